@@ -1,4 +1,4 @@
-"""Run clients, suites and coding agents which others wrote against this server, and tell what works.
+"""Run third-party clients, test suites and coding agents against this server, and report what works.
 
 Each is installed from PyPI or npm into a folder of its own below the work folder, on first use, and runs by the lines
 of docs/clients.md where that page has some. Most talk to the scripted model, which does what their prompts say; suites
@@ -49,7 +49,7 @@ SETTINGS = {
         "GENAI_MAX_QUEUE_TOKENS": "2000000",
         "GENAI_MAX_BODY_BYTES": "16000000",
     },
-    # Tests of other servers name models of theirs.
+    # Tests of other servers name their own models.
     Model.DEMO: {"GENAI_MODEL_DIR": str(DEMO), "GENAI_MODEL_ALIASES": "*=onnx-genai"},
     Model.POOLED: {"GENAI_MODELS": f"vectors={DEMO}-embeddings,scores={DEMO}-reranker"},
 }

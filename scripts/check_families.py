@@ -1,8 +1,8 @@
 """Build small random-weight models of the architectures that users name, and check which of them run batched.
 
-Each must answer on the batched runner as a fresh `og.Generator` does that is fed one prompt whole: fp32 token for
-token, int4 within the rounding that the library itself shows. What does not fit must be refused with its reason. Run it
-with the interpreter of `.venv`; it takes some minutes.
+On the batched runner, each must give the answers of a new `og.Generator` that reads the prompt at once: fp32 token for
+token, int4 within the rounding that the library itself shows. A model that does not fit must be refused with a reason.
+Run it with the interpreter of `.venv`; it takes some minutes.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
 
+from _models.driven import Driven
 from _models.engine_spec import engine_spec
 from _models.environment import REPOSITORY, prepare, python
 from _models.equality import SITUATIONS, STEPS, Batch, Reference, Tally, prompt
@@ -76,7 +77,7 @@ def check_all(names: list[str], work: Path) -> tuple[list[str], bool]:
 
 
 def check(name: str, precision: str, work: Path) -> list[Result]:
-    """Build one model and look at it in a process of its own, whose crash is a result too."""
+    """Build one model and check it in a separate process, whose crash is also a result."""
     directory, complaint = build(name, precision, work)
     results = []
     if complaint:
@@ -84,19 +85,19 @@ def check(name: str, precision: str, work: Path) -> list[Result]:
     if directory is not None:
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
             try:
-                results += pool.submit(look, directory, precision, mended=bool(complaint)).result()
-            except Exception as error:  # whatever it is, the other families shall be checked
+                results += pool.submit(look, directory, precision, patched=bool(complaint)).result()
+            except Exception as error:  # the other families must still be checked
                 results.append(Result(False, f"fails: {type(error).__name__}: {str(error)[:300]}"))
     return results
 
 
 def build(name: str, precision: str, work: Path) -> tuple[Path | None, str]:
-    """The model directory, if it can be built, and the builder's complaint, if it had to be mended for that."""
+    """The model directory, if it can be built, and the builder's complaint, if it had to be patched for that."""
     source, complaint = work / f"{name}-source", ""
     if not source.exists():
         subprocess.run([python(), "-m", "_models.families", name, source], check=True, env=_environment())
-    for builder in ("onnxruntime_genai.models.builder", "_models.mended_builder"):
-        target = work / f"{name}-{precision}{'-mended' if complaint else ''}"
+    for builder in ("onnxruntime_genai.models.builder", "_models.patched_builder"):
+        target = work / f"{name}-{precision}{'-patched' if complaint else ''}"
         failed = run_builder(builder, FAMILIES[name], (source, target), precision)
         if not failed:
             return target, complaint
@@ -105,7 +106,7 @@ def build(name: str, precision: str, work: Path) -> tuple[Path | None, str]:
 
 
 def run_builder(builder: str, family: Family, way: tuple[Path, Path], precision: str) -> str:
-    """Run it unless its work is there already; returns the last line of its log if it fails."""
+    """Run a command unless its output already exists; returns the last line of its log if it fails."""
     source, target = way
     if (target / "genai_config.json").exists():
         return ""
@@ -121,9 +122,9 @@ def _environment() -> dict[str, str]:
     return {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(Path(__file__).parent)}
 
 
-def look(directory: Path, precision: str, *, mended: bool) -> list[Result]:
+def look(directory: Path, precision: str, *, patched: bool) -> list[Result]:
     """Check a model directory as an engine would load it; if it is refused for its length, with a shorter one too."""
-    note = ", built with the builder mended" if mended else ""
+    note = ", built with the patched builder" if patched else ""
     reference = Reference(directory, MAX_LENGTH)
     try:
         return [compare(directory, precision, reference, note)]
@@ -149,7 +150,7 @@ def compare(directory: Path, precision: str, reference: Reference, note: str) ->
     tally, details = Tally(), []
     for situation in SITUATIONS:
         runner = load_batched(engine_spec(directory, SLOTS, reference.max_length), directory, reference.runner.model)
-        batch = Batch(runner, reference)
+        batch = Batch(Driven(runner), reference)
         situation(batch, longest)
         details.append(f"    {situation.__name__}: {batch.tally}")
         tally += batch.tally

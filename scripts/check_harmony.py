@@ -1,4 +1,4 @@
-"""Compare how gpt-oss's messages are read here with how OpenAI's library reads them, on messages at random.
+"""Compare this server's parser of gpt-oss's messages with OpenAI's library, on random messages.
 
 It needs the package openai-harmony and, in the folder VOCABULARY, the file o200k_base.tiktoken, which that library
 would fetch. Ends with status 1 where the two differ.

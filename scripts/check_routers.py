@@ -1,10 +1,10 @@
-"""Puts routers that others wrote before two servers with the demo model, and measures what they do.
+"""Puts third-party routers in front of two servers with the demo model, and measures them.
 
 usage: .venv/bin/python scripts/check_routers.py [ROUTER]... [--work FOLDER] [--quick]
 
 Each router is installed from PyPI into an environment of its own below FOLDER. OpenAI's client asks through it, plainly
 and as a stream. Conversations with shared system prompts show what each policy finds in the prefix caches. Then one
-server is told to stop while clients ask, and at last killed.
+server is asked to stop under load, and finally killed.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Router:
 
     package: str
     command: tuple[str, ...]
-    # What it calls its policies.
+    # Its names of the policies.
     cache_aware: str = "cache_aware"
     round_robin: str = "round_robin"
 
@@ -90,7 +90,7 @@ class Overhead:
 
 @dataclass
 class Found:
-    """What was seen of one router."""
+    """The measurements of one router."""
 
     version: str
     overhead: Overhead
@@ -103,7 +103,7 @@ class Found:
 
 @contextmanager
 def routed(router: Router, folder: Path, workers: Sequence[str], policy: str) -> Iterator[tuple[str, int]]:
-    """Run a router before some servers; gives its URL and process once it answers for the model."""
+    """Run a router in front of some servers; yields its URL and process once it answers for the model."""
     port = free_port()
     url = f"http://{HOST}:{port}"
 
@@ -147,8 +147,8 @@ def check_answers(url: str) -> None:
 def overhead(url: str, pid: int, direct: str, rounds: int) -> Overhead:
     """What a router adds to a request and to each token.
 
-    Each round asks both, so that a machine's other work concerns both alike; the medians of rounds are compared. The
-    router's processor time is free of that work.
+    Each round measures both, so that other load affects both alike; the medians of rounds are compared. The router's
+    processor time is independent of other load.
     """
     requests: dict[str, list[float]] = {url: [], direct: []}
     tokens: dict[str, list[float]] = {url: [], direct: []}
@@ -170,13 +170,13 @@ def overhead(url: str, pid: int, direct: str, rounds: int) -> Overhead:
 
 
 def processor_seconds(pid: int) -> float:
-    """What a process and its children have used."""
+    """The processor time of a process and its children."""
     process = psutil.Process(pid)
     return sum(sum(each.cpu_times()[:2]) for each in (process, *process.children(recursive=True)))
 
 
 def _seconds(client: httpx.Client, url: str, tokens: int) -> float:
-    """That a stream of so many tokens takes. A seed keeps drafts from shortening it."""
+    """Seconds that a stream of this number of tokens takes. A seed keeps drafts from shortening it."""
     body = {"model": _MODEL, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": tokens, "stream": True}
     began = time.perf_counter()
     more = {"ignore_eos": True, "temperature": 1, "seed": 1}
@@ -199,7 +199,7 @@ def cached_tokens(servers: Sequence[Server]) -> tuple[float, float]:
 
 
 def converse(url: str, num_conversations: int, num_turns: int, seed: int) -> None:
-    """Conversations by turns, beside each other, with one of a few system prompts each: the same ones for a seed."""
+    """Concurrent conversations by turns, each with one of a few system prompts: the same ones for a seed."""
     chance = random.Random(seed)
     words = ["red", "blue", "one", "two", "sun", "moon", "sea", "land", "old", "new", "day", "night"]
     systems = [" ".join(chance.choices(words, k=200)) for _ in range(max(2, num_conversations // 4))]
@@ -253,7 +253,7 @@ def ask_through(url: str, act: Callable[[], None], seconds: float) -> Counter[st
 
 
 def install(router: Router, folder: Path) -> Path:
-    """Install a router, unless that is done; gives the folder of its commands. Raises PeerUnavailable."""
+    """Install a router if necessary; returns the folder of its commands. Raises PeerUnavailable."""
     folder.mkdir(parents=True, exist_ok=True)
     uv = shutil.which("uv", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     Environment(folder).install([router.package], uv=Path(uv) if uv else None, seconds=_SECONDS_TO_INSTALL)
@@ -296,19 +296,19 @@ def check(name: str, work: Path, *, quick: bool, only_overhead: bool) -> Found:
 def shown(ended: Counter[str]) -> str:
     """How requests ended, in words."""
     failed = {how: number for how, number in sorted(ended.items()) if how != "answered"}
-    told = ", ".join(f"{number} {how}" for how, number in failed.items()) or "none failed"
-    return f"{ended['answered']} answered, {told}"
+    failures = ", ".join(f"{number} {how}" for how, number in failed.items()) or "none failed"
+    return f"{ended['answered']} answered, {failures}"
 
 
 def cells(router: Router, found: Found) -> list[str]:
-    """The figures, as the table has them."""
+    """The figures in the form of the table."""
     added = found.overhead
-    told = [f"{added.request * 1e3:.1f}", f"{added.token * 1e6:.0f}"]
-    told += [f"{added.request_processor * 1e6:.0f}", f"{added.token_processor * 1e6:.0f}"]
+    cells = [f"{added.request * 1e3:.1f}", f"{added.token * 1e6:.0f}"]
+    cells += [f"{added.request_processor * 1e6:.0f}", f"{added.token_processor * 1e6:.0f}"]
     if found.hits:
-        told += [f"{found.hits[policy]:.0%}" for policy in (router.round_robin, router.cache_aware)]
-        told += [shown(found.drained), shown(found.killed)]
-    return told
+        cells += [f"{found.hits[policy]:.0%}" for policy in (router.round_robin, router.cache_aware)]
+        cells += [shown(found.drained), shown(found.killed)]
+    return cells
 
 
 def main() -> None:

@@ -1,8 +1,8 @@
-"""Draw answers that small schemas at random allow, and say which of them break their schema.
+"""Draw answers that small random schemas allow, and report which of them break their schema.
 
 Each schema goes through the functions with which the server checks and follows it; its answers are drawn at random over
-bytes and over the demo model's tokens. What is found is told with the number that shows it again. Ends with status 1
-when an answer breaks its schema, or a schema ends the process that follows it.
+bytes and over the demo model's tokens. Findings are reported with the number that reproduces them. Exits with status 1
+if an answer breaks its schema, or a schema ends the process that follows it.
 
 With `--files`, schemas are those of a folder, such as `data` of https://github.com/guidance-ai/jsonschemabench. With
 `--best-effort` they are not strict: answers must fit what is left of them.
@@ -23,7 +23,7 @@ from _schemas.served import serve_all
 from _schemas.source import Source, sampled_files
 from _schemas.workers import Findings, check_all
 
-_MOST_SHOWN = 20
+_MAX_SHOWN = 20
 
 
 def main() -> None:
@@ -63,9 +63,9 @@ def main() -> None:
     for keyword, number in found.left_out.most_common(arguments.refusals):
         print(f"{number:6} × without {keyword}")
     again = f"scripts/check_schemas.py --seed {arguments.seed} --only"
-    for number, what in sorted(found.broken)[:_MOST_SHOWN]:
+    for number, what in sorted(found.broken)[:_MAX_SHOWN]:
         print(f"BROKEN: {what}\n  again: {again} {number}")
-    for number in found.died[:_MOST_SHOWN]:
+    for number in found.died[:_MAX_SHOWN]:
         print(f"DIED: the process that followed a schema\n  again: {again} {number}")
     sys.exit(bool(found.broken or found.died))
 
@@ -81,7 +81,7 @@ def report(found: Findings) -> list[list[str]]:
         ["answers", f"{found.answers}"],
         ["answers that break their schema", f"{len(found.broken)}"],
         ["schemas of such answers", f"{len({number for number, _ in found.broken})}"],
-        ["answers that nobody can judge", f"{found.unjudged}"],
+        ["answers that no validator can judge", f"{found.unjudged}"],
         ["walks without an end", f"{found.unended}"],
         ["processes that died", f"{len(found.died)}"],
         ["slowest schema", f"{found.slowest:.1f} s"],

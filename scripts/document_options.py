@@ -1,4 +1,4 @@
-"""Write docs/from-triton.md anew from the option tables (run it with .venv/bin/python)."""
+"""Regenerate docs/from-triton.md from the option tables (run it with .venv/bin/python)."""
 
 from pathlib import Path
 
@@ -19,17 +19,17 @@ OPENVINO = "tests/engine/test_openvino.py"
 OPERATORS = "tests/engine/test_custom_operators.py"
 REACHES = {Reach.BOTH: "both", Reach.GENERATOR: "onnxruntime-genai's model", Reach.BATCHED: "the batched session"}
 
-# Triton's name, ours and the tests that show it, of what has a row in the table of session options.
+# Tests of the rows in the table of session options.
 FIELD = f"`{LIBRARIES}::test_an_option_is_a_field_of_the_batched_session`"
-OVERLAY = "`::test_an_option_is_laid_over_the_configuration_of_onnxruntime_genai`"
+OVERLAY = "`::test_option_is_added_to_the_overlay_of_onnxruntime_genai`"
 ANSWERS = "`tests/engine/runners/test_choose.py::test_a_model_answers_with_options_as_without`"
-# Options of a session whose effect a test shows; of the others it shows that they are taken.
+# Options of a session whose effect a test shows; for the others tests show only that they are accepted.
 EFFECT_SHOWN = {
     *(session.THREADS, "inter_op_num_threads", session.MODE, session.LEVEL, "level", session.POOL, session.LIBRARIES),
     "session.disable_cpu_ep_fallback",
 }
 SESSION_TESTS = {
-    session.THREADS: f"{FIELD}, {OVERLAY}, `::test_onnxruntime_genai_takes_the_whole_overlay_and_as_many_threads`",
+    session.THREADS: f"{FIELD}, {OVERLAY}, `::test_onnxruntime_genai_accepts_the_overlay_and_its_threads`",
     "inter_op_num_threads": f"{FIELD}, {OVERLAY}",
     session.MODE: f"{FIELD}, `::test_parallel_execution_has_threads_of_its_own`",
     session.LEVEL: f"{FIELD}, {OVERLAY}, `::test_a_level_of_optimization_leaves_its_graph`",
@@ -38,15 +38,15 @@ SESSION_TESTS = {
     session.POOL: f"{FIELD}, `tests/engine/runners/test_choose.py::test_a_global_pool_is_shared_by_all_sessions`",
     session.SHRINKAGE: f"`{LIBRARIES}::test_arena_shrinkage_is_an_option_of_every_pass`, {ANSWERS}",
 }
-CHECKED = f"`{DEVICE}::test_each_option_of_a_session_is_taken_under_its_names_and_its_value_checked`"
+CHECKED = f"`{DEVICE}::test_each_session_option_is_accepted_and_checked`"
 OPENS = f"{CHECKED}, `{LIBRARIES}::test_both_runtimes_open_a_model_with_an_entry`"
-# Entries whose test is another one.
+# Entries with other tests.
 REFUSING = {
     "session.disable_cpu_ep_fallback": f"{CHECKED}, `{LIBRARIES}::"
     "test_nodes_that_would_be_left_to_the_cpu_can_be_refused`",
     **dict.fromkeys(
         (f"session.moe_expert_counter_{name}" for name in ("alpha", "beta", "state_file")),
-        f"{CHECKED}, `{LIBRARIES}::test_options_of_counted_experts_are_refused_where_none_are_counted`",
+        f"{CHECKED}, `{LIBRARIES}::test_expert_options_are_refused_without_expert_counting`",
     ),
     "session.use_device_allocator_for_initializers": f"`{LIBRARIES}::test_an_entry_is_added_to_both_sessions`, "
     f"{ANSWERS}",
@@ -72,7 +72,7 @@ Runtime's 3, `ORT_ENABLE_LAYOUT`, is refused: onnxruntime-genai has no name for 
 On a GPU, TensorRT and some other options reach only the batched session, which needs two more settings. `import-triton`
 writes them: `scheduler = "batched"`, and `kv_cache_bytes`, whose value is a guess that an operator should look at.
 OpenVINO comes from a package, which it names. What it makes of each example of Triton's documentation passes the checks
-of `serve`: `tests/test_from_triton.py::test_serve_takes_what_is_made_of_an_example_of_tritons_documentation`.
+of `serve`: `tests/test_from_triton.py::test_serve_accepts_translated_examples_of_tritons_documents`.
 
 An engine has two copies of ONNX Runtime: onnxruntime-genai's model, and the session of the batch. They share no thread
 pool, and not every option exists for both. An option that does not reach the runner of the requests is refused: before
@@ -80,9 +80,9 @@ an engine starts if the settings alone determine the runner, otherwise when the 
 shows the runner (`batching`) and the reason.
 
 No GPU or other accelerator was at hand when this was written. For every option of a provider the tests show that its
-name is known, that its value is checked, and what the libraries are told. They do not show what the provider makes of
-it. OpenVINO was tried on a CPU, with onnxruntime-ep-openvino 1.8.1, which accepts unknown options silently. Its tests
-are skipped if that package is not installed, or finds no device.
+name is known, that its value is checked, and what is passed to the libraries. They do not show what the provider
+makes of it. OpenVINO was tried on a CPU, with onnxruntime-ep-openvino 1.8.1, which accepts unknown options silently.
+Its tests are skipped if that package is not installed, or finds no device.
 
 ## On a GPU
 
@@ -94,14 +94,14 @@ Nothing here has run on a GPU, and nothing is measured. This is built:
   device's memory, are bound there and are moved there between slots; what is free of that memory is not known, so the
   setting must be given. The weights are there twice, for onnxruntime-genai's model is loaded, too. Shown on the CPU,
   with the same class bit for bit:
-  `tests/engine/runners/test_device_buffers.py::test_a_batch_on_them_answers_bit_for_bit_as_on_the_cpus`; on CUDA
-  `::test_a_batch_on_cuda_answers_as_one_whose_buffers_are_the_cpus`, which skips without one and says so.
+  `tests/engine/runners/test_device_buffers.py::test_batch_on_device_buffers_equals_the_cpus_bit_for_bit`; on CUDA
+  `::test_batch_on_cuda_answers_as_on_the_cpu`, which skips without one and says so.
 - In such a batch the 64 best tokens of each row are chosen on the device, and only they leave it unless a request in
   the step needs more. They are enough for greedy answers, and for sampled ones with `top_k` from 1 to 64. Answers
   without `top_k`, and those with penalties, biases, a grammar, log probabilities or `min_tokens` have the logits of all
   tokens come for the pass. Shown on the CPU:
   `tests/engine/runners/test_device_buffers.py::test_the_best_are_those_of_all_in_any_order_of_passes`,
-  `::test_a_token_is_the_same_whether_chosen_from_the_best_or_from_all`; on CUDA
+  `::test_token_chosen_from_the_best_equals_one_from_all`; on CUDA
   `::test_the_best_on_cuda_are_those_of_all`, which skips likewise.
 - CUDA graphs (`enable_cuda_graph`) are onnxruntime-genai's own, on its model; the warm-up before `/readyz` runs the
   passes that they are captured in. In a batch they are refused, and so is TensorRT's `trt_cuda_graph_enable`, which
@@ -116,7 +116,7 @@ Nothing here has run on a GPU, and nothing is measured. This is built:
   refused with the library's reason. Without paged attention the library forms batches of at most four that no further
   request joins. Only this runs on a CPU, and was tried there. What it does on GPUs only was tried with a fake of the
   library: `tests/engine/runners/test_og_engine.py::test_answers_side_by_side_are_those_of_generators`,
-  `::test_who_comes_later_joins_and_no_token_is_held_back`,
+  `::test_later_request_joins_and_no_token_is_held_back`,
   `tests/test_library_batch.py::test_many_clients_are_answered`.
 
 ## Session options
@@ -138,11 +138,11 @@ BACKEND_ROWS = f"""
 | Triton's command line | here | test |
 |---|---|---|
 | `{BACKEND},enable-global-threadpool` | `global_thread_pool` in `[session]` | \
-`{TRITON}::test_beside_a_global_pool_the_models_own_threads_do_not_count` |
+`{TRITON}::test_global_pool_overrides_the_models_threads` |
 | `{BACKEND},intra_op_thread_count` | `intra_op_num_threads` in `[session]`, the pool's size | \
-`{TRITON}::test_beside_a_global_pool_the_models_own_threads_do_not_count` |
+`{TRITON}::test_global_pool_overrides_the_models_threads` |
 | `{BACKEND},inter_op_thread_count` | `inter_op_num_threads` in `[session]`, likewise | \
-`{TRITON}::test_beside_a_global_pool_the_models_own_threads_do_not_count` |
+`{TRITON}::test_global_pool_overrides_the_models_threads` |
 | `{BACKEND},default-max-batch-size` | the setting `max_batch_size`, 16 by default | \
 `{TRITON}::test_a_batch_size_is_the_models_or_the_backends` |
 
@@ -156,16 +156,16 @@ BACKEND_ROWS = f"""
 `{TRITON}::test_devices_come_from_the_instance_groups` |
 | `model_operations.op_library_filename` | `custom_op_libraries` in `[session]`, paths from the model directory or \
 from here; onnxruntime-genai's model takes one, in the model directory or below the working directory | \
-`{OPERATORS}::test_a_relative_path_is_the_models_and_both_runtimes_load_the_library`, \
-`::test_without_the_library_the_refusal_says_which_option_names_it`, `::test_a_server_answers_with_it`, \
+`{OPERATORS}::test_operator_library_of_the_model_works_in_both_runtimes`, \
+`::test_missing_operator_library_is_refused_with_the_option`, `::test_a_server_answers_with_it`, \
 `{LIBRARIES}::test_a_library_of_operators_that_does_not_load_is_named`, \
-`::test_two_libraries_of_operators_are_one_too_many_for_onnxruntime_genai` |
+`::test_second_operator_library_is_refused_for_genai` |
 | `optimization.execution_accelerators` | `providers` of a device, in their order | \
 `{TRITON}::test_an_option_of_tensorrt_and_cuda_behind_it`, `{LIBRARIES}::\
-test_providers_are_told_in_their_order_with_their_options` |
+test_providers_are_appended_in_order_with_their_options` |
 | `model_warmup` | nothing to say: an engine warms up before it is ready | \
 `tests/engine/runners/test_warm_up.py::test_a_chunk_is_read_and_tokens_are_decoded` |
-| all others | left out, and named above the translation | `{TRITON}::test_what_has_no_place_is_named` |
+| all others | left out, and named above the translation | `{TRITON}::test_untranslatable_section_is_named` |
 
 ## Providers
 
@@ -176,7 +176,7 @@ tried on a CPU; how fast it is there was not measured.
 |---|---|---|---|
 """
 
-PROVIDER_TEST = f"`{DEVICE}::test_each_option_of_a_provider_is_taken_under_its_names_and_its_value_checked`"
+PROVIDER_TEST = f"`{DEVICE}::test_each_provider_option_is_accepted_and_checked`"
 # Above the table of a provider's options.
 UNCHECKED = {
     "openvino": "Not checked: what an option does. For some of them a test opens a session.",
@@ -190,14 +190,14 @@ OPENED = {
 
 
 def code(*names: str) -> str:
-    """Names as the document writes them."""
+    """Names in the document's form."""
     return ", ".join(f"`{name}`" for name in names)
 
 
 def session_row(row: Row) -> str:
     """A row of the session options' table."""
     tests = SESSION_TESTS.get(row.name) or REFUSING.get(row.name, OPENS)
-    if row.means:  # a name of Triton's alone
+    if row.means:  # only Triton has this name
         (name,) = {option for options in row.means.values() for option in options}
         values = ", ".join(f"{key}: {options[name]}" for key, options in row.means.items())
         values += ", any other number: all" if row.name == "level" else ""
@@ -239,7 +239,7 @@ def render() -> str:
     lines.append(BACKEND_ROWS.rstrip("\n"))
     for known in PROVIDERS.values():
         genai = f"`{known.genai}`" if known.genai else "none: only the batched session has it"
-        test = f"`{LIBRARIES}::test_onnxruntime_genai_is_told_its_own_name_of_a_provider`"
+        test = f"`{LIBRARIES}::test_onnxruntime_genai_gets_its_own_name_of_a_provider`"
         if known.genai is None:
             test = f"`{DEVICE}::test_an_option_that_does_not_reach_a_runner_is_found`"
         if known.name == "openvino":
@@ -248,8 +248,8 @@ def render() -> str:
     lines.append(
         "| any other name, with `library` or `package` in `[provider.NAME]` | the same | the same | "
         f"`{DEVICE}::test_a_provider_from_outside_takes_any_option`, "
-        f"`{LIBRARIES}::test_a_library_that_is_no_provider_is_refused`; one of a package that loads: "
-        f"`{OPENVINO}::test_the_shares_of_both_providers_are_told` |"
+        f"`{LIBRARIES}::test_library_without_a_provider_is_refused`; one of a package that loads: "
+        f"`{OPENVINO}::test_shares_of_both_providers_are_reported` |"
     )
     for known in PROVIDERS.values():
         if known.rows:

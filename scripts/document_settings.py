@@ -1,4 +1,4 @@
-"""Write the table of docs/settings.md and .env.example anew from the code (run it with .venv/bin/python)."""
+"""Regenerate the table of docs/settings.md and .env.example from the code (run it with .venv/bin/python)."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ ROOT = Path(__file__).parent.parent
 
 
 def shown(default: object) -> str:
-    """A default as the documents write it."""
+    """A default in the documents' form."""
     if default is None:
         return ""
     return str(default).lower() if isinstance(default, bool) else str(default)

@@ -1,4 +1,4 @@
-"""Ask a demo model directory what it should be able to do, greedily, and print the share of right answers.
+"""Ask a demo model directory what it should be able to answer, greedily, and print the share of right answers.
 
 The questions are phrased apart from the training text; that is checked first. Ends with status 1 when
 capitals, counting or tool calls stay below 90 %.

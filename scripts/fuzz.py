@@ -1,9 +1,9 @@
-"""Send a server what no client should, to all of its POST endpoints, and say which of its promises it has kept.
+"""Send hostile requests to all of a server's POST endpoints, and report which of its promises it has kept.
 
 Valid bodies with their values, bytes and framing changed, and long lists of small wrong things, go to the scripted
 runner: no answer may be a 500, take more than a second, or make the server hold more memory or files, and /healthz must
-answer all the while. What is found is told with the numbers that send it again.
-Linux only; ends with status 1 when a promise is broken.
+answer all the time. Findings are reported with the numbers that reproduce them.
+Linux only; exits with status 1 if a promise is broken.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ SETTINGS = {
     "GENAI_DEVICE": "scripted",
     # By the files of the two last ones, their engines give vectors and scores.
     "GENAI_MODELS": "onnx-genai=models/demo,vectors=models/demo-embeddings,scores=models/demo-reranker",
-    "GENAI_MAX_LENGTH": "1000",  # an answer of 2,000 tokens along a grammar takes 0.8 s by itself
-    "GENAI_RESPONSE_STORE_BYTES": "1000000",  # full soon, so that what it keeps is no growth
-    "HF_HUB_OFFLINE": "1",  # a pull is refused before anything is asked of a hub
+    "GENAI_MAX_LENGTH": "1000",  # an answer of 2,000 tokens along a grammar takes 0.8 s alone
+    "GENAI_RESPONSE_STORE_BYTES": "1000000",  # soon full, so that its contents do not count as growth
+    "HF_HUB_OFFLINE": "1",  # a pull is refused before any request to a hub
 }
 # Of memory. The caches and the heap of the API process are full after a thousand attempts, and it is level from there
 # on; a shorter run compares what is still filling.
-_MOST_GROWTH = 0.10
-_MOST_GROWTH_WHILE_FILLING = 0.25
+_MAX_GROWTH = 0.10
+_MAX_GROWTH_WHILE_FILLING = 0.25
 _LONG = 2_500
-_MOST_SHOWN = 20
-_MOST_PRINTED = 100_000
+_MAX_SHOWN = 20
+_MAX_PRINTED = 100_000
 
 
 def main() -> None:
@@ -45,7 +45,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=int(time.time()))
     parser.add_argument("--workers", type=int, default=2, help="API processes (2)")
     parser.add_argument("--only", type=int, metavar="NUMBER", help="this attempt of the seed, and show what it sends")
-    growth_help = f"of memory that is allowed ({_MOST_GROWTH}, below {_LONG} attempts {_MOST_GROWTH_WHILE_FILLING})"
+    growth_help = f"of memory that is allowed ({_MAX_GROWTH}, below {_LONG} attempts {_MAX_GROWTH_WHILE_FILLING})"
     parser.add_argument("--growth", type=float, help=growth_help)
     parser.add_argument("--markdown", action="store_true", help="print the tables as a document has them")
     arguments = parser.parse_args()
@@ -55,13 +55,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, run_server(Path(folder), settings | stored(folder)) as server:
         asked = targets(server)
         if arguments.only is not None:
-            print(f"{attempt(arguments.seed, arguments.only, asked.paths, asked.places)}"[:_MOST_PRINTED])
+            print(f"{attempt(arguments.seed, arguments.only, asked.paths, asked.places)}"[:_MAX_PRINTED])
         with pulse(server.port) as beats:
             found = asyncio.run(Fuzzer(server, arguments.seed, asked, beats).run(numbers))
         tracebacks = (Path(folder) / "server.log").read_text(errors="replace").count("Traceback")
     allowed = arguments.growth
     if allowed is None:
-        allowed = _MOST_GROWTH if arguments.count >= _LONG else _MOST_GROWTH_WHILE_FILLING
+        allowed = _MAX_GROWTH if arguments.count >= _LONG else _MAX_GROWTH_WHILE_FILLING
     broken = complaints(found, allowed, arguments)
     print(table(report(found), markdown=arguments.markdown), end="\n\n")
     seconds = time.monotonic() - started
@@ -69,7 +69,7 @@ def main() -> None:
     for name, course in courses(found):
         tenths = [course[(len(course) - 1) * tenth // 10].own for tenth in range(11)]
         print(f"{name}, its own MB every tenth of the time: {', '.join(f'{size / 1e6:.1f}' for size in tenths)}")
-    for complaint in broken[:_MOST_SHOWN]:
+    for complaint in broken[:_MAX_SHOWN]:
         print(f"BROKEN: {complaint}")
     print(f"broken promises: {len(broken) or 'none'}")
     sys.exit(bool(broken))
@@ -81,7 +81,7 @@ def stored(folder: str) -> dict[str, str]:
 
 
 def complaints(found: Findings, max_growth: float, arguments: argparse.Namespace) -> list[str]:
-    """All that is wrong, with how to see it again."""
+    """All failures, with the commands that reproduce them."""
     again = f"again: scripts/fuzz --seed {arguments.seed} --only"
     broken = [f"{what}\n  {again} {number}" for number, what in sorted(found.failures)]
     if found.restarts:
@@ -112,7 +112,7 @@ def report(found: Findings) -> list[list[str]]:
 
 
 def courses(found: Findings) -> list[tuple[str, list[Footprint]]]:
-    """What each process held all the while."""
+    """The footprint of each process over time."""
     return [("API processes", found.api), ("engines", found.engines)]
 
 

@@ -1,8 +1,8 @@
-"""Send a server schemas, regular expressions, grammars and tools at the edges of what a compiler can hold.
+"""Send a server schemas, regular expressions, grammars and tools at the limits of a compiler.
 
 Half of them go to the scripted runner, half to the demo model, whose engine compiles what has passed and follows it for
-a few tokens. No answer may be a 5xx or missing, and server and engines must be the same processes at the end. What is
-found is told with the numbers that send it again. Ends with status 1 when a promise is broken.
+a few tokens. No answer may be a 5xx or missing, and server and engines must be the same processes at the end. Findings
+are reported with the numbers that reproduce them. Exits with status 1 if a promise is broken.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from _models.table import table
 _PATH = "/v1/chat/completions"
 _SETTINGS = {"scripted": {"GENAI_DEVICE": "scripted"}, "demo": {"GENAI_MODEL_DIR": str(DEMO)}}
 _TOKENS = 6
-_MOST_SHOWN = 20
+_MAX_SHOWN = 20
 _CHECKS = re.compile(r'^genai:grammar_checks_total\{result="(\w+)"\} (\S+)', re.MULTILINE)
 
 
 @dataclass
 class Findings:
-    """What came of the attempts at one server."""
+    """The results of the attempts at one server."""
 
     statuses: Counter[int] = field(default_factory=Counter)
     codes: Counter[str] = field(default_factory=Counter)
@@ -67,14 +67,14 @@ def main() -> None:
         found[name], complaints = try_server(name, arguments.seed, some, arguments.clients)
         broken += complaints
     print(table(report(found), markdown=arguments.markdown), end="\n\n")
-    for complaint in broken[:_MOST_SHOWN]:
+    for complaint in broken[:_MAX_SHOWN]:
         print(f"BROKEN: {complaint}")
     print(f"seed {arguments.seed}; broken promises: {len(broken) or 'none'}")
     sys.exit(bool(broken))
 
 
 def try_server(name: str, seed: int, numbers: range, clients: int) -> tuple[Findings, list[str]]:
-    """What came of it, and what is wrong."""
+    """The result of an attempt, and what is wrong with it."""
     with tempfile.TemporaryDirectory() as folder, run_server(Path(folder), _SETTINGS[name]) as server:
         before = _processes(server)
         found = asyncio.run(_try_all(server, seed, numbers, clients))

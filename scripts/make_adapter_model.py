@@ -44,7 +44,7 @@ def has_path(node: onnx.NodeProto) -> bool:
 
 
 def inputs_of(node: str) -> tuple[str, str]:
-    """What the two small matrices beside a large one are called."""
+    """The names of the two small matrices next to a large one."""
     path = node.strip("/").rpartition("/")[0].replace("/", ".")
     return f"{path}.lora_A.weight", f"{path}.lora_B.weight"
 

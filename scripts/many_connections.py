@@ -1,7 +1,7 @@
-"""Open many connections to a server, each with a request, and see that all are answered or refused with a reason.
+"""Open many connections to a server, each with a request, and check that all are answered or refused with a reason.
 
-More than the queue takes; the rest must be refused at once. /healthz is asked all the while. Linux only; ends with
-status 1 when a promise is broken.
+There are more than the queue takes; the rest must be refused at once. /healthz is polled all the time. Linux only;
+exits with status 1 if a promise is broken.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from _load.connecting import Connections, Seen
 from _load.server import DEMO, run_server
 from _models.table import table
 
-from genai_server.bench.statistics import percentile
+from genai_server.tools.bench.statistics import percentile
 
 _SPARE_HANDLES = 100
 
@@ -30,10 +30,10 @@ def main() -> None:
     parser.add_argument("--health-limit", type=float, default=0.05, help="seconds, of the 99th percentile (0.05)")
     parser.add_argument("--markdown", action="store_true", help="print the table as a document has it")
     arguments = parser.parse_args()
-    # What is opened in the last seconds is refused, and open until the server closes idle connections.
+    # Connections of the last seconds are refused, and stay open until the server closes idle ones.
     settings = {"GENAI_MODEL_DIR": str(DEMO), "GENAI_MAX_QUEUE": str(arguments.connections * 4 // 5)}
     with tempfile.TemporaryDirectory() as folder, run_server(Path(folder), settings) as server:
-        # For this process only: the server takes care of itself.
+        # Only for this process: the server raises its own limit.
         make_room(arguments.connections)
         gc.disable()
         seen = asyncio.run(Connections(server, arguments.connections, arguments.rate).run())
@@ -46,7 +46,7 @@ def main() -> None:
 
 
 def make_room(connections: int) -> None:
-    """Let this process open so many files. Ends it where the operator's limit forbids."""
+    """Allow this process to open this number of files. Exits if the system's limit is lower."""
     needed = connections + _SPARE_HANDLES
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard != resource.RLIM_INFINITY and hard < needed:
@@ -56,10 +56,10 @@ def make_room(connections: int) -> None:
 
 
 def complaints(seen: Seen, connections: int, health_limit: float) -> list[str]:
-    """All that is wrong."""
+    """All failures."""
     broken = list(seen.broken)
-    if seen.most_open < connections:
-        broken.append(f"only {seen.most_open} of {connections} connections were open at once")
+    if seen.max_open < connections:
+        broken.append(f"only {seen.max_open} of {connections} connections were open at once")
     if seen.health_failed:
         broken.append(f"/healthz failed {seen.health_failed} times")
     if (slow := percentile(seen.health, 99)) is None or slow > health_limit:
@@ -69,7 +69,7 @@ def complaints(seen: Seen, connections: int, health_limit: float) -> list[str]:
 
 def report(seen: Seen, connections: int) -> list[list[str]]:
     """Figures."""
-    rows = [["what", "figure"], ["connections", f"{connections}"], ["open at once, at the server", f"{seen.most_open}"]]
+    rows = [["what", "figure"], ["connections", f"{connections}"], ["open at once, at the server", f"{seen.max_open}"]]
     rows += [[end, f"{number}"] for end, number in seen.ends.most_common()]
     rows.append(["opened within", f"{seen.seconds_to_open:.1f} s"])
     rows.append(["answered within", f"{seen.seconds_to_answer:.1f} s"])

@@ -1,9 +1,9 @@
-"""Measure how soon a client's leaving frees its place: the time from closing the socket until GET /v1/requests, asked
-again and again, does not have the request any more.
+"""Measure how soon a disconnected client's slot is freed: the time from closing the socket until the request is no
+longer in GET /v1/requests, which is polled.
 
-Run it against a server that nobody else uses, from its own machine, with `GENAI_MAX_BATCH_SIZE=4` and a model that
-takes its time (scripts/make_bench_model.py). Beside each request others run: as many as there are places while it
-waits, one in the other phases.
+Run it against an otherwise idle server, on the same machine, with `GENAI_MAX_BATCH_SIZE=4` and a slow model
+(scripts/make_bench_model.py). Other requests run at the same time: as many as there are slots while the request waits,
+one in the other phases.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ WORDS = ("time", "year", "people", "way", "day", "man", "thing", "woman", "life"
 
 
 class Server:
-    """The server at a URL, over connections of our own: a request's is closed in the middle of it."""
+    """The server at a URL, over separate connections, which are closed mid-request."""
 
     def __init__(self, url: str) -> None:
         self._host = urlsplit(url).netloc
@@ -66,7 +66,7 @@ class Server:
         return connection
 
     def wait(self, condition: Callable[[dict[str, str]], bool]) -> None:
-        """Until it holds of the requests."""
+        """Wait until a condition holds for the requests."""
         end = time.monotonic() + PATIENCE
         while not condition(self.requests()):
             if time.monotonic() > end:
@@ -74,7 +74,7 @@ class Server:
 
     @contextmanager
     def others(self, number: int) -> Iterator[None]:
-        """So many answers are made beside."""
+        """Run this number of other answers at the same time."""
         names = [f"other-{index}" for index in range(number)]
         with ExitStack() as stack:
             for name in names:
@@ -100,7 +100,7 @@ def main() -> None:
 
 
 def times(server: Server, phase: str, number: int, prompt_words: int) -> Iterator[float]:
-    """The seconds of each leaving in a phase."""
+    """The seconds of each cancellation in a phase."""
     wanted, _, how = phase.partition(", ")
     with server.others(server.places() if wanted == "queued" else 1):
         for _ in range(number):

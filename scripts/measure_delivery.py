@@ -1,4 +1,4 @@
-"""Measure what delivering a streamed token costs: the processor time of the process that answers HTTP, per token.
+"""Measure the cost of delivering a streamed token: the processor time of the process that answers HTTP, per token.
 
 By default a scripted device gives a token every few milliseconds. With a directory, that model runs. The client reads
 the socket and parses nothing. Engines are other processes and do not count. Linux and macOS.

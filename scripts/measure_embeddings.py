@@ -1,8 +1,8 @@
 """Measure embeddings: genai-server, sentence-transformers on ONNX Runtime and llama.cpp's server, in turn in one run.
 
 All have one model of the shape of all-MiniLM-L6 with random weights in fp32, two threads each, and texts of 128 tokens.
-The servers are asked over HTTP by clients at once; sentence-transformers is called in its own process. What is compared
-is built below the work folder, from PyPI, on first use. Linux only.
+Concurrent clients send requests to the servers over HTTP; sentence-transformers is called in its own process. Other
+servers are built below the work folder, from PyPI, on first use. Linux only.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ PROGRAMS = Path(__file__).parent
 TOKENS, AROUND = 128, 2
 TOOLS = ["sentence-transformers==5.1.2", "optimum-onnx[onnxruntime]==0.1.0", "torch==2.13.0"]
 OURS = "genai-server"
-# Encodes all texts once; gives the seconds and the first vector.
+# Encodes all texts once; returns the seconds and the first vector.
 Encode = Callable[[], tuple[float, list[float]]]
 
 
@@ -68,7 +68,7 @@ def main() -> None:
 def start(
     arguments: argparse.Namespace, folder: Path, source: Path, builder: Path, texts: list[str], stack: ExitStack
 ) -> dict[str, Encode]:
-    """All that are measured, running; those that cannot be built are left out, with the reason."""
+    """All servers, running; those that cannot be built are omitted, with the reason."""
     encoders: dict[str, Encode] = {}
     begins: dict[str, Callable[[], AbstractContextManager[str | Encode]]] = {
         OURS: lambda: _ours(folder, source, builder),

@@ -1,7 +1,7 @@
-"""Measure what the bits of a model's logits depend on, and what an exact answer costs.
+"""Measure what the bits of a model's logits depend on, and the cost of exact answers.
 
-The same tokens are read beside others and alone, in chunks and whole, with a past that was there and without, by the
-batched runner and by og.Generator. Run it with the interpreter of `.venv`; a model of 0.4 billion parameters takes one
+The same tokens are read with others and alone, in chunks and at once, with and without a cached past, by the batched
+runner and by og.Generator. Run it with the interpreter of `.venv`; a model of 0.4 billion parameters takes one
 to two minutes.
 """
 
@@ -13,12 +13,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import median
 
+from _models.driven import Driven
 from _models.engine_spec import engine_spec
 from _models.equality import Tally, prompt
 from _models.exactness import MAX_LENGTH, SLOTS, Finding, findings
 from _models.table import table
 
-from genai_server.engine.runners.base import Opening
 from genai_server.engine.runners.batched import BatchedRunner
 from genai_server.engine.runners.choose import load_runners
 
@@ -37,14 +37,14 @@ def main() -> None:
     parser.add_argument("--markdown", action="store_true", help="print the tables as a document has them")
     arguments = parser.parse_args()
     runners = load_runners(engine_spec(arguments.model_dir, SLOTS, MAX_LENGTH))
-    if not isinstance(runners.batched, BatchedRunner):
+    if not isinstance(runners.main, BatchedRunner):
         parser.exit(1, f"{arguments.model_dir} does not run in a batch: {runners.batching.reason}\n")
-    found = list(findings(runners.batched, runners.generator, 1 if arguments.quick else None))
+    found = list(findings(Driven(runners.main), Driven(runners.generator), 1 if arguments.quick else None))
     deviation = sum((finding.tally for finding in found), Tally()).deviation
     print(f"{arguments.model_dir}: the logits have a standard deviation of {deviation:.2g}\n")
     print(table([HEAD, *map(columns, found)], markdown=arguments.markdown), end="\n\n")
     rows, rounds = (TIMED_ROWS[:2], 1) if arguments.quick else (TIMED_ROWS, ROUNDS)
-    print(table([COST_HEAD, *costs(runners.batched, rows, rounds)], markdown=arguments.markdown))
+    print(table([COST_HEAD, *costs(Driven(runners.main), rows, rounds)], markdown=arguments.markdown))
 
 
 def columns(finding: Finding) -> list[str]:
@@ -54,8 +54,8 @@ def columns(finding: Finding) -> list[str]:
     return [finding.what, finding.against, *counts]
 
 
-def costs(runner: BatchedRunner, timed_rows: Sequence[int], rounds: int) -> Iterator[list[str]]:
-    """What a decode step takes with so many rows; the two kinds take turns."""
+def costs(runner: Driven, timed_rows: Sequence[int], rounds: int) -> Iterator[list[str]]:
+    """Seconds of a decode step with this number of rows; the two kinds alternate."""
     for rows in timed_rows:
         times: dict[bool, list[float]] = {False: [], True: []}
         for _ in range(rounds):
@@ -65,11 +65,11 @@ def costs(runner: BatchedRunner, timed_rows: Sequence[int], rounds: int) -> Iter
         yield [f"{rows}", f"{1000 * default:.1f}", f"{1000 * exact_one:.1f}", f"{exact_one / default:.2f}"]
 
 
-def decode_times(runner: BatchedRunner, rows: int, *, exact: bool) -> list[float]:
+def decode_times(runner: Driven, rows: int, *, exact: bool) -> list[float]:
     """Seconds of each step but the first."""
     for number in range(rows):
         tokens = prompt(24, number)
-        cached = runner.open(number, tokens, Opening(MAX_LENGTH, exact=exact))
+        cached = runner.open(number, tokens, MAX_LENGTH, exact=exact)
         runner.prefill(number, tokens[cached:])
     times = []
     for step in range(TIMED_STEPS + 1):

@@ -25,12 +25,12 @@ from _models.table import table
 from genai_server.config import Settings, load_settings
 from genai_server.engine_client.client import EngineClient
 from genai_server.engine_client.router import Router
-from genai_server.generation import GenerationRequest
+from genai_server.messages.generation_request import GenerationRequest
 from genai_server.messages.status_file import StatusFileReader
 from genai_server.supervisor.supervisor import Supervisor
 
 SLOTS, MAX_LENGTH = 16, 2048
-MOST_PROMPT_TOKENS, MOST_OUTPUT_TOKENS = 1000, 48
+MAX_PROMPT_TOKENS, MAX_OUTPUT_TOKENS = 1000, 48
 # Below are special tokens; all models have as many others.
 FIRST_TOKEN, LAST_TOKEN = 3, 1900
 WANTED = 1.3
@@ -58,13 +58,13 @@ def main() -> None:
 
 
 def mixed_requests(number: int) -> list[GenerationRequest]:
-    """Prompts of all lengths, the short ones more often, of which none begins like another."""
+    """Prompts of all lengths, mostly short, without common beginnings."""
     chance = random.Random(0)
     requests = []
     for index in range(number):
-        length = round(math.exp(chance.uniform(0, math.log(MOST_PROMPT_TOKENS))))
+        length = round(math.exp(chance.uniform(0, math.log(MAX_PROMPT_TOKENS))))
         prompt = [chance.randint(FIRST_TOKEN, LAST_TOKEN) for _ in range(length)]
-        num_output = chance.randint(1, MOST_OUTPUT_TOKENS)
+        num_output = chance.randint(1, MAX_OUTPUT_TOKENS)
         requests.append(GenerationRequest(f"r{index}", prompt, num_output, MAX_LENGTH, ignore_eos=True))
     return requests
 

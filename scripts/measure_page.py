@@ -87,9 +87,9 @@ def frames(browser: Browser, server: Server) -> list[list[str]]:
     """The rows of the second table: frames while an answer arrives, and while it is scrolled through."""
     page = _opened(browser, server)
     page.get_by_role("button", name="Options").click()
-    for label, value in (("Most tokens", str(_TOKENS)), ("Temperature", "1"), ("Seed", "1")):
+    for label, value in (("Maximum tokens", str(_TOKENS)), ("Temperature", "1"), ("Seed", "1")):
         page.get_by_label(label).first.fill(value)
-    page.get_by_label("Go on after the end").check()
+    page.get_by_label("Continue after the end").check()
     page.get_by_role("button", name="Options").click()
     page.evaluate(_COUNT)
     page.get_by_label("Message", exact=True).fill("Write a long poem.")
@@ -130,7 +130,7 @@ def _opened(browser: Browser, server: Server, at: str = "") -> Page:
 
 
 def _cores(server: Server, seconds: float) -> tuple[float, float]:
-    """Cores that the API process and the engine have used meanwhile."""
+    """Cores that the API process and the engine have used since then."""
     engine = server.engine_pid()
     assert engine is not None
     processes = psutil.Process(server.pid), psutil.Process(engine)

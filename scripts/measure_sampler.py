@@ -1,4 +1,4 @@
-"""Measure what choosing a step's tokens costs: one row after the other, as the engine does it, for a large vocabulary.
+"""Measure the cost of choosing a step's tokens: one row after another, as in the engine, for a large vocabulary.
 
 Logits are random: of a normal distribution, as of a model that is unsure, and with one clear favourite among them, as
 mostly in a text. Times are the processor's, so that other work counts little. Run it with the interpreter of `.venv`;
@@ -16,7 +16,7 @@ from _models.table import table
 from numpy.typing import NDArray
 
 from genai_server.engine.sampling.sampler import Sampler
-from genai_server.generation import Sampling
+from genai_server.messages.generation_request import Sampling
 
 PROMPT = list(range(1000, 1500))
 SEED = 1
@@ -46,7 +46,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=16, metavar="N", help="sequences of a step (default 16)")
     parser.add_argument("--vocabulary", type=int, default=151_936, metavar="N", help="logits of each (default 151936)")
-    parser.add_argument("--steps", type=int, default=15, metavar="N", help="the median of so many is told (default 15)")
+    parser.add_argument("--steps", type=int, default=15, metavar="N", help="steps of each median (default 15)")
     parser.add_argument("--markdown", action="store_true", help="print the table as a document has it")
     arguments = parser.parse_args()
     unsure = np.random.default_rng(SEED).normal(size=(arguments.rows, arguments.vocabulary)).astype(np.float32)

@@ -1,4 +1,4 @@
-"""What Ray Serve adds to a request and to a token of a stream: one replica beside a single server.
+"""What Ray Serve adds to a request and to a token of a stream: one replica compared with a single server.
 
 usage: .venv/bin/python scripts/measure_scale_out.py [--model-dir FOLDER] [--rounds N] [--tokens N] [--quick]
 
@@ -26,13 +26,13 @@ from _load.server import DEMO, HOST, REPOSITORY, Server, clean_environment, free
 _SECONDS_TO_START = 180.0
 # Short requests of a round: one is too short for the kernel's clock.
 _REQUESTS = 10
-# Seconds in which a server does nothing that was asked.
+# Seconds without requests.
 _IDLE = 2.0
 
 
 @dataclass
 class Measured:
-    """What each round has found, in milliseconds."""
+    """The results of each round, in milliseconds."""
 
     request: list[float] = field(default_factory=list)
     first_token: list[float] = field(default_factory=list)
@@ -130,9 +130,9 @@ def main() -> None:
         "token_cpu": "processor time of a token",
         "idle_cpu": "processor time of a second without requests",
     }
-    for name, told in names.items():
+    for name, title in names.items():
         one, other = (statistics.median(getattr(measured, name)) for _, _, measured in pairs)
-        print(f"| {told} | {one:.2f} | {other:.2f} | {other - one:.2f} |")
+        print(f"| {title} | {one:.2f} | {other:.2f} | {other - one:.2f} |")
 
 
 if __name__ == "__main__":

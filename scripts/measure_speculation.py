@@ -31,11 +31,11 @@ from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.sampling.grammar import Guidance, model_guidance
 from genai_server.engine.scheduling.scheduler import Scheduler
 from genai_server.engine.scheduling.step import StepPolicy
-from genai_server.generation import GenerationRequest, Sampling
+from genai_server.messages.generation_request import GenerationRequest, Sampling
 from genai_server.messages.protocol import Finished, Submit, ToApi, Tokens
 
 PROMPT = 64
-# So many different tokens has the answer that repeats itself.
+# Number of different tokens in the answer that repeats itself.
 FEW = 16
 # Properties of the object, each with a name of its own and a digit.
 PROPERTIES = 16
@@ -47,14 +47,14 @@ class Engine:
     """An engine's loop in this process; each has its own scheduler, which learns what passes cost."""
 
     def __init__(self, runners: RunnerPair, guidance: Guidance, folder: Path, *, speculates: bool) -> None:
-        policy = StepPolicy(runners.mixes, speculates=speculates)
+        policy = StepPolicy(speculates=speculates)
         scheduler = Scheduler(
-            max_running=1, max_waiting=0, prefill_chunk=IDLE_CHUNK, idle_chunk=IDLE_CHUNK, policy=policy
+            runners.main, max_running=1, max_waiting=0, prefill_chunk=IDLE_CHUNK, idle_chunk=IDLE_CHUNK, policy=policy
         )
         options = RuntimeOptionState(runners, ProfileFolder(folder, "cpu", max_files=1, max_bytes=1))
         self._sent: list[ToApi] = []
         self._keys = count()
-        self._loop = EngineLoop(runners, scheduler, options, guidance, lambda _, told: self._sent.extend(told))
+        self._loop = EngineLoop(runners, scheduler, options, guidance, lambda _, messages: self._sent.extend(messages))
         self._loop.inbox.put((API, Connected()))
 
     def answer(self, request: GenerationRequest) -> tuple[list[int], float, Finished]:
@@ -62,12 +62,12 @@ class Engine:
         self._sent.clear()
         self._loop.inbox.put((API, Submit(next(self._keys), request)))
         first = 0.0
-        while not (ends := [told for told in self._sent if isinstance(told, Finished)]):
+        while not (ends := [message for message in self._sent if isinstance(message, Finished)]):
             self._loop.run_one_step()
-            if not first and any(isinstance(told, Tokens) for told in self._sent):
+            if not first and any(isinstance(message, Tokens) for message in self._sent):
                 first = time.perf_counter()
         seconds = time.perf_counter() - first
-        tokens = [token for told in self._sent if isinstance(told, Tokens) for token in told.tokens]
+        tokens = [token for message in self._sent if isinstance(message, Tokens) for token in message.tokens]
         return tokens, (len(tokens) - 1) / seconds, ends[0]
 
 
@@ -75,18 +75,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model_dir", type=Path, nargs="?", default=Path("models/demo"), metavar="MODEL_DIR")
     parser.add_argument("--tokens", type=int, default=256, help="of each answer (256)")
-    parser.add_argument("--rounds", type=int, default=5, help="of which the median is told (5)")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds of each median (5)")
     parser.add_argument("--cache", type=Path, help="keeps packed weights (a temporary folder)")
     parser.add_argument("--markdown", action="store_true", help="print the table as a document has it")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         spec = engine_spec(arguments.model_dir, 1, PROMPT + arguments.tokens, arguments.cache or Path(folder) / "cache")
         runners = load_runners(spec)
-        if not runners.verifies:
+        if not runners.main.abilities.drafts:
             parser.exit(1, f"{arguments.model_dir} cannot have drafts\n")
-        guidance = model_guidance(arguments.model_dir, runners.model)
+        guidance = model_guidance(arguments.model_dir, runners.main.model)
         off, auto = (Engine(runners, guidance, Path(folder), speculates=speculates) for speculates in (False, True))
-        print(table([HEAD, *rows(off, auto, runners.model.vocab_size, arguments)], markdown=arguments.markdown))
+        print(table([HEAD, *rows(off, auto, runners.main.model.vocab_size, arguments)], markdown=arguments.markdown))
 
 
 def rows(off: Engine, auto: Engine, vocab_size: int, arguments: argparse.Namespace) -> Iterator[list[str]]:

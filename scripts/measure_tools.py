@@ -19,13 +19,14 @@ from typing import Any
 
 from _models.table import table
 
-from genai_server.anthropic_api.lenient import leave_out
-from genai_server.anthropic_api.schemas import MessagesRequest
-from genai_server.anthropic_api.translate import Translation
-from genai_server.api.generation.checked_specs import CheckedSpecs
-from genai_server.api.generation.output_spec import OutputSpec, chat_output_spec
+from genai_server.apis.chat_completions.schemas import ChatCompletionRequest
+from genai_server.apis.messages.leniency import leave_out
+from genai_server.apis.messages.schemas import MessagesRequest
+from genai_server.apis.messages.translate import Translation
+from genai_server.apis.shared.chat_parameters import ChatParameters
+from genai_server.generation.checked_specs import CheckedSpecs
+from genai_server.generation.output_spec import OutputSpec, chat_output_spec
 from genai_server.grammar_checker.pool import GrammarChecker
-from genai_server.openai_api.schemas.chat import ChatCompletionRequest, ChatParameters
 from genai_server.text.codec import TextCodec, load_text_codec
 
 _SCHEMA: dict[str, Any] = {
@@ -54,7 +55,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--body", type=Path, metavar="FILE", help="a body of JSON (default: generated tools)")
     parser.add_argument("--tools", type=int, default=24, metavar="N", help="how many are generated (default 24)")
-    parser.add_argument("--rounds", type=int, default=15, metavar="N", help="the median of so many (default 15)")
+    parser.add_argument("--rounds", type=int, default=15, metavar="N", help="rounds of each median (default 15)")
     parser.add_argument("--markdown", action="store_true", help="print the table as a document has it")
     arguments = parser.parse_args()
     text = arguments.body.read_text(encoding="utf-8") if arguments.body else _generated(arguments.tools)

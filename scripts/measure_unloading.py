@@ -1,4 +1,4 @@
-"""Measure what a model takes of memory, and that all of it comes back when it is unloaded.
+"""Measure the memory of a model, and that all of it is freed when it is unloaded.
 
 Starts a server with the model, loads a copy of it under another name through the admin endpoint, lets both answer, and
 unloads the copy, several times. On Linux only; run it with the interpreter of `.venv`.
@@ -53,7 +53,7 @@ def measure(model_dir: Path, copy: Path, folder: Path, rounds: int) -> list[list
 
 
 def answer(client: httpx.Client, model: str) -> None:
-    """Have a model answer a prompt of some length."""
+    """Send a prompt of some length to a model."""
     message = {"role": "user", "content": "Tell me more. " * 50}
     post(client, "/v1/chat", {"model": model, "messages": [message], "max_tokens": 64, "ignore_eos": True})
 

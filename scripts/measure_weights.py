@@ -12,10 +12,12 @@ import argparse
 import random
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 from _models.conversations import conversation
+from _models.driven import Driven
 from _models.engine_spec import engine_spec
 from _models.requantized import write_requantized
 from _models.table import table
@@ -24,7 +26,6 @@ from msgspec import structs
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from genai_server.engine.runners.base import Opening, Row
 from genai_server.engine.runners.batched import BatchedRunner
 from genai_server.engine.runners.choose import load_runners
 
@@ -56,13 +57,13 @@ def main() -> None:
         if not runner.has_int8:
             parser.exit(1, f"{model} has no matrices of 4 bits, or they cannot be stored in 8\n")
         for name, int8_from, mixed in (("own", None, False), ("8 bits", 1, False), ("8 bits, mixed steps", 1, True)):
-            runner.int8_from = int8_from
+            runner.runner.abilities = replace(runner.abilities, int8_from=int8_from)
             found[name] = read(runner, ids, mixed=mixed)
     print(table([HEAD, *rows(found, following(ids))], markdown=arguments.markdown))
 
 
 def conversations(num_tokens: int) -> str:
-    """Text of about so many tokens."""
+    """Text of about this number of tokens."""
     chance, template, found = random.Random(8), load_template(), ""
     while len(found) < 6 * num_tokens:
         chat = conversation(chance)
@@ -70,24 +71,24 @@ def conversations(num_tokens: int) -> str:
     return found
 
 
-def runner_of(model: Path, cache: Path, weights: str) -> BatchedRunner:
+def runner_of(model: Path, cache: Path, weights: str) -> Driven:
     spec = engine_spec(model, 2, WINDOW, cache)
     spec = structs.replace(spec, settings=structs.replace(spec.settings, prefill_weights=weights))
-    batched = load_runners(spec).batched
+    batched = load_runners(spec).main
     if not isinstance(batched, BatchedRunner):
         raise SystemExit(f"{model} does not run in a batch")
-    return batched
+    return Driven(batched)
 
 
 def windows(ids: list[int]) -> Iterator[list[int]]:
-    """Pieces of the text which each are read from an empty cache; one token more is left to be predicted."""
+    """Pieces of the text, each of which is read from an empty cache; one further token remains to be predicted."""
     for start in range(0, len(ids) - CHUNK, WINDOW - CHUNK):
         piece = ids[start : start + WINDOW - CHUNK]
         yield piece[: (len(piece) - 1) // CHUNK * CHUNK]
 
 
 def following(ids: list[int]) -> NDArray[np.int64]:
-    """The tokens which the logits of `read` predict."""
+    """The tokens that the logits of `read` predict."""
     starts = range(0, len(ids) - CHUNK, WINDOW - CHUNK)
     found = [
         ids[start + end]
@@ -97,18 +98,18 @@ def following(ids: list[int]) -> NDArray[np.int64]:
     return np.array(found)
 
 
-def read(runner: BatchedRunner, ids: list[int], *, mixed: bool = False) -> NDArray[np.float32]:
-    """The logits [chunks, vocab_size] after each chunk of the text, beside a sequence that decodes or alone."""
+def read(runner: Driven, ids: list[int], *, mixed: bool = False) -> NDArray[np.float32]:
+    """The logits [chunks, vocab_size] after each chunk of the text, with a sequence that decodes or alone."""
     found = []
     for piece in windows(ids):
-        runner.open(1, piece, Opening(WINDOW, reuse=False))
+        runner.open(1, piece, WINDOW, reuse=False)
         if mixed:
-            runner.open(2, piece[:CHUNK], Opening(WINDOW, reuse=False))
+            runner.open(2, piece[:CHUNK], WINDOW, reuse=False)
             runner.prefill(2, piece[:CHUNK])
         for start in range(0, len(piece), CHUNK):
-            decoding = [Row(2, [piece[start]], decodes=True)] if mixed else []
-            reading = Row(1, piece[start : start + CHUNK], decodes=False)
-            found.append(runner.forward([*decoding, reading])[-1].logits[-1].copy())
+            decoding = [(2, [piece[start]], True)] if mixed else []
+            reading = (1, piece[start : start + CHUNK], False)
+            found.append(runner.read(*decoding, reading)[-1].logits[-1].copy())
         for sequence in (1, 2) if mixed else (1,):
             runner.close(sequence)
         runner.forget()

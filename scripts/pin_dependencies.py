@@ -1,4 +1,4 @@
-"""Makes deploy/constraints.txt, the versions that the container image installs: run it to bring the image up to date.
+"""Writes deploy/constraints.txt, the versions that the container image installs: run it to update the image.
 
 usage: python3.12 scripts/pin_dependencies.py     with the Python that the Dockerfile names, on Linux
 
@@ -16,7 +16,7 @@ from typing import Any
 
 _ROOT = Path(__file__).resolve().parents[1]
 _TARGET = _ROOT / "deploy" / "constraints.txt"
-# `export` is left out: PyTorch has no place beside a server. Of the devices, Linux has these.
+# `export` is omitted: a server does not need PyTorch. Linux has these devices.
 _EXTRAS = ("cpu", "cuda", "hub", "otel", "kv-events", "bench")
 # What builds the package itself.
 _BACKEND = "hatchling"
@@ -38,7 +38,7 @@ def main() -> None:
 
 
 def constraints(report: dict[str, Any]) -> str:
-    """The lines for what a report of pip would install."""
+    """The lines for the packages in a report of pip."""
     chosen = [one["metadata"] for one in report["install"]]
     found = {re.sub(r"[-_.]+", "-", one["name"]).lower(): one["version"] for one in chosen}
     found.pop(_OURS, None)

@@ -17,12 +17,13 @@ from typing import Any
 import numpy as np
 from _models.table import table
 
-from genai_server.engine.runners.base import Row
 from genai_server.engine.runners.pooled import DISABLED_FUSIONS, PooledRunner
-from genai_server.generation import PooledText
+from genai_server.engine.scheduling.step import Read
+from genai_server.engine.sequence import Sequence
+from genai_server.messages.generation_request import GenerationRequest, PooledText
 from genai_server.options.device import DeviceOptions
 
-LEAST_SHARE = 0.01
+MIN_SHARE = 0.01
 WHOLE = "the whole pass"
 OPTIONS = {"as served": DeviceOptions(), "all fusions": DeviceOptions(entries=dict.fromkeys(DISABLED_FUSIONS, "none"))}
 
@@ -41,20 +42,22 @@ def main() -> None:
 
 
 def profile(arguments: argparse.Namespace, folder: Path) -> dict[str, Counter[str]]:
-    """Seconds by operator of the median round, and of the whole; the variants take turns."""
+    """Seconds by operator of the median round, and in total; the variants alternate."""
     runners = {
         name: PooledRunner(arguments.model_dir, arguments.threads, options, profile_prefix=str(folder / name))
         for name, options in OPTIONS.items()
     }
     vocab_size = next(iter(runners.values())).model.vocab_size
     ids = np.random.default_rng(1).integers(0, vocab_size, arguments.texts * arguments.tokens)
-    row = Row(0, ids.tolist(), decodes=False, texts=[PooledText(arguments.tokens)] * arguments.texts)
+    texts = [PooledText(arguments.tokens)] * arguments.texts
+    request = GenerationRequest("", ids.tolist(), 0, len(ids), texts=texts)
+    read = Read.next(Sequence(0, (0, 0), request, lambda: 0.0), len(ids), texts=texts)
     wholes: dict[str, list[float]] = {name: [] for name in runners}
-    # The first pass of each makes room for the others.
+    # The first pass of each allocates memory for the others.
     for _ in range(arguments.rounds + 1):
         for name, runner in runners.items():
             begun = time.perf_counter()
-            runner.forward([row])
+            runner.forward([read])
             wholes[name].append(time.perf_counter() - begun)
     found = {}
     for name, runner in runners.items():
@@ -69,17 +72,17 @@ def operators(events: list[dict[str, Any]], number: int) -> Counter[str]:
     """The seconds of each operator in one pass."""
     passes = sorted((event for event in events if event["name"] == "model_run"), key=lambda event: event["ts"])
     begin, end = passes[number]["ts"], passes[number]["ts"] + passes[number]["dur"]
-    told = Counter[str]()
+    times = Counter[str]()
     for event in events:
         if event["name"].endswith("_kernel_time") and begin <= event["ts"] <= end:
-            told[event["args"]["op_name"]] += event["dur"] / 1e6
-    return told
+            times[event["args"]["op_name"]] += event["dur"] / 1e6
+    return times
 
 
 def rows(found: dict[str, Counter[str]]) -> list[list[str]]:
     """A row for each operator, the longest first."""
     names = [name for name, _ in sum(found.values(), Counter[str]()).most_common()]
-    shown = [name for name in names if any(times[name] >= LEAST_SHARE * times[WHOLE] for times in found.values())]
+    shown = [name for name in names if any(times[name] >= MIN_SHARE * times[WHOLE] for times in found.values())]
     body = [[name, *(f"{1000 * times[name]:.0f}" for times in found.values())] for name in shown]
     return [["operator", *(f"ms, {name}" for name in found)], *body]
 

@@ -24,7 +24,7 @@ from genai_server.engine.process import IDLE_CHUNK
 from genai_server.engine.runners.cpu_buffers import CpuBuffers
 from genai_server.engine.runners.decoder_session import DecoderSession
 
-LEAST_SHARE = 0.01
+MIN_SHARE = 0.01
 
 
 def main() -> None:
@@ -55,7 +55,7 @@ def main() -> None:
 
 
 def profile(graph: DecoderGraph, vocab_size: int, chunks: list[int], rounds: int, folder: Path) -> Counter[str]:
-    """Seconds by operator of the median round, and of the whole."""
+    """Seconds by operator of the median round, and in total."""
     profiled = ProfiledSession(graph, folder, optimized=True)
     session = DecoderSession(graph, profiled.timed)
     tokens, chance = sum(chunks), np.random.default_rng(1)
@@ -79,7 +79,7 @@ def profile(graph: DecoderGraph, vocab_size: int, chunks: list[int], rounds: int
 def rows(found: dict[str, Counter[str]]) -> list[list[str]]:
     """A row for each operator, the longest first."""
     names = [name for name, _ in sum(found.values(), Counter[str]()).most_common()]
-    least = {weights: LEAST_SHARE * seconds["the whole prompt"] for weights, seconds in found.items()}
+    least = {weights: MIN_SHARE * seconds["the whole prompt"] for weights, seconds in found.items()}
     shown = [name for name in names if any(seconds[name] >= least[weights] for weights, seconds in found.items())]
     body = [[name, *(f"{1000 * seconds[name]:.0f}" for seconds in found.values())] for name in shown]
     return [["operator", *(f"ms, {weights}" for weights in found)], *body]

@@ -22,8 +22,8 @@ from genai_server.engine.model.graph import DoesNotFit, read_decoder_graph
 from genai_server.engine.model.session import open_session
 
 HEAD = ["rows", "ms a step", "in ONNX Runtime", "around it", "CPU ms around it", "tokens/s", "against the first"]
-# Operators that take less of a step are put together.
-LEAST_SHARE = 0.01
+# Operators with a smaller share of a step are combined.
+MIN_SHARE = 0.01
 
 
 def main() -> None:
@@ -73,7 +73,7 @@ def shares(operators: dict[int, Counter[str]], steps: int) -> Iterator[list[str]
     *_, last = operators.values()
     rest: dict[int, float] = dict.fromkeys(operators, 0.0)
     for name, _ in last.most_common():
-        if all(found[name] < LEAST_SHARE * totals[rows] for rows, found in operators.items()):
+        if all(found[name] < MIN_SHARE * totals[rows] for rows, found in operators.items()):
             for rows, found in operators.items():
                 rest[rows] += found[name]
         else:

@@ -1,4 +1,4 @@
-"""Simulates routers before many replicas: what each policy finds in the replicas' prefix caches, and what that costs.
+"""Simulates routers in front of many replicas: the prefix-cache hits of each policy, and its cost.
 
 usage: .venv/bin/python scripts/simulate_routing.py [--replicas 10,100,1000] [--requests 200]
 
@@ -28,15 +28,15 @@ REMOVED_BYTES = 9
 
 @dataclass(frozen=True)
 class Workload:
-    """What the conversations are like. Lengths are in blocks, times in seconds."""
+    """Parameters of the conversations. Lengths are in blocks, times in seconds."""
 
     # Different system prompts for each replica that there is, the exponent of their frequency, and their length.
     prompts_per_replica: float = 2.0
     exponent: float = 1.1
     system_blocks: tuple[int, int] = (16, 96)
-    # What each turn adds: the user's text and the answer.
+    # Lengths that each turn adds: the user's text and the answer.
     turn_blocks: tuple[int, int] = (4, 24)
-    # The chance that a conversation goes on after a turn, and how long its user thinks.
+    # The probability that a conversation continues after a turn, and how long its user thinks.
     goes_on: float = 0.8
     thinks: tuple[float, float] = (5.0, 60.0)
     # Requests of a replica each second, and how long one runs.
@@ -50,9 +50,9 @@ class Request:
 
     at: float
     conversation: int
-    # Of the prompt, from its beginning; equal blocks of equal prefixes are equal.
+    # Blocks of the prompt, from its beginning; equal blocks of equal prefixes are equal.
     blocks: Sequence[int]
-    # Of the answer, which is cached behind the prompt.
+    # Blocks of the answer, which is cached after the prompt.
     answer: Sequence[int]
     seconds: float
 
@@ -69,7 +69,7 @@ def trace(workload: Workload, num_replicas: int, num_requests: int, chance: rand
         return list(range(first, next_block))
 
     systems = [new_blocks(workload.system_blocks) for _ in range(num_prompts)]
-    # Conversations that go on: when, which, and all their blocks.
+    # Conversations that continue: when, which, and all their blocks.
     waiting: list[tuple[float, int, list[int]]] = []
     found: list[Request] = []
     now, num_conversations = 0.0, 0
@@ -132,11 +132,11 @@ class Router:
         raise NotImplementedError
 
     def learn(self, index: int, stored: Sequence[int], removed: Sequence[int]) -> None:
-        """A replica's cache has changed; only a router that is told its events needs that."""
+        """A replica's cache has changed; only a router that receives its events needs that."""
 
 
 class RandomRouter(Router):
-    """Knows nothing."""
+    """Chooses at random, without any knowledge."""
 
     def choose(self, request: Request) -> int:
         self.work += 1
@@ -144,7 +144,7 @@ class RandomRouter(Router):
 
 
 class LeastLoadedRouter(Router):
-    """Takes the less loaded of two replicas."""
+    """Chooses the less loaded of two random replicas."""
 
     def choose(self, request: Request) -> int:
         self.work += 2
@@ -167,7 +167,7 @@ class PrefixRouter(Router):
     """
 
     # Frequent system prompts are everywhere, so that not all holders of a prefix can be compared.
-    most_compared = 8
+    max_compared = 8
     worth = 16
 
     def __init__(self, replicas: Sequence[Replica], chance: random.Random) -> None:
@@ -181,9 +181,7 @@ class PrefixRouter(Router):
             self.work += 1
             if holders := self._holders.get(block):
                 some = list(holders)
-                compared.update(
-                    some if len(some) <= self.most_compared else self.chance.sample(some, self.most_compared)
-                )
+                compared.update(some if len(some) <= self.max_compared else self.chance.sample(some, self.max_compared))
                 break
         return min(sorted(compared), key=lambda index: self._cost(index, request))
 
@@ -221,7 +219,7 @@ POLICIES: dict[str, type[Router]] = {
 
 @dataclass
 class Result:
-    """What came of one policy."""
+    """The results of one policy."""
 
     policy: str
     num_replicas: int

@@ -1,10 +1,10 @@
-"""Keep a server under full load, with everything that may happen to it, and say which of its promises it has kept.
+"""Keep a server under full load, with everything that may happen to it, and report which of its promises it has kept.
 
-Two dozen clients ask the demo model in exact mode: right and wrong requests, streamed and plain, on all endpoints that
-generate; some leave, some are ended by the operator, some read slowly, some store conversations, require ambiguous
-grammars or have other models loaded on demand, while profiling is switched on and off and the engine is killed again
-and again. Then half of the time without kills, and SIGTERM under load. Linux only; ends with status 1 when a promise is
-broken.
+Two dozen clients send requests to the demo model in exact mode: valid and invalid ones, streamed and plain, on all
+generating endpoints. Some disconnect, some are cancelled by the operator, some read slowly, some store conversations,
+require ambiguous grammars or load other models on demand, while profiling is switched on and off and the engine is
+killed repeatedly. Half of the time has no kills, and ends with SIGTERM under load. Linux only; exits with status 1 if a
+promise is broken.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def main() -> None:
 
 
 def judge(found: Found, allowed: argparse.Namespace) -> None:
-    """Check what is promised of the processes."""
+    """Check the promises about the processes."""
     if found.slowest_pulse > allowed.pulse:
         found.books.accuse("/healthz answers in time", f"{found.slowest_pulse:.3f} s")
     kinds = (("API processes", found.api, allowed.workers), ("engine", found.engine, 1))
@@ -92,7 +92,7 @@ def requests(found: Found) -> list[list[str]]:
 
 
 def processes(found: Found) -> list[list[str]]:
-    """What they held."""
+    """The footprints of the processes."""
     rows = [["process", "PSS, MB", "at the end", "its own, MB", "at the end", "growth", "handles", "threads"]]
     for name, (before, after) in (("API, over the whole", found.api), ("engine, without kills", found.engine)):
         sizes = [f"{size / 1e6:.1f}" for size in (before.pss, after.pss, before.own, after.own)]

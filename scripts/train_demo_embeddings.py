@@ -2,7 +2,7 @@
 
 Toys to try the server with, of less than a million parameters, on sentences that this script makes from small tables.
 See models/README.md. Each run gives other weights: the trainer of the tokenizer breaks ties at random. If the models of
-a run are kept, --record must write tests/api/routes/demo_vectors.json again.
+a run are kept, --record must write tests/apis/embeddings/demo_vectors.json again.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def _short(value: Any) -> Any:
 
 
 def write_directory(source: Path, out: Path, card: Path) -> None:
-    """Export beside the target and put it in its place when it is whole."""
+    """Export next to the target, and move it there when it is complete."""
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=".making-") as making:
         fresh = Path(making) / "model"

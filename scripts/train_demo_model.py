@@ -22,13 +22,13 @@ def main() -> None:
     parser.add_argument(
         "--quick", action="store_true", help="train for a minute only: the whole path, but little ability"
     )
-    parser.add_argument("--minutes", type=float, help="end training after so many minutes (default 55, with --quick 1)")
-    parser.add_argument("--steps", type=int, default=8000, help="end training after so many steps (default 8000)")
+    parser.add_argument("--minutes", type=float, help="maximum minutes of training (default 55, with --quick 1)")
+    parser.add_argument("--steps", type=int, default=8000, help="maximum steps of training (default 8000)")
     parser.add_argument("--precision", default="int8", choices=("int4", "int8"), help="of the weights (default int8)")
     parser.add_argument("--threads", type=int, default=2, help="threads to train with (default 2)")
     parser.add_argument("--work", type=Path, help="keep the PyTorch model and its checkpoints here")
     parser.add_argument(
-        "--resume", type=Path, metavar="DIR", help="go on with the weights of a model directory, on other conversations"
+        "--resume", type=Path, metavar="DIR", help="continue with a model directory's weights, on other conversations"
     )
     parser.add_argument("--seed", type=int, default=SEED, help="of the weights and the conversations (default 2026)")
     arguments = parser.parse_args()
@@ -77,7 +77,7 @@ def make(arguments: argparse.Namespace, work: Path) -> None:
 
 
 def write_directory(work: Path, out: Path, precision: str) -> None:
-    """Export beside the target and put it in its place when it is whole."""
+    """Export next to the target, and move it there when it is complete."""
     from _models.card import TEMPLATE
     from _models.export import export, set_greedy
 

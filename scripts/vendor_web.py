@@ -2,9 +2,8 @@
 
 usage: .venv/bin/python scripts/vendor_web.py [--update]
 
-Without --update the pinned versions come again, and the script ends with status 1 if the registry's package has
-another hash than src/genai_server/web/vendored.json. With --update the newest versions come, and their hashes are
-written there.
+Without --update it fetches the pinned versions, and exits with status 1 if the registry's package has another hash than
+src/genai_server/web/vendored.json. With --update it fetches the newest versions and writes their hashes there.
 It needs npm, which checks each package against the registry's own hash.
 """
 
@@ -22,7 +21,7 @@ from typing import Any
 
 _WEB = Path(__file__).resolve().parents[1] / "src" / "genai_server" / "web"
 _PINS = _WEB / "vendored.json"
-# Of each package: its files, and where they go. A browser without a build step needs paths in place of package names.
+# The files of each package, and where they go. Without a build step a browser needs paths instead of package names.
 _FILES = {
     "preact": {"dist/preact.mjs": "static/vendor/preact.js", "hooks/dist/hooks.mjs": "static/vendor/preact-hooks.js"},
     "htm": {"dist/htm.mjs": "static/vendor/htm.js"},

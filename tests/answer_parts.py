@@ -1,4 +1,4 @@
-"""The parts of one answer with everything that an answer may have, for the tests of those who build objects of them."""
+"""An answer with all the parts that an answer can have, for tests of the modules that build response objects."""
 
 from collections.abc import Sequence
 
@@ -18,7 +18,7 @@ PARTS: list[Part] = [
 
 
 def whole(parts: Sequence[Part]) -> WholeAnswer:
-    """The parts as one answer."""
+    """The parts as one complete answer."""
     answer = WholeAnswer()
     for part in parts:
         answer.add(part)

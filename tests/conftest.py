@@ -1,4 +1,4 @@
-"""Fixtures: a clean environment for each test, and servers that a whole test session shares."""
+"""Fixtures: a clean environment for each test, and servers shared by the test session."""
 
 import functools
 import gc
@@ -19,35 +19,35 @@ from genai_server.cli import main
 from tests.running_server import DEMO, ROOT, SCRIPTED, SETTINGS, RunningServer, left_as_found, run_server
 from tests.server_here import run_here
 
-# Property tests try the same examples each time, for as long as they take. HYPOTHESIS_EXAMPLES says how many.
+# Property tests try the same examples each time, without a time limit. HYPOTHESIS_EXAMPLES sets their number.
 EXAMPLES = int(os.environ.get("HYPOTHESIS_EXAMPLES", "50"))
 hypothesis.settings.register_profile("genai-server", deadline=None, derandomize=True, max_examples=EXAMPLES)
 hypothesis.settings.load_profile("genai-server")
 
-# numpy's threads for matrices, which nothing here needs, take a quarter of the start of hundreds of processes.
+# numpy's threads for matrices, unused here, take a quarter of the start-up time of hundreds of processes.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-# Each of the thousands of HTTP clients would read all certificates anew, which takes longer than most tests.
+# Each of the thousands of HTTP clients would reload all certificates, which takes longer than most tests.
 ssl.create_default_context = functools.cache(ssl.create_default_context)  # type: ignore[assignment]
 
-# A shell that starts the tests in the background has Ctrl-C ignored, here and by all that they start.
+# A shell that starts the tests in the background ignores Ctrl-C for them and all their child processes.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-# Collecting thousands of tests makes hundreds of thousands of objects which stay, and which garbage collections would
-# look at again and again.
+# Collecting thousands of tests leaves hundreds of thousands of objects, which garbage collections would scan again and
+# again.
 gc.disable()
 
 
 def pytest_collection_finish() -> None:
-    """Exclude all modules and tests from garbage collections: each server in this process begins with a full one."""
+    """Exclude all modules and tests from garbage collections: each server in this process starts with a full one."""
     gc.freeze()
     gc.enable()
 
 
 @pytest.fixture(autouse=True)
 def clean_environ(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No setting of whoever runs the tests reaches a test."""
+    """Hide the settings of the environment that runs the tests."""
     for name in list(os.environ):
         if name.startswith(SETTINGS):
             monkeypatch.delenv(name)
@@ -74,35 +74,35 @@ def shared_workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running
 
 @pytest.fixture(scope="module")
 def scripted(shared_scripted: RunningServer) -> Iterator[RunningServer]:
-    """A server over two scripted devices, which all tests share and none changes."""
+    """A server with two scripted devices, shared by all tests and changed by none."""
     with left_as_found(shared_scripted):
         yield shared_scripted
 
 
 @pytest.fixture(scope="module")
 def workers(shared_workers: RunningServer) -> Iterator[RunningServer]:
-    """A server of two API processes over one scripted device, which all tests share and leave as they found it."""
+    """A server of two API processes with one scripted device, shared by all tests, which leave it unchanged."""
     with left_as_found(shared_workers):
         yield shared_workers
 
 
 @pytest.fixture(scope="module")
 def own_scripted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    """Such a server of the module's own, for tests that an operator's doings are part of."""
+    """A server like `scripted` for one module, for tests that change its state as operators do."""
     with run_here(tmp_path_factory.mktemp("own-scripted"), *SCRIPTED) as server:
         yield server
 
 
 @pytest.fixture(scope="module")
 def demo(shared_demo: RunningServer) -> Iterator[RunningServer]:
-    """A server over the demo model, which all tests share and leave as they found it."""
+    """A server with the demo model, shared by all tests, which leave it unchanged."""
     with left_as_found(shared_demo):
         yield shared_demo
 
 
 @pytest.fixture(scope="session")
 def adapted(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The demo model's directory with places for adapters, and two of them, `lively` and `dreamy`."""
+    """The demo model's directory with inputs for adapters, and two adapters, `lively` and `dreamy`."""
     folder = tmp_path_factory.mktemp("adapted") / "model"
     script = ROOT / "scripts" / "make_adapter_model.py"
     subprocess.run([sys.executable, str(script), str(folder)], check=True, capture_output=True)
@@ -111,7 +111,7 @@ def adapted(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def refused_start(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
-    """Run `genai-server serve` in this process with options and settings that it refuses; gives the line it ends with.
+    """Run `genai-server serve` in this process with options and settings that it refuses; returns its error line.
 
     Fails if the server would start.
     """
@@ -129,20 +129,20 @@ def refused_start(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
         return printed.err
 
     # It would replace pytest's own handlers.
-    monkeypatch.setattr("genai_server.cli.serve.command.configure_logging", lambda *_: None)
-    monkeypatch.setattr("genai_server.cli.serve.command.Supervisor", start)
+    monkeypatch.setattr("genai_server.cli.serve.serve_command.configure_logging", lambda *_: None)
+    monkeypatch.setattr("genai_server.cli.serve.serve_command.Supervisor", start)
     monkeypatch.chdir(ROOT)
     return serve
 
 
 @pytest.fixture
 def own_folder(tmp_path: Path) -> Path:
-    """A folder for a server of this test's own."""
+    """A folder for a server of this test."""
     return tmp_path
 
 
 @pytest.fixture
 def short_folder() -> Iterator[Path]:
-    """A folder for temporary files, whose name leaves room for a Unix socket's: 107 bytes are the most."""
+    """A folder for temporary files, with a name short enough for a Unix socket: at most 107 bytes."""
     with tempfile.TemporaryDirectory() as folder:
         yield Path(folder)

@@ -1,4 +1,4 @@
-"""Requests of every kind that come and go beside each other."""
+"""Concurrent requests of every kind that come and go."""
 
 import asyncio
 import random
@@ -9,14 +9,14 @@ from functools import cache
 from msgspec import structs
 
 from genai_server.engine.runners.scores import Logits
-from genai_server.generation import GenerationRequest, Sampling
+from genai_server.messages.generation_request import GenerationRequest, Sampling
 from genai_server.text.codec import load_text_codec
 from tests.running_server import DEMO
 
 MAX_LENGTH = 2048
 LONGEST_PROMPT = 1900
-MOST_TOKENS = 32
-# On average so many steps lie between two arrivals: few enough for a queue, and enough for it to be empty again.
+MAX_TOKENS = 32
+# The mean number of steps between two arrivals: few enough for a queue, and enough for the queue to empty again.
 STEPS_BETWEEN = 5
 FATES = ("answered", "answered", "answered", "answered", "cancelled", "terminated")
 CAPITALS = {"France": "Paris", "Japan": "Tokyo", "Italy": "Rome", "Egypt": "Cairo", "Peru": "Lima", "Cuba": "Havana"}
@@ -24,8 +24,8 @@ CAPITALS = {"France": "Paris", "Japan": "Tokyo", "Italy": "Rome", "Egypt": "Cair
 
 @dataclass(frozen=True)
 class Asked:
-    """A request, the step at which it comes, and when it is cancelled or terminated, if it is: after so many tokens of
-    its answer, or if that is 0, after so many steps.
+    """A request, the step of its arrival, and when it is cancelled or terminated, if at all: after this number of
+    tokens of its answer or, if that is 0, after this number of steps.
     """
 
     request: GenerationRequest
@@ -37,7 +37,7 @@ class Asked:
 
 @dataclass
 class Answer:
-    """Tokens, the logits that each of them (and the end) was chosen from, and how it ended."""
+    """Tokens, the logits from which each token and the end were chosen, and the reason of the end."""
 
     tokens: list[int] = field(default_factory=list)
     logits: list[Logits] = field(default_factory=list)
@@ -47,20 +47,20 @@ class Answer:
 
 @dataclass(frozen=True)
 class Crowd:
-    """Those who ask, and what each is answered alone."""
+    """The requests, and the answer of each when it runs alone."""
 
     asked: Sequence[Asked]
     alone: Sequence[Answer]
 
     def exact(self) -> list[Asked]:
-        """The same, exact."""
+        """The same requests, exact."""
         return [replace(asked, request=structs.replace(asked.request, exact=True)) for asked in self.asked]
 
 
 def make_crowd(
     number: int, chance: random.Random, ask_alone: Callable[[GenerationRequest], Answer], *, share_exact: float = 0.0
 ) -> Crowd:
-    """New prompts, and such as go on from an earlier one and its answer, or from somewhere within."""
+    """New prompts, and prompts that continue an earlier one with its answer, or a part of them."""
     asked: list[Asked] = []
     alone: list[Answer] = []
     arrives = 0
@@ -71,7 +71,7 @@ def make_crowd(
             past = [*asked[earlier].request.prompt, *alone[earlier].tokens]
             kept = chance.choice((len(past), chance.randint(1, len(past))))
             prompt = [*past[:kept], *prompt[:20]]
-        if index == number // 2:  # by chance there may be none
+        if index == number // 2:  # there may be none by chance
             prompt = chance.choices(range(10, 1900), k=LONGEST_PROMPT)
         arrives += round(chance.expovariate(1 / STEPS_BETWEEN))
         exact = chance.random() < share_exact
@@ -82,7 +82,7 @@ def make_crowd(
 
 @cache
 def conversation(turns: int, last: str) -> tuple[int, ...]:
-    """A chat about capitals, which the model knows, and a last question."""
+    """A chat about capitals, which the model knows, and a final question."""
     messages = []
     for turn in range(turns):
         country, capital = list(CAPITALS.items())[turn % len(CAPITALS)]
@@ -95,7 +95,7 @@ def conversation(turns: int, last: str) -> tuple[int, ...]:
 
 
 def some_prompt(chance: random.Random) -> list[int]:
-    """From one token to LONGEST_PROMPT, the short ones more often; tokens without sense, or a conversation."""
+    """From one token to LONGEST_PROMPT, more often short; random tokens or a conversation."""
     length = round(LONGEST_PROMPT ** (chance.random() ** 1.4))
     if chance.random() < 0.4:
         return chance.choices(range(10, 1900), k=length)
@@ -104,7 +104,7 @@ def some_prompt(chance: random.Random) -> list[int]:
 
 
 def some_sampling(chance: random.Random) -> Sampling:
-    """Greedy as often as not."""
+    """Greedy half of the time."""
     if chance.random() < 0.5:
         return Sampling()
     return Sampling(
@@ -124,7 +124,7 @@ def some_asked(name: str, prompt: list[int], arrives: int, chance: random.Random
     request = GenerationRequest(
         name,
         prompt,
-        max_tokens=chance.randint(1, MOST_TOKENS) if answered else MOST_TOKENS,
+        max_tokens=chance.randint(1, MAX_TOKENS) if answered else MAX_TOKENS,
         max_length=MAX_LENGTH,
         sampling=some_sampling(chance),
         ignore_eos=not answered or chance.random() < 0.3,

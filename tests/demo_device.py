@@ -1,4 +1,4 @@
-"""A device with the demo model: an engine's loop that is stepped by hand, and what it has sent."""
+"""A device with the demo model: an engine loop stepped by hand, and its messages."""
 
 import asyncio
 import time
@@ -14,7 +14,7 @@ from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.sampling.grammar import Guidance
 from genai_server.engine.scheduling.scheduler import Scheduler
 from genai_server.engine.scheduling.step import StepPolicy
-from genai_server.generation import FinishReason, GenerationRequest, TokenLogprob
+from genai_server.messages.generation_request import FinishReason, GenerationRequest, TokenLogprob
 from genai_server.messages.protocol import Failed, Finished, PromptLogprobs, Submit, ToApi, Tokens
 from genai_server.text.codec import load_text_codec
 from tests.loop_steps import step_or_wait
@@ -34,12 +34,12 @@ def decoded(tokens: list[int]) -> str:
 
 
 class DemoDevice:
-    """A loop, and what it has sent about each request."""
+    """A loop, and the messages that it sent about each request."""
 
     def __init__(self, runners: RunnerPair, guidance: Guidance, folder: Path, *, speculates: bool = False) -> None:
         self.sent: list[ToApi] = []
         policy = StepPolicy(speculates=speculates)
-        self.scheduler = Scheduler(max_running=6, max_waiting=6, prefill_chunk=24, policy=policy)
+        self.scheduler = Scheduler(runners.main, max_running=6, max_waiting=6, prefill_chunk=24, policy=policy)
         folders = ProfileFolder(folder, "cpu", max_files=100, max_bytes=10**8)
         self.loop = EngineLoop(
             runners,

@@ -1,10 +1,10 @@
-"""A model builder that writes the demo model, for tests of what is built around it."""
+"""A model builder that writes the demo model, for tests of the code around it."""
 
 from pathlib import Path
 
 from tests.running_server import DEMO
 
-# What stands for the libraries of the extra `export`, which are gigabytes: modules, and a builder by its options.
+# Substitutes for the libraries of the extra `export`, which take gigabytes: modules, and a builder with its options.
 BUILDER = f"""
 import os, shutil, sys
 arguments = sys.argv[1:]
@@ -31,7 +31,7 @@ MODULES = {
 
 
 def fake_builder(folder: Path) -> Path:
-    """Write the modules into a folder that PYTHONPATH can name; returns it."""
+    """Write the modules into a folder for PYTHONPATH; returns it."""
     for name, text in MODULES.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)

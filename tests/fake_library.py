@@ -1,5 +1,5 @@
-"""A library with `og.Engine` in Python, which does what the real one does on GPUs only: it batches dynamically, reads
-prompts in pieces, and runs out of memory.
+"""A library with `og.Engine` in Python that does what the real one does only on GPUs: it batches dynamically, reads
+prompts in chunks, and runs out of memory.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
-from genai_server.generation import ModelInfo, Sampling
+from genai_server.messages.generation_request import ModelInfo, Sampling
 
 EOS = 0
 
@@ -39,7 +39,7 @@ class Event:
 
 
 class Options:
-    """Keeps what it is given by the name of the setter."""
+    """Stores the arguments of each setter by its name."""
 
     def __init__(self, *_: Any) -> None:
         self.given: dict[str, Any] = {}
@@ -71,7 +71,8 @@ class Request:
 
 @dataclass
 class FakeLibrary:
-    """Tokens that a run reads of each prompt, rows at most, and sequences that there is memory for.
+    """The number of tokens that a run reads of each prompt, the maximum number of rows, and the number of sequences
+    that fit in memory.
 
     The tokens of a turn are 1, 2, 3 and so on.
     """
@@ -83,7 +84,7 @@ class FakeLibrary:
     fails: bool = False
     cannot_start: bool = False
     alive: int = 0
-    most_alive: int = 0
+    max_alive: int = 0
     rows: list[int] = field(default_factory=list)
 
     FinishReason = FinishReason
@@ -102,7 +103,7 @@ class FakeEngine:
         self.library = library
         self.requests: list[Request] = []
         library.alive += 1
-        library.most_alive = max(library.most_alive, library.alive)
+        library.max_alive = max(library.max_alive, library.alive)
 
     def __del__(self) -> None:
         self.library.alive -= 1
@@ -143,7 +144,7 @@ class FakeEngine:
 
 
 def fake_generator(library: FakeLibrary, **search: Any) -> OgGeneratorRunner:
-    """What a LibraryBatch needs of one."""
+    """The parts of a generator that a LibraryBatch needs."""
     model = ModelInfo(context_length=1000, vocab_size=500, eos_token_ids=[EOS], defaults=Sampling(**search))
     return cast(
         OgGeneratorRunner, SimpleNamespace(library=library, library_model=None, model=model, nodes={"cuda": None})

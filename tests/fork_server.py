@@ -1,8 +1,9 @@
 """Starts `genai-server` by forking a process that has imported it: a tenth of the time of a new interpreter.
 
-Run as a program, this module is that process. `tests.running_server` starts it when the first command is wanted.
+Run as a program, this module is that process. `tests.running_server` starts it for the first command.
 """
 
+import atexit
 import gc
 import importlib
 import json
@@ -16,17 +17,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
-# What commands import, and uvicorn by name. Nothing of these starts a thread.
+# The imports of commands, and those of uvicorn by name. None of them starts a thread.
 _IMPORTED = (
-    "genai_server.cli.bench",
-    "genai_server.cli.chat",
-    "genai_server.cli.doctor.command",
-    "genai_server.cli.models",
-    "genai_server.cli.pull",
-    "genai_server.cli.run",
-    "genai_server.cli.top.command",
-    "genai_server.cli.tune.command",
-    "genai_server.cli.serve.command",
+    "genai_server.tools.bench.bench_command",
+    "genai_server.tools.terminal_chat.chat_command",
+    "genai_server.tools.doctor.doctor_command",
+    "genai_server.cli.models_command",
+    "genai_server.cli.pull_command",
+    "genai_server.tools.terminal_chat.run_command",
+    "genai_server.tools.top.top_command",
+    "genai_server.tools.tune.tune_command",
+    "genai_server.cli.serve.serve_command",
     "genai_server.cli.serve.composition",
     "uvicorn.protocols.http.httptools_impl",
     "uvicorn.lifespan.on",
@@ -50,14 +51,14 @@ class ForkedProcess:
         return self._ended(0)
 
     def wait(self, timeout: float | None = None) -> int:
-        """The exit status, when it has ended. Raises subprocess.TimeoutExpired after so many seconds."""
+        """Wait for the exit status. Raises subprocess.TimeoutExpired after `timeout` seconds."""
         status = self._ended(timeout)
         if status is None:
             raise subprocess.TimeoutExpired(self.args, timeout or 0)
         return status
 
     def send_signal(self, number: int) -> None:
-        """Send a signal, unless it has ended."""
+        """Send a signal unless the process has ended."""
         if self.poll() is None:
             os.kill(self.pid, number)
 
@@ -77,7 +78,7 @@ class ForkedProcess:
 
 
 class ForkServer:
-    """The process that is forked. Ends with this one."""
+    """The process that is forked. It ends with this one."""
 
     def __init__(self) -> None:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -88,16 +89,16 @@ class ForkServer:
     def start(
         self, arguments: Sequence[str], environment: Mapping[str, str], folder: Path, files: Sequence[IO[bytes]]
     ) -> ForkedProcess:
-        """Run `genai-server` with these arguments, in a folder; the files are its standard input, output and errors."""
+        """Run `genai-server` with these arguments in a folder; the files are its standard input, output and error."""
         ours, theirs = os.pipe()
-        told = json.dumps([list(arguments), dict(environment), str(folder)])
-        socket.send_fds(self._socket, [told.encode()], [*(file.fileno() for file in files), theirs])
+        request = json.dumps([list(arguments), dict(environment), str(folder)])
+        socket.send_fds(self._socket, [request.encode()], [*(file.fileno() for file in files), theirs])
         os.close(theirs)
         return ForkedProcess(arguments, os.fdopen(ours, "rb", buffering=0))
 
 
 def _read_word(pipe: IO[bytes]) -> int:
-    """A number that the fork server has written. Raises ChildProcessError if it ended before it did: 0 is a success."""
+    """A number that the fork server wrote. Raises ChildProcessError if the server ended first; 0 means success."""
     data = pipe.read(_WORD)
     if len(data) < _WORD:
         raise ChildProcessError("the fork server has ended")
@@ -105,10 +106,10 @@ def _read_word(pipe: IO[bytes]) -> int:
 
 
 def _serve(requests: socket.socket) -> None:
-    """Fork a process for each request, until the requests end; returns in each forked process, which is to go on."""
+    """Fork a process for each request until the requests end; returns in each forked process, which then continues."""
     while True:
-        told, descriptors, _, _ = socket.recv_fds(requests, _LARGEST, 4)
-        if not told:
+        request, descriptors, _, _ = socket.recv_fds(requests, _LARGEST, 4)
+        if not request:
             sys.exit()
         if os.fork() == 0:
             break
@@ -118,12 +119,12 @@ def _serve(requests: socket.socket) -> None:
     *files, pipe = descriptors
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     if pid := os.fork():
-        # Its parent only waits for it, as the fork server has more to do.
+        # The parent process only waits for it, because the fork server has more to do.
         os.write(pipe, pid.to_bytes(_WORD, "little"))
         os.write(pipe, os.waitpid(pid, 0)[1].to_bytes(_WORD, "little"))
         os._exit(0)
     os.close(pipe)
-    arguments, environment, folder = json.loads(told)
+    arguments, environment, folder = json.loads(request)
     for standard, file in enumerate(files):
         os.dup2(file, standard)
         os.close(file)
@@ -133,7 +134,27 @@ def _serve(requests: socket.socket) -> None:
     sys.argv[1:] = arguments
 
 
+class _QuickEnd:
+    """Ends a forked process after its threads and `atexit` callbacks, without the interpreter's own end.
+
+    That would visit each object that was imported before the fork, and so copy its memory: half of the processor time
+    of a server that answers few requests.
+    """
+
+    def __init__(self) -> None:
+        # The exit status; None before the command has ended, and for an error, which ends the process as always.
+        self.status: int | None = None
+        atexit.register(self._end)  # the first one, which is called last
+
+    def _end(self) -> None:
+        if self.status is not None:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(self.status)
+
+
 if __name__ == "__main__":
+    end = _QuickEnd()
     for name in _IMPORTED:
         importlib.import_module(name)
     gc.freeze()
@@ -141,4 +162,9 @@ if __name__ == "__main__":
     _serve(socket.socket(fileno=int(sys.argv[1])))
     from genai_server.cli import main
 
-    sys.exit(main())
+    try:
+        end.status = main()
+    except SystemExit as exit:
+        if not isinstance(exit.code, int | None):
+            raise
+        end.status = exit.code or 0

@@ -1,6 +1,6 @@
-"""A hub over HTTP on this machine, which answers as Hugging Face's does, and fails when told to.
+"""A hub over HTTP on this machine that answers like Hugging Face's, and fails on demand.
 
-Models' information, trees in pages, files with ranges and etags, large ones behind a redirect; private and gated
+Model information, trees in pages, files with ranges and etags, large files behind a redirect; private and gated
 repositories.
 """
 
@@ -24,30 +24,30 @@ _LARGE = 64
 
 @cache
 def _sha256(content: bytes) -> str:
-    """Of large files once only, for each answer tells of it."""
+    """Computed once per large file, because each answer contains it."""
     return hashlib.sha256(content).hexdigest()
 
 
 @cache
 def _blob_id(content: bytes) -> str:
-    """What git calls it."""
+    """The id that git gives the content."""
     return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
 
 
 @dataclass
 class HubRepository:
-    """A repository's one commit; files of 64 bytes and more are large ones."""
+    """A repository's single commit; files of 64 bytes and more are large files."""
 
     files: dict[str, bytes]
     revisions: tuple[str, ...] = ("main",)
     private: bool = False
     gated: bool = False
-    # The repository that its card names as its original.
+    # The repository that its model card names as its original.
     base: str = ""
 
     @property
     def commit(self) -> str:
-        """Changes with the files."""
+        """Depends on the files."""
         found = hashlib.sha1()
         for name, content in sorted(self.files.items()):
             found.update(f"{name}\0{_sha256(content)}".encode())
@@ -56,22 +56,22 @@ class HubRepository:
 
 @dataclass
 class LocalHub:
-    """The repositories, the faults to come, and what was asked for."""
+    """The repositories, the faults to inject, and the requests received."""
 
     url: str = ""
     repositories: dict[str, HubRepository] = field(default_factory=dict)
-    # Of a file's path: after so many bytes the connection breaks, once for each number.
+    # By a file's path: the numbers of bytes after which the connection breaks, once for each number.
     cuts: dict[str, list[int]] = field(default_factory=dict)
-    # Of a file's path: what is sent in the place of its content.
+    # By a file's path: what is sent instead of its content.
     forged: dict[str, bytes] = field(default_factory=dict)
-    # Paths whose content is sent without its length, and those of which it has no end.
+    # Paths whose content is sent without its length, and those whose content never ends.
     unsized: set[str] = field(default_factory=set)
     endless: set[str] = field(default_factory=set)
-    # Of a file's path: fields of its entry in the tree that are others than they should be.
+    # By a file's path: wrong fields of its entry in the tree.
     entries: dict[str, dict[str, Any]] = field(default_factory=dict)
-    # Before a file's content is sent.
+    # Called before a file's content is sent.
     before_sending: Callable[[str], object] = lambda _: None
-    # Paths and first bytes of the contents that were asked for.
+    # Paths and first bytes of the requested contents.
     sent: list[tuple[str, int]] = field(default_factory=list)
 
 
@@ -122,7 +122,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._refuse(404, "EntryNotFound")
 
     def _repository(self, name: str, revision: str) -> HubRepository | None:
-        """None if the refusal has been sent."""
+        """Returns None if the refusal has been sent."""
         token = self.headers.get("authorization", "").removeprefix("Bearer ")
         repository = self.state.repositories.get(name)
         if token and token != TOKEN:
@@ -207,7 +207,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("connection", "close")
         self.end_headers()
         if self.command != "HEAD":
-            with suppress(OSError):  # the client has had enough
+            with suppress(OSError):  # the client has disconnected
                 self.wfile.write(content)
                 while is_endless:
                     self.wfile.write(bytes(100_000))

@@ -1,4 +1,4 @@
-"""Steps of an engine's loop that is run by hand."""
+"""Steps of an engine loop that is run by hand."""
 
 import time
 
@@ -7,7 +7,7 @@ from genai_server.engine.scheduling.scheduler import Scheduler
 
 
 def step_or_wait(loop: EngineLoop, scheduler: Scheduler) -> None:
-    """Run a step. While a grammar is compiled there may be nothing to do, and a step would block."""
+    """Run a step. During a compilation there may be nothing to do, and a step would block."""
     if loop.inbox.empty() and scheduler.is_idle:
         time.sleep(0.001)
     else:

@@ -1,4 +1,4 @@
-"""Changes of a model directory as another builder, or another hand, would have made it."""
+"""Changes of a model directory as another builder or a person would make them."""
 
 import json
 import shutil
@@ -13,13 +13,13 @@ from tests.running_server import DEMO
 
 
 def base_model(directory: Path) -> Path:
-    """A copy of the demo model that has no chat template, as base models have none."""
+    """A copy of the demo model without a chat template, like base models."""
     shutil.copytree(DEMO, directory, ignore=shutil.ignore_patterns("chat_template.jinja"))
     return directory
 
 
 def code_model(directory: Path) -> list[int]:
-    """A copy of the demo model whose last tokens are StarCoder's to fill in the middle; returns their ids."""
+    """A copy of the demo model whose last tokens are StarCoder's infill tokens; returns their ids."""
     shutil.copytree(DEMO, directory)
     path = directory / "tokenizer.json"
     tokenizer: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
@@ -38,7 +38,7 @@ def code_model(directory: Path) -> list[int]:
 
 @contextmanager
 def edited_config(directory: Path) -> Iterator[dict[str, Any]]:
-    """Its genai_config.json, written as it is at the block's end."""
+    """The model's genai_config.json, written when the block ends."""
     path = directory / "genai_config.json"
     config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     yield config
@@ -47,7 +47,7 @@ def edited_config(directory: Path) -> Iterator[dict[str, Any]]:
 
 @contextmanager
 def edited_graph(directory: Path) -> Iterator[onnx.GraphProto]:
-    """Its graph, written as it is at the block's end; weights in files of their own stay there."""
+    """The model's graph, written when the block ends; weights in separate files stay there."""
     path = str(directory / "model.onnx")
     model = onnx.load(path, load_external_data=False)
     yield model.graph

@@ -1,4 +1,4 @@
-"""The demo model as the builder's prune_lm_head makes it: its graph gives the logits of the last token only."""
+"""The demo model as built with prune_lm_head: its graph returns the logits of the last token only."""
 
 import shutil
 from pathlib import Path
@@ -12,7 +12,7 @@ _HEAD = "/lm_head/MatMul_Q8"
 
 
 def make_pruned_model(directory: Path) -> None:
-    """Copy the demo model there, with a cut before its head."""
+    """Copy the demo model, pruned before its head."""
     shutil.copytree(DEMO, directory)
     last, axis = helper.make_tensor("last", TensorProto.INT64, [], [-1]), helper.make_tensor("axis", 7, [1], [1])
     with edited_graph(directory) as graph:

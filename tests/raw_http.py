@@ -1,4 +1,4 @@
-"""HTTP as bytes on a socket, for what no client library would send or tell."""
+"""HTTP as bytes on a socket, for what client libraries neither send nor report."""
 
 import socket
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ from tests.running_server import RunningServer
 
 @dataclass
 class RawAnswer:
-    """One answer: its status, its headers by their names in lower case, and its body as it came."""
+    """One answer: its status, its headers by lower-case names, and its raw body."""
 
     status: int
     headers: dict[str, list[str]] = field(default_factory=dict)
@@ -25,7 +25,7 @@ def connect(server: RunningServer, *, receive_buffer: int | None = None) -> sock
 
 
 def read_to_end(sock: socket.socket) -> bytes:
-    """Everything up to where the server hangs up; fails if it does not within 20 s."""
+    """Everything until the server closes the connection; fails if it does not within 20 s."""
     data = b""
     try:
         while part := sock.recv(65536):
@@ -36,7 +36,7 @@ def read_to_end(sock: socket.socket) -> bytes:
 
 
 def answers(data: bytes) -> list[RawAnswer]:
-    """All answers, where each says its length; the body of one that does not is all that follows."""
+    """All answers, if each gives its length; the body of one without a length is everything that follows."""
     found = []
     while data:
         lines, _, data = data.partition(b"\r\n\r\n")
@@ -52,7 +52,7 @@ def answers(data: bytes) -> list[RawAnswer]:
 
 
 def asked(server: RunningServer, sent: bytes) -> RawAnswer:
-    """The one answer to these bytes, after which the server hangs up."""
+    """The single answer to these bytes, after which the server closes the connection."""
     with connect(server) as sock:
         sock.sendall(sent)
         (answer,) = answers(read_to_end(sock))

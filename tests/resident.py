@@ -1,4 +1,4 @@
-"""The memory that the keys and values of a batch take, as Linux counts it."""
+"""The resident memory of a batch's keys and values, as Linux counts it."""
 
 import mmap
 
@@ -8,9 +8,9 @@ from genai_server.engine.runners.cpu_buffers import CpuBuffers
 
 
 def resident_bytes(buffers: CpuBuffers) -> int:
-    """Memory of the buffers' pages which lie in RAM or in swap.
+    """Bytes of the buffers' pages in RAM or in swap.
 
-    /proc/self/smaps would show neighbouring mappings, which may be of others, as one.
+    /proc/self/smaps would merge them with neighbouring mappings.
     """
     found = 0
     with open("/proc/self/pagemap", "rb", buffering=0) as pages:

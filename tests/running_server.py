@@ -1,4 +1,4 @@
-"""A genai-server in processes of its own, as an operator runs it, for the tests that talk to it over real sockets."""
+"""A genai-server in separate processes, as an operator runs it, for tests over real sockets."""
 
 import os
 import signal
@@ -20,30 +20,30 @@ from tests.fork_server import ForkedProcess, ForkServer
 
 ROOT = Path(__file__).parent.parent
 DEMO = ROOT / "models" / "demo"
-# Options of a server over two scripted devices.
+# Options of a server with two scripted devices.
 SCRIPTED = ("--device", "scripted:0,scripted:1", "--max-length", "2000")
-# The demo model is too small for more, and threads that wait for work keep the cores from other tests.
+# The demo model is too small for more, and idle threads would take the cores from other tests.
 ONE_THREAD = {"GENAI_THREADS": "1"}
 SETTINGS = ("GENAI_", "HOST", "PORT", "WORKERS", "RELOAD")
 
 
 def free_port() -> int:
-    """A TCP port that nobody listens on."""
+    """An unused TCP port."""
     with socket.create_server(("127.0.0.1", 0)) as sock:
         port: int = sock.getsockname()[1]
         return port
 
 
 def clean_environment(**settings: str) -> dict[str, str]:
-    """This process's environment with these settings of the server in place of any other."""
+    """This process's environment, with these server settings instead of all others."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(SETTINGS)}
     return kept | ONE_THREAD | settings
 
 
 def environment_without(module: str, folder: Path) -> dict[str, str]:
-    """Settings of a Python process that does not find modules of this name, as if nobody had installed them.
+    """Settings of a Python process that does not find modules of this name, as if they were not installed.
 
-    `folder` takes what stands in their way.
+    `folder` receives a module that blocks the import.
     """
     (folder / "sitecustomize.py").write_text(
         "import importlib.util as u\n"
@@ -55,7 +55,7 @@ def environment_without(module: str, folder: Path) -> dict[str, str]:
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = 20.0, *, least: float = 0.01) -> None:
-    """Poll until the condition holds, the longer the less often; fails when it does not in time.
+    """Poll with growing pauses until the condition holds; fails after the time limit.
 
     `least` is the shortest pause, in seconds.
     """
@@ -67,10 +67,10 @@ def wait_until(condition: Callable[[], bool], seconds: float = 20.0, *, least: f
 
 
 def running_after(processes: Iterable[psutil.Process], seconds: float) -> list[psutil.Process]:
-    """Those of the processes that have not ended after so long; returns as soon as all have.
+    """Those processes that have not ended after this time; returns as soon as all have.
 
-    A zombie has ended. An orphan's parent is then the machine's first process, which may take a second to ask for its
-    exit status.
+    A zombie has ended. An orphan's parent is the machine's first process, which may take a second to collect its exit
+    status.
     """
 
     def running() -> list[psutil.Process]:
@@ -82,7 +82,7 @@ def running_after(processes: Iterable[psutil.Process], seconds: float) -> list[p
 
 
 def has_ended(process: psutil.Process) -> bool:
-    """Whether a process runs no more, whether its parent has asked for its exit status or not."""
+    """Whether a process has ended, even if its exit status is not collected."""
     try:
         return bool(not process.is_running() or process.status() == psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
@@ -90,12 +90,12 @@ def has_ended(process: psutil.Process) -> bool:
 
 
 def fork_origin(server: "RunningServer") -> psutil.Process | None:
-    """The process that the API processes of `--workers` are forked from; None where they are not forked."""
+    """The process from which the API processes of `--workers` are forked; None where they are not forked."""
     return next(iter(_children(server, "multiprocessing.forkserver")), None)
 
 
 def api_processes(server: "RunningServer") -> list[psutil.Process]:
-    """The API processes of `--workers` that run."""
+    """The running API processes of `--workers`."""
     if (origin := fork_origin(server)) is not None:
         return [child for child in origin.children() if not has_ended(child)]
     return _children(server, "multiprocessing.spawn")
@@ -122,11 +122,11 @@ class RunningServer:
         self._log = log
 
     def log(self) -> str:
-        """What the server has written up to now."""
+        """The server's output so far."""
         return self._log.read_text(encoding="utf-8")
 
     def is_ready(self) -> bool:
-        """Whether /readyz says so."""
+        """Whether /readyz returns 200."""
         try:
             return self.client.get("/readyz").status_code == 200
         except httpx.TransportError:
@@ -142,7 +142,7 @@ class RunningServer:
         return body
 
     def device(self, name: str) -> dict[str, Any]:
-        """What /healthz says of a device."""
+        """The fields of a device in /healthz."""
         found: dict[str, Any] = self.health()["devices"][name]
         return found
 
@@ -155,7 +155,7 @@ class RunningServer:
         return self.client.post("/v1/admin/runtime_options", json=fields)
 
     def recover(self) -> None:
-        """Set the runtime options as they are at the start."""
+        """Reset the runtime options to their initial values."""
         self.options(terminate_session="0")
         self.options(enable_profiling="0")
 
@@ -171,12 +171,12 @@ class RunningServer:
             yield EventReader(response)
 
     def idle(self, device: str) -> bool:
-        """Whether nothing runs or waits on a device."""
+        """Whether nothing is running or queued on a device."""
         state = self.device(device)
         return bool(state["running"] == 0 and state["waiting"] == 0)
 
     def standing(self) -> dict[str, Any]:
-        """What whoever comes next finds: models with their aliases, engines, what runs there, what is switched on."""
+        """The state that tests must restore: models with aliases, engines, running requests and enabled options."""
         devices = self.client.get("/v1/admin/runtime_options").json()["devices"]
         profiled = {name: options["enable_profiling"] for name, options in devices.items()}
         return {"models": self.health()["models"], "enable_profiling": profiled}
@@ -199,7 +199,7 @@ def fork_server() -> ForkServer:
 
 
 def _can_fork(environment: Mapping[str, str]) -> bool:
-    """Whether a forked process is as a new one would be."""
+    """Whether a forked process behaves like a new one."""
     return sys.platform == "linux" and environment.get("PYTHONPATH") == os.environ.get("PYTHONPATH")
 
 
@@ -219,11 +219,11 @@ def run_server(
     seconds: float = 40.0,
     port: int | None = None,
 ) -> Iterator[RunningServer]:
-    """Start `genai-server serve`, wait until no device is loading any more, and end its processes.
+    """Start `genai-server serve`, wait until no device is loading, and finally end its processes.
 
-    `folder` takes its log, its profiles and its packed weights. It is to be ready after so many seconds, and may take
-    half of them to end. Without `port` it listens on a free one. A `program` runs in a new interpreter, as one without
-    it does with a PYTHONPATH in its settings; others are forked where that works.
+    `folder` holds its log, its profiles and its packed weights. The server must be ready within `seconds`, and may take
+    half of that to end. Without `port` it listens on a free one. A `program` runs in a new interpreter, and so does the
+    server with a PYTHONPATH in its settings; other servers are forked where possible.
     """
     port = port or free_port()
     log = folder / "server.log"
@@ -263,9 +263,9 @@ def run_server(
 def run_command(
     *arguments: str, environment: Mapping[str, str], cwd: Path = ROOT, said: str = "", seconds: float = 55.0
 ) -> "subprocess.CompletedProcess[str]":
-    """Run `genai-server` with these arguments to its end, forked where that works. `said` is its standard input.
+    """Run `genai-server` with these arguments to its end, forked where possible. `said` is its standard input.
 
-    Raises subprocess.TimeoutExpired after so many seconds.
+    Raises subprocess.TimeoutExpired after `seconds`.
     """
     if not _can_fork(environment):
         command = [sys.executable, "-m", "genai_server", *arguments]
@@ -281,17 +281,17 @@ def run_command(
         except subprocess.TimeoutExpired:
             process.kill()
             raise
-        # The files' places are shared with the process.
+        # The file positions are shared with the process.
         texts = [os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0).decode() for file in (output, errors)]
     return subprocess.CompletedProcess(arguments, status, *texts)
 
 
 @contextmanager
 def left_as_found(server: RunningServer) -> Iterator[None]:
-    """Fails if the server is another afterwards, for those who come next."""
+    """Fails if the server's state differs afterwards, to protect the tests that follow."""
     before = server.standing()
     yield
-    with suppress(AssertionError):  # who has just left may still be there; the next line says what is
+    with suppress(AssertionError):  # a client that just disconnected may still be listed; the next line checks that
         wait_until(lambda: server.standing() == before)
     assert server.standing() == before
 
@@ -300,7 +300,7 @@ def left_as_found(server: RunningServer) -> Iterator[None]:
 def serve_with_uvicorn(
     folder: Path, *options: str, **settings: str
 ) -> Iterator[tuple["subprocess.Popen[bytes]", str, Path]]:
-    """Plain uvicorn on the ASGI entry."""
+    """Plain uvicorn with the ASGI entry."""
     port = free_port()
     log = folder / "uvicorn.log"
     command = [sys.executable, "-m", "uvicorn", "genai_server.asgi:app", "--port", str(port), *options]

@@ -1,4 +1,4 @@
-"""What a server's /metrics says."""
+"""The contents of a server's /metrics."""
 
 from dataclasses import dataclass
 
@@ -14,17 +14,17 @@ class Scraped:
     samples: dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
     def value(self, name: str, **labels: str) -> float:
-        """The sum of the samples of this name that have these labels; 0 without any."""
+        """The sum of the samples with this name and these labels; 0 without any."""
         wanted = labels.items()
         return sum(value for (key, has), value in self.samples.items() if key == f"genai:{name}" and wanted <= set(has))
 
     def names(self) -> set[str]:
-        """Of all samples."""
+        """The names of all samples."""
         return {name for name, _ in self.samples}
 
 
 def parse(text: str) -> Scraped:
-    """Of Prometheus's text format."""
+    """Parse Prometheus's text format."""
     return Scraped(
         {
             (sample.name, tuple(sorted(sample.labels.items()))): sample.value

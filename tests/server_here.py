@@ -1,4 +1,4 @@
-"""A genai-server whose API side is in this process, where a test can reach into it; its engines have their own.
+"""A genai-server whose API side runs in this process, where tests can reach it; its engines are separate processes.
 
 It starts in less than half of the time of `tests.running_server.run_server`, which is for tests of processes, signals,
 the log or the environment.
@@ -14,8 +14,8 @@ from pathlib import Path
 import httpx
 import uvicorn
 
-from genai_server.cli.serve.command import _uvicorn_config, listen
 from genai_server.cli.serve.composition import attached_app
+from genai_server.cli.serve.serve_command import _uvicorn_config, listen
 from genai_server.config import add_options, load_settings
 from genai_server.supervisor.supervisor import Supervisor
 from tests.running_server import ONE_THREAD, RunningServer, wait_until
@@ -32,7 +32,7 @@ class ServerHere(RunningServer):
 
 @contextmanager
 def run_here(folder: Path, *options: str, settings: Mapping[str, str] | None = None) -> Iterator[RunningServer]:
-    """Serve with these options of `serve` and these settings on a free port, until no device is loading any more."""
+    """Serve with these options and settings of `serve` on a free port; yields when no device is loading."""
     parser = argparse.ArgumentParser()
     add_options(parser)
     folders = {"GENAI_PROFILE_DIR": str(folder / "profiles"), "GENAI_CACHE_DIR": str(folder / "cache")}
@@ -52,5 +52,5 @@ def run_here(folder: Path, *options: str, settings: Mapping[str, str] | None = N
             server.client.close()
             api.should_exit = True
             thread.join()
-            gc.freeze()  # again what `tests.conftest` has excluded and the app included at its end
+            gc.freeze()  # repeat what `tests.conftest` excluded and the app included at its end
             supervisor.stop()

@@ -1,6 +1,6 @@
-"""An engine's loop without process and socket, driven step by step.
+"""An engine loop without process and socket, driven step by step.
 
-It has a clock and a chance of its own: the same seed gives the same steps.
+It has its own clock and random numbers: the same seed gives the same steps.
 """
 
 import random
@@ -18,28 +18,29 @@ from genai_server.engine.model.graph import read_decoder_graph
 from genai_server.engine.model.session import open_mixed_session, open_session
 from genai_server.engine.profiling.folder import ProfileFolder
 from genai_server.engine.profiling.runtime_options import PROFILING, TERMINATE, RuntimeOptionState
-from genai_server.engine.runners.base import Interrupted, Opening
+from genai_server.engine.runners.base import Interrupted
 from genai_server.engine.runners.batched import BatchedRunner, BatchLimits, MoreSessions
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.runners.scores import Logits, Scores
 from genai_server.engine.sampling.grammar import model_guidance
 from genai_server.engine.scheduling.scheduler import Scheduler
-from genai_server.engine.scheduling.step import Step, StepPolicy
-from genai_server.generation import GenerationRequest
+from genai_server.engine.scheduling.step import Step
 from genai_server.messages.admin import ResetPrefixCache, SetRuntimeOption, StartProfile
+from genai_server.messages.generation_request import GenerationRequest
 from genai_server.messages.protocol import Cancel, Failed, Finished, Refused, Submit, ToApi, Tokens
 from genai_server.profile_plan import ProfilePlan, SlowTokens
+from scripts._models.driven import Driven
 from tests.crowd import MAX_LENGTH, Answer, Asked
 
 SLOTS = 8
 API = 1
-# A chunk that ends with one token alone in a block of the library's attention is rounded otherwise.
+# A chunk with a single token in the last block of the library's attention is rounded otherwise.
 ATTENTION_BLOCK = 64
 
 
 class ChanceInterrupted(BatchedRunner):
-    """Reports a pass over a prompt as interrupted now and then: at its very end, when all has been written."""
+    """Occasionally reports a pass over a prompt as interrupted, at its very end, when everything has been written."""
 
     chance: random.Random | None = None
     num_interrupted = 0
@@ -53,7 +54,7 @@ class ChanceInterrupted(BatchedRunner):
 
 
 class Overheard(RunnerPair):
-    """Keeps the logits that tokens are chosen from, by the request's name, and counts the passes of each runner."""
+    """Records the logits of each choice by the request's name, and counts the passes of each runner."""
 
     def __init__(self, generator: OgGeneratorRunner, batched: BatchedRunner) -> None:
         super().__init__(generator, batched)
@@ -70,7 +71,7 @@ class Overheard(RunnerPair):
 
 
 class SteppedEngine:
-    """One loop on a model; a new one for each question, over the same runners."""
+    """A loop on a model; a new one for each run, with the same runners."""
 
     def __init__(self, model_dir: Path, profiles: Path) -> None:
         self._model_dir = model_dir
@@ -84,12 +85,11 @@ class SteppedEngine:
         self.begin(random.Random(0))
 
     def begin(self, chance: random.Random) -> None:
-        """Forget everything."""
+        """Forget all cached and recorded state."""
         self.chance = chance
         self.runners = Overheard(self.generator, self.batched)
-        self.runners.forget()
-        policy = StepPolicy(mixes=True)
-        self.scheduler = Scheduler(max_running=SLOTS, max_waiting=256, prefill_chunk=64, idle_chunk=256, policy=policy)
+        self.batched.forget()
+        self.scheduler = Scheduler(self.batched, max_running=SLOTS, max_waiting=256, prefill_chunk=64, idle_chunk=256)
         folder = ProfileFolder(self.profiles, "cpu", max_files=80, max_bytes=10**9)
         self._seconds = 0.0
         self.loop = EngineLoop(
@@ -106,7 +106,7 @@ class SteppedEngine:
         self._answers: dict[str, Answer] = {}
 
     def alone(self, request: GenerationRequest) -> Answer:
-        """What a request is answered that nobody is beside or was before."""
+        """The answer to a request that runs alone, without cached prefixes."""
         self.begin(random.Random(0))
         self._submit(Asked(request, 0))
         while self._answers[request.request_id].end == "nothing":
@@ -114,8 +114,8 @@ class SteppedEngine:
         return self._answer(request)
 
     def together(self, crowd: Sequence[Asked], seed: int) -> list[Answer]:
-        """What becomes of them all, in their order, while by chance profiling is switched, sessions begin, passes are
-        interrupted and pasts forgotten.
+        """The answers to all requests, in order, while profiling is switched, sessions start, passes are interrupted
+        and pasts are forgotten at random.
         """
         self.begin(random.Random(seed))
         self.batched.chance, self.batched.num_interrupted = self.chance, 0
@@ -141,24 +141,25 @@ class SteppedEngine:
         return [self._answer(asked.request) for asked in crowd]
 
     def library(self, prompt: list[int], following: list[int], *, decoded: int = 0) -> list[Logits]:
-        """The logits of a fresh Generator after the prompt, of which it reads the last so many tokens one by one, and
-        after each token that follows.
+        """The logits of a fresh Generator after the prompt, whose last `decoded` tokens it reads one by one, and after
+        each following token.
         """
-        self.generator.open(-1, prompt, Opening(MAX_LENGTH))
+        generator = Driven(self.generator)
+        generator.open(-1, prompt, MAX_LENGTH)
         whole = len(prompt) - decoded
-        # Two at the end instead of one alone.
+        # Two at the end instead of one.
         cut = whole - 2 if whole > 1 and whole % ATTENTION_BLOCK == 1 else whole
         for part in (prompt[:cut], prompt[cut:whole]):
             if part:
-                logits = self.generator.prefill(-1, part).copy()
+                logits = generator.prefill(-1, part).copy()
         found = [logits]
         for token in [*prompt[whole:], *following]:
-            found.append(self.generator.decode([-1], [token])[0].copy())
+            found.append(generator.decode([-1], [token])[0].copy())
         self.generator.close(-1)
         return found[decoded:]
 
     def rounding(self) -> float:
-        """The largest difference of logits that the library itself makes between a past read whole and one decoded."""
+        """The largest difference of the library's own logits between a prefilled past and a decoded one."""
         largest = 0.0
         for seed in range(12):
             chance = random.Random(seed)
@@ -210,7 +211,7 @@ class SteppedEngine:
     def _note(self, asked: Asked, message: Tokens | Finished) -> None:
         answer = self._answers[asked.request.request_id]
         if isinstance(message, Finished):
-            # A cancelled one may end by itself, with the very token that it was cancelled at.
+            # A cancelled answer may end normally, at the very token of its cancellation.
             assert answer.end in ("nothing", "cancelled")
             answer.end, answer.num_cached = message.reason.value, message.num_cached
             return
@@ -225,18 +226,19 @@ class SteppedEngine:
         return answer
 
     def _clock(self) -> float:
-        """Seconds that pass by chance, so that the chunks of prompts are of all sizes."""
+        """Seconds that advance at random, so that prompt chunks have all sizes."""
         self._seconds += self.chance.uniform(0.001, 0.02)
         return self._seconds
 
     def check_books(self) -> None:
-        """Each running sequence of the batch has a slot with the tokens it has read, and nobody else has anything."""
+        """Check that each running batched sequence has a slot with the tokens it has read, and that all other slots are
+        free.
+        """
         running, slots = self.scheduler.running, self.batched.slots
         batched = {sequence.id: sequence for sequence in running if sequence.batched}
         assert 0 <= slots.num_decoding <= slots.num_running == len(batched)
         pasts = {slot.sequence: slot.tokens for slot in slots.slots if slot.sequence is not None}
         assert pasts == {id: sequence.tokens[: sequence.num_read] for id, sequence in batched.items()}
         assert all(slot.num_prefilled <= len(slot.tokens) <= MAX_LENGTH for slot in slots.slots)
-        assert self.batched._exact == {id for id, sequence in batched.items() if sequence.request.exact}
         assert set(self.generator._generators) == {sequence.id for sequence in running if not sequence.batched}
         assert set(self.loop._requests) == {*running, *self.scheduler.waiting}

@@ -1,4 +1,4 @@
-"""Two adapters of a real model at once, beside requests without, in a server over sockets."""
+"""Two adapters of a real model at once, together with requests without one, in a server over sockets."""
 
 import json
 import threading
@@ -28,20 +28,20 @@ def server(tmp_path_factory: pytest.TempPathFactory, adapted: Path) -> Iterator[
 
 
 def text_of(adapted: Path, adapter: str | None) -> str:
-    """What a bare Generator says."""
+    """The answer of a bare Generator."""
     file = None if adapter is None else adapted / f"{adapter}.onnx_adapter"
     return load_text_codec(DEMO, "cpu").decode(bare(adapted, question(FRANCE), file))
 
 
 def streamed(server: RunningServer, model: str, found: list[str], **fields: Any) -> None:
     with server.stream(FRANCE, model=model, max_tokens=STEPS, **fields) as events:
-        told = [json.loads(event) for event in events]
-        assert told[-1]["metrics"]["model"] == model
-        found.append("".join(event["token"] for event in told[:-1]))
+        received = [json.loads(event) for event in events]
+        assert received[-1]["metrics"]["model"] == model
+        found.append("".join(event["token"] for event in received[:-1]))
 
 
 @pytest.mark.parametrize("fields", [{}, {"exact": True}], ids=["plain", "exact"])
-def test_streams_with_two_adapters_and_without_each_say_what_they_say_alone(
+def test_streams_with_different_adapters_answer_as_alone(
     server: RunningServer, adapted: Path, fields: dict[str, Any]
 ) -> None:
     found: dict[str, list[str]] = {"demo:lively": [], "demo:dreamy": [], "demo": []}
@@ -62,7 +62,7 @@ def test_streams_with_two_adapters_and_without_each_say_what_they_say_alone(
     assert server.device("cpu")["batching"]["scheduler"] == "batched"
 
 
-def test_the_library_warns_of_no_input_that_is_there_for_adapters(server: RunningServer) -> None:
+def test_adapter_inputs_cause_no_library_warning(server: RunningServer) -> None:
     assert "will not be treated as constant" not in server.log()
 
 
@@ -86,7 +86,7 @@ def test_a_file_of_another_model_is_refused_and_streams_go_on(
         response = server.client.post("/v1/admin/adapters/load", json={"name": "other", "path": str(other)})
         assert response.status_code == 400
         assert response.json()["error"] == {
-            "message": f'adapter "other": {other} is not for this model, whose graph has no input '
+            "message": f'adapter "other": {other} does not fit this model, whose graph has no input '
             "lm_tail.lora_A.weight",
             "type": "invalid_request_error",
             "param": "path",

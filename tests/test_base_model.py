@@ -1,4 +1,4 @@
-"""Models without a chat template: served for raw prompts, and for chats with the template that an operator gives."""
+"""Models without a chat template: served for raw prompts, and for chats with a configured template."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +18,7 @@ ALPACA = (
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    """With a base model as it is, and the same with a template."""
+    """A server with a base model, and with a copy that has a template."""
     folder = tmp_path_factory.mktemp("base")
     model = base_model(folder / "model")
     settings = {"GENAI_MODELS": f"base={model},given={model}", "GENAI_CHAT_TEMPLATE": "given=alpaca"}
@@ -27,7 +27,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
         yield running
 
 
-def test_it_goes_on_from_raw_prompts(server: RunningServer) -> None:
+def test_base_model_continues_raw_prompts(server: RunningServer) -> None:
     response = server.client.post("/v1/completions", json={"model": "base", "prompt": "The capital", "max_tokens": 3})
     assert response.status_code == 200
     assert response.json()["usage"]["completion_tokens"] == 3
@@ -46,7 +46,7 @@ def test_it_goes_on_from_raw_prompts(server: RunningServer) -> None:
         ("/apply-template", {"messages": MESSAGES}, "messages"),
     ],
 )
-def test_chats_are_refused_with_what_is_missing_and_how_to_give_it(
+def test_chat_without_a_template_is_refused_with_the_remedy(
     server: RunningServer, path: str, fields: dict[str, Any], param: str
 ) -> None:
     response = server.client.post(path, json={"model": "base", **fields})
@@ -57,14 +57,14 @@ def test_chats_are_refused_with_what_is_missing_and_how_to_give_it(
 
 
 @pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens"])
-def test_anthropics_clients_are_told_likewise(server: RunningServer, path: str) -> None:
+def test_anthropics_clients_get_the_same_refusal(server: RunningServer, path: str) -> None:
     limit = {"max_tokens": 3} if path == "/v1/messages" else {}
     response = server.client.post(path, json={"model": "base", "messages": MESSAGES, **limit})
     assert response.status_code == 400
     assert "this model has no chat template" in response.json()["error"]["message"]
 
 
-def test_the_models_say_whether_they_chat_and_the_log_names_the_one_that_does_not(server: RunningServer) -> None:
+def test_models_show_whether_they_chat_and_the_log_names_others(server: RunningServer) -> None:
     models = server.client.get("/v1/models").json()["data"]
     assert {entry["id"]: entry["chat"] for entry in models} == {"base": False, "given": True}
     assert "model base has no chat template" in server.log()
@@ -84,7 +84,7 @@ def test_a_model_that_is_loaded_later_can_be_given_one(server: RunningServer, tm
         "/v1/admin/models/load", json={"name": "later", "path": model, "chat_template": "./none.jinja"}
     )
     assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "chat_template")
-    assert "./none.jinja: there is no such file" in wrong.json()["error"]["message"]
+    assert "./none.jinja: no such file" in wrong.json()["error"]["message"]
     loaded = server.client.post(
         "/v1/admin/models/load", json={"name": "later", "path": model, "chat_template": "phi-2"}
     )
@@ -94,7 +94,7 @@ def test_a_model_that_is_loaded_later_can_be_given_one(server: RunningServer, tm
     assert server.client.post("/v1/admin/models/unload", json={"name": "later", "timeout": 0}).status_code == 200
 
 
-def test_the_terminal_chat_says_so_before_anything_is_asked(server: RunningServer) -> None:
+def test_terminal_chat_reports_the_missing_template_at_its_start(server: RunningServer) -> None:
     arguments = ["chat", str(server.client.base_url), "--model", "base"]
     done = run_command(*arguments, environment=clean_environment())
     assert done.returncode == 1

@@ -1,4 +1,4 @@
-"""Every command line in the documents is taken by the command's own parser; tests/test_scripts.py runs the scripts."""
+"""The command's own parser accepts every command line in the documents; tests/test_scripts.py runs the scripts."""
 
 import argparse
 import re
@@ -34,7 +34,7 @@ ASSIGNMENT = re.compile(r"[A-Z_]+=")
 OURS = re.compile(r"(?:.*/)?genai-server|(?:\./)?scripts/[a-z]\w*(?:\.(?:py|cmd))?")
 
 
-# Of docker, uvicorn, vllm-router, uvx, pipx and claude.
+# Options of docker, uvicorn, vllm-router, uvx, pipx and claude.
 OTHERS_OPTIONS = (
     *(
         "--build-arg",
@@ -52,9 +52,9 @@ OTHERS_OPTIONS = (
 )
 
 
-# The line of README that puts the commands of a clone's environment on the PATH.
+# The line of README that puts a clone's environment on the PATH.
 ACTIVATION = ". .venv/bin/activate"
-# What README and docs/commands.md expect of a machine.
+# The programs that README and docs/commands.md expect of a machine.
 ON_EACH_MACHINE = {".", "curl", "docker", "python3", "rm"}
 
 
@@ -64,7 +64,7 @@ class Taken(Exception):
 
 @pytest.fixture
 def parsing_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every command raises Taken as soon as its arguments are parsed; those of `serve` must be settings, too."""
+    """Every command raises Taken as soon as its arguments are parsed; those of `serve` must also be valid settings."""
     parse = argparse.ArgumentParser.parse_args
 
     def parse_and_end(self: argparse.ArgumentParser, arguments: list[str] | None = None) -> None:
@@ -78,7 +78,7 @@ def parsing_only(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def blocks(text: str) -> Iterator[str]:
-    """The code blocks of a document which may contain commands, without comments."""
+    """A document's code blocks that may contain commands, without comments."""
     for language, fenced, indented in BLOCK.findall(text):
         if indented or language in SHELLS:
             code = fenced or re.sub("^    ", "", indented, flags=re.MULTILINE)
@@ -100,7 +100,7 @@ def all_commands(code: str) -> Iterator[tuple[list[str], list[str]]]:
 
 
 def commands(code: str) -> Iterator[list[str]]:
-    """The words of each command of this project, with the settings that stand before it."""
+    """The words of each command of this project, with the settings before it."""
     for settings, rest in all_commands(code):
         if rest and Path(rest[0]).name.startswith("python"):
             del rest[0]
@@ -109,7 +109,7 @@ def commands(code: str) -> Iterator[list[str]]:
 
 
 def spans(text: str) -> Iterator[str]:
-    """What stands in backticks outside of code blocks and looks like a command."""
+    """Text in backticks outside of code blocks that looks like a command."""
     for span in re.findall(r"`([^`]+)`", BLOCK.sub("", text)):
         if any(OURS.fullmatch(word) for word in span.split()[:2]):
             yield re.sub(r"\s+", " ", span).replace("\\|", "|")
@@ -128,7 +128,7 @@ def start(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     elif name == "install":
         known = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
         assert set(arguments) <= known.keys()
-    elif name != "test":  # whose arguments are pytest's
+    elif name != "test":  # its arguments are pytest's
         script = SCRIPTS / f"{name}.py"
         monkeypatch.setattr(sys, "argv", [str(script), *arguments])
         if "ArgumentParser" in script.read_text(encoding="utf-8"):
@@ -138,7 +138,7 @@ def start(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def faults(lines: list[list[str]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> list[str]:
-    """The command lines which are not accepted, each with the reason."""
+    """The command lines that are not accepted, each with the reason."""
     found = []
     for words in lines:
         try:
@@ -159,7 +159,7 @@ def test_every_command_line_of_the_documents_is_accepted(
     lines = [words for text in texts for code in blocks(text) for words in commands(code)]
     assert len(lines) > 40
     assert faults(lines, monkeypatch, capsys) == []
-    # A name in a sentence stands for the command; it need not have all that the command requires.
+    # A name in a sentence stands for the command; it may lack required arguments.
     named = [words for text in texts for code in spans(text) for words in commands(code)]
     assert len(named) > 60
     missing = re.compile(r"the following arguments are required: ")
@@ -179,14 +179,14 @@ def test_every_command_line_of_the_documents_is_accepted(
         "./scripts/install nonsense",
     ],
 )
-def test_a_wrong_command_line_is_seen(
+def test_invalid_command_line_is_detected(
     line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert len(faults([*commands(line)], monkeypatch, capsys)) == 1
 
 
-def test_scripts_of_python_are_started_by_an_interpreter_of_an_environment() -> None:
-    """They cannot be executed by themselves. A name without arguments in a sentence is only a name."""
+def test_python_scripts_are_run_by_an_environments_interpreter() -> None:
+    """They are not executable. A name without arguments in a sentence is only a name."""
     for path in DOCUMENTS:
         text = path.read_text(encoding="utf-8")
         code = [*blocks(text), *(span for span in spans(text) if " " in span)]
@@ -194,15 +194,15 @@ def test_scripts_of_python_are_started_by_an_interpreter_of_an_environment() -> 
         assert before <= {".venv/bin/python", "python3.12"}, path.name
 
 
-def test_documents_name_commands_as_an_activated_environment_does() -> None:
-    """CONTRIBUTING.md names files of the environment: it is for those who have several."""
+def test_documents_name_commands_of_an_activated_environment() -> None:
+    """CONTRIBUTING.md names files of the environment, because it is for developers with several."""
     for path in DOCUMENTS:
         if path.name != "CONTRIBUTING.md":
             text = path.read_text(encoding="utf-8")
             assert set(re.findall(r"\.venv/bin/([\w-]+)", text)) <= {"activate", "python"}, path.name
 
 
-def test_the_readme_activates_the_environment_before_its_first_command() -> None:
+def test_readme_activates_the_environment_before_any_command() -> None:
     readme = "".join(blocks((ROOT / "README.md").read_text(encoding="utf-8")))
     assert 0 < readme.index(f"{ACTIVATION}\n") < readme.index("genai-server ")
 
@@ -210,10 +210,10 @@ def test_the_readme_activates_the_environment_before_its_first_command() -> None
 @pytest.mark.skipif(sys.platform == "win32", reason="a POSIX shell's activation")
 @pytest.mark.parametrize("page", ["README.md", "docs/commands.md"])
 def test_programs_of_the_first_pages_are_there_or_linked(page: str, tmp_path: Path) -> None:
-    """On a new machine: in the activated environment, in the clone, or at their makers'."""
+    """On a new machine: in the activated environment, in the clone, or linked to their makers."""
     (tmp_path / ".venv").symlink_to(sys.prefix)
     text = (ROOT / page).read_text(encoding="utf-8")
-    # A redirection's file is not a command.
+    # The file of a redirection is not a command.
     code = re.sub(r"[<>] *\S+", "", "".join(blocks(text)))
     named = {words[0] for _, words in all_commands(code) if words}
     missing = [
@@ -221,7 +221,7 @@ def test_programs_of_the_first_pages_are_there_or_linked(page: str, tmp_path: Pa
         for name in named - ON_EACH_MACHINE
         if not (ROOT / name).exists()
         and f"[{'uv' if name == 'uvx' else name}](https://" not in text
-        # uv, which scripts/install brings, cannot be had everywhere.
+        # uv, which scripts/install installs, is not available everywhere.
         and (name in ("uv", "uvx") or not _is_on_the_path(name, tmp_path))
     ]
     assert "genai-server" in named
@@ -242,7 +242,7 @@ def test_each_command_and_each_script_is_documented() -> None:
     assert [path.name for path in SCRIPTS.glob("*.*") if f"scripts/{path.stem}" not in texts] == []
 
 
-def test_each_script_says_how_it_is_used_and_each_option_in_a_sentence_is_one(
+def test_each_script_has_usage_and_each_documented_option_exists(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     known = set(OTHERS_OPTIONS)
@@ -259,7 +259,7 @@ def test_each_script_says_how_it_is_used_and_each_option_in_a_sentence_is_one(
     capsys.readouterr()
     silent = []
     for path in SCRIPTS.glob("*.py"):
-        if "ArgumentParser" in path.read_text(encoding="utf-8"):  # else it takes no arguments
+        if "ArgumentParser" in path.read_text(encoding="utf-8"):  # other scripts take no arguments
             monkeypatch.setattr(sys, "argv", [str(path), "--help"])
             with pytest.raises(SystemExit) as ended:
                 runpy.run_path(str(path), run_name="__main__")

@@ -1,6 +1,6 @@
-"""Many requests beside each other: each answer is held against the same request's alone.
+"""Many concurrent requests: each answer is compared with the same request's alone.
 
-CROWD_REQUESTS sets how many; 200 find more in several minutes.
+CROWD_REQUESTS sets the number; 200 find more in several minutes.
 """
 
 import os
@@ -17,9 +17,9 @@ from tests.running_server import DEMO
 from tests.stepped_engine import SLOTS, SteppedEngine
 
 REQUESTS = int(os.environ.get("CROWD_REQUESTS", "30"))
-# The answers that may depart where two tokens are as good but for rounding: one, and so many of all.
-MOST_DEPARTED = 0.02
-# The largest of many thousand differences, against that of a few hundred.
+# The answers that may depart at near ties: one, plus this share of all.
+MAX_DEPARTED = 0.02
+# The largest of many thousand differences, relative to that of a few hundred.
 MARGIN = 2
 
 pytestmark = pytest.mark.timeout(600)
@@ -36,7 +36,7 @@ def crowd(engine: SteppedEngine) -> Crowd:
 
 
 def departure(answer: Answer, alone: Answer) -> int | None:
-    """The first choice that is another: of a token, or to end. None if one goes on as the other as far as it goes."""
+    """The index of the first different choice, a token or the end; None if one answer is a prefix of the other."""
     pairs = zip(answer.tokens, alone.tokens, strict=False)
     first = next((number for number, (one, other) in enumerate(pairs) if one != other), None)
     finished = answer.end in ("stop", "length")
@@ -46,7 +46,7 @@ def departure(answer: Answer, alone: Answer) -> int | None:
 
 
 def differences(answer: Answer, alone: Answer) -> list[float]:
-    """The largest difference of the logits of each choice, up to the first that is another."""
+    """The largest difference of the logits of each choice, up to the first different one."""
     first = departure(answer, alone)
     compared = min(len(answer.logits), len(alone.logits)) if first is None else first + 1
     pairs = zip(answer.logits[:compared], alone.logits[:compared], strict=True)
@@ -54,7 +54,7 @@ def differences(answer: Answer, alone: Answer) -> list[float]:
 
 
 def check_all_was_met(engine: SteppedEngine, crowd: Crowd, answers: list[Answer]) -> None:
-    """Everybody has ended as was meant for them, and has met all that might disturb them."""
+    """Check that all requests ended as planned and met every kind of disturbance."""
     for asked, answer in zip(crowd.asked, answers, strict=True):
         if answer.end in ("cancelled", "terminated"):
             assert answer.end == asked.fate
@@ -67,10 +67,10 @@ def check_all_was_met(engine: SteppedEngine, crowd: Crowd, answers: list[Answer]
 
 
 def check_nothing_is_left(engine: SteppedEngine, crowd: Crowd) -> None:
-    """All slots are free and can be emptied, and the next answers are what they were."""
+    """Check that all slots are free and can be emptied, and that later answers are unchanged."""
     slots = engine.batched.slots
     assert (slots.num_running, slots.num_decoding) == (0, 0)
-    engine.runners.forget()
+    engine.runners.main.forget()
     assert [slot.tokens for slot in slots.slots] == [[]] * SLOTS
     for asked, alone in zip(crowd.asked[:3], crowd.alone[:3], strict=True):
         assert engine.alone(asked.request).tokens == alone.tokens
@@ -83,7 +83,7 @@ def test_the_crowd_is_mixed(crowd: Crowd) -> None:
     assert len({token for answer in crowd.alone for token in answer.tokens}) > REQUESTS
 
 
-def test_alone_and_greedy_an_answer_is_the_librarys_to_the_last_bit(engine: SteppedEngine, crowd: Crowd) -> None:
+def test_lone_greedy_answer_equals_the_librarys_bit_for_bit(engine: SteppedEngine, crowd: Crowd) -> None:
     for asked, alone in zip(crowd.asked, crowd.alone, strict=True):
         if asked.request.sampling.temperature == 0.0 and asked.request.sampling.repetition_penalty == 1.0:
             library = engine.library(asked.request.prompt, alone.tokens)
@@ -92,9 +92,7 @@ def test_alone_and_greedy_an_answer_is_the_librarys_to_the_last_bit(engine: Step
             assert alone.tokens == [int(logits.argmax()) for logits in library[: len(alone.tokens)]]
 
 
-def test_an_exact_answer_is_in_any_company_what_it_is_alone_to_the_last_bit(
-    engine: SteppedEngine, crowd: Crowd
-) -> None:
+def test_exact_answer_equals_the_lone_one_bit_for_bit(engine: SteppedEngine, crowd: Crowd) -> None:
     answers = engine.together(crowd.exact(), seed=21)
     for asked, answer, alone in zip(crowd.asked, answers, crowd.alone, strict=True):
         assert departure(answer, alone) is None, asked
@@ -103,7 +101,7 @@ def test_an_exact_answer_is_in_any_company_what_it_is_alone_to_the_last_bit(
     check_nothing_is_left(engine, crowd)
 
 
-def test_so_it_is_among_others_where_rows_round_in_groups(tmp_path: Path) -> None:
+def test_exact_answer_equals_the_lone_one_with_row_groups(tmp_path: Path) -> None:
     engine = SteppedEngine(write_requantized(DEMO, tmp_path / "model"), tmp_path / "profiles")
     crowd = make_crowd(REQUESTS // 2, random.Random(30), engine.alone, share_exact=0.7)
     answers = engine.together(crowd.asked, seed=31)
@@ -115,9 +113,9 @@ def test_so_it_is_among_others_where_rows_round_in_groups(tmp_path: Path) -> Non
     check_nothing_is_left(engine, crowd)
 
 
-def test_any_other_answer_departs_from_what_it_is_alone_at_near_ties_only(engine: SteppedEngine, crowd: Crowd) -> None:
-    """What is chosen follows from the logits and the request's own stream of chance. So where the choice is another
-    though the logits differ by rounding only, two were as good within that rounding, after sampling.
+def test_inexact_answer_departs_from_the_lone_one_at_near_ties(engine: SteppedEngine, crowd: Crowd) -> None:
+    """A choice depends on the logits and the request's own random numbers. So if a choice differs although the logits
+    differ only by rounding, two tokens were equally good within that rounding, after sampling.
     """
     rounding = MARGIN * engine.rounding()
     answers = engine.together(crowd.asked, seed=22)
@@ -128,7 +126,7 @@ def test_any_other_answer_departs_from_what_it_is_alone_at_near_ties_only(engine
         if departure(answer, alone) is not None:
             departed += 1
             assert found[-1] > 0, asked
-    assert departed <= 1 + MOST_DEPARTED * REQUESTS
-    assert engine.runners.passes["generator"] >= REQUESTS  # those that were profiled
+    assert departed <= 1 + MAX_DEPARTED * REQUESTS
+    assert engine.runners.passes["generator"] >= REQUESTS  # the profiled ones
     check_all_was_met(engine, crowd, answers)
     check_nothing_is_left(engine, crowd)

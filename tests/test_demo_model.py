@@ -1,4 +1,4 @@
-"""The whole server on the demo model: real weights, real tokenizer, real runtime options."""
+"""The complete server with the demo model: real weights, real tokenizer, real runtime options."""
 
 import json
 import threading
@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from tests.api.admin.test_requests import listed
+from tests.apis.admin.test_running_requests import listed
 from tests.running_server import DEMO, RunningServer, wait_until
 from tests.server_here import run_here
 
-# A seed keeps drafts from shortening its time.
+# A seed prevents drafts, which would shorten its time.
 LONG = "Count from 1 to 200."
 
 
@@ -24,7 +24,7 @@ def server(demo: RunningServer) -> Iterator[RunningServer]:
 
 
 def ask(server: RunningServer, *contents: str, system: str | None = None, **fields: Any) -> str:
-    """The answer to the last of several user messages, each of the others answered by the server itself."""
+    """The answer to the last of several user messages; the server itself answers the others."""
     messages = [{"role": "system", "content": system}] if system else []
     for content in contents:
         messages.append({"role": "user", "content": content})
@@ -65,11 +65,11 @@ def test_a_character_of_several_tokens_arrives_whole(server: RunningServer) -> N
         *tokens, end = (json.loads(event) for event in events)
     emoji = [event["token"] for event in tokens if not event["token"].isascii()]
     assert emoji
-    # More tokens were made than pieces sent: the emoji's first tokens complete no character.
+    # More tokens than sent pieces: the emoji's first tokens complete no character.
     assert end["metrics"]["output_tokens"] > len(tokens)
 
 
-def test_many_at_once_get_the_answers_that_they_get_alone_though_the_prefix_cache_is_reset(
+def test_concurrent_answers_equal_lone_ones_despite_cache_resets(
     server: RunningServer,
 ) -> None:
     questions = [f"Count from 1 to {number}." for number in range(5, 29, 2)]
@@ -93,7 +93,7 @@ def test_a_seed_makes_sampling_reproducible(server: RunningServer) -> None:
     assert len({sampled(seed) for seed in range(5)}) > 1
 
 
-def test_terminate_ends_a_running_answer_and_recovery_needs_no_reload(server: RunningServer) -> None:
+def test_terminate_ends_an_answer_and_recovery_needs_no_reload(server: RunningServer) -> None:
     pid = server.device("cpu")["pid"]
     with server.stream(LONG, ignore_eos=True, seed=1, max_tokens=1900) as events:
         reader = iter(events)
@@ -109,7 +109,7 @@ def test_terminate_ends_a_running_answer_and_recovery_needs_no_reload(server: Ru
     assert server.device("cpu")["pid"] == pid
 
 
-def test_profiling_in_the_middle_of_a_generation_writes_exactly_the_files_of_those_passes(
+def test_profiling_mid_answer_writes_one_file_per_pass(
     server: RunningServer,
 ) -> None:
     folder = server.folder / "profiles" / "cpu"
@@ -120,7 +120,7 @@ def test_profiling_in_the_middle_of_a_generation_writes_exactly_the_files_of_tho
     on = server.options(enable_profiling="slice").json()["devices"]["cpu"]
     wait_until(lambda: len(list(folder.glob("slice_*.json"))) >= 10)
     off = server.options(enable_profiling="0").json()["devices"]["cpu"]
-    # Terminated afterwards, so that nothing but these passes can have written a file.
+    # Terminated afterwards, so that only these passes can have written a file.
     server.options(terminate_session="1")
     thread.join(20)
     files = sorted(folder.glob("slice_*.json"))
@@ -139,8 +139,8 @@ def test_each_pass_of_a_profiled_request_has_its_own_file(own_folder: Path) -> N
         server.options(enable_profiling="0")
         chunks = -(-metrics["input_tokens"] // 8)
         files = list((own_folder / "profiles" / "cpu").glob("onnxruntime_run_profile_*.json"))
-        # The last chunk of the prompt gives the first token, and each pass after it one more. No chunk has one token
-        # alone: where one is left, the chunk before takes it, too.
+        # The last chunk of the prompt yields the first token, and each later pass one more. No chunk has a single
+        # token: where one is left, the chunk before includes it.
         if metrics["input_tokens"] % 8 == 1:
             chunks -= 1
         assert len(files) - (metrics["output_tokens"] - 1) == chunks

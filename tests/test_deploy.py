@@ -1,4 +1,4 @@
-"""What lies in deploy/ fits the server."""
+"""The files in deploy/ fit the server."""
 
 import importlib.metadata
 import json
@@ -26,7 +26,7 @@ _PINS = dict(
     line.split("==") for line in (ROOT / "deploy" / "constraints.txt").read_text().splitlines() if line[0] != "#"
 )
 _PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-# Those of the image.
+# Settings of the image.
 _EXTRAS = ("cpu", "cuda", "hub", "otel", "kv-events", "bench")
 _LABEL = re.compile(r'(\w+)=~?"|by \(([\w, ]+)\)|\{\{(\w+)\}\}')
 
@@ -44,7 +44,7 @@ def scraped(scripted: RunningServer) -> Scraped:
     return scrape(scripted)
 
 
-def test_the_dashboard_asks_for_metrics_that_there_are_by_labels_that_they_have(scraped: Scraped) -> None:
+def test_dashboard_uses_existing_metrics_and_labels(scraped: Scraped) -> None:
     labels = {name: {label for label, _ in found} for name, found in scraped.samples}
     for panel in _panels():
         for target in panel["targets"]:
@@ -60,12 +60,12 @@ def test_the_dashboard_asks_for_metrics_that_there_are_by_labels_that_they_have(
                 assert used <= labels[name], panel["title"]
 
 
-def test_the_dashboard_leaves_no_metric_out(scraped: Scraped) -> None:
+def test_dashboard_shows_every_metric(scraped: Scraped) -> None:
     shown = set(re.findall(r"genai:\w+", json.dumps(_DASHBOARD)))
     stems = {re.sub(r"_(bucket|sum|count)$", "", name) for name in shown}
     there = {re.sub(r"_(bucket|sum|count|created)$", "", name) for name in scraped.names()}
     counters = {name.removesuffix("_total") for name in stems}
-    # What others that are shown add up to, and what only routers read.
+    # Metrics that are parts of shown ones, and metrics for routers.
     assert {name.removesuffix("_total") for name in there} - counters == {
         "genai:request_inference_time_seconds",
         "genai:server_num_requests_running",
@@ -91,7 +91,7 @@ def test_every_variable_is_used(variable: dict[str, Any]) -> None:
 
 
 def _stages() -> list[list[tuple[str, str]]]:
-    """The instructions of the Dockerfile, by stage; each stage begins with its FROM."""
+    """The instructions of the Dockerfile by stage; each stage starts with its FROM."""
     text = re.sub(r"^#.*\n", "", (ROOT / "Dockerfile").read_text(encoding="utf-8"), flags=re.MULTILINE)
     stages: list[list[tuple[str, str]]] = []
     for line in filter(None, text.replace("\\\n", " ").splitlines()):
@@ -111,7 +111,7 @@ def _variables() -> dict[str, str]:
     return dict(word.split("=", 1) for word in shlex.split(line))
 
 
-def test_the_images_base_is_a_version_and_the_same_for_all_stages() -> None:
+def test_base_image_is_pinned_and_the_same_for_all_stages() -> None:
     bases = [_all("FROM", stage)[0].partition(" AS ") for stage in _stages()]
     names = {name for _, _, name in bases}
     (image,) = {image for image, _, _ in bases if image not in names}
@@ -127,7 +127,7 @@ def test_dependencies_are_installed_before_any_source_is_there() -> None:
     assert "--no-deps" in _all("RUN", final)[-1]
 
 
-def test_the_image_starts_and_asks_after_the_server_by_absolute_paths() -> None:
+def test_image_starts_and_checks_health_by_absolute_paths() -> None:
     final = _stages()[-1]
     (start,) = map(json.loads, _all("ENTRYPOINT", final))
     assert start == ["/app/.venv/bin/python", "-m", "genai_server", "serve"]
@@ -137,7 +137,7 @@ def test_the_image_starts_and_asks_after_the_server_by_absolute_paths() -> None:
     assert _all("WORKDIR", final) == ["/app"]
 
 
-def test_what_the_server_writes_in_the_image_is_in_volumes() -> None:
+def test_files_written_in_the_image_are_in_volumes() -> None:
     final = _stages()[-1]
     (volumes,) = map(json.loads, _all("VOLUME", final))
     assert volumes == [_variables()["GENAI_PROFILE_DIR"], _variables()["GENAI_CACHE_DIR"]]
@@ -146,7 +146,7 @@ def test_what_the_server_writes_in_the_image_is_in_volumes() -> None:
     assert [str(settings.profile_dir), str(settings.cache_path)] == volumes
 
 
-def test_the_image_is_stopped_by_the_signal_that_drains_and_readme_gives_it_the_time() -> None:
+def test_image_stops_by_sigterm_with_time_to_drain() -> None:
     assert _all("STOPSIGNAL", _stages()[-1]) == ["SIGTERM"]
     time = load_settings(environ={}, dotenv=None).drain_timeout + 15  # what docs/operations.md tells process managers
     assert re.search(rf"docker run [^`]*--stop-timeout {time} ", (ROOT / "README.md").read_text(encoding="utf-8"))
@@ -165,13 +165,13 @@ def test_all_that_the_image_copies_is_there_and_sent_to_docker() -> None:
 
 
 @pytest.mark.parametrize("extra", ["", *_EXTRAS])
-def test_each_requirement_of_the_package_has_a_version_in_the_image_that_fits(extra: str) -> None:
+def test_each_requirement_fits_its_version_in_the_image(extra: str) -> None:
     for text in _PROJECT["optional-dependencies"][extra] if extra else _PROJECT["dependencies"]:
         wanted = Requirement(text)
         assert wanted.specifier.contains(_PINS[canonicalize_name(wanted.name)]), text
 
 
-def test_all_that_those_need_in_turn_has_a_version_in_the_image() -> None:
+def test_indirect_requirements_have_versions_in_the_image() -> None:
     pins = {canonicalize_name(name) for name in _PINS}
     todo = [("genai-server", frozenset(set(_EXTRAS) - {"cuda"}))]
     seen = set(todo)
@@ -200,7 +200,7 @@ def test_versions_are_pinned_with_the_images_python_only(tmp_path: Path) -> None
 
 
 def _check(process: int, **variables: str) -> tuple[int, str]:
-    """Exit status of the image's health check for the server of a process, and what it says."""
+    """Exit status and output of the image's health check for the server of a process."""
     command = [sys.executable, "deploy/health_check.py", str(process)]
     done = subprocess.run(
         command, cwd=ROOT, env=clean_environment(**variables), capture_output=True, text=True, check=False
@@ -208,13 +208,13 @@ def _check(process: int, **variables: str) -> tuple[int, str]:
     return done.returncode, done.stderr
 
 
-def test_the_health_check_follows_the_port_among_the_servers_arguments(scripted: RunningServer) -> None:
-    # Servers of tests are forked, so that the system does not know their arguments.
+def test_health_check_uses_the_port_of_the_servers_arguments(scripted: RunningServer) -> None:
+    # Servers of tests are forked, so the system does not show their arguments.
     port = scripted.url.rpartition(":")[2]
     command = [sys.executable, "-c", "input()", "serve", "--port", port]
     with subprocess.Popen(command, stdin=subprocess.PIPE) as other:
         assert _check(other.pid) == (0, "")
-        # Of a proxy it knows nothing.
+        # It ignores proxies.
         assert _check(other.pid, http_proxy="http://127.0.0.1:9") == (0, "")
         other.kill()
 

@@ -1,4 +1,4 @@
-"""The documents say what the code does: settings, endpoints, commands and links; every example is run."""
+"""The documents match the code: settings, endpoints, commands and links; every example is run."""
 
 import json
 import re
@@ -28,7 +28,7 @@ DOCUMENTS = sorted(
 )
 PACKAGE = ROOT / "src" / "genai_server"
 EXAMPLE = re.compile(r"```(sh|python)\n((?:(?!```).)*)```\n\n```(?:json|text)\n(.*?)\n```", re.DOTALL)
-# Numbers of an answer that are the same each time.
+# Numbers in answers that are the same each time.
 COUNTED = ("input_tokens", "output_tokens", "prompt_tokens", "completion_tokens", "total_tokens")
 EXAMPLES = [example for text in (README, API) for example in EXAMPLE.findall(text)]
 
@@ -40,8 +40,8 @@ def shown(default: object) -> str:
     return str(default).lower() if isinstance(default, bool) else str(default)
 
 
-def test_the_page_of_settings_has_a_row_for_each_and_none_for_anything_else() -> None:
-    """Else run scripts/document_settings.py."""
+def test_settings_page_has_a_row_for_each_setting_and_no_more() -> None:
+    """If it fails, run scripts/document_settings.py."""
     rows = re.findall(r"^\| `[A-Z_]+` \| `--.*", SETTINGS, re.MULTILINE)
     assert rows == [
         f"| `{environment_variable(name)}` | `{option(name)}` | "
@@ -51,7 +51,7 @@ def test_the_page_of_settings_has_a_row_for_each_and_none_for_anything_else() ->
     ]
 
 
-def test_the_example_environment_has_each_setting_with_its_default_and_description() -> None:
+def test_example_environment_has_all_settings_with_defaults() -> None:
     text = (ROOT / ".env.example").read_text(encoding="utf-8")
     for name, field in Settings.model_fields.items():
         assert f"# {field.description}\n{environment_variable(name)}={shown(field.default)}\n" in text
@@ -75,7 +75,7 @@ def test_the_page_of_commands_has_a_row_for_each(capsys: pytest.CaptureFixture[s
 
 
 def anchors(path: Path) -> set[str]:
-    """What a link can name after `#` in a document, by GitHub's rules."""
+    """The anchors of a document's headings by GitHub's rules."""
     headings = re.findall(r"^#+ (.*)$", path.read_text(encoding="utf-8"), re.MULTILINE)
     return {re.sub(r"[^a-z0-9 _-]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
@@ -90,8 +90,8 @@ def test_links_to_files_and_headings_lead_somewhere() -> None:
     assert dead == []
 
 
-def test_messages_that_name_a_page_name_one_that_exists_with_that_heading() -> None:
-    """As "see docs/settings.md", and "docs/troubleshooting.md", or “Devices” of README."""
+def test_messages_name_existing_pages_and_headings() -> None:
+    """References such as "see docs/settings.md", "docs/troubleshooting.md", or “Devices” of README."""
     dead = []
     for path in PACKAGE.rglob("*.py"):
         text = path.read_text(encoding="utf-8")
@@ -110,7 +110,7 @@ def test_the_readme_is_short_and_leads_to_every_page() -> None:
 
 
 def test_each_path_of_the_architecture_exists() -> None:
-    """Below src/genai_server, or from the repository."""
+    """Below src/genai_server, or relative to the repository."""
     text = page("docs/architecture.md")
     paths = set(re.findall(r"`([a-z_]+/[\w/]*(?:\.\w+)?|\w+\.py)`", text))
     assert len(paths) > 100
@@ -123,7 +123,7 @@ def test_the_architecture_names_each_package() -> None:
     assert packages == set(re.findall(r"`(\w+)`", "".join(re.findall(r"^\| (.*?) \|", table, re.MULTILINE))))
 
 
-def test_the_newest_release_in_the_changelog_is_the_version_of_the_package() -> None:
+def test_newest_release_in_the_changelog_is_the_version() -> None:
     text = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     sections = re.findall(r"^## \[([^\]]+)\](?: - (\d{4}-\d{2}-\d{2}))?$", text, re.MULTILINE)
     assert sections[0] == ("Unreleased", "")
@@ -141,9 +141,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
 
 
 def masked(output: str) -> object:
-    """What must be the same each time: no ids, no measured numbers, no folders; white space of JSON does not count.
+    """The reproducible part of an output: no ids, measured numbers or folders; white space of JSON does not count.
 
-    Of numbers these are the counted ones, of answers that have ended.
+    Only counts of finished answers are kept of the numbers.
     """
     output = re.sub(r"(req|chatcmpl)-[0-9a-f]{24}", r"\1-…", output.strip())
     output = re.sub(r"fp_[0-9a-f]{12}", "fp_…", output)

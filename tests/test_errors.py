@@ -1,4 +1,4 @@
-"""The tree of errors: its picture in the module's docstring, its codes, and the way back from a code."""
+"""The tree of errors: its picture in the module's docstring, its codes, and errors rebuilt from codes."""
 
 import re
 
@@ -9,7 +9,7 @@ _BRANCH = re.compile(r"^(?P<branch>[│├└─ ]{4,})(?P<name>[A-Z]\w+)  ", re
 
 
 def _drawn_tree() -> dict[str, str]:
-    """Class and parent of each line of the docstring's picture, whose levels are four columns apart."""
+    """Class and parent of each line of the picture in the docstring, whose levels are four columns apart."""
     path = ["GenaiServerError"]
     tree = {}
     for line in _BRANCH.finditer(errors.__doc__ or ""):
@@ -35,7 +35,7 @@ def test_each_error_has_a_code_of_its_own() -> None:
     assert len(set(codes)) == len(codes)
 
 
-def test_what_is_quoted_of_a_client_can_be_sent() -> None:
+def test_quoted_client_text_can_be_encoded() -> None:
     error = errors.UnknownField("a\ud800 is no field, ü is", param="a\ud800")
     assert (error.message, error.param) == (r"a\ud800 is no field, ü is", r"a\ud800")
     assert str(error) == error.message

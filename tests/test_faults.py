@@ -1,4 +1,4 @@
-"""What stays up when something breaks or hangs, seen from outside, on real processes."""
+"""What stays available when something breaks or hangs, on real processes."""
 
 import contextlib
 import json
@@ -29,7 +29,7 @@ from tests.server_here import run_here
 
 @pytest.fixture(scope="module")
 def hanging_orphan(tmp_path_factory: pytest.TempPathFactory) -> Iterator[psutil.Process]:
-    """An engine that hangs in native code, whose server was killed."""
+    """An engine that hangs in native code, and whose server was killed."""
     folder = tmp_path_factory.mktemp("orphan")
     with run_server(folder, "--device", "scripted", "--step-timeout", "0") as server:
         engine = psutil.Process(server.device("scripted")["pid"])
@@ -42,9 +42,9 @@ def hanging_orphan(tmp_path_factory: pytest.TempPathFactory) -> Iterator[psutil.
         engine.kill()
 
 
-# Begun here, because its end takes 16 seconds: a test below waits for it.
+# Started here, because its end takes 16 seconds: a test below waits for it.
 @pytest.mark.usefixtures("hanging_orphan")
-def test_an_engine_that_holds_pythons_lock_delays_no_other(own_folder: Path) -> None:
+def test_engine_that_holds_the_gil_delays_no_other(own_folder: Path) -> None:
     with run_server(own_folder, *SCRIPTED) as server, ThreadPoolExecutor(1) as thread:
         # Held until the engine is killed, however long the other requests take.
         held = thread.submit(server.chat, "hold 600 at 1; say done", device="scripted:0")
@@ -57,7 +57,7 @@ def test_an_engine_that_holds_pythons_lock_delays_no_other(own_folder: Path) -> 
         assert held.result().json()["error"]["code"] == "engine_died"
 
 
-def test_kill_9_on_the_engine_ends_its_streams_with_an_error_and_the_engine_comes_back(own_folder: Path) -> None:
+def test_killed_engine_ends_its_streams_and_is_restarted(own_folder: Path) -> None:
     with run_server(own_folder, "--device", "scripted") as server:
         pid = server.device("scripted")["pid"]
         with (
@@ -89,7 +89,7 @@ def test_a_terminated_device_is_not_reopened_by_a_crash(own_folder: Path) -> Non
         assert server.chat("say x").json()["content"] == "x"
 
 
-def test_a_crash_ends_the_answers_that_have_begun_and_the_next_engine_answers_the_others(own_folder: Path) -> None:
+def test_crash_fails_started_answers_only(own_folder: Path) -> None:
     with run_here(own_folder, "--device", "scripted", "--max-batch-size", "1") as server:
         answers: list[httpx.Response] = []
         with server.stream("delay 0.02; count 1000") as events:
@@ -108,7 +108,7 @@ def test_a_crash_ends_the_answers_that_have_begun_and_the_next_engine_answers_th
         assert sorted(answer.json()["content"] for answer in answers) == ["a", "b", "c"]
 
 
-def test_an_engine_that_hangs_is_replaced_its_clients_are_told_so_and_other_devices_go_on(own_folder: Path) -> None:
+def test_hung_engine_is_replaced_and_other_devices_continue(own_folder: Path) -> None:
     devices = "scripted:0,scripted:1"
     with run_server(own_folder, "--device", devices, "--step-timeout", "3") as server:
         with (
@@ -117,7 +117,7 @@ def test_an_engine_that_hangs_is_replaced_its_clients_are_told_so_and_other_devi
         ):
             reader = iter(hanging)
             next(reader)
-            # The lock is held: no thread of the engine runs.
+            # The GIL is held: no thread of the engine runs.
             held: list[httpx.Response] = []
             holder = threading.Thread(
                 target=lambda: held.append(server.chat("hold 600 at 1; say x", device="scripted:0"))
@@ -134,7 +134,7 @@ def test_an_engine_that_hangs_is_replaced_its_clients_are_told_so_and_other_devi
         assert server.device("scripted:1")["restarts"] == 0
 
 
-def test_a_crash_loop_is_what_readyz_and_healthz_say_and_ends(own_folder: Path) -> None:
+def test_crash_loop_is_shown_by_readyz_and_healthz_and_ends(own_folder: Path) -> None:
     with run_server(own_folder, "--device", "scripted", "--max-restarts", "1") as server:
         assert server.chat("crash at 0").json()["error"]["code"] == "engine_died"
         wait_until(lambda: server.device("scripted")["state"] == "failed")
@@ -156,7 +156,7 @@ def test_a_crash_loop_is_what_readyz_and_healthz_say_and_ends(own_folder: Path) 
 
 @pytest.fixture(scope="module")
 def mortal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    """A server whose engine some tests crash: a few, for the pause before a restart doubles each time."""
+    """A server for tests that crash its engine; only a few, because the pause before a restart doubles each time."""
     with run_server(tmp_path_factory.mktemp("mortal"), "--device", "scripted") as server:
         yield server
 
@@ -170,13 +170,11 @@ def test_a_step_that_crashes_the_process_is_an_engine_death_too(mortal: RunningS
 
 
 @pytest.mark.parametrize("fields", [{}, {"stream": True}], ids=["whole", "streamed"])
-def test_an_answer_that_its_stop_string_has_ended_is_whole_though_the_engine_dies(
-    mortal: RunningServer, fields: dict[str, object]
-) -> None:
+def test_answer_with_a_stop_string_survives_an_engine_crash(mortal: RunningServer, fields: dict[str, object]) -> None:
     restarts = mortal.device("scripted")["restarts"]
-    # The engine dies in the pass after the stop string: it never says that the answer is finished.
+    # The engine dies in the pass after the stop string: it never reports the end of the answer.
     asked = body("say one. two; crash at 4", stop=".", **fields)
-    for _ in range(5):  # an engine which is slow between two passes hears first that nothing more is wanted
+    for _ in range(5):  # an engine that is slow between two passes is cancelled before it crashes
         answer = mortal.client.post("/v1/chat/completions", json=asked)
         assert (answer.status_code, "error" in answer.text) == (200, False), answer.text
         assert answer.text.count('"finish_reason":"stop"') == 1
@@ -187,14 +185,14 @@ def test_an_answer_that_its_stop_string_has_ended_is_whole_though_the_engine_die
     wait_until(lambda: mortal.device("scripted")["restarts"] > restarts and mortal.is_ready())
 
 
-def test_several_api_processes_share_one_engine_and_see_each_others_requests(workers: RunningServer) -> None:
+def test_api_processes_share_an_engine_and_see_all_requests(workers: RunningServer) -> None:
     pids = {workers.device("scripted")["pid"] for _ in range(10)}
     assert len(pids) == 1
     with workers.stream("delay 0.02; count 1000") as events:
         reader = iter(events)
         next(reader)
         name = events.response.headers["x-request-id"]
-        # Fresh connections reach either process; both know the request, for the engine does.
+        # New connections reach either process; both know the request, because the engine lists it.
         for _ in range(6):
             with workers.client.stream("GET", "/healthz", headers={"connection": "close"}) as response:
                 response.read()
@@ -220,13 +218,13 @@ def test_nothing_is_left_behind_when_the_server_is_killed(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere native code that hangs is not ended with its parent")
-def test_an_engine_that_hangs_in_native_code_outlives_its_killed_parent_by_seconds(
+def test_engine_hung_in_native_code_ends_soon_after_its_parent(
     hanging_orphan: psutil.Process,
 ) -> None:
     wait_until(lambda: has_ended(hanging_orphan), 30)
 
 
-def test_killed_api_processes_are_replaced_and_their_requests_leave_the_engine(workers: RunningServer) -> None:
+def test_killed_api_processes_are_replaced_and_leave_no_requests(workers: RunningServer) -> None:
     engine = workers.device("scripted")["pid"]
     killed = api_processes(workers)
     assert len(killed) == 2
@@ -242,9 +240,7 @@ def test_killed_api_processes_are_replaced_and_their_requests_leave_the_engine(w
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("options", [[], ["--workers", "2"]], ids=["one", "workers"])
-def test_a_signal_to_the_whole_process_group_is_the_api_processs_to_handle(
-    own_folder: Path, options: list[str], number: int
-) -> None:
+def test_signal_to_the_process_group_drains_the_server(own_folder: Path, options: list[str], number: int) -> None:
     with run_server(own_folder, "--device", "scripted", *options) as server:
         with server.stream("delay 0.02; count 20") as events:
             reader = iter(events)
@@ -256,5 +252,5 @@ def test_a_signal_to_the_whole_process_group_is_the_api_processs_to_handle(
 
 
 def children_of(server: RunningServer) -> list[psutil.Process]:
-    """What the server has started."""
+    """The server's child processes."""
     return psutil.Process(server.process.pid).children(recursive=True)

@@ -1,4 +1,4 @@
-"""A server that has far fewer files than clients, as under `ulimit -n 64`."""
+"""A server with far fewer files than clients, as under `ulimit -n 64`."""
 
 import json
 import os
@@ -23,7 +23,7 @@ FILES = 64
 
 @pytest.fixture
 def tight(own_folder: Path) -> Iterator[RunningServer]:
-    # Held connections send nothing, and are held for as long as an engine takes to come back.
+    # Held connections send nothing, and stay open as long as an engine takes to restart.
     settings = {"GENAI_DEVICE": "scripted", "GENAI_MAX_RESTARTS": "1", "GENAI_IDLE_TIMEOUT": "600"}
     with run_server(own_folder, settings=settings) as server:
         server.client.close()  # it keeps a connection open
@@ -79,11 +79,11 @@ def fill(server: RunningServer, held: ExitStack) -> None:
             continue
 
 
-def test_an_engine_that_dies_while_connections_have_taken_their_files_comes_back(tight: RunningServer) -> None:
+def test_dead_engine_is_restarted_while_files_are_exhausted(tight: RunningServer) -> None:
     pid = tight.device("scripted")["pid"]
 
     def is_back() -> bool:
-        health = tight.client.get("/healthz")  # a 503 on what is one connection too many for even that
+        health = tight.client.get("/healthz")  # a 503 if even this connection is one too many
         device = health.json()["devices"]["scripted"] if health.status_code == 200 else {}
         return device.get("state") == "ready" and device["pid"] != pid
 

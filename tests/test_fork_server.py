@@ -1,4 +1,4 @@
-"""Servers of tests that are forked from a process which has imported the server."""
+"""Servers of tests that are forked from a process that has imported the server."""
 
 import io
 import signal
@@ -26,6 +26,6 @@ def test_a_signal_that_ends_a_forked_process_is_its_status(tmp_path: Path) -> No
         assert process.wait(60) == -signal.SIGKILL
 
 
-def test_a_fork_server_that_ends_is_no_success() -> None:
+def test_ended_fork_server_is_a_failure() -> None:
     with pytest.raises(ChildProcessError):
         ForkedProcess([], io.BytesIO())

@@ -1,6 +1,4 @@
-"""docs/from-triton.md is what the option tables say, and claims nothing without a test or a plain word that there is
-none.
-"""
+"""docs/from-triton.md matches the option tables, and each claim has a test or a note."""
 
 import importlib.util
 import re
@@ -31,8 +29,8 @@ onnxruntime,default-max-batch-size
 """
 
 
-def test_the_document_is_what_the_tables_say() -> None:
-    """Else run scripts/document_options.py."""
+def test_document_matches_the_tables() -> None:
+    """If it fails, run scripts/document_options.py."""
     spec = importlib.util.spec_from_file_location("document_options", ROOT / "scripts" / "document_options.py")
     assert spec is not None
     assert spec.loader is not None
@@ -62,8 +60,8 @@ def test_each_row_names_a_test() -> None:
     assert not [row for row in rows if "`tests/" not in row.rsplit("|", 2)[1]]
 
 
-def test_each_table_of_a_providers_options_says_once_what_could_not_be_checked() -> None:
-    """For no machine with their hardware was at hand; remove this when one was."""
+def test_each_provider_table_says_once_what_was_not_checked() -> None:
+    """No machine with this hardware was available; remove this test when one was."""
     tables = re.split(r"^### ", TEXT.partition("## Providers")[2], flags=re.MULTILINE)[1:]
     assert len(tables) >= 3
     assert [
@@ -72,7 +70,7 @@ def test_each_table_of_a_providers_options_says_once_what_could_not_be_checked()
     assert [table.partition("\n")[0] for table in tables if "Not checked" in table.partition("\n| ")[2]] == []
 
 
-# As they stand there, but for a brace too many in that of TensorRT, which is no text of protobuf's.
+# Quoted, except for a surplus brace in that of TensorRT, which makes it invalid protobuf text.
 TENSORRT = """
 optimization { execution_accelerators {
   gpu_execution_accelerator : [ {
@@ -140,10 +138,10 @@ def every_parameter(text: str) -> str:
     [TENSORRT, every_parameter(ALL_OF_TENSORRT), CUDA, DEPRECATED, OPENVINO, OTHERS, DEPRECATED + TENSORRT + OTHERS],
     ids=["tensorrt", "all of tensorrt", "cuda", "deprecated", "openvino", "others", "several"],
 )
-def test_serve_takes_what_is_made_of_an_example_of_tritons_documentation(
+def test_serve_accepts_translated_examples_of_tritons_documents(
     example: str, groups: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "onnxruntime_ep_openvino.py").touch()  # serve wants that it is installed
+    (tmp_path / "onnxruntime_ep_openvino.py").touch()  # serve requires that it is installed
     monkeypatch.syspath_prepend(tmp_path)
     config, written = tmp_path / "config.pbtxt", tmp_path / "genai-server.toml"
     config.write_text(example + groups, encoding="utf-8")

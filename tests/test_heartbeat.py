@@ -14,7 +14,7 @@ def test_the_newest_beat_is_read_from_the_file(tmp_path: Path) -> None:
     assert read_beat(tmp_path / "beat") == Beat(2, 256)
 
 
-def test_the_requests_that_are_here_and_those_that_came_stand_beside_it(tmp_path: Path) -> None:
+def test_heartbeat_has_the_current_and_total_requests(tmp_path: Path) -> None:
     heartbeat = Heartbeat(tmp_path / "beat")
     heartbeat.beat(7)
     heartbeat.count(2, 9)
@@ -22,12 +22,12 @@ def test_the_requests_that_are_here_and_those_that_came_stand_beside_it(tmp_path
     assert read_beat(tmp_path / "beat") == Beat(2, 0, 2, 9)
 
 
-def test_without_a_file_or_a_whole_one_there_was_no_beat(tmp_path: Path) -> None:
+def test_missing_or_partial_file_is_no_beat(tmp_path: Path) -> None:
     assert read_beat(tmp_path / "none") == Beat(0, 0)
     (tmp_path / "part").write_bytes(b"1234")
     assert read_beat(tmp_path / "part") == Beat(0, 0)
 
 
-def test_only_the_user_can_read_it(tmp_path: Path) -> None:
+def test_heartbeat_file_is_private_to_the_user(tmp_path: Path) -> None:
     Heartbeat(tmp_path / "beat")
     assert (tmp_path / "beat").stat().st_mode & 0o077 == 0

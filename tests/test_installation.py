@@ -1,4 +1,4 @@
-"""The command that a message gives to install an extra is one which works for this copy of the server."""
+"""The install command in a message works for this copy of the server."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from tests.running_server import ROOT
 
 
 def noted(source: Path, **more: object) -> str:
-    """What pip notes of an installation from a file or folder."""
+    """pip's record of an installation from a file or folder."""
     return json.dumps({"url": source.as_uri(), **more})
 
 
@@ -28,7 +28,7 @@ def test_a_clones_own_environment_is_added_to_by_its_script(tmp_path: Path, monk
     assert found.extra_command("bench") == "./scripts/install bench"
 
 
-def test_a_clone_in_another_environment_is_installed_there_by_pip(tmp_path: Path) -> None:
+def test_clone_in_another_environment_is_installed_by_pip(tmp_path: Path) -> None:
     (tmp_path / "scripts").mkdir()
     (tmp_path / "scripts" / "install").touch()
     editable = installation(noted(tmp_path, dir_info={"editable": True}), tmp_path / "elsewhere")
@@ -52,9 +52,7 @@ def test_a_wheel_is_named_by_its_path(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "direct_url", [None, noted(Path("/gone/x.whl")), '{"url": "https://example.org/genai_server.whl"}']
 )
-def test_without_the_files_that_it_came_from_a_command_asks_for_the_wheel(
-    direct_url: str | None, tmp_path: Path
-) -> None:
+def test_command_without_the_original_files_asks_for_the_wheel(direct_url: str | None, tmp_path: Path) -> None:
     assert "'PATH_TO_WHEEL[hub]'" in installation(direct_url, tmp_path).extra_command("hub")
 
 
@@ -72,14 +70,14 @@ def test_nothing_tells_to_install_the_package_from_an_index(path: str) -> None:
 
 @pytest.fixture
 def clone(tmp_path: Path) -> Path:
-    """A clone whose environment is there, with a Python and a uv that note what they are asked to install."""
+    """A clone with an environment whose Python and uv record what they are asked to install."""
     (tmp_path / "scripts").mkdir()
     shutil.copy(ROOT / "scripts" / "install", tmp_path / "scripts")
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     commands = tmp_path / ".venv" / "bin"
     commands.mkdir(parents=True)
     pip_config = "global.index-url='https://example.org/simple'"
-    # pip's options stand before its command.
+    # pip's options precede its command.
     listing = f'case "$*" in *"config list"*) echo "{pip_config}" ;; *--editable*) echo "pip downloads" ;; esac'
     for name, more in (("python", listing), ("uv", 'echo "uv downloads" >&2; exit ${UV_STATUS:-0}')):
         (commands / name).write_text(
@@ -91,7 +89,7 @@ def clone(tmp_path: Path) -> Path:
 
 
 def install(clone: Path, *extras: str, device: str = "", uv_status: int = 0) -> tuple[int, str]:
-    """Exit status of the script, and what it says."""
+    """Exit status and output of the script."""
     environment = os.environ | {"PYTHON": sys.executable, "GENAI_EXTRA": device, "UV_STATUS": str(uv_status)}
     done = subprocess.run(
         [clone / "scripts" / "install", *extras], env=environment, capture_output=True, text=True, check=False
@@ -107,7 +105,7 @@ def test_the_script_installs_each_extra_once(clone: Path) -> None:
     assert all(line.startswith("uv https://example.org/simple pip install") for line in asked)
 
 
-def test_the_script_says_what_it_waits_for(clone: Path) -> None:
+def test_script_prints_what_it_waits_for(clone: Path) -> None:
     assert install(clone)[1].splitlines() == [
         "installing this copy of genai-server with cpu …",
         "uv downloads",
@@ -116,7 +114,7 @@ def test_the_script_says_what_it_waits_for(clone: Path) -> None:
     assert install(clone)[1] == ""
 
 
-def test_where_uv_fails_pip_installs(clone: Path) -> None:
+def test_pip_installs_where_uv_fails(clone: Path) -> None:
     status, said = install(clone, "otel", uv_status=2)
     assert status == 0
     assert said.splitlines()[1:4] == ["uv downloads", "uv cannot install it; pip does …", "pip downloads"]
@@ -137,7 +135,7 @@ def test_where_uv_fails_pip_installs(clone: Path) -> None:
         ([], "gpu", "GENAI_EXTRA=gpu: known are cpu, cuda, directml"),
     ],
 )
-def test_the_script_refuses_what_is_no_extra_and_leaves_the_environment(
+def test_unknown_extra_is_refused_and_the_environment_kept(
     extras: list[str], device: str, reason: str, clone: Path
 ) -> None:
     status, said = install(clone, *extras, device=device)

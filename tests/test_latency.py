@@ -1,6 +1,6 @@
 """The latency of a request is that of its client: from its first byte, whatever it then waits for.
 
-Tests hold a request up at some place, for a time that they measure by the clock of the server in this process.
+Tests hold up a request at some place, for a time measured by the clock of the server in this process.
 """
 
 import asyncio
@@ -15,9 +15,9 @@ import httpx
 import pytest
 from websockets.sync.client import connect as connect_websocket
 
-from genai_server.api.catalog import Catalog
 from genai_server.cli.serve.protocol import GuardedProtocol
 from genai_server.cli.serve.websocket import GuardedWebSocket
+from genai_server.generation.catalog import Catalog
 from genai_server.grammar_checker.pool import GrammarChecker
 from genai_server.timing import request_clock
 from tests.raw_http import answers, connect, read_to_end
@@ -27,7 +27,7 @@ from tests.server_here import run_here
 
 PARTS = ["receive", "load", "queue", "prefill", "prepare", "decode", "deliver"]
 HOLD = 0.2
-# Six digits are shown of each figure.
+# Each figure is shown with six digits.
 ROUNDED = 1e-5
 
 
@@ -40,14 +40,14 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
 
 
 class Holding:
-    """Holds coroutines up, and measures for how long."""
+    """Holds up coroutines, and measures how long."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.seconds = 0.0
         self._monkeypatch = monkeypatch
 
     def before(self, owner: type, name: str) -> None:
-        """Hold each call of this method up before it begins."""
+        """Hold up each call of this method before it starts."""
         held = getattr(owner, name)
 
         async def hold(*args: Any) -> Any:
@@ -65,7 +65,7 @@ def holding(monkeypatch: pytest.MonkeyPatch) -> Holding:
 
 
 def loaded(server: RunningServer) -> str:
-    """The one model that is loaded."""
+    """The loaded model."""
     states: dict[str, str] = {entry["id"]: entry["state"] for entry in server.client.get("/v1/models").json()["data"]}
     (name,) = (name for name, state in states.items() if state == "ready")
     return name
@@ -85,7 +85,7 @@ def completion(server: RunningServer, content: str = "say hi", **fields: Any) ->
 
 
 def check_sum(metrics: dict[str, Any]) -> dict[str, float]:
-    """The breakdown, whose parts add up to the whole and, up to the first token, to the TTFT."""
+    """The breakdown, after checking that its parts sum to the total and, up to the first token, to the TTFT."""
     breakdown: dict[str, float] = metrics["breakdown"]
     assert sorted(breakdown) == sorted(PARTS)
     assert min(breakdown.values()) >= 0
@@ -234,14 +234,14 @@ def schema(name: str) -> dict[str, Any]:
 
 
 def pause() -> float:
-    """Let time pass; returns how much."""
+    """Let time pass; returns the seconds."""
     began = request_clock()
     time.sleep(HOLD)
     return request_clock() - began
 
 
 def noted(monkeypatch: pytest.MonkeyPatch, owner: type, name: str) -> threading.Event:
-    """Is set once this method has been called."""
+    """An event that is set once this method has been called."""
     called = threading.Event()
     method: Callable[..., Any] = getattr(owner, name)
 
@@ -255,7 +255,7 @@ def noted(monkeypatch: pytest.MonkeyPatch, owner: type, name: str) -> threading.
 
 
 def request(server: RunningServer, header: str = "") -> tuple[bytes, bytes]:
-    """Head and body of a request on a connection of its own."""
+    """Head and body of a request on a separate connection."""
     content = json.dumps(body("say hi", model=loaded(server), include_metrics=True)).encode()
     head = (
         f"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n{header}"
@@ -271,7 +271,7 @@ def metrics_of(sock: socket.socket) -> dict[str, Any]:
 
 
 def added(server: RunningServer, before: Scraped, name: str, model: str) -> float:
-    """How much a sum of a model's answers has grown, once the last request is in it."""
+    """The increase of a sum over a model's answers, once it includes the last request."""
     wait_until(lambda: scrape(server).value(name, model_name=model) > before.value(name, model_name=model))
     return scrape(server).value(name, model_name=model) - before.value(name, model_name=model)
 

@@ -44,7 +44,7 @@ def test_many_clients_are_answered(server: RunningServer) -> None:
     assert {answer["finish_reason"] for answer in answers} == {"stop"}
 
 
-def test_an_answer_is_streamed_and_its_place_is_free_when_the_client_leaves(server: RunningServer) -> None:
+def test_answer_is_streamed_and_a_lost_client_frees_its_place(server: RunningServer) -> None:
     with server.stream("Count from 1 to 200.", max_tokens=900, ignore_eos=True) as events:
         first = [json.loads(event)["token"] for event, _ in zip(events, range(5), strict=False)]
     assert "".join(first).startswith("1, 2")
@@ -64,7 +64,7 @@ def test_a_schema_and_a_forced_tool_are_kept_to(server: RunningServer) -> None:
 
 
 @pytest.mark.parametrize(("field", "value"), [("logprobs", True), ("frequency_penalty", 0.5), ("logit_bias", {"5": 1})])
-def test_what_the_librarys_batch_lacks_is_a_400_that_names_it(server: RunningServer, field: str, value: Any) -> None:
+def test_unsupported_field_is_a_400_that_names_it(server: RunningServer, field: str, value: Any) -> None:
     response = complete(server, **{field: value})
     assert response.status_code == 400
     assert response.json()["error"]["param"] == field

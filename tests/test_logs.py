@@ -1,4 +1,4 @@
-"""The log: what is heard at which level, and what is told of an exception."""
+"""The log: levels, formats, and what it contains of exceptions."""
 
 import asyncio
 import json
@@ -18,8 +18,8 @@ from genai_server.logs import DiscreetFormatter, configure_logging
 
 @pytest.fixture
 def untouched_logging() -> Iterator[None]:
-    """Put the process's logging back as it was."""
-    loggers = [logging.getLogger(name) for name in ("", "asyncio", "sse_starlette")]
+    """Restore the logging of the process."""
+    loggers = [logging.getLogger(name) for name in ("", "asyncio")]
     levels, handlers = [logger.level for logger in loggers], loggers[0].handlers[:]
     loggers[0].handlers.clear()
     yield
@@ -29,28 +29,28 @@ def untouched_logging() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("untouched_logging")
-def test_at_debug_the_noisy_libraries_stay_quiet() -> None:
+def test_asyncio_stays_quiet_at_debug() -> None:
     configure_logging("debug")
     assert logging.getLogger("genai_server").isEnabledFor(logging.DEBUG)
     assert not logging.getLogger("asyncio").isEnabledFor(logging.DEBUG)
 
 
 @pytest.mark.usefixtures("untouched_logging")
-def test_the_noisy_libraries_are_never_louder_than_the_rest() -> None:
+def test_asyncio_is_never_louder_than_the_rest() -> None:
     configure_logging("error")
-    assert not logging.getLogger("sse_starlette").isEnabledFor(logging.WARNING)
+    assert not logging.getLogger("asyncio").isEnabledFor(logging.WARNING)
     assert not logging.getLogger("genai_server").isEnabledFor(logging.WARNING)
 
 
-def told(error: BaseException) -> str:
+def logged(error: BaseException) -> str:
     try:
         raise error
     except BaseException as caught:
         return DiscreetFormatter().formatException((type(caught), caught, caught.__traceback__))
 
 
-def test_an_exception_is_told_by_its_frames_and_type_without_its_message() -> None:
-    lines = told(KeyError("swordfish" * 2)).splitlines()
+def test_exception_is_logged_by_frames_and_type_only() -> None:
+    lines = logged(KeyError("swordfish" * 2)).splitlines()
     assert lines[0] == "Traceback (most recent call last):"
     assert "test_logs.py" in lines[1]
     assert lines[2].strip() == "raise error"
@@ -58,27 +58,27 @@ def test_an_exception_is_told_by_its_frames_and_type_without_its_message() -> No
     assert "swordfish" not in "".join(lines)
 
 
-def test_what_led_to_an_exception_is_told_likewise() -> None:
+def test_causes_of_an_exception_are_logged_by_type_only() -> None:
     try:
         try:
             int("sword" + "fish")
         except ValueError as error:
             raise ExceptionGroup("sword" + "fish", [error, TypeError("sword" + "fish")]) from error
     except ExceptionGroup as error:
-        text = told(error)
+        text = logged(error)
     assert text.index("builtins.ValueError") < text.index("which led to") < text.index("builtins.ExceptionGroup")
     assert "  | builtins.TypeError" in text
     assert "swordfish" not in text
 
 
-def test_exceptions_in_a_circle_are_told_once() -> None:
+def test_exceptions_in_a_cycle_are_logged_once() -> None:
     first, second = ValueError(), TypeError()
     first.__cause__, second.__cause__ = second, first
-    assert told(first).count("builtins.TypeError") == 1
+    assert logged(first).count("builtins.TypeError") == 1
 
 
 @pytest.mark.usefixtures("untouched_logging")
-def test_a_task_that_nobody_waits_for_fails_without_its_message(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unawaited_task_fails_without_its_message_in_the_log(capsys: pytest.CaptureFixture[str]) -> None:
     configure_logging("info")
 
     async def fail() -> None:
@@ -88,14 +88,14 @@ def test_a_task_that_nobody_waits_for_fails_without_its_message(capsys: pytest.C
         task = asyncio.create_task(fail())
         await asyncio.wait([task])
         asyncio.get_running_loop().call_exception_handler(
-            {"message": "nobody waits", "exception": task.exception(), "task": task}
+            {"message": "unawaited", "exception": task.exception(), "task": task}
         )
 
     asyncio.run(forget())
-    told = capsys.readouterr().err
-    assert "ERROR asyncio: nobody waits\n" in told
-    assert "builtins.ValueError" in told
-    assert "swordfish" not in told
+    printed = capsys.readouterr().err
+    assert "ERROR asyncio: unawaited\n" in printed
+    assert "builtins.ValueError" in printed
+    assert "swordfish" not in printed
 
 
 async def failing(scope: Scope, receive: Receive, send: Send) -> None:
@@ -103,7 +103,7 @@ async def failing(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 @pytest.mark.usefixtures("untouched_logging")
-def test_a_request_that_meets_an_internal_error_is_logged_without_the_message(
+def test_internal_error_of_a_request_is_logged_without_message(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     configure_logging("debug")
@@ -116,13 +116,13 @@ def test_a_request_that_meets_an_internal_error_is_logged_without_the_message(
     finally:
         server.should_exit = True
         thread.join(20)
-    told = capsys.readouterr().err
-    assert "ERROR uvicorn: Exception in ASGI application" in told
-    assert "INFO uvicorn: Started server process" in told
-    assert "uvicorn.error" not in told
-    assert "in failing" in told
-    assert "builtins.LookupError" in told
-    assert "swordfish" not in told
+    printed = capsys.readouterr().err
+    assert "ERROR uvicorn: Exception in ASGI application" in printed
+    assert "INFO uvicorn: Started server process" in printed
+    assert "uvicorn.error" not in printed
+    assert "in failing" in printed
+    assert "builtins.LookupError" in printed
+    assert "swordfish" not in printed
 
 
 def _formatted(form: str, message: str, capsys: pytest.CaptureFixture[str], **fields: object) -> str:
@@ -132,7 +132,7 @@ def _formatted(form: str, message: str, capsys: pytest.CaptureFixture[str], **fi
 
 
 @pytest.mark.usefixtures("untouched_logging")
-def test_as_json_each_record_is_one_object_on_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_log_has_one_object_per_line(capsys: pytest.CaptureFixture[str]) -> None:
     text = _formatted("json", "two\nlines", capsys, id="r1", seconds=0.5)
     assert text.count("\n") == 1
     line = json.loads(text)
@@ -147,7 +147,7 @@ def test_as_json_each_record_is_one_object_on_one_line(capsys: pytest.CaptureFix
 
 
 @pytest.mark.usefixtures("untouched_logging")
-def test_as_json_an_exception_stays_in_its_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_log_keeps_an_exception_in_its_line(capsys: pytest.CaptureFixture[str]) -> None:
     configure_logging("info", "json")
     try:
         raise ValueError("wrong")
@@ -158,5 +158,5 @@ def test_as_json_an_exception_stays_in_its_line(capsys: pytest.CaptureFixture[st
 
 
 @pytest.mark.usefixtures("untouched_logging")
-def test_as_text_fields_follow_the_message(capsys: pytest.CaptureFixture[str]) -> None:
+def test_text_log_has_fields_after_the_message(capsys: pytest.CaptureFixture[str]) -> None:
     assert _formatted("text", "done", capsys, id="r1", n=2).endswith("INFO genai_server.x: done id=r1 n=2\n")

@@ -1,4 +1,4 @@
-"""What goes back to the system of the memory that a process has freed, each in a process of its own."""
+"""How much freed memory returns to the system, each case in a separate process."""
 
 import subprocess
 import sys
@@ -6,7 +6,7 @@ import sys
 import pytest
 
 OWN = """
-from genai_server.malloc import give_back_free_memory, give_back_large_blocks, share_heaps
+from genai_server.malloc import release_free_memory, release_large_blocks_at_once, share_heaps
 def own():
     line = next(line for line in open("/proc/self/smaps_rollup") if line.startswith("Pss_Anon"))
     return int(line.split()[1])
@@ -30,7 +30,7 @@ kept = blocks[::20]  # so that none of it is at the heap's end
 taken = own() - before
 del blocks
 left = own() - before
-give_back_free_memory()
+release_free_memory()
 print(taken, left, own() - before)
 """
 THREADS = """
@@ -63,7 +63,7 @@ def output(program: str) -> str:
 
 
 def test_large_blocks_go_back_to_the_system() -> None:
-    kibibytes = int(output(LARGE_BLOCKS.format(call="give_back_large_blocks()")))
+    kibibytes = int(output(LARGE_BLOCKS.format(call="release_large_blocks_at_once()")))
     assert kibibytes < 2048
     assert int(output(LARGE_BLOCKS.format(call=""))) > kibibytes
 
@@ -73,7 +73,7 @@ def test_threads_share_the_first_ones_heap() -> None:
     assert int(output(THREADS.format(call=""))) > 1
 
 
-def test_free_memory_between_what_is_used_goes_back_when_it_is_asked_for() -> None:
+def test_free_memory_between_used_blocks_is_returned_on_demand() -> None:
     taken, left, given_back = map(int, output(FREE_MEMORY).split())
     assert left > taken / 2
     assert given_back < taken / 4

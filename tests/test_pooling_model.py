@@ -1,4 +1,4 @@
-"""What model directories say of models for embeddings and reranking."""
+"""What model directories contain about models for embeddings and reranking."""
 
 import json
 from pathlib import Path
@@ -29,7 +29,7 @@ def written(folder: Path, files: dict[str, Any], *, graph: str = "model.onnx") -
 
 
 def encoder(folder: Path, **files: Any) -> PoolingModel:
-    """An encoder with a mean, and these files in place of its own."""
+    """An encoder with mean pooling, and these files instead of its own."""
     usual = {"config.json": BERT, "modules.json": [TRANSFORMER, POOLING], "1_Pooling/config.json": MEAN}
     found = read_pooling_model(
         written(folder, usual | {name.replace("__", "/"): value for name, value in files.items()})
@@ -43,7 +43,7 @@ def test_a_directory_of_onnxruntime_genai_alone_generates_text() -> None:
     assert read_pooling_model(DEMO) is None
 
 
-def test_a_directory_that_is_not_there_counts_as_one_that_generates(tmp_path: Path) -> None:
+def test_missing_directory_counts_as_generating(tmp_path: Path) -> None:
     assert task_of(tmp_path / "none") is Task.GENERATE
 
 
@@ -96,7 +96,7 @@ def test_an_unknown_pooling_is_refused_with_the_known_ones(tmp_path: Path) -> No
         ({"config.json": BERT | {"model_type": "xlm-roberta", "pad_token_id": 1, "max_position_embeddings": 514}}, 512),
     ],
 )
-def test_the_most_tokens_are_the_least_of_what_the_files_say(tmp_path: Path, files: dict[str, Any], most: int) -> None:
+def test_token_limit_is_the_smallest_in_the_files(tmp_path: Path, files: dict[str, Any], most: int) -> None:
     assert encoder(tmp_path, **files).max_tokens == most
 
 
@@ -162,7 +162,7 @@ def test_a_decoder_without_modules_generates_text(tmp_path: Path) -> None:
     assert task_of(tmp_path) is Task.GENERATE
 
 
-def test_the_only_graph_of_a_repository_is_taken_wherever_it_lies(tmp_path: Path) -> None:
+def test_only_graph_of_a_repository_is_found_anywhere(tmp_path: Path) -> None:
     files = {"config.json": BERT, "modules.json": [TRANSFORMER, POOLING], "1_Pooling/config.json": MEAN}
     model = read_pooling_model(written(tmp_path, files, graph="onnx/model_quantized.onnx"))
     assert model is not None
@@ -179,7 +179,7 @@ def test_a_module_outside_the_directory_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["[", "{}", "[1]"])
-def test_modules_that_are_no_list_of_modules_are_refused(tmp_path: Path, text: str) -> None:
+def test_invalid_list_of_modules_is_refused(tmp_path: Path, text: str) -> None:
     written(tmp_path, {"config.json": BERT})
     (tmp_path / "modules.json").write_text(text, encoding="utf-8")
     with pytest.raises(ModelDirectoryError, match=r"modules\.json cannot be read"):

@@ -1,4 +1,4 @@
-"""More requests than a server can take, and answers that take longer than anybody waits, over real sockets."""
+"""More requests than a server can accept, and answers beyond their deadlines, over real sockets."""
 
 import json
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ import anthropic
 import openai
 import pytest
 
-from tests.api.admin.test_requests import ENDLESS, listed
+from tests.apis.admin.test_running_requests import ENDLESS, listed
 from tests.running_server import RunningServer, body, wait_until
 from tests.server_here import run_here
 
@@ -27,7 +27,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
 
 @pytest.fixture
 def busy(server: RunningServer) -> Iterator[RunningServer]:
-    """The same while an endless answer is made, of which some tokens have come."""
+    """The same server during an endless answer, some tokens of which have arrived."""
     with server.stream("delay 0.05; count 1000") as events:
         for _ in zip(range(4), events, strict=False):
             pass
@@ -37,7 +37,7 @@ def busy(server: RunningServer) -> Iterator[RunningServer]:
 
 @pytest.fixture
 def full(busy: RunningServer) -> Iterator[RunningServer]:
-    """The same with one that waits, and every API process knows it."""
+    """The same server with a queued request that every API process knows of."""
     with busy.stream(ENDLESS) as waiting:
         wait_until(lambda: busy.device("scripted")["waiting"] == 1)
         yield busy
@@ -56,18 +56,16 @@ def full(busy: RunningServer) -> Iterator[RunningServer]:
         ("/v1/messages", {"max_tokens": 5}),
     ],
 )
-def test_a_full_queue_answers_503_and_says_when_there_is_room(
-    full: RunningServer, path: str, fields: dict[str, Any]
-) -> None:
+def test_full_queue_is_a_503_with_retry_after_seconds(full: RunningServer, path: str, fields: dict[str, Any]) -> None:
     response = full.client.post(path, json=body("say x", **fields))
     assert response.status_code == 503
     assert "queue_full" in response.text
     assert "GENAI_MAX_QUEUE" in response.text
-    # Some 2,000 tokens are left of an answer that takes 0.05 s for each; no other has ended.
+    # About 2,000 tokens remain of an answer that takes 0.05 s per token; no other has ended.
     assert 30 <= int(response.headers["retry-after"]) <= 600
 
 
-def test_more_answers_than_there_is_room_for_are_refused_before_the_first(busy: RunningServer) -> None:
+def test_more_answers_than_capacity_are_refused_before_the_first(busy: RunningServer) -> None:
     response = busy.client.post("/v1/chat/completions", json=body("say x", n=2))
     assert response.status_code == 503
     assert len(listed(busy)) == 1
@@ -89,7 +87,7 @@ def test_concurrent_n2_requests_are_accepted_whole_or_refused(server: RunningSer
     assert listed(server) == {}
 
 
-def test_more_answers_than_ever_can_run_and_wait_are_no_503(full: RunningServer) -> None:
+def test_more_answers_than_capacity_are_a_400(full: RunningServer) -> None:
     three = [
         ("/v1/chat/completions", body("say x", n=3)),
         ("/v1/completions", {"prompt": ["a", "b", "c"]}),
@@ -120,7 +118,7 @@ def narrow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
         yield running
 
 
-def test_prompts_that_wait_may_have_so_many_tokens_together(narrow: RunningServer) -> None:
+def test_queued_prompts_have_a_token_limit_together(narrow: RunningServer) -> None:
     with narrow.stream(ENDLESS) as events:
         next(iter(events))
         response = narrow.chat("say " + "x" * 200)
@@ -133,7 +131,7 @@ def test_prompts_that_wait_may_have_so_many_tokens_together(narrow: RunningServe
     wait_until(lambda: narrow.idle("scripted"))
 
 
-def test_answers_whose_prompts_could_not_wait_even_on_an_idle_device_are_no_503(narrow: RunningServer) -> None:
+def test_prompts_that_can_never_wait_are_a_400(narrow: RunningServer) -> None:
     long, short = "say " + "x" * 60, "say x"
     for path, asked, field in (
         ("/v1/chat/completions", body(long, n=3), "n"),
@@ -175,7 +173,7 @@ def test_the_header_says_the_same_as_the_field(server: RunningServer) -> None:
     assert response.json()["finish_reason"] == "timeout"
 
 
-def test_who_waits_for_a_turn_gets_an_empty_answer_at_the_timeout(busy: RunningServer) -> None:
+def test_queued_request_times_out_with_an_empty_answer(busy: RunningServer) -> None:
     answer = busy.chat("say x", timeout=0.3).json()
     assert (answer["content"], answer["finish_reason"]) == ("", "timeout")
     assert answer["metrics"]["output_tokens"] == 0
@@ -190,7 +188,7 @@ def test_a_prompt_is_not_read_beyond_its_timeout(own_folder: Path) -> None:
         assert len(listed(server)) == 1
 
 
-def test_openais_client_reads_what_there_is(scripted: RunningServer) -> None:
+def test_openais_client_reads_the_partial_answer(scripted: RunningServer) -> None:
     with openai.OpenAI(base_url=f"{scripted.url}/v1", api_key="none", max_retries=0) as client:
         more = {"timeout": 0.5}
         messages: Any = [{"role": "user", "content": ENDLESS}]
@@ -210,7 +208,7 @@ def test_openais_client_reads_what_there_is(scripted: RunningServer) -> None:
         assert response.output_text.startswith("1, 2")
 
 
-def test_anthropics_client_reads_what_there_is(server: RunningServer) -> None:
+def test_anthropics_client_reads_the_partial_answer(server: RunningServer) -> None:
     with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0) as client:
         message = client.messages.create(
             model="onnx-genai",
@@ -224,7 +222,7 @@ def test_anthropics_client_reads_what_there_is(server: RunningServer) -> None:
 
 @pytest.mark.parametrize("path", ["/v1/chat", "/v1/chat/completions", "/v1/messages"])
 @pytest.mark.parametrize("timeout", [60.5, 0, -1, "5"])
-def test_a_timeout_beyond_the_limit_or_that_is_none_is_refused(server: RunningServer, path: str, timeout: Any) -> None:
+def test_invalid_or_excessive_timeout_is_refused(server: RunningServer, path: str, timeout: Any) -> None:
     fields = {"max_tokens": 5, "timeout": timeout}
     response = server.client.post(path, json=body("say x", **fields))
     assert response.status_code == 400
@@ -234,12 +232,12 @@ def test_a_timeout_beyond_the_limit_or_that_is_none_is_refused(server: RunningSe
 
 
 @pytest.mark.parametrize("given", ["soon", "-1", "61", "nan", ""])
-def test_a_header_that_is_no_such_time_is_refused_by_its_name(server: RunningServer, given: str) -> None:
+def test_invalid_timeout_header_is_refused_by_name(server: RunningServer, given: str) -> None:
     response = server.client.post("/v1/chat", json=body("say x"), headers={"x-request-timeout": given})
     assert response.status_code == 400
     assert response.json()["error"]["param"] == "X-Request-Timeout"
 
 
-def test_the_operators_limit_holds_for_who_says_nothing(own_folder: Path) -> None:
+def test_configured_timeout_is_the_default(own_folder: Path) -> None:
     with run_here(own_folder, "--device", "scripted", "--request-timeout", "1") as server:
         assert server.chat(ENDLESS).json()["finish_reason"] == "timeout"

@@ -1,4 +1,4 @@
-"""What nobody writes down: keys, prompts and answers are in no log, at any level."""
+"""Secrecy of the log: keys, prompts and answers are in no log, at any level."""
 
 from pathlib import Path
 
@@ -54,7 +54,7 @@ def test_no_key_prompt_or_answer_is_in_the_log(tmp_path: Path, device: str) -> N
             client.post(
                 "/v1/admin/runtime_options", json={"enable_profiling": "a/swordfish"}, headers={"x-api-key": ADMIN}
             )
-        # It does log, at this level.
+        # Something is logged at this level.
         wait_until(lambda: "method=POST path=/v1/admin/runtime_options" in server.log())
         assert "method=GET path=/v1/models status=200" in server.log()
     assert "swordfish" not in server.log()

@@ -1,4 +1,4 @@
-"""The documents that promise something name the tests that hold the server to it: each of these is there."""
+"""Documents with promises name the tests that verify them, and each of these tests exists."""
 
 import re
 from pathlib import Path
@@ -8,13 +8,13 @@ import pytest
 from tests.running_server import ROOT
 
 TEXTS = {name: (ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("compatibility.md", "operations.md")}
-# Where a row of operations.md has no test of its own name beside its promise.
+# For rows of operations.md without a separate test.
 ELSEWHERE = ("the same", "the tests above", "likewise")
 BY_CONSTRUCTION = "(by construction"
 
 
 def references(text: str) -> list[tuple[Path, str]]:
-    """Files and functions that a text names; a function without a file is in the one named before."""
+    """Files and functions that a text names; a function without a file belongs to the last file named."""
     found, file = [], ""
     for path, function in re.findall(r"`(tests/[\w/]+\.py)?(?:::(\w+))?`", text):
         file = path or file
@@ -24,7 +24,7 @@ def references(text: str) -> list[tuple[Path, str]]:
 
 
 def tables(text: str, test_column: str) -> list[list[str]]:
-    """The cells of that column, a list for each table that has it."""
+    """The cells of this column, a list for each table that has it."""
     found: list[list[str]] = []
     column = None
     for line in text.splitlines():
@@ -40,7 +40,7 @@ def tables(text: str, test_column: str) -> list[list[str]]:
 
 
 def exists(path: Path, function: str) -> bool:
-    """Whether there is such a file of tests, with the function if one is named."""
+    """Whether this file of tests exists, with the function if one is named."""
     if not path.is_file():
         return False
     return not function or bool(
@@ -63,16 +63,16 @@ def test_each_row_names_a_test(name: str, column: str) -> None:
         assert not [row for row in rows if not (references(row) or row.startswith(ELSEWHERE) or BY_CONSTRUCTION in row)]
 
 
-def test_no_promise_stands_twice_or_tells_its_history() -> None:
+def test_promises_are_unique_and_without_history() -> None:
     text = TEXTS["operations.md"]
     rows = [line.split("|")[1].strip() for line in text.splitlines() if line.startswith("| ") and "`tests/" in line]
     assert [row for row in set(rows) if rows.count(row) > 1] == []
-    assert [row for row in rows if not row.endswith(".")] == []  # nor a row of another branch beside its new form
+    assert [row for row in rows if not row.endswith(".")] == []  # nor a row of another branch next to its new form
     assert re.findall(r"\b20\d\d-\d\d-\d\d\b|\bFIGURE\b|\bTODO\b", text) == []
 
 
 def test_no_test_is_named_in_another_way() -> None:
-    """As `test_file::test_name`, which nothing checks."""
+    """Such as `test_file::test_name`, which nothing checks."""
     for text in TEXTS.values():
         named = re.findall(r"`[^`]*\btest_\w+[^`]*`", text)
         assert [name for name in named if not re.fullmatch(r"`(tests/[\w/]+\.py)?(::\w+)?`", name)] == []

@@ -1,4 +1,4 @@
-"""Values are shown as JSON writes them, and no more of them than is needed."""
+"""Values are quoted as JSON, and shortened."""
 
 import json
 from datetime import date
@@ -26,7 +26,7 @@ def test_a_value_is_shown_as_json_writes_it(value: object, text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["\x1b[2J", "\x9b", "\u202e", "\ud800", "\u2028"])
-def test_what_a_terminal_would_obey_is_escaped(text: str) -> None:
+def test_terminal_control_characters_are_escaped(text: str) -> None:
     assert quoted(text).isprintable()
     assert json.loads(quoted(text)) == text
 
@@ -35,10 +35,10 @@ def test_what_a_terminal_would_obey_is_escaped(text: str) -> None:
 def test_a_long_value_is_cut(value: object) -> None:
     assert len(quoted(value)) == 101
     assert quoted(value).endswith("…")
-    assert not quoted(value, most=1000).endswith("…")
+    assert not quoted(value, limit=1000).endswith("…")
 
 
-def test_the_rest_of_a_long_value_is_not_looked_at() -> None:
+def test_rest_of_a_long_value_is_not_read() -> None:
     class Never:
         def __str__(self) -> str:
             raise AssertionError

@@ -1,4 +1,4 @@
-"""A router that others wrote, before two servers with the demo model: what docs/scale-out.md tells of it.
+"""A third-party router in front of two servers with the demo model, as described in docs/scale-out.md.
 
 The router is vLLM's, of the extra `router`, and its command line is the document's.
 """
@@ -21,18 +21,18 @@ import psutil
 import pytest
 from openai import OpenAI
 
-# The tests of a single server, which take the fixture `client` of this module here.
-from tests.api.test_openai_client import (  # noqa: F401
+# The tests of a single server, which use this module's fixture `client` here.
+from tests.apis.test_openai_client import (  # noqa: F401
     test_a_forced_call_parses_and_fits_its_schema,
     test_a_tools_loop_ends_in_its_result,
     test_parse_gives_an_object_of_the_callers_class,
-    test_the_streaming_helper_gives_the_same_object_as_the_plain_call,
+    test_streaming_helper_returns_the_object_of_the_plain_call,
 )
 from tests.running_server import DEMO, ROOT, EventReader, RunningServer, free_port, run_server, wait_until
 from tests.scraped import scrape
 
 CHAT = "/v1/chat/completions"
-# The router asks after its servers every two seconds, and a machine with other work is slow.
+# The router polls its servers every two seconds, and a busy machine is slow.
 SECONDS = 60.0
 
 pytestmark = pytest.mark.timeout(180)
@@ -40,7 +40,7 @@ pytestmark = pytest.mark.timeout(180)
 
 @dataclass
 class Replica:
-    """A server at one address, which a test may end and start again."""
+    """A server at one address that a test may end and restart."""
 
     folder: Path
     port: int = field(default_factory=free_port)
@@ -48,7 +48,7 @@ class Replica:
     _server: RunningServer | None = None
 
     def server(self) -> RunningServer:
-        """It, running."""
+        """The running server."""
         if self._server is None or self._server.process.poll() is not None:
             self.close()
             options = ("--model-dir", str(DEMO), "--threads", "1")
@@ -56,12 +56,12 @@ class Replica:
         return self._server
 
     def close(self) -> None:
-        """End it, if it runs."""
+        """End it if it runs."""
         self._open.close()
 
 
 class Routed(NamedTuple):
-    """A router, a server that all tests share, and another that they may end."""
+    """A router, a server that all tests share, and another one that they may end."""
 
     http: httpx.Client
     shared: RunningServer
@@ -74,11 +74,11 @@ class Routed(NamedTuple):
         return [server.device("cpu")["running"] for server in self.servers()]
 
     def say(self, content: str, **fields: Any) -> httpx.Response:
-        """An answer by way of the router."""
+        """An answer through the router."""
         return self.http.post(CHAT, json=_body(content, **fields))
 
     def is_whole(self, content: str, **fields: Any) -> bool:
-        """Whether a stream comes to its end."""
+        """Whether a stream reaches its end."""
         try:
             with self.http.stream("POST", CHAT, json=_body(content, stream=True, **fields)) as response:
                 return list(EventReader(response))[-1:] == ["[DONE]"]
@@ -91,13 +91,13 @@ def _body(content: str, **fields: Any) -> dict[str, Any]:
 
 
 def _long(number: int, tokens: int = 300) -> dict[str, Any]:
-    """A request for so many tokens whose prompt begins as no other one's."""
+    """A request for this number of tokens with a unique start of its prompt."""
     text = f"{number * 7919} is a number."
     return {"content": text, "max_tokens": tokens, "ignore_eos": True, "temperature": 1, "seed": number}
 
 
 def _documented(urls: list[str], port: int) -> list[str]:
-    """The command that the document shows first, with these addresses for its own."""
+    """The document's first command, with its addresses replaced by these."""
     text = (ROOT / "docs" / "scale-out.md").read_text(encoding="utf-8")
     found = re.search(r"^vllm-router .*--policy cache_aware(.*\\\n)*.*", text, re.MULTILINE)
     assert found is not None
@@ -147,9 +147,9 @@ _numbers = iter(range(1, 100_000))
 
 
 def _use_both(routed: Routed) -> None:
-    """Ask what nobody has asked before, until both servers have answered.
+    """Send unique requests until both servers have answered.
 
-    Two requests are under way at a time: where no server runs any, the router prefers the same one each time.
+    Two requests are in flight at a time: among idle servers, the router always prefers the same one.
     """
     before = [_num_answers(server) for server in routed.servers()]
 
@@ -186,7 +186,7 @@ def _stream_on_both(routed: Routed, pool: ThreadPoolExecutor) -> list["Future[bo
     return streams
 
 
-def test_with_a_killed_server_only_its_streams_break_and_it_is_used_again(routed: Routed) -> None:
+def test_killed_server_breaks_only_its_streams_and_is_reused(routed: Routed) -> None:
     with ThreadPoolExecutor(4) as pool:
         streams = _stream_on_both(routed, pool)
         killed = routed.other.server().process
@@ -196,14 +196,14 @@ def test_with_a_killed_server_only_its_streams_break_and_it_is_used_again(routed
         killed.wait()
         answered = [routed.say("Hi", max_tokens=1).status_code for _ in range(4)]
         whole = [stream.result() for stream in streams]
-    # The router sends a stream that has not begun to the other server.
+    # The router sends a stream that has not started to the other server.
     assert kept <= sum(whole) < len(whole)
     assert answered == [200] * 4
     psutil.wait_procs(family, 20)
     _use_both(routed)
 
 
-def test_turns_of_a_conversation_find_the_turns_before_while_others_ask(routed: Routed) -> None:
+def test_conversation_finds_its_prefix_while_servers_are_loaded(routed: Routed) -> None:
     ended = threading.Event()
 
     def ask_on() -> None:
@@ -226,7 +226,7 @@ def test_turns_of_a_conversation_find_the_turns_before_while_others_ask(routed: 
     assert min(shares[1:]) >= 0.9, shares
 
 
-def test_sessions_are_terminated_and_profiled_on_each_server_by_itself(routed: Routed) -> None:
+def test_sessions_are_terminated_and_profiled_per_server(routed: Routed) -> None:
     one, other = routed.servers()
     one.options(terminate_session="1")
     assert {routed.say(**_long(next(_numbers), 1)).status_code for _ in range(6)} == {200}
@@ -245,13 +245,13 @@ def test_sessions_are_terminated_and_profiled_on_each_server_by_itself(routed: R
         assert list(Path(state["profile_dir"]).glob("routed*"))
 
 
-def test_an_admin_call_by_way_of_the_router_reaches_one_server_only(routed: Routed) -> None:
+def test_routed_admin_call_reaches_one_server_only(routed: Routed) -> None:
     routed.http.post("/v1/admin/runtime_options", json={"enable_profiling": "one"})
     states = [server.client.get("/v1/admin/runtime_options").json()["devices"]["cpu"] for server in routed.servers()]
     assert sorted(state["enable_profiling"] for state in states) == ["0", "one"]
 
 
-def test_a_server_that_drains_ends_its_stream_and_nothing_is_refused(routed: Routed) -> None:
+def test_draining_server_ends_its_stream_and_refuses_nothing(routed: Routed) -> None:
     with ThreadPoolExecutor(4) as pool:
         streams = _stream_on_both(routed, pool)
         leaving = routed.other.server()

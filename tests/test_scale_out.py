@@ -1,4 +1,4 @@
-"""What lies in deploy/ for several servers fits the server: the Helm chart, llm-d's values, compose, the systemd unit.
+"""The files in deploy/ for several servers fit the server: Helm chart, llm-d's values, compose, systemd unit.
 
 The chart is rendered by helm, or by Helm's library for Python, and checked against Kubernetes' schemas; both come with
 the extra `chart`, and without them these tests are skipped.
@@ -16,16 +16,16 @@ from typing import Any, cast
 import pytest
 import yaml
 
-from genai_server.api.catalog import Catalog
-from genai_server.api.telemetry.engine_metrics import EngineMetrics
+from genai_server.apis.status.engine_metrics import EngineMetrics
 from genai_server.config import Settings, load_settings, unknown_variables
+from genai_server.generation.catalog import Catalog
 from tests.running_server import ROOT
 
 DEPLOY = ROOT / "deploy"
 CHART = DEPLOY / "helm" / "genai-server"
 KEYS = {"keys": {"apiKeys": "router:secret"}}
 OLDEST, NEWEST = "1.27.0", "1.34.0"
-# Kinds that extensions bring, whose schemas are not Kubernetes' own.
+# Kinds of extensions, whose schemas are not part of Kubernetes.
 FOREIGN = ("ServiceMonitor", "ScaledObject")
 
 Manifest = dict[str, Any]
@@ -57,7 +57,7 @@ def _with_program(values: Mapping[str, Any], folder: Path) -> str:
 
 @pytest.fixture
 def render(tmp_path: Path) -> Callable[..., dict[str, Manifest]]:
-    """Renders the chart with values beside an API key; gives the manifests by their kinds."""
+    """Render the chart with these values and an API key; returns the manifests by kind."""
 
     def rendered(**values: Any) -> dict[str, Manifest]:
         values = KEYS | values
@@ -106,7 +106,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("version", [OLDEST, NEWEST])
 @pytest.mark.parametrize("values", VARIANTS.values(), ids=VARIANTS)
-def test_what_the_chart_makes_fits_kubernetes_schemas(
+def test_rendered_chart_fits_the_kubernetes_schemas(
     values: dict[str, Any], version: str, render: Callable[..., dict[str, Manifest]]
 ) -> None:
     validator = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is not installed (extra chart)")
@@ -141,14 +141,14 @@ def test_the_chart_gives_the_drain_its_time(render: Callable[..., dict[str, Mani
     assert _variables(_server(manifests))["GENAI_DRAIN_TIMEOUT"] == "100"
 
 
-def test_the_chart_waits_as_long_for_the_model_as_the_server_does(render: Callable[..., dict[str, Manifest]]) -> None:
+def test_chart_waits_for_the_model_as_long_as_the_server(render: Callable[..., dict[str, Manifest]]) -> None:
     assert _variables(_server(render(loadSeconds=301)))["GENAI_LOAD_TIMEOUT"] == "301"
 
 
-def test_a_server_that_hangs_is_started_again_soon_and_one_that_is_not_ready_is_not(
+def test_hung_server_is_restarted_but_not_an_unready_one(
     render: Callable[..., dict[str, Manifest]],
 ) -> None:
-    """What /livez answers is tested in tests/test_faults.py and tests/test_shutdown.py."""
+    """tests/test_faults.py and tests/test_shutdown.py cover the responses of /livez."""
     server = _server(render())
     paths = [server[f"{probe}Probe"]["httpGet"]["path"] for probe in ("startup", "liveness", "readiness")]
     assert paths == ["/livez", "/livez", "/readyz"]
@@ -239,7 +239,7 @@ def test_the_chart_refuses_what_cannot_work(
 def test_every_value_has_a_type_and_no_other_is_taken() -> None:
     schema = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
     values = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
-    assert schema["properties"].keys() - values.keys() == {"global"}  # which Helm gives to charts within others
+    assert schema["properties"].keys() - values.keys() == {"global"}  # Helm's own key for subcharts
 
     def check(values: Mapping[str, Any], schema: Mapping[str, Any]) -> None:
         assert schema["additionalProperties"] is False
@@ -250,7 +250,7 @@ def test_every_value_has_a_type_and_no_other_is_taken() -> None:
     check(values, schema)
 
 
-def test_the_chart_is_of_this_version_and_its_values_are_the_images() -> None:
+def test_chart_has_this_version_and_the_values_of_the_image() -> None:
     chart = yaml.safe_load((CHART / "Chart.yaml").read_text(encoding="utf-8"))
     assert f'version = "{chart["appVersion"]}"' in (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     image = (ROOT / "Dockerfile").read_text(encoding="utf-8")
@@ -266,7 +266,7 @@ def _metrics() -> set[str]:
     return {found.name for found in EngineMetrics(Settings.model_validate({}), cast(Catalog, models)).collect()}
 
 
-def test_llm_ds_router_asks_for_metrics_that_there_are() -> None:
+def test_llm_ds_router_uses_existing_metrics() -> None:
     values = yaml.safe_load((DEPLOY / "llm-d" / "router-values.yaml").read_text(encoding="utf-8"))
     epp = values["router"]["epp"]
     config = yaml.safe_load(epp["pluginsCustomConfig"][epp["pluginsConfigFile"]])
@@ -279,7 +279,7 @@ def test_llm_ds_router_asks_for_metrics_that_there_are() -> None:
     assert {one["pluginRef"] for one in profile["plugins"]} <= plugins.keys()
 
 
-def test_compose_starts_replicas_with_known_settings_and_files_that_are_there() -> None:
+def test_compose_has_known_settings_and_existing_files() -> None:
     folder = DEPLOY / "compose"
     compose = yaml.safe_load((folder / "compose.yaml").read_text(encoding="utf-8"))
     replicas = {name: one for name, one in compose["services"].items() if name.startswith("replica-")}
@@ -301,7 +301,7 @@ def test_compose_starts_replicas_with_known_settings_and_files_that_are_there() 
     assert ours["static_configs"] == [{"targets": [f"{name}:8002" for name in replicas]}]
 
 
-def test_the_systemd_unit_gives_the_drain_its_time_and_knows_the_exit_statuses(tmp_path: Path) -> None:
+def test_systemd_unit_allows_the_drain_and_knows_exit_statuses(tmp_path: Path) -> None:
     source = DEPLOY / "systemd" / "genai-server.service"
     text = source.read_text(encoding="utf-8")
     variables = dict(line.split("=", 1) for line in re.findall(r"^Environment=(.*)", text, re.MULTILINE))
@@ -316,5 +316,5 @@ def test_the_systemd_unit_gives_the_drain_its_time_and_knows_the_exit_statuses(t
     unit = tmp_path / source.name
     unit.write_text(text.replace("/opt/genai-server/bin/genai-server", "/bin/true"), encoding="utf-8")
     done = subprocess.run(["systemd-analyze", "verify", unit], capture_output=True, text=True, check=False)
-    told = [line for line in done.stderr.splitlines() if source.name in line]
-    assert (done.returncode, told) == (0, []), done.stderr
+    complaints = [line for line in done.stderr.splitlines() if source.name in line]
+    assert (done.returncode, complaints) == (0, []), done.stderr

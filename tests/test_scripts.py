@@ -1,9 +1,10 @@
-"""Each script that the documentation names runs with the server as it is, on the demo model and with short arguments.
+"""Each script named in the documentation runs with the current server, on the demo model and with short arguments.
 
-Elsewhere: make_adapter_model.py (the fixture `adapted`), pin_dependencies.py (test_deploy.py), document_options.py
-(test_from_triton.py), and those of load (tests/load). Not at all: what builds models with PyTorch, for minutes; its
-arguments are tested (test_commands.py). Nor check_harmony.py, which needs a library and its vocabulary,
-check_routers.py, which installs the routers from PyPI, and measure_scale_out.py, which starts a Ray cluster of its own.
+Tested elsewhere: make_adapter_model.py (the fixture `adapted`), pin_dependencies.py (test_deploy.py),
+document_options.py (test_from_triton.py), and the load scripts (tests/load). Not tested: scripts that build models with
+PyTorch, for minutes; test_commands.py tests their arguments. Nor check_harmony.py, which needs a library and its
+vocabulary, check_routers.py, which installs the routers from PyPI, and measure_scale_out.py, which starts a Ray
+cluster.
 """
 
 import json
@@ -19,7 +20,7 @@ LINUX = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux's /proc"
 
 
 def run(script: str, *arguments: str) -> str:
-    """What a script prints."""
+    """A script's output."""
     done = subprocess.run(
         [sys.executable, f"scripts/{script}.py", *arguments],
         cwd=ROOT,
@@ -34,7 +35,7 @@ def run(script: str, *arguments: str) -> str:
 
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize(
-    ("command", "told"),
+    ("command", "expected"),
     [
         (["profile_step", str(DEMO), "--rows", "1,2", "--steps", "1"], ["in ONNX Runtime", "MatMulNBits"]),
         (["profile_prompt", str(DEMO), "--tokens", "64", "--chunk", "32", "--rounds", "1"], ["the whole prompt"]),
@@ -59,7 +60,7 @@ def run(script: str, *arguments: str) -> str:
             ["simulate_routing", "--replicas", "3,6", "--requests", "30"],
             ["| 6 | prefix |", "tokens found in the cache"],
         ),
-        (["check_schemas", "--count", "20", "--seed", "1", "--walks", "2"], ["answers that break their schema  0"]),
+        (["check_schemas", "--count", "20", "--seed", "1", "--walks", "2"], ["answers that break their schema      0"]),
         pytest.param(
             ["measure_memory", str(DEMO), "--requests", "3"], ["packed once, mapped", "by each session"], marks=LINUX
         ),
@@ -67,9 +68,9 @@ def run(script: str, *arguments: str) -> str:
     ],
     ids=lambda value: value[0],
 )
-def test_a_script_prints_its_table(command: list[str], told: list[str]) -> None:
+def test_a_script_prints_its_table(command: list[str], expected: list[str]) -> None:
     printed = run(*command)
-    assert [word for word in told if word not in printed] == []
+    assert [word for word in expected if word not in printed] == []
 
 
 @LINUX
@@ -87,14 +88,14 @@ def test_servers_are_compared_in_one_table_and_a_plot(tmp_path: Path) -> None:
 
 @LINUX
 @pytest.mark.timeout(120)
-def test_a_client_that_others_wrote_works(tmp_path: Path) -> None:
+def test_third_party_client_works(tmp_path: Path) -> None:
     printed = run("check_clients", "--quick", "--clients", "openai (Python)", "--work", str(tmp_path))
     assert "`openai` (Python)" in printed
     assert "not run" not in printed
 
 
 @pytest.mark.timeout(180)
-def test_it_is_measured_how_soon_a_client_that_leaves_frees_its_place(demo: RunningServer) -> None:
+def test_measure_cancellation_reports_every_phase(demo: RunningServer) -> None:
     printed = run("measure_cancellation", demo.url, "--times", "2")
     assert [phase for phase in ("queued", "prefill", "decode, streamed") if phase not in printed] == []
 

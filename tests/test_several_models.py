@@ -1,4 +1,4 @@
-"""Several models in one server: chosen by name, loaded and unloaded while it runs, on real processes."""
+"""Several models in one server: selected by name, loaded and unloaded at run time, on real processes."""
 
 import json
 import shutil
@@ -20,7 +20,7 @@ BOTH = {"one": "ready", "two/b": "ready"}
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    """Two models on one scripted device each, for tests that leave it as they found it."""
+    """Two models on one scripted device each; tests leave them unchanged."""
     folder = tmp_path_factory.mktemp("models")
     with run_server(folder, "--device", "scripted", settings={"GENAI_MODELS": "one=/1,two/b=/2"}) as running:
         wait_until(lambda: states(running) == BOTH)
@@ -29,7 +29,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
 
 @pytest.fixture(autouse=True)
 def as_found(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Fails a test which leaves another list of models to those that come next."""
+    """Fails a test that leaves a changed list of models to the tests that follow."""
     yield
     if "server" in request.fixturenames:
         assert states(request.getfixturevalue("server")) == BOTH
@@ -67,7 +67,7 @@ def refusal(response: httpx.Response) -> tuple[int, str, str | None]:
     return response.status_code, error["code"], error["param"]
 
 
-def test_each_request_gets_the_model_that_it_names_and_the_first_without(server: RunningServer) -> None:
+def test_request_gets_the_named_model_or_the_first(server: RunningServer) -> None:
     assert len(set(pids(server).values())) == 2
     for name, served in (("one", "one"), ("two/b", "two/b"), (None, "one")):
         fields = {} if name is None else {"model": name}
@@ -84,7 +84,7 @@ def test_the_log_says_which_model_is_ready_on_which_device(server: RunningServer
         assert f"model {name} on device scripted is ready, process {pid}\n" in server.log()
 
 
-def test_a_model_comes_and_goes_while_streams_run_on_the_other(server: RunningServer) -> None:
+def test_model_is_loaded_and_unloaded_while_another_streams(server: RunningServer) -> None:
     kept = pids(server)
     with server.stream(SLOW, model="one") as events:
         reader = iter(events)
@@ -102,7 +102,7 @@ def test_a_model_comes_and_goes_while_streams_run_on_the_other(server: RunningSe
     assert pids(server) == kept
 
 
-def test_unloading_waits_for_what_runs_and_takes_nothing_new(server: RunningServer) -> None:
+def test_unloading_waits_for_requests_and_refuses_new_ones(server: RunningServer) -> None:
     load(server, name="more", path="/more")
     with server.stream("delay 0.02; count 20", model="more") as events:
         reader = iter(events)
@@ -114,7 +114,7 @@ def test_unloading_waits_for_what_runs_and_takes_nothing_new(server: RunningServ
     wait_until(lambda: states(server) == BOTH)
 
 
-def test_what_runs_for_longer_is_cut_off_with_one_error(server: RunningServer) -> None:
+def test_request_beyond_the_unload_timeout_ends_with_an_error(server: RunningServer) -> None:
     load(server, name="more", path="/more")
     whole: list[httpx.Response] = []
     waiting = threading.Thread(target=lambda: whole.append(server.chat(SLOW, model="more")))
@@ -132,9 +132,7 @@ def test_what_runs_for_longer_is_cut_off_with_one_error(server: RunningServer) -
     assert server.chat("say x").json()["content"] == "x"
 
 
-def test_a_wrong_directory_is_refused_with_its_file_before_anything_starts(
-    server: RunningServer, tmp_path: Path
-) -> None:
+def test_invalid_directory_is_refused_before_anything_starts(server: RunningServer, tmp_path: Path) -> None:
     broken = tmp_path / "broken"
     shutil.copytree(DEMO, broken)
     (broken / "tokenizer.json").unlink()
@@ -147,9 +145,7 @@ def test_a_wrong_directory_is_refused_with_its_file_before_anything_starts(
     assert psutil.Process(server.process.pid).children(recursive=True) == processes
 
 
-def test_a_model_that_the_library_cannot_load_says_why_and_can_be_loaded_again(
-    server: RunningServer, tmp_path: Path
-) -> None:
+def test_failed_load_is_explained_and_can_be_repeated(server: RunningServer, tmp_path: Path) -> None:
     broken = tmp_path / "broken"
     shutil.copytree(DEMO, broken)
     (broken / "model.onnx").write_bytes(b"no graph")
@@ -178,7 +174,7 @@ def test_a_model_that_the_library_cannot_load_says_why_and_can_be_loaded_again(
         ({"name": "more"}, (400, "missing_required_parameter", "path")),
     ],
 )
-def test_what_cannot_be_loaded_is_refused(scripted: RunningServer, fields: Any, expected: Any) -> None:
+def test_invalid_load_request_is_refused(scripted: RunningServer, fields: Any, expected: Any) -> None:
     assert refusal(load(scripted, **fields)) == expected
     assert states(scripted) == {"onnx-genai": "ready"}
 
@@ -198,9 +194,9 @@ def test_an_alias_is_another_name_until_it_is_forgotten(server: RunningServer) -
     assert refusal(server.chat("say x", model="gpt")) == (404, "model_not_found", "model")
 
 
-def test_every_worker_learns_what_comes_and_goes(workers: RunningServer) -> None:
+def test_every_worker_learns_of_loads_and_unloads(workers: RunningServer) -> None:
     def statuses(number: int = 12) -> set[int]:
-        """Of requests on connections of their own, which both processes get."""
+        """Status codes of requests on separate connections, which reach both processes."""
         asked = body("say x", model="more")
         return {httpx.post(f"{workers.url}/v1/chat", json=asked, timeout=30).status_code for _ in range(number)}
 
@@ -211,7 +207,7 @@ def test_every_worker_learns_what_comes_and_goes(workers: RunningServer) -> None
     assert statuses() == {404}
 
 
-def test_a_model_that_is_idle_goes_and_comes_back_with_the_next_request(own_folder: Path) -> None:
+def test_idle_model_is_unloaded_and_reloaded_on_demand(own_folder: Path) -> None:
     with run_here(own_folder, "--device", "scripted", settings={"GENAI_IDLE_UNLOAD": "1"}) as server:
         with server.stream("delay 0.05; count 1000") as events:
             reader = iter(events)
@@ -227,7 +223,7 @@ def test_a_model_that_is_idle_goes_and_comes_back_with_the_next_request(own_fold
         assert server.device("scripted")["pid"] != pid
 
 
-def test_with_a_limit_the_model_that_was_idle_for_longest_makes_room(limited: RunningServer) -> None:
+def test_longest_idle_model_is_evicted_at_the_limit(limited: RunningServer) -> None:
     for name in ("one", "three"):
         assert limited.chat("say x", model=name).json()["content"] == "x"
     assert states(limited) == {"one": "ready", "two": "unloaded", "three": "ready"}
@@ -237,7 +233,7 @@ def test_with_a_limit_the_model_that_was_idle_for_longest_makes_room(limited: Ru
         assert states(limited) == {"one": "ready", "two": "ready", "three": "unloaded"}
 
 
-def test_while_all_are_in_use_a_request_for_another_waits_until_its_time_is_over(limited: RunningServer) -> None:
+def test_request_waits_until_its_timeout_if_all_models_are_busy(limited: RunningServer) -> None:
     with limited.stream(SLOW, model="one") as one, limited.stream(SLOW, model="two") as two:
         readers = [iter(one), iter(two)]
         for reader in readers:

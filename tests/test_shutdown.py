@@ -1,4 +1,4 @@
-"""How the server stops, seen from outside, on real processes: what may end, what is refused, and the exit status."""
+"""How the server stops, on real processes: requests that may end, refusals, and the exit status."""
 
 import json
 import shutil
@@ -25,7 +25,7 @@ LONG = "delay 0.02; count 1000"
 
 @contextmanager
 def told_to_stop(server: RunningServer, script: str, number: int = signal.SIGTERM) -> Iterator[Iterator[str]]:
-    """A running stream on a server that has been told to stop."""
+    """A running stream on a server that is shutting down."""
     with server.stream(script) as events:
         reader = iter(events)
         next(reader)
@@ -35,7 +35,7 @@ def told_to_stop(server: RunningServer, script: str, number: int = signal.SIGTER
 
 
 def ask(server: RunningServer, method: str, path: str, **fields: Any) -> httpx.Response:
-    """On a connection of its own."""
+    """A response on a separate connection."""
     return httpx.request(method, f"{server.url}{path}", timeout=30, **fields)
 
 
@@ -45,7 +45,7 @@ def last(reader: Iterator[str]) -> dict[str, Any]:
 
 
 class Unread(NamedTuple):
-    """A server that was told to stop at once while a client does not read, and the last events of those that do."""
+    """A server that was stopped at once while one client does not read, and the last events of the other clients."""
 
     server: RunningServer
     ended: dict[str, Any]
@@ -79,14 +79,12 @@ def unread(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Unread]:
         yield Unread(server, ended, failed)
 
 
-# Begun here, because its end takes ten seconds: a test below waits for it.
+# Started here, because its end takes ten seconds: a test below waits for it.
 @pytest.mark.usefixtures("unread")
 @pytest.mark.parametrize(
     ("kind", "number"), [(["--reload"], signal.SIGTERM), (["--workers", "2"], signal.SIGINT)], ids=["reload", "workers"]
 )
-def test_running_answers_go_on_to_their_ends_and_the_status_is_0(
-    own_folder: Path, kind: list[str], number: int
-) -> None:
+def test_running_answers_complete_and_the_status_is_0(own_folder: Path, kind: list[str], number: int) -> None:
     with run_server(own_folder, "--device", "scripted", *kind) as server:
         with told_to_stop(server, "delay 0.02; count 20", number) as reader:
             assert last(reader)["finish_reason"] == "stop"
@@ -94,7 +92,7 @@ def test_running_answers_go_on_to_their_ends_and_the_status_is_0(
 
 
 @pytest.mark.parametrize("kind", [[], ["--workers", "2"]], ids=["one", "workers"])
-def test_what_outlasts_the_drain_ends_with_an_error_and_the_status_is_3(own_folder: Path, kind: list[str]) -> None:
+def test_request_that_outlasts_the_drain_ends_with_status_3(own_folder: Path, kind: list[str]) -> None:
     options = ("--device", "scripted", "--drain-timeout", "2", "--max-batch-size", "2", *kind)
     with run_server(own_folder, *options) as server:
         plain: list[httpx.Response] = []
@@ -123,7 +121,7 @@ def test_what_outlasts_the_drain_ends_with_an_error_and_the_status_is_3(own_fold
         assert server.process.wait(15) == 3
 
 
-def test_during_the_drain_nothing_new_begins_and_no_connection_is_kept_open(own_folder: Path) -> None:
+def test_draining_server_accepts_nothing_and_closes_connections(own_folder: Path) -> None:
     with run_server(own_folder, "--device", "scripted") as server:
         with httpx.Client(base_url=server.url) as kept:
             assert "connection" not in kept.get("/healthz").headers
@@ -138,7 +136,7 @@ def test_during_the_drain_nothing_new_begins_and_no_connection_is_kept_open(own_
                 readiness = ask(server, "GET", "/readyz")
                 assert readiness.json()["reason"] == "the server is about to stop"
                 assert last(iter(short))["finish_reason"] == "stop"
-                # An operator may still end what runs.
+                # An operator may still end running requests.
                 assert ask(server, "POST", "/v1/admin/runtime_options", json={"terminate_session": "1"}).is_success
                 assert last(reader)["finish_reason"] == "terminated"
         assert server.process.wait(15) == 0
@@ -166,7 +164,7 @@ def test_signals_end_workers_that_hang_too(own_folder: Path) -> None:
         wait_until(has_ended, 30)
 
 
-def test_without_time_to_drain_what_runs_ends_at_once_and_a_reader_who_does_not_read_in_seconds(
+def test_shutdown_without_a_drain_ends_running_requests_at_once(
     unread: Unread,
 ) -> None:
     assert unread.ended["error"]["code"] == "server_stopping"
@@ -175,14 +173,14 @@ def test_without_time_to_drain_what_runs_ends_at_once_and_a_reader_who_does_not_
     assert unread.server.process.wait(30) == 3
 
 
-def test_an_engine_that_dies_in_the_drain_does_not_hold_it_up(own_folder: Path) -> None:
+def test_engine_death_does_not_delay_the_drain(own_folder: Path) -> None:
     with run_server(own_folder, "--device", "scripted", "--drain-timeout", "600") as server:
         with told_to_stop(server, "delay 0.02; crash at 100; count 1000") as reader:
             assert last(reader)["error"]["code"] == "engine_died"
         assert server.process.wait(15) == 0
 
 
-def test_under_plain_uvicorn_running_answers_end_likewise(own_folder: Path) -> None:
+def test_plain_uvicorn_drains_running_answers(own_folder: Path) -> None:
     with uvicorn(own_folder, GENAI_DEVICE="scripted") as (process, url, _):
         wait_until(lambda: answers(lambda: httpx.get(f"{url}/readyz").status_code == 200))
         with httpx.stream("POST", f"{url}/v1/chat/stream", json=body("delay 0.02; count 20"), timeout=30) as response:
@@ -201,7 +199,7 @@ def answers(condition: Callable[[], bool]) -> bool:
         return False
 
 
-def test_a_profile_of_the_whole_session_is_whole_in_the_operators_folder_after_the_end(own_folder: Path) -> None:
+def test_session_profile_is_complete_after_the_end(own_folder: Path) -> None:
     model = own_folder / "model"
     shutil.copytree(DEMO, model)
     with edited_config(model) as config:
@@ -215,7 +213,7 @@ def test_a_profile_of_the_whole_session_is_whole_in_the_operators_folder_after_t
             response = server.client.post(url, json=given)
             assert response.status_code == 400, response.text
             assert str(model / "genai_config.json") in response.json()["error"]["message"]
-            assert "have enable_profiling" in response.json()["error"]["message"]
+            assert "contain enable_profiling" in response.json()["error"]["message"]
         assert server.client.get("/v1/admin/runtime_options").json()["devices"]["cpu"]["enable_profiling"] == "0"
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(15) == 0
@@ -248,13 +246,13 @@ def test_a_response_in_the_background_ends_once_at_a_stop(tmp_path: Path) -> Non
         assert (ended["status"], ended["error"]["type"]) == ("failed", "server_stopping")
 
 
-# What hangs at the end of an API process, as Python that runs before the server.
+# Code that hangs at the end of an API process and runs before the server.
 HANGS = {
     "a thread of a pool": (
         "from concurrent.futures import ThreadPoolExecutor\nThreadPoolExecutor(1).submit(threading.Event().wait)\n"
     ),
     "the event loop": (
-        "from genai_server.api.generation.response_store import ResponseStore\n"
+        "from genai_server.apis.responses.response_store import ResponseStore\n"
         "ResponseStore.close = lambda *_: threading.Event().wait()\n"
     ),
     "the supervisor": (
@@ -263,7 +261,7 @@ HANGS = {
     ),
     "standard error": (
         "import asyncio, fcntl, os\n"
-        "from genai_server.api.generation.response_store import ResponseStore\n"
+        "from genai_server.apis.responses.response_store import ResponseStore\n"
         "async def fill(*_):\n"
         "    ours, theirs = os.pipe()\n"
         "    os.dup2(theirs, 2)\n"
@@ -275,10 +273,10 @@ HANGS = {
 
 @contextmanager
 def hanging(folder: Path, hang: str, *options: str) -> Iterator[RunningServer]:
-    """A server that hangs when it stops, and may take a second for its end."""
+    """A server that hangs when it stops, with a time limit of one second."""
     script = folder / "hangs.py"
     begin = "import sys, threading\nfrom genai_server.cli import main\n"
-    patience = "from genai_server.cli.serve import command, signals\nsignals.ENDING = command.ENDING = 1\n"
+    patience = "from genai_server.cli.serve import serve_command, signals\nsignals.ENDING = serve_command.ENDING = 1\n"
     end = "sys.exit(main(['serve', *sys.argv[1:]]))\n"
     script.write_text(begin + patience + HANGS[hang] + end, encoding="utf-8")
     with run_server(folder, "--device", "scripted", *options, program=[sys.executable, str(script)]) as server:
@@ -299,6 +297,6 @@ def test_a_second_signal_ends_a_process_that_hangs(own_folder: Path, hang: str) 
     with hanging(own_folder, hang, "--drain-timeout", "600") as server:
         server.process.send_signal(signal.SIGTERM)
         wait_until(lambda: not answers(server.is_ready))
-        time.sleep(0.5)  # by now it hangs
+        time.sleep(0.5)  # it hangs by now
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(30) in (-signal.SIGKILL, -signal.SIGALRM)

@@ -1,4 +1,4 @@
-"""One key's large conversation, in memory and in a file: it stays usable, and takes nothing from other keys."""
+"""A large conversation of one key, in memory and in a file: it stays usable, and slows down no other key."""
 
 import signal
 import threading
@@ -11,20 +11,20 @@ from typing import Any
 import httpx
 import pytest
 
-from genai_server.api.generation import response_store
+from genai_server.apis.responses import response_store
 from genai_server.cli.serve.exit_status import CUT_OFF
 from tests.running_server import RunningServer, run_server
 from tests.server_here import run_here
 
 ALICE, BOB = "alice-0123456789abcdef", "bob-0123456789abcdef"
 KEYS = {"GENAI_API_KEYS": f"alice:{ALICE},bob:{BOB}"}
-NUM_ITEMS, NUM_BODIES = 4000, 16
+NUM_ITEMS, NUM_BODIES = 3000, 12
 # In bytes.
 ITEM = 3000
 
 
 class Large:
-    """A server with a conversation of alice's that has 12 MB."""
+    """A server with a conversation of alice's that has 9 MB, over the limit of what a response continues."""
 
     def __init__(self, server: RunningServer) -> None:
         self.server = server
@@ -38,12 +38,12 @@ class Large:
             self.alice.post(f"{self.path}/items", json={"items": items}).raise_for_status()
 
     def refer(self, ids: list[str]) -> httpx.Response:
-        """Ask alice's conversation for items, one by one."""
+        """Refer to items of alice's conversation, one by one."""
         items = [{"type": "item_reference", "id": id} for id in ids]
         return self.alice.post("/v1/responses", json={"input": items})
 
     def attempts(self) -> list[Callable[[], httpx.Response]]:
-        """What costs the store the most."""
+        """The most expensive calls for the store."""
         items = f"{self.path}/items"
         return [
             lambda: self.refer(self.ids),
@@ -66,8 +66,8 @@ def _options(folder: Path, place: str) -> tuple[str, ...]:
 def large(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Large]:
     folder = tmp_path_factory.mktemp("large")
     with pytest.MonkeyPatch.context() as patched:
-        # A busy machine may need longer for one access than the 2 s that a disk may take.
-        patched.setattr(response_store, "_PATIENCE", 30.0)
+        # On a busy machine one access may take longer than the 2 s allowed for a disk.
+        patched.setattr(response_store, "_FILE_TIMEOUT", 30.0)
         with run_here(folder, *_options(folder, request.param), settings=KEYS) as server:
             made = Large(server)
             with closing(made.alice), closing(made.bob):
@@ -76,7 +76,7 @@ def large(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 @contextmanager
 def looping(large: Large, num_clients: int = 4) -> Iterator[list[httpx.Response]]:
-    """Clients of alice's that do what costs the most, over and over; their latest answers."""
+    """Clients of alice that repeat the most expensive calls; yields their latest answers."""
     is_over, answers = threading.Event(), list[httpx.Response]()
 
     def loop(attempt: Callable[[], httpx.Response]) -> None:
@@ -102,7 +102,7 @@ def test_more_references_than_allowed_are_refused(large: Large) -> None:
     refused = large.refer(large.ids)
     assert refused.status_code == 400
     assert error(refused)["param"] == "input"
-    assert "at most 1024 items of type item_reference, given 4000" in error(refused)["message"]
+    assert "at most 1024 items of type item_reference, given 3000" in error(refused)["message"]
 
 
 def test_repeated_references_count_with_their_size(large: Large) -> None:
@@ -110,7 +110,7 @@ def test_repeated_references_count_with_their_size(large: Large) -> None:
     id = large.alice.post("/v1/conversations", json=big).json()["id"]
     refused = large.refer(["msg_big"] * 1000)
     assert refused.status_code == 400
-    assert "at most 8388608 bytes together" in error(refused)["message"]
+    assert "at most 8388608 bytes in total" in error(refused)["message"]
     large.alice.delete(f"/v1/conversations/{id}").raise_for_status()
 
 
@@ -139,7 +139,7 @@ def test_a_response_continues_the_newest_turns(large: Large) -> None:
 def test_another_keys_responses_all_succeed(large: Large) -> None:
     previous: dict[str, str] = {}
     with looping(large) as answers:
-        for number in range(20):
+        for number in range(8):
             answer = large.bob.post("/v1/responses", json={"input": f"say {number}", **previous})
             assert answer.status_code == 200, answer.text
             assert "x-genai-not-stored" not in answer.headers
@@ -149,7 +149,7 @@ def test_another_keys_responses_all_succeed(large: Large) -> None:
 
 
 @pytest.mark.parametrize("place", ["memory", "file"])
-def test_sigterm_ends_the_server_meanwhile(tmp_path: Path, place: str) -> None:
+def test_sigterm_ends_the_busy_server(tmp_path: Path, place: str) -> None:
     options = (*_options(tmp_path, place), "--drain-timeout", "1")
     is_stopped = threading.Event()
 
@@ -165,7 +165,7 @@ def test_sigterm_ends_the_server_meanwhile(tmp_path: Path, place: str) -> None:
             answered = large.bob.get("/v1/models")
             server.process.send_signal(signal.SIGTERM)
             try:
-                # A thread that kept the process would do so for ever.
+                # A thread that blocked the process would do so forever.
                 status = server.process.wait(60)
             finally:
                 is_stopped.set()

@@ -1,4 +1,4 @@
-"""ONNX Runtime's telemetry does not start: whoever enters, nothing is written below HOME, and all children are told."""
+"""ONNX Runtime's telemetry never starts: nothing is written below HOME, and all child processes inherit the switch."""
 
 import json
 import os
@@ -18,7 +18,7 @@ from tests.local_hub import HubRepository, run_hub
 from tests.running_server import DEMO, ROOT, RunningServer, body, clean_environment, free_port, run_server, wait_until
 
 VARIABLE = "ORT_DISABLE_TELEMETRY"
-# Each Python process writes down what it has inherited, and what holds when it looks for the libraries first.
+# Each Python process records what it inherited, and the variable's value at its first import of the libraries.
 WITNESS = f"""
 import json, os, sys
 def note(**what):
@@ -34,7 +34,7 @@ note(started=sys.orig_argv[1:], variable=os.environ.get("{VARIABLE}"))
 
 
 class Home:
-    """An empty home, and what was seen of the processes that had it as theirs."""
+    """An empty home directory, and records of the processes that used it."""
 
     def __init__(self, folder: Path, libraries: Path | None = None) -> None:
         self.path = folder / "home"
@@ -45,7 +45,7 @@ class Home:
         paths = [str(self._witness), str(ROOT / "src"), *([str(libraries)] if libraries else [])]
         self.variables = {
             **{name: "" for name in os.environ if name.startswith("XDG_")},
-            # What the tests have got from importing the package counts for nothing here.
+            # Variables that the tests got by importing the package must not count here.
             VARIABLE: "",
             "HOME": str(self.path),
             "PYTHONPATH": os.pathsep.join(paths),
@@ -75,7 +75,9 @@ class Home:
         return [note for note in map(json.loads, lines) if key in note]
 
     def check(self, *children: str) -> None:
-        """See that nothing was written, that no library came before the variable, and that these children had it."""
+        """Check that nothing was written, that no library was imported before the variable was set, and that these
+        children had it.
+        """
         assert list(self.path.rglob("*")) == []
         assert [note for note in self.notes("imported") if note["variable"] != "1"] == []
         started = self.notes("started")
@@ -95,7 +97,7 @@ ENGINE = "genai_server.engine.process"
 
 
 def test_serve_starts_none(home: Home, own_folder: Path) -> None:
-    # These two run_server sets itself.
+    # run_server itself sets these two.
     settings = home.variables.keys() - {"GENAI_CACHE_DIR", "GENAI_PROFILE_DIR"}
     given = {name: home.variables[name] for name in settings}
     with run_server(own_folder, "--workers", "2", settings=given) as server:
@@ -177,14 +179,14 @@ def test_a_script_that_imports_onnx_runtime_starts_none(home: Home, tmp_path: Pa
 
 
 @pytest.mark.parametrize(("wanted", "variable"), [("true", "0"), ("false", "1")])
-def test_only_who_asks_for_telemetry_has_it_and_only_in_engines(tmp_path: Path, wanted: str, variable: str) -> None:
+def test_telemetry_is_on_only_if_enabled_and_only_in_engines(tmp_path: Path, wanted: str, variable: str) -> None:
     libraries = tmp_path / "libraries"
     libraries.mkdir()
-    for name in ("onnxruntime", "onnxruntime_genai"):  # instead of the real ones, which would do what is wanted
+    for name in ("onnxruntime", "onnxruntime_genai"):  # instead of the real ones, which would act on the variable
         (libraries / f"{name}.py").write_text("raise ImportError('not today')", encoding="utf-8")
     home = Home(tmp_path, libraries)
     with pytest.raises(AssertionError, match="not today"):
         home.run("-m", "genai_server", "serve", "--port", "0", "--telemetry", wanted)
     engine = next(note["pid"] for note in home.notes("started") if ENGINE in note["started"])
     seen = {(note["pid"] == engine, note["variable"]) for note in home.notes("imported")}
-    assert seen == {(True, variable), (False, "1")}  # the server itself only looks whether it is there
+    assert seen == {(True, variable), (False, "1")}  # the server itself only checks that it is installed

@@ -1,14 +1,14 @@
-"""The figures of one answer, on a clock that stands where the test puts it."""
+"""The figures of one answer, on a clock that the test sets."""
 
 import pytest
 from msgspec.structs import asdict
 
-from genai_server.generation import Phases
+from genai_server.messages.generation_request import Phases
 from genai_server.timing import Arrival, Breakdown, Stopwatch
 
 
 class HandClock:
-    """Seconds that go on only when the test says so."""
+    """A clock that advances only when the test says so."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -45,7 +45,7 @@ def test_input_tokens_may_be_known_later_than_the_start(clock: HandClock) -> Non
     assert (timings.input_tokens, timings.tokens_per_second) == (10, 5.0)
 
 
-def test_an_answer_without_tokens_has_no_first_token_and_no_time_per_token(clock: HandClock) -> None:
+def test_answer_without_tokens_has_no_ttft_and_no_tpot(clock: HandClock) -> None:
     watch = Stopwatch(Arrival(clock), input_tokens=3)
     clock.now += 1.0
     timings = watch.timings(Phases(queue=0.25, prefill=0.5), 0)
@@ -54,7 +54,7 @@ def test_an_answer_without_tokens_has_no_first_token_and_no_time_per_token(clock
     assert timings.breakdown == Breakdown(receive=0, load=0, prepare=0.25, queue=0.25, prefill=0.5, decode=0, deliver=0)
 
 
-def test_one_token_has_no_time_per_token_because_the_first_is_not_counted(clock: HandClock) -> None:
+def test_answer_of_one_token_has_no_tpot(clock: HandClock) -> None:
     watch = Stopwatch(Arrival(clock))
     clock.now += 0.25
     watch.count(1)
@@ -85,7 +85,7 @@ def test_no_rate_is_given_where_no_time_has_passed(clock: HandClock) -> None:
     assert (timings.ttft, timings.tpot) == (0.0, 0.0)
 
 
-def test_after_the_stop_no_time_is_counted(clock: HandClock) -> None:
+def test_time_after_the_stop_is_not_counted(clock: HandClock) -> None:
     watch = Stopwatch(Arrival(clock))
     clock.now += 2.0
     watch.stop()
@@ -119,7 +119,7 @@ def test_times_count_from_the_first_byte(clock: HandClock) -> None:
 )
 @pytest.mark.parametrize("before", [0.0, 0.5, 2.5])
 def test_the_parts_add_up_whatever_the_engine_says(clock: HandClock, phases: Phases, before: float) -> None:
-    """As where the first token waits to be read while the engine makes others."""
+    """For example if the first token is not read while the engine produces others."""
     arrival = Arrival(clock)
     clock.now += before
     arrival.received()
@@ -133,7 +133,7 @@ def test_the_parts_add_up_whatever_the_engine_says(clock: HandClock, phases: Pha
     assert sum(parts) == pytest.approx(timings.total_latency)
 
 
-def test_without_the_engines_times_there_is_no_breakdown(clock: HandClock) -> None:
+def test_breakdown_is_absent_without_the_engines_times(clock: HandClock) -> None:
     watch = Stopwatch(Arrival(clock))
     watch.count(2)
     timings = watch.timings(None, 2)

@@ -1,4 +1,4 @@
-"""A wheel, installed into an environment of its own, answers from an empty folder: nobody needs a clone."""
+"""A wheel installed into a separate environment answers from an empty folder: no clone is needed."""
 
 import os
 import shutil
@@ -20,17 +20,17 @@ def _uv() -> str:
 
 
 def _pip_option(name: str) -> str:
-    """A setting of pip's, so that uv looks where pip is told to look."""
+    """One of pip's settings, so that uv searches where pip does."""
     command = [sys.executable, "-m", "pip", "config", "get", f"global.{name}"]
     return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
 
 
 @pytest.mark.timeout(300)
-def test_an_installed_wheel_serves_the_demo_model_from_an_empty_folder(tmp_path: Path) -> None:
+def test_installed_wheel_serves_the_demo_from_an_empty_folder(tmp_path: Path) -> None:
     uv = _uv()
     places = {"UV_DEFAULT_INDEX": "index-url", "UV_INDEX": "extra-index-url", "UV_FIND_LINKS": "find-links"}
-    told = {name: found for name, option in places.items() if (found := _pip_option(option))}
-    environment = clean_environment(UV_INDEX_STRATEGY="unsafe-best-match", **told)
+    variables = {name: found for name, option in places.items() if (found := _pip_option(option))}
+    environment = clean_environment(UV_INDEX_STRATEGY="unsafe-best-match", **variables)
 
     def run(*command: str) -> None:
         done = subprocess.run(

@@ -4,6 +4,6 @@ import random
 
 
 def text(length: int, seed: int = 0) -> list[int]:
-    """Tokens without sense."""
+    """Random tokens."""
     chance = random.Random(f"{seed} {length}")
     return [chance.randrange(10, 1900) for _ in range(length)]

@@ -1,1 +1,1 @@
-"""Clients, suites and agents which others wrote, run against this server."""
+"""Third-party clients, test suites and agents, run against this server."""

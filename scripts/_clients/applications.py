@@ -95,9 +95,9 @@ def _checks(client: httpx.Client, model: str, connection: str = "") -> list[Chec
 def _checks_over_ollama(client: httpx.Client, url: str) -> list[Check]:
     """What OLLAMA_BASE_URL is in a first start: the connection that an admin sets."""
     wanted = {"ENABLE_OLLAMA_API": True, "OLLAMA_BASE_URLS": [url], "OLLAMA_API_CONFIGS": {}}
-    told = client.post("/ollama/config/update", json=wanted)
-    if told.is_error:
-        return [Check("its connection to Ollama", f"{told.status_code}: {told.text[:200]}")]
+    response = client.post("/ollama/config/update", json=wanted)
+    if response.is_error:
+        return [Check("its connection to Ollama", f"{response.status_code}: {response.text[:200]}")]
     return _checks(client, "onnx-genai:latest", " over Ollama's API")
 
 
@@ -124,8 +124,8 @@ def _checks_of_a_file(client: httpx.Client, place: Place) -> list[Check]:
             },
         }
         for path, wanted in settings.items():
-            if (told := client.post(path, json=wanted)).is_error:
-                return [Check("its settings for files", f"{told.status_code}: {told.text[:200]}")]
+            if (response := client.post(path, json=wanted)).is_error:
+                return [Check("its settings for files", f"{response.status_code}: {response.text[:200]}")]
         return [
             _check("the right part of a file", lambda: _source(client)),
             _check("that part in the prompt", lambda: _read(client)),

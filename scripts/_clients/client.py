@@ -1,4 +1,4 @@
-"""What is known of a client: what is installed for it, and how it is checked."""
+"""A client: what to install for it, and how to check it."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class Registry(Enum):
 
 
 class Model(Enum):
-    """What the server runs."""
+    """The server's model."""
 
-    # Does what prompts say. Its context has room for coding agents.
+    # Follows the script in the prompt. Its context is large enough for coding agents.
     SCRIPTED = "scripted"
     # The demo model, for what needs a tokenizer or log probabilities.
     DEMO = "demo"
@@ -28,7 +28,7 @@ class Model(Enum):
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that a client was to do."""
+    """One check of a client."""
 
     name: str
     # Why it failed; "" if it did not.
@@ -39,11 +39,11 @@ class Check:
 class Place:
     """Where a client runs."""
 
-    # Below the work folder, the client's own.
+    # The client's own folder, below the work folder.
     folder: Path
     # Holds the client's commands.
     commands: Path
-    # The server's, without /v1.
+    # The server's URL, without /v1.
     url: str
 
 
@@ -61,13 +61,13 @@ class Client:
     recipe: str = ""
     # Below node_modules: fetches or links the program after the installation.
     postinstall: str = ""
-    # Brings what is no package into the client's folder, and gives its version. Raises PeerUnavailable.
+    # Fetches a client that is not a package into its folder, and returns its version. Raises PeerUnavailable.
     fetch: Callable[[Path], str] | None = None
 
 
 @dataclass(frozen=True)
 class Result:
-    """What became of a client."""
+    """The result of a client."""
 
     name: str
     version: str

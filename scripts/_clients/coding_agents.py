@@ -15,7 +15,7 @@ from .program import Ended, run
 from .recipe import recipe
 
 _SECONDS = 120.0
-# An agent shows its prompt, too, but there the line break is another character.
+# An agent also shows its prompt, but with another character as the line break.
 _SAID = "script: say hello⏎from the server"
 _INPUT = "prompt.txt"
 # For an agent that changes its argument and not its standard input.
@@ -49,7 +49,7 @@ def _scratch(place: Place) -> Path:
 
 
 def _answers(ended: Ended, pattern: re.Pattern[str]) -> str:
-    """Why the agent's output is not that; "" if it is."""
+    """Why the agent's output is wrong; "" if it is right."""
     if pattern.search(ended.output):
         return ""
     return ended.why or f"it said: {' '.join(ended.output.split())[-200:]}"
@@ -58,7 +58,7 @@ def _answers(ended: Ended, pattern: re.Pattern[str]) -> str:
 def _reads_a_file(
     name: str, call: Callable[[Path], dict[str, object]], options: tuple[str, ...], more: Mapping[str, str]
 ) -> Callable[[Place], list[Check]]:
-    """Such an agent is told to call its tool that reads a file, and goes on when the model has seen the file."""
+    """The agent is instructed to call its tool that reads a file, and continues once the model has seen the file."""
 
     def check(place: Place) -> list[Check]:
         key = f"key-{secrets.token_hex(6)}"
@@ -107,7 +107,7 @@ def _check_aider(place: Place) -> list[Check]:
     written = made.exists() and made.read_text(encoding="utf-8").strip() == key
     return [
         Check("answers", _answers(first, _HEARD)),
-        Check("writes a file", "" if written else second.why or "the file is not as it was told"),
+        Check("writes a file", "" if written else second.why or "the file differs from the request"),
     ]
 
 

@@ -1,4 +1,4 @@
-"""Tests that others wrote for servers of the same API: llama.cpp's of its server, and gpt-oss' compatibility test."""
+"""Third-party tests for servers of the same API: llama.cpp's server tests, and gpt-oss' compatibility test."""
 
 from __future__ import annotations
 
@@ -73,12 +73,12 @@ def _fetch_gpt_oss(folder: Path) -> str:
 def _check_gpt_oss(place: Place) -> list[Check]:
     suite = place.folder / "suite"
     given = [json.loads(line) for line in (suite / _CASES).read_text(encoding="utf-8").splitlines() if line.strip()]
-    told = "".join(json.dumps({**case, "instructions": script_of(case)}) + "\n" for case in given)
-    (suite / "told.jsonl").write_text(told, encoding="utf-8")
+    cases = "".join(json.dumps({**case, "instructions": script_of(case)}) + "\n" for case in given)
+    (suite / "cases.jsonl").write_text(cases, encoding="utf-8")
     (suite / "providers.ts").write_text(_PROVIDERS % json.dumps(f"{place.url}/v1"), encoding="utf-8")
     for old in suite.glob("rollout_*.jsonl"):
         old.unlink()
-    command: list[str | Path] = [place.commands / "tsx", "index.ts", "--provider", "genai", "--cases", "told.jsonl"]
+    command: list[str | Path] = [place.commands / "tsx", "index.ts", "--provider", "genai", "--cases", "cases.jsonl"]
     ended = run(command, {}, suite, _SECONDS)
     found = [json.loads(line) for path in suite.glob("rollout_*.jsonl") for line in path.read_text().splitlines()]
     checks = [of_case(each) for each in found]

@@ -1,4 +1,4 @@
-"""Generators of clients: each reads the server's /openapi.json without a warning, and what it makes is then used."""
+"""Client generators: each reads the server's /openapi.json without a warning, and the generated client is then used."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _WITHOUT_WARNING = "reads the document without a warning"
 
 @dataclass(frozen=True)
 class Run:
-    """One generator at work in its place."""
+    """One generator in its folder."""
 
     place: Place
 
@@ -42,10 +42,10 @@ class Run:
 
     def program(self, name: str) -> list[Check]:
         """The checks of a program in Python, in which each warning is an error."""
-        return _told(self.command("python", "-W", "error", _PROGRAMS / name))
+        return _checks_of(self.command("python", "-W", "error", _PROGRAMS / name))
 
 
-def _told(ended: Ended) -> list[Check]:
+def _checks_of(ended: Ended) -> list[Check]:
     found = [json.loads(line) for line in ended.output.splitlines() if line.startswith("{")]
     checks = [Check(each["check"], each["why"]) for each in found]
     return [*checks, Check("the program", ended.why)] if ended.why or not checks else checks
@@ -94,7 +94,7 @@ def _check_typescript(place: Place) -> list[Check]:
     if compiled.status:
         return checks
     ended = run(["node", Path(program).with_suffix(".mjs")], {"CHECKED_URL": place.url}, place.folder, _SECONDS)
-    return [*checks, *_told(ended)]
+    return [*checks, *_checks_of(ended)]
 
 
 GENERATORS = (

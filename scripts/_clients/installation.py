@@ -1,4 +1,4 @@
-"""Installs a client below the work folder, and tells its version."""
+"""Installs a client below the work folder, and reports its version."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _SECONDS = 900.0
 
 
 def install(client: Client, folder: Path) -> Path:
-    """Install a client, unless that is done; gives the folder of its commands. Raises PeerUnavailable."""
+    """Install a client if necessary; returns the folder of its commands. Raises PeerUnavailable."""
     folder.mkdir(parents=True, exist_ok=True)
     if client.registry is Registry.NPM:
         return _install_with_npm(client, folder)
-    beside = Path(sys.executable).with_name("uv")
-    found = str(beside) if beside.exists() else shutil.which("uv")
+    own = Path(sys.executable).with_name("uv")
+    found = str(own) if own.exists() else shutil.which("uv")
     Environment(folder).install(client.packages, uv=Path(found) if found else None, seconds=_SECONDS)
     return folder / "bin"
 
@@ -67,5 +67,5 @@ def commands_here() -> Path:
 
 
 def names(clients: Sequence[Client]) -> list[str]:
-    """What clients are called on the command line."""
+    """The names of clients on the command line."""
     return [client.name.replace("`", "") for client in clients]

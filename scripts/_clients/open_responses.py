@@ -1,6 +1,6 @@
-"""Open Responses' compliance suite, on the demo model: its cases, by a program which sends the same requests.
+"""Open Responses' compliance suite, on the demo model: its cases, by a program that sends the same requests.
 
-Left out are two of its 17 cases: one needs a model that sees images, and one sends no request.
+Two of its 17 cases are omitted: one needs a model that sees images, and one sends no request.
 """
 
 from __future__ import annotations

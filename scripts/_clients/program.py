@@ -1,4 +1,4 @@
-"""Runs a program to its end, or to that of its time."""
+"""Runs a program to its end, or to its time limit."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LAST = 300
 class Ended:
     """How a program ended."""
 
-    # None if its time was over.
+    # None after a timeout.
     status: int | None
     output: str
     # What it wrote to standard error.
@@ -26,7 +26,7 @@ class Ended:
 
     @property
     def why(self) -> str:
-        """Why it failed, with the last that it said; "" if it did not."""
+        """Why it failed, with its last output; "" if it did not."""
         if self.status == 0:
             return ""
         last = (self.errors.strip() or self.output.strip()).rpartition("\n")[2][-_LAST:]
@@ -34,7 +34,7 @@ class Ended:
 
 
 def run(command: Sequence[str | Path], environment: Mapping[str, str], folder: Path, seconds: float) -> Ended:
-    """Run a program in a folder, which is its home, too. Of the caller's environment it has next to nothing.
+    """Run a program in a folder, which is also its home, with almost nothing of the caller's environment.
 
     All its processes end with it.
     """

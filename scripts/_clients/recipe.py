@@ -1,4 +1,4 @@
-"""The lines of docs/clients.md which readers type; the clients are run by them."""
+"""The commands of docs/clients.md, which also start the clients here."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _BLOCK = re.compile(r"```(sh|python)\n(.*?)```", re.DOTALL)
 
 
 def section(heading: str) -> str:
-    """The text below a heading. Raises ValueError if there is none."""
+    """The text below a heading. Raises ValueError without that heading."""
     _, found, rest = PAGE.read_text(encoding="utf-8").partition(f"\n## {heading}\n")
     if not found:
         raise ValueError(f"{PAGE.name} has no heading {heading}")
@@ -24,7 +24,7 @@ def section(heading: str) -> str:
 def recipe(heading: str, url: str = SERVER, *options: str) -> str:
     """The first lines of code below a heading, for the running server at `url`.
 
-    A shell's take their prompt from $PROMPT, and these options behind it. Raises ValueError if there are none.
+    Commands of a shell take their prompt from $PROMPT, followed by these options. Raises ValueError without any.
     """
     block = _BLOCK.search(section(heading))
     if block is None:

@@ -27,7 +27,7 @@ def _row(result: Result) -> list[str]:
 
 
 def _cell(text: str) -> str:
-    """One line without what would end a cell, and not too long."""
+    """One short line without characters that would end a cell."""
     line = " ".join(text.replace("|", "/").replace("<", "&lt;").split())
     return line if len(line) <= _LONGEST else f"{line[:_LONGEST]}…"
 

@@ -1,4 +1,4 @@
-"""What of other servers' tests applies here, what the model is to do in them, and how their results are read."""
+"""Which of other servers' tests apply here, what the model must do in them, and how their results are read."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ _NOT_HERE = {
         "test_invalid_chat_completion_req[messages7]*",
     ),
 }
-# A word that only the tool's result has.
+# A word that occurs only in the tool's result.
 _RESULTS = {
     "get_system_health": "uptime_seconds",
     "markdown_to_html": '{"html":',
@@ -119,7 +119,7 @@ def _means(name: str, pattern: str) -> bool:
 
 
 def script_of(case: dict[str, str]) -> str:
-    """What the model is to do: think, call the tool with the arguments that are expected, and end."""
+    """The script for the model: think, call the tool with the expected arguments, and end."""
     call = {"name": case["tool_name"], "arguments": json.loads(case["expected_arguments"])}
     written = json.dumps(call, ensure_ascii=False)
     return (
@@ -128,11 +128,11 @@ def script_of(case: dict[str, str]) -> str:
     )
 
 
-def of_case(told: dict[str, object]) -> Check:
+def of_case(report: dict[str, object]) -> Check:
     """A line of its results; `error` stands where both APIs have none."""
-    name, result = str(told["tool_name"]), told.get("result")
+    name, result = str(report["tool_name"]), report.get("result")
     if not isinstance(result, dict):
-        return Check("the program", f"{name}: {told.get('error')}")
+        return Check("the program", f"{name}: {report.get('error')}")
     details = {**result["details"], **result["toolCallingDetails"]}
     why = "" if result["success"] and not details.get("warning") else f"{name}: {details}"
     return Check(f"its cases over {result['apiType']}", why)

@@ -1,1 +1,1 @@
-"""What the scripts under load and under attack are made of: soak, fuzz, many_connections."""
+"""Parts of the scripts for load and hostile requests: soak, fuzz, many_connections."""

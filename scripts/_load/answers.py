@@ -1,4 +1,4 @@
-"""What an answer of any endpoint that generates says, in one piece or as events, and whether it ends once."""
+"""The content of an answer from any generating endpoint, in one piece or as events, and whether it ends once."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-# The last event of a stream that tells by its type that it is over.
+# Types of events that end a stream.
 _ENDS = {
     "message_stop": "finished",
     "error": "error",
@@ -35,7 +35,7 @@ class Answer:
 
 
 def read_answer(status: int, body: bytes, *, streamed: bool) -> Answer:
-    """The one terminal answer. Raises WrongAnswer if there is none, more than one, or something behind it."""
+    """The only terminal answer. Raises WrongAnswer if it is missing, repeated or followed by something."""
     if status != 200:
         return Answer("refused", _code(_object(body)))
     return _read_events(body) if streamed else _read_whole(_object(body))

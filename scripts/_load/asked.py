@@ -1,4 +1,4 @@
-"""What is asked under load: questions whose answers are known, long ones to be disturbed, and bodies that are wrong."""
+"""Requests under load: questions with known answers, long ones to be interrupted, and invalid bodies."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ COUNTRIES = ("France", "Japan", "Italy", "Egypt", "Peru", "Cuba", "Spain", "Keny
 MODEL = "onnx-genai"
 # Models with the same files as MODEL, which are loaded when a request names them.
 ON_DEMAND = ("second", "third")
-# Tokens of a prompt and its answer together, on the servers that are asked.
+# Maximum tokens of a prompt and its answer together, on the tested servers.
 MAX_LENGTH = 1024
 _JSON = {"content-type": "application/json"}
 
@@ -56,7 +56,7 @@ def question(number: int) -> Asked:
 
 
 def long_question(chance: random.Random) -> Asked:
-    """One whose answer goes on until somebody ends it, or for some hundred tokens."""
+    """A question whose answer continues until it is cancelled, or for some hundred tokens."""
     streamed = chance.random() < 0.7
     body = {
         "messages": _conversation(chance),
@@ -90,13 +90,13 @@ def conversation_turns(chance: random.Random) -> list[dict[str, str]]:
 
 
 def full_length(number: int) -> dict[str, Any]:
-    """A body whose prompt and answer take all of MAX_LENGTH tokens; of no two the prompts begin alike."""
+    """A body whose prompt and answer take MAX_LENGTH tokens. No two prompts have the same beginning."""
     messages = [{"role": "user", "content": f"{number} " + "a " * 900}]
     return {"messages": messages, "ignore_eos": True}
 
 
 def wrong(chance: random.Random) -> Asked:
-    """A request that must be refused, with the status that it must be refused with."""
+    """A request that must be refused, and the expected status."""
     messages = [{"role": "user", "content": "Hello!"}]
     grammar = {"structured_outputs": {"regex": "("}}
     cases: list[tuple[str, Any, str]] = [

@@ -1,4 +1,4 @@
-"""Requests as they go over the wire: a body in a framing that may be wrong, too."""
+"""Requests as they go over the wire: a body in a framing that may also be wrong."""
 
 from __future__ import annotations
 

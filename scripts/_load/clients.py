@@ -1,4 +1,4 @@
-"""Clients of each kind that a server meets, and the books of what they were answered."""
+"""Clients of each kind that a server meets, and the record of their answers."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from .asked import ON_DEMAND, Asked, ambiguous, conversation_turns, long_questio
 from .http import BrokenAnswer, Exchange, ask, ask_json
 
 JSON = {"content-type": "application/json"}
-# What a request may meet while engines are killed.
+# Errors that a request may get while engines are killed.
 DEATHS = ("engine_died", "no_engine_ready", "generation_failed", "crash_loop")
-# What a request may meet while the server stops.
+# Errors that a request may get while the server is stopping.
 STOPPING = (*DEATHS, "server_draining", "server_stopping")
-# What a request for a model that is not loaded may meet.
+# Errors that a request for a model that is not loaded may get.
 _LOADING = ("models_busy", "model_unloaded", "model_not_ready")
 # How an answer along an ambiguous grammar may end when its masks take too much time.
 _TOO_AMBIGUOUS = "grammar_failed"
-_MOST_KEPT = 20
+_MAX_KEPT = 20
 _PAUSE = 0.05
 _SMALL_BUFFER = 2048
 ADMIN = "/v1/admin/runtime_options"
@@ -32,29 +32,29 @@ ADMIN = "/v1/admin/runtime_options"
 
 @dataclass
 class Books:
-    """How many requests of each kind ended in which way, and what was promised and not kept, in words at first."""
+    """How many requests of each kind ended in which way, and the broken promises with examples."""
 
     ends: Counter[tuple[str, str]] = field(default_factory=Counter)
     broken: Counter[str] = field(default_factory=Counter)
     examples: list[str] = field(default_factory=list)
 
     def count(self, kind: str, end: str) -> None:
-        """One request has ended."""
+        """Count the end of a request."""
         self.ends[kind, end] += 1
 
     def accuse(self, promise: str, details: str) -> None:
-        """A promise was broken."""
+        """Note a broken promise."""
         self.broken[promise] += 1
-        if len(self.examples) < _MOST_KEPT:
+        if len(self.examples) < _MAX_KEPT:
             self.examples.append(f"{promise}: {details}")
 
 
 class Clients:
-    """Asks one server; `references` are the answers to `question(number)` when nobody else was there."""
+    """Sends requests to one server; `references` are the answers to `question(number)` without other load."""
 
     def __init__(self, port: int, references: dict[int, Answer], books: Books, chance: random.Random) -> None:
         self.books = books
-        # Codes of the errors that a valid request may meet now.
+        # Codes of the errors that a valid request may currently get.
         self.excused: tuple[str, ...] = ()
         # Whether connections may be refused or lost, because the server stops.
         self.is_stopping = False
@@ -89,14 +89,14 @@ class Clients:
                 self.books.accuse("one terminal answer for each request", f"{kind}: {type(error).__name__}: {error}")
 
     async def undisturbed(self) -> None:
-        """Gets what it would get alone."""
+        """Expects the same answer as without other load."""
         number = self._chance.choice(list(self._references))
         answer = await self._answer(question(number))
         if self._count("undisturbed", answer) and answer != self._references[number]:
             self.books.accuse("undisturbed answers equal the reference", f"question {number}: {answer}")
 
     async def wrong(self) -> None:
-        """Is refused, with the status that says whose fault it is."""
+        """Expects a refusal with the right status."""
         asked = wrong(self._chance)
         status, answer = await self._ask(asked)
         self.books.count("wrong", f"refused with {status}")
@@ -106,7 +106,7 @@ class Clients:
             )
 
     async def leaver(self) -> None:
-        """Goes away in the queue, in prefill, or after some of the answer."""
+        """Disconnects in the queue, in prefill, or during the answer."""
         asked = long_question(self._chance)
         patience = self._chance.choice((0.0, 0.0, 0.01, 0.05, 0.3, 1.0))
         async with Exchange(self._port) as exchange:
@@ -119,7 +119,7 @@ class Clients:
         self.books.count("leaver", "ended before" if ended else "left")
 
     async def terminated(self) -> None:
-        """Has its generation ended by the operator."""
+        """Expects that the operator ends its generation."""
         name = f"soak-{secrets.token_hex(8)}"
         asked = long_question(self._chance)
         answer, _ = await asyncio.gather(self._answer(asked, name), self._terminate(name))
@@ -132,16 +132,14 @@ class Clients:
             self.books.accuse("the operator is heard", f"{order.status} {bytes(order.body[:200])!r}")
 
     async def slow_reader(self) -> None:
-        """Takes its answer through a small buffer, a little at a time."""
+        """Reads its answer slowly, through a small buffer."""
         number = self._chance.choice([n for n in self._references if question(n).streamed])
         answer = await self._answer(question(number), slowly=True)
         if self._count("slow reader", answer) and answer != self._references[number]:
             self.books.accuse("undisturbed answers equal the reference", f"question {number}, slowly: {answer}")
 
     async def conversation(self) -> None:
-        """Stores a conversation, has it continued by two responses, refers to its items, pages through it and deletes
-        it.
-        """
+        """Stores a conversation, continues it with two responses, refers to and pages through its items, deletes it."""
         turns = conversation_turns(self._chance)
         created = await self._stored("POST", "/v1/conversations", {"items": turns})
         if created is None:
@@ -171,8 +169,8 @@ class Clients:
             self.books.accuse("what is right is answered", f"ambiguous: {response.status} {code}")
 
     async def visitor(self) -> None:
-        """Has another model loaded. One at a time, so that a load unloads the other of the two, and never
-        the model that all other requests use.
+        """Requests another model, which the server loads. Only one client does so at a time, so that each load unloads
+        the other of two models, and never the one that all other requests use.
         """
         if self._visiting.locked():
             await self.undisturbed()
@@ -181,7 +179,7 @@ class Clients:
             await self.visit(self._chance.choice(ON_DEMAND))
 
     async def visit(self, model: str) -> None:
-        """Asks a model that has the same weights, and gets the same answer."""
+        """Sends a request to a model with the same weights, and expects the same answer."""
         number = self._chance.choice(list(self._references))
         answer = await self._answer(on_demand(question(number), model))
         if answer.end != "finished" and answer.reason in _LOADING:
@@ -190,7 +188,7 @@ class Clients:
             self.books.accuse("undisturbed answers equal the reference", f"question {number}, on demand: {answer}")
 
     async def _stored(self, method: str, path: str, body: Any = None) -> dict[str, Any] | None:
-        """The answer of an endpoint of stored responses; None where an engine's death explains that there is none."""
+        """The answer of an endpoint of stored responses; None if the death of an engine explains its absence."""
         data = b"" if body is None else json.dumps(body).encode()
         response = await ask(self._port, method, path, data, JSON)
         if response.status == 200:
@@ -204,7 +202,7 @@ class Clients:
         return None
 
     def _count(self, kind: str, answer: Answer) -> bool:
-        """Note an answer; returns whether it has come to an end of its own."""
+        """Count an answer; returns whether it is complete."""
         self.books.count(kind, answer.end if answer.end == "finished" else f"{answer.end}: {answer.reason}")
         if answer.end == "finished":
             return answer.reason != "terminated"
@@ -237,7 +235,7 @@ async def _read(exchange: Exchange, *, pause: float = 0.0) -> tuple[int, bytes]:
 
 
 async def ask_references(port: int, numbers: range) -> dict[int, Answer]:
-    """What each question is answered when nobody else asks. Raises WrongAnswer and BrokenAnswer."""
+    """The answer to each question without other load. Raises WrongAnswer and BrokenAnswer."""
     found = {}
     for number in numbers:
         asked = question(number)

@@ -1,4 +1,4 @@
-"""Many connections that are open at once, and whether a server still says how it is."""
+"""Many open connections, and whether the server's health checks still respond."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import psutil
 
-from genai_server.bench.health import HealthProbe
+from genai_server.tools.bench.health_polls import HealthProbe
 
 from .answers import WrongAnswer, read_answer
 from .asked import COUNTRIES
@@ -29,7 +29,7 @@ class Seen:
 
     ends: Counter[str] = field(default_factory=Counter)
     broken: list[str] = field(default_factory=list)
-    most_open: int = 0
+    max_open: int = 0
     health: list[float] = field(default_factory=list)
     health_failed: int = 0
     seconds_to_open: float = 0.0
@@ -39,7 +39,7 @@ class Seen:
 class Connections:
     """`number` connections, `rate` new ones a second, each with one request.
 
-    A batch of others, which do not count, is held with long answers, so that these wait until all are there.
+    Other connections, which do not count, keep the batch busy with long answers, so that these wait until all are open.
     """
 
     def __init__(self, server: Server, number: int, rate: float) -> None:
@@ -76,7 +76,7 @@ class Connections:
         return sum(engine["running"] for engine in self._server.engines())
 
     async def _hold(self) -> None:
-        """Keep a place of the batch until all are there."""
+        """Keep a slot of the batch until all connections are open."""
         body = {"messages": _asked("Hello!"), "ignore_eos": True, "max_tokens": 1900, "priority": -1000}
         opened = asyncio.create_task(self._opened.wait())
         while not self._opened.is_set():
@@ -85,7 +85,7 @@ class Connections:
             asking.cancel()
 
     async def _connect(self, index: int) -> None:
-        """Ask, take the answer, and stay for as long as the server lets one."""
+        """Send a request, read the answer, and stay connected until the server disconnects."""
         country = COUNTRIES[index % len(COUNTRIES)]
         asked = {"messages": _asked(f"What is the capital of {country}?"), "max_tokens": 8}
         body = json.dumps(asked).encode()
@@ -112,12 +112,12 @@ class Connections:
             self._answered.set()
 
     async def _watch(self) -> None:
-        """The server's own sockets tell how many are open at its side."""
+        """Count the open connections among the server's sockets."""
         process = psutil.Process(self._server.pid)
         while True:
             sockets = await asyncio.to_thread(process.net_connections, "tcp")
             now = sum(sock.status == psutil.CONN_ESTABLISHED for sock in sockets)
-            self.seen.most_open = max(self.seen.most_open, now)
+            self.seen.max_open = max(self.seen.max_open, now)
             await asyncio.sleep(0.5)
 
 

@@ -117,7 +117,7 @@ _TEXTS = [
     },
     {"prompt": [[72, 4], [73, 4]], "structured_outputs": {"regex": "[a-z]+"}, **_SHORT},
 ]
-# The longest that fits beside a namespace of five letters.
+# The longest name that fits with a namespace of five letters.
 _LONG_NAME = "n" * 121
 _IMAGE = "data:image/png;base64,AA=="
 _NAMESPACE = {
@@ -150,7 +150,7 @@ _RESPONSES: list[dict[str, Any]] = [
     },
     {"input": "say hi", "previous_response_id": "resp_x", "max_output_tokens": 4},
     {"input": "say hi", "previous_response_id": RESPONSE, "max_output_tokens": 4},
-    # What is left out, or has names of more parts: see openai_api/lenient.py.
+    # What is left out, or has names of more parts: see apis/responses/leniency.py.
     {
         "input": "say hi",
         "tools": [_NAMESPACE, {"type": "web_search"}, {"type": "function", **_FUNCTION, "defer_loading": True}],
@@ -240,7 +240,7 @@ _MESSAGES: list[dict[str, Any]] = [
         "tool_choice": {"type": "tool", "name": "weather"},
         "metadata": {"user_id": "u"},
     },
-    # What is left out: see anthropic_api/lenient.py.
+    # What is left out: see apis/messages/leniency.py.
     {
         "model": MODEL,
         "messages": _HELLO,
@@ -291,7 +291,7 @@ _OLLAMA_OPTIONS = {
     "frequency_penalty": 0.5,
     "seed": 7,
     "stop": ["\n", "stop"],
-    # What is left out: see ollama_api/lenient.py.
+    # What is left out: see apis/ollama/leniency.py.
     "num_ctx": 4096,
     "mirostat": 0,
 }

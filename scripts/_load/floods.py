@@ -1,4 +1,4 @@
-"""Bodies that are one long list, or one object of many fields, wherever a server's description has room for either."""
+"""Bodies that are one long list, or one object of many fields, wherever a server's description allows either."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-# Small things, each wrong in most places.
+# Small values, each invalid in most places.
 _SMALL = ("{}", "[]", '""', '"x"', "-1", "0.5", "null", "true", '{"type":"text"}', '{"role":"user"}', "[[]]", "1e999")
-# In bytes; the largest is just what a server takes.
+# In bytes; the largest is a server's limit.
 _SIZES = (20_000, 200_000, 1_000_000)
 _DEEPEST = 8
-# Optional fields that keep an answer short, and without which a message is none.
+# Optional fields that keep an answer short, or that a message requires.
 _USUAL = ("max_tokens", "max_output_tokens", "content")
 
 
@@ -28,7 +28,7 @@ class Place:
 
 
 def flooded(chance: random.Random, place: Place) -> bytes:
-    """The body with very many small things in this place, or in several such places of a list."""
+    """The body with very many small values in this place, or in several such places of a list."""
     size = chance.choice(_SIZES)
     shares = [1] * (len(place.around) - 1)
     if shares and chance.random() < 0.4:
@@ -79,7 +79,7 @@ def _places(schema: Any, forms: Mapping[str, Any], around: tuple[tuple[str, str]
 
 
 def _required(schema: Mapping[str, Any], forms: Mapping[str, Any], depth: int = 0) -> dict[str, Any]:
-    """The fields without which an object is not taken for what it is, with small values."""
+    """The required fields of an object, with small values."""
     return {
         name: _smallest(inner, forms, depth)
         for name, inner in schema.get("properties", {}).items()
@@ -88,7 +88,7 @@ def _required(schema: Mapping[str, Any], forms: Mapping[str, Any], depth: int = 
 
 
 def _smallest(schema: Any, forms: Mapping[str, Any], depth: int = 0) -> Any:
-    """A value that fits, or nearly."""
+    """A value that is valid, or nearly."""
     schema = _resolved(schema, forms)
     if options := schema.get("anyOf") or schema.get("oneOf") or schema.get("allOf"):
         return _smallest(options[0], forms, depth + 1)

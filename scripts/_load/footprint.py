@@ -1,4 +1,4 @@
-"""What a process holds of its machine, as Linux tells it (man 5 proc)."""
+"""The resources that a process holds, as Linux reports them (man 5 proc)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,12 @@ SPARE_THREADS = min(32, (os.cpu_count() or 1) + 4)
 
 @dataclass(frozen=True)
 class Footprint:
-    """Bytes of memory, what is shared by its part (PSS); `own` of them are no file's. Open files, threads."""
+    """Bytes of memory, open files and threads. `pss` has the process's part of what is shared, `own` all anonymous
+    pages.
+
+    Pages that a forked process still shares with its siblings count in full in `own`: each of them writes to more of
+    these as time goes by, which ends when nothing is shared, and is no growth.
+    """
 
     pss: int
     own: int
@@ -27,13 +32,13 @@ class Footprint:
 
 
 def footprint(pid: int) -> Footprint:
-    """A process now."""
+    """The current footprint of a process."""
     sizes: dict[str, int] = {}
     for line in Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").splitlines()[1:]:
         name, size = line.split()[:2]
         sizes[name.rstrip(":")] = int(size) * 1024
     process = psutil.Process(pid)
-    return Footprint(sizes["Pss"], sizes["Pss_Anon"], process.num_fds(), process.num_threads())
+    return Footprint(sizes["Pss"], sizes["Anonymous"], process.num_fds(), process.num_threads())
 
 
 def together(footprints: Sequence[Footprint]) -> Footprint:
@@ -48,9 +53,7 @@ def usual(footprints: Sequence[Footprint]) -> Footprint:
 
 
 def growth(before: Footprint, after: Footprint) -> float:
-    """Of memory, as a share of it. Of what is mapped from files a process has more when others let go of them, so that
-    only what is its own can be said to grow.
-    """
+    """The growth of anonymous memory as a share of all. The part of mapped files changes when other processes end."""
     return (after.own - before.own) / before.pss
 
 

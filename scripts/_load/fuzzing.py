@@ -1,5 +1,5 @@
-"""Sends attempts to a server of scripted engines, and holds it to its promises: no 500, no hang, no growth, and
-/healthz answers all the while.
+"""Sends attempts to a server of scripted engines, and checks its promises: no 500, no hang, no growth, and /healthz
+always answers.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from .stored import Stored
 
 LONGEST_SECONDS = 1.0
 LONGEST_PULSE = 0.25
-_MOST_SUSPECTS = 200
+_MAX_SUSPECTS = 200
 _GIVEN_UP_SECONDS = 20.0
-# What was slow because the machine was busy with something else is not slow each time.
+# An attempt that was slow only because the machine was busy is not slow each time.
 _TRIES = 3
 _CLIENTS = 4
 SAMPLES = 100
@@ -34,14 +34,14 @@ SAMPLES = 100
 
 @dataclass
 class Findings:
-    """What came of the attempts: how many with which status (0: hung up), and what broke a promise."""
+    """The results of the attempts: how many had which status (0: disconnected), and which broke a promise."""
 
     statuses: Counter[int] = field(default_factory=Counter)
     by_path: Counter[str] = field(default_factory=Counter)
     slowest: float = 0.0
     failures: list[tuple[int, str]] = field(default_factory=list)
     api: list[Footprint] = field(default_factory=list)
-    # Of all engines together.
+    # Memory of all engines together.
     engines: list[Footprint] = field(default_factory=list)
     restarts: int = 0
     slowest_pulse: float = 0.0
@@ -57,7 +57,7 @@ class Targets:
 
 
 def targets(server: Server) -> Targets:
-    """All that the server's own description has."""
+    """All endpoints and places in the server's OpenAPI description."""
     description: dict[str, Any] = httpx.get(f"http://{HOST}:{server.port}/openapi.json", timeout=10).json()
     paths = sorted(path for path, methods in description["paths"].items() if "post" in methods)
     return Targets(paths, places(description))
@@ -78,7 +78,7 @@ class Fuzzer:
         self._times: list[tuple[float, float, int]] = []
 
     async def run(self, numbers: range) -> Findings:
-        """The attempts of these numbers; what the processes hold is noted a hundred times on the way."""
+        """Run the attempts with these numbers; the footprint of the processes is recorded a hundred times."""
         self._sampled = max(1, len(numbers) // SAMPLES)
         waiting = iter(numbers)
         async with asyncio.TaskGroup() as group:
@@ -114,7 +114,7 @@ class Fuzzer:
         return attempt(self._seed, number, self._asked.paths, self._asked.places)
 
     async def _find_what_holds_up(self) -> None:
-        """Send alone, again, what was under way while /healthz did not answer: who holds it up does so each time."""
+        """Repeat each attempt that was under way while /healthz did not answer, alone: a culprit always delays it."""
         await asyncio.to_thread(self._pulse.look)
         self.found.slowest_pulse = self._pulse.slowest()
         slow = [beat for beat in self._pulse.beats if beat[1] - beat[0] > LONGEST_PULSE]
@@ -122,17 +122,15 @@ class Fuzzer:
         suspects = [
             number for began, ended, number in self._times if any(start < ended and began < end for start, end in slow)
         ]
-        for number in suspects[:_MOST_SUSPECTS]:
-            fastest = await self._pulse_beside(self._attempt(number))
+        for number in suspects[:_MAX_SUSPECTS]:
+            fastest = await self._pulse_during(self._attempt(number))
             if fastest > LONGEST_PULSE:
-                self.found.failures.append((number, f"/healthz takes {fastest:.2f} s beside it each time"))
-        if len(suspects) > _MOST_SUSPECTS:
-            self.found.failures.append(
-                (suspects[_MOST_SUSPECTS], f"{len(suspects)} were under way beside slow answers")
-            )
+                self.found.failures.append((number, f"/healthz takes {fastest:.2f} s during it each time"))
+        if len(suspects) > _MAX_SUSPECTS:
+            self.found.failures.append((suspects[_MAX_SUSPECTS], f"{len(suspects)} were under way during slow answers"))
 
-    async def _pulse_beside(self, made: Attempt) -> float:
-        """The slowest answer of /healthz beside an attempt, of the tries in which it was fastest."""
+    async def _pulse_during(self, made: Attempt) -> float:
+        """The slowest answer of /healthz during an attempt, in the try in which it was fastest."""
         fastest = float("inf")
         for _ in range(_TRIES):
             started = time.monotonic()
@@ -154,21 +152,21 @@ class Fuzzer:
             return time.perf_counter() - started, f"no answer within {_GIVEN_UP_SECONDS:.0f} s"
         except (BrokenAnswer, OSError) as error:
             self.found.statuses[0] += 1
-            complaint = f"no whole answer: {type(error).__name__} {error}" if made.is_whole else None
+            complaint = f"no complete answer: {type(error).__name__} {error}" if made.is_whole else None
             return time.perf_counter() - started, complaint
         self.found.statuses[response.status] += 1
         return time.perf_counter() - started, complaint_about(response)
 
     async def _measure(self) -> None:
         engines = await asyncio.to_thread(self._server.engines)
-        # Else one is just being restarted, which counts as a failure at the end.
+        # Otherwise one is being restarted, which counts as a failure at the end.
         if all(engine["state"] == "ready" for engine in engines):
             self.found.engines.append(together([footprint(engine["pid"]) for engine in engines]))
             self.found.api.append(together([footprint(pid) for pid in self._server.api_pids()]))
 
 
 def complaint_about(response: Response) -> str | None:
-    """What an answer says that no answer should."""
+    """The reason why an answer is unacceptable; None if it is not."""
     if response.status >= 500 and response.status != 503:
         return f"status {response.status}: {bytes(response.body[:300])!r}"
     if b"internal error" in response.body:
@@ -180,7 +178,7 @@ def complaint_about(response: Response) -> str | None:
 
 
 async def send(port: int, made: Attempt) -> Response:
-    """Send it and read the whole answer; where the request is not whole, nothing more comes. Raises BrokenAnswer."""
+    """Send it and read the complete answer; an incomplete request may get none. Raises BrokenAnswer."""
     async with Exchange(port) as exchange:
         await exchange.send_raw(made.data, is_whole=made.is_whole)
         response = await exchange.response()

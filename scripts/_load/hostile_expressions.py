@@ -1,4 +1,4 @@
-"""Values and regular expressions at the edges of what a compiler can hold."""
+"""Values and regular expressions at the limits of a compiler."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _TEXTS = ("a", "é", "\U0010ffff", "\x00", '"', "\\", "/", "\n", "a" * 300, "", 
 
 
 class Expressions:
-    """Drawn by chance; the same for the same one."""
+    """Random values and expressions; the same for the same seed."""
 
     def __init__(self, chance: random.Random) -> None:
         self._chance = chance

@@ -1,4 +1,4 @@
-"""Fields of a chat's body that bind its answer to what a compiler can hardly hold: schemas, expressions, grammars."""
+"""Fields of a chat's body that constrain its answer by schemas, expressions and grammars at a compiler's limits."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _ODD_TOKENS = ("<[5-1]>", "<[4294967295]>", "<[99999999999999999999]>", "<[-1]>"
 
 
 class Hostile(Schemas):
-    """What one attempt makes."""
+    """The grammars of one attempt."""
 
     def fields(self) -> dict[str, Any]:
-        """Fields of a chat that bind its answer."""
+        """Fields of a chat that constrain its answer."""
         match self._chance.randrange(20):
             case 0 | 1 | 2 | 3 | 4 | 5:
                 return {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": self.top()}}}
@@ -108,6 +108,6 @@ class Hostile(Schemas):
 
 
 def hostile_fields(seed: int, number: int) -> dict[str, Any]:
-    """The same for the same seed and number; no more than a body may hold."""
+    """The fields for a seed and number, within the size limit of a body."""
     draws = (Hostile(random.Random(f"{seed}-{number}{'+' * again}")).fields() for again in count())
     return next(fields for fields in draws if len(json.dumps(fields)) < _LARGEST)

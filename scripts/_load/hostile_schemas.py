@@ -1,4 +1,4 @@
-"""JSON schemas at the edges of what a compiler can hold."""
+"""JSON schemas at the limits of a compiler."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Schemas(Expressions):
     """Schemas, with numbers, expressions and references that are meant to break something."""
 
     def top(self) -> dict[str, Any]:
-        """A schema, with what it refers to."""
+        """A schema, with its definitions."""
         match self._chance.randrange(24):
             case 0:
                 return self._chain(self._chance.choice((5, 50, 99, 101, 300)))
@@ -32,7 +32,7 @@ class Schemas(Expressions):
         return found
 
     def schema(self, depth: int) -> dict[str, Any]:
-        """A schema whose parts lie at most so deep."""
+        """A schema of at most this depth."""
         kind = self._chance.choice(_TYPES if depth > 0 else _TYPES[2:])
         schema: dict[str, Any] = {"type": kind} if self._chance.random() < 0.9 else {}
         getattr(self, f"_of_{kind}")(schema, depth - 1)

@@ -1,6 +1,6 @@
 """HTTP/1.1 from the client's side, one request for each connection, read strictly to its last byte.
 
-A connection of its own shows what a pool would hide: an answer that is cut off, or something behind its end.
+Separate connections show what a pool would hide: an answer that is cut off, or bytes after its end.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _CHUNK = 1 << 16
 
 
 class BrokenAnswer(Exception):
-    """What came is not one whole answer of HTTP; the message says why."""
+    """The response is not one complete HTTP response; the message says why."""
 
 
 @dataclass
@@ -64,7 +64,7 @@ class Exchange:
         self._writer.transport.abort()
 
     async def send(self, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] | None = None) -> None:
-        """The whole request."""
+        """The complete request."""
         assert self._writer is not None
         named = {"host": HOST, "connection": "close", "content-length": str(len(body)), **(headers or {})}
         request = h11.Request(method=method, target=path, headers=list(named.items()))
@@ -73,8 +73,8 @@ class Exchange:
         await self._writer.drain()
 
     async def send_raw(self, data: bytes, *, is_whole: bool) -> None:
-        """A POST in bytes that may be no HTTP at all; nothing follows what is not whole. Who is refused early need not
-        get rid of all of it.
+        """A POST in bytes that may be invalid HTTP; nothing follows an incomplete one. A server that refuses it early
+        may not read all of it.
         """
         assert self._writer is not None
         request = h11.Request(method="POST", target="/", headers=[("host", HOST), ("content-length", "0")])
@@ -125,7 +125,7 @@ class Exchange:
 async def ask(
     port: int, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] | None = None
 ) -> Response:
-    """One request and its whole answer. Raises BrokenAnswer and OSError."""
+    """One request and its complete answer. Raises BrokenAnswer and OSError."""
     async with Exchange(port) as exchange:
         await exchange.send(method, path, body, headers)
         response = await exchange.response()

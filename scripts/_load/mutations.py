@@ -1,4 +1,4 @@
-"""Bodies that are nearly right: values, bytes and framing, each changed in a way that has broken a server before."""
+"""Bodies that are nearly valid: values, bytes and framing, each changed in a way that has broken a server before."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def mutated_body(chance: random.Random, body: Any) -> bytes:
 
 
 def written(body: Any, *, duplicates: bool = False) -> bytes:
-    """As JSON, and as what is none where a value says so; with `duplicates` each key stands twice."""
+    """The body as JSON, invalid where a value says so; with `duplicates` each key occurs twice."""
     # In one go, for a body may hold thousands of them.
     text = _WRITTEN_RAW.sub(lambda found: json.loads(found[0]).removeprefix(_RAW), json.dumps(body))
     if duplicates and text.startswith("{") and len(text) > 2:

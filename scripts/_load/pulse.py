@@ -1,4 +1,4 @@
-"""Asks a server's /healthz all the while, from a process of its own, which nothing else holds up."""
+"""Polls a server's /healthz continuously, from a separate process, which nothing else delays."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class Pulse:
 
     beats: list[tuple[float, float]] = field(default_factory=list)
     failed: int = 0
-    _told: Connection | None = None
+    _watcher: Connection | None = None
 
     def look(self) -> None:
         """Take what has come since; waits for the answer to the question that is under way."""
-        assert self._told is not None
-        self._told.send(None)
-        beats, self.failed = self._told.recv()
+        assert self._watcher is not None
+        self._watcher.send(None)
+        beats, self.failed = self._watcher.recv()
         self.beats += beats
 
     def slowest(self, since: float = 0.0) -> float:
@@ -45,17 +45,17 @@ def pulse(port: int) -> Iterator[Pulse]:
     process.start()
     try:
         here.recv()  # it has begun
-        yield Pulse(_told=here)
+        yield Pulse(_watcher=here)
     finally:
         process.kill()
         process.join()
 
 
-def _watch(port: int, told: Connection) -> None:
+def _watch(port: int, parent: Connection) -> None:
     beats: list[tuple[float, float]] = []
     failed = 0
     connection = http.client.HTTPConnection(HOST, port, timeout=_PATIENCE)
-    told.send(None)
+    parent.send(None)
     while True:
         start = time.monotonic()
         try:
@@ -65,7 +65,7 @@ def _watch(port: int, told: Connection) -> None:
             failed += 1
             connection.close()
         beats.append((start, time.monotonic()))
-        if told.poll(_PAUSE):
-            told.recv()
-            told.send((beats, failed))
+        if parent.poll(_PAUSE):
+            parent.recv()
+            parent.send((beats, failed))
             beats = []

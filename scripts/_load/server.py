@@ -1,4 +1,4 @@
-"""A server in processes of its own, as an operator runs it, and what Linux tells of them."""
+"""A server in separate processes, as an operator runs it, and what Linux reports about them."""
 
 from __future__ import annotations
 

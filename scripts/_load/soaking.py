@@ -1,8 +1,8 @@
-"""A server under full load in four parts, and what its processes hold at rest between them.
+"""A server under full load in four parts, and the resources that its processes hold when idle between them.
 
-warm-up, so that caches are full and threads started; a part in which engines are killed; once more a warm-up, for the
-engine that is new; and a part in which nobody is killed. Memory is compared at rest, where it is not a matter of who
-happens to be answered just then.
+The parts are a warm-up, which fills caches and starts threads; a part in which engines are killed; a second warm-up,
+for the new engine; and a part without kills. Memory is compared when idle, because it then does not depend on running
+requests.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ SECONDS_TO_REST = 60.0
 _SECONDS_TO_TIDY_UP = 12.0
 # An engine gives free memory back after two seconds without work.
 _SECONDS_FOR_AN_ENGINE = 4.0
-# Below so many seconds, caches are filled by what is asked only.
+# Minimum seconds of a soak; in a shorter one, requests are still filling caches.
 _SHORT = 60.0
-_MOST_SECONDS_PER_PROFILING = 5.0
+_MAX_SECONDS_PER_PROFILING = 5.0
 # An engine that is killed before it counts as recovered is restarted later each time, and some day no more.
 _SECONDS_TO_RECOVER = 75.0
 _FEW_KILLS = 3
@@ -78,12 +78,12 @@ class Plan:
     @property
     def per_profiling(self) -> float:
         """The most seconds between two switches of profiling: in a short time it is on and off several times, too."""
-        return min(_MOST_SECONDS_PER_PROFILING, self.with_kills / 5)
+        return min(_MAX_SECONDS_PER_PROFILING, self.with_kills / 5)
 
 
 @dataclass
 class Found:
-    """What the soak has seen: `api` and `engine` at rest after the warm-up that concerns them and at the end, and the
+    """What the soak has seen: `api` and `engine` when idle, after their warm-up and at the end, and the
     own bytes of each all the while.
     """
 
@@ -172,16 +172,16 @@ class Soak:
         await self._part(clients, self._plan.warm_up)
 
     async def _part(self, clients: Clients, seconds: float, *more: Callable[[], Coroutine[None, None, None]]) -> None:
-        """All clients, and what else goes on, for so long; the clients ask no more then, but wait for their answers."""
+        """All clients and other activities for a duration; then the clients only wait for their answers."""
         end = time.monotonic() + seconds
-        beside = [asyncio.create_task(work()) for work in (self._switch_profiling, self._watch_memory, *more)]
+        others = [asyncio.create_task(work()) for work in (self._switch_profiling, self._watch_memory, *more)]
         async with asyncio.TaskGroup() as group:
             for _ in range(CLIENTS):
                 group.create_task(clients.keep_asking(lambda: time.monotonic() > end))
             await asyncio.sleep(seconds)
-            for task in beside:
+            for task in others:
                 task.cancel()
-        ended = await asyncio.gather(*beside, return_exceptions=True)
+        ended = await asyncio.gather(*others, return_exceptions=True)
         for error in ended:
             if isinstance(error, Exception):
                 raise error
@@ -197,7 +197,7 @@ class Soak:
         with suppress(TimeoutError):
             await self._rest()
         if not await asyncio.to_thread(self._server.is_idle):
-            self.found.books.accuse("slots balance", f"at rest: {await asyncio.to_thread(self._server.health)}")
+            self.found.books.accuse("slots balance", f"when idle: {await asyncio.to_thread(self._server.health)}")
         await asyncio.sleep(seconds)
         return await asyncio.to_thread(self._api), await asyncio.to_thread(self._engine)
 
@@ -217,7 +217,7 @@ class Soak:
                 self.found.kills += 1
 
     async def _switch_profiling(self) -> None:
-        """On, and off again, for the device; what was written makes room, or profiling would stop at its limit."""
+        """Switch profiling on and off for the device, and remove the files, so that profiling never reaches a limit."""
         values: Sequence[str] = ("1", "0", "soak", "0")
         while True:
             for value in values:

@@ -1,4 +1,4 @@
-"""What arguments of the scripts are read as."""
+"""Parsers of the scripts' arguments."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ def _batches(encoder: Encoder, rows: Iterable[Row], tokens: int) -> Iterator[Bat
 
 
 def training_batches(encoder: Encoder, rng: random.Random, tokens: int) -> Iterator[Batch]:
-    """Batches of about so many tokens, of conversations of about one length."""
+    """Batches of about this number of tokens, of conversations of similar length."""
 
     def rows() -> Iterator[Row]:
         while True:

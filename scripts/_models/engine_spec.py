@@ -1,4 +1,4 @@
-"""An engine as the scripts load it in their own process: on the CPU, with whatever its model needs and nothing else."""
+"""An engine as the scripts load it in their own process: on the CPU, with only what its model needs."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def requirements() -> list[str]:
 def ensure_environment() -> None:
     """Return when running inside `.venv-models`; otherwise prepare it and run this script again in it."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    # A thread that spins at a barrier stalls training when another program wants its core.
+    # A thread that spins at a barrier stalls training when another program needs its core.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     prepare()
     if Path(sys.prefix).resolve() == ENVIRONMENT.resolve():

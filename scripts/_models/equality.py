@@ -1,4 +1,4 @@
-"""Whether the batched runner answers a model as a fresh `og.Generator` does that is fed one prompt whole."""
+"""Whether the batched runner gives the same answers as a new `og.Generator` that reads each prompt at once."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from typing import Any
 import numpy as np
 
 from _models.families import VOCABULARY
-from genai_server.engine.runners.base import Opening
-from genai_server.engine.runners.batched import BatchedRunner
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.engine.runners.scores import Logits
 
+from .driven import Driven
+
 STEPS = 24
-# A token so far below the best is never chosen, and its logit may be of any size and so of any rounding.
+# A token this far below the best is never chosen, so the rounding of its logit does not matter.
 HOPELESS = 30.0
 
 
 def prompt(length: int, seed: int = 0) -> list[int]:
-    """Tokens without sense."""
+    """Random tokens."""
     chance = random.Random(f"{seed} {length}")
     return [chance.randrange(3, VOCABULARY) for _ in range(length)]
 
@@ -31,14 +31,14 @@ class Reference:
     """The library's own greedy answers with the logits of each of their tokens."""
 
     def __init__(self, model_dir: Path, max_length: int) -> None:
-        self.runner = OgGeneratorRunner(model_dir, "cpu", threads=0)
+        self.runner = Driven(OgGeneratorRunner(model_dir, "cpu", threads=0))
         self.max_length = max_length
         self._known: dict[tuple[int, ...], tuple[list[int], list[Logits]]] = {}
 
     def answer(self, tokens: list[int]) -> tuple[list[int], list[Logits]]:
         key = tuple(tokens)
         if key not in self._known:
-            self.runner.open(0, tokens, Opening(self.max_length))
+            self.runner.open(0, tokens, self.max_length)
             logits = [self.runner.prefill(0, tokens).copy()]
             answer = [int(logits[0].argmax())]
             while len(answer) < STEPS:
@@ -56,7 +56,7 @@ class Reference:
         for seed in range(8):
             tokens = prompt(longest, 50 + seed)
             answer, expected = self.answer(tokens)
-            self.runner.open(1, tokens, Opening(self.max_length))
+            self.runner.open(1, tokens, self.max_length)
             logits = self.runner.prefill(1, tokens[:-STEPS])
             for token, wanted in zip([*tokens[-STEPS:], *answer], [*[None] * (STEPS - 1), *expected], strict=False):
                 logits = self.runner.decode([1], [token])[0]
@@ -115,9 +115,9 @@ class Tally:
 
 
 class Batch:
-    """Sequences on a batched runner, compared at every step; they go on with the reference's tokens."""
+    """Sequences on a batched runner, compared at every step; they continue with the reference's tokens."""
 
-    def __init__(self, runner: BatchedRunner, reference: Reference) -> None:
+    def __init__(self, runner: Driven, reference: Reference) -> None:
         self.runner = runner
         self.tally = Tally()
         self._reference = reference
@@ -125,8 +125,8 @@ class Batch:
         self._produced: dict[int, int] = {}
 
     def begin(self, sequence: int, tokens: list[int], *, chunk: int | None = None, **how: Any) -> int:
-        """Read a prompt and compare the first token; returns how much of it was there already."""
-        cached = self.runner.open(sequence, tokens, Opening(self._reference.max_length, **how))
+        """Read a prompt and compare the first token; returns how many of its tokens were cached."""
+        cached = self.runner.open(sequence, tokens, self._reference.max_length, **how)
         self.read(sequence, tokens, tokens[cached:], chunk)
         return cached
 
@@ -173,7 +173,7 @@ def ragged(batch: Batch, longest: int) -> None:
 
 
 def alone(batch: Batch, longest: int) -> None:
-    """One row by itself, and one with a companion because it must be exact."""
+    """One row alone, and one with a padding row because it must be exact."""
     row_group = batch.runner.slots.row_group
     batch.begin(0, prompt(longest))
     batch.finish([0])
@@ -184,7 +184,7 @@ def alone(batch: Batch, longest: int) -> None:
 
 
 def joining_and_leaving(batch: Batch, longest: int) -> None:
-    """Prompts come in chunks and answers are broken off, in any order."""
+    """Prompts are read in chunks and answers are cancelled, in random order."""
     chance = random.Random(5)
     running: set[int] = set()
     for number in range(40):
@@ -205,7 +205,7 @@ def reading_beside_decoding(batch: Batch, longest: int) -> None:
     batch.begin(0, prompt(30, 1))
     batch.begin(1, prompt(longest, 1))
     tokens = prompt(longest, 2)
-    batch.runner.open(2, tokens, Opening(longest + STEPS, reuse=False))
+    batch.runner.open(2, tokens, longest + STEPS, reuse=False)
     for start in range(0, longest - 15, 15):
         batch.runner.prefill(2, tokens[start : start + 15])
         batch.step(0, 1)
@@ -215,7 +215,7 @@ def reading_beside_decoding(batch: Batch, longest: int) -> None:
 
 
 def copied_past(batch: Batch, longest: int) -> None:
-    """Prompts that begin alike, beside each other and after each other."""
+    """Prompts with the same beginning, concurrently and one after another."""
     for exact in (False, True):
         common = prompt(longest - 20, 10 + exact)
         for number in range(4):
@@ -231,7 +231,7 @@ def copied_past(batch: Batch, longest: int) -> None:
 
 
 def conversation(batch: Batch, longest: int) -> None:
-    """The next prompt goes on from the last answer, whose keys and values came from decoding."""
+    """The next prompt continues the last answer, whose keys and values came from decoding."""
     first = prompt(longest - STEPS - 30, 40)
     batch.begin(0, first)
     batch.begin(1, prompt(20, 41))

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from genai_server.engine.runners.base import Opening, Runner
-from genai_server.engine.runners.batched import BatchedRunner
+from genai_server.engine.runners.base import Runner
 from genai_server.engine.runners.scores import Logits
 from genai_server.engine.scheduling.scheduler import Scheduler
 from genai_server.engine.sequence import Sequence as Scheduled
-from genai_server.generation import GenerationRequest
+from genai_server.messages.generation_request import GenerationRequest
 
+from .driven import Driven
 from .equality import Tally, prompt
 
 SLOTS, MAX_LENGTH = 16, 320
@@ -19,7 +19,7 @@ SLOTS, MAX_LENGTH = 16, 320
 STEPS = 12
 BATCHES = (1, 2, 3, 4, 5, 8, 15)
 CHUNKS = (2, 3, 16, 17, 33, 64, 65, 128, 129)
-# Odd ones too, for some kernels take rows in pairs.
+# Includes odd ones, because some kernels process rows in pairs.
 PASTS = (64, 63)
 
 
@@ -45,15 +45,15 @@ WHOLE, EXACT = Way(), Way(exact=True)
 
 @dataclass(frozen=True)
 class Finding:
-    """The logits of one way against those of another."""
+    """The logits of one way compared with those of another."""
 
     what: str
     against: str
     tally: Tally
 
 
-def findings(batched: BatchedRunner, generator: Runner, most: int | None = None) -> Iterator[Finding]:
-    """All questions, each with at most so many sizes, for a runner that has SLOTS slots of MAX_LENGTH tokens."""
+def findings(batched: Driven, generator: Driven, most: int | None = None) -> Iterator[Finding]:
+    """All questions, each with a limited number of sizes, for a runner that has SLOTS slots of MAX_LENGTH tokens."""
     yield from _batches(batched, most)
     yield from _chunks(batched, most)
     yield from _pasts(batched, most)
@@ -61,12 +61,12 @@ def findings(batched: BatchedRunner, generator: Runner, most: int | None = None)
 
 
 def stream(length: int, seed: int = 0) -> Stream:
-    """Tokens without sense."""
+    """Random tokens."""
     return Stream(prompt(length, seed), prompt(STEPS, seed + 1000))
 
 
-def read(runner: Runner, streams: Sequence[Stream], way: Way = WHOLE, *, first: int = 0) -> list[list[Logits]]:
-    """Read streams beside each other, as sequences from `first` on; returns each one's logits after its prompt and
+def read(runner: Driven, streams: Sequence[Stream], way: Way = WHOLE, *, first: int = 0) -> list[list[Logits]]:
+    """Read streams concurrently, as sequences from `first` on; returns each one's logits after its prompt and
     after each token that follows.
     """
     numbers = range(first, first + len(streams))
@@ -80,9 +80,8 @@ def read(runner: Runner, streams: Sequence[Stream], way: Way = WHOLE, *, first: 
     return rows
 
 
-def _begin(runner: Runner, number: int, one: Stream, way: Way) -> Logits:
-    how = Opening(MAX_LENGTH, reuse=way.reuse, exact=way.exact)
-    start = runner.open(number, one.tokens, how)
+def _begin(runner: Driven, number: int, one: Stream, way: Way) -> Logits:
+    start = runner.open(number, one.tokens, MAX_LENGTH, reuse=way.reuse, exact=way.exact)
     for size in way.chunks or (len(one.tokens) - start,):
         logits = runner.prefill(number, one.tokens[start : start + size])
         start += size
@@ -98,8 +97,8 @@ def _compared(found: Sequence[Sequence[Logits]], expected: Sequence[Sequence[Log
     return tally
 
 
-def _batches(runner: BatchedRunner, most: int | None) -> Iterator[Finding]:
-    """Prompts of different lengths, as many beside each other as there are slots or fewer."""
+def _batches(runner: Driven, most: int | None) -> Iterator[Finding]:
+    """Concurrent prompts of different lengths, at most as many as there are slots."""
     streams = [stream(8 + 2 * number, number) for number in range(SLOTS)]
     expected = read(runner, streams)
     for way, sizes in ((WHOLE, BATCHES), (EXACT, (1, 3, 15))):
@@ -111,7 +110,7 @@ def _batches(runner: BatchedRunner, most: int | None) -> Iterator[Finding]:
             yield Finding(title, f"a row of {SLOTS}", _compared(found, expected[:num_compared]))
 
 
-def _chunks(runner: BatchedRunner, most: int | None) -> Iterator[Finding]:
+def _chunks(runner: Driven, most: int | None) -> Iterator[Finding]:
     """Prompts that are an even number of whole chunks, so that nothing but the size counts, and as the server does."""
     for size in CHUNKS[:most]:
         number = max(2, 2 * round(96 / size))
@@ -121,14 +120,15 @@ def _chunks(runner: BatchedRunner, most: int | None) -> Iterator[Finding]:
         yield Finding(f"prompt in chunks of {size}", "prompt read whole", _compared(found, expected))
     streams = [stream(length, 102) for length in (131, 161, 162)]
     expected = [row for one in streams for row in read(runner, [one])]
-    ways = [Way(_divided(len(one.tokens), most)) for one, most in zip(streams, (128, 33, 23), strict=True)]
+    limits = zip(streams, (128, 33, 23), strict=True)
+    ways = [Way(_divided(runner.runner, len(one.tokens), most)) for one, most in limits]
     found = [row for one, way in zip(streams, ways, strict=True) for row in read(runner, [one], way)]
     yield Finding("prompt in the server's chunks", "prompt read whole", _compared(found, expected))
 
 
-def _divided(length: int, most: int) -> tuple[int, ...]:
-    """The chunks that the server reads a prompt in, if they may have so many tokens."""
-    scheduler = Scheduler(max_running=1, max_waiting=1, prefill_chunk=most)
+def _divided(runner: Runner, length: int, most: int) -> tuple[int, ...]:
+    """The chunks in which the server reads a prompt, with a maximum number of tokens."""
+    scheduler = Scheduler(runner, max_running=1, max_waiting=1, prefill_chunk=most)
     sequence = Scheduled(0, (0, 0), GenerationRequest("", [0] * length, 1, MAX_LENGTH), lambda: 0.0)
     scheduler.add(sequence)
     scheduler.admit()
@@ -141,7 +141,7 @@ def _divided(length: int, most: int) -> tuple[int, ...]:
     return tuple(chunks)
 
 
-def _pasts(runner: BatchedRunner, most: int | None) -> Iterator[Finding]:
+def _pasts(runner: Driven, most: int | None) -> Iterator[Finding]:
     """A past that a sequence left behind, one that it still uses, and one that it has made token by token."""
     for kind in ("prefilled", "prefilled, exact", "of a running sequence", "decoded too", "decoded too, exact"):
         tally = Tally()
@@ -163,7 +163,7 @@ def _pasts(runner: BatchedRunner, most: int | None) -> Iterator[Finding]:
         yield Finding(f"past used again, {kind}", "prompt read whole", tally)
 
 
-def _generator(runner: BatchedRunner, generator: Runner) -> Iterator[Finding]:
+def _generator(runner: Driven, generator: Driven) -> Iterator[Finding]:
     """The library's own Generator, one prompt after the other."""
     streams = [stream(length, 400) for length in (2, 33, 64, 200)]
     expected = [row for one in streams for row in read(generator, [one])]

@@ -3,7 +3,7 @@ them: a program for an environment with it.
 
     python pooled_families.py FOLDER
 
-Each model is a directory in Hugging Face's form below FOLDER, with `expected.json` beside its files.
+Each model is a directory in Hugging Face's form below FOLDER, with `expected.json` next to its files.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def unigram() -> Tokenizer:
 
 
 def bytes_bpe(special: list[str]) -> Tokenizer:
-    """That of ModernBERT, and of decoders."""
+    """The tokenizer of ModernBERT, and of decoders."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

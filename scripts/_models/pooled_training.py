@@ -17,7 +17,7 @@ from transformers import BertConfig, BertForSequenceClassification, BertModel, P
 
 from .topics import Topic, is_held_out
 
-VOCABULARY, LONGEST, MOST_TOKENS = 2400, 32, 256
+VOCABULARY, LONGEST, MAX_TOKENS = 2400, 32, 256
 WIDTHS = (128, 64, 32)
 PAIRS, TEMPERATURE, RATE, WARM_UP = 64, 0.05, 2e-3, 0.1
 RERANKED, RERANK_RATE = 24, 1e-3
@@ -58,7 +58,7 @@ def make_config(tokenizer: Tokenizer, width: int, layers: int) -> BertConfig:
         num_hidden_layers=layers,
         num_attention_heads=4,
         intermediate_size=3 * width,
-        max_position_embeddings=MOST_TOKENS,
+        max_position_embeddings=MAX_TOKENS,
         pad_token_id=0,
         hidden_dropout_prob=0.05,
         attention_probs_dropout_prob=0.05,
@@ -128,7 +128,7 @@ def share_of_nearest(model: BertModel, tokenizer: Tokenizer, topics: list[Topic]
 
 
 def save(model: Any, tokenizer: Tokenizer, work: Path, *, reranks: bool) -> None:
-    """Write the directory as sentence-transformers has it."""
+    """Write the directory in the form of sentence-transformers."""
     model.config.sentence_transformers = {"activation_fn": "torch.nn.modules.activation.Sigmoid"} if reranks else {}
     if not reranks:
         model.config.matryoshka_dimensions = list(WIDTHS)
@@ -138,7 +138,7 @@ def save(model: Any, tokenizer: Tokenizer, work: Path, *, reranks: bool) -> None
     PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         mask_token="[MASK]",
-        model_max_length=MOST_TOKENS,
+        model_max_length=MAX_TOKENS,
         model_input_names=["input_ids", "token_type_ids", "attention_mask"],
         **names,
     ).save_pretrained(work)
@@ -156,7 +156,7 @@ def save(model: Any, tokenizer: Tokenizer, work: Path, *, reranks: bool) -> None
         for number, kind in enumerate(kinds)
     ]
     _write(work / "modules.json", modules)
-    _write(work / "sentence_bert_config.json", {"max_seq_length": MOST_TOKENS, "do_lower_case": False})
+    _write(work / "sentence_bert_config.json", {"max_seq_length": MAX_TOKENS, "do_lower_case": False})
     _write(
         work / "1_Pooling" / "config.json", {"word_embedding_dimension": WIDTHS[0], "pooling_mode_mean_tokens": True}
     )
@@ -169,7 +169,7 @@ def _write(path: Path, value: object) -> None:
 
 
 def _pairs(topics: list[Topic], rng: random.Random, count: int) -> list[tuple[str, str]]:
-    """A query, or a text, and a text of each of so many topics."""
+    """A query, or a text, and a text of each of some topics."""
     found = []
     for topic in rng.sample(topics, count):
         known = [text for text in topic.texts if not is_held_out(text)] or list(topic.texts)

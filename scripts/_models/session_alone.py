@@ -1,4 +1,4 @@
-"""An engine's loop in a process that has a model's batched session but no og.Model, to tell what memory that takes.
+"""An engine's loop in a process with a model's batched session but without og.Model, to measure its memory.
 
 Standard input brings the task as JSON: an EngineSpec, and requests. Standard output gets, when all of these are
 answered, the process's memory in bytes.
@@ -22,12 +22,12 @@ from genai_server.engine.model.weights import prepacked_model
 from genai_server.engine.process import IDLE_CHUNK
 from genai_server.engine.profiling.folder import ProfileFolder
 from genai_server.engine.profiling.runtime_options import RuntimeOptionState
-from genai_server.engine.runners.base import ExportingRunner
+from genai_server.engine.runners.base import Runner
 from genai_server.engine.runners.choose import load_batched
 from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.sampling.grammar import model_guidance
 from genai_server.engine.scheduling.scheduler import Scheduler
-from genai_server.generation import GenerationRequest
+from genai_server.messages.generation_request import GenerationRequest
 from genai_server.messages.launch import EngineSpec
 from genai_server.messages.protocol import Submit
 
@@ -44,12 +44,13 @@ def load(spec: EngineSpec) -> RunnerPair:
     cache_dir = spec.settings.cache_dir
     directory = prepacked_model(Path(spec.model_dir), Path(cache_dir) if cache_dir else None, spec.options)
     model = check_model_directory(directory)
-    return RunnerPair(cast(ExportingRunner, SimpleNamespace(model=model)), load_batched(spec, directory, model))
+    return RunnerPair(cast(Runner, SimpleNamespace(model=model)), load_batched(spec, directory, model))
 
 
 def answer(spec: EngineSpec, runners: RunnerPair, requests: list[GenerationRequest]) -> None:
     """All of them, as the engine's main thread does it."""
     scheduler = Scheduler(
+        runners.main,
         max_running=runners.batching.num_slots,
         max_waiting=spec.settings.max_queue,
         prefill_chunk=spec.settings.prefill_chunk,

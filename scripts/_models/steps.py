@@ -21,12 +21,12 @@ from genai_server.engine.model.session import open_session
 from genai_server.engine.process import IDLE_CHUNK
 from genai_server.engine.profiling.folder import ProfileFolder
 from genai_server.engine.profiling.runtime_options import RuntimeOptionState
-from genai_server.engine.runners.base import ExportingRunner
+from genai_server.engine.runners.base import Runner
 from genai_server.engine.runners.batched import BatchedRunner, BatchLimits
 from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.sampling.grammar import model_guidance
 from genai_server.engine.scheduling.scheduler import Scheduler
-from genai_server.generation import GenerationRequest
+from genai_server.messages.generation_request import GenerationRequest
 from genai_server.messages.protocol import Submit, ToApi, encode_frame
 
 from .equality import prompt
@@ -47,7 +47,7 @@ class Step:
 
 
 class TimedSession:
-    """A session of ONNX Runtime's that notes how long its passes take, and is that session in all else."""
+    """Wraps a session of ONNX Runtime and records how long its passes take."""
 
     def __init__(self, session: Any) -> None:
         self.seconds: list[float] = []
@@ -78,15 +78,15 @@ class ProfiledSession:
         passes = [event for event in events if event["cat"] == "Session" and event["name"] == "model_run"]
         passes.sort(key=lambda event: event["ts"])
         nodes = [event for event in events if event["cat"] == "Node" and event["name"].endswith("_kernel_time")]
-        told = {}
+        times = {}
         for rows, steps in found.items():
             begin, last = passes[steps[0].number]["ts"], passes[steps[-1].number]
             end = last["ts"] + last["dur"]
-            told[rows] = Counter[str]()
+            times[rows] = Counter[str]()
             for event in nodes:
                 if begin <= event["ts"] <= end:
-                    told[rows][event["args"]["op_name"]] += event["dur"] / 1e6
-        return told
+                    times[rows][event["args"]["op_name"]] += event["dur"] / 1e6
+        return times
 
 
 class Line:
@@ -109,11 +109,11 @@ class Line:
 def decode_steps(
     model_dir: Path, graph: DecoderGraph, session: TimedSession, rows: Sequence[int], number: int
 ) -> dict[int, list[Step]]:
-    """So many steps with each number of rows, as the engine's main thread does them."""
+    """A number of steps with each number of rows, as in the engine's main thread."""
     model = check_model_directory(model_dir)
     runner = BatchedRunner(graph, session, model, BatchLimits(max(rows), MAX_LENGTH))
-    runners = RunnerPair(cast(ExportingRunner, SimpleNamespace(model=model)), runner)
-    scheduler = Scheduler(max_running=max(rows), max_waiting=0, prefill_chunk=IDLE_CHUNK, idle_chunk=IDLE_CHUNK)
+    runners = RunnerPair(cast(Runner, SimpleNamespace(model=model)), runner)
+    scheduler = Scheduler(runner, max_running=max(rows), max_waiting=0, prefill_chunk=IDLE_CHUNK, idle_chunk=IDLE_CHUNK)
     options = RuntimeOptionState(runners, ProfileFolder(Path(), "cpu", max_files=1, max_bytes=1))
     line = Line()
     loop = EngineLoop(runners, scheduler, options, model_guidance(model_dir, model), line.send)

@@ -1,4 +1,4 @@
-"""A byte-level BPE tokenizer that gives back any text, and merges printable ASCII only."""
+"""A byte-level BPE tokenizer that round-trips any text, and merges only printable ASCII."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Servers beside which genai-server is measured: made, served and measured on one machine."""
+"""Servers with which genai-server is compared: built, served and measured on one machine."""

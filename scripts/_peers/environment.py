@@ -31,7 +31,7 @@ class Environment:
     def install(
         self, requirements: Sequence[str], *options: str, uv: Path | None = None, seconds: float | None = None
     ) -> None:
-        """Install what is not yet installed, with uv if it is given, within so many seconds."""
+        """Install missing packages, with uv if it is given, within a number of seconds."""
         stamp = self.folder / "installed"
         wanted = "\n".join([*requirements, *options, ""])
         done = stamp.read_text(encoding="utf-8") if stamp.exists() else ""
@@ -52,7 +52,7 @@ class Environment:
     def run(
         self, command: Sequence[str | Path], more: Mapping[str, str] | None = None, *, seconds: float | None = None
     ) -> None:
-        """Run a command, politely, with its output in the folder's log.
+        """Run a command at low priority, with its output in the folder's log.
 
         Raises PeerUnavailable if it fails, or takes longer than `seconds`.
         """

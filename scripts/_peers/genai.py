@@ -1,4 +1,4 @@
-"""genai-server as this checkout has it."""
+"""genai-server in this checkout."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ _CONVERT = Path(__file__).with_name("llama_convert.py")
 
 
 def prepare(folder: Path, model: Model) -> Launch:
-    """Build server and quantizer, convert the checkpoint. Matrices have 4 bits, the output's, too, as in the others."""
+    """Build server and quantizer, convert the checkpoint. All matrices have 4 bits, including the output's."""
     environment, server, quantize = built(folder)
     weights = folder / "model-q4_0.gguf"
     if not weights.exists():
@@ -89,7 +89,7 @@ def sources_of(environment: Environment) -> Path:
 
 
 def _serving(weights: Path) -> list[str]:
-    """A slot for each client, with keys and values of its own. Prompts are cached by default."""
+    """A slot for each client, with its own keys and values. Prompts are cached by default."""
     slots = ["--parallel", str(SLOTS), "--ctx-size", str(SLOTS * MAX_LENGTH), "--no-kv-unified"]
     return ["--model", str(weights), "--threads", str(THREADS), *slots, "--no-ui"]
 

@@ -39,7 +39,7 @@ class Request:
 
 
 class Engine:
-    """Runs the pipeline in a thread of its own, for all requests at once."""
+    """Runs the pipeline in a separate thread, for all requests together."""
 
     def __init__(self, pipeline: openvino_genai.ContinuousBatchingPipeline, loop: asyncio.AbstractEventLoop) -> None:
         self._pipeline = pipeline
@@ -48,7 +48,7 @@ class Engine:
         threading.Thread(target=self._run, daemon=True).start()
 
     def submit(self, request: Request) -> None:
-        """Have the next step take it up."""
+        """Add a request to the next step."""
         self._submitted.put(request)
 
     def _run(self) -> None:

@@ -12,7 +12,7 @@ _FRONT = Path(__file__).with_name("openvino_front.py")
 _PACKAGES = ["openvino-genai", "openvino-tokenizers", "optimum-intel[openvino]", "nncf"]
 # nncf asks for torchvision, which has no build for PyTorch's CPU build and breaks transformers' import.
 _BROKEN = "torchvision"
-# Matrices of 4 bits, the output's, too, as in the others.
+# All matrices have 4 bits, including the output's, as in the others.
 _PRECISION = ["--weight-format", "int4", "--sym", "--group-size", "128", "--ratio", "1.0", "--all-layers"]
 
 

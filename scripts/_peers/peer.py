@@ -1,4 +1,4 @@
-"""What is known of a peer: how it is built, and how it is served."""
+"""A peer: how it is built, and how it is served."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 THREADS = 2
-# Most requests that a server runs at once.
+# Maximum number of requests that a server runs at once.
 SLOTS = 16
-# Most tokens of a prompt and its answer.
+# Maximum number of tokens of a prompt and its answer.
 MAX_LENGTH = 4096
 
 
@@ -17,9 +17,9 @@ MAX_LENGTH = 4096
 class Model:
     """The same weights in two forms."""
 
-    # For genai-server.
+    # The form for genai-server.
     onnx: Path
-    # As Hugging Face's transformers read it; the peers make their own forms of it. None for genai-server alone.
+    # The form for Hugging Face's transformers, which peers convert to their own. None for genai-server alone.
     checkpoint: Path | None
 
 
@@ -27,13 +27,13 @@ class Model:
 class Launch:
     """How a server is started."""
 
-    # Gives the command for a port.
+    # Returns the command for a port.
     command: Callable[[int], list[str]]
-    # In the table: version, weights and keys and values.
+    # Shown in the table: version, weights, and keys and values.
     version: str
     weights: str
     environment: Mapping[str, str] = field(default_factory=dict)
-    # Answers 200 as soon as the model is loaded.
+    # A path that answers 200 once the model is loaded.
     ready_path: str = "/health"
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from genai_server.bench.measurement import Case, Summary
+from genai_server.tools.bench.measurement import Case, Summary
 
 from .measuring import COLD, SHARED
 
@@ -52,7 +52,7 @@ def _cell(summary: Summary | None, figure: str, scale: float) -> str:
 
 
 def _plain(reason: str) -> str:
-    """One line without what would end a cell."""
+    """One line without characters that would end a cell."""
     return " ".join(reason.replace("|", "/").split())
 
 

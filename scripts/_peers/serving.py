@@ -17,7 +17,7 @@ _SECONDS_TO_START = 600.0
 
 @contextmanager
 def served(launch: Launch, folder: Path) -> Iterator[str]:
-    """Start the server on a free port of loopback and give its URL. Its log goes to the folder.
+    """Start the server on a free loopback port and yield its URL. Its log goes to the folder.
 
     Raises PeerUnavailable, with the end of the log, if it does not start.
     """

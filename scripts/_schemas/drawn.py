@@ -23,14 +23,14 @@ MULTIPLES = [1, 2, 3, 5, 7, 10, 100, 0.5, 0.1, 0.01, 0.25, 1.5, 0.3, 0.07, 1e-7,
 
 
 class Drawn:
-    """One schema. `all` of its parts come from one source of chance."""
+    """One schema, whose parts all use the same random numbers."""
 
     def __init__(self, chance: random.Random) -> None:
         self._chance = chance
         self._names: list[str] = []
 
     def schema(self) -> dict[str, Any]:
-        """A whole schema, with its definitions."""
+        """A complete schema, with its definitions."""
         self._names = self._some(["A", "B", "tree node"], 2) if self._chance.random() < 0.15 else []
         drawn = self._part(0)
         if self._names:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-# What the dialects of regular expressions do not agree on is among them.
+# They include characters on which dialects of regular expressions differ.
 _ATOMS = [
     *"abc01 -_é",
     "😀",

@@ -28,7 +28,7 @@ def serve_all(numbers: range, seed: int) -> list[Checked]:
 def _answered(client: httpx.Client, url: str, schema: dict[str, object], checked: Checked, judge: Judge) -> Checked:
     form = {"type": "json_schema", "json_schema": {"name": "drawn", "schema": schema}}
     body = {"messages": [{"role": "user", "content": "What is the weather?"}], "response_format": form}
-    # As hot as it may be: otherwise the model says what its training has shown.
+    # The highest temperature: otherwise the model repeats its training data.
     answer = client.post(url, json={**body, "max_tokens": 200, "temperature": 2, "seed": checked.number})
     if answer.status_code == 400:
         checked.refusal = answer.json()["error"]["message"].splitlines()[0][:160]

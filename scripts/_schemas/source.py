@@ -17,9 +17,9 @@ class Source:
     """Schemas by number, the same for the same seed."""
 
     seed: int
-    # Files with a schema each; schemas are drawn if there are none.
+    # Files with a schema each; without files, schemas are drawn.
     files: Sequence[Path] = ()
-    # Whether they are not strict, and followed as far as they can be.
+    # Whether they are not strict, and followed where possible.
     best_effort: bool = False
 
     def schema(self, number: int) -> dict[str, Any]:
@@ -31,6 +31,6 @@ class Source:
 
 
 def sampled_files(folder: Path, count: int, seed: int) -> list[Path]:
-    """At most so many of the .json files below a folder."""
+    """At most a number of the .json files below a folder."""
     found = sorted(folder.rglob("*.json"))
     return random.Random(seed).sample(found, min(count, len(found)))

@@ -25,8 +25,8 @@ import jsonschema_rs
 from jsonschema import ValidationError
 from jsonschema.validators import extend, validator_for
 
-# Node tries all ways to match, of which there may be more than anybody waits for.
-_MOST_SECONDS = 5.0
+# Node tries all ways to match, which may take too long.
+_MAX_SECONDS = 5.0
 _SEARCH = r"""
 require('readline').createInterface({input: process.stdin}).on('line', line => {
   const [pattern, text] = JSON.parse(line);
@@ -40,7 +40,7 @@ require('readline').createInterface({input: process.stdin}).on('line', line => {
 
 
 class Unjudged(Exception):
-    """Nobody here can tell."""
+    """No validator here can decide."""
 
 
 class Patterns:
@@ -65,7 +65,7 @@ class Patterns:
         assert process.stdout is not None
         process.stdin.write(json.dumps([pattern, text]).encode() + b"\n")
         process.stdin.flush()
-        if not select.select([process.stdout], [], [], _MOST_SECONDS)[0]:
+        if not select.select([process.stdout], [], [], _MAX_SECONDS)[0]:
             process.kill()
             process.wait()
             self._process = None
@@ -80,7 +80,7 @@ def _exact(text: str) -> Decimal:
     try:
         value = Decimal(text)
     except InvalidOperation:
-        raise Unjudged("an exponent that nobody reads") from None
+        raise Unjudged("an exponent that no library reads") from None
     if abs(value.adjusted()) > 5_000:
         raise Unjudged("an exponent that takes too long")
     return value
@@ -104,7 +104,7 @@ def _is_time(text: str) -> bool:
     return True
 
 
-# Raise ValueError, too, for what is none.
+# They also raise ValueError for invalid values.
 _BY_PYTHON: dict[str, Callable[[str], object]] = {
     "date": datetime.date.fromisoformat,
     "date-time": lambda text: datetime.datetime.fromisoformat(text.upper()),

@@ -15,14 +15,14 @@ from genai_server.engine.sampling.grammar import Guidance
 from genai_server.errors import GrammarFailed
 
 MANNERS = ("any", "ends soon", "odd", "digits", "escapes", "again")
-_USUAL_TOKENS, _MOST_TOKENS = 60, 400
+_USUAL_TOKENS, _MAX_TOKENS = 60, 400
 _CLOSING, _DIGITS, _ESCAPES = b'"}],', b"09123-.eE+", b"\\u00617"
 
 Mask = NDArray[np.bool_]
 
 
 class DeadEnd(Exception):
-    """The grammar lets nothing follow what is no whole answer."""
+    """The grammar allows no continuation of an incomplete answer."""
 
 
 def _repeats(byte: int, text: bytes) -> bool:
@@ -55,7 +55,7 @@ class Walker:
             self._guidance.keep(grammar, waiting.result())
 
     def answer(self, grammar: str, manner: str, chance: random.Random) -> bytes | None:
-        """One whole answer to a compiled grammar, or None if it came to no end.
+        """One complete answer to a compiled grammar, or None if it did not end.
 
         Raises DeadEnd where nothing may come, and the answer is not whole.
         """
@@ -64,7 +64,7 @@ class Walker:
         assert guide is not None
         answer = bytearray()
         try:
-            for step in range(_MOST_TOKENS):
+            for step in range(_MAX_TOKENS):
                 late = step > _USUAL_TOKENS
                 if guide.is_complete or (guide.may_end and (late or manner == "ends soon" or chance.random() < 0.3)):
                     return bytes(answer)

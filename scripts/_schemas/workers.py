@@ -12,16 +12,16 @@ from multiprocessing.connection import Connection, wait
 from .checking import Checked, Checker
 from .source import Source
 
-_MOST_SECONDS = 120.0
+_MAX_SECONDS = 120.0
 
 
 @dataclass
 class Findings:
-    """What has come of all schemas; those in `died` ended or held up the process that checked them."""
+    """The results of all schemas; those in `died` ended or blocked the process that checked them."""
 
     refused: Counter[str] = field(default_factory=Counter)
     taken: int = 0
-    # Of those taken, the ones that are not followed as a whole; and by keyword, in how many it is left out.
+    # Accepted schemas that are followed only in part; and by keyword, the number of schemas without it.
     in_part: int = 0
     left_out: Counter[str] = field(default_factory=Counter)
     answers: int = 0
@@ -32,7 +32,7 @@ class Findings:
     died: list[int] = field(default_factory=list)
 
     def add(self, checked: Checked) -> None:
-        """One schema's."""
+        """The result of one schema."""
         if checked.refusal is not None:
             self.refused[checked.refusal] += 1
         else:
@@ -47,7 +47,7 @@ class Findings:
 
 
 class Worker:
-    """A process and the numbers that are left to it; the first of them is in work."""
+    """A process and its remaining numbers; it is working on the first of them."""
 
     def __init__(self, numbers: Sequence[int], source: Source, walks: int) -> None:
         context = multiprocessing.get_context("spawn")
@@ -59,7 +59,7 @@ class Worker:
         self._heard = time.monotonic()
 
     def receive(self, found: Findings) -> bool:
-        """Take what has come. Whether there may be more."""
+        """Read the available results; returns whether there may be more."""
         try:
             checked = self.results.recv()
         except EOFError:
@@ -71,7 +71,7 @@ class Worker:
 
     @property
     def hangs(self) -> bool:
-        return time.monotonic() - self._heard > _MOST_SECONDS
+        return time.monotonic() - self._heard > _MAX_SECONDS
 
     def end(self) -> None:
         self._process.kill()
@@ -80,7 +80,7 @@ class Worker:
 
 
 def check_all(numbers: range, source: Source, walks: int, processes: int) -> Findings:
-    """Check the schemas of these numbers. A process that dies or hangs is replaced, and its schema told."""
+    """Check the schemas with these numbers. A process that dies or hangs is replaced, and its schema is reported."""
     found = Findings()
     shares = [share for start in range(processes) if (share := numbers[start::processes])]
     workers = {worker.results: worker for worker in (Worker(share, source, walks) for share in shares)}

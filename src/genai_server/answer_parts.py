@@ -23,7 +23,7 @@ class Reasoning(Struct, frozen=True):
 class ToolCallStart:
     """A tool call begins."""
 
-    # Counts the calls of the answer, from 0.
+    # Position among the answer's calls, from 0.
     index: int
     id: str
     name: str
@@ -33,7 +33,7 @@ class ToolCallStart:
 class ToolCallArguments:
     """More of a call's arguments."""
 
-    # Of the call.
+    # As in ToolCallStart.
     index: int
     # All fragments of a call together are one JSON object.
     fragment: str
@@ -41,9 +41,9 @@ class ToolCallArguments:
 
 @dataclass(frozen=True)
 class ToolCallCut:
-    """The call that has begun is none: it went on as something else, or the answer ended within it."""
+    """What looked like a call turned out not to be one: it continued as other text, or the answer ended within it."""
 
-    # Of the call.
+    # As in ToolCallStart.
     index: int
     # What the model wrote of it, markers included.
     text: str
@@ -60,7 +60,7 @@ class ScoredToken(Struct, frozen=True, gc=False):
     data: bytes
     # None for the first token of a prompt.
     logprob: float | None
-    # The likeliest tokens at its place, likeliest first.
+    # The most likely tokens at its position, in descending order.
     top: tuple["ScoredToken", ...] = ()
     # Characters of text before the token.
     offset: int = 0
@@ -82,7 +82,7 @@ class WholeToolCall:
 
     @property
     def given(self) -> dict[str, Any]:
-        """The arguments as an object; of a call that was cut off, those that are complete."""
+        """The arguments as an object. A call that was cut off has only the complete ones."""
         try:
             found = from_json(self.arguments, allow_inf_nan=False, allow_partial=True)
         except ValueError:

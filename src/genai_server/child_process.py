@@ -1,4 +1,4 @@
-"""The first things that a child process of this server does, so that only its parent controls it."""
+"""The first steps of a child process of this server, so that only its parent controls it."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""The errors of the server in one tree, without HTTP: api/errors.py maps them.
+"""The errors of the server in one tree, without HTTP: http/error_responses.py maps them.
 
 GenaiServerError
 ├── ConfigurationError          a setting or the installation is wrong: the start ends with one line
@@ -15,7 +15,7 @@ GenaiServerError
 │   │   ├── WrongType           a field has the wrong JSON type
 │   │   ├── NoChatTemplate      the model has no chat template, and so takes no messages
 │   │   ├── PromptTooLong       the prompt does not fit the length that the server allows
-│   │   ├── TaskUnsupported     the model cannot do what the request wants
+│   │   ├── TaskUnsupported     the model cannot do what the request asks for
 │   │   └── PreviousNotFound    the response to continue is not kept
 │   ├── MalformedHead           the head of the request is not valid HTTP
 │   ├── HeadTooLarge            the head is over the size limit
@@ -50,8 +50,8 @@ GenaiServerError
 │   └── ServerDraining          the server is stopping and accepts no new requests
 └── GenerationFailed            accepted, then failed
     ├── GrammarFailed           the answer's grammar cannot be followed further
-    ├── DeadlinePassed          the request's time is over, and there is no part of it to give
-    ├── RequestCancelled        an operator has cancelled it, and there is no part of it to give
+    ├── DeadlinePassed          the request's time is over, and no part of its result can be returned
+    ├── RequestCancelled        an operator has cancelled it, and no part of its result can be returned
     ├── ModelUnloaded           the model was unloaded while the request ran
     ├── EngineDied              the engine process ended while the request was in it
     │   └── EngineHung          it hung in a step, and was killed
@@ -69,16 +69,19 @@ _MAX_REASON = 2000
 class GenaiServerError(Exception):
     """Base of all errors that the server raises on purpose; `code` names the class to clients and across processes.
 
-    `retry_after` are the seconds after which the same request may succeed; None where time alone changes nothing.
+    `retry_after` is the number of seconds after which the same request may succeed; None if waiting does not help.
     Message and parameter may quote what a client has sent: lone surrogates, which no response can hold, become escapes.
     """
 
     code: ClassVar[str] = "server_error"
+    # For errors that are always raised for the same reason.
+    default_message: ClassVar[str] = ""
+    default_retry_after: ClassVar[int | None] = None
 
-    def __init__(self, message: str, *, param: str | None = None, retry_after: int | None = None) -> None:
-        self.message = _encodable(message)
+    def __init__(self, message: str = "", *, param: str | None = None, retry_after: int | None = None) -> None:
+        self.message = _encodable(message or self.default_message)
         self.param = None if param is None else _encodable(param)
-        self.retry_after = retry_after
+        self.retry_after = self.default_retry_after if retry_after is None else retry_after
         super().__init__(self.message)
 
     def reworded(self, message: str, *, param: str | None) -> Self:
@@ -93,10 +96,10 @@ def _encodable(text: str) -> str:
 
 
 def in_one_line(error: BaseException) -> str:
-    """Any exception as one line for an operator: its type, unless the text alone is meant to be read, and its text."""
+    """Any exception as one line for an operator: type and text, or only the text if that is meant to be read."""
     try:
         text = _encodable(" ".join(str(error).split()))[:_MAX_REASON]
-    except Exception:  # the text is made by code of the exception's own
+    except Exception:  # the exception's own code makes the text
         text = ""
     if isinstance(error, GenaiServerError) or type(error) is RuntimeError:
         return text or type(error).__name__
@@ -182,7 +185,7 @@ class NoChatTemplate(InvalidField):
 
 
 class PromptTooLong(InvalidField):
-    """The prompt leaves no token for the answer; api/errors.py says so in the words of each API."""
+    """The prompt leaves no token for the answer; http/error_responses.py says so in the words of each API."""
 
     code = "context_length_exceeded"
 
@@ -197,16 +200,16 @@ class PromptTooLong(InvalidField):
         limited_by: str = "",
     ) -> None:
         super().__init__(message, param=param, retry_after=retry_after)
-        # Of the prompt; 0 where unknown.
+        # Length of the prompt; 0 if unknown.
         self.tokens = tokens
-        # Most tokens of prompt and answer together.
+        # Maximum number of tokens of prompt and answer together.
         self.limit = limit
         # The setting, or what else sets this limit.
         self.limited_by = limited_by
 
 
 class TaskUnsupported(InvalidField):
-    """The model cannot do what the request wants; the message names the models which can."""
+    """The model cannot do what the request asks for; the message names the models that can."""
 
     code = "unsupported_task"
 
@@ -341,10 +344,8 @@ class Unavailable(GenaiServerError):
     """The server cannot take this request now; the same request may succeed later."""
 
     code = "unavailable"
-
-    def __init__(self, message: str, *, param: str | None = None, retry_after: int | None = None) -> None:
-        # Engines restart and queues move on within seconds.
-        super().__init__(message, param=param, retry_after=1 if retry_after is None else retry_after)
+    # Engines restart and queues move on within seconds.
+    default_retry_after = 1
 
 
 class QueueFull(Unavailable):
@@ -354,7 +355,7 @@ class QueueFull(Unavailable):
 
 
 class BodiesTooLarge(Unavailable):
-    """The bodies of all requests together use all the memory that they may."""
+    """The bodies of all requests together have reached their memory limit."""
 
     code = "bodies_too_large"
 
@@ -399,30 +400,14 @@ class ServerStarting(Unavailable):
     """No process of the API is ready yet."""
 
     code = "server_starting"
-
-    def __init__(
-        self,
-        message: str = "the server is starting; try again",
-        *,
-        param: str | None = None,
-        retry_after: int | None = None,
-    ) -> None:
-        super().__init__(message, param=param, retry_after=retry_after)
+    default_message = "the server is starting; try again"
 
 
 class ServerDraining(Unavailable):
     """The server is stopping: running requests continue, and new ones are refused."""
 
     code = "server_draining"
-
-    def __init__(
-        self,
-        message: str = "the server is about to stop and takes no new work",
-        *,
-        param: str | None = None,
-        retry_after: int | None = None,
-    ) -> None:
-        super().__init__(message, param=param, retry_after=retry_after)
+    default_message = "the server is about to stop and accepts no new requests"
 
 
 class GenerationFailed(GenaiServerError):
@@ -438,13 +423,13 @@ class GrammarFailed(GenerationFailed):
 
 
 class DeadlinePassed(GenerationFailed):
-    """The request's deadline has come, and nothing of its result can be given."""
+    """The request's deadline has passed, and no part of its result can be returned."""
 
     code = "timeout"
 
 
 class RequestCancelled(GenerationFailed):
-    """An operator has cancelled the request, and nothing of its result can be given."""
+    """An operator has cancelled the request, and no part of its result can be returned."""
 
     code = "cancelled"
 
@@ -462,7 +447,7 @@ class EngineDied(GenerationFailed):
 
 
 class EngineHung(EngineDied):
-    """The engine process did not end a step in time, and was killed."""
+    """The engine process did not finish a step in time, and was killed."""
 
     code = "engine_hung"
 
@@ -471,12 +456,9 @@ class ServerStopping(GenerationFailed):
     """The server is stopping, and its time to wait for running answers is over."""
 
     code = "server_stopping"
-
-    def __init__(
-        self, message: str = "the server stops", *, param: str | None = None, retry_after: int | None = None
-    ) -> None:
-        # Another server takes its place, or it starts again.
-        super().__init__(message, param=param, retry_after=1 if retry_after is None else retry_after)
+    default_message = "the server is stopping"
+    # Another server takes its place, or it starts again.
+    default_retry_after = 1
 
 
 class RunnerFailed(GenerationFailed):

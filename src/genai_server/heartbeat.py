@@ -1,7 +1,7 @@
 """An engine's heartbeat: some numbers in a small file, which the engine maps into memory and its supervisor reads.
 
 A beat costs the engine less than a microsecond. Reading it costs the engine nothing, although native code may hold
-Python's lock for a whole step. It contains no times, so neither clocks nor a sleeping machine matter.
+Python's lock for a whole step. It contains no times, so clock changes and a sleeping machine do not affect it.
 """
 
 import mmap
@@ -18,7 +18,7 @@ _COUNTS_AT = _LAYOUT.size - _COUNTS.size
 class Beat(NamedTuple):
     """The newest beat."""
 
-    # Counted from 1 in the life of a process.
+    # Counted from 1 since the process started.
     number: int
     # Tokens of the step that begins; 0 between steps.
     tokens: int
@@ -54,7 +54,7 @@ class Heartbeat:
 
 
 def read_beat(path: Path) -> Beat:
-    """The newest beat; zeros if there was none. Read during a write, it may mix the old and the new one."""
+    """The newest beat; zeros before the first one. Read during a write, it may mix the old and the new one."""
     try:
         return Beat(*_LAYOUT.unpack(path.read_bytes()))
     except (OSError, struct.error):  # it is missing or incomplete

@@ -1,6 +1,6 @@
 """Where this copy of the server was installed from, and the command that adds an extra to it.
 
-The package index has no package of ours, so a command names the clone or the wheel of the installation.
+The server is not on the package index, so a command names the clone or the wheel of the installation.
 """
 
 import importlib.metadata
@@ -25,7 +25,7 @@ class Installation:
     # The clone or the wheel; None if it is unknown or gone.
     source: Path | None
     editable: bool
-    # The environment.
+    # The Python environment that it is in.
     prefix: Path
 
     def command(self, *extras: str, python: str = sys.executable) -> str:

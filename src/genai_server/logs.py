@@ -20,7 +20,7 @@ class DiscreetFormatter(logging.Formatter):
 
     def formatException(self, ei: _Raised) -> str:
         """The lines below a record."""
-        return "" if ei[1] is None else "\n".join(_told(ei[1], set()))
+        return "" if ei[1] is None else "\n".join(_traceback_lines(ei[1], set()))
 
 
 class TextFormatter(DiscreetFormatter):
@@ -54,24 +54,23 @@ def configure_logging(level: str, form: str = "text") -> None:
     handler.addFilter(_cut_asyncio)
     handler.addFilter(_rename_uvicorn)
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
-    for noisy in ("asyncio", "sse_starlette"):
-        logging.getLogger(noisy).setLevel(max(logging.INFO, logging.getLevelName(level.upper())))
+    logging.getLogger("asyncio").setLevel(max(logging.INFO, logging.getLevelName(level.upper())))  # noisy at DEBUG
 
 
-def _told(error: BaseException, seen: set[int]) -> list[str]:
-    """An exception, after those that led to it."""
+def _traceback_lines(error: BaseException, seen: set[int]) -> list[str]:
+    """The traceback of an exception, after those of the exceptions that led to it."""
     seen.add(id(error))
     lines: list[str] = []
     earlier = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     if earlier is not None and id(earlier) not in seen:
-        lines += [*_told(earlier, seen), "which led to"]
+        lines += [*_traceback_lines(earlier, seen), "which led to"]
     lines.append("Traceback (most recent call last):")
     lines += "".join(traceback.format_tb(error.__traceback__)).splitlines()
     kind = type(error)
     lines.append(f"{kind.__module__}.{kind.__qualname__}")
     if isinstance(error, BaseExceptionGroup):
         for inner in error.exceptions:
-            lines += [f"  | {line}" for line in _told(inner, seen)]
+            lines += [f"  | {line}" for line in _traceback_lines(inner, seen)]
     return lines
 
 

@@ -1,4 +1,4 @@
-"""Settings of the C library's heap. Only glibc is supported; others are left alone."""
+"""Settings of the C library's heap. Only glibc is supported; other libraries keep theirs."""
 
 import ctypes
 import logging
@@ -10,8 +10,8 @@ _M_MMAP_THRESHOLD, _M_ARENA_MAX = -3, -8
 _MMAP_THRESHOLD = 128 * 1024
 
 
-def give_back_large_blocks() -> None:
-    """Return freed blocks of 128 KiB and more to the system, from now on.
+def release_large_blocks_at_once() -> None:
+    """Return each freed block of 128 KiB or more to the system, from now on.
 
     glibc raises that threshold up to 32 MiB as large blocks are freed. Memory for a few large bodies and grammars then
     stays with the process (measured: 145 MB instead of 70 MB after 20,000 hostile requests). Not for a process that
@@ -29,10 +29,10 @@ def share_heaps() -> None:
     _ask("mallopt", _M_ARENA_MAX, 1)
 
 
-def give_back_free_memory() -> None:
+def release_free_memory() -> None:
     """Return all free pages of the heap to the system, including those between used blocks.
 
-    Takes some milliseconds, and longer the more there is to return. No thread can allocate memory meanwhile.
+    Takes some milliseconds, more if there is more to return. No thread can allocate memory during that time.
     """
     _ask("malloc_trim", 0)
 

@@ -1,4 +1,4 @@
-"""Models that give a vector or a score for a text, in place of more text: what their directories say.
+"""Models that return a vector or a score for a text instead of generating text, as their directories describe them.
 
 The files are those of sentence-transformers: modules.json, the configurations of its modules,
 config_sentence_transformers.json and sentence_bert_config.json; and config.json of transformers.
@@ -21,11 +21,11 @@ TOKENIZER_CONFIG = "tokenizer_config.json"
 GENAI_CONFIG = "genai_config.json"
 PROMPTS = "config_sentence_transformers.json"
 LENGTHS = "sentence_bert_config.json"
-# What sentence-transformers reads beside the folders that modules.json names.
+# What sentence-transformers reads in addition to the folders that modules.json names.
 MODULE_FILES = (MODULES, PROMPTS, LENGTHS)
-# What there may be in a directory, beside these folders.
+# What a directory may contain in addition to these folders.
 POOLING_FILES = (GENAI_CONFIG, CONFIG, *MODULE_FILES)
-# The places of a graph in a repository, by priority.
+# Paths of a graph in a repository, in order of preference.
 _GRAPHS = ("model.onnx", "onnx/model.onnx")
 # The flags of older configurations, in the order in which several vectors are joined.
 _MODES = {
@@ -37,9 +37,9 @@ _MODES = {
     "pooling_mode_lasttoken": "lasttoken",
 }
 MODES = tuple(_MODES.values())
-# Kinds of models whose positions begin behind the padding token's id, so that they take fewer tokens than positions.
+# Kinds of models whose positions begin after the padding token's id, so that they take fewer tokens than positions.
 _SHIFTED = {"camembert", "data2vec-text", "longformer", "mpnet", "roberta", "xlm-roberta", "xlm-roberta-xl"}
-_MOST_TOKENS = 2**31
+_MAX_TOKENS = 2**31
 _CLASSIFIER = "ForSequenceClassification"
 _DECODERS = ("ForCausalLM", "ForConditionalGeneration")
 
@@ -62,37 +62,37 @@ class PoolingModel(Struct, frozen=True):
     task: Task
     # The ONNX file, relative to the directory.
     graph: str
-    # Most tokens of a text, or of a pair of texts.
+    # Maximum length of a text, or of a pair of texts.
     max_tokens: int
     vocab_size: int
-    # Fills the rows of a batch. Some graphs find it by its id.
+    # Pads the rows of a batch. Some graphs recognize it by its id.
     pad_token: int = 0
-    # Whether the second text of a pair has another type of tokens, where the tokenizer knows types.
+    # Whether the second text of a pair has another token type, if the tokenizer has token types.
     has_types: bool = True
-    # Of a decoder's attention; not every graph says it.
+    # Head size of a decoder's attention, which not every graph shows.
     head_size: int = 0
-    # How the vectors of a text's tokens become one; several are joined. None: the graph does it.
+    # How the vectors of a text's tokens become one; the results of several are joined. Empty if the graph does it.
     modes: tuple[str, ...] = ()
-    # Whether a prompt before the text is part of the vector.
+    # Whether the tokens of a prompt before the text are pooled, too.
     includes_prompt: bool = True
     # Whether vectors have length 1.
     normalizes: bool = False
-    # Numbers of a vector.
+    # Length of a vector.
     dimensions: int = 0
-    # Shorter vectors that the model is trained for: these lengths, or any with `takes_any_length`.
+    # Lengths of shorter vectors that the model is trained for; `takes_any_length` allows all lengths.
     shorter: tuple[int, ...] = ()
     takes_any_length: bool = False
-    # Texts before a text, by their names; and the name of the one that is used if a request names none.
+    # Prompts to put before a text, by name, and the name of the one that is used if a request names none.
     prompts: Mapping[str, str] = {}
     default_prompt: str | None = None
-    # Decoder rerankers: the tokens whose logits, one less the other, are the score.
+    # Decoder rerankers: the score is the difference of these two tokens' logits.
     true_token: int | None = None
     false_token: int | None = None
     # Whether a score is the logit's sigmoid, or the logit.
     has_sigmoid: bool = True
 
     def summary(self) -> str:
-        """What the model gives for which texts, in words."""
+        """What the model returns, and for which texts, in words."""
         most = f"at most {self.max_tokens} tokens"
         if self.task is Task.RERANK:
             return f"scores {'from 0 to 1' if self.has_sigmoid else 'without bounds'}, pairs of {most}"
@@ -107,7 +107,7 @@ class PoolingModel(Struct, frozen=True):
         return ", ".join(map(str, sorted({*self.shorter, self.dimensions})))
 
     def takes_length(self, dimensions: int) -> bool:
-        """Whether the model is trained for vectors of so many numbers."""
+        """Whether the model is trained for vectors of this length."""
         return dimensions in (self.dimensions, *self.shorter) or (
             self.takes_any_length and 0 < dimensions < self.dimensions
         )
@@ -198,7 +198,7 @@ def _read(directory: Path, task: Task) -> PoolingModel:
         head_size=_head_size(config, genai),
         **(_embedding(directory, config, own) if task is Task.EMBED else _reranker(directory, config, own)),
     )
-    if not 0 < model.max_tokens < _MOST_TOKENS or not 0 < model.vocab_size < _MOST_TOKENS:
+    if not 0 < model.max_tokens < _MAX_TOKENS or not 0 < model.vocab_size < _MAX_TOKENS:
         raise ValueError("max_seq_length or vocab_size")
     for name, token in (("true_token_id", model.true_token), ("false_token_id", model.false_token)):
         if token is not None and not 0 <= token < model.vocab_size:
@@ -214,7 +214,7 @@ def _embedding(directory: Path, config: Mapping[str, Any], own: Mapping[str, Any
     dimensions = int(width) * max(1, len(modes))
     for kind, path in modules:
         if kind not in ("Transformer", "Pooling", "Normalize"):
-            # The graph must have it; without a mode, its vector is taken.
+            # The graph must contain that module; without a mode, the graph's vector is used.
             modes, dimensions = (), int(_json(directory / path / CONFIG).get("out_features", dimensions))
     prompts = {str(name): str(text) for name, text in (own.get("prompts") or {}).items()}
     default = own.get("default_prompt_name")
@@ -285,7 +285,7 @@ def _max_tokens(
         positions if positions > 0 else None,
     ]
     # Tokenizers without a limit have one of 30 digits.
-    return int(min((limit for limit in limits if limit is not None and limit < _MOST_TOKENS), default=512))
+    return int(min((limit for limit in limits if limit is not None and limit < _MAX_TOKENS), default=512))
 
 
 def _head_size(config: Mapping[str, Any], genai: Mapping[str, Any]) -> int:

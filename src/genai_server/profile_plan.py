@@ -13,11 +13,11 @@ class SlowTokens(Struct, frozen=True):
 
     # A token is slow if it took more milliseconds than this.
     over_ms: float | None = None
-    # A token is slow if it took more than so many times the running median.
+    # A token is slow if it took more than this many times the running median.
     ratio: float | None = None
     # Tokens that are profiled after a slow one.
     num_tokens: int = 5
-    # Most triggers within an hour.
+    # Maximum number of triggers within an hour.
     max_per_hour: int = 4
 
 
@@ -32,11 +32,11 @@ class ProfilePlan(Struct, frozen=True):
     first_token: int = 0
     # The last profiled output token, included.
     last_token: int | None = None
-    # The session ends after so many profiled tokens.
+    # The session ends after this number of profiled tokens.
     max_tokens: int = 256
-    # The session ends after so many seconds.
+    # The session ends after this number of seconds.
     max_seconds: float = 3600.0
-    # With it, only tokens after a slow one are profiled.
+    # If given, only tokens after a slow one are profiled.
     slow: SlowTokens | None = None
 
 

@@ -1,17 +1,17 @@
-"""How messages show a value that a client or a file gave: as JSON, whatever language the server is written in."""
+"""How messages show a value from a client or a file: as JSON, not as Python writes it."""
 
 import json
 
 _ENCODER = json.JSONEncoder(ensure_ascii=False, default=str)
 
 
-def quoted(value: object, most: int = 100) -> str:
-    """`true`, `null`, `"text"`: at most `most` characters, with `…` for the rest, which is not even encoded."""
+def quoted(value: object, limit: int = 100) -> str:
+    """`true`, `null`, `"text"`: at limit `limit` characters, with `…` for the rest, which is not even encoded."""
     text = ""
-    for piece in _ENCODER.iterencode(value[: most + 1] if isinstance(value, str) else value):
+    for piece in _ENCODER.iterencode(value[: limit + 1] if isinstance(value, str) else value):
         text += piece
-        if len(text) > most:
-            text = text[:most] + "…"
+        if len(text) > limit:
+            text = text[:limit] + "…"
             break
     return escaped(text)
 

@@ -6,13 +6,12 @@ from contextlib import contextmanager
 
 from msgspec import Struct
 
-from genai_server.generation import Phases
+from genai_server.messages.generation_request import Phases
 
 Clock = Callable[[], float]
-# Of all times of requests in a process, in seconds.
+# The clock of all request times in a process, in seconds.
 request_clock: Clock = time.perf_counter
-# The key under which the HTTP server leaves the time of a request's first byte, by `request_clock`: in a scope's state,
-# and in a message of a WebSocket.
+# Where the HTTP server leaves the time of the first byte, by `request_clock`, in a message of a WebSocket.
 ARRIVED = "arrived"
 
 
@@ -42,7 +41,7 @@ class Timings(Struct, frozen=True):
     ttft: float | None
     # From the request's first byte to the end.
     total_latency: float
-    # Of input and output, over the total latency.
+    # Input and output tokens, divided by the total latency.
     tokens_per_second: float | None
     # The inverse of `tpot`.
     output_tokens_per_second: float | None
@@ -57,11 +56,11 @@ class Arrival:
     """When a request arrived, and how long it took until its answers could be prepared."""
 
     def __init__(self, clock: Clock, began: float | None = None) -> None:
-        # In seconds; never goes back.
+        # In seconds; monotonic.
         self.clock = clock
-        # When the first byte came, by the clock; the current time if that is unknown.
+        # When the first byte arrived, by the clock; the current time if that is unknown.
         self.began = clock() if began is None else began
-        # Seconds until the last byte came.
+        # Seconds until the last byte arrived.
         self.receive = 0.0
         # Seconds of waiting for models.
         self.load = 0.0
@@ -72,7 +71,7 @@ class Arrival:
         return self.clock() - self.began
 
     def received(self) -> None:
-        """Note that the request's last byte has come."""
+        """Note that the request's last byte has arrived."""
         self.receive = self.elapsed
 
     @contextmanager
@@ -97,7 +96,7 @@ class Stopwatch:
         self._ended: float | None = None
 
     def count(self, tokens: int) -> None:
-        """Note that so many tokens arrive now."""
+        """Note that this number of tokens arrives now."""
         if self._first is None:
             self._first = self._arrival.clock()
         self.output_tokens += tokens
@@ -120,7 +119,7 @@ class Stopwatch:
         """The figures at the end, or up to now.
 
         `phases` are the engine's times, None while they are unknown. `num_produced` is the number of tokens that the
-        engine made in them; more than the answer has if a stop string ended it.
+        engine generated in that time; it exceeds the answer's if a stop string ended it.
         """
         total = (self._arrival.clock() if self._ended is None else self._ended) - self._arrival.began
         ttft = None if self._first is None else self._first - self._arrival.began

@@ -1,4 +1,4 @@
-"""`genai-server` itself: which subcommands there are, and that each starts without the others."""
+"""`genai-server` itself: its subcommands, each of which starts without importing the others."""
 
 import subprocess
 import sys
@@ -21,7 +21,7 @@ def test_each_command_says_how_it_is_used(command: str, capsys: pytest.CaptureFi
 
 
 @pytest.mark.parametrize(("arguments", "status"), [(["--help"], 0), (["nonsense"], 2)])
-def test_who_names_no_command_is_told_all(
+def test_missing_command_prints_all_commands(
     arguments: list[str], status: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
@@ -40,12 +40,12 @@ def test_a_command_starts_without_the_modules_of_the_others() -> None:
     )
     command = [sys.executable, "-c", script]
     result = subprocess.run(command, cwd=ROOT, env=clean_environment(), capture_output=True, text=True, check=True)
-    modules = ("key", "parser", "serve", "serve.exit_status")
+    modules = ("key_command", "parser", "serve", "serve.exit_status")
     assert result.stdout.split()[-5:] == [*(f"genai_server.cli.{name}" for name in modules), "False"]
 
 
 def cut(*arguments: str, read: int = 0, **variables: str) -> tuple[int, str]:
-    """Exit status of a command whose reader goes after some bytes, and what it complains of."""
+    """Exit status and error output of a command whose reader closes the pipe after some bytes."""
     command = [sys.executable, "-m", "genai_server", *arguments]
     environment = clean_environment(**variables)
     with subprocess.Popen(
@@ -59,24 +59,24 @@ def cut(*arguments: str, read: int = 0, **variables: str) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize("arguments", [["doctor", "--device", "scripted"], ["key", "bob"], ["--help"]])
-def test_a_command_whose_reader_has_gone_ends_as_if_by_sigpipe(arguments: list[str]) -> None:
+def test_closed_pipe_ends_a_command_like_sigpipe(arguments: list[str]) -> None:
     assert cut(*arguments, PYTHONUNBUFFERED="") == (141, "")
 
 
-def test_without_buffers_likewise() -> None:
+def test_closed_pipe_ends_an_unbuffered_command_quietly() -> None:
     assert cut("key", "bob", PYTHONUNBUFFERED="1") == (141, "")
 
 
-def test_a_long_output_that_is_cut_in_the_middle_likewise(tmp_path: Path) -> None:
-    write_session(tmp_path, decodes=1000)  # 220 KB: more than the 64 KB that a pipe holds, so a write meets the end
+def test_closed_pipe_ends_a_long_output_quietly(tmp_path: Path) -> None:
+    write_session(tmp_path, decodes=1000)  # 220 KB: more than the 64 KB of a pipe, so a write fails
     assert cut("profile", "report", str(tmp_path), "--json", read=1) == (141, "")
 
 
-def test_the_table_of_a_server_likewise(scripted: RunningServer) -> None:
+def test_closed_pipe_ends_the_table_of_a_server_quietly(scripted: RunningServer) -> None:
     assert cut("top", scripted.url, "--once", "--interval", "0.1") == (141, "")
 
 
-def test_what_is_told_of_a_download_likewise(tmp_path: Path) -> None:
+def test_closed_pipe_ends_a_download_quietly(tmp_path: Path) -> None:
     with run_hub() as hub:
         hub.repositories["org/m"] = HubRepository({"genai_config.json": b"{}"})
         assert cut("pull", "org/m", "--to", str(tmp_path / "m"), HF_ENDPOINT=hub.url) == (141, "")

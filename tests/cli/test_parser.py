@@ -1,4 +1,4 @@
-"""What a wrong command line is told."""
+"""Errors of the command line."""
 
 import pytest
 
@@ -17,7 +17,7 @@ from genai_server.cli import main
         ("serv", "genai-server ", "did you mean serve?"),
     ],
 )
-def test_a_typo_shows_the_usage_of_its_command_and_what_was_meant(
+def test_typo_shows_the_commands_usage_and_a_suggestion(
     arguments: str, usage: str, meant: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:

@@ -1,4 +1,4 @@
-"""Standard output as a terminal, and as anything else."""
+"""Standard output to a terminal and elsewhere."""
 
 import os
 import subprocess
@@ -12,7 +12,7 @@ from tests.running_server import clean_environment
 SCRIPT = "from genai_server.cli.screen import show; show(('ok', 'green'), ' [bold]plain', ' 12')"
 
 
-def test_what_is_no_terminal_gets_the_text_alone(capsys: pytest.CaptureFixture[str]) -> None:
+def test_output_without_a_terminal_is_plain_text(capsys: pytest.CaptureFixture[str]) -> None:
     show(("ok", "green"), " [bold]plain", " 12")
     assert capsys.readouterr().out == "ok [bold]plain 12\n"
     assert screen() is None

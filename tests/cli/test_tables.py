@@ -42,7 +42,7 @@ def test_a_table_of_too_many_figures_is_turned_and_has_them_all() -> None:
     assert sum(line.count("123 (100–150)") for line in lines) == 36
 
 
-def test_of_a_long_name_the_end_is_shown() -> None:
+def test_long_name_is_shown_by_its_end() -> None:
     row = next(line for line in shown(NODES, width=60) if "…" in line)
     assert row.startswith("…")
     assert row.split()[0].endswith("and_on_and_on")

@@ -1,4 +1,4 @@
-"""The recipes of docs/clients.md are what scripts/check_clients.py runs, and say so."""
+"""scripts/check_clients.py runs the recipes of docs/clients.md."""
 
 import re
 
@@ -14,7 +14,7 @@ RUN = [client.recipe for client in (*LIBRARIES, *OLLAMA, *CODING_AGENTS) if clie
 RECIPES = re.findall(r"^## (.*)\n\n(?:Run by the script|Not run)", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
 
 
-def test_whatever_is_run_has_a_recipe() -> None:
+def test_every_client_that_runs_has_a_recipe() -> None:
     assert set(RUN) <= set(RECIPES)
 
 
@@ -38,7 +38,7 @@ def test_an_agent_takes_its_prompt_from_the_environment(client: Client) -> None:
 
 @pytest.mark.parametrize("heading", ["Claude Code", "Codex", "opencode"])
 def test_an_agents_window_is_its_servers_context(heading: str) -> None:
-    """The server's command is shown with the agent's lines and is not run with them."""
+    """The server's command is shown next to the agent's lines and is not run with them."""
     (length,) = re.findall(r"genai-server serve .*--max-length (\d+)", section(heading))
     assert "genai-server serve" not in recipe(heading)
     assert length in recipe(heading)
@@ -55,5 +55,5 @@ def test_a_heading_that_is_missing_is_named() -> None:
         recipe("When the conversation is too long")
 
 
-def test_only_agents_of_npm_need_a_step_after_their_installation() -> None:
+def test_only_npm_agents_have_a_step_after_installation() -> None:
     assert all(client.registry is Registry.NPM for client in CODING_AGENTS if client.postinstall)

@@ -1,4 +1,4 @@
-"""The table of clients, and how it is written into its page."""
+"""The table of clients, and how it is written to its page."""
 
 from scripts._clients.client import Check, Result
 from scripts._clients.report import BEGIN, END, merged, placed, rows

@@ -1,4 +1,4 @@
-"""What of other servers' tests applies here, and how their results are read."""
+"""Which of other servers' tests apply here, and how their results are read."""
 
 import json
 
@@ -33,7 +33,7 @@ def test_a_test_applies_unless_it_is_named(name: str, applies: bool) -> None:
     assert (why_not_here(name) == "") is applies
 
 
-def test_a_report_tells_the_tests_that_apply_and_were_run() -> None:
+def test_report_lists_applicable_tests_that_were_run() -> None:
     assert list(of_report(REPORT)) == [
         Check("chat completions"),
         Check("chat completions", "test_logit_bias: assert 1 == 2"),
@@ -41,7 +41,7 @@ def test_a_report_tells_the_tests_that_apply_and_were_run() -> None:
     ]
 
 
-def test_a_case_is_told_what_to_call_and_when_to_end() -> None:
+def test_case_knows_what_to_call_and_when_to_end() -> None:
     case = {"tool_name": "get_weather", "input": "?", "expected_arguments": '{"location":"São Paulo"}'}
     first, second = script_of(case).splitlines()
     assert first.startswith("script: say <think>")

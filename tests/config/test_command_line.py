@@ -18,7 +18,7 @@ def _parse(*arguments: str) -> dict[str, str | None]:
     return vars(parser.parse_args(arguments))
 
 
-def test_every_setting_has_an_option_which_is_absent_unless_given() -> None:
+def test_every_setting_has_an_option_that_is_unset_by_default() -> None:
     assert _parse() == dict.fromkeys(Settings.model_fields)
 
 

@@ -1,4 +1,4 @@
-"""What engines get of the settings."""
+"""What engines receive of the settings."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ def test_an_engine_gets_each_setting_by_its_name() -> None:
     assert (found.max_queue, found.log_format) == (7, "json")
 
 
-def test_folders_are_paths_and_an_engine_without_a_cache_has_none() -> None:
+def test_folder_settings_are_paths_and_none_disables_the_cache() -> None:
     environ = {"GENAI_CACHE_DIR": "none", "GENAI_PROFILE_DIR": "/tmp/profiles"}
     found = engine_settings(load_settings({}, environ=environ, dotenv=None))
     assert (found.cache_dir, found.profile_dir) == ("", str(Path("/tmp/profiles")))

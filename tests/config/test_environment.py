@@ -1,4 +1,4 @@
-"""What is handed on to processes that are started next, and to libraries that are imported next."""
+"""The environment of child processes and of libraries that are imported later."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -47,7 +47,7 @@ def test_engines_to_attach_are_those_that_were_exported() -> None:
     assert config.engines_to_attach(environ) == Path("/tmp/engines")
 
 
-def test_a_process_that_runs_a_model_inherits_no_key_and_nothing_else_of_ours() -> None:
+def test_engine_and_builder_processes_inherit_no_keys_of_ours() -> None:
     ours = {"GENAI_API_KEYS": "ann:k", "GENAI_ADMIN_API_KEY": "k", "GENAI_ENGINES_DIR": "/tmp/e", "HF_TOKEN": "t"}
     ours |= {"OTEL_EXPORTER_OTLP_HEADERS": "authorization=k", "PROMETHEUS_MULTIPROC_DIR": "/tmp/m"}
     others = {"PATH": "/bin", "CUDA_VISIBLE_DEVICES": "1", "ORT_DISABLE_TELEMETRY": "1"}
@@ -55,7 +55,7 @@ def test_a_process_that_runs_a_model_inherits_no_key_and_nothing_else_of_ours() 
     assert config.builder_environment(ours | others) == others | {"HF_HUB_OFFLINE": "1"}
 
 
-def test_the_tokenizer_keeps_to_one_thread_unless_the_operator_has_said_otherwise() -> None:
+def test_tokenizer_uses_one_thread_unless_the_operator_sets_it() -> None:
     silent: dict[str, str] = {}
     config.limit_tokenizer_threads(silent)
     assert silent == {"TOKENIZERS_PARALLELISM": "false"}
@@ -64,7 +64,7 @@ def test_the_tokenizer_keeps_to_one_thread_unless_the_operator_has_said_otherwis
     assert willing == {"TOKENIZERS_PARALLELISM": "true"}
 
 
-def test_a_cluster_of_this_machine_is_for_this_machine_and_holders_of_its_token() -> None:
+def test_local_ray_cluster_requires_a_token() -> None:
     environ = {"RAY_AUTH_MODE": "disabled", "RAY_enable_metrics_collection": "1"}
     config.keep_ray_local(environ)
     assert (environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"], environ["RAY_USAGE_STATS_ENABLED"]) == ("0", "0")

@@ -1,4 +1,4 @@
-"""The settings: what is refused, and what follows from them."""
+"""The settings: invalid values and derived values."""
 
 import re
 
@@ -61,10 +61,10 @@ def test_a_number_is_taken_up_to_its_bounds_and_refused_beyond(name: str, lowest
 def test_a_wrong_value_is_refused_by_name(name: str, value: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         _load(**{name: value})
-    assert caught.value.message.startswith(f"{option(name)}={quoted(value, most=1000)}: ")
+    assert caught.value.message.startswith(f"{option(name)}={quoted(value, limit=1000)}: ")
 
 
-def test_an_unknown_device_is_told_the_known_ones() -> None:
+def test_unknown_device_is_refused_with_the_known_ones() -> None:
     with pytest.raises(ConfigurationError, match='unknown device "tpu"; known are cpu, cuda, tensorrt'):
         _load(device="cpu,tpu")
 
@@ -108,7 +108,7 @@ def test_any_other_address_is_not_taken_for_loopback(host: str) -> None:
     assert not _load(host=host).on_loopback
 
 
-def test_adapters_are_names_with_files_of_the_first_model_or_of_one_that_is_named() -> None:
+def test_adapters_belong_to_the_first_or_the_named_model() -> None:
     found = _load(models="small=./small,big/1=./big", adapters="law=./law.a, big/1:law=/srv/b=2.a,small:chess=c.a")
     assert found.adapter_files("small") == {"law": "./law.a", "chess": "c.a"}
     assert found.adapter_files("big/1") == {"law": "/srv/b=2.a"}
@@ -128,12 +128,12 @@ def test_adapters_are_names_with_files_of_the_first_model_or_of_one_that_is_name
         ("law=./a,onnx-genai:law=./b", "an adapter is named twice"),
     ],
 )
-def test_adapters_that_are_none_are_refused(value: str, reason: str) -> None:
+def test_invalid_adapters_are_refused(value: str, reason: str) -> None:
     with pytest.raises(ConfigurationError, match=re.escape(reason)):
         _load(adapters=value)
 
 
-def test_chat_templates_are_of_the_first_model_or_of_one_that_is_named() -> None:
+def test_chat_templates_belong_to_the_first_or_the_named_model() -> None:
     found = _load(models="small=./small,big/1=./big", chat_template="chatml, big/1=/srv/b=2.jinja")
     assert [found.chat_template_of(name) for name in found.served] == ["chatml", "/srv/b=2.jinja"]
     assert _load(chat_template="./a.jinja").chat_template_of("onnx-genai") == "./a.jinja"
@@ -148,10 +148,10 @@ def test_chat_templates_are_of_the_first_model_or_of_one_that_is_named() -> None
         ("other=chatml", '"other=chatml" is for a model that is not served'),
         ("onnx-genai=", '"onnx-genai=" is not a chat template, such as chatml, ./chat.jinja or big=chatml'),
         ("chatml,", '"" is not a chat template'),
-        ("chatml,onnx-genai=gemma", "a model is given two chat templates"),
+        ("chatml,onnx-genai=gemma", "a model has two chat templates"),
     ],
 )
-def test_chat_templates_that_are_none_are_refused(value: str, reason: str) -> None:
+def test_invalid_chat_templates_are_refused(value: str, reason: str) -> None:
     with pytest.raises(ConfigurationError, match=re.escape(reason)):
         _load(chat_template=value)
 
@@ -174,12 +174,12 @@ def test_aliases_are_names_of_served_models() -> None:
         ("a=onnx-genai,a=onnx-genai", "an alias is named twice"),
     ],
 )
-def test_aliases_that_are_none_are_refused(value: str, reason: str) -> None:
+def test_invalid_aliases_are_refused(value: str, reason: str) -> None:
     with pytest.raises(ConfigurationError, match=re.escape(reason)):
         _load(model_aliases=value)
 
 
-def test_several_models_are_names_with_directories_and_else_there_is_one() -> None:
+def test_models_are_named_directories_or_a_single_model() -> None:
     several = _load(models="small=./models/demo, b/2=/srv/b=2")
     assert several.served == {"small": "./models/demo", "b/2": "/srv/b=2"}
     one = _load(model_name="a", model_dir="/x")
@@ -195,6 +195,6 @@ def test_several_models_are_names_with_directories_and_else_there_is_one() -> No
         ("a=/x,a=/y", "a model is named twice"),
     ],
 )
-def test_models_that_are_none_are_refused(value: str, reason: str) -> None:
+def test_invalid_models_are_refused(value: str, reason: str) -> None:
     with pytest.raises(ConfigurationError, match=re.escape(reason)):
         _load(models=value)

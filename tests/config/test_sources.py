@@ -1,4 +1,4 @@
-"""Where a setting's value comes from, and what an error calls it."""
+"""The sources of a setting's value, and its name in errors."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ def dotenv(tmp_path: Path) -> Path:
     return path
 
 
-def test_command_line_comes_before_environment_before_file_before_default(dotenv: Path) -> None:
+def test_command_line_overrides_environment_file_and_defaults(dotenv: Path) -> None:
     environ = {"PORT": "2", "GENAI_MODEL_NAME": "from-environment"}
     settings = load_settings({"port": "3"}, environ=environ, dotenv=dotenv)
     assert (settings.port, settings.model_name, settings.threads) == (3, "from-environment", 3)
@@ -40,19 +40,19 @@ def test_a_missing_file_is_no_error(tmp_path: Path) -> None:
     assert load_settings(environ={}, dotenv=tmp_path / ".env") == _load()
 
 
-def test_other_variables_and_options_are_nothing_to_the_settings() -> None:
+def test_other_variables_and_options_are_ignored() -> None:
     environ = {"PATH": "/bin", "port": "1", "GENAI_UNHEARD_OF": "1"}
     assert load_settings({"run": "serve"}, environ=environ, dotenv=None) == _load()
 
 
-def test_variables_that_are_named_as_settings_and_are_none_are_known_with_what_may_be_meant(dotenv: Path) -> None:
+def test_unknown_variables_are_reported_with_the_likely_name(dotenv: Path) -> None:
     dotenv.write_text("GENAI_UNHEARD_OF=1\nGENAI_THREADS=3\n", encoding="utf-8")
     environ = {"PATH": "/bin", "GENAI_API_KEY": "x", "GENAI_EXTRA": "cpu", "GENAI_ENGINES_DIR": "x", "GENAI_DEVICE": ""}
     assert unknown_variables(environ, dotenv=dotenv) == {"GENAI_API_KEY": "GENAI_API_KEYS", "GENAI_UNHEARD_OF": None}
     assert unknown_variables({}, dotenv=None) == {}
 
 
-def test_the_environment_is_that_of_the_process_unless_another_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_process_environment_is_read_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GENAI_MAX_QUEUE", "17")
     assert load_settings(dotenv=None).max_queue == 17
 
@@ -65,9 +65,7 @@ def test_the_error_names_the_key_as_it_was_written(dotenv: Path) -> None:
         load_settings(environ={}, dotenv=dotenv)
 
 
-def test_without_a_model_an_installed_copy_takes_the_one_that_it_brings(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_installed_copy_serves_its_bundled_model_by_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bundled = tmp_path / "demo_model"
     monkeypatch.setattr("genai_server.config.sources.BUNDLED_MODEL", bundled)
     monkeypatch.chdir(tmp_path)

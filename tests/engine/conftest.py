@@ -1,4 +1,4 @@
-"""Fixtures: the demo model as the library runs it, and as a session of ONNX Runtime."""
+"""Fixtures: the demo model in the library and in a session of ONNX Runtime."""
 
 from typing import Any
 

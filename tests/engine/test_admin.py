@@ -1,11 +1,10 @@
-"""What operators see of requests, and how they end them; the runtime options are in test_loop.py."""
+"""How operators list and cancel requests; the runtime options are in test_loop.py."""
 
 from pathlib import Path
 
 import pytest
 
 from genai_server.engine.ipc.mailbox import Connected
-from genai_server.generation import Adapter, FinishReason
 from genai_server.messages.admin import (
     AdapterReply,
     CancelRequest,
@@ -20,6 +19,7 @@ from genai_server.messages.admin import (
     UnloadAdapter,
 )
 from genai_server.messages.error import ErrorInfo
+from genai_server.messages.generation_request import Adapter, FinishReason
 from genai_server.messages.protocol import Accepted, Finished, Refused
 from genai_server.profile_plan import ProfilePlan
 from tests.engine.test_admission import nothing_compiles
@@ -50,7 +50,7 @@ def ask(bench: Bench, question: ListRequests | CancelRequest) -> list[RequestSta
     return found.requests
 
 
-def test_all_are_listed_in_order_of_arrival_with_what_they_do(bench: Bench, clock: HandClock) -> None:
+def test_requests_are_listed_in_arrival_order_with_their_phase(bench: Bench, clock: HandClock) -> None:
     with nothing_compiles(bench):
         bench.submit(1, "say " + "a" * 20)
         clock.wait(1.0)
@@ -62,17 +62,17 @@ def test_all_are_listed_in_order_of_arrival_with_what_they_do(bench: Bench, cloc
         found = ask(bench, ListRequests(7))
     names = [(state.request_id, state.phase, state.prompt_tokens) for state in found]
     assert names == [("r1", "decode", 26), ("r4", "queued", 7), ("r2", "prefill", 207), ("r3", "queued", 7)]
-    assert found[0].age == pytest.approx(2.0)  # it was taken in the first step, after the first wait
+    assert found[0].age == pytest.approx(2.0)  # it was admitted in the first step, after the first wait
     assert found[0].output_tokens == len(bench.text(1)) > 0
     assert [state.output_tokens for state in found[1:]] == [0, 0, 0]
 
 
-def test_where_nothing_is_the_list_is_empty(bench: Bench) -> None:
+def test_idle_engine_lists_no_requests(bench: Bench) -> None:
     assert ask(bench, ListRequests(7)) == []
 
 
 @pytest.mark.parametrize("steps", [0, 1, 9])
-def test_who_is_cancelled_by_name_has_one_end_with_what_there_is(bench: Bench, steps: int) -> None:
+def test_request_cancelled_by_name_ends_once_with_its_text(bench: Bench, steps: int) -> None:
     bench.submit(1, "say hello" + " " * 20)
     bench.submit(2, "say other")
     bench.steps(steps)
@@ -85,7 +85,7 @@ def test_who_is_cancelled_by_name_has_one_end_with_what_there_is(bench: Bench, s
     assert bench.text(2) == "other"
 
 
-def test_one_that_waits_and_one_whose_grammar_is_compiled_can_be_cancelled(bench: Bench) -> None:
+def test_queued_and_compiling_requests_can_be_cancelled(bench: Bench) -> None:
     with nothing_compiles(bench):
         for key in (1, 2, 3):
             bench.submit(key, "count 50")
@@ -98,7 +98,7 @@ def test_one_that_waits_and_one_whose_grammar_is_compiled_can_be_cancelled(bench
         assert bench.reason(key) == FinishReason.CANCELLED
 
 
-def test_all_of_one_name_end_whoever_has_sent_them(bench: Bench) -> None:
+def test_all_requests_of_one_name_are_cancelled(bench: Bench) -> None:
     bench.submit(1, "count 50", request_id="twice")
     bench.submit(2, "count 50", request_id="twice", connection=OTHER_API)
     bench.steps(2)
@@ -106,7 +106,7 @@ def test_all_of_one_name_end_whoever_has_sent_them(bench: Bench) -> None:
     assert bench.reason(1) == bench.reason(2) == FinishReason.CANCELLED
 
 
-def test_an_unknown_name_ends_nobody(bench: Bench) -> None:
+def test_unknown_name_cancels_no_request(bench: Bench) -> None:
     bench.submit(1, "say a")
     assert ask(bench, CancelRequest(7, "r9")) == []
     bench.run()
@@ -123,29 +123,29 @@ def ask_profiles(bench: Bench, question: StartProfile | EndProfile | ListProfile
     return found
 
 
-def test_who_begins_a_session_is_told_of_that_one_and_who_asks_of_all_that_are_open(bench: Bench) -> None:
+def test_starting_a_session_returns_it_and_listing_returns_all(bench: Bench) -> None:
     one = ask_profiles(bench, StartProfile(1, ProfilePlan("one"))).sessions
     other = ask_profiles(bench, StartProfile(2, ProfilePlan("other"))).sessions
-    assert [[state.id.partition("_")[0] for state in told] for told in (one, other)] == [["one"], ["other"]]
+    assert [[state.id.partition("_")[0] for state in states] for states in (one, other)] == [["one"], ["other"]]
     assert ask_profiles(bench, ListProfiles(3)).sessions == one + other
     assert ask_profiles(bench, EndProfile(4, one[0].id)).sessions == other
     assert ask_profiles(bench, ListProfiles(5)).sessions == other
 
 
-def test_a_profile_session_that_is_over_at_once_is_told_all_the_same(bench: Bench) -> None:
+def test_session_that_ends_at_once_is_still_returned(bench: Bench) -> None:
     (begun,) = ask_profiles(bench, StartProfile(1, ProfilePlan("one", max_seconds=5e-324))).sessions
     assert (begun.state, ask_profiles(bench, ListProfiles(2)).sessions) == ("waiting", [])
 
 
-def test_a_session_that_cannot_be_is_refused_with_code_and_field(bench: Bench) -> None:
-    told = ask_profiles(bench, StartProfile(1, ProfilePlan("one", request_id="nobody")))
-    assert told.error == ErrorInfo("request_not_found", 'no request "nobody" is running or waiting', "request_id")
+def test_invalid_session_is_refused_with_code_and_field(bench: Bench) -> None:
+    reply = ask_profiles(bench, StartProfile(1, ProfilePlan("one", request_id="missing")))
+    assert reply.error == ErrorInfo("request_not_found", 'no request "missing" is running or waiting', "request_id")
     refusal = ask_profiles(bench, EndProfile(2, "one_1")).error
     assert refusal is not None
     assert refusal.code == "profile_not_found"
 
 
-def test_where_the_folder_cannot_be_made_a_session_is_refused_with_the_reason(tmp_path: Path) -> None:
+def test_session_is_refused_if_its_folder_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("a file", encoding="utf-8")
     refusal = ask_profiles(Bench(tmp_path / "taken"), StartProfile(1, ProfilePlan("one"))).error
     assert refusal is not None
@@ -167,7 +167,7 @@ def adapter_reply(bench: Bench, question: LoadAdapter | UnloadAdapter) -> Adapte
     return found
 
 
-def test_a_request_answers_with_the_adapter_that_it_brings(bench: Bench, polite: Adapter) -> None:
+def test_request_is_answered_with_its_adapter(bench: Bench, polite: Adapter) -> None:
     assert adapter_reply(bench, LoadAdapter(7, polite)) == AdapterReply(7)
     bench.submit(1, "say hello", adapter=polite)
     bench.submit(2, "say hello")
@@ -175,7 +175,7 @@ def test_a_request_answers_with_the_adapter_that_it_brings(bench: Bench, polite:
     assert (bench.text(1), bench.text(2)) == ("Sir, hello", "hello")
 
 
-def test_an_adapter_that_cannot_be_loaded_is_refused_and_nothing_else_changes(bench: Bench, polite: Adapter) -> None:
+def test_invalid_adapter_is_refused_without_side_effects(bench: Bench, polite: Adapter) -> None:
     bench.submit(1, "say hello")
     bench.steps(2)
     reply = adapter_reply(bench, LoadAdapter(7, Adapter("bad", "/nowhere", "id-2")))
@@ -186,8 +186,8 @@ def test_an_adapter_that_cannot_be_loaded_is_refused_and_nothing_else_changes(be
 
 
 @pytest.mark.parametrize("steps", [1, 30])
-def test_who_has_an_adapter_that_is_unloaded_goes_on_with_it(bench: Bench, polite: Adapter, steps: int) -> None:
-    """Whether they wait, have begun, or are in the middle of it."""
+def test_requests_continue_with_an_unloaded_adapter(bench: Bench, polite: Adapter, steps: int) -> None:
+    """Requests that are queued, prefilling or decoding."""
     adapter_reply(bench, LoadAdapter(6, polite))
     for key in (1, 2, 3):
         bench.submit(key, "say hello" + " " * 40 + "world", adapter=polite)
@@ -201,7 +201,7 @@ def test_who_has_an_adapter_that_is_unloaded_goes_on_with_it(bench: Bench, polit
     assert bench.of(5) == [Refused(5, ErrorInfo("model_not_found", 'adapter "polite" was unloaded', "model"))]
 
 
-def test_the_list_says_who_has_which_adapter(bench: Bench, polite: Adapter) -> None:
+def test_request_list_has_the_adapters(bench: Bench, polite: Adapter) -> None:
     bench.submit(1, "say hello", adapter=polite)
     bench.submit(2, "say hello")
     assert [state.adapter for state in ask(bench, ListRequests(7))] == ["polite", None]

@@ -1,4 +1,4 @@
-"""Requests with grammars, biases, no tokens at all and log probabilities, from their arrival at the loop on."""
+"""Requests with grammars, biases, log probabilities or no tokens at all, from their arrival at the loop."""
 
 import math
 import threading
@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 
 from genai_server.engine.ipc.mailbox import Disconnected
-from genai_server.generation import FinishReason, GenerationRequest, Sampling, TokenLogprob
 from genai_server.messages.admin import SetRuntimeOption
 from genai_server.messages.error import ErrorInfo
 from genai_server.messages.figures import Load
+from genai_server.messages.generation_request import FinishReason, GenerationRequest, Sampling, TokenLogprob
 from genai_server.messages.protocol import Accepted, Cancel, Failed, Finished, PromptLogprobs, Refused, Submit, Tokens
 from tests.engine.test_loop import API, OTHER_API, Bench
 from tests.loop_steps import step_or_wait
 
-# A rule that can be read in ever more ways the longer the answer is.
+# A rule with ever more derivations the longer the answer is.
 AMBIGUOUS = 'start: a\na: a a | "x" | "x" a "x" a'
 
 
@@ -35,14 +35,14 @@ def step_until(bench: Bench, condition: Callable[[], bool]) -> None:
 
 
 def run(bench: Bench, *keys: int) -> None:
-    """Until these have been refused or have ended."""
+    """Step until these are refused or have ended."""
     ends = Refused | Finished | Failed
     step_until(bench, lambda: all(any(isinstance(message, ends) for message in bench.of(key)) for key in keys))
 
 
 @contextmanager
 def nothing_compiles(bench: Bench) -> Iterator[None]:
-    """What is to be compiled waits for the end of the block."""
+    """Compilations wait until the block ends."""
     gate = threading.Event()
     bench.loop._admission._guidance._worker.submit(gate.wait)
     try:
@@ -51,10 +51,10 @@ def nothing_compiles(bench: Bench) -> Iterator[None]:
         gate.set()
 
 
-# what belongs together
+# groups
 
 
-def test_what_belongs_together_is_taken_at_once_when_all_of_it_has_come(bench: Bench) -> None:
+def test_group_of_requests_is_admitted_when_complete(bench: Bench) -> None:
     bench.submit(1, "say a", more=True)
     bench.submit(2, "say b", more=True)
     bench.submit(7, "say c", connection=OTHER_API)
@@ -69,7 +69,7 @@ def test_what_belongs_together_is_taken_at_once_when_all_of_it_has_come(bench: B
     assert [bench.text(key) for key in (1, 2, 3)] == ["a", "b", "d"]
 
 
-def test_if_there_is_no_room_for_one_none_is_taken(bench: Bench) -> None:
+def test_group_without_capacity_for_one_is_refused(bench: Bench) -> None:
     for key in (1, 2, 3, 4):
         bench.submit(key, "say a", more=key < 4)
     bench.steps(1)
@@ -83,7 +83,7 @@ def test_if_there_is_no_room_for_one_none_is_taken(bench: Bench) -> None:
     assert bench.text(5) == "b"
 
 
-def test_if_one_is_wrong_the_others_grammar_is_waited_for_no_more(bench: Bench) -> None:
+def test_invalid_request_cancels_the_grammars_of_its_group(bench: Bench) -> None:
     with nothing_compiles(bench):
         bench.submit(1, "say a", grammar='start: "a"', more=True)
         bench.submit(2, "say a", sampling=Sampling(logit_bias={999: 1.0}))
@@ -96,7 +96,7 @@ def test_if_one_is_wrong_the_others_grammar_is_waited_for_no_more(bench: Bench) 
     assert len(bench.of(1)) == 1
 
 
-def test_what_has_come_in_part_goes_with_its_reader(bench: Bench) -> None:
+def test_incomplete_group_is_dropped_with_its_connection(bench: Bench) -> None:
     bench.submit(1, "say a", more=True, connection=OTHER_API)
     bench.inbox.put((OTHER_API, Disconnected()))
     bench.submit(2, "say b", connection=OTHER_API)
@@ -108,7 +108,7 @@ def test_what_has_come_in_part_goes_with_its_reader(bench: Bench) -> None:
 # grammars
 
 
-def test_a_request_with_a_grammar_is_accepted_when_that_is_compiled_and_answered_within_it(bench: Bench) -> None:
+def test_request_is_accepted_once_its_grammar_is_compiled(bench: Bench) -> None:
     with nothing_compiles(bench):
         bench.submit(1, "say b12; it goes on", grammar="start: /[a-c][0-9]{2}/")
         bench.steps(1)
@@ -145,7 +145,7 @@ def test_a_wrong_grammar_is_refused_with_its_field(bench: Bench) -> None:
     assert bench.scheduler.is_idle
 
 
-def test_a_grammar_that_becomes_too_ambiguous_fails_its_request_alone(bench: Bench) -> None:
+def test_grammar_that_becomes_too_ambiguous_fails_one_request(bench: Bench) -> None:
     bench.submit(1, "say " + "x" * 400, grammar=AMBIGUOUS)
     bench.submit(2, "count 100")
     run(bench, 1, 2)
@@ -156,18 +156,18 @@ def test_a_grammar_that_becomes_too_ambiguous_fails_its_request_alone(bench: Ben
     assert bench.text(2).endswith(" 100")
 
 
-def test_an_answer_goes_on_without_a_grammar_that_it_does_not_need_and_that_cannot_be_followed(bench: Bench) -> None:
-    # For others it fails at the 200th token. The answer is cut off later, and not by an end of the grammar.
+def test_optional_grammar_that_fails_does_not_end_the_answer(bench: Bench) -> None:
+    # For other requests it fails at the 200th token. The answer is cut off later, and not because the grammar ends.
     bench.submit(1, "say " + "x" * 400, grammar=AMBIGUOUS, needs_grammar=False, max_tokens=300)
     bench.submit(2, "say a", grammar="start: (", needs_grammar=False)
     run(bench, 1, 2)
-    bench.submit(3, "say b", grammar="start: (", needs_grammar=False)  # known to be wrong by now
+    bench.submit(3, "say b", grammar="start: (", needs_grammar=False)  # known to be invalid by now
     run(bench, 3)
     assert [bench.text(key) for key in (1, 2, 3)] == ["x" * 300, "a", "b"]
     assert [bench.reason(key) for key in (1, 2, 3)] == [FinishReason.LENGTH, FinishReason.STOP, FinishReason.STOP]
 
 
-def test_who_leaves_while_the_grammar_is_compiled_is_never_answered(bench: Bench) -> None:
+def test_client_gone_during_compilation_gets_no_answer(bench: Bench) -> None:
     with nothing_compiles(bench):
         bench.submit(1, "say a", grammar='start: "a"')
         bench.submit(2, "say a", grammar='start: "b"', connection=OTHER_API)
@@ -180,7 +180,7 @@ def test_who_leaves_while_the_grammar_is_compiled_is_never_answered(bench: Bench
     assert bench.of(1) == bench.of(2) == []
 
 
-def test_a_request_whose_grammar_is_compiled_has_its_place_already(bench: Bench) -> None:
+def test_request_holds_its_place_during_compilation(bench: Bench) -> None:
     with nothing_compiles(bench):
         for key in (1, 2, 3):
             bench.submit(key, "say a", grammar='start: "a"')
@@ -193,7 +193,7 @@ def test_a_request_whose_grammar_is_compiled_has_its_place_already(bench: Bench)
     assert [bench.text(key) for key in (1, 2, 3)] == ["a"] * 3
 
 
-def test_a_device_that_is_terminated_while_the_grammar_is_compiled_refuses(bench: Bench) -> None:
+def test_device_terminated_during_compilation_refuses(bench: Bench) -> None:
     with nothing_compiles(bench):
         bench.submit(1, "say a", grammar='start: "a"')
         bench.inbox.put((API, SetRuntimeOption(7, "terminate_session", "1")))
@@ -208,14 +208,14 @@ def test_a_device_that_is_terminated_while_the_grammar_is_compiled_refuses(bench
 
 
 @pytest.mark.parametrize("token", [-1, 257, 10**9])
-def test_a_bias_on_a_token_that_the_model_has_not_is_refused_with_its_field(bench: Bench, token: int) -> None:
+def test_bias_on_an_unknown_token_is_refused_with_its_field(bench: Bench, token: int) -> None:
     bench.submit(1, "say a", sampling=Sampling(logit_bias={5: 1.0, token: 1.0}))
     bench.steps(1)
     message = f"token {token} is not among the model's 257"
     assert bench.of(1) == [Refused(1, ErrorInfo("invalid_value", message, "logit_bias"))]
 
 
-def test_a_bias_that_leaves_nothing_fails_its_request_alone_with_its_field(bench: Bench) -> None:
+def test_bias_that_leaves_no_token_fails_one_request(bench: Bench) -> None:
     bench.submit(1, "say a", grammar='start: "a"', sampling=Sampling(logit_bias={97: -100.0}))
     bench.submit(2, "say b")
     run(bench, 1, 2)
@@ -225,7 +225,7 @@ def test_a_bias_that_leaves_nothing_fails_its_request_alone_with_its_field(bench
     assert bench.text(2) == "b"
 
 
-# how much is produced
+# limits of tokens
 
 
 def test_a_prompt_may_be_read_and_not_answered(bench: Bench) -> None:
@@ -239,7 +239,7 @@ def test_a_prompt_may_be_read_and_not_answered(bench: Bench) -> None:
     assert end.phases.decode == 0
 
 
-def test_an_answer_goes_on_up_to_its_least_tokens(bench: Bench) -> None:
+def test_answer_continues_up_to_min_tokens(bench: Bench) -> None:
     bench.submit(1, "say ab", min_tokens=5)
     bench.run()
     assert len(bench.text(1)) == 5
@@ -263,37 +263,35 @@ def test_each_token_comes_with_its_log_probability(bench: Bench) -> None:
         assert logprob == TokenLogprob(message.tokens[0], logprob.logprob, [(message.tokens[0], logprob.logprob)])
 
 
-def test_who_wants_no_log_probabilities_gets_none(bench: Bench) -> None:
+def test_logprobs_are_absent_unless_requested(bench: Bench) -> None:
     bench.submit(1, "say ab")
     bench.run()
     assert [message.logprobs for _, message in bench.sent if isinstance(message, Tokens)] == [[], []]
 
 
 @pytest.mark.parametrize("max_tokens", [0, 2])
-def test_the_prompts_log_probabilities_come_chunk_by_chunk_before_the_first_token(
-    bench: Bench, max_tokens: int
-) -> None:
+def test_prompt_logprobs_precede_the_first_token_by_chunk(bench: Bench, max_tokens: int) -> None:
     bench.submit(1, "say abcdefghijklmn", prompt_logprobs=True, max_tokens=max_tokens)
     bench.run()
     kinds = [type(message) for message in bench.of(1)]
     first = kinds.index(Tokens) if max_tokens else len(kinds) - 1
     assert set(kinds[1:first]) == {PromptLogprobs}
     assert first > 2
-    told = [logprob for message in bench.of(1) if isinstance(message, PromptLogprobs) for logprob in message.logprobs]
-    assert [logprob.token for logprob in told] == list(b"ay abcdefghijklmn\n\x04")
-    assert all(logprob.logprob == pytest.approx(-math.log(257)) for logprob in told)
+    scores = [logprob for message in bench.of(1) if isinstance(message, PromptLogprobs) for logprob in message.logprobs]
+    assert [logprob.token for logprob in scores] == list(b"ay abcdefghijklmn\n\x04")
+    assert all(logprob.logprob == pytest.approx(-math.log(257)) for logprob in scores)
 
 
-def test_a_prompt_that_a_profile_makes_read_anew_is_told_once(bench: Bench) -> None:
+def test_recomputed_prompt_logprobs_are_sent_once(bench: Bench) -> None:
     bench.submit(1, "say ab" + "c" * 20, prompt_logprobs=True, max_tokens=3)
     bench.steps(2)
     bench.inbox.put((API, SetRuntimeOption(7, "enable_profiling", "p", "r1")))
     bench.run()
-    told = [logprob for message in bench.of(1) if isinstance(message, PromptLogprobs) for logprob in message.logprobs]
-    assert [logprob.token for logprob in told] == list(b"ay ab" + b"c" * 20 + b"\n\x04")
+    scores = [logprob for message in bench.of(1) if isinstance(message, PromptLogprobs) for logprob in message.logprobs]
+    assert [logprob.token for logprob in scores] == list(b"ay ab" + b"c" * 20 + b"\n\x04")
 
 
-def test_a_prompt_with_a_token_that_the_model_has_not_is_refused(bench: Bench) -> None:
+def test_prompt_with_an_unknown_token_is_refused(bench: Bench) -> None:
     size = bench.loop._model.vocab_size
     bench.inbox.put((API, Submit(1, GenerationRequest("r1", [1, size, 2], 5, 100))))
     bench.steps(1)

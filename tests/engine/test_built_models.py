@@ -1,4 +1,4 @@
-"""Graphs as the real model builder writes them: which of them fit the batch, and what the batch answers with them.
+"""Graphs of the real model builder: which of them fit the batch, and the batch's answers.
 
 tests/built_models/README.md says where the files come from.
 """
@@ -9,12 +9,11 @@ import pytest
 
 from genai_server.config import Settings, engine_settings
 from genai_server.engine.model.graph import DoesNotFit, read_decoder_graph
-from genai_server.engine.runners.base import Opening
-from genai_server.engine.runners.batched import BatchedRunner
 from genai_server.engine.runners.choose import load_batched
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.engine.runners.scores import Logits
 from genai_server.messages.launch import EngineSpec
+from scripts._models.driven import Driven
 from tests.running_server import ROOT
 
 BUILT = ROOT / "tests" / "built_models"
@@ -37,10 +36,10 @@ def test_a_graph_with_convolutions_does_not_fit_the_batch() -> None:
         read_decoder_graph(BUILT / "lfm2")
 
 
-def batch(name: str, generator: OgGeneratorRunner, max_length: int) -> BatchedRunner:
+def batch(name: str, generator: OgGeneratorRunner, max_length: int) -> Driven:
     settings = engine_settings(Settings.model_validate({}))
     settings = msgspec.structs.replace(settings, max_length=max_length, max_batch_size=4, cache_dir="", threads=1)
-    return load_batched(EngineSpec("cpu", str(BUILT / name), settings), BUILT / name, generator.model)
+    return Driven(load_batched(EngineSpec("cpu", str(BUILT / name), settings), BUILT / name, generator.model))
 
 
 @pytest.mark.parametrize("name", LONG_ROPES)
@@ -55,12 +54,12 @@ def test_a_long_rope_in_the_batch_gives_what_a_generator_gives(name: str) -> Non
     generator = OgGeneratorRunner(BUILT / name, "cpu", threads=1)
     batched = batch(name, generator, ORIGINAL_CONTEXT)
     chance = np.random.default_rng(1)
-    # The longest row ends with the original context.
+    # The longest row ends at the original context length.
     prompts = [chance.integers(3, VOCAB, length).tolist() for length in (5, 60, ORIGINAL_CONTEXT - STEPS)]
     expected = [greedy(generator, prompt) for prompt in prompts]
     newest: list[Logits] = []
     for number, prompt in enumerate(prompts):
-        batched.open(number, prompt, Opening(ORIGINAL_CONTEXT))
+        batched.open(number, prompt, ORIGINAL_CONTEXT)
         newest.append(batched.prefill(number, prompt).copy())
     for step in range(STEPS):
         for found, (logits, _) in zip(newest, expected, strict=True):
@@ -70,9 +69,10 @@ def test_a_long_rope_in_the_batch_gives_what_a_generator_gives(name: str) -> Non
     assert all(len(set(tokens)) > STEPS / 2 for _, tokens in expected)
 
 
-def greedy(generator: OgGeneratorRunner, prompt: list[int]) -> tuple[list[Logits], list[int]]:
-    """The logits and tokens of a greedy answer of the library's Generator."""
-    generator.open(0, prompt, Opening(ORIGINAL_CONTEXT))
+def greedy(runner: OgGeneratorRunner, prompt: list[int]) -> tuple[list[Logits], list[int]]:
+    """The logits and tokens of a greedy answer by the library's Generator."""
+    generator = Driven(runner)
+    generator.open(0, prompt, ORIGINAL_CONTEXT)
     logits, tokens = [generator.prefill(0, prompt).copy()], list[int]()
     while len(tokens) < STEPS:
         tokens.append(int(logits[-1].argmax()))

@@ -1,6 +1,6 @@
-"""Libraries of operators, for real: a graph with an operator of onnxruntime-extensions, in both runtimes and served.
+"""Real operator libraries: a graph with an operator of onnxruntime-extensions, in both runtimes and in a server.
 
-Skipped without the package, which the extra dev brings where it exists for this Python.
+Skipped without the package, which the extra dev includes where it exists for this Python version.
 """
 
 import importlib.util
@@ -17,12 +17,13 @@ import pytest
 from onnx import helper
 
 from genai_server.engine.measuring.tuning import Tuned
-from genai_server.engine.runners.base import Opening, Runner
+from genai_server.engine.runners.base import Runner
 from genai_server.engine.runners.choose import load_runners
 from genai_server.errors import ConfigurationError
 from genai_server.messages.launch import EngineSpec
 from genai_server.options.check import check_device
 from genai_server.options.device import DeviceOptions
+from scripts._models.driven import Driven
 from tests.engine.runners.test_choose import spec
 from tests.running_server import DEMO, RunningServer
 from tests.server_here import run_here
@@ -34,7 +35,7 @@ pytestmark = pytest.mark.skipif(importlib.util.find_spec(PACKAGE) is None, reaso
 
 
 def with_operator(target: Path) -> Path:
-    """The demo model, whose logits come in two parts from an operator that no ONNX Runtime has by itself."""
+    """The demo model, whose logits are joined by an operator that ONNX Runtime itself lacks."""
     shutil.copytree(DEMO, target)
     model = onnx.load(str(DEMO / "model.onnx"), load_external_data=False)
     (last,) = (node for node in model.graph.node if "logits" in node.output)
@@ -47,7 +48,7 @@ def with_operator(target: Path) -> Path:
 
 
 def library(folder: Path) -> Path:
-    """A copy of the package's library, which is a module of Python's, too: imported here, the copy would crash."""
+    """A copy of the package's library, which is also a Python module: if imported here, the copy would crash."""
     command = [sys.executable, "-c", f"import {PACKAGE} as package; print(package.get_library_path())"]
     path = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     return Path(shutil.copy(path, folder / "operators.so"))
@@ -65,8 +66,9 @@ def on(model: Path, *libraries: str) -> EngineSpec:
     return msgspec.structs.replace(spec(128), model_dir=str(model), options=options)
 
 
-def logits(runner: Runner) -> Any:
-    runner.open(1, PROMPT, Opening(64))
+def logits(on: Runner) -> Any:
+    runner = Driven(on)
+    runner.open(1, PROMPT, 64)
     found = [runner.prefill(1, PROMPT).copy()]
     for _ in range(4):
         found.append(runner.decode([1], [int(found[-1].argmax())])[0].copy())
@@ -74,27 +76,27 @@ def logits(runner: Runner) -> Any:
     return np.array(found)
 
 
-def test_a_relative_path_is_the_models_and_both_runtimes_load_the_library(model: Path) -> None:
+def test_operator_library_of_the_model_works_in_both_runtimes(model: Path) -> None:
     plain, runners = load_runners(spec(128)), load_runners(on(model, "operators.so"))
-    assert plain.batched is not None
-    assert runners.batched is not None
-    assert np.array_equal(logits(runners.batched), logits(plain.batched))
+    assert plain.main is not None
+    assert runners.has_batch
+    assert np.array_equal(logits(runners.main), logits(plain.main))
     assert np.array_equal(logits(runners.generator), logits(plain.generator))
 
 
-def test_without_the_library_the_refusal_says_which_option_names_it(model: Path) -> None:
+def test_missing_operator_library_is_refused_with_the_option(model: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"NegPos.* is not a registered .*\[session\] custom_op_libraries"):
         load_runners(on(model))
 
 
-def test_a_library_elsewhere_is_refused_with_the_places_where_it_may_lie(model: Path, tmp_path: Path) -> None:
+def test_operator_library_elsewhere_is_refused_with_the_places(model: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="must lie in the model directory or below the working directory"):
         load_runners(on(model, str(library(tmp_path))))
 
 
 def test_tune_measures_with_the_library(model: Path) -> None:
     options = DeviceOptions(custom_op_libraries=["operators.so"])
-    assert Tuned(model, None, options, 128).open(1, 1).max_rows == 1
+    assert Tuned(model, None, options, 128).open(1, 1).abilities.max_rows == 1
 
 
 def test_a_server_answers_with_it(model: Path, tmp_path: Path, demo: RunningServer) -> None:

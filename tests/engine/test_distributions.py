@@ -1,7 +1,7 @@
-"""Answers have the probabilities that the model, the sampling fields and the grammar say, however they are computed.
+"""Answers have the probabilities given by the model, sampling fields and grammar, however they are computed.
 
-The model is a table, so the probability of each answer of at most three tokens is known. The reference here is written
-from the definitions, and shares no code with the sampler. Seeds are fixed: the same code gives the same frequencies.
+The model is a table, so the probability of each answer of at most three tokens is known. The reference is written from
+the definitions and shares no code with the sampler. Seeds are fixed: the same code gives the same frequencies.
 """
 
 import math
@@ -20,17 +20,16 @@ from genai_server.engine.ipc.mailbox import Connected
 from genai_server.engine.loop import EngineLoop
 from genai_server.engine.profiling.folder import ProfileFolder
 from genai_server.engine.profiling.runtime_options import RuntimeOptionState
-from genai_server.engine.runners.base import Row
 from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.runners.scores import Logits
 from genai_server.engine.runners.scripted import ScriptedRunner
 from genai_server.engine.sampling.grammar import Compiled, Guidance, bytes_guidance
-from genai_server.engine.sampling.next_token import choose_next_token, num_choices
+from genai_server.engine.sampling.next_token import choose_next_token
 from genai_server.engine.scheduling.scheduler import Scheduler
-from genai_server.engine.scheduling.step import StepPolicy
+from genai_server.engine.scheduling.step import Read, StepPolicy
 from genai_server.engine.scheduling.step_time import StepTimeModel
 from genai_server.engine.sequence import Sequence
-from genai_server.generation import FinishReason, GenerationRequest, ModelInfo, Sampling
+from genai_server.messages.generation_request import FinishReason, GenerationRequest, ModelInfo, Sampling
 from genai_server.messages.protocol import Failed, Finished, Refused, Submit, ToApi, Tokens
 from tests.table_runner import TableRunner
 
@@ -40,12 +39,12 @@ A, B, C, X, Y, STOP, P = b"abcxyzp"
 EOS = [256, 257]
 VOCAB = 258
 MODEL = ModelInfo(100, VOCAB, EOS, Sampling())
-# After "c" only "a" fits, and no end. "x" and "y" never fit.
+# After "c" only "a" is allowed, and no end. "x" and "y" are never allowed.
 GRAMMAR = "start: /(a|b|ca)*/"
 LIKELY = [A, B, C, X, Y, STOP, *EOS]
-# Each token but the last is followed by two others, so that any first token of an answer has a draft.
+# Each token but the last is followed by two others, so that every first token of an answer has a draft.
 PROMPT = [P, A, B, P, B, C, P, C, A, P, X, Y, P, Y, A, P]
-END = -1  # stands at the end of an answer that has ended by itself
+END = -1  # follows the last token of an answer that ended before its limit
 
 Probabilities = NDArray[np.float64]
 # Tokens of an answer, and perhaps END.
@@ -55,7 +54,7 @@ Answer = tuple[int, ...]
 def _table() -> NDArray[np.float32]:
     table = np.full((VOCAB, VOCAB), -80, np.float32)
     table[:, LIKELY] = np.random.default_rng(26).normal(0, 1.2, (VOCAB, len(LIKELY)))
-    table[:, EOS[0]] += 1  # ends are as likely as in short answers
+    table[:, EOS[0]] += 1  # end tokens are as likely as in short answers
     return table
 
 
@@ -120,7 +119,7 @@ def expected_answers(asked: Asked, grammar: str) -> dict[Answer, float]:
 
 
 def _ends(asked: Asked, answer: Answer) -> set[int]:
-    """The tokens that end an answer here."""
+    """The end tokens here."""
     if len(answer) < asked.others.get("min_tokens", 0):
         return set()
     return {*asked.others.get("stop_token_ids", []), *([] if asked.others.get("ignore_eos") else EOS)}
@@ -151,7 +150,7 @@ def guided_reference(
     free: NDArray[np.bool_],
     fits: NDArray[np.bool_],
 ) -> Probabilities:
-    """A token is drawn among the free ones. Those that do not fit are drawn again, among the fitting ones."""
+    """Draw a token without the grammar; if it does not fit, draw again among the allowed ones."""
     drawn = reference(logits, sampling, prompt, answer, free)
     if not drawn[~fits].sum():
         return drawn
@@ -162,7 +161,7 @@ def guided_reference(
 def reference(
     logits: Logits, sampling: Mapping[str, Any], prompt: list[int], answer: Answer, allowed: NDArray[np.bool_]
 ) -> Probabilities:
-    """The probabilities of tokens that follow prompt and answer, by the fields' definitions."""
+    """The probabilities of the tokens that follow prompt and answer, by the definitions of the fields."""
     scores, ids = logits.astype(np.float64), np.arange(logits.size)
     bias = sampling.get("logit_bias", {})
     for token, added in bias.items():
@@ -215,7 +214,7 @@ def deviation(counts: Counter[Answer], expected: Mapping[Answer, float]) -> floa
 
 
 def chosen(asked: Asked, grammar: str, number: int) -> list[Answer]:
-    """The answers with the seeds from 0 to `number`, from the table's logits alone."""
+    """The answers with the seeds from 0 to `number`, computed from the table's logits alone."""
     found: list[Answer] = []
     runner, guidance = TableRunner(MODEL, TABLE), guided()
     for seed in range(number):
@@ -224,14 +223,14 @@ def chosen(asked: Asked, grammar: str, number: int) -> list[Answer]:
         sequence = Sequence(seed, (0, seed), request, lambda: 0.0, guide)
         reason = None
         while reason is None:
-            row = Row(seed, sequence.tokens[-1:], True, num_choices=num_choices(sequence))
-            reason = choose_next_token(sequence, runner.forward([row])[0], EOS).reason
+            read = Read(sequence, sequence.tokens[-1:], decodes=True)
+            reason = choose_next_token(sequence, runner.forward([read])[0], EOS).reason
         found.append(_answer(sequence.tokens[len(PROMPT) :], reason))
     return found
 
 
 def guided() -> Guidance:
-    """Guidance that has compiled the grammar."""
+    """Guidance with the compiled grammar."""
     guidance, done = bytes_guidance(MODEL), SimpleQueue[Compiled]()
     guidance.compile(GRAMMAR, done.put)
     guidance.keep(GRAMMAR, done.get(timeout=60))
@@ -263,14 +262,14 @@ def test_answers_have_their_probabilities(name: str, grammar: str) -> None:
 
 
 class Device:
-    """A loop on the table."""
+    """A loop with the table as its model."""
 
     def __init__(self, folder: Path, *, rows: int = 1, drafts: bool = False) -> None:
         self.runner = TableRunner(MODEL, TABLE)
         self._rows = rows
         runners = RunnerPair(ScriptedRunner(), self.runner)
-        policy = StepPolicy(mixes=True, speculates=drafts)
-        scheduler = Scheduler(max_running=rows, max_waiting=1, prefill_chunk=64, policy=policy)
+        policy = StepPolicy(speculates=drafts)
+        scheduler = Scheduler(self.runner, max_running=rows, max_waiting=1, prefill_chunk=64, policy=policy)
         options = RuntimeOptionState(runners, ProfileFolder(folder, "table", max_files=1, max_bytes=1))
         self.loop = EngineLoop(runners, scheduler, options, guided(), self._receive, clock=lambda: 0.0)
         self.loop.inbox.put((0, Connected()))
@@ -301,8 +300,8 @@ class Device:
 
 @pytest.fixture
 def drafts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sequences with seeds have drafts, too, and all drafts are expected to pay."""
-    monkeypatch.setattr(Sequence, "may_draft", True)
+    """Sequences with seeds have drafts, too, and all drafts are assumed to pay."""
+    monkeypatch.setattr(TableRunner, "may_draft", lambda *_: True)
     monkeypatch.setattr(StepTimeModel, "seconds_to_verify", lambda times, num_tokens: 1.0)
 
 
@@ -314,7 +313,7 @@ def test_answers_are_the_same_alone_in_a_batch_and_exact(
     device = Device(tmp_path, rows=rows)
     for asked in ASKED.values():
         assert device.answers(asked, grammar, 16, **fields) == chosen(asked, grammar, 16)
-    assert (device.runner.most_rows > 1) == (rows > 1)
+    assert (device.runner.max_rows_seen > 1) == (rows > 1)
 
 
 @pytest.mark.parametrize("grammar", GRAMMARS)

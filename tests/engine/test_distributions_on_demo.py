@@ -1,4 +1,4 @@
-"""Answers of the demo model in a batch have the probabilities that the library's logits give them."""
+"""Batched answers of the demo model have the probabilities of the library's logits."""
 
 import json
 import re
@@ -11,26 +11,27 @@ import pytest
 from llguidance import LLMatcher
 
 from genai_server.engine.model.graph import read_decoder_graph
-from genai_server.engine.runners.base import Opening
 from genai_server.engine.runners.batched import BatchedRunner, BatchLimits
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.runners.scores import Logits
 from genai_server.engine.sampling.grammar import model_guidance
-from genai_server.generation import FinishReason, Sampling
+from genai_server.messages.generation_request import FinishReason, Sampling
+from scripts._models.driven import Driven
 from tests.demo_device import MAX_LENGTH, DemoDevice, prompt
 from tests.engine.test_distributions import END, Answer, deviation, guided_reference
 from tests.running_server import DEMO
 
 ANSWERS = 2000
-# An end would be rare.
+# An end token would be rare.
 SAMPLING: dict[str, Any] = {"temperature": 2.0, "top_k": 8, "min_p": 0.02, "logit_bias": {2: 9.0}}
 TEXT = "Say yes or no."
 LETTERS = r"[A-Za-z ]*"
 
 
-def logits_after(generator: OgGeneratorRunner, tokens: list[int]) -> Logits:
-    generator.open(9, tokens, Opening(MAX_LENGTH))
+def logits_after(on: OgGeneratorRunner, tokens: list[int]) -> Logits:
+    generator = Driven(on)
+    generator.open(9, tokens, MAX_LENGTH)
     logits = generator.prefill(9, tokens).copy()
     generator.close(9)
     return logits

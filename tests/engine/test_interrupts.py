@@ -1,4 +1,4 @@
-"""Who may end the pass that reads a prompt: only what concerns its own sequence, and only while it runs."""
+"""What may interrupt the pass that reads a prompt: only messages about its sequence, and only while it runs."""
 
 import threading
 from typing import Any
@@ -8,8 +8,8 @@ import pytest
 from genai_server.engine.interrupts import Interrupts
 from genai_server.engine.scheduling.step import Read, Step
 from genai_server.engine.sequence import Sequence
-from genai_server.generation import GenerationRequest
 from genai_server.messages.admin import CancelRequest, SetRuntimeOption
+from genai_server.messages.generation_request import GenerationRequest
 from genai_server.messages.protocol import Cancel, Stop
 
 CONNECTION, KEY = 3, 7
@@ -26,7 +26,7 @@ def sequence(key: int = KEY, *, decoding: bool = False) -> Sequence:
 
 
 def asked(message: Any, step: Step, connection: int = CONNECTION) -> int:
-    """How often the pass is ended by a message."""
+    """The number of interrupts caused by a message."""
     ended: list[int] = []
     interrupts = Interrupts(lambda: ended.append(1))
     with interrupts.within(step, FAR):
@@ -34,7 +34,7 @@ def asked(message: Any, step: Step, connection: int = CONNECTION) -> int:
     return len(ended)
 
 
-READING = Step([Read(sequence(), 3)])
+READING = Step([Read.next(sequence(), 3)])
 
 
 @pytest.mark.parametrize(
@@ -49,14 +49,14 @@ READING = Step([Read(sequence(), 3)])
         (CONNECTION + 1, SetRuntimeOption(1, "terminate_session", "1"), 1),
     ],
 )
-def test_a_message_ends_the_pass_of_the_sequence_that_it_concerns(connection: int, message: Any, times: int) -> None:
+def test_message_interrupts_only_the_pass_of_its_sequence(connection: int, message: Any, times: int) -> None:
     assert asked(message, READING, connection) == times
 
 
 def test_a_pass_which_decodes_is_not_ended() -> None:
     decoding = sequence(decoding=True)
-    assert asked(Cancel(KEY), Step([Read(decoding, 1)])) == 0
-    assert asked(Cancel(KEY), Step([Read(decoding, 1), Read(sequence(KEY + 1), 3)])) == 0
+    assert asked(Cancel(KEY), Step([Read.next(decoding)])) == 0
+    assert asked(Cancel(KEY), Step([Read.next(decoding), Read.next(sequence(KEY + 1), 3)])) == 0
 
 
 def test_outside_of_a_pass_nothing_is_ended() -> None:
@@ -85,7 +85,7 @@ def test_a_late_timer_does_not_end_the_next_pass(monkeypatch: pytest.MonkeyPatch
             timers.append(lambda: function(*arguments))
 
         def start(self) -> None:
-            """By hand."""
+            """Started by hand."""
 
         cancel = start
 
@@ -94,7 +94,7 @@ def test_a_late_timer_does_not_end_the_next_pass(monkeypatch: pytest.MonkeyPatch
     interrupts = Interrupts(lambda: ended.append(1))
     with interrupts.within(READING, 1.0):
         pass
-    with interrupts.within(Step([Read(sequence(KEY + 1), 3)]), 1.0):
+    with interrupts.within(Step([Read.next(sequence(KEY + 1), 3)]), 1.0):
         timers[0]()
         assert ended == []
         timers[1]()

@@ -1,4 +1,4 @@
-"""Memory that running requests share by need, on the demo model: how many run at once, and what they really take."""
+"""KV memory that running requests share, on the demo model: the number of running requests, and their real memory."""
 
 import sys
 from pathlib import Path
@@ -20,7 +20,7 @@ from genai_server.engine.runners import choose
 from genai_server.engine.runners.cpu_buffers import CpuBuffers, page_tokens
 from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.sampling.grammar import model_guidance
-from genai_server.generation import GenerationRequest
+from genai_server.messages.generation_request import GenerationRequest
 from genai_server.messages.launch import EngineSpec
 from genai_server.messages.protocol import Finished, Submit, ToApi, Tokens
 from tests.resident import resident_bytes
@@ -32,7 +32,7 @@ SLOTS = 16
 API = 1
 
 GRAPH = read_decoder_graph(DEMO)
-# Of four requests of full length.
+# The memory of four requests of full length.
 LIMIT = 4 * GRAPH.bytes_per_token * (MAX_LENGTH + page_tokens(GRAPH))
 
 needs_linux = pytest.mark.skipif(sys.platform != "linux", reason="slots share memory on Linux")
@@ -44,12 +44,12 @@ def test_a_slot_has_a_page_of_its_own_and_shares_the_others() -> None:
     assert memory.num_tokens(4) == 14 * 16
 
 
-def test_where_nothing_is_shared_any_sequence_has_memory() -> None:
+def test_unshared_memory_is_unlimited() -> None:
     assert UNSHARED.pages(10**9) == UNSHARED.num_pages == UNSHARED.num_tokens(4) == 0
 
 
 class Device:
-    """An engine's loop on the demo model, with so much memory for keys and values."""
+    """An engine loop on the demo model with a limited KV memory."""
 
     def __init__(self, folder: Path) -> None:
         settings = msgspec.structs.replace(
@@ -61,25 +61,25 @@ class Device:
         )
         spec = EngineSpec("cpu", str(DEMO), settings)
         self.batched = choose.load_batched(spec, DEMO, check_model_directory(DEMO))
-        generator: Any = self.batched  # no request of these runs on it
+        generator: Any = self.batched  # no request here runs on it
         runners = RunnerPair(generator, self.batched)
-        self.scheduler = process.make_scheduler(spec, runners.batching.num_slots, memory=runners.memory)
+        self.scheduler = process.make_scheduler(spec, runners)
         self.sent: list[ToApi] = []
-        self.most_resident = 0
-        self.most_running = 0
+        self.max_resident = 0
+        self.max_running = 0
         options = RuntimeOptionState(runners, ProfileFolder(folder, "cpu", max_files=9, max_bytes=10**6))
         self.loop = EngineLoop(
             runners,
             self.scheduler,
             options,
-            model_guidance(DEMO, runners.model),
+            model_guidance(DEMO, runners.main.model),
             lambda _, messages: self.sent.extend(messages),
         )
         self.loop.inbox.put((API, Connected()))
         self._num_asked = 0
 
     def ask(self, num_prompt: int, max_tokens: int) -> int:
-        """Submit a request whose prompt is like no other's; returns its key."""
+        """Submit a request with a unique prompt; returns its key."""
         self._num_asked += 1
         prompt = text(num_prompt, self._num_asked)
         request = GenerationRequest(str(self._num_asked), prompt, max_tokens, MAX_LENGTH, ignore_eos=True)
@@ -87,16 +87,16 @@ class Device:
         return self._num_asked
 
     def run(self) -> None:
-        """Run until all have ended."""
+        """Step until all requests have ended."""
         buffers = self.batched.buffers
         assert isinstance(buffers, CpuBuffers)
         while not (self.loop.inbox.empty() and self.scheduler.is_idle):
             self.loop.run_one_step()
-            self.most_running = max(self.most_running, len(self.scheduler.running))
-            self.most_resident = max(self.most_resident, resident_bytes(buffers))
+            self.max_running = max(self.max_running, len(self.scheduler.running))
+            self.max_resident = max(self.max_resident, resident_bytes(buffers))
 
     def answer(self, key: int) -> list[int]:
-        """The tokens of an answer that has ended."""
+        """The tokens of a finished answer."""
         assert sum(isinstance(m, Finished) and m.key == key for m in self.sent) == 1
         return [token for m in self.sent if isinstance(m, Tokens) and m.key == key for token in m.tokens]
 
@@ -107,28 +107,28 @@ def device(tmp_path: Path) -> Device:
 
 
 @needs_linux
-def test_sixteen_short_requests_run_at_once_in_the_memory_of_four_long_ones(device: Device) -> None:
+def test_memory_of_four_long_requests_runs_sixteen_short_ones(device: Device) -> None:
     keys = [device.ask(70, 30) for _ in range(SLOTS)]
     device.run()
-    assert device.most_running == SLOTS
+    assert device.max_running == SLOTS
     assert {len(device.answer(key)) for key in keys} == {30}
-    assert device.most_resident <= LIMIT
+    assert device.max_resident <= LIMIT
 
 
 @needs_linux
-def test_long_requests_wait_for_memory_and_no_more_is_resident_than_allowed(device: Device) -> None:
-    """Cached prefixes of ended requests fill the memory meanwhile, and give way."""
+def test_long_requests_wait_for_memory_within_the_limit(device: Device) -> None:
+    """In the meantime, cached prefixes of finished requests fill the memory and are evicted."""
     for _ in range(SLOTS):
         device.ask(100, 3)
     device.run()
-    assert device.most_running == SLOTS
-    device.most_running = 0
+    assert device.max_running == SLOTS
+    device.max_running = 0
     for _ in range(5):
         device.ask(450, MAX_LENGTH - 450)
         device.ask(25, 3)
     device.run()
-    assert 4 <= device.most_running <= 8
-    assert 0.8 * LIMIT < device.most_resident <= LIMIT
+    assert 4 <= device.max_running <= 8
+    assert 0.8 * LIMIT < device.max_resident <= LIMIT
 
 
 @needs_linux

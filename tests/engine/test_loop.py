@@ -1,8 +1,9 @@
-"""The generator worker, step by step, without threads or processes."""
+"""The engine loop, step by step, without threads or processes."""
 
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as Several
+from dataclasses import replace
 from itertools import count
 from operator import attrgetter
 from pathlib import Path
@@ -15,19 +16,19 @@ from genai_server.engine.ipc.mailbox import Connected, Disconnected
 from genai_server.engine.loop import EngineLoop
 from genai_server.engine.profiling.folder import DEFAULT_PREFIX, ProfileFolder
 from genai_server.engine.profiling.runtime_options import RuntimeOptionState
-from genai_server.engine.runners.base import Interrupted, Row
+from genai_server.engine.runners.base import Interrupted
 from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.runners.scores import Scores
 from genai_server.engine.runners.scripted import ScriptedPooledRunner, ScriptedRunner
 from genai_server.engine.sampling.grammar import bytes_guidance
 from genai_server.engine.scheduling.pooling_scheduler import PoolingScheduler
 from genai_server.engine.scheduling.scheduler import Scheduler
-from genai_server.engine.scheduling.step import Step
+from genai_server.engine.scheduling.step import Read, Step
 from genai_server.errors import RunnerFailed
-from genai_server.generation import FinishReason, GenerationRequest, PooledText
 from genai_server.messages.admin import CacheReset, GetRuntimeOptions, Reply, ResetPrefixCache, SetRuntimeOption
 from genai_server.messages.error import ErrorInfo
 from genai_server.messages.figures import Capacity, Load
+from genai_server.messages.generation_request import FinishReason, GenerationRequest, PooledText
 from genai_server.messages.protocol import (
     Accepted,
     Cancel,
@@ -47,7 +48,7 @@ OTHER_API = 2
 
 
 class Bench:
-    """A loop on a scripted runner, with what it has sent."""
+    """A loop with a scripted runner, and the messages that it sent."""
 
     def __init__(
         self,
@@ -60,13 +61,13 @@ class Bench:
         **limits: Any,
     ) -> None:
         self.sent: list[tuple[int, ToApi]] = []
+        self.runner = ScriptedRunner()
         self.scheduler = (Scheduler if pooled is None else PoolingScheduler)(
-            **{"max_running": 4, "max_waiting": 4, "prefill_chunk": 8} | limits
+            pooled or self.runner, **{"max_running": 4, "max_waiting": 4, "prefill_chunk": 8} | limits
         )
         self.profiles = ProfileFolder(folder, "scripted", max_files=100, max_bytes=10**6)
         ticks = count()
-        self.runner = ScriptedRunner()
-        runners = RunnerPair(pooled or self.runner, pools=pooled is not None)
+        runners = RunnerPair(pooled or self.runner)
         self.loop = EngineLoop(
             runners,
             self.scheduler,
@@ -91,13 +92,13 @@ class Bench:
             self.loop.run_one_step()
 
     def run(self) -> None:
-        """Until nothing is left to do."""
+        """Step until nothing is left to do."""
         self.steps(1)
         while not self.scheduler.is_idle:
             self.steps(1)
 
     def of(self, key: int) -> list[ToApi]:
-        """What was sent about one request, runs of tokens as one."""
+        """The messages about one request, with consecutive tokens joined."""
         found: list[ToApi] = []
         for _, message in self.sent:
             if getattr(message, "key", None) != key:
@@ -163,7 +164,7 @@ def test_max_tokens_and_max_length_end_with_length(bench: Bench) -> None:
     assert bench.reason(2) == FinishReason.LENGTH
 
 
-def test_the_token_that_ends_an_answer_is_not_part_of_it_unless_ignored(bench: Bench) -> None:
+def test_end_token_is_not_part_of_the_answer_unless_ignored(bench: Bench) -> None:
     bench.submit(1, "say a")
     bench.submit(2, "say a", ignore_eos=True, max_tokens=3)
     bench.run()
@@ -171,7 +172,7 @@ def test_the_token_that_ends_an_answer_is_not_part_of_it_unless_ignored(bench: B
     assert tokens == [[97], [97, 256, 256]]
 
 
-def test_more_than_may_run_wait_in_order_of_arrival(tmp_path: Path) -> None:
+def test_requests_beyond_max_running_queue_in_arrival_order(tmp_path: Path) -> None:
     bench = Bench(tmp_path, max_running=1, max_waiting=2)
     for key in (1, 2, 3):
         bench.submit(key, "say ab")
@@ -182,7 +183,7 @@ def test_more_than_may_run_wait_in_order_of_arrival(tmp_path: Path) -> None:
     assert ends == [1, 2, 3]
 
 
-def test_more_than_may_wait_are_refused_with_the_limit(tmp_path: Path) -> None:
+def test_requests_beyond_the_queue_are_refused_with_the_limit(tmp_path: Path) -> None:
     bench = Bench(tmp_path, max_running=1, max_waiting=1)
     for key in (1, 2, 3):
         bench.submit(key, "say ab")
@@ -195,7 +196,7 @@ def test_more_than_may_wait_are_refused_with_the_limit(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("steps", [0, 1, 2, 5])
-def test_a_cancelled_request_leaves_at_once_and_silently(bench: Bench, steps: int) -> None:
+def test_cancelled_request_ends_at_once_without_a_message(bench: Bench, steps: int) -> None:
     bench.submit(1, "say hello" + " " * 12)
     bench.steps(steps)
     bench.inbox.put((API, Cancel(1)))
@@ -204,7 +205,7 @@ def test_a_cancelled_request_leaves_at_once_and_silently(bench: Bench, steps: in
     assert bench.ends(1) == []
 
 
-def test_cancelling_what_has_ended_is_nothing(bench: Bench) -> None:
+def test_cancelling_an_ended_request_has_no_effect(bench: Bench) -> None:
     bench.submit(1, "say a")
     bench.run()
     bench.inbox.put((API, Cancel(1)))
@@ -228,14 +229,14 @@ def test_the_requests_of_an_api_process_that_died_are_dropped(bench: Bench) -> N
     assert {connection for connection, _ in bench.sent} == {API}
 
 
-def test_a_stranger_that_leaves_disturbs_nobody(bench: Bench) -> None:
+def test_disconnect_of_a_stranger_has_no_effect(bench: Bench) -> None:
     bench.inbox.put((OTHER_API, Disconnected()))
     bench.submit(1, "say a")
     bench.run()
     assert bench.text(1) == "a"
 
 
-def test_a_failing_request_gets_its_error_and_the_others_go_on(bench: Bench) -> None:
+def test_failing_request_gets_its_error_and_others_continue(bench: Bench) -> None:
     bench.submit(1, "fail at 1; say abc")
     bench.submit(2, "say abc")
     bench.run()
@@ -244,15 +245,15 @@ def test_a_failing_request_gets_its_error_and_the_others_go_on(bench: Bench) -> 
     assert bench.text(2) == "abc"
 
 
-def test_a_mistake_of_the_server_in_one_request_ends_no_other(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    prefill = bench.runner.prefill
+def test_internal_error_in_one_request_ends_no_other(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    forward = bench.runner.forward
 
-    def broken(sequence: int, tokens: Any, **how: Any) -> Any:
-        if sequence == 0:
+    def broken(reads: Several[Read]) -> list[Scores]:
+        if reads[0].sequence.id == 0:
             raise ZeroDivisionError
-        return prefill(sequence, tokens, **how)
+        return forward(reads)
 
-    monkeypatch.setattr(bench.runner, "prefill", broken)
+    monkeypatch.setattr(bench.runner, "forward", broken)
     bench.submit(1, "say abc")
     bench.submit(2, "say abc")
     bench.run()
@@ -262,8 +263,8 @@ def test_a_mistake_of_the_server_in_one_request_ends_no_other(bench: Bench, monk
     assert bench.text(2) == "abc"
 
 
-@pytest.mark.parametrize("where", ["_scheduler.observe", "_options.sessions.observe", "_meter.passed"])
-def test_an_error_after_a_steps_tokens_were_sent_fails_no_request(
+@pytest.mark.parametrize("where", ["_scheduler.observe", "_options.observe", "_meter.passed"])
+def test_error_after_tokens_were_sent_fails_no_request(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     place, _, name = where.rpartition(".")
@@ -281,38 +282,38 @@ def test_an_error_after_a_steps_tokens_were_sent_fails_no_request(
     assert len(steps) == 3
 
 
-def test_a_pass_that_was_interrupted_is_given_again(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    prefill = bench.runner.prefill
+def test_interrupted_pass_is_repeated(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    forward = bench.runner.forward
     passes: list[list[int]] = []
 
-    def interrupted(sequence: int, tokens: Any, **how: Any) -> Any:
-        passes.append(list(tokens))
+    def interrupted(reads: Several[Read]) -> list[Scores]:
+        passes.append(list(reads[0].tokens))
         if len(passes) in (2, 3):
             raise Interrupted
-        return prefill(sequence, tokens, **how)
+        return forward(reads)
 
-    monkeypatch.setattr(bench.runner, "prefill", interrupted)
+    monkeypatch.setattr(bench.runner, "forward", interrupted)
     bench.submit(1, "say hello")
     bench.run()
     assert passes[1] == passes[2] == passes[3] != passes[0]
     assert (bench.text(1), bench.reason(1)) == ("hello", FinishReason.STOP)
 
 
-def test_only_passes_that_ran_to_their_end_are_timed(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    prefill, observe = bench.runner.prefill, bench.scheduler.observe
+def test_only_completed_passes_are_timed(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    forward, observe = bench.runner.forward, bench.scheduler.observe
     ends: list[type[Exception]] = [Interrupted, ZeroDivisionError]
     timed: list[Step] = []
 
-    def broken(sequence: int, tokens: Any, **how: Any) -> Any:
+    def broken(reads: Several[Read]) -> list[Scores]:
         if ends:
             raise ends.pop(0)
-        return prefill(sequence, tokens, **how)
+        return forward(reads)
 
     def noted(step: Step, seconds: float) -> None:
         timed.append(step)
         observe(step, seconds)
 
-    monkeypatch.setattr(bench.runner, "prefill", broken)
+    monkeypatch.setattr(bench.runner, "forward", broken)
     monkeypatch.setattr(bench.scheduler, "observe", noted)
     bench.submit(1, "say hello")
     bench.steps(2)
@@ -323,11 +324,11 @@ def test_only_passes_that_ran_to_their_end_are_timed(bench: Bench, monkeypatch: 
     assert [step.num_tokens for step in timed] == [8]
 
 
-def test_whoever_leaves_after_an_interrupted_pass_leaves_at_once(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(sequence: int, tokens: Any, **how: Any) -> Any:
+def test_cancellation_after_an_interrupted_pass_takes_effect(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(reads: Several[Read]) -> list[Scores]:
         raise Interrupted
 
-    monkeypatch.setattr(bench.runner, "prefill", interrupted)
+    monkeypatch.setattr(bench.runner, "forward", interrupted)
     bench.submit(1, "say hello")
     bench.steps(2)
     bench.inbox.put((API, Cancel(1)))
@@ -336,11 +337,9 @@ def test_whoever_leaves_after_an_interrupted_pass_leaves_at_once(bench: Bench, m
     assert bench.ends(1) == []
 
 
-def test_an_engine_that_has_nothing_to_do_gives_back_free_memory_once(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_idle_engine_frees_memory_once(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     given_back: list[str] = []
-    monkeypatch.setattr("genai_server.engine.loop.give_back_free_memory", lambda: given_back.append("once"))
+    monkeypatch.setattr("genai_server.engine.loop.release_free_memory", lambda: given_back.append("once"))
     for key in (1, 2):
         bench.submit(key, "say x")
         bench.run()
@@ -349,7 +348,7 @@ def test_an_engine_that_has_nothing_to_do_gives_back_free_memory_once(
         assert len(given_back) == key
 
 
-def test_without_a_batch_there_is_no_past_to_forget(bench: Bench) -> None:
+def test_cache_reset_without_a_batch_frees_nothing(bench: Bench) -> None:
     bench.submit(1, "say a")
     bench.run()
     bench.inbox.put((API, ResetPrefixCache(5)))
@@ -357,7 +356,7 @@ def test_without_a_batch_there_is_no_past_to_forget(bench: Bench) -> None:
     assert (API, CacheReset(5, 0)) in bench.sent
 
 
-def test_terminate_ends_running_and_waiting_and_refuses_until_recovery(tmp_path: Path) -> None:
+def test_terminate_ends_all_and_refuses_until_recovery(tmp_path: Path) -> None:
     bench = Bench(tmp_path, max_running=1)
     bench.submit(1, "count 50")
     bench.submit(2, "count 50")
@@ -376,7 +375,7 @@ def test_terminate_ends_running_and_waiting_and_refuses_until_recovery(tmp_path:
     assert bench.text(4) == "d"
 
 
-def test_what_an_operator_sets_is_done_even_if_it_cannot_be_kept(tmp_path: Path) -> None:
+def test_runtime_option_works_without_a_writable_state_file(tmp_path: Path) -> None:
     bench = Bench(tmp_path, state_file=tmp_path / "gone" / "state.json")
     bench.submit(1, "count 50")
     bench.steps(3)
@@ -389,7 +388,7 @@ def test_what_an_operator_sets_is_done_even_if_it_cannot_be_kept(tmp_path: Path)
     assert replies[8].terminate_session == "1"
 
 
-def test_terminate_then_recover_before_the_next_step_still_ends_what_ran(bench: Bench) -> None:
+def test_terminate_and_recover_in_one_step_ends_running_requests(bench: Bench) -> None:
     bench.submit(1, "count 50")
     bench.steps(3)
     bench.inbox.put((API, SetRuntimeOption(7, "terminate_session", "1")))
@@ -412,9 +411,9 @@ def test_terminating_by_request_id_says_whether_it_matched(bench: Bench) -> None
     assert bench.ends(1) == []
 
 
-def test_profiling_writes_one_file_for_each_pass_from_the_named_token_on(bench: Bench, tmp_path: Path) -> None:
+def test_profiling_writes_one_file_per_pass_from_its_token_on(bench: Bench, tmp_path: Path) -> None:
     bench.submit(1, "say abcdefghij")
-    bench.steps(5)  # two chunks of prompt, the second of which gives token 0, and tokens 1 to 3
+    bench.steps(5)  # two chunks of prompt, the second of which yields token 0, and tokens 1 to 3
     bench.inbox.put((API, SetRuntimeOption(7, "enable_profiling", "p")))
     bench.steps(3)
     bench.inbox.put((API, SetRuntimeOption(8, "enable_profiling", "0")))
@@ -427,7 +426,7 @@ def test_profiling_writes_one_file_for_each_pass_from_the_named_token_on(bench: 
     assert len(list(tmp_path.glob("scripted/p_*.json"))) == 3
 
 
-def test_requests_that_come_later_are_profiled_from_their_first_token(bench: Bench, tmp_path: Path) -> None:
+def test_later_requests_are_profiled_from_their_first_token(bench: Bench, tmp_path: Path) -> None:
     bench.inbox.put((API, SetRuntimeOption(7, "enable_profiling", "1")))
     bench.submit(1, "say ab")
     bench.steps(1)
@@ -437,11 +436,11 @@ def test_requests_that_come_later_are_profiled_from_their_first_token(bench: Ben
     assert reply.options.enable_profiling == "onnxruntime_run_profile"
     assert [request.from_token for request in reply.options.requests] == [0]
     bench.run()
-    # one chunk of prompt makes token 0, then one pass for each of token 1 and the end
+    # one chunk of prompt yields token 0, then one pass each for token 1 and the end
     assert len(list(tmp_path.glob("scripted/onnxruntime_run_profile_*.json"))) == 3
 
 
-def test_a_profile_folder_that_cannot_be_made_is_told_and_harms_nothing(tmp_path: Path) -> None:
+def test_unusable_profile_folder_is_reported_without_failures(tmp_path: Path) -> None:
     blocked = tmp_path / "file"
     blocked.write_text("")
     bench = Bench(blocked)
@@ -464,7 +463,7 @@ def test_phases_split_the_time_in_the_engine(bench: Bench) -> None:
     assert end.phases.decode > 0
 
 
-def test_who_wants_it_is_told_after_each_chunk_how_far_the_prompt_is(bench: Bench) -> None:
+def test_progress_is_sent_after_each_chunk_on_demand(bench: Bench) -> None:
     bench.submit(1, "say abcdefghij", progress=True)
     bench.run()
     kinds = [type(message) for message in bench.of(1)]
@@ -475,14 +474,15 @@ def test_who_wants_it_is_told_after_each_chunk_how_far_the_prompt_is(bench: Benc
     ]
 
 
-def test_a_cached_prefix_that_cannot_be_copied_costs_no_request(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_copy_of_a_cached_prefix_fails_no_request(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[Any] = []
 
     def broken(sequence: Any) -> int:
         tried.append(sequence)
         raise RunnerFailed("no memory")
 
-    monkeypatch.setattr(bench.loop._runners, "match_again", broken)
+    monkeypatch.setattr(bench.runner, "match_again", broken)
+    bench.runner.abilities = replace(bench.runner.abilities, caches_prefixes=True)
     bench.submit(1, "say a")
     bench.run()
     assert bench.text(1) == "a"
@@ -490,9 +490,9 @@ def test_a_cached_prefix_that_cannot_be_copied_costs_no_request(bench: Bench, mo
 
 
 class Overflowing(ScriptedPooledRunner):
-    """Has no finite numbers for texts that begin with token 7."""
+    """A runner whose vectors of texts that start with token 7 contain a NaN."""
 
-    def forward(self, rows: Several[Row]) -> list[Scores]:
+    def forward(self, rows: Several[Read]) -> list[Scores]:
         found = super().forward(rows)
         for row, scores in zip(rows, found, strict=True):
             if row.tokens[0] == 7 and scores.vectors is not None:

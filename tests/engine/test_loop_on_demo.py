@@ -1,4 +1,4 @@
-"""The loop on the demo model, in the batch and on Generators: what requests may ask for beyond plain answers."""
+"""The loop on the demo model, in the batch and on Generators: parameters beyond plain answers."""
 
 import json
 import re
@@ -12,17 +12,17 @@ from llguidance import LLMatcher
 from numpy.typing import NDArray
 
 from genai_server.engine.model.graph import read_decoder_graph
-from genai_server.engine.runners.base import Opening
 from genai_server.engine.runners.batched import BatchedRunner, BatchLimits
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.runners.scores import Logits, Scores
 from genai_server.engine.sampling.grammar import Guidance, model_guidance
 from genai_server.engine.scheduling.step import Step
-from genai_server.generation import FinishReason, GenerationRequest, Sampling
 from genai_server.messages.admin import SetRuntimeOption, StartProfile
+from genai_server.messages.generation_request import FinishReason, GenerationRequest, Sampling
 from genai_server.messages.protocol import Finished, PromptLogprobs, Submit
 from genai_server.profile_plan import ProfilePlan, SlowTokens
+from scripts._models.driven import Driven
 from tests.demo_device import API, MAX_LENGTH, DemoDevice, prompt
 from tests.running_server import DEMO
 
@@ -33,7 +33,7 @@ PERSON = {
     "additionalProperties": False,
 }
 GRAMMARS = {
-    # A model as small as this one, once among blanks, never comes out of them.
+    # A model as small as this one never stops writing blanks once it has started.
     "json schema": LLMatcher.grammar_from_json_schema(json.dumps(PERSON), overrides={"whitespace_flexible": False}),
     "regex": LLMatcher.grammar_from_regex("(Rome|Oslo), [0-9]{3}!"),
     "lark": 'start: item (", " item){2}\nitem: "capital" | "city"',
@@ -87,7 +87,7 @@ def test_an_answer_fits_its_grammar_and_stops_where_that_ends(
     assert fits(kind, device.text(1)), device.text(1)
 
 
-def test_rows_with_and_without_grammars_do_not_disturb_each_other(device: DemoDevice) -> None:
+def test_rows_with_and_without_grammars_are_independent(device: DemoDevice) -> None:
     texts = ["Count from 1 to 12.", "What is the capital of Norway?", "Hello!"]
     alone = {}
     for key, text in enumerate(texts):
@@ -104,10 +104,10 @@ def test_rows_with_and_without_grammars_do_not_disturb_each_other(device: DemoDe
         assert fits(kind, device.text(20 + key))
 
 
-# changing over between the runners
+# moves between the runners
 
 
-def test_grammar_penalties_and_log_probabilities_go_with_a_request_that_is_profiled(
+def test_profiled_request_keeps_grammar_penalties_and_logprobs(
     generator: OgGeneratorRunner, batched: BatchedRunner, guidance: Guidance, tmp_path: Path
 ) -> None:
     fields: dict[str, Any] = {
@@ -145,7 +145,7 @@ PLANS = {
 
 
 @pytest.mark.parametrize("name", PLANS)
-def test_answers_have_the_same_tokens_while_a_session_profiles_them(device: DemoDevice, name: str) -> None:
+def test_profiled_answers_have_the_same_tokens(device: DemoDevice, name: str) -> None:
     texts = ("What is the capital of Italy?", "Count from 1 to 12.", "How are you today?")
     for key, text in enumerate(texts):
         device.submit(key, text)
@@ -154,7 +154,7 @@ def test_answers_have_the_same_tokens_while_a_session_profiles_them(device: Demo
     for key, text in enumerate(texts, 10):
         device.submit(key, text, request_id=f"r{key - 9}")
     device.step()
-    if name == "one request":  # which must be there
+    if name == "one request":  # which must exist
         device.inbox.put((API, StartProfile(9, PLANS[name])))
     device.run(10, 11, 12)
     for key in range(3):
@@ -176,18 +176,17 @@ def log_softmax(logits: Logits) -> NDArray[np.float64]:
     return found
 
 
-def positions(generator: OgGeneratorRunner, tokens: list[int]) -> NDArray[np.float64]:
-    """The log probabilities [tokens, vocab_size] after each token of a text read in one piece."""
-    generator.open(99, tokens, Opening(MAX_LENGTH))
+def positions(on: OgGeneratorRunner, tokens: list[int]) -> NDArray[np.float64]:
+    """The log probabilities [tokens, vocab_size] after each token of a text read in one pass."""
+    generator = Driven(on)
+    generator.open(99, tokens, MAX_LENGTH)
     try:
         return log_softmax(generator.prefill(99, tokens, positions=True))
     finally:
         generator.close(99)
 
 
-def test_an_answers_log_probabilities_are_the_log_softmax_of_what_the_model_gave(
-    device: DemoDevice, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_answer_logprobs_are_log_softmax_of_the_logits(device: DemoDevice, monkeypatch: pytest.MonkeyPatch) -> None:
     runners = device.loop._runners
     forward = runners.forward
     given: list[Logits] = []
@@ -210,9 +209,7 @@ def test_an_answers_log_probabilities_are_the_log_softmax_of_what_the_model_gave
 
 
 @pytest.mark.parametrize("others", [0, 1])
-def test_a_prompts_log_probabilities_are_those_of_one_piece_however_it_is_read(
-    device: DemoDevice, generator: OgGeneratorRunner, others: int
-) -> None:
+def test_prompt_logprobs_do_not_depend_on_chunks(device: DemoDevice, generator: OgGeneratorRunner, others: int) -> None:
     text = "What is the capital of Italy? " * 7
     if others:
         device.submit(2, "Count from 1 to 200.", max_tokens=200)
@@ -234,10 +231,10 @@ def test_a_prompts_log_probabilities_are_those_of_one_piece_however_it_is_read(
     device.run(2) if others else None
 
 
-# how much is produced
+# limits of tokens
 
 
-def test_an_answer_that_would_end_goes_on_up_to_its_least_tokens(device: DemoDevice) -> None:
+def test_answer_that_would_end_continues_up_to_min_tokens(device: DemoDevice) -> None:
     device.submit(1, "What is the capital of Italy?")
     device.run(1)
     least = len(device.tokens(1)) + 5
@@ -261,7 +258,7 @@ def test_a_prompt_of_several_answers_is_read_once(device: DemoDevice) -> None:
         device.submit(key, text, max_tokens=3, more=key < 4)
     device.run(1, 2, 3, 4)
     cached = {m.key: m.num_cached for m in device.sent if isinstance(m, Finished)}
-    batched = device.loop._runners.batched is not None
+    batched = device.loop._runners.has_batch
     assert [cached[key] for key in (2, 3, 4)] == [len(prompt(text)) - 2 if batched else 0] * 3
     assert len({tuple(device.tokens(key)) for key in (1, 2, 3, 4)}) == 1
 
@@ -274,5 +271,5 @@ def test_a_prompt_that_was_only_read_is_in_the_cache(device: DemoDevice) -> None
     device.submit(2, text)
     device.run(2)
     (end,) = [m for m in device.sent if isinstance(m, Finished) and m.key == 2]
-    batched = device.loop._runners.batched is not None
+    batched = device.loop._runners.has_batch
     assert end.num_cached == (len(prompt(text)) - 2 if batched else 0)

@@ -1,4 +1,4 @@
-"""What the engine counts, and how it tells it."""
+"""What the engine counts, and when it sends the figures."""
 
 from pathlib import Path
 from typing import Any
@@ -24,16 +24,16 @@ def bench(tmp_path: Path, clock: HandClock) -> Bench:
     return Bench(tmp_path, max_running=2, clock=clock)
 
 
-def _told(bench: Bench, connection: int = API) -> list[Figures]:
+def _sent(bench: Bench, connection: int = API) -> list[Figures]:
     return [message for to, message in bench.sent if to == connection and isinstance(message, Figures)]
 
 
 def _figures(bench: Bench, clock: HandClock) -> Figures:
-    """What is told after another second."""
+    """The figures sent after another second."""
     clock.wait(1.0)
-    bench.inbox.put((API, Connected()))  # or an idle loop waits
+    bench.inbox.put((API, Connected()))  # otherwise an idle loop waits
     bench.steps(1)
-    return _told(bench)[-1]
+    return _sent(bench)[-1]
 
 
 def test_a_value_counts_in_the_first_bucket_that_is_not_below_it() -> None:
@@ -68,7 +68,7 @@ def test_a_prompt_that_was_not_read_does_not_count(bench: Bench, clock: HandCloc
     assert _figures(bench, clock).prompt_tokens == 0
 
 
-def test_tokens_count_as_they_are_made_and_prompts_when_read(bench: Bench, clock: HandClock) -> None:
+def test_tokens_count_when_produced_and_prompts_when_read(bench: Bench, clock: HandClock) -> None:
     bench.submit(1, "say hello")
     bench.steps(1)
     assert _figures(bench, clock).prompt_tokens == 0
@@ -79,11 +79,11 @@ def test_tokens_count_as_they_are_made_and_prompts_when_read(bench: Bench, clock
     assert sum(figures.token_gaps.counts) == len("hello") - 1
 
 
-def test_passes_are_told_apart_and_rows_counted(bench: Bench, clock: HandClock) -> None:
+def test_passes_are_counted_by_kind_with_their_rows(bench: Bench, clock: HandClock) -> None:
     bench.submit(1, "say abcd")
     bench.run()
     figures = _figures(bench, clock)
-    assert sum(figures.prefill_passes.counts) == 2  # of 8 tokens at most
+    assert sum(figures.prefill_passes.counts) == 2  # of at most 8 tokens
     assert sum(figures.decode_passes.counts) == figures.decode_rows.counts[0] == figures.decode_rows.sum == 4
 
 
@@ -98,7 +98,7 @@ def test_the_time_between_two_tokens_is_what_the_clock_says(bench: Bench, clock:
     assert gaps.counts[gaps.bounds.index(0.3)] + gaps.counts[gaps.bounds.index(0.5)] == 1  # of 50.3 - 50.0
 
 
-def test_what_the_operator_ends_is_counted(bench: Bench, clock: HandClock) -> None:
+def test_terminated_requests_are_counted(bench: Bench, clock: HandClock) -> None:
     bench.submit(1, "count 50")
     bench.submit(2, "count 50")
     bench.steps(3)
@@ -113,38 +113,38 @@ def test_profiled_sequences_and_sessions_of_profiles_are_counted(bench: Bench, c
     bench.steps(3)
     clock.wait(1.0)
     bench.steps(1)
-    assert (_told(bench)[-1].profiled, _told(bench)[-1].profile_sessions) == (1, 1)
+    assert (_sent(bench)[-1].profiled, _sent(bench)[-1].profile_sessions) == (1, 1)
     bench.run()
     figures = _figures(bench, clock)
     assert (figures.profiled, figures.profile_sessions) == (0, 1)
 
 
-def test_keys_and_values_are_those_of_who_runs(bench: Bench, clock: HandClock) -> None:
+def test_kv_tokens_are_those_of_running_sequences(bench: Bench, clock: HandClock) -> None:
     bench.submit(1, "count 50")
     bench.steps(3)
     (running,) = bench.scheduler.running
     assert running.num_read > 0
     clock.wait(1.0)
     bench.steps(1)
-    assert 0 < _told(bench)[-1].kv_tokens <= running.num_read
+    assert 0 < _sent(bench)[-1].kv_tokens <= running.num_read
     bench.run()
     assert _figures(bench, clock).kv_tokens == 0
 
 
-def test_figures_are_told_once_a_second_and_only_if_they_have_changed(bench: Bench, clock: HandClock) -> None:
+def test_figures_are_sent_once_a_second_if_they_changed(bench: Bench, clock: HandClock) -> None:
     bench.submit(1, "count 50")
     bench.steps(3)
-    assert _told(bench) == []
+    assert _sent(bench) == []
     clock.wait(1.0)
     bench.steps(3)
-    assert len(_told(bench)) == 1
+    assert len(_sent(bench)) == 1
     bench.run()
     _figures(bench, clock)
     _figures(bench, clock)
-    assert len(_told(bench)) == 2
+    assert len(_sent(bench)) == 2
 
 
-def test_an_api_process_that_attaches_later_is_told_what_the_others_know(bench: Bench, clock: HandClock) -> None:
+def test_api_process_that_attaches_later_gets_the_figures(bench: Bench, clock: HandClock) -> None:
     bench.submit(1, "say a")
     bench.run()
     known = _figures(bench, clock)
@@ -153,4 +153,4 @@ def test_an_api_process_that_attaches_later_is_told_what_the_others_know(bench: 
     clock.wait(1.0)
     bench.inbox.put((OTHER_API, Connected()))
     bench.steps(1)
-    assert _told(bench, OTHER_API) == [known]
+    assert _sent(bench, OTHER_API) == [known]

@@ -1,7 +1,7 @@
-"""A provider from a package, for real: OpenVINO on a CPU, beside and instead of ONNX Runtime's own kernels.
+"""A real provider package: OpenVINO on a CPU, next to and instead of ONNX Runtime's own kernels.
 
-Skipped without the package, and where it finds no device: `pip install onnxruntime-ep-openvino` (tried with 1.8.1),
-into another folder if it shall not stay (`--target`, and that folder in PYTHONPATH).
+Skipped without the package, and if it finds no device: `pip install onnxruntime-ep-openvino` (tried with 1.8.1), into
+another folder if it is not to stay (`--target`, with that folder in PYTHONPATH).
 """
 
 import importlib.util
@@ -13,11 +13,12 @@ import msgspec
 import pytest
 
 from genai_server.engine.model.session_options import missing_device, node_shares, open_with, session_options
-from genai_server.engine.runners.base import Opening, Runner
+from genai_server.engine.runners.base import Runner
 from genai_server.engine.runners.choose import load_runners
 from genai_server.messages.launch import EngineSpec
 from genai_server.options.check import check_device
 from genai_server.options.openvino import OPENVINO
+from scripts._models.driven import Driven
 from tests.engine.runners.test_choose import spec
 from tests.running_server import DEMO
 
@@ -26,7 +27,7 @@ PROMPT = [1, 57, 301, 44, 18, 902, 77, 5]
 
 
 def why_not() -> str:
-    """Why nothing of it can be tried here."""
+    """Why OpenVINO cannot be tried here, or an empty text."""
     if importlib.util.find_spec(PACKAGE) is None:
         return f"{PACKAGE} is not installed"
     return missing_device(check_device(sections(), "cpu")) or ""
@@ -43,9 +44,10 @@ def on_openvino(device: str) -> EngineSpec:
     return msgspec.structs.replace(spec(128), device=device, options=check_device(sections(), device))
 
 
-def greedy(runner: Runner) -> list[int]:
-    """Twelve tokens of an answer."""
-    runner.open(1, PROMPT, Opening(64))
+def greedy(on: Runner) -> list[int]:
+    """Twelve greedy tokens of an answer."""
+    runner = Driven(on)
+    runner.open(1, PROMPT, 64)
     found = [int(runner.prefill(1, PROMPT).argmax())]
     while len(found) < 12:
         found.append(int(runner.decode([1], [found[-1]])[0].argmax()))
@@ -56,13 +58,13 @@ def greedy(runner: Runner) -> list[int]:
 def test_the_batch_and_the_generator_answer_as_on_the_cpu_alone() -> None:
     expected = greedy(load_runners(spec(128)).generator)
     batched = load_runners(on_openvino("cpu"))
-    assert batched.batched is not None
-    assert greedy(batched.batched) == expected
+    assert batched.has_batch
+    assert greedy(batched.main) == expected
     assert greedy(batched.generator) == expected
     assert greedy(load_runners(on_openvino("openvino")).generator) == expected
 
 
-def test_the_shares_of_both_providers_are_told() -> None:
+def test_shares_of_both_providers_are_reported() -> None:
     nodes = load_runners(on_openvino("cpu")).batching.nodes
     assert list(nodes) == ["openvino", "cpu"]
     assert (nodes["openvino"] or 0) > (nodes["cpu"] or 0) > 0

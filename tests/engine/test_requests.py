@@ -1,17 +1,19 @@
-"""How sequences end that nobody lets run to their end: at their deadlines, and because their reader has gone."""
+"""Sequences that end early: at their deadlines, and because their client disconnected."""
 
 import threading
 import time
+from collections.abc import Sequence as Several
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from genai_server.engine.ipc.mailbox import Disconnected
 from genai_server.engine.runners.base import Interrupted
+from genai_server.engine.runners.scores import Scores
+from genai_server.engine.scheduling.step import Read
 from genai_server.engine.sequence import Sequence
 from genai_server.errors import RunnerFailed
-from genai_server.generation import FinishReason
+from genai_server.messages.generation_request import FinishReason
 from genai_server.messages.protocol import Accepted, Finished, Refused, Tokens
 from tests.engine.test_admission import nothing_compiles, step_until
 from tests.engine.test_loop import API, Bench
@@ -28,7 +30,7 @@ def bench(tmp_path: Path, clock: HandClock) -> Bench:
     return Bench(tmp_path, max_running=1, max_waiting=3, clock=clock)
 
 
-def test_at_its_deadline_an_answer_ends_as_it_is(bench: Bench, clock: HandClock) -> None:
+def test_answer_ends_unchanged_at_its_deadline(bench: Bench, clock: HandClock) -> None:
     bench.submit(1, "count 50", timeout=2.0)
     bench.steps(5)
     clock.wait(1.9)
@@ -42,7 +44,7 @@ def test_at_its_deadline_an_answer_ends_as_it_is(bench: Bench, clock: HandClock)
     assert bench.scheduler.is_idle
 
 
-def test_a_prompt_that_is_read_and_one_that_waits_end_without_a_token(bench: Bench, clock: HandClock) -> None:
+def test_prompt_and_queued_request_time_out_without_a_token(bench: Bench, clock: HandClock) -> None:
     bench.submit(1, " " * 80 + "say x", timeout=3.0)
     bench.submit(2, "say y", timeout=1.0)
     bench.submit(3, "say z")
@@ -60,20 +62,20 @@ def test_a_prompt_that_is_read_and_one_that_waits_end_without_a_token(bench: Ben
     assert bench.text(3) == "z"
 
 
-def test_while_its_grammar_is_compiled_a_request_ends_at_its_deadline_though_nothing_arrives(tmp_path: Path) -> None:
+def test_request_times_out_during_compilation_without_messages(tmp_path: Path) -> None:
     bench = Bench(tmp_path, max_running=1, max_waiting=0, clock=time.perf_counter)
     with nothing_compiles(bench):
         bench.submit(1, "say a", grammar='start: "a"', timeout=0.05)
         while not bench.ends(1):
-            bench.steps(1)  # blocks until the deadline, for nothing runs
+            bench.steps(1)  # blocks until the deadline, because nothing runs
         assert [type(message) for message in bench.of(1)] == [Accepted, Finished]
         assert bench.reason(1) == FinishReason.TIMEOUT
-        bench.submit(2, "say b")  # which has the place
+        bench.submit(2, "say b")  # it takes the place
         bench.run()
     assert bench.text(2) == "b"
 
 
-def test_what_comes_of_the_grammar_after_the_deadline_is_nobodys(bench: Bench, clock: HandClock) -> None:
+def test_grammar_compiled_after_the_deadline_is_ignored(bench: Bench, clock: HandClock) -> None:
     with nothing_compiles(bench):
         bench.submit(1, "say a", grammar='start: "a"', timeout=1.0)
         bench.submit(2, "count 3")
@@ -85,29 +87,27 @@ def test_what_comes_of_the_grammar_after_the_deadline_is_nobodys(bench: Bench, c
     assert bench.text(1) == ""
 
 
-def test_time_that_passed_before_counts_and_may_have_been_all(bench: Bench) -> None:
+def test_time_before_the_engine_counts_and_may_be_the_whole(bench: Bench) -> None:
     bench.submit(1, "say a", timeout=0.0)
     bench.steps(1)
     assert bench.reason(1) == FinishReason.TIMEOUT
     assert bench.scheduler.is_idle
 
 
-def test_a_prompts_own_deadline_interrupts_its_pass_and_nobody_elses(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_deadline_of_a_prompt_interrupts_only_its_own_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench(tmp_path, clock=time.perf_counter)
     interrupted = threading.Event()
     monkeypatch.setattr(bench.loop.interrupts, "_interrupt", interrupted.set)
-    prefill = bench.runner.prefill
+    forward = bench.runner.forward
     waited = []
 
-    def slow(sequence: int, tokens: Any, **how: Any) -> Any:
-        if sequence == 0:
+    def slow(reads: Several[Read]) -> list[Scores]:
+        if reads[0].sequence.id == 0:
             waited.append(interrupted.wait(10))
             raise Interrupted
-        return prefill(sequence, tokens, **how)
+        return forward(reads)
 
-    monkeypatch.setattr(bench.runner, "prefill", slow)
+    monkeypatch.setattr(bench.runner, "forward", slow)
     bench.submit(1, "say a", timeout=0.05)
     bench.submit(2, "say b", timeout=9.0)
     bench.run()
@@ -116,7 +116,7 @@ def test_a_prompts_own_deadline_interrupts_its_pass_and_nobody_elses(
     assert (bench.text(2), bench.reason(2)) == ("b", FinishReason.STOP)
 
 
-def test_whose_reader_has_gone_has_no_deadline_any_more(bench: Bench, clock: HandClock) -> None:
+def test_disconnected_request_has_no_deadline(bench: Bench, clock: HandClock) -> None:
     bench.submit(1, "count 50", timeout=1.0)
     bench.submit(2, "count 50", timeout=1.0)
     bench.steps(3)
@@ -130,7 +130,7 @@ def test_whose_reader_has_gone_has_no_deadline_any_more(bench: Bench, clock: Han
     assert {type(message) for _, message in bench.sent} == {Accepted, Tokens, Finished}
 
 
-def test_a_second_end_is_nothing(bench: Bench) -> None:
+def test_second_end_has_no_effect(bench: Bench) -> None:
     bench.submit(1, "count 50")
     bench.submit(2, "say b")
     bench.steps(3)
@@ -147,7 +147,7 @@ def test_a_second_end_is_nothing(bench: Bench) -> None:
 
 
 def test_an_error_after_the_end_is_harmless(bench: Bench) -> None:
-    """What fails while the last token of a sequence is told concerns a sequence that has ended."""
+    """An error while the last token of a sequence is sent concerns a sequence that has ended."""
 
     def broken() -> None:
         raise ZeroDivisionError
@@ -165,9 +165,7 @@ def test_an_error_after_the_end_is_harmless(bench: Bench) -> None:
     assert bench.text(2) == "b"
 
 
-def test_an_end_is_told_though_what_the_sequence_held_cannot_be_freed(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_end_is_sent_though_closing_the_sequence_fails(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(sequence: Sequence) -> None:
         raise ZeroDivisionError
 
@@ -179,7 +177,7 @@ def test_an_end_is_told_though_what_the_sequence_held_cannot_be_freed(
     assert [type(message) for message in bench.of(1)] == [Accepted, Tokens, Finished]
 
 
-def test_a_refusal_for_tokens_tells_the_limit_and_when_to_come_again(tmp_path: Path) -> None:
+def test_token_limit_refusal_has_the_limit_and_retry_after(tmp_path: Path) -> None:
     bench = Bench(tmp_path, max_running=1, max_waiting_tokens=20)
     bench.submit(1, "count 9")
     bench.submit(2, "say a")
@@ -193,7 +191,7 @@ def test_a_refusal_for_tokens_tells_the_limit_and_when_to_come_again(tmp_path: P
     assert bench.text(2) == "a"
 
 
-def test_how_long_answers_become_is_learned_from_those_that_nobody_has_cut(bench: Bench, clock: HandClock) -> None:
+def test_expected_length_ignores_answers_that_were_cut(bench: Bench, clock: HandClock) -> None:
     bench.submit(1, "say abcdefgh")
     bench.submit(2, "count 50", timeout=1.0)
     bench.steps(14)

@@ -1,13 +1,13 @@
-"""One request inside the engine: what the model reads next, when the answer is full, and where the time went."""
+"""One request inside the engine: the next tokens to read, the end of the answer, and the times of its phases."""
 
 import pytest
 
 from genai_server.engine.sequence import Sequence
-from genai_server.generation import GenerationRequest, Phases
+from genai_server.messages.generation_request import GenerationRequest, Phases
 
 
 class HandClock:
-    """Seconds that go on only when the test says so."""
+    """A clock that advances only when the test says so."""
 
     def __init__(self) -> None:
         self.now = 50.0
@@ -27,7 +27,7 @@ def _sequence(
 
 
 def _read(sequence: Sequence, most: int) -> list[int]:
-    """A pass, as the runners' pair does it: what it reads."""
+    """A pass, as the runner pair does it; returns the tokens that it reads."""
     sequence.start()
     tokens = sequence.tokens[sequence.num_read : sequence.num_read + most]
     sequence.num_read += len(tokens)
@@ -45,7 +45,7 @@ def test_the_prompt_is_read_in_chunks_each_token_once() -> None:
     assert sequence.num_read == 5
 
 
-def test_after_the_prompt_the_model_reads_what_it_has_produced() -> None:
+def test_model_reads_produced_tokens_after_the_prompt() -> None:
     sequence = _sequence(2)
     _read(sequence, 128)
     sequence.append(7)
@@ -70,7 +70,7 @@ def test_prefill_lasts_until_the_first_token_is_produced() -> None:
 
 
 @pytest.mark.parametrize(("num_read", "is_decoding"), [(0, False), (3, False), (4, False), (5, True)])
-def test_a_past_that_is_read_anew_is_prefill_until_its_last_token(num_read: int, is_decoding: bool) -> None:
+def test_recomputed_past_is_prefill_until_its_last_token(num_read: int, is_decoding: bool) -> None:
     sequence = _sequence(2)
     for token in (7, 8, 9, 6):
         sequence.append(token)
@@ -117,14 +117,14 @@ def test_the_time_is_split_into_queue_prefill_and_decode() -> None:
     assert sequence.phases() == Phases(queue=1, prefill=2, decode=8)
 
 
-def test_who_never_had_a_turn_has_only_waited() -> None:
+def test_sequence_that_never_ran_has_queue_time_only() -> None:
     clock = HandClock()
     sequence = _sequence(clock=clock)
     clock.wait(3)
     assert sequence.phases() == Phases(queue=3, prefill=0, decode=0)
 
 
-def test_who_produced_nothing_has_no_time_of_decoding() -> None:
+def test_sequence_without_tokens_has_no_decode_time() -> None:
     clock = HandClock()
     sequence = _sequence(clock=clock)
     clock.wait(1)

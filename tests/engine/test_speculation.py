@@ -1,6 +1,6 @@
-"""Answers whose tokens are drafted and checked together are those without drafts: on the demo model, in the batch.
+"""Answers with drafts equal those without: on the demo model, in the batch.
 
-Whether drafts pay is decided as if passes of any length took the same time, so nothing here depends on the machine.
+Drafts are judged as if passes of any length took the same time, so the results do not depend on the machine.
 """
 
 from pathlib import Path
@@ -16,20 +16,19 @@ from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.sampling.grammar import Guidance, model_guidance
 from genai_server.engine.scheduling.step_time import StepTimeModel
-from genai_server.engine.sequence import Sequence
 from genai_server.errors import RunnerFailed
-from genai_server.generation import FinishReason, Sampling
 from genai_server.messages.admin import SetRuntimeOption
+from genai_server.messages.generation_request import FinishReason, Sampling
 from genai_server.messages.protocol import Cancel, Finished, Refused
 from tests.demo_device import API, MAX_LENGTH, DemoDevice, prompt
 from tests.running_server import DEMO
 
 COUNT = "Count from 1 to 12."
-# Its answers have more forced tokens than chosen ones, and nothing that repeats.
+# Its answers have more forced tokens than chosen ones, and no repetition.
 FORCED = LLMatcher.grammar_from_regex(
     "The (capital|largest city) of this country is called (Rome|Oslo), and it is old\\."
 )
-# Its answer has eleven times the same end.
+# Its answer repeats the same end eleven times.
 LIST = LLMatcher.grammar_from_regex("((Rome|Oslo) is a city\\. ){12}")
 
 
@@ -86,8 +85,8 @@ ASKED: dict[str, dict[str, Any]] = {
 def test_an_answer_has_the_same_tokens_with_drafts(
     plain: DemoDevice, drafting: DemoDevice, monkeypatch: pytest.MonkeyPatch, kind: str, *, predicted: bool
 ) -> None:
-    # The seed is for the comparison; with one there are no drafts.
-    monkeypatch.setattr(Sequence, "may_draft", True)
+    # The seed is for the comparison; with a seed there are no drafts.
+    monkeypatch.setattr(BatchedRunner, "may_draft", lambda *_: True)
     fields = ASKED[kind]
     wanted = answer(plain, 1, **fields)
     found = answer(drafting, 1, **fields, prediction=wanted if predicted else [])
@@ -103,7 +102,7 @@ def test_an_answer_has_the_same_tokens_with_drafts(
 def test_the_forced_tokens_of_a_grammar_are_read_in_one_pass(
     plain: DemoDevice, drafting: DemoDevice, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Sequence, "may_draft", True)
+    monkeypatch.setattr(BatchedRunner, "may_draft", lambda *_: True)
     fields: dict[str, Any] = {"grammar": FORCED, "max_tokens": 60, "sampling": Sampling(1.0, seed=7)}
     wanted = answer(plain, 1, **fields)
     assert answer(drafting, 1, **fields) == wanted
@@ -116,14 +115,14 @@ def test_a_wrong_prediction_changes_nothing(plain: DemoDevice, drafting: DemoDev
     assert answer(drafting, 1, prediction=prediction) == answer(plain, 1)
 
 
-def test_an_answer_ends_at_its_limit_in_the_midst_of_a_draft(plain: DemoDevice, drafting: DemoDevice) -> None:
+def test_answer_ends_at_its_limit_within_a_draft(plain: DemoDevice, drafting: DemoDevice) -> None:
     wanted = answer(plain, 1, max_tokens=24)
     for limit in range(1, 24):
         assert answer(drafting, limit, max_tokens=limit, prediction=wanted) == wanted[:limit]
         assert drafting.reason(limit) == FinishReason.LENGTH
 
 
-def test_an_answer_ends_at_the_longest_length_in_the_midst_of_a_draft(plain: DemoDevice, drafting: DemoDevice) -> None:
+def test_answer_ends_at_max_length_within_a_draft(plain: DemoDevice, drafting: DemoDevice) -> None:
     wanted = answer(plain, 1)
     length = len(prompt(COUNT)) + 20
     assert answer(drafting, 1, max_length=length, prediction=wanted) == wanted[:20]
@@ -140,28 +139,26 @@ def test_log_probabilities_come_with_each_token_of_a_draft(plain: DemoDevice, dr
     )
 
 
-def test_what_was_accepted_is_kept_as_a_cached_prefix_and_nothing_else(
-    runners: RunnerPair, drafting: DemoDevice
-) -> None:
-    assert isinstance(runners.batched, BatchedRunner)
+def test_only_accepted_tokens_are_cached(runners: RunnerPair, drafting: DemoDevice) -> None:
+    assert isinstance(runners.main, BatchedRunner)
     drafting.submit(1, COUNT, prediction=answer(drafting, 2)[:20] + [9] * 20)
     while len(drafting.tokens(1)) < 20:
         drafting.step()
         if drafting.scheduler.running:
             (sequence,) = drafting.scheduler.running
-            slot = runners.batched.slots.slots[runners.batched.slots.index(sequence.id)]
+            slot = runners.main.slots.slots[runners.main.slots.index(sequence.id)]
             assert slot.tokens == sequence.tokens[: sequence.num_read]
     drafting.run(1)
 
 
 @pytest.mark.parametrize("fields", [{"exact": True}, {"sampling": Sampling(seed=1)}])
-def test_answers_that_are_to_be_the_same_again_have_no_drafts(drafting: DemoDevice, fields: dict[str, Any]) -> None:
+def test_seeded_and_exact_answers_have_no_drafts(drafting: DemoDevice, fields: dict[str, Any]) -> None:
     wanted = answer(drafting, 1, **fields)
     assert answer(drafting, 2, **fields, prediction=wanted) == wanted
     assert drafting.end(2).num_drafted == 0
 
 
-def test_answers_beside_each_other_have_no_drafts(drafting: DemoDevice) -> None:
+def test_concurrent_answers_have_no_drafts(drafting: DemoDevice) -> None:
     wanted = answer(drafting, 1)
     fields: dict[str, Any] = {"max_tokens": len(wanted), "prediction": wanted}
     for key in (2, 3):
@@ -192,8 +189,8 @@ def test_a_cancelled_answer_gets_nothing_after_its_draft(drafting: DemoDevice) -
     assert not any(isinstance(told, Finished) and told.key == 2 for told in drafting.sent)
 
 
-def test_a_predicted_token_that_the_model_does_not_have_is_refused(runners: RunnerPair, drafting: DemoDevice) -> None:
-    drafting.submit(1, COUNT, prediction=[runners.model.vocab_size])
+def test_unknown_predicted_token_is_refused(runners: RunnerPair, drafting: DemoDevice) -> None:
+    drafting.submit(1, COUNT, prediction=[runners.main.model.vocab_size])
     drafting.step()
     (refused,) = [told for told in drafting.sent if isinstance(told, Refused)]
     assert refused.error.param == "prediction"

@@ -1,4 +1,4 @@
-"""An operator's questions, and which answer is whose, without an engine; with one they are shown by the endpoints."""
+"""Calls to an engine and the matching of replies, without an engine; the tests of the endpoints use one."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -26,7 +26,7 @@ STATE = RequestState("r1", RequestPhase.DECODE, 0.5, 7, 3, 20)
 
 
 def asking(test: Callable[[EngineAdmin, list[AdminCall]], Awaitable[None]]) -> None:
-    """Run a test on the event loop, with an operator and what it has sent."""
+    """Run a test on the event loop, with an operator and the messages that it sent."""
 
     async def run() -> None:
         sent: list[AdminCall] = []
@@ -35,7 +35,7 @@ def asking(test: Callable[[EngineAdmin, list[AdminCall]], Awaitable[None]]) -> N
     asyncio.run(run())
 
 
-def test_each_question_gets_the_answer_of_its_number_whatever_their_order() -> None:
+def test_replies_are_matched_to_calls_by_number() -> None:
     async def test(operator: EngineAdmin, sent: list[AdminCall]) -> None:
         slots = asyncio.ensure_future(operator.reset_prefix_cache())
         requests = asyncio.ensure_future(operator.requests())
@@ -50,7 +50,7 @@ def test_each_question_gets_the_answer_of_its_number_whatever_their_order() -> N
     asking(test)
 
 
-def test_what_an_engine_refuses_is_raised_with_its_field() -> None:
+def test_engine_error_is_raised_with_its_field() -> None:
     async def test(operator: EngineAdmin, sent: list[AdminCall]) -> None:
         plan = ProfilePlan("slow")
         begun = asyncio.ensure_future(operator.start_profile(plan))
@@ -64,7 +64,7 @@ def test_what_an_engine_refuses_is_raised_with_its_field() -> None:
     asking(test)
 
 
-def test_whoever_waits_hears_that_the_engine_has_gone() -> None:
+def test_pending_calls_fail_when_the_engine_is_lost() -> None:
     async def test(operator: EngineAdmin, sent: list[AdminCall]) -> None:
         waiting = [asyncio.ensure_future(operator.requests()) for _ in range(2)]
         await asyncio.sleep(0)
@@ -72,12 +72,12 @@ def test_whoever_waits_hears_that_the_engine_has_gone() -> None:
         for one in waiting:
             with pytest.raises(NoEngineReady, match="it died"):
                 await one
-        operator.receive(RequestList(0, []))  # which nobody waits for any more
+        operator.receive(RequestList(0, []))  # the call was abandoned
 
     asking(test)
 
 
-def test_an_answer_that_comes_after_its_asker_has_left_is_dropped() -> None:
+def test_reply_to_an_abandoned_call_is_dropped() -> None:
     async def test(operator: EngineAdmin, sent: list[AdminCall]) -> None:
         left, stays = asyncio.ensure_future(operator.requests()), asyncio.ensure_future(operator.requests())
         await asyncio.sleep(0)

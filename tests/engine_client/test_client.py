@@ -1,4 +1,4 @@
-"""An API process's side of the border, against real scripted engines."""
+"""An API process's end of the connections, with real scripted engines."""
 
 import asyncio
 import os
@@ -13,14 +13,14 @@ from genai_server.config import load_settings
 from genai_server.engine_client.client import EngineClient
 from genai_server.engine_client.router import Router
 from genai_server.errors import EngineDied, InvalidField, NoEngineReady, QueueFull, SessionTerminated
-from genai_server.generation import FinishReason, GenerationRequest
+from genai_server.messages.generation_request import FinishReason, GenerationRequest
 from genai_server.messages.status_file import StatusFileReader
 from genai_server.supervisor.supervisor import Supervisor
 
 
 @contextmanager
 def supervised(**values: str) -> Iterator[Supervisor]:
-    """A supervisor of two scripted engines."""
+    """A supervisor with two scripted engines."""
     supervisor = Supervisor(load_settings({"device": "scripted:0,scripted:1", **values}, environ={}, dotenv=None))
     supervisor.start()
     try:
@@ -38,7 +38,7 @@ def engines() -> Iterator[Supervisor]:
 
 @pytest.fixture(scope="module")
 def narrow_engines() -> Iterator[Supervisor]:
-    """Engines with room for one running and one waiting request."""
+    """Engines with capacity for one running and one waiting request."""
     with supervised(max_batch_size="1", max_queue="1", max_queue_tokens="100") as supervisor:
         yield supervisor
 
@@ -103,7 +103,7 @@ def test_closing_a_stream_early_frees_the_engine(engines: Supervisor) -> None:
     attach(engines, test)
 
 
-def test_the_death_of_an_engine_fails_its_streams_at_once_and_no_others() -> None:
+def test_engine_death_fails_only_its_own_streams() -> None:
     async def test(router: Router) -> None:
         victim, other = router.engines["scripted:0"], router.engines["scripted:1"]
         doomed = await victim.in_flight.submit(*(request("delay 0.01; count 100") for _ in range(3)))
@@ -129,7 +129,7 @@ def test_the_death_of_an_engine_fails_its_streams_at_once_and_no_others() -> Non
         attach(supervisor, test)
 
 
-def test_a_request_without_a_token_is_answered_by_the_next_engine() -> None:
+def test_request_without_a_token_moves_to_the_next_engine() -> None:
     async def test(router: Router) -> None:
         engine = router.engines["scripted:0"]
         (running,) = await engine.in_flight.submit(request("delay 0.01; count 100"))
@@ -154,7 +154,7 @@ def test_a_request_without_a_token_is_answered_by_the_next_engine() -> None:
         attach(supervisor, test)
 
 
-def test_a_request_that_kills_every_engine_is_given_to_two_of_them() -> None:
+def test_request_that_kills_engines_is_tried_twice() -> None:
     async def test(router: Router) -> None:
         engine = router.engines["scripted:0"]
         with pytest.raises(EngineDied):
@@ -167,7 +167,7 @@ def test_a_request_that_kills_every_engine_is_given_to_two_of_them() -> None:
         attach(supervisor, test)
 
 
-def test_nobody_waits_for_an_engine_that_was_given_up() -> None:
+def test_requests_do_not_wait_for_a_failed_engine() -> None:
     async def test(router: Router) -> None:
         engine = router.engines["scripted:0"]
         with pytest.raises(EngineDied):
@@ -203,7 +203,7 @@ def test_a_full_engine_is_known_to_be_full_without_asking_it(narrow_engines: Sup
         await until(lambda: engine.load.room == 2)
         engine.require_capacity(2, [10**6, 100], param="n")
         with pytest.raises(InvalidField, match="n may make 2 answers .* given 3"):
-            engine.require_capacity(3, param="n")  # however long it waits
+            engine.require_capacity(3, param="n")  # however long it would wait
         (running,) = await engine.in_flight.submit(request("delay 0.01; count 100"))
         await until(lambda: engine.load.room == 1)
         engine.require_capacity(1, [100], param="n")
@@ -222,7 +222,7 @@ def test_a_full_engine_is_known_to_be_full_without_asking_it(narrow_engines: Sup
     attach(narrow_engines, test)
 
 
-def test_who_gives_up_before_the_engine_has_answered_is_not_answered(engines: Supervisor) -> None:
+def test_request_cancelled_before_its_acceptance_is_dropped(engines: Supervisor) -> None:
     async def test(router: Router) -> None:
         engine = router.engines["scripted:0"]
         (busy,) = await engine.in_flight.submit(request("hold 0.5 at 1; count 9"))
@@ -240,7 +240,7 @@ def test_who_gives_up_before_the_engine_has_answered_is_not_answered(engines: Su
     attach(engines, test)
 
 
-def test_the_router_takes_the_engine_with_the_least_work_and_a_terminated_one_last(engines: Supervisor) -> None:
+def test_router_picks_the_least_loaded_and_terminated_last(engines: Supervisor) -> None:
     async def test(router: Router) -> None:
         first, second = router.engines.values()
         (running,) = await router.pick(None)[0].in_flight.submit(request("delay 0.01; count 100"))
@@ -266,7 +266,7 @@ def test_a_connection_that_closes_takes_nothing_more(engines: Supervisor) -> Non
         engine = router.engines["scripted:0"]
         writer = engine._writer
         assert writer is not None
-        writer.close()  # as when the engine has just died, before anything else has run
+        writer.close()  # as if the engine had just died, before anything else has run
         with pytest.raises(NoEngineReady):
             await engine.in_flight.submit(request("say x"))
         await until(lambda: engine.is_ready and engine._writer is not writer)
@@ -275,7 +275,7 @@ def test_a_connection_that_closes_takes_nothing_more(engines: Supervisor) -> Non
     attach(engines, test)
 
 
-def test_without_a_supervisor_nothing_is_ready(tmp_path: Any) -> None:
+def test_router_without_a_supervisor_is_not_ready(tmp_path: Any) -> None:
     router = Router(["cpu"], StatusFileReader(tmp_path))
     assert not router.is_ready
     assert router.engines["cpu"].status().state == "stopped"
@@ -283,7 +283,7 @@ def test_without_a_supervisor_nothing_is_ready(tmp_path: Any) -> None:
         router.pick(None)
 
 
-def test_log_probabilities_come_over_the_border_with_their_tokens_and_the_prompts_before(engines: Supervisor) -> None:
+def test_logprobs_cross_processes_with_their_tokens(engines: Supervisor) -> None:
     async def test(router: Router) -> None:
         (stream,) = await router.engines["scripted:0"].in_flight.submit(
             request("say abc", top_logprobs=2, prompt_logprobs=True, max_tokens=2)
@@ -312,7 +312,7 @@ def test_a_prompt_that_is_only_read_ends_without_a_batch(engines: Supervisor) ->
     attach(engines, test)
 
 
-def test_a_grammar_is_followed_and_a_wrong_one_refused_with_its_field(engines: Supervisor) -> None:
+def test_grammar_is_followed_or_refused_with_its_field(engines: Supervisor) -> None:
     async def test(router: Router) -> None:
         engine = router.engines["scripted:0"]
         (stream,) = await engine.in_flight.submit(request("say 42 and more", grammar="start: /[0-9]{2}/"))

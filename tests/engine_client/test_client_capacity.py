@@ -1,4 +1,6 @@
-"""Whether a device has capacity: what it never accepts is the request's fault, what it does not accept now is not."""
+"""Whether a device has capacity: requests beyond its limits are client errors, requests beyond its current load are
+not.
+"""
 
 from pathlib import Path
 
@@ -13,17 +15,17 @@ IDLE = Load(room=6, capacity=Capacity(running=2, waiting=4, waiting_tokens=100))
 
 
 def engine(load: Load) -> EngineClient:
-    """A client of the device "cpu" which has reported this load."""
+    """A client of the device "cpu", which has reported this load."""
     client = EngineClient("cpu", StatusFileReader(Path("nowhere")))
     client.load = load
     return client
 
 
-def test_as_long_as_nothing_is_known_all_is_tried() -> None:
+def test_unknown_capacity_refuses_nothing() -> None:
     engine(Load()).require_capacity(10**6, [10**6] * 3, param="n")
 
 
-def test_more_answers_than_may_ever_run_and_wait_are_the_requests_fault() -> None:
+def test_more_answers_than_capacity_are_a_client_error() -> None:
     engine(IDLE).require_capacity(6, [], param="n")
     with pytest.raises(
         InvalidField, match=r"prompt may make 6 answers on device cpu.*GENAI_MAX_QUEUE\), given 7"
@@ -32,7 +34,7 @@ def test_more_answers_than_may_ever_run_and_wait_are_the_requests_fault() -> Non
     assert no.value.param == "prompt"
 
 
-def test_more_tokens_than_may_ever_wait_are_the_requests_fault_too() -> None:
+def test_more_tokens_than_capacity_are_a_client_error() -> None:
     engine(IDLE).require_capacity(4, [10**6, 10**6, 60, 40], param="n")  # the first two run at once
     with pytest.raises(InvalidField, match=r"at most 100 tokens together \(GENAI_MAX_QUEUE_TOKENS\).*101 tokens") as no:
         engine(IDLE).require_capacity(4, [1, 1, 60, 41], param="n")
@@ -43,7 +45,7 @@ def test_any_number_of_tokens_may_wait_where_there_is_no_limit() -> None:
     engine(Load(room=6, capacity=Capacity(2, 4))).require_capacity(6, [10**6] * 6, param="n")
 
 
-def test_what_is_refused_now_may_be_accepted_later() -> None:
+def test_full_queue_is_a_temporary_refusal() -> None:
     busy = engine(Load(running=2, waiting=1, room=3, room_tokens=40, retry_after=7, capacity=IDLE.capacity))
     busy.require_capacity(2, [20, 20], param="n")
     with pytest.raises(

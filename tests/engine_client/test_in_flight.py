@@ -1,4 +1,4 @@
-"""What becomes of requests in flight, without an engine; with engines that die it is shown with the client."""
+"""Requests in flight, without an engine; dying engines are covered by the tests of the client."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -10,8 +10,8 @@ import pytest
 from genai_server.engine_client.in_flight import PATIENCE, InFlight, Retries
 from genai_server.engine_client.stream import TokenStream
 from genai_server.errors import EngineDied, ModelUnloaded, NoEngineReady, QueueFull
-from genai_server.generation import FinishReason, GenerationRequest, Phases
 from genai_server.messages.error import ErrorInfo
+from genai_server.messages.generation_request import FinishReason, GenerationRequest, Phases
 from genai_server.messages.protocol import Accepted, Cancel, Finished, Refused, Stop, Submit, ToEngine, Tokens
 
 REQUEST = GenerationRequest("r", [1, 2], 5, 9)
@@ -19,7 +19,7 @@ DEATH = EngineDied("it died")
 
 
 def flying(test: Callable[[InFlight, list[ToEngine]], Awaitable[None]]) -> None:
-    """Run a test on the event loop, with what is in flight and what was sent."""
+    """Run a test on the event loop, with the requests in flight and the messages sent."""
 
     async def run() -> None:
         sent: list[ToEngine] = []
@@ -29,7 +29,7 @@ def flying(test: Callable[[InFlight, list[ToEngine]], Awaitable[None]]) -> None:
 
 
 async def submitted(flight: InFlight, key: int) -> TokenStream:
-    """A request that the engine has taken, by the number that it comes to have."""
+    """A request that the engine accepted, with the key that it will have."""
     asking = asyncio.ensure_future(flight.submit(REQUEST))
     await asyncio.sleep(0)
     flight.receive(Accepted(key))
@@ -41,7 +41,7 @@ async def tokens(stream: TokenStream) -> list[int]:
     return [token async for batch in stream for token in batch.tokens]
 
 
-def test_each_request_hears_of_its_own_until_its_end() -> None:
+def test_each_request_receives_its_own_messages_until_its_end() -> None:
     async def test(flight: InFlight, sent: list[ToEngine]) -> None:
         first, second = await submitted(flight, 0), await submitted(flight, 1)
         assert sent == [Submit(0, REQUEST), Submit(1, REQUEST)]
@@ -72,7 +72,7 @@ def test_a_refusal_is_raised_and_leaves_nothing_behind() -> None:
     flying(test)
 
 
-def test_several_are_handed_over_before_the_engine_has_said_anything() -> None:
+def test_group_is_submitted_before_any_reply() -> None:
     async def test(flight: InFlight, sent: list[ToEngine]) -> None:
         asking = asyncio.ensure_future(flight.submit(REQUEST, REQUEST, REQUEST))
         await asyncio.sleep(0)
@@ -89,7 +89,7 @@ def test_several_are_handed_over_before_the_engine_has_said_anything() -> None:
 
 
 @pytest.mark.parametrize("refused", [0, 1, 2])
-def test_one_that_is_refused_takes_the_others_back(refused: int) -> None:
+def test_refused_request_cancels_its_group(refused: int) -> None:
     async def test(flight: InFlight, sent: list[ToEngine]) -> None:
         asking = asyncio.ensure_future(flight.submit(REQUEST, REQUEST, REQUEST))
         await asyncio.sleep(0)
@@ -105,7 +105,7 @@ def test_one_that_is_refused_takes_the_others_back(refused: int) -> None:
     flying(test)
 
 
-def test_who_leaves_before_all_are_taken_takes_all_back() -> None:
+def test_cancellation_before_acceptance_cancels_the_group() -> None:
     async def test(flight: InFlight, sent: list[ToEngine]) -> None:
         asking = asyncio.ensure_future(flight.submit(REQUEST, REQUEST))
         await asyncio.sleep(0)
@@ -119,7 +119,7 @@ def test_who_leaves_before_all_are_taken_takes_all_back() -> None:
     flying(test)
 
 
-def test_a_reader_that_leaves_cancels_once_and_hears_no_more() -> None:
+def test_closed_stream_cancels_once_and_receives_nothing() -> None:
     async def test(flight: InFlight, sent: list[ToEngine]) -> None:
         stream = await submitted(flight, 0)
         stream.close()
@@ -144,7 +144,7 @@ def test_a_reader_that_has_enough_stops_and_waits_for_the_end() -> None:
     flying(test)
 
 
-def test_only_what_has_no_token_yet_is_given_to_the_next_engine_and_once() -> None:
+def test_only_untouched_requests_are_resubmitted_once() -> None:
     async def test(flight: InFlight, sent: list[ToEngine]) -> None:
         untouched, begun = await submitted(flight, 0), await submitted(flight, 1)
         flight.receive(Tokens(1, [7]))
@@ -174,7 +174,7 @@ def test_nothing_waits_for_a_model_that_was_unloaded() -> None:
     flying(test)
 
 
-def test_what_waits_for_the_next_engine_can_be_given_up() -> None:
+def test_resubmission_can_be_abandoned() -> None:
     async def test(flight: InFlight, sent: list[ToEngine]) -> None:
         stream = await submitted(flight, 0)
         flight.lose(DEATH)
@@ -188,11 +188,11 @@ def test_what_waits_for_the_next_engine_can_be_given_up() -> None:
     flying(test)
 
 
-# connections that end while something is sent
+# connections that end during a send
 
 
 class Connection:
-    """A connection that takes some more calls of `send`, and then is closing."""
+    """A connection that accepts a limited number of calls of `send`, and then is closing."""
 
     def __init__(self, num_calls: int) -> None:
         self.num_calls = num_calls
@@ -205,7 +205,7 @@ class Connection:
         self.sent += messages
 
     def submits(self) -> list[tuple[int, bool]]:
-        """The requests that came over it: their keys, and whether more of the same group follow."""
+        """The requests sent over it: their keys, and whether more of the same group follow."""
         return [(message.key, message.more) for message in self.sent if isinstance(message, Submit)]
 
 
@@ -314,7 +314,7 @@ def test_a_group_is_resumed_without_answers_that_were_closed() -> None:
     on_the_loop(test)
 
 
-# what waits for the next engine
+# waiting for the next engine
 
 
 def on_the_loop(test: Callable[[], Awaitable[None]]) -> None:
@@ -374,7 +374,7 @@ def test_a_deadline_goes_on_while_a_request_waits() -> None:
     on_the_loop(test)
 
 
-def test_who_waits_too_long_fails_and_no_others() -> None:
+def test_retry_fails_after_its_patience_only() -> None:
     async def test() -> None:
         times = iter([0.0, PATIENCE - 1, PATIENCE - 1, PATIENCE, PATIENCE])
         retries, late, early = Retries(clock=lambda: next(times)), unsent_stream(), unsent_stream()

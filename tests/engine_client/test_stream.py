@@ -1,4 +1,4 @@
-"""The end of a request in the API process: order, exactly one end, and who is told when a reader leaves."""
+"""The end of a request in the API process: order, exactly one end, and the cancellation when a reader leaves."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -7,7 +7,7 @@ import pytest
 
 from genai_server.engine_client.stream import NewTokens, PromptProgress, TokenStream
 from genai_server.errors import EngineDied, QueueFull
-from genai_server.generation import FinishReason, Phases, TokenLogprob
+from genai_server.messages.generation_request import FinishReason, Phases, TokenLogprob
 
 PHASES = Phases(0.1, 0.2, 0.3)
 
@@ -20,7 +20,7 @@ def _run(scenario: Callable[[TokenStream], Awaitable[None]]) -> None:
 
 
 async def _until_it_waits() -> None:
-    """Let the other tasks run as far as they can."""
+    """Let the other tasks run until they wait."""
     for _ in range(5):
         await asyncio.sleep(0)
 
@@ -28,7 +28,7 @@ async def _until_it_waits() -> None:
 # tokens
 
 
-def test_tokens_come_in_order_and_what_a_slow_reader_missed_comes_as_one() -> None:
+def test_slow_reader_gets_missed_tokens_at_once_in_order() -> None:
     async def scenario(stream: TokenStream) -> None:
         stream.deliver([1])
         stream.deliver([2, 3])
@@ -94,7 +94,7 @@ def test_log_probabilities_come_with_their_tokens() -> None:
     _run(scenario)
 
 
-def test_those_of_the_prompt_gather_beside_the_tokens() -> None:
+def test_prompt_logprobs_are_collected_next_to_the_tokens() -> None:
     read = [TokenLogprob(token, -0.5) for token in range(3)]
 
     async def scenario(stream: TokenStream) -> None:
@@ -176,7 +176,7 @@ def test_a_new_stream_has_not_ended() -> None:
     _run(scenario)
 
 
-# being accepted
+# acceptance
 
 
 def test_acceptance_is_waited_for() -> None:
@@ -190,7 +190,7 @@ def test_acceptance_is_waited_for() -> None:
     _run(scenario)
 
 
-def test_a_refusal_is_raised_to_who_waits_for_acceptance() -> None:
+def test_refusal_is_raised_while_waiting_for_acceptance() -> None:
     async def scenario(stream: TokenStream) -> None:
         waiting = asyncio.ensure_future(stream.accepted())
         await _until_it_waits()
@@ -201,7 +201,7 @@ def test_a_refusal_is_raised_to_who_waits_for_acceptance() -> None:
     _run(scenario)
 
 
-def test_who_was_accepted_and_failed_at_once_was_accepted() -> None:
+def test_request_that_failed_at_once_was_still_accepted() -> None:
     async def scenario(stream: TokenStream) -> None:
         stream.accept()
         stream.deliver([1])
@@ -214,10 +214,10 @@ def test_who_was_accepted_and_failed_at_once_was_accepted() -> None:
     _run(scenario)
 
 
-# leaving
+# cancellation
 
 
-def test_the_engine_is_told_once_that_the_reader_has_left() -> None:
+def test_cancellation_is_sent_once() -> None:
     async def scenario() -> None:
         left = []
         stream = TokenStream(lambda: left.append("left"))
@@ -228,7 +228,7 @@ def test_the_engine_is_told_once_that_the_reader_has_left() -> None:
     asyncio.run(scenario())
 
 
-def test_progress_comes_before_the_tokens_and_a_slow_reader_gets_the_last() -> None:
+def test_progress_precedes_tokens_and_only_the_last_is_kept() -> None:
     async def scenario(stream: TokenStream) -> None:
         stream.deliver_progress(PromptProgress(8, 4))
         stream.deliver_progress(PromptProgress(16, 4))

@@ -1,4 +1,4 @@
-"""Checks in processes of their own: what comes of a grammar that ends one, or holds one up, and of others beside it."""
+"""Checks in separate processes: grammars that end or block a process, and other grammars next to them."""
 
 import asyncio
 import contextlib
@@ -34,7 +34,7 @@ def _sound(number: int = 0) -> str:
 
 
 class Seen:
-    """The processes that a checker has started, and how its checks ended."""
+    """The processes that a checker started, and the results of its checks."""
 
     def __init__(self) -> None:
         self.processes: list[CheckerProcess] = []
@@ -73,7 +73,7 @@ def _run(work: Callable[[GrammarChecker], Awaitable[None]], seconds: float = 60)
     return seen
 
 
-def test_a_grammar_that_ends_the_process_is_refused_and_those_beside_it_are_not() -> None:
+def test_grammar_that_crashes_the_checker_is_refused_alone() -> None:
     async def work(checker: GrammarChecker) -> None:
         asked = [KILLER, *map(_sound, range(8)), WRONG]
         words, *sound, wrong = await asyncio.gather(*map(checker.complaint, asked))
@@ -86,7 +86,7 @@ def test_a_grammar_that_ends_the_process_is_refused_and_those_beside_it_are_not(
     assert _run(work).results == {"crashed": 1, "passed": 8, "refused": 1}
 
 
-def test_a_grammar_that_takes_too_long_is_refused_and_one_beside_it_is_not() -> None:
+def test_grammar_that_times_out_is_refused_alone() -> None:
     async def work(checker: GrammarChecker) -> None:
         words, sound = await asyncio.gather(checker.complaint(_endless()), checker.complaint(_sound()))
         assert words == "compiling it takes longer than 1 s (GENAI_GRAMMAR_TIMEOUT)"
@@ -96,7 +96,7 @@ def test_a_grammar_that_takes_too_long_is_refused_and_one_beside_it_is_not() -> 
     assert _run(work, seconds=1).results == {"timed_out": 1, "passed": 2}
 
 
-def test_a_process_that_somebody_kills_in_the_middle_of_a_check_costs_nobody_the_answer() -> None:
+def test_check_is_repeated_when_its_process_is_killed() -> None:
     seen = Seen()
 
     async def work() -> None:
@@ -104,7 +104,7 @@ def test_a_process_that_somebody_kills_in_the_middle_of_a_check_costs_nobody_the
             assert await checker.complaint(_sound()) is None
             (first,) = seen.processes
             if sys.platform != "win32":
-                os.kill(first.pid, signal.SIGSTOP)  # so that the check has begun and has not ended
+                os.kill(first.pid, signal.SIGSTOP)  # so that the check has started and has not ended
             checking = asyncio.ensure_future(checker.complaint(_sound(1)))
             await asyncio.sleep(0)
             first._process.kill()
@@ -129,7 +129,7 @@ def test_a_process_that_has_died_while_idle_is_replaced() -> None:
     assert len(seen.processes) == 2
 
 
-def test_no_process_is_started_before_there_is_a_grammar_and_one_is_enough_for_one_at_a_time() -> None:
+def test_first_grammar_starts_the_only_checker_needed() -> None:
     async def work(checker: GrammarChecker) -> None:
         for number in range(5):
             assert await checker.complaint(_sound(number)) is None
@@ -138,7 +138,7 @@ def test_no_process_is_started_before_there_is_a_grammar_and_one_is_enough_for_o
     assert Seen().processes == []
 
 
-def test_a_grammar_is_checked_once_however_many_ask_and_however_often() -> None:
+def test_grammar_is_checked_once_for_all_requests() -> None:
     async def work(checker: GrammarChecker) -> None:
         assert await asyncio.gather(*(checker.complaint(_sound()) for _ in range(9))) == [None] * 9
         assert await checker.complaint(_sound()) is None
@@ -148,7 +148,7 @@ def test_a_grammar_is_checked_once_however_many_ask_and_however_often() -> None:
     assert _run(work).results == {"passed": 1, "crashed": 1}
 
 
-def test_a_check_for_which_nobody_waits_any_more_is_not_begun_and_can_be_asked_for_again() -> None:
+def test_abandoned_check_is_skipped_and_can_be_repeated() -> None:
     async def work(checker: GrammarChecker) -> None:
         busy = [asyncio.ensure_future(checker.complaint(_endless(number))) for number in range(2)]
         left = [asyncio.ensure_future(checker.complaint(_sound(number))) for number in range(50)]
@@ -165,7 +165,7 @@ def test_a_check_for_which_nobody_waits_any_more_is_not_begun_and_can_be_asked_f
     assert _run(work, seconds=1).results == {"timed_out": 2, "passed": 2}
 
 
-def test_what_cannot_be_started_is_nobodys_fault() -> None:
+def test_checker_that_cannot_start_is_unavailable() -> None:
     def start() -> CheckerProcess:
         raise CheckerUnavailable("no")
 
@@ -189,7 +189,7 @@ def test_a_process_that_is_gone_says_how() -> None:
     assert not process.is_alive
 
 
-def test_what_hangs_after_a_few_tokens_is_found_by_following_it() -> None:
+def test_hang_after_a_few_tokens_is_found_by_following() -> None:
     process = CheckerProcess()
     with pytest.raises(CheckerTimeout):
         process.check(json.dumps({"grammars": [{"lark_grammar": 'start: /x*/ "x"'}]}), 1)

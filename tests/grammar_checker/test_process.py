@@ -1,4 +1,4 @@
-"""The grammar checker as a process: what it is, what it says, and when it leaves."""
+"""The grammar checker as a process: its limits, its replies and its end."""
 
 import json
 import os
@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from genai_server.config import checker_environment
-from genai_server.grammar_checker.process import MOST_MEMORY
+from genai_server.grammar_checker.process import MAX_MEMORY
 from tests.running_server import wait_until
 
 GRAMMAR = json.dumps({"grammars": [{"lark_grammar": 'start: "a"'}]})
@@ -36,13 +36,13 @@ def _say(checker: "subprocess.Popen[bytes]", grammar: str) -> bytes:
     return checker.stdout.readline()
 
 
-def test_it_answers_one_line_for_each_grammar(checker: "subprocess.Popen[bytes]") -> None:
+def test_checker_replies_one_line_per_grammar(checker: "subprocess.Popen[bytes]") -> None:
     assert _say(checker, GRAMMAR) == b"null\n"
     assert "nowhere" in json.loads(_say(checker, GRAMMAR.replace('\\"a\\"', "nowhere")))
     assert _say(checker, GRAMMAR) == b"null\n"
 
 
-def test_it_imports_neither_the_server_nor_what_runs_models(checker: "subprocess.Popen[bytes]") -> None:
+def test_checker_imports_neither_server_nor_runtimes(checker: "subprocess.Popen[bytes]") -> None:
     names = "sys; import genai_server.grammar_checker.process; print('\\n'.join(sys.modules))"
     loaded = subprocess.run(
         [sys.executable, "-c", f"import {names}"], capture_output=True, text=True, check=True
@@ -51,7 +51,7 @@ def test_it_imports_neither_the_server_nor_what_runs_models(checker: "subprocess
     assert not tops & {"numpy", "onnxruntime", "onnxruntime_genai", "pydantic", "fastapi", "tokenizers", "msgspec"}
 
 
-def test_it_leaves_when_its_standard_input_ends_and_not_for_the_signals_of_a_terminal(
+def test_checker_ends_with_its_stdin_and_ignores_signals(
     checker: "subprocess.Popen[bytes]",
 ) -> None:
     for name in ("SIGINT", "SIGTERM", "SIGHUP"):
@@ -63,26 +63,26 @@ def test_it_leaves_when_its_standard_input_ends_and_not_for_the_signals_of_a_ter
     assert checker.wait(10) == 0
 
 
-def test_it_leaves_in_the_middle_of_a_check(checker: "subprocess.Popen[bytes]") -> None:
+def test_checker_ends_during_a_check(checker: "subprocess.Popen[bytes]") -> None:
     assert checker.stdin is not None
     endless = {"allOf": [{"pattern": f"^(a|b)*a(a|b){{{n}}}b(a|b)*$"} for n in range(24)]}
     checker.stdin.write(json.dumps(json.dumps({"grammars": [{"json_schema": endless}]})).encode() + b"\n")
     checker.stdin.flush()
     process = psutil.Process(checker.pid)
-    wait_until(lambda: process.cpu_times().user >= 0.3)  # it is at work
+    wait_until(lambda: process.cpu_times().user >= 0.3)  # it is busy
     assert checker.poll() is None
     checker.stdin.close()
     assert checker.wait(10) == 0
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel keeps to it on Linux")
-def test_the_kernel_gives_it_no_more_memory_than_it_may_have(checker: "subprocess.Popen[bytes]") -> None:
+def test_kernel_limits_the_checkers_memory(checker: "subprocess.Popen[bytes]") -> None:
     process = psutil.Process(checker.pid)
     soft, _ = process.rlimit(psutil.RLIMIT_AS)
-    assert MOST_MEMORY / 2 < soft - process.memory_info().vms <= MOST_MEMORY
+    assert MAX_MEMORY / 2 < soft - process.memory_info().vms <= MAX_MEMORY
 
 
-def test_elsewhere_a_thread_ends_it_that_looks() -> None:
+def test_thread_limits_the_memory_on_other_systems() -> None:
     code = (
         "import threading, time\n"
         "from genai_server.grammar_checker.process import watch_memory\n"
@@ -95,6 +95,6 @@ def test_elsewhere_a_thread_ends_it_that_looks() -> None:
     assert subprocess.run([sys.executable, "-c", code], timeout=50, check=False).returncode == 70
 
 
-def test_its_environment_holds_no_key_and_no_setting() -> None:
+def test_checker_environment_has_no_keys_and_settings() -> None:
     given = {"GENAI_API_KEY": "secret", "HF_TOKEN": "secret", "PATH": os.defpath, "PYTHONPATH": "src", "PORT": "1"}
     assert checker_environment(given) == {"PATH": os.defpath, "PYTHONPATH": "src"}

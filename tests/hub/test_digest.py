@@ -1,8 +1,8 @@
-"""Hashes are those that git and sha256sum tell."""
+"""Hashes equal those of git and sha256sum."""
 
 from pathlib import Path
 
-from genai_server.hub.digest import digest_of, has_digest
+from genai_server.hub.store import digest_of, has_digest
 
 
 def test_both_kinds_of_digests_are_those_of_their_tools(tmp_path: Path) -> None:

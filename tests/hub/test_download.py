@@ -1,4 +1,4 @@
-"""Downloads from a hub over HTTP: whole ones, and all the ways in which they break."""
+"""Downloads from a hub over HTTP: complete ones, and all ways in which they fail."""
 
 import contextlib
 import errno
@@ -20,7 +20,7 @@ from genai_server.hub.repository import RemoteFile, select_model
 from tests.local_hub import TOKEN, HubRepository, LocalHub, run_hub
 
 MIB = 1024 * 1024
-# More than one of the pieces of 10 MiB in which huggingface_hub writes.
+# More than one of huggingface_hub's writes of 10 MiB.
 WEIGHTS = random.Random(0).randbytes(24 * MIB)
 FILES = {
     "genai_config.json": b"{}",
@@ -32,7 +32,7 @@ FILES = {
 
 @pytest.fixture
 def local_hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalHub]:
-    # Between its attempts huggingface_hub waits for a second.
+    # huggingface_hub waits a second between its attempts.
     monkeypatch.setattr("huggingface_hub.file_download.time.sleep", lambda _: None)
     monkeypatch.delenv("HF_TOKEN", raising=False)
     with run_hub() as hub:
@@ -41,12 +41,12 @@ def local_hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalHub]:
 
 
 def pull(hub: LocalHub, folder: Path, token: str | None = None, revision: str | None = None) -> list[str]:
-    """Download all; returns what was told."""
-    told: list[str] = []
+    """Download all files; returns the printed lines."""
+    printed: list[str] = []
     client = Hub(token, hub.url)
     repository = client.repository("org/name", revision)
-    download(client, repository, select_model(repository), folder, told.append)
-    return told
+    download(client, repository, select_model(repository), folder, printed.append)
+    return printed
 
 
 def failure(hub: LocalHub, folder: Path, token: str | None = None, revision: str | None = None) -> str:
@@ -59,20 +59,20 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_a_download_has_each_file_as_the_hub_has_it_and_a_line_for_each(local_hub: LocalHub, tmp_path: Path) -> None:
-    told = pull(local_hub, tmp_path)
+def test_download_has_all_files_and_reports_each(local_hub: LocalHub, tmp_path: Path) -> None:
+    printed = pull(local_hub, tmp_path)
     assert contents(tmp_path) == FILES
-    assert "[3/4] model.onnx.data  24.0 MiB" in told
+    assert "[3/4] model.onnx.data  24.0 MiB" in printed
 
 
-def test_what_is_there_is_not_fetched_again(local_hub: LocalHub, tmp_path: Path) -> None:
+def test_existing_file_is_not_fetched_again(local_hub: LocalHub, tmp_path: Path) -> None:
     pull(local_hub, tmp_path)
     local_hub.sent.clear()
     assert pull(local_hub, tmp_path) == []
     assert local_hub.sent == []
 
 
-def test_a_cut_connection_is_taken_up_where_it_broke(local_hub: LocalHub, tmp_path: Path) -> None:
+def test_broken_connection_is_resumed(local_hub: LocalHub, tmp_path: Path) -> None:
     local_hub.cuts["model.onnx.data"] = [11 * MIB, 11 * MIB]
     pull(local_hub, tmp_path)
     assert contents(tmp_path) == FILES
@@ -80,9 +80,7 @@ def test_a_cut_connection_is_taken_up_where_it_broke(local_hub: LocalHub, tmp_pa
     assert starts == [0, 10 * MIB, 20 * MIB]
 
 
-def test_what_has_come_before_the_connection_broke_for_good_is_gone_on_with(
-    local_hub: LocalHub, tmp_path: Path
-) -> None:
+def test_interrupted_download_is_resumed(local_hub: LocalHub, tmp_path: Path) -> None:
     local_hub.cuts["model.onnx.data"] = [11 * MIB] + [0] * 6
     assert "cannot be reached, or the connection broke" in failure(local_hub, tmp_path)
     assert not (tmp_path / "model.onnx.data").exists()
@@ -105,7 +103,7 @@ def test_a_small_file_with_another_hash_is_thrown_away_too(local_hub: LocalHub, 
     assert "genai_config.json does not have the hash" in failure(local_hub, tmp_path)
 
 
-def test_a_broken_beginning_from_an_earlier_attempt_is_fetched_anew(local_hub: LocalHub, tmp_path: Path) -> None:
+def test_damaged_partial_file_is_fetched_again(local_hub: LocalHub, tmp_path: Path) -> None:
     local_hub.cuts["model.onnx.data"] = [11 * MIB] + [0] * 6
     failure(local_hub, tmp_path)
     partial = next(tmp_path.glob("*.partial"))
@@ -114,7 +112,7 @@ def test_a_broken_beginning_from_an_earlier_attempt_is_fetched_anew(local_hub: L
     assert contents(tmp_path) == FILES
 
 
-def test_another_commits_beginning_is_not_gone_on_with(local_hub: LocalHub, tmp_path: Path) -> None:
+def test_partial_file_of_another_commit_is_not_resumed(local_hub: LocalHub, tmp_path: Path) -> None:
     local_hub.cuts["model.onnx.data"] = [11 * MIB] + [0] * 6
     failure(local_hub, tmp_path)
     local_hub.repositories["org/name"].files["model.onnx.data"] = changed = WEIGHTS[::-1]
@@ -133,18 +131,18 @@ def test_files_that_do_not_belong_to_it_are_removed(local_hub: LocalHub, tmp_pat
 # the disk
 
 
-def test_too_little_room_is_told_before_anything_is_fetched(
+def test_lack_of_space_is_reported_before_any_download(
     local_hub: LocalHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr("shutil.disk_usage", lambda _: usage._replace(free=5 * MIB))
-    assert "24 MiB are to be downloaded" in failure(local_hub, tmp_path)
+    assert "the download needs 24 MiB" in failure(local_hub, tmp_path)
     assert local_hub.sent == []
 
 
 @contextlib.contextmanager
 def small_disk(folder: Path, size: int) -> Iterator[Path]:
-    """A file system of its own; skips the test where none can be mounted."""
+    """A separate file system; skips the test if none can be mounted."""
     folder.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
     if sys.platform != "linux" or os.getuid() != 0 or subprocess.run(command, capture_output=True).returncode:
@@ -155,7 +153,7 @@ def small_disk(folder: Path, size: int) -> Iterator[Path]:
         subprocess.run(["umount", str(folder)], check=True)
 
 
-def test_a_disk_that_fills_up_leaves_no_model_and_with_room_the_rest_comes(local_hub: LocalHub, tmp_path: Path) -> None:
+def test_full_disk_leaves_no_model_and_the_pull_can_be_resumed(local_hub: LocalHub, tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", 30 * MIB) as disk:
         other = disk / "other"
 
@@ -173,7 +171,7 @@ def test_a_disk_that_fills_up_leaves_no_model_and_with_room_the_rest_comes(local
         assert contents(disk / "model") == FILES
 
 
-def test_a_full_disk_is_told_wherever_it_shows(
+def test_full_disk_is_reported_wherever_it_appears(
     local_hub: LocalHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object) -> None:
@@ -203,7 +201,7 @@ def test_a_private_repository_needs_a_token(local_hub: LocalHub, tmp_path: Path)
     assert contents(tmp_path) == FILES
 
 
-def test_a_gated_repository_tells_where_to_agree(local_hub: LocalHub, tmp_path: Path) -> None:
+def test_gated_repository_names_the_page_to_agree(local_hub: LocalHub, tmp_path: Path) -> None:
     local_hub.repositories["org/name"].gated = True
     assert f"agree to its terms on {local_hub.url}/org/name" in failure(local_hub, tmp_path)
 
@@ -222,13 +220,13 @@ def test_a_revision_is_a_branch_a_tag_or_a_commit(local_hub: LocalHub, tmp_path:
     assert 'has no revision "v2"' in failure(local_hub, tmp_path, revision="v2")
 
 
-def test_a_hub_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_unreachable_hub_is_named(tmp_path: Path) -> None:
     with run_hub() as gone:
         pass
     assert f"{gone.url} cannot be reached" in failure(gone, tmp_path)
 
 
-def test_who_watches_learns_of_each_files_bytes_and_can_end_the_download(local_hub: LocalHub, tmp_path: Path) -> None:
+def test_progress_callback_sees_bytes_and_can_end_the_download(local_hub: LocalHub, tmp_path: Path) -> None:
     client = Hub(None, local_hub.url)
     repository = client.repository("org/name", None)
     seen: dict[str, list[int]] = {}
@@ -272,8 +270,8 @@ def test_a_file_without_a_length_that_ends_is_fetched(local_hub: LocalHub, tmp_p
 def test_control_characters_of_names_are_shown_escaped(local_hub: LocalHub, tmp_path: Path) -> None:
     name = "a\x1b[2J\nb\u202e.json"
     local_hub.repositories["org/name"].files[name] = b"{}"
-    told = "\n".join(pull(local_hub, tmp_path / "whole"))
-    assert r"] a\u001b[2J\nb\u202e.json  " in told
+    printed = "\n".join(pull(local_hub, tmp_path / "whole"))
+    assert r"] a\u001b[2J\nb\u202e.json  " in printed
     assert (tmp_path / "whole" / name).read_bytes() == b"{}"
     local_hub.forged[name] = b"[]"
     assert failure(local_hub, tmp_path / "broken").startswith(r"a\u001b[2J\nb\u202e.json does not have the hash")
@@ -289,12 +287,12 @@ def test_control_characters_of_names_are_shown_escaped(local_hub: LocalHub, tmp_
         ({"path": "a\0b.json"}, r'"a\u0000b.json" among the files of org/name, which cannot be a file'),
         ({"path": ""}, '"" among the files of org/name'),
         ({"path": None}, "null among the files of org/name"),
-        ({"lfs": {"size": 1}}, "sends what is not understood: KeyError"),
-        ({"lfs": 7}, "sends what is not understood: TypeError"),
+        ({"lfs": {"size": 1}}, "sends an invalid response: KeyError"),
+        ({"lfs": 7}, "sends an invalid response: TypeError"),
     ],
     ids=lambda value: str(value) if isinstance(value, dict) else "",
 )
-def test_a_listed_file_that_cannot_be_one_is_an_error_in_one_line(
+def test_invalid_file_entry_is_an_error_in_one_line(
     local_hub: LocalHub, tmp_path: Path, entry: dict[str, Any], says: str
 ) -> None:
     local_hub.entries["model.onnx"] = entry

@@ -1,4 +1,4 @@
-"""Which files of a repository make a model, and what is said where none or several do."""
+"""Which files of a repository form a model, and the errors if none or several do."""
 
 import pytest
 
@@ -33,12 +33,12 @@ def test_the_only_model_is_taken_without_its_folder() -> None:
     assert selection.size == 2 << 30
 
 
-def test_a_model_at_the_top_is_taken_without_the_models_in_folders_below() -> None:
+def test_model_at_the_top_excludes_models_in_folders() -> None:
     selection = select_model(repository("genai_config.json", "model.onnx", "cuda/genai_config.json", "cuda/model.onnx"))
     assert sorted(selection.files) == ["genai_config.json", "model.onnx"]
 
 
-def test_of_several_models_one_must_be_chosen_and_all_are_named_with_their_size() -> None:
+def test_choice_of_several_models_is_required_and_lists_sizes() -> None:
     message = refusal(TWO)
     assert '--include "cpu/int4/*"  (2.00 GiB)' in message
     assert '--include "cuda/*"  (2.00 GiB)' in message
@@ -49,12 +49,12 @@ def test_a_pattern_chooses(pattern: str) -> None:
     assert select_model(repository(*TWO), [pattern]).folder == "cuda"
 
 
-def test_patterns_that_name_nothing_or_no_model_are_told_apart() -> None:
+def test_patterns_without_files_or_models_are_distinguished() -> None:
     assert "no file of org/name matches --include none/*" in refusal(TWO, "none/*")
     assert "no genai_config.json among the files that --include names" in refusal(TWO, "*.md")
 
 
-def test_a_repository_without_a_model_of_onnxruntime_genai_has_a_remedy() -> None:
+def test_repository_without_a_genai_model_names_the_export() -> None:
     assert "genai-server export org/name builds one" in refusal(("config.json", "model.safetensors"))
 
 
@@ -72,7 +72,7 @@ def test_a_source_has_the_top_files_that_the_builder_reads() -> None:
     assert sorted(select_source(repository(*paths)).files) == ["config.json", "model.safetensors", "tokenizer.json"]
 
 
-def test_a_repository_without_a_configuration_is_no_source() -> None:
+def test_repository_without_a_configuration_is_not_a_source() -> None:
     with pytest.raises(PullFailed, match=r"has no config\.json"):
         select_source(repository("model.safetensors"))
 
@@ -89,7 +89,7 @@ POOLING = ("modules.json", "1_Pooling/config.json")
 ENCODER = ("config.json", "tokenizer.json", "onnx/model.onnx", "onnx/model.onnx_data", "onnx/model_int8.onnx", *POOLING)
 
 
-def test_of_an_encoder_the_plain_graph_is_taken_with_what_is_beside_it() -> None:
+def test_plain_graph_of_an_encoder_is_chosen_with_its_files() -> None:
     expected = {"config.json", "tokenizer.json", "onnx/model.onnx", "onnx/model.onnx_data", *POOLING}
     assert set(select_model(repository(*ENCODER, "pytorch_model.bin", "openvino/model.xml")).files) == expected
 
@@ -100,7 +100,7 @@ def test_a_pattern_chooses_another_graph_of_an_encoder() -> None:
     assert "onnx/model.onnx" not in found
 
 
-def test_weights_of_a_graph_may_have_any_name_beside_it() -> None:
+def test_weights_of_a_graph_may_have_any_name() -> None:
     others = ("onnx/model_fp16.onnx_data", "onnx/tokenizer.json", "onnx/Constant_7_attr__value")
     found = set(select_model(repository(*ENCODER, "onnx/model_fp16.onnx", *others)).files)
     assert {name for name in found if name.startswith("onnx/")} == {
@@ -116,7 +116,7 @@ def test_several_graphs_of_an_encoder_are_named_with_their_size() -> None:
     assert "org/name has several graphs; choose one" in refusal(ENCODER, "onnx/*")
 
 
-def test_what_says_how_vectors_become_one_is_taken_only_whole() -> None:
+def test_pooling_files_are_selected_only_if_complete() -> None:
     assert set(select_pooling(repository(*ENCODER, "README.md")).files) == set(POOLING)
     assert not select_pooling(repository("config.json", "1_Pooling/config.json")).files
 

@@ -1,4 +1,4 @@
-"""The folder of models: names, notes of origin, and changes that are whole or do not happen."""
+"""The folder of models: names, notes of origin, and atomic changes."""
 
 import os
 from pathlib import Path
@@ -7,8 +7,7 @@ import pytest
 
 from genai_server.errors import ConfigurationError, PullFailed
 from genai_server.hub import store
-from genai_server.hub.digest import digest_of
-from genai_server.hub.store import ORIGIN, Origin
+from genai_server.hub.store import ORIGIN, Origin, digest_of
 
 
 def make(directory: Path, **files: bytes) -> Path:
@@ -23,13 +22,13 @@ def test_a_models_place_is_named_by_the_last_part_of_its_source(tmp_path: Path) 
     assert store.place_of(tmp_path, "name") == tmp_path / "name"
 
 
-def test_what_is_made_has_a_hidden_name_and_is_no_model_of_the_folder(tmp_path: Path) -> None:
+def test_unfinished_model_is_hidden_and_not_listed(tmp_path: Path) -> None:
     folder = make(store.staging(tmp_path / "name"))
     assert store.models_in(tmp_path) == []
     assert store.unfinished_in(tmp_path) == [folder]
 
 
-def test_installing_gives_the_name_and_the_note_and_replaces_the_former_state(tmp_path: Path) -> None:
+def test_install_names_the_model_and_replaces_the_old_one(tmp_path: Path) -> None:
     directory = make(tmp_path / "name", old=b"x")
     folder = make(store.staging(directory), new=b"y")
     origin = Origin("org/name", "c" * 40, files={"new": digest_of(folder / "new", "git")})
@@ -39,7 +38,7 @@ def test_installing_gives_the_name_and_the_note_and_replaces_the_former_state(tm
     assert sorted(path.name for path in tmp_path.iterdir()) == ["name"]
 
 
-def test_a_seeded_folder_shares_the_files_without_taking_room(tmp_path: Path) -> None:
+def test_seeded_folder_shares_files_without_disk_space(tmp_path: Path) -> None:
     directory = make(tmp_path / "name", weights=b"w")
     folder = store.staging(directory)
     store.seed(folder, directory)
@@ -60,14 +59,14 @@ def test_a_directory_without_a_readable_note_has_no_origin(tmp_path: Path, conte
     assert store.read_origin(directory) is None
 
 
-def test_removing_takes_what_is_unfinished_too_and_tells_the_bytes(tmp_path: Path) -> None:
+def test_remove_deletes_unfinished_parts_and_returns_the_bytes(tmp_path: Path) -> None:
     make(tmp_path / "name", weights=bytes(100))
     make(store.staging(tmp_path / "name"), weights=bytes(50))
     assert store.remove(tmp_path, "name") == 100 + 50 + 2 * 2
     assert list(tmp_path.iterdir()) == []
 
 
-def test_only_models_of_the_folder_are_removed(tmp_path: Path) -> None:
+def test_only_models_of_the_folder_can_be_removed(tmp_path: Path) -> None:
     models = tmp_path / "models"
     make(models / "name")
     make(tmp_path / "other")
@@ -89,8 +88,8 @@ def test_a_link_to_a_directory_elsewhere_is_not_removed(tmp_path: Path) -> None:
         store.remove(models, "name")
 
 
-def test_two_do_not_make_one_directory_at_once(tmp_path: Path) -> None:
-    second = store.only_one(tmp_path / "name")
-    with store.only_one(tmp_path / "name"), pytest.raises(PullFailed, match="another process is working"), second:
+def test_two_processes_do_not_build_one_directory_at_once(tmp_path: Path) -> None:
+    second = store.locked(tmp_path / "name")
+    with store.locked(tmp_path / "name"), pytest.raises(PullFailed, match="another process is working"), second:
         pass
     assert list(tmp_path.iterdir()) == []

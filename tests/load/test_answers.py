@@ -1,4 +1,4 @@
-"""The tools under load tell a whole answer from one that is cut off, doubled or without a reason."""
+"""The load tools distinguish a complete answer from one that is cut off, doubled or lacks a reason."""
 
 import json
 
@@ -14,8 +14,8 @@ LAST_CHUNK: dict[str, object] = {"choices": [{"delta": {}, "logprobs": None, "fi
 USAGE: dict[str, object] = {"choices": [], "usage": {}}
 
 
-def events(*told: object) -> bytes:
-    return "".join(f"data: {one if isinstance(one, str) else json.dumps(one)}\n\n" for one in told).encode()
+def events(*payloads: object) -> bytes:
+    return "".join(f"data: {one if isinstance(one, str) else json.dumps(one)}\n\n" for one in payloads).encode()
 
 
 @pytest.mark.parametrize(

@@ -1,17 +1,17 @@
-"""What is asked under load is right where it is meant to be."""
+"""The requests of the load tools are valid where they should be."""
 
 import asyncio
 
 import pytest
 
-from genai_server.openai_api.schemas.chat import ChatRequest
+from genai_server.apis.own_chat.schemas import ChatRequest
 from genai_server.text.codec import load_text_codec
 from scripts._load.asked import MAX_LENGTH, full_length
 from tests.running_server import DEMO
 
 
 @pytest.mark.parametrize("number", [0, 99])
-def test_a_question_of_full_length_is_taken_and_nearly_fills_a_slot(number: int) -> None:
+def test_full_length_question_is_valid_and_nearly_fills_a_slot(number: int) -> None:
     body = full_length(number)
     ChatRequest.model_validate(body)
     prompt = asyncio.run(load_text_codec(DEMO, "cpu").encode_chat(body["messages"]))

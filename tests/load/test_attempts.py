@@ -1,4 +1,4 @@
-"""Wrong requests are the same each time, and go over the wire as they are meant."""
+"""Invalid requests are reproducible, and are sent unchanged."""
 
 import json
 import random
@@ -13,13 +13,13 @@ from scripts._load.mutations import mutated_body, written
 PATHS = sorted(BODIES)
 
 
-def test_an_attempt_follows_from_seed_and_number_whatever_came_before() -> None:
+def test_attempt_is_determined_by_seed_and_number() -> None:
     first = [attempt(1, number, PATHS) for number in range(300)]
     assert [attempt(1, number, PATHS) for number in reversed(range(300))] == first[::-1]
     assert attempt(2, 0, PATHS) != first[0]
 
 
-def test_attempts_go_to_all_paths_and_some_are_valid_and_most_are_not() -> None:
+def test_attempts_cover_all_paths_and_some_are_valid() -> None:
     attempts = [attempt(1, number, PATHS) for number in range(len(PATHS) * 20)]
     assert set(Counter(made.path for made in attempts).values()) == {20}
     valid = 0
@@ -37,7 +37,7 @@ def test_bodies_stay_valid_when_nothing_is_changed() -> None:
             assert json.loads(written(body)) == body
 
 
-def test_what_is_no_json_is_written_as_it_stands() -> None:
+def test_raw_values_are_written_unchanged() -> None:
     assert written({"a": "\x00raw:NaN", "b": ["\x00raw:[[[", 1]}) == b'{"a": NaN, "b": [[[[, 1]}'
     assert written({"a": 1}, duplicates=True) == b'{"a": 1, "a": 1}'
 
@@ -49,12 +49,12 @@ def test_mutations_leave_the_body_that_they_begin_with_alone() -> None:
     assert json.dumps(BODIES["/v1/chat"]) == before
 
 
-def test_a_500_an_internal_error_in_a_stream_and_a_refusal_without_a_reason_are_complained_about() -> None:
-    told = bytearray(b'{"error": {"message": "no"}}')
-    for response in (Response(400, {}, told), Response(503, {}, told), Response(200, {}, bytearray(b"data: x"))):
+def test_internal_errors_and_unexplained_refusals_are_reported() -> None:
+    refusal = bytearray(b'{"error": {"message": "no"}}')
+    for response in (Response(400, {}, refusal), Response(503, {}, refusal), Response(200, {}, bytearray(b"data: x"))):
         assert complaint_about(response) is None
     for response in (
-        Response(500, {}, told),
+        Response(500, {}, refusal),
         Response(200, {}, bytearray(b'data: {"error": {"message": "internal error; see"}}')),
         Response(400, {}, bytearray(b"{}")),
     ):

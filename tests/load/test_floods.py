@@ -1,4 +1,4 @@
-"""Long lists go wherever a server's description has room for them."""
+"""Long lists are inserted wherever a server's description allows them."""
 
 import json
 import random
@@ -36,7 +36,7 @@ def _described(schema: object) -> dict[str, object]:
 FOUND = places(_described({"$ref": "#/components/schemas/Body"}))
 
 
-def test_all_places_for_lists_and_objects_are_found_with_what_must_stand_around_them() -> None:
+def test_places_for_lists_and_objects_are_found_with_context() -> None:
     assert list(FOUND) == ["/x"]
     turns, content = '{"count":2,"turns":', '{"kind":"turn","content":'
     assert set(FOUND["/x"]) == {

@@ -1,4 +1,4 @@
-"""What the tools under load call growth."""
+"""What the load tools count as growth."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Hostile grammars are the same each time, of all kinds, and can be sent."""
+"""Hostile grammars are reproducible, of all kinds, and can be sent."""
 
 import json
 from collections import Counter
@@ -6,7 +6,7 @@ from collections import Counter
 from scripts._load.hostile_grammars import hostile_fields
 
 
-def test_fields_follow_from_seed_and_number_whatever_came_before() -> None:
+def test_fields_are_determined_by_seed_and_number() -> None:
     first = [json.dumps(hostile_fields(1, number)) for number in range(200)]
     assert [json.dumps(hostile_fields(1, number)) for number in reversed(range(200))] == first[::-1]
     assert len(set(first)) > 150

@@ -1,4 +1,4 @@
-"""The tools under load read an answer strictly, to the last byte of its connection."""
+"""The load tools read an answer strictly, to the last byte of its connection."""
 
 import asyncio
 
@@ -10,7 +10,7 @@ WHOLE = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nhi"
 
 
 async def answered(data: bytes) -> Response:
-    """What a client has of a server that says this and hangs up."""
+    """The client's result for a server that sends this and closes the connection."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")

@@ -1,7 +1,7 @@
-"""The soak, wrong requests, hostile grammars and many connections, each in a short form.
+"""The soak, invalid requests, hostile grammars and many connections, each in a short form.
 
-docs/measuring.md names the long forms. Bounds are wide where they depend on the machine: for memory, because caches
-still fill up in so short a time, and for /healthz, because whatever else runs here takes its cores.
+docs/measuring.md names the long forms. Limits are wide where they depend on the machine: for memory, because caches
+still fill up in so short a time, and for /healthz, because other programs take its cores.
 """
 
 import subprocess
@@ -22,20 +22,20 @@ def run(script: str, *options: str) -> None:
 
 
 @pytest.mark.timeout(400)
-def test_under_full_load_and_kills_each_request_has_one_answer_and_nothing_is_left_behind() -> None:
+def test_each_request_has_one_answer_under_load_and_kills() -> None:
     run("soak", "--minutes", "0.1", "--seed", "1", "--growth", "0.25", "--pulse", "5")
 
 
 @pytest.mark.timeout(300)
-def test_two_hundred_connections_at_once_are_answered_or_refused_with_a_reason() -> None:
+def test_two_hundred_connections_are_answered_or_refused() -> None:
     run("many_connections", "--connections", "200", "--health-limit", "5")
 
 
 @pytest.mark.timeout(400)
-def test_no_body_and_no_framing_meets_a_500_or_a_hang() -> None:
-    run("fuzz", "--count", "600", "--seed", "1")
+def test_no_body_or_framing_causes_a_500_or_a_hang() -> None:
+    run("fuzz", "--count", "300", "--seed", "1")
 
 
 @pytest.mark.timeout(400)
-def test_no_schema_expression_or_grammar_ends_the_server_or_an_engine() -> None:
-    run("fuzz_grammars", "--count", "150", "--seed", "1")
+def test_hostile_grammars_end_neither_server_nor_engine() -> None:
+    run("fuzz_grammars", "--count", "60", "--seed", "1")

@@ -1,4 +1,4 @@
-"""How long /healthz takes is seen from a process of its own."""
+"""The duration of /healthz is measured in a separate process."""
 
 import http.server
 import threading
@@ -36,7 +36,7 @@ def port() -> Iterator[int]:
         server.shutdown()
 
 
-def test_an_answer_that_was_held_up_is_seen_with_its_time(port: int) -> None:
+def test_delayed_answer_is_recorded_with_its_duration(port: int) -> None:
     with pulse(port) as beats:
         beats.look()
         assert beats.beats

@@ -1,4 +1,4 @@
-"""An error crosses a process border and is the same error on the other side."""
+"""An error that crosses a process border is equal on the other side."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The messages between the processes: they survive the way, however the stream is cut, and nothing else is let in."""
+"""The messages between the processes: decoded unchanged, however the stream is cut, and nothing else is accepted."""
 
 import math
 from typing import get_args
@@ -6,16 +6,6 @@ from typing import get_args
 import msgspec
 import pytest
 
-from genai_server.generation import (
-    Adapter,
-    Batching,
-    FinishReason,
-    GenerationRequest,
-    ModelInfo,
-    Phases,
-    Sampling,
-    TokenLogprob,
-)
 from genai_server.messages.admin import (
     AdapterReply,
     CacheReset,
@@ -39,6 +29,16 @@ from genai_server.messages.admin import (
 )
 from genai_server.messages.error import ErrorInfo
 from genai_server.messages.figures import Capacity, Figures, Histogram, Load
+from genai_server.messages.generation_request import (
+    Adapter,
+    Batching,
+    FinishReason,
+    GenerationRequest,
+    ModelInfo,
+    Phases,
+    Sampling,
+    TokenLogprob,
+)
 from genai_server.messages.protocol import (
     MAX_FRAME_BYTES,
     Accepted,
@@ -150,7 +150,7 @@ def test_every_message_to_the_api_survives_the_way() -> None:
     assert list(api_decoder().feed(encode_frame(TO_API))) == TO_API
 
 
-def test_a_stream_that_comes_byte_by_byte_gives_each_message_once_and_in_order() -> None:
+def test_messages_sent_byte_by_byte_are_decoded_in_order() -> None:
     decoder = engine_decoder()
     stream = encode_frame(TO_ENGINE[:3]) + encode_frame(TO_ENGINE[3:])
     assert [message for byte in stream for message in decoder.feed(bytes([byte]))] == TO_ENGINE
@@ -178,7 +178,7 @@ def test_a_frame_of_exactly_the_limit_is_waited_for() -> None:
     assert list(engine_decoder().feed(MAX_FRAME_BYTES.to_bytes(4, "big"))) == []
 
 
-def test_what_came_before_a_broken_frame_is_delivered() -> None:
+def test_messages_before_a_broken_frame_are_delivered() -> None:
     messages = iter(engine_decoder().feed(encode_frame([Cancel(1)]) + b"\0\0\0\1\xc1"))
     assert next(messages) == Cancel(1)
     with pytest.raises(msgspec.DecodeError):

@@ -1,4 +1,4 @@
-"""The notice board: what is written is what is read, and only the server's user can."""
+"""The status file: read as written, and only by the server's user."""
 
 import stat
 import sys
@@ -24,19 +24,19 @@ BOARD = ServerStatus(
 )
 
 
-def test_what_is_written_is_what_is_read(tmp_path: Path) -> None:
+def test_written_status_is_read_back(tmp_path: Path) -> None:
     write_status_file(tmp_path, BOARD)
     assert read_status_file(tmp_path) == BOARD
 
 
-def test_a_new_board_replaces_the_old_one_wholly(tmp_path: Path) -> None:
+def test_new_status_replaces_the_old_one_completely(tmp_path: Path) -> None:
     write_status_file(tmp_path, BOARD)
     write_status_file(tmp_path, ServerStatus("s", []))
     assert read_status_file(tmp_path) == ServerStatus("s", [])
     assert len(list(tmp_path.iterdir())) == 1
 
 
-def test_what_a_dying_writer_left_behind_is_no_board(tmp_path: Path) -> None:
+def test_partial_status_of_a_dead_writer_is_ignored(tmp_path: Path) -> None:
     write_status_file(tmp_path, BOARD)
     name = next(tmp_path.iterdir()).name
     (tmp_path / f"{name}.new").write_bytes(b'{"secret": "half, and longer than the next one will ever be' * 50)
@@ -46,18 +46,18 @@ def test_what_a_dying_writer_left_behind_is_no_board(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("folder", [".", "gone"])
-def test_without_a_board_nothing_runs(tmp_path: Path, folder: str) -> None:
+def test_missing_status_file_means_nothing_runs(tmp_path: Path, folder: str) -> None:
     assert read_status_file(tmp_path / folder) == ServerStatus("", [])
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="modes are POSIX's")
-def test_only_the_servers_user_can_read_the_secret(tmp_path: Path) -> None:
+def test_secret_is_readable_only_by_the_servers_user(tmp_path: Path) -> None:
     write_status_file(tmp_path, BOARD)
     write_status_file(tmp_path, BOARD)
     assert [stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()] == [0o600]
 
 
-def test_a_reader_sees_every_new_board_and_reads_none_twice(tmp_path: Path) -> None:
+def test_reader_sees_every_new_status_once(tmp_path: Path) -> None:
     reader = StatusFileReader(tmp_path)
     assert reader.read() == ServerStatus("", [])
     write_status_file(tmp_path, BOARD)
@@ -68,7 +68,7 @@ def test_a_reader_sees_every_new_board_and_reads_none_twice(tmp_path: Path) -> N
     assert reader.read() == ServerStatus("s", [])
 
 
-def test_a_board_that_cannot_be_read_is_what_it_was_until_it_can(tmp_path: Path) -> None:
+def test_unreadable_status_keeps_its_last_value(tmp_path: Path) -> None:
     reader = StatusFileReader(tmp_path)
     write_status_file(tmp_path, BOARD)
     assert reader.read() == BOARD

@@ -1,4 +1,4 @@
-"""A device's options: names that are known, values that fit, and what reaches which runner."""
+"""A device's options: known names, valid values, and which runner each option reaches."""
 
 import re
 import tomllib
@@ -20,7 +20,7 @@ DOCUMENTED: dict[str, dict[str, Any]] = tomllib.loads(
 )
 LIBRARIES = ("onnxruntime", "onnxruntime_genai")
 LIBRARY = re.compile(r"\.(so(\.[0-9.]+)?|dll|dylib|pyd)$")
-# Values that an option of each kind takes, and one that it does not.
+# Values that an option of each kind accepts, and one that it refuses.
 VALUES: dict[str, tuple[list[Any], Any]] = {
     "flags": ([True, False, "1", "0"], "perhaps"),
     "numbers": ([1], "many"),
@@ -30,21 +30,21 @@ VALUES: dict[str, tuple[list[Any], Any]] = {
 
 
 def documented(provider: str) -> dict[str, tuple[list[Any], Any]]:
-    """The options of a provider's page: values that each takes, and one that it does not."""
+    """The options of a provider's page: values that each accepts, and one that it refuses."""
     page = DOCUMENTED[provider]
     found = {name: values for kind, values in VALUES.items() for name in page.get(kind, ())}
     return found | {name: (values, "wr:ong") for name, values in page.get("choices", {}).items()}
 
 
 def elsewhere(provider: str) -> set[str]:
-    """The options that a provider's page lacks."""
+    """The options that are not on a provider's page."""
     page = DOCUMENTED[provider]
     found = {name for names in page.get("elsewhere", {}).values() for name in names}
     return found.union(page.get("binary", ()), page.get("unproved", ()))
 
 
 def fault(section: str, key: str, value: Any, device: str) -> str:
-    """What is said of an option's value; "" if it is taken."""
+    """The error for an option's value, or ""."""
     entry = {key: value}
     try:
         check_device({"session": entry} if section == "session" else {"provider": {section: entry}}, device)
@@ -54,7 +54,7 @@ def fault(section: str, key: str, value: Any, device: str) -> str:
 
 
 @pytest.mark.parametrize("provider", sorted(PROVIDERS.keys() - {"cpu"}))
-def test_each_option_of_a_provider_is_taken_under_its_names_and_its_value_checked(provider: str) -> None:
+def test_each_provider_option_is_accepted_and_checked(provider: str) -> None:
     page, wrong = DOCUMENTED[provider], []
     for name, (good, bad) in documented(provider).items():
         wrong += [said for value in good if (said := fault(provider, name, value, provider))]
@@ -87,7 +87,7 @@ def test_options_that_no_document_has_are_in_the_libraries() -> None:
 
 
 def session_example(row: Row) -> Any:
-    """A value that a row of the session's options takes."""
+    """A value that a row of the session options accepts."""
     for value in (1, "cpu:0", "sequential", "all"):
         try:
             row.kind.text(value)
@@ -97,7 +97,7 @@ def session_example(row: Row) -> Any:
     raise AssertionError(row)
 
 
-def test_each_option_of_a_session_is_taken_under_its_names_and_its_value_checked() -> None:
+def test_each_session_option_is_accepted_and_checked() -> None:
     wrong = []
     for name, row in names((*SESSION, *ENTRIES)).items():
         good = session_example(row)
@@ -115,19 +115,19 @@ def test_each_option_of_a_session_is_taken_under_its_names_and_its_value_checked
     assert wrong == []
 
 
-def test_the_names_of_a_sessions_options_are_those_that_onnx_runtime_has() -> None:
+def test_session_option_names_exist_in_onnx_runtime() -> None:
     onnxruntime = pytest.importorskip("onnxruntime")
     fields = {"level", "global_thread_pool"}  # Triton's, and the environment's
     assert [row.name for row in SESSION if not hasattr(onnxruntime.SessionOptions, row.name)] == sorted(
         fields, reverse=True
     )
     libraries = [*Path(onnxruntime.__file__).parent.glob("capi/*onnxruntime*.*")]
-    # Each entry that the library reads is a string of its own there.
+    # Each entry that the library reads is a separate string in it.
     code = b"".join(path.read_bytes() for path in libraries if path.suffix != ".py")
     assert [row.name for row in ENTRIES if row.name.encode() + b"\0" not in code] == []
 
 
-def test_tritons_names_of_a_sessions_options_are_those_of_its_readme() -> None:
+def test_triton_names_of_session_options_are_those_of_its_readme() -> None:
     readme = {"intra_op_thread_count", "inter_op_thread_count", "enable_mem_arena", "enable-global-threadpool"}
     assert {name for row in SESSION for name in row.also} == readme
 
@@ -199,15 +199,13 @@ def test_a_precision_mode_is_a_switch_of_tensorrt(value: str, options: dict[str,
         ({"providers": "openvino"}, "expected a list of names"),
     ],
 )
-def test_what_is_wrong_is_refused_with_section_key_value_and_the_nearest_name(
-    sections: dict[str, Any], message: str
-) -> None:
+def test_invalid_option_is_refused_with_the_nearest_name(sections: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         check_device(sections, "cpu")
 
 
 def test_providers_without_the_devices_own_are_refused() -> None:
-    with pytest.raises(ConfigurationError, match="cuda is missing, on which device cuda:1 runs"):
+    with pytest.raises(ConfigurationError, match="cuda is missing, and device cuda:1 runs on it"):
         check_device({"providers": ["tensorrt"]}, "cuda:1")
 
 
@@ -226,7 +224,7 @@ def test_a_deprecated_option_of_cuda_is_taken_with_a_warning(key: str, value: An
     assert options.warnings == [f"[session] {key} is deprecated: write it in [provider.cuda]"]
 
 
-def test_an_option_without_effect_is_warned_of() -> None:
+def test_option_without_effect_gets_a_warning() -> None:
     assert "no effect" in check_device({"session": {"inter_op_num_threads": 2}}, "cpu").warnings[0]
     parallel = {"inter_op_num_threads": 2, "execution_mode": 1}
     assert check_device({"session": parallel}, "cpu").warnings == []
@@ -294,7 +292,7 @@ def test_an_option_that_does_not_reach_a_runner_is_found(
 
 
 @pytest.mark.parametrize("section", ["session", "cuda"])
-def test_cuda_graph_options_of_the_plugin_are_understood_or_explained(section: str) -> None:
+def test_cuda_graph_options_of_the_plugin_are_explained(section: str) -> None:
     prefix = "ep.cudapluginexecutionprovider"
     runs = fault(section, f"{prefix}.min_num_runs_before_cuda_graph_capture", 2, "cuda")
     assert "it cannot be set" in runs
@@ -321,7 +319,7 @@ def test_no_message_suggests_an_option_that_is_refused(name: str) -> None:
         assert "cannot be set" not in (fault(section, suggestion.removesuffix("?"), "1", "cuda") if suggestion else "")
 
 
-def test_profiling_of_a_session_is_refused_with_both_ways_to_profile() -> None:
+def test_session_profiling_is_refused_with_the_alternatives() -> None:
     for name in ("enable_profiling", "session.enable_profiling"):
         message = fault("session", name, "p", "cpu")
         assert "/v1/admin/runtime_options" in message

@@ -1,4 +1,4 @@
-"""The configuration file: where its tables stand, and which of them win."""
+"""The configuration file: its tables, and their precedence."""
 
 import tomllib
 from pathlib import Path
@@ -35,7 +35,7 @@ intra_op_num_threads = 5
 @pytest.mark.parametrize(
     ("device", "model", "threads"), [("cpu", "m", "2"), ("cpu:1", "m", "3"), ("cpu", "other", "5"), ("cuda", "m", "1")]
 )
-def test_what_is_said_more_closely_wins_key_by_key(device: str, model: str, threads: str) -> None:
+def test_more_specific_section_wins_for_each_key(device: str, model: str, threads: str) -> None:
     found = options(FILE, device, model)
     assert found.session["intra_op_num_threads"] == threads
     assert found.entries == {"session.intra_op.allow_spinning": "0"}
@@ -49,7 +49,7 @@ def test_options_win_over_the_file_and_leave_the_rest() -> None:
 
 def test_options_of_a_provider_that_no_device_is_on_are_refused() -> None:
     text = "[provider.cuda]\ngpu_mem_limit = 3"
-    with pytest.raises(ConfigurationError, match=r"\[provider.cuda\]: none of the devices cpu runs on it"):
+    with pytest.raises(ConfigurationError, match=r"\[provider.cuda\]: none of the devices cpu uses it"):
         options(text)
     both = options_of([tomllib.loads(text)], "m", ["cpu", "cuda"])
     assert both["cpu"].providers == []
@@ -115,7 +115,7 @@ def test_device_options_come_from_the_file_and_the_environment(tmp_path: Path) -
     assert device_options(settings)["cpu"].session == {"intra_op_num_threads": "3", "enable_mem_pattern": "0"}
 
 
-def test_options_that_are_no_toml_or_hold_a_setting_are_refused() -> None:
+def test_options_that_are_not_toml_or_are_settings_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="GENAI_OPTIONS: is not TOML"):
         device_options(given(options="nonsense"))
     with pytest.raises(ConfigurationError, match="GENAI_OPTIONS: port: unknown"):

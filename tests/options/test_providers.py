@@ -1,4 +1,4 @@
-"""What is told of a device that there is not."""
+"""Errors for unknown devices."""
 
 import pytest
 
@@ -23,10 +23,10 @@ from genai_server.options.providers import PROVIDERS, meant_devices
         ("gpu0", "cuda:0 (NVIDIA) or directml:0 (Windows)"),
     ],
 )
-def test_the_device_that_was_meant_is_told(given: str, meant: str) -> None:
+def test_similar_device_is_suggested(given: str, meant: str) -> None:
     assert meant_devices(given) == f"; did you mean {meant}?"
 
 
 @pytest.mark.parametrize("given", ["tpu", "rocm", "", "1", "c" * 1_000_000])
-def test_where_none_is_near_all_are_told(given: str) -> None:
+def test_all_devices_are_listed_if_none_is_similar(given: str) -> None:
     assert meant_devices(given) == f"; known are {', '.join(PROVIDERS)}"

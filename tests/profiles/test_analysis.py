@@ -1,4 +1,4 @@
-"""The analysis: the shares of the time, and who was slow because of what."""
+"""The analysis: shares of the time, slow tokens and their causes."""
 
 from pathlib import Path
 
@@ -55,12 +55,12 @@ def test_time_outside_the_kernels_can_be_the_reason(tmp_path: Path) -> None:
     assert [(reason.name, reason.excess_us) for reason in slow.because] == [(OTHER, 4900)]
 
 
-def test_the_slowest_comes_first_and_a_long_prompt_is_not_a_slow_token(tmp_path: Path) -> None:
+def test_slowest_token_is_first_and_prompts_do_not_count(tmp_path: Path) -> None:
     report = report_on(tmp_path, decodes=12, slow={0: 90_000, 2: 1300, 9: 2300})
     assert [token.token for token in report.slow_tokens] == [9, 2]
 
 
-def test_who_is_slow_depends_on_the_multiple_that_is_asked_for(tmp_path: Path) -> None:
+def test_slow_tokens_depend_on_the_limit(tmp_path: Path) -> None:
     write_session(tmp_path, slow={2: 600})
     profile = read_profile(tmp_path)
     assert [len(analyse(profile, limit).slow_tokens) for limit in (1.2, 1.5)] == [1, 0]
@@ -78,7 +78,7 @@ def test_kernels_that_overlap_count_once_for_what_is_not_kernels(tmp_path: Path)
     assert (phase.phase, phase.other_us, phase.tokens, phase.cores) == ("unknown", 20, None, None)
 
 
-def test_thread_use_is_told_where_onnx_runtime_tells_it(tmp_path: Path) -> None:
+def test_thread_use_is_reported_where_onnx_runtime_does(tmp_path: Path) -> None:
     main = {"Run": 30, "Wait": 12, "WaitRevoke": 0}
     shared = {"main_thread": main, "sub_threads": {"9": {"num_run": 2}}}
     events = [

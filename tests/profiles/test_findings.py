@@ -1,4 +1,4 @@
-"""What stands out is said, and nothing where nothing does."""
+"""Findings are reported for what stands out, and only for that."""
 
 import pytest
 from msgspec.structs import replace
@@ -39,19 +39,19 @@ SLOW = SlowToken(3, "req-1", 50, "a.json", 900, 4.2, [NodeExcess("/lm_head/MatMu
         (session(), [phase()], [SLOW], "token 50 of req-1, took 4.2 times the median, most in /lm_head/MatMul"),
     ],
 )
-def test_a_finding_is_told_with_its_figures(
+def test_finding_is_reported_with_its_figures(
     about: Session, phases: list[PhaseTime], slow: list[SlowToken], found: str
 ) -> None:
     (finding,) = find(about, phases, slow)
     assert found in finding
 
 
-def test_threads_that_wait_without_spinning_say_nothing_of_others() -> None:
+def test_threads_without_spinning_support_no_finding() -> None:
     assert find(replace(session(), spins=False), [phase(cores=0.9)], []) == []
     assert len(find(session(), [phase(cores=0.9)], [])) == 1
 
 
 @pytest.mark.parametrize("about", [session(), session(1, device="cuda"), None])
-def test_nothing_is_told_of_what_is_as_usual(about: Session | None) -> None:
+def test_normal_figures_give_no_finding(about: Session | None) -> None:
     cores = None if about is None else 0.5 if about.device == "cuda" else 1.9
     assert find(about, [phase(cores=cores), phase("prefill", 400, cores=cores)], []) == []

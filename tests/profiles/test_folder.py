@@ -1,4 +1,4 @@
-"""Folders of profiles: which session, which passes, in which order."""
+"""Folders of profiles: the session, its passes, and their order."""
 
 from pathlib import Path
 
@@ -18,13 +18,13 @@ def test_the_last_session_is_read_unless_another_is_named(tmp_path: Path) -> Non
     assert [one.start for one in profile.passes] == [1_000_000 * token for token in range(9)]
 
 
-def test_an_unknown_session_is_an_error_that_names_those_there_are(tmp_path: Path) -> None:
+def test_unknown_session_error_names_the_existing_ones(tmp_path: Path) -> None:
     write_session(tmp_path)
     with pytest.raises(ProfileNotFound, match='no session "other".*mine_1700000000'):
         read_profile(tmp_path, "other")
 
 
-def test_without_a_manifest_the_files_are_in_the_order_of_their_names_times(tmp_path: Path) -> None:
+def test_files_without_a_manifest_are_sorted_by_time_in_name(tmp_path: Path) -> None:
     write(tmp_path / "x_2026-11-21_11-52-36_001.json", run_events(1))
     write(tmp_path / "x_2026-11-21_11-52-35_900.json", run_events(12))
     profile = read_profile(tmp_path)
@@ -34,7 +34,7 @@ def test_without_a_manifest_the_files_are_in_the_order_of_their_names_times(tmp_
     ]
 
 
-def test_without_times_in_their_names_one_follows_the_other(tmp_path: Path) -> None:
+def test_files_without_times_follow_one_another(tmp_path: Path) -> None:
     for name in "ab":
         write(tmp_path / f"{name}.json", run_events())
     assert [one.start for one in read_profile(tmp_path).passes] == [0, 700]
@@ -46,7 +46,7 @@ def test_a_file_alone_is_a_profile_too(tmp_path: Path) -> None:
     assert (profile.name, [one.phase for one in profile.passes]) == ("session.json", ["prefill", "decode"])
 
 
-def test_a_file_that_cannot_be_read_is_told_and_the_others_count(tmp_path: Path) -> None:
+def test_unreadable_file_is_reported_and_the_others_count(tmp_path: Path) -> None:
     write_session(tmp_path, decodes=3)
     (tmp_path / "mine_1700000000_1.json").write_text("[", encoding="utf-8")
     (tmp_path / "mine_1700000000_2.json").unlink()
@@ -55,7 +55,7 @@ def test_a_file_that_cannot_be_read_is_told_and_the_others_count(tmp_path: Path)
     assert set(profile.unread) == {"mine_1700000000_1.json", "mine_1700000000_2.json"}
 
 
-def test_a_folder_without_any_profile_is_an_error_with_the_reason(tmp_path: Path) -> None:
+def test_folder_without_profiles_is_an_error_with_the_reason(tmp_path: Path) -> None:
     with pytest.raises(ProfileNotFound, match="no profile of a forward pass"):
         read_profile(tmp_path)
     (tmp_path / "mine.json").write_text("{}", encoding="utf-8")

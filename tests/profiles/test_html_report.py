@@ -1,4 +1,4 @@
-"""The page of a profile, looked at in a real browser."""
+"""The page of a profile, in a real browser."""
 
 import json
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def opened(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> OpenPage:
-    """A session of a prompt and 20 tokens, of which the 13th was slow in one node."""
+    """A session of a prompt and 20 tokens, of which the 13th is slow in one node."""
     folder = tmp_path_factory.mktemp("page")
     write_session(folder, decodes=20, slow={13: 4300})
     path = folder / "page.html"
@@ -31,12 +31,12 @@ def opened(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> OpenPa
 
 
 def titles(opened: OpenPage, svg: str) -> list[str]:
-    """What each box of a drawing says of itself."""
+    """The titles of the boxes of a drawing."""
     found: list[str] = opened.page.locator(f"#{svg} rect title").all_text_contents()
     return found
 
 
-def test_it_needs_nothing_but_itself_and_nothing_goes_wrong(opened: OpenPage) -> None:
+def test_report_loads_nothing_else_and_has_no_errors(opened: OpenPage) -> None:
     assert len(opened.requests) == 1
     assert opened.requests[0].startswith("file:")
     assert opened.errors == []
@@ -44,7 +44,7 @@ def test_it_needs_nothing_but_itself_and_nothing_goes_wrong(opened: OpenPage) ->
     assert "model demo on cpu, 2 threads on 2 cores" in opened.page.locator("#about").inner_text()
 
 
-def test_it_opens_at_the_slow_token_with_the_node_that_is_to_blame(opened: OpenPage) -> None:
+def test_report_opens_at_the_slow_token_with_its_node(opened: OpenPage) -> None:
     assert opened.page.locator("#timeline-title").inner_text() == "Timeline of token 13 of req-1 (decode): 4.70 ms"
     bars = opened.page.locator("#passes rect")
     assert bars.count() == 20
@@ -61,7 +61,7 @@ def test_bars_are_as_high_as_their_passes_took_long(opened: OpenPage) -> None:
     assert max(heights) / min(heights) == pytest.approx(4700 / 700, rel=0.1)
 
 
-def test_the_timeline_has_the_kernels_side_by_side_below_their_layers(opened: OpenPage) -> None:
+def test_timeline_has_kernels_below_their_layers(opened: OpenPage) -> None:
     found = titles(opened, "timeline")
     assert [text.split(":")[0] for text in found[1:3]] == ["layer 0", "layer 1"]
     assert found[-1] == f"{DOWN} (MatMulNBits, CPUExecutionProvider): 4.30 ms, from 0.35 ms on"
@@ -103,7 +103,7 @@ def test_another_phase_can_be_chosen(opened: OpenPage) -> None:
     opened.page.select_option("#phase", "decode")
 
 
-def test_tiles_say_the_rate_the_median_the_95th_percentile_and_the_share_outside_kernels(opened: OpenPage) -> None:
+def test_tiles_show_rate_median_percentile_and_overhead(opened: OpenPage) -> None:
     tiles = [tile.inner_text().split("\n") for tile in opened.page.locator("#tiles div").all()]
     assert tiles[0] == ["1111.1", "tokens/s in decode, profiled"]
     assert tiles[1] == ["0.70 ms", "median of a decode pass"]
@@ -112,7 +112,7 @@ def test_tiles_say_the_rate_the_median_the_95th_percentile_and_the_share_outside
     assert tiles[3][1] == "of all time outside kernels"
 
 
-def test_the_bars_have_an_axis_and_lines_for_the_median_and_for_slow(opened: OpenPage) -> None:
+def test_bars_have_an_axis_and_lines_for_median_and_slow(opened: OpenPage) -> None:
     texts = opened.page.locator("#passes text").all_text_contents()
     assert {"0 ms", "1 ms", "2 ms", "3 ms", "4 ms"} <= set(texts)
     assert "median of decode 0.70 ms" in texts
@@ -123,7 +123,7 @@ def test_the_bars_have_an_axis_and_lines_for_the_median_and_for_slow(opened: Ope
     assert limit["y"] < median["y"]
 
 
-def test_an_operator_has_one_colour_in_the_timeline_the_flame_and_the_legend(opened: OpenPage) -> None:
+def test_operator_has_one_colour_in_all_diagrams(opened: OpenPage) -> None:
     legend = opened.page.locator("#operators-legend li")
     names = [text.rsplit(" ", 2)[0] for text in legend.all_text_contents()]
     assert "MatMulNBits" in names
@@ -148,7 +148,7 @@ def test_idle_gaps_are_shaded_and_explained(opened: OpenPage) -> None:
     assert "no kernel runs" in opened.page.locator("#idle").inner_text()
 
 
-def test_long_request_ids_are_shortened_to_what_tells_them_apart(browser: Browser, tmp_path: Path) -> None:
+def test_long_request_ids_are_shortened_uniquely(browser: Browser, tmp_path: Path) -> None:
     name = "req-0123456789abcdef01234567"
     write_session(tmp_path, request=name)
     path = tmp_path / "page.html"
@@ -158,7 +158,7 @@ def test_long_request_ids_are_shortened_to_what_tells_them_apart(browser: Browse
     assert opened.page.locator("#timeline-title").get_attribute("title") == name
 
 
-def test_it_fits_a_phone(browser: Browser, tmp_path: Path) -> None:
+def test_report_fits_a_phone(browser: Browser, tmp_path: Path) -> None:
     write_session(tmp_path, decodes=20, slow={13: 4300})
     path = tmp_path / "page.html"
     path.write_text(as_page(analyse(read_profile(tmp_path))), encoding="utf-8")

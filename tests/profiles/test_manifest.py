@@ -1,4 +1,4 @@
-"""The manifest: read as far as it was written, and nothing in it leads out of its folder."""
+"""The manifest: read as far as it was written; no entry leads out of its folder."""
 
 from pathlib import Path
 
@@ -39,7 +39,7 @@ def test_a_file_elsewhere_does_not_count(tmp_path: Path, name: str) -> None:
     assert manifest.passes == []
 
 
-def test_without_a_session_it_is_no_manifest(tmp_path: Path) -> None:
+def test_file_without_a_session_is_not_a_manifest(tmp_path: Path) -> None:
     path = tmp_path / f"a{SUFFIX}"
     path.write_bytes(encode_line(End(0.0)))
     assert read_manifest(path) is None

@@ -1,4 +1,4 @@
-"""The merged trace in the real Perfetto: it takes all of it, and complains of nothing."""
+"""The merged trace in the real Perfetto, which imports all of it without errors."""
 
 import io
 import json
@@ -30,13 +30,13 @@ def _trace_of(folder: Path) -> str:
 
 
 def _session(folder: Path) -> str:
-    """Each token is a track of its request."""
+    """A session in which each token is a track of its request."""
     write_session(folder, decodes=3)
     return _trace_of(folder)
 
 
 def _several_threads(folder: Path) -> str:
-    """Passes of no request, whose times are cut to microseconds, and what another thread does."""
+    """Passes without a request, with times truncated to microseconds, and work of another thread."""
     events = [
         kernel("/a", "Mul", 10, 80),
         kernel("/b", "Mul", 40, 40, thread=2),
@@ -57,7 +57,7 @@ def _real(server: RunningServer) -> str:
 
 
 def _joined(*traces: str) -> dict[str, Any]:
-    """One trace of all: to open one takes seconds. Those of each have their own processes."""
+    """One trace of all, because opening one takes seconds. Each has separate processes."""
     events = []
     for place, trace in enumerate(traces):
         for each in json.loads(trace)["traceEvents"]:
@@ -65,7 +65,7 @@ def _joined(*traces: str) -> dict[str, Any]:
     return {"traceEvents": events}
 
 
-def test_tokens_are_tracks_with_their_kernels_and_other_threads_and_a_real_profile_are_taken_whole(
+def test_perfetto_loads_tokens_threads_and_a_real_profile(
     perfetto: Perfetto, demo: RunningServer, tmp_path: Path
 ) -> None:
     (tmp_path / "session").mkdir()

@@ -1,4 +1,4 @@
-"""Which sessions go: whole ones, the oldest first, and never one that is written to or a file that nobody named."""
+"""Which sessions are removed: complete ones, oldest first, and never one that is still written or an unlisted file."""
 
 import os
 from pathlib import Path
@@ -15,7 +15,7 @@ def ids(root: Path) -> list[str]:
     return [manifest.session.id for manifest in find_manifests(root)]
 
 
-def test_a_session_goes_with_its_files_and_nothing_else(tmp_path: Path) -> None:
+def test_session_is_removed_with_its_files_only(tmp_path: Path) -> None:
     write_session(tmp_path, began=1.0)
     write_session(tmp_path, began=50.0)
     (tmp_path / "notes.json").write_text("{}", encoding="utf-8")
@@ -41,18 +41,18 @@ def test_a_session_that_is_written_to_stays(tmp_path: Path) -> None:
     assert removable(tmp_path, NOW + 60, keep=[tmp_path / "mine_5.manifest.jsonl"]) == []
 
 
-def test_a_session_that_a_dead_engine_has_left_open_goes_in_time(tmp_path: Path) -> None:
+def test_abandoned_session_is_removed_in_time(tmp_path: Path) -> None:
     path = write_session(tmp_path, end=False)
     os.utime(path, (NOW, NOW))
     (manifest,) = find_manifests(tmp_path)
     assert [is_open(manifest, NOW + age) for age in (ABANDONED_AFTER - 1, ABANDONED_AFTER)] == [True, False]
 
 
-def test_without_a_folder_nothing_can_be_removed(tmp_path: Path) -> None:
+def test_missing_folder_has_nothing_to_remove(tmp_path: Path) -> None:
     assert removable(tmp_path / "nowhere", NOW) == []
 
 
-def test_a_session_that_cannot_be_removed_does_not_keep_the_others(tmp_path: Path) -> None:
+def test_session_that_cannot_be_removed_does_not_stop_others(tmp_path: Path) -> None:
     write_session(tmp_path, began=1.0)
     write_session(tmp_path, began=50.0)
     stubborn = next(iter(tmp_path.glob("mine_1_2.json")))
@@ -62,7 +62,7 @@ def test_a_session_that_cannot_be_removed_does_not_keep_the_others(tmp_path: Pat
     assert ids(tmp_path) == ["mine_1"]
 
 
-def test_a_session_that_waits_by_its_plan_is_open_for_as_long_as_it_may_wait(tmp_path: Path) -> None:
+def test_waiting_session_is_open_as_long_as_its_plan(tmp_path: Path) -> None:
     plan = ProfilePlan("mine", max_seconds=50_000.0)
     waiting = Manifest(tmp_path / "m", Session("mine_1", "mine", 1000.0, plan=plan), [], None, changed=1000.0)
     assert is_open(waiting, 50_000.0)

@@ -12,7 +12,7 @@ from genai_server.profiles.text_report import as_text, for_terminal, short_names
 from tests.profiles.files import BEGAN, DOWN, event, kernel, run_events, write, write_session
 
 
-def test_it_names_the_session_the_operators_and_the_slow_token_with_its_node(tmp_path: Path) -> None:
+def test_report_has_session_operators_and_the_slow_token(tmp_path: Path) -> None:
     write_session(tmp_path, decodes=20, slow={13: 4300})
     text = as_text(analyse(read_profile(tmp_path)))
     assert text.startswith("mine_1700000000\nmodel demo on cpu, 2 threads of an operator on 2 cores\nonnxruntime 1\n")
@@ -22,7 +22,7 @@ def test_it_names_the_session_the_operators_and_the_slow_token_with_its_node(tmp
     assert line.split() == ["token", "13", "of", "req-1", "4.70", "6.7", DOWN, "(MatMulNBits)", "4.30", "+4.00"]
 
 
-def test_it_says_what_profiling_itself_has_cost(tmp_path: Path) -> None:
+def test_report_has_the_cost_of_profiling(tmp_path: Path) -> None:
     manifest = write_session(tmp_path, end=False)
     with manifest.open("ab") as file:
         file.write(encode_line(End(BEGAN + 9, None, Profiled(8, 0, step_ms=7.371, other_step_ms=0.754))))
@@ -30,7 +30,7 @@ def test_it_says_what_profiling_itself_has_cost(tmp_path: Path) -> None:
     assert line in as_text(analyse(read_profile(tmp_path))).splitlines()
 
 
-def test_where_all_tokens_are_alike_it_says_so(tmp_path: Path) -> None:
+def test_report_without_slow_tokens_says_so(tmp_path: Path) -> None:
     write_session(tmp_path)
     assert as_text(analyse(read_profile(tmp_path))).endswith(
         "No decode token took more than 1.5 times the median of 0.70 ms."
@@ -44,7 +44,7 @@ def test_tables_have_as_many_lines_as_asked_for(tmp_path: Path) -> None:
     assert "Gather" in as_text(report, 3)
 
 
-def test_files_that_were_not_read_and_threads_are_told(tmp_path: Path) -> None:
+def test_unread_files_and_threads_are_reported(tmp_path: Path) -> None:
     stats = {"main_thread": {"Run": 30, "Wait": 12, "WaitRevoke": 0}, "sub_threads": {"9": {"num_run": 2}}}
     write(tmp_path / "a.json", [kernel("/a", "Mul", 0, 50, stats=stats), event("model_run", 0, 110)])
     write(tmp_path / "b.json", run_events())
@@ -54,7 +54,7 @@ def test_files_that_were_not_read_and_threads_are_told(tmp_path: Path) -> None:
     assert ["Mul", "1", "100.0", "%", "0.05", "0.03", "0.01"] in [line.split() for line in text.splitlines()]
 
 
-def test_a_terminal_gets_the_slow_tokens_first_and_short_names_of_requests(tmp_path: Path) -> None:
+def test_terminal_report_starts_with_slow_tokens_and_short_names(tmp_path: Path) -> None:
     write_session(tmp_path, decodes=20, slow={13: 4300})
     report = analyse(read_profile(tmp_path))
     wide, narrow = for_terminal(report, 200), for_terminal(report, 80)
@@ -69,7 +69,7 @@ def test_a_terminal_gets_the_slow_tokens_first_and_short_names_of_requests(tmp_p
     assert several[3][1][0] == "token 13 of req-0123456789ab…"
 
 
-def test_short_names_are_as_long_as_it_takes_to_tell_them_apart() -> None:
+def test_short_names_are_unique() -> None:
     ids = [f"chatcmpl-0000000000000000{last}ffffffff" for last in "ab"]
     assert list(short_names(ids).values()) == ["chatcmpl-0000000000000000a…", "chatcmpl-0000000000000000b…"]
     assert short_names(["a", "b"]) == {"a": "a", "b": "b"}

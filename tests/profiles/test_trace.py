@@ -1,4 +1,4 @@
-"""The merged trace: Chrome's event format, each token on a track of its own."""
+"""The merged trace: Chrome's event format, with a track for each token."""
 
 import io
 import json
@@ -20,7 +20,7 @@ def trace_of(folder: Path) -> dict[str, Any]:
 
 
 def tracks(trace: dict[str, Any]) -> dict[tuple[str, str], list[dict[str, Any]]]:
-    """The events that last, by the names of their process and thread; fails where two of a track cross."""
+    """The events with a duration, by the names of their process and thread; fails if two of a track cross."""
     names: dict[tuple[str, int, int], str] = {}
     found = defaultdict(list)
     for each in trace["traceEvents"]:
@@ -57,7 +57,7 @@ def test_each_token_is_on_a_track_of_its_own_in_its_request(tmp_path: Path) -> N
     assert (down["ts"], down["dur"]) == (2_000_350, 300)
 
 
-def test_what_onnx_runtime_says_of_a_kernel_is_kept(tmp_path: Path) -> None:
+def test_kernel_details_of_onnx_runtime_are_kept(tmp_path: Path) -> None:
     write_session(tmp_path, decodes=1)
     prompt = tracks(trace_of(tmp_path))["request req-1", "prompt"]
     args = next(each for each in prompt if "Gather" in each["name"])["args"]
@@ -65,19 +65,19 @@ def test_what_onnx_runtime_says_of_a_kernel_is_kept(tmp_path: Path) -> None:
     assert prompt[0]["args"]["tokens read"] == 12
 
 
-def test_the_session_is_told_in_the_trace(tmp_path: Path) -> None:
+def test_trace_describes_the_session(tmp_path: Path) -> None:
     write_session(tmp_path, decodes=1)
     trace = trace_of(tmp_path)
     assert trace["otherData"]["model"] == "demo"
     assert trace["displayTimeUnit"] == "ms"
 
 
-def test_without_a_manifest_each_pass_has_a_track(tmp_path: Path) -> None:
+def test_each_pass_without_a_manifest_has_a_track(tmp_path: Path) -> None:
     write(tmp_path / "all.json", [*run_events(4), *run_events(start=5000)])
     assert list(tracks(trace_of(tmp_path))) == [("profile", "pass 0"), ("profile", "pass 1")]
 
 
-def test_kernels_of_other_threads_have_tracks_beside_the_pass(tmp_path: Path) -> None:
+def test_kernels_of_other_threads_have_tracks_next_to_the_pass(tmp_path: Path) -> None:
     events = [kernel("/a", "Mul", 0, 60), kernel("/b", "Mul", 40, 40, thread=2), event("model_run", 0, 100)]
     write(tmp_path / "a.json", events)
     found = tracks(trace_of(tmp_path))

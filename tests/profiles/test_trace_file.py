@@ -1,4 +1,4 @@
-"""ONNX Runtime's files: which runs and kernels are in them, and what is no such file."""
+"""ONNX Runtime's files: their runs and kernels, and errors for other files."""
 
 from pathlib import Path
 
@@ -21,13 +21,13 @@ def test_a_run_has_its_kernels_with_times_from_its_begin(tmp_path: Path) -> None
     assert {kernel.provider for kernel in run.kernels} == {"CPUExecutionProvider"}
 
 
-def test_a_file_of_a_whole_session_has_its_runs_in_order_and_nothing_of_its_start(tmp_path: Path) -> None:
+def test_session_file_has_its_runs_in_order_without_startup(tmp_path: Path) -> None:
     events = [event("session_initialization", 0, 900), *run_events(start=5000), *run_events(4, start=1000)]
     runs = read_runs(write(tmp_path / "a.json", events))
     assert [(run.start, run.num_tokens, len(run.kernels)) for run in runs] == [(1000, 4, 3), (5000, 1, 3)]
 
 
-def test_a_node_with_a_graph_of_its_own_does_not_count_the_time_of_what_is_in_it(tmp_path: Path) -> None:
+def test_node_with_a_subgraph_excludes_the_time_of_its_nodes(tmp_path: Path) -> None:
     events = [
         kernel("/if", "If", 10, 80),
         kernel("/if/inner", "Gather", 20, 30),
@@ -57,7 +57,7 @@ def stats(run: int, wait: int, *num_runs: int) -> dict[str, object]:
     return {"main_thread": main, "sub_threads": {str(number): {"num_run": n} for number, n in enumerate(num_runs)}}
 
 
-def test_the_pieces_that_other_threads_took_are_counted_for_each_kernel(tmp_path: Path) -> None:
+def test_work_of_other_threads_is_counted_for_each_kernel(tmp_path: Path) -> None:
     events = [
         kernel("/a", "Mul", 10, 10, stats=stats(5, 3, 2, 1)),
         kernel("/b", "Mul", 20, 10, stats=stats(9, 0, 2, 1)),
@@ -91,7 +91,7 @@ def test_the_events_of_a_run_are_those_in_it_whatever_they_are(tmp_path: Path) -
         ('[{"name":"a_kernel_time","cat":"Node","args":{"op_name":1}},{"name":"model_run"}]', "arguments"),
     ],
 )
-def test_what_is_no_profile_is_an_error(tmp_path: Path, text: str, reason: str) -> None:
+def test_invalid_profile_is_an_error(tmp_path: Path, text: str, reason: str) -> None:
     path = tmp_path / "a.json"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(ValueError, match=reason):

@@ -20,20 +20,20 @@ def obeyed() -> list[Command]:
 
 @pytest.fixture
 def listener(tmp_path: Path, obeyed: list[Command]) -> Iterator[CommandListener]:
-    def obey(command: Command) -> None:
+    def execute(command: Command) -> None:
         if command == WantModel("missing"):
             raise ModelNotFound("no model 'missing' is served", param="name")
         if command == WantModel("broken"):
             raise ValueError("embedded null byte")
         obeyed.append(command)
 
-    listener = CommandListener(tmp_path, "secret", obey)
+    listener = CommandListener(tmp_path, "secret", execute)
     write_status_file(tmp_path, ServerStatus("secret", [], [], listener.address))
     yield listener
     listener.close()
 
 
-def test_a_command_is_obeyed_before_its_sender_goes_on(
+def test_command_is_executed_before_its_sender_continues(
     tmp_path: Path, listener: CommandListener, obeyed: list[Command]
 ) -> None:
     for command in (LoadModel("a", "/é", ["cpu"]), SetAlias("x", None)):
@@ -41,13 +41,13 @@ def test_a_command_is_obeyed_before_its_sender_goes_on(
         assert obeyed[-1] == command
 
 
-def test_what_speaks_against_it_is_raised_where_it_was_sent(tmp_path: Path, listener: CommandListener) -> None:
+def test_refusal_of_a_command_is_raised_at_the_sender(tmp_path: Path, listener: CommandListener) -> None:
     with pytest.raises(ModelNotFound, match="no model 'missing' is served") as raised:
         send_command(read_status_file(tmp_path), WantModel("missing"))
     assert raised.value.param == "name"
 
 
-def test_an_unexpected_exception_is_the_reply_and_ends_no_listener(
+def test_unexpected_exception_is_replied_and_listening_continues(
     tmp_path: Path, listener: CommandListener, obeyed: list[Command]
 ) -> None:
     with pytest.raises(ConfigurationError, match="ValueError: embedded null byte"):
@@ -56,7 +56,7 @@ def test_an_unexpected_exception_is_the_reply_and_ends_no_listener(
     assert obeyed == [WantModel("a")]
 
 
-def test_who_does_not_know_the_secret_is_not_heard(
+def test_command_without_the_secret_is_ignored(
     tmp_path: Path, listener: CommandListener, obeyed: list[Command]
 ) -> None:
     write_status_file(tmp_path, ServerStatus("guess", [], [], listener.address))
@@ -68,7 +68,7 @@ def test_who_does_not_know_the_secret_is_not_heard(
     assert obeyed == [WantModel("a")]
 
 
-def test_closing_does_not_wait_for_a_listener_that_has_left(listener: CommandListener) -> None:
+def test_closing_does_not_wait_for_an_ended_listener(listener: CommandListener) -> None:
     listener._closing.set()
     Client(listener.address).close()
     listener._thread.join(10)
@@ -76,7 +76,7 @@ def test_closing_does_not_wait_for_a_listener_that_has_left(listener: CommandLis
     assert not listener._thread.is_alive()
 
 
-def test_a_supervisor_that_has_left_takes_no_command(tmp_path: Path, listener: CommandListener) -> None:
+def test_stopped_supervisor_accepts_no_command(tmp_path: Path, listener: CommandListener) -> None:
     listener.close()
     for folder in (tmp_path, tmp_path / "gone"):
         with pytest.raises(NoEngineReady):

@@ -1,11 +1,11 @@
-"""An engine under watch where no file is left to start it with, in a process of its own."""
+"""An engine watch without a free file to start the engine with, in a separate process."""
 
 import subprocess
 import sys
 
 import pytest
 
-# Leaves so many files to the supervisor; its engine needs six to be started.
+# Leaves this number of files to the supervisor; its engine needs six to start.
 BEGIN = """
 import os, resource, signal, sys, time
 from genai_server.config import load_settings
@@ -72,7 +72,7 @@ until(lambda: status().error is not None and "Too many open files" in status().e
 supervisor.stop()
 print("stopped")
 """
-WAITS = "the engine process waits for files to be closed: [Errno 24] Too many open files"
+WAITS = "the engine process waits for free file descriptors: [Errno 24] Too many open files"
 
 
 def output(program: str) -> list[str]:
@@ -87,7 +87,7 @@ def output(program: str) -> list[str]:
     [(FIRST_START, "starting", 0), (RESTART, "restarting", 1)],
     ids=["first", "next"],
 )
-def test_for_want_of_files_no_start_is_given_up(program: str, waiting: str, restarts: int) -> None:
+def test_start_is_retried_while_files_are_exhausted(program: str, waiting: str, restarts: int) -> None:
     assert output(program) == [f"{waiting} {WAITS}", f"ready {restarts} None"]
 
 

@@ -1,4 +1,4 @@
-"""Which models are loaded and which go, by a clock of the test's own and engines that are none."""
+"""Which models are loaded and unloaded, with the test's clock and fake engines."""
 
 from collections.abc import Sequence
 from typing import cast
@@ -6,8 +6,8 @@ from typing import cast
 import pytest
 
 from genai_server.errors import InvalidField, ModelNotFound
-from genai_server.generation import Adapter
 from genai_server.heartbeat import Beat
+from genai_server.messages.generation_request import Adapter
 from genai_server.messages.status_file import EngineState, EngineStatus, ModelStatus
 from genai_server.supervisor.engine_watch import EngineWatch
 from genai_server.supervisor.managed_model import SETTLED, ManagedModel, new_status
@@ -15,7 +15,7 @@ from genai_server.supervisor.model_pool import WANT_SECONDS, ModelPool
 
 
 class FakeEngine:
-    """Ready at once, with as many requests as the test says."""
+    """Ready at once, with as many requests as the test sets."""
 
     def __init__(self) -> None:
         self.status = EngineStatus("cpu", EngineState.READY)
@@ -33,12 +33,12 @@ class FakeEngine:
 
 
 class Server:
-    """Models by name, in turns."""
+    """Models by name, updated step by step."""
 
     def __init__(self, *names: str, most: int = 0, idle_unload: float = 0) -> None:
         self.models = ModelPool(most, idle_unload)
         self.engines: dict[str, FakeEngine] = {}
-        # Of models whose engines cannot be made.
+        # Models whose engines cannot be made.
         self.errors: dict[str, Exception] = {}
         for serial, name in enumerate(names):
             self.models.add(ManagedModel(new_status(name, "/", ["cpu"], serial), self._engines, 0))
@@ -50,9 +50,9 @@ class Server:
         return [cast(EngineWatch, self.engines[about.name])]
 
     def load(self, name: str, now: float) -> None:
-        self.models.want(name, now)
+        self.models.request_load(name, now)
         self.update(now)
-        self.update(now)  # the first look at it
+        self.update(now)  # the first update
         assert self.states()[name] == "ready"
 
     def update(self, now: float) -> None:
@@ -64,14 +64,14 @@ class Server:
         return {about.name: about.state for about in self.models.statuses()}
 
 
-def test_without_a_limit_every_model_that_is_wanted_is_loaded() -> None:
+def test_all_requested_models_are_loaded_without_a_limit() -> None:
     server = Server("a", "b", "c")
     server.load("a", 0)
     server.load("b", 0)
     assert server.states() == {"a": "ready", "b": "ready", "c": "unloaded"}
 
 
-def test_the_one_that_was_used_longest_ago_makes_room() -> None:
+def test_least_recently_used_model_is_evicted() -> None:
     server = Server("a", "b", "c", most=2)
     server.load("a", 0)
     server.load("b", 0)
@@ -79,7 +79,7 @@ def test_the_one_that_was_used_longest_ago_makes_room() -> None:
     server.update(10)
     server.engines["a"].requests = 0
     server.update(11)
-    server.models.want("c", 20)
+    server.models.request_load("c", 20)
     server.update(20)
     assert server.states() == {"a": "ready", "b": "unloading", "c": "unloaded"}
     server.update(20 + SETTLED)
@@ -88,11 +88,11 @@ def test_the_one_that_was_used_longest_ago_makes_room() -> None:
     assert server.states() == {"a": "ready", "b": "unloaded", "c": "ready"}
 
 
-def test_a_model_in_use_never_makes_room_and_a_wish_that_nobody_repeats_is_forgotten() -> None:
+def test_model_in_use_is_never_evicted_and_requests_expire() -> None:
     server = Server("a", "b", most=1)
     server.load("a", 0)
     server.engines["a"].requests = 1
-    server.models.want("b", 100)
+    server.models.request_load("b", 100)
     server.update(100)
     server.update(100 + WANT_SECONDS)
     server.engines["a"].requests = 0
@@ -101,15 +101,15 @@ def test_a_model_in_use_never_makes_room_and_a_wish_that_nobody_repeats_is_forgo
     assert server.states() == {"a": "ready", "b": "unloaded"}
 
 
-def test_a_model_that_was_just_loaded_stays_for_whom_it_was_loaded_for() -> None:
+def test_model_just_loaded_is_not_evicted() -> None:
     server = Server("a", "b", most=1)
     server.load("a", 0)
-    server.models.want("b", SETTLED / 2)
+    server.models.request_load("b", SETTLED / 2)
     server.update(SETTLED / 2)
     assert server.states()["a"] == "ready"
 
 
-def test_an_idle_model_goes_once_its_time_is_over() -> None:
+def test_idle_model_is_unloaded_after_its_time() -> None:
     server = Server("a", idle_unload=60)
     server.load("a", 0)
     server.update(59)
@@ -121,7 +121,7 @@ def test_an_idle_model_goes_once_its_time_is_over() -> None:
     assert server.models.find("a").about.on_demand
 
 
-def test_what_runs_keeps_a_model_that_leaves_until_its_time_is_over() -> None:
+def test_unloading_waits_for_requests_until_its_deadline() -> None:
     server = Server("a", "b")
     for name in ("a", "b"):
         server.load(name, 0)
@@ -137,7 +137,7 @@ def test_what_runs_keeps_a_model_that_leaves_until_its_time_is_over() -> None:
     assert server.states() == {}
 
 
-def test_one_that_leaves_is_found_no_more() -> None:
+def test_unloading_model_is_not_found() -> None:
     server = Server("a")
     server.load("a", 0)
     server.models.set_alias("x", "a")
@@ -181,7 +181,7 @@ def test_an_adapters_name_is_taken_once_for_each_model() -> None:
     assert missing.value.param == "model"
 
 
-def test_a_model_that_is_loaded_again_has_its_adapters_if_it_is_the_same() -> None:
+def test_reloaded_model_keeps_its_adapters_if_it_is_the_same() -> None:
     server = Server("a")
     server.models.add_adapter("a", Adapter("law", "/law", "1"))
     again = ManagedModel(new_status("a", "/", ["cpu"], 7), server._engines, 0)
@@ -192,7 +192,7 @@ def test_a_model_that_is_loaded_again_has_its_adapters_if_it_is_the_same() -> No
     assert other.about.adapters == []
 
 
-def test_a_model_is_kept_for_as_long_as_it_is_told_until_it_is_unloaded() -> None:
+def test_keep_alive_of_a_model_lasts_until_it_is_unloaded() -> None:
     server = Server("a", idle_unload=60)
     server.load("a", 0)
     server.models.keep("a", None)
@@ -204,7 +204,7 @@ def test_a_model_is_kept_for_as_long_as_it_is_told_until_it_is_unloaded() -> Non
     assert server.states() == {"a": "unloaded"}
     (about,) = server.models.statuses()
     assert (about.on_demand, about.idle_unload) == (True, 60)
-    server.models.keep("a", 0)  # nothing is loaded that this could be about
+    server.models.keep("a", 0)  # no loaded model to apply this to
     server.load("a", 2000)
     server.update(2059)
     assert server.states() == {"a": "ready"}
@@ -223,10 +223,10 @@ def test_a_model_that_has_a_request_is_unloaded_after_it() -> None:
     assert server.states() == {"a": "unloading"}
 
 
-def test_an_exception_while_engines_are_made_fails_the_model_alone() -> None:
+def test_exception_while_making_engines_fails_only_the_model() -> None:
     server = Server("a", "b")
     server.errors["a"] = StopIteration()
-    server.models.want("a", 0)
+    server.models.request_load("a", 0)
     server.load("b", 0)
     assert server.states() == {"a": "failed", "b": "ready"}
     (failed,) = server.models.find("a").engine_statuses()

@@ -33,14 +33,14 @@ def supervised(supervisor: Supervisor) -> Iterator[Supervisor]:
 
 
 def first(supervisor: Supervisor) -> EngineStatus:
-    """The first engine, as an API process finds it."""
+    """The first engine, as an API process sees it."""
     return read_status_file(supervisor.folder).engines[0]
 
 
-def test_an_engine_goes_from_starting_to_ready_in_a_private_folder_and_leaves_with_its_supervisor() -> None:
+def test_engine_becomes_ready_and_ends_with_its_supervisor() -> None:
     with supervised(Supervisor(settings())) as supervisor:
         assert first(supervisor).state == "starting"
-        # Only the user can enter.
+        # Only the user has access.
         assert supervisor.folder.stat().st_mode & 0o077 == 0
         assert (supervisor.folder / "status.json").stat().st_mode & 0o077 == 0
         wait_until(lambda: first(supervisor).state == "ready")
@@ -52,7 +52,7 @@ def test_an_engine_goes_from_starting_to_ready_in_a_private_folder_and_leaves_wi
     assert not supervisor.folder.exists()
 
 
-def test_each_engine_publishes_the_changes_of_its_cache_at_a_port_of_its_own() -> None:
+def test_each_engine_publishes_cache_events_at_its_own_port() -> None:
     several = {"models": "a=./models/demo,b=./models/demo", "device": "scripted:0,scripted:1"}
     events = {"kv_events": "tcp://*:5557", "kv_events_topic": "kv@host@{model}"}
     supervisor = Supervisor(settings(**several, **events))
@@ -66,9 +66,9 @@ def test_each_engine_publishes_the_changes_of_its_cache_at_a_port_of_its_own() -
     ]
 
 
-def test_no_way_tells_an_engine_an_api_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    told, spy = tmp_path / "told", tmp_path / "spy"
-    monkeypatch.setenv("SEEN_BY_THE_SPY", str(told))
+def test_engines_never_receive_an_api_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record, spy = tmp_path / "record", tmp_path / "spy"
+    monkeypatch.setenv("SEEN_BY_THE_SPY", str(record))
     spy.write_text(
         f"#!{sys.executable}\nimport os, sys\n"
         "what = repr((sys.argv, dict(os.environ), sys.stdin.readline()))\n"
@@ -84,11 +84,11 @@ def test_no_way_tells_an_engine_an_api_key(tmp_path: Path, monkeypatch: pytest.M
         monkeypatch.setenv(name, value)
     with supervised(Supervisor(keys)) as supervisor:
         wait_until(lambda: first(supervisor).state == "failed")
-    assert "heartbeat_file" in told.read_text(encoding="utf-8")
-    assert "swordfish" not in told.read_text(encoding="utf-8")
+    assert "heartbeat_file" in record.read_text(encoding="utf-8")
+    assert "swordfish" not in record.read_text(encoding="utf-8")
 
 
-def test_a_killed_engine_is_started_again() -> None:
+def test_killed_engine_is_restarted() -> None:
     with supervised(Supervisor(settings())) as supervisor:
         wait_until(lambda: first(supervisor).state == "ready")
         pid = first(supervisor).pid
@@ -104,7 +104,7 @@ def test_a_killed_engine_is_started_again() -> None:
         assert first(supervisor).error is None
 
 
-def test_an_engine_ignores_the_signals_that_are_meant_for_the_server() -> None:
+def test_engine_ignores_signals_meant_for_the_server() -> None:
     with supervised(Supervisor(settings())) as supervisor:
         wait_until(lambda: first(supervisor).state == "ready")
         process = psutil.Process(first(supervisor).pid)
@@ -114,7 +114,7 @@ def test_an_engine_ignores_the_signals_that_are_meant_for_the_server() -> None:
             process.wait(0.5)
 
 
-def test_an_engine_that_stands_still_is_killed_and_started_again_and_one_without_work_is_not() -> None:
+def test_hung_engine_is_restarted_and_an_idle_one_is_not() -> None:
     devices = "scripted:0,scripted:1"
     with supervised(Supervisor(settings(device=devices, step_timeout="3"))) as supervisor:
         wait_until(lambda: all(status.state == "ready" for status in supervisor.statuses()))
@@ -128,7 +128,7 @@ def test_an_engine_that_stands_still_is_killed_and_started_again_and_one_without
         wait_until(lambda: first(supervisor).state == "ready")
         assert not first(supervisor).hung
         assert not psutil.pid_exists(pid)
-        # The other had no work for as long.
+        # The other one was idle for as long.
         assert (supervisor.statuses()[1].state, supervisor.statuses()[1].pid) == ("ready", idle)
 
 
@@ -151,7 +151,7 @@ def test_a_crash_loop_is_given_up_with_the_last_reason() -> None:
 
 
 def test_a_load_that_hangs_is_ended(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "genai_config.json")  # whoever reads it waits
+    os.mkfifo(tmp_path / "genai_config.json")  # reading it blocks
     chosen = settings(device="cpu", model_dir=str(tmp_path), cache_dir="none", load_timeout="1")
     with supervised(Supervisor(chosen)) as supervisor:
         wait_until(lambda: first(supervisor).pid is not None)
@@ -164,7 +164,7 @@ def test_a_load_that_hangs_is_ended(tmp_path: Path) -> None:
         assert not psutil.pid_exists(pid)
 
 
-def test_a_device_that_cannot_load_is_failed_with_the_librarys_reason_and_the_others_serve() -> None:
+def test_device_that_cannot_load_fails_and_the_others_serve() -> None:
     chosen = settings(device="cpu,cuda", model_dir=str(DEMO))
     called = threading.Event()
     with supervised(Supervisor(chosen, on_nothing_loaded=called.set)) as supervisor:
@@ -179,7 +179,7 @@ def test_a_device_that_cannot_load_is_failed_with_the_librarys_reason_and_the_ot
         assert not called.is_set()
 
 
-def test_when_nothing_loads_the_owner_is_told() -> None:
+def test_owner_is_notified_when_nothing_loads() -> None:
     called, started = threading.Event(), threading.Event()
     chosen = settings(device="cpu", model_dir="/nowhere")
     with supervised(Supervisor(chosen, on_nothing_loaded=called.set, on_started=started.set)):
@@ -187,18 +187,18 @@ def test_when_nothing_loads_the_owner_is_told() -> None:
         assert not started.is_set()
 
 
-def test_when_all_devices_have_loaded_the_owner_is_told_once() -> None:
-    told: list[int] = []
+def test_owner_is_notified_once_when_all_devices_have_loaded() -> None:
+    notified: list[int] = []
     with supervised(
-        Supervisor(settings(device="scripted:0,scripted:1"), on_started=lambda: told.append(1))
+        Supervisor(settings(device="scripted:0,scripted:1"), on_started=lambda: notified.append(1))
     ) as supervisor:
-        wait_until(lambda: bool(told))
+        wait_until(lambda: bool(notified))
         assert {status.state for status in supervisor.statuses()} == {"ready"}
         pid = first(supervisor).pid
         assert pid is not None
         psutil.Process(pid).kill()
         wait_until(lambda: first(supervisor).state == "ready" and first(supervisor).pid != pid)
-        assert told == [1]
+        assert notified == [1]
 
 
 def test_an_engine_ends_when_its_supervisor_is_killed(short_folder: Path) -> None:
@@ -223,7 +223,7 @@ def test_an_engine_ends_when_its_supervisor_is_killed(short_folder: Path) -> Non
 
 
 @pytest.mark.parametrize("error", [ValueError("embedded null byte"), StopIteration(), SystemExit(2), GeneratorExit()])
-def test_an_exception_while_an_engine_is_started_becomes_its_state(
+def test_exception_while_starting_an_engine_becomes_its_state(
     error: BaseException, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(spec: EngineSpec) -> None:

@@ -1,4 +1,4 @@
-"""When heartbeats say that an engine hangs; that it is killed then is shown with the supervisor."""
+"""When heartbeats indicate that an engine hangs; the tests of the supervisor show that it is killed."""
 
 from genai_server.heartbeat import Beat
 from genai_server.supervisor.watchdog import LOOK_EVERY, SECONDS_PER_TOKEN, Watchdog
@@ -26,6 +26,6 @@ def test_a_pass_has_more_time_for_each_of_its_tokens() -> None:
     assert found[allowed] == "a step of 200 tokens has not ended for 23 s (GENAI_STEP_TIMEOUT=3)"
 
 
-def test_a_timeout_of_0_waits_for_ever() -> None:
+def test_timeout_of_0_waits_forever() -> None:
     watchdog = Watchdog(step_timeout=0)
     assert {watchdog.look(Beat(7, 0)) for _ in range(LOOKS)} == {None}

@@ -1,4 +1,4 @@
-"""Answers drawn at random from what a grammar allows."""
+"""Answers drawn at random from those that a grammar allows."""
 
 import json
 import random
@@ -12,12 +12,12 @@ from genai_server.errors import InvalidField
 from genai_server.grammar_checker.compiler import complaint
 from genai_server.text.grammars.grammar import check_size
 
-# What ends strings, numbers and containers, so that drawn answers do not grow for ever.
+# Tokens that end strings, numbers and containers, so that drawn answers end.
 _ENDING = [ord(char) for char in '"}],:)>']
 
 
 def validate(grammar: str, *, param: str) -> None:
-    """Refuse what the server refuses, with the compiler in this process."""
+    """Check a grammar like the server, with the compiler in this process."""
     check_size(grammar, param=param)
     if (words := complaint(grammar)) is not None:
         raise InvalidField(f"{param} cannot be used: {words}", param=param)
@@ -25,12 +25,12 @@ def validate(grammar: str, *, param: str) -> None:
 
 @cache
 def byte_tokenizer() -> LLTokenizer:
-    """Tokens are bytes; a further one ends the answer."""
+    """A tokenizer whose tokens are bytes, with one more to end the answer."""
     return LLTokenizer("byte")
 
 
 def tokenizer_with(path: Path, added: dict[str, bool]) -> tuple[LLTokenizer, dict[str, Any]]:
-    """A tokenizer.json with more tokens, given with whether they are special; also as what it says."""
+    """A tokenizer.json with additional tokens, mapped to whether they are special; also returns its contents."""
     content = json.loads(path.read_text(encoding="utf-8"))
     size = len(content["model"]["vocab"])
     for id, (text, special) in enumerate(added.items(), start=size):
@@ -40,25 +40,25 @@ def tokenizer_with(path: Path, added: dict[str, bool]) -> tuple[LLTokenizer, dic
 
 
 def matcher(tokenizer: LLTokenizer, grammar: str) -> LLMatcher:
-    """A matcher at the beginning of an answer."""
+    """A matcher at the start of an answer."""
     made = LLMatcher(tokenizer, grammar, log_level=0)
     assert not made.is_error(), made.get_error()
     return made
 
 
 def fits(grammar: str, text: str) -> bool:
-    """Whether a text is a whole answer; its markers are text."""
+    """Whether a text is a complete answer; its markers are text."""
     tokenizer = byte_tokenizer()
     state = matcher(tokenizer, grammar)
     tokens = list(text.encode())
     return state.validate_tokens(tokens) == len(tokens) and state.consume_tokens(tokens) and state.is_accepting()
 
 
-def draw(grammar: str, seed: int, most_tokens: int = 2_000) -> str | None:
-    """A whole answer of bytes, None if it did not end."""
+def draw(grammar: str, seed: int, max_tokens: int = 2_000) -> str | None:
+    """A complete answer of bytes, or None if it did not end."""
     tokenizer, choices = byte_tokenizer(), random.Random(seed)
     state, answer = matcher(tokenizer, grammar), bytearray()
-    for _ in range(most_tokens):
+    for _ in range(max_tokens):
         if state.is_stopped() or (state.is_accepting() and choices.random() < 0.5):
             return answer.decode()
         mask = state.compute_bitmask()

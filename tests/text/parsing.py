@@ -1,4 +1,4 @@
-"""Answers read by the parser as tests want them."""
+"""Answers parsed for tests."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import combinations, count
@@ -10,7 +10,7 @@ from genai_server.text.answers.reasoning import ReasoningFormat
 from genai_server.text.tool_formats.registry import TOOL_FORMATS
 
 NAMES = ("get_weather", "now")
-# Names of functions, or with them the schemas of their arguments.
+# Names of functions, or a mapping to the schemas of their arguments.
 Functions = Collection[str] | Mapping[str, Mapping[str, Any] | None]
 
 
@@ -21,7 +21,7 @@ def parser(
     reasoning: ReasoningFormat | None = None,
     inside: bool = False,
 ) -> AnswerParser:
-    """A parser that calls the calls "0", "1" and so on."""
+    """A parser that numbers call ids: "0", "1" and so on."""
     ids = map(str, count())
     return AnswerParser(
         TOOL_FORMATS[form] if form else None,
@@ -33,17 +33,17 @@ def parser(
 
 
 def stream(parser: AnswerParser, pieces: Iterable[str]) -> list[list[Part]]:
-    """What the parser tells for each piece and for the end."""
+    """The parser's output for each piece and for the end."""
     return [*(parser.feed(piece) for piece in pieces), parser.finish()]
 
 
 def parse(text: str, form: str | None = "hermes", names: Functions = NAMES) -> list[Part]:
-    """The parts of an answer, without those that say that a call was cut."""
+    """The parts of an answer, without those for a cut call."""
     return [part for part in parse_all(text, form, names) if not isinstance(part, ToolCallCut)]
 
 
 def parse_all(text: str, form: str | None = "hermes", names: Functions = NAMES) -> list[Part]:
-    """The parts of an answer, which are the same whether it comes as a whole, in threes or letter by letter."""
+    """The parts of an answer, which are the same whether it arrives complete, in threes or letter by letter."""
     whole, threes, letters = (merged(stream(parser(form, names), cut(text, size))) for size in (len(text) or 1, 3, 1))
     assert whole == threes == letters
     return whole
@@ -58,7 +58,7 @@ def assert_cuts_change_nothing(
     inside: bool = False,
     pairs: bool = False,
 ) -> None:
-    """See that an answer has the same parts wherever it is cut: once, letter by letter and, with `pairs`, twice."""
+    """Check that an answer has the same parts wherever it is cut: once, letter by letter and, with `pairs`, twice."""
 
     def read(pieces: Iterable[str]) -> list[Part]:
         return merged(stream(parser(form, names, reasoning=reasoning, inside=inside), pieces))
@@ -72,14 +72,14 @@ def assert_cuts_change_nothing(
 
 
 def cut(text: str, size: int) -> Iterator[str]:
-    """The text in pieces of a size."""
+    """The text in pieces of this size."""
     return (text[begin : begin + size] for begin in range(0, len(text), size))
 
 
-def merged(told: Iterable[list[Part]]) -> list[Part]:
-    """All parts, with neighbours of a kind as one."""
+def merged(pieces: Iterable[list[Part]]) -> list[Part]:
+    """All parts, with neighbours of one kind merged."""
     parts: list[Part] = []
-    for part in (part for some in told for part in some):
+    for part in (part for some in pieces for part in some):
         last = parts[-1] if parts else None
         if isinstance(part, Content) and isinstance(last, Content):
             parts[-1] = Content(last.text + part.text)

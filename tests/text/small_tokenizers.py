@@ -1,4 +1,4 @@
-"""Tokenizers of the kinds that models have, as small as they can be."""
+"""Minimal tokenizers of the kinds that models have."""
 
 import string
 from pathlib import Path
@@ -9,7 +9,7 @@ SPACE = "▁"
 
 
 def sentencepiece(folder: Path) -> Path:
-    """As Llama 2 and Mistral have it: a blank before the text, bytes for what is unknown, `<s>` at its begin."""
+    """Like Llama 2 and Mistral: a blank before the text, bytes for unknown characters, `<s>` at the start."""
     tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), SPACE]
     tokens += [*string.ascii_letters, *string.punctuation, f"{SPACE}h", "hi", f"{SPACE}hi"]
     merges = [(SPACE, "h"), ("h", "i"), (f"{SPACE}h", "i")]
@@ -27,7 +27,7 @@ def sentencepiece(folder: Path) -> Path:
 
 
 def words(folder: Path) -> Path:
-    """Whole words, whose texts the library puts together with a blank; `[CLS] … [SEP]` around a text."""
+    """Complete words that the library joins with blanks; `[CLS] … [SEP]` around a text."""
     vocabulary = {token: id for id, token in enumerate(["[UNK]", "[CLS]", "[SEP]", "one", "two", "##s"])}
     tokenizer = Tokenizer(models.WordPiece(vocab=vocabulary, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
@@ -40,7 +40,7 @@ def words(folder: Path) -> Path:
 
 
 def compatible(folder: Path) -> Path:
-    """Bytes of a text in its compatible form, in which letters of full width are ordinary ones, special tokens too."""
+    """Bytes of a text in its compatibility form, which makes full-width letters ordinary, also in special tokens."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE(vocab={token: id for id, token in enumerate(alphabet)}, merges=[]))
     tokenizer.normalizer = normalizers.NFKC()

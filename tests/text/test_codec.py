@@ -1,4 +1,4 @@
-"""A model's text side as one."""
+"""A model's text codec."""
 
 import asyncio
 import json
@@ -86,11 +86,11 @@ def test_the_template_can_be_asked_what_it_knows(demo: TextCodec) -> None:
     assert not demo.writer.reads("enable_thinking")
 
 
-# special tokens in what a request says
+# special tokens in requests
 
 
 @given(content=FORGED, name=FORGED, argument=FORGED)
-def test_nobody_opens_or_ends_a_turn_by_writing_so(demo: TextCodec, content: str, name: str, argument: str) -> None:
+def test_written_turn_markers_stay_text(demo: TextCodec, content: str, name: str, argument: str) -> None:
     call = {"type": "function", "function": {"name": name, "arguments": '{"<|im_end|>": "<|im_end|>"}'}}
     messages: list[dict[str, Any]] = [
         {"role": "system", "content": content},
@@ -105,20 +105,20 @@ def test_nobody_opens_or_ends_a_turn_by_writing_so(demo: TextCodec, content: str
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"])))
-def test_any_other_text_is_encoded_with_the_template_in_one_piece(demo: TextCodec, content: str) -> None:
+def test_other_text_is_encoded_with_the_template_at_once(demo: TextCodec, content: str) -> None:
     tokens = asyncio.run(demo.encode_chat(_user(content)))
     rendered = f"<|im_start|>user\n{content}<|im_end|>\n<|im_start|>assistant\n"
     assert tokens == asyncio.run(demo.encode_text(rendered))
 
 
-def test_an_operator_can_let_requests_write_special_tokens() -> None:
+def test_setting_allows_special_tokens_in_requests() -> None:
     codec = load_text_codec(DEMO, "cpu", allow_special_tokens=True)
     tokens = asyncio.run(codec.encode_chat(_user("<|im_end|>")))
     assert tokens.count(END) == 2
     assert END not in asyncio.run(codec.encode_text("<|im_end|>", parse_special=False))
 
 
-def test_what_the_tokenizer_makes_a_special_token_of_is_refused(tmp_path: Path) -> None:
+def test_text_normalized_to_a_special_token_is_refused(tmp_path: Path) -> None:
     template = {"default": ChatTemplate("{{ messages[0].content }}<|end|>")}
     tokenizer = ModelTokenizer(compatible(tmp_path))
     codec = TextCodec(template, tokenizer)
@@ -134,9 +134,7 @@ def test_what_the_tokenizer_makes_a_special_token_of_is_refused(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("special", [False, True])
-def test_calls_that_a_template_knows_nothing_of_have_the_tokens_that_the_model_writes(
-    tmp_path: Path, special: bool
-) -> None:
+def test_calls_unknown_to_a_template_have_the_models_tokens(tmp_path: Path, special: bool) -> None:
     markers = ["<|tool_call|>", "<|/tool_call|>"]
     _, content = tokenizer_with(DEMO / "tokenizer.json", dict.fromkeys(markers, special))
     (tmp_path / "tokenizer.json").write_text(json.dumps(content), encoding="utf-8")
@@ -158,14 +156,14 @@ def test_the_token_for_what_is_unknown_forges_nothing(tmp_path: Path) -> None:
 # raw texts
 
 
-def test_special_tokens_in_a_raw_text_are_meant_unless_they_are_not(demo: TextCodec) -> None:
+def test_special_tokens_in_raw_text_are_parsed_unless_disabled(demo: TextCodec) -> None:
     assert asyncio.run(demo.encode_text("<|im_end|>")) == [END]
     plain = asyncio.run(demo.encode_text("<|im_end|>", parse_special=False))
     assert END not in plain
     assert demo.decode(plain) == "<|im_end|>"
 
 
-def test_a_raw_text_begins_as_the_tokenizer_says_unless_it_goes_on(tmp_path: Path) -> None:
+def test_raw_text_starts_with_bos_unless_it_continues(tmp_path: Path) -> None:
     codec = _codec("", ModelTokenizer(sentencepiece(tmp_path)))
     bare = asyncio.run(codec.encode_text("hi", add_special=False))
     assert asyncio.run(codec.encode_text("hi")) == [1, *bare]
@@ -178,7 +176,7 @@ def test_half_a_character_is_refused_by_the_fields_name(demo: TextCodec) -> None
     assert caught.value.param == "content"
 
 
-# long ones
+# long texts
 
 
 @pytest.mark.parametrize(
@@ -186,7 +184,7 @@ def test_half_a_character_is_refused_by_the_fields_name(demo: TextCodec) -> None
     ["some words and an emoji 👋 " * 20_000, "x" * 500_000, "<|im_end|>" * 50_000],
     ids=["words", "one word", "forged"],
 )
-def test_while_a_long_text_is_encoded_the_event_loop_goes_on(demo: TextCodec, content: str) -> None:
+def test_event_loop_runs_while_a_long_text_is_encoded(demo: TextCodec, content: str) -> None:
     async def test() -> None:
         encoding = asyncio.create_task(demo.encode_chat(_user(content)))
         turns = 0
@@ -220,7 +218,7 @@ def test_each_answer_has_a_decoder_of_its_own() -> None:
     assert first.decode([0xA9]) == "é"
 
 
-def test_special_tokens_are_shown_to_those_who_want_to_see_them(demo: TextCodec) -> None:
+def test_special_tokens_are_shown_on_request(demo: TextCodec) -> None:
     assert demo.tokenizer.special_tokens["<|im_end|>"] == END
     assert demo.tokenizer.decoder().decode([END]) == ""
     assert demo.tokenizer.decoder(show=["<|im_end|>"]).decode([END]) == "<|im_end|>"
@@ -234,7 +232,7 @@ def test_one_token_has_bytes(demo: TextCodec) -> None:
 
 
 @pytest.mark.parametrize("token", [-1, 1920])
-def test_an_id_that_is_no_token_is_refused_by_its_place(demo: TextCodec, token: int) -> None:
+def test_unknown_token_id_is_refused_by_its_place(demo: TextCodec, token: int) -> None:
     with pytest.raises(InvalidField) as caught:
         demo.decode([5, token])
     assert caught.value.message == f"tokens[1] must be a token of this model, which has 1920; given {token}"
@@ -256,7 +254,7 @@ def test_any_other_device_needs_the_models_tokenizer(tmp_path: Path) -> None:
         load_text_codec(tmp_path, "cpu")
 
 
-def test_a_model_without_a_template_encodes_texts_and_no_messages(tmp_path: Path) -> None:
+def test_model_without_a_template_encodes_texts_only(tmp_path: Path) -> None:
     codec = load_text_codec(base_model(tmp_path / "base"), "cpu")
     assert not codec.has_chat_template
     assert not codec.writer.takes_tools

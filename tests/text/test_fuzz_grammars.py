@@ -1,4 +1,4 @@
-"""Grammars, regular expressions and schemas at random: each is refused, or compiled and followed, in short time."""
+"""Random grammars, regular expressions and schemas: each is soon refused, or compiled and followed."""
 
 import os
 import random
@@ -18,7 +18,7 @@ from genai_server.text.grammars import grammar
 from tests.text.guided import validate
 
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "150"))
-MOST_SECONDS = 20
+MAX_SECONDS = 20
 STEPS = 12
 fuzzed = settings(max_examples=EXAMPLES, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
 
@@ -95,8 +95,8 @@ def guidance() -> Guidance:
 
 
 def follow(build: Callable[[], str], guidance: Guidance, seed: int) -> None:
-    """As the server does: made and checked in the API process, compiled and followed in the engine."""
-    started = time.monotonic()
+    """Build and check it like the API process, compile and follow it like the engine."""
+    started = time.process_time()  # which a busy machine does not change
     try:
         built = build()
         validate(built, param="grammar")
@@ -112,7 +112,7 @@ def follow(build: Callable[[], str], guidance: Guidance, seed: int) -> None:
             guide.commit(int(chance.choice(allowed)))
     except (InvalidField, GrammarFailed) as error:
         assert error.message.strip()
-    assert time.monotonic() - started < MOST_SECONDS
+    assert time.process_time() - started < MAX_SECONDS
 
 
 @fuzzed

@@ -1,4 +1,4 @@
-"""Chat templates from elsewhere, changed at random: each is refused, or renders or refuses messages, in short time."""
+"""Third-party chat templates with random changes: each soon renders, or is refused or refuses messages."""
 
 import os
 import re
@@ -13,15 +13,15 @@ from genai_server.text.prompts.chat_template import SCRIPTED_TEMPLATE, ChatTempl
 from tests.running_server import DEMO, ROOT
 
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "300"))
-# Far above what any takes on a busy machine, far below for ever.
-MOST_SECONDS = 20
-MOST_CHARACTERS = 20_000
+# Far above what any takes on a busy machine, far below an endless loop.
+MAX_SECONDS = 20
+MAX_CHARACTERS = 20_000
 SOURCES = [
     SCRIPTED_TEMPLATE,
     (DEMO / "chat_template.jinja").read_text(encoding="utf-8"),
     (ROOT / "scripts" / "_models" / "chat_template.jinja").read_text(encoding="utf-8"),
 ]
-# Tags, expressions, comments and the text between them, as Jinja's lexer has them.
+# Tags, expressions, comments and the text between them, as in Jinja's lexer.
 PIECES = [re.findall(r"\{[%{#].*?[%}#]\}|[^{]+|\{", source, re.DOTALL) for source in SOURCES]
 HOSTILE = [
     "{% for a in range(99999) %}{{ a }}{% endfor %}",
@@ -60,7 +60,7 @@ VARIABLES: dict[str, Any] = {
 
 @st.composite
 def changed_templates(draw: st.DrawFn) -> str:
-    """A real template whose pieces were taken away, doubled, swapped, or joined by others."""
+    """A real template with pieces removed, doubled, swapped or added."""
     pieces = list(draw(st.sampled_from(PIECES)))
     for _ in range(draw(st.integers(1, 6))):
         at, other = (draw(st.integers(0, max(0, len(pieces) - 1))) for _ in range(2))
@@ -81,13 +81,13 @@ def changed_templates(draw: st.DrawFn) -> str:
 @settings(max_examples=EXAMPLES, suppress_health_check=[HealthCheck.too_slow])
 @given(changed_templates())
 @example("".join(HOSTILE[:3]))
-def test_a_changed_template_renders_or_is_refused_with_one_of_our_errors(source: str) -> None:
-    started = time.monotonic()
+def test_mutated_template_renders_or_is_refused(source: str) -> None:
+    started = time.process_time()  # which a busy machine does not change
     try:
-        text = ChatTemplate(source, {"bos_token": "<s>"}, max_characters=MOST_CHARACTERS).render(VARIABLES)
-        assert len(text) <= MOST_CHARACTERS
+        text = ChatTemplate(source, {"bos_token": "<s>"}, max_characters=MAX_CHARACTERS).render(VARIABLES)
+        assert len(text) <= MAX_CHARACTERS
     except ModelDirectoryError as error:
         assert "chat template is not valid" in error.message
     except (InvalidField, TypeError):
         pass  # a TypeError makes the caller try messages of another form
-    assert time.monotonic() - started < MOST_SECONDS
+    assert time.process_time() - started < MAX_SECONDS

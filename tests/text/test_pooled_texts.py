@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from genai_server.errors import InvalidField, PromptTooLong
-from genai_server.generation import PooledText
+from genai_server.messages.generation_request import PooledText
 from genai_server.pooling_model import PoolingModel, Task
 from genai_server.text import pooled_texts
 from genai_server.text.codec import TextCodec, load_text_codec
@@ -39,7 +39,7 @@ def lengths(encoded: list[EncodedText]) -> list[list[int]]:
     return [tokens for tokens, _ in encoded]
 
 
-def test_a_text_gets_the_tokens_around_it_and_ids_stay_as_they_are(words: PooledTexts) -> None:
+def test_text_gets_special_tokens_and_ids_stay_unchanged(words: PooledTexts) -> None:
     assert lengths(words.encode(["one two", [3, 3]], LIMIT)) == [[1, 3, 4, 2], [3, 3]]
 
 
@@ -47,11 +47,11 @@ def test_special_tokens_of_a_text_are_read_as_such(words: PooledTexts) -> None:
     assert lengths(words.encode(["one [SEP]"], LIMIT)) == [[1, 3, 2, 2]]
 
 
-def test_a_prompt_comes_before_each_text_and_its_tokens_are_known(words: PooledTexts) -> None:
+def test_prompt_precedes_each_text_and_its_tokens_are_counted(words: PooledTexts) -> None:
     assert words.encode(["two"], LIMIT, prompt="one ") == [EncodedText([1, 3, 4, 2], PooledText(4, 0, 2))]
 
 
-def test_no_prompt_comes_before_token_ids_and_all_of_them_are_in_the_vector(words: PooledTexts) -> None:
+def test_token_ids_get_no_prompt_and_are_pooled_completely(words: PooledTexts) -> None:
     assert words.encode([[3, 4, 3]], LIMIT, prompt="one ") == [EncodedText([3, 4, 3], PooledText(3))]
 
 
@@ -60,8 +60,8 @@ def test_a_long_text_is_refused_with_the_limit(words: PooledTexts) -> None:
         words.encode(["one", "one two one two one"], LIMIT)
     assert refused.value.param == "input[1]"
     assert refused.value.message == (
-        "input[1] makes 7 tokens, but this model reads at most 6 (the model's limit); "
-        "truncate_prompt_tokens: -1 cuts texts to this length"
+        "input[1] encodes to 7 tokens; the limit is 6 (the model's limit); "
+        "truncate_prompt_tokens: -1 truncates texts to this length"
     )
 
 
@@ -69,16 +69,16 @@ def test_a_long_text_is_cut_inside_the_tokens_around_it(words: PooledTexts) -> N
     assert lengths(words.encode(["one two one two one", [3] * 9], CUT)) == [[1, 3, 4, 3, 4, 2], [3] * 6]
 
 
-def test_texts_are_never_cut_to_less_than_a_token_between_those_around_it(words: PooledTexts) -> None:
+def test_texts_are_truncated_to_one_own_token_at_least(words: PooledTexts) -> None:
     assert lengths(words.encode([[3, 4]], CUT_TO_2)) == [[3, 4]]
-    with pytest.raises(InvalidField, match="must be at least 3: 2 tokens are around what is read; given 2") as refused:
+    with pytest.raises(InvalidField, match="must be at least 3, including 2 special tokens; given 2") as refused:
         words.encode(["one"], CUT_TO_2)
     assert refused.value.param == "truncate_prompt_tokens"
-    with pytest.raises(InvalidField, match="must be at least 11: 9 tokens are around what is read; given 2"):
+    with pytest.raises(InvalidField, match="must be at least 11, including 9 special tokens; given 2"):
         decoder_texts().encode_pairs([Pair("one", "two")], CUT_TO_2)
 
 
-def test_a_text_that_is_no_unicode_is_refused(words: PooledTexts) -> None:
+def test_text_that_is_not_unicode_is_refused(words: PooledTexts) -> None:
     with pytest.raises(InvalidField) as refused:
         words.encode(["\ud800"], LIMIT)
     assert refused.value.param == "input"
@@ -93,7 +93,7 @@ def test_the_longer_text_of_a_pair_is_cut_first() -> None:
     codec = load_text_codec(ROOT / "models" / "demo-reranker", "cpu")
 
     def cut(query: str, document: str, most: int) -> tuple[int, int]:
-        """How many tokens of both are left."""
+        """The remaining tokens of both."""
         texts = codec._pooled_texts
         assert texts is not None
         limit = TextLimit(256, "", cut_to=most)
@@ -105,13 +105,13 @@ def test_the_longer_text_of_a_pair_is_cut_first() -> None:
     assert cut("rain " * 50, "rain rain", 13) == (8, 2)
     assert cut("rain " * 50, "rain " * 60, 14) == (5, 6)
     assert cut("rain " * 50, "rain " * 60, 5) == (1, 1)
-    with pytest.raises(InvalidField, match="must be at least 5: 3 tokens are around what is read; given 4"):
+    with pytest.raises(InvalidField, match="must be at least 5, including 3 special tokens; given 4"):
         cut("rain " * 50, "rain " * 60, 4)
     codec.close()
 
 
 def test_an_instruction_is_refused_where_none_is_read(words: PooledTexts) -> None:
-    with pytest.raises(InvalidField, match="instruction cannot be given: this model reads none"):
+    with pytest.raises(InvalidField, match="instruction is not supported by this model"):
         words.encode_pairs([Pair("one", "two")], LIMIT, instruction="x")
 
 
@@ -129,14 +129,14 @@ def test_a_decoder_reads_a_pair_as_its_template_writes_it() -> None:
     assert bytes(pair.tokens) == b"S:sI;qq;dd;END"
 
 
-def test_what_the_template_refuses_is_said_of_the_documents() -> None:
+def test_refusal_of_the_template_names_the_documents() -> None:
     refusing = "{% if messages[1].content == 'd' %}{{ raise_exception('no d') }}{% endif %}" + TEMPLATE
     with pytest.raises(InvalidField, match="no d") as refused:
         decoder_texts(refusing).encode_pairs([Pair("q", "d")], TextLimit(100, ""))
     assert refused.value.param == "documents"
 
 
-def test_what_follows_the_document_is_never_cut_off() -> None:
+def test_text_after_the_document_is_never_truncated() -> None:
     limit = TextLimit(100, "", cut_to=12)
     (pair,) = decoder_texts().encode_pairs([Pair("q", "0123456789")], limit)
     assert bytes(pair.tokens) == b"S:qq;d01;END"
@@ -166,7 +166,7 @@ def test_a_query_that_is_too_long_is_named(words: PooledTexts, is_decoder: bool)
 
 
 @pytest.mark.parametrize("is_decoder", [True, False])
-def test_a_query_counts_with_each_of_its_documents_before_they_are_put_together(
+def test_total_of_queries_and_documents_is_limited_early(
     words: PooledTexts, is_decoder: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     num_made = 0
@@ -179,19 +179,19 @@ def test_a_query_counts_with_each_of_its_documents_before_they_are_put_together(
 
         return call
 
-    monkeypatch.setattr(pooled_texts, "MOST_TOKENS", 600)
+    monkeypatch.setattr(pooled_texts, "MAX_TOKENS", 600)
     monkeypatch.setattr(ModelTokenizer, "framed_pair", counted(ModelTokenizer.framed_pair))
     monkeypatch.setattr(PromptWriter, "write", counted(PromptWriter.write))
     texts = decoder_texts() if is_decoder else words
     assert len(texts.encode_pairs([Pair("one " * 5, "two")] * 10, TextLimit(100, ""))) == 10
-    with pytest.raises(InvalidField, match="documents must make at most 600 tokens in all, where a query counts"):
+    with pytest.raises(InvalidField, match="documents may have at most 600 tokens in total, counting a query"):
         texts.encode_pairs([Pair("one " * 20, "two")] * 2000, TextLimit(100, ""))
     assert num_made < 50
 
 
 def test_the_texts_of_a_request_have_a_limit_together(words: PooledTexts, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pooled_texts, "MOST_TOKENS", 9)
-    with pytest.raises(InvalidField, match="input must make at most 9 tokens in all") as refused:
+    monkeypatch.setattr(pooled_texts, "MAX_TOKENS", 9)
+    with pytest.raises(InvalidField, match="input may have at most 9 tokens in total") as refused:
         words.encode(["one two one", [3] * 5], LIMIT)
     assert refused.value.param == "input"
 

@@ -1,4 +1,4 @@
-"""The grammar of answers that may be text, and whose calls fit what `strict` functions take."""
+"""The grammar of answers that may be text, and whose calls fit `strict` functions."""
 
 import json
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ from tests.text.parsing import merged, parser, stream
 
 CITY = {"properties": {"city": {"enum": ["Oslo", "Rome"]}}, "required": ["city"]}
 TOOLS = [Tool("f", CITY), Tool("g", ANY_OBJECT)]
-# What gpt-oss writes are messages, text as well: answers/test_harmony_messages.py.
+# gpt-oss writes messages, for text as well: answers/test_harmony_messages.py.
 FORMS = sorted(TOOL_FORMATS.keys() - {"harmony"})
 # One call of a function with one argument in each format, without and with the model's own tokens.
 CALLS = {
@@ -59,7 +59,7 @@ WITH_TOKENS = {
 }
 MARKED = [form for form in FORMS if TOOL_FORMATS[form].opening is not None]
 WHOLE = [form for form in FORMS if form not in MARKED]
-# As the tokenizers of Qwen 3, Llama 3, Phi-4-mini and Mistral flag them.
+# Flagged like the tokenizers of Qwen 3, Llama 3, Phi-4-mini and Mistral.
 ADDED = {
     **dict.fromkeys(["<tool_call>", "</tool_call>", "<think>", "</think>", "<|tool_call|>", "<|/tool_call|>"], False),
     **dict.fromkeys(["<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"], False),
@@ -117,7 +117,7 @@ def test_text_may_stand_around_calls_that_are_marked(form: str) -> None:
 
 
 @pytest.mark.parametrize("form", WHOLE)
-def test_no_line_of_a_text_begins_as_a_call_where_calls_have_no_marker(form: str) -> None:
+def test_no_line_starts_as_a_call_if_calls_have_no_marker(form: str) -> None:
     for text in (f"Hi\n{_call(form)}", f"Hi\n  {_call(form)}", f"{_call(form)}\nHi", f"<|python_tag|>{_call(form)}"):
         assert not fits(_built(form), text), text
     assert fits(_built(form), f"Like this: {_call(form)}")
@@ -143,7 +143,7 @@ def model() -> tuple[LLTokenizer, dict[str, Any]]:
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("reasoning", [None, THINK, MISTRAL_THINK])
 @pytest.mark.parametrize("tokens", [False, True], ids=["as text", "as tokens"])
-def test_reasoning_text_and_calls_are_allowed_whether_their_markers_are_tokens_or_text(
+def test_markers_may_be_tokens_or_text_in_the_grammar(
     form: str, reasoning: ReasoningFormat | None, tokens: bool, model: tuple[LLTokenizer, dict[str, Any]]
 ) -> None:
     tokenizer, content = model
@@ -178,7 +178,7 @@ def test_a_marker_that_is_a_token_is_not_written_in_pieces(
     assert 0 < state.validate_tokens(pieces) < len(pieces)
 
 
-# What calls are made of, in and out of place, as the parser reads them.
+# Parts of calls, in and out of place, as the parser reads them.
 _PIECES = [
     "Hi",
     "\n",
@@ -226,7 +226,7 @@ _PIECES += ['city="Rome")', 'city="Paris")', "f(", "**", ")", "; "]
     st.sampled_from([None, THINK]),
     st.lists(st.sampled_from(_PIECES), min_size=10, max_size=120),
 )
-def test_whatever_fits_the_parser_reads_no_call_of_it_that_does_not_fit(
+def test_parser_finds_only_valid_calls_in_allowed_text(
     form: str, reasoning: ReasoningFormat | None, pieces: list[str]
 ) -> None:
     state, text = matcher(byte_tokenizer(), _built(form, reasoning=reasoning)), ""

@@ -1,4 +1,4 @@
-"""Text to token ids and back: of the scripted runner, of the model that the repository ships, and of other kinds."""
+"""Text to token ids and back: the scripted runner's tokenizer, the demo model's, and other kinds."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -67,7 +67,7 @@ def test_any_text_comes_back_from_its_tokens(tokenizer: Tokenizer, text: str) ->
 @given(text=ANY_TEXT)
 def test_the_bytes_of_the_tokens_are_those_of_the_text(tokenizer: Tokenizer, text: str) -> None:
     data = b"".join(map(tokenizer.token_bytes, tokenizer.encode(text)))
-    assert data in (text.encode(), b" " + text.encode())  # SentencePiece begins a text with a blank of its own
+    assert data in (text.encode(), b" " + text.encode())  # SentencePiece adds a blank at the start of a text
 
 
 @pytest.mark.parametrize("text", TEXTS[:-1])
@@ -106,7 +106,7 @@ def test_no_tokens_have_no_text(tokenizer: Tokenizer) -> None:
 
 
 @pytest.mark.parametrize("token", [-1, 100_000])
-def test_an_id_that_is_no_token_has_no_text(tokenizer: Tokenizer, token: int) -> None:
+def test_unknown_token_id_has_no_text(tokenizer: Tokenizer, token: int) -> None:
     assert not tokenizer.knows(token)
     assert tokenizer.token_bytes(token) == b""
     assert tokenizer.decoder().decode([*tokenizer.encode("a"), token]) == "a"
@@ -167,7 +167,7 @@ def test_tokens_before_and_after_a_text(made: Make) -> None:
     assert tokenizer.unknown == {0}
 
 
-def test_the_blank_before_a_text_is_no_part_of_it_but_one_in_it_is(made: Make) -> None:
+def test_blank_before_a_text_is_dropped_but_inner_ones_stay(made: Make) -> None:
     tokenizer = made(sentencepiece)
     tokens = tokenizer.encode("hi hi")
     assert tokens[0] == tokens[1]
@@ -200,18 +200,18 @@ def test_an_added_token_is_the_text_that_it_says(made: Make) -> None:
 # what cannot be loaded
 
 
-def test_a_directory_without_tokenizer_is_refused_by_the_files_name(tmp_path: Path) -> None:
+def test_directory_without_a_tokenizer_is_refused_by_file_name(tmp_path: Path) -> None:
     with pytest.raises(ModelDirectoryError, match=r"tokenizer\.json cannot be loaded: No such file"):
         ModelTokenizer(tmp_path)
 
 
-def test_a_file_that_is_no_tokenizer_is_refused_by_name(tmp_path: Path) -> None:
+def test_invalid_tokenizer_file_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text('{"model": {"type": "none"}}', encoding="utf-8")
     with pytest.raises(ModelDirectoryError, match=r"tokenizer\.json cannot be loaded: "):
         ModelTokenizer(tmp_path)
 
 
-def test_what_training_has_left_does_not_cut_a_text_short(tmp_path: Path) -> None:
+def test_truncation_settings_of_training_are_ignored(tmp_path: Path) -> None:
     import tokenizers
 
     tokenizer = tokenizers.Tokenizer.from_file(str(DEMO / "tokenizer.json"))
@@ -224,7 +224,7 @@ def test_what_training_has_left_does_not_cut_a_text_short(tmp_path: Path) -> Non
 
 def test_a_tokenizer_that_encodes_a_to_nothing_is_refused(tmp_path: Path) -> None:
     tokenizers.Tokenizer(tokenizers.models.BPE({"b": 0}, [])).save(str(tmp_path / "tokenizer.json"))
-    with pytest.raises(ModelDirectoryError, match=r'tokenizer\.json cannot be used: it encodes "a" to no token$'):
+    with pytest.raises(ModelDirectoryError, match=r'tokenizer\.json cannot be used: it encodes "a" to zero tokens$'):
         ModelTokenizer(tmp_path)
 
 

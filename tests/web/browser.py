@@ -1,4 +1,4 @@
-"""The page in a real browser: opening it over a running server, and what it must never do."""
+"""The page in a real browser: opened on a running server, with checks for forbidden requests and errors."""
 
 import os
 from collections.abc import Iterator
@@ -11,15 +11,15 @@ from playwright.sync_api import Browser, Locator, Page, expect
 
 from tests.running_server import RunningServer
 
-# Folder that takes pictures of the main views; they are made in any case, and otherwise thrown away.
+# A folder for pictures of the main views; without it they are discarded.
 PICTURES = os.environ.get("PICTURES", "")
 
 
 @contextmanager
 def opened(browser: Browser, server: RunningServer, at: str = "", *, other: str = "", **context: Any) -> Iterator[Page]:
-    """The page in a browser without a history. Fails afterwards if it asked another host or met an error.
+    """The page in a browser without a history. Fails afterwards if it contacted another host or had an error.
 
-    `other` is a host that it may ask.
+    `other` is a host that it may contact.
     """
     made = browser.new_context(**{"viewport": {"width": 1280, "height": 800}, **context})
     with_page = made.new_page()
@@ -35,7 +35,7 @@ def opened(browser: Browser, server: RunningServer, at: str = "", *, other: str 
         own = {urlsplit(server.url).netloc, other, ""}  # blob: and data: have no host
         strange = [url for url in asked if urlsplit(url).netloc not in own]
         assert not strange, strange
-        # A refused key is told to the console by the browser itself.
+        # The browser itself reports a refused key on the console.
         wrong = [text for text in wrong if "the server responded with a status of" not in text]
         assert not wrong, wrong
     finally:
@@ -43,12 +43,12 @@ def opened(browser: Browser, server: RunningServer, at: str = "", *, other: str 
 
 
 def picture(page: Page, name: str, folder: Path) -> None:
-    """Take a picture of what is seen, into the folder of pictures or else this one."""
+    """Save a screenshot to the folder of pictures, or else to this one."""
     page.screenshot(path=Path(PICTURES or folder) / f"{name}.png")
 
 
 def charted(page: Page) -> None:
-    """Let the charts of “Watch” begin at once, with the second of its questions. The page has a clock of its own."""
+    """Let the charts of “Watch” start at once, with the second poll. The page has its own clock."""
     for _ in range(20):
         if page.locator(".chart").count():
             return
@@ -57,7 +57,7 @@ def charted(page: Page) -> None:
 
 
 def say(page: Page, text: str) -> None:
-    """Send a message; returns once it stands in the conversation, and its answer is asked for."""
+    """Send a message; returns once it is in the conversation and its answer is requested."""
     sent = page.get_by_role("article", name="You", exact=True)
     before = sent.count()
     page.get_by_label("Message", exact=True).fill(text)
@@ -71,5 +71,5 @@ def answered(page: Page) -> None:
 
 
 def answer(page: Page) -> Locator:
-    """The answers that are shown."""
+    """The answers shown."""
     return page.get_by_role("article", name="Answer", exact=True)

@@ -9,20 +9,20 @@ from tests.profiles.browser import launched
 from tests.running_server import SCRIPTED, RunningServer
 from tests.server_here import run_here
 
-# A busy machine takes longer than the 5 seconds of the library.
+# A busy machine takes longer than the library's 5 seconds.
 expect.set_options(timeout=15_000)
 
 
-# Its event loop runs as long as it does, so that no other test in the process could start one.
+# Its event loop runs as long as the browser, so no other test in the process could start one.
 @pytest.fixture(scope="package")
 def browser() -> Iterator[Browser]:
-    """A browser; skips the test where there is none."""
+    """A browser; skips the test without one."""
     with launched() as browser:
         yield browser
 
 
 @pytest.fixture(scope="package")
 def own_scripted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    """A server over two scripted devices, which the tests of the page share; each leaves it as it found it."""
+    """A server with two scripted devices, shared by the tests of the page, which leave it unchanged."""
     with run_here(tmp_path_factory.mktemp("own-scripted"), *SCRIPTED) as server:
         yield server

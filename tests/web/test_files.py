@@ -1,4 +1,4 @@
-"""The files of the page and of /docs, as they are in the package."""
+"""The files of the page and of /docs in the package."""
 
 import gzip
 import hashlib
@@ -14,14 +14,14 @@ OWN = [name for name in names(PAGE) if not name.startswith("vendor/")]
 
 
 def test_each_foreign_file_is_the_one_whose_hash_is_written_down() -> None:
-    """Else run scripts/vendor_web.py."""
+    """If it fails, run scripts/vendor_web.py."""
     for package, pin in PINS.items():
         assert re.fullmatch(r"sha512-[A-Za-z0-9+/]{86}==", pin["integrity"]), package
         for name, digest in pin["files"].items():
             assert hashlib.sha256((WEB / name).read_bytes()).hexdigest() == digest, name
 
 
-def test_no_foreign_file_is_without_a_hash_and_each_library_has_its_licence() -> None:
+def test_foreign_files_have_hashes_and_licences() -> None:
     pinned = {name for pin in PINS.values() for name in pin["files"]}
     found = {f"static/{name}" for name in names(PAGE)} | {f"api_docs/{name}" for name in names(API_DOCS)}
     own = {f"static/{name}" for name in OWN} | {"api_docs/index.html", "api_docs/start.js"}
@@ -34,7 +34,7 @@ def test_the_page_is_below_300_kilobytes_when_compressed() -> None:
     assert sum(len(gzip.compress((PAGE / name).read_bytes())) for name in names(PAGE)) < 300_000
 
 
-def test_no_file_of_the_page_asks_another_host_or_writes_html_by_itself() -> None:
+def test_page_files_load_nothing_foreign_and_write_no_html() -> None:
     for name in OWN:
         text = (PAGE / name).read_text(encoding="utf-8")
         assert not re.search(r"""(src|href|import|fetch\()\s*[=(]?\s*["'`]https?:""", text), name
@@ -48,7 +48,7 @@ def test_the_page_has_no_inline_script_or_style() -> None:
         assert not re.search(r"<script(?![^>]*src=)|<style|\son\w+=|style=", text), path
 
 
-def test_the_policy_lets_in_the_report_of_a_profile_and_no_other_inline_script() -> None:
+def test_content_policy_allows_only_the_profile_reports_scripts() -> None:
     policy = content_security_policy(inline_hashes())
     assert len(inline_hashes()) == 2
     for digest in inline_hashes():

@@ -1,4 +1,4 @@
-"""Models and adapters on the page, in a real browser over a real server."""
+"""Models and adapters on the page, in a real browser with a real server."""
 
 import json
 import shutil
@@ -41,7 +41,7 @@ def row(page: Page, name: str) -> Locator:
 
 
 def talk(page: Page, model: str, text: str) -> None:
-    """Have a new chat with a model."""
+    """Start a new chat with a model."""
     page.get_by_role("link", name="Talk").click()
     page.get_by_role("button", name="New chat").click()
     page.get_by_label("Model", exact=True).select_option(model)
@@ -63,7 +63,7 @@ def test_a_model_is_loaded_talked_to_and_unloaded(page: Page, tmp_path: Path) ->
     expect(page.get_by_label("Model", exact=True)).to_have_value("onnx-genai")
 
 
-def test_a_model_that_cannot_be_loaded_is_told_with_the_reason(page: Page) -> None:
+def test_failed_load_is_shown_with_the_reason(page: Page) -> None:
     form = submit(page, "Load a model", "Load", Name="more", Directory="/nowhere", Devices="cpu")
     expect(form.get_by_role("alert")).to_contain_text("/nowhere")
     expect(row(page, "onnx-genai")).to_have_count(1)
@@ -86,7 +86,7 @@ def test_a_failed_model_is_shown_with_its_reason_and_not_offered(page: Page, tmp
 
 
 def test_a_model_is_given_another_name_which_is_removed_again(page: Page) -> None:
-    submit(page, "Give a model one more name", "Give", New_name="gpt-4o", Model="onnx-genai")
+    submit(page, "Add an alias for a model", "Add", New_name="gpt-4o", Model="onnx-genai")
     expect(row(page, "onnx-genai").locator(".tag")).to_contain_text("gpt-4o")
     page.get_by_role("button", name="Remove the name gpt-4o").click()
     expect(page.locator(".tag")).to_have_count(0)
@@ -109,7 +109,7 @@ def test_an_adapter_is_loaded_chosen_and_unloaded(page: Page, tmp_path: Path) ->
 
 
 def listed(page: Page, *models: dict[str, Any]) -> None:
-    """Let the page find these models, each with the fields that differ from a model which is ready for chats."""
+    """Make the page list these models, given by the fields that differ from a model that is ready for chats."""
     common = {"object": "model", "created": 1, "owned_by": "genai-server", "state": "ready", "chat": True}
     data = [{**common, "root": model["id"], **model} for model in models]
     body = json.dumps({"object": "list", "data": data})
@@ -155,7 +155,7 @@ def test_an_older_list_that_comes_late_replaces_no_newer_one(page: Page) -> None
     expect(page.get_by_label("Model", exact=True)).to_have_value("newer")
 
 
-def test_only_models_for_chats_are_offered_and_the_others_say_what_they_are_for(page: Page, tmp_path: Path) -> None:
+def test_only_chat_models_are_offered_and_others_show_their_use(page: Page, tmp_path: Path) -> None:
     listed(page, EMBEDS, RANKS, BASE, {"id": "small"})
     expect(row(page, "bert")).to_contain_text("embeddings")
     expect(row(page, "judge")).to_contain_text("reranking")
@@ -168,7 +168,7 @@ def test_only_models_for_chats_are_offered_and_the_others_say_what_they_are_for(
     expect(others).to_have_text(["bert (embeddings)", "judge (reranking)", "base (raw prompts)"])
 
 
-def test_without_a_model_for_chats_nothing_is_sent(page: Page, tmp_path: Path) -> None:
+def test_nothing_is_sent_without_a_chat_model(page: Page, tmp_path: Path) -> None:
     page.get_by_role("link", name="Talk").click()
     listed(page, EMBEDS)
     expect(page.locator(".conversation .bar")).to_contain_text("No model for chats, bert (embeddings)")

@@ -1,4 +1,4 @@
-"""Talking to a model on the page, in a real browser over a real server."""
+"""Chats on the page, in a real browser with a real server."""
 
 import json
 import re
@@ -38,7 +38,7 @@ def set_option(page: Page, label: str, value: str) -> None:
     page.get_by_label(label).first.fill(value)
 
 
-def test_an_answer_is_there_again_after_a_reload(page: Page) -> None:
+def test_answer_is_restored_after_a_reload(page: Page) -> None:
     say(page, "What is the capital of France?")
     expect(answer(page)).to_contain_text(PARIS)
     answered(page)
@@ -55,7 +55,7 @@ def test_an_answer_is_there_again_after_a_reload(page: Page) -> None:
     expect(page.get_by_text("No chat has this text.")).to_be_visible()
 
 
-# Keeps what is shown of a prompt that is being read, however soon that is over.
+# Records the display of prompt progress, however soon it is over.
 KEEP_PROGRESS = """() => {
     window.progressSeen = [];
     new MutationObserver(() => {
@@ -65,7 +65,7 @@ KEEP_PROGRESS = """() => {
 }"""
 
 
-def test_it_is_shown_how_much_of_a_long_prompt_has_been_read(page: Page) -> None:
+def test_progress_of_a_long_prompt_is_shown(page: Page) -> None:
     page.evaluate(KEEP_PROGRESS)
     say(page, "The capital of France is Paris. " * 115)
     answered(page)
@@ -97,7 +97,7 @@ def test_a_chat_that_is_deleted_ends_its_answer(scripted_page: Page, scripted: R
     wait_until(lambda: scripted.idle("scripted:0") and scripted.idle("scripted:1"))
 
 
-def test_an_edited_message_makes_a_branch_and_the_first_one_is_kept(page: Page) -> None:
+def test_edited_message_makes_a_branch_and_keeps_the_first(page: Page) -> None:
     say(page, "What is the capital of France?")
     answered(page)
     page.get_by_role("button", name="Edit").click()
@@ -113,12 +113,12 @@ def test_an_edited_message_makes_a_branch_and_the_first_one_is_kept(page: Page) 
     answered(page)
 
 
-def test_a_conversation_goes_on_from_an_earlier_turn(page: Page) -> None:
+def test_conversation_continues_from_an_earlier_turn(page: Page) -> None:
     for question in ("What is the capital of France?", "And of Italy?"):
         say(page, question)
         answered(page)
     expect(answer(page).last).to_contain_text("Rome")
-    page.get_by_role("button", name="Go on from here").click()
+    page.get_by_role("button", name="Continue from here").click()
     expect(page.get_by_text("And of Italy?")).to_have_count(0)
     say(page, "And of Spain?")
     expect(answer(page).last).to_contain_text("Madrid")
@@ -154,7 +154,7 @@ def test_a_code_block_is_copied(scripted_page: Page) -> None:
     assert scripted_page.evaluate("navigator.clipboard.readText()") == "first\nsecond\n"
 
 
-def test_reasoning_is_folded_and_an_error_in_the_stream_is_told_beside_the_text(scripted_page: Page) -> None:
+def test_reasoning_is_folded_and_a_stream_error_is_shown(scripted_page: Page) -> None:
     chunks: list[dict[str, object]] = [
         {"choices": [{"delta": {"reasoning_content": "Let me think."}}]},
         {"choices": [{"delta": {"content": "It is "}}]},
@@ -183,7 +183,7 @@ def test_a_tool_is_called_and_its_result_goes_back(page: Page) -> None:
     answered(page)
 
 
-def test_an_answer_fits_the_schema_and_a_wrong_schema_is_told_before_anything_is_sent(page: Page) -> None:
+def test_answer_fits_the_schema_and_an_invalid_one_is_not_sent(page: Page) -> None:
     set_option(page, "JSON schema", '{"type": "object"')
     page.get_by_label("Message", exact=True).fill("How are you?")
     page.get_by_label("Message", exact=True).press("Enter")
@@ -262,7 +262,7 @@ def test_tokens_show_how_likely_they_were_and_what_else_was(page: Page) -> None:
     expect(page.locator(".token h3")).to_contain_text("Token 4")
 
 
-def test_a_slow_token_leads_to_a_session_that_catches_the_next_one(scripted_page: Page) -> None:
+def test_slow_token_leads_to_a_session_for_the_next_one(scripted_page: Page) -> None:
     say(scripted_page, "count 12; delay 0.02; hold 0.5 at 20")
     answered(scripted_page)
     scripted_page.get_by_role("button", name="Look into it").click()
@@ -292,7 +292,7 @@ def test_a_key_is_asked_for_once_and_kept_in_the_tab_only(browser: Browser, lock
         expect(page.get_by_role("dialog")).to_contain_text("does not know the API key")
         page.get_by_label("API key").last.fill(KEY)
         page.get_by_role("button", name="Use this key").click()
-        # Before its models are known, nothing can be sent.
+        # Nothing can be sent before the models are known.
         expect(page.get_by_label("Model", exact=True)).to_have_value("onnx-genai")
         say(page, "say hello")
         expect(answer(page)).to_contain_text("hello")
@@ -326,7 +326,7 @@ def test_admin_views_are_offered_with_the_admin_key_only(browser: Browser, locke
 
 
 def test_a_part_of_an_answer_that_is_written_stays_as_it_is(scripted_page: Page) -> None:
-    """Else a long answer would not scroll smoothly; scripts/measure_page.py counts the frames of one."""
+    """Otherwise a long answer would not scroll smoothly; scripts/measure_page.py counts its frames."""
     scripted_page.evaluate("""() => {
         window.framesSeen = 0;
         const count = () => { window.framesSeen += 1; requestAnimationFrame(count); };

@@ -1,4 +1,4 @@
-"""The main views: accessible, fit for a phone, light and dark, each with a picture."""
+"""The main views: accessible, usable on a phone, light and dark, each with a picture."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -13,7 +13,7 @@ from tests.running_server import RunningServer
 from tests.web.browser import answer, answered, charted, opened, picture, say
 
 VIEWS = ["talk", "options", "look", "watch", "profiles", "models", "runtime-options"]
-# What is seen once a view has all that it shows.
+# Elements that appear once a view is complete.
 SHOWN = {
     "watch": ".chart canvas",
     "profiles": "section[aria-label=Sessions] :is(.soft, tbody)",
@@ -24,7 +24,7 @@ _SERIOUS = "async () => (await axe.run()).violations.filter(({impact}) => ['seri
 
 
 def axe() -> str:
-    """The source of axe-core, which a library of Python's brings; skips the test where that is not installed."""
+    """The source of axe-core, which a Python package includes; skips the test without it."""
     spec = find_spec("axe_playwright_python")
     if spec is None or spec.origin is None:
         pytest.skip("no axe-core: install axe-playwright-python")
@@ -33,13 +33,13 @@ def axe() -> str:
 
 @pytest.fixture(scope="module", params=["light", "dark"])
 def page(browser: Browser, demo: RunningServer, request: pytest.FixtureRequest) -> Iterator[Page]:
-    """The page with a chat that has an answer with its scores."""
+    """The page with a chat whose answer has scores."""
     with opened(browser, demo, color_scheme=request.param) as page:
         page.get_by_role("button", name="Options").click()
         page.get_by_label("Token probabilities").check()
         page.get_by_label("Temperature").fill("0.9")
         page.get_by_label("Seed").fill("3")
-        page.get_by_label("Most tokens").first.fill("90")
+        page.get_by_label("Maximum tokens").first.fill("90")
         page.get_by_role("button", name="Options").click()
         for question in ("What is the capital of France?", "And of Italy?", "Write a long poem."):
             say(page, question)
@@ -50,7 +50,7 @@ def page(browser: Browser, demo: RunningServer, request: pytest.FixtureRequest) 
 
 
 def show(page: Page, view: str) -> None:
-    """Go to a view, and wait until it is there."""
+    """Go to a view and wait until it is complete."""
     if view in ("talk", "options", "look"):
         page.get_by_role("link", name="Talk").click()
         page.locator(".chat-list .open").first.click()
@@ -71,9 +71,9 @@ def show(page: Page, view: str) -> None:
 
 @contextmanager
 def streams(server: RunningServer, number: int) -> Iterator[None]:
-    """Answers that are being written, and end with the context."""
+    """Answers that are being written until the context is full."""
     poem: dict[str, Any] = {"ignore_eos": True, "temperature": 1, "max_tokens": 1900}
-    begun = []  # an iterator that nobody holds ends its answer
+    begun = []  # an unreferenced iterator ends its answer
     with ExitStack() as open_ones:
         for seed in range(number):
             events = iter(open_ones.enter_context(server.stream("Write a long poem.", seed=seed, **poem)))
@@ -83,7 +83,9 @@ def streams(server: RunningServer, number: int) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("view", VIEWS)
-def test_each_view_has_no_serious_barrier(page: Page, demo: RunningServer, view: str, tmp_path: Path) -> None:
+def test_views_have_no_serious_accessibility_violations(
+    page: Page, demo: RunningServer, view: str, tmp_path: Path
+) -> None:
     source = axe()
     page.set_viewport_size({"width": 1280, "height": 960 if view == "watch" else 800})
     with streams(demo, 1 if view == "watch" else 0):

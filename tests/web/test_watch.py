@@ -1,4 +1,4 @@
-"""Watching a server on the page, in a real browser over a real server."""
+"""Watching a server on the page, in a real browser with a real server."""
 
 import json
 import threading
@@ -20,7 +20,7 @@ def page(browser: Browser, own_scripted: RunningServer) -> Iterator[Page]:
 
 @contextmanager
 def streaming(server: RunningServer, text: str) -> Iterator[None]:
-    """A request that is being answered, by a client that reads on."""
+    """A request whose answer a client keeps reading."""
     began = threading.Event()
 
     def read() -> None:
@@ -63,7 +63,7 @@ def test_charts_follow_the_metrics(browser: Browser, own_scripted: RunningServer
         expect(charts.first).not_to_contain_text("answers 0.0")
 
 
-def test_the_effect_of_an_option_is_told_before_it_is_set(page: Page, own_scripted: RunningServer) -> None:
+def test_effect_of_an_option_is_shown_before_it_is_set(page: Page, own_scripted: RunningServer) -> None:
     page.get_by_role("link", name="Runtime options").click()
     page.get_by_role("button", name="Terminate the session").first.click()
     expect(page.get_by_role("dialog")).to_contain_text("The 0 running and 0 waiting answers of scripted:0 end now")
@@ -76,7 +76,7 @@ def test_the_effect_of_an_option_is_told_before_it_is_set(page: Page, own_script
     own_scripted.recover()
 
 
-# Takes a trace as Perfetto's page does: it answers PING once it is ready, and is then sent the file.
+# Receives a trace like Perfetto's page: it answers PING once it is ready, and is then sent the file.
 PERFETTO = """<h1>no trace</h1><script>
 addEventListener("message", ({data, source, origin}) => {
     if (data === "PING") return source.postMessage("PONG", origin);
@@ -117,8 +117,8 @@ def test_a_profile_session_leads_from_a_click_to_its_report(browser: Browser, de
         expect(row).to_have_count(0)
 
 
-def test_the_session_begun_from_a_slow_token_catches_the_next_one(browser: Browser, demo: RunningServer) -> None:
-    """With the address that the button of a slow token leads to, and any token slow enough."""
+def test_session_started_from_a_slow_token_records_the_next(browser: Browser, demo: RunningServer) -> None:
+    """With the address of a slow token's button, and a threshold that every token exceeds."""
     with opened(browser, demo, "#watch/profiles?slow_token_ratio=3.0") as page:
         expect(page.get_by_label("Times the median")).to_have_value("3.0")
         page.get_by_role("combobox", name="Begin").select_option("slow_token_ms")
@@ -138,10 +138,8 @@ def test_the_session_begun_from_a_slow_token_catches_the_next_one(browser: Brows
         expect(row).to_have_count(0)
 
 
-def test_nothing_is_asked_while_another_view_is_shown_or_the_tab_is_hidden(
-    browser: Browser, own_scripted: RunningServer
-) -> None:
-    """The page's own clock runs ahead of the real one, in which the server answers."""
+def test_hidden_view_and_hidden_tab_poll_nothing(browser: Browser, own_scripted: RunningServer) -> None:
+    """The page's clock runs ahead of the real one, in which the server answers."""
     asked: list[str] = []
     unanswered: list[str] = []
 
@@ -156,11 +154,11 @@ def test_nothing_is_asked_while_another_view_is_shown_or_the_tab_is_hidden(
     def goes_on_asking(page: Page) -> bool:
         before = len(asked)
         page.clock.run_for(2_000)
-        page.evaluate("1")  # what was asked before is told
+        page.evaluate("1")  # deliver pending requests
         return len(asked) > before
 
     def is_between_rounds(page: Page) -> bool:
-        """A round that has begun is finished, whatever is shown; the metrics are its last question."""
+        """A round that was started is finished, whatever is shown; the metrics are its last request."""
         page.evaluate("1")
         rounds = [url for url in asked if url.endswith(("/healthz", "/v1/requests", "/metrics"))]
         return rounds[-1].endswith("/metrics") and not unanswered

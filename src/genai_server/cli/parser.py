@@ -1,4 +1,4 @@
-"""Parsers of the command line which name the option that was probably meant."""
+"""Command-line parsers that suggest the option that was probably meant."""
 
 import argparse
 import difflib
@@ -6,13 +6,13 @@ from collections.abc import Iterable
 from typing import NoReturn, TypeVar, overload
 
 _Namespace = TypeVar("_Namespace")
-# Lines of a usage that still leave the error in sight.
-_MOST_USAGE = 12
+# Maximum lines of a usage message that still leave the error in sight.
+_MAX_USAGE = 12
 _ALIKE = 0.6
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser which itself refuses what it does not know, so that the usage shown is that of the subcommand."""
+    """A parser that itself refuses unknown arguments, so that the usage shown is the subcommand's."""
 
     @overload
     def parse_known_args(
@@ -40,9 +40,9 @@ class Parser(argparse.ArgumentParser):
             raise argparse.ArgumentError(action, error.message + did_you_mean(str(value), known)) from None
 
     def error(self, message: str) -> NoReturn:
-        """End with the usage and the message. A usage of many lines is replaced by the way to see it."""
+        """End with the usage and the message. A long usage is replaced by a hint at --help."""
         usage = self.format_usage()
-        if len(usage.splitlines()) > _MOST_USAGE:
+        if len(usage.splitlines()) > _MAX_USAGE:
             usage = f"usage: {self.prog} [OPTION]…\n       {self.prog} --help lists the options\n"
         self.exit(2, f"{usage}{self.prog}: error: {message}\n")
 

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
 
 
 def screen() -> "Console | None":
-    """The terminal; None if standard output is none, and gets the same bytes as ever."""
+    """The terminal; None if standard output is not one, and then gets plain text."""
     if not sys.stdout.isatty():
         return None
     from rich.console import Console

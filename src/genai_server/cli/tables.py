@@ -10,8 +10,8 @@ from rich.text import Text
 Rows = Sequence[Sequence[str]]
 
 _GAP = 2
-# A column of texts is not made narrower than this; the table is turned instead.
-_LEAST_TEXT = 16
+# Minimum width of a text column; a table that needs a narrower one is transposed instead.
+_MIN_TEXT = 16
 _SIGNS = "0123456789+–"
 
 
@@ -32,8 +32,8 @@ def print_report(console: Console, parts: Iterable[str | Rows]) -> None:
 def fitted(rows: Rows, width: int) -> list[Table]:
     """The rows as a table of at most this width.
 
-    Titles of numbers are wrapped, and columns of texts made narrower. If that is not enough the table is turned: each
-    row becomes a column, in as many tables as it takes.
+    Titles of numeric columns are wrapped, and text columns are made narrower. If that is not enough, the table is
+    transposed: each row becomes a column, in as many tables as necessary.
     """
     widths = _widths(rows)
     if (found := _narrowed(rows, widths, width)) is not None:
@@ -42,8 +42,8 @@ def fitted(rows: Rows, width: int) -> list[Table]:
     titles, columns = [cells[0] for cells in turned], list(zip(*turned, strict=True))[1:]
     tables, first = [], 0
     while first < len(columns):
-        room, last = width - max(map(cell_len, titles)), first
-        while last < len(columns) and (room := room - _GAP - max(map(cell_len, columns[last]))) >= 0:
+        left, last = width - max(map(cell_len, titles)), first
+        while last < len(columns) and (left := left - _GAP - max(map(cell_len, columns[last]))) >= 0:
             last += 1
         last = max(last, first + 1)
         part = [[title, *cells] for title, *cells in zip(titles, *columns[first:last], strict=True)]
@@ -60,15 +60,15 @@ def _narrowed(rows: Rows, widths: Sequence[int], width: int) -> list[int] | None
     """The widths of columns that fit; None if they cannot."""
     found = list(widths)
     columns = list(zip(*rows, strict=True))
-    for number, column in enumerate(columns):  # titles of numbers are wrapped
+    for number, column in enumerate(columns):  # wrap titles of numeric columns
         if sum(found) + _GAP * (len(found) - 1) > width and _is_numeric(column):
             found[number] = max(map(cell_len, [*column[0].split(), *column[1:]]))
     texts = [number for number, column in enumerate(columns) if not _is_numeric(column)]
     while (excess := sum(found) + _GAP * (len(found) - 1) - width) > 0:
         widest = max(texts, key=lambda number: found[number], default=None)
-        if widest is None or found[widest] <= _LEAST_TEXT:
+        if widest is None or found[widest] <= _MIN_TEXT:
             return None
-        found[widest] = max(_LEAST_TEXT, found[widest] - excess)
+        found[widest] = max(_MIN_TEXT, found[widest] - excess)
     return found
 
 
@@ -88,5 +88,5 @@ def _is_numeric(column: Sequence[str]) -> bool:
 
 
 def _cropped(text: str, width: int) -> str:
-    """The end of a long name, which tells names of nodes apart; texts with spaces are left to be wrapped."""
+    """The end of a long name, because names of nodes differ at the end. Texts with spaces are wrapped instead."""
     return text if cell_len(text) <= width or " " in text else f"…{text[1 - width :]}"

@@ -39,7 +39,7 @@ def export_settings(settings: Settings, environ: MutableMapping[str, str] | None
 
 
 def engines_to_attach(environ: Mapping[str, str] | None = None) -> Path | None:
-    """The folder of the engines that this process attaches to; None if it shall start its own."""
+    """The folder of the engines that this process attaches to; None if it starts its own."""
     folder = (os.environ if environ is None else environ).get(ATTACH_VARIABLE)
     return Path(folder) if folder else None
 
@@ -50,9 +50,7 @@ def export_engines(folder: Path, environ: MutableMapping[str, str] | None = None
 
 
 def export_shared_metrics(folder: Path, environ: MutableMapping[str, str] | None = None) -> None:
-    """Make the API processes that are started next count in files in a folder, so that each of them can report the
-    sums.
-    """
+    """Make the API processes that are started next keep their metrics in a folder, so that each can report the sums."""
     (os.environ if environ is None else environ)[SHARED_METRICS] = str(folder)
 
 
@@ -65,7 +63,7 @@ def shared_metrics(environ: Mapping[str, str] | None = None) -> Path | None:
 def engine_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:
     """The environment for a process that runs a model's library: this process's, without API keys and tokens.
 
-    It lacks our settings, too: such a process gets them on its command line or standard input.
+    It lacks this server's settings, too: such a process gets them on its command line or standard input.
     """
     environ = os.environ if environ is None else environ
     return {name: value for name, value in environ.items() if not name.startswith(_WITHHELD)}
@@ -82,23 +80,21 @@ def builder_environment(environ: Mapping[str, str] | None = None) -> dict[str, s
 
 
 def checker_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The environment for a grammar checker, which compiles strangers' input: what Python needs, without keys or
-    settings.
-    """
+    """The environment for a grammar checker, which compiles untrusted input: what Python needs, no keys or settings."""
     environ = os.environ if environ is None else environ
     return {name: value for name, value in environ.items() if name.upper().startswith(_OF_PYTHON)}
 
 
 def limit_tokenizer_threads(environ: MutableMapping[str, str] | None = None) -> None:
-    """Limit the tokenizers library to the calling thread, since it cannot split a single text."""
+    """Limit the tokenizers library to the calling thread, because it cannot split a single text."""
     (os.environ if environ is None else environ).setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
 def keep_ray_local(environ: MutableMapping[str, str] | None = None) -> None:
-    """Let a cluster that Ray starts here, or finds here, listen on loopback, want a token, and send no statistics.
+    """Make a Ray cluster on this machine listen on loopback, require a token, and send no statistics.
 
-    Its replicas are called by gRPC, which takes less of the processor for a token than Ray's objects. While nothing is
-    asked, Serve's controller looks less often whether there is something to do, and Ray collects no metrics of its own.
+    Replicas are called by gRPC, which takes less processor time for each token than Ray's objects. Serve's controller
+    polls less often while it is idle, and Ray collects no metrics of its own.
     Has an effect only before Ray is imported. Ray reads the first variable on every system.
     """
     environ = os.environ if environ is None else environ

@@ -1,7 +1,7 @@
 """The settings: their names, defaults, limits and meaning.
 
-A field's alias is its environment variable. Its command-line option follows from its name (`max_length` becomes
-`--max-length`).
+A field's alias is its environment variable. Its command-line option is derived from its name (`max_length`
+becomes `--max-length`).
 """
 
 import ipaddress
@@ -22,19 +22,19 @@ _ORIGIN = re.compile(r"https?://[A-Za-z0-9.-]+(:[0-9]{1,5})?|https?://\[[0-9A-Fa
 MODEL_NAME = r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}"
 # Valid names of adapters, which follow the model's name and a colon in requests.
 ADAPTER_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
-# Valid aliases: names that other servers use, too, such as qwen3:4b, and one that stands for all other names.
+# Valid aliases: also names that other servers use, such as qwen3:4b, and `*` for all other names.
 _ALIAS = r"[A-Za-z0-9][A-Za-z0-9._/:-]{0,127}|\*"
 
 Positive = Annotated[int, Field(gt=0)]
 
 
 class Settings(BaseModel):
-    """All settings of an operator. Times are in seconds, sizes in bytes, lengths in tokens."""
+    """All settings of the server. Times are in seconds, sizes in bytes, lengths in tokens."""
 
     model_config = ConfigDict(frozen=True, populate_by_name=True, extra="forbid")
 
     host: str = Field("127.0.0.1", alias="HOST", min_length=1, description="Address to listen on.")
-    port: int = Field(8002, alias="PORT", ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
+    port: int = Field(8002, alias="PORT", ge=0, le=65535, description="Port to listen on; 0 chooses a free one.")
     workers: int = Field(1, alias="WORKERS", ge=1, le=64, description="API processes; all share the same engines.")
     reload: bool = Field(
         False, alias="RELOAD", description="Reload the API, not the engines, when a source file changes."
@@ -42,8 +42,8 @@ class Settings(BaseModel):
     model_dir: str = Field(
         "./models/demo",
         alias="GENAI_MODEL_DIR",
-        description="Directory of the onnxruntime-genai model. Where the default does not exist, an installed copy "
-        "serves the demo model that it brings.",
+        description="Directory of the onnxruntime-genai model. If the default does not exist, an installed copy "
+        "serves its bundled demo model.",
     )
     model_name: str = Field(
         "onnx-genai",
@@ -60,29 +60,29 @@ class Settings(BaseModel):
     adapters: str = Field(
         "",
         alias="GENAI_ADAPTERS",
-        description="LoRA adapters, which requests choose by `MODEL:NAME`: `law=./law.onnx_adapter`, and for another "
-        "model than the first `big:law=/srv/law.onnx_adapter`.",
+        description="LoRA adapters, which requests choose by `MODEL:NAME`: `law=./law.onnx_adapter` for the first "
+        "model, `big:law=/srv/law.onnx_adapter` for another one.",
     )
     model_aliases: str = Field(
         "",
         alias="GENAI_MODEL_ALIASES",
-        description="More names of models in requests, such as `gpt-4o=onnx-genai,gpt-4o-mini=small`; "
-        "`*=onnx-genai` names the model for every other name.",
+        description="Additional model names for requests, such as `gpt-4o=onnx-genai,gpt-4o-mini=small`; "
+        "`*=onnx-genai` maps all other names to a model.",
     )
     max_models: int = Field(
         0,
         alias="GENAI_MAX_MODELS",
         ge=0,
-        description="Most models loaded at once; 0 sets no limit. A request that needs another model replaces the one "
-        "idle for longest.",
+        description="Maximum number of models loaded at once; 0 sets no limit. A request for another model replaces "
+        "the one that has been idle the longest.",
     )
     idle_unload: int = Field(
         0,
         alias="GENAI_IDLE_UNLOAD",
         ge=0,
         le=31_536_000,
-        description="Seconds without a request after which a model is unloaded; the next request loads it again. 0: "
-        "never. An operator's `keep_alive` of Ollama's API replaces it.",
+        description="Seconds without a request after which a model is unloaded; the next request loads it again. 0 "
+        "disables this. An operator's `keep_alive` in Ollama's API overrides it.",
     )
     device: str = Field(
         "cpu",
@@ -93,130 +93,136 @@ class Settings(BaseModel):
     max_length: Positive = Field(
         2048,
         alias="GENAI_MAX_LENGTH",
-        description="Most tokens of prompt and answer together; never more than the model's context.",
+        description="Maximum number of tokens of prompt and answer together; never more than the model's context.",
     )
     max_batch_size: int = Field(
         16,
         alias="GENAI_MAX_BATCH_SIZE",
         ge=1,
         le=1024,
-        description="Most requests that a device runs at once; others wait. On Linux CPUs they also wait "
-        "while `GENAI_KV_CACHE_BYTES` does not hold them.",
+        description="Maximum number of requests that a device runs at once; others wait. On Linux CPUs they also wait "
+        "until they fit into `GENAI_KV_CACHE_BYTES`.",
     )
     scheduler: str = Field(
         "auto",
         alias="GENAI_SCHEDULER",
         pattern="^(auto|batched|generator|library)$",
         description="`batched`, `generator` (one request after another, token by token), `library` "
-        "(onnxruntime-genai's own batch), or `auto`: the library's for models with paged attention, else batched on "
-        "CPUs if it can.",
+        "(onnxruntime-genai's own batch), or `auto`: `library` for models with paged attention, `batched` for other "
+        "models on CPUs if possible, else `generator`.",
     )
     kv_cache_bytes: int = Field(
         0,
         alias="GENAI_KV_CACHE_BYTES",
         ge=0,
-        description="Most memory for a batch's keys and values, in bytes; 0 takes half of what is free at the start. "
-        "On Linux CPUs running requests share it by need, each with prompt plus `max_tokens`.",
+        description="Maximum memory for a batch's keys and values, in bytes; 0 uses half of the memory that is free "
+        "at startup. On Linux CPUs each running request reserves memory for its prompt plus `max_tokens`.",
     )
     exact: bool = Field(
         False,
         alias="GENAI_EXACT",
-        description="Make every answer bitwise equal, whatever else is running, at some cost in speed.",
+        description="Make answers bitwise reproducible, independent of other requests, at some cost in speed.",
     )
     tool_parser: str = Field(
         "auto",
         alias="GENAI_TOOL_PARSER",
-        description="Format of tool calls, such as hermes; auto reads the chat template, none disables tools.",
+        description="Format of tool calls, such as `hermes`; `auto` detects it from the chat template, `none` "
+        "disables tools.",
     )
     chat_template: str = Field(
         "",
         alias="GENAI_CHAT_TEMPLATE",
         description="Chat template in place of the model's own: a file, or `alpaca`, `chatml`, `gemma`, `llama2`, "
-        "`llama3`, `mistral`, `phi-2`, `phi-3`, `vicuna` or `zephyr`; for another model than the first `big=chatml`.",
+        "`llama3`, `mistral`, `phi-2`, `phi-3`, `vicuna` or `zephyr`; `big=chatml` sets that of a model other than "
+        "the first.",
     )
     max_queue: int = Field(
         256,
         alias="GENAI_MAX_QUEUE",
         ge=0,
-        description="Requests that may wait for a device, beside `GENAI_MAX_BATCH_SIZE`; more get a 503.",
+        description="Maximum number of requests waiting for a device, in addition to `GENAI_MAX_BATCH_SIZE` running "
+        "ones; more get a 503.",
     )
     max_queue_tokens: int = Field(
         262_144,
         alias="GENAI_MAX_QUEUE_TOKENS",
         ge=0,
-        description="Most tokens in the prompts of all waiting requests of a device; 0 sets no limit.",
+        description="Maximum number of tokens in the prompts of all waiting requests of a device; 0 sets no limit.",
     )
     request_timeout: int = Field(
         600,
         alias="GENAI_REQUEST_TIMEOUT",
         ge=1,
         le=86400,
-        description="Seconds after which an answer ends with its text so far; also the longest timeout of a request.",
+        description="Seconds after which an answer ends with its text so far; also the maximum timeout of a request.",
     )
     grammar_timeout: int = Field(
         5,
         alias="GENAI_GRAMMAR_TIMEOUT",
         ge=1,
         le=600,
-        description="Seconds for checking one grammar, tool or JSON schema; a longer check is a 400.",
+        description="Seconds for checking one grammar, tool or JSON schema; a longer check results in a 400.",
     )
     prefill_chunk: int = Field(
         128,
         alias="GENAI_PREFILL_CHUNK",
         ge=2,
-        description="Most prompt tokens read at once while other requests are answered; fewer if those would be "
-        "delayed.",
+        description="Maximum number of prompt tokens read in one step while other requests are decoded; fewer if "
+        "those would be delayed.",
     )
     prefill_weights: str = Field(
         "auto",
         alias="GENAI_PREFILL_WEIGHTS",
         pattern="^(auto|int4|int8)$",
-        description="Weights for CPU steps of many tokens: `int4`, the model's own; `int8`, made from them, where they "
-        "are faster; `auto`, int8 if they are 1.2 times as fast and a quarter of the free memory holds them.",
+        description="Weights for CPU steps of many tokens: `int4` uses the model's own; `int8` uses 8-bit weights "
+        "made from them where that is faster; `auto` does so if it is 1.2 times as fast and they fit into a quarter "
+        "of the free memory.",
     )
     itl_target: float = Field(
         0.0,
         alias="GENAI_ITL_TARGET",
         ge=0,
         le=3600,
-        description="Seconds that a running answer's next token may take while prompts are read; 0 allows four times "
-        "what it takes otherwise, and more the more prompts wait.",
+        description="Maximum seconds until a running answer's next token while prompts are read; 0 allows four times "
+        "the usual time, and more the more prompts wait.",
     )
     speculation: str = Field(
         "auto",
         alias="GENAI_SPECULATION",
         pattern="^(auto|off)$",
         description="`auto` drafts the next tokens of an answer that runs alone in the batch on the CPU, and checks "
-        "them in one step where that is faster; `off` never does.",
+        "them in one step where that is faster; `off` disables drafts.",
     )
     threads: int = Field(
         0,
         alias="GENAI_THREADS",
         ge=0,
         le=1024,
-        description="Threads of a CPU operator; 0 takes the physical cores that the process may use.",
+        description="Threads of a CPU operator; 0 uses as many as the process has physical cores.",
     )
     cache_dir: str = Field(
         "",
         alias="GENAI_CACHE_DIR",
-        description="Folder for packed weights, which all engines share; empty takes the user's, `none` disables it.",
+        description="Folder for packed weights, which all engines share; empty uses the user's cache, `none` disables "
+        "it.",
     )
     models_dir: str = Field(
         "",
         alias="GENAI_MODELS_DIR",
-        description="Folder that `pull` and `export` put models into; empty takes the user's.",
+        description="Folder into which `pull` and `export` put models; empty uses the user's data folder.",
     )
     strict: bool = Field(
         False,
         alias="GENAI_STRICT",
-        description="Refuse what has no effect here in /v1/messages, /v1/responses, /v1/chat/completions and Ollama's "
-        "API, too, and schemas that can be followed in part only; else the header `x-genai-ignored` names it.",
+        description="Also refuse fields without effect in /v1/messages, /v1/responses, /v1/chat/completions and "
+        "Ollama's API, and schemas that can only be followed in part; otherwise the header `x-genai-ignored` names "
+        "them.",
     )
     cap_max_tokens: bool = Field(
         True,
         alias="GENAI_CAP_MAX_TOKENS",
-        description="Reduce a `max_tokens` of /v1/messages, or a `num_predict` of Ollama's API, above GENAI_MAX_LENGTH "
-        "to what fits; else, and with GENAI_STRICT, it is a 400.",
+        description="Reduce a `max_tokens` of /v1/messages, or a `num_predict` of Ollama's API, above "
+        "GENAI_MAX_LENGTH to what fits; if disabled, and with GENAI_STRICT, such a value is a 400.",
     )
     allow_special_tokens: bool = Field(
         False,
@@ -224,31 +230,31 @@ class Settings(BaseModel):
         description="Let messages and tools contain the tokens that structure a prompt, such as the end of a turn.",
     )
     max_body_bytes: Positive = Field(
-        1024 * 1024, alias="GENAI_MAX_BODY_BYTES", description="Largest request body, in bytes."
+        1024 * 1024, alias="GENAI_MAX_BODY_BYTES", description="Maximum size of a request body, in bytes."
     )
     max_bodies_bytes: Positive = Field(
         256 * 1024 * 1024,
         alias="GENAI_MAX_BODIES_BYTES",
-        description="Most bytes of all bodies together, in each API process, of requests that have not ended and of "
-        "unfinished messages on WebSockets; more get a 503.",
+        description="Maximum bytes of all bodies together in each API process, of unfinished requests and of "
+        "incomplete WebSocket messages; more get a 503.",
     )
     response_store_size: int = Field(
         256,
         alias="GENAI_RESPONSE_STORE_SIZE",
         ge=0,
         le=1_000_000,
-        description="Most responses of /v1/responses, and conversations, that are stored, the last used ones: by each "
-        "API process, or in GENAI_RESPONSE_STORE_FILE; 0 stores none.",
+        description="Maximum number of stored responses of /v1/responses, and of conversations, by each API process "
+        "or in GENAI_RESPONSE_STORE_FILE; the least recently used are removed. 0 stores none.",
     )
     response_store_bytes: Positive = Field(
         64 * 1024 * 1024,
         alias="GENAI_RESPONSE_STORE_BYTES",
-        description="Most bytes of these responses with their conversations, counted as JSON.",
+        description="Maximum bytes of these responses with their conversations, counted as JSON.",
     )
     response_store_file: str = Field(
         "",
         alias="GENAI_RESPONSE_STORE_FILE",
-        description="File for responses and conversations, which then survive a restart and are common to all API "
+        description="File for responses and conversations, which then survive a restart and are shared by all API "
         "processes, within the same limits; empty stores them in memory.",
     )
     drain_timeout: int = Field(
@@ -256,14 +262,14 @@ class Settings(BaseModel):
         alias="GENAI_DRAIN_TIMEOUT",
         ge=0,
         le=86400,
-        description="Seconds that running answers may continue after the server is told to stop.",
+        description="Seconds for which running answers may continue after the server receives a signal to stop.",
     )
     step_timeout: int = Field(
         60,
         alias="GENAI_STEP_TIMEOUT",
         ge=0,
         le=86400,
-        description="Seconds, plus 0.1 for each of its tokens, after which a step counts as hung and the engine is "
+        description="Seconds, plus 0.1 per token of the step, after which a step counts as hung and the engine is "
         "killed and restarted; 0 sets no limit.",
     )
     load_timeout: int = Field(
@@ -271,30 +277,31 @@ class Settings(BaseModel):
         alias="GENAI_LOAD_TIMEOUT",
         ge=0,
         le=86400,
-        description="Seconds that an engine may take to load its model; 0 sets no limit.",
+        description="Maximum seconds for an engine to load its model; 0 sets no limit.",
     )
     max_restarts: int = Field(
         8,
         alias="GENAI_MAX_RESTARTS",
         ge=0,
-        description="Restarts in a row, none of which served for a minute, before an engine's device is given up.",
+        description="Number of consecutive restarts, none of which served for a minute, before an engine's device is "
+        "given up.",
     )
     api_keys: str | None = Field(
         None,
         alias="GENAI_API_KEYS",
         repr=False,
-        description="Keys of the API, separated by commas, each `NAME:KEY` or `KEY`; without any, clients need none.",
+        description="Comma-separated API keys, each `NAME:KEY` or `KEY`; without any, clients need no key.",
     )
     api_key_file: str = Field(
         "",
         alias="GENAI_API_KEY_FILE",
-        description="File with more keys, a line of `genai-server key` each; read again on SIGHUP.",
+        description="File with more keys, one line of `genai-server key` each; read again on SIGHUP.",
     )
     admin_api_key: str | None = Field(
         None,
         alias="GENAI_ADMIN_API_KEY",
         repr=False,
-        description="Key for the admin endpoints; without one, and without API keys, they serve this machine only.",
+        description="Key for the admin endpoints; without it, and without API keys, they serve only this machine.",
     )
     insecure: bool = Field(
         False, alias="GENAI_INSECURE", description="Serve every client that can reach the server, without API keys."
@@ -303,43 +310,43 @@ class Settings(BaseModel):
         0,
         alias="GENAI_MAX_CONCURRENT_PER_KEY",
         ge=0,
-        description="Most requests of a key at once, and most reads of what it has stored, in each API process; more "
-        "get a 429. 0 sets no limit.",
+        description="Maximum number of concurrent requests of a key, and of concurrent reads of what it has stored, "
+        "in each API process; more get a 429. 0 sets no limit.",
     )
     rate_per_key: int = Field(
         0,
         alias="GENAI_RATE_PER_KEY",
         ge=0,
         le=100_000,
-        description="Most requests of a key within a minute, in each API process; 0 sets no limit.",
+        description="Maximum number of requests of a key within a minute, in each API process; 0 sets no limit.",
     )
     shared_prefix_cache: bool = Field(
         False,
         alias="GENAI_SHARED_PREFIX_CACHE",
-        description="Use cached prefixes of one key's prompts for other keys, too, which can then detect them.",
+        description="Share cached prompt prefixes between keys; a key can then detect the prompts of others.",
     )
     cors_origins: str = Field(
         "",
         alias="GENAI_CORS_ORIGINS",
-        description="Origins of web pages that may use the API, such as `https://app.example`, separated by commas.",
+        description="Comma-separated origins of web pages that may use the API, such as `https://app.example`.",
     )
     tls_cert: str = Field(
-        "", alias="GENAI_TLS_CERT", description="File of the certificate, with its chain, to serve HTTPS; PEM."
+        "", alias="GENAI_TLS_CERT", description="PEM file with the certificate and its chain, to serve HTTPS."
     )
     tls_key: str = Field(
-        "", alias="GENAI_TLS_KEY", description="File of its private key; empty looks for it in GENAI_TLS_CERT."
+        "", alias="GENAI_TLS_KEY", description="PEM file with its private key; empty reads it from GENAI_TLS_CERT."
     )
     forwarded_allow_ips: str = Field(
         "",
         alias="GENAI_FORWARDED_ALLOW_IPS",
-        description="Addresses or networks of trusted proxies (X-Forwarded-For and -Proto), separated by commas.",
+        description="Comma-separated addresses or networks of trusted proxies (X-Forwarded-For and -Proto).",
     )
     max_header_bytes: int = Field(
         65_536,
         alias="GENAI_MAX_HEADER_BYTES",
         ge=1024,
         le=16 * 1024 * 1024,
-        description="Largest head of a request: its first line and its headers, in bytes.",
+        description="Maximum size of a request's head (its first line and its headers), in bytes.",
     )
     idle_timeout: Positive = Field(
         30,
@@ -357,7 +364,7 @@ class Settings(BaseModel):
         30,
         alias="GENAI_STALL_TIMEOUT",
         le=86400,
-        description="Seconds in which the client reads no byte, after which its request is cancelled.",
+        description="Seconds without a byte read by the client after which its request is cancelled.",
     )
     profile_dir: Path = Field(
         Path("./profiles"), alias="GENAI_PROFILE_DIR", description="Folder for the per-token profiles."
@@ -365,28 +372,28 @@ class Settings(BaseModel):
     profile_max_files: Positive = Field(
         1000,
         alias="GENAI_PROFILE_MAX_FILES",
-        description="Most files in that folder; the oldest sessions are removed, and "
-        "profiling stops when only running ones are left.",
+        description="Maximum number of files in that folder; the oldest sessions are removed, and profiling stops "
+        "when only running ones are left.",
     )
     profile_max_bytes: Positive = Field(
         256 * 1024 * 1024,
         alias="GENAI_PROFILE_MAX_BYTES",
-        description="Most bytes in that folder; enforced in the same way.",
+        description="Maximum bytes in that folder; enforced in the same way.",
     )
     profile_max_age: Positive = Field(
         30 * 24 * 3600,
         alias="GENAI_PROFILE_MAX_AGE",
-        description="Seconds after which a profile session is removed, at the start and when profiling is switched on.",
+        description="Seconds after which a profile session is removed, at startup and when profiling is switched on.",
     )
     profile_max_rows: Positive = Field(
         1,
         alias="GENAI_PROFILE_MAX_ROWS",
-        description="Most requests of a batch that are profiled at a time when a whole device is profiled.",
+        description="Maximum number of requests of a batch that are profiled at a time when a device is profiled.",
     )
     config: str = Field(
         "",
         alias="GENAI_CONFIG",
-        description="Configuration file with these settings and the session options of each device; empty takes "
+        description="Configuration file with these settings and the session options of each device; empty uses "
         "`genai-server.toml` in the working directory, if it exists.",
     )
     options: str = Field(
@@ -405,27 +412,28 @@ class Settings(BaseModel):
         "text",
         alias="GENAI_LOG_FORMAT",
         pattern="^(text|json)$",
-        description="`text`, or `json`: an object on each line.",
+        description="`text`, or `json` for one object per line.",
     )
     metrics: str = Field(
         "key",
         alias="GENAI_METRICS",
         pattern="^(key|open|off)$",
-        description="Access to /metrics: `key` needs an API key if the API does, `open` needs none, `off` disables it.",
+        description="Access to /metrics: `key` requires an API key if the API does, `open` requires none, `off` "
+        "disables it.",
     )
     metrics_prefix: str = Field(
         "genai:",
         alias="GENAI_METRICS_PREFIX",
         pattern="^[A-Za-z_][A-Za-z0-9_]{0,31}:$",
-        description="Beginning of all names in /metrics; `vllm:` is what routers and dashboards for vLLM expect.",
+        description="Prefix of all names in /metrics; routers and dashboards for vLLM expect `vllm:`.",
     )
     kv_events: str = Field(
         "",
         alias="GENAI_KV_EVENTS",
         pattern=r"^(tcp://[^\s/]+:[0-9]{1,5})?$",
-        description="ZeroMQ address at which engines publish what their prefix caches store and remove, prompts' "
-        "tokens included, such as `tcp://*:5557`; the next engine takes the next port. Needs the extra `kv-events`; "
-        "empty publishes none.",
+        description="ZeroMQ address, such as `tcp://*:5557`, at which engines publish what their prefix caches store "
+        "and remove, including the tokens of prompts; each further engine uses the next port. Needs the extra "
+        "`kv-events`; empty disables it.",
     )
     kv_events_topic: str = Field(
         "",
@@ -434,7 +442,7 @@ class Settings(BaseModel):
         description="Topic of these events, such as `kv@10.0.0.7:8002@{model}` for llm-d; `{model}` is the model's "
         "name.",
     )
-    ui: bool = Field(True, alias="GENAI_UI", description="Give browsers the web page at `/`; `false` leaves it out.")
+    ui: bool = Field(True, alias="GENAI_UI", description="Serve the web page at `/`; `false` disables it.")
     telemetry: bool = Field(
         False,
         alias="GENAI_TELEMETRY",
@@ -445,7 +453,7 @@ class Settings(BaseModel):
         alias="GENAI_OTLP_ENDPOINT",
         pattern="^(https?://.+)?$",
         description="HTTP endpoint for traces, such as `http://localhost:4318/v1/traces`; needs the extra `otel`. "
-        "Empty sends none.",
+        "Empty disables them.",
     )
 
     @field_validator("device")
@@ -528,7 +536,7 @@ class Settings(BaseModel):
                 raise ValueError(f"{quoted(entry)} is not a chat template, such as chatml, ./chat.jinja or big=chatml")
             owners.append(model or models[0])
         if len(set(owners)) < len(owners):
-            raise ValueError("a model is given two chat templates")
+            raise ValueError("a model has two chat templates")
         return value
 
     def chat_template_of(self, model: str) -> str:

@@ -18,11 +18,11 @@ from genai_server.quoted_values import quoted
 
 # The demo model in an installed copy of the server; a clone has it at the setting's default.
 BUNDLED_MODEL = Path(__file__).parents[1] / "demo_model"
-# Read by the scripts that start the server.
+# A variable of the scripts that start the server.
 _OF_SCRIPTS = "GENAI_EXTRA"
 _DEFAULT_MODEL = str(Settings.model_fields["model_dir"].default)
-# Characters of a wrong value in a message; a list of models may be long.
-_LONGEST = 1000
+# Maximum characters of a wrong value in a message; a list of models may be long.
+_MAX_VALUE = 1000
 
 
 def load_settings(
@@ -63,7 +63,7 @@ def load_settings(
         first = error.errors(include_url=False)[0]
         name = str(first["loc"][0])
         field = next(field for field in Settings.model_fields if name in (field, environment_variable(field)))
-        shown = "(hidden)" if field in ("admin_api_key", "api_keys") else quoted(values[field], most=_LONGEST)
+        shown = "(hidden)" if field in ("admin_api_key", "api_keys") else quoted(values[field], limit=_MAX_VALUE)
         message = first["msg"].removeprefix("Value error, ")
         raise ConfigurationError(f"{written_as[field]}={shown}: {message}") from None
 

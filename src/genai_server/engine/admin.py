@@ -1,4 +1,4 @@
-"""An operator's calls to a running engine: what they ask for and what they change."""
+"""An operator's calls to a running engine."""
 
 from collections.abc import Callable
 
@@ -10,28 +10,9 @@ from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.scheduling.scheduler import Scheduler
 from genai_server.engine.sequence import Sequence
 from genai_server.errors import GenaiServerError, Unavailable
-from genai_server.generation import Adapter, FinishReason
-from genai_server.messages.admin import (
-    AdapterReply,
-    AdminCall,
-    AdminReply,
-    CacheReset,
-    CancelRequest,
-    EndProfile,
-    GetRuntimeOptions,
-    ListProfiles,
-    ListRequests,
-    LoadAdapter,
-    OpenProfiles,
-    Reply,
-    RequestList,
-    RequestState,
-    ResetPrefixCache,
-    SetRuntimeOption,
-    StartProfile,
-    UnloadAdapter,
-)
+from genai_server.messages import admin
 from genai_server.messages.error import ErrorInfo
+from genai_server.messages.generation_request import Adapter, FinishReason
 from genai_server.quoted_values import quoted
 
 
@@ -52,32 +33,32 @@ class AdminCalls:
         self._requests = requests
         self._terminate = terminate
 
-    def reply(self, message: AdminCall) -> AdminReply:
+    def reply(self, message: admin.AdminCall) -> admin.AdminReply:
         """Carry out a call; returns its result."""
         match message:
-            case SetRuntimeOption():
+            case admin.SetRuntimeOption():
                 return self._set_runtime_option(message)
-            case GetRuntimeOptions(call):
-                return Reply(call, self._options.describe(self._requests.accepted))
-            case StartProfile() | EndProfile() | ListProfiles():
+            case admin.GetRuntimeOptions(call):
+                return admin.Reply(call, self._options.describe(self._requests.accepted))
+            case admin.StartProfile() | admin.EndProfile() | admin.ListProfiles():
                 return self._profile_sessions(message)
-            case ResetPrefixCache(call):
-                return CacheReset(call, self._runners.forget())
-            case ListRequests(call):
-                return RequestList(call, [sequence.describe() for sequence in self._requests])
-            case CancelRequest(call, unique_id):
-                return RequestList(call, self._cancel(unique_id))
-            case LoadAdapter(call, adapter):
+            case admin.ResetPrefixCache(call):
+                return admin.CacheReset(call, self._runners.main.forget())
+            case admin.ListRequests(call):
+                return admin.RequestList(call, [sequence.describe() for sequence in self._requests])
+            case admin.CancelRequest(call, unique_id):
+                return admin.RequestList(call, self._cancel(unique_id))
+            case admin.LoadAdapter(call, adapter):
                 return self._load_adapter(call, adapter)
-            case UnloadAdapter(call, id):
-                return AdapterReply(call, self._unload_adapter(id))
+            case admin.UnloadAdapter(call, id):
+                return admin.AdapterReply(call, self._unload_adapter(id))
 
-    def _load_adapter(self, call: int, adapter: Adapter) -> AdapterReply:
+    def _load_adapter(self, call: int, adapter: Adapter) -> admin.AdapterReply:
         try:
             self._runners.adapters.load(adapter)
         except GenaiServerError as error:
-            return AdapterReply(call, error=ErrorInfo.from_error(error))
-        return AdapterReply(call)
+            return admin.AdapterReply(call, error=ErrorInfo.from_error(error))
+        return admin.AdapterReply(call)
 
     def _unload_adapter(self, id: str) -> list[str]:
         """Unload an adapter; returns the names of the requests that keep using it to their end."""
@@ -85,7 +66,7 @@ class AdminCalls:
         having = (sequence.request for sequence in self._requests)
         return sorted({r.request_id for r in having if r.adapter is not None and r.adapter.id == id})
 
-    def _cancel(self, unique_id: str) -> list[RequestState]:
+    def _cancel(self, unique_id: str) -> list[admin.RequestState]:
         """End a request on an operator's behalf."""
         sequences = self._requests.answering(unique_id)
         ended = [sequence.describe() for sequence in sequences]
@@ -94,21 +75,23 @@ class AdminCalls:
         self._requests.tell_load(terminated=self._options.terminated)
         return ended
 
-    def _profile_sessions(self, message: StartProfile | EndProfile | ListProfiles) -> OpenProfiles:
+    def _profile_sessions(
+        self, message: admin.StartProfile | admin.EndProfile | admin.ListProfiles
+    ) -> admin.OpenProfiles:
         """Begin or end a session; returns the new session, or all open ones."""
         begun: list[ProfileSession] = []
         try:
-            if isinstance(message, StartProfile):
+            if isinstance(message, admin.StartProfile):
                 begun = [self._options.start_session(message.plan, self._requests.accepted)]
-            elif isinstance(message, EndProfile):
+            elif isinstance(message, admin.EndProfile):
                 self._options.sessions.end(message.id)
         except (GenaiServerError, OSError) as error:
             found = Unavailable(str(error)) if isinstance(error, OSError) else error
-            return OpenProfiles(message.call, error=ErrorInfo.from_error(found))
+            return admin.OpenProfiles(message.call, error=ErrorInfo.from_error(found))
         self._options.choose(self._scheduler.running, self._scheduler.waiting)
-        return OpenProfiles(message.call, self._options.sessions.describe(self._requests.accepted, begun))
+        return admin.OpenProfiles(message.call, self._options.sessions.describe(self._requests.accepted, begun))
 
-    def _set_runtime_option(self, message: SetRuntimeOption) -> Reply:
+    def _set_runtime_option(self, message: admin.SetRuntimeOption) -> admin.Reply:
         one = message.unique_id
         concerned = [s for s in self._requests.accepted if one is None or s.request.own_id == one]
         refused = None
@@ -123,7 +106,7 @@ class AdminCalls:
         state = self._options.describe(self._requests.accepted)
         # The load is sent before the reply, so that the reader of the reply finds the new state everywhere.
         self._requests.tell_load(terminated=self._options.terminated)
-        return Reply(message.call, state, matched=bool(concerned) or one is None, refused=refused)
+        return admin.Reply(message.call, state, matched=bool(concerned) or one is None, refused=refused)
 
     def _profile(self, value: str, sequences: list[Sequence], *, whole_device: bool) -> str | None:
         """Switch profiling; returns the reason if that is not possible."""

@@ -9,8 +9,8 @@ from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.sampling.grammar import Guidance
 from genai_server.engine.sequence import Sequence, SequenceState
 from genai_server.errors import GenaiServerError, InvalidField, SessionTerminated
-from genai_server.generation import GenerationRequest
 from genai_server.messages.error import ErrorInfo
+from genai_server.messages.generation_request import GenerationRequest
 from genai_server.messages.protocol import Refused, Submit
 from genai_server.timing import Clock
 
@@ -38,7 +38,7 @@ class Admission:
         self._inbox = inbox
         self._outbox = outbox
         self._clock = clock
-        self._vocab_size = runners.model.vocab_size
+        self._vocab_size = runners.main.model.vocab_size
         self._gathered: dict[int, list[Submit]] = {}  # by connection, incomplete groups of requests
         self.num_arrived = 0  # sequences added to the table up to now
 
@@ -99,7 +99,7 @@ class Admission:
             raise InvalidField(f"token {last} is not among the model's {self._vocab_size}", param="prompt")
         if (last := max(request.prediction, default=0)) >= self._vocab_size:
             raise InvalidField(f"token {last} is not among the model's {self._vocab_size}", param="prediction")
-        self._runners.check(request)
+        self._runners.for_request(request).check(request)
 
     def _fitted(self, submit: Submit) -> Submit:
         """The request, without a grammar that it does not need if that cannot be followed here."""
@@ -107,7 +107,7 @@ class Admission:
         if request.grammar is None or request.needs_grammar:
             return submit
         try:
-            self._runners.check(request)
+            self._runners.for_request(request).check(request)
             self._guidance.guide(request.grammar)
         except InvalidField:
             return structs.replace(submit, request=structs.replace(request, grammar=None))

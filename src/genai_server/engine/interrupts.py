@@ -1,4 +1,4 @@
-"""Ends a prompt's pass once its sequence is no longer wanted. Such a pass has no other sequence."""
+"""Ends the pass of a prompt whose sequence is cancelled or past its deadline. Such a pass has no other sequence."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -9,7 +9,7 @@ from genai_server.engine.sequence import Sequence
 from genai_server.messages.admin import CancelRequest, SetRuntimeOption
 from genai_server.messages.protocol import Cancel, ToEngine
 
-# Seconds. A deadline further away is assumed to come after the pass that begins now.
+# Seconds. A deadline further away is assumed to be after the end of the current pass.
 _LONGEST_PASS = 10.0
 
 
@@ -19,12 +19,12 @@ class Interrupts:
     def __init__(self, interrupt: Callable[[], None]) -> None:
         self._interrupt = interrupt
         self._reading: Sequence | None = None
-        # Held while a pass is ended, so that the next pass is not ended in its place.
+        # Held while a pass is interrupted, so that the next pass is not interrupted instead.
         self._lock = threading.Lock()
 
     @contextmanager
     def within(self, step: Step, seconds: float) -> Iterator[None]:
-        """The pass of a step whose first deadline is `seconds` away. Passes which decode are never interrupted."""
+        """The pass of a step whose first deadline is `seconds` away. Passes that decode are never interrupted."""
         if len(step.reads) > 1 or step.decodes:
             yield
             return

@@ -1,4 +1,4 @@
-"""How much memory the keys and values of a batch may take, counted in pages of tokens."""
+"""The memory for keys and values of a batch, counted in pages of tokens."""
 
 import sys
 from dataclasses import dataclass
@@ -6,21 +6,21 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class KvMemory:
-    """Memory that KV cache slots share by need. Each slot has one page of its own; all other pages are shared."""
+    """Memory that KV cache slots share. Each slot has one page of its own; slots get the other pages on demand."""
 
-    # Tokens of a page. Their keys and values are whole pages of the system's memory in each layer and head.
+    # Tokens of a page. In each layer and head, their keys and values fill pages of the system's memory exactly.
     page_tokens: int
     # Pages that all slots share.
     num_pages: int
 
     def pages(self, num_tokens: int) -> int:
-        """Shared pages of a slot with so many cached tokens, and with the one that a padding row writes behind them."""
+        """Shared pages of a slot with this number of cached tokens, plus one token that a padding row writes."""
         return num_tokens // self.page_tokens
 
     def num_tokens(self, num_slots: int) -> int:
-        """Tokens that all pages of so many slots hold; 0 where nothing is shared."""
+        """Capacity of all pages of this number of slots, in tokens; 0 if nothing is shared."""
         return (self.num_pages + num_slots) * self.page_tokens if self.num_pages else 0
 
 
-# Slots that share nothing: the page of each has room for any sequence.
+# Slots that share nothing: the page of each is large enough for any sequence.
 UNSHARED = KvMemory(sys.maxsize, 0)

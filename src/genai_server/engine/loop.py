@@ -42,9 +42,9 @@ from genai_server.engine.scheduling.scheduler import Scheduler
 from genai_server.engine.scheduling.step import Read, Step
 from genai_server.engine.sequence import Sequence, SequenceState
 from genai_server.errors import GenaiServerError, RunnerFailed
-from genai_server.generation import FinishReason
 from genai_server.heartbeat import Heartbeat
-from genai_server.malloc import give_back_free_memory
+from genai_server.malloc import release_free_memory
+from genai_server.messages.generation_request import FinishReason
 from genai_server.messages.protocol import Cancel, Progress, PromptLogprobs, Stop, Submit, Tokens, Vectors
 from genai_server.timing import Clock
 
@@ -82,7 +82,7 @@ class EngineLoop:
         self._heartbeat = heartbeat or Heartbeat()
         self._clock = clock
         self._options = options
-        self._model = runners.model
+        self._model = runners.main.model
         self._outbox = Outbox(send)
         self._tell = self._outbox.tell
         self._requests = RequestTable(scheduler, runners, self._outbox)
@@ -145,7 +145,7 @@ class EngineLoop:
         """Give memory back once the engine has become idle."""
         if self._has_worked:
             self._has_worked = False
-            give_back_free_memory()
+            release_free_memory()
 
     def _handle(self, connection: int, message: Message) -> None:
         match message:
@@ -178,12 +178,12 @@ class EngineLoop:
 
     def _terminate(self, sequence: Sequence) -> None:
         """End a sequence. On a Generator the library's own option does it: the next pass raises at once."""
-        if sequence.batched or self._runners.pools or sequence.state is not SequenceState.RUNNING:
+        if sequence.batched or self._runners.main.abilities.pools or sequence.state is not SequenceState.RUNNING:
             self._requests.finish(sequence, FinishReason.TERMINATED)
             return
         with self._failing([sequence]):
-            self._runners.set_runtime_option(sequence, TERMINATE, "1")
-            self._forward(Step([Read(sequence, 1)]))
+            self._runners.of(sequence).set_runtime_option(sequence.id, TERMINATE, "1")
+            self._forward(Step([Read.next(sequence)]))
 
     # forward, sample, deliver
 
@@ -194,8 +194,13 @@ class EngineLoop:
 
     def _match_again(self, sequence: Sequence) -> None:
         """Find what others have read of a prompt meanwhile; if that fails, it is read as it is."""
+        if not sequence.reuses_past:
+            return
         try:
-            self._meter.matched(self._runners.match_again(sequence))
+            found = self._runners.of(sequence).match_again(sequence) - sequence.num_read
+            sequence.num_read += found
+            sequence.num_cached += found
+            self._meter.matched(found)
         except RunnerFailed as error:  # the step must not fail for what would only save time
             log.warning("request %s: a cached prefix could not be copied: %s", sequence.request.request_id, error)
 
@@ -220,7 +225,7 @@ class EngineLoop:
                 self._scheduler.observe(step, seconds)
             # A step with a draft has one sequence, and perhaps several tokens.
             num_tokens = step.sequences[0].num_produced - num_before
-            self._options.sessions.observe(step, seconds / max(1, num_tokens))
+            self._options.observe(step, seconds / max(1, num_tokens))
             self._meter.passed(step, seconds)
 
     def _run(self, step: Step) -> float:
@@ -306,7 +311,8 @@ class EngineLoop:
             self._meter.produced(sequence, len(chosen), last)
         if draft:
             num_accepted = sum(map(eq, chosen, draft))  # only the last may differ
-            self._runners.accept(sequence, draft[:num_accepted])
+            self._runners.of(sequence).accept(sequence.id, draft[:num_accepted])
+            sequence.num_read += num_accepted
             sequence.verified(len(draft), num_accepted)
             self._meter.verified(len(draft), num_accepted)
         if outcome.reason is not None:
@@ -339,4 +345,5 @@ class EngineLoop:
     def _deliver(self) -> None:
         self._requests.tell_load(terminated=self._options.terminated)
         self._outbox.deliver()
-        self._runners.publish_cache_changes()
+        if self._runners.kv_events is not None:
+            self._runners.kv_events.publish()

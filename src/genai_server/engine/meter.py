@@ -16,7 +16,7 @@ _ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
 class Tally:
-    """A histogram that sorts in its values in bulk, so that adding one costs as much as appending to a list."""
+    """A histogram that sorts its values in bulk, so that adding one costs as much as appending to a list."""
 
     def __init__(self, bounds: Several[float]) -> None:
         self._bounds = np.array(bounds, dtype=np.float64)
@@ -58,7 +58,7 @@ class Meter:
             self._cache_hits += sequence.num_cached
 
     def matched(self, num_tokens: int) -> None:
-        """The cache has so many more tokens of a prompt than when it was opened."""
+        """Count tokens of a prompt that were found in the cache after it was opened."""
         self._cache_hits += num_tokens
 
     def passed(self, step: Step, seconds: float) -> None:
@@ -70,7 +70,7 @@ class Meter:
             self._prefill_passes.add(seconds)
 
     def produced(self, sequence: Sequence, num_tokens: int, before: float | None) -> None:
-        """Count a sequence's new tokens. `before` is when the one before them came; None if there was none.
+        """Count a sequence's new tokens. `before` is the time of the previous token; None for the first one.
 
         Tokens of one step share the time equally.
         """
@@ -85,7 +85,7 @@ class Meter:
         self._prompt_tokens += len(sequence.request.prompt)
 
     def verified(self, num_drafted: int, num_accepted: int) -> None:
-        """Count the tokens of a draft, and those of them that the answer has."""
+        """Count the tokens of a draft, and those that were accepted."""
         self._drafted += num_drafted
         self._accepted += num_accepted
 

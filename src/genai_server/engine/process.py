@@ -1,7 +1,7 @@
 """The engine process: started by its supervisor, it loads one model on one device and runs the engine's loop.
 
-Standard input carries one line, the EngineSpec, and stays open while the supervisor lives. Its end is the order to
-exit, which arrives however the supervisor died. Standard output carries one line, the EngineReport.
+Standard input carries one line, the EngineSpec, and stays open while the supervisor lives. At its end, which comes
+however the supervisor exits, the engine exits. Standard output carries one line, the EngineReport.
 """
 
 import logging
@@ -16,65 +16,64 @@ from msgspec import structs
 from genai_server.child_process import ignore_group_signals, private_standard_output
 from genai_server.engine.host.parent_watch import ParentWatch
 from genai_server.engine.ipc.connections import Connections, Listener, listen
-from genai_server.engine.kv_memory import UNSHARED, KvMemory
 from genai_server.engine.loop import EngineLoop
 from genai_server.engine.model.files import CONFIG, session_profile
 from genai_server.engine.profiling.manifest import about_engine
 from genai_server.engine.profiling.runtime_options import RuntimeOptionState
+from genai_server.engine.runners.base import Runner
 from genai_server.engine.runners.choose import load_runners, profile_folder
+from genai_server.engine.runners.kv_events import KvEventPublisher
 from genai_server.engine.runners.runner_pair import RunnerPair
-from genai_server.engine.runners.runner_rules import runs_by_library
 from genai_server.engine.runners.warm_up import scores_prompts, warm_up
 from genai_server.engine.sampling.grammar import Guidance, bytes_guidance, model_guidance
 from genai_server.engine.scheduling.pooling_scheduler import PoolingScheduler
 from genai_server.engine.scheduling.scheduler import Scheduler
 from genai_server.engine.scheduling.step import StepPolicy
 from genai_server.errors import in_one_line
-from genai_server.gc_policy import spare_what_is_there
-from genai_server.generation import ModelInfo
+from genai_server.gc_policy import freeze_existing_objects
 from genai_server.heartbeat import Heartbeat
 from genai_server.logs import configure_logging
+from genai_server.messages.generation_request import ModelInfo
 from genai_server.messages.launch import EngineReport, EngineSpec
 from genai_server.pooling_model import Task, task_of
 
 log = logging.getLogger(__name__)
-# Prompt tokens read at once while no stream waits for a token.
+# Prompt tokens read in one step while no stream waits for a token.
 IDLE_CHUNK = 256
 
 
 def main() -> None:
-    """Serve until the supervisor leaves."""
+    """Serve until the supervisor exits."""
     report = private_standard_output()
     ignore_group_signals()
     spec = msgspec.json.decode(sys.stdin.buffer.readline(), type=EngineSpec)
     parent_watch = ParentWatch(Path(spec.state_file).parent)
-    parent_watch.hold()
+    parent_watch.start()
     configure_logging(spec.settings.log_level, spec.settings.log_format)
     if spec.settings.telemetry:
-        # Imported here: all settings come with it, which takes a quarter of the start of an engine without a model.
+        # Imported here: it imports all settings, which takes a quarter of the start of an engine without a model.
         from genai_server.config import allow_telemetry
 
         allow_telemetry()
     try:
-        listener = listen(spec.address)  # first, since a wrong address shows without the model
+        listener = listen(spec.address)  # first, because a wrong address shows without the model
         runners = load_runners(spec)
         for adapter in spec.adapters:
             runners.adapters.load(adapter)
-        model = structs.replace(runners.model, scores_prompts=False)
-        if not runners.pools:
-            if spec.kv_events is not None:
-                runners.publish_cache(spec.kv_events)
+        model = structs.replace(runners.main.model, scores_prompts=False)
+        if not runners.main.abilities.pools:
+            runners.kv_events = publisher(spec, runners.main)
             warm_up(runners, spec.settings.prefill_chunk, spec.settings.max_length)
             model = structs.replace(model, scores_prompts=scores_prompts(runners, spec.settings.max_length))
         guidance = load_guidance(spec, model)
-    except BaseException as error:  # the operator must see any error of the library, also its SystemExit or panic
-        parent_watch.let_go()
+    except BaseException as error:  # the operator must see any error of the library, including SystemExit and panics
+        parent_watch.keep_folder()
         _tell(report, EngineReport(error=in_one_line(error)))
         os._exit(1)  # sys.exit would wait for the thread that reads standard input
     try:
         serve(spec, listener, runners, model, guidance, report, parent_watch)
     except BaseException:
-        log.exception("the engine met an internal error and ends")
+        log.exception("internal error in the engine; it exits")
         os._exit(1)
     os._exit(0)
 
@@ -90,10 +89,10 @@ def serve(
 ) -> None:
     """Accept connections, send them the model's data, and run the engine's loop until the process ends.
 
-    The model is closed only if its whole session is profiled, because closing writes that file. Otherwise it would take
-    time for nothing.
+    The model is closed only if its entire session is profiled, because closing writes that file; otherwise it would
+    only take time.
     """
-    speculates = spec.settings.speculation == "auto" and runners.verifies
+    speculates = spec.settings.speculation == "auto" and runners.main.abilities.drafts
     batching = structs.replace(runners.batching, speculates=speculates)
     connections = Connections(listener, spec.secret, model, batching)
     profiles = profile_folder(spec)
@@ -107,14 +106,7 @@ def serve(
     )
     loop = EngineLoop(
         runners,
-        make_scheduler(
-            spec,
-            batching.num_slots or spec.settings.max_batch_size,
-            mixes=batching.mixes,
-            memory=runners.memory,
-            speculates=speculates,
-            pools=runners.pools,
-        ),
+        make_scheduler(spec, runners, speculates=speculates),
         options,
         guidance,
         connections.send,
@@ -122,46 +114,52 @@ def serve(
     )
     connections.start(loop.inbox, loop.interrupts.ask)
     if not spec.device.startswith("scripted") and (name := session_profile(Path(spec.model_dir))):
-        log.warning("all steps are profiled, as %s asks, into %s", spec.model_dir, profiles.path_prefix(name))
+        log.warning("all steps are profiled, as %s requests, into %s", spec.model_dir, profiles.path_prefix(name))
         parent_watch.before_leaving(loop.leave)
         # ONNX Runtime writes no profiles of single runs then, and reports no error.
-        runners.do_without_profiles(
-            f"the whole session is profiled, because the decoder's session_options in {Path(spec.model_dir) / CONFIG} "
-            "have enable_profiling; remove that key to profile single answers"
+        runners.why_no_profile = (
+            "answers cannot be profiled: the entire session is profiled, because the decoder's session_options in "
+            f"{Path(spec.model_dir) / CONFIG} contain enable_profiling; remove that key to profile single answers"
         )
-    spare_what_is_there()
+    freeze_existing_objects()
     _tell(report, EngineReport(address=listener.address))
     loop.run_forever()
     runners.end_sessions()
 
 
-def make_scheduler(
-    spec: EngineSpec,
-    max_running: int,
-    *,
-    mixes: bool = False,
-    memory: KvMemory = UNSHARED,
-    speculates: bool = False,
-    pools: bool = False,
-) -> Scheduler:
-    """The scheduler for as many running sequences as the runners have slots for; `pools`: of texts to pool."""
-    by_library = runs_by_library(spec.device, Path(spec.model_dir), spec.settings.scheduler)
-    limited_by = "the batch of onnxruntime-genai" if by_library else "GENAI_KV_CACHE_BYTES"
-    return (PoolingScheduler if pools else Scheduler)(
+def make_scheduler(spec: EngineSpec, runners: RunnerPair, *, speculates: bool = False) -> Scheduler:
+    """The scheduler for as many running sequences as the runners have slots for."""
+    runner, can = runners.main, runners.main.abilities
+    max_running = runners.batching.num_slots or spec.settings.max_batch_size
+    limited_by = "the batch of onnxruntime-genai" if can.chooses else "GENAI_KV_CACHE_BYTES"
+    if max_running == spec.settings.max_batch_size:
+        limited_by = "GENAI_MAX_BATCH_SIZE"
+    return (PoolingScheduler if can.pools else Scheduler)(
+        runner,
         max_running=max_running,
         max_waiting=spec.settings.max_queue,
         max_waiting_tokens=spec.settings.max_queue_tokens,
         prefill_chunk=spec.settings.prefill_chunk,
         idle_chunk=IDLE_CHUNK,
-        policy=StepPolicy(mixes, spec.settings.itl_target, memory, speculates),
-        limited_by="GENAI_MAX_BATCH_SIZE" if max_running == spec.settings.max_batch_size else limited_by,
+        policy=StepPolicy(spec.settings.itl_target, can.memory, speculates, limited_by),
     )
+
+
+def publisher(spec: EngineSpec, runner: Runner) -> KvEventPublisher | None:
+    """Publishes the blocks of the runner's prefix cache, if the settings ask for it. Raises ConfigurationError."""
+    if spec.kv_events is None:
+        return None
+    if runner.slots is None:
+        name = runner.abilities.name
+        log.warning("GENAI_KV_EVENTS has no effect: this model has no prefix cache (%s)", name)
+        return None
+    return KvEventPublisher(spec.kv_events, runner.slots.slots)
 
 
 def load_guidance(spec: EngineSpec, model: ModelInfo) -> Guidance:
     """The guidance for grammars of answers on this device."""
     if task_of(Path(spec.model_dir)) is not Task.GENERATE:
-        return Guidance(None, model.vocab_size, "it gives vectors or scores")
+        return Guidance(None, model.vocab_size, "it returns vectors or scores")
     return bytes_guidance(model) if spec.device.startswith("scripted") else model_guidance(Path(spec.model_dir), model)
 
 

@@ -9,8 +9,8 @@ from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.scheduling.scheduler import Scheduler
 from genai_server.engine.sequence import Sequence, SequenceState
 from genai_server.errors import GenaiServerError
-from genai_server.generation import FinishReason
 from genai_server.messages.error import ErrorInfo
+from genai_server.messages.generation_request import FinishReason
 from genai_server.messages.protocol import Accepted, Failed, Finished
 
 log = logging.getLogger(__name__)

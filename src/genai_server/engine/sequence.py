@@ -4,12 +4,11 @@ import math
 from enum import StrEnum
 from functools import cached_property
 
-from genai_server.engine.profiling.session import SequenceProfile
 from genai_server.engine.sampling.drafts import Drafter
 from genai_server.engine.sampling.grammar import Guide
 from genai_server.engine.sampling.sampler import Sampler
-from genai_server.generation import GenerationRequest, Phases
 from genai_server.messages.admin import RequestPhase, RequestState
+from genai_server.messages.generation_request import GenerationRequest, Phases
 from genai_server.timing import Clock
 
 
@@ -19,6 +18,28 @@ class SequenceState(StrEnum):
     WAITING_FOR_GRAMMAR = "waiting_for_grammar"  # not accepted yet; a worker thread compiles its grammar
     WAITING = "waiting"  # accepted, and ready to run
     RUNNING = "running"  # has one of the places on the device
+
+
+class SequenceProfile:
+    """The profiling state of one sequence. A prefix is that of its files; None means no profiling."""
+
+    def __init__(self) -> None:
+        self.prefix: str | None = None  # to be used for the next passes
+        self.active: str | None = None  # set in the runner
+        self.from_token = 0  # the first profiled output token
+        self.num_tokens = 0  # profiled tokens
+        self.left_out = False  # not selected when the device is profiled
+
+    @property
+    def is_on(self) -> bool:
+        """Whether the next pass is to be profiled."""
+        return self.prefix is not None
+
+    def switch(self, prefix: str | None, next_token: int) -> None:
+        """Set the prefix from the next output token on; None stops profiling."""
+        if self.prefix is None or prefix is None:
+            self.from_token = next_token
+        self.prefix = prefix
 
 
 class Sequence:
@@ -105,15 +126,6 @@ class Sequence:
     def is_decoding(self) -> bool:
         """Whether only the last produced token is unread. Always true where the runner reads by itself."""
         return self.by_library or (self.num_unread <= 1 and self.num_produced > 0)
-
-    @property
-    def may_draft(self) -> bool:
-        """Whether a draft may follow its newest token.
-
-        Several tokens are not bitwise equal to single ones, and a draft's length depends on measured times. So exact
-        sequences have no drafts, and neither have those with a seed, which is given to have the same tokens again.
-        """
-        return not self.by_library and not self.request.exact and self.request.sampling.seed is None
 
     @property
     def wants_positions(self) -> bool:

@@ -1,4 +1,4 @@
-"""One engine as an API process sees it: its state, its capacity, and a connection that is made again when it ends."""
+"""One engine as an API process sees it: its state, its capacity, and a connection that is restored when it ends."""
 
 import asyncio
 import logging
@@ -19,15 +19,15 @@ from genai_server.errors import (
     NoEngineReady,
     QueueFull,
 )
-from genai_server.generation import Batching, ModelInfo
 from genai_server.messages.admin import AdapterReply, CacheReset, OpenProfiles, Reply, RequestList
 from genai_server.messages.figures import Capacity, Figures, Load
+from genai_server.messages.generation_request import Batching, ModelInfo
 from genai_server.messages.protocol import Hello, ToApi, ToEngine, Tokens, Welcome, api_decoder, encode_frame
 from genai_server.messages.status_file import EngineState, EngineStatus, ServerStatus, StatusFileReader
 
 log = logging.getLogger(__name__)
 RETRY_SECONDS = 0.05
-# States of an engine after which there is no next one.
+# States of an engine that is not restarted.
 _OVER = (EngineState.FAILED, EngineState.STOPPED, EngineState.UNLOADING)
 
 
@@ -37,12 +37,12 @@ class EngineClient:
     def __init__(self, device: str, status_file: StatusFileReader, model_name: str = "", serial: int = 0) -> None:
         self.device = device
         self.model_name = model_name
-        # Of the model in the status file.
+        # The model's serial in the status file.
         self._serial = serial
         # None while not connected.
         self.model: ModelInfo | None = None
         self.batching = Batching()
-        # As the engine last reported.
+        # The engine's last report.
         self.load = Load()
         # None until the engine has reported any.
         self.figures: Figures | None = None
@@ -63,7 +63,7 @@ class EngineClient:
 
     @property
     def work(self) -> int:
-        """Requests in the engine: this process's own now, and the others' as the engine last reported."""
+        """Requests in the engine: this process's current ones, and those of other processes by the last report."""
         return len(self.in_flight) + self.load.others
 
     def status(self) -> EngineStatus:
@@ -71,10 +71,10 @@ class EngineClient:
         return self._status_on(self._status_file.read())
 
     def require_capacity(self, num_answers: int, lengths: Sequence[int] = (), *, param: str) -> None:
-        """Raise QueueFull if the engine would not accept so many answers now, and InvalidField if it never would.
+        """Raise QueueFull if the engine would not accept this many answers now, and InvalidField if it never would.
 
-        `lengths` are the tokens of the prompt of each answer, where known. `param` is the field that asks for several.
-        The engine decides again, in the same words, when the requests arrive.
+        `lengths` are the numbers of prompt tokens of each answer, where known. `param` is the field that asks for
+        several answers. The engine decides again, in the same words, when the requests arrive.
         """
         capacity, room, room_tokens = self.load.capacity, self.load.room, self.load.room_tokens
         if capacity is None:
@@ -112,14 +112,14 @@ class EngineClient:
                 status = self._status_on(server_status)
                 self.in_flight.give_up(self._death(server_status), all=status.state in _OVER)
                 if status.address:
-                    await self._attend(status.address, server_status.secret)
+                    await self._serve_connection(status.address, server_status.secret)
             except (OSError, msgspec.DecodeError, NoEngineReady) as error:
                 log.debug("connection to the engine of device %s: %s", self.device, error)
-            except Exception:  # the next try may succeed, whatever it was
+            except Exception:  # the next attempt may succeed
                 log.exception("connection to the engine of device %s", self.device)
             await asyncio.sleep(RETRY_SECONDS)
 
-    async def _attend(self, address: str, secret: str) -> None:
+    async def _serve_connection(self, address: str, secret: str) -> None:
         """Serve one connection until it ends."""
         self._writer, connection = await _connect(address, self._receive)
         try:
@@ -130,13 +130,13 @@ class EngineClient:
             self._forget()
 
     def _forget(self) -> None:
-        """The engine has gone: end all that waits for it."""
+        """Handle the loss of the engine: end everything that waits for it."""
         self._writer, self.model, self.load, self.figures = None, None, Load(), None
         self.admin.lose(f"the engine of device {self.device} died")
         self.in_flight.lose(self._death(self._status_file.read()))
 
     def _receive(self, message: ToApi) -> None:
-        if type(message) is Tokens:  # by far the most
+        if type(message) is Tokens:  # by far the most frequent
             self.in_flight.receive(message)
             return
         match message:
@@ -205,10 +205,10 @@ def _require_possible(capacity: Capacity, device: str, num_answers: int, lengths
 
 
 class _Connection(asyncio.Protocol):
-    """The socket to the engine. It passes each message on when it is complete, without a task that must wake first."""
+    """The socket to the engine. It passes on each complete message at once, without waking a task first."""
 
     def __init__(self, receive: Callable[[ToApi], None]) -> None:
-        # Done when nothing more comes. Raises what ended it: an error of the socket or of `receive`, or DecodeError.
+        # Done when no more data arrives. Raises the error that ended it: of the socket or of `receive`, or DecodeError.
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._receive = receive
         self._decoder = api_decoder()

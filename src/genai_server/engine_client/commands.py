@@ -11,9 +11,9 @@ from genai_server.messages.status_file import ServerStatus
 
 
 def send_command(server_status: ServerStatus, command: Command) -> None:
-    """Have the supervisor of this status execute a command; blocks until it is done.
+    """Send a command to this status's supervisor; blocks until it is done.
 
-    Raises the error that the supervisor replies with, and NoEngineReady without a reply.
+    Raises the error in the supervisor's reply, and NoEngineReady without a reply.
     """
     try:
         with Client(server_status.control, authkey=server_status.secret.encode()) as connection:

@@ -1,4 +1,4 @@
-"""The requests of one API process that an engine has, or that wait for its next one."""
+"""The requests of one API process that are in an engine, or wait for its restart."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -12,7 +12,7 @@ from msgspec import Struct
 
 from genai_server.engine_client.stream import PromptProgress, TokenStream
 from genai_server.errors import GenaiServerError, GenerationFailed, ModelUnloaded, NoEngineReady
-from genai_server.generation import FinishReason, GenerationRequest
+from genai_server.messages.generation_request import FinishReason, GenerationRequest
 from genai_server.messages.protocol import (
     Accepted,
     Cancel,
@@ -29,7 +29,7 @@ from genai_server.messages.protocol import (
     Vectors,
 )
 
-# Seconds that a request waits for the next engine.
+# Seconds that a request waits for the restarted engine.
 PATIENCE = 30.0
 
 
@@ -42,7 +42,7 @@ class SendMessages(Protocol):
 class _Sent(Struct, frozen=True):
     """An answer that the engine has been asked for."""
 
-    # The reader's end of it.
+    # The reader's end of the answer.
     stream: TokenStream
     # The key of the first answer to the same HTTP request.
     group: int
@@ -64,10 +64,10 @@ class InFlight:
         return len(self._sent) + len(self._retries)
 
     async def submit(self, *requests: GenerationRequest) -> list[TokenStream]:
-        """Send requests, all at once; returns once the engine has accepted them all.
+        """Send requests together; returns once the engine has accepted them all.
 
-        Raises Unavailable with the engine's reason if it refuses one, and NoEngineReady if the connection has gone.
-        Then none of them is left here or in the engine.
+        Raises Unavailable with the engine's reason if it refuses one, and NoEngineReady if the connection is lost. In
+        both cases none of them is left here or in the engine.
         """
         group = {next(self._keys): request for request in requests}
         self._send(*_submits(group))
@@ -120,9 +120,9 @@ class InFlight:
         del self._sent[message.key]
 
     def resume(self) -> None:
-        """Send the waiting requests to the next engine, which is there now.
+        """Send the waiting requests to the restarted engine.
 
-        Raises NoEngineReady if it has gone again. The groups that have not been sent wait for the one after it.
+        Raises NoEngineReady if the connection is lost again. Groups that were not sent wait for the next engine.
         """
         for group in self._retries.groups():
             self._send(*_submits({key: retry.request for key, retry in group.items()}))
@@ -131,7 +131,7 @@ class InFlight:
                 self._sent[key] = _Sent(retry.stream, retry.group)
 
     def lose(self, death: GenerationFailed) -> None:
-        """The engine has gone: requests with a token fail. The others wait for the next engine, if one comes."""
+        """Handle the loss of the engine: requests with a token fail. The others wait for the next engine."""
         lost, self._sent = self._sent, {}
         for key, sent in lost.items():
             if isinstance(death, ModelUnloaded) or not self._retries.keep(key, sent.stream, sent.group):
@@ -141,7 +141,7 @@ class InFlight:
         """Fail those that have waited too long for the next engine, or all of them."""
         self._retries.fail(death, all=all)
 
-    # An engine whose connection has gone drops the requests that came over it, and `lose` ends their streams.
+    # An engine drops the requests of a lost connection, and `lose` ends their streams.
 
     def _stop(self, key: int) -> None:
         with suppress(NoEngineReady):
@@ -173,19 +173,19 @@ class Retry(Struct, frozen=True):
     since: float
 
     def is_late(self, waited: float) -> bool:
-        """Whether its deadline has come after so many seconds."""
+        """Whether its deadline has passed after waiting for this number of seconds."""
         return self.request.timeout is not None and waited >= self.request.timeout
 
 
 class Retries:
-    """Requests that lost nothing by the engine's death: each is sent to the next engine, once.
+    """Requests that lost nothing when the engine died: each is sent once to the next engine.
 
     Owned by the event loop.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        # By the key under which the engine knows them.
+        # Keyed by the number under which the engine knows them.
         self._waiting: dict[int, Retry] = {}
 
     def __len__(self) -> int:
@@ -203,7 +203,7 @@ class Retries:
         self._waiting.pop(key, None)
 
     def groups(self) -> list[dict[int, Retry]]:
-        """What waits, group by group, with the time that each has left; it waits until it is forgotten."""
+        """The waiting requests by group, each with its remaining time. They stay here until `forget`."""
         now = self._clock()
         left = [
             (key, msgspec.structs.replace(retry, request=retry.request.after(now - retry.since)))
@@ -212,7 +212,7 @@ class Retries:
         return [dict(group) for _, group in groupby(left, lambda item: item[1].group)]
 
     def fail(self, error: GenaiServerError, *, all: bool) -> None:
-        """Fail those that have waited for too long, or all. Those whose deadline has come end with what they have."""
+        """Fail those that have waited too long, or all. Those past their deadline end with the tokens so far."""
         now = self._clock()
         for key, retry in list(self._waiting.items()):
             waited = now - retry.since

@@ -1,4 +1,4 @@
-"""The engines of one model, and which of them takes a request."""
+"""The engines of one model, and the choice of one for a request."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 
 from genai_server.engine_client.client import EngineClient
 from genai_server.errors import InvalidField, NoEngineReady
-from genai_server.generation import ModelInfo
+from genai_server.messages.generation_request import ModelInfo
 from genai_server.messages.status_file import EngineStatus, StatusFileReader
 from genai_server.quoted_values import quoted
 

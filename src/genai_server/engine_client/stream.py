@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 from msgspec import Struct
 
 from genai_server.errors import GenaiServerError
-from genai_server.generation import FinishReason, GenerationRequest, Phases, TokenLogprob
+from genai_server.messages.generation_request import FinishReason, GenerationRequest, Phases, TokenLogprob
 
 
 class PromptProgress(Struct, frozen=True):
     """How far the prompt has been read, in tokens."""
 
-    # Cached ones included.
+    # Includes cached tokens.
     num_read: int
     num_cached: int
 
@@ -21,7 +21,7 @@ class PromptProgress(Struct, frozen=True):
 class NewTokens(Struct, frozen=True):
     """The next tokens of an answer, or the progress of its prompt."""
 
-    # Ids; empty where `progress` is given.
+    # Token ids; empty if `progress` is given.
     tokens: list[int]
     # One for each token if the request asks for them.
     logprobs: list[TokenLogprob] = []
@@ -41,7 +41,7 @@ class TokenStream:
         on_stop: Callable[[], None] = lambda: None,
         request: GenerationRequest | None = None,
     ) -> None:
-        # Set at the end, as the next five are.
+        # Set at the end, like the next five.
         self.reason: FinishReason | None = None
         # The engine's times; None while they are unknown.
         self.phases: Phases | None = None
@@ -49,11 +49,11 @@ class TokenStream:
         self.num_profiled = 0
         self.num_drafted = 0
         self.num_accepted = 0
-        # Of the prompt's tokens from the second on. Complete when the first batch or the end comes.
+        # For the prompt's tokens from the second on. Complete when the first batch or the end arrives.
         self.prompt_logprobs: list[TokenLogprob] = []
         self._on_leave = on_leave
         self._on_stop = on_stop
-        # For another engine; None once a token has come or the request was taken.
+        # Kept to be sent to another engine; None once a token has arrived or the request was taken.
         self._request = request
         self._begun = time.monotonic()
         self._tokens: list[int] = []
@@ -61,30 +61,30 @@ class TokenStream:
         self._progress: PromptProgress | None = None
         self._vectors: list[bytes] = []
         self._error: GenaiServerError | None = None
-        # Of the one reader.
+        # The future that the only reader waits for.
         self._waiting: asyncio.Future[None] | None = None
         self._accepted = False
-        # Tokens that have come, also those that no reader takes any more.
+        # Tokens that have arrived, including those after the reader has left.
         self.num_produced = 0
 
     # the engine's side
 
     def accept(self) -> None:
-        """The engine has accepted the request."""
+        """Note that the engine has accepted the request."""
         self._accepted = True
         self._wake()
 
     def deliver_prompt(self, logprobs: Sequence[TokenLogprob]) -> None:
-        """Add log probabilities of the prompt. They alone wake no reader."""
+        """Add log probabilities of the prompt. They do not wake the reader."""
         self.prompt_logprobs += logprobs
 
     def deliver_progress(self, progress: PromptProgress) -> None:
-        """More of the prompt has been read. A slow reader sees the latest progress only."""
+        """Note that more of the prompt has been read. A slow reader sees only the latest progress."""
         self._progress = progress
         self._wake()
 
     def deliver_vectors(self, data: bytes) -> None:
-        """Add the vectors of the next texts. They alone wake no reader."""
+        """Add the vectors of the next texts. They do not wake the reader."""
         self._vectors.append(data)
 
     def deliver(self, tokens: Sequence[int], logprobs: Sequence[TokenLogprob] = ()) -> None:
@@ -104,7 +104,7 @@ class TokenStream:
         num_drafted: int = 0,
         num_accepted: int = 0,
     ) -> None:
-        """The answer is complete. `phases` are None if it was not the engine that ended it."""
+        """End the answer as complete. `phases` are None if the engine did not end it."""
         if not self.is_ended:
             self.reason, self.phases = reason, phases
             self.num_cached, self.num_profiled = num_cached, num_profiled
@@ -112,15 +112,13 @@ class TokenStream:
             self._wake()
 
     def fail(self, error: GenaiServerError) -> None:
-        """The answer ends in an error. The reader receives the tokens before it first."""
+        """End the answer with an error. The reader first receives the tokens before it."""
         if not self.is_ended:
             self._error = error
             self._wake()
 
     def take_untouched(self) -> GenerationRequest | None:
-        """Take the request for another engine, with the time that is left; None if a token has come or it was taken
-        before.
-        """
+        """Take the request, with its remaining time, for another engine; None after a token or an earlier call."""
         request, self._request = self._request, None
         if self.is_ended or request is None:
             return None
@@ -167,9 +165,9 @@ class TokenStream:
             await self._until_woken()
 
     def take(self) -> NewTokens | None:
-        """What has come since the last call; None at the end. Raises the error that ended the answer.
+        """What has arrived since the last call; None at the end. Raises the error that ended the answer.
 
-        Must be called only when there are items.
+        Call it only if `has_items`.
         """
         if self._progress is not None:
             new = NewTokens([], progress=self._progress)
@@ -184,7 +182,7 @@ class TokenStream:
         return None
 
     async def vectors(self) -> bytes:
-        """The vectors of all texts, once the last one is there. Raises the error that ended the request."""
+        """The vectors of all texts, once the last one has arrived. Raises the error that ended the request."""
         while not self.is_ended:
             await self._until_woken()
         if self._error is not None:
@@ -192,7 +190,7 @@ class TokenStream:
         return b"".join(self._vectors)
 
     async def stop(self) -> None:
-        """End the answer for a reader that has enough: drop what arrives, and wait for the engine's figures."""
+        """End the answer early: drop further tokens, and wait for the engine's figures."""
         if not self.is_ended:
             self._on_stop()
         while not self.is_ended:
@@ -200,7 +198,7 @@ class TokenStream:
         self._tokens, self._logprobs = [], []
 
     def close(self) -> None:
-        """End the request, if it still runs: its reader leaves."""
+        """Cancel the request if it still runs, because its reader leaves."""
         on_leave, self._on_leave = self._on_leave, lambda: None
         on_leave()
 

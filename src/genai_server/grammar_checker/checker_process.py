@@ -9,7 +9,7 @@ import threading
 from genai_server.config import checker_environment
 from genai_server.errors import CheckerUnavailable
 
-# Seconds for starting, on a busy machine.
+# Maximum seconds for starting on a busy machine.
 _START_TIMEOUT = 60.0
 
 

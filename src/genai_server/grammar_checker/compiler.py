@@ -9,20 +9,20 @@ from functools import lru_cache
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
-# Limit on the lexer of a grammar. The library's default of 1,000,000 allows 4 s and 170 MB; This allows 0.5 s and 50 MB
+# Limit on the lexer of a grammar. The library's default of 1,000,000 allows 4 s and 170 MB; this allows 0.5 s and 50 MB
 # (2 cores), and a schema with 1,200 dates.
 _LEXER_FUEL = 300_000
 # Limit on a grammar's ambiguity. The library's default of 2000 allows 0.25 s for each token, which delays all streams;
-# This allows 0.05 s (2 cores), and an object with 200 optional properties.
-_MOST_ITEMS = 1000
+# this allows 0.05 s (2 cores), and an object with 200 optional properties.
+_MAX_ITEMS = 1000
 # Limit on all rows of items that one mask tries. The library's default is 50,000. Useful grammars need up to 3,000 with
 # 150,000 tokens.
-_MOST_ITEMS_IN_STEP = 10_000
+_MAX_ITEMS_IN_STEP = 10_000
 # Bytes of stack. The compiler recurses for each rule that leads to another: 2,700 of them end a process with 8 MiB, 650
 # one with 2 MiB. The engine has four times the stack of the check, so a checked grammar fits there.
 CHECK_STACK = 2 * 1024 * 1024
 ENGINE_STACK = 4 * CHECK_STACK
-_LONGEST_MESSAGE = 500
+_MAX_MESSAGE = 500
 _EXPRESSION_ERROR = re.compile(r"regex parse error:\n.*?^error: [^\n]*", re.MULTILINE | re.DOTALL)
 # Random answers that a check follows, and the tokens of each.
 _WALKS, _STEPS = 3, 10
@@ -31,7 +31,7 @@ _IDS = re.compile(r"<\[([-^\d,\s]+)\]>")
 _NAMES = re.compile(r"<[^<>\s\[\]]+>")
 # The token that ends an answer; the tokens before it are bytes.
 _END = 256
-_LARGEST_ID, _MOST_NAMES = 300_000, 1_000
+_MAX_ID, _MAX_NAMES = 300_000, 1_000
 
 
 def byte_tokenizer(special: Sequence[bytes], eos: Sequence[int], vocab_size: int) -> LLTokenizer:
@@ -42,13 +42,13 @@ def byte_tokenizer(special: Sequence[bytes], eos: Sequence[int], vocab_size: int
 def compile_grammar(tokenizer: LLTokenizer, grammar: str) -> LLMatcher | str:
     """The grammar's matcher at its start, with the first mask computed; or the reason why the grammar cannot be used.
 
-    Python's lock is released meanwhile.
+    Python's lock is released during compilation.
     """
     try:
         matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=_limits())
         # The first mask may take a second, too; each copy of the matcher includes what it has computed.
         matcher.compute_bitmask()
-    except BaseException as error:  # a panic of the library is not an Exception, and a request is waiting
+    except BaseException as error:  # a panic of the library is not an Exception
         return in_short(str(error))
     return reason(matcher) if matcher.is_error() else matcher
 
@@ -60,7 +60,7 @@ def reason(matcher: LLMatcher) -> str:
 
 def in_short(words: str) -> str:
     """The library's message without its backtrace, which a panic includes."""
-    return words.partition("<backtrace>")[0].removesuffix("<non-verbose/>").strip()[:_LONGEST_MESSAGE]
+    return words.partition("<backtrace>")[0].removesuffix("<non-verbose/>").strip()[:_MAX_MESSAGE]
 
 
 def complaint(grammar: str) -> str | None:
@@ -93,8 +93,8 @@ def stack(size: int) -> Iterator[None]:
 
 def _limits() -> LLParserLimits:
     return LLParserLimits(
-        max_items_in_row=_MOST_ITEMS,
-        step_max_items=_MOST_ITEMS_IN_STEP,
+        max_items_in_row=_MAX_ITEMS,
+        step_max_items=_MAX_ITEMS_IN_STEP,
         initial_lexer_fuel=_LEXER_FUEL,
         verbose_errors=False,
     )
@@ -115,8 +115,8 @@ def _follow(matcher: LLMatcher) -> None:
 def _stand_in(grammar: str) -> LLTokenizer:
     """A byte tokenizer with the special tokens that a grammar names, because the model's own are not known here."""
     ids = [int(number) for listed in _IDS.findall(grammar) for number in re.findall(r"\d{1,9}", listed)]
-    largest = max((number for number in ids if number <= _LARGEST_ID), default=0)
-    return _stand_in_tokenizer(tuple(sorted(set(_NAMES.findall(grammar)))[:_MOST_NAMES]), largest)
+    largest = max((number for number in ids if number <= _MAX_ID), default=0)
+    return _stand_in_tokenizer(tuple(sorted(set(_NAMES.findall(grammar)))[:_MAX_NAMES]), largest)
 
 
 @lru_cache(4)

@@ -1,4 +1,4 @@
-"""Has grammars checked in separate processes, so that a grammar which crashes or blocks one affects nothing else."""
+"""Checks grammars in separate processes, so that a grammar that crashes or blocks one affects nothing else."""
 
 import asyncio
 import hashlib
@@ -17,11 +17,11 @@ log = logging.getLogger(__name__)
 # Each process checks one grammar at a time, so that a crash can be attributed. A typical grammar takes milliseconds, so
 # more processes are not needed.
 _PROCESSES = 2
-# Most cached verdicts: an agent sends the same tools with each request.
+# Maximum number of cached verdicts: an agent sends the same tools with each request.
 _KEPT_VERDICTS = 4096
 # The results of a check.
 RESULTS = ("passed", "refused", "crashed", "timed_out")
-_CRASHES = "the grammar compiler crashes on it, or needs more memory than it may have"
+_CRASHES = "the grammar compiler crashes on it, or exceeds its memory limit"
 
 
 @dataclass(frozen=True)
@@ -137,10 +137,10 @@ class GrammarChecker:
                 self._processes.discard(process)
                 process.end()
         if self._closed.is_set():
-            raise CheckerUnavailable("the server ends")
+            raise CheckerUnavailable("the server is stopping")
         process = self._start()
         self._processes.add(process)
-        if self._closed.is_set():  # meanwhile
+        if self._closed.is_set():  # closed in the meantime
             process.end()
         return process
 

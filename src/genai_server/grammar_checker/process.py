@@ -1,7 +1,7 @@
-"""The grammar checker: a process that compiles grammars from strangers, so that they can crash nothing else.
+"""The grammar checker: a process that compiles untrusted grammars, so that they can crash nothing else.
 
-Standard input carries grammars, one line of JSON each, and stays open while the API process lives. Its end is the order
-to exit, which is obeyed at once, even during a check. Standard output carries one line of JSON when the process is
+Standard input carries grammars, one line of JSON each, and stays open while the API process lives. At its end the
+process exits at once, even during a check. Standard output carries one line of JSON when the process is
 ready, and then one for each grammar: the compiler's error message, or null.
 
 The process imports little, reads no environment and holds no secrets.
@@ -18,21 +18,21 @@ from typing import BinaryIO
 
 from genai_server.child_process import ignore_group_signals, private_standard_output
 from genai_server.grammar_checker.compiler import CHECK_STACK, complaint, in_short, stack
-from genai_server.malloc import give_back_large_blocks, share_heaps
+from genai_server.malloc import release_large_blocks_at_once, share_heaps
 
-# Most bytes for checks, beyond the process's memory at its start. The largest useful grammars take 50 MB.
-MOST_MEMORY = 512 * 1024 * 1024
+# Maximum bytes for checks, in addition to the process's memory at its start. The largest useful grammars take 50 MB.
+MAX_MEMORY = 512 * 1024 * 1024
 _SECONDS_BETWEEN_LOOKS = 0.05
 _TOO_MUCH_MEMORY = 70
 
 
 def main() -> None:
-    """Check grammars until the parent leaves."""
+    """Check grammars until the parent exits."""
     answers = private_standard_output()
     ignore_group_signals()
-    give_back_large_blocks()
+    release_large_blocks_at_once()
     share_heaps()
-    limit_memory(MOST_MEMORY)
+    limit_memory(MAX_MEMORY)
     grammars: SimpleQueue[bytes] = SimpleQueue()
     with stack(CHECK_STACK):
         threading.Thread(target=_check, args=(grammars, answers), daemon=True).start()
@@ -41,27 +41,25 @@ def main() -> None:
     os._exit(0)  # sys.exit would wait for the other thread, which may be in native code for long
 
 
-def limit_memory(most: int) -> None:
-    """End this process when it takes so many bytes more than now: by the kernel on Linux, elsewhere by a watching
-    thread.
-    """
+def limit_memory(allowed: int) -> None:
+    """End this process when its memory grows by more than `allowed` bytes: by the kernel on Linux, else by a thread."""
     if sys.platform == "linux":
         import resource
 
         taken = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * resource.getpagesize()
         _, hard = resource.getrlimit(resource.RLIMIT_AS)
-        limit = taken + most if hard == resource.RLIM_INFINITY else min(taken + most, hard)
+        limit = taken + allowed if hard == resource.RLIM_INFINITY else min(taken + allowed, hard)
         resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
     else:
-        threading.Thread(target=watch_memory, args=(most,), daemon=True).start()
+        threading.Thread(target=watch_memory, args=(allowed,), daemon=True).start()
 
 
-def watch_memory(most: int) -> None:
-    """End this process once it has so many bytes more than now. Native code of the compiler does not delay it."""
+def watch_memory(allowed: int) -> None:
+    """End this process once its memory has grown by `allowed` bytes. Native code of the compiler does not delay it."""
     import psutil
 
     process = psutil.Process()
-    limit = process.memory_info().rss + most
+    limit = process.memory_info().rss + allowed
     while process.memory_info().rss < limit:
         time.sleep(_SECONDS_BETWEEN_LOOKS)
     os._exit(_TOO_MUCH_MEMORY)

@@ -1,1 +1,1 @@
-"""Models from a hub such as Hugging Face, and where they lie on this machine."""
+"""Models from a hub such as Hugging Face, and their folder on this machine."""

@@ -20,17 +20,17 @@ LOG = "export.log"
 # The builder's names for this server's devices.
 PROVIDERS = {"cpu": "cpu", "cuda": "cuda", "directml": "dml"}
 PRECISIONS = ("int4", "int8", "fp16", "bf16", "fp32")
-# What is known of encoders: others would need a calibration, or are slower on CPUs.
+# Precisions for encoders; others would need a calibration, or are slower on CPUs.
 ENCODER_PRECISIONS = ("fp32", "int8")
 # Modules that the builder imports and serving does not need.
 _NEEDED = ("torch", "transformers", "onnx_ir", "onnxruntime_genai.models.builder")
 _NEEDED_FOR_ENCODERS = ("torch", "transformers", "onnxscript", "onnxruntime")
 _ENCODERS = Path(__file__).with_name("export_encoder.py")
-# The words of the answer of a decoder that reranks, if its directory does not say them.
+# The answers of a decoder that reranks, if its directory does not name them.
 _YES, _NO = "yes", "no"
-# Files that the builder rewrites in another form; the original's are kept instead.
+# Files that the builder rewrites in another form; the original ones are kept instead.
 _KEPT = ("tokenizer.json", "chat_template.jinja")
-# What says how the vectors of tokens become one, or logits a score.
+# Files that describe how the vectors of tokens become one, or logits become a score.
 _POOLING = (CONFIG, *MODULE_FILES)
 _STEP = re.compile(r"^(Reading [\w ]+|Saving (?:ONNX model|GenAI config|processing files))(?: in .*)?$")
 _LAST_LINES = 15
@@ -59,8 +59,8 @@ class Build:
     def options(self) -> list[str]:
         """The options for the builder.
 
-        The prompt needs only the logits of its last token. The other options suit a CPU's kernels best (measurements in
-        docs/performance.md). Encoders have none.
+        A prompt needs only the logits of its last token. The other options are the fastest on CPUs (measurements in
+        docs/performance.md). Encoders have no options.
         """
         if self.is_encoder:
             return []
@@ -120,7 +120,7 @@ def _build_encoder(build: Build, python: Path, environment: dict[str, str], tell
 
 
 def _add_pooling(build: Build) -> None:
-    """Copy what says how the decoder's vectors become one, or its logits a score."""
+    """Copy the files that describe how the decoder's vectors become one, or its logits become a score."""
     for name in _POOLING:
         if (build.source / name).is_file():
             shutil.copy(build.source / name, build.target)
@@ -132,10 +132,10 @@ def _add_pooling(build: Build) -> None:
 
 
 def _add_yes_and_no(target: Path) -> None:
-    """Write that the score is the logit of "yes" less that of "no", as Qwen3-Reranker has it. Raises ExportFailed."""
+    """Configure the score as the logit of "yes" minus that of "no", as in Qwen3-Reranker. Raises ExportFailed."""
     vocabulary = json.loads((target / "tokenizer.json").read_text(encoding="utf-8"))["model"]["vocab"]
     if not isinstance(vocabulary, dict) or not {_YES, _NO} <= vocabulary.keys():
-        raise ExportFailed(f'the tokenizer has no tokens "{_YES}" and "{_NO}", whose logits would be the score')
+        raise ExportFailed(f'the tokenizer lacks the tokens "{_YES}" and "{_NO}", whose logits would be the score')
     types = "sentence_transformers.base.modules.transformer.Transformer", "sentence_transformers.LogitScore"
     paths = "", "1_LogitScore"
     modules = [{"idx": n, "name": str(n), "path": paths[n], "type": types[n]} for n in range(2)]

@@ -19,7 +19,7 @@ from genai_server.hub.repository import RemoteFile, Repository
 from genai_server.installation import this_installation
 from genai_server.quoted_values import escaped, quoted
 
-_OLDEST = (2, 4)
+_MIN_VERSION = (2, 4)
 
 
 class Hub:
@@ -42,11 +42,11 @@ class Hub:
         from huggingface_hub.hf_api import RepoFile
 
         api = HfApi(endpoint=self.endpoint, token=self._token)
-        with self._told_plainly(name, revision):
+        with self._translated_errors(name, revision):
             info = api.model_info(name, revision=revision)
             commit = info.sha
             if commit is None:
-                raise PullFailed(f"{self.endpoint} does not tell the commit of {name}")
+                raise PullFailed(f"{self.endpoint} does not report the commit of {name}")
             tree = api.list_repo_tree(name, recursive=True, revision=commit)
             found = tuple(self._remote_file(name, entry) for entry in tree if isinstance(entry, RepoFile))
         bases = getattr(info.card_data, "base_model", None) or ""
@@ -67,9 +67,9 @@ class Hub:
     ) -> None:
         """Append the missing bytes of a file to `partial`. A broken connection is retried a few times.
 
-        `watch`, in place of a progress bar, is called with the size of `partial` as it grows; what it raises ends the
-        download. Raises PullFailed if that does not help, or if more comes than the file's size, and OSError of the
-        disk.
+        `watch`, in place of a progress bar, is called with the size of `partial` as it grows; an exception that it
+        raises ends the download. Raises PullFailed if all retries fail, or if the hub sends more than the file's size,
+        and OSError of the disk.
         """
         from huggingface_hub import hf_hub_url
         from huggingface_hub.file_download import http_get
@@ -80,11 +80,11 @@ class Hub:
         # No compression: a range of bytes could not be requested otherwise.
         headers = build_hf_headers(token=self._token) | {"accept-encoding": "identity"}
         url = hf_hub_url(repository.name, file.path, revision=repository.commit, endpoint=self.endpoint)
-        with _Watched(partial, file, watch) as out, self._told_plainly(repository.name, repository.commit):
+        with _Watched(partial, file, watch) as out, self._translated_errors(repository.name, repository.commit):
             http_get(url, out, resume_size=out.tell(), headers=headers, expected_size=file.size)
 
     @contextmanager
-    def _told_plainly(self, name: str, revision: str | None) -> Iterator[None]:
+    def _translated_errors(self, name: str, revision: str | None) -> Iterator[None]:
         from httpx2 import HTTPError
         from huggingface_hub.errors import (
             GatedRepoError,
@@ -114,8 +114,8 @@ class Hub:
             if error.response.status_code == 401:
                 raise PullFailed(self._token_refused()) from None
             raise PullFailed(f"{self.endpoint} answers {error.response.status_code}: {_first_line(error)}") from None
-        except (KeyError, TypeError, ValueError) as error:  # what the hub sends has another form
-            raise PullFailed(f"{self.endpoint} sends what is not understood: {in_one_line(error)}") from None
+        except (KeyError, TypeError, ValueError) as error:  # the hub sends another form
+            raise PullFailed(f"{self.endpoint} sends an invalid response: {in_one_line(error)}") from None
         except HTTPError as error:
             raise PullFailed(
                 f"{self.endpoint} cannot be reached, or the connection broke: {_first_line(error)}"
@@ -136,9 +136,9 @@ class Hub:
 
 
 class _Watched(io.BufferedWriter):
-    """A partial file, which reports its size each time that something is appended.
+    """A partial file, which reports its size after each append.
 
-    `write` raises PullFailed for what exceeds the file's size: a response without a length may have no end.
+    `write` raises PullFailed beyond the file's size, because a response without a length may be endless.
     """
 
     def __init__(self, path: Path, file: RemoteFile, watch: Callable[[int], None] | None) -> None:
@@ -170,6 +170,6 @@ def _check_installed() -> None:
             f"huggingface_hub is not installed; install it: {this_installation().extra_command('hub')}"
         )
     version = importlib.metadata.version("huggingface_hub")
-    if tuple(int(number) for number in re.findall(r"\d+", version)[:2]) < _OLDEST:
+    if tuple(int(number) for number in re.findall(r"\d+", version)[:2]) < _MIN_VERSION:
         remedy = this_installation().extra_command("hub")
         raise ConfigurationError(f"huggingface_hub {version} is too old; install it: {remedy}")

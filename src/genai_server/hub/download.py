@@ -1,6 +1,6 @@
-"""Downloads the files of a selection into a folder beside their final directory, one by one, and checks each.
+"""Downloads the files of a selection, one by one, into a folder next to their final directory, and checks each.
 
-A file gets its own name only after its hash was checked. Until then it is `NAME.HASH.partial`, which a later pull
+A file gets its final name after its hash was checked. Until then it is `NAME.HASH.partial`, which a later pull
 continues.
 """
 
@@ -12,15 +12,15 @@ from pathlib import Path
 
 from genai_server.errors import PullFailed
 from genai_server.hub.client import Hub
-from genai_server.hub.digest import has_digest
 from genai_server.hub.repository import RemoteFile, Repository, Selection
+from genai_server.hub.store import has_digest
 from genai_server.quoted_values import escaped
 
 _MIB = 1024 * 1024
 _HASH_LENGTH = 12
 
 
-# Called with a file and how many of its bytes have come.
+# Called with a file and the number of its bytes that have arrived.
 Watch = Callable[[RemoteFile, int], None]
 
 
@@ -34,11 +34,11 @@ def download(
 ) -> None:
     """Make the folder hold exactly the files of the selection; correct files are kept.
 
-    What `watch` raises ends the download. Raises PullFailed and keeps the partial files for the next attempt.
+    An exception from `watch` ends the download. Raises PullFailed; partial files are kept for the next attempt.
     """
-    with _disk_told_plainly(folder):
+    with _translated_disk_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        _remove_strangers(folder, selection)
+        _remove_other_files(folder, selection)
         missing = {name: file for name, file in selection.files.items() if not _is_there(folder / name, file)}
         _check_space(folder, missing)
         for number, (name, file) in enumerate(selection.files.items(), 1):
@@ -52,7 +52,7 @@ def _fetch(hub: Hub, repository: Repository, file: RemoteFile, target: Path, wat
     partial = _partial(target, file)
     if partial.exists() and partial.stat().st_size > file.size:
         partial.unlink()
-    # A wrong hash may come from the rest of an earlier attempt. If all bytes came just now, the hub is wrong.
+    # A wrong hash may be due to the bytes of an earlier attempt. If all bytes are new, the hub is at fault.
     for _ in range(2 if partial.exists() else 1):
         hub.fetch(repository, file, partial, None if watch is None else lambda size: watch(file, size))
         if has_digest(partial, file.digest):
@@ -60,13 +60,13 @@ def _fetch(hub: Hub, repository: Repository, file: RemoteFile, target: Path, wat
             return
         partial.unlink()
     raise PullFailed(
-        f"{file.shown} does not have the hash that the hub tells ({file.digest}) and was removed; try again, "
-        "and if it stays so, the hub or a proxy before it is broken"
+        f"{file.shown} does not have the hash that the hub lists ({file.digest}) and was removed; try again, "
+        "and if that does not help, the hub or a proxy before it is broken"
     )
 
 
 def _partial(target: Path, file: RemoteFile) -> Path:
-    """The partial file. Its name contains the hash, so that no other revision continues it."""
+    """The partial file. Its name contains the hash, so that it is never continued with another revision."""
     return target.with_name(f"{target.name}.{file.digest.partition(':')[2][:_HASH_LENGTH]}.partial")
 
 
@@ -74,8 +74,8 @@ def _is_there(path: Path, file: RemoteFile) -> bool:
     return path.is_file() and path.stat().st_size == file.size and has_digest(path, file.digest)
 
 
-def _remove_strangers(folder: Path, selection: Selection) -> None:
-    """Remove what an attempt with another revision or selection has left."""
+def _remove_other_files(folder: Path, selection: Selection) -> None:
+    """Remove the files of attempts with another revision or selection."""
     ours = {folder / name for name in selection.files}
     ours |= {_partial(folder / name, file) for name, file in selection.files.items()}
     for path in [path for path in folder.rglob("*") if path.is_file() or path.is_symlink()]:
@@ -89,14 +89,14 @@ def _check_space(folder: Path, missing: dict[str, RemoteFile]) -> None:
     need = sum(file.size for file in missing.values()) - have
     free = shutil.disk_usage(folder).free
     if need > free:
-        raise PullFailed(f"{need / _MIB:.0f} MiB are to be downloaded, and {folder} has {free / _MIB:.0f} MiB free")
+        raise PullFailed(f"the download needs {need / _MIB:.0f} MiB, and {folder} has {free / _MIB:.0f} MiB free")
 
 
 @contextmanager
-def _disk_told_plainly(folder: Path) -> Iterator[None]:
+def _translated_disk_errors(folder: Path) -> Iterator[None]:
     try:
         yield
-    except BrokenPipeError:  # the reader of the output has gone; the disk is fine
+    except BrokenPipeError:  # the reader of the output has exited; the disk is fine
         raise
     except OSError as error:
         if error.errno == errno.ENOSPC:

@@ -20,12 +20,12 @@ from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassificati
 _INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 _COPIED = ("*.json", "*.txt", "*.model", "*/config.json")
 _LEFT_OUT = ("model.safetensors.index.json",)
-# The first one with attention as one operator. Gelu is one since 20.
+# The first opset with attention as one operator. Gelu is one since 20.
 _OPSET = 23
 
 
 def main() -> None:
-    """Build what the command line says."""
+    """Build the model that the command line describes."""
     source, target, precision = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
     target.mkdir(parents=True, exist_ok=True)
     print("Reading configuration", flush=True)
@@ -40,7 +40,7 @@ def main() -> None:
         if precision == "int8":
             from onnxruntime.quantization import QuantType, quantize_dynamic
 
-            # Without Attention, which is taken for ONNX Runtime's operator of that name.
+            # Without Attention, which would be mistaken for ONNX Runtime's operator of that name.
             quantize_dynamic(
                 str(exact),
                 str(target / "model.onnx"),
@@ -65,7 +65,7 @@ class Wrapper(torch.nn.Module):
         """The output of the last layer."""
         given = {} if token_type_ids is None else {"token_type_ids": token_type_ids}
         if hasattr(self.inner.config, "rope_parameters"):
-            # Of each text: ONNX Runtime's RotaryEmbedding does not repeat those of one.
+            # Positions for each text: ONNX Runtime's RotaryEmbedding does not broadcast them.
             given["position_ids"] = torch.arange(input_ids.shape[1]).expand(*input_ids.shape)
         found = self.inner(input_ids=input_ids, attention_mask=attention_mask, return_dict=True, **given)
         result = found.logits if self.output == "logits" else found.last_hidden_state
@@ -123,7 +123,7 @@ def load(source: Path) -> tuple[Any, str]:
 
 
 def layers_behind(source: Path) -> list[Any]:
-    """The layers that the graph must have behind the encoder: with a dense layer, all up to the last one."""
+    """The layers that the graph must have after the encoder: all up to the last dense layer."""
     path = source / "modules.json"
     modules = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
     kinds = [module["type"].rpartition(".")[2] for module in modules]
@@ -137,12 +137,12 @@ def layers_behind(source: Path) -> list[Any]:
             mode = config.get("pooling_mode")
             is_first = mode == "cls" or config.get("pooling_mode_cls_token")
             if not is_first and mode != "mean" and not config.get("pooling_mode_mean_tokens"):
-                raise SystemExit(f"{folder}: a dense layer behind this pooling cannot be built")
+                raise SystemExit(f"{folder}: a dense layer after this pooling is not supported")
             found.append(First() if is_first else Mean())
         elif kind == "Dense":
             found.append(Dense(folder))
         elif kind not in ("Transformer", "Normalize"):
-            raise SystemExit(f"{path}: a module {kind} cannot be built")
+            raise SystemExit(f"{path}: the module {kind} is not supported")
     return found
 
 
@@ -168,7 +168,7 @@ def export(model: Any, path: Path, names: list[str], output: str) -> None:
 
 
 def copy(source: Path, target: Path) -> None:
-    """Copy what says how texts become tokens, and vectors one vector."""
+    """Copy the tokenizer's files, and those that describe the pooling."""
     for pattern in _COPIED:
         for path in source.glob(pattern):
             if path.name not in _LEFT_OUT and path.is_file():

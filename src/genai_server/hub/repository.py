@@ -16,11 +16,11 @@ _NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 _SOURCE = ("*.json", "*.safetensors", "*.model", "*.jinja", "*.txt", "*.tiktoken")
 # The folder of a module of sentence-transformers.
 _MODULE_FOLDER = re.compile(r"\d+_\w+/(config\.json|model\.safetensors)")
-# Files of a repository with ONNX graphs that are not graphs.
-_BESIDE_GRAPHS = ("*.json", "*.txt", "*.model", "*.jinja")
+# Files next to a repository's ONNX graphs that are not graphs.
+_NEXT_TO_GRAPHS = ("*.json", "*.txt", "*.model", "*.jinja")
 _GRAPHS = ("onnx/model.onnx", "model.onnx")
 _GRAPH_FOLDERS = ("", "onnx")
-_MOST_SHOWN = 20
+_MAX_SHOWN = 20
 _GIB = 1024**3
 
 
@@ -36,7 +36,7 @@ class RemoteFile:
 
     @property
     def shown(self) -> str:
-        """The path for a terminal: whoever owns the repository chose it."""
+        """The path with control characters escaped, because the repository's owner has chosen it."""
         return escaped(self.path)
 
 
@@ -47,7 +47,7 @@ class Repository:
     name: str
     commit: str
     files: tuple[RemoteFile, ...]
-    # The repository of the model that this one was made of; "" if its card does not name it.
+    # The repository of the original model; "" if the card does not name one.
     base: str = ""
 
 
@@ -75,7 +75,7 @@ def select_model(repository: Repository, include: Sequence[str] = ()) -> Selecti
     """The files of the only onnxruntime-genai model among those that match the patterns, or among all; or else of the
     encoder for embeddings or reranking.
 
-    Raises PullFailed if there is none, or if there are several.
+    Raises PullFailed if no model matches, or several do.
     """
     chosen = [file for file in repository.files if not include or _matches(file.path, include)]
     if not chosen:
@@ -100,13 +100,13 @@ def select_source(repository: Repository) -> Selection:
 
 
 def select_pooling(repository: Repository) -> Selection:
-    """The files which say how the vectors of tokens become one; none if the repository has no modules.json."""
+    """The files that describe the pooling; none if the repository has no modules.json."""
     files = [f for f in repository.files if f.path in MODULE_FILES or _MODULE_FOLDER.fullmatch(f.path)]
     return _selection("", files if any(file.path == MODULES for file in files) else [])
 
 
 def _select_encoder(repository: Repository, include: Sequence[str]) -> Selection:
-    """One graph of an encoder with all that is beside it. Raises PullFailed."""
+    """One graph of an encoder with all files next to it. Raises PullFailed."""
     graphs = {f.path: f for f in repository.files if f.path.endswith(".onnx") and _folder(f.path) in _GRAPH_FOLDERS}
     names = [name for name in graphs if _matches(name, include)] if include else []
     names = names or [name for name in _GRAPHS if name in graphs and not include][:1]
@@ -119,18 +119,18 @@ def _select_encoder(repository: Repository, include: Sequence[str]) -> Selection
         )
         raise PullFailed(f"{repository.name} has several graphs; choose one with --include:\n{sizes}")
     (graph,) = names
-    beside = [file for file in repository.files if "/" not in file.path and _matches(file.path, _BESIDE_GRAPHS)]
+    texts = [file for file in repository.files if "/" not in file.path and _matches(file.path, _NEXT_TO_GRAPHS)]
     modules = [file for file in repository.files if _MODULE_FOLDER.fullmatch(file.path)]
     others = tuple(name for name in graphs if name != graph)
-    return _selection("", [*beside, *modules, *(f for f in repository.files if _is_of_graph(f.path, graph, others))])
+    return _selection("", [*texts, *modules, *(f for f in repository.files if _is_of_graph(f.path, graph, others))])
 
 
 def _is_of_graph(path: str, graph: str, others: tuple[str, ...]) -> bool:
-    """Whether a file is a graph or may have weights of it: some tools name such files after a tensor."""
+    """Whether a file is a graph or may contain its weights: some tools name such files after a tensor."""
     if path.startswith(graph):
         return True
     is_beside = _folder(path) == _folder(graph) != ""
-    return is_beside and not path.startswith(others) and not _matches(path, _BESIDE_GRAPHS)
+    return is_beside and not path.startswith(others) and not _matches(path, _NEXT_TO_GRAPHS)
 
 
 def _selection(folder: str, files: Iterable[RemoteFile]) -> Selection:
@@ -152,11 +152,11 @@ def no_model(repository: Repository, include: Sequence[str] = ()) -> str:
 
 def _choice(repository: Repository, files: Sequence[RemoteFile], folders: Sequence[str]) -> str:
     lines = [f"{repository.name} has several models; choose one with --include:"]
-    for folder in folders[:_MOST_SHOWN]:
+    for folder in folders[:_MAX_SHOWN]:
         size = sum(file.size for file in _below(folder, files))
         lines.append(f'  --include "{escaped(folder)}/*"  ({size / _GIB:.2f} GiB)')
-    if len(folders) > _MOST_SHOWN:
-        lines.append(f"  and {len(folders) - _MOST_SHOWN} more")
+    if len(folders) > _MAX_SHOWN:
+        lines.append(f"  and {len(folders) - _MAX_SHOWN} more")
     return "\n".join(lines)
 
 

@@ -1,8 +1,9 @@
 """The folder of models: a directory for each, which contains a note of its origin if it was fetched or built.
 
-A directory is prepared in a hidden folder beside it, and renamed when it is complete and checked.
+A directory is prepared in a hidden folder next to it, and renamed when it is complete and checked.
 """
 
+import hashlib
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,12 +13,13 @@ import msgspec
 from filelock import FileLock, Timeout
 
 from genai_server.errors import ConfigurationError, PullFailed
-from genai_server.hub.digest import has_digest
 from genai_server.hub.repository import MODEL_CONFIG, Repository, Selection
 from genai_server.pooling_model import Task, task_of
 from genai_server.quoted_values import quoted
 
 ORIGIN = ".genai-server.json"
+# Bytes of a file that are hashed at once.
+_PIECE = 4 * 1024 * 1024
 
 
 class Origin(msgspec.Struct, frozen=True):
@@ -53,7 +55,7 @@ def staging(directory: Path, what: str = "pull") -> Path:
 
 
 @contextmanager
-def only_one(directory: Path) -> Iterator[None]:
+def locked(directory: Path) -> Iterator[None]:
     """Hold the lock of a directory that is being prepared or removed.
 
     Raises PullFailed if another process holds it, and ConfigurationError if it cannot be locked.
@@ -103,7 +105,7 @@ def install(folder: Path, directory: Path, origin: Origin) -> None:
 
 
 def read_origin(directory: Path) -> Origin | None:
-    """The note in a directory; None if there is none, or none that can be read."""
+    """The note in a directory; None if it is missing or cannot be read."""
     try:
         return msgspec.json.decode((directory / ORIGIN).read_bytes(), type=Origin)
     except (OSError, msgspec.DecodeError):
@@ -123,14 +125,14 @@ def models_in(models: Path) -> list[Path]:
 
 
 def unfinished_in(models: Path) -> list[Path]:
-    """What unfinished pulls and exports keep for the next attempt."""
+    """The folders that unfinished pulls and exports keep for the next attempt."""
     if not models.is_dir():
         return []
     return sorted(path for path in models.glob(".*.*") if path.is_dir() and path.suffix in (".pull", ".source"))
 
 
 def remove(models: Path, name: str) -> int:
-    """Remove a model, or what an unfinished pull has left of it; returns the bytes freed.
+    """Remove a model, or an unfinished download of it; returns the bytes freed.
 
     Raises ConfigurationError.
     """
@@ -175,3 +177,18 @@ def _is_as_fetched(path: Path, digest: str) -> bool:
         return has_digest(path, digest)
     except OSError:
         return False
+
+
+def has_digest(path: Path, digest: str) -> bool:
+    """Whether a file has the digest `sha256:…`, or `git:…` for the hash of a git blob. Raises OSError."""
+    kind, _, expected = digest.partition(":")
+    return digest_of(path, kind).partition(":")[2] == expected.lower()
+
+
+def digest_of(path: Path, kind: str) -> str:
+    """The digest of a file, of the kind `sha256` or `git`. Raises OSError."""
+    found = hashlib.sha256() if kind == "sha256" else hashlib.sha1(b"blob %d\0" % path.stat().st_size)
+    with path.open("rb") as file:
+        while piece := file.read(_PIECE):
+            found.update(piece)
+    return f"{kind}:{found.hexdigest()}"

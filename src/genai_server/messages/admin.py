@@ -1,11 +1,11 @@
-"""The admin calls that an engine answers; `call` numbers a call within its connection."""
+"""Admin calls to an engine, and their replies; `call` numbers a call within its connection."""
 
 from enum import StrEnum
 
 from msgspec import Struct
 
-from genai_server.generation import Adapter
 from genai_server.messages.error import ErrorInfo
+from genai_server.messages.generation_request import Adapter
 from genai_server.profile_plan import ProfilePlan, ProfileState
 
 
@@ -15,7 +15,7 @@ class SetRuntimeOption(Struct, frozen=True, tag=True):
     call: int
     option: str
     value: str
-    # Of the request; None for all requests of the device.
+    # The request's id; None for all requests of the device.
     unique_id: str | None = None
 
 
@@ -105,11 +105,11 @@ class RuntimeOptions(Struct, frozen=True):
     """The runtime options of a device."""
 
     terminate_session: str
-    # "0", or the prefix of the files.
+    # "0", or the prefix of the profiles' files.
     enable_profiling: str
     requests: list[ProfiledRequest]
     profile_dir: str
-    # In the folder of the profiles now.
+    # Current contents of `profile_dir`.
     profile_files: int
     profile_bytes: int
     # The limit that ended the profiling, if one did.

@@ -6,8 +6,8 @@ status file's secret before anything is read. Commands are MessagePack; nothing 
 
 from msgspec import Struct
 
-from genai_server.generation import Adapter
 from genai_server.messages.error import ErrorInfo
+from genai_server.messages.generation_request import Adapter
 
 # Seconds that one side waits for the other. No command waits for an engine.
 COMMAND_TIMEOUT = 10.0
@@ -22,7 +22,7 @@ class LoadModel(Struct, frozen=True, tag=True):
     devices: list[str]
     # A file or a name, in place of the model's own; "" for the model's own.
     chat_template: str = ""
-    # Whether it is loaded now, else with the first request for it.
+    # Whether it is loaded with the first request for it instead of now.
     at_once: bool = True
 
 
@@ -30,7 +30,7 @@ class UnloadModel(Struct, frozen=True, tag=True):
     """Stop serving a model. New requests are refused at once."""
 
     name: str
-    # Most seconds that running requests may still take.
+    # Maximum seconds for running requests to end.
     timeout: float
 
 
@@ -43,10 +43,10 @@ class SetAlias(Struct, frozen=True, tag=True):
 
 
 class KeepModel(Struct, frozen=True, tag=True):
-    """Say how long a model stays loaded without a request, until it is unloaded the next time."""
+    """Set how long a model stays loaded without a request; valid until it is unloaded."""
 
     name: str
-    # None for ever.
+    # None for no limit.
     seconds: float | None
 
 

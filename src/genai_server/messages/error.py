@@ -15,7 +15,7 @@ class ErrorInfo(Struct, frozen=True):
     message: str
     # The request's field at fault, if one is.
     param: str | None = None
-    # Seconds after which the same request may succeed; None where time alone changes nothing.
+    # Seconds after which the same request may succeed; None if waiting does not help.
     retry_after: int | None = None
 
     @classmethod

@@ -1,4 +1,4 @@
-"""What an engine reports by itself: its load, and the figures that it has counted."""
+"""What an engine reports unasked: its load, and the figures that it has counted."""
 
 from msgspec import Struct
 
@@ -6,13 +6,13 @@ from msgspec import Struct
 class Capacity(Struct, frozen=True):
     """What an idle device accepts."""
 
-    # Most requests that run at once.
+    # Maximum number of running requests.
     running: int
-    # Most requests that wait.
+    # Maximum number of waiting requests.
     waiting: int
-    # Most tokens of all waiting prompts; None for any number.
+    # Maximum number of tokens of all waiting prompts; None for no limit.
     waiting_tokens: int | None = None
-    # What `running` comes from, such as the name of a setting.
+    # What limits `running`, such as the name of a setting.
     limited_by: str = "GENAI_MAX_BATCH_SIZE"
 
     @property
@@ -32,7 +32,7 @@ class Load(Struct, frozen=True, tag=True):
     terminated: bool = False
     # Requests that would be accepted now; None while unknown.
     room: int | None = None
-    # Tokens that their prompts may have together; None for any number.
+    # Tokens that their prompts may have together; None for no limit.
     room_tokens: int | None = None
     # Seconds until a full queue has capacity again, as last estimated; else 0.
     retry_after: int = 0
@@ -46,7 +46,7 @@ class Histogram(Struct, frozen=True):
     bounds: list[float]
     # One more than bounds: counts[i] values are in (bounds[i - 1], bounds[i]], and the last counts those above all.
     counts: list[int]
-    # Of all values.
+    # Sum of all values.
     sum: float
 
 
@@ -55,13 +55,13 @@ class Figures(Struct, frozen=True, tag=True):
 
     # Tokens of running sequences in the KV cache now.
     kv_tokens: int
-    # A prompt counts when it has been read.
+    # A prompt is counted when it has been read.
     prompt_tokens: int
     generation_tokens: int
     # Tokens of prompts that were looked up in the prefix cache, and those that were found.
     cache_queries: int
     cache_hits: int
-    # Tokens that were drafted, and those of them that answers have.
+    # Tokens that were drafted, and those that were accepted.
     drafted: int
     accepted: int
     # Sequences that terminate_session has ended.

@@ -10,30 +10,30 @@ BLOCK_TOKENS = 16
 
 
 class BlockStored(Struct, frozen=True, tag=True):
-    """Consecutive blocks of one prefix that the cache has now and had nowhere before."""
+    """Consecutive blocks of one prefix that are new in the cache."""
 
     block_hashes: list[int]
     # The block before the first one; None at the beginning of a prompt.
     parent_block_hash: int | None
-    # Of all these blocks.
+    # The tokens of all these blocks.
     token_ids: list[int]
     block_size: int = BLOCK_TOKENS
     # Number and name of an adapter; sequences with an adapter have no cached prefixes here.
     lora_id: None = None
-    # Where the blocks lie. Routers read another value as a slower place that vLLM moves blocks to.
+    # The medium of the blocks. Routers take other values for slower media that vLLM offloads blocks to.
     medium: str = "GPU"
     lora_name: None = None
 
 
 class BlockRemoved(Struct, frozen=True, tag=True):
-    """Blocks that the cache has nowhere any more."""
+    """Blocks that are no longer in the cache."""
 
     block_hashes: list[int]
     medium: str = "GPU"
 
 
 class AllBlocksCleared(Struct, frozen=True, tag=True):
-    """The cache has no block any more."""
+    """The cache is empty."""
 
 
 KvEvent = BlockStored | BlockRemoved | AllBlocksCleared
@@ -52,7 +52,7 @@ class KvEventBatch(Struct, frozen=True, array_like=True):
 class KvEventTarget(Struct, frozen=True):
     """Where an engine publishes its events."""
 
-    # Of ZeroMQ: one with `*` is listened on, another is connected to.
+    # A ZeroMQ address: one with `*` is bound, any other is connected to.
     address: str
     topic: str
     rank: int = 0

@@ -2,7 +2,7 @@
 
 from msgspec import Struct
 
-from genai_server.generation import Adapter
+from genai_server.messages.generation_request import Adapter
 from genai_server.messages.kv_events import KvEventTarget
 from genai_server.options.device import DeviceOptions
 
@@ -10,31 +10,31 @@ from genai_server.options.device import DeviceOptions
 class EngineSettings(Struct, frozen=True):
     """The settings that every engine of a server has; config/settings.py describes each."""
 
-    # Of each graph operator; 0 takes the physical cores that the process may use.
+    # Threads of each graph operator; 0 uses the physical cores that the process may use.
     threads: int
-    # Most requests that run at once.
+    # Maximum number of running requests.
     max_batch_size: int
-    # Most requests that wait.
+    # Maximum number of waiting requests.
     max_queue: int
-    # Most tokens of all waiting prompts; 0 for any number.
+    # Maximum number of tokens of all waiting prompts; 0 for no limit.
     max_queue_tokens: int
-    # Most tokens of a prompt in a step while other sequences decode.
+    # Maximum number of tokens of a prompt in a step while other sequences decode.
     prefill_chunk: int
-    # Seconds that a step beside running streams may take; 0 for a share of their own time.
+    # Maximum seconds of a step that reads a prompt while others decode; 0 for a multiple of their own time.
     itl_target: float
     # auto or off.
     speculation: str
-    # Most tokens of a prompt and its answer together.
+    # Maximum number of tokens of a prompt and its answer together.
     max_length: int
     # auto, batched, generator or library.
     scheduler: str
-    # Most bytes of the batch's KV cache; 0 takes half of the free memory.
+    # Maximum bytes of the batch's KV cache; 0 uses half of the free memory.
     kv_cache_bytes: int
-    # For CPU steps of many tokens: auto, int4 or int8.
+    # Weights for CPU steps of many tokens: auto, int4 or int8.
     prefill_weights: str
-    # Keeps packed weights; "" for no cache.
+    # Folder for packed weights; "" for no cache.
     cache_dir: str
-    # Holds a folder for each engine.
+    # Contains a folder for each engine.
     profile_dir: str
     profile_max_files: int
     profile_max_bytes: int
@@ -56,7 +56,7 @@ class EngineSpec(Struct, frozen=True):
     settings: EngineSettings
     # A path for a Unix socket, or "" for a free TCP port on loopback.
     address: str = ""
-    # API processes must send it to be served.
+    # API processes must send it before anything else.
     secret: str = ""
     # Keeps the runtime options over a restart of the engine.
     state_file: str = ""
@@ -67,16 +67,16 @@ class EngineSpec(Struct, frozen=True):
     profile_folder: str = ""
     # The engine is not ready before it has loaded all of them.
     adapters: list[Adapter] = []
-    # None publishes no events of its prefix cache.
+    # None disables the events of its prefix cache.
     kv_events: KvEventTarget | None = None
 
 
-# What the engine's standard input brings before its end when it is unloaded alone: its supervisor stays.
+# Sent to the engine's standard input, before that ends, if the engine is unloaded while its supervisor continues.
 UNLOAD_ORDER = b"unload\n"
 
 
 class EngineReport(Struct, frozen=True):
-    """What an engine process tells its supervisor, once, as a line of JSON on its standard output."""
+    """What an engine process reports once to its supervisor, as a line of JSON on its standard output."""
 
     # Where it listens; "" if it could not load.
     address: str = ""

@@ -1,7 +1,7 @@
 """The connection between an API process and an engine: its messages, and the frames that carry them.
 
 A frame is a four-byte big-endian length and a MessagePack list of messages; nothing is pickled. The messages of admin
-calls are in admin.py, those with which an engine reports its state in figures.py.
+calls are in admin.py, the reports of an engine's state in figures.py.
 """
 
 from collections.abc import Iterable, Sequence
@@ -10,10 +10,17 @@ from typing import Generic, TypeVar
 import msgspec
 from msgspec import Struct
 
-from genai_server.generation import Batching, FinishReason, GenerationRequest, ModelInfo, Phases, TokenLogprob
 from genai_server.messages.admin import AdminCall, AdminReply
 from genai_server.messages.error import ErrorInfo
 from genai_server.messages.figures import Figures, Load
+from genai_server.messages.generation_request import (
+    Batching,
+    FinishReason,
+    GenerationRequest,
+    ModelInfo,
+    Phases,
+    TokenLogprob,
+)
 
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 _PREFIX_BYTES = 4
@@ -56,7 +63,7 @@ class Cancel(Struct, frozen=True, tag=True):
 
 
 class Stop(Struct, frozen=True, tag=True):
-    """End the answer with what it has; answered by `Finished` if it still runs."""
+    """End the answer with the tokens so far; answered by `Finished` if it still runs."""
 
     key: int
 
@@ -80,7 +87,7 @@ class Tokens(Struct, frozen=True, tag=True, omit_defaults=True):
     key: int
     # Their ids.
     tokens: list[int]
-    # One for each token if the request asks for them, else empty.
+    # One for each token if the request asks for them, otherwise empty.
     logprobs: list[TokenLogprob] = []
 
 
@@ -105,7 +112,7 @@ class Vectors(Struct, frozen=True, tag=True):
     """What has been computed for the next texts of a request, in their order."""
 
     key: int
-    # Of each text the same number of float32, lowest byte first.
+    # The same number of little-endian float32 for each text.
     data: bytes
 
 
@@ -119,7 +126,7 @@ class Finished(Struct, frozen=True, tag=True):
     num_cached: int = 0
     # Tokens of the answer that were profiled.
     num_profiled: int = 0
-    # Tokens that were drafted, and those of them that the answer has.
+    # Tokens that were drafted, and those that were accepted.
     num_drafted: int = 0
     num_accepted: int = 0
 
@@ -151,7 +158,7 @@ M = TypeVar("M")
 
 
 class FrameDecoder(Generic[M]):
-    """Turns the bytes of a stream, however they are cut, into messages for one of the two sides."""
+    """Turns the bytes of a stream, however they are split, into messages for one of the two sides."""
 
     def __init__(self, decoder: "msgspec.msgpack.Decoder[list[M]]", max_bytes: int = MAX_FRAME_BYTES) -> None:
         self.max_bytes = max_bytes
@@ -165,7 +172,7 @@ class FrameDecoder(Generic[M]):
         """
         if not self._buffer and len(data) >= _PREFIX_BYTES:
             size = int.from_bytes(data[:_PREFIX_BYTES], "big")
-            if len(data) == _PREFIX_BYTES + size <= _PREFIX_BYTES + self.max_bytes:  # as most frames come
+            if len(data) == _PREFIX_BYTES + size <= _PREFIX_BYTES + self.max_bytes:  # most frames arrive like this
                 yield from self._decoder.decode(memoryview(data)[_PREFIX_BYTES:])
                 return
         self._buffer += data

@@ -11,11 +11,11 @@ from typing import TypeVar
 import msgspec
 from msgspec import Struct
 
-from genai_server.generation import Adapter
+from genai_server.messages.generation_request import Adapter
 from genai_server.pooling_model import Task
 
 _NAME = "status.json"
-# The alias that stands for every name which no model has.
+# The alias for all names that no model has.
 ANY_NAME = "*"
 _TRIES, _PAUSE = 20, 0.005
 
@@ -25,7 +25,7 @@ T = TypeVar("T")
 class EngineState(StrEnum):
     """The state of an engine's process."""
 
-    # It loads its model for the first time.
+    # It is loading its model for the first time.
     STARTING = "starting"
     READY = "ready"
     # It has died; the next process waits or loads.
@@ -57,7 +57,7 @@ class EngineStatus(Struct, frozen=True):
     device: str
     state: EngineState
     pid: int | None = None
-    # How often its process was started again.
+    # How often its process was restarted.
     restarts: int = 0
     # Where it listens; "" while it does not.
     address: str = ""
@@ -68,7 +68,7 @@ class EngineStatus(Struct, frozen=True):
     serial: int = 0
     # When the state began, in seconds since 1970.
     since: float = 0.0
-    # Whether it was killed for a step that took too long, and none is ready since.
+    # Whether it was killed because a step took too long, and has not been ready since.
     hung: bool = False
 
 
@@ -78,7 +78,7 @@ class ModelStatus(Struct, frozen=True):
     name: str
     path: str
     devices: list[str]
-    # New whenever the directory is named anew.
+    # Changes whenever the name gets a directory.
     serial: int
     state: ModelState
     # In seconds since 1970.
@@ -88,7 +88,7 @@ class ModelStatus(Struct, frozen=True):
     on_demand: bool = False
     # Whether it is being removed.
     leaving: bool = False
-    # Adapters that requests may choose.
+    # The adapters that requests may choose.
     adapters: list[Adapter] = []
     # A file or a name, in place of the model's own; "" for the model's own.
     chat_template: str = ""
@@ -129,7 +129,7 @@ def read_status_file(folder: Path) -> ServerStatus:
 class StatusFileReader:
     """Reads the status file of a folder, and again only when it was replaced: a call costs one `stat`. Thread-safe.
 
-    While the file cannot be read, such as for want of file descriptors, the last status stands.
+    While the file cannot be read, such as without free file descriptors, the last status remains valid.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -19,7 +19,7 @@ _SESSION_ROWS = names(session.SESSION)
 _ENTRY_ROWS = names((*session.ENTRIES, *session.ELSEWHERE))
 _RUN_ROWS = names(session.RUN)
 _CUDA_DEVICES = ("cuda", "tensorrt")
-# These number the same devices.
+# Providers that number the same devices.
 _NVIDIA = ("cuda", "tensorrt", "nv_tensorrt_rtx")
 _PLACES = ("library", "package")
 # The providers' names for the number of a device.
@@ -133,7 +133,7 @@ def _providers(order: Any, tables: Mapping[str, dict[str, Any]], device: str) ->
                 f"{nearest(name, PROVIDERS)}"
             )
     if kind in PROVIDERS and kind != CPU and kind not in order:
-        raise ConfigurationError(f"providers={quoted(order)}: {kind} is missing, on which device {device} runs")
+        raise ConfigurationError(f"providers={quoted(order)}: {kind} is missing, and device {device} runs on it")
     found = [read.get(name, ProviderOptions(name)) for name in order if name != CPU]
     family = _NVIDIA if kind in _NVIDIA else (kind,)
     return [_with_index(one, index) if index and one.name in family else one for one in found]
@@ -180,7 +180,7 @@ def provider_options(name: str, table: Mapping[str, Any]) -> ProviderOptions:
 
 
 def _check_together(options: DeviceOptions, warnings: list[str]) -> None:
-    """Options that are valid alone, but not together."""
+    """Refuse options that are valid alone, but not together; warn about those without effect."""
     shrinking = options.run.get(session.SHRINKAGE, "")
     if "cpu" in shrinking and options.session.get(session.ARENA) == "0":
         raise ConfigurationError(

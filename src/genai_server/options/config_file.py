@@ -76,7 +76,7 @@ def device_options(
     used = {provider.name for options in found.values() for provider in options.providers}
     given = {name for tables in merged.values() for name in tables.get("provider", {})}
     if unused := sorted(given - used):
-        raise ConfigurationError(f"[provider.{unused[0]}]: none of the devices {', '.join(devices)} runs on it")
+        raise ConfigurationError(f"[provider.{unused[0]}]: none of the devices {', '.join(devices)} uses it")
     return found
 
 

@@ -10,8 +10,8 @@ from genai_server.options.values import choice, flag, number, size
 CUDA_PLUGIN = "ep.cudapluginexecutionprovider"
 CAPTURE_RUNS = "min_num_runs_before_cuda_graph_capture"
 CAPTURES_AFTER_WARM_UP = (
-    "the provider that is built in has its own number of runs before it captures a graph, and the server does them "
-    "before it is ready; write enable_cuda_graph in [provider.cuda]"
+    "the built-in provider has a fixed number of runs before it captures a graph, which the server performs before it "
+    "is ready; write enable_cuda_graph in [provider.cuda]"
 )
 FIXED_SHAPES = "a captured graph is replayed with the same shapes, and those of a batch change from pass to pass"
 POINTER = "its value is an address inside a program"

@@ -29,7 +29,7 @@ class DeviceOptions(Struct, frozen=True):
     # Options of every run.
     run: dict[str, str] = {}
     custom_op_libraries: list[str] = []
-    # In the order in which they are offered the graph; the CPU takes the rest.
+    # In the order of their choice of the graph's nodes; the CPU takes the rest.
     providers: list[ProviderOptions] = []
     warnings: list[str] = []
 

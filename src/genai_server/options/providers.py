@@ -119,7 +119,7 @@ _NICKNAMES = {
 
 
 # Characters of a name that are compared.
-_LONGEST = 40
+_MAX_NAME = 40
 
 
 def meant_devices(name: str) -> str:
@@ -127,7 +127,7 @@ def meant_devices(name: str) -> str:
     letters = name.strip().lower().rstrip(string.digits)
     index = name.strip()[len(letters) :]
     number = f":{index}" if 1 <= len(index) <= 3 else ""
-    kind = letters.rstrip(" :_-")[:_LONGEST]
+    kind = letters.rstrip(" :_-")[:_MAX_NAME]
     by_library = {known: p.name for p in PROVIDERS.values() for known in (p.genai or "", p.onnxruntime)}
     libraries = {known.lower(): {ours: ""} for known, ours in by_library.items() if known}
     near = difflib.get_close_matches(kind, PROVIDERS, n=1, cutoff=0.7)

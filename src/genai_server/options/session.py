@@ -19,7 +19,7 @@ POOL = "global_thread_pool"
 SHRINKAGE = "memory.enable_memory_arena_shrinkage"
 LIBRARIES = "custom_op_libraries"
 
-_MOST_THREADS = 1024
+_MAX_THREADS = 1024
 # ONNX Runtime's numbers. onnxruntime-genai (0.18) has no name for 3, ORT_ENABLE_LAYOUT.
 _LEVELS = {
     "0": "disabled",
@@ -35,8 +35,8 @@ _LEVELS = {
 _TRITONS_LEVELS = {"-1": "basic", "0": "all", "1": "extended", "2": "disabled"}
 
 SESSION: tuple[Row, ...] = (
-    Row(THREADS, number(0, _MOST_THREADS), also=("intra_op_thread_count",)),
-    Row("inter_op_num_threads", number(0, _MOST_THREADS), also=("inter_op_thread_count",)),
+    Row(THREADS, number(0, _MAX_THREADS), also=("intra_op_thread_count",)),
+    Row("inter_op_num_threads", number(0, _MAX_THREADS), also=("inter_op_thread_count",)),
     Row(MODE, choice("sequential", "parallel", also={"0": "sequential", "1": "parallel"}), Reach.BATCHED),
     Row(LEVEL, choice("disabled", "basic", "extended", "all", also=_LEVELS)),
     Row(
@@ -106,7 +106,7 @@ _TEXTS = (
     "ep.context_file_path",
     "ep.context_model_external_initializers_file_name",
 )
-# The library contains these names, but its documentation does not give their values.
+# The library contains these names, but does not document their values.
 _UNDESCRIBED = (
     "session.allow_released_opsets_only",
     "session.debug_layout_transformation",
@@ -158,7 +158,7 @@ ENTRIES: tuple[Row, ...] = (
     *(Row(name, text(), impossible=why) for name, why in _IMPOSSIBLE.items()),
 )
 
-# What other documents set on a session, and where it is set here.
+# What other documentation sets on a session, and where it is set here.
 ELSEWHERE: tuple[Row, ...] = (
     Row("enable_profiling", text(), impossible=_PROFILES),
     # The CUDA provider that comes as a plugin takes its options from a session's entries.

@@ -13,7 +13,7 @@ def toml_key(name: str) -> str:
 
 
 def toml_value(value: Any) -> str:
-    """A quoted text, or a plain whole number."""
+    """A quoted string, or a plain whole number."""
     text = str(value)
     if _INTEGER.fullmatch(text):
         return text

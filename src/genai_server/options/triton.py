@@ -22,7 +22,7 @@ _MOVED = {"cudnn_conv_algo_search": SEARCHES, "arena_extend_strategy": STRATEGIE
 _ROWS = names((*SESSION, *ENTRIES, *ELSEWHERE, *RUN))
 _POOL, _BATCH = "enable-global-threadpool", "default-max-batch-size"
 _THREADS = ("intra_op_thread_count", "inter_op_thread_count")
-# Defaults that Triton's examples write out, although not every runner knows the option.
+# Defaults that Triton's examples state, although not every runner knows the option.
 _DEFAULTS = {
     session.THREADS: "0",
     "inter_op_num_threads": "0",
@@ -38,11 +38,11 @@ _OF_THE_MODEL = {
     "backend": "",
     "default_model_filename": "the model directory names its graphs",
     "version_policy": "a model directory has one version",
-    "input": "the graph's own are read",
-    "output": "the graph's own are read",
+    "input": "the graph's own inputs are read",
+    "output": "the graph's own outputs are read",
     "dynamic_batching": "requests are batched token by token, without waiting for each other",
     "sequence_batching": "a request's keys and values are kept by the server",
-    "model_warmup": "the server warms up by itself before it is ready",
+    "model_warmup": "the server warms up on its own before it is ready",
     "response_cache": "the server has a prefix cache",
 }
 
@@ -117,7 +117,7 @@ def _parameters(found: Translation, values: list[Any]) -> None:
     for name, value in _entries(values).items():
         if name in DEPRECATED:
             found.provider.setdefault("cuda", {})[name] = _checked("cuda", name, _MOVED.get(name, {}).get(value, value))
-            found.notes.append(f"parameter {name} is deprecated in Triton, too: it is an option of cuda")
+            found.notes.append(f"parameter {name} is also deprecated in Triton: it is an option of cuda")
         elif name not in _ROWS:
             found.notes.append(f"parameter {name} is left out: it is unknown{nearest(name, possible(_ROWS))}")
         elif _ROWS[name].impossible:
@@ -228,7 +228,7 @@ def _choose_runner(found: Translation) -> None:
         if reason := unreachable(options, Reach.GENERATOR):
             found.settings |= {"scheduler": "batched", "kv_cache_bytes": _KV_CACHE_BYTES}
             found.notes.append(f"{reason}: so scheduler is batched, which has not been tested on a GPU")
-            found.notes.append("kv_cache_bytes is a guess of the memory on each card for keys and values")
+            found.notes.append("kv_cache_bytes is a guess at the memory on each card for keys and values")
             for kept in reaching(options, Reach.BATCHED).providers:
                 for key in [key for key in found.provider.get(kept.name, {}) if key not in kept.options]:
                     del found.provider[kept.name][key]

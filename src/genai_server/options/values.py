@@ -11,7 +11,7 @@ _FLAGS = {"1": True, "true": True, "on": True, "0": False, "false": False, "off"
 _SHAPE = r"[^:,\s]+:\d+(?:x\d+)*"
 _SHAPES = re.compile(rf"{_SHAPE}(?:,{_SHAPE})*")
 _ARENAS = re.compile(r"(cpu|gpu):\d+(;(cpu|gpu):\d+)*")
-_LARGEST_SIZE = 2**64 - 1
+_MAX_SIZE = 2**64 - 1
 
 
 @dataclass(frozen=True)
@@ -40,23 +40,23 @@ def flag(true: str = "1", false: str = "0") -> Kind:
     return Kind("true or false (or 1 or 0)", lambda value: true if _flag(value) else false)
 
 
-def number(least: int = 0, most: int | None = None) -> Kind:
+def number(minimum: int = 0, maximum: int | None = None) -> Kind:
     """A whole number within inclusive bounds."""
 
     def read(value: Value) -> str:
         if isinstance(value, bool | float):
             raise ValueError
         found = int(value)
-        if not least <= found <= (math.inf if most is None else most):
+        if not minimum <= found <= (math.inf if maximum is None else maximum):
             raise ValueError
         return str(found)
 
-    return Kind(f"a whole number from {least}" + ("" if most is None else f" to {most}"), read)
+    return Kind(f"a whole number from {minimum}" + ("" if maximum is None else f" to {maximum}"), read)
 
 
 def size() -> Kind:
     """A number of bytes that fits the libraries' size_t."""
-    return Kind("a number of bytes below 2**64", number(0, _LARGEST_SIZE).read)
+    return Kind("a number of bytes below 2**64", number(0, _MAX_SIZE).read)
 
 
 def choice(*names: str, also: Mapping[str, str] | None = None) -> Kind:
@@ -67,13 +67,13 @@ def choice(*names: str, also: Mapping[str, str] | None = None) -> Kind:
 
 
 def number_or_other(known: Collection[str], other: str) -> Kind:
-    """A whole number. Any but those known means `other`, which is one of them."""
-    read = number(-_LARGEST_SIZE, _LARGEST_SIZE).read
+    """A whole number. An unknown one means `other`, which is one of the known ones."""
+    read = number(-_MAX_SIZE, _MAX_SIZE).read
     return Kind("a whole number", lambda value: found if (found := read(value)) in known else other)
 
 
 def text() -> Kind:
-    """Any text but an empty one."""
+    """A text that is not empty."""
 
     def read(value: Value) -> str:
         if not isinstance(value, str) or not value:
@@ -100,7 +100,7 @@ def shapes() -> Kind:
 
 
 def arenas() -> Kind:
-    """The devices whose memory arenas shall shrink after a pass."""
+    """The devices whose memory arenas shrink after each pass."""
     return _pattern('devices such as "cpu:0" or "cpu:0;gpu:0"', _ARENAS)
 
 

@@ -21,7 +21,7 @@ from genai_server.profiles.report import (
 # The name under which time outside kernels is listed among the nodes.
 OTHER = "(not in kernels)"
 SLOW_AT = 1.5
-_MOST_REASONS = 5
+_MAX_REASONS = 5
 
 
 def analyse(profile: Profile, slow_at: float = SLOW_AT) -> Report:
@@ -116,7 +116,7 @@ def _excess(one: ForwardPass, own: Counter[str], usual: dict[str, float]) -> lis
         for name, spent in own.items()
         if (excess := round(spent - usual[name])) > 0
     ]
-    return sorted(found, key=lambda node: -node.excess_us)[:_MOST_REASONS]
+    return sorted(found, key=lambda node: -node.excess_us)[:_MAX_REASONS]
 
 
 def _node_times(one: ForwardPass) -> Counter[str]:

@@ -1,15 +1,15 @@
-"""Sentences on what stands out in a profile: what an experienced reader would look at first."""
+"""Sentences about what stands out in a profile: what an experienced reader would look at first."""
 
 from collections.abc import Iterator, Sequence
 
 from genai_server.profiles.manifest import PREFILL, Session
 from genai_server.profiles.report import PhaseTime, SlowToken
 
-# If fewer than this share of the threads were at work, other processes used the cores. ONNX Runtime's threads wait by
+# If less than this share of the threads was at work, other processes used the cores. ONNX Runtime's threads wait by
 # spinning, which counts as work, unless spinning is switched off.
 _STARVED = 0.7
-_MOST_OTHER = 0.3
-_MOST_PREFILL = 0.4
+_MAX_OTHER = 0.3
+_MAX_PREFILL = 0.4
 
 
 def find(session: Session | None, phases: Sequence[PhaseTime], slow: Sequence[SlowToken]) -> list[str]:
@@ -17,10 +17,10 @@ def find(session: Session | None, phases: Sequence[PhaseTime], slow: Sequence[Sl
     found = [] if session is None else list(_of_session(session, phases))
     total = sum(phase.total_us for phase in phases)
     other = sum(phase.other_us for phase in phases)
-    if total and other > _MOST_OTHER * total:
+    if total and other > _MAX_OTHER * total:
         found.append(f"{_percent(other, total)} of the time is in no kernel: the model is small for its many operators")
     for phase in phases:
-        if phase.phase == PREFILL and phase.total_us > _MOST_PREFILL * total and phase.total_us < total:
+        if phase.phase == PREFILL and phase.total_us > _MAX_PREFILL * total and phase.total_us < total:
             found.append(f"{_percent(phase.total_us, total)} of the time is the prompt ({phase.tokens} tokens)")
     if slow and slow[0].because:
         worst = slow[0]

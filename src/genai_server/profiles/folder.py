@@ -61,7 +61,7 @@ def read_session(manifest: Manifest) -> Profile:
 
 
 def _without_manifest(name: str, folder: Path, files: list[Path]) -> Profile:
-    """Files without a manifest. Their names tell their start to the millisecond; other files follow one another."""
+    """Files without a manifest. Most names contain the start in milliseconds; other files follow one another."""
     unread: dict[str, str] = {}
     passes: list[ForwardPass] = []
     origin: int | None = None
@@ -97,7 +97,7 @@ def _pass(file: str, start: int, run: Run, record: PassRecord | None) -> Forward
 
 
 def _begun(path: Path) -> int | None:
-    """The start of a file in microseconds, as its name says; None if it does not."""
+    """The start of a file in microseconds, from its name; None if the name lacks it."""
     found = _STAMP.search(path.name)
     if found is None:
         return None

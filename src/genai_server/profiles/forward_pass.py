@@ -29,12 +29,12 @@ class Kernel:
     node: str
     operator: str
     provider: str
-    # From the start of its pass.
+    # Relative to the start of its pass.
     start: int
     duration: int
     # The duration without the kernels inside it. A node with a subgraph has such kernels.
     self_time: int
-    # The number of kernels around it.
+    # Nesting depth: the number of kernels around it.
     depth: int = 0
     # The system's id of the calling thread.
     thread: int = 0
@@ -42,7 +42,7 @@ class Kernel:
 
     @property
     def layer(self) -> int | None:
-        """The decoder layer in the node's name; None if there is none."""
+        """The decoder layer in the node's name; None outside the layers."""
         return layer_of(self.node)
 
 
@@ -51,7 +51,7 @@ class ForwardPass:
     """One run of the model."""
 
     file: str
-    # From the start of the profile's first pass.
+    # Relative to the start of the profile's first pass.
     start: int
     duration: int
     kernels: tuple[Kernel, ...]
@@ -93,6 +93,6 @@ class Profile:
 
 
 def layer_of(node: str) -> int | None:
-    """The number of the decoder layer in a node's name, such as /model/layers.3/attn; None if there is none."""
+    """The number of the decoder layer in a node's name, such as /model/layers.3/attn; None outside the layers."""
     found = _LAYER.search(node)
     return int(found[1]) if found else None

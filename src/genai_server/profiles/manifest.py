@@ -1,7 +1,7 @@
 """The manifest of a profile session: says which file of ONNX Runtime belongs to which token of which request.
 
-A text file beside them with one JSON object a line: the session, then a line for each file as it appears, and the end.
-So it is complete up to its last line, however the engine ended. Times are in seconds; moments are Unix time.
+A text file next to them with one JSON object per line: the session, then a line for each file as it appears, and the
+end. So it is complete up to its last line, however the engine ended. Times are in seconds; moments are Unix time.
 """
 
 import os
@@ -70,7 +70,7 @@ _LINES = msgspec.json.Decoder(Line)
 
 @dataclass(frozen=True)
 class Manifest:
-    """A manifest, as far as it was written."""
+    """A manifest; that of an open session is incomplete."""
 
     path: Path
     session: Session
@@ -120,7 +120,7 @@ def find_manifests(root: Path) -> list[Manifest]:
     for path in [*root.glob(f"*{SUFFIX}"), *root.glob(f"*/*{SUFFIX}")]:
         try:
             manifest = read_manifest(path)
-        except OSError:  # removed meanwhile, or not readable
+        except OSError:  # removed in the meantime, or not readable
             continue
         if manifest is not None:
             found.append(manifest)

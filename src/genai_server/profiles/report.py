@@ -33,7 +33,7 @@ class TimeShare(Struct, frozen=True):
 
 
 class ThreadShare(Struct, frozen=True):
-    """How an operator used its threads, in the kernels for which ONNX Runtime tells it."""
+    """How an operator used its threads, in the kernels for which ONNX Runtime reports it."""
 
     name: str
     calls: int
@@ -89,7 +89,7 @@ class PassTime(Struct, frozen=True):
     start_us: int
     duration_us: int
     other_us: int
-    # CPU time of the engine's threads meanwhile.
+    # CPU time of the engine's threads during the pass.
     cpu_us: int | None
     # Each as [node, start, duration, depth], where `node` is an index into the report's `nodes`.
     kernels: list[tuple[int, int, int, int]]

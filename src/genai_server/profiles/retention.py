@@ -1,4 +1,4 @@
-"""Chooses the profile sessions to remove when there is no room or they are too old: whole ones, oldest first.
+"""Chooses the profile sessions to remove if the folder is full or they are too old: entire ones, oldest first.
 
 Only files that a manifest names are ever removed. Other files in the folder count, but are kept.
 """

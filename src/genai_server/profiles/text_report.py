@@ -6,45 +6,45 @@ from genai_server.profiles.analysis import OTHER
 from genai_server.profiles.manifest import DECODE
 from genai_server.profiles.report import Report, SlowToken, TimeShare
 
-_MOST_LAYERS = 8
-# Characters of a request id that usually tell it apart.
+_MAX_LAYERS = 8
+# Characters of a request id that usually identify it.
 _SHORT_NAME = 16
-# Columns from which on a terminal has room for the operators of slow nodes.
+# Minimum width of a terminal that shows the operators of slow nodes.
 _WIDE = 120
 
 Rows = list[list[str]]
 
 
-def as_text(report: Report, most: int = 10) -> str:
-    """The report with tables of any width, each with at most `most` lines."""
+def as_text(report: Report, max_rows: int = 10) -> str:
+    """The report with tables of any width, each with at most `max_rows` rows."""
     parts = [
         _heading(report),
         _findings(report),
-        *_shares_of_all(report, most),
-        *_slow(report, most),
+        *_shares_of_all(report, max_rows),
+        *_slow(report, max_rows),
         *_unread(report),
     ]
     return "\n\n".join(part if isinstance(part, str) else _table(part) for part in parts if part)
 
 
-def for_terminal(report: Report, width: int, most: int = 10) -> list[str | Rows]:
+def for_terminal(report: Report, width: int, max_rows: int = 10) -> list[str | Rows]:
     """The report's texts and tables, the slow tokens first and requests by short names.
 
-    A table's first row has the titles. A terminal of little width gets slow nodes without their operators.
+    A table's first row has the titles. A narrow terminal gets slow nodes without their operators.
     """
     names = short_names({one.request_id for one in report.passes if one.request_id is not None})
     parts = [
         _heading(report),
         _findings(report),
-        *_slow(report, most, names, with_operators=width >= _WIDE),
-        *_shares_of_all(report, most),
+        *_slow(report, max_rows, names, with_operators=width >= _WIDE),
+        *_shares_of_all(report, max_rows),
         *_unread(report),
     ]
     return [part for part in parts if part]
 
 
 def short_names(ids: Iterable[str]) -> dict[str, str]:
-    """A short name for each request id: its beginning, as long as it takes to tell them apart."""
+    """A short name for each request id: its shortest unique beginning."""
     all_ids = list(dict.fromkeys(ids))
     for length in range(_SHORT_NAME, max(map(len, all_ids), default=0)):
         names = {each: each if len(each) <= length + 1 else f"{each[:length]}…" for each in all_ids}
@@ -57,12 +57,12 @@ def _findings(report: Report) -> str:
     return "\n".join(f"* {finding}" for finding in report.findings)
 
 
-def _shares_of_all(report: Report, most: int) -> list[str | Rows]:
-    parts: list[str | Rows] = [_phases(report), _shares("operator", report.operators[:most], report)]
-    parts.append(_shares("node", report.nodes_by_time[:most], report))
-    parts.append(_shares("layer", report.layers[:_MOST_LAYERS], report))
+def _shares_of_all(report: Report, max_rows: int) -> list[str | Rows]:
+    parts: list[str | Rows] = [_phases(report), _shares("operator", report.operators[:max_rows], report)]
+    parts.append(_shares("node", report.nodes_by_time[:max_rows], report))
+    parts.append(_shares("layer", report.layers[:_MAX_LAYERS], report))
     if report.threads:
-        parts.append(_threads(report, most))
+        parts.append(_threads(report, max_rows))
     return parts
 
 
@@ -121,25 +121,25 @@ def _shares(title: str, shares: Sequence[TimeShare], report: Report) -> Rows:
     return rows
 
 
-def _threads(report: Report, most: int) -> Rows:
+def _threads(report: Report, max_rows: int) -> Rows:
     rows = [["threads of", "calls", "shared", "ms", "own share ms", "waiting ms"]]
-    for share in report.threads[:most]:
+    for share in report.threads[:max_rows]:
         cells = (str(share.calls), _percent(share.shared_calls, share.calls))
         rows.append([share.name, *cells, *map(_ms, (share.total_us, share.run_us, share.wait_us))])
     return rows
 
 
 def _slow(
-    report: Report, most: int, names: Mapping[str, str] | None = None, *, with_operators: bool = True
+    report: Report, max_rows: int, names: Mapping[str, str] | None = None, *, with_operators: bool = True
 ) -> list[str | Rows]:
-    """The slow tokens; with `names`, requests are named by these, and a single request is not named at all."""
+    """The slow tokens. `names` are short names of the requests; a single request is then not named at all."""
     if report.median_decode_us is None:
         return []
     limit = f"{report.slow_at:g} times the median of {_ms(report.median_decode_us)} ms"
     if not report.slow_tokens:
         return [f"No decode token took more than {limit}."]
     rows = [["slow", "ms", "× median", "because of", "ms", "more than usual"]]
-    for token in report.slow_tokens[:most]:
+    for token in report.slow_tokens[:max_rows]:
         first = [_token_name(token, names), _ms(token.duration_us), f"{token.ratio:.1f}"]
         for node in token.because[:3]:
             is_plain = node.name == OTHER or not with_operators

@@ -16,7 +16,7 @@ from genai_server.profiles.forward_pass import ForwardPass, Profile
 from genai_server.profiles.manifest import PREFILL
 from genai_server.profiles.trace_file import Event, events_of_runs
 
-_MOST_THREADS = 1000
+_MAX_THREADS = 1000
 
 
 class _Event(Struct, omit_defaults=True):
@@ -35,7 +35,7 @@ class _Event(Struct, omit_defaults=True):
 
 @dataclass
 class _Tracks:
-    """The numbers of processes and threads, and the events that name new ones."""
+    """Numbers processes and threads, and collects the events that name them."""
 
     fresh: list[_Event] = field(default_factory=list)
     _processes: dict[str, int] = field(default_factory=dict)
@@ -93,7 +93,7 @@ def _of_pass(index: int, one: ForwardPass, events: list[Event], tracks: _Tracks)
     within: dict[int, list[int]] = defaultdict(list)
     for event in sorted(events, key=lambda event: (event.ts, event is not run, -event.dur)):
         track = name if event.tid == run.tid else f"{name}, thread {others[event.tid]}"
-        tid = tracks.thread(pid, track, place * _MOST_THREADS + others.get(event.tid, 0))
+        tid = tracks.thread(pid, track, place * _MAX_THREADS + others.get(event.tid, 0))
         yield from tracks.fresh
         tracks.fresh.clear()
         begin = event.ts - run.ts + one.start

@@ -19,7 +19,7 @@ _RUN = "model_run"
 
 
 class Arguments(Struct):
-    """ONNX Runtime's arguments of a kernel, as far as they are used."""
+    """The used ones of ONNX Runtime's arguments of a kernel."""
 
     op_name: str = ""
     provider: str = ""
@@ -45,7 +45,7 @@ class Event(Struct):
 class Run:
     """A run of the model in a file."""
 
-    # In the file's time.
+    # In the file's clock.
     start: int
     duration: int
     kernels: tuple[Kernel, ...]

@@ -23,15 +23,15 @@ _PAUSE = 0.05
 class CommandListener:
     """Listens from construction to `close`.
 
-    `obey` is called in a thread of its own; a GenaiServerError that it raises is the reply.
+    `execute` is called in a thread of its own; a GenaiServerError that it raises is the reply.
     """
 
-    def __init__(self, folder: Path, secret: str, obey: Callable[[Command], None]) -> None:
+    def __init__(self, folder: Path, secret: str, execute: Callable[[Command], None]) -> None:
         self._secret = secret.encode()
         address = None if sys.platform == "win32" else str(folder / "control.sock")
         self._listener = Listener(address, "AF_PIPE" if sys.platform == "win32" else "AF_UNIX", authkey=self._secret)
         self.address = str(self._listener.address)
-        self._obey = obey
+        self._execute = execute
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._listen, name="commands", daemon=True)
         self._thread.start()
@@ -39,7 +39,7 @@ class CommandListener:
     def close(self) -> None:
         """Stop taking commands."""
         self._closing.set()
-        # Only to wake the thread. No authentication: the thread may have ended already, and then nothing would answer.
+        # Only to wake the thread. No authentication: if the thread has already ended, nothing would answer.
         with contextlib.suppress(OSError):
             Client(self.address).close()
         self._thread.join(COMMAND_TIMEOUT)
@@ -58,12 +58,12 @@ class CommandListener:
 
     def _reply(self, decoder: "msgspec.msgpack.Decoder[Command]", data: bytes) -> CommandReply:
         try:
-            self._obey(decoder.decode(data))
+            self._execute(decoder.decode(data))
         except GenaiServerError as error:
             return CommandReply(ErrorInfo.from_error(error))
         except msgspec.DecodeError:
             raise
-        except Exception as error:  # the thread must live on, for the next command
+        except Exception as error:  # the thread must survive for the next command
             log.exception("a command to the supervisor")
             refusal = ConfigurationError(f"the command cannot be carried out: {in_one_line(error)}")
             return CommandReply(ErrorInfo.from_error(refusal))

@@ -14,7 +14,7 @@ from genai_server.config import engine_environment
 from genai_server.messages.launch import UNLOAD_ORDER, EngineReport, EngineSpec
 from genai_server.supervisor.watchdog import Watchdog, watch
 
-# Seconds for a process to end after it was told to.
+# Seconds for a process to exit after it was asked to.
 STOP_TIMEOUT = 5.0
 _HUNG = "the engine process hung and was killed: "
 
@@ -41,7 +41,7 @@ class EngineProcess:
 
     @property
     def pid(self) -> int:
-        """The process's number."""
+        """The process id."""
         return self._process.pid
 
     def report(self, load_timeout: float) -> EngineReport:
@@ -93,25 +93,25 @@ class EngineProcess:
         return f"the engine process died, {in_words(status)}"
 
     def kill(self) -> None:
-        """Kill the process at once. An orderly end would remove the supervisor's folder, too."""
+        """Kill the process at once. An orderly exit would also remove the supervisor's folder."""
         self._process.kill()
         self._process.wait()
 
     def leave(self) -> None:
-        """Tell the process to end by closing its standard input."""
+        """Ask the process to exit by closing its standard input."""
         if self._process.stdin is not None:
             with contextlib.suppress(OSError):
                 self._process.stdin.close()
 
     def unload(self) -> None:
-        """Tell the process to end alone; the supervisor and its folder stay."""
+        """Ask this process alone to exit; the supervisor and its folder stay."""
         if self._process.stdin is not None:
             with contextlib.suppress(OSError, ValueError):
                 self._process.stdin.write(UNLOAD_ORDER)
                 self._process.stdin.close()
 
     def end(self) -> None:
-        """Wait for the end of a process that was told to end; kill it if that takes too long."""
+        """Wait for the exit of a process that was asked to exit; kill it if that takes too long."""
         try:
             self._process.wait(STOP_TIMEOUT)
         except subprocess.TimeoutExpired:

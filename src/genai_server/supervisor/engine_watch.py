@@ -44,7 +44,7 @@ class EngineWatch:
         self.status = status
         self.has_loaded = False
         self._spec = spec
-        # As the log has it.
+        # Its name in the log.
         self._name = f"model {status.model} on device {spec.device}"
         self._restarts = restarts
         self._on_change = on_change
@@ -65,20 +65,20 @@ class EngineWatch:
             self._fail(error)
 
     def leave(self) -> None:
-        """Tell the engine to end with the whole server; it removes the supervisor's folder."""
+        """Ask the engine to exit with the server; it removes the supervisor's folder."""
         self._stopping.set()
         if self._process is not None:
             self._process.leave()
 
     def end(self) -> None:
-        """Wait for the end of an engine that was told to end; kill it if that takes too long."""
+        """Wait for the exit of an engine that was asked to exit; kill it if that takes too long."""
         if self._process is not None:
             self._process.end()
         if self._thread.is_alive():
             self._thread.join(STOP_TIMEOUT)
 
     def unload(self) -> None:
-        """End this engine alone: as soon as it can, or by force."""
+        """End this engine alone: gracefully if it responds, else by force."""
         self._is_unloaded = True
         self._stopping.set()
         if self._process is not None:
@@ -93,7 +93,7 @@ class EngineWatch:
         return read_beat(Path(self._spec.heartbeat_file))
 
     def _run(self) -> None:
-        """Run the engine. Whatever ends the thread becomes its state: nothing else would report it."""
+        """Run the engine. An exception becomes its state, because nothing else would report it."""
         try:
             self._watch()
         except BaseException as error:
@@ -116,7 +116,7 @@ class EngineWatch:
                 # A restarted engine loads adapters with their requests, so a missing file does not keep it from
                 # starting.
                 self._spec = msgspec.structs.replace(self._spec, adapters=[])
-                # Before the state, whose observer may say more.
+                # Logged before the state changes, because observers of the state may log more.
                 log.info("%s is ready, process %d", self._name, self.status.pid)
                 self._set(state=EngineState.READY, address=report.address, error=None, hung=False)
                 error = self._serve_until_death()
@@ -158,7 +158,7 @@ class EngineWatch:
             except OSError as error:
                 if error.errno not in _NO_FILES or self._stopping.is_set():
                     raise
-                waiting = f"the engine process waits for files to be closed: {error}"
+                waiting = f"the engine process waits for free file descriptors: {error}"
             if self.status.error != waiting:
                 log.error("%s: %s", self._name, waiting)
                 self._set(error=waiting)
@@ -173,7 +173,7 @@ class EngineWatch:
         return error
 
     def _pause(self, error: str) -> bool:
-        """Wait before the next start; returns False if there is none, after a crash loop or at the end."""
+        """Wait before the next start; returns False after a crash loop or when stopping, without a next start."""
         seconds = self._restarts.pause()
         if seconds is None:
             given_up = f"given up after {self._restarts.in_a_row} restarts in a row (GENAI_MAX_RESTARTS): {error}"

@@ -13,8 +13,8 @@ from genai_server.pooling_model import task_of
 from genai_server.supervisor.engine_watch import EngineWatch
 
 log = logging.getLogger(__name__)
-# An unloading model ends after so many seconds without requests, since an API process may have sent one before it read
-# the new status. A newly loaded model waits as long for the request that caused it.
+# Seconds without requests before an unloading model ends, because an API process may have sent one before it read the
+# new status. A newly loaded model waits as long for the request that caused it.
 SETTLED = 1.0
 
 StartEngines = Callable[[ModelStatus], Sequence[EngineWatch]]
@@ -33,7 +33,7 @@ class ManagedModel:
         self._start_engines = start_engines
         self._counts: list[tuple[int, int]] = []
         self._unloading_until: float | None = None
-        # Why its engines could not be made; "" if they could, or were not needed yet.
+        # Why its engines could not be created; "" if they could, or were not needed yet.
         self._failed = ""
 
     @property
@@ -70,7 +70,7 @@ class ManagedModel:
         return [msgspec.structs.replace(status, state=EngineState.UNLOADING) for status in found]
 
     def _without_engines(self) -> list[EngineStatus]:
-        """The statuses of engines that could not be made; none if the model is only not loaded."""
+        """The statuses of engines that could not be created; empty if the model is merely not loaded."""
         if not self._failed:
             return []
         about = self.about
@@ -84,7 +84,7 @@ class ManagedModel:
         self.about = msgspec.structs.replace(self.about, **changes)
 
     def load(self, now: float) -> None:
-        """Start its engines. What speaks against one becomes the state of the model."""
+        """Start its engines. A failure to create one becomes the model's state."""
         self.last_used = now
         try:
             self.engines = self._start_engines(self.about)
@@ -104,13 +104,11 @@ class ManagedModel:
         self._counts = counts
 
     def is_idle(self, now: float, seconds: float = SETTLED) -> bool:
-        """Whether the model is ready and has been unused for so long."""
+        """Whether the model is ready and has been unused for this number of seconds."""
         return self.state == ModelState.READY and now - self.last_used >= max(seconds, SETTLED)
 
     def unload(self, until: float) -> None:
-        """Take no more requests. Running ones may continue until the given time, or an earlier one that was given
-        before.
-        """
+        """Accept no more requests. Running ones may continue until the given time, or an earlier one from before."""
         self._unloading_until = until if self._unloading_until is None else min(until, self._unloading_until)
 
     def unload_began(self, now: float) -> None:

@@ -1,27 +1,27 @@
-"""All models of a server: decides which are loaded, and which is unloaded to make room for another."""
+"""All models of a server: decides which are loaded, and which is unloaded to make space for another."""
 
 import math
 from collections.abc import Iterator
 
 from genai_server.errors import InvalidField, ModelNotFound
-from genai_server.generation import Adapter
+from genai_server.messages.generation_request import Adapter
 from genai_server.messages.status_file import ModelState, ModelStatus
 from genai_server.quoted_values import quoted
 from genai_server.supervisor.managed_model import ManagedModel
 
-# A request's wish for a model expires after so many seconds, unless it is repeated.
+# Seconds after which a request's demand for a model expires, unless it is repeated.
 WANT_SECONDS = 3.0
 
 
 class ModelPool:
     """The models by name; the first is for requests that name none.
 
-    At most `most` models are loaded at once (0: no limit). Models idle for `idle_unload` seconds are unloaded (0:
-    never). Times are seconds of one clock. Guarded by the supervisor's lock.
+    At most `max_loaded` models are loaded at once (0: no limit). Models idle for `idle_unload` seconds are unloaded
+    (0: never). Times are seconds of one clock. Guarded by the supervisor's lock.
     """
 
-    def __init__(self, most: int, idle_unload: float) -> None:
-        self._most = most
+    def __init__(self, max_loaded: int, idle_unload: float) -> None:
+        self._max_loaded = max_loaded
         self._idle_unload = idle_unload or None
         self._models: dict[str, ManagedModel] = {}
         self._wanted: dict[str, float] = {}
@@ -38,7 +38,7 @@ class ModelPool:
         found = self._models.get(name) or next((model for model in self if name in model.about.aliases), None)
         if found is None or found.about.leaving:
             known = ", ".join(self._models) or "none"
-            raise ModelNotFound(f"no model {quoted(name)} is served; served are: {known}", param=param)
+            raise ModelNotFound(f"no model {quoted(name)} is served; known models: {known}", param=param)
         return found
 
     def add(self, model: ManagedModel) -> None:
@@ -83,7 +83,7 @@ class ModelPool:
         model.change(adapters=[adapter for adapter in model.about.adapters if adapter.id != id])
 
     def keep(self, name: str, seconds: float | None) -> None:
-        """Unload a loaded model once it is idle for so long; None for never. Holds until it is unloaded.
+        """Unload a loaded model once it has been idle for `seconds`; None for never. Holds until it is unloaded.
 
         Raises ModelNotFound.
         """
@@ -91,7 +91,7 @@ class ModelPool:
         if model.takes_memory:
             model.change(idle_unload=seconds)
 
-    def want(self, name: str, now: float) -> None:
+    def request_load(self, name: str, now: float) -> None:
         """Note that a request waits for a model. Raises ModelNotFound."""
         self._wanted[self.find(name).about.name] = now
 
@@ -103,7 +103,7 @@ class ModelPool:
         model.unload_began(now)
 
     def update(self, now: float) -> list[ManagedModel]:
-        """Decide which models are loaded. Returns those whose processes the caller must end, and report by `ended`."""
+        """Decide which models are loaded. Returns those whose processes the caller must end and report to `ended`."""
         for model in self:
             model.look(now)
         for model in self:
@@ -126,7 +126,7 @@ class ModelPool:
         self._wanted = {name: at for name, at in self._wanted.items() if now - at < WANT_SECONDS}
         waiting = [self._models[name] for name in self._wanted if name in self._models]
         waiting = [model for model in waiting if model.state == ModelState.UNLOADED]
-        free = self._most - sum(model.takes_memory for model in self) if self._most else math.inf
+        free = self._max_loaded - sum(model.takes_memory for model in self) if self._max_loaded else math.inf
         coming = sum(model.state == ModelState.UNLOADING for model in self)
         for model in waiting:
             if free > 0:

@@ -1,6 +1,6 @@
 """Manages the models of one server: starts and watches their engines, and publishes their state.
 
-It uses threads only, so that it can live in an API process, in the parent of several, or beside a reloader. API
+It uses only threads, so that it can live in an API process, in the parent of several, or next to a reloader. API
 processes read its status file, in a folder that only this user can enter, and send it commands.
 """
 
@@ -17,7 +17,6 @@ from pathlib import Path
 from urllib.parse import quote
 
 from genai_server.config import Settings, device_options, engine_settings
-from genai_server.generation import Adapter
 from genai_server.messages.commands import (
     AddAdapter,
     Command,
@@ -28,6 +27,7 @@ from genai_server.messages.commands import (
     UnloadModel,
     WantModel,
 )
+from genai_server.messages.generation_request import Adapter
 from genai_server.messages.kv_events import KvEventTarget
 from genai_server.messages.launch import EngineSpec
 from genai_server.messages.status_file import EngineState, EngineStatus, ModelStatus, ServerStatus, write_status_file
@@ -73,7 +73,7 @@ class Supervisor:
         self._serials = count()
         self._commands: CommandListener | None = None
         self._is_file_old = False
-        self._thread = threading.Thread(target=self._look_after_models, name="models", daemon=True)
+        self._thread = threading.Thread(target=self._run_models, name="models", daemon=True)
         self._models = ModelPool(settings.max_models, settings.idle_unload)
         for number, (name, path) in enumerate(settings.served.items()):
             on_demand = 0 < settings.max_models <= number
@@ -90,7 +90,7 @@ class Supervisor:
 
     def start(self) -> None:
         """Start the engines of the models that are loaded at the start; returns at once."""
-        self._commands = CommandListener(self.folder, self._secret, self._obey)
+        self._commands = CommandListener(self.folder, self._secret, self._execute)
         with self._lock:
             for model in self._models:
                 if not model.about.on_demand:
@@ -120,7 +120,7 @@ class Supervisor:
         with self._lock:
             return [status for model in self._models for status in model.engine_statuses()]
 
-    def _obey(self, command: Command) -> None:
+    def _execute(self, command: Command) -> None:
         """Carry out a command of an API process. Raises RequestError and ConfigurationError."""
         with self._lock:
             now = self._clock()
@@ -131,7 +131,7 @@ class Supervisor:
                     model.change(chat_template=chat_template)
                     self._models.add(model)
                     if at_once:
-                        self._models.want(name, now)
+                        self._models.request_load(name, now)
                 case UnloadModel(name, timeout):
                     self._models.unload(name, now + timeout, now)
                 case SetAlias(alias, name):
@@ -139,14 +139,14 @@ class Supervisor:
                 case KeepModel(name, seconds):
                     self._models.keep(name, seconds)
                 case WantModel(name):
-                    self._models.want(name, now)
+                    self._models.request_load(name, now)
                 case AddAdapter(name, adapter):
                     self._models.add_adapter(name, adapter)
                 case RemoveAdapter(name, id):
                     self._models.remove_adapter(name, id)
             self._publish()
 
-    def _look_after_models(self) -> None:
+    def _run_models(self) -> None:
         while not self._stopping.wait(_LOOK_EVERY):
             try:
                 self._update_models()
@@ -204,7 +204,7 @@ class Supervisor:
         )
 
     def _kv_event_target(self, about: ModelStatus, device: str) -> KvEventTarget | None:
-        """Where an engine publishes events; those that listen have ports of their own, in the order of the engines."""
+        """Where an engine publishes events. Each listening engine has its own port, in the order of the engines."""
         settings = self._settings
         if not settings.kv_events:
             return None

@@ -1,4 +1,4 @@
-"""The text side of one model: messages or text in, token ids out; token ids in, text out."""
+"""The text side of a model: converts messages and text to token ids, and token ids to text."""
 
 import asyncio
 import json
@@ -26,10 +26,10 @@ from genai_server.text.prompts.template_files import (
 )
 from genai_server.text.tokenizer import FILE, ByteTokenizer, ModelTokenizer, Tokenizer
 
-# Prompts of at most so many characters and messages take template and tokenizer a few milliseconds.
+# Prompts up to this number of characters and messages are rendered and encoded in a few milliseconds.
 SHORT_TEXT = 8_000
 FEW_MESSAGES = 50
-# Longer prompts at a time; others wait.
+# Number of longer prompts processed at a time; others wait.
 _THREADS = 2
 _SLICE = 20_000
 
@@ -37,9 +37,9 @@ T = TypeVar("T")
 
 
 class TextCodec:
-    """Chat template, if there is one, and tokenizer of one model. Owned by the event loop; must be closed.
+    """Chat template, if any, and tokenizer of one model. Owned by the event loop; must be closed.
 
-    Messages and tools are objects as OpenAI's clients send them; a content is a text, a list of text parts, or None.
+    Messages and tools are objects in OpenAI's format. A content is a text, a list of text parts, or None.
     """
 
     def __init__(
@@ -53,21 +53,21 @@ class TextCodec:
         allow_special_tokens: bool = False,
         pooling: PoolingModel | None = None,
     ) -> None:
-        # What the model gives in place of text; None for a model that generates.
+        # Describes an embedding or reranking model; None for a generating model.
         self.pooling = pooling
         # How the model writes reasoning and tool calls.
         self.dialect = dialect
-        # Ids of the tokens that a grammar must name by id, by their texts.
+        # Ids, keyed by text, of the tokens that a grammar must refer to by id.
         self.opaque_tokens = opaque_tokens
-        # The texts of special tokens by the names of their roles, such as `eos_token`.
+        # The texts of special tokens, keyed by role, such as `eos_token`.
         self.named_tokens = named_tokens
         self.tokenizer = tokenizer
-        # Whether special tokens in messages and tools are more than plain text.
+        # Whether special tokens in messages and tools are encoded as such instead of as plain text.
         self._allow_special_tokens = allow_special_tokens
         special_tokens = () if allow_special_tokens else tokenizer.special_tokens
         self.writer = PromptWriter(templates, special_tokens, dialect.tool_format)
         self._guard = SpecialTokenGuard(tokenizer.special_tokens)
-        # Without the token for unknown text, which structures nothing.
+        # Excludes the token for unknown text, which has no structural meaning.
         self._structural = frozenset(tokenizer.special_tokens.values()) - tokenizer.unknown
         self._pooled_texts = None if pooling is None else PooledTexts(tokenizer, self.writer, pooling)
         self._threads = ThreadPoolExecutor(_THREADS, "text")
@@ -78,10 +78,10 @@ class TextCodec:
         tools: Sequence[Tool] | None = None,
         template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[int]:
-        """The prompt's token ids; `template_kwargs` are more variables for the template.
+        """The prompt's token ids. `template_kwargs` are additional variables for the template.
 
-        Of these, `add_generation_prompt` false ends the prompt after the last message, and `continue_final_message`
-        true ends it within. Raises InvalidField, whose `param` names the field, if no prompt can be made.
+        Among these, `add_generation_prompt` false ends the prompt after the last message, and `continue_final_message`
+        true ends it inside the message. Raises InvalidField, which names the field, if the prompt cannot be rendered.
         """
 
         def encode() -> list[int]:
@@ -104,7 +104,7 @@ class TextCodec:
     ) -> list[int]:
         """The token ids of a raw text.
 
-        `add_special` adds the tokens that the tokenizer puts around a whole text, such as the one that begins it.
+        `add_special` adds the tokenizer's special tokens around the text, such as the beginning-of-sequence token.
         Without `parse_special`, special tokens in the text are plain text. Raises InvalidField, naming `param`, if the
         text is not valid Unicode.
         """
@@ -118,7 +118,7 @@ class TextCodec:
         return await self._run(encode, is_short=len(text) <= SHORT_TEXT)
 
     def decode(self, tokens: Sequence[int], *, param: str = "tokens") -> str:
-        """The text of token ids with its special tokens; bytes that are no character become U+FFFD.
+        """The text of token ids, including special tokens. Invalid UTF-8 is decoded to U+FFFD.
 
         Raises InvalidField, naming `param`, for an id that the tokenizer does not know.
         """
@@ -132,34 +132,34 @@ class TextCodec:
         return self.tokenizer.decode(tokens)
 
     async def encode_pooled(self, encode: Callable[[PooledTexts], T]) -> T:
-        """What `encode` makes, in a thread. Only for a model that does not generate."""
+        """Run `encode` in a thread. Only for embedding and reranking models."""
         assert self._pooled_texts is not None
         texts = self._pooled_texts
         return await self._run(lambda: encode(texts), is_short=False)
 
     @property
     def task(self) -> Task:
-        """What the model is for."""
+        """The model's task."""
         return Task.GENERATE if self.pooling is None else self.pooling.task
 
     @property
     def has_chat_template(self) -> bool:
-        """Whether the model takes messages, not only raw prompts."""
+        """Whether the model accepts messages, not only raw prompts."""
         return self.pooling is None and self.writer.has_template
 
     def close(self) -> None:
-        """Free what it holds."""
+        """Stop the threads."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _encode(self, prompt: Prompt, param: str, *, check: bool, add_special: bool = False) -> list[int]:
         tokens = self.tokenizer.encode(*prompt.pieces)
-        # A tokenizer may normalise other text, such as letters of full width, to a special token.
+        # A tokenizer may normalize other text, such as full-width letters, to a special token.
         if check and _num_in(self._structural, tokens) > prompt.num_special:
             raise InvalidField(f"{param} has a special token in a form that cannot be encoded as text", param=param)
         return self.tokenizer.framed(tokens) if add_special else tokens
 
     async def _run(self, job: Callable[[], T], *, is_short: bool) -> T:
-        """Do a short job here, and a long one in a thread, so that the event loop continues meanwhile."""
+        """Run a short job directly, and a long one in a thread so that it does not block the event loop."""
         if is_short:
             return job()
         return await asyncio.get_running_loop().run_in_executor(self._threads, job)
@@ -174,11 +174,11 @@ def load_text_codec(
     allow_special_tokens: bool = False,
     max_characters: int = MAX_CHARACTERS,
 ) -> TextCodec:
-    """The text side of the model that `device` runs, whose prompts have at most `max_characters`.
+    """Load the text side of the model on `device`. Prompts have at most `max_characters`.
 
-    `chat_template` is a file, or the name of a known template, in place of the model's own; a scripted device always
-    has its own. `tool_parser` names the format of its tool calls. Raises ModelDirectoryError if a file cannot be used,
-    ChatTemplateError if the given template cannot, and ConfigurationError for an unknown format.
+    `chat_template` is a file or the name of a known template, which replaces the model's own except on scripted
+    devices. `tool_parser` is the name of the tool call format. Raises ModelDirectoryError if a file cannot be used,
+    ChatTemplateError if the given template cannot be used, and ConfigurationError for an unknown format.
     """
     tokenizer: Tokenizer
     opaque_tokens: Mapping[str, int] = {}
@@ -210,13 +210,13 @@ def load_text_codec(
 
 
 def _num_in(wanted: Set[int], tokens: list[int]) -> int:
-    """How many tokens are among the wanted ones. Counted in slices, so that other threads run in between."""
+    """Count the tokens that are in `wanted`, in slices so that other threads can run in between."""
     slices = (tokens[start : start + _SLICE] for start in range(0, len(tokens), _SLICE))
     return sum(sum(map(wanted.__contains__, some)) for some in slices)
 
 
 def _are_short(messages: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether the messages are few and their values are short texts, true or false."""
+    """Whether there are few messages and their values are short texts or booleans."""
     values = [value for message in messages[:FEW_MESSAGES] for value in message.values() if value is not None]
     return (
         len(messages) <= FEW_MESSAGES

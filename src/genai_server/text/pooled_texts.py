@@ -1,4 +1,4 @@
-"""The token ids of texts that a model makes vectors of, or of pairs that it scores, within its limits."""
+"""Encodes texts to embed, or pairs to score, within a model's limits."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -6,7 +6,7 @@ from typing import NamedTuple
 from msgspec import Struct
 
 from genai_server.errors import InvalidField, PromptTooLong
-from genai_server.generation import PooledText
+from genai_server.messages.generation_request import PooledText
 from genai_server.pooling_model import PoolingModel
 from genai_server.quoted_values import quoted
 from genai_server.text.prompts.prompt import PromptWriter
@@ -14,41 +14,41 @@ from genai_server.text.prompts.special_tokens import SpecialTokenGuard, blaming
 from genai_server.text.tokenizer import Tokenizer
 
 CUT_BY = "truncate_prompt_tokens"
-# Most tokens of all texts of a request together. A query counts with each of its documents, so that a short body could
-# otherwise make any number.
-MOST_TOKENS = 1024 * 1024
-# No text has it: it stands for a document, to see what comes after one.
+# Total tokens of a request's texts. A query counts once for each document, so a short body could otherwise produce any
+# number.
+MAX_TOKENS = 1024 * 1024
+# A private character that represents a document, to determine what follows documents in a template.
 _DOCUMENT = "\U0010fffd"
 
 
 class TextLimit(Struct, frozen=True):
-    """How long a text may be, with all special tokens around it."""
+    """The maximum length of a text, including special tokens."""
 
     num_tokens: int
-    # What sets this limit.
+    # The source of this limit.
     source: str
-    # Longer texts are cut to so many tokens; None refuses those beyond `num_tokens`.
+    # Tokens to truncate longer texts to; None refuses texts beyond `num_tokens`.
     cut_to: int | None = None
-    # Most tokens of a document beside a query; the rest is cut off.
+    # Tokens to truncate documents to, in addition to a query.
     document: int | None = None
-    # What a request says to have its texts cut to this length.
+    # How a request asks for truncation to this length; error messages suggest it.
     remedy: str = f"{CUT_BY}: -1"
 
     @property
     def most(self) -> int | None:
-        """Where texts are cut; None where they are not."""
+        """The length to truncate texts to; None if they are not truncated."""
         return None if self.cut_to is None else min(self.cut_to, self.num_tokens)
 
 
 class EncodedText(NamedTuple):
-    """A text for the engine."""
+    """An encoded text for the engine."""
 
     tokens: list[int]
     about: PooledText
 
 
 class Pair(NamedTuple):
-    """A query and a document, with their places in the body, for errors."""
+    """A query and a document, with their locations in the body for error messages."""
 
     query: str
     document: str
@@ -57,11 +57,11 @@ class Pair(NamedTuple):
 
 
 class PooledTexts:
-    """Encodes texts and pairs for one model. Each method takes long: for a thread."""
+    """Encodes texts and pairs for one model. All methods are slow, so call them in a thread."""
 
     def __init__(self, tokenizer: Tokenizer, writer: PromptWriter, model: PoolingModel) -> None:
         self._tokenizer = tokenizer
-        # Of rerankers that are decoders.
+        # Only used by rerankers that are decoders.
         self._writer = writer
         self._model = model
         self._guard = SpecialTokenGuard(tokenizer.special_tokens)
@@ -69,9 +69,9 @@ class PooledTexts:
     def encode(
         self, inputs: Sequence[str | list[int]], limit: TextLimit, *, prompt: str = "", param: str = "input"
     ) -> list[EncodedText]:
-        """Texts, each after `prompt`, and token ids, which are taken as they are.
+        """Encode texts, each prefixed with `prompt`. Token ids are used unchanged.
 
-        Special tokens in a text are read as such. Raises InvalidField and PromptTooLong, naming `param`.
+        Special tokens in texts are encoded as such. Raises InvalidField and PromptTooLong, naming `param`.
         """
         with blaming(param):
             texts = [[prompt + given] for given in inputs if isinstance(given, str)]
@@ -98,9 +98,9 @@ class PooledTexts:
     def encode_pairs(
         self, pairs: Sequence[Pair], limit: TextLimit, *, instruction: str | None = None, param: str = "documents"
     ) -> list[EncodedText]:
-        """Pairs of a query and a document. Special tokens in them are plain text.
+        """Encode query and document pairs. Special tokens in them are plain text.
 
-        `param` is the field of the documents. Raises InvalidField and PromptTooLong.
+        `param` is the name of the documents' field. Raises InvalidField and PromptTooLong.
         """
         queries = {pair.query: pair.query_place for pair in reversed(pairs)}
         for text, place in (*queries.items(), *((pair.document, pair.document_place) for pair in pairs)):
@@ -109,7 +109,7 @@ class PooledTexts:
         if self._model.true_token is not None:
             return self._written(pairs, queries, limit, instruction, param)
         if instruction is not None:
-            raise InvalidField("instruction cannot be given: this model reads none", param="instruction")
+            raise InvalidField("instruction is not supported by this model", param="instruction")
         pieces = [self._guard.plain(text).pieces for text in (*queries, *(pair.document for pair in pairs))]
         encoded = self._tokenizer.encode_each(pieces)
         of_query = dict(zip(queries, encoded, strict=False))
@@ -138,11 +138,11 @@ class PooledTexts:
         instruction: str | None,
         param: str,
     ) -> list[EncodedText]:
-        """Pairs as prompts of a decoder. What comes after the document is never cut off."""
+        """Encode pairs as prompts of a decoder. Text after the document is never truncated."""
         write = self._template(instruction, param)
         around = self._tokenizer.encode(*write("", ""))
         _check_room(limit, len(around), 2)
-        # Before the prompts are written, each of which has its query.
+        # Check the queries before rendering the prompts, each of which contains its query.
         alone = self._tokenizer.encode_each([self._guard.plain(query).pieces for query in queries])
         before = {query: len(around) + len(tokens) for query, tokens in zip(queries, alone, strict=True)}
         _check_queries({queries[query]: num_tokens for query, num_tokens in before.items()}, limit)
@@ -153,7 +153,7 @@ class PooledTexts:
         encoded = self._tokenizer.encode_each(
             [write(pair.query, document) for pair, document in zip(pairs, documents, strict=True)]
         )
-        # By their queries, which some templates have after the documents.
+        # Keyed by query, because some templates place the query after the document.
         ends: dict[str, list[int]] = {}
         found = []
         for tokens, pair in zip(encoded, pairs, strict=True):
@@ -167,7 +167,7 @@ class PooledTexts:
         return found
 
     def _after_document(self, pieces: Sequence[str]) -> list[int]:
-        """The tokens that follow _DOCUMENT in a prompt, in whose pieces no special token of a request is whole."""
+        """The tokens that follow _DOCUMENT in a prompt. Its pieces contain no special tokens of the request."""
         found: list[str] = []
         for piece in reversed(pieces):
             _, document, rest = piece.rpartition(_DOCUMENT)
@@ -177,7 +177,7 @@ class PooledTexts:
         return self._tokenizer.encode(*found)
 
     def _template(self, instruction: str | None, param: str) -> Callable[[str, str], list[str]]:
-        """Gives the pieces of a pair's prompt, or raises InvalidField for what the template refuses."""
+        """A function that renders a pair's prompt as pieces. It raises InvalidField if the template fails."""
         system = [] if instruction is None else [{"role": "system", "content": instruction}]
 
         def write(query: str, document: str) -> list[str]:
@@ -189,14 +189,14 @@ class PooledTexts:
 
         return write
 
-    def _shortened(self, document: str, most: int) -> str:
-        """The beginning of a document that has at most so many tokens."""
+    def _shortened(self, document: str, max_tokens: int) -> str:
+        """Truncate a document to this number of tokens."""
         tokens = self._tokenizer.encode(*self._guard.plain(document).pieces)
-        return document if len(tokens) <= most else self._tokenizer.decode(tokens[:most]).rstrip("\ufffd")
+        return document if len(tokens) <= max_tokens else self._tokenizer.decode(tokens[:max_tokens]).rstrip("\ufffd")
 
 
 def named_prompt(model: PoolingModel, name: str | None) -> str:
-    """The text before a text by its name, or the model's default one. Raises InvalidField."""
+    """The model's prompt with this name, by default its default prompt. Raises InvalidField."""
     name = model.default_prompt if name is None else name
     if name is None:
         return ""
@@ -214,7 +214,7 @@ def _cut(tokens: list[int], most: int | None, num_around: int) -> list[int]:
 
 
 def _cut_pair(first: list[int], second: list[int], most: int) -> tuple[list[int], list[int]]:
-    """Both texts, of which the longer one is cut first, as Hugging Face's tokenizers do."""
+    """Truncate two texts, the longer one first, as Hugging Face's tokenizers do."""
     shorter = min(len(first), len(second))
     longer = max(shorter, most - shorter)
     if shorter + longer > most:
@@ -225,27 +225,27 @@ def _cut_pair(first: list[int], second: list[int], most: int) -> tuple[list[int]
 
 
 def _check_room(limit: TextLimit, num_around: int, num_texts: int) -> None:
-    """Raises InvalidField if less than a token of each text would be left between the tokens around them."""
-    least = num_around + num_texts
-    if limit.most is not None and limit.most < least:
+    """Raises InvalidField if truncation would not leave at least one token of each text."""
+    required = num_around + num_texts
+    if limit.most is not None and limit.most < required:
         raise InvalidField(
-            f"{CUT_BY} must be at least {least}: {num_around} tokens are around what is read; given {limit.most}",
+            f"{CUT_BY} must be at least {required}, including {num_around} special tokens; given {limit.most}",
             param=CUT_BY,
         )
 
 
 def _check_queries(num_tokens: Mapping[str, int], limit: TextLimit) -> None:
-    """Raises PromptTooLong for a query, given by its place, that leaves no room for any document."""
+    """Raises PromptTooLong if a query, keyed by location, leaves no space for a document."""
     for place, number in num_tokens.items():
         if limit.most is None:
             _check_length(number, limit, place)
 
 
 def _check_total(num_tokens: int, param: str) -> None:
-    """Raises InvalidField for more tokens than a request may have."""
-    if num_tokens > MOST_TOKENS:
+    """Raises InvalidField if a request has too many tokens."""
+    if num_tokens > MAX_TOKENS:
         raise InvalidField(
-            f"{param} must make at most {MOST_TOKENS} tokens in all, where a query counts with each document; given "
+            f"{param} may have at most {MAX_TOKENS} tokens in total, counting a query with each document; given "
             f"at least {num_tokens}",
             param=param,
         )
@@ -253,10 +253,10 @@ def _check_total(num_tokens: int, param: str) -> None:
 
 def _check_length(num_tokens: int, limit: TextLimit, place: str) -> None:
     if not num_tokens:
-        raise InvalidField(f"{place} makes no tokens with this model", param=place)
+        raise InvalidField(f"{place} encodes to zero tokens", param=place)
     if num_tokens > limit.num_tokens:
         raise PromptTooLong(
-            f"{place} makes {num_tokens} tokens, but this model reads at most {limit.num_tokens} ({limit.source}); "
-            f"{limit.remedy} cuts texts to this length",
+            f"{place} encodes to {num_tokens} tokens; the limit is {limit.num_tokens} ({limit.source}); "
+            f"{limit.remedy} truncates texts to this length",
             param=place,
         )

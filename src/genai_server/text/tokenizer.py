@@ -1,4 +1,4 @@
-"""Text to token ids and back, for model directories and the scripted runner."""
+"""Tokenizers of model directories and of the scripted runner."""
 
 import codecs
 import json
@@ -13,15 +13,15 @@ import tokenizers
 from genai_server.errors import ModelDirectoryError
 
 FILE = "tokenizer.json"
-# A private character, which is in no vocabulary.
+# A private character that is in no vocabulary.
 _RARE = "\U0010fffd"
-# Pieces at a time: the library holds Python's lock while it builds the results.
+# Pieces per batch: the library holds the GIL while it builds the results.
 _BATCH = 1_000
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 class Decoder:
-    """Decodes the tokens of one answer, piece by piece. A character comes with its last token."""
+    """Decodes the tokens of an answer incrementally. A character is returned with its last token."""
 
     def __init__(
         self,
@@ -29,15 +29,15 @@ class Decoder:
         first_bytes: Callable[[int], bytes],
         hidden: Collection[int] = frozenset(),
     ) -> None:
-        # Gives the bytes of the next token: of the first one, then of all others.
+        # Returns the bytes of the next token: `first_bytes` for the first one, then `token_bytes`.
         self._next_bytes = first_bytes
         self._token_bytes = token_bytes
-        # Tokens without text.
+        # Tokens that are not shown.
         self._hidden = hidden
         self._characters = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def decode(self, tokens: Iterable[int]) -> str:
-        """The text that these tokens complete, possibly empty."""
+        """The text completed by these tokens, possibly empty."""
         text = ""
         for token in tokens:
             if token not in self._hidden:
@@ -47,21 +47,21 @@ class Decoder:
 
 
 class Tokenizer(Protocol):
-    """Both directions between text and token ids; usable by several threads at once."""
+    """Converts between text and token ids. Thread-safe."""
 
     @property
     def special_tokens(self) -> Mapping[str, int]:
-        """The ids of the special tokens, which structure a prompt, by their texts."""
+        """The ids of the special tokens, keyed by text."""
         ...
 
     @property
     def unknown(self) -> Set[int]:
-        """The token for unknown text, if there is one."""
+        """The token for unknown text, if any."""
         ...
 
     @property
     def vocab_size(self) -> int:
-        """How many tokens the tokenizer knows. The model may have more."""
+        """Number of tokens of the tokenizer. The model may have more."""
         ...
 
     def encode(self, *pieces: str) -> list[int]:
@@ -72,44 +72,44 @@ class Tokenizer(Protocol):
         ...
 
     def encode_each(self, texts: Sequence[Sequence[str]]) -> list[list[int]]:
-        """The token ids of each of several texts, given as pieces like those of `encode`."""
+        """The token ids of each text, given as pieces like those of `encode`."""
         ...
 
     @property
     def frame(self) -> tuple[list[int], list[int]]:
-        """The tokens that the tokenizer puts before and after a whole text."""
+        """The special tokens that the tokenizer puts before and after a text."""
         ...
 
     def framed(self, tokens: list[int]) -> list[int]:
-        """A text's tokens, with those that the tokenizer puts around a whole text, such as the one that begins it."""
+        """A text's tokens with the tokenizer's special tokens around them."""
         ...
 
     def framed_pair(self, first: list[int], second: list[int]) -> tuple[list[int], int]:
-        """The tokens of two texts that are read together, with those around them, and where the second one begins."""
+        """The tokens of a pair of texts with special tokens, and the position where the second text begins."""
         ...
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """The whole text with its special tokens; bytes that are no character become U+FFFD."""
+        """The text including special tokens. Invalid UTF-8 is decoded to U+FFFD."""
         ...
 
     def decoder(self, show: Collection[int | str] = (), *, continues: bool = False) -> Decoder:
-        """A decoder for one answer which shows, of the special tokens, only those in `show`, given as ids or texts.
+        """A decoder for one answer. It shows only the special tokens in `show`, given as ids or texts.
 
-        With `continues` the answer continues a text, so a blank at its beginning is kept.
+        With `continues`, the answer continues a text, so a leading space is kept.
         """
         ...
 
     def token_bytes(self, token: int) -> bytes:
-        """What the token adds to a text, in UTF-8, possibly only a part of a character; empty for an unknown id."""
+        """A token's text in UTF-8, possibly a partial character; empty for an unknown id."""
         ...
 
     def knows(self, token: int) -> bool:
-        """Whether there is a token of this id."""
+        """Whether the id is a token."""
         ...
 
 
 class ModelTokenizer:
-    """The tokenizer of a model directory by its tokenizer.json, as Hugging Face's library reads it.
+    """The tokenizer of a model directory, read from tokenizer.json by Hugging Face's library.
 
     Raises ModelDirectoryError if the file is missing or cannot be used.
     """
@@ -120,7 +120,7 @@ class ModelTokenizer:
             self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
         except Exception as error:  # the library raises nothing more specific
             raise ModelDirectoryError(f"the tokenizer {path} cannot be loaded: {error}") from None
-        # Either may be a leftover of training.
+        # Both settings may be left over from training.
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         added = self._tokenizer.get_added_tokens_decoder()
@@ -136,7 +136,7 @@ class ModelTokenizer:
         self._path = path
         self._anchor = self.encode("a")
         if not self._anchor:
-            raise ModelDirectoryError(f'the tokenizer {path} cannot be used: it encodes "a" to no token')
+            raise ModelDirectoryError(f'the tokenizer {path} cannot be used: it encodes "a" to zero tokens')
         self._frame = self._around_anchor(self._tokenizer.encode("a").ids)
         self._special_ids = frozenset(self._special_tokens.values())
         self.unknown = self._special_ids.intersection(self.encode(_RARE))
@@ -151,7 +151,7 @@ class ModelTokenizer:
         return size
 
     def encode(self, *pieces: str) -> list[int]:
-        # The method for a single text holds Python's lock, and computes each token's place in the text.
+        # The method for a single text holds the GIL and computes each token's position in the text.
         tokens: list[int] = []
         for start in range(0, len(pieces), _BATCH):
             batch = list(pieces[start : start + _BATCH])
@@ -185,14 +185,14 @@ class ModelTokenizer:
 
     @cached_property
     def _pair_frame(self) -> tuple[list[int], list[int], list[int], bool]:
-        """What stands before, between and after two texts, and whether their types of tokens differ."""
+        """The special tokens before, between and after two texts, and whether the texts have different token types."""
         whole = self._tokenizer.encode("a", "a")
         before, rest = self._around_anchor(whole.ids)
         middle, after = self._around_anchor(rest)
         return before, middle, after, 1 in whole.type_ids
 
     def _around_anchor(self, whole: list[int]) -> tuple[list[int], list[int]]:
-        """What stands before and after the tokens of "a" in `whole`. Raises ModelDirectoryError if not there."""
+        """The tokens before and after those of "a" in `whole`. Raises ModelDirectoryError if they are not found."""
         size = len(self._anchor)
         for start in range(len(whole) - size + 1):
             if whole[start : start + size] == self._anchor:
@@ -222,12 +222,12 @@ class ModelTokenizer:
         return self._text_of(token) is not None
 
     def _text_of(self, token: int) -> str | None:
-        """The token as the vocabulary writes it."""
+        """The token as written in the vocabulary."""
         text: str | None = self._tokenizer.id_to_token(token) if 0 <= token < 2**32 else None
         return text
 
     def _first_bytes(self, token: int) -> bytes:
-        """The bytes of a first token, without the blank that some tokenizers put before the first word."""
+        """The bytes of an answer's first token, without the space that some tokenizers put before the first word."""
         data = self.token_bytes(token)
         if data[:1] == b" " and self._compute == self._by_the_library:
             return str(self._tokenizer.decode([token], skip_special_tokens=False)).encode()
@@ -252,7 +252,7 @@ class ModelTokenizer:
 
 
 def _kinds(decoder: Any) -> set[str]:
-    """The types of a decoder of the library and of the decoders that it consists of."""
+    """The types of a library decoder and its nested decoders."""
 
     def walk(part: Any) -> Iterable[str]:
         if isinstance(part, dict):
@@ -274,7 +274,7 @@ _BYTE_OF = _byte_characters()
 
 
 class ByteTokenizer:
-    """The scripted runner's tokens: the bytes of UTF-8; ids above 255 have no text."""
+    """The scripted runner's tokenizer: tokens are UTF-8 bytes; ids above 255 have no text."""
 
     special_tokens: Mapping[str, int] = {}
     unknown: Set[int] = frozenset()

@@ -1,4 +1,4 @@
-"""Clients that end their sending side and wait for the answer, and those that leave, over real sockets."""
+"""Clients that shut down their sending side and wait for the answer, and clients that disconnect, over real sockets."""
 
 import http.client
 import json
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.api.admin.test_requests import ENDLESS, listed
+from tests.apis.admin.test_running_requests import ENDLESS, listed
 from tests.raw_http import RawAnswer, answers, connect, read_to_end
 from tests.running_server import RunningServer, body, run_server, wait_until
 from tests.server_here import run_here
@@ -41,7 +41,7 @@ def half_closed(server: RunningServer, sent: bytes) -> socket.socket:
 
 
 def final(data: bytes) -> list[RawAnswer]:
-    """The answers, of which one may follow an interim one."""
+    """The final answers, without interim ones."""
     return answers(data.replace(INTERIM, b""))
 
 
@@ -74,7 +74,7 @@ def test_a_half_closed_stream_is_complete(server: RunningServer, is_begun: bool)
     assert data.rstrip().endswith(b"data: [DONE]")
 
 
-def test_pipelined_requests_before_a_half_close_get_their_answers(server: RunningServer) -> None:
+def test_pipelined_requests_before_a_half_close_are_answered(server: RunningServer) -> None:
     sent = b"".join(request("/v1/chat", f"delay 0.05; count {number}") for number in (2, 3, 4))
     with half_closed(server, sent) as sock:
         found = final(read_to_end(sock))
@@ -107,10 +107,10 @@ def test_an_idle_connection_ends_with_its_half_close(server: RunningServer) -> N
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("content", [ENDLESS, " " * 3000 + "delay 0.2; count 1000"], ids=["decode", "prefill"])
-def test_a_half_closed_client_that_leaves_frees_its_slot(server: RunningServer, stream: bool, content: str) -> None:
+def test_half_closed_client_that_disconnects_frees_its_slot(server: RunningServer, stream: bool, content: str) -> None:
     sock = half_closed(server, request("/v1/chat/completions", content, name="leaver", stream=stream))
     wait_until(lambda: "leaver" in listed(server))
-    # Unread bytes: the system answers the close with a reset, as it does all later bytes.
+    # Unread bytes: the system answers the close with a reset, and all later bytes, too.
     sock.close()
     wait_until(lambda: "leaver" not in listed(server))
 
@@ -121,7 +121,7 @@ def test_an_http_1_0_client_that_half_closes_has_left(server: RunningServer) -> 
     wait_until(lambda: server.idle("scripted"))
 
 
-def test_many_clients_that_half_close_or_leave_are_told_apart(server: RunningServer) -> None:
+def test_half_closed_and_disconnected_clients_are_distinguished(server: RunningServer) -> None:
     leavers, waiters = range(20), range(20)
     for number in leavers:
         sock = connect(server)
@@ -142,7 +142,7 @@ def test_many_clients_that_half_close_or_leave_are_told_apart(server: RunningSer
     assert listed(server) == {}
 
 
-def test_a_half_close_without_uvloop_is_told_from_leaving(tmp_path: Path) -> None:
+def test_half_close_without_uvloop_is_no_disconnect(tmp_path: Path) -> None:
     folder = tmp_path / "without"
     folder.mkdir()
     (folder / "sitecustomize.py").write_text("import sys\nsys.modules['uvloop'] = None\n", encoding="utf-8")

@@ -26,7 +26,7 @@ def test_a_stream_is_not_chunked_and_ends_with_the_connection(scripted: RunningS
     assert "".join(c["choices"][0]["delta"].get("content") or "" for c in chunks if c["choices"]) == "1, 2, 3"
 
 
-def test_to_newer_clients_it_is_chunked(scripted: RunningServer) -> None:
+def test_http11_response_is_chunked(scripted: RunningServer) -> None:
     answer = streamed(scripted, b"1.1", b"connection: close\r\n")
     assert answer.headers["transfer-encoding"] == ["chunked"]
     assert answer.headers["connection"] == ["close"]

@@ -1,4 +1,4 @@
-"""What a process asks of its system, each in a process of its own."""
+"""The limits that a process sets for itself, each tested in a separate process."""
 
 import subprocess
 import sys
@@ -27,11 +27,11 @@ def output(program: str) -> str:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such limit")
-def test_as_many_files_may_be_open_as_the_hard_limit_allows() -> None:
+def test_open_file_limit_is_raised_to_the_hard_limit() -> None:
     soft, new_hard, hard = output(FILES).split()
     assert soft == new_hard == hard
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such limit")
-def test_a_limit_is_told_where_there_is_one() -> None:
+def test_existing_limit_is_reported() -> None:
     assert output(MOST).split() == ["64", "inf"]

@@ -1,4 +1,4 @@
-"""Several API processes: their start on a busy machine, their replacement, and who answers meanwhile."""
+"""Several API processes: their start on a busy machine, their replacement, and which one answers in the meantime."""
 
 import json
 import signal
@@ -23,16 +23,16 @@ from tests.running_server import (
     wait_until,
 )
 
-# Starts of whole servers, one after another.
+# Several servers are started, one after another.
 pytestmark = pytest.mark.timeout(300)
 forks = pytest.mark.skipif(sys.platform != "linux", reason="API processes are forked on Linux only")
 WORKERS = ("--device", "scripted", "--workers", "2")
-# A start that takes longer than uvicorn waits for the response of a process.
+# A start that takes longer than uvicorn's timeout for a worker's reply.
 SLOW_START = """import sys, time
 if "multiprocessing.forkserver" in " ".join(sys.orig_argv) or "multiprocessing.spawn" in " ".join(sys.orig_argv):
     time.sleep(7)
 """
-# A server whose parent waits for 3 s only.
+# A server whose parent process waits only 3 s.
 HASTY = """import sys
 from genai_server.cli import main
 from genai_server.cli.serve import processes
@@ -56,7 +56,7 @@ def origin_of(server: RunningServer) -> psutil.Process:
 
 @contextmanager
 def without_api_processes(server: RunningServer) -> Iterator[None]:
-    """No API process runs, and none can be started: the next process to fork them from hangs in its imports."""
+    """No API process runs, and none can start: the next process that forks them hangs in its imports."""
     before = origin_of(server)
     before.kill()
     wait_until(lambda: (origin := fork_origin(server)) is not None and origin != before)
@@ -71,7 +71,7 @@ def without_api_processes(server: RunningServer) -> Iterator[None]:
 
 
 def refused_with(server: RunningServer) -> str:
-    """The code with which a new connection's request is refused, or nothing."""
+    """The error code for a new connection's request, or ""."""
     try:
         response = httpx.get(f"{server.url}/readyz", timeout=5)
     except httpx.TransportError:
@@ -91,13 +91,13 @@ def test_a_start_longer_than_uvicorns_health_check_is_awaited(tmp_path: Path) ->
 def test_an_api_process_needs_little_processor_time_to_start(server: RunningServer) -> None:
     processes = api_processes(server)
     assert len(processes) == 2
-    # Processor time, which other processes change little. A new interpreter needs about 3 s for the imports.
+    # Processor time, which other processes hardly affect. A new interpreter needs about 3 s for the imports.
     assert max(sum(process.cpu_times()[:2]) for process in processes) <= 1.2
     assert origin_of(server).num_threads() == 1
 
 
 def test_the_parent_of_api_processes_imports_no_web_framework() -> None:
-    program = "import sys, genai_server.cli.serve.command; sys.exit('fastapi' in sys.modules)"
+    program = "import sys, genai_server.cli.serve.serve_command; sys.exit('fastapi' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 

@@ -1,4 +1,4 @@
-"""Connections of clients that are slow, idle or endless, over real sockets."""
+"""Slow, idle and endless connections, over real sockets."""
 
 import asyncio
 import json
@@ -29,7 +29,7 @@ from tests.running_server import RunningServer, body, run_server, wait_until
 
 @pytest.fixture(scope="module")
 def hasty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    """A server that waits for nothing longer than a second, and takes heads of 4 KiB."""
+    """A server whose timeouts are one second and whose heads have at most 4 KiB."""
     settings = {
         "GENAI_DEVICE": "scripted",
         "GENAI_MAX_LENGTH": "100000",
@@ -49,7 +49,7 @@ def test_a_connection_without_a_whole_head_is_closed(hasty: RunningServer, sent:
         assert read_to_end(sock) == b""
 
 
-def test_a_connection_that_is_kept_open_is_closed_when_nothing_more_comes(hasty: RunningServer) -> None:
+def test_idle_kept_alive_connection_is_closed(hasty: RunningServer) -> None:
     with connect(hasty) as sock:
         sock.sendall(b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n" * 2)
         assert read_to_end(sock).count(b"HTTP/1.1 200 OK") == 2
@@ -84,9 +84,7 @@ def test_a_head_that_is_too_large_is_refused_with_limit_and_size(hasty: RunningS
 @pytest.mark.parametrize(
     "head", [b"nonsense\r\n\r\n", b"GET /\0 HTTP/1.1\r\n\r\n", b"GET / HTTP/1.1\r\nx: " + b"x" * 5000]
 )
-def test_what_is_refused_before_it_is_a_request_has_the_form_of_all_errors_and_binds_browsers_too(
-    hasty: RunningServer, head: bytes
-) -> None:
+def test_malformed_head_gets_an_error_with_browser_headers(hasty: RunningServer, head: bytes) -> None:
     with connect(hasty) as sock:
         sock.sendall(head)
         lines, _, content = read_to_end(sock).partition(b"\r\n\r\n")
@@ -116,7 +114,7 @@ CHUNKED = POST + b"transfer-encoding: chunked\r\n\r\n"
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_what_is_no_http_is_answered_with_the_reason(hasty: RunningServer, sent: bytes, reason: str) -> None:
+def test_malformed_body_is_refused_with_the_reason(hasty: RunningServer, sent: bytes, reason: str) -> None:
     with connect(hasty) as sock:
         sock.sendall(sent)
         (answer,) = answers(read_to_end(sock))
@@ -126,7 +124,7 @@ def test_what_is_no_http_is_answered_with_the_reason(hasty: RunningServer, sent:
     wait_until(lambda: hasty.idle("scripted"))
 
 
-def test_a_request_is_answered_before_what_follows_it_and_is_no_http(hasty: RunningServer) -> None:
+def test_request_is_answered_before_malformed_bytes_after_it(hasty: RunningServer) -> None:
     content = json.dumps(body("delay 0.05; count 3")).encode()
     whole = POST + b"content-length: %d\r\n\r\n" % len(content) + content
     broken = CHUNKED + b"zz\r\n"
@@ -138,7 +136,7 @@ def test_a_request_is_answered_before_what_follows_it_and_is_no_http(hasty: Runn
     assert b"Invalid character in chunk size" in last.body
 
 
-def test_of_what_follows_a_refusal_nothing_is_answered(hasty: RunningServer) -> None:
+def test_requests_after_a_refusal_are_not_answered(hasty: RunningServer) -> None:
     content = json.dumps(body("delay 0.05; count 3")).encode()
     with connect(hasty) as sock:
         sock.sendall(POST + b"content-length: %d\r\n\r\n" % len(content) + content + b"nonsense\r\n\r\n")
@@ -146,11 +144,11 @@ def test_of_what_follows_a_refusal_nothing_is_answered(hasty: RunningServer) -> 
         assert [answer.status for answer in answers(read_to_end(sock))] == [200, 400]
 
 
-def test_a_body_that_is_refused_already_gets_no_second_answer_for_its_framing(hasty: RunningServer) -> None:
+def test_refused_body_gets_no_second_answer_for_its_framing(hasty: RunningServer) -> None:
     with connect(hasty) as sock:
         sock.sendall(CHUNKED.replace(b"localhost", b"elsewhere") + b"1\r\n{\r\n")
         answer = b""
-        while not answer.endswith(b"}}"):  # it may come in pieces
+        while not answer.endswith(b"}}"):  # it may arrive in pieces
             answer += sock.recv(65536)
         assert answer.startswith(b"HTTP/1.1 401 ")
         sock.sendall(b"zz\r\n")
@@ -171,10 +169,8 @@ def test_a_head_within_the_limit_is_taken(hasty: RunningServer) -> None:
     ],
     ids=["method", "header", "trailers", "a chunk's extension"],
 )
-def test_what_never_becomes_a_request_is_cut_off_by_its_size(
-    scripted: RunningServer, begin: bytes, more: bytes
-) -> None:
-    """Here no time runs out: 32 MiB take a second, and the limits of time are 30 s and more."""
+def test_endless_request_is_cut_off_by_its_size(scripted: RunningServer, begin: bytes, more: bytes) -> None:
+    """No timeout expires here: 32 MiB take a second, and the timeouts are 30 s and more."""
     with connect(scripted) as sock, pytest.raises(ConnectionError):
         sock.sendall(begin)
         for _ in range(512):
@@ -194,7 +190,7 @@ def test_a_body_that_does_not_come_in_time_is_a_408(hasty: RunningServer, sent: 
     assert f"{len(sent)} bytes had come".encode() in answer
 
 
-def test_a_client_that_reads_nothing_is_cut_off_and_its_request_cancelled(hasty: RunningServer) -> None:
+def test_client_that_reads_nothing_is_cut_off_and_cancelled(hasty: RunningServer) -> None:
     wanted = body("count 9999", stream=True, logprobs=True, top_logprobs=20)
     content = json.dumps(wanted).encode()
     head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(content)}\r\n"
@@ -227,7 +223,7 @@ def websocket(server: RunningServer) -> Iterator[Connection]:
         yield connection
 
 
-def test_a_message_on_a_websocket_that_does_not_end_in_time_closes_it(hasty: RunningServer) -> None:
+def test_websocket_closes_when_a_message_takes_too_long(hasty: RunningServer) -> None:
     frame = Frame(Opcode.TEXT, b"x", fin=False).serialize(mask=True, extensions=[])
     for begun in (frame, frame[:5], frame[:1]):
         with websocket(hasty) as connection:
@@ -239,7 +235,7 @@ def test_a_message_on_a_websocket_that_does_not_end_in_time_closes_it(hasty: Run
             assert "within 1 seconds (GENAI_BODY_TIMEOUT)" in closed.value.rcvd.reason
 
 
-def test_a_text_on_a_websocket_that_is_no_utf8_closes_it_without_a_traceback(hasty: RunningServer) -> None:
+def test_websocket_closes_on_invalid_utf8_without_a_traceback(hasty: RunningServer) -> None:
     whole = [Frame(Opcode.TEXT, b"\xff")]
     fragments = [Frame(Opcode.TEXT, b"\xc3", fin=False), Frame(Opcode.CONT, b"x")]
     for frames in (whole, fragments):
@@ -252,11 +248,11 @@ def test_a_text_on_a_websocket_that_is_no_utf8_closes_it_without_a_traceback(has
     assert "Traceback" not in hasty.log()
 
 
-def test_a_websocket_may_rest_between_its_messages(hasty: RunningServer) -> None:
+def test_websocket_may_be_idle_between_messages(hasty: RunningServer) -> None:
     with websocket(hasty) as connection:
         for pause in (0.0, 1.3):
             time.sleep(pause)
-            connection.send(["", "{", "}"])  # in fragments
+            connection.send(["", "{", "}"])  # fragmented
             assert '"param":"type"' in connection.recv(timeout=20)
 
 
@@ -272,7 +268,7 @@ async def much(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 class Watched(GuardedProtocol):
-    """A connection that a test looks into."""
+    """A connection that a test inspects."""
 
     def __init__(self, *args: Any, opened: list["Watched"], **options: Any) -> None:
         super().__init__(*args, **options)
@@ -281,7 +277,7 @@ class Watched(GuardedProtocol):
 
 @contextmanager
 def served(opened: list[Watched]) -> Iterator[int]:
-    """`much` by uvicorn in a thread of this process; gives the port."""
+    """Serve `much` by uvicorn in a thread of this process; yields the port."""
     protocol = cast(type[asyncio.Protocol], partial(Watched, opened=opened, stall_timeout=2))
     server = uvicorn.Server(uvicorn.Config(much, http=protocol, ws="none", lifespan="off", log_config=None))
     listener = socket.create_server(("127.0.0.1", 0))
@@ -295,7 +291,7 @@ def served(opened: list[Watched]) -> Iterator[int]:
         assert not thread.is_alive()
 
 
-def test_of_an_answer_that_nobody_reads_64_kib_wait_in_the_process() -> None:
+def test_unread_response_buffers_at_most_64_kib() -> None:
     opened: list[Watched] = []
     with served(opened) as port, socket.create_connection(("127.0.0.1", port)) as sock:
         sock.sendall(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
@@ -304,7 +300,7 @@ def test_of_an_answer_that_nobody_reads_64_kib_wait_in_the_process() -> None:
         waiting = connection.transport.get_write_buffer_size()
         assert 64 * 1024 < waiting < 64 * 1024 + 2048
         wait_until(connection.transport.is_closing)
-        assert len(read_to_end(sock)) < 64 * MIB  # the system's own buffers
+        assert len(read_to_end(sock)) < 64 * MIB  # the system's buffers
 
 
 def test_https_is_served_with_a_certificate(tmp_path: Path) -> None:
@@ -324,7 +320,7 @@ def test_https_is_served_with_a_certificate(tmp_path: Path) -> None:
             httpx.get(f"{url}/healthz")
 
 
-def test_the_client_of_a_proxy_that_is_believed_is_in_the_log(tmp_path: Path) -> None:
+def test_client_of_a_trusted_proxy_is_logged(tmp_path: Path) -> None:
     settings = {"GENAI_DEVICE": "scripted", "GENAI_LOG_LEVEL": "debug", "GENAI_FORWARDED_ALLOW_IPS": "127.0.0.1"}
     with run_server(tmp_path, settings=settings) as server:
         forwarded = {"x-forwarded-for": "203.0.113.9"}
@@ -335,7 +331,7 @@ def test_the_client_of_a_proxy_that_is_believed_is_in_the_log(tmp_path: Path) ->
                 wait_until(lambda: server.log().count("path=/v1/models status=200") > number)  # noqa: B023
                 line = [line for line in server.log().splitlines() if "path=/v1/models" in line][-1]
                 assert f" client={client}" in line
-                # Whoever it is for, it is no local program's own.
+                # Whichever host it names, it does not come from a local program.
                 assert asking.get("/v1/admin/runtime_options").status_code == 403
 
 
@@ -353,13 +349,13 @@ def test_the_client_of_a_proxy_that_is_believed_is_in_the_log(tmp_path: Path) ->
         ),
         (
             {"GENAI_API_KEYS": f"bob:{'b' * 16}", "GENAI_ADMIN_API_KEY": "b" * 16},
-            "it must be no API key, and is that of bob",
+            "it must differ from all API keys, but is the key of bob",
         ),
         ({"GENAI_CORS_ORIGINS": "app.example"}, '"app.example" is not an origin'),
         ({"GENAI_FORWARDED_ALLOW_IPS": "proxy"}, "'proxy' does not appear to be an IPv4 or IPv6 network"),
     ],
 )
-def test_doors_that_cannot_be_had_as_set_end_the_start(
+def test_invalid_network_settings_end_the_start(
     refused_start: Callable[..., str], settings: dict[str, str], says: str
 ) -> None:
     assert says in refused_start(GENAI_DEVICE="scripted", **settings)

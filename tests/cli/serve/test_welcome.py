@@ -1,4 +1,4 @@
-"""The block that ends the start in a terminal."""
+"""The block of text that ends the start in a terminal."""
 
 import os
 import subprocess
@@ -36,7 +36,7 @@ def test_the_address_is_one_that_a_program_here_can_use(host: str, url: str) -> 
     assert url_of(host, 80, is_https=True) == url.replace("http", "https")
 
 
-def test_it_has_address_model_context_the_first_command_and_both_base_urls(capsys: pytest.CaptureFixture[str]) -> None:
+def test_welcome_has_address_model_command_and_base_urls(capsys: pytest.CaptureFixture[str]) -> None:
     text = shown(capsys, model_dir=str(DEMO), model_name="demo", max_length="100")
     lines = [line.split(maxsplit=1) for line in text.splitlines() if line.startswith("  ")]
     assert ["address", "http://127.0.0.1:8002"] in lines
@@ -50,11 +50,11 @@ def test_it_has_address_model_context_the_first_command_and_both_base_urls(capsy
     assert "http://127.0.0.1:8002/docs" in text
 
 
-def test_without_the_web_page_it_names_none(capsys: pytest.CaptureFixture[str]) -> None:
+def test_welcome_without_the_web_page_has_no_url_of_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert "web page" not in shown(capsys, model_dir=str(DEMO), ui="false")
 
 
-def test_with_keys_the_first_command_has_one(capsys: pytest.CaptureFixture[str]) -> None:
+def test_welcome_with_api_keys_shows_a_command_with_a_key(capsys: pytest.CaptureFixture[str]) -> None:
     text = shown(capsys, model_dir=str(DEMO), api_keys="a-key-of-sixteen-characters")
     assert "chat http://127.0.0.1:8002 --api-key KEY" in text
     assert "a-key-of" not in text
@@ -70,7 +70,7 @@ def test_a_model_without_a_template_is_asked_to_continue_a_text(
     assert "curl http://127.0.0.1:8002/v1/completions " in shown(capsys, model_dir=str(tmp_path))
 
 
-def test_models_for_embeddings_and_reranking_say_what_they_give_and_have_a_request_of_their_own(
+def test_welcome_of_embeddings_and_reranking_has_their_requests(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     vectors = shown(capsys, model_dir=str(ROOT / "models" / "demo-embeddings"), model_name="vectors")
@@ -81,7 +81,7 @@ def test_models_for_embeddings_and_reranking_say_what_they_give_and_have_a_reque
     assert """/v1/rerank -H 'content-type: application/json' -d '{"model": "scores", "query": """ in scores
 
 
-def test_a_model_for_embeddings_before_one_that_chats_does_not_hide_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_embedding_model_does_not_hide_a_later_chat_model(capsys: pytest.CaptureFixture[str]) -> None:
     text = shown(capsys, models=f"vectors={ROOT / 'models' / 'demo-embeddings'},talk={DEMO}")
     assert "genai-server chat http://127.0.0.1:8002\n" in text
 

@@ -1,4 +1,4 @@
-"""The number of threads: physical cores, within affinity and quota, read from made-up /sys and /proc."""
+"""The number of threads: physical cores within affinity and quota, read from fake /sys and /proc trees."""
 
 import sys
 from pathlib import Path
@@ -11,7 +11,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="affinity and co
 
 
 def _cpus(sysfs: Path, *siblings: str) -> None:
-    """Logical CPUs 0, 1, …, each with the list of those that share its core."""
+    """Logical CPUs 0, 1, …, each with the list of CPUs that share its core."""
     for number, text in enumerate(siblings):
         folder = sysfs / f"sys/devices/system/cpu/cpu{number}/topology"
         folder.mkdir(parents=True)
@@ -45,7 +45,7 @@ def test_threads_of_one_core_count_once(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize(("allowed", "cores"), [((0, 2), 1), ((0, 3), 2), ((1, 2, 3), 2), ((3,), 1)])
-def test_only_cores_that_the_process_may_use_count(
+def test_only_cores_allowed_to_the_process_count(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, allowed: tuple[int, ...], cores: int
 ) -> None:
     _cpus(tmp_path, "0,2", "1,3", "0,2", "1,3")
@@ -53,7 +53,7 @@ def test_only_cores_that_the_process_may_use_count(
     assert usable_cores(tmp_path) == cores
 
 
-def test_without_a_topology_every_allowed_cpu_is_a_core(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_allowed_cpu_is_a_core_without_a_topology(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _allow(monkeypatch, 4, 5, 6)
     assert usable_cores(tmp_path) == 3
 
@@ -71,21 +71,19 @@ def test_without_a_topology_every_allowed_cpu_is_a_core(tmp_path: Path, monkeypa
         ("", 8),
     ],
 )
-def test_a_quota_of_cgroup_2_bounds_the_cores_and_leaves_at_least_one(
-    eight_cores: Path, quota: str, cores: int
-) -> None:
+def test_cgroup_v2_quota_limits_the_cores_to_at_least_one(eight_cores: Path, quota: str, cores: int) -> None:
     _file(eight_cores / "sys/fs/cgroup/cpu.max", quota)
     assert usable_cores(eight_cores) == cores
 
 
 @pytest.mark.parametrize(("quota", "cores"), [("-1", 8), ("250000", 2), ("20000", 1), ("0", 8)])
-def test_a_quota_of_cgroup_1_does_too(eight_cores: Path, quota: str, cores: int) -> None:
+def test_cgroup_v1_quota_limits_the_cores(eight_cores: Path, quota: str, cores: int) -> None:
     _file(eight_cores / "sys/fs/cgroup/cpu/cpu.cfs_quota_us", quota)
     _file(eight_cores / "sys/fs/cgroup/cpu/cpu.cfs_period_us", "100000")
     assert usable_cores(eight_cores) == cores
 
 
-def test_of_both_versions_the_tighter_quota_counts(eight_cores: Path) -> None:
+def test_tighter_quota_of_both_cgroup_versions_counts(eight_cores: Path) -> None:
     _file(eight_cores / "sys/fs/cgroup/cpu.max", "300000 100000")
     _file(eight_cores / "sys/fs/cgroup/cpu/cpu.cfs_quota_us", "100000")
     _file(eight_cores / "sys/fs/cgroup/cpu/cpu.cfs_period_us", "100000")
@@ -99,9 +97,7 @@ def test_this_machine_has_a_core() -> None:
 @pytest.mark.parametrize(
     ("own", "parent", "cores"), [("300000 100000", "max 100000", 3), ("max 100000", "200000 100000", 2)]
 )
-def test_the_quota_of_the_processes_own_group_and_those_above_it_count(
-    eight_cores: Path, own: str, parent: str, cores: int
-) -> None:
+def test_quotas_of_the_own_and_parent_cgroups_count(eight_cores: Path, own: str, parent: str, cores: int) -> None:
     _file(eight_cores / "proc/self/cgroup", "0::/system.slice/genai.service")
     _file(eight_cores / "sys/fs/cgroup/system.slice/cpu.max", parent)
     _file(eight_cores / "sys/fs/cgroup/system.slice/genai.service/cpu.max", own)

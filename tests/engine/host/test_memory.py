@@ -1,4 +1,4 @@
-"""The memory that may still be taken, within the limits of made-up control groups."""
+"""The available memory within the limits of fake control groups."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -33,7 +33,7 @@ def _member(root: Path, line: str) -> None:
     (root / "proc/self/cgroup").write_text(f"3:cpuset:/other\n{line}\n", encoding="utf-8")
 
 
-def test_without_limits_it_is_what_the_machine_has(tmp_path: Path) -> None:
+def test_free_memory_without_limits_is_the_machines(tmp_path: Path) -> None:
     assert free_memory(tmp_path) == AVAILABLE
 
 
@@ -66,6 +66,6 @@ def test_the_own_group_and_those_above_it_count(
     assert free_memory(tmp_path) == free
 
 
-def test_what_cannot_be_read_bounds_nothing(tmp_path: Path) -> None:
+def test_unreadable_limit_is_ignored(tmp_path: Path) -> None:
     _limit(tmp_path / "sys/fs/cgroup", "", 100)
     assert free_memory(tmp_path) == AVAILABLE

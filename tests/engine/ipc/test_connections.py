@@ -1,4 +1,4 @@
-"""The engine's side of the border, over a real socket."""
+"""The engine's end of the connections, over a real socket."""
 
 import contextlib
 import socket
@@ -11,7 +11,7 @@ import pytest
 
 from genai_server.engine.ipc.connections import MAX_BACKLOG_BYTES, Connections, Listener, listen
 from genai_server.engine.ipc.mailbox import Connected, Disconnected, Inbox
-from genai_server.generation import ModelInfo, Sampling
+from genai_server.messages.generation_request import ModelInfo, Sampling
 from genai_server.messages.protocol import Cancel, Hello, ToApi, Tokens, Welcome, api_decoder, encode_frame
 from tests.running_server import wait_until
 
@@ -62,7 +62,7 @@ def receive(sock: socket.socket, number: int) -> list[ToApi]:
     return found
 
 
-def test_who_knows_the_secret_is_welcomed_and_heard(connections: Connections, api: socket.socket, inbox: Inbox) -> None:
+def test_peer_with_the_secret_is_welcomed_and_heard(connections: Connections, api: socket.socket, inbox: Inbox) -> None:
     api.sendall(encode_frame([Hello("secret"), Cancel(5)]))
     (welcome,) = receive(api, 1)
     assert isinstance(welcome, Welcome)
@@ -85,13 +85,13 @@ STRANGERS = [
 
 
 @pytest.mark.parametrize("first", STRANGERS)
-def test_anybody_else_is_hung_up_on_unheard(
+def test_peer_without_the_secret_is_disconnected(
     connections: Connections, listener: Listener, api: socket.socket, first: bytes, inbox: Inbox
 ) -> None:
     api.sendall(first)
     with contextlib.suppress(ConnectionResetError):
         assert api.recv(100) == b""
-    # The thread that hung up goes on to serve who is one of us.
+    # The thread that closed the connection then serves a valid peer.
     with connect(listener.address) as other:
         other.sendall(encode_frame([Hello("secret")]))
         receive(other, 1)
@@ -99,7 +99,7 @@ def test_anybody_else_is_hung_up_on_unheard(
     assert messages == [Connected(), Disconnected()]
 
 
-def test_an_api_process_that_goes_is_told_to_the_loop(
+def test_disconnected_api_process_is_reported_to_the_loop(
     connections: Connections, api: socket.socket, inbox: Inbox
 ) -> None:
     api.sendall(encode_frame([Hello("secret")]))
@@ -107,7 +107,7 @@ def test_an_api_process_that_goes_is_told_to_the_loop(
     number, _ = inbox.get(timeout=10)
     api.close()
     assert inbox.get(timeout=10) == (number, Disconnected())
-    connections.send(number, [Tokens(1, [2])])  # to nobody, and no error
+    connections.send(number, [Tokens(1, [2])])  # dropped without an error
 
 
 def test_a_slow_reader_gets_everything_in_order(connections: Connections, api: socket.socket, inbox: Inbox) -> None:
@@ -120,7 +120,7 @@ def test_a_slow_reader_gets_everything_in_order(connections: Connections, api: s
     assert receive(api, len(sent)) == sent
 
 
-def test_one_that_reads_nothing_is_cut_off(connections: Connections, api: socket.socket, inbox: Inbox) -> None:
+def test_peer_that_reads_nothing_is_disconnected(connections: Connections, api: socket.socket, inbox: Inbox) -> None:
     api.sendall(encode_frame([Hello("secret")]))
     receive(api, 1)
     number, _ = inbox.get(timeout=10)

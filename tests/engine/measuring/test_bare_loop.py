@@ -13,7 +13,7 @@ def bare_loop(*options: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
 
 
-def test_each_run_has_as_many_tokens_as_asked_for_in_the_order_of_time() -> None:
+def test_each_run_has_the_requested_tokens_in_order_of_time() -> None:
     result = bare_loop(
         str(DEMO), "--threads", "0", "--prompt-tokens", "16", "32", "--output-tokens", "4", "--runs", "2"
     )
@@ -26,11 +26,11 @@ def test_each_run_has_as_many_tokens_as_asked_for_in_the_order_of_time() -> None
         assert moments == sorted(moments)
 
 
-def test_as_shipped_no_number_of_threads_is_set() -> None:
+def test_number_of_threads_is_unset_by_default() -> None:
     assert json.loads(bare_loop(str(DEMO)).stdout.splitlines()[-1])["threads"] is None
 
 
-def test_a_wrong_directory_ends_it_with_the_reason() -> None:
+def test_invalid_directory_ends_it_with_the_reason() -> None:
     result = bare_loop("/none")
     assert result.returncode != 0
     assert "model directory /none does not exist" in result.stderr.splitlines()[-1]

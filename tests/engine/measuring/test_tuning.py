@@ -10,27 +10,24 @@ from genai_server.engine.measuring.tuning import Tuned, decode_rate, prefill_rat
 from genai_server.engine.model.graph import DoesNotFit
 from genai_server.engine.runners.batched import BatchedRunner
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
-from genai_server.engine.runners.scores import Logits
+from genai_server.engine.runners.scores import Scores
 from genai_server.engine.runners.scripted import ScriptedRunner
+from genai_server.engine.scheduling.step import Read
 from genai_server.options.device import DeviceOptions
 from tests.running_server import DEMO
 
 
 class Steady(ScriptedRunner):
-    """Takes a second for each token of a prompt and two for each decode step, on a clock of its own."""
+    """A runner that takes a second per prompt token and two per decode step, on its own clock."""
 
     now = 0.0
 
     def clock(self) -> float:
         return self.now
 
-    def prefill(self, sequence: int, tokens: Sequence[int], *, positions: bool = False) -> Logits:
-        self.now += len(tokens)
-        return super().prefill(sequence, tokens, positions=positions)
-
-    def decode(self, sequences: Sequence[int], tokens: Sequence[int]) -> Logits:
-        self.now += 2
-        return super().prefill(sequences[0], tokens)
+    def forward(self, reads: Sequence[Read]) -> list[Scores]:
+        self.now += 2 if reads[0].decodes else reads[0].num_tokens
+        return [super(Steady, self).forward([read])[0] for read in reads]
 
 
 def test_prompts_are_counted_in_tokens_a_second() -> None:
@@ -43,17 +40,17 @@ def test_all_rows_count_as_decoded() -> None:
     assert decode_rate(runner, 4, 128, 20.0, runner.clock) == pytest.approx(2.0)
 
 
-def test_no_more_is_decoded_than_a_sequence_has_room_for() -> None:
+def test_decoding_is_limited_by_the_sequence_length() -> None:
     runner = Steady()
     decode_rate(runner, 1, 26, 10_000.0, runner.clock)
     assert runner.now == 16 + 2 * 10
 
 
-def test_what_is_measured_is_what_would_serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tuning_measures_the_runner_that_would_serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tuned = Tuned(DEMO, tmp_path, DeviceOptions(), 128)
     runner = tuned.open(1, 4)
     assert isinstance(runner, BatchedRunner)
-    assert runner.max_rows == 4
+    assert runner.abilities.max_rows == 4
     assert decode_rate(runner, 4, 128, 0.01) > 0
 
     def unfit(model_dir: Path) -> None:

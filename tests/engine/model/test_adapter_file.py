@@ -1,4 +1,4 @@
-"""Adapter files beside a model's graph: which fit, and what is said of those that do not."""
+"""Adapter files of a model's graph: which fit, and the errors of others."""
 
 from pathlib import Path
 
@@ -52,27 +52,29 @@ def test_a_dimension_with_a_name_may_have_any_size(file: Path, rank: int) -> Non
     check_adapter_file(save(file, a=ones(8, rank), b=ones(rank, 4)), INPUTS)
 
 
-def test_not_all_of_the_graphs_inputs_need_be_there(file: Path) -> None:
+def test_adapter_may_lack_some_inputs_of_the_graph(file: Path) -> None:
     check_adapter_file(save(file, b=ones(2, 4)), INPUTS)
 
 
-def test_weights_that_the_graph_has_no_place_for_are_named(file: Path) -> None:
-    assert refusal(save(file, a=ones(8, 1), z=ones(1))) == (f"{file} is not for this model, whose graph has no input z")
+def test_weights_without_an_input_in_the_graph_are_named(file: Path) -> None:
+    assert refusal(save(file, a=ones(8, 1), z=ones(1))) == (
+        f"{file} does not fit this model, whose graph has no input z"
+    )
     many = {name: ones(1) for name in "rstuvw"}
     assert refusal(save(file, **many)).endswith("has no input r, s, t and 3 more")
 
 
 def test_a_weight_of_another_shape_is_named_with_both(file: Path) -> None:
-    assert refusal(save(file, a=ones(9, 2))) == f"{file} has a as FLOAT [9, 2], and the model takes FLOAT [8, rank]"
-    assert refusal(save(file, b=ones(4))) == f"{file} has b as FLOAT [4], and the model takes FLOAT [rank, 4]"
+    assert refusal(save(file, a=ones(9, 2))) == f"{file} has a as FLOAT [9, 2], but the model takes FLOAT [8, rank]"
+    assert refusal(save(file, b=ones(4))) == f"{file} has b as FLOAT [4], but the model takes FLOAT [rank, 4]"
 
 
 def test_a_weight_of_another_type_is_named_with_both(file: Path) -> None:
     half = np.ones((8, 2), np.float16)
-    assert refusal(save(file, a=half)) == f"{file} has a as FLOAT16 [8, 2], and the model takes FLOAT [8, rank]"
+    assert refusal(save(file, a=half)) == f"{file} has a as FLOAT16 [8, 2], but the model takes FLOAT [8, rank]"
 
 
-def test_a_file_that_is_none_says_so(file: Path, tmp_path: Path) -> None:
+def test_invalid_file_is_reported(file: Path, tmp_path: Path) -> None:
     assert refusal(file) == f"{file} does not exist, or is not a file"
     assert refusal(tmp_path) == f"{tmp_path} does not exist, or is not a file"
     for content in (b"", b"no adapter", save(file, a=ones(8, 64)).read_bytes()[:-1000]):
@@ -95,7 +97,7 @@ def test_a_model_without_places_for_adapters_says_so(file: Path) -> None:
 
 def test_the_places_are_the_inputs_that_have_a_default(adapted: Path) -> None:
     found = adapter_inputs(adapted)
-    assert len(found) == 2 * (2 * 6 + 1)  # of two matrices in each of six layers, and of the last one
+    assert len(found) == 2 * (2 * 6 + 1)  # of two matrices in each of six layers, and of the output head
     graph = onnx.load(str(adapted / "model.onnx"), load_external_data=False).graph
     assert optional_inputs(graph) == found
     assert "input_ids" not in found

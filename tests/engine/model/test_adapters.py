@@ -1,4 +1,4 @@
-"""The adapters of an engine, over a runner that reads texts for adapters."""
+"""The adapters of an engine, with a runner that reads texts as adapters."""
 
 from pathlib import Path
 
@@ -7,11 +7,11 @@ import pytest
 from genai_server.engine.model.adapters import Adapters
 from genai_server.engine.runners.scripted import ScriptedRunner
 from genai_server.errors import AdapterLoadFailed, ModelNotFound, Unavailable
-from genai_server.generation import Adapter
+from genai_server.messages.generation_request import Adapter
 
 
 class Counting(ScriptedRunner):
-    """Counts what it loads."""
+    """Counts the adapters that it loads."""
 
     num_loaded = 0
 
@@ -37,26 +37,26 @@ def adapter(tmp_path: Path) -> Adapter:
     return Adapter("polite", str(file), "1")
 
 
-def test_an_adapter_is_loaded_once_for_all_who_bring_it(adapters: Adapters, adapter: Adapter, runner: Counting) -> None:
+def test_adapter_is_loaded_once_for_all_requests(adapters: Adapters, adapter: Adapter, runner: Counting) -> None:
     adapters.load(adapter)
     adapters.load(adapter)
     assert adapters.find(adapter) is adapters.find(adapter) is not None
     assert runner.num_loaded == 1
 
 
-def test_without_an_adapter_nothing_is_found(adapters: Adapters) -> None:
+def test_no_adapter_is_found_for_none(adapters: Adapters) -> None:
     assert adapters.find(None) is None
 
 
-def test_an_engine_that_was_started_anew_loads_what_a_request_brings(adapters: Adapters, adapter: Adapter) -> None:
+def test_restarted_engine_loads_the_adapter_of_a_request(adapters: Adapters, adapter: Adapter) -> None:
     assert adapters.find(adapter) == b"Sir, "
 
 
-def test_a_file_that_has_gone_is_the_servers_fault_when_a_request_brings_it(
+def test_missing_adapter_file_is_the_servers_fault_in_a_request(
     adapters: Adapters, adapter: Adapter, caplog: pytest.LogCaptureFixture
 ) -> None:
     Path(adapter.path).unlink()
-    with pytest.raises(Unavailable, match='^adapter "polite" cannot be loaded; the server\'s log has more$'):
+    with pytest.raises(Unavailable, match='^adapter "polite" cannot be loaded; see the server log$'):
         adapters.find(adapter)
     assert f'adapter "polite": {adapter.path} cannot be read' in caplog.text
     with pytest.raises(AdapterLoadFailed, match='^adapter "polite": ') as refused:
@@ -66,9 +66,7 @@ def test_a_file_that_has_gone_is_the_servers_fault_when_a_request_brings_it(
     assert adapters.find(adapter) == b"Madam, "
 
 
-def test_one_that_was_unloaded_is_not_loaded_again_by_a_request_that_comes_late(
-    adapters: Adapters, adapter: Adapter
-) -> None:
+def test_unloaded_adapter_is_not_reloaded_by_a_late_request(adapters: Adapters, adapter: Adapter) -> None:
     adapters.load(adapter)
     adapters.unload(adapter.id)
     with pytest.raises(ModelNotFound, match='adapter "polite" was unloaded'):

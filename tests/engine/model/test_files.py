@@ -1,4 +1,4 @@
-"""A model directory is checked before it is loaded, and what is wrong with it is named."""
+"""A model directory is checked before it is loaded, and errors name the file."""
 
 import itertools
 import json
@@ -21,7 +21,7 @@ from genai_server.engine.model.files import (
     session_profile,
 )
 from genai_server.errors import ModelDirectoryError
-from genai_server.generation import Sampling
+from genai_server.messages.generation_request import Sampling
 from genai_server.quoted_values import quoted
 
 CONFIG: dict[str, Any] = {
@@ -50,7 +50,7 @@ def _external(name: str) -> bytes:
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
-    """A complete one, in small."""
+    """A complete but small model directory."""
     files: dict[str, bytes] = {
         "genai_config.json": json.dumps(CONFIG).encode(),
         "model.onnx": _external("model.onnx.data"),
@@ -70,13 +70,13 @@ def _refusal(directory: Path) -> str:
     return caught.value.message
 
 
-def test_a_complete_directory_tells_about_its_model(directory: Path) -> None:
+def test_complete_directory_describes_its_model(directory: Path) -> None:
     info = check_model_directory(directory)
     assert (info.context_length, info.vocab_size, info.eos_token_ids) == (64, 300, [2])
 
 
 @pytest.mark.parametrize("kind", ["missing", "file"])
-def test_what_is_no_directory_is_named(tmp_path: Path, kind: str) -> None:
+def test_path_that_is_not_a_directory_is_named(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "model"
     if kind == "file":
         path.write_text("", encoding="utf-8")
@@ -102,9 +102,7 @@ def test_a_folder_in_a_files_place_does_not_count(directory: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "expected"), [("{}", False), ('{"chat_template": null}', False), ('{"chat_template": "x"}', True)]
 )
-def test_a_directory_without_a_chat_template_is_whole_and_known_as_such(
-    directory: Path, config: str, *, expected: bool
-) -> None:
+def test_directory_without_a_chat_template_is_valid(directory: Path, config: str, *, expected: bool) -> None:
     (directory / "tokenizer_config.json").write_text(config, encoding="utf-8")
     assert has_chat_template(directory)
     (directory / "chat_template.jinja").unlink()
@@ -114,7 +112,7 @@ def test_a_directory_without_a_chat_template_is_whole_and_known_as_such(
 
 @pytest.mark.parametrize("content", [b"{", b"", b"[]", b'"text"', b"\xff\xfe{}"])
 @pytest.mark.parametrize("name", ["genai_config.json", "tokenizer_config.json"])
-def test_a_configuration_that_is_no_json_object_is_named(directory: Path, name: str, content: bytes) -> None:
+def test_configuration_that_is_not_a_json_object_is_named(directory: Path, name: str, content: bytes) -> None:
     (directory / name).write_bytes(content)
     assert str(directory / name) in _refusal(directory)
 
@@ -196,7 +194,7 @@ def _set_temperature(config: dict[str, Any]) -> None:
     ],
     ids=lambda f: f.__name__,
 )
-def test_a_value_of_the_wrong_kind_is_refused_with_the_files_name(
+def test_value_of_a_wrong_type_is_refused_with_the_file_name(
     directory: Path, spoil: Callable[[dict[str, Any]], None]
 ) -> None:
     config = json.loads(json.dumps(CONFIG))
@@ -209,7 +207,7 @@ def test_a_value_of_the_wrong_kind_is_refused_with_the_files_name(
 
 
 def _found(path: Path, graph: bytes) -> dict[str, int]:
-    """The external files of a graph that is written to a path."""
+    """The external files of a graph written to a path."""
     path.write_bytes(graph)
     return external_files(path)
 
@@ -252,13 +250,13 @@ def test_a_file_without_references_has_none(tmp_path: Path, text: bytes) -> None
     assert _found(tmp_path / "model.onnx", text) == {}
 
 
-def test_a_text_that_looks_like_a_reference_is_none(tmp_path: Path) -> None:
+def test_text_that_looks_like_a_reference_is_ignored(tmp_path: Path) -> None:
     model = onnx.helper.make_model(onnx.helper.make_graph([], "empty", [], []))
     model.doc_string = "\x0a\x08location\x12\x01a"
     assert _found(tmp_path / "model.onnx", model.SerializeToString()) == {}
 
 
-# what the configuration says of the model
+# contents of the configuration
 
 
 def _config(search: dict[str, Any] | None = None, **model: Any) -> dict[str, Any]:
@@ -266,7 +264,7 @@ def _config(search: dict[str, Any] | None = None, **model: Any) -> dict[str, Any
     return config if search is None else config | {"search": search}
 
 
-def test_a_single_end_token_and_a_list_of_them_are_both_understood() -> None:
+def test_eos_token_id_is_a_number_or_a_list() -> None:
     assert model_info(_config(eos_token_id=7)).eos_token_ids == [7]
     assert model_info(_config(eos_token_id=[7, 9])).eos_token_ids == [7, 9]
 
@@ -292,12 +290,12 @@ def test_a_model_that_samples_gives_its_values_as_defaults() -> None:
     assert model_info(_config(search)).defaults == Sampling(0.6, 20, 0.95, 0.1, 1.1, None)
 
 
-def test_a_model_that_does_not_sample_is_greedy_whatever_its_temperature() -> None:
+def test_model_that_does_not_sample_is_greedy() -> None:
     assert model_info(_config({"do_sample": False, "temperature": 0.6})).defaults.temperature == 0.0
     assert model_info(_config({"temperature": 0.6})).defaults.temperature == 0.0
 
 
-def test_a_model_that_samples_without_a_temperature_has_one_of_one() -> None:
+def test_default_temperature_of_a_sampling_model_is_one() -> None:
     assert model_info(_config({"do_sample": True})).defaults == Sampling(temperature=1.0)
 
 
@@ -341,7 +339,7 @@ def test_a_name_that_no_file_can_have_is_refused(directory: Path, name: str) -> 
     "option",
     ["session.collect_node_memory_stats_to_file", "ep.context_file_path", "optimized_model_filepath", "cache_dir"],
 )
-def test_an_option_of_sessions_that_names_a_file_elsewhere_is_refused(directory: Path, option: str) -> None:
+def test_session_option_with_an_outside_path_is_refused(directory: Path, option: str) -> None:
     options = {"session_options": {option: "/tmp/anywhere", "trt_profile_min_shapes": "input_ids:1x1"}}
     config = {"model": {**CONFIG["model"], "decoder": {**CONFIG["model"]["decoder"], **options}}}
     (directory / "genai_config.json").write_text(json.dumps(config))
@@ -364,7 +362,7 @@ def test_a_model_directory_brings_no_code(directory: Path) -> None:
         check_model_directory(directory)
 
 
-def test_what_stands_twice_in_a_configuration_is_refused_for_the_library_obeys_both(directory: Path) -> None:
+def test_duplicate_configuration_key_is_refused(directory: Path) -> None:
     twice = '"session_options": {"custom_ops_library": "ops.so"}, "session_options": {}, "filename"'
     (directory / "genai_config.json").write_text(json.dumps(CONFIG).replace('"filename"', twice))
     assert 'it has "session_options" twice in one object' in _refusal(directory)
@@ -378,18 +376,16 @@ def test_a_file_that_is_nested_without_end_is_refused(directory: Path, name: str
 
 @pytest.mark.parametrize("prefix", ["/tmp/x", "../x", "a/b", "a\\b", ".x", "x" * 65, True])
 @pytest.mark.parametrize("section", ["decoder", "encoder"])
-def test_a_model_directory_does_not_say_where_profiles_are_written(
-    directory: Path, prefix: object, section: str
-) -> None:
+def test_model_directory_cannot_choose_the_profile_path(directory: Path, prefix: object, section: str) -> None:
     sections = {"decoder": {"filename": "model.onnx"}, "encoder": {"filename": "model.onnx"}}
     sections[section]["session_options"] = {"enable_profiling": prefix}  # type: ignore[assignment]
     (directory / "genai_config.json").write_text(json.dumps({"model": {**CONFIG["model"], **sections}}))
-    with pytest.raises(ModelDirectoryError, match="enable_profiling .* must be a name and no path") as caught:
+    with pytest.raises(ModelDirectoryError, match="enable_profiling .* must be a name, not a path") as caught:
         check_model_directory(directory)
     assert quoted(prefix) in caught.value.message
 
 
-def test_a_model_directory_may_name_a_profile_of_the_whole_session(directory: Path) -> None:
+def test_model_directory_may_name_a_profile_of_the_session(directory: Path) -> None:
     options = {"enable_profiling": "whole"}
     config = {"model": {**CONFIG["model"], "decoder": {"filename": "model.onnx", "session_options": options}}}
     (directory / "genai_config.json").write_text(json.dumps(config))

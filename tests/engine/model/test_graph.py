@@ -1,4 +1,4 @@
-"""Which decoders the batched runner can run, and what it must know of them."""
+"""Which decoders the batched runner supports, and what it reads of them."""
 
 import json
 from collections.abc import Callable
@@ -42,7 +42,7 @@ def _graph(
     attributes: Any = None,
     more: tuple[list[Any], list[Any]] = ([], []),
 ) -> GraphProto:
-    """A graph of the form that the model builder makes; nobody runs it. `more` are further nodes and initializers."""
+    """A graph in the form of the model builder; it is never run. `more` are additional nodes and initializers."""
     shape = ("batch", 2, "length", 64)
     parts = [f"{layer}.{part}" for layer in range(layers) for part in ("key", "value")]
     given = [_value(name, TensorProto.INT64, "batch", "n") for name in ("input_ids", "attention_mask", *inputs)]
@@ -61,7 +61,7 @@ def _graph(
 
 @pytest.fixture
 def write(tmp_path: Path) -> Callable[..., Path]:
-    """Makes a model directory: `graph` is what _graph takes, the rest changes the configuration."""
+    """Write a model directory: `graph` holds arguments of _graph, the rest changes the configuration."""
 
     def write_model(graph: dict[str, Any] | None = None, *, shared: bool | None = True, **decoder: Any) -> Path:
         save(helper.make_model(_graph(**(graph or {}))), str(tmp_path / "model.onnx"))
@@ -123,7 +123,7 @@ def test_inputs_with_defaults_are_for_adapters_and_left_at_these(write: Callable
     assert not read_decoder_graph(write()).takes_adapters
 
 
-def test_a_half_precision_cache_takes_half_the_bytes_and_leaves_the_logits_as_they_are(
+def test_half_precision_cache_halves_the_bytes_per_token_only(
     write: Callable[..., Path],
 ) -> None:
     whole = read_decoder_graph(write()).bytes_per_token
@@ -166,7 +166,7 @@ def test_a_cache_that_is_not_kept_in_place_does_not_fit(write: Callable[..., Pat
         ({"sliding_window": {"slide_key_value_cache": False, "slide_inputs": True}}, "window by window"),
     ],
 )
-def test_what_onnxruntime_genai_takes_apart_itself_does_not_fit(
+def test_graph_that_needs_onnxruntime_genais_loop_does_not_fit(
     write: Callable[..., Path], decoder: dict[str, Any], reason: str
 ) -> None:
     with pytest.raises(DoesNotFit, match=reason):
@@ -178,12 +178,12 @@ def test_what_onnxruntime_genai_takes_apart_itself_does_not_fit(
     [
         ({}, 0),
         ({"local_window_size": -1}, 0),
-        ({"local_window_size": 32}, 0),  # in the mask only
+        ({"local_window_size": 32}, 0),  # only in the mask
         ({"local_window_size": 32, "sliding_window_cache": 0}, 0),
         ({"local_window_size": 32, "sliding_window_cache": 1}, 32),
     ],
 )
-def test_slots_hold_at_least_the_window_of_layers_that_keep_no_more(
+def test_slots_hold_at_least_the_window_of_windowed_layers(
     write: Callable[..., Path], attributes: dict[str, int], window: int
 ) -> None:
     sliding = {"window_size": 32, "slide_key_value_cache": False, "slide_inputs": False}
@@ -198,7 +198,7 @@ def test_layers_whose_caches_differ_do_not_fit(write: Callable[..., Path]) -> No
 
 
 def _switching(operators: tuple[str, ...], limit: int = 128, index: int = 1, inside: str = "Constant") -> Any:
-    """Nodes and constants of a rope that is chosen by the attention mask's width; `operators` lead to the If."""
+    """Nodes and constants of a rope that is selected by the width of the attention mask; `operators` lead to the If."""
     branch = helper.make_graph(
         [helper.make_node(inside, [], ["rope"], value=helper.make_tensor("", TensorProto.FLOAT, [1], [1.0]))],
         "branch",
@@ -224,11 +224,9 @@ WIDTH_IS_GREATER = ("Shape", "Gather", "Greater")
 
 
 @pytest.mark.parametrize("as_nodes", [False, True])
-def test_a_rope_that_changes_with_the_longest_row_is_good_up_to_there(
-    write: Callable[..., Path], as_nodes: bool
-) -> None:
+def test_rope_that_switches_by_length_bounds_the_batch(write: Callable[..., Path], as_nodes: bool) -> None:
     nodes, tensors = _switching(WIDTH_IS_GREATER, limit=4096)
-    if as_nodes:  # as the model builder writes them; initializers once the graph is optimized
+    if as_nodes:  # the model builder writes nodes; they are initializers once the graph is optimized
         nodes = [helper.make_node("Constant", [], [tensor.name], value=tensor) for tensor in tensors] + nodes
         tensors = []
     assert read_decoder_graph(write({"more": (nodes, tensors)})).switches_at == 4096

@@ -1,4 +1,4 @@
-"""Matrices of 8 bits made from those of 4: the same products but for rounding, whatever form the 4 bits have."""
+"""8-bit matrices made from 4-bit ones: the same products up to rounding, for every layout of 4-bit weights."""
 
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ INPUTS, OUTPUTS = 96, 40
 
 
 def _model(path: Path, weights: NDArray[Any], block: int, *, zeros: bool = False, bias: bool = False) -> None:
-    """One MatMulNBits of these weights [outputs, inputs], with its values in a file of their own."""
+    """One MatMulNBits with these weights [outputs, inputs], whose values are in a separate file."""
     blocks = -(-weights.shape[1] // block)
     padded = np.zeros((len(weights), blocks * block), np.float32)
     padded[:, : weights.shape[1]] = weights
@@ -79,9 +79,9 @@ def test_a_token_of_zeros_and_one_of_huge_values_harm_no_other(tmp_path: Path) -
     x = chance.normal(0, 1, (1, 3, INPUTS)).astype(np.float32)
     alone = _run(tmp_path / "eight.onnx", x)
     x[0, 0], x[0, 2] = 0, x[0, 2] * 1e6
-    beside = _run(tmp_path / "eight.onnx", x)
-    assert np.array_equal(alone[0, 1], beside[0, 1])
-    assert np.all(beside[0, 0] == 0)
+    together = _run(tmp_path / "eight.onnx", x)
+    assert np.array_equal(alone[0, 1], together[0, 1])
+    assert np.all(together[0, 0] == 0)
 
 
 def test_a_matrix_whose_columns_have_outliers_stays_in_four_bits(tmp_path: Path) -> None:
@@ -93,7 +93,7 @@ def test_a_matrix_whose_columns_have_outliers_stays_in_four_bits(tmp_path: Path)
     assert np.array_equal(_run(tmp_path / "four.onnx", x), _run(tmp_path / "same.onnx", x))
 
 
-def test_all_matrices_of_a_model_are_made_and_its_other_weights_kept(tmp_path: Path) -> None:
+def test_int8_model_converts_all_matrices_and_keeps_the_rest(tmp_path: Path) -> None:
     model = write_requantized(DEMO, tmp_path / "model")
     nodes = onnx.load(str(model / "model.onnx")).graph.node
     sizes = [{a.name: a.i for a in node.attribute} for node in nodes if node.op_type == "MatMulNBits"]

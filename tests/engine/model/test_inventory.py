@@ -1,4 +1,4 @@
-"""Every file of a model directory is looked at, and what is wrong with it has a remedy."""
+"""Every file of a model directory is checked, and each fault has a remedy."""
 
 import json
 import shutil
@@ -37,17 +37,17 @@ def test_a_whole_directory_has_no_fault(directory: Path) -> None:
     assert not any(entry.fault for entry in entries)
 
 
-def test_all_that_is_missing_is_told_at_once_with_what_to_do(directory: Path) -> None:
+def test_all_missing_files_are_reported_at_once_with_remedies(directory: Path) -> None:
     for name in ("model.onnx.data", "tokenizer.json"):
         (directory / name).unlink()
     found = faults(directory)
     assert {name: entry.fault for name, entry in found.items()} == dict.fromkeys(found, "is missing")
     assert set(found) == {"model.onnx.data", "tokenizer.json"}
-    assert found["tokenizer.json"].remedy == "copy it from the model that this one was made of"
+    assert found["tokenizer.json"].remedy == "copy it from the original model"
     assert "genai-server pull" in found["model.onnx.data"].remedy
 
 
-def test_weights_that_are_cut_off_are_told_with_their_sizes(directory: Path) -> None:
+def test_truncated_weights_are_reported_with_their_sizes(directory: Path) -> None:
     path = directory / "model.onnx.data"
     whole = path.stat().st_size
     path.write_bytes(path.read_bytes()[:1000])
@@ -63,17 +63,17 @@ def test_gits_pointer_in_a_files_place_is_known_as_such(directory: Path, name: s
 
 
 @pytest.mark.parametrize("name", ["genai_config.json", "tokenizer.json", "tokenizer_config.json"])
-def test_what_is_no_json_is_told(directory: Path, name: str) -> None:
+def test_invalid_json_is_reported(directory: Path, name: str) -> None:
     (directory / name).write_bytes(b"{")
     assert name in faults(directory)
 
 
-def test_a_graph_that_cannot_be_read_is_told(directory: Path) -> None:
+def test_unreadable_graph_is_reported(directory: Path) -> None:
     (directory / "model.onnx").write_bytes(b"\xff" * 100)
     assert faults(directory)["model.onnx"].fault.startswith("cannot be read")
 
 
-def test_what_no_file_alone_shows_is_a_fault_of_the_directory(directory: Path) -> None:
+def test_fault_across_files_is_reported_for_the_directory(directory: Path) -> None:
     config = json.loads((directory / "genai_config.json").read_bytes())
     del config["model"]["vocab_size"]
     (directory / "genai_config.json").write_text(json.dumps(config), encoding="utf-8")
@@ -84,8 +84,8 @@ def test_an_empty_directory_lacks_all(tmp_path: Path) -> None:
     assert set(faults(tmp_path)) == {"genai_config.json", "tokenizer.json", "tokenizer_config.json"}
 
 
-def test_files_that_may_not_be_read_are_told(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By permissions, which do not bind the user root."""
+def test_unreadable_files_are_reported(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unreadable by permissions, which do not apply to root."""
     read = Path.open
 
     def forbidding(path: Path, *how: Any, **named: Any) -> Any:

@@ -19,7 +19,7 @@ def _attentions(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
     return [node for node in graph.node if node.op_type == "GroupQueryAttention"]
 
 
-def test_a_graph_has_two_attentions_for_each_with_a_cache_of_their_own() -> None:
+def test_mixed_graph_has_two_attentions_with_caches_for_each() -> None:
     before, graph = _graph(), _graph()
     assert mix_steps(graph, DECODER)
     assert len(_attentions(graph)) == 2 * len(_attentions(before))
@@ -31,7 +31,7 @@ def test_a_graph_has_two_attentions_for_each_with_a_cache_of_their_own() -> None
     assert made == {DECODER.logits, *(part + name for part in (DECODE, CHUNK) for name in DECODER.present_names)}
 
 
-def test_nothing_is_left_that_nobody_reads() -> None:
+def test_mixed_graph_has_no_unused_nodes() -> None:
     graph = _graph()
     mix_steps(graph, DECODER)
     read = {name for node in graph.node for name in node.input} | {value.name for value in graph.output}
@@ -60,7 +60,7 @@ def test_a_graph_whose_mask_is_read_elsewhere_cannot() -> None:
     assert not mix_steps(graph, DECODER)
 
 
-def test_a_graph_whose_attention_has_positions_of_each_row_cannot() -> None:
+def test_graph_with_positions_per_row_cannot_be_mixed() -> None:
     graph = _graph()
     first = _attentions(graph)[0]
     first.input[:] = [*first.input, *[""] * 10][:9] + ["positions"]

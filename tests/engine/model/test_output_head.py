@@ -1,4 +1,4 @@
-"""The head of a graph reads the positions that a pass asks for, and gives for them what it gave before."""
+"""The head of a graph computes the requested positions only, with unchanged results."""
 
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ STATES = np.arange(POSITIONS * HIDDEN, dtype=np.float32).reshape(1, POSITIONS, H
 
 
 def graph_of(*tail: onnx.NodeProto, more_outputs: tuple[str, ...] = ()) -> onnx.GraphProto:
-    """A graph whose states [rows, positions, hidden_size] are twice its input, and then this tail, up to `logits`."""
+    """A graph whose states [rows, positions, hidden_size] are twice its input, followed by this tail up to `logits`."""
     floats: dict[str, NDArray[np.float32]] = {
         "two": np.full(1, 2, np.float32),
         "weights": np.linspace(-1, 1, HIDDEN * VOCABULARY, dtype=np.float32).reshape(HIDDEN, VOCABULARY),
@@ -58,14 +58,14 @@ def logits(graph: onnx.GraphProto, **inputs: Any) -> NDArray[np.float32]:
 
 
 @pytest.mark.parametrize("tail", [(PRODUCT,), CAPPED], ids=["product", "soft cap"])
-@pytest.mark.parametrize("told", [1, 2, POSITIONS])
-def test_the_last_positions_are_told(tail: tuple[onnx.NodeProto, ...], told: int) -> None:
+@pytest.mark.parametrize("num_positions", [1, 2, POSITIONS])
+def test_only_the_last_positions_are_computed(tail: tuple[onnx.NodeProto, ...], num_positions: int) -> None:
     whole = logits(graph_of(*tail))
     narrow = graph_of(*tail)
     assert narrow_head(narrow, "logits")
-    found = logits(narrow, **{FIRST_POSITION: np.array([-told])})
-    assert found.shape == (1, told, VOCABULARY)
-    np.testing.assert_allclose(found, whole[:, -told:], rtol=1e-6)
+    found = logits(narrow, **{FIRST_POSITION: np.array([-num_positions])})
+    assert found.shape == (1, num_positions, VOCABULARY)
+    np.testing.assert_allclose(found, whole[:, -num_positions:], rtol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_the_demo_models_head_is_found() -> None:
 
 
 @pytest.mark.parametrize("kind", [np.float32, np.float16])
-def test_the_best_are_offered_highest_first_and_of_equals_the_lowest_token_first(kind: Any) -> None:
+def test_best_tokens_are_sorted_by_score_then_token(kind: Any) -> None:
     given = np.random.default_rng(3).integers(-50, 50, (2, 3, 500)).astype(kind)
     element = helper.np_dtype_to_tensor_dtype(np.dtype(kind))
     graph = helper.make_graph(

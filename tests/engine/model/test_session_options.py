@@ -1,4 +1,4 @@
-"""Each option arrives at the two libraries: read back where they tell, seen in what they do where they do not."""
+"""Each option reaches both libraries: read back where they report it, observed by its effect where they do not."""
 
 import json
 from pathlib import Path
@@ -80,7 +80,7 @@ def test_an_entry_is_added_to_both_sessions(name: str) -> None:
     assert genai_overlay(options, 0)["session_options"][name] == "1"
 
 
-# Of those that are no number and no switch, a value that this library takes on a CPU.
+# For options that are neither numbers nor switches, a value that this library accepts on a CPU.
 TEXTS = {
     "session.intra_op_thread_affinities": "1",
     "session.layer_assignment_settings": "cpu(1)",
@@ -90,7 +90,7 @@ TEXTS = {
     "session.collect_node_memory_stats_to_file": "none.csv",
     "session.max_shape_override": "input_ids:[1,8]",
 }
-# They say what they do by refusing a model without it.
+# Their effect is that a model without it is refused.
 CPU_ALONE = "session.disable_cpu_ep_fallback"
 EXPERTS = (
     "session.moe_expert_counter_alpha",
@@ -114,7 +114,7 @@ def can_be(name: str, value: Any) -> bool:
 
 
 def opens(options: DeviceOptions) -> tuple[Any, Any]:
-    """What either runtime makes of the demo model."""
+    """Whether both runtimes open the demo model."""
     import onnxruntime_genai
 
     config = onnxruntime_genai.Config(str(DEMO))
@@ -125,7 +125,7 @@ def opens(options: DeviceOptions) -> tuple[Any, Any]:
 
 @pytest.mark.parametrize("name", [name for name in POSSIBLE if name not in (CPU_ALONE, *EXPERTS)])
 def test_both_runtimes_open_a_model_with_an_entry(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)  # one of them writes a file
+    monkeypatch.chdir(tmp_path)  # one of the options writes a file
     batched, generator = opens(with_entry(name))
     assert batched.get_session_options().get_session_config_entry(name)
     assert generator.device_type == "CPU"
@@ -137,20 +137,20 @@ def test_nodes_that_would_be_left_to_the_cpu_can_be_refused() -> None:
 
 
 @pytest.mark.parametrize("name", EXPERTS)
-def test_options_of_counted_experts_are_refused_where_none_are_counted(name: str) -> None:
+def test_expert_options_are_refused_without_expert_counting(name: str) -> None:
     with pytest.raises(Exception, match=f"{name} requires expert counting"):
         opens(with_entry(name))
 
 
 def test_each_entry_is_a_name_in_the_library() -> None:
-    """One that is not would have no effect and no message."""
+    """A misspelled entry would have no effect and no error."""
     folder = Path(onnxruntime.__file__).parent / "capi"
     library = b"".join(file.read_bytes() for file in folder.glob("onnxruntime*.[psd][yol]*") if file.suffix != ".py")
     assert [row.name for row in (*ENTRIES, *RUN) if row.name.encode() not in library] == []
 
 
 def write_product(path: Path) -> Path:
-    """A graph of three nodes: one that does nothing, and two that another operator can do at once."""
+    """A graph of three nodes: a no-op, and two that another operator can fuse."""
     nodes = [
         helper.make_node("Identity", ["x"], ["a"]),
         helper.make_node("Transpose", ["a"], ["b"], perm=[1, 0]),
@@ -184,14 +184,12 @@ def test_a_level_of_optimization_leaves_its_graph(level: Any, nodes: int, tmp_pa
         ({"custom_op_libraries": ["ops.so"]}, {"custom_ops_library": "ops.so"}),
     ],
 )
-def test_an_option_is_laid_over_the_configuration_of_onnxruntime_genai(
-    given: dict[str, Any], expected: dict[str, Any]
-) -> None:
+def test_option_is_added_to_the_overlay_of_onnxruntime_genai(given: dict[str, Any], expected: dict[str, Any]) -> None:
     found = genai_overlay(checked(**given), 0)["session_options"]
     assert found == {"intra_op_num_threads": usable_cores(), "session.x64quantprecision": "1"} | expected
 
 
-def test_products_of_bytes_do_not_overflow_unless_the_options_allow_it() -> None:
+def test_int8_products_do_not_overflow_unless_options_allow_it() -> None:
     options = checked(**{"session.x64quantprecision": 0})
     for given, expected in ((checked(), "1"), (options, "0")):
         entry = "session.x64quantprecision"
@@ -205,7 +203,7 @@ def test_arena_shrinkage_is_an_option_of_every_pass() -> None:
     assert options.run == {"memory.enable_memory_arena_shrinkage": "cpu:0"}
 
 
-def test_onnxruntime_genai_takes_the_whole_overlay_and_as_many_threads() -> None:
+def test_onnxruntime_genai_accepts_the_overlay_and_its_threads() -> None:
     import onnxruntime_genai
 
     def more_threads(number: int) -> int:
@@ -229,11 +227,11 @@ def test_onnxruntime_genai_takes_the_whole_overlay_and_as_many_threads() -> None
         assert model.device_type == "CPU"
         return more
 
-    more_threads(1)  # the library's first model starts some of its own
+    more_threads(1)  # the library's first model starts threads of its own
     assert more_threads(4) - more_threads(1) == 3
 
 
-def test_two_libraries_of_operators_are_one_too_many_for_onnxruntime_genai() -> None:
+def test_second_operator_library_is_refused_for_genai() -> None:
     with pytest.raises(ConfigurationError, match="takes only one"):
         genai_overlay(checked(custom_op_libraries=["a.so", "b.so"]), 0)
 
@@ -268,10 +266,10 @@ def test_the_share_of_each_provider_is_counted_in_nodes() -> None:
     shares = node_shares(open_with(MODEL, session_options(checked(), 0), checked()))
     nodes = len(onnx.load(MODEL, load_external_data=False).graph.node)
     assert list(shares) == ["cpu"]
-    assert 0.9 * nodes < shares["cpu"] <= nodes  # a few are folded before
+    assert 0.9 * nodes < shares["cpu"] <= nodes  # a few are folded earlier
 
 
-def test_a_provider_that_onnx_runtime_lacks_is_refused_and_not_left_out() -> None:
+def test_unavailable_provider_is_refused() -> None:
     options = DeviceOptions(providers=[ProviderOptions("tensorrt")])
     with pytest.raises(ConfigurationError, match="has no TensorrtExecutionProvider; it has .*CPUExecutionProvider"):
         open_with(MODEL, session_options(options, 0), options)
@@ -284,7 +282,7 @@ def test_a_provider_from_a_library_that_is_missing_is_refused(tmp_path: Path) ->
         library_of(ProviderOptions("qnn", package="no_such_package"))
 
 
-def test_a_library_that_is_no_provider_is_refused(tmp_path: Path) -> None:
+def test_library_without_a_provider_is_refused(tmp_path: Path) -> None:
     (tmp_path / "text.so").write_text("no library", encoding="utf-8")
     options = DeviceOptions(providers=[ProviderOptions("Mine", library=str(tmp_path / "text.so"))])
     with pytest.raises(ConfigurationError, match=r"\[provider.Mine\] .*text.so: "):
@@ -292,19 +290,19 @@ def test_a_library_that_is_no_provider_is_refused(tmp_path: Path) -> None:
 
 
 class RecordingConfig:
-    """Writes down what onnxruntime-genai's Config is told."""
+    """Records the calls of onnxruntime-genai's Config."""
 
     def __init__(self) -> None:
-        self.told: list[tuple[str, ...]] = []
+        self.calls: list[tuple[str, ...]] = []
 
     def clear_providers(self) -> None:
-        self.told.append(("clear",))
+        self.calls.append(("clear",))
 
     def append_provider(self, name: str) -> None:
-        self.told.append(("append", name))
+        self.calls.append(("append", name))
 
     def set_provider_option(self, name: str, key: str, value: str) -> None:
-        self.told.append(("set", name, key, value))
+        self.calls.append(("set", name, key, value))
 
 
 @pytest.mark.parametrize(
@@ -318,17 +316,17 @@ class RecordingConfig:
         ("qnn", "QNN"),
     ],
 )
-def test_onnxruntime_genai_is_told_its_own_name_of_a_provider(device: str, name: str) -> None:
+def test_onnxruntime_genai_gets_its_own_name_of_a_provider(device: str, name: str) -> None:
     config = RecordingConfig()
     configure_providers(None, config, check_device({}, device))
-    assert config.told == [("clear",), ("append", name)]
+    assert config.calls == [("clear",), ("append", name)]
 
 
-def test_providers_are_told_in_their_order_with_their_options() -> None:
+def test_providers_are_appended_in_order_with_their_options() -> None:
     config = RecordingConfig()
     sections = {"providers": ["openvino", "cuda", "cpu"], "provider": {"cuda": {"gpu_mem_limit": 9}}}
     configure_providers(None, config, check_device(sections, "cuda:1"))
-    assert config.told == [
+    assert config.calls == [
         ("clear",),
         ("append", "OpenVINO"),
         ("append", "cuda"),
@@ -338,7 +336,7 @@ def test_providers_are_told_in_their_order_with_their_options() -> None:
 
 
 def test_a_provider_that_finds_no_device_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As OpenVINO's does on a processor that it does not know."""
+    """As OpenVINO does on a processor that it does not know."""
     sections = {"providers": ["openvino", "cpu"], "provider": {"openvino": {"package": "any"}}}
     options = check_device(sections, "cpu")
     monkeypatch.setattr(module, "register", lambda *_: None)
@@ -349,7 +347,7 @@ def test_a_provider_that_finds_no_device_is_named(monkeypatch: pytest.MonkeyPatc
     assert missing_device(checked()) is None
 
 
-def test_a_provider_that_is_not_built_in_comes_with_the_package_to_install() -> None:
+def test_plugin_provider_is_refused_with_the_package_to_install() -> None:
     options = check_device({"providers": ["openvino", "cpu"]}, "cpu")
     hint = (
         r'pip install onnxruntime-ep-openvino, and write package = "onnxruntime_ep_openvino" in \[provider.openvino\]'

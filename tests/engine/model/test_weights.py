@@ -1,4 +1,4 @@
-"""Pre-packed weights: written once, used again while they are whole, and done without where they cannot be had."""
+"""Pre-packed weights: written once, reused while complete, and optional."""
 
 import random
 import shutil
@@ -15,9 +15,9 @@ from genai_server.engine.model.files import check_model_directory
 from genai_server.engine.model.graph import read_decoder_graph
 from genai_server.engine.model.session import open_session
 from genai_server.engine.model.weights import int8_model, prepacked_model
-from genai_server.engine.runners.base import Opening
 from genai_server.engine.runners.batched import BatchedRunner, BatchLimits
 from genai_server.options.device import DeviceOptions, ProviderOptions
+from scripts._models.driven import Driven
 from scripts._models.requantized import write_requantized
 from tests.running_server import DEMO
 
@@ -28,7 +28,7 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def copy_of(packed: Path, cache: Path) -> Path:
-    """The same cache elsewhere, to be damaged."""
+    """A copy of the cache, to be damaged."""
     shutil.copytree(packed.parent, cache, dirs_exist_ok=True)
     return cache / packed.name
 
@@ -40,19 +40,19 @@ def written(folder: Path) -> dict[str, int]:
 def logits(model_dir: Path, *, optimized: bool) -> Any:
     graph = read_decoder_graph(model_dir)
     session = open_session(graph, 1, optimized=optimized)
-    runner = BatchedRunner(graph, session, check_model_directory(model_dir), BatchLimits(2, 64))
+    runner = Driven(BatchedRunner(graph, session, check_model_directory(model_dir), BatchLimits(2, 64)))
     prompt = random.Random(1).choices(range(10, 1900), k=40)
-    runner.open(1, prompt, Opening(64))
+    runner.open(1, prompt, 64)
     return runner.prefill(1, prompt)
 
 
-def test_the_packed_model_is_a_whole_directory_that_gives_the_same_logits(packed: Path) -> None:
+def test_packed_model_is_complete_and_gives_the_same_logits(packed: Path) -> None:
     assert packed != DEMO
     assert check_model_directory(packed) == check_model_directory(DEMO)
     assert np.array_equal(logits(packed, optimized=True), logits(DEMO, optimized=False))
 
 
-def test_it_is_written_once(packed: Path) -> None:
+def test_packed_model_is_written_once(packed: Path) -> None:
     before = written(packed)
     assert prepacked_model(DEMO, packed.parent) == packed
     assert written(packed) == before
@@ -63,7 +63,7 @@ def test_other_session_options_have_a_folder_of_their_own(packed: Path, tmp_path
     assert other.name != packed.name
 
 
-def test_adapters_beside_the_model_come_and_go_and_are_no_part_of_it(adapted: Path, tmp_path: Path) -> None:
+def test_adapters_next_to_the_model_do_not_affect_its_packing(adapted: Path, tmp_path: Path) -> None:
     model_dir = tmp_path / "model"
     shutil.copytree(adapted, model_dir)
     packed = prepacked_model(model_dir, tmp_path / "cache")
@@ -83,12 +83,12 @@ def test_options_of_threads_and_memory_share_the_folder(packed: Path) -> None:
 @pytest.mark.parametrize(
     "options", [DeviceOptions(custom_op_libraries=["ops.so"]), DeviceOptions(providers=[ProviderOptions("openvino")])]
 )
-def test_what_other_libraries_have_a_part_in_is_not_packed(options: DeviceOptions, tmp_path: Path) -> None:
+def test_model_with_foreign_operators_is_not_packed(options: DeviceOptions, tmp_path: Path) -> None:
     assert prepacked_model(DEMO, tmp_path, options) == DEMO
 
 
 @pytest.mark.parametrize("damage", ["shorter", "lost", "no manifest"])
-def test_what_is_not_whole_is_written_anew(packed: Path, tmp_path: Path, damage: str) -> None:
+def test_incomplete_packed_model_is_rewritten(packed: Path, tmp_path: Path, damage: str) -> None:
     copy = copy_of(packed, tmp_path)
     if damage == "shorter":
         with (copy / "model.onnx.data").open("r+b") as file:
@@ -100,16 +100,16 @@ def test_what_is_not_whole_is_written_anew(packed: Path, tmp_path: Path, damage:
     assert (copy / "model.onnx.data").stat().st_size == (packed / "model.onnx.data").stat().st_size
 
 
-def test_without_a_cache_the_model_is_used_as_it_is() -> None:
+def test_model_is_used_directly_without_a_cache() -> None:
     assert prepacked_model(DEMO, None) == DEMO
 
 
-def test_where_nothing_can_be_written_the_model_is_used_as_it_is(tmp_path: Path) -> None:
+def test_model_is_used_directly_if_the_cache_is_unwritable(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("", encoding="utf-8")
     assert prepacked_model(DEMO, tmp_path / "file" / "cache") == DEMO
 
 
-def test_what_onnx_runtime_cannot_write_is_done_without(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_model_is_used_directly_if_onnx_runtime_cannot_pack_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: Any, **__: Any) -> None:
         raise Fail("Failed to write external initializers to file")
 
@@ -118,7 +118,7 @@ def test_what_onnx_runtime_cannot_write_is_done_without(tmp_path: Path, monkeypa
     assert [path.suffix for path in tmp_path.iterdir()] == [".lock"]
 
 
-def test_what_a_killed_process_has_left_half_made_is_removed(packed: Path, tmp_path: Path) -> None:
+def test_leftovers_of_a_killed_process_are_removed(packed: Path, tmp_path: Path) -> None:
     left = tmp_path / f".making-{packed.name}-x7"
     left.mkdir()
     (left / "model.onnx.data").write_bytes(b"half")
@@ -128,7 +128,7 @@ def test_what_a_killed_process_has_left_half_made_is_removed(packed: Path, tmp_p
     assert (left.exists(), others.exists()) == (False, True)
 
 
-def test_matrices_of_eight_bits_have_a_folder_of_their_own_which_is_written_once(tmp_path: Path) -> None:
+def test_int8_model_has_its_own_folder_that_is_written_once(tmp_path: Path) -> None:
     model, cache = write_requantized(DEMO, tmp_path / "model"), tmp_path / "cache"
     own, eight = prepacked_model(model, cache), int8_model(model, cache)
     assert eight is not None
@@ -140,7 +140,7 @@ def test_matrices_of_eight_bits_have_a_folder_of_their_own_which_is_written_once
     assert 0 < np.sqrt(np.square(four - rounded).mean()) < 0.15 * four.std()
 
 
-def test_on_a_disk_without_room_for_them_there_are_none(
+def test_int8_model_is_not_written_on_a_full_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     model = write_requantized(DEMO, tmp_path / "model")

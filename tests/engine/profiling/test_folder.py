@@ -1,4 +1,4 @@
-"""The folder of profiles: where the files go, what counts, and when it is full."""
+"""The folder of profiles: where files are written, what counts, and when it is full."""
 
 import shutil
 import time
@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from genai_server.engine.profiling.folder import LEAST_FREE, ProfileFolder, wait_for_next_file_name
+from genai_server.engine.profiling.folder import MIN_FREE, ProfileFolder, wait_for_next_file_name
 from genai_server.profiles.manifest import SUFFIX, End, encode_line, find_manifests
 from tests.profiles.files import session, write_session
 
@@ -21,7 +21,7 @@ def _write(folder: ProfileFolder, name: str, size: int = 10) -> None:
     (folder.directory / name).write_bytes(b"x" * size)
 
 
-def test_preparing_makes_the_folder_with_its_parents_and_may_be_repeated(tmp_path: Path) -> None:
+def test_prepare_creates_the_folder_with_parents_and_repeats(tmp_path: Path) -> None:
     folder = _folder(tmp_path / "a" / "b")
     folder.prepare()
     folder.prepare()
@@ -73,9 +73,7 @@ def test_the_bytes_may_stay_below_their_limit_and_not_reach_it(tmp_path: Path) -
     assert folder.limit_reached() == "100 bytes of profiles reach GENAI_PROFILE_MAX_BYTES (100)"
 
 
-def test_many_files_are_not_counted_at_each_pass_but_those_of_this_engine_count_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_file_count_is_cached_except_for_this_engines_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = _folder(tmp_path, max_files=503, max_bytes=10**6)
     for number in range(500):
         _write(folder, f"{number}.json")
@@ -96,14 +94,14 @@ def test_many_files_are_not_counted_at_each_pass_but_those_of_this_engine_count_
     assert folder.limit_reached() == "503 profiles reach GENAI_PROFILE_MAX_FILES (503)"
 
 
-def test_removed_files_make_room(tmp_path: Path) -> None:
+def test_removed_files_free_space(tmp_path: Path) -> None:
     folder = _folder(tmp_path, max_files=1)
     _write(folder, "a.json")
     (folder.directory / "a.json").unlink()
     assert folder.limit_reached() is None
 
 
-def test_after_the_wait_the_clock_shows_another_millisecond() -> None:
+def test_wait_for_next_file_name_lasts_until_the_next_ms() -> None:
     for _ in range(5):
         before = time.time_ns() // 1_000_000
         wait_for_next_file_name()
@@ -117,18 +115,16 @@ def test_a_clock_that_is_set_back_is_not_waited_for(monkeypatch: pytest.MonkeyPa
     assert next(moments, None) is None
 
 
-def test_on_a_disk_that_is_nearly_full_there_is_no_further_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nearly_full_disk_takes_no_further_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = _folder(tmp_path)
     folder.prepare()
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=LEAST_FREE - 1))
-    assert str(LEAST_FREE - 1) in (folder.limit_reached() or "")
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=LEAST_FREE))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=MIN_FREE - 1))
+    assert str(MIN_FREE - 1) in (folder.limit_reached() or "")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=MIN_FREE))
     assert folder.limit_reached() is None
 
 
-def test_sessions_of_all_devices_make_room_the_oldest_first(tmp_path: Path) -> None:
+def test_oldest_sessions_of_all_devices_are_evicted_first(tmp_path: Path) -> None:
     folder = _folder(tmp_path, max_files=12, max_bytes=10**6)
     write_session(tmp_path / "cuda-1", decodes=4, began=1.0)
     write_session(tmp_path / "cpu", decodes=4, began=2.0)
@@ -137,11 +133,9 @@ def test_sessions_of_all_devices_make_room_the_oldest_first(tmp_path: Path) -> N
     assert [manifest.session.id for manifest in find_manifests(tmp_path)] == ["mine_2", "mine_3"]
 
 
-def test_a_tenth_of_the_room_is_made_at_once_and_only_by_sessions_that_have_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A request that waits for a profiled one waited 20 s: a thousand sessions without files were removed, one by one,
-    and all files counted after each.
+def test_eviction_frees_a_tenth_from_sessions_with_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request next to a profiled one once waited 20 s: a thousand sessions without files were removed one by one, and
+    all files counted after each.
     """
     folder = _folder(tmp_path, max_files=40, max_bytes=10**6)
     for began in range(8):
@@ -161,13 +155,13 @@ def test_a_tenth_of_the_room_is_made_at_once_and_only_by_sessions_that_have_file
     assert len(find_manifests(tmp_path)) == 1007
 
 
-def test_while_there_is_room_nothing_goes(tmp_path: Path) -> None:
+def test_nothing_is_evicted_while_space_is_left(tmp_path: Path) -> None:
     write_session(tmp_path / "cpu", decodes=4, began=1.0)
     assert _folder(tmp_path, max_bytes=10**6).make_room(()) is None
     assert len(find_manifests(tmp_path)) == 1
 
 
-def test_sessions_that_are_older_than_their_most_age_go(tmp_path: Path) -> None:
+def test_sessions_beyond_the_maximum_age_are_removed(tmp_path: Path) -> None:
     now = time.time()
     write_session(tmp_path / "cpu", began=now - 1000)
     write_session(tmp_path / "cpu", began=now - 100)
@@ -177,7 +171,7 @@ def test_sessions_that_are_older_than_their_most_age_go(tmp_path: Path) -> None:
     assert len(find_manifests(tmp_path)) == 1
 
 
-def test_of_sessions_without_files_there_are_no_more_than_there_may_be_files(tmp_path: Path) -> None:
+def test_sessions_without_files_are_limited_like_files(tmp_path: Path) -> None:
     folder = _folder(tmp_path, max_files=3)
     began = [time.time() + second for second in range(5)]
     for moment in began:
@@ -187,7 +181,7 @@ def test_of_sessions_without_files_there_are_no_more_than_there_may_be_files(tmp
 
 
 def write_empty_session(directory: Path, began: float) -> None:
-    """A session of which no file has come."""
+    """A session without files."""
     directory.mkdir(exist_ok=True)
     name = f"empty_{began}"
     (directory / f"{name}{SUFFIX}").write_bytes(session(name, began=began) + encode_line(End(time.time())))

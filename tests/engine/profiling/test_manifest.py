@@ -1,4 +1,4 @@
-"""Writing manifests: which files a pass has left, and what is written of it."""
+"""Writing manifests: which files belong to a pass, and what is recorded of it."""
 
 import shutil
 import sys
@@ -10,7 +10,7 @@ from genai_server import __version__
 from genai_server.engine.profiling.folder import wait_for_next_file_name
 from genai_server.engine.profiling.manifest import ProfileManifest, about_engine
 from genai_server.engine.sequence import Sequence
-from genai_server.generation import GenerationRequest
+from genai_server.messages.generation_request import GenerationRequest
 from genai_server.options.device import DeviceOptions
 from genai_server.profiles.manifest import Manifest, Session, find_manifests
 
@@ -18,7 +18,7 @@ PROMPT = [1, 2, 3]
 
 
 class Writer:
-    """A manifest with one sequence, whose passes leave files as ONNX Runtime's do."""
+    """A manifest with one sequence, whose passes write files like ONNX Runtime's."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -27,7 +27,7 @@ class Writer:
         self.sequence.profile.active = "slow"
 
     def run(self, *names: str, num_tokens: int | None = None, content: str = "[]") -> None:
-        """A pass that reads these or all unread tokens, and leaves files."""
+        """A pass that reads these or all unread tokens, and writes files."""
         self.manifest.before_step(self.sequence)
         for name in names:
             (self.folder / name).write_text(content, encoding="utf-8")
@@ -67,20 +67,20 @@ def test_a_pass_that_leaves_several_files_has_a_line_for_each(writer: Writer) ->
     assert [each.token for each in writer.read().passes] == [0, 0]
 
 
-def test_files_that_were_there_before_or_are_no_profiles_are_not_the_pass_s(writer: Writer) -> None:
+def test_older_and_other_files_are_not_the_passes(writer: Writer) -> None:
     (writer.folder / "old.json").write_text("[]", encoding="utf-8")
     writer.run("slow_1.json", "notes.txt")
     assert [each.file for each in writer.read().passes] == ["slow_1.json"]
 
 
-def test_a_file_that_a_failed_pass_has_left_is_not_the_next_one_s(writer: Writer) -> None:
+def test_file_of_a_failed_pass_is_not_the_next_passes(writer: Writer) -> None:
     writer.manifest.before_step(writer.sequence)
     (writer.folder / "slow_1.json").write_text("[]", encoding="utf-8")
     writer.run("slow_2.json")
     assert [each.file for each in writer.read().passes] == ["slow_2.json"]
 
 
-def test_a_session_begins_with_its_first_file_and_says_what_all_have_in_common(writer: Writer) -> None:
+def test_session_starts_with_its_first_file_and_common_data(writer: Writer) -> None:
     writer.run()
     assert find_manifests(writer.folder) == []
     writer.run("slow_1.json")
@@ -104,7 +104,7 @@ def test_a_session_ends_once_and_the_next_file_begins_another(writer: Writer) ->
     ]
 
 
-def test_only_sessions_under_other_prefixes_end(writer: Writer) -> None:
+def test_only_sessions_with_other_prefixes_end(writer: Writer) -> None:
     writer.run("slow_1.json")
     writer.sequence.profile.active = "other"
     writer.run("other_1.json")
@@ -115,9 +115,7 @@ def test_only_sessions_under_other_prefixes_end(writer: Writer) -> None:
 
 
 @pytest.mark.parametrize("content", ["", '[{"name": "a", "ts'])
-def test_a_file_that_is_not_whole_is_an_error_for_so_it_looks_when_the_disk_is_full(
-    writer: Writer, content: str
-) -> None:
+def test_incomplete_profile_file_raises_an_error(writer: Writer, content: str) -> None:
     with pytest.raises(OSError, match=r"could not write slow_1\.json"):
         writer.run("slow_1.json", content=content)
     assert [each.file for each in writer.read().passes] == ["slow_1.json"]
@@ -131,7 +129,7 @@ def test_a_folder_that_an_operator_has_removed_harms_no_pass(writer: Writer) -> 
     assert not writer.folder.exists()
 
 
-def test_an_engine_tells_its_model_threads_and_versions(tmp_path: Path) -> None:
+def test_manifest_has_the_engines_model_threads_and_versions(tmp_path: Path) -> None:
     about = about_engine("cpu", tmp_path / "demo", 0)
     assert (about.device, about.model) == ("cpu", "demo")
     assert about.threads == about.cores >= 1
@@ -141,15 +139,13 @@ def test_an_engine_tells_its_model_threads_and_versions(tmp_path: Path) -> None:
     assert {"onnxruntime", "onnxruntime-genai", "python"} <= set(about.versions)
 
 
-def test_the_threads_of_a_session_are_those_of_its_options_where_these_set_them(tmp_path: Path) -> None:
+def test_threads_of_a_session_are_those_of_its_options(tmp_path: Path) -> None:
     entries = {"session.intra_op.allow_spinning": "0"}
     about = about_engine("cpu", tmp_path, 7, DeviceOptions(session={"intra_op_num_threads": "3"}, entries=entries))
     assert (about.threads, about.spins) == (3, False)
 
 
-def test_of_two_libraries_with_one_name_the_imported_one_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_version_of_a_duplicate_library_is_the_imported_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for folder, version in (("first", "9.9.1"), ("second", "9.9.2")):
         metadata = tmp_path / folder / f"onnxruntime_x-{version}.dist-info"
         metadata.mkdir(parents=True)

@@ -1,10 +1,11 @@
-"""The runtime options of a device: who is profiled, under which name, and how it ends."""
+"""The runtime options of a device: which requests are profiled, under which name, and how profiling ends."""
 
 import errno
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from collections.abc import Sequence as Several
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,57 +14,44 @@ from numpy.typing import NDArray
 from genai_server.engine.profiling import manifest
 from genai_server.engine.profiling.folder import DEFAULT_PREFIX, ProfileFolder
 from genai_server.engine.profiling.runtime_options import RuntimeOptionState
-from genai_server.engine.runners.base import Opening, Row
-from genai_server.engine.runners.batched import BatchedRunner
+from genai_server.engine.runners.base import Abilities, Runner
 from genai_server.engine.runners.runner_pair import RunnerPair
-from genai_server.engine.runners.scores import Logits, Scores
+from genai_server.engine.runners.scores import Scores
 from genai_server.engine.scheduling.step import Read, Step
 from genai_server.engine.sequence import Sequence
-from genai_server.generation import GenerationRequest, ModelInfo, Sampling
 from genai_server.messages.admin import ProfiledRequest
+from genai_server.messages.generation_request import GenerationRequest, ModelInfo, Sampling
 from genai_server.profiles.manifest import find_manifests
 from genai_server.timing import Clock
 
 PROMPT = [1, 2, 3]
 
 
-class Recorder:
-    """A runner that remembers the options it was given, and writes a profile for each pass that is to have one."""
-
-    max_rows = 1
+class Recorder(Runner):
+    """A runner that records its options, and writes a profile for each profiled pass."""
 
     def __init__(self) -> None:
         self.model = ModelInfo(100, 10, [0], Sampling())
+        self.abilities = Abilities("generator")
         self.options: list[tuple[int, str, str]] = []
         self.files = 0
         self._prefix: dict[int, str] = {}
 
-    def open(self, sequence: int, prompt: list[int], how: Opening) -> int:
-        self._prefix[sequence] = "0"
+    def open(self, sequence: Sequence) -> int:
+        self._prefix[sequence.id] = "0"
         return 0
 
-    def forward(self, rows: Iterable[Row]) -> list[Scores]:
-        return [Scores(self.prefill(row.sequence, row.tokens)[np.newaxis]) for row in rows]
-
-    def prefill(self, sequence: int, tokens: Iterable[int], *, positions: bool = False) -> Logits:
-        if self._prefix[sequence] != "0":
+    def forward(self, reads: Several[Read]) -> list[Scores]:
+        (read,) = reads
+        prefix = self._prefix[read.sequence.id]
+        if prefix != "0":
             self.files += 1
-            Path(f"{self._prefix[sequence]}_{self.files}.json").write_text("[]", encoding="utf-8")
-        return np.zeros(10, np.float32)
-
-    def decode(self, sequences: Iterable[int], tokens: Iterable[int]) -> Logits:
-        (sequence,) = sequences
-        return self.prefill(sequence, tokens)[np.newaxis]
-
-    def interrupt(self) -> None:
-        pass
+            Path(f"{prefix}_{self.files}.json").write_text("[]", encoding="utf-8")
+        return [Scores(np.zeros((1, 10), np.float32))]
 
     def export(self, sequence: int, names: Iterable[str]) -> dict[str, NDArray[Any]]:
         assert sequence in self._prefix
         return {}
-
-    def load_adapter(self, path: Path) -> object:
-        return path
 
     def set_runtime_option(self, sequence: int, option: str, value: str) -> None:
         self.options.append((sequence, option, value))
@@ -77,7 +65,7 @@ class Recorder:
 
 
 class Device:
-    """The options of a device, with a runner, a folder and some sequences."""
+    """The runtime options of a device, with a runner, a folder and some sequences."""
 
     def __init__(
         self,
@@ -108,23 +96,23 @@ class Device:
         return sequence
 
     def run(self, sequence: Sequence, num_tokens: int | None = None, seconds: float = 0.01) -> None:
-        """One step, as the loop does it, which reads what is unread and gives a token, or only part of it: of a past
-        that is read anew all but the last.
+        """One step, as the loop does it: it reads the unread tokens and yields a token, or reads only part of them: all
+        but the last token of a past that is recomputed.
         """
         self.state.choose(self.sequences)
         for other in self.sequences:
             self.state.place(other)
         anew = not sequence.is_decoding and sequence.num_produced > 0
-        step = Step([Read(sequence, num_tokens or sequence.num_unread - anew)])
+        step = Step([Read.next(sequence, num_tokens or sequence.num_unread - anew)])
         self.state.before_step(step)
         self.runners.forward(step)
         self.state.after_step(step, self.sequences)
         if sequence.num_unread == 0:
             sequence.append(1)
-        self.state.sessions.observe(step, seconds)
+        self.state.observe(step, seconds)
 
     def profile(self, value: str, *sequences: Sequence) -> None:
-        """Set enable_profiling on these, or on the whole device."""
+        """Set enable_profiling on these sequences, or on the device."""
         self.state.set_profiling(value, sequences or self.sequences, whole_device=not sequences)
         self.state.choose(self.sequences)
 
@@ -150,7 +138,7 @@ def test_a_terminated_device_says_so(device: Device) -> None:
     assert device.state.describe([]).terminate_session == "1"
 
 
-def test_the_library_is_told_once_and_with_the_full_path(device: Device, tmp_path: Path) -> None:
+def test_library_gets_the_option_once_with_the_full_path(device: Device, tmp_path: Path) -> None:
     device.profile("slow")
     for _ in range(3):
         device.run(device.sequences[0])
@@ -223,9 +211,7 @@ def test_profiling_ends_for_present_and_future_requests_alike(device: Device) ->
     ("max_files", "max_bytes", "named"),
     [(3, 10_000, "GENAI_PROFILE_MAX_FILES (3)"), (100, 5, "GENAI_PROFILE_MAX_BYTES (5)")],
 )
-def test_at_a_limit_profiling_ends_for_all_and_the_limit_is_named(
-    tmp_path: Path, max_files: int, max_bytes: int, named: str
-) -> None:
+def test_limit_ends_profiling_for_all_and_is_named(tmp_path: Path, max_files: int, max_bytes: int, named: str) -> None:
     device = Device(tmp_path, max_files=max_files, max_bytes=max_bytes)
     device.profile("1")
     for _ in range(3):
@@ -238,7 +224,7 @@ def test_at_a_limit_profiling_ends_for_all_and_the_limit_is_named(
     assert named in (options.profile_stopped or "")
 
 
-def test_in_a_folder_full_of_files_without_a_manifest_profiling_does_not_begin(tmp_path: Path) -> None:
+def test_profiling_does_not_start_in_a_full_folder(tmp_path: Path) -> None:
     device = Device(tmp_path, max_files=1)
     device.folder.prepare()
     (device.folder.directory / "mine.json").write_text("{}", encoding="utf-8")
@@ -249,7 +235,7 @@ def test_in_a_folder_full_of_files_without_a_manifest_profiling_does_not_begin(t
     assert "GENAI_PROFILE_MAX_FILES" in (options.profile_stopped or "")
 
 
-def test_a_session_that_has_ended_makes_room_for_the_next(tmp_path: Path) -> None:
+def test_ended_session_is_evicted_for_the_next(tmp_path: Path) -> None:
     device = Device(tmp_path, max_files=2)
     for prefix in ("first", "second"):
         device.profile(prefix)
@@ -261,7 +247,7 @@ def test_a_session_that_has_ended_makes_room_for_the_next(tmp_path: Path) -> Non
     assert "GENAI_PROFILE_MAX_FILES (2)" in ((manifest.end and manifest.end.reason) or "")
 
 
-def test_an_open_session_does_not_make_room_for_another(tmp_path: Path) -> None:
+def test_open_session_is_not_evicted(tmp_path: Path) -> None:
     device = Device(tmp_path, max_files=2)
     one, other = device.sequences
     device.profile("first", one)
@@ -272,7 +258,7 @@ def test_an_open_session_does_not_make_room_for_another(tmp_path: Path) -> None:
     assert "GENAI_PROFILE_MAX_FILES" in (device.state.describe(device.sequences).profile_stopped or "")
 
 
-def test_what_is_profiled_for_one_request_is_over_when_the_request_is(tmp_path: Path) -> None:
+def test_profiling_of_one_request_ends_with_the_request(tmp_path: Path) -> None:
     device = Device(tmp_path)
     device.profile("mine", device.sequences[0])
     device.run(device.sequences[0])
@@ -284,9 +270,7 @@ def test_what_is_profiled_for_one_request_is_over_when_the_request_is(tmp_path: 
 
 
 @pytest.mark.parametrize("where", ["manifest", "profile"])
-def test_a_full_disk_ends_profiling_and_no_generation(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
-) -> None:
+def test_full_disk_ends_profiling_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
     device = Device(tmp_path)
     device.profile("1")
     device.run(device.sequences[0])
@@ -304,7 +288,7 @@ def test_a_full_disk_ends_profiling_and_no_generation(
 
 
 @pytest.mark.parametrize("folder", ["profiles", "profiles/cpu"])
-def test_a_folder_that_becomes_a_file_ends_profiling_and_no_generation(tmp_path: Path, folder: str) -> None:
+def test_folder_replaced_by_a_file_ends_profiling_only(tmp_path: Path, folder: str) -> None:
     device = Device(tmp_path / "profiles")
     device.profile("1")
     device.run(device.sequences[0])
@@ -322,7 +306,7 @@ def test_a_folder_that_becomes_a_file_ends_profiling_and_no_generation(tmp_path:
     assert device.runner.files == 2
 
 
-def test_when_there_is_room_again_profiling_begins_again(tmp_path: Path) -> None:
+def test_profiling_restarts_when_space_is_free_again(tmp_path: Path) -> None:
     device = Device(tmp_path, max_files=1)
     device.profile("1")
     device.run(device.sequences[0])
@@ -335,7 +319,7 @@ def test_when_there_is_room_again_profiling_begins_again(tmp_path: Path) -> None
     assert device.runner.files == 2
 
 
-def test_without_a_folder_nothing_is_profiled(tmp_path: Path) -> None:
+def test_profiling_without_a_folder_is_impossible(tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("a file", encoding="utf-8")
     device = Device(tmp_path / "taken")
     with pytest.raises(OSError, match="taken"):
@@ -347,7 +331,7 @@ def test_without_a_folder_nothing_is_profiled(tmp_path: Path) -> None:
     assert device.runner.options == []
 
 
-def test_an_engine_that_is_started_anew_goes_on_with_what_was_set(tmp_path: Path) -> None:
+def test_restarted_engine_restores_its_runtime_options(tmp_path: Path) -> None:
     kept = tmp_path / "kept.json"
     first = Device(tmp_path, state_file=kept)
     first.profile("slow")
@@ -369,47 +353,35 @@ def test_the_state_is_replaced_in_one_step(tmp_path: Path, monkeypatch: pytest.M
     assert kept.read_bytes() == before
 
 
-def test_what_cannot_be_read_of_the_state_counts_as_nothing_set(tmp_path: Path) -> None:
+def test_unreadable_state_file_sets_nothing(tmp_path: Path) -> None:
     kept = tmp_path / "kept.json"
     kept.write_text("{", encoding="utf-8")
     options = Device(tmp_path, state_file=kept).state.describe([])
     assert (options.terminate_session, options.enable_profiling) == ("0", "0")
 
 
-# where a batched runner is beside the generator's
+# with a batched runner next to the generator's
 
 
-class Batch:
-    """Stands for the batched runner: only knows who is there."""
+class Batch(Runner):
+    """A substitute for the batched runner that only knows its sequences."""
 
     present_names = ("present.0.key",)
-    takes_past = True
-    chooses = False
-    max_rows = 4
 
     def __init__(self, *, lone_row_is_exact: bool = True) -> None:
-        self.lone_row_is_exact = lone_row_is_exact
+        self.abilities = Abilities("batched", 4, exact=lone_row_is_exact, adopts=True)
         self.sequences: set[int] = set()
 
-    def open(self, sequence: int, prompt: list[int], how: Opening) -> int:
-        self.sequences.add(sequence)
+    def open(self, sequence: Sequence) -> int:
+        self.sequences.add(sequence.id)
         return 0
 
-    def forward(self, rows: Iterable[Row]) -> list[Scores]:
-        assert {row.sequence for row in rows} <= self.sequences
-        return [Scores(np.zeros((1, 10), np.float32)) for _ in rows]
+    def forward(self, reads: Several[Read]) -> list[Scores]:
+        assert {read.sequence.id for read in reads} <= self.sequences
+        return [Scores(np.zeros((1, 10), np.float32)) for _ in reads]
 
-    def adopt(
-        self,
-        sequence: int,
-        read: list[int],
-        num_prefilled: int,
-        past: dict[str, NDArray[Any]],
-        *,
-        exact: bool = False,
-        salt: str | None = None,
-    ) -> None:
-        self.sequences.add(sequence)
+    def adopt(self, sequence: Sequence, past: Mapping[str, NDArray[Any]]) -> None:
+        self.sequences.add(sequence.id)
 
     def close(self, sequence: int) -> None:
         self.sequences.remove(sequence)
@@ -429,22 +401,20 @@ class BatchedDevice(Device):
     ) -> None:
         super().__init__(root, num_sequences=0, clock=clock)
         self.batch = Batch(lone_row_is_exact=lone_row_is_exact)
-        self.runners = RunnerPair(self.runner, cast(BatchedRunner, self.batch))
+        self.runners = RunnerPair(self.runner, self.batch)
         self.state = RuntimeOptionState(self.runners, self.folder, max_rows=max_rows, clock=clock)
         for _ in range(num_sequences):
             self.arrive()
 
     def on_generators(self) -> list[int]:
-        """Who runs outside the batch; nobody is in both."""
+        """The sequences outside the batch; none is in both runners."""
         alone = {sequence.id for sequence in self.sequences if not sequence.batched}
         assert not alone & self.batch.sequences
         return sorted(alone)
 
 
 @pytest.mark.parametrize("max_rows", [1, 2])
-def test_a_switch_for_the_device_takes_only_so_many_out_of_the_batch_the_oldest_first(
-    tmp_path: Path, max_rows: int
-) -> None:
+def test_device_switch_moves_a_limited_number_of_oldest_rows(tmp_path: Path, max_rows: int) -> None:
     device = BatchedDevice(tmp_path, max_rows=max_rows)
     device.profile("1")
     device.run(device.sequences[2])
@@ -452,7 +422,7 @@ def test_a_switch_for_the_device_takes_only_so_many_out_of_the_batch_the_oldest_
     assert [request.request_id for request in device.profiled()] == ["r0", "r1"][:max_rows]
 
 
-def test_when_a_profiled_one_has_ended_the_next_takes_its_place(tmp_path: Path) -> None:
+def test_next_request_replaces_a_profiled_one_that_ended(tmp_path: Path) -> None:
     device = BatchedDevice(tmp_path)
     device.profile("1")
     device.run(device.sequences[0])
@@ -461,7 +431,7 @@ def test_when_a_profiled_one_has_ended_the_next_takes_its_place(tmp_path: Path) 
     assert device.on_generators() == [1]
 
 
-def test_the_past_that_is_read_anew_is_not_profiled_and_what_follows_is(tmp_path: Path) -> None:
+def test_recomputed_past_is_not_profiled_but_later_passes_are(tmp_path: Path) -> None:
     device = BatchedDevice(tmp_path)
     sequence = device.sequences[0]
     for _ in range(3):
@@ -474,14 +444,14 @@ def test_the_past_that_is_read_anew_is_not_profiled_and_what_follows_is(tmp_path
     assert (anew, device.runner.files) == (0, 2)
 
 
-def test_a_prompt_that_has_no_token_yet_is_profiled_from_its_first_pass_on(tmp_path: Path) -> None:
+def test_prompt_without_a_token_is_profiled_from_its_first_pass(tmp_path: Path) -> None:
     device = BatchedDevice(tmp_path)
     device.profile("1")
     device.run(device.sequences[0])
     assert device.runner.files == 1
 
 
-def test_after_profiling_a_sequence_is_back_in_the_batch_and_can_leave_it_again(tmp_path: Path) -> None:
+def test_profiled_sequence_returns_to_the_batch_and_can_leave(tmp_path: Path) -> None:
     device = BatchedDevice(tmp_path)
     sequence = device.sequences[0]
     places = []
@@ -491,11 +461,11 @@ def test_after_profiling_a_sequence_is_back_in_the_batch_and_can_leave_it_again(
         device.run(sequence)
         places.append(device.on_generators())
     assert places == [[0], [], [0], []]
-    # What was profiled the second time counts, too: the new Generator was told anew.
+    # The second profiling counts, too: the new Generator received the option again.
     assert device.runner.files == 3
 
 
-def test_whoever_is_profiled_again_before_its_first_token_has_all_these_passes_profiled(tmp_path: Path) -> None:
+def test_sequence_profiled_again_before_a_token_is_profiled(tmp_path: Path) -> None:
     device = BatchedDevice(tmp_path)
     for value in ("1", "0", "1"):
         device.profile(value)
@@ -503,7 +473,7 @@ def test_whoever_is_profiled_again_before_its_first_token_has_all_these_passes_p
     assert device.runner.files == 2
 
 
-def test_an_exact_request_is_not_taken_out_of_the_batch_where_it_would_round_otherwise(tmp_path: Path) -> None:
+def test_exact_request_is_not_moved_if_it_would_round_otherwise(tmp_path: Path) -> None:
     device = BatchedDevice(tmp_path, num_sequences=0, lone_row_is_exact=False)
     exact, other = device.arrive(exact=True), device.arrive()
     device.profile("1")
@@ -516,7 +486,7 @@ def test_an_exact_request_is_not_taken_out_of_the_batch_where_it_would_round_oth
     assert same.on_generators() == [exact.id]
 
 
-def test_one_request_that_was_named_is_profiled_whatever_the_device_is(tmp_path: Path) -> None:
+def test_named_request_is_profiled_alone(tmp_path: Path) -> None:
     device = BatchedDevice(tmp_path)
     device.profile("1", device.sequences[2])
     for sequence in device.sequences:

@@ -1,4 +1,4 @@
-"""Which passes a profile session wants, which tokens are slow, and when it is over: without engine and clock."""
+"""The passes that a profile session covers, slow tokens, and the end of a session, without engine and clock."""
 
 import pytest
 
@@ -11,7 +11,7 @@ def begin(now: float = 0.0, **fields: object) -> ProfileSession:
 
 
 def wanted(session: ProfileSession, tokens: range, sequence: int = 1, name: str = "r1") -> list[int]:
-    return [token for token in tokens if session.wants(sequence, name, token)]
+    return [token for token in tokens if session.selects(sequence, name, token)]
 
 
 @pytest.mark.parametrize(
@@ -24,11 +24,11 @@ def wanted(session: ProfileSession, tokens: range, sequence: int = 1, name: str 
         ({"first_token": 5, "last_token": 5}, [5]),
     ],
 )
-def test_the_tokens_of_the_window_are_wanted_and_no_others(window: dict[str, int], tokens: list[int]) -> None:
+def test_only_tokens_of_the_window_are_profiled(window: dict[str, int], tokens: list[int]) -> None:
     assert wanted(begin(**window), range(6)) == tokens
 
 
-def test_of_a_named_request_only_its_own_tokens_are_wanted() -> None:
+def test_session_of_a_named_request_covers_only_its_tokens() -> None:
     session = begin(request_id="r2")
     assert wanted(session, range(3), name="r1") == []
     assert wanted(session, range(3), name="r2") == [0, 1, 2]
@@ -39,7 +39,7 @@ def decode(session: ProfileSession, *milliseconds: float, now: float = 0.0, toke
         session.decoded({sequence: token}, each / 1000, now, profiled=False)
 
 
-def test_with_a_trigger_nothing_is_wanted_before_a_slow_token_and_then_so_many_of_that_answer() -> None:
+def test_trigger_profiles_n_tokens_after_a_slow_one() -> None:
     session = begin(slow=SlowTokens(over_ms=50, num_tokens=3))
     decode(session, 10, 50)
     assert wanted(session, range(20)) == []
@@ -48,7 +48,7 @@ def test_with_a_trigger_nothing_is_wanted_before_a_slow_token_and_then_so_many_o
     assert wanted(session, range(20), sequence=2) == []
 
 
-def test_slow_against_the_median_means_against_enough_other_tokens() -> None:
+def test_slow_token_ratio_needs_enough_other_tokens() -> None:
     session = begin(slow=SlowTokens(ratio=3.0, num_tokens=1))
     decode(session, 100, *[10] * 14, 90)
     assert session.num_triggers == 0
@@ -69,12 +69,12 @@ def test_the_median_follows_when_all_tokens_become_slower() -> None:
     assert session.num_triggers == before + 1
 
 
-def test_a_trigger_fires_so_often_within_any_hour_and_no_more() -> None:
+def test_trigger_has_an_hourly_limit() -> None:
     session = begin(slow=SlowTokens(over_ms=50, max_per_hour=2))
     for now in (0.0, 600.0, 1200.0, 3599.9):
         decode(session, 60, now=now)
     assert session.num_triggers == 2
-    decode(session, 60, now=3600.0)  # the first was an hour ago
+    decode(session, 60, now=3600.0)  # the first one was an hour ago
     decode(session, 60, now=4199.0)
     assert session.num_triggers == 3
     decode(session, 60, now=4200.0)
@@ -88,7 +88,7 @@ def test_a_profiled_step_triggers_nothing_and_counts_apart() -> None:
     assert session.profiled == Profiled(0, 0, step_ms=80.0, other_step_ms=12.0)
 
 
-def test_the_first_step_after_profiled_ones_is_no_slow_token_for_it_is_always_slow() -> None:
+def test_first_step_after_a_profiled_one_is_no_slow_token() -> None:
     session = begin(slow=SlowTokens(over_ms=50))
     session.decoded({1: 5}, 0.08, 0.0, profiled=True)
     decode(session, 60)
@@ -97,21 +97,21 @@ def test_the_first_step_after_profiled_ones_is_no_slow_token_for_it_is_always_sl
     assert session.num_triggers == 1
 
 
-def test_in_a_batch_the_next_tokens_of_each_answer_that_is_meant_are_wanted() -> None:
+def test_trigger_covers_the_next_tokens_of_each_slow_answer() -> None:
     session = begin(slow=SlowTokens(over_ms=50, num_tokens=2))
     session.decoded({1: 4, 2: 30}, 0.06, 0.0, profiled=False)
     assert wanted(session, range(40), sequence=1) == [0, 1, 2, 3, 4, 5]
     assert wanted(session, range(30, 40), sequence=2) == [30, 31]
 
 
-def test_what_was_slow_is_forgotten_with_the_answer() -> None:
+def test_slow_token_is_forgotten_with_its_answer() -> None:
     session = begin(slow=SlowTokens(over_ms=50))
     decode(session, 60, token=4)
     session.keep({2})
     assert wanted(session, range(20)) == []
 
 
-def test_a_session_is_over_after_its_tokens_or_its_seconds_and_says_which() -> None:
+def test_session_ends_after_its_tokens_or_seconds_with_a_reason() -> None:
     session = begin(now=100.0, max_tokens=2, max_seconds=7.0)
     assert session.over(106.9) is None
     assert session.over(107.0) == "7 seconds have passed (max_seconds)"

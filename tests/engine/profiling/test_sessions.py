@@ -1,10 +1,10 @@
-"""The profile sessions of a device: who leaves the batch for them and comes back, and how each ends."""
+"""The profile sessions of a device: which sequences leave the batch and return, and how sessions end."""
 
 from pathlib import Path
 
 import pytest
 
-from genai_server.engine.profiling.sessions import MOST_OPEN
+from genai_server.engine.profiling.sessions import MAX_OPEN
 from genai_server.engine.sequence import Sequence
 from genai_server.errors import InvalidField, ProfileNotFound, RequestNotFound, Unavailable
 from genai_server.profile_plan import ProfilePlan, SlowTokens
@@ -34,7 +34,7 @@ def manifest(device: Device) -> Manifest:
 
 
 def profiled(device: Device) -> list[tuple[str, int]]:
-    """Whose tokens have files, in order."""
+    """The tokens with files, in order."""
     return [(record.request_id, record.token) for record in manifest(device).passes]
 
 
@@ -51,7 +51,7 @@ def state(device: Device) -> str:
 
 
 def places(device: BatchedDevice, sequence: Sequence, steps: int) -> dict[int, bool]:
-    """For each of the next tokens, whether the pass that made it was outside of the batch."""
+    """Whether the passes of the next tokens ran outside the batch."""
     found = {}
     for _ in range(steps):
         token = sequence.num_produced
@@ -61,13 +61,13 @@ def places(device: BatchedDevice, sequence: Sequence, steps: int) -> dict[int, b
     return found
 
 
-def test_a_session_has_its_manifest_with_its_plan_before_anything_is_profiled(device: BatchedDevice) -> None:
+def test_session_writes_its_plan_before_any_pass(device: BatchedDevice) -> None:
     id = start(device, last_token=3)
     found = manifest(device)
     assert (found.session.id, found.session.plan, found.passes) == (id, ProfilePlan("slow", last_token=3), [])
 
 
-def test_for_some_tokens_a_sequence_leaves_the_batch_just_before_and_is_back_right_after(device: BatchedDevice) -> None:
+def test_sequence_leaves_the_batch_only_for_profiled_tokens(device: BatchedDevice) -> None:
     sequence = device.sequences[0]
     start(device, first_token=3, last_token=4)
     assert state(device) == "waiting"
@@ -106,19 +106,19 @@ def test_a_session_for_one_request_is_over_when_the_request_is(device: BatchedDe
     assert reason(device) == 'request "r1" has ended'
 
 
-def test_a_session_for_a_request_that_waits_goes_on_waiting(device: BatchedDevice) -> None:
+def test_session_of_a_queued_request_keeps_waiting(device: BatchedDevice) -> None:
     start(device, request_id="r1")
     waiting = device.sequences.pop(1)
     device.state.choose(device.sequences, [waiting])
     assert [each.state for each in device.state.sessions.describe(device.sequences)] == ["waiting"]
 
 
-def test_a_request_that_is_not_there_is_no_session(device: BatchedDevice) -> None:
-    with pytest.raises(RequestNotFound, match='"nobody"'):
-        start(device, request_id="nobody")
+def test_session_of_an_unknown_request_is_refused(device: BatchedDevice) -> None:
+    with pytest.raises(RequestNotFound, match='"missing"'):
+        start(device, request_id="missing")
 
 
-def test_an_exact_request_that_would_round_otherwise_is_no_session(tmp_path: Path) -> None:
+def test_exact_request_that_would_round_otherwise_is_refused(tmp_path: Path) -> None:
     device = BatchedDevice(tmp_path, num_sequences=0, lone_row_is_exact=False)
     exact = device.arrive(exact=True)
     with pytest.raises(InvalidField, match="exact"):
@@ -128,10 +128,10 @@ def test_an_exact_request_that_would_round_otherwise_is_no_session(tmp_path: Pat
     assert device.on_generators() == []
 
 
-def test_after_its_tokens_a_session_ends_and_says_what_it_has_cost(device: BatchedDevice) -> None:
+def test_session_ends_after_its_tokens_with_its_cost(device: BatchedDevice) -> None:
     sequence = device.sequences[0]
     start(device, first_token=2, max_tokens=2)
-    for seconds in (0.01, 0.01, 0.02, 0.04, 0.04, 0.02):  # the third reads anew
+    for seconds in (0.01, 0.01, 0.02, 0.04, 0.04, 0.02):  # the third recomputes the past
         device.run(sequence, seconds=seconds)
     assert device.on_generators() == []
     assert reason(device) == "2 tokens are profiled (max_tokens)"
@@ -141,16 +141,14 @@ def test_after_its_tokens_a_session_ends_and_says_what_it_has_cost(device: Batch
     assert (end.profiled.tokens, end.profiled.step_ms, end.profiled.other_step_ms) == (2, 40.0, 10.0)
 
 
-def test_after_its_seconds_a_session_ends_even_if_nothing_came(device: BatchedDevice, clock: HandClock) -> None:
+def test_session_ends_after_its_seconds_without_a_request(device: BatchedDevice, clock: HandClock) -> None:
     start(device, first_token=50, max_seconds=10.0)
     clock.wait(10.0)
     device.state.choose(device.sequences)
     assert reason(device) == "10 seconds have passed (max_seconds)"
 
 
-def test_a_slow_token_has_the_next_ones_profiled_and_the_next_slow_one_only_if_the_hour_allows(
-    device: BatchedDevice, clock: HandClock
-) -> None:
+def test_slow_token_triggers_passes_within_the_hourly_limit(device: BatchedDevice, clock: HandClock) -> None:
     sequence = device.sequences[0]
     start(device, slow=SlowTokens(over_ms=50, num_tokens=2, max_per_hour=1), max_seconds=7200.0)
     for seconds in (0.1, 0.01, 0.06, 0.01, 0.01, 0.01, 0.01, 0.06, 0.01, 0.01):  # the first reads the prompt
@@ -169,7 +167,7 @@ def profiled_under(device: Device, prefix: str) -> list[int]:
     return [record.token for each in found if each.session.prefix == prefix for record in each.passes]
 
 
-def test_the_switch_goes_before_the_sessions_which_go_on_after_it(device: BatchedDevice) -> None:
+def test_switch_precedes_sessions_which_continue_afterwards(device: BatchedDevice) -> None:
     sequence = device.sequences[0]
     start(device)
     device.run(sequence)
@@ -188,7 +186,7 @@ def test_two_sessions_have_each_its_own_tokens(device: BatchedDevice) -> None:
     assert (profiled_under(device, "one"), profiled_under(device, "other")) == ([0, 1], [2, 3])
 
 
-def test_a_session_that_is_ended_lets_its_sequence_go_back(device: BatchedDevice) -> None:
+def test_ended_session_returns_its_sequence_to_the_batch(device: BatchedDevice) -> None:
     id = start(device)
     device.run(device.sequences[0])
     device.state.sessions.end(id)
@@ -199,7 +197,7 @@ def test_a_session_that_is_ended_lets_its_sequence_go_back(device: BatchedDevice
         device.state.sessions.end(id)
 
 
-def test_a_prefix_is_one_sessions_alone(device: BatchedDevice) -> None:
+def test_prefix_belongs_to_one_session(device: BatchedDevice) -> None:
     start(device)
     with pytest.raises(InvalidField, match='"slow" is in use'):
         start(device)
@@ -208,14 +206,14 @@ def test_a_prefix_is_one_sessions_alone(device: BatchedDevice) -> None:
         start(device, "mine")
 
 
-def test_only_so_many_sessions_are_open_and_the_error_names_the_limit(device: BatchedDevice) -> None:
-    for number in range(MOST_OPEN):
+def test_number_of_open_sessions_is_limited_in_the_error(device: BatchedDevice) -> None:
+    for number in range(MAX_OPEN):
         start(device, f"p{number}")
-    with pytest.raises(InvalidField, match=f"at most {MOST_OPEN}"):
+    with pytest.raises(InvalidField, match=f"at most {MAX_OPEN}"):
         start(device, "another")
 
 
-def test_at_a_limit_of_the_folder_the_sessions_end_with_it_as_reason_and_the_answer_goes_on(
+def test_folder_limit_ends_sessions_but_not_the_answer(
     tmp_path: Path, clock: HandClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     device = Device(tmp_path, max_files=2, clock=clock)
@@ -230,7 +228,7 @@ def test_at_a_limit_of_the_folder_the_sessions_end_with_it_as_reason_and_the_ans
     assert line.startswith("profiling has stopped: 2 profiles reach GENAI_PROFILE_MAX_FILES")
 
 
-def test_where_there_is_no_room_no_session_begins(tmp_path: Path) -> None:
+def test_session_does_not_start_in_a_full_folder(tmp_path: Path) -> None:
     device = Device(tmp_path, max_files=1)
     device.folder.prepare()
     (device.folder.directory / "mine.json").write_text("{}", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Adapters on the real library: sequences with and without them side by side, each as if it were alone."""
+"""Adapters in the real library: sequences with and without adapters run concurrently, each as if alone."""
 
 import asyncio
 import json
@@ -14,13 +14,14 @@ import pytest
 
 from genai_server.engine.model.graph import read_decoder_graph
 from genai_server.engine.model.session import open_session
+from genai_server.engine.runners.base import Abilities
 from genai_server.engine.runners.batched import BatchedRunner, BatchLimits
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.engine.runners.runner_pair import NOT_EXACT, RunnerPair
 from genai_server.engine.runners.scripted import ScriptedRunner
 from genai_server.engine.sequence import Sequence
 from genai_server.errors import AdapterLoadFailed
-from genai_server.generation import GenerationRequest
+from genai_server.messages.generation_request import GenerationRequest
 from genai_server.text.codec import load_text_codec
 from tests.engine.runners.test_runner_pair import MAX_LENGTH, SLOTS, Engine, produced
 from tests.running_server import DEMO
@@ -45,7 +46,7 @@ def loaded(adapted: Path, generator: OgGeneratorRunner) -> dict[str, object]:
 
 
 class Adapted(Engine):
-    """Sequences may bring an adapter."""
+    """An engine whose sequences may have an adapter."""
 
     def begin_with(self, number: int, prompt: list[int], adapter: object, **fields: Any) -> Sequence:
         request = GenerationRequest(f"r{number}", prompt, 400, MAX_LENGTH, **fields)
@@ -76,7 +77,7 @@ FRANCE = "What is the capital of France?"
 
 
 def bare(model_dir: Path, prompt: list[int], adapter: Path | None = None) -> list[int]:
-    """The library's own greedy loop, as its documentation shows it; it ends with the answer."""
+    """The library's greedy loop, as in its documentation; it ends with the answer."""
     import onnxruntime_genai as og
 
     model = og.Model(str(model_dir))
@@ -94,18 +95,18 @@ def bare(model_dir: Path, prompt: list[int], adapter: Path | None = None) -> lis
 
 
 def same_until_the_end(sequence: Sequence, expected: list[int]) -> bool:
-    """Here everybody goes on for ever, also where the library has stopped."""
+    """Whether the tokens are equal; sequences here continue beyond the end at which the library stops."""
     return produced(sequence, len(expected)) == expected
 
 
-def test_a_model_that_takes_adapters_runs_in_a_batch_and_answers_as_before(adapted: Path, engine: Adapted) -> None:
+def test_model_with_adapters_runs_in_a_batch_unchanged(adapted: Path, engine: Adapted) -> None:
     sequence = engine.begin(1, question(FRANCE))
     engine.run(sequence, STEPS)
     assert sequence.batched
     assert same_until_the_end(sequence, bare(DEMO, question(FRANCE)))
 
 
-def test_two_adapters_and_the_base_side_by_side_each_answer_as_alone(
+def test_two_adapters_and_the_base_answer_together_as_alone(
     adapted: Path, engine: Adapted, loaded: dict[str, object]
 ) -> None:
     files = {name: adapted / f"{name}.onnx_adapter" for name in NAMES}
@@ -124,7 +125,7 @@ def test_two_adapters_and_the_base_side_by_side_each_answer_as_alone(
         assert same_until_the_end(sequence, plain)
 
 
-def test_no_past_goes_from_one_adapter_to_another_or_to_the_base(engine: Adapted, loaded: dict[str, object]) -> None:
+def test_past_is_never_shared_between_adapters(engine: Adapted, loaded: dict[str, object]) -> None:
     prompt = question(FRANCE) * 3
     first = engine.begin_with(1, prompt, loaded["dreamy"])
     engine.run(first, 2)
@@ -138,20 +139,20 @@ def test_no_past_goes_from_one_adapter_to_another_or_to_the_base(engine: Adapted
     assert engine.begin(9, prompt).num_cached > 0
 
 
-def test_an_exact_answer_with_an_adapter_is_the_same_in_any_company(engine: Adapted, loaded: dict[str, object]) -> None:
+def test_exact_answer_with_an_adapter_is_the_same_in_company(engine: Adapted, loaded: dict[str, object]) -> None:
     prompt = question(FRANCE)
     alone = engine.begin_with(1, prompt, loaded["dreamy"], exact=True)
     engine.run(alone, STEPS)
     engine.end(alone)
     base = engine.begin(2, question("Count from 1 to 20."))
     engine.run(base, 3)
-    beside = engine.begin_with(3, prompt, loaded["dreamy"], exact=True)
+    in_company = engine.begin_with(3, prompt, loaded["dreamy"], exact=True)
     engine.begin_with(4, prompt, loaded["lively"])
-    engine.run(beside, STEPS)
-    assert produced(beside, STEPS) == produced(alone, STEPS)
+    engine.run(in_company, STEPS)
+    assert produced(in_company, STEPS) == produced(alone, STEPS)
 
 
-def test_one_with_an_adapter_is_profiled_where_it_is_and_stays_there(
+def test_sequence_with_an_adapter_is_profiled_in_place(
     engine: Adapted, loaded: dict[str, object], tmp_path: Path
 ) -> None:
     sequence = engine.begin_with(1, question(FRANCE), loaded["lively"], exact=True)
@@ -159,9 +160,9 @@ def test_one_with_an_adapter_is_profiled_where_it_is_and_stays_there(
     assert engine.runners.no_profile(sequence) is None
     read = sequence.num_read
     engine.runners.to_generator(sequence)
-    engine.runners.set_runtime_option(sequence, "enable_profiling", str(tmp_path / "adapted"))
+    engine.runners.generator.set_runtime_option(sequence.id, "enable_profiling", str(tmp_path / "adapted"))
     engine.run(sequence, 4)
-    engine.runners.set_runtime_option(sequence, "enable_profiling", "0")
+    engine.runners.generator.set_runtime_option(sequence.id, "enable_profiling", "0")
     engine.runners.to_batch(sequence)
     assert (sequence.batched, sequence.num_read) == (False, read + 1)
     (profile,) = tmp_path.glob("adapted_*.json")
@@ -169,14 +170,16 @@ def test_one_with_an_adapter_is_profiled_where_it_is_and_stays_there(
     assert any("lora" in name for name in names)
 
 
-def test_with_an_adapter_exact_ones_can_be_profiled_also_where_others_cannot() -> None:
-    pair = RunnerPair(ScriptedRunner(), cast(BatchedRunner, SimpleNamespace(lone_row_is_exact=False)))
+def test_exact_sequence_with_an_adapter_can_be_profiled() -> None:
+    pair = RunnerPair(
+        ScriptedRunner(), cast(BatchedRunner, SimpleNamespace(abilities=Abilities("batched", exact=False)))
+    )
     request = GenerationRequest("r", [1], 10, 20, exact=True)
     assert pair.no_profile(Sequence(1, (0, 1), request, lambda: 0.0)) == NOT_EXACT
     assert pair.no_profile(Sequence(2, (0, 2), request, lambda: 0.0, adapter=b"any")) is None
 
 
-def test_an_adapter_that_nobody_names_any_more_is_there_for_who_has_it(
+def test_unloaded_adapter_lives_until_its_sequence_ends(
     adapted: Path, engine: Adapted, generator: OgGeneratorRunner
 ) -> None:
     file = adapted / "lively.onnx_adapter"

@@ -1,7 +1,7 @@
-"""The batched runner on the demo model: its answers are those of the library's own Generator, token for token.
+"""The batched runner on the demo model: its answers equal those of the library's Generator, token by token.
 
 The demo model's weights are quantized in blocks of 32, for which ONNX Runtime's kernels give the same bits for one row
-as for many; so everything here is compared exactly.
+as for many; so all comparisons are exact.
 """
 
 import random
@@ -18,7 +18,7 @@ from genai_server.engine.model.files import check_model_directory
 from genai_server.engine.model.graph import DecoderGraph, read_decoder_graph
 from genai_server.engine.model.session import open_session
 from genai_server.engine.runners import trials
-from genai_server.engine.runners.base import Interrupted, Opening
+from genai_server.engine.runners.base import Interrupted
 from genai_server.engine.runners.batched import BatchedRunner, BatchLimits
 from genai_server.engine.runners.cpu_buffers import CpuBuffers
 from genai_server.engine.runners.decoder_session import DecoderSession
@@ -27,9 +27,10 @@ from genai_server.engine.runners.scores import Logits
 from genai_server.engine.scheduling.scheduler import Scheduler
 from genai_server.engine.sequence import Sequence as Scheduled
 from genai_server.errors import RunnerFailed
-from genai_server.generation import GenerationRequest
+from genai_server.messages.generation_request import GenerationRequest
 from genai_server.options.device import DeviceOptions
 from genai_server.options.session import SPINNING
+from scripts._models.driven import Driven
 from scripts._models.requantized import write_requantized
 from tests.running_server import DEMO
 from tests.tokens import text
@@ -47,13 +48,13 @@ def graph() -> DecoderGraph:
 
 
 @pytest.fixture
-def runner(graph: DecoderGraph, session: Any) -> BatchedRunner:
-    return BatchedRunner(graph, session, check_model_directory(DEMO), BatchLimits(SLOTS, MAX_LENGTH))
+def runner(graph: DecoderGraph, session: Any) -> Driven:
+    return Driven(BatchedRunner(graph, session, check_model_directory(DEMO), BatchLimits(SLOTS, MAX_LENGTH)))
 
 
 @pytest.fixture(scope="module")
 def reference() -> Reference:
-    """What a fresh Generator of the library answers greedily, the prompt read in one piece."""
+    """The greedy answer of a fresh Generator of the library that reads the prompt in one pass."""
     import onnxruntime_genai as og
 
     model, vocab_size = og.Model(str(DEMO)), check_model_directory(DEMO).vocab_size
@@ -77,15 +78,15 @@ def reference() -> Reference:
 
 
 class Batch:
-    """Sequences on a runner, answered greedily."""
+    """Sequences on a runner, with greedy answers."""
 
-    def __init__(self, runner: BatchedRunner) -> None:
+    def __init__(self, runner: Driven) -> None:
         self.runner = runner
         self.answers: dict[int, list[int]] = {}
 
     def begin(self, sequence: int, prompt: list[int], *, chunk: int = MAX_LENGTH, **how: Any) -> int:
-        """Read a prompt up to its first token of answer; returns how much of it needed no reading."""
-        cached = self.runner.open(sequence, prompt, Opening(MAX_LENGTH, **how))
+        """Read a prompt and choose the first token; returns the number of prompt tokens found in the prefix cache."""
+        cached = self.runner.open(sequence, prompt, MAX_LENGTH, **how)
         self.read(sequence, prompt[cached:], chunk=chunk)
         return cached
 
@@ -95,7 +96,7 @@ class Batch:
         self.answers[sequence] = [int(logits.argmax())]
 
     def step(self, *sequences: int) -> None:
-        """One more token of each, in one pass."""
+        """Decode one token of each sequence in one pass."""
         logits = self.runner.decode(sequences, [self.answers[sequence][-1] for sequence in sequences])
         assert logits.shape == (len(sequences), self.runner.model.vocab_size)
         for sequence, row in zip(sequences, logits, strict=True):
@@ -107,18 +108,18 @@ class Batch:
 
 
 @pytest.fixture
-def batch(runner: BatchedRunner) -> Batch:
+def batch(runner: Driven) -> Batch:
     return Batch(runner)
 
 
-def idle(runner: BatchedRunner) -> bool:
-    return runner.slots.num_running == runner.slots.num_decoding == 0
+def idle(runner: Driven) -> bool:
+    return bool(runner.slots.num_running == runner.slots.num_decoding == 0)
 
 
 # batches
 
 
-def test_batches_of_every_size_leave_no_memory_taken(batch: Batch) -> None:
+def test_batches_of_every_size_free_their_memory(batch: Batch) -> None:
     for number in range(SLOTS):
         batch.begin(number, text(900, number))
     tracemalloc.start()
@@ -133,17 +134,17 @@ def test_batches_of_every_size_leave_no_memory_taken(batch: Batch) -> None:
     assert kept < 900
 
 
-def test_its_facts(runner: BatchedRunner) -> None:
-    assert runner.max_rows == SLOTS
+def test_runner_reports_model_and_limits(runner: Driven) -> None:
+    assert runner.abilities.max_rows == SLOTS
     assert runner.model == check_model_directory(DEMO)
-    assert runner.lone_row_is_exact
+    assert runner.abilities.exact
     assert idle(runner)
     assert [slot.tokens for slot in runner.slots.slots] == [[]] * SLOTS
 
 
 @pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize("lengths", [(5,), (1, 2), (100, 3, 57, 33, 1, 200)])
-def test_prompts_of_any_length_in_one_batch_get_the_librarys_answers(
+def test_batched_prompts_of_any_length_match_the_librarys(
     batch: Batch, reference: Reference, lengths: tuple[int, ...], exact: bool
 ) -> None:
     prompts = {number: text(length) for number, length in enumerate(lengths)}
@@ -165,9 +166,7 @@ def test_the_rows_come_in_the_order_that_was_asked_for(batch: Batch, reference: 
     assert batch.answers == {number: reference(prompt, 4) for number, prompt in prompts.items()}
 
 
-def test_one_that_is_left_out_of_a_pass_goes_on_later_as_if_nothing_had_been(
-    batch: Batch, reference: Reference
-) -> None:
+def test_sequence_left_out_of_passes_continues_unchanged(batch: Batch, reference: Reference) -> None:
     prompts = {number: text(20, number) for number in range(3)}
     for number, prompt in prompts.items():
         batch.begin(number, prompt)
@@ -202,10 +201,10 @@ def test_sequences_that_join_and_leave_disturb_no_other(batch: Batch, reference:
     assert idle(batch.runner)
 
 
-def test_a_prompt_is_read_in_chunks_while_others_decode(batch: Batch, reference: Reference) -> None:
+def test_prompt_is_read_in_chunks_next_to_decoding_rows(batch: Batch, reference: Reference) -> None:
     batch.begin(1, text(30))
     long = text(100)
-    batch.runner.open(2, long, Opening(MAX_LENGTH))
+    batch.runner.open(2, long, MAX_LENGTH)
     for start in range(0, 100, 20):
         logits = batch.runner.prefill(2, long[start : start + 20])
         batch.step(1)
@@ -217,28 +216,28 @@ def test_a_prompt_is_read_in_chunks_while_others_decode(batch: Batch, reference:
 
 
 @pytest.mark.parametrize("chunk", [2, 3, 16, 50, 99])
-def test_chunks_of_a_prompt_give_the_bits_of_the_whole(runner: BatchedRunner, chunk: int) -> None:
+def test_chunks_of_a_prompt_give_the_bits_of_the_whole(runner: Driven, chunk: int) -> None:
     prompt = text(100)
-    runner.open(0, prompt, Opening(MAX_LENGTH))
+    runner.open(0, prompt, MAX_LENGTH)
     whole = runner.prefill(0, prompt).copy()
-    runner.open(1, prompt, Opening(MAX_LENGTH, reuse=False))
+    runner.open(1, prompt, MAX_LENGTH, reuse=False)
     for start in range(0, 100, chunk):
         logits = runner.prefill(1, prompt[start : start + chunk])
-    if 100 % chunk != 1:  # one token alone may be read by another kernel; the scheduler never asks for it
+    if 100 % chunk != 1:  # a single token may use another kernel; the scheduler never asks for it
         assert np.array_equal(logits, whole)
     assert int(logits.argmax()) == int(whole.argmax())
 
 
 @pytest.mark.parametrize("length", [65, 129, 130, 257, 385])
-def test_however_the_scheduler_divides_a_prompt_the_bits_are_the_same(runner: BatchedRunner, length: int) -> None:
+def test_any_division_of_a_prompt_gives_the_same_bits(runner: Driven, length: int) -> None:
     request = GenerationRequest("r", text(length), 9, MAX_LENGTH)
     found = []
     for most in (16, 64, 100, 512):
-        scheduler = Scheduler(max_running=1, max_waiting=1, prefill_chunk=most)
+        scheduler = Scheduler(runner.runner, max_running=1, max_waiting=1, prefill_chunk=most)
         sequence = Scheduled(0, (0, 0), request, lambda: 0.0)
         scheduler.add(sequence)
         scheduler.admit()
-        runner.open(0, sequence.tokens, Opening(MAX_LENGTH, reuse=False))
+        runner.open(0, sequence.tokens, MAX_LENGTH, reuse=False)
         while sequence.num_unread:
             step = scheduler.next_step()
             assert step is not None
@@ -251,22 +250,22 @@ def test_however_the_scheduler_divides_a_prompt_the_bits_are_the_same(runner: Ba
 
 
 def test_a_sequence_may_fill_its_slot_to_the_last_token(graph: DecoderGraph, session: Any) -> None:
-    batch = Batch(BatchedRunner(graph, session, check_model_directory(DEMO), BatchLimits(2, 40)))
+    batch = Batch(Driven(BatchedRunner(graph, session, check_model_directory(DEMO), BatchLimits(2, 40))))
     for sequence in (1, 2):
         batch.begin(sequence, text(30, sequence))
     for _ in range(9):
         batch.step(1, 2)
     assert len(batch.runner.slots.slots[0].tokens) == 39
-    batch.step(1)  # beside a full row
+    batch.step(1)  # next to a full row
     batch.end(1, 2)
     assert batch.begin(3, text(30, 3)) == 0
 
 
-# a past that is used again
+# reuse of pasts
 
 
 @pytest.mark.parametrize("exact", [False, True])
-def test_a_past_that_is_taken_over_gives_the_same_answer(batch: Batch, reference: Reference, exact: bool) -> None:
+def test_reused_past_gives_the_same_answer(batch: Batch, reference: Reference, exact: bool) -> None:
     prompt = text(60)
     batch.begin(1, prompt, exact=exact)
     batch.end(1)
@@ -280,9 +279,7 @@ def test_a_past_that_is_taken_over_gives_the_same_answer(batch: Batch, reference
 
 
 @pytest.mark.parametrize("exact", [False, True])
-def test_a_past_that_is_copied_from_a_running_sequence_gives_both_their_answers(
-    batch: Batch, reference: Reference, exact: bool
-) -> None:
+def test_past_copied_from_a_running_sequence_is_right_for_both(batch: Batch, reference: Reference, exact: bool) -> None:
     common = text(50)
     prompts = {number: [*common, *text(5, number)] for number in range(4)}
     assert [batch.begin(number, prompt, exact=exact) for number, prompt in prompts.items()] == [0, 50, 50, 50]
@@ -291,7 +288,7 @@ def test_a_past_that_is_copied_from_a_running_sequence_gives_both_their_answers(
     assert batch.answers == {number: reference(prompt, STEPS) for number, prompt in prompts.items()}
 
 
-def test_the_same_prompt_again_gives_the_same_answer_and_reads_two_tokens(batch: Batch, reference: Reference) -> None:
+def test_repeated_prompt_reads_two_tokens_for_the_same_answer(batch: Batch, reference: Reference) -> None:
     prompt = text(40)
     assert [batch.begin(number, prompt) for number in range(3)] == [0, 38, 38]
     for _ in range(5):
@@ -311,33 +308,33 @@ def test_an_exact_conversation_reads_its_own_answers_anew(batch: Batch, referenc
         batch.step(2)
     assert batch.answers[2] == reference(follow, STEPS)
     batch.end(2)
-    # Whoever does not ask for exactness takes what is there.
+    # Inexact sequences reuse whatever is cached.
     assert batch.begin(3, [*follow, *text(4)]) > 38
 
 
 @pytest.mark.parametrize("alone", [range(1), range(10, 30)])
-def test_what_was_read_token_by_token_is_no_past_for_an_exact_answer(runner: BatchedRunner, alone: range) -> None:
+def test_tokens_read_singly_are_no_past_for_an_exact_answer(runner: Driven, alone: range) -> None:
     prompt = text(30)
-    runner.open(1, prompt, Opening(MAX_LENGTH))
+    runner.open(1, prompt, MAX_LENGTH)
     if alone.start:
         runner.prefill(1, prompt[: alone.start])
     for index in alone:
         runner.prefill(1, prompt[index : index + 1])
     runner.close(1)
     follow = [*prompt[: alone.stop], *text(9, 1)]
-    assert runner.open(2, follow, Opening(MAX_LENGTH, exact=True)) == alone.start
+    assert runner.open(2, follow, MAX_LENGTH, exact=True) == alone.start
     runner.close(2)
-    assert runner.open(3, follow, Opening(MAX_LENGTH)) == alone.stop
+    assert runner.open(3, follow, MAX_LENGTH) == alone.stop
 
 
-def test_without_reuse_all_is_read(batch: Batch, reference: Reference) -> None:
+def test_prompt_without_reuse_is_read_completely(batch: Batch, reference: Reference) -> None:
     batch.begin(1, text(40))
     assert batch.begin(2, text(40), reuse=False) == 0
     batch.step(1, 2)
     assert batch.answers[1] == batch.answers[2] == reference(text(40), 2)
 
 
-def test_where_a_lone_row_rounds_otherwise_an_exact_one_gets_a_companion_that_harms_nobody(
+def test_lone_exact_row_gets_a_harmless_padding_row(
     batch: Batch, reference: Reference, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     batch.runner.slots.row_group = 2
@@ -353,7 +350,7 @@ def test_where_a_lone_row_rounds_otherwise_an_exact_one_gets_a_companion_that_ha
     batch.end(1)
     waiting = text(50, 7)
     batch.begin(2, text(20), exact=True)
-    batch.runner.open(3, waiting, Opening(MAX_LENGTH))
+    batch.runner.open(3, waiting, MAX_LENGTH)
     batch.runner.prefill(3, waiting[:25])
     rows.clear()
     for _ in range(4):
@@ -367,7 +364,7 @@ def test_where_a_lone_row_rounds_otherwise_an_exact_one_gets_a_companion_that_ha
     assert rows == [3, 1, 1]  # then its row is moved to the front
     assert batch.answers[2] == reference(text(20), 5)
     assert batch.answers[3] == reference(waiting, 4)
-    # The past that lay idle beside them is what it was.
+    # The idle past next to them is unchanged.
     assert batch.begin(4, [*text(70), *text(3)]) == 70
     batch.step(4)
     assert batch.answers[4] == reference([*text(70), *text(3)], 2)
@@ -378,8 +375,8 @@ def test_one_slot_is_enough_and_keeps_one_past(
     graph: DecoderGraph, session: Any, reference: Reference, monkeypatch: pytest.MonkeyPatch, row_group: int
 ) -> None:
     monkeypatch.setattr("genai_server.engine.runners.trials.smallest_row_group", lambda *_: row_group)
-    batch = Batch(BatchedRunner(graph, session, check_model_directory(DEMO), BatchLimits(1, MAX_LENGTH)))
-    assert len(batch.runner.slots.slots) == batch.runner.max_rows == 1
+    batch = Batch(Driven(BatchedRunner(graph, session, check_model_directory(DEMO), BatchLimits(1, MAX_LENGTH))))
+    assert len(batch.runner.slots.slots) == batch.runner.abilities.max_rows == 1
     for number, prompt in enumerate((text(40), text(30))):
         batch.begin(number, prompt, exact=True)
         for _ in range(STEPS - 1):
@@ -393,18 +390,18 @@ def test_one_slot_is_enough_and_keeps_one_past(
 
 
 @pytest.fixture(scope="module")
-def grouped(tmp_path_factory: pytest.TempPathFactory) -> BatchedRunner:
-    """With a model whose kernels may take rows in groups; on x86-64 they take pairs."""
+def grouped(tmp_path_factory: pytest.TempPathFactory) -> Driven:
+    """A batch whose kernels may process rows in groups; on x86-64 they process pairs."""
     model_dir = write_requantized(DEMO, tmp_path_factory.mktemp("models") / "requantized")
     graph, model = read_decoder_graph(model_dir), check_model_directory(model_dir)
-    return BatchedRunner(graph, open_session(graph, 1, optimized=False), model, BatchLimits(5, 200))
+    return Driven(BatchedRunner(graph, open_session(graph, 1, optimized=False), model, BatchLimits(5, 200)))
 
 
-def exact_logits(runner: BatchedRunner, lengths: Sequence[int], steps: int = 4, **how: Any) -> list[list[Logits]]:
-    """Of each step of prompts of these lengths, in one batch."""
+def exact_logits(runner: Driven, lengths: Sequence[int], steps: int = 4, **how: Any) -> list[list[Logits]]:
+    """The logits of each step for prompts of these lengths, in one batch."""
     for number, length in enumerate(lengths):
         prompt = text(length, number)
-        cached = runner.open(number, prompt, Opening(length + steps, exact=True, **how))
+        cached = runner.open(number, prompt, length + steps, exact=True, **how)
         runner.prefill(number, prompt[cached:])
     numbers = range(len(lengths))
     found = [list(runner.decode(numbers, [10 + step] * len(lengths)).copy()) for step in range(steps)]
@@ -413,7 +410,7 @@ def exact_logits(runner: BatchedRunner, lengths: Sequence[int], steps: int = 4, 
     return found
 
 
-def test_exact_rows_are_the_same_beside_any_number_of_others(grouped: BatchedRunner) -> None:
+def test_exact_rows_are_the_same_next_to_any_others(grouped: Driven) -> None:
     lengths = (12, 7, 31, 20, 9)
     together = exact_logits(grouped, lengths, reuse=False)
     for number in range(1, 5):
@@ -423,13 +420,13 @@ def test_exact_rows_are_the_same_beside_any_number_of_others(grouped: BatchedRun
 
 @pytest.mark.parametrize("common", [29, 30])
 @pytest.mark.parametrize("behind", [8, 9])
-def test_an_exact_row_is_the_same_after_a_past_of_any_length(grouped: BatchedRunner, common: int, behind: int) -> None:
+def test_an_exact_row_is_the_same_after_a_past_of_any_length(grouped: Driven, common: int, behind: int) -> None:
     length = common + behind
     grouped.slots.forget()
     (expected,) = zip(*exact_logits(grouped, [length]), strict=True)
     grouped.slots.forget()
     prompt = [*text(length, 0)[:common], *text(5, 9)]
-    grouped.open(9, prompt, Opening(200))
+    grouped.open(9, prompt, 200)
     grouped.prefill(9, prompt)
     grouped.close(9)
     (found,) = zip(*exact_logits(grouped, [length]), strict=True)
@@ -439,8 +436,8 @@ def test_an_exact_row_is_the_same_after_a_past_of_any_length(grouped: BatchedRun
 # interruption
 
 
-def interrupting(runner: BatchedRunner) -> tuple[threading.Thread, threading.Event]:
-    """A thread that interrupts again and again until it is told to stop."""
+def interrupting(runner: Driven) -> tuple[threading.Thread, threading.Event]:
+    """A thread that interrupts repeatedly until it is stopped; returns it with the event that stops it."""
     stop = threading.Event()
 
     def interrupt() -> None:
@@ -452,19 +449,19 @@ def interrupting(runner: BatchedRunner) -> tuple[threading.Thread, threading.Eve
     return thread, stop
 
 
-def test_a_prefill_is_interrupted_by_another_thread_and_can_be_given_again(batch: Batch, reference: Reference) -> None:
+def test_interrupted_prefill_can_be_repeated(batch: Batch, reference: Reference) -> None:
     runner = batch.runner
     long = text(900)
     batch.begin(1, text(33))
     batch.step(1)
-    runner.open(2, long, Opening(MAX_LENGTH))
+    runner.open(2, long, MAX_LENGTH)
     first = runner.prefill(2, long[:100]).copy()
     thread, stop = interrupting(runner)
     try:
         with pytest.raises(Interrupted):
             runner.prefill(2, long[100:])
         assert len(runner.slots.slots[runner.slots.index(2)].tokens) == 100
-        # Not twice in a row, however often somebody tries: else a prompt might never be read.
+        # Never twice in a row, however many interrupts arrive: otherwise a prompt might never be read.
         runner.prefill(2, long[100:500])
         with pytest.raises(Interrupted):
             runner.prefill(2, long[500:])
@@ -483,11 +480,11 @@ def test_a_prefill_is_interrupted_by_another_thread_and_can_be_given_again(batch
     assert idle(runner)
 
 
-def test_a_prompt_is_read_beside_a_stream_however_often_somebody_interrupts(batch: Batch) -> None:
+def test_prompt_completes_next_to_a_stream_despite_interrupts(batch: Batch) -> None:
     runner = batch.runner
     long = text(900)
     batch.begin(1, text(33))
-    runner.open(2, long, Opening(MAX_LENGTH))
+    runner.open(2, long, MAX_LENGTH)
     thread, stop = interrupting(runner)
     try:
         with pytest.raises(Interrupted):
@@ -501,7 +498,7 @@ def test_a_prompt_is_read_beside_a_stream_however_often_somebody_interrupts(batc
 
 def test_a_sequence_may_end_after_its_prefill_was_interrupted(batch: Batch, reference: Reference) -> None:
     long = text(900)
-    batch.runner.open(1, long, Opening(MAX_LENGTH))
+    batch.runner.open(1, long, MAX_LENGTH)
     thread, stop = interrupting(batch.runner)
     try:
         with pytest.raises(Interrupted):
@@ -515,7 +512,7 @@ def test_a_sequence_may_end_after_its_prefill_was_interrupted(batch: Batch, refe
     assert batch.answers[2] == reference(long[:50], 2)
 
 
-def test_decoding_is_not_interrupted_and_what_comes_too_late_is_nothing(batch: Batch, reference: Reference) -> None:
+def test_decoding_is_not_interrupted_and_late_interrupts_lapse(batch: Batch, reference: Reference) -> None:
     batch.begin(1, text(20))
     thread, stop = interrupting(batch.runner)
     try:
@@ -530,44 +527,42 @@ def test_decoding_is_not_interrupted_and_what_comes_too_late_is_nothing(batch: B
     assert batch.answers[2] == reference(text(60), 1)
 
 
-# from and to other runners
+# moves between runners
 
 
 @pytest.mark.parametrize("decoded", [0, 6])
-def test_a_generators_past_is_gone_on_from_with_the_same_tokens(
-    batch: Batch, reference: Reference, decoded: int
-) -> None:
-    generator = OgGeneratorRunner(DEMO, "cpu", threads=1)
+def test_generators_past_is_continued_with_the_same_tokens(batch: Batch, reference: Reference, decoded: int) -> None:
+    generator = Driven(OgGeneratorRunner(DEMO, "cpu", threads=1))
     prompt = text(45)
-    generator.open(7, prompt, Opening(MAX_LENGTH))
+    generator.open(7, prompt, MAX_LENGTH)
     answer = [int(generator.prefill(7, prompt).argmax())]
     for _ in range(decoded):
         answer.append(int(generator.decode([7], answer[-1:]).argmax()))
     past = generator.export(7, batch.runner.present_names)
     generator.close(7)
     batch.begin(1, text(12))
-    batch.runner.adopt(2, [*prompt, *answer[:-1]], len(prompt), past)
+    batch.runner.adopt(2, prompt, answer[:-1], past)
     batch.answers[2] = answer
     for _ in range(5):
         batch.step(2, 1)
     assert batch.answers[2] == reference(prompt, decoded + 6)
     assert batch.answers[1] == reference(text(12), 6)
     batch.end(1, 2)
-    # What the generator has decoded does not count as prefilled.
-    assert batch.runner.open(3, [*prompt, *answer, 5, 5], Opening(MAX_LENGTH, exact=True)) == len(prompt)
+    # Tokens decoded by the generator do not count as prefilled.
+    assert batch.runner.open(3, [*prompt, *answer, 5, 5], MAX_LENGTH, exact=True) == len(prompt)
     batch.end(3)
     assert idle(batch.runner)
 
 
-def test_runtime_options_are_refused(runner: BatchedRunner) -> None:
-    runner.open(1, [5, 6], Opening(MAX_LENGTH))
+def test_runtime_options_are_refused(runner: Driven) -> None:
+    runner.open(1, [5, 6], MAX_LENGTH)
     with pytest.raises(RunnerFailed, match="enable_profiling"):
         runner.set_runtime_option(1, "enable_profiling", "1")
 
 
-def test_what_the_library_refuses_is_translated_and_the_others_go_on(batch: Batch, reference: Reference) -> None:
+def test_library_error_is_translated_and_others_continue(batch: Batch, reference: Reference) -> None:
     batch.begin(1, text(20))
-    batch.runner.open(2, [5], Opening(MAX_LENGTH))
+    batch.runner.open(2, [5], MAX_LENGTH)
     with pytest.raises(RunnerFailed, match="onnxruntime: "):
         batch.runner.prefill(2, [10**6, 10**6])
     batch.end(2)
@@ -575,7 +570,7 @@ def test_what_the_library_refuses_is_translated_and_the_others_go_on(batch: Batc
     assert batch.answers[1] == reference(text(20), 2)
 
 
-def test_memory_that_cannot_be_had_is_the_runners_failure(graph: DecoderGraph, session: Any) -> None:
+def test_failed_allocation_is_a_runner_failure(graph: DecoderGraph, session: Any) -> None:
     def refuse(graph: DecoderGraph, num_rows: int, max_length: int) -> CpuBuffers:
         if max_length >= MAX_LENGTH:
             raise RuntimeError("too little")
@@ -586,7 +581,7 @@ def test_memory_that_cannot_be_had_is_the_runners_failure(graph: DecoderGraph, s
         BatchedRunner(graph, session, model, BatchLimits(1, MAX_LENGTH), make_buffers=refuse)
 
 
-def test_the_memory_of_each_trial_is_free_before_the_next_is_taken(graph: DecoderGraph, session: Any) -> None:
+def test_memory_of_a_trial_is_free_before_the_next(graph: DecoderGraph, session: Any) -> None:
     made: list[weakref.ref[CpuBuffers]] = []
 
     def make(graph: DecoderGraph, num_rows: int, max_length: int) -> CpuBuffers:
@@ -599,33 +594,31 @@ def test_the_memory_of_each_trial_is_free_before_the_next_is_taken(graph: Decode
     assert len(made) == 3
 
 
-def test_closing_what_is_not_open_is_nothing(runner: BatchedRunner) -> None:
+def test_closing_an_unknown_sequence_has_no_effect(runner: Driven) -> None:
     runner.close(5)
-    runner.open(5, [1, 2, 3], Opening(MAX_LENGTH))
+    runner.open(5, [1, 2, 3], MAX_LENGTH)
     runner.close(5)
     runner.close(5)
     assert idle(runner)
 
 
-def test_on_demand_a_prompt_gives_the_logits_after_each_of_its_tokens(runner: BatchedRunner) -> None:
+def test_prompt_returns_logits_of_each_position_on_demand(runner: Driven) -> None:
     prompt = text(50)
-    runner.open(0, prompt, Opening(MAX_LENGTH, reuse=False))
+    runner.open(0, prompt, MAX_LENGTH, reuse=False)
     positions = runner.prefill(0, prompt, positions=True)
     assert positions.shape == (len(prompt), runner.model.vocab_size)
     for length in (2, 20, 50):
-        runner.open(1, prompt, Opening(MAX_LENGTH, reuse=False))
+        runner.open(1, prompt, MAX_LENGTH, reuse=False)
         assert runner.prefill(1, prompt[:length]) == pytest.approx(positions[length - 1], abs=1e-3)
         runner.close(1)
 
 
 @pytest.mark.parametrize("length", [1, 2, 17, 128])
-def test_a_prompt_has_the_same_logits_whether_the_head_reads_all_of_it_or_its_end(
-    runner: BatchedRunner, length: int
-) -> None:
+def test_last_logits_equal_those_of_all_positions(runner: Driven, length: int) -> None:
     prompt = text(length)
     found = []
     for positions in (True, False):
-        runner.open(1, prompt, Opening(MAX_LENGTH, reuse=False))
+        runner.open(1, prompt, MAX_LENGTH, reuse=False)
         found.append(runner.prefill(1, prompt, positions=positions))
         runner.close(1)
     every, last = found
@@ -633,9 +626,9 @@ def test_a_prompt_has_the_same_logits_whether_the_head_reads_all_of_it_or_its_en
     assert np.array_equal(last, every[-1])
 
 
-def test_logits_are_made_for_the_end_of_a_prompt_only(runner: BatchedRunner) -> None:
+def test_logits_are_made_for_the_end_of_a_prompt_only(runner: Driven) -> None:
     prompt = text(512)
-    runner.open(1, prompt, Opening(MAX_LENGTH, reuse=False))
+    runner.open(1, prompt, MAX_LENGTH, reuse=False)
     tracemalloc.start()
     try:
         runner.prefill(1, prompt)
@@ -648,17 +641,17 @@ def test_logits_are_made_for_the_end_of_a_prompt_only(runner: BatchedRunner) -> 
 # more threads than heads
 
 
-def test_long_exact_rows_are_the_same_alone_and_in_company_with_more_threads_than_heads(
+def test_long_exact_rows_are_alike_with_more_threads_than_heads(
     graph: DecoderGraph, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Attention then splits a long row's keys among threads, unless a row of another length is in the pass.
+    # Attention splits the keys of a long row among threads unless a row of another length is in the pass.
     options = DeviceOptions(entries={SPINNING: "0"})
     session, model = open_session(graph, 6, optimized=False, options=options), check_model_directory(DEMO)
-    runner = BatchedRunner(graph, session, model, BatchLimits(3, model.context_length))
+    runner = Driven(BatchedRunner(graph, session, model, BatchLimits(3, model.context_length)))
     monkeypatch.setattr(trials, "splits_even_rows", lambda *_: False)
-    unpadded = BatchedRunner(graph, session, model, BatchLimits(3, model.context_length))
+    unpadded = Driven(BatchedRunner(graph, session, model, BatchLimits(3, model.context_length)))
 
-    def are_alike(runner: BatchedRunner) -> bool:
+    def are_alike(runner: Driven) -> bool:
         together = exact_logits(runner, (1400, 1400, 1400), steps=2, reuse=False)
         for lengths in ((1400,), (1400, 1400), (1400, 30)):
             found = exact_logits(runner, lengths, steps=2, reuse=False)
@@ -669,4 +662,4 @@ def test_long_exact_rows_are_the_same_alone_and_in_company_with_more_threads_tha
     assert are_alike(runner)
     if are_alike(unpadded):
         pytest.skip("this machine's attention computes long rows alike without a padding row")
-    assert not runner.lone_row_is_exact
+    assert not runner.abilities.exact

@@ -1,4 +1,4 @@
-"""What an engine process loads; what it does with it is tested with the supervisor and the server."""
+"""What an engine process loads; its use is tested with the supervisor and the server."""
 
 import json
 import subprocess
@@ -17,7 +17,6 @@ from genai_server.engine.model.files import check_model_directory
 from genai_server.engine.model.graph import DecoderGraph, DoesNotFit, read_decoder_graph
 from genai_server.engine.model.session import open_session
 from genai_server.engine.runners import buffers, choose, cpu_buffers
-from genai_server.engine.runners.base import Opening, Runner
 from genai_server.engine.runners.batched import BatchedRunner
 from genai_server.engine.runners.cpu_buffers import page_tokens
 from genai_server.engine.runners.device_buffers import Place
@@ -26,29 +25,30 @@ from genai_server.engine.runners.runner_rules import runs_by_library
 from genai_server.engine.runners.scripted import ScriptedRunner
 from genai_server.engine.sequence import Sequence
 from genai_server.errors import ConfigurationError, QueueFull, RunnerFailed
-from genai_server.generation import Batching, GenerationRequest
+from genai_server.messages.generation_request import Batching, GenerationRequest
 from genai_server.messages.launch import EngineSpec
 from genai_server.options.check import check_device
 from genai_server.options.device import DeviceOptions, ProviderOptions, unreachable
 from genai_server.options.table import Reach
+from scripts._models.driven import Driven
 from tests.running_server import DEMO, ROOT, clean_environment
 
 
 def spec(max_length: int, **settings: Any) -> EngineSpec:
-    """On the CPU, with four slots and no packed weights but for what these settings say."""
+    """An engine on the CPU with four slots and without packed weights, apart from these settings."""
     given = {"max_batch_size": 4, "max_queue": 4, "prefill_chunk": 64, "cache_dir": ""} | settings
     all_settings = msgspec.structs.replace(engine_settings(Settings.model_validate({})), max_length=max_length, **given)
     return EngineSpec("cpu", str(DEMO), all_settings)
 
 
 def slot_bytes(max_length: int) -> int:
-    """The memory of a whole sequence on a CPU, in pages."""
+    """The memory of a full-length sequence on a CPU, in bytes of complete pages."""
     graph = read_decoder_graph(DEMO)
     tokens = page_tokens(graph)
     return graph.bytes_per_token * tokens * (1 + max_length // tokens)
 
 
-def test_a_model_whose_rope_changes_for_a_whole_batch_is_batched_up_to_there_only(
+def test_rope_switch_bounds_the_length_of_a_batch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def switching(model_dir: Path) -> DecoderGraph:
@@ -57,7 +57,7 @@ def test_a_model_whose_rope_changes_for_a_whole_batch_is_batched_up_to_there_onl
 
     monkeypatch.setattr(choose, "read_decoder_graph", switching)
     model = check_model_directory(DEMO)
-    assert choose.load_batched(spec(128), DEMO, model).max_rows == 4
+    assert choose.load_batched(spec(128), DEMO, model).abilities.max_rows == 4
     with pytest.raises(DoesNotFit, match="more than 128 tokens, and GENAI_MAX_LENGTH allows 129"):
         choose.load_batched(spec(129), DEMO, model)
 
@@ -66,17 +66,17 @@ def test_a_model_whose_rope_changes_for_a_whole_batch_is_batched_up_to_there_onl
     ("slots", "fits", "named"),
     [(9, 4, "GENAI_MAX_BATCH_SIZE lets 4 run"), (3, 3, "GENAI_KV_CACHE_BYTES lets 3 run")],
 )
-def test_where_slots_share_no_memory_it_bounds_them_and_a_full_queue_names_the_bound(
+def test_unshared_slots_are_bounded_by_memory_and_named(
     slots: int, fits: int, named: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cpu_buffers, "can_reserve", lambda *_: False)
     graph = read_decoder_graph(DEMO)
     given = spec(128, max_queue=0, kv_cache_bytes=slots * graph.bytes_per_token * graph.slot_length(128))
     batched = choose.load_batched(given, DEMO, check_model_directory(DEMO))
-    assert len(batched.slots.slots) == batched.max_rows == fits
-    assert batched.memory == UNSHARED
+    assert len(batched.slots.slots) == batched.abilities.max_rows == fits
+    assert batched.abilities.memory == UNSHARED
     assert [record.levelname for record in caplog.records] == ["WARNING"] * (fits < 4)
-    scheduler = process.make_scheduler(given, batched.max_rows)
+    scheduler = process.make_scheduler(given, RunnerPair(ScriptedRunner(), batched))
     for number in range(fits):
         scheduler.add(Sequence(number, (0, number), GenerationRequest("r", [5], 1, 9), lambda: 0.0))
     with pytest.raises(QueueFull, match=named):
@@ -85,20 +85,18 @@ def test_where_slots_share_no_memory_it_bounds_them_and_a_full_queue_names_the_b
 
 @pytest.mark.skipif(sys.platform != "linux", reason="slots share memory on Linux")
 @pytest.mark.parametrize(("bytes_", "num_slots", "num_tokens"), [(3.5, 4, 496), (1.25, 3, 176), (1.0, 1, 144)])
-def test_slots_share_their_memory_and_one_request_of_full_length_always_fits(
-    bytes_: float, num_slots: int, num_tokens: int
-) -> None:
+def test_shared_slots_always_fit_one_request_of_full_length(bytes_: float, num_slots: int, num_tokens: int) -> None:
     given = spec(128, kv_cache_bytes=int(bytes_ * slot_bytes(128)))
     runners = RunnerPair(ScriptedRunner(), choose.load_batched(given, DEMO, check_model_directory(DEMO)))
     assert (runners.batching.num_slots, runners.batching.kv_tokens) == (num_slots, num_tokens)
-    assert runners.memory.pages(128) <= runners.memory.num_pages
+    assert runners.main.abilities.memory.pages(128) <= runners.main.abilities.memory.num_pages
 
 
 @pytest.mark.parametrize(
     ("scheduler", "pages", "found"),
     [("library", False, True), ("auto", True, True), ("auto", False, False), ("batched", True, False)],
 )
-def test_the_librarys_batch_is_for_who_asks_and_for_paged_models(
+def test_library_batch_is_used_by_setting_and_for_paged_models(
     tmp_path: Path, scheduler: str, pages: bool, found: bool
 ) -> None:
     inputs = {"input_ids": "input_ids"} | ({"block_table": "block_table"} if pages else {})
@@ -107,25 +105,25 @@ def test_the_librarys_batch_is_for_who_asks_and_for_paged_models(
     assert runs_by_library(given.device, tmp_path, given.settings.scheduler) is found
 
 
-def test_the_librarys_batch_bounds_what_runs_and_a_full_queue_names_it() -> None:
+def test_library_batch_bounds_running_and_is_named_when_full() -> None:
     given = spec(128, max_batch_size=9, max_queue=0, scheduler="library")
     runners = choose.load_runners(given)
     assert runners.batching == Batching("library", None, 4, False, {"cpu": None})
-    scheduler = process.make_scheduler(given, runners.batching.num_slots)
+    scheduler = process.make_scheduler(given, runners)
     for number in range(4):
         scheduler.add(Sequence(number, (0, number), GenerationRequest("r", [5], 1, 9), lambda: 0.0))
     with pytest.raises(QueueFull, match="the batch of onnxruntime-genai lets 4 run"):
         scheduler.add(Sequence(99, (0, 99), GenerationRequest("r", [5], 1, 9), lambda: 0.0))
 
 
-def test_an_option_of_the_batched_session_does_not_reach_the_librarys_batch() -> None:
+def test_batched_session_option_is_refused_for_library_batches() -> None:
     options = check_device({"session": {"execution_mode": "parallel"}}, "cpu")
     given = msgspec.structs.replace(spec(128, scheduler="library"), options=options)
     with pytest.raises(ConfigurationError, match="execution_mode .*onnxruntime-genai's own batch"):
         choose.load_runners(given)
 
 
-def test_a_setting_that_leaves_memory_for_no_request_at_all_is_wrong() -> None:
+def test_kv_cache_too_small_for_one_request_is_refused() -> None:
     most, least = slot_bytes(128) - 1, slot_bytes(128)
     message = (
         rf"GENAI_KV_CACHE_BYTES={most}: at least {least} are needed for a request: .* 128 tokens \(GENAI_MAX_LENGTH"
@@ -135,13 +133,13 @@ def test_a_setting_that_leaves_memory_for_no_request_at_all_is_wrong() -> None:
     assert choose.load_runners(spec(128, kv_cache_bytes=least)).batching.num_slots == 1
 
 
-def test_where_too_little_memory_is_free_for_a_batch_requests_run_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batch_does_not_fit_without_enough_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choose, "free_memory", lambda: 2 * slot_bytes(128) - 2)
     with pytest.raises(DoesNotFit, match=r"need \d+ bytes, half of the memory that is free is \d+"):
         choose.load_batched(spec(128), DEMO, check_model_directory(DEMO))
 
 
-def test_a_model_whose_first_pass_fails_in_the_batch_runs_on_generators_unless_the_batch_is_demanded(
+def test_failed_first_pass_falls_back_unless_batching_is_set(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def failing(self: BatchedRunner, *_: Any, **named: Any) -> None:
@@ -149,7 +147,7 @@ def test_a_model_whose_first_pass_fails_in_the_batch_runs_on_generators_unless_t
 
     monkeypatch.setattr(BatchedRunner, "_run", failing)
     runners = choose.load_runners(spec(128))
-    assert runners.batched is None
+    assert not runners.has_batch
     assert "shapes differ" in (runners.batching.reason or "")
     with pytest.raises(ConfigurationError, match="GENAI_SCHEDULER=batched: .* shapes differ"):
         choose.load_runners(spec(128, scheduler="batched"))
@@ -167,9 +165,7 @@ def test_a_model_whose_first_pass_fails_in_the_batch_runs_on_generators_unless_t
         ("webgpu", "auto", "execution_mode reaches only .* runs on cpu, cuda, tensorrt, not on webgpu"),
     ],
 )
-def test_an_option_that_does_not_reach_the_runner_in_use_is_refused_before_the_model_is_loaded(
-    device: str, scheduler: str, message: str
-) -> None:
+def test_unreachable_option_is_refused_before_the_model_loads(device: str, scheduler: str, message: str) -> None:
     options = check_device({"session": {"execution_mode": "parallel"}}, device)
     given = msgspec.structs.replace(spec(128, scheduler=scheduler), device=device, model_dir="/none", options=options)
     with pytest.raises(ConfigurationError, match=message):
@@ -180,14 +176,14 @@ def test_an_option_that_does_not_reach_the_runner_in_use_is_refused_before_the_m
     ("device", "message"),
     [("cuda", "GENAI_KV_CACHE_BYTES must be given"), ("directml:1", "runs on cpu, cuda, tensorrt, not on directml")],
 )
-def test_a_batch_that_cannot_be_is_refused_before_the_model_is_loaded(device: str, message: str) -> None:
+def test_impossible_batch_is_refused_before_the_model_loads(device: str, message: str) -> None:
     given = msgspec.structs.replace(spec(128, scheduler="batched"), model_dir="/none", device=device)
     with pytest.raises(ConfigurationError, match=f"GENAI_SCHEDULER=batched: .*{message}"):
         choose.load_runners(given)
 
 
-def test_a_batch_on_a_device_has_its_memory_there_and_a_row_less_than_fits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Up to the border: the session and the memory are the CPU's here."""
+def test_device_batch_has_its_memory_there_and_one_row_fewer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a device: the session and the memory are the CPU's."""
     opened: list[DeviceOptions] = []
 
     def on_the_cpu(graph: DecoderGraph, threads: int, *, options: DeviceOptions, **named: Any) -> Any:
@@ -209,14 +205,15 @@ def test_a_batch_on_a_device_has_its_memory_there_and_a_row_less_than_fits(monke
         options=check_device({}, "cuda:1"),
     )
     runner = choose.load_batched(given, DEMO, check_model_directory(DEMO))
-    assert runner.max_rows == 2
+    assert runner.abilities.max_rows == 2
     assert made == [Place("cuda", 1, "CUDAExecutionProvider")]
     assert [provider.name for provider in opened[0].providers] == ["cuda"]
-    assert runner.open(1, [1, 2, 3], Opening(64)) == 0
-    assert runner.prefill(1, [1, 2, 3]).shape == (runner.model.vocab_size,)
+    driven = Driven(runner)
+    assert driven.open(1, [1, 2, 3], 64) == 0
+    assert driven.prefill(1, [1, 2, 3]).shape == (runner.model.vocab_size,)
 
 
-def test_an_option_of_the_generator_alone_is_refused_where_requests_are_batched() -> None:
+def test_generator_only_option_is_refused_when_batching() -> None:
     options = DeviceOptions(providers=[ProviderOptions("cuda", {"max_mem": "1"})])
     assert (unreachable(options, Reach.BATCHED) or "").endswith("reaches only onnxruntime-genai's model")
 
@@ -227,19 +224,19 @@ def test_warnings_of_the_options_are_logged(caplog: pytest.LogCaptureFixture) ->
     assert "inter_op_num_threads has no effect" in caplog.text
 
 
-def test_the_batched_runner_tells_which_provider_runs_how_many_nodes() -> None:
+def test_batched_runner_counts_the_nodes_of_each_provider() -> None:
     runners = choose.load_runners(spec(128))
     assert list(runners.batching.nodes) == ["cpu"]
     assert (runners.batching.nodes["cpu"] or 0) > 50
 
 
-def test_without_a_batch_the_providers_are_told_and_their_shares_are_not_known() -> None:
+def test_generator_runner_lists_providers_without_node_counts() -> None:
     runners = choose.load_runners(spec(128, scheduler="generator"))
     assert runners.batching.nodes == {"cpu": None}
 
 
 def test_a_model_answers_with_options_as_without() -> None:
-    """Of memory and threads, in passes of both runners."""
+    """Options of memory and threads, in passes of both runners."""
     given = {
         "memory.enable_memory_arena_shrinkage": "cpu:0",
         "session.use_device_allocator_for_initializers": True,
@@ -253,9 +250,9 @@ def test_a_model_answers_with_options_as_without() -> None:
     def tokens(options: DeviceOptions) -> list[list[int]]:
         runners = choose.load_runners(msgspec.structs.replace(spec(128), options=options))
         found = []
-        both: list[Runner | None] = [runners.generator, runners.batched]
-        for runner in filter(None, both):
-            runner.open(1, prompt, Opening(64))
+        both = [Driven(runners.generator), Driven(runners.main)]
+        for runner in both:
+            runner.open(1, prompt, 64)
             answer = [int(runner.prefill(1, prompt).argmax())]
             while len(answer) < 9:
                 answer.append(int(runner.decode([1], [answer[-1]])[0].argmax()))
@@ -269,13 +266,16 @@ def test_a_model_answers_with_options_as_without() -> None:
 
 
 def test_a_global_pool_is_shared_by_all_sessions() -> None:
-    """In a process of its own, for the pool is there once and for all."""
+    """In a separate process, because a process has only one pool."""
     script = """
 import msgspec, psutil
 from genai_server.engine.runners.choose import load_runners
 from genai_server.engine.runners.warm_up import warm_up
 from genai_server.options.check import check_device
+from scripts._models.driven import Driven
 from tests.engine.runners.test_choose import spec
+from scripts._models.driven import Driven
+from scripts._models.driven import Driven
 import onnxruntime
 pool = {"global_thread_pool": True, "intra_op_num_threads": 5}
 runners = load_runners(msgspec.structs.replace(spec(128), options=check_device({"session": pool}, "cpu")))
@@ -292,6 +292,6 @@ print(psutil.Process().num_threads() - before)
     assert result.stdout.split()[-1] == "0"
 
 
-def test_a_scripted_device_has_the_context_that_the_settings_ask_for() -> None:
+def test_scripted_device_has_the_configured_context_length() -> None:
     runners = choose.load_runners(msgspec.structs.replace(spec(10_000), device="scripted"))
-    assert runners.model.context_length == 10_000
+    assert runners.main.model.context_length == 10_000

@@ -1,4 +1,4 @@
-"""Memory of keys and values on a CPU: allocated as it is written, and given back."""
+"""KV memory on a CPU: allocated as it is written, and freed."""
 
 import sys
 
@@ -49,7 +49,7 @@ def test_rows_are_whole_pages_only_where_memory_is_reserved(
     assert CpuBuffers(graph, ROWS, MAX_LENGTH).arrays[0].shape[2] == length
 
 
-def test_a_slots_memory_is_given_back_from_a_token_on(buffers: CpuBuffers, graph: DecoderGraph) -> None:
+def test_memory_of_a_slot_is_freed_from_a_token_on(buffers: CpuBuffers, graph: DecoderGraph) -> None:
     before, tokens = resident_bytes(buffers), page_tokens(graph)
     for slot in range(ROWS):
         fill(buffers, graph, slot, MAX_LENGTH)

@@ -1,6 +1,6 @@
-"""Steps that decode and read a chunk, and steps with weights of 8 bits, against separate steps with the model's own."""
+"""Mixed steps and steps with 8-bit weights, compared with separate steps with the model's own weights."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,9 @@ from genai_server.engine.model.graph import read_decoder_graph
 from genai_server.engine.model.int8_matrices import write_int8_model
 from genai_server.engine.model.session import open_mixed_session, open_session
 from genai_server.engine.runners import kv_cache
-from genai_server.engine.runners.base import Opening, Row
 from genai_server.engine.runners.batched import NO_MORE, BatchedRunner, BatchLimits, MoreSessions
 from genai_server.engine.runners.scores import Logits
+from scripts._models.driven import Driven, Tokens
 from scripts._models.requantized import write_requantized
 from tests.running_server import DEMO
 from tests.tokens import text
@@ -25,7 +25,7 @@ MODEL = check_model_directory(DEMO)
 
 
 class Sessions:
-    """Sessions of one model directory, and runners that share them."""
+    """Sessions of one model directory, and the runners that share them."""
 
     def __init__(self, model_dir: Path, int8_dir: Path | None = None) -> None:
         self.graph = read_decoder_graph(model_dir)
@@ -38,8 +38,8 @@ class Sessions:
             mixed_int8 = open_mixed_session(graph, 2, optimized=False)
         self.all = MoreSessions(mixed, int8, mixed_int8)
 
-    def runner(self, more: MoreSessions = NO_MORE) -> BatchedRunner:
-        return BatchedRunner(self.graph, self.own, MODEL, BatchLimits(SLOTS, MAX_LENGTH), more=more)
+    def runner(self, more: MoreSessions = NO_MORE) -> Driven:
+        return Driven(BatchedRunner(self.graph, self.own, MODEL, BatchLimits(SLOTS, MAX_LENGTH), more=more))
 
 
 @pytest.fixture(scope="module")
@@ -55,21 +55,25 @@ def four_bits(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sessions]:
     yield Sessions(own, eight)
 
 
-def begin(runner: BatchedRunner, sequence: int, prompt: list[int], **how: Any) -> Logits:
-    cached = runner.open(sequence, prompt, Opening(MAX_LENGTH, **how))
+def has_int8_from(runner: Driven, num_tokens: int) -> None:
+    runner.runner.abilities = replace(runner.abilities, int8_from=num_tokens)
+
+
+def begin(runner: Driven, sequence: int, prompt: list[int], **how: Any) -> Logits:
+    cached = runner.open(sequence, prompt, MAX_LENGTH, **how)
     return runner.prefill(sequence, prompt[cached:])
 
 
-def rows(tokens: dict[int, int]) -> list[Row]:
-    return [Row(sequence, [token], decodes=True) for sequence, token in tokens.items()]
+def rows(tokens: dict[int, int]) -> list[Tokens]:
+    return [(sequence, [token], True) for sequence, token in tokens.items()]
 
 
-def chunk(sequence: int, tokens: Sequence[int]) -> Row:
-    return Row(sequence, tokens, decodes=False)
+def chunk(sequence: int, tokens: list[int]) -> Tokens:
+    return sequence, tokens, False
 
 
-def logits_of(runner: BatchedRunner, step: list[Row]) -> list[Logits]:
-    return [scores.logits[-1].copy() for scores in runner.forward(step)]
+def logits_of(runner: Driven, step: list[Tokens]) -> list[Logits]:
+    return [scores.logits[-1].copy() for scores in runner.read(*step)]
 
 
 @pytest.mark.parametrize("num_rows", [1, 2, 5])
@@ -79,11 +83,11 @@ def test_a_mixed_step_gives_the_bits_of_two_steps(demo_sessions: Sessions, num_r
         for sequence in range(num_rows):
             begin(runner, sequence, text(20 + 7 * sequence), reuse=False)
         decoding = rows({sequence: 100 + sequence for sequence in range(num_rows)})
-        runner.open(9, prompt, Opening(MAX_LENGTH, reuse=False))
+        runner.open(9, prompt, MAX_LENGTH, reuse=False)
         given: list[Logits] = []
         for start in range(0, len(prompt), 16):
             reading = chunk(9, prompt[start : start + 16])
-            steps = [[*decoding, reading]] if runner.mixes else [decoding, [reading]]
+            steps = [[*decoding, reading]] if runner.abilities.mixes else [decoding, [reading]]
             for step in steps:
                 given += logits_of(runner, step)
         given += logits_of(runner, rows({9: 7}))
@@ -92,26 +96,26 @@ def test_a_mixed_step_gives_the_bits_of_two_steps(demo_sessions: Sessions, num_r
 
 
 @pytest.mark.parametrize("length", [80, MAX_LENGTH])
-def test_a_chunk_of_a_slot_before_the_decoding_rows_is_not_written_over(
+def test_chunk_in_a_slot_before_decoding_rows_is_preserved(
     demo_sessions: Sessions, length: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The slot is a padding row of the same pass, also where nothing can be written behind the chunk."""
+    """The slot is a padding row of the same pass, also if nothing can be written behind the chunk."""
     prompt, found = text(length, 9), []
     monkeypatch.setattr(kv_cache, "_TOKENS_OF_A_ROW", 1e-9)  # so that no move pays
     for runner in (demo_sessions.runner(), demo_sessions.runner(demo_sessions.all)):
-        runner.open(9, prompt, Opening(MAX_LENGTH, reuse=False))
+        runner.open(9, prompt, MAX_LENGTH, reuse=False)
         begin(runner, 1, text(20), reuse=False)
         given: list[Logits] = []
         for start in range(0, length, 16):
             decoding, reading = rows({1: 100 + start}), chunk(9, prompt[start : start + 16])
-            for step in [[*decoding, reading]] if runner.mixes else [decoding, [reading]]:
+            for step in [[*decoding, reading]] if runner.abilities.mixes else [decoding, [reading]]:
                 given += logits_of(runner, step)
         assert (runner.slots.index(9), runner.slots.index(1)) == (0, 1)
         found.append(given)
     assert all(np.array_equal(one, other) for one, other in zip(*found, strict=True))
 
 
-def test_a_row_that_is_not_in_a_mixed_step_goes_on_as_if_there_had_been_none(demo_sessions: Sessions) -> None:
+def test_row_outside_a_mixed_step_continues_unchanged(demo_sessions: Sessions) -> None:
     runner, alone = demo_sessions.runner(demo_sessions.all), demo_sessions.runner()
     for each in (runner, alone):
         begin(each, 1, text(30))
@@ -119,24 +123,24 @@ def test_a_row_that_is_not_in_a_mixed_step_goes_on_as_if_there_had_been_none(dem
     begin(runner, 2, text(40, 2))
     runner.decode([1, 2], [6, 6])
     alone.decode([1], [6])
-    runner.open(3, text(50, 3), Opening(MAX_LENGTH))
+    runner.open(3, text(50, 3), MAX_LENGTH)
     logits_of(runner, [*rows({2: 8}), chunk(3, text(50, 3)[:24])])
     assert np.array_equal(runner.decode([1], [7]), alone.decode([1], [7]))
 
 
 def test_weights_of_eight_bits_answer_nearly_as_those_of_four(four_bits: Sessions) -> None:
     own, runner = four_bits.runner(), four_bits.runner(four_bits.all)
-    runner.int8_from = 1
+    has_int8_from(runner, 1)
     for each in (own, runner):
         begin(each, 2, text(30, 2), reuse=False)
-        each.open(3, text(60, 3), Opening(MAX_LENGTH, reuse=False))
+        each.open(3, text(60, 3), MAX_LENGTH, reuse=False)
     given = []
     for each in (own, runner):
         decoded = logits_of(each, rows({2: 5}))
         reading = chunk(3, text(60, 3)[:40])
         both = (
             logits_of(each, [*rows({2: 6}), reading])
-            if each.mixes
+            if each.abilities.mixes
             else [
                 *logits_of(each, rows({2: 6})),
                 *logits_of(each, [reading]),
@@ -150,7 +154,7 @@ def test_weights_of_eight_bits_answer_nearly_as_those_of_four(four_bits: Session
 
 def test_steps_of_few_tokens_have_the_models_own_weights(four_bits: Sessions) -> None:
     own, runner = four_bits.runner(), four_bits.runner(four_bits.all)
-    runner.int8_from = 16
+    has_int8_from(runner, 16)
     prompt = text(64, 4)
     for tokens, is_own in ((prompt[:15], True), (prompt[:16], False)):
         first, second = (begin(each, 1, tokens, reuse=False) for each in (own, runner))
@@ -159,32 +163,32 @@ def test_steps_of_few_tokens_have_the_models_own_weights(four_bits: Sessions) ->
         runner.close(1)
 
 
-def test_an_exact_sequence_has_the_models_own_weights_and_nothing_of_what_others_were_read_with(
+def test_exact_sequence_never_uses_requantized_weights(
     four_bits: Sessions,
 ) -> None:
     own, runner = four_bits.runner(), four_bits.runner(four_bits.all)
-    runner.int8_from = 1
+    has_int8_from(runner, 1)
     prompt = text(64, 5)
     begin(runner, 1, prompt)
-    assert runner.open(2, prompt, Opening(MAX_LENGTH, exact=True)) == 0
+    assert runner.open(2, prompt, MAX_LENGTH, exact=True) == 0
     expected = begin(own, 2, prompt, exact=True)
     assert np.array_equal(runner.prefill(2, prompt), expected)
     assert np.array_equal(runner.decode([2], [5]), own.decode([2], [5]))
-    assert runner.open(3, prompt, Opening(MAX_LENGTH)) > 0
+    assert runner.open(3, prompt, MAX_LENGTH) > 0
 
 
 def test_weights_of_eight_bits_are_tried_at_the_start(
     four_bits: Sessions, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
-    assert four_bits.runner(replace(four_bits.all, least_gain=0.0)).int8_from in (4, 16, 64)
+    assert four_bits.runner(replace(four_bits.all, least_gain=0.0)).abilities.int8_from in (4, 16, 64)
     assert "weights of 8 bits are used from" in caplog.text
-    assert four_bits.runner(replace(four_bits.all, least_gain=1000.0)).int8_from is None
+    assert four_bits.runner(replace(four_bits.all, least_gain=1000.0)).abilities.int8_from is None
     assert "weights of 8 bits are not used" in caplog.text
     monkeypatch.setattr("genai_server.engine.runners.trials._MOST_DIFFERENCE", 0.0)
-    assert four_bits.runner(replace(four_bits.all, least_gain=0.0)).int8_from is None
+    assert four_bits.runner(replace(four_bits.all, least_gain=0.0)).abilities.int8_from is None
 
 
-def test_without_those_sessions_nothing_is_mixed_or_of_eight_bits(demo_sessions: Sessions) -> None:
+def test_runner_without_those_sessions_has_no_mixing_or_int8(demo_sessions: Sessions) -> None:
     runner = demo_sessions.runner()
-    assert (runner.mixes, runner.int8_from) == (False, None)
+    assert (runner.abilities.mixes, runner.abilities.int8_from) == (False, None)

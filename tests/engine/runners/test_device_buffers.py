@@ -1,6 +1,6 @@
-"""Keys and values in a device's memory, up to its border: the same class on the CPU, bit for bit as the CPU's own.
+"""KV memory of a device, simulated: the same class on the CPU, bit for bit equal to the CPU's own.
 
-The tests on CUDA are skipped where ONNX Runtime was built without it or no card answers.
+The tests on CUDA are skipped if ONNX Runtime was built without it or no GPU is available.
 """
 
 from collections.abc import Callable
@@ -16,21 +16,22 @@ from genai_server.engine.model.files import check_model_directory
 from genai_server.engine.model.graph import DecoderGraph, read_decoder_graph
 from genai_server.engine.model.output_head import NUM_BEST
 from genai_server.engine.model.session import open_session
-from genai_server.engine.runners.base import Opening
 from genai_server.engine.runners.batched import BatchedRunner, BatchLimits
 from genai_server.engine.runners.buffers import BatchBuffers, MakeBuffers, buffers_on
 from genai_server.engine.runners.cpu_buffers import CpuBuffers
 from genai_server.engine.runners.device_buffers import DeviceBuffers, Place
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.engine.runners.runner_pair import RunnerPair
+from genai_server.engine.runners.scores import Logits
 from genai_server.engine.sampling.next_token import choose_next_token
 from genai_server.engine.sampling.sampler import top_tokens
 from genai_server.engine.scheduling.scheduler import Scheduler
 from genai_server.engine.sequence import Sequence as EngineSequence
 from genai_server.errors import RunnerFailed
-from genai_server.generation import GenerationRequest, Sampling
+from genai_server.messages.generation_request import GenerationRequest, Sampling
 from genai_server.options.check import check_device, on_providers
 from genai_server.options.device import DEFAULT_OPTIONS
+from scripts._models.driven import Driven
 from tests.running_server import DEMO
 
 ON_CPU = Place("cpu", 0, "CPUExecutionProvider")
@@ -40,7 +41,7 @@ ROWS, LENGTH = 3, 16
 def has_cuda() -> bool:
     try:
         onnxruntime.OrtValue.ortvalue_from_shape_and_type([1], np.float32, "cuda", 0)
-    except Exception:  # ONNX Runtime's errors have no base of their own
+    except Exception:  # ONNX Runtime's exceptions have no common base
         return False
     return True
 
@@ -59,7 +60,7 @@ def keys(graph: DecoderGraph, length: int, seed: int) -> NDArray[Any]:
 
 
 class Bound:
-    """Stands for a binding, and reads what it is told of."""
+    """A substitute for an IO binding that records its arguments."""
 
     def __init__(self) -> None:
         self.inputs: dict[str, tuple[Any, ...]] = {}
@@ -90,16 +91,16 @@ def contents(buffers: BatchBuffers, graph: DecoderGraph, rows: int = ROWS) -> li
 
 
 def act(buffers: BatchBuffers, graph: DecoderGraph) -> None:
-    """Some of all that slots and runner ask for."""
+    """A sample of the calls of slots and runner."""
     for number, name in enumerate(graph.present_names):
         for row in range(ROWS):
             buffers.write(row, name, keys(graph, 9, number * ROWS + row))
     buffers.swap(0, 2, 9)
     buffers.copy(2, 1, 9)
-    buffers.copy(0, 2, 0)  # nothing
+    buffers.copy(0, 2, 0)  # copies nothing
 
 
-def test_they_hold_bit_for_bit_what_the_cpus_do(graph: DecoderGraph) -> None:
+def test_device_buffers_equal_the_cpus_bit_for_bit(graph: DecoderGraph) -> None:
     found = []
     for buffers in (CpuBuffers(graph, ROWS, LENGTH), DeviceBuffers(ON_CPU, graph, ROWS, LENGTH)):
         assert not any(array.any() for array in contents(buffers, graph))
@@ -107,7 +108,7 @@ def test_they_hold_bit_for_bit_what_the_cpus_do(graph: DecoderGraph) -> None:
         found.append(contents(buffers, graph))
     for expected, given in zip(*found, strict=True):
         assert given.shape == (ROWS, graph.num_kv_heads, LENGTH + 1, graph.head_size)
-        assert np.array_equal(expected[:, :, : LENGTH + 1], given)  # the CPU's rows end with whole pages
+        assert np.array_equal(expected[:, :, : LENGTH + 1], given)  # the CPU's rows end with complete pages
         assert not np.array_equal(given[0], given[1])
 
 
@@ -123,15 +124,15 @@ def test_a_binding_gets_the_rows_that_it_asks_for(graph: DecoderGraph) -> None:
 
 
 def answers(graph: DecoderGraph, session: Any, make: MakeBuffers) -> tuple[list[list[int]], NDArray[Any]]:
-    """Tokens of sequences that come, go and use each other's past, and the last logits."""
-    runner = BatchedRunner(graph, session, check_model_directory(DEMO), BatchLimits(4, 128), make_buffers=make)
+    """Tokens of sequences that come, go and reuse each other's past, and the final logits."""
+    runner = Driven(BatchedRunner(graph, session, check_model_directory(DEMO), BatchLimits(4, 128), make_buffers=make))
     chance = np.random.default_rng(7)
     prompts = [[int(token) for token in chance.integers(10, 1900, length)] for length in (40, 7, 25, 3, 60)]
     prompts.append([*prompts[0], 11, 12, 13])
     found: list[list[int]] = []
 
     def begin(number: int) -> int:
-        cached = runner.open(number, prompts[number], Opening(128))
+        cached = runner.open(number, prompts[number], 128)
         found.append([int(runner.prefill(number, prompts[number][cached:]).argmax())])
         return cached
 
@@ -150,7 +151,7 @@ def answers(graph: DecoderGraph, session: Any, make: MakeBuffers) -> tuple[list[
     for _ in range(3):
         step(0, 2, 3, 4)
     runner.close(3)
-    assert begin(5) == len(prompts[0])  # its beginning is copied from a slot that is in use
+    assert begin(5) == len(prompts[0])  # its beginning is copied from a slot in use
     runner.close(0)
     return found, np.concatenate([step(2, 4, 5) for _ in range(4)])
 
@@ -160,7 +161,7 @@ def session(graph: DecoderGraph) -> Any:
     return open_session(graph, 1, optimized=False)
 
 
-def test_a_batch_on_them_answers_bit_for_bit_as_on_the_cpus(graph: DecoderGraph, session: Any) -> None:
+def test_batch_on_device_buffers_equals_the_cpus_bit_for_bit(graph: DecoderGraph, session: Any) -> None:
     expected, expected_logits = answers(graph, session, CpuBuffers)
     found, logits = answers(graph, session, partial(DeviceBuffers, ON_CPU))
     assert found == expected
@@ -175,10 +176,17 @@ def offering(graph: DecoderGraph) -> Any:
     return open_session(graph, 1, optimized=False, offers_best=True)
 
 
-def on_a_device(graph: DecoderGraph, session: Any) -> BatchedRunner:
-    """Up to its border: the memory is the CPU's."""
+def on_a_device(graph: DecoderGraph, session: Any) -> Driven:
+    """A device without hardware: the memory is the CPU's."""
     make = partial(DeviceBuffers, ON_CPU)
-    return BatchedRunner(graph, session, check_model_directory(DEMO), BatchLimits(4, 128), make_buffers=make)
+    return Driven(BatchedRunner(graph, session, check_model_directory(DEMO), BatchLimits(4, 128), make_buffers=make))
+
+
+def all_logits(runner: Driven, numbers: list[int], tokens: list[int]) -> Logits:
+    """The logits of a pass whose sequences need all of them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("genai_server.engine.runners.batched.num_choices", lambda _: 0)
+        return runner.decode(numbers, tokens)
 
 
 def test_the_best_are_those_of_all_in_any_order_of_passes(graph: DecoderGraph, session: Any, offering: Any) -> None:
@@ -186,16 +194,16 @@ def test_the_best_are_those_of_all_in_any_order_of_passes(graph: DecoderGraph, s
     tokens = [5, 6, 7]
     for number in range(3):
         for one in (plain, runner):
-            one.open(number, [10 + number, 20], Opening(128))
+            one.open(number, [10 + number, 20], 128, top_logprobs=None)
             one.prefill(number, [10 + number, 20])
     for step in range(9):
         numbers = [0, 1, 2] if step % 2 else [0, 2]
         reading = [tokens[number] for number in numbers]
         whole = plain.decode(numbers, reading)
         if step % 3 == 1:
-            assert np.array_equal(runner.decode(numbers, reading), whole)
+            assert np.array_equal(all_logits(runner, numbers, reading), whole)
         else:
-            for scores, row in zip(runner.advance(numbers, reading, [NUM_BEST] * len(numbers)), whole, strict=True):
+            for scores, row in zip(runner.advance(numbers, reading), whole, strict=True):
                 assert scores.tokens is not None
                 assert np.array_equal(scores.tokens, top_tokens(row, NUM_BEST))
                 assert np.array_equal(scores.last, row[scores.tokens])
@@ -219,16 +227,18 @@ WANTED: list[dict[str, Any]] = [
 
 @cache
 def generators() -> OgGeneratorRunner:
-    """To load the library's model takes longer than to answer."""
+    """The generator is shared, because loading the library's model takes longer than answering."""
     return OgGeneratorRunner(DEMO, "cpu", 1)
 
 
-def told(graph: DecoderGraph, session: Any, wanted: list[dict[str, Any]]) -> tuple[list[list[int]], int]:
-    """The answers to one prompt in these ways, side by side, and of how many passes only the best left the device."""
+def sample(graph: DecoderGraph, session: Any, wanted: list[dict[str, Any]]) -> tuple[list[list[int]], int]:
+    """The answers to one prompt with each of these parameters, run concurrently, and the number of passes in which only
+    the best tokens left the device.
+    """
     runner, generator = on_a_device(graph, session), generators()
     num_best_only = 0
-    pair = RunnerPair(generator, runner)
-    scheduler = Scheduler(max_running=4, max_waiting=9, prefill_chunk=32)
+    pair = RunnerPair(generator, runner.runner)
+    scheduler = Scheduler(runner.runner, max_running=4, max_waiting=9, prefill_chunk=32)
     running = [
         EngineSequence(number, (0, number), GenerationRequest("r", [11, 12, 13], 12, 128, **how), lambda: 0.0)
         for number, how in enumerate(wanted)
@@ -236,6 +246,7 @@ def told(graph: DecoderGraph, session: Any, wanted: list[dict[str, Any]]) -> tup
     for sequence in running:
         scheduler.add(sequence)
     for sequence in scheduler.admit():
+        sequence.reuses_past = pair.reuses_past(sequence.request)
         pair.open(sequence)
     while running[0].num_left and (step := scheduler.next_step()) is not None:
         found = pair.forward(step)
@@ -249,25 +260,23 @@ def told(graph: DecoderGraph, session: Any, wanted: list[dict[str, Any]]) -> tup
 
 
 @pytest.mark.parametrize("how", WANTED, ids=str)
-def test_a_token_is_the_same_whether_chosen_from_the_best_or_from_all(
+def test_token_chosen_from_the_best_equals_one_from_all(
     graph: DecoderGraph, session: Any, offering: Any, how: dict[str, Any]
 ) -> None:
-    (expected, never), (found, best_only) = (told(graph, one, [how]) for one in (session, offering))
+    (expected, never), (found, best_only) = (sample(graph, one, [how]) for one in (session, offering))
     assert found == expected
     assert never == 0
     assert best_only == (11 if WANTED.index(how) < 3 else 7 if "min_tokens" in how else 0)
 
 
-def test_one_who_needs_them_all_has_them_come_for_the_whole_pass(
-    graph: DecoderGraph, session: Any, offering: Any
-) -> None:
+def test_one_row_that_needs_all_logits_gets_them_for_the_pass(graph: DecoderGraph, session: Any, offering: Any) -> None:
     both = [WANTED[1], WANTED[3]]
-    expected, _ = told(graph, session, both)
-    assert told(graph, offering, both) == (expected, 1)  # the first is alone while the other's prompt is read
-    assert told(graph, offering, WANTED[:2])[1] > 1
+    expected, _ = sample(graph, session, both)
+    assert sample(graph, offering, both) == (expected, 1)  # the first is alone while the other's prompt is read
+    assert sample(graph, offering, WANTED[:2])[1] > 1
 
 
-# what ONNX Runtime has
+# what ONNX Runtime provides
 
 
 def test_memory_of_a_device_has_no_trial_of_long_rows(graph: DecoderGraph, session: Any) -> None:
@@ -281,9 +290,7 @@ def test_memory_of_a_device_has_no_trial_of_long_rows(graph: DecoderGraph, sessi
     assert made[1:] == [(4, 128)]
 
 
-def test_a_copy_that_the_device_refuses_is_the_runners_failure(
-    graph: DecoderGraph, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_device_copy_is_a_runner_failure(graph: DecoderGraph, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*args: object) -> None:
         raise RuntimeError("no memory")
 
@@ -309,9 +316,7 @@ def test_a_device_that_onnx_runtime_lacks_is_named(graph: DecoderGraph) -> None:
         ("tensorrt:3", {}, 3),
     ],
 )
-def test_the_buffers_lie_on_the_number_of_the_devices_provider(
-    device: str, sections: dict[str, Any], number: int
-) -> None:
+def test_buffers_are_on_the_providers_device_number(device: str, sections: dict[str, Any], number: int) -> None:
     made = buffers_on(device, check_device(sections, device))
     assert isinstance(made, partial)
     assert (made.func, made.args) == (DeviceBuffers, (Place("cuda", number, "CUDAExecutionProvider"),))
@@ -327,13 +332,13 @@ def test_the_best_on_cuda_are_those_of_all(graph: DecoderGraph) -> None:
     options = on_providers(DEFAULT_OPTIONS, "cuda")
     session = open_session(graph, 1, optimized=False, offers_best=True, options=options)
     make = buffers_on("cuda", options)
-    runner = BatchedRunner(graph, session, check_model_directory(DEMO), BatchLimits(4, 128), make_buffers=make)
+    runner = Driven(BatchedRunner(graph, session, check_model_directory(DEMO), BatchLimits(4, 128), make_buffers=make))
     found: list[list[int]] = []
     for best in (True, False):
-        runner.open(2, [10, 11, 12], Opening(128, reuse=False))
+        runner.open(2, [10, 11, 12], 128, reuse=False, top_logprobs=None if best else 0)
         runner.prefill(2, [10, 11])
         if best:
-            (scores,) = runner.advance([2], [12], [1])
+            (scores,) = runner.advance([2], [12])
             assert scores.tokens is not None
             found.append(scores.tokens.tolist())
         else:
@@ -343,7 +348,7 @@ def test_the_best_on_cuda_are_those_of_all(graph: DecoderGraph) -> None:
 
 
 @on_cuda
-def test_a_batch_on_cuda_answers_as_one_whose_buffers_are_the_cpus(graph: DecoderGraph) -> None:
+def test_batch_on_cuda_answers_as_on_the_cpu(graph: DecoderGraph) -> None:
     options = on_providers(DEFAULT_OPTIONS, "cuda")
     session = open_session(graph, 1, optimized=False, options=options)
     makers: list[Callable[..., Any]] = [CpuBuffers, buffers_on("cuda", options)]

@@ -1,4 +1,4 @@
-"""The bookkeeping of slots, over buffers that really hold tokens: what is copied wrongly is seen."""
+"""The bookkeeping of slots, with buffers that hold tokens, so that wrong copies are noticed."""
 
 import random
 
@@ -11,17 +11,17 @@ from genai_server.errors import RunnerFailed
 EMPTY = -1
 GIVEN_BACK = -2
 LENGTH = 64
-# Tokens of a sequence in the tests by chance.
+# Tokens per sequence in the random tests.
 LONGEST = 60
 
 
 class TokenBuffers:
-    """One row of tokens for each slot in place of keys and values."""
+    """One row of tokens per slot instead of keys and values."""
 
     def __init__(self, num_slots: int) -> None:
         self.rows = [[EMPTY] * LENGTH for _ in range(num_slots)]
         self.copies: list[tuple[int, int, int]] = []
-        self.fails = False  # at the next copy or swap
+        self.fails = False  # the next copy or swap raises an error
 
     def fail_once(self) -> None:
         if self.fails:
@@ -39,7 +39,7 @@ class TokenBuffers:
         self.rows[slot][first:] = [GIVEN_BACK] * (LENGTH - first)
 
     def swap(self, one: int, other: int, length: int) -> None:
-        if self.fails:  # halfway
+        if self.fails:  # halfway through
             self.rows[other][:length] = self.rows[one][:length]
         self.fail_once()
         assert one != other
@@ -50,7 +50,7 @@ class TokenBuffers:
 
 
 class Bench:
-    """Slots, their buffers, and what a runner does with both."""
+    """Slots, their buffers, and the actions of a runner on both."""
 
     def __init__(self, num_slots: int = 4, *, row_group: int = 1, memory: KvMemory = UNSHARED) -> None:
         self.buffers = TokenBuffers(num_slots)
@@ -66,17 +66,17 @@ class Bench:
         exact: bool = False,
         salt: str | None = None,
     ) -> int:
-        length = self.slots.acquire(sequence, prompt, reuse=reuse, exact=exact, salt=salt)
+        length = self.slots.acquire(sequence, prompt, reuse=reuse, prefilled_only=exact, salt=salt)
         self.check()
         return length
 
     def match_again(self, sequence: int, prompt: list[int], *, exact: bool = False) -> int:
-        length = self.slots.match_again(sequence, prompt, exact=exact)
+        length = self.slots.match_again(sequence, prompt, prefilled_only=exact)
         self.check()
         return length
 
     def read(self, sequence: int, tokens: list[int], *, prefilled: bool = True) -> None:
-        """A pass: keys and values are written behind what is there, then it is noted."""
+        """A pass: keys and values are appended, then noted."""
         self.slots.reserve(sequence, len(tokens))
         index = self.slots.index(sequence)
         start = len(self.slots.slots[index].tokens)
@@ -85,7 +85,7 @@ class Bench:
         self.check()
 
     def write_behind(self, row: int, num_tokens: int = 1) -> None:
-        """What a pass leaves behind the end of a row that nobody listens to."""
+        """Writes of a pass behind the end of a row, which have no effect."""
         end = len(self.slots.slots[row].tokens)
         self.buffers.rows[row][end : end + num_tokens] = [-7] * num_tokens
 
@@ -98,25 +98,25 @@ class Bench:
         self.check()
 
     def prefill(self, sequence: int, prompt: list[int], *, reuse: bool = True, salt: str | None = None) -> int:
-        """Acquire a slot and read the rest of the prompt; returns how much was there."""
+        """Acquire a slot and read the rest of the prompt; returns the number of tokens found."""
         length = self.acquire(sequence, prompt, reuse=reuse, salt=salt)
         self.read(sequence, prompt[length:])
         return length
 
     def leave_behind(self, sequence: int, prompt: list[int], answer: list[int] | None = None) -> None:
-        """A sequence that comes, answers and goes, without using what is there."""
+        """Run a sequence with its answer and release it, without reuse."""
         self.prefill(sequence, prompt, reuse=False)
         self.start_decoding(sequence)
         self.read(sequence, answer or [], prefilled=False)
         self.release(sequence)
 
     def pasts(self) -> list[list[int]]:
-        """What lies in the idle slots, the longest released first."""
+        """The contents of idle slots, the longest idle first."""
         idle = [slot for slot in self.slots.slots if slot.sequence is None and slot.tokens]
         return [slot.tokens for slot in sorted(idle, key=lambda slot: slot.used)]
 
     def tokens(self, sequence: int) -> list[int]:
-        """What lies in a sequence's slot, as the buffer has it."""
+        """The contents of a sequence's slot according to the buffer."""
         index = self.slots.index(sequence)
         return self.buffers.rows[index][: len(self.slots.slots[index].tokens)]
 
@@ -137,7 +137,7 @@ class Bench:
         assert sum(map(self.written_pages, self.buffers.rows)) <= self.memory.num_pages
 
     def written_pages(self, row: list[int]) -> int:
-        """The pages of a row that have been written and not been given back, beside its own first one."""
+        """The pages of a row that were written and not freed, without the row's own first page."""
         written = [place for place, token in enumerate(row) if token not in (EMPTY, GIVEN_BACK)]
         return max(written, default=0) // self.memory.page_tokens
 
@@ -147,7 +147,7 @@ def bench() -> Bench:
     return Bench()
 
 
-# where the sequences sit
+# positions of sequences
 
 
 def test_a_sequence_takes_the_first_empty_row_and_stays_there(bench: Bench) -> None:
@@ -162,7 +162,7 @@ def test_a_sequence_takes_the_first_empty_row_and_stays_there(bench: Bench) -> N
 
 
 @pytest.mark.parametrize("leaving", [1, 2, 3, 4])
-def test_when_one_leaves_the_others_keep_their_rows_and_the_next_one_takes_its(bench: Bench, leaving: int) -> None:
+def test_released_row_is_taken_by_the_next_and_others_stay(bench: Bench, leaving: int) -> None:
     for sequence in (1, 2, 3, 4):
         bench.prefill(sequence, [sequence] * (3 + sequence))
         bench.start_decoding(sequence)
@@ -187,7 +187,7 @@ def test_a_hole_is_closed_when_it_has_cost_as_much_as_the_move(bench: Bench) -> 
     assert bench.pasts() == [[1] * 20]
 
 
-def test_of_several_holes_the_one_with_the_fewest_tokens_is_closed_first(bench: Bench) -> None:
+def test_hole_with_the_fewest_tokens_is_closed_first(bench: Bench) -> None:
     for sequence, length in ((1, 20), (2, 5), (3, 20)):
         bench.prefill(sequence, [sequence] * length)
     bench.start_decoding(3)
@@ -196,7 +196,7 @@ def test_of_several_holes_the_one_with_the_fewest_tokens_is_closed_first(bench: 
     bench.check()
 
 
-def test_a_hole_is_closed_without_its_cached_prefix_where_memory_is_short() -> None:
+def test_hole_loses_its_cached_prefix_when_memory_is_short() -> None:
     bench = shared_bench(13)
     for sequence in (1, 2):
         bench.prefill(sequence, [sequence] * 20)
@@ -220,7 +220,7 @@ def test_a_hole_stays_where_memory_is_too_short_for_a_move() -> None:
     assert bench.slots.index(3) == 2
 
 
-def test_a_sequence_far_behind_the_others_changes_places_with_a_cached_prefix_before_it() -> None:
+def test_sequence_far_behind_swaps_with_a_cached_prefix() -> None:
     bench = Bench(12)
     for sequence in range(12):
         bench.leave_behind(sequence, [sequence] * 20)
@@ -229,7 +229,7 @@ def test_a_sequence_far_behind_the_others_changes_places_with_a_cached_prefix_be
     assert len(bench.pasts()) == 11
 
 
-def test_a_sequence_that_has_left_has_no_slot(bench: Bench) -> None:
+def test_released_sequence_has_no_slot(bench: Bench) -> None:
     bench.prefill(1, [1, 2, 3])
     bench.release(1)
     assert not bench.slots.has(1)
@@ -238,7 +238,7 @@ def test_a_sequence_that_has_left_has_no_slot(bench: Bench) -> None:
     assert (bench.slots.num_running, bench.slots.num_decoding) == (0, 0)
 
 
-def test_what_was_written_behind_the_end_of_a_row_counts_nowhere(bench: Bench) -> None:
+def test_writes_behind_the_end_of_a_row_have_no_effect(bench: Bench) -> None:
     bench.prefill(1, [1, 2, 3, 4])
     bench.start_decoding(1)
     bench.write_behind(0)
@@ -249,15 +249,15 @@ def test_what_was_written_behind_the_end_of_a_row_counts_nowhere(bench: Bench) -
     assert bench.tokens(2) == [1, 2, 3, 4, 5, 6]
 
 
-# the past
+# reuse of pasts
 
 
-def test_nothing_is_found_where_nothing_begins_alike(bench: Bench) -> None:
+def test_nothing_is_reused_without_a_common_prefix(bench: Bench) -> None:
     bench.leave_behind(1, [1, 2, 3, 4])
     assert bench.prefill(2, [5, 2, 3, 4]) == 0
 
 
-def test_a_past_that_is_wanted_whole_is_taken_over_without_copying_it_twice(bench: Bench) -> None:
+def test_completely_reused_past_is_taken_over_without_a_copy(bench: Bench) -> None:
     bench.leave_behind(1, [1, 2, 3, 4], [5, 6])
     bench.buffers.copies.clear()
     assert bench.acquire(2, [1, 2, 3, 4, 5, 6, 7, 8]) == 6
@@ -266,9 +266,7 @@ def test_a_past_that_is_wanted_whole_is_taken_over_without_copying_it_twice(benc
 
 
 @pytest.mark.parametrize(("common", "taken_over"), [(2, False), (23, False), (24, True), (40, True)])
-def test_a_past_is_taken_over_if_little_lies_beyond_what_is_common_and_copied_otherwise(
-    bench: Bench, common: int, taken_over: bool
-) -> None:
+def test_past_is_taken_over_if_most_of_it_is_common(bench: Bench, common: int, taken_over: bool) -> None:
     past = list(range(40))
     bench.leave_behind(1, past)
     assert bench.acquire(2, [*past[:common], 90, 91, 92]) == common
@@ -277,7 +275,7 @@ def test_a_past_is_taken_over_if_little_lies_beyond_what_is_common_and_copied_ot
 
 
 @pytest.mark.parametrize(("common", "left"), [(19, 2), (20, 1)])
-def test_where_no_slot_is_empty_a_past_is_taken_over_if_half_of_it_is_common(common: int, left: int) -> None:
+def test_past_half_in_common_is_taken_over_without_empty_slots(common: int, left: int) -> None:
     bench = Bench(2)
     pasts = {number: [number * 100 + place for place in range(40)] for number in (1, 2)}
     for number, past in pasts.items():
@@ -286,7 +284,7 @@ def test_where_no_slot_is_empty_a_past_is_taken_over_if_half_of_it_is_common(com
     assert bench.pasts() == [pasts[left]]
 
 
-def test_conversations_that_begin_alike_keep_their_pasts_beside_each_other(bench: Bench) -> None:
+def test_conversations_that_begin_alike_keep_their_pasts(bench: Bench) -> None:
     common = list(range(30))
     talks = {user: [*common, *[user * 100 + place for place in range(20)]] for user in (1, 2, 3)}
     for user, talk in talks.items():
@@ -299,7 +297,7 @@ def test_conversations_that_begin_alike_keep_their_pasts_beside_each_other(bench
             bench.release(user)
 
 
-def test_of_pasts_that_have_equally_much_in_common_an_idle_one_is_used(bench: Bench) -> None:
+def test_idle_past_is_preferred_among_equal_matches(bench: Bench) -> None:
     past = [1, 2, 3, 4, 5, 6]
     bench.leave_behind(1, past)
     bench.prefill(2, past, reuse=False)
@@ -308,7 +306,7 @@ def test_of_pasts_that_have_equally_much_in_common_an_idle_one_is_used(bench: Be
     assert bench.pasts() == []
 
 
-def test_the_past_of_a_sequence_that_still_runs_is_copied_and_it_goes_on_undisturbed(bench: Bench) -> None:
+def test_past_of_a_running_sequence_is_copied_undisturbed(bench: Bench) -> None:
     bench.prefill(1, [1, 2, 3, 4])
     bench.start_decoding(1)
     bench.read(1, [5], prefilled=False)
@@ -318,7 +316,7 @@ def test_the_past_of_a_sequence_that_still_runs_is_copied_and_it_goes_on_undistu
     assert bench.tokens(2) == [1, 2, 3, 4, 7, 8]
 
 
-def test_of_several_pasts_the_longest_in_common_is_used(bench: Bench) -> None:
+def test_longest_common_past_is_used(bench: Bench) -> None:
     for sequence, past in enumerate(([1, 2, 9, 9], [1, 2, 3, 4], [1, 2, 3, 9])):
         bench.leave_behind(sequence, past)
     assert bench.acquire(7, [1, 2, 3, 4, 5, 6]) == 4
@@ -331,13 +329,13 @@ def test_two_tokens_of_a_prompt_are_always_left_to_read(bench: Bench, prompt: li
 
 
 @pytest.mark.parametrize("prompt", [[1], [1, 2]])
-def test_of_a_prompt_of_one_or_two_tokens_nothing_is_used_again(bench: Bench, prompt: list[int]) -> None:
+def test_prompt_of_one_or_two_tokens_reuses_nothing(bench: Bench, prompt: list[int]) -> None:
     bench.leave_behind(1, [1, 2, 3])
     assert bench.prefill(2, prompt) == 0
     assert bench.tokens(2) == prompt
 
 
-def test_a_sequence_that_does_not_want_a_past_gets_none_and_leaves_its_own(bench: Bench) -> None:
+def test_sequence_without_reuse_takes_no_past_but_leaves_one(bench: Bench) -> None:
     bench.leave_behind(1, [1, 2, 3, 4, 5])
     assert bench.acquire(2, [1, 2, 3, 4, 5, 6], reuse=False) == 0
     bench.read(2, [1, 2, 3, 4, 5, 6])
@@ -347,9 +345,7 @@ def test_a_sequence_that_does_not_want_a_past_gets_none_and_leaves_its_own(bench
 
 @pytest.mark.parametrize(("first", "second"), [("a", "b"), (None, "a"), ("a", None)])
 @pytest.mark.parametrize("runs_on", [False, True])
-def test_a_past_of_another_salt_is_not_used_whether_its_sequence_runs_or_has_left(
-    bench: Bench, first: str | None, second: str | None, runs_on: bool
-) -> None:
+def test_past_of_another_salt_is_not_used(bench: Bench, first: str | None, second: str | None, runs_on: bool) -> None:
     assert bench.prefill(1, list(range(20)), salt=first) == 0
     if not runs_on:
         bench.release(1)
@@ -359,7 +355,7 @@ def test_a_past_of_another_salt_is_not_used_whether_its_sequence_runs_or_has_lef
     assert bench.acquire(4, list(range(20)), salt=first) == 18
 
 
-def test_a_copied_past_is_its_salts_and_a_slot_that_is_taken_over_is_the_next_ones(bench: Bench) -> None:
+def test_copied_past_keeps_its_salt_and_a_reused_slot_changes_it(bench: Bench) -> None:
     bench.prefill(1, list(range(20)), salt="a")
     assert bench.prefill(2, [*range(15), 90, 91, 92], salt="a") == 15
     bench.release(1)
@@ -370,7 +366,7 @@ def test_a_copied_past_is_its_salts_and_a_slot_that_is_taken_over_is_the_next_on
     assert bench.acquire(7, list(range(20)), salt="a") == 0
 
 
-def test_what_another_has_read_meanwhile_is_copied_before_the_first_chunk(bench: Bench) -> None:
+def test_tokens_read_by_another_are_copied_before_a_first_chunk(bench: Bench) -> None:
     prompt = [1, 2, 3, 4, 5, 6]
     assert bench.acquire(1, prompt) == bench.acquire(2, [*prompt, 7]) == 0
     bench.read(1, prompt)
@@ -418,7 +414,7 @@ def test_rows_whose_exchange_fails_keep_nothing() -> None:
     assert bench.tokens(11) == []
 
 
-def test_it_is_copied_from_idle_slots_too_and_beyond_what_was_found_before(bench: Bench) -> None:
+def test_second_match_copies_longer_prefixes_from_idle_slots(bench: Bench) -> None:
     bench.leave_behind(1, [1, 2, 3])
     assert bench.acquire(2, [1, 2, 3, 4, 5, 6, 7, 8]) == 3
     bench.prefill(3, [1, 2, 3, 4, 5, 6])
@@ -428,7 +424,7 @@ def test_it_is_copied_from_idle_slots_too_and_beyond_what_was_found_before(bench
     assert bench.tokens(2) == [1, 2, 3, 4, 5, 6, 7, 8]
 
 
-def test_of_another_salt_or_of_what_was_not_prefilled_nothing_is_copied(bench: Bench) -> None:
+def test_second_match_needs_the_same_salt_and_prefilled_tokens(bench: Bench) -> None:
     prompt = [1, 2, 3, 4, 5, 6]
     bench.acquire(1, prompt, salt="a")
     bench.acquire(2, prompt, exact=True)
@@ -453,29 +449,29 @@ def test_an_exact_sequence_gets_only_what_was_prefilled(bench: Bench) -> None:
     assert bench.acquire(2, prompt, exact=True) == 4
     bench.read(2, prompt[4:])
     bench.release(2)
-    # Read anew, the tokens of the answer count as prefilled, too.
+    # If recomputed, the tokens of the answer also count as prefilled.
     assert bench.acquire(3, [*prompt, 9, 9], exact=True) == 8
 
 
-def test_a_sequence_that_is_not_exact_gets_what_was_decoded_too_and_passes_it_on_as_such(bench: Bench) -> None:
+def test_inexact_sequence_reuses_decoded_tokens_and_marks_them(bench: Bench) -> None:
     bench.leave_behind(1, [1, 2, 3, 4], [5, 6])
     prompt = [1, 2, 3, 4, 5, 6, 7, 8]
     assert bench.prefill(2, prompt) == 6
     bench.release(2)
-    # 7 and 8 were prefilled, but behind decoded ones: their keys and values come from those.
+    # 7 and 8 were prefilled behind decoded tokens, from whose keys and values theirs are derived.
     assert bench.acquire(3, [*prompt, 9, 9], exact=True) == 4
 
 
-def test_where_rows_round_in_groups_an_exact_sequence_gets_whole_ones_that_were_read_as_such() -> None:
+def test_exact_sequence_reuses_complete_row_groups_only() -> None:
     bench = Bench(row_group=2)
     bench.leave_behind(1, [1, 2, 3, 4, 5, 6, 7])
     assert bench.acquire(2, [1, 2, 3, 4, 5, 6, 7, 8, 9], exact=True) == 6
     bench.release(2)
     assert bench.acquire(3, [1, 2, 3, 4, 5, 9, 9, 9], exact=True) == 4
     bench.release(3)
-    # To the others the rounding is all one.
+    # For the others the rounding does not matter.
     assert bench.acquire(4, [1, 2, 3, 8, 8, 8]) == 3
-    # What was read behind a token that is no part of a group comes from that one.
+    # Tokens read behind an incomplete group depend on it.
     bench.read(4, [8, 8])
     bench.release(4)
     assert bench.acquire(5, [1, 2, 3, 8, 8, 8], exact=True) == 4
@@ -499,7 +495,7 @@ def test_a_copied_past_knows_what_of_it_was_prefilled(bench: Bench) -> None:
 
 
 def shared_bench(num_pages: int) -> Bench:
-    """Four slots with a page of four tokens each, and so many shared ones."""
+    """Four slots with one page of four tokens each, and this number of shared pages."""
     return Bench(memory=KvMemory(4, num_pages))
 
 
@@ -515,7 +511,7 @@ def test_cached_prefixes_stay_until_their_memory_is_needed() -> None:
     assert bench.pasts() == [[2] * 8, [3] * 8]
 
 
-def test_of_cached_prefixes_the_one_that_another_begins_with_is_evicted_first() -> None:
+def test_cached_prefix_within_another_is_evicted_first() -> None:
     bench = shared_bench(6)
     bench.leave_behind(1, [1] * 8)
     bench.leave_behind(2, [2] * 8)
@@ -524,7 +520,7 @@ def test_of_cached_prefixes_the_one_that_another_begins_with_is_evicted_first() 
     assert bench.pasts() == [[1] * 8, [2] * 8]
 
 
-def test_of_equal_cached_prefixes_one_stays() -> None:
+def test_only_one_of_equal_cached_prefixes_is_kept() -> None:
     bench = shared_bench(6)
     bench.leave_behind(1, [1] * 8)
     bench.leave_behind(2, [2] * 8)
@@ -533,7 +529,7 @@ def test_of_equal_cached_prefixes_one_stays() -> None:
     assert sorted(bench.pasts()) == [[1] * 8, [2] * 8]
 
 
-def test_a_prefix_of_another_salt_or_with_more_prefilled_tokens_is_no_repetition() -> None:
+def test_prefix_of_another_salt_or_prefill_is_not_a_duplicate() -> None:
     bench = shared_bench(6)
     bench.leave_behind(1, [1] * 8)
     bench.prefill(2, [2] * 8, salt="a")
@@ -552,19 +548,19 @@ def test_a_cached_prefix_that_was_copied_counts_as_used() -> None:
     assert bench.pasts() == [[1] * 20]
 
 
-def test_memory_behind_cached_tokens_is_given_back_before_cached_prefixes() -> None:
+def test_memory_behind_cached_tokens_is_freed_before_prefixes() -> None:
     bench = shared_bench(8)
     bench.leave_behind(1, [1] * 20)
-    assert bench.acquire(2, [*[1] * 12, 5, 5]) == 12  # 8 tokens less
+    assert bench.acquire(2, [*[1] * 12, 5, 5]) == 12  # 8 tokens fewer
     bench.leave_behind(3, [3] * 8)
     assert bench.pasts() == [[3] * 8]
     bench.prefill(4, [4] * 12)
     assert bench.pasts() == [[3] * 8]
 
 
-def test_what_is_written_further_behind_a_padding_row_counts() -> None:
+def test_writes_further_behind_a_padding_row_take_memory() -> None:
     bench = shared_bench(num_pages=4)
-    bench.leave_behind(1, list(range(15)))  # another page begins after the next token
+    bench.leave_behind(1, list(range(15)))  # the token after the next starts another page
     bench.leave_behind(2, list(range(20, 26)))
     bench.slots.reserve_behind(0, 2)
     bench.write_behind(0, 2)
@@ -572,14 +568,14 @@ def test_what_is_written_further_behind_a_padding_row_counts() -> None:
     assert bench.pasts() == [list(range(15))]
 
 
-def test_without_memory_for_a_copy_the_cached_prefix_is_taken_over() -> None:
+def test_cached_prefix_is_taken_over_without_memory_for_a_copy() -> None:
     bench = shared_bench(8)
     bench.leave_behind(1, list(range(30)))
     assert bench.acquire(2, [*range(10), 50, 51]) == 10
     assert bench.pasts() == []
 
 
-def test_without_memory_for_a_copy_a_prompt_that_was_begun_is_read_as_it_is() -> None:
+def test_started_prompt_is_kept_without_memory_for_a_copy() -> None:
     bench = shared_bench(8)
     bench.acquire(1, [*range(10), 50, 51])
     bench.leave_behind(2, list(range(30)))
@@ -587,10 +583,10 @@ def test_without_memory_for_a_copy_a_prompt_that_was_begun_is_read_as_it_is() ->
     assert bench.pasts() == [list(range(30))]
 
 
-# which slot is given away
+# which slot is reused
 
 
-def test_the_past_that_was_left_longest_ago_goes_first(bench: Bench) -> None:
+def test_least_recently_used_past_is_evicted_first(bench: Bench) -> None:
     for sequence in (3, 1, 4, 2):
         bench.leave_behind(sequence, [sequence] * 4)
     assert bench.pasts() == [[3] * 4, [1] * 4, [4] * 4, [2] * 4]
@@ -599,16 +595,16 @@ def test_the_past_that_was_left_longest_ago_goes_first(bench: Bench) -> None:
         assert bench.pasts() == [[number] * 4 for number in left]
 
 
-def test_an_empty_slot_is_given_away_before_any_past(bench: Bench) -> None:
+def test_empty_slot_is_used_before_any_past_is_evicted(bench: Bench) -> None:
     for sequence in (1, 2, 3):
         bench.leave_behind(sequence, [sequence] * 4)
     bench.acquire(4, [4] * 4)
-    bench.release(4)  # left before anything was read
+    bench.release(4)  # removed before anything was read
     bench.prefill(7, [7] * 4)
     assert bench.pasts() == [[1] * 4, [2] * 4, [3] * 4]
 
 
-def test_the_past_that_is_copied_from_is_not_the_one_given_away(bench: Bench) -> None:
+def test_source_of_a_copy_is_not_evicted_for_it(bench: Bench) -> None:
     for sequence in (1, 2, 3, 4):
         bench.leave_behind(sequence, [sequence] * 20)
     assert bench.acquire(9, [1, 1, 1, 5, 5, 5]) == 3
@@ -616,7 +612,7 @@ def test_the_past_that_is_copied_from_is_not_the_one_given_away(bench: Bench) ->
     assert bench.tokens(9) == [1, 1, 1]
 
 
-def test_the_last_free_slot_is_taken_over_even_for_little_of_its_past() -> None:
+def test_last_free_slot_is_taken_over_for_any_common_past() -> None:
     bench = Bench(2)
     bench.leave_behind(1, [1] * 20)
     bench.prefill(2, [2] * 8)
@@ -626,7 +622,7 @@ def test_the_last_free_slot_is_taken_over_even_for_little_of_its_past() -> None:
     assert bench.slots.num_running == len(bench.slots.slots)
 
 
-def test_forgetting_empties_the_idle_slots_says_how_many_and_leaves_the_running_ones(bench: Bench) -> None:
+def test_forget_empties_and_counts_idle_slots_only(bench: Bench) -> None:
     for sequence in (1, 2):
         bench.leave_behind(sequence, [sequence] * 4)
     bench.prefill(3, [3] * 4)
@@ -637,11 +633,11 @@ def test_forgetting_empties_the_idle_slots_says_how_many_and_leaves_the_running_
     assert bench.acquire(4, [1] * 6) == 0
 
 
-# at random
+# random operations
 
 
 class Crowd:
-    """Sequences that come, read, answer and go by chance, each with the text that it shall have in its slot."""
+    """Sequences that come, read, answer and go at random, each with the text that its slot must hold."""
 
     def __init__(self, bench: Bench, seed: int) -> None:
         self.bench = bench
@@ -671,7 +667,7 @@ class Crowd:
         self.num_reused += found
 
     def read(self) -> None:
-        """A chunk of somebody's prompt."""
+        """Read a chunk of some prompt."""
         reading = sorted(set(self.texts) - self.decoding)
         if not reading:
             return
@@ -684,7 +680,7 @@ class Crowd:
             self.decoding.add(sequence)
 
     def decode(self) -> None:
-        """A token for all that decode."""
+        """Decode a token of each decoding sequence."""
         for sequence in sorted(self.decoding):
             if len(self.texts[sequence]) < LONGEST:
                 self.texts[sequence].append(self.chance.randrange(2))
@@ -720,13 +716,13 @@ class Crowd:
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("num_slots", [1, 2, 5])
-def test_whatever_happens_in_whatever_order_every_sequence_keeps_its_own_tokens(num_slots: int, seed: int) -> None:
+def test_random_operations_preserve_the_tokens_of_each_sequence(num_slots: int, seed: int) -> None:
     live(Crowd(Bench(num_slots), seed))
 
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("num_whole", [1, 2.5])
-def test_so_it_is_where_memory_is_short_and_no_more_is_written_than_there_is(num_whole: float, seed: int) -> None:
+def test_random_operations_respect_short_memory(num_whole: float, seed: int) -> None:
     shared = KvMemory(4, 0)
     live(Crowd(Bench(5, memory=KvMemory(4, int(num_whole * shared.pages(LONGEST)))), seed))
 

@@ -1,4 +1,4 @@
-"""What engines publish about their prefix caches is what lies in the slots, in vLLM's form and with vLLM's hashes."""
+"""Events about the prefix cache match the contents of the slots, in vLLM's form and with vLLM's hashes."""
 
 import hashlib
 import random
@@ -31,7 +31,7 @@ LONG = list(range(1, 5 * BLOCK_TOKENS))
 
 
 class NoBuffers:
-    """Moves nothing: only the bookkeeping counts here."""
+    """Moves nothing: these tests cover the bookkeeping only."""
 
     fails = False
 
@@ -43,14 +43,14 @@ class NoBuffers:
             raise RunnerFailed("no memory")
 
     def give_back(self, slot: int, first: int) -> None:
-        """Gives nothing back."""
+        """Frees nothing."""
 
 
 class Subscriber:
-    """What a router knows of one replica from its events."""
+    """A router's view of one replica, built from its events."""
 
     def __init__(self) -> None:
-        # The whole prefix that each block ends, by the block's hash.
+        # The complete prefix that ends with each block, by the block's hash.
         self.prefixes: dict[int, tuple[int, ...]] = {}
 
     def receive(self, events: Sequence[KvEvent]) -> None:
@@ -71,7 +71,7 @@ class Subscriber:
 
 
 def cached(slots: KvSlots) -> set[tuple[int, ...]]:
-    """The prefixes of whole blocks that lie in the slots."""
+    """The prefixes of complete blocks in the slots."""
     return {
         tuple(slot.tokens[:end])
         for slot in slots.slots
@@ -90,7 +90,7 @@ def test_hashes_are_vllms_over_cbor() -> None:
     assert block_hash(first, list(range(1, 17)), "s") == with_salt
 
 
-def test_a_prompt_is_stored_block_by_block_and_removed_when_it_is_forgotten() -> None:
+def test_prompt_blocks_are_stored_as_read_and_removed_on_forget() -> None:
     slots = KvSlots(2, NoBuffers())
     blocks = CachedBlocks(slots.slots)
     slots.acquire(1, LONG)
@@ -137,7 +137,7 @@ def test_the_same_tokens_of_other_salts_are_other_blocks() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_router_knows_what_lies_in_the_slots_whatever_happens(seed: int) -> None:
+def test_router_state_always_matches_the_slots(seed: int) -> None:
     chance = random.Random(seed)
     buffers = NoBuffers()
     slots = KvSlots(4, buffers, memory=KvMemory(16, 12))
@@ -175,7 +175,7 @@ def test_events_are_published_as_vllm_does() -> None:
     subscriber.connect(f"tcp://127.0.0.1:{port}")
     subscriber.rcvtimeo = 100
     parts: list[bytes] = []
-    for number in range(100):  # whoever has just connected misses what is sent before it is known
+    for number in range(100):  # a new subscriber misses messages that are sent before its subscription arrives
         slots.acquire(number, [number] * (BLOCK_TOKENS + 2))
         slots.append(number, [number] * BLOCK_TOKENS, prefilled=True)
         publisher.publish()

@@ -1,4 +1,4 @@
-"""A graph that gives the logits of the last token only, as `export` builds them, runs batched all the same."""
+"""A graph that returns only the last token's logits, as `export` builds them, runs in a batch."""
 
 from pathlib import Path
 
@@ -8,9 +8,9 @@ import pytest
 
 from genai_server.engine.model.files import check_model_directory
 from genai_server.engine.model.graph import DecoderGraph, read_decoder_graph
-from genai_server.engine.runners.base import Opening
 from genai_server.engine.runners.batched import BatchedRunner, BatchLimits
 from genai_server.errors import RunnerFailed
+from scripts._models.driven import Driven
 from tests.pruned_model import make_pruned_model
 from tests.running_server import DEMO
 
@@ -24,13 +24,13 @@ def pruned(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def runner(directory: Path) -> tuple[DecoderGraph, BatchedRunner]:
+def runner(directory: Path) -> tuple[DecoderGraph, Driven]:
     graph = read_decoder_graph(directory)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     session = onnxruntime.InferenceSession(str(graph.path), options, providers=["CPUExecutionProvider"])
     limits = BatchLimits(num_slots=4, max_length=64)
-    return graph, BatchedRunner(graph, session, check_model_directory(directory), limits)
+    return graph, Driven(BatchedRunner(graph, session, check_model_directory(directory), limits))
 
 
 def test_such_a_graph_is_known_by_the_shape_of_its_logits(pruned: Path) -> None:
@@ -43,18 +43,18 @@ def test_its_prompts_and_steps_give_what_the_whole_graph_gives(pruned: Path) -> 
     for directory in (DEMO, pruned):
         _, batched = runner(directory)
         for sequence in (1, 2):
-            batched.open(sequence, PROMPT, Opening(64))
-        told = [batched.prefill(sequence, PROMPT[sequence:]) for sequence in (1, 2)]
-        found.append(np.stack([*told, *batched.decode([1, 2], [3, 4])]))
+            batched.open(sequence, PROMPT, 64)
+        prefilled = [batched.prefill(sequence, PROMPT[sequence:]) for sequence in (1, 2)]
+        found.append(np.stack([*prefilled, *batched.decode([1, 2], [3, 4])]))
     whole, last = found
     assert whole.shape == last.shape
-    # One row of the head is another kernel's work than several, and rounds otherwise.
+    # The head uses another kernel for one row than for several, which rounds otherwise.
     np.testing.assert_allclose(last, whole, atol=0.05 * float(whole.std()))
     assert (last.argmax(-1) == whole.argmax(-1)).all()
 
 
-def test_the_logits_within_a_prompt_are_refused_where_there_are_none(pruned: Path) -> None:
+def test_prompt_logits_are_refused_for_a_pruned_graph(pruned: Path) -> None:
     _, batched = runner(pruned)
-    batched.open(1, PROMPT, Opening(64))
+    batched.open(1, PROMPT, 64)
     with pytest.raises(RunnerFailed, match=f"gives logits for 1 of {len(PROMPT)} tokens of a prompt"):
         batched.prefill(1, PROMPT, positions=True)

@@ -1,5 +1,5 @@
-"""onnxruntime-genai's own batch on the demo model: on a CPU it is static, of at most four, so these go up to the border
-behind which a GPU's paged attention would let requests come and go.
+"""onnxruntime-genai's own batch on the demo model. On a CPU it is static, with at most four rows; so these tests end
+where a GPU's paged attention would let requests come and go.
 """
 
 import json
@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from llguidance import LLMatcher
 
-from genai_server.engine.runners.base import Opening
 from genai_server.engine.runners.og_engine import OgEngineRunner
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.engine.runners.runner_pair import RunnerPair
@@ -21,10 +20,11 @@ from genai_server.engine.scheduling.scheduler import Scheduler
 from genai_server.engine.scheduling.step import Read, Step
 from genai_server.engine.sequence import Sequence
 from genai_server.errors import RunnerFailed
-from genai_server.generation import FinishReason, GenerationRequest, Sampling
 from genai_server.messages.admin import OpenProfiles, Reply, SetRuntimeOption, StartProfile
+from genai_server.messages.generation_request import FinishReason, GenerationRequest, Sampling
 from genai_server.messages.protocol import Cancel, Refused
 from genai_server.profile_plan import ProfilePlan
+from scripts._models.driven import Driven
 from tests.demo_device import API, MAX_LENGTH, DemoDevice, prompt
 from tests.fake_library import EOS, FakeLibrary, fake_generator
 
@@ -79,11 +79,11 @@ def answer(device: DemoDevice, text: str, key: int = 1, **fields: Any) -> list[i
 # answers
 
 
-def test_its_rows_are_those_of_the_librarys_configuration(
+def test_number_of_rows_is_that_of_the_librarys_configuration(
     library: OgEngineRunner, generator: OgGeneratorRunner
 ) -> None:
-    assert library.max_rows == ROWS
-    assert OgEngineRunner(generator, 2).max_rows == 2
+    assert library.abilities.max_rows == ROWS
+    assert OgEngineRunner(generator, 2).abilities.max_rows == 2
     assert RunnerPair(generator, library).batching.scheduler == "library"
 
 
@@ -98,7 +98,7 @@ def test_answers_side_by_side_are_those_of_generators(device: DemoDevice, alone:
         assert device.reason(key) == alone.reason(key) == FinishReason.STOP
 
 
-def test_one_who_comes_later_waits_while_the_first_ones_stream(device: DemoDevice, alone: DemoDevice) -> None:
+def test_later_request_waits_while_the_first_ones_stream(device: DemoDevice, alone: DemoDevice) -> None:
     device.submit(1, "Count from 1 to 30.", max_tokens=80)
     while len(device.tokens(1)) < 5:
         device.step()
@@ -113,7 +113,7 @@ def test_one_who_comes_later_waits_while_the_first_ones_stream(device: DemoDevic
     assert device.tokens(2) == answer(alone, "Hello!", 2)
 
 
-def test_more_than_it_has_rows_all_end(device: DemoDevice) -> None:
+def test_more_requests_than_rows_all_end(device: DemoDevice) -> None:
     for key in range(6):
         device.submit(key, QUESTIONS[key % 4])
     device.run(*range(6))
@@ -121,7 +121,7 @@ def test_more_than_it_has_rows_all_end(device: DemoDevice) -> None:
     assert device.tokens(5) == device.tokens(1)
 
 
-# what a request asks for
+# parameters of requests
 
 
 def test_the_length_of_an_answer_is_the_requests(device: DemoDevice) -> None:
@@ -177,7 +177,7 @@ def test_an_answer_fits_its_grammar_and_stops_where_that_ends(
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_what_it_lacks_is_refused_by_name_before_any_work(
+def test_unsupported_field_is_refused_by_name_before_any_work(
     device: DemoDevice, fields: dict[str, Any], param: str
 ) -> None:
     device.submit(1, "Hello!", **fields)
@@ -187,7 +187,7 @@ def test_what_it_lacks_is_refused_by_name_before_any_work(
     assert "onnxruntime-genai's own batch" in refused.error.message
 
 
-def test_what_has_no_effect_is_no_reason_to_refuse(library: OgEngineRunner) -> None:
+def test_field_without_effect_is_accepted(library: OgEngineRunner) -> None:
     library.check(GenerationRequest("r", [1], 5, 9, Sampling(0.0, seed=7, min_p=0.2)))
 
 
@@ -195,10 +195,10 @@ def test_no_prompt_is_scored(generator: OgGeneratorRunner, library: OgEngineRunn
     assert not scores_prompts(RunnerPair(generator, library), MAX_LENGTH)
 
 
-# ends from outside
+# external ends
 
 
-def test_who_leaves_frees_the_place_and_the_others_go_on(device: DemoDevice, alone: DemoDevice) -> None:
+def test_cancelled_request_frees_its_place_and_others_continue(device: DemoDevice, alone: DemoDevice) -> None:
     device.submit(1, "Count from 1 to 30.", max_tokens=200, ignore_eos=True)
     device.submit(2, "Count from 1 to 12.")
     while len(device.tokens(1)) < 5:
@@ -209,7 +209,7 @@ def test_who_leaves_frees_the_place_and_the_others_go_on(device: DemoDevice, alo
     assert len(device.tokens(1)) < 9
 
 
-def test_terminate_session_ends_what_runs_and_recovers(device: DemoDevice) -> None:
+def test_terminate_session_ends_running_requests_and_recovers(device: DemoDevice) -> None:
     device.submit(1, "Count from 1 to 30.", ignore_eos=True, max_tokens=300)
     while len(device.tokens(1)) < 3:
         device.step()
@@ -242,7 +242,7 @@ def test_a_profiled_answer_goes_on_alone_and_stays_so(
     assert device.tokens(1) == answer(alone, "Count from 1 to 12.", sampling=sampling)
 
 
-def test_where_the_model_runs_in_the_batch_only_profiles_are_refused_with_the_librarys_reason(
+def test_profiles_are_refused_if_only_the_batch_runs_the_model(
     generator: OgGeneratorRunner, guidance: Guidance, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def cannot(*_: object) -> None:
@@ -259,35 +259,34 @@ def test_where_the_model_runs_in_the_batch_only_profiles_are_refused_with_the_li
     device.inbox.put((API, SetRuntimeOption(8, "enable_profiling", "p", "r1")))
     device.inbox.put((API, StartProfile(9, ProfilePlan("p"))))
     device.run(1)
-    told = [m.refused or "" for m in device.sent if isinstance(m, Reply)]
-    told += [m.error.message for m in device.sent if isinstance(m, OpenProfiles) and m.error is not None]
-    assert len(told) == 3
-    assert all("paged attention wants an Engine" in why for why in told)
+    reasons = [m.refused or "" for m in device.sent if isinstance(m, Reply)]
+    reasons += [m.error.message for m in device.sent if isinstance(m, OpenProfiles) and m.error is not None]
+    assert len(reasons) == 3
+    assert all("paged attention wants an Engine" in why for why in reasons)
     assert device.reason(1) == FinishReason.STOP
 
 
 # failures
 
 
-def test_a_failed_run_fails_who_was_in_it_and_nobody_after(
-    library: OgEngineRunner, generator: OgGeneratorRunner
-) -> None:
+def test_failed_run_fails_its_own_requests_only(library: OgEngineRunner, generator: OgGeneratorRunner) -> None:
+    batch, alone = Driven(library), Driven(generator)
     good, bad = prompt("Count from 1 to 30."), [10**6]
-    library.open(1, bad, Opening(MAX_LENGTH))
-    library.open(2, good, Opening(MAX_LENGTH))
-    lost, beside = library.advance([1, 2], [0, 0], [])
+    batch.open(1, bad, MAX_LENGTH)
+    batch.open(2, good, MAX_LENGTH)
+    lost, other = batch.advance([1, 2], [0, 0])
     assert "engine execution failure" in lost.failure
-    assert beside.failure
-    library.close(1)
-    library.close(2)
-    library.open(3, good, Opening(MAX_LENGTH))
-    generator.open(3, good, Opening(MAX_LENGTH))
-    assert library.prefill(3, good).argmax() == generator.prefill(3, good).argmax()
-    library.close(3)
-    generator.close(3)
+    assert other.failure
+    batch.close(1)
+    batch.close(2)
+    batch.open(3, good, MAX_LENGTH)
+    alone.open(3, good, MAX_LENGTH)
+    assert batch.advance([3], good[-1:])[0].chosen() == alone.prefill(3, good).argmax()
+    batch.close(3)
+    alone.close(3)
 
 
-# what only a GPU's pages would show, over a library that is none
+# what only a GPU's pages would show, with a fake library
 
 
 def fake(fields: dict[str, Any] | None = None, **search: Any) -> tuple[FakeLibrary, OgEngineRunner]:
@@ -296,9 +295,9 @@ def fake(fields: dict[str, Any] | None = None, **search: Any) -> tuple[FakeLibra
 
 
 def drive(batch: OgEngineRunner, arrivals: list[int], passes: int) -> tuple[list[Sequence], list[str]]:
-    """Sequences that come before these passes, and why those that failed did."""
+    """Sequences that arrive before these passes, and the reasons of failures."""
     pair = RunnerPair(batch._generator, batch)
-    scheduler = Scheduler(max_running=batch.max_rows, max_waiting=99, prefill_chunk=32)
+    scheduler = Scheduler(batch, max_running=batch.abilities.max_rows, max_waiting=99, prefill_chunk=32)
     found: list[Sequence] = []
     failures: list[str] = []
     for number in range(passes):
@@ -328,7 +327,7 @@ def test_all_that_come_together_are_read_and_answered_together() -> None:
     assert [sequence.num_produced for sequence in found] == [10] * 5
 
 
-def test_who_comes_later_joins_and_no_token_is_held_back() -> None:
+def test_later_request_joins_and_no_token_is_held_back() -> None:
     library, batch = fake({"chunk": 4})
     found, _ = drive(batch, [0, 5, 5, 9], 30)
     assert max(library.rows) == 4
@@ -336,26 +335,26 @@ def test_who_comes_later_joins_and_no_token_is_held_back() -> None:
     assert found[0].num_produced > found[1].num_produced == found[2].num_produced > found[3].num_produced > 15
 
 
-def test_a_turn_without_memory_waits_and_holds_up_nobody() -> None:
+def test_turn_without_memory_waits_and_delays_no_other() -> None:
     library, batch = fake({"memory_for": 2})
     found, failures = drive(batch, [0, 0, 0], 200)
     assert [sequence.num_produced for sequence in found] == [200, 200, 0]
     assert not failures
 
 
-def test_where_no_turn_can_go_on_the_youngest_makes_room() -> None:
+def test_youngest_turn_is_evicted_when_none_can_continue() -> None:
     library, batch = fake({"memory_for": 0})
     found, failures = drive(batch, [0, 0], 250)
     assert ["memory" in failure for failure in failures] == [True, True]
     assert not library.rows[-1]
 
 
-def test_a_prompts_tokens_count_for_who_watches_and_its_time_for_nobody() -> None:
+def test_prompt_tokens_count_as_progress_but_not_as_step_time() -> None:
     _, batch = fake({"chunk": 3})
     pair = RunnerPair(batch._generator, batch)
     sequence = Sequence(1, (0, 1), GenerationRequest("r", [7] * 8, 9, 90), lambda: 0.0)
     pair.open(sequence)
-    step = Step([Read(sequence, 1)])
+    step = Step([Read.next(sequence)])
     assert (sequence.is_decoding, sequence.num_unread, sequence.num_cached) == (True, 1, 0)
     assert (step.reads_more, step.most_tokens) == (True, 9)
     for is_pending in (True, True, False):
@@ -367,10 +366,10 @@ def test_a_prompts_tokens_count_for_who_watches_and_its_time_for_nobody() -> Non
 
 def test_the_context_is_what_the_pages_hold_of_one() -> None:
     _, batch = fake({"max_length": 300})
-    assert RunnerPair(batch._generator, batch).model.context_length == 300
+    assert RunnerPair(batch._generator, batch).main.model.context_length == 300
 
 
-def test_a_default_that_cannot_be_had_is_none() -> None:
+def test_unsupported_default_is_ignored() -> None:
     _, batch = fake(min_p=0.1, temperature=0.7)
     assert batch.model.defaults == Sampling(temperature=0.7)
 
@@ -385,38 +384,40 @@ def test_a_default_that_cannot_be_had_is_none() -> None:
         (Sampling(1.0, top_k=10**6), {"top_k": 0, "top_p": 1.0}),
     ],
 )
-def test_how_to_choose_is_told_without_contradiction(sampling: Sampling, expected: dict[str, Any]) -> None:
+def test_sampling_options_of_the_library_are_consistent(sampling: Sampling, expected: dict[str, Any]) -> None:
     _, batch = fake()
-    batch.check(request := GenerationRequest("r", [1, 2], 5, 20, sampling, min_tokens=9))
-    batch.open(1, [1, 2], Opening(7, request=request))
+    batch.check(request := GenerationRequest("r", [1, 2], 5, 7, sampling, min_tokens=9))
+    batch.open(Sequence(1, (0, 1), request, lambda: 0.0))
     given = batch._turns[1].request.options
     assert given | expected == given
     assert (given["max_generated_tokens"], given["min_generated_tokens"]) == (5, 5)
     assert ("temperature" in given) == (expected.get("do_sample") is not False)
 
 
-def test_an_engine_that_fails_makes_way_for_a_new_one_before_that_is_made() -> None:
+def test_failed_engine_is_freed_before_the_new_one_is_made() -> None:
     library, batch = fake()
-    batch.open(1, [1, 2], Opening(7))
+    driven = Driven(batch)
+    driven.open(1, [1, 2], 7)
     library.fails = True
-    assert batch.advance([1], [2], [])[0].failure
-    batch.close(1)
-    batch.open(2, [1, 2], Opening(7))
-    assert batch.advance([2], [2], [])[0].chosen() == 1
-    assert library.most_alive == 1
+    assert driven.advance([1], [2])[0].failure
+    driven.close(1)
+    driven.open(2, [1, 2], 7)
+    assert driven.advance([2], [2])[0].chosen() == 1
+    assert library.max_alive == 1
 
 
 def test_an_engine_that_cannot_be_replaced_ends_the_process() -> None:
     library, batch = fake()
-    batch.open(1, [1, 2], Opening(7))
+    driven = Driven(batch)
+    driven.open(1, [1, 2], 7)
     library.fails, library.cannot_start = True, True
     with pytest.raises(SystemExit, match="out of memory"):
-        batch.advance([1], [2], [])
+        driven.advance([1], [2])
 
 
-def test_a_request_that_cannot_be_closed_disturbs_nobody(caplog: pytest.LogCaptureFixture) -> None:
+def test_request_that_cannot_be_closed_affects_no_other(caplog: pytest.LogCaptureFixture) -> None:
     _, batch = fake()
-    batch.open(1, [1, 2], Opening(7))
+    Driven(batch).open(1, [1, 2], 7)
 
     def broken(number: int) -> bool:
         raise RuntimeError("no such turn")

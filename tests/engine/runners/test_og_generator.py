@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 from genai_server.engine.runners import og_generator as module
-from genai_server.engine.runners.base import Opening, Terminated
+from genai_server.engine.runners.base import Terminated
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.errors import ConfigurationError, RunnerFailed
 from genai_server.text.codec import TextCodec, load_text_codec
+from scripts._models.driven import Driven
 from tests.running_server import DEMO
 
 STEPS = 30
@@ -25,14 +26,19 @@ def codec() -> TextCodec:
     return load_text_codec(DEMO, "cpu")
 
 
+@pytest.fixture(name="generator")
+def driven(generator: OgGeneratorRunner) -> Driven:
+    return Driven(generator)
+
+
 @pytest.fixture
-def opened(generator: OgGeneratorRunner) -> Iterator[Callable[[int], int]]:
-    """Opens sequences and closes them all at the end."""
+def opened(generator: Driven) -> Iterator[Callable[[int], int]]:
+    """Open sequences; closes them all at the end."""
     sequences: list[int] = []
 
     def open_one(max_length: int = 512) -> int:
         sequences.append(len(sequences))
-        assert generator.open(sequences[-1], [], Opening(max_length)) == 0
+        assert generator.open(sequences[-1], [], max_length) == 0
         return sequences[-1]
 
     yield open_one
@@ -44,7 +50,7 @@ def prompt(codec: TextCodec, text: str) -> list[int]:
     return asyncio.run(codec.encode_chat([{"role": "user", "content": text}]))
 
 
-def greedy(generator: OgGeneratorRunner, sequence: int, tokens: list[int], steps: int) -> list[int]:
+def greedy(generator: Driven, sequence: int, tokens: list[int], steps: int) -> list[int]:
     found = [int(generator.prefill(sequence, tokens).argmax())]
     while len(found) < steps:
         found.append(int(generator.decode([sequence], found[-1:]).argmax()))
@@ -52,7 +58,7 @@ def greedy(generator: OgGeneratorRunner, sequence: int, tokens: list[int], steps
 
 
 def reference(tokens: list[int], steps: int) -> list[int]:
-    """The library's own greedy loop, as its documentation shows it."""
+    """The library's greedy loop, as in its documentation."""
     import onnxruntime_genai as og
 
     parameters = og.GeneratorParams(og.Model(str(DEMO)))
@@ -64,7 +70,7 @@ def reference(tokens: list[int], steps: int) -> list[int]:
     return [int(token) for token in generator.get_sequence(0)[len(tokens) :]]
 
 
-def test_the_models_facts_come_from_its_directory(generator: OgGeneratorRunner) -> None:
+def test_the_models_facts_come_from_its_directory(generator: Driven) -> None:
     config = json.loads((DEMO / "genai_config.json").read_text())["model"]
     assert generator.model.context_length == config["context_length"] == 2048
     assert generator.model.vocab_size == config["vocab_size"]
@@ -72,14 +78,14 @@ def test_the_models_facts_come_from_its_directory(generator: OgGeneratorRunner) 
 
 
 def test_our_sampling_over_the_logits_gives_the_librarys_tokens(
-    generator: OgGeneratorRunner, codec: TextCodec, opened: Callable[[], int]
+    generator: Driven, codec: TextCodec, opened: Callable[[], int]
 ) -> None:
     tokens = prompt(codec, "Count from 1 to 150.")
     assert greedy(generator, opened(), tokens, STEPS) == reference(tokens, STEPS)
 
 
 def test_a_prompt_in_chunks_gives_the_same_logits_as_in_one(
-    generator: OgGeneratorRunner, codec: TextCodec, opened: Callable[[], int]
+    generator: Driven, codec: TextCodec, opened: Callable[[], int]
 ) -> None:
     tokens = prompt(codec, "What is the capital of France? " * 5)
     whole = generator.prefill(opened(), tokens).copy()
@@ -91,7 +97,7 @@ def test_a_prompt_in_chunks_gives_the_same_logits_as_in_one(
     assert int(logits.argmax()) == int(whole.argmax())
 
 
-def test_sequences_do_not_mix(generator: OgGeneratorRunner, codec: TextCodec, opened: Callable[[], int]) -> None:
+def test_sequences_do_not_mix(generator: Driven, codec: TextCodec, opened: Callable[[], int]) -> None:
     first, second = opened(), opened()
     one, other = prompt(codec, "Count from 1 to 150."), prompt(codec, "Hello!")
     tokens = {first: one, second: other}
@@ -105,8 +111,8 @@ def test_sequences_do_not_mix(generator: OgGeneratorRunner, codec: TextCodec, op
     assert found[second] == greedy(generator, opened(), other, 10)
 
 
-def test_terminate_raises_at_the_next_pass_and_recovers_where_it_was(
-    generator: OgGeneratorRunner, codec: TextCodec, opened: Callable[[], int]
+def test_terminate_raises_at_the_next_pass_and_can_be_undone(
+    generator: Driven, codec: TextCodec, opened: Callable[[], int]
 ) -> None:
     sequence = opened()
     tokens = prompt(codec, "Count from 1 to 150.")
@@ -121,7 +127,7 @@ def test_terminate_raises_at_the_next_pass_and_recovers_where_it_was(
 
 
 def test_profiling_writes_one_file_for_each_pass_and_none_after(
-    generator: OgGeneratorRunner, codec: TextCodec, opened: Callable[[], int], tmp_path: Path
+    generator: Driven, codec: TextCodec, opened: Callable[[], int], tmp_path: Path
 ) -> None:
     sequence = opened()
     last = greedy(generator, sequence, prompt(codec, "Count from 1 to 150."), 2)[-1:]
@@ -134,19 +140,19 @@ def test_profiling_writes_one_file_for_each_pass_and_none_after(
     assert any(event.get("cat") == "Node" for event in json.loads(file.read_text()))
 
 
-def test_what_the_library_refuses_is_translated(generator: OgGeneratorRunner, opened: Callable[[int], int]) -> None:
+def test_library_error_is_translated(generator: Driven, opened: Callable[[int], int]) -> None:
     sequence = opened(16)
     with pytest.raises(RunnerFailed, match="max length"):
         generator.prefill(sequence, [1] * 17)
 
 
-def test_a_device_that_is_not_there_raises_the_librarys_reason() -> None:
+def test_missing_device_raises_the_librarys_reason() -> None:
     with pytest.raises(RuntimeError, match="(?i)cuda"):
         OgGeneratorRunner(DEMO, "cuda", threads=1)
 
 
 def test_the_keys_and_values_of_a_sequence_can_be_copied_out(
-    generator: OgGeneratorRunner, codec: TextCodec, opened: Callable[[int], int]
+    generator: Driven, codec: TextCodec, opened: Callable[[int], int]
 ) -> None:
     sequence = opened(64)
     tokens = prompt(codec, "Hello!")
@@ -156,14 +162,12 @@ def test_the_keys_and_values_of_a_sequence_can_be_copied_out(
     after = generator.export(sequence, ["present.0.key"])["present.0.key"]
     key = before["present.0.key"]
     assert set(before) == {"present.0.key", "present.0.value"}
-    # A copy: the pass that came later has added a token behind these in the library's own buffer only.
+    # A copy: the later pass has appended a token in the library's buffer only.
     assert np.array_equal(key[:, :, : len(tokens)], after[:, :, : len(tokens)])
     assert not np.array_equal(key[:, :, len(tokens)], after[:, :, len(tokens)])
 
 
-def test_on_demand_a_prompt_gives_the_logits_after_each_of_its_tokens(
-    generator: OgGeneratorRunner, opened: Callable[[], int]
-) -> None:
+def test_prompt_returns_logits_of_each_position_on_demand(generator: Driven, opened: Callable[[], int]) -> None:
     tokens = [7 * token % 1900 + 10 for token in range(50)]
     positions = generator.prefill(opened(), tokens, positions=True).copy()
     assert positions.shape == (len(tokens), generator.model.vocab_size)
@@ -171,8 +175,8 @@ def test_on_demand_a_prompt_gives_the_logits_after_each_of_its_tokens(
         assert generator.prefill(opened(), tokens[:length]) == pytest.approx(positions[length - 1], abs=1e-3)
 
 
-def test_a_graph_that_gives_logits_for_the_last_token_only_is_told(
-    generator: OgGeneratorRunner, opened: Callable[[], int], monkeypatch: pytest.MonkeyPatch
+def test_graph_with_logits_of_the_last_token_only_is_reported(
+    generator: Driven, opened: Callable[[], int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sequence = opened()
     library = generator._generators[sequence]
@@ -190,10 +194,10 @@ def test_a_graph_that_gives_logits_for_the_last_token_only_is_told(
 
 
 @pytest.mark.parametrize("brings_one", [True, False])
-def test_the_runtime_that_a_package_brings_is_loaded_before_its_module_looks_for_another(
+def test_packages_own_runtime_is_loaded_before_its_module(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, brings_one: bool
 ) -> None:
-    """As onnxruntime-genai-winml does; only its files are seen here, for there was no Windows."""
+    """As onnxruntime-genai-winml does; tested by its files only, without Windows."""
     package = tmp_path / "onnxruntime_genai"
     package.mkdir()
     (package / "__init__.py").touch()
@@ -207,12 +211,12 @@ def test_the_runtime_that_a_package_brings_is_loaded_before_its_module_looks_for
     assert loaded == [str(package / "onnxruntime.dll")] * brings_one
 
 
-def test_openvino_without_its_package_comes_with_what_to_install() -> None:
+def test_openvino_without_its_package_names_it() -> None:
     with pytest.raises(ConfigurationError, match="pip install onnxruntime-ep-openvino, and write package = "):
         OgGeneratorRunner(DEMO, "openvino", 1)
 
 
-def test_a_provider_without_a_device_is_told_beside_the_librarys_words(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_device_is_reported_with_the_librarys_message(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "missing_device", lambda _: "provider openvino: no device")
     with pytest.raises(ConfigurationError, match="^provider openvino: no device; onnxruntime-genai says: OpenVINO "):
         OgGeneratorRunner(DEMO, "openvino", 1)

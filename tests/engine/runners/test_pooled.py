@@ -1,4 +1,4 @@
-"""Vectors and scores of whole texts, on the demo models."""
+"""Vectors and scores of complete texts, on the demo models."""
 
 import json
 import math
@@ -12,13 +12,16 @@ import onnx
 import pytest
 
 from genai_server.engine.model.files import check_model_directory
-from genai_server.engine.runners.base import Interrupted, Opening, Row
+from genai_server.engine.runners.base import Interrupted
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.engine.runners.pooled import DISABLED_FUSIONS, PooledRunner, _batches
 from genai_server.engine.runners.scores import Logits
-from genai_server.errors import ModelDirectoryError, RunnerFailed
-from genai_server.generation import PooledText
+from genai_server.engine.scheduling.step import Read
+from genai_server.engine.sequence import Sequence as Scheduled
+from genai_server.errors import InvalidField, ModelDirectoryError
+from genai_server.messages.generation_request import GenerationRequest, PooledText
 from genai_server.options.device import DEFAULT_OPTIONS, DeviceOptions
+from scripts._models.driven import Driven
 from tests.model_edits import edited_graph
 from tests.running_server import DEMO, ROOT
 
@@ -31,16 +34,18 @@ def vectors() -> Iterator[PooledRunner]:
     yield PooledRunner(VECTORS, 1, DEFAULT_OPTIONS)
 
 
-def row(*texts: Sequence[int], second: int = 0) -> Row:
+def row(*texts: Sequence[int], second: int = 0) -> Read:
     about = [PooledText(len(text), second) for text in texts]
-    return Row(0, [token for text in texts for token in text], False, texts=about)
+    tokens = [token for text in texts for token in text]
+    request = GenerationRequest("r", tokens, 0, len(tokens), texts=about)
+    return Read.next(Scheduled(0, (0, 0), request, lambda: 0.0), len(tokens), texts=about)
 
 
 def text(length: int, first: int = 5) -> list[int]:
     return [2, *(first + number % 7 for number in range(length - 2)), 3]
 
 
-def read(runner: PooledRunner, *rows: Row) -> list[Logits]:
+def read(runner: PooledRunner, *rows: Read) -> list[Logits]:
     found = [scores.vectors for scores in runner.forward(rows)]
     assert all(vectors is not None for vectors in found)
     return [vectors for vectors in found if vectors is not None]
@@ -81,7 +86,7 @@ def test_texts_of_similar_lengths_are_read_together() -> None:
 
 @pytest.fixture
 def decoder(tmp_path: Path) -> Path:
-    """The demo model for chats as a reranker."""
+    """The demo chat model as a reranker."""
     for name in ("genai_config.json", "model.onnx", "model.onnx.data", "tokenizer.json", "tokenizer_config.json"):
         shutil.copy(DEMO / name, tmp_path)
     (tmp_path / "modules.json").write_text(json.dumps([{"path": "1_LogitScore", "type": "x.LogitScore"}]))
@@ -93,17 +98,17 @@ def decoder(tmp_path: Path) -> Path:
 def test_a_decoder_scores_by_the_logits_after_its_last_token(decoder: Path) -> None:
     runner = PooledRunner(decoder, 1, DEFAULT_OPTIONS)
     runner.warm_up()
-    library = OgGeneratorRunner(DEMO, "cpu", 1)
+    library = Driven(OgGeneratorRunner(DEMO, "cpu", 1))
     texts = [[number * 7 % 900 + 10 for number in range(length)] for length in (30, 5, 28, 100)]
     (found,) = read(runner, row(*texts))
     for number, tokens in enumerate(texts):
-        library.open(number, tokens, Opening(len(tokens) + 1))
+        library.open(number, tokens, len(tokens) + 1)
         logits = library.prefill(number, tokens)
         expected = 1 / (1 + math.exp(float(logits[FALSE] - logits[TRUE])))
         assert math.isclose(float(found[number][0]), expected, abs_tol=1e-4)
 
 
-def test_what_the_configuration_says_of_the_vectors_is_tried_at_the_start(tmp_path: Path) -> None:
+def test_configured_vector_size_is_checked_at_the_start(tmp_path: Path) -> None:
     shutil.copytree(VECTORS, tmp_path / "wrong")
     pooling = {"word_embedding_dimension": 64, "pooling_mode_mean_tokens": True}
     (tmp_path / "wrong" / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
@@ -116,7 +121,7 @@ def test_a_graph_without_the_output_that_is_needed_is_refused(tmp_path: Path) ->
     shutil.copytree(SCORES, tmp_path / "wrong")
     config = json.loads((SCORES / "config.json").read_bytes()) | {"architectures": ["BertModel"]}
     (tmp_path / "wrong" / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ModelDirectoryError, match="nothing says how a text's vectors become one"):
+    with pytest.raises(ModelDirectoryError, match="no file describes the pooling of a text's vectors"):
         check_model_directory(tmp_path / "wrong")
     shutil.copytree(VECTORS / "1_Pooling", tmp_path / "wrong" / "1_Pooling")
     shutil.copy(VECTORS / "modules.json", tmp_path / "wrong")
@@ -181,7 +186,7 @@ def test_a_pass_of_one_request_can_be_ended_but_not_two_in_a_row(vectors: Pooled
     assert len(read(vectors, long)[0]) == 60
 
 
-def test_a_slow_fusion_is_left_out_on_a_cpu_unless_the_operator_chooses(tmp_path: Path) -> None:
+def test_slow_fusion_is_disabled_on_cpu_unless_configured(tmp_path: Path) -> None:
     ((key, left_out),) = DISABLED_FUSIONS.items()
     chosen = DeviceOptions(entries={key: "GeluFusionL2"})
     operators = {}
@@ -196,6 +201,6 @@ def test_a_slow_fusion_is_left_out_on_a_cpu_unless_the_operator_chooses(tmp_path
     assert fused in operators["chosen"]
 
 
-def test_it_continues_no_prompt(vectors: PooledRunner) -> None:
-    with pytest.raises(RunnerFailed, match="whole texts"):
-        vectors.prefill(0, [1])
+def test_pooled_runner_continues_no_prompt(vectors: PooledRunner) -> None:
+    with pytest.raises(InvalidField, match="this model takes texts to pool"):
+        vectors.check(GenerationRequest("r", [1], 1, 2))

@@ -1,4 +1,4 @@
-"""How the vectors of tokens become one."""
+"""Pooling of token vectors."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ from genai_server.engine.runners.pooling import normalized, pool
 from genai_server.engine.runners.scores import Logits
 
 STATES: Logits = np.arange(24, dtype=np.float32).reshape(2, 4, 3) - 6
-# The first row has a token that does not count, the second ends early.
+# The first row has a masked token, the second ends early.
 MASK = np.array([[0, 1, 1, 1], [1, 1, 0, 0]])
 
 
@@ -28,7 +28,7 @@ MASK = np.array([[0, 1, 1, 1], [1, 1, 0, 0]])
         ),
     ],
 )
-def test_only_the_tokens_that_count_are_pooled(mode: str, expected: list[Logits]) -> None:
+def test_only_unmasked_tokens_are_pooled(mode: str, expected: list[Logits]) -> None:
     assert np.allclose(pool(STATES, MASK, [mode]), np.stack(expected), rtol=1e-6)
 
 

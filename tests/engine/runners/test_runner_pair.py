@@ -1,8 +1,9 @@
-"""Sequences that change over between the batched runner and the library's Generator in the middle of an answer."""
+"""Sequences that move between the batched runner and the library's Generator during an answer."""
 
 import asyncio
 import random
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -16,7 +17,7 @@ from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.runners.scripted import ScriptedRunner
 from genai_server.engine.scheduling.scheduler import Scheduler
 from genai_server.engine.sequence import Sequence
-from genai_server.generation import Batching, GenerationRequest
+from genai_server.messages.generation_request import Batching, GenerationRequest
 from genai_server.text.codec import load_text_codec
 from tests.running_server import DEMO
 
@@ -26,22 +27,23 @@ STEPS = 24
 
 
 class Engine:
-    """A pair and a scheduler, driven as the loop drives them; everybody answers greedily and goes on for ever."""
+    """A pair and a scheduler, driven like in the loop; all sequences answer greedily and never end."""
 
     def __init__(self, runners: RunnerPair) -> None:
         self.runners = runners
-        self.scheduler = Scheduler(max_running=SLOTS, max_waiting=0, prefill_chunk=16, idle_chunk=64)
+        self.scheduler = Scheduler(runners.main, max_running=SLOTS, max_waiting=0, prefill_chunk=16, idle_chunk=64)
 
     def begin(self, number: int, prompt: list[int], **fields: Any) -> Sequence:
         request = GenerationRequest(f"r{number}", prompt, 400, MAX_LENGTH, **fields)
         sequence = Sequence(number, (0, number), request, lambda: 0.0)
         self.scheduler.add(sequence)
         self.scheduler.admit()
+        sequence.reuses_past = self.runners.reuses_past(request)
         self.runners.open(sequence)
         return sequence
 
     def step(self) -> None:
-        """One pass, of whoever has the turn."""
+        """Run one pass, as scheduled."""
         step = self.scheduler.next_step()
         assert step is not None
         for sequence, scores in zip(step.sequences, self.runners.forward(step), strict=True):
@@ -74,7 +76,7 @@ Undisturbed = Callable[[list[int], int], list[int]]
 
 @pytest.fixture(scope="module")
 def undisturbed(generator: OgGeneratorRunner, session: Any) -> Undisturbed:
-    """The answer of a prompt that stays alone in a batch of its own, whose past is empty."""
+    """The answer to a prompt alone in an own batch, with an empty past."""
 
     @cache
     def alone(prompt: tuple[int, ...], steps: int) -> list[int]:
@@ -89,15 +91,16 @@ def undisturbed(generator: OgGeneratorRunner, session: Any) -> Undisturbed:
 
 
 def text(length: int, seed: int = 0) -> list[int]:
-    """Tokens without sense."""
+    """Random tokens."""
     chance = random.Random(f"{seed} {length}")
     return [chance.randrange(10, 1900) for _ in range(length)]
 
 
 @cache
 def counting(number: int) -> list[int]:
-    """A prompt whose answer the model is sure of: what is read anew rounds otherwise than what was decoded, and among
-    tokens without sense that can change which is the best."""
+    """A prompt with an unambiguous answer: a recomputed past rounds otherwise than a decoded one, which can change the
+    best token of random prompts.
+    """
     codec = load_text_codec(DEMO, "cpu")
     return asyncio.run(codec.encode_chat([{"role": "user", "content": f"Count from 1 to {number}."}]))
 
@@ -106,10 +109,10 @@ def produced(sequence: Sequence, number: int) -> list[int]:
     return sequence.tokens[len(sequence.request.prompt) :][:number]
 
 
-# where a sequence begins
+# the first runner of a sequence
 
 
-def test_a_sequence_begins_in_the_batch_and_one_that_is_profiled_on_a_generator(engine: Engine) -> None:
+def test_sequence_starts_in_the_batch_unless_it_is_profiled(engine: Engine) -> None:
     assert engine.begin(1, text(5)).batched
     profiled = Sequence(2, (0, 2), GenerationRequest("r2", text(5), 10, 100), lambda: 0.0)
     profiled.profile.prefix = "slow"
@@ -119,7 +122,7 @@ def test_a_sequence_begins_in_the_batch_and_one_that_is_profiled_on_a_generator(
     assert not profiled.batched
 
 
-def test_what_came_from_the_cache_is_read_and_counted_as_cached(engine: Engine) -> None:
+def test_tokens_from_the_cache_count_as_read_and_cached(engine: Engine) -> None:
     first = engine.begin(1, text(40))
     engine.run(first, 1)
     second = engine.begin(2, [*text(40), *text(9, 1)])
@@ -129,9 +132,7 @@ def test_what_came_from_the_cache_is_read_and_counted_as_cached(engine: Engine) 
 
 
 @pytest.mark.parametrize("changes_over", [False, True])
-def test_the_past_of_another_salt_is_not_used_also_after_it_was_on_a_generator(
-    engine: Engine, changes_over: bool
-) -> None:
+def test_past_of_another_salt_is_not_used_after_a_move(engine: Engine, changes_over: bool) -> None:
     first = engine.begin(1, text(40), cache_salt="a")
     engine.run(first, 1)
     if changes_over:
@@ -146,16 +147,16 @@ def test_the_past_of_another_salt_is_not_used_also_after_it_was_on_a_generator(
     assert engine.begin(4, [*text(40), *text(9, 1)], cache_salt="a").num_cached == 40
 
 
-def test_forgetting_counts_the_pasts_and_leaves_those_who_run(engine: Engine) -> None:
+def test_forget_counts_pasts_and_keeps_running_sequences(engine: Engine) -> None:
     first, second = engine.begin(1, text(20)), engine.begin(2, text(30))
     engine.run(second, 1)
     engine.end(first)
-    assert engine.runners.forget() == 1
+    assert engine.runners.main.forget() == 1
     again = engine.begin(3, text(40))
     assert again.num_cached == 0
 
 
-def test_without_a_batched_runner_all_are_on_generators_and_the_reason_is_told() -> None:
+def test_generators_run_everything_without_a_batched_runner() -> None:
     engine = Engine(RunnerPair(ScriptedRunner(), reason="because"))
     sequence = engine.begin(1, list(b"say hi\n\x04"))
     engine.runners.to_batch(sequence)
@@ -163,20 +164,27 @@ def test_without_a_batched_runner_all_are_on_generators_and_the_reason_is_told()
     assert engine.runners.batching == Batching("generator", "because")
     engine.run(sequence, 2)
     assert bytes(produced(sequence, 2)) == b"hi"
-    assert engine.runners.forget() == 0
+    assert engine.runners.main.forget() == 0
     engine.runners.interrupt()
 
 
-def test_what_is_told_of_the_batch(engine: Engine) -> None:
-    assert engine.runners.batching == Batching("batched", None, SLOTS, True)
+def test_an_interrupt_reaches_a_runner_without_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    runner, interrupted = ScriptedRunner(), list[int]()
+    monkeypatch.setattr(runner, "interrupt", lambda: interrupted.append(1))
+    RunnerPair(runner).interrupt()
+    assert interrupted == [1]
 
 
-# changing over
+def test_batching_is_described(engine: Engine) -> None:
+    assert engine.runners.batching == Batching("batched", None, SLOTS, True, dict(engine.runners.main.nodes))
+
+
+# moves
 
 
 @pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize(("there", "back"), [(1, 2), (1, 9), (5, 6), (8, 16)])
-def test_there_and_back_in_the_middle_of_an_answer_repeats_and_loses_no_token(
+def test_sequence_moved_mid_answer_repeats_and_loses_no_token(
     engine: Engine, undisturbed: Undisturbed, there: int, back: int, exact: bool
 ) -> None:
     prompt = text(50) if exact else counting(90)
@@ -194,7 +202,7 @@ def test_there_and_back_in_the_middle_of_an_answer_repeats_and_loses_no_token(
     assert produced(sequence, STEPS) == undisturbed(prompt, STEPS)
 
 
-def test_the_others_are_not_disturbed(engine: Engine, undisturbed: Undisturbed) -> None:
+def test_moves_do_not_affect_other_sequences(engine: Engine, undisturbed: Undisturbed) -> None:
     sequences = [engine.begin(1, text(20)), engine.begin(2, counting(80)), engine.begin(3, text(38))]
     for sequence in sequences:
         engine.run(sequence, 3)
@@ -211,7 +219,7 @@ def test_the_others_are_not_disturbed(engine: Engine, undisturbed: Undisturbed) 
 
 
 @pytest.mark.parametrize("passes", [0, 1, 2])
-def test_one_that_changes_over_within_its_prompt_reads_each_token_of_it_once(
+def test_sequence_moved_within_its_prompt_reads_tokens_once(
     engine: Engine, undisturbed: Undisturbed, passes: int
 ) -> None:
     other = engine.begin(1, text(30, 1))
@@ -234,7 +242,7 @@ def test_one_that_changes_over_within_its_prompt_reads_each_token_of_it_once(
 
 @pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize("passes", [1, 4])
-def test_one_that_comes_back_before_its_past_was_read_anew_goes_on_reading_in_the_batch(
+def test_sequence_moved_back_early_continues_in_the_batch(
     engine: Engine, undisturbed: Undisturbed, passes: int, exact: bool
 ) -> None:
     prompt = text(20) if exact else counting(70)
@@ -254,9 +262,7 @@ def test_one_that_comes_back_before_its_past_was_read_anew_goes_on_reading_in_th
 
 @pytest.mark.parametrize("num_prompt", [1, 20])
 @pytest.mark.parametrize("passes", [1, 4])
-def test_what_an_exact_one_reads_anew_of_its_answer_is_never_a_past_for_another_exact_one(
-    engine: Engine, num_prompt: int, passes: int
-) -> None:
+def test_recomputed_answer_is_no_past_for_exact_sequences(engine: Engine, num_prompt: int, passes: int) -> None:
     sequence = engine.begin(1, text(num_prompt), exact=True)
     engine.run(sequence, 12)
     engine.runners.to_generator(sequence)
@@ -270,9 +276,7 @@ def test_what_an_exact_one_reads_anew_of_its_answer_is_never_a_past_for_another_
     assert follow.num_cached == (num_prompt if num_prompt > 1 else 0)
 
 
-def test_one_that_goes_back_at_once_has_read_nothing_and_is_read_in_the_batch(
-    engine: Engine, undisturbed: Undisturbed
-) -> None:
+def test_sequence_moved_back_at_once_is_read_in_the_batch(engine: Engine, undisturbed: Undisturbed) -> None:
     sequence = engine.begin(1, counting(60))
     engine.run(sequence, 4)
     engine.runners.to_generator(sequence)
@@ -282,7 +286,7 @@ def test_one_that_goes_back_at_once_has_read_nothing_and_is_read_in_the_batch(
     assert produced(sequence, STEPS) == undisturbed(counting(60), STEPS)
 
 
-def test_changing_over_where_one_is_already_is_nothing(engine: Engine) -> None:
+def test_moving_to_the_same_runner_has_no_effect(engine: Engine) -> None:
     sequence = engine.begin(1, text(20))
     engine.run(sequence, 2)
     engine.runners.to_batch(sequence)
@@ -293,7 +297,7 @@ def test_changing_over_where_one_is_already_is_nothing(engine: Engine) -> None:
     assert sequence.num_unread == 1
 
 
-def test_the_past_of_one_that_came_back_may_be_used_by_others(engine: Engine, undisturbed: Undisturbed) -> None:
+def test_past_of_a_returned_sequence_can_be_reused(engine: Engine, undisturbed: Undisturbed) -> None:
     sequence = engine.begin(1, text(40))
     engine.run(sequence, 2)
     engine.runners.to_generator(sequence)
@@ -301,7 +305,7 @@ def test_the_past_of_one_that_came_back_may_be_used_by_others(engine: Engine, un
     engine.runners.to_batch(sequence)
     engine.run(sequence, 6)
     engine.end(sequence)
-    # Of its answer, an exact one gets nothing: it was decoded, though on a Generator.
+    # An exact sequence reuses no tokens of this answer: they were decoded, though on a Generator.
     follow = [*sequence.tokens[:44], *text(3)]
     engine.end(exact := engine.begin(3, follow, exact=True))
     assert exact.num_cached == 40
@@ -316,16 +320,16 @@ def test_runtime_options_work_on_the_generator_and_end_with_it(engine: Engine) -
     engine.run(sequence, 2)
     engine.runners.to_generator(sequence)
     engine.run(sequence, 3)
-    engine.runners.set_runtime_option(sequence, "terminate_session", "1")
+    engine.runners.generator.set_runtime_option(sequence.id, "terminate_session", "1")
     with pytest.raises(Terminated):
         engine.step()
     assert sequence.num_unread == 1
 
 
 @pytest.mark.parametrize(("row_group", "exact", "may"), [(1, True, True), (2, False, True), (2, True, False)])
-def test_an_exact_sequence_may_leave_the_batch_only_where_a_lone_row_is_exact(
+def test_exact_sequence_leaves_the_batch_only_if_rows_are_exact(
     engine: Engine, row_group: int, exact: bool, may: bool
 ) -> None:
-    assert isinstance(engine.runners.batched, BatchedRunner)
-    engine.runners.batched.slots.row_group = row_group
+    assert isinstance(engine.runners.main, BatchedRunner)
+    engine.runners.main.abilities = replace(engine.runners.main.abilities, exact=row_group == 1)
     assert (engine.runners.no_profile(engine.begin(1, text(5), exact=exact)) is None) is may

@@ -1,4 +1,4 @@
-"""What the settings of a device tell of its runner before anything is loaded."""
+"""What the settings of a device determine about its runner before anything is loaded."""
 
 from pathlib import Path
 
@@ -8,18 +8,16 @@ from genai_server.engine.runners.runner_rules import check_runner
 from genai_server.errors import ConfigurationError
 from genai_server.options.check import check_device
 
-SECTIONS = {"providers": ["openvino", "cpu"], "provider": {"openvino": {"package": "provider_of_nobody"}}}
+SECTIONS = {"providers": ["openvino", "cpu"], "provider": {"openvino": {"package": "missing_provider"}}}
 
 
-def test_a_provider_whose_package_is_not_installed_is_refused_with_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_provider_package_is_refused_with_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     options = check_device(SECTIONS, "cpu")
     with pytest.raises(
-        ConfigurationError, match='package="provider_of_nobody": it is not installed; pip install provider-of-nobody'
+        ConfigurationError, match='package="missing_provider": it is not installed; pip install missing-provider'
     ):
         check_runner("cpu", tmp_path, "auto", 0, options)
-    (tmp_path / "provider_of_nobody.py").touch()
+    (tmp_path / "missing_provider.py").touch()
     monkeypatch.syspath_prepend(tmp_path)
     check_runner("cpu", tmp_path, "auto", 0, options)
 
@@ -33,7 +31,7 @@ def test_a_provider_whose_package_is_not_installed_is_refused_with_what_to_insta
         ("cpu", "library", 0, "execution_mode reaches only .*onnxruntime-genai's own batch"),
     ],
 )
-def test_a_runner_that_cannot_be_had_or_lacks_an_option_is_refused(
+def test_unavailable_runner_or_option_is_refused(
     tmp_path: Path, device: str, scheduler: str, kv_cache_bytes: int, message: str
 ) -> None:
     options = check_device({"session": {"execution_mode": "parallel"}}, device)

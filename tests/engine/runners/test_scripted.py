@@ -1,4 +1,4 @@
-"""The runner without a model does what the last line of its prompt says."""
+"""The runner without a model follows the last line of its prompt."""
 
 import subprocess
 import sys
@@ -9,20 +9,21 @@ import numpy as np
 import pytest
 
 from genai_server.engine.runners import scripted
-from genai_server.engine.runners.base import Opening, Terminated
+from genai_server.engine.runners.base import Terminated
 from genai_server.engine.runners.scripted import EOS, ScriptedRunner
 from genai_server.errors import RunnerFailed
+from scripts._models.driven import Driven
 
 
 class Session:
     """One sequence of a runner, answered greedily."""
 
     def __init__(self, script: str, runner: ScriptedRunner | None = None, id: int = 0) -> None:
-        self.runner = runner or ScriptedRunner()
+        self.runner = Driven(runner or ScriptedRunner())
         self.id = id
         self._prompt = list(f"{script}\n\x04".encode())
         self._last: int | None = None
-        self.runner.open(id, self._prompt, Opening(1000))
+        self.runner.open(id, self._prompt, 1000)
 
     def step(self) -> int:
         if self._last is None:
@@ -33,7 +34,7 @@ class Session:
         return self._last
 
     def answer(self) -> str:
-        """What is left of the answer, up to its end."""
+        """The rest of the answer, up to its end."""
         tokens = bytearray()
         while (token := self.step()) != EOS:
             tokens.append(token)
@@ -83,12 +84,12 @@ def test_only_the_last_line_is_a_script() -> None:
         ("\nresult: key\n script: say third", "third"),
     ],
 )
-def test_a_marked_line_is_obeyed_wherever_it_stands_and_from_when_its_word_is_below_it(below: str, answer: str) -> None:
+def test_marked_line_is_run_wherever_it_stands(below: str, answer: str) -> None:
     assert _answer(f"key\nscript: say first\nscript after key: say second{below}") == answer
 
 
 @pytest.mark.parametrize("script", ["count on me", "delay the train", "count", "delay", "hold", "hold on at 0"])
-def test_a_sentence_that_begins_like_a_command_is_repeated_like_any_other(script: str) -> None:
+def test_sentence_that_begins_like_a_command_is_repeated(script: str) -> None:
     assert _answer(script) == script
 
 
@@ -99,17 +100,17 @@ def test_the_answer_goes_on_ending() -> None:
 
 @pytest.mark.parametrize("chunk", [1, 2, 5])
 def test_a_prompt_may_come_in_chunks(chunk: int) -> None:
-    runner = ScriptedRunner()
+    runner = Driven(ScriptedRunner())
     prompt = list(b"say hi\n\x04")
-    runner.open(0, prompt, Opening(1000))
+    runner.open(0, prompt, 1000)
     logits = [runner.prefill(0, prompt[start : start + chunk]) for start in range(0, len(prompt), chunk)]
     assert int(logits[-1].argmax()) == ord("h")
 
 
-def test_the_models_vocabulary_has_its_end_token_and_the_logits_its_size() -> None:
-    runner = ScriptedRunner(context_length=77)
+def test_vocabulary_has_the_end_token_and_matches_the_logits() -> None:
+    runner = Driven(ScriptedRunner(context_length=77))
     prompt = list(b"x\n\x04")
-    assert runner.open(0, prompt, Opening(10)) == 0
+    assert runner.open(0, prompt, 10) == 0
     logits = runner.prefill(0, prompt)
     assert logits.shape == (runner.model.vocab_size,)
     assert runner.decode([0], [ord("x")]).shape == (1, runner.model.vocab_size)
@@ -148,14 +149,14 @@ def test_a_failure_comes_in_place_of_its_token(script: str, before: str) -> None
         session.step()
 
 
-def test_a_delay_is_kept_before_every_token(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_delay_precedes_every_token(monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
     monkeypatch.setattr(time, "sleep", slept.append)
     assert _answer("say ab; delay 0.25") == "ab"
     assert slept == [0.25] * 3
 
 
-def test_the_lock_is_held_once_before_its_token(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hold_keeps_the_gil_once_before_its_token(monkeypatch: pytest.MonkeyPatch) -> None:
     held: list[float] = []
     monkeypatch.setattr(scripted, "hold_lock", held.append)
     session = Session("say abc; hold 1.5 at 1")
@@ -163,15 +164,15 @@ def test_the_lock_is_held_once_before_its_token(monkeypatch: pytest.MonkeyPatch)
     assert seen == [("a", []), ("b", [1.5]), ("c", [1.5])]
 
 
-def test_a_crash_ends_the_process_without_a_word() -> None:
+def test_crash_ends_the_process_silently() -> None:
     program = (
         "import atexit\n"
-        "from genai_server.engine.runners.base import Opening\n"
+        "from genai_server.engine.runners.bare_sequences import open_bare, read_all\n"
         "from genai_server.engine.runners.scripted import ScriptedRunner\n"
         "atexit.register(print, 'left in order')\n"
         "script = list(b'crash at 0\\n\\x04')\n"
-        "runner = ScriptedRunner(); runner.open(0, script, Opening(20))\n"
-        "runner.prefill(0, script)\n"
+        "runner = ScriptedRunner()\n"
+        "read_all(runner, [open_bare(runner, script, 20)])\n"
     )
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
     assert (ended.returncode, ended.stdout, ended.stderr) == (70, b"", b"")
@@ -180,7 +181,7 @@ def test_a_crash_ends_the_process_without_a_word() -> None:
 # runtime options
 
 
-def test_a_terminated_sequence_goes_on_where_it_was_once_allowed_to() -> None:
+def test_terminated_sequence_continues_after_recovery() -> None:
     session = Session("say abc")
     assert session.step() == ord("a")
     session.runner.set_runtime_option(0, "terminate_session", "1")
@@ -191,7 +192,7 @@ def test_a_terminated_sequence_goes_on_where_it_was_once_allowed_to() -> None:
     assert session.answer() == "bc"
 
 
-def test_every_pass_of_a_profiled_sequence_writes_a_file_of_its_name(tmp_path: Path) -> None:
+def test_each_profiled_pass_writes_one_named_file(tmp_path: Path) -> None:
     session = Session("say abc")
     session.step()
     session.runner.set_runtime_option(0, "enable_profiling", str(tmp_path / "slow"))
@@ -202,11 +203,11 @@ def test_every_pass_of_a_profiled_sequence_writes_a_file_of_its_name(tmp_path: P
     assert len(list(tmp_path.iterdir())) == 1
 
 
-def test_on_demand_a_prompt_gives_logits_after_each_token_all_alike_but_the_last() -> None:
-    runner = ScriptedRunner()
+def test_prompt_logits_are_zero_except_the_last() -> None:
+    runner = Driven(ScriptedRunner())
     prompt = list(b"say hi\n\x04")
     for sequence in (0, 1):
-        runner.open(sequence, prompt, Opening(1000))
+        runner.open(sequence, prompt, 1000)
     positions = runner.prefill(0, prompt, positions=True)
     assert positions.shape == (len(prompt), 257)
     assert not positions[:-1].any()

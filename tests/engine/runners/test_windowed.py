@@ -1,4 +1,4 @@
-"""Models with sliding windows: the demo model, changed as the model builder writes such."""
+"""Models with sliding windows: the demo model, changed as the model builder writes them."""
 
 import json
 import random
@@ -13,13 +13,13 @@ import pytest
 from genai_server.engine.model.files import check_model_directory
 from genai_server.engine.model.graph import read_decoder_graph
 from genai_server.engine.model.session import open_mixed_session, open_session
-from genai_server.engine.runners.base import Opening, Row
 from genai_server.engine.runners.batched import NO_MORE, BatchedRunner, BatchLimits, MoreSessions
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.scheduling.step import Read, Step
 from genai_server.engine.sequence import Sequence
-from genai_server.generation import GenerationRequest
+from genai_server.messages.generation_request import GenerationRequest
+from scripts._models.driven import Driven
 from tests.model_edits import edited_config, edited_graph
 from tests.running_server import DEMO
 
@@ -29,13 +29,13 @@ STEPS = 12
 
 
 def text(length: int, seed: int = 0) -> list[int]:
-    """Tokens without sense."""
+    """Random tokens."""
     chance = random.Random(f"{seed} {length}")
     return [chance.randrange(10, 1900) for _ in range(length)]
 
 
 def write_windowed(target: Path, layers: int, *, in_graph: bool = True) -> Path:
-    """The demo model with windows in its first `layers` layers, or with a configuration that only claims it."""
+    """The demo model with windows in its first `layers` layers, or with a configuration that only claims windows."""
     shutil.copytree(DEMO, target)
     with edited_config(target) as config:
         config["model"]["decoder"]["sliding_window"] = {
@@ -56,15 +56,16 @@ def write_windowed(target: Path, layers: int, *, in_graph: bool = True) -> Path:
     return target
 
 
-def batched_runner(model_dir: Path, generator: OgGeneratorRunner, max_length: int = MAX_LENGTH) -> BatchedRunner:
+def batched_runner(model_dir: Path, generator: OgGeneratorRunner, max_length: int = MAX_LENGTH) -> Driven:
     graph = read_decoder_graph(model_dir)
     session = open_session(graph, 1, optimized=False)
-    return BatchedRunner(graph, session, generator.model, BatchLimits(4, max_length))
+    return Driven(BatchedRunner(graph, session, generator.model, BatchLimits(4, max_length)))
 
 
-def answer(runner: Any, tokens: list[int], steps: int = STEPS) -> list[int]:
-    """Greedily, alone."""
-    runner.open(99, tokens, Opening(MAX_LENGTH))
+def answer(on: Any, tokens: list[int], steps: int = STEPS) -> list[int]:
+    """The greedy answer to the prompt alone."""
+    runner = on if isinstance(on, Driven) else Driven(on)
+    runner.open(99, tokens, MAX_LENGTH)
     found = [int(runner.prefill(99, tokens).argmax())]
     while len(found) < steps:
         found.append(int(runner.decode([99], found[-1:])[0].argmax()))
@@ -74,7 +75,7 @@ def answer(runner: Any, tokens: list[int], steps: int = STEPS) -> list[int]:
 
 @pytest.fixture(scope="module")
 def windowed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """All layers but the last keep a window only, so that far tokens still count for something."""
+    """A model in which all layers but the last keep only a window, so that distant tokens still matter."""
     layers = json.loads((DEMO / "genai_config.json").read_text(encoding="utf-8"))["model"]["decoder"]
     return write_windowed(tmp_path_factory.mktemp("models") / "windowed", layers["num_hidden_layers"] - 1)
 
@@ -84,14 +85,12 @@ def generator(windowed: Path) -> OgGeneratorRunner:
     return OgGeneratorRunner(windowed, "cpu", threads=1)
 
 
-def test_rows_on_both_sides_of_the_window_get_the_librarys_answers(
-    windowed: Path, generator: OgGeneratorRunner
-) -> None:
+def test_rows_on_both_sides_of_the_window_match_the_librarys(windowed: Path, generator: OgGeneratorRunner) -> None:
     runner = batched_runner(windowed, generator)
     prompts = {number: text(length) for number, length in enumerate((120, 3, WINDOW - 2, 60))}
     answers: dict[int, list[int]] = {}
     for number, prompt in prompts.items():
-        runner.open(number, prompt, Opening(MAX_LENGTH))
+        runner.open(number, prompt, MAX_LENGTH)
         for start in range(0, len(prompt), 60):
             logits = runner.prefill(number, prompt[start : start + 60])
         answers[number] = [int(logits.argmax())]
@@ -107,7 +106,7 @@ def test_a_past_longer_than_the_window_is_used_again(windowed: Path, generator: 
     longer = text(100)
     shorter = [*longer[:50], *text(8, 1)]
     answer(runner, longer)
-    assert runner.open(99, shorter, Opening(MAX_LENGTH)) == 50
+    assert runner.open(99, shorter, MAX_LENGTH) == 50
     first = int(runner.prefill(99, shorter[50:]).argmax())
     runner.close(99)
     assert first == answer(generator, shorter, 1)[0]
@@ -120,36 +119,38 @@ def test_slots_are_never_shorter_than_the_window(windowed: Path, generator: OgGe
 
 
 @pytest.mark.parametrize("returned", [2, 9])
-def test_one_that_comes_back_from_a_generator_reads_its_tokens_anew(
+def test_sequence_back_from_a_generator_recomputes_its_tokens(
     windowed: Path, generator: OgGeneratorRunner, returned: int
 ) -> None:
-    pair = RunnerPair(generator, batched_runner(windowed, generator))
+    pair = RunnerPair(generator, batched_runner(windowed, generator).runner)
     prompt = text(70)
-    sequence = Sequence(1, (0, 1), GenerationRequest("r", prompt, 100, MAX_LENGTH), lambda: 0.0)
+    sequence = Sequence(1, (0, 1), GenerationRequest("r", prompt, 100, MAX_LENGTH), lambda: 0.0, reuses_past=True)
     pair.open(sequence)
     for change, until in ((lambda _: None, 1), (pair.to_generator, returned), (pair.to_batch, STEPS)):
         change(sequence)
         while sequence.num_produced < until:
-            sequence.append(int(pair.forward(Step([Read(sequence, sequence.num_unread)]))[0].last.argmax()))
+            sequence.append(int(pair.forward(Step([Read.next(sequence, sequence.num_unread)]))[0].last.argmax()))
     assert sequence.batched
     assert sequence.tokens[len(prompt) :] == answer(generator, prompt)
     pair.close(sequence)
 
 
 @pytest.mark.parametrize("exact", [False, True])
-def test_an_exact_one_that_comes_back_takes_none_of_its_answer_from_a_prompt(
+def test_exact_sequence_reuses_no_answer_tokens_of_a_prompt(
     windowed: Path, generator: OgGeneratorRunner, exact: bool
 ) -> None:
-    pair = RunnerPair(generator, batched_runner(windowed, generator))
+    pair = RunnerPair(generator, batched_runner(windowed, generator).runner)
     prompt = text(40)
-    sequence = Sequence(1, (0, 1), GenerationRequest("r", prompt, 100, MAX_LENGTH, exact=exact), lambda: 0.0)
+    sequence = Sequence(
+        1, (0, 1), GenerationRequest("r", prompt, 100, MAX_LENGTH, exact=exact), lambda: 0.0, reuses_past=True
+    )
     pair.open(sequence)
     while sequence.num_produced < 8:
-        sequence.append(int(pair.forward(Step([Read(sequence, sequence.num_unread)]))[0].last.argmax()))
+        sequence.append(int(pair.forward(Step([Read.next(sequence, sequence.num_unread)]))[0].last.argmax()))
     pair.to_generator(sequence)
     other = Sequence(2, (0, 2), GenerationRequest("o", sequence.tokens, 1, MAX_LENGTH, cache_prompt=False), lambda: 0.0)
     pair.open(other)
-    pair.forward(Step([Read(other, other.num_unread)]))
+    pair.forward(Step([Read.next(other, other.num_unread)]))
     pair.to_batch(sequence)
     assert sequence.num_read == (38 if exact else 46)
     for each in (sequence, other):
@@ -177,15 +178,15 @@ def test_a_mixed_step_gives_the_bits_of_two_steps(tmp_path: Path, layers: int) -
     long, prompt, found = text(3 * WINDOW, 1), text(4 * WINDOW, 2), []
     for more in (NO_MORE, MoreSessions(mixed)):
         limits = BatchLimits(4, MAX_LENGTH)
-        runner = BatchedRunner(graph, session, check_model_directory(DEMO), limits, more=more)
-        runner.open(1, long, Opening(MAX_LENGTH, reuse=False))
+        runner = Driven(BatchedRunner(graph, session, check_model_directory(DEMO), limits, more=more))
+        runner.open(1, long, MAX_LENGTH, reuse=False)
         runner.prefill(1, long)
-        runner.open(2, prompt, Opening(MAX_LENGTH, reuse=False))
+        runner.open(2, prompt, MAX_LENGTH, reuse=False)
         given = []
         for start in range(0, len(prompt), 16):
-            decoding, reading = Row(1, [7], decodes=True), Row(2, prompt[start : start + 16], decodes=False)
-            for step in [[decoding, reading]] if runner.mixes else [[decoding], [reading]]:
-                given += [scores.logits[-1].copy() for scores in runner.forward(step)]
+            decoding, reading = (1, [7], True), (2, prompt[start : start + 16], False)
+            for step in [[decoding, reading]] if runner.abilities.mixes else [[decoding], [reading]]:
+                given += [scores.logits[-1].copy() for scores in runner.read(*step)]
         given.append(runner.decode([2], [5])[0])
         found.append(given)
     assert all(np.array_equal(one, other) for one, other in zip(*found, strict=True))

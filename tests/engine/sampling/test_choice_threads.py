@@ -1,4 +1,4 @@
-"""Sequences whose grammars are slow: another thread chooses their tokens while the loop runs passes for the others."""
+"""Slow grammars: another thread chooses their tokens while the loop runs passes for other sequences."""
 
 import math
 import threading
@@ -14,7 +14,7 @@ from genai_server.engine.ipc.mailbox import Disconnected
 from genai_server.engine.sampling.choice_threads import slow_grammars
 from genai_server.engine.sampling.grammar import STEP_SECONDS
 from genai_server.engine.sequence import Sequence
-from genai_server.generation import FinishReason, Sampling
+from genai_server.messages.generation_request import FinishReason, Sampling
 from genai_server.messages.protocol import Cancel, Failed
 from tests.engine.test_admission import run, step_until
 from tests.engine.test_loop import API, Bench
@@ -23,7 +23,7 @@ LETTERS = "start: /[a-z]*/"
 
 
 def slow_bench(folder: Path, seconds: float = STEP_SECONDS + 0.001) -> Bench:
-    """A bench on which each operation of a grammar takes so many seconds of processor time."""
+    """A bench on which each operation of a grammar takes this processor time in seconds."""
     ticks = count()
     return Bench(folder, processor_time=lambda: next(ticks) * seconds)
 
@@ -35,7 +35,7 @@ def bench(tmp_path: Path) -> Bench:
 
 @contextmanager
 def nothing_chosen(bench: Bench) -> Iterator[None]:
-    """No other thread chooses a token before the end of the block."""
+    """No other thread chooses a token before the block ends."""
     gate = threading.Event()
     bench.loop._choice_threads._threads.submit(gate.wait)
     try:
@@ -45,7 +45,7 @@ def nothing_chosen(bench: Bench) -> Iterator[None]:
 
 
 def start_slow(bench: Bench, key: int, **fields: Any) -> Sequence:
-    """Submit a request whose second token another thread is to choose; returns its sequence at that point."""
+    """Submit a request whose second token is to be chosen by another thread; returns its sequence at that point."""
     bench.submit(key, "say abcdef", grammar=LETTERS, **fields)
     step_until(bench, lambda: any(sequence.is_choosing for sequence in bench.scheduler.running))
     found = bench.loop._requests.find(API, key)
@@ -70,7 +70,7 @@ def test_the_loop_waits_where_all_tokens_are_being_chosen(bench: Bench) -> None:
         bench.steps(1)
         assert bench.loop._is_stalled
         bench.submit(2, "say x")
-        run(bench, 2)  # a message wakes it
+        run(bench, 2)  # a message wakes the loop
     run(bench, 1)
 
 

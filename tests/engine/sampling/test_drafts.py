@@ -1,4 +1,4 @@
-"""What is drafted after which text, and how much of it."""
+"""Which tokens are drafted, and how many."""
 
 import random
 
@@ -6,7 +6,7 @@ import pytest
 
 from genai_server.engine.sampling.drafts import LENGTHS, Drafter
 
-# The tokens of a prompt that repeat nothing.
+# Prompt tokens without repetition.
 PROMPT = list(range(100, 120))
 
 
@@ -25,12 +25,12 @@ def _draft(prompt: list[int], answer: list[int], *, prediction: list[int] | None
 
 
 @pytest.mark.parametrize("tokens", [[], [1], [1, 2], [1, 1]])
-def test_a_text_that_repeats_nothing_gives_no_draft(tokens: list[int]) -> None:
+def test_text_without_repetition_gives_no_draft(tokens: list[int]) -> None:
     assert _draft(PROMPT, tokens) == []
     assert _draft([7], tokens) == []
 
 
-def test_what_followed_the_same_two_tokens_is_drafted() -> None:
+def test_continuation_of_the_last_two_tokens_is_drafted() -> None:
     assert _draft(PROMPT, [1, 103, 104]) == PROMPT[5:20]
     assert _draft(PROMPT, [1, 103, 104], most=4) == PROMPT[5:8]
 
@@ -39,7 +39,7 @@ def test_one_equal_token_is_no_match() -> None:
     assert _draft(PROMPT, [1, 103]) == []
 
 
-def test_the_longest_match_is_followed_and_of_equal_ones_the_last() -> None:
+def test_longest_and_last_match_is_drafted() -> None:
     prompt = [1, 2, 3, 7, 2, 3, 8, 2, 3, 9, 50]
     assert _draft(prompt, [1, 2, 3], most=1) == [7]
     assert _draft(prompt, [60, 2, 3], most=1) == [9]
@@ -53,7 +53,7 @@ def test_a_loop_is_drafted_further_than_it_has_come() -> None:
     assert _draft(PROMPT, [1, 2, 3, 1, 2, 3, 1], most=7) == [2, 3, 1, 2, 3, 1, 2]
 
 
-def test_a_prediction_is_drafted_from_its_first_token_on_and_no_further_than_its_end() -> None:
+def test_prediction_is_drafted_from_its_start_to_its_end() -> None:
     drafter = Drafter(PROMPT, [1, 2, 3, 4])
     assert drafter.draft(PROMPT, 15, _free) == [1, 2, 3, 4]
     assert drafter.draft([*PROMPT, 1], 15, _free) == [2, 3, 4]
@@ -65,7 +65,7 @@ def test_a_prediction_is_found_again_after_what_differs() -> None:
     assert _draft(PROMPT, [1, 2, 3, 60, 61, 6, 7], prediction=prediction, most=3) == [8, 9, 10]
 
 
-def test_drafts_are_the_same_whether_tokens_come_one_by_one_or_together() -> None:
+def test_drafts_are_independent_of_how_tokens_arrive() -> None:
     chance = random.Random(3)
     prompt, answer = chance.choices(range(5), k=40), chance.choices(range(5), k=200)
     one_by_one = Drafter(prompt, [])
@@ -75,7 +75,7 @@ def test_drafts_are_the_same_whether_tokens_come_one_by_one_or_together() -> Non
         assert one_by_one.draft(tokens, 3, _free) == together.draft(tokens, 3, _free)
 
 
-def test_nothing_is_drafted_before_the_time_of_a_single_token_is_known() -> None:
+def test_nothing_is_drafted_before_step_times_are_known() -> None:
     assert Drafter(PROMPT, [1, 2]).draft(PROMPT, 15, lambda num_tokens: 0.0) == []
 
 
@@ -87,7 +87,9 @@ def test_no_more_is_drafted_than_the_answer_may_have() -> None:
 
 
 def _answer(drafter: Drafter, wanted: list[int], seconds: float) -> tuple[int, int]:
-    """Tokens drafted and accepted for an answer; a further token of a pass takes so many times as long as the first."""
+    """The numbers of drafted and accepted tokens of an answer; each further token of a pass takes this multiple of the
+    time of the first.
+    """
     tokens, drafted, accepted = list(PROMPT), 0, 0
     while wanted:
         draft = drafter.draft(tokens, len(wanted) - 1, lambda number: 1 + seconds * (number - 1))
@@ -122,20 +124,20 @@ def test_drafts_that_are_right_again_are_made_again() -> None:
     assert accepted > 0.6 * 20 * len(PROMPT)
 
 
-def test_where_a_pass_takes_as_long_as_its_tokens_there_are_next_to_no_drafts() -> None:
+def test_drafts_are_rare_if_time_grows_with_tokens() -> None:
     drafted, _ = _answer(Drafter(PROMPT, []), PROMPT * 20, 1.0)
     assert drafted < 0.2 * 20 * len(PROMPT)
     assert Drafter(PROMPT, []).draft([*PROMPT, 1, 102, 103], 15, _by_token) != []  # tried once
 
 
-def test_the_forced_tokens_of_a_grammar_are_drafted_before_what_repeats_itself() -> None:
+def test_forced_tokens_are_drafted_before_repetitions() -> None:
     drafter = Drafter(PROMPT, [])
     assert drafter.draft([*PROMPT, 103, 104], 15, _free, forced=[7, 8, 9]) == [7, 8, 9]
     assert drafter.draft([*PROMPT, 103, 104], 2, _free, forced=[7, 8, 9]) == [7, 8]
     assert drafter.draft([*PROMPT, 103, 104], 15, _free) == PROMPT[5:20]
 
 
-def test_forced_tokens_which_the_model_writes_otherwise_are_drafted_no_longer() -> None:
+def test_forced_tokens_that_are_rejected_are_no_longer_drafted() -> None:
     drafter, answer = Drafter(PROMPT, []), [1]
     for _ in range(20):
         drafted = drafter.draft([*PROMPT, *answer], 15, lambda tokens: 1 + tokens / 4, forced=[7, 8, 9])

@@ -1,4 +1,4 @@
-"""Grammars: what may come next in each of them, when they are complete, and what is told of those that are wrong."""
+"""Grammars: the allowed next tokens, complete answers, and the errors of invalid grammars."""
 
 import json
 import subprocess
@@ -26,12 +26,12 @@ from genai_server.engine.sampling.grammar import (
     model_guidance,
 )
 from genai_server.errors import GrammarFailed, InvalidField
-from genai_server.generation import ModelInfo, Sampling
+from genai_server.messages.generation_request import ModelInfo, Sampling
 from tests.running_server import DEMO, ROOT
 
 EOS = 256
 BYTES = ModelInfo(context_length=100, vocab_size=258, eos_token_ids=[EOS, EOS + 1], defaults=Sampling())
-# A rule that can be read in ever more ways the longer the answer is.
+# A rule with ever more derivations the longer the answer is.
 AMBIGUOUS = 'start: a\na: a a | "x" | "x" a "x" a'
 
 
@@ -55,7 +55,7 @@ def guide(guidance: Guidance, grammar: str) -> Guide:
 
 
 def allowed(guide: Guide) -> str:
-    """The bytes that may come next; the end is written as $."""
+    """The bytes that may come next, with $ for the end."""
     tokens = np.flatnonzero(guide.allowed()).tolist()
     return "".join("$" if token >= EOS else chr(token) for token in tokens)
 
@@ -67,7 +67,7 @@ def follow(guide: Guide, text: str) -> Guide:
     return guide
 
 
-# the way through a grammar
+# progress through a grammar
 
 
 def test_a_regular_expression_is_followed_byte_by_byte(guidance: Guidance) -> None:
@@ -79,7 +79,7 @@ def test_a_regular_expression_is_followed_byte_by_byte(guidance: Guidance) -> No
     assert (way.may_end, way.is_complete) == (True, True)
 
 
-def test_where_it_may_end_and_go_on_every_end_token_is_allowed(guidance: Guidance) -> None:
+def test_end_tokens_are_allowed_where_the_grammar_may_end(guidance: Guidance) -> None:
     way = follow(guide(guidance, "start: /[0-1]+/"), "10")
     assert allowed(way) == "01$$"
     assert (way.may_end, way.is_complete) == (True, False)
@@ -105,7 +105,7 @@ def test_two_answers_of_one_grammar_go_their_own_ways(guidance: Guidance) -> Non
     assert allowed(follow(second, "c")) == "d"
 
 
-def test_an_empty_answer_may_be_all_that_fits(guidance: Guidance) -> None:
+def test_only_an_empty_answer_may_fit(guidance: Guidance) -> None:
     way = guide(guidance, 'start: ""')
     assert allowed(way) == "$$"
     assert way.may_end
@@ -116,25 +116,25 @@ def test_a_token_that_does_not_fit_fails_the_answer(guidance: Guidance) -> None:
         guide(guidance, "start: /[0-9]+/").commit(ord("x"))
 
 
-def test_a_grammar_that_becomes_too_ambiguous_on_its_way_fails_the_answer(guidance: Guidance) -> None:
+def test_grammar_that_becomes_too_ambiguous_fails_the_answer(guidance: Guidance) -> None:
     way = guide(guidance, AMBIGUOUS)
     with pytest.raises(GrammarFailed, match="cannot be followed any further: .*items"):
         follow(way, "x" * 500)
-    assert (way.may_end, way.is_complete) == (False, False)  # the library says that it has stopped
+    assert (way.may_end, way.is_complete) == (False, False)  # the library reports that it has stopped
 
 
-# the time that a grammar takes
+# time limits
 
 
 def timed_guide(seconds: Iterator[float]) -> Guide:
-    """A guide whose operations take these seconds of processor time, one after another."""
+    """A guide whose successive operations take this processor time in seconds."""
     times = (time for spent in seconds for time in (0.0, spent))
     return guide(bytes_guidance(BYTES, lambda: next(times)), "start: /x*/")
 
 
 def test_an_answer_fails_when_its_grammar_takes_too_long() -> None:
     assert (SECONDS_PER_TOKEN, MAX_SAVED_SECONDS) == (0.01, 0.5)
-    way = timed_guide(repeat(0.13))  # 0.12 s more than a token may take
+    way = timed_guide(repeat(0.13))  # 0.12 s more than the limit per token
     for _ in range(4):
         way.commit(ord("x"))
     with pytest.raises(GrammarFailed, match=r"takes too long to follow: 130 ms .*10 ms for each token, and 0.5 s in"):
@@ -177,7 +177,7 @@ def test_a_grammar_stays_slow_for_some_fast_tokens() -> None:
     assert 2 < slow < 20
 
 
-# grammars that are wrong
+# invalid grammars
 
 
 @pytest.mark.parametrize(
@@ -201,7 +201,7 @@ def test_a_wrong_grammar_is_refused_with_the_librarys_reason(guidance: Guidance,
         assert "non-verbose" not in raised.value.message
 
 
-# what is kept
+# caching
 
 
 def test_a_compiled_grammar_need_not_be_compiled_again(guidance: Guidance) -> None:
@@ -210,9 +210,7 @@ def test_a_compiled_grammar_need_not_be_compiled_again(guidance: Guidance) -> No
     assert guidance.guide('start: "b"') is None
 
 
-def test_the_grammar_that_was_asked_for_longest_ago_is_forgotten(
-    guidance: Guidance, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_least_recently_used_grammar_is_evicted(guidance: Guidance, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_KEPT_GRAMMARS", 2)
     guide(guidance, 'start: "a"')
     guide(guidance, 'start: "b"')
@@ -253,11 +251,9 @@ def test_a_grammar_that_several_wait_for_is_compiled_once(guidance: Guidance, mo
     assert found[0] is found[1] is found[2]
 
 
-def test_a_grammar_that_many_tokens_went_along_is_compiled_anew(
-    guidance: Guidance, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_grammar_that_followed_many_tokens_is_recompiled(guidance: Guidance, monkeypatch: pytest.MonkeyPatch) -> None:
     grammar = "start: /[a-z]+/"
-    monkeypatch.setattr(module, "_MOST_FOLLOWED", 4)
+    monkeypatch.setattr(module, "_MAX_FOLLOWED", 4)
     follow(guide(guidance, grammar), "ab")
     way = guidance.guide(grammar)
     assert way is not None
@@ -272,7 +268,7 @@ def test_an_answer_that_fails_leaves_nothing_for_the_next_one(guidance: Guidance
     assert allowed(guide(guidance, "start: /[0-2]+/")) == "012"
 
 
-def test_an_expression_that_would_take_seconds_fails_its_answer_before_a_token(guidance: Guidance) -> None:
+def test_expensive_expression_fails_before_a_token(guidance: Guidance) -> None:
     way = guide(guidance, LLMatcher.grammar_from_regex("(a{1000}){1000}"))
     with pytest.raises(GrammarFailed, match="too many expressions"):
         follow(way, "aaa")
@@ -292,12 +288,12 @@ def test_a_models_own_tokens_are_guided() -> None:
     assert {text for text, token in vocabulary.items() if mask[token]} == expected - set(tokens)
 
 
-def test_a_model_with_fewer_tokens_than_its_tokenizer_is_guided_among_its_own() -> None:
+def test_model_with_a_smaller_vocabulary_is_guided_within_it() -> None:
     small = ModelInfo(context_length=100, vocab_size=300, eos_token_ids=[2], defaults=Sampling())
     assert guide(model_guidance(DEMO, small), "start: /[a-z]+/").allowed().shape == (300,)
 
 
-def test_a_tokenizer_that_cannot_be_used_is_told_to_who_asks_for_a_grammar(tmp_path: Path) -> None:
+def test_unusable_tokenizer_is_reported_when_a_grammar_is_used(tmp_path: Path) -> None:
     (tmp_path / "tokenizer.json").write_text("{}")
     guidance = model_guidance(tmp_path, BYTES)
     with pytest.raises(InvalidField, match="cannot be guided by a grammar: .*tokenizer") as raised:
@@ -305,7 +301,7 @@ def test_a_tokenizer_that_cannot_be_used_is_told_to_who_asks_for_a_grammar(tmp_p
     assert raised.value.param == "grammar"
 
 
-def test_what_passes_a_check_has_room_on_the_stack_of_the_compiling_thread() -> None:
+def test_compiling_thread_has_stack_for_every_checked_grammar() -> None:
     code = (
         "import threading\n"
         "from queue import SimpleQueue\n"

@@ -1,4 +1,4 @@
-"""Log probabilities against the softmax written out plainly in double precision."""
+"""Log probabilities, compared with a plain softmax in double precision."""
 
 import math
 
@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from genai_server.engine.runners.scores import Logits
-from genai_server.engine.sampling.logprobs import token_logprob, token_logprobs
+from genai_server.engine.sampling.next_token import token_logprob, token_logprobs
 
 
 def log_softmax(logits: Logits) -> list[float]:
@@ -27,7 +27,7 @@ def test_a_tokens_log_probability_is_its_log_softmax(values: list[float], data: 
 
 
 @given(st.lists(st.floats(-20, 20, width=32), min_size=1, max_size=100), st.integers(1, 20))
-def test_the_likeliest_come_first_with_theirs_of_equals_the_lowest_id(values: list[float], num_top: int) -> None:
+def test_most_likely_tokens_are_sorted_by_logprob_then_id(values: list[float], num_top: int) -> None:
     logits = np.array(values, np.float32)
     expected = log_softmax(logits)
     found = token_logprob(logits, 0, num_top).top
@@ -35,19 +35,19 @@ def test_the_likeliest_come_first_with_theirs_of_equals_the_lowest_id(values: li
     assert [logprob for _, logprob in found] == pytest.approx([expected[token] for token, _ in found], abs=1e-5)
 
 
-def test_in_a_large_vocabulary_nothing_of_the_sum_is_lost() -> None:
+def test_large_vocabulary_keeps_the_precision_of_the_sum() -> None:
     logits = np.zeros(150_000, np.float32)
     assert token_logprob(logits, 7, 0).logprob == pytest.approx(-math.log(150_000), abs=1e-6)
 
 
-def test_what_the_model_rules_out_has_no_probability_and_is_not_among_the_likeliest() -> None:
+def test_excluded_token_has_no_probability_and_is_not_listed() -> None:
     logits = np.array([0.0, -np.inf, 0.0], np.float32)
     found = token_logprob(logits, 1, 3)
     assert found.logprob == -math.inf
     assert [token for token, _ in found.top] == [0, 2]
 
 
-def test_each_position_tells_of_its_own_token() -> None:
+def test_each_position_scores_its_own_token() -> None:
     positions = np.random.default_rng(1).normal(size=(3, 50)).astype(np.float32)
     found = token_logprobs(positions, [4, 0, 49], 2)
     assert found == [token_logprob(positions[i], token, 2) for i, token in enumerate([4, 0, 49])]

@@ -1,4 +1,4 @@
-"""What a sequence's logits make of it: tokens, their log probabilities, and the end."""
+"""The results of a sequence's logits: tokens, their log probabilities, and the end."""
 
 from collections import Counter
 from queue import SimpleQueue
@@ -11,15 +11,14 @@ from hypothesis import strategies as st
 
 from genai_server.engine.runners.scores import Logits, Scores
 from genai_server.engine.sampling.grammar import Compiled, Guide, bytes_guidance
-from genai_server.engine.sampling.logprobs import token_logprob
-from genai_server.engine.sampling.next_token import NextToken, choose_next_token, prompt_logprobs
+from genai_server.engine.sampling.next_token import NextToken, choose_next_token, prompt_logprobs, token_logprob
 from genai_server.engine.sequence import Sequence
 from genai_server.errors import GrammarFailed, InvalidField
-from genai_server.generation import FinishReason, GenerationRequest, ModelInfo, Sampling, TokenLogprob
+from genai_server.messages.generation_request import FinishReason, GenerationRequest, ModelInfo, Sampling, TokenLogprob
 
 VOCAB = 258
 EOS = [256, 257]
-# A rule that can be read in ever more ways the longer the answer is.
+# A rule with ever more derivations the longer the answer is.
 AMBIGUOUS = 'start: a\na: a a | "x" | "x" a "x" a'
 GUIDANCE = bytes_guidance(ModelInfo(100, VOCAB, EOS, Sampling()))
 
@@ -36,8 +35,8 @@ def sequence(grammar: str | None = None, prompt: tuple[int, ...] = (1, 2, 3), **
     return Sequence(0, (0, 0), request, lambda: 0.0, guide)
 
 
-def likeliest(*tokens: int) -> Logits:
-    """Logits with these on top, the first first."""
+def favoring(*tokens: int) -> Logits:
+    """Logits whose highest values are these tokens, in this order."""
     logits = np.linspace(0, 1, VOCAB, dtype=np.float32)[::-1].copy()
     for place, token in enumerate(tokens):
         logits[token] = 20.0 - place
@@ -45,13 +44,13 @@ def likeliest(*tokens: int) -> Logits:
 
 
 def step(sequence: Sequence, *tokens: int) -> NextToken:
-    return choose_next_token(sequence, Scores(likeliest(*tokens)[np.newaxis]), EOS)
+    return choose_next_token(sequence, Scores(favoring(*tokens)[np.newaxis]), EOS)
 
 
 # without a grammar
 
 
-def test_of_the_best_alone_it_is_the_token_that_is_chosen_not_its_place() -> None:
+def test_token_chosen_among_the_best_is_an_id_not_an_index() -> None:
     best = Scores(np.array([[9, 8, 7]], np.float32), np.array([40, 70, 10]))
     assert choose_next_token(sequence(), best, EOS).tokens == [40]
     found = sequence(sampling=Sampling(1.0, top_k=3, seed=1))
@@ -59,13 +58,13 @@ def test_of_the_best_alone_it_is_the_token_that_is_chosen_not_its_place() -> Non
     assert set(tokens) == {40, 70, 10}
 
 
-def test_a_token_is_taken_and_told() -> None:
+def test_chosen_token_is_appended_and_returned() -> None:
     found = sequence()
     assert step(found, 65) == NextToken([65])
     assert found.tokens == [1, 2, 3, 65]
 
 
-def test_a_stop_token_of_the_request_ends_the_answer_even_if_it_ignores_the_models() -> None:
+def test_stop_token_ids_end_an_answer_with_ignore_eos() -> None:
     found = sequence(stop_token_ids=[65, 66], ignore_eos=True)
     assert step(found, 256).tokens == [256]
     assert step(found, 66) == NextToken(reason=FinishReason.STOP)
@@ -90,26 +89,26 @@ def test_ignored_end_tokens_are_tokens_like_others() -> None:
     assert step(sequence(ignore_eos=True), 256) == NextToken([256])
 
 
-def test_the_last_token_that_there_is_room_for_ends_the_answer() -> None:
+def test_last_token_within_the_limit_ends_the_answer() -> None:
     found = sequence(max_tokens=2)
     assert step(found, 65) == NextToken([65])
     assert step(found, 66) == NextToken([66], reason=FinishReason.LENGTH)
 
 
 @pytest.mark.parametrize("limits", [{"max_tokens": 0}, {"max_length": 3}])
-def test_where_no_token_is_wanted_none_comes(limits: dict[str, Any]) -> None:
+def test_limit_of_zero_tokens_yields_none(limits: dict[str, Any]) -> None:
     found = sequence(**limits)
     assert step(found, 65) == NextToken(reason=FinishReason.LENGTH)
     assert found.num_produced == 0
 
 
-def test_nothing_ends_an_answer_before_its_least_tokens() -> None:
+def test_nothing_ends_an_answer_before_min_tokens() -> None:
     found = sequence(min_tokens=2)
     outcomes = [step(found, 256, 257, 65) for _ in range(3)]
     assert outcomes == [NextToken([65]), NextToken([65]), NextToken(reason=FinishReason.STOP)]
 
 
-def test_a_bias_that_leaves_nothing_is_the_requests_own_mistake() -> None:
+def test_bias_that_leaves_no_token_is_a_client_error() -> None:
     with pytest.raises(InvalidField):
         step(sequence(min_tokens=1, sampling=Sampling(logit_bias={256: 100.0})), 65)
 
@@ -117,17 +116,17 @@ def test_a_bias_that_leaves_nothing_is_the_requests_own_mistake() -> None:
 # log probabilities
 
 
-def test_a_token_comes_with_the_models_log_probability_whatever_was_done_to_it() -> None:
+def test_logprob_is_the_models_despite_sampling_parameters() -> None:
     sampling = Sampling(0.01, repetition_penalty=1.5, logit_bias={65: 50.0}, presence_penalty=1.0)
     found = sequence("start: /[A-C]+/", sampling=sampling, top_logprobs=3)
-    logits = likeliest(90, 66, 65)
+    logits = favoring(90, 66, 65)
     outcome = choose_next_token(found, Scores(logits[np.newaxis]), EOS)
     assert outcome.tokens == [65]
     assert outcome.logprobs == [token_logprob(logits, 65, 3)]
     assert [token for token, _ in outcome.logprobs[0].top] == [90, 66, 65]
 
 
-def test_with_none_of_the_likeliest_a_token_has_only_its_own() -> None:
+def test_zero_top_logprobs_return_the_tokens_own_only() -> None:
     (found,) = step(sequence(top_logprobs=0), 65).logprobs
     assert (found.token, found.top) == (65, [])
 
@@ -135,26 +134,26 @@ def test_with_none_of_the_likeliest_a_token_has_only_its_own() -> None:
 # a grammar
 
 
-def test_only_what_fits_the_grammar_is_taken_up_to_its_end() -> None:
+def test_grammar_restricts_tokens_up_to_its_end() -> None:
     found = sequence('start: "ab" | "cd"')
     assert step(found, 90, 99, 97) == NextToken([99])
     assert step(found, 90, 98) == NextToken([100], reason=FinishReason.STOP)
 
 
 @pytest.mark.parametrize("eos", EOS)
-def test_where_the_grammar_may_end_any_end_token_ends_it(eos: int) -> None:
+def test_every_end_token_ends_a_grammar_that_may_end(eos: int) -> None:
     found = sequence("start: /a+/")
     assert step(found, eos) == NextToken([97])
     assert step(found, eos) == NextToken(reason=FinishReason.STOP)
 
 
-def test_with_ignored_end_tokens_the_answer_goes_on_as_long_as_the_grammar_can() -> None:
+def test_ignore_eos_continues_as_long_as_the_grammar_can() -> None:
     found = sequence("start: /a{1,3}/", ignore_eos=True)
     outcomes = [step(found, 256, 257) for _ in range(3)]
     assert outcomes == [NextToken([97]), NextToken([97]), NextToken([97], reason=FinishReason.STOP)]
 
 
-def test_the_least_tokens_are_kept_to_as_long_as_the_grammar_can_go_on() -> None:
+def test_min_tokens_holds_as_long_as_the_grammar_continues() -> None:
     found = sequence("start: /a{1,3}/", min_tokens=2)
     outcomes = [step(found, 256) for _ in range(3)]
     assert outcomes == [NextToken([97]), NextToken([97]), NextToken(reason=FinishReason.STOP)]
@@ -163,11 +162,11 @@ def test_the_least_tokens_are_kept_to_as_long_as_the_grammar_can_go_on() -> None
 
 
 @pytest.mark.parametrize("fields", [{"ignore_eos": True}, {"min_tokens": 1}, {}])
-def test_a_grammar_of_nothing_gives_an_empty_answer(fields: dict[str, Any]) -> None:
+def test_empty_grammar_gives_an_empty_answer(fields: dict[str, Any]) -> None:
     assert step(sequence('start: ""', **fields), 65) == NextToken(reason=FinishReason.STOP)
 
 
-def test_a_complete_answer_stops_even_with_the_last_token_that_there_is_room_for() -> None:
+def test_complete_grammar_stops_at_the_token_limit() -> None:
     assert step(sequence('start: "a"', max_tokens=1), 65) == NextToken([97], reason=FinishReason.STOP)
 
 
@@ -175,7 +174,7 @@ def test_an_answer_that_is_cut_off_by_its_limit_says_so() -> None:
     assert step(sequence('start: "ab"', max_tokens=1), 65) == NextToken([97], reason=FinishReason.LENGTH)
 
 
-def test_a_bias_against_all_that_fits_is_the_requests_own_mistake() -> None:
+def test_bias_against_all_allowed_tokens_is_a_client_error() -> None:
     with pytest.raises(InvalidField, match="grammar"):
         step(sequence('start: "a"', sampling=Sampling(logit_bias={97: -100.0})), 65)
 
@@ -187,7 +186,7 @@ def test_a_grammar_that_cannot_go_on_fails() -> None:
             step(found, ord("x"))
 
 
-def test_a_greedy_token_that_fits_needs_no_look_at_all_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fitting_greedy_token_needs_no_mask(monkeypatch: pytest.MonkeyPatch) -> None:
     found = sequence('start: "ab"')
     with monkeypatch.context() as without:
         without.delattr(Guide, "allowed")
@@ -197,15 +196,15 @@ def test_a_greedy_token_that_fits_needs_no_look_at_all_others(monkeypatch: pytes
     assert step(found, ord("x"), ord("b")).tokens == [ord("b")]
 
 
-def test_where_the_grammar_is_not_needed_a_refused_draw_is_drawn_again_with_the_same_probabilities() -> None:
+def test_refused_draw_is_repeated_with_the_same_probabilities() -> None:
     logits = np.full(VOCAB, -np.inf, np.float32)
     logits[[ord("a"), ord("b"), ord("c")]] = np.log([0.5, 0.3, 0.2])
     counts = Counter[int]()
-    for seed in range(2000):
+    for seed in range(1000):
         found = sequence('start: "a" | "c"', sampling=Sampling(1.0, seed=seed), needs_grammar=False)
         counts.update(choose_next_token(found, Scores(logits[np.newaxis]), EOS).tokens)
     assert counts.keys() == {ord("a"), ord("c")}
-    assert abs(counts[ord("a")] / 2000 - 5 / 7) < 0.04
+    assert abs(counts[ord("a")] / 1000 - 5 / 7) < 0.04
 
 
 def test_a_guide_that_fails_at_a_token_ends_no_answer() -> None:
@@ -234,14 +233,14 @@ def test_a_stop_token_that_fits_no_grammar_ends_one_that_may_end(needs_grammar: 
 
 
 def passes(found: Sequence, positions: Logits, ends: list[int]) -> list[TokenLogprob]:
-    """What is told when the prompt is read up to each of these ends, as the runners' pair and the loop do it."""
-    told, begin = [], found.num_read
+    """The log probabilities that are sent when the prompt is read in passes with these ends."""
+    logprobs, begin = [], found.num_read
     for end in ends:
         wanted = found.wants_positions
         found.num_read = end
-        told += prompt_logprobs(found, positions[begin:end] if wanted else positions[end - 1 : end])
+        logprobs += prompt_logprobs(found, positions[begin:end] if wanted else positions[end - 1 : end])
         begin = end
-    return told
+    return logprobs
 
 
 PROMPT = tuple(range(40, 60))
@@ -249,22 +248,22 @@ POSITIONS = np.random.default_rng(3).normal(size=(len(PROMPT), VOCAB)).astype(np
 
 
 @given(st.sets(st.integers(1, len(PROMPT) - 1)))
-def test_each_token_of_the_prompt_but_the_first_is_told_once_however_it_is_read(ends: set[int]) -> None:
+def test_prompt_logprobs_are_returned_once_for_any_division(ends: set[int]) -> None:
     found = sequence(prompt=PROMPT, prompt_logprobs=True, top_logprobs=2)
     expected = [token_logprob(POSITIONS[i], PROMPT[i + 1], 2) for i in range(len(PROMPT) - 1)]
     assert passes(found, POSITIONS, [*sorted(ends), len(PROMPT)]) == expected
 
 
 @given(st.integers(1, len(PROMPT)), st.sets(st.integers(1, len(PROMPT) - 1)))
-def test_a_prompt_that_is_read_anew_is_not_told_again(before: int, ends: set[int]) -> None:
+def test_recomputed_prompt_logprobs_are_not_repeated(before: int, ends: set[int]) -> None:
     found = sequence(prompt=PROMPT, prompt_logprobs=True)
-    told = passes(found, POSITIONS, [before])
+    logprobs = passes(found, POSITIONS, [before])
     found.num_read = 0
-    told += passes(found, POSITIONS, [*sorted(ends), len(PROMPT)])
-    assert told == [token_logprob(POSITIONS[i], PROMPT[i + 1], 0) for i in range(len(PROMPT) - 1)]
+    logprobs += passes(found, POSITIONS, [*sorted(ends), len(PROMPT)])
+    assert logprobs == [token_logprob(POSITIONS[i], PROMPT[i + 1], 0) for i in range(len(PROMPT) - 1)]
 
 
-def test_whoever_does_not_want_them_gets_none() -> None:
+def test_prompt_logprobs_are_absent_unless_requested() -> None:
     assert passes(sequence(prompt=PROMPT, top_logprobs=5), POSITIONS, [7, 20]) == []
 
 

@@ -1,4 +1,4 @@
-"""Logit bias and penalties against the formulas written out plainly, over prompts and answers of any kind."""
+"""Logit bias and penalties, compared with the plain formulas, for random prompts and answers."""
 
 import math
 from collections import Counter
@@ -11,7 +11,7 @@ from msgspec import structs
 
 from genai_server.engine.runners.scores import Logits
 from genai_server.engine.sampling.penalties import Bias, Penalties
-from genai_server.generation import Sampling
+from genai_server.messages.generation_request import Sampling
 
 VOCAB = 12
 
@@ -26,7 +26,7 @@ def biased(logits: Logits, biases: dict[int, float]) -> Logits:
 
 
 @given(scores, st.lists(tokens, min_size=1, max_size=30), st.lists(tokens, max_size=30), penalties, penalties)
-def test_frequency_and_presence_follow_openais_formula_over_the_answer_alone(
+def test_frequency_and_presence_penalties_follow_openai(
     values: list[float], prompt: list[int], answer: list[int], frequency: float, presence: float
 ) -> None:
     penalties = Penalties(Sampling(frequency_penalty=frequency, presence_penalty=presence), prompt)
@@ -40,7 +40,7 @@ def test_frequency_and_presence_follow_openais_formula_over_the_answer_alone(
 
 
 @given(scores, st.lists(tokens, min_size=1, max_size=30), st.lists(tokens, max_size=30), st.floats(0.1, 10))
-def test_the_repetition_penalty_follows_ctrls_formula_over_prompt_and_answer(
+def test_repetition_penalty_follows_ctrl_over_prompt_and_answer(
     values: list[float], prompt: list[int], answer: list[int], theta: float
 ) -> None:
     penalties = Penalties(Sampling(repetition_penalty=theta), prompt)
@@ -103,7 +103,7 @@ def test_each_penalty_by_itself_counts_as_one(sampling: Sampling) -> None:
     assert not structs.replace(sampling, repeat_last_n=0).penalizes
 
 
-def test_without_penalties_there_are_none() -> None:
+def test_sampling_without_penalties_does_not_penalize() -> None:
     assert not Sampling(1.0, 5, 0.5, 0.1, logit_bias={1: 5.0}).penalizes
 
 
@@ -123,6 +123,6 @@ def test_a_bias_of_minus_hundred_and_less_is_a_ban(bias: float) -> None:
 
 
 @pytest.mark.parametrize("bias", [100.0, 150.0, math.inf])
-def test_a_bias_of_hundred_and_more_leaves_no_other_tokens_and_these_as_they_are(bias: float) -> None:
+def test_bias_of_100_or_more_leaves_only_these_tokens(bias: float) -> None:
     logits = biased(np.array([1, 2, 3, 4], np.float32), {0: bias, 1: 100.0, 2: 99.0, 3: -100.0})
     assert logits.tolist() == [1, 2, -math.inf, -math.inf]

@@ -1,6 +1,6 @@
-"""The sampler: what each filter cuts, what the draws are distributed like, and that a seed says it all.
+"""The sampler: the effect of each filter, the distribution of draws, and their reproducibility by the seed.
 
-The random tests have fixed seeds, so they give the same result each time; their bounds are several standard deviations.
+The random tests have fixed seeds, so their results are always the same; their bounds are several standard deviations.
 """
 
 import math
@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from genai_server.engine.runners.scores import Logits
 from genai_server.engine.sampling import sampler
-from genai_server.engine.sampling.sampler import MOST_SORTED, Sampler, highest, nucleus, top_tokens
+from genai_server.engine.sampling.sampler import MAX_SORTED, Sampler, highest, nucleus, top_tokens
 from genai_server.errors import InvalidField
-from genai_server.generation import Sampling
+from genai_server.messages.generation_request import Sampling
 
 SEED = 20_240_607
 
@@ -35,14 +35,14 @@ def _draws(logits: Logits, sampling: Sampling, count: int = 400) -> list[int]:
 
 
 def _kept(logits: Logits, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0) -> set[int]:
-    """The tokens that are drawn at all."""
+    """All tokens that are ever drawn."""
     return set(_draws(logits, Sampling(temperature, top_k, top_p, min_p, seed=SEED)))
 
 
 # greedy
 
 
-def test_temperature_zero_takes_the_most_likely_token_whatever_the_other_fields() -> None:
+def test_temperature_zero_is_greedy_whatever_the_other_fields() -> None:
     sampling = Sampling(0.0, top_k=3, top_p=0.1, min_p=0.9, seed=SEED)
     assert _draws(_logits(0.1, -5, 7, 6.99), sampling, 20) == [2] * 20
 
@@ -52,7 +52,7 @@ def test_temperature_zero_takes_the_lowest_id_of_a_tie() -> None:
 
 
 @pytest.mark.parametrize("temperature", [1e-3, 1e-40, 1e-308, 5e-324])
-def test_a_temperature_close_to_zero_takes_the_most_likely_token_too(temperature: float) -> None:
+def test_temperature_close_to_zero_is_greedy(temperature: float) -> None:
     assert _kept(_logits(10, 30, -80, 29), temperature) == {1}
 
 
@@ -69,7 +69,7 @@ def test_draws_follow_the_softmax_at_the_temperature(temperature: float, expecte
     assert [counts[token] / 4000 for token in range(4)] == pytest.approx(expected, abs=0.03)
 
 
-def test_what_a_filter_leaves_keeps_its_proportions() -> None:
+def test_filtered_tokens_keep_their_proportions() -> None:
     counts = Counter(_draws(_of_probabilities(0.4, 0.2, 0.3, 0.1), Sampling(1.0, top_k=2, seed=SEED), 4000))
     assert [counts[token] / 4000 for token in range(4)] == pytest.approx([4 / 7, 0, 3 / 7, 0], abs=0.03)
 
@@ -83,7 +83,7 @@ def test_a_token_that_is_ruled_out_is_never_drawn() -> None:
 
 
 @pytest.mark.parametrize("size", [255, 256, 257, 5000])
-def test_of_a_large_vocabulary_too_each_token_is_drawn_as_often_as_it_is_likely(size: int) -> None:
+def test_large_vocabulary_is_sampled_by_its_probabilities(size: int) -> None:
     expected = {0: 0.1, size // 2: 0.4, size - 2: 0.2, size - 1: 0.3}
     logits = np.full(size, -np.inf, np.float32)
     logits[list(expected)] = np.log(list(expected.values()))
@@ -92,9 +92,9 @@ def test_of_a_large_vocabulary_too_each_token_is_drawn_as_often_as_it_is_likely(
     assert [counts[token] / 4000 for token in expected] == pytest.approx(list(expected.values()), abs=0.03)
 
 
-def test_the_tokens_of_a_flat_vocabulary_are_drawn_in_their_order() -> None:
+def test_flat_vocabulary_is_sampled_in_its_order() -> None:
     class Even:
-        """Random numbers that go evenly from 0 to just below 1."""
+        """Random numbers spaced evenly from 0 to just below 1."""
 
         def __init__(self) -> None:
             self.drawn = iter([*np.linspace(0, 1, 1000, endpoint=False), np.nextafter(1.0, 0.0)])
@@ -136,7 +136,7 @@ def test_top_k_keeps_no_more_than_k_of_a_tie() -> None:
     ("top_p", "kept"), [(0.0, 1), (0.01, 1), (0.25, 1), (0.26, 2), (0.5, 2), (0.51, 3), (0.76, 4), (1.0, 4)]
 )
 def test_top_p_keeps_the_fewest_tokens_that_reach_it(top_p: float, kept: int) -> None:
-    # Four equal tokens: quarters are exact in binary, so that the boundary is, too.
+    # Four equal tokens: quarters are exact in binary, and so is the boundary.
     assert len(_kept(_logits(1, 1, 1, 1), top_p=top_p)) == kept
 
 
@@ -144,22 +144,22 @@ def test_top_p_takes_the_most_likely_first() -> None:
     assert _kept(_of_probabilities(0.1, 0.5, 0.15, 0.25), top_p=0.7) == {1, 3}
 
 
-def test_top_p_counts_what_the_temperature_has_made_of_the_probabilities() -> None:
+def test_top_p_applies_after_the_temperature() -> None:
     assert _kept(_of_probabilities(0.6, 0.3, 0.1), top_p=0.8) == {0, 1}
     assert _kept(_of_probabilities(0.6, 0.3, 0.1), top_p=0.8, temperature=0.25) == {0}
 
 
 def test_top_p_counts_the_shares_among_the_top_k() -> None:
-    # 0.4 of all is 0.57 of the two that are left.
+    # 0.4 of the total is 0.57 of the remaining two.
     assert _kept(_of_probabilities(0.4, 0.3, 0.2, 0.1), top_k=2, top_p=0.5) == {0}
 
 
 @pytest.mark.parametrize(("min_p", "kept"), [(0.0, {0, 1, 2}), (0.2, {0, 1, 2}), (0.4, {0, 1}), (0.6, {0}), (1.0, {0})])
-def test_min_p_keeps_what_is_likely_enough_against_the_most_likely(min_p: float, kept: set[int]) -> None:
+def test_min_p_is_relative_to_the_most_likely_token(min_p: float, kept: set[int]) -> None:
     assert _kept(_of_probabilities(0.5, 0.25, 0.125), min_p=min_p) == kept
 
 
-def test_min_p_of_one_keeps_those_that_are_as_likely_as_the_most_likely() -> None:
+def test_min_p_of_one_keeps_ties_of_the_most_likely() -> None:
     assert _kept(_logits(1, 2, 1.99, 2), min_p=1.0) == {1, 3}
 
 
@@ -178,7 +178,7 @@ def _greedy(logits: Logits, prompt: list[int], penalty: float, count: int = 1) -
     return [sampler.sample(logits) for _ in range(count)]
 
 
-def test_a_penalty_divides_what_is_positive_and_multiplies_what_is_negative() -> None:
+def test_penalty_divides_positive_and_multiplies_negative_logits() -> None:
     assert _greedy(_logits(2, 1.5), [0], 1.2) == [0]
     assert _greedy(_logits(2, 1.5), [0], 1.4) == [1]
     assert _greedy(_logits(-1, -1.5), [0], 1.4) == [0]
@@ -193,7 +193,7 @@ def test_a_token_is_penalised_once_however_often_it_was_there() -> None:
     assert _greedy(_logits(2, 1.5), [0, 0, 0], 1.2) == [0]
 
 
-def test_tokens_of_the_answer_are_penalised_like_those_of_the_prompt() -> None:
+def test_answer_tokens_are_penalised_like_prompt_tokens() -> None:
     assert _greedy(_logits(2.0, 1.8, 1.5, 0.1), [3], 2.0, count=4) == [0, 1, 2, 0]
 
 
@@ -206,7 +206,7 @@ def test_a_token_that_is_ruled_out_stays_so_under_a_penalty() -> None:
     assert _greedy(_logits(-np.inf, -50), [0, 1], 1.5) == [1]
 
 
-# purity and seeds
+# reproducibility
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
@@ -232,12 +232,12 @@ def test_another_seed_gives_other_tokens() -> None:
 
 
 def test_requests_without_a_seed_draw_differently() -> None:
-    # 32 times the same of 1000 tokens: once in 10 to the power of 96.
+    # The same of 1000 tokens 32 times in a row has probability 10 to the power of -96.
     logits = np.zeros(1000, np.float32)
     assert _draws(logits, Sampling(1.0), 32) != _draws(logits, Sampling(1.0), 32)
 
 
-def test_company_changes_nothing() -> None:
+def test_other_requests_do_not_change_draws() -> None:
     logits = np.zeros(1000, np.float32)
     alone = _draws(logits, Sampling(1.0, seed=SEED), 20)
     one, other = Sampler(Sampling(1.0, seed=SEED), [0]), Sampler(Sampling(1.0, seed=1), [0])
@@ -248,24 +248,24 @@ def test_company_changes_nothing() -> None:
     assert together == alone
 
 
-# what comes before the temperature
+# operations before the temperature
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_only_what_is_allowed_is_chosen(temperature: float) -> None:
+def test_only_allowed_tokens_are_chosen(temperature: float) -> None:
     sampler = Sampler(Sampling(temperature, seed=SEED), [0])
     allowed = np.array([False, True, False, True])
     assert {sampler.sample(_logits(9, 1, 9, 1), allowed=allowed) for _ in range(50)} <= {1, 3}
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_what_is_banned_is_never_chosen(temperature: float) -> None:
+def test_banned_tokens_are_never_chosen(temperature: float) -> None:
     sampler = Sampler(Sampling(temperature, seed=SEED), [0])
     assert {sampler.sample(_logits(9, 1, 9, 0), banned=[0, 2]) for _ in range(50)} <= {1, 3}
 
 
-def test_the_filters_look_at_what_is_allowed_alone() -> None:
-    # Of a large vocabulary a few: as grammars leave them.
+def test_filters_consider_only_allowed_tokens() -> None:
+    # A few tokens of a large vocabulary, as grammars allow.
     logits = np.random.default_rng(1).normal(size=40_000).astype(np.float32)
     allowed = np.zeros(logits.size, np.bool_)
     allowed[[5, 700, 39_999]] = True
@@ -317,7 +317,7 @@ def test_presence_penalty_counts_once() -> None:
     assert [sampler.sample(_logits(2.0, 1.9, 1.0)) for _ in range(5)] == [0, 1, 0, 0, 0]
 
 
-# the highest, and the nucleus
+# top tokens and the nucleus
 
 
 @pytest.mark.parametrize(
@@ -331,7 +331,7 @@ def test_presence_penalty_counts_once() -> None:
         (Sampling(presence_penalty=1.0), 0),
     ],
 )
-def test_what_a_token_is_chosen_among_is_known_where_it_is_few(sampling: Sampling, choices: int) -> None:
+def test_number_of_choices_is_known_if_it_is_small(sampling: Sampling, choices: int) -> None:
     assert Sampler(sampling, [1, 2]).num_choices == choices
 
 
@@ -339,7 +339,7 @@ TIED = st.lists(st.sampled_from([-np.inf, -1.0, 0.0, 0.5, 2.0]), min_size=1, max
 
 
 @given(TIED, st.integers(1, 300))
-def test_the_top_tokens_are_those_of_a_stable_sort_but_for_what_is_ruled_out(values: list[float], k: int) -> None:
+def test_top_tokens_equal_those_of_a_stable_sort(values: list[float], k: int) -> None:
     expected = sorted((token for token, value in enumerate(values) if value > -np.inf), key=lambda t: -values[t])
     assert top_tokens(_logits(*values), k).tolist() == expected[:k]
 
@@ -355,17 +355,17 @@ def test_the_highest_are_the_top_tokens_in_their_places(values: list[float], dat
 
 @pytest.mark.parametrize("fields", [{}, {"top_p": 0.5}, {"min_p": 0.3}, {"top_p": 0.9, "min_p": 0.5}])
 @pytest.mark.parametrize("top_k", [1, 3, 5, 6, 7])
-def test_the_filters_keep_the_same_whether_the_highest_are_sorted_or_not(
+def test_filters_keep_the_same_tokens_without_sorting(
     monkeypatch: pytest.MonkeyPatch, top_k: int, fields: dict[str, float]
 ) -> None:
     logits = _logits(1.0, 2.0, 0.5, 2.0, 1.0, -np.inf)
     kept = _kept(logits, 1.0, top_k, **fields)
-    monkeypatch.setattr(sampler, "MOST_SORTED", 0)
+    monkeypatch.setattr(sampler, "MAX_SORTED", 0)
     assert _kept(logits, 1.0, top_k, **fields) == kept
 
 
 @pytest.mark.parametrize("top_k", [3999, 4096, 4097, 20_000, 127_999, 128_000, 1_000_000])
-def test_no_top_k_has_a_large_vocabulary_sorted(monkeypatch: pytest.MonkeyPatch, top_k: int) -> None:
+def test_top_k_never_sorts_a_large_vocabulary(monkeypatch: pytest.MonkeyPatch, top_k: int) -> None:
     sizes: list[int] = []
     argsort = np.argsort
 
@@ -376,7 +376,7 @@ def test_no_top_k_has_a_large_vocabulary_sorted(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr(np, "argsort", noted)
     logits = np.random.default_rng(SEED).normal(size=128_000).astype(np.float32)
     Sampler(Sampling(1.0, top_k=top_k, seed=SEED), [0]).sample(logits)
-    assert max(sizes, default=0) <= MOST_SORTED
+    assert max(sizes, default=0) <= MAX_SORTED
 
 
 @given(
@@ -390,7 +390,7 @@ def test_the_nucleus_is_what_a_sorted_sum_takes(values: list[float], top_p: floa
     order = np.argsort(-weights, kind="stable")
     before = np.cumsum(weights[order], dtype=np.float64) - weights[order]
     wanted = top_p * float(weights.sum(dtype=np.float64))
-    # Where the sum is reached but for rounding, either is right.
+    # If the sum is reached only up to rounding, both results are right.
     surely, maybe = (set(order[before < wanted * factor].tolist()) for factor in (1 - 1e-6, 1 + 1e-6))
     found = nucleus(weights, top_p)
     kept = set(np.flatnonzero(found).tolist())
@@ -398,5 +398,5 @@ def test_the_nucleus_is_what_a_sorted_sum_takes(values: list[float], top_p: floa
     assert all(found[token] == weights[token] for token in kept)
 
 
-def test_of_a_flat_vocabulary_the_lowest_ids_are_kept() -> None:
+def test_nucleus_of_a_flat_vocabulary_keeps_the_lowest_ids() -> None:
     assert np.flatnonzero(nucleus(np.full(100_000, 0.5, np.float32), 0.25)).tolist() == list(range(25_000))

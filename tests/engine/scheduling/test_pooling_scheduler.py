@@ -2,17 +2,18 @@
 
 import pytest
 
+from genai_server.engine.runners.scripted import ScriptedRunner
 from genai_server.engine.scheduling.pooling_scheduler import PoolingScheduler
 from genai_server.engine.scheduling.step import Step
 from genai_server.engine.sequence import Sequence
-from genai_server.generation import GenerationRequest, PooledText
+from genai_server.messages.generation_request import GenerationRequest, PooledText
 
 
 class Device:
-    """A scheduler whose steps take a second for each `speed` tokens."""
+    """A scheduler whose steps take one second per `speed` tokens."""
 
     def __init__(self, *requests: tuple[str, list[int]]) -> None:
-        self.scheduler = PoolingScheduler(max_running=16, max_waiting=16, prefill_chunk=8)
+        self.scheduler = PoolingScheduler(ScriptedRunner(), max_running=16, max_waiting=16, prefill_chunk=8)
         for number, (name, lengths) in enumerate(requests):
             texts = [PooledText(length) for length in lengths]
             request = GenerationRequest(name, [1] * sum(lengths), 0, sum(lengths), texts=texts)
@@ -20,7 +21,7 @@ class Device:
         self.scheduler.admit()
 
     def steps(self, speed: float = 1e9) -> list[list[tuple[str, list[int]]]]:
-        """What each step reads: names of requests, with the lengths of their texts."""
+        """The texts of each step: names of requests, with the lengths of their texts."""
         found = []
         while self.scheduler.running and (step := self.scheduler.next_step()) is not None:
             found.append([(r.sequence.request.request_id, [t.num_tokens for t in r.texts]) for r in step.reads])
@@ -55,11 +56,11 @@ def test_a_text_above_the_budget_is_read_alone() -> None:
 
 
 @pytest.mark.parametrize(("speed", "texts"), [(100.0, 5), (100_000.0, 80)])
-def test_the_budget_follows_from_the_measured_times(speed: float, texts: int) -> None:
+def test_budget_is_derived_from_measured_times(speed: float, texts: int) -> None:
     steps = Device(("a", [100] * 200)).steps(speed)
     assert len(steps[1][0][1]) in (texts, texts + 1)
 
 
-def test_a_step_has_a_limit_of_texts_whose_vectors_go_out_at_once() -> None:
+def test_step_is_limited_in_texts_and_returns_vectors_at_once() -> None:
     steps = Device(("a", [1] * 200), ("b", [1] * 200)).steps()
     assert [sum(len(lengths) for _, lengths in step) for step in steps] == [256, 144]

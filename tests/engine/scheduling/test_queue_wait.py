@@ -1,4 +1,4 @@
-"""When a full queue has room again."""
+"""When a full queue has capacity again."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from genai_server.engine.kv_memory import KvMemory
 from genai_server.engine.scheduling.queue_wait import queue_wait
 from genai_server.engine.scheduling.step_time import StepTimeModel
 from genai_server.engine.sequence import Sequence
-from genai_server.generation import GenerationRequest
+from genai_server.messages.generation_request import GenerationRequest
 
 
 def _step_times(*, per_round: float = 0.5, per_token: float = 0.1, answer: int | None = 20) -> StepTimeModel:
@@ -28,7 +28,7 @@ def _sequence(num_prompt: int = 10, num_produced: int = 0, max_tokens: int = 100
     return sequence
 
 
-def test_a_place_is_free_when_the_answer_ends_that_lacks_least() -> None:
+def test_place_is_free_when_the_shortest_answer_ends() -> None:
     # answers have 20 tokens, of which this one lacks 4: 2 s
     assert queue_wait([_sequence(num_produced=2), _sequence(num_produced=16)], [], _step_times()) == 2
 
@@ -37,17 +37,17 @@ def test_no_answer_is_longer_than_it_may_be() -> None:
     assert queue_wait([_sequence(num_produced=2, max_tokens=8)], [], _step_times()) == 3
 
 
-def test_as_long_as_no_answer_has_ended_each_is_taken_to_be_as_long_as_it_may() -> None:
+def test_answer_counts_with_its_limit_before_any_has_ended() -> None:
     assert queue_wait([_sequence(num_produced=2, max_tokens=102)], [], _step_times(answer=None)) == 50
 
 
-def test_a_prompt_that_is_read_comes_before_its_answer_and_after_those_before_it() -> None:
+def test_prompt_waits_for_earlier_ones_and_delays_its_answer() -> None:
     prompts = [_sequence(100), _sequence(50, max_tokens=1)]
     # 10 s and 20 tokens for the first; 10 + 5 s and one token for the second
     assert queue_wait(prompts, [], _step_times()) == 16
 
 
-def test_tokens_are_free_when_the_prompts_that_have_them_have_begun() -> None:
+def test_queued_tokens_are_free_when_their_prompts_begin() -> None:
     running = [_sequence(num_produced=18), _sequence(num_produced=10)]  # end after 1 s and 5 s
     waiting = [_sequence(100), _sequence(100), _sequence(100)]
     found = [queue_wait(running, waiting, _step_times(), num_tokens) for num_tokens in (0, 1, 100, 101, 201)]

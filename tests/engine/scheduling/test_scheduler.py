@@ -1,17 +1,19 @@
-"""Which pass is next: a token for all that decode, and one chunk of the prompt with the fewest tokens left."""
+"""The next pass: one token for all decoding sequences, and one chunk of the prompt with the fewest unread tokens."""
 
 from typing import Any
 
 import pytest
 
 from genai_server.engine.kv_memory import KvMemory
+from genai_server.engine.runners.base import Abilities
+from genai_server.engine.runners.scripted import ScriptedRunner
 from genai_server.engine.sampling.drafts import Drafter
 from genai_server.engine.scheduling.scheduler import Scheduler
 from genai_server.engine.scheduling.step import Read, Step, StepPolicy
 from genai_server.engine.sequence import Sequence, SequenceState
 from genai_server.errors import QueueFull
-from genai_server.generation import GenerationRequest
 from genai_server.messages.figures import Capacity
+from genai_server.messages.generation_request import GenerationRequest
 
 CHUNK = 8
 IDLE_CHUNK = 24
@@ -36,7 +38,7 @@ def _sequence(
 
 
 def _produce(sequence: Sequence) -> None:
-    """The rest is read and gives a token."""
+    """Read the rest and append a token."""
     sequence.num_read = len(sequence.tokens)
     sequence.append(5)
 
@@ -46,7 +48,7 @@ def _names(sequences: list[Sequence]) -> list[str]:
 
 
 def _passes(scheduler: Scheduler, count: int) -> str:
-    """The next passes, by one-letter name, those of a batch in brackets; "-" is none. Nothing is really read."""
+    """The next passes by one-letter names, with batches in brackets and "-" for no pass. Nothing is actually read."""
     found = ""
     for _ in range(count):
         step = scheduler.next_step()
@@ -56,7 +58,7 @@ def _passes(scheduler: Scheduler, count: int) -> str:
 
 
 def _running(*sequences: Sequence) -> Scheduler:
-    scheduler = Scheduler(max_running=16, max_waiting=16, prefill_chunk=CHUNK, idle_chunk=IDLE_CHUNK)
+    scheduler = Scheduler(ScriptedRunner(), max_running=16, max_waiting=16, prefill_chunk=CHUNK, idle_chunk=IDLE_CHUNK)
     for sequence in sequences:
         scheduler.add(sequence)
     scheduler.admit()
@@ -64,7 +66,7 @@ def _running(*sequences: Sequence) -> Scheduler:
 
 
 def _chunks(scheduler: Scheduler, sequence: Sequence) -> list[int]:
-    """The passes that this sequence has while it prefills, as numbers of tokens that they read."""
+    """The prefill passes of this sequence, as numbers of tokens."""
     found = []
     while not sequence.is_decoding and sequence.num_unread:
         step = scheduler.next_step()
@@ -75,11 +77,11 @@ def _chunks(scheduler: Scheduler, sequence: Sequence) -> list[int]:
     return found
 
 
-# waiting and running
+# queued and running
 
 
-def test_sequences_are_admitted_in_order_of_arrival_while_there_is_room() -> None:
-    scheduler = Scheduler(max_running=2, max_waiting=5, prefill_chunk=CHUNK)
+def test_sequences_are_admitted_in_order_of_arrival() -> None:
+    scheduler = Scheduler(ScriptedRunner(), max_running=2, max_waiting=5, prefill_chunk=CHUNK)
     for name in "abc":
         scheduler.add(_sequence(name))
     assert _names(scheduler.admit()) == ["a", "b"]
@@ -87,8 +89,8 @@ def test_sequences_are_admitted_in_order_of_arrival_while_there_is_room() -> Non
     assert scheduler.admit() == []
 
 
-def test_who_leaves_makes_room_for_the_next() -> None:
-    scheduler = Scheduler(max_running=1, max_waiting=5, prefill_chunk=CHUNK)
+def test_removed_sequence_is_replaced_by_the_next() -> None:
+    scheduler = Scheduler(ScriptedRunner(), max_running=1, max_waiting=5, prefill_chunk=CHUNK)
     a, b, c = (_sequence(name) for name in "abc")
     for sequence in (a, b, c):
         scheduler.add(sequence)
@@ -99,8 +101,8 @@ def test_who_leaves_makes_room_for_the_next() -> None:
 
 
 @pytest.mark.parametrize("admitted_first", [True, False])
-def test_as_many_as_may_run_and_wait_are_taken_and_no_more(admitted_first: bool) -> None:
-    scheduler = Scheduler(max_running=2, max_waiting=1, prefill_chunk=CHUNK)
+def test_queue_accepts_max_running_plus_max_waiting(admitted_first: bool) -> None:
+    scheduler = Scheduler(ScriptedRunner(), max_running=2, max_waiting=1, prefill_chunk=CHUNK)
     for name in "abc":
         scheduler.add(_sequence(name))
         if admitted_first:
@@ -112,7 +114,7 @@ def test_as_many_as_may_run_and_wait_are_taken_and_no_more(admitted_first: bool)
 
 
 def test_a_queue_of_none_still_lets_requests_run() -> None:
-    scheduler = Scheduler(max_running=1, max_waiting=0, prefill_chunk=CHUNK)
+    scheduler = Scheduler(ScriptedRunner(), max_running=1, max_waiting=0, prefill_chunk=CHUNK)
     a = _sequence("a")
     scheduler.add(a)
     with pytest.raises(QueueFull):
@@ -123,8 +125,8 @@ def test_a_queue_of_none_still_lets_requests_run() -> None:
     assert _names(scheduler.admit()) == ["b"]
 
 
-def test_the_lowest_priority_number_is_admitted_first_and_equals_in_order_of_arrival() -> None:
-    scheduler = Scheduler(max_running=3, max_waiting=5, prefill_chunk=CHUNK)
+def test_lowest_priority_number_is_admitted_first() -> None:
+    scheduler = Scheduler(ScriptedRunner(), max_running=3, max_waiting=5, prefill_chunk=CHUNK)
     for name, priority in zip("abcde", (0, 5, 0, -1, 5), strict=True):
         scheduler.add(_sequence(name, priority=priority))
     assert _names(scheduler.waiting) == ["d", "a", "c", "b", "e"]
@@ -136,9 +138,9 @@ def _asking(prompt: list[int], *, reuses_past: bool = True, priority: int = 0, s
     return Sequence(0, (0, 0), request, lambda: 0.0, reuses_past=reuses_past)
 
 
-def test_who_has_a_prompt_that_is_being_read_waits_for_it_and_holds_up_nobody() -> None:
+def test_repeated_prompt_waits_for_the_one_being_read() -> None:
     first, same, other = _asking([1, 2, 3]), _asking([1, 2, 3]), _asking([1, 2, 4])
-    scheduler = Scheduler(max_running=4, max_waiting=4, prefill_chunk=CHUNK)
+    scheduler = Scheduler(ScriptedRunner(), max_running=4, max_waiting=4, prefill_chunk=CHUNK)
     for sequence in (first, same, other):
         scheduler.add(sequence)
     assert scheduler.admit() == [first, other]
@@ -147,9 +149,9 @@ def test_who_has_a_prompt_that_is_being_read_waits_for_it_and_holds_up_nobody() 
     assert scheduler.admit() == [same]
 
 
-def test_who_waits_for_anothers_prompt_begins_when_that_one_leaves() -> None:
+def test_repeated_prompt_starts_when_the_first_is_removed() -> None:
     first, second, third = (_asking([1, 2, 3]) for _ in range(3))
-    scheduler = Scheduler(max_running=4, max_waiting=4, prefill_chunk=CHUNK)
+    scheduler = Scheduler(ScriptedRunner(), max_running=4, max_waiting=4, prefill_chunk=CHUNK)
     for sequence in (first, second, third):
         scheduler.add(sequence)
     assert scheduler.admit() == [first]
@@ -167,15 +169,15 @@ def test_who_waits_for_anothers_prompt_begins_when_that_one_leaves() -> None:
     ],
     ids=["one that reads it anew", "one whose past is not kept", "two salts", "a salt and none"],
 )
-def test_nobody_waits_for_what_is_no_use(first: Sequence, second: Sequence) -> None:
-    scheduler = Scheduler(max_running=4, max_waiting=4, prefill_chunk=CHUNK)
+def test_prompt_does_not_wait_for_an_unusable_one(first: Sequence, second: Sequence) -> None:
+    scheduler = Scheduler(ScriptedRunner(), max_running=4, max_waiting=4, prefill_chunk=CHUNK)
     scheduler.add(first)
     scheduler.add(second)
     assert scheduler.admit() == [first, second]
 
 
-def test_who_is_more_urgent_waits_for_no_prompt() -> None:
-    scheduler = Scheduler(max_running=4, max_waiting=4, prefill_chunk=CHUNK)
+def test_urgent_sequence_waits_for_no_prompt() -> None:
+    scheduler = Scheduler(ScriptedRunner(), max_running=4, max_waiting=4, prefill_chunk=CHUNK)
     first, urgent = _asking([1, 2]), _asking([1, 2], priority=-1)
     scheduler.add(first)
     scheduler.admit()
@@ -184,7 +186,7 @@ def test_who_is_more_urgent_waits_for_no_prompt() -> None:
 
 
 def test_a_refused_sequence_is_not_kept() -> None:
-    scheduler = Scheduler(max_running=1, max_waiting=0, prefill_chunk=CHUNK)
+    scheduler = Scheduler(ScriptedRunner(), max_running=1, max_waiting=0, prefill_chunk=CHUNK)
     a = _sequence("a")
     scheduler.add(a)
     with pytest.raises(QueueFull):
@@ -194,7 +196,7 @@ def test_a_refused_sequence_is_not_kept() -> None:
 
 
 def test_there_is_something_to_do_while_anything_waits_or_runs() -> None:
-    scheduler = Scheduler(max_running=1, max_waiting=1, prefill_chunk=CHUNK)
+    scheduler = Scheduler(ScriptedRunner(), max_running=1, max_waiting=1, prefill_chunk=CHUNK)
     a = _sequence("a")
     idle = [scheduler.is_idle]
     scheduler.add(a)
@@ -206,11 +208,12 @@ def test_there_is_something_to_do_while_anything_waits_or_runs() -> None:
     assert idle == [True, False, False, True]
 
 
-# tokens of prompts that wait
+# queued prompt tokens
 
 
 def _bounded(max_running: int = 1, max_waiting: int = 9, max_waiting_tokens: int = 100) -> Scheduler:
     return Scheduler(
+        ScriptedRunner(),
         max_running=max_running,
         max_waiting=max_waiting,
         max_waiting_tokens=max_waiting_tokens,
@@ -218,7 +221,7 @@ def _bounded(max_running: int = 1, max_waiting: int = 9, max_waiting_tokens: int
     )
 
 
-def test_prompts_that_wait_have_at_most_so_many_tokens_together() -> None:
+def test_queued_prompts_have_a_token_limit_together() -> None:
     scheduler = _bounded()
     for name, num_prompt in (("a", 500), ("b", 60), ("c", 40)):
         scheduler.add(_sequence(name, num_prompt=num_prompt))
@@ -232,15 +235,16 @@ def test_prompts_that_wait_have_at_most_so_many_tokens_together() -> None:
 
 def test_a_prompt_of_any_length_is_taken_if_it_can_run_at_once() -> None:
     scheduler = _bounded(max_running=2)
-    for name in "ab":  # which are admitted together, in the next step
+    for name in "ab":  # both are admitted in the next step
         scheduler.add(_sequence(name, num_prompt=500))
     assert _names(scheduler.admit()) == ["a", "b"]
 
 
 def _sharing(num_pages: int, *, max_running: int = 4, max_waiting_tokens: int = 0) -> Scheduler:
-    """Its slots share so many pages of ten tokens."""
+    """A scheduler whose slots share this number of pages of ten tokens."""
     policy = StepPolicy(memory=KvMemory(10, num_pages))
     return Scheduler(
+        ScriptedRunner(),
         max_running=max_running,
         max_waiting=9,
         max_waiting_tokens=max_waiting_tokens,
@@ -249,16 +253,16 @@ def _sharing(num_pages: int, *, max_running: int = 4, max_waiting_tokens: int = 
     )
 
 
-def test_so_many_run_as_the_memory_holds_at_their_full_lengths() -> None:
+def test_running_sequences_fit_the_memory_at_full_length() -> None:
     scheduler = _sharing(10)
-    for name in "abcde":  # of three pages: 20 tokens of prompt, 10 of answer
+    for name in "abcde":  # three pages each: 20 tokens of prompt, 10 of answer
         scheduler.add(_sequence(name, num_prompt=20))
     assert _names(scheduler.admit()) == ["a", "b", "c"]
     scheduler.remove(scheduler.running[1])
     assert _names(scheduler.admit()) == ["d"]
 
 
-def test_a_sequence_without_memory_lets_no_other_pass() -> None:
+def test_sequence_without_memory_is_not_overtaken() -> None:
     scheduler = _sharing(10)
     for name, num_prompt in (("a", 20), ("b", 80), ("c", 1)):
         scheduler.add(_sequence(name, num_prompt=num_prompt))
@@ -283,7 +287,7 @@ def _without_grammar(name: str, *, num_prompt: int = 1) -> Sequence:
     return sequence
 
 
-def test_those_that_wait_for_their_grammars_count_like_the_others() -> None:
+def test_sequences_waiting_for_grammars_count_in_the_queue() -> None:
     scheduler = _bounded()
     scheduler.add(_sequence("a"))
     scheduler.admit()
@@ -294,8 +298,8 @@ def test_those_that_wait_for_their_grammars_count_like_the_others() -> None:
     scheduler.add(_sequence("c", num_prompt=40))
 
 
-def test_a_sequence_without_its_grammar_holds_up_nobody_and_keeps_its_place() -> None:
-    scheduler = Scheduler(max_running=1, max_waiting=5, prefill_chunk=CHUNK)
+def test_sequence_waiting_for_its_grammar_keeps_its_place() -> None:
+    scheduler = Scheduler(ScriptedRunner(), max_running=1, max_waiting=5, prefill_chunk=CHUNK)
     a, b, c = _without_grammar("a"), _sequence("b"), _sequence("c")
     scheduler.add(a)
     assert scheduler.is_idle
@@ -307,13 +311,13 @@ def test_a_sequence_without_its_grammar_holds_up_nobody_and_keeps_its_place() ->
     assert scheduler.admit() == [a]
 
 
-def test_what_an_idle_device_takes_is_known_beforehand() -> None:
+def test_capacity_of_an_idle_device_is_known() -> None:
     assert _bounded(max_running=2).capacity == Capacity(running=2, waiting=9, waiting_tokens=100)
     assert _bounded(max_waiting_tokens=0).capacity.waiting_tokens is None
     assert Capacity(2, 9).requests == 11
 
 
-def test_room_is_told_in_requests_and_where_they_would_wait_in_tokens() -> None:
+def test_free_capacity_is_given_in_requests_and_tokens() -> None:
     scheduler = _bounded(max_running=2, max_waiting=2)
     found = [(scheduler.room(), scheduler.room_tokens())]
     for name in "abcd":
@@ -323,21 +327,21 @@ def test_room_is_told_in_requests_and_where_they_would_wait_in_tokens() -> None:
     assert found == [(4, None), (3, None), (2, 100), (1, 70), (0, 40)]
 
 
-def test_without_a_limit_any_number_of_tokens_may_wait() -> None:
+def test_queue_without_a_token_limit_accepts_any_number() -> None:
     scheduler = _bounded(max_waiting_tokens=0)
     for name in "abc":
         scheduler.add(_sequence(name, num_prompt=10**6))
     assert scheduler.room_tokens() is None
 
 
-def test_a_refusal_says_after_which_time_there_may_be_room() -> None:
+def test_refusal_estimates_when_the_queue_has_capacity() -> None:
     scheduler = _bounded(max_waiting=1)
     running = _sequence("a", num_prompt=4, batched=True)
     scheduler.add(running)
     scheduler.admit()
     step = scheduler.next_step()
     assert step is not None
-    scheduler.observe(step, 8.0)  # 2 s for each token of a prompt
+    scheduler.observe(step, 8.0)  # 2 s per prompt token
     _produce(running)
     for _ in range(2):
         step = scheduler.next_step()
@@ -353,14 +357,14 @@ def test_a_refusal_says_after_which_time_there_may_be_room() -> None:
     scheduler.add(_sequence("a"))
     with pytest.raises(QueueFull) as full:
         scheduler.add(_sequence("b", num_prompt=101))
-    assert full.value.retry_after == 1  # nothing has been measured
+    assert full.value.retry_after == 1  # nothing was measured
 
 
-# passes of sequences that run one by one
+# passes of single sequences
 
 
-def test_there_is_no_pass_where_nothing_runs() -> None:
-    scheduler = Scheduler(max_running=1, max_waiting=1, prefill_chunk=CHUNK)
+def test_idle_scheduler_has_no_pass() -> None:
+    scheduler = Scheduler(ScriptedRunner(), max_running=1, max_waiting=1, prefill_chunk=CHUNK)
     assert scheduler.next_step() is None
     scheduler.add(_sequence("a"))
     assert scheduler.next_step() is None
@@ -374,7 +378,7 @@ def test_a_prompt_has_all_passes_when_it_is_alone() -> None:
     assert _passes(_running(_sequence("p")), 3) == "ppp"
 
 
-def test_of_several_prompts_the_oldest_is_read_to_its_end_first() -> None:
+def test_oldest_prompt_is_read_to_its_end_first() -> None:
     first, second = _sequence("p"), _sequence("q")
     scheduler = _running(first, second)
     assert _passes(scheduler, 3) == "ppp"
@@ -382,7 +386,7 @@ def test_of_several_prompts_the_oldest_is_read_to_its_end_first() -> None:
     assert _passes(scheduler, 4) == "pqpq"
 
 
-def test_the_prompt_of_the_lowest_priority_number_is_read_first_even_if_another_was_begun() -> None:
+def test_prompt_of_the_lowest_priority_number_is_read_first() -> None:
     low, high = _sequence("p", priority=3), _sequence("q", priority=-1)
     scheduler = _running(low)
     assert _passes(scheduler, 2) == "pp"
@@ -393,13 +397,13 @@ def test_the_prompt_of_the_lowest_priority_number_is_read_first_even_if_another_
     assert _passes(scheduler, 4) == "qpqp"
 
 
-def test_however_many_prompts_wait_a_stream_pauses_for_one_chunk() -> None:
-    # The prompts came first, and still every round has one chunk only.
+def test_stream_pauses_for_one_chunk_whatever_waits() -> None:
+    # The prompts came first, but every round has only one chunk.
     scheduler = _running(*(_sequence(name) for name in "pqr"), *(_sequence(name, decoding=True) for name in "ab"))
     assert _passes(scheduler, 9) == "abpabpabp"
 
 
-def test_a_prompt_that_arrives_within_a_round_is_read_at_its_end_not_before() -> None:
+def test_prompt_that_arrives_mid_round_is_read_at_its_end() -> None:
     scheduler = _running(*(_sequence(name, decoding=True) for name in "ab"))
     assert _passes(scheduler, 1) == "a"
     scheduler.add(_sequence("p"))
@@ -407,7 +411,7 @@ def test_a_prompt_that_arrives_within_a_round_is_read_at_its_end_not_before() ->
     assert _passes(scheduler, 4) == "bpab"
 
 
-def test_a_finished_prompt_joins_the_decoding_ones_in_the_next_round() -> None:
+def test_finished_prompt_decodes_in_the_next_round() -> None:
     prompt = _sequence("p")
     scheduler = _running(_sequence("a", decoding=True), prompt)
     assert _passes(scheduler, 2) == "ap"
@@ -415,7 +419,7 @@ def test_a_finished_prompt_joins_the_decoding_ones_in_the_next_round() -> None:
     assert _passes(scheduler, 4) == "apap"
 
 
-def test_who_leaves_within_a_round_has_no_pass_any_more() -> None:
+def test_sequence_removed_mid_round_has_no_further_pass() -> None:
     a, b, c = (_sequence(name, decoding=True) for name in "abc")
     scheduler = _running(a, b, c)
     assert _passes(scheduler, 1) == "a"
@@ -423,7 +427,7 @@ def test_who_leaves_within_a_round_has_no_pass_any_more() -> None:
     assert _passes(scheduler, 4) == "caca"
 
 
-def test_there_is_no_pass_when_all_have_left_within_a_round() -> None:
+def test_emptied_round_has_no_further_pass() -> None:
     a, b = (_sequence(name, decoding=True) for name in "ab")
     scheduler = _running(a, b)
     assert _passes(scheduler, 1) == "a"
@@ -438,14 +442,14 @@ def test_there_is_no_pass_when_all_have_left_within_a_round() -> None:
 # batches
 
 
-def test_the_batched_ones_that_decode_have_one_pass_together_each_other_one_its_own() -> None:
+def test_batched_sequences_share_a_pass_and_others_run_alone() -> None:
     scheduler = _running(
         *(_sequence(name, decoding=True, batched=name in "acd") for name in "abcde"), _sequence("p", batched=True)
     )
     assert _passes(scheduler, 8) == "(acd)bep(acd)bep"
 
 
-def test_one_that_still_reads_is_not_in_the_batch_until_it_has_produced_a_token() -> None:
+def test_prompt_joins_the_batch_after_its_first_token() -> None:
     prompt = _sequence("p", batched=True, num_prompt=3)
     scheduler = _running(_sequence("a", decoding=True, batched=True), prompt)
     assert _passes(scheduler, 4) == "apap"
@@ -461,7 +465,7 @@ def test_a_pass_that_decodes_reads_one_token_of_each() -> None:
     assert step.decodes
 
 
-def test_who_leaves_is_not_in_the_next_batch() -> None:
+def test_removed_sequence_is_not_in_the_next_batch() -> None:
     a, b, c = (_sequence(name, decoding=True, batched=True) for name in "abc")
     scheduler = _running(a, b, c)
     assert _passes(scheduler, 1) == "(abc)"
@@ -469,7 +473,7 @@ def test_who_leaves_is_not_in_the_next_batch() -> None:
     assert _passes(scheduler, 1) == "(ac)"
 
 
-def test_who_changes_over_to_the_batch_within_a_round_has_no_second_pass_in_it() -> None:
+def test_sequence_moved_to_the_batch_has_no_second_pass_a_round() -> None:
     a, b, c = (_sequence(name, decoding=True) for name in "abc")
     scheduler = _running(a, b, c)
     assert _passes(scheduler, 1) == "a"
@@ -480,16 +484,16 @@ def test_who_changes_over_to_the_batch_within_a_round_has_no_second_pass_in_it()
 # chunks
 
 
-def test_a_chunk_is_longer_while_nobody_waits_for_a_token() -> None:
+def test_chunk_is_longer_without_decoding_sequences() -> None:
     prompt = _sequence("p", batched=True, num_prompt=50)
     assert _chunks(_running(prompt), prompt) == [24, 24, 2]
     prompt = _sequence("p", batched=True, num_prompt=50)
     assert _chunks(_running(prompt, _sequence("a", decoding=True, batched=True)), prompt) == [8, 8, 8, 8, 8, 8, 2]
 
 
-def test_beside_a_stream_a_chunk_takes_no_more_than_its_share_of_the_measured_time() -> None:
+def test_chunk_next_to_a_stream_is_limited_by_measured_time() -> None:
     prompt = _sequence("p", batched=True, num_prompt=500)
-    scheduler = Scheduler(max_running=2, max_waiting=2, prefill_chunk=100)
+    scheduler = Scheduler(ScriptedRunner(), max_running=2, max_waiting=2, prefill_chunk=100)
     for sequence in (_sequence("a", decoding=True, batched=True), prompt):
         scheduler.add(sequence)
     scheduler.admit()
@@ -502,7 +506,7 @@ def test_beside_a_stream_a_chunk_takes_no_more_than_its_share_of_the_measured_ti
         assert step is not None and not step.decodes
         scheduler.observe(step, step.num_tokens * per_token)
         found.append(step.num_tokens)
-    # The first is small, for nothing is known of prompts; then 3 times what decoding took, within the bounds.
+    # The first is small, because nothing is known of prompts; then 3 times the decoding time, within the limits.
     assert found == [16, 24, 88, 16, 96]
 
 
@@ -511,14 +515,14 @@ def test_other_prompts_that_wait_do_not_shorten_a_chunk() -> None:
     assert _chunks(_running(first, second), first) == [24, 16]
 
 
-def test_a_pass_that_cannot_be_interrupted_is_short_even_when_nobody_waits() -> None:
+def test_pass_that_cannot_be_interrupted_is_always_short() -> None:
     prompt = _sequence("p", num_prompt=20)
     assert _chunks(_running(prompt), prompt) == [8, 8, 4]
 
 
 @pytest.mark.parametrize("num_prompt", range(1, 40))
 @pytest.mark.parametrize("batched", [True, False])
-def test_a_prompt_is_read_once_and_no_chunk_is_one_token_unless_the_prompt_is(num_prompt: int, batched: bool) -> None:
+def test_prompt_is_read_once_without_chunks_of_one_token(num_prompt: int, batched: bool) -> None:
     prompt = _sequence("p", batched=batched, num_prompt=num_prompt)
     chunks = _chunks(_running(prompt), prompt)
     assert sum(chunks) == num_prompt
@@ -528,7 +532,7 @@ def test_a_prompt_is_read_once_and_no_chunk_is_one_token_unless_the_prompt_is(nu
 @pytest.mark.parametrize("num_prompt", [17, 33, 65, 66, 97, 129, 257, 258, 385])
 @pytest.mark.parametrize("most", [32, 33, 64, 256])
 def test_no_chunk_has_one_token_beyond_the_attentions_blocks(num_prompt: int, most: int) -> None:
-    scheduler = Scheduler(max_running=1, max_waiting=1, prefill_chunk=most)
+    scheduler = Scheduler(ScriptedRunner(), max_running=1, max_waiting=1, prefill_chunk=most)
     prompt = _sequence("p", num_prompt=num_prompt)
     scheduler.add(prompt)
     scheduler.admit()
@@ -539,9 +543,9 @@ def test_no_chunk_has_one_token_beyond_the_attentions_blocks(num_prompt: int, mo
 
 
 @pytest.mark.parametrize(("most", "group"), [(2, 2), (3, 2), (4, 4), (7, 4), (8, 8), (21, 8), (100, 8)])
-def test_only_the_last_chunk_has_tokens_beyond_whole_groups(most: int, group: int) -> None:
+def test_chunks_except_the_last_are_complete_row_groups(most: int, group: int) -> None:
     for num_prompt in range(1, 140):
-        scheduler = Scheduler(max_running=1, max_waiting=1, prefill_chunk=most)
+        scheduler = Scheduler(ScriptedRunner(), max_running=1, max_waiting=1, prefill_chunk=most)
         prompt = _sequence("p", num_prompt=num_prompt)
         scheduler.add(prompt)
         scheduler.admit()
@@ -563,22 +567,29 @@ def _read_anew(*, exact: bool) -> list[int]:
     return _chunks(_running(sequence), sequence)
 
 
-def test_what_was_produced_is_read_anew_in_chunks() -> None:
+def test_produced_tokens_are_recomputed_in_chunks() -> None:
     assert sum(_read_anew(exact=False)) in (16, 17)
     assert len(_read_anew(exact=False)) < 4
 
 
-def test_what_an_exact_sequence_has_produced_is_read_anew_token_by_token() -> None:
-    # The last of the seven is read by a pass that decodes, as at any time.
+def test_exact_sequence_recomputes_its_answer_token_by_token() -> None:
+    # The last of the seven tokens is read by a decoding pass, as usual.
     assert _read_anew(exact=True) == [8, 2, 1, 1, 1, 1, 1, 1]
 
 
-# steps that decode and read
+# mixed steps
+
+
+def _able() -> ScriptedRunner:
+    """A runner whose passes may mix and have drafts."""
+    runner = ScriptedRunner()
+    runner.abilities = Abilities("able", 16, mixes=True, drafts=True)
+    return runner
 
 
 def _mixing(*sequences: Sequence, itl_target: float = 0.0) -> Scheduler:
-    policy = StepPolicy(mixes=True, itl_target=itl_target)
-    scheduler = Scheduler(max_running=16, max_waiting=16, prefill_chunk=64, idle_chunk=128, policy=policy)
+    policy = StepPolicy(itl_target=itl_target)
+    scheduler = Scheduler(_able(), max_running=16, max_waiting=16, prefill_chunk=64, idle_chunk=128, policy=policy)
     for sequence in sequences:
         scheduler.add(sequence)
     scheduler.admit()
@@ -589,7 +600,7 @@ def _batched(name: str, **how: Any) -> Sequence:
     return _sequence(name, batched=True, **how)
 
 
-def test_where_the_runner_can_a_step_decodes_and_reads_a_chunk() -> None:
+def test_mixed_step_decodes_and_reads_a_chunk() -> None:
     scheduler = _mixing(_batched("a", decoding=True), _batched("b", decoding=True), _batched("p", num_prompt=50))
     step = scheduler.next_step()
     assert step is not None
@@ -602,14 +613,14 @@ def test_where_the_runner_can_a_step_decodes_and_reads_a_chunk() -> None:
     assert _passes(scheduler, 2) == "(abp)(abp)"
 
 
-def test_what_is_not_batched_has_passes_of_its_own_beside_it() -> None:
+def test_unbatched_sequences_have_their_own_passes() -> None:
     scheduler = _mixing(_batched("a", decoding=True), _sequence("g", decoding=True), _batched("p", num_prompt=50))
     assert _passes(scheduler, 4) == "(ap)g(ap)g"
     scheduler = _mixing(_batched("a", decoding=True), _sequence("q", num_prompt=50))
     assert _passes(scheduler, 4) == "aqaq"
 
 
-def test_exact_sequences_and_prompts_whose_positions_are_wanted_have_separate_passes() -> None:
+def test_exact_and_scored_sequences_have_separate_passes() -> None:
     scheduler = _mixing(_batched("a", decoding=True, exact=True), _batched("p", num_prompt=50))
     assert _passes(scheduler, 4) == "apap"
     scheduler = _mixing(_batched("a", decoding=True), _batched("p", num_prompt=50, exact=True))
@@ -626,8 +637,8 @@ def test_a_prompt_alone_is_read_in_large_chunks() -> None:
 
 
 def _observed(scheduler: Scheduler, decoding: float, per_token: float) -> list[int]:
-    """How large the chunks of mixed steps become, when a pass takes so many seconds, and so many more for each token
-    of a chunk.
+    """The chunk sizes of mixed steps if a pass takes a number of seconds, plus a number of seconds for each token of a
+    chunk.
     """
     found = []
     for _ in range(4):
@@ -655,7 +666,7 @@ def test_a_step_takes_four_times_its_decoding() -> None:
     assert _observed(scheduler, 0.01, 0.001) == [16, 24, 24, 24]
 
 
-def test_the_more_prompts_wait_for_each_stream_the_more_a_step_reads() -> None:
+def test_step_reads_more_when_more_prompts_wait() -> None:
     scheduler = _mixing(_batched("a", decoding=True))
     _decoded(scheduler, 0.01)
     for name in "pq":
@@ -681,7 +692,7 @@ def test_a_target_that_cannot_be_kept_leaves_the_smallest_chunk() -> None:
     assert _observed(scheduler, 0.01, 0.001) == [16, 16, 16, 16]
 
 
-# which prompt is read
+# choice of the prompt
 
 
 class _Clock:
@@ -708,7 +719,7 @@ def test_the_prompt_with_the_fewest_tokens_left_is_read_first() -> None:
     assert _passes(_running(_prompt("b", 50, clock, id=2), _prompt("a", 50, clock, id=1)), 1) == "a"
 
 
-def test_a_long_prompt_does_not_wait_for_ever_while_short_ones_arrive() -> None:
+def test_long_prompt_is_not_starved_by_short_ones() -> None:
     clock = _Clock()
     long = _prompt("l", 1000, clock, id=1)
     scheduler = _running(long)
@@ -735,16 +746,16 @@ def test_priority_goes_before_length_and_waiting_raises_it() -> None:
     assert _passes(scheduler, 1) == "l"
 
 
-def test_who_has_waited_long_is_admitted_before_a_more_urgent_request() -> None:
+def test_long_waiting_request_precedes_an_urgent_one() -> None:
     clock = _Clock()
-    scheduler = Scheduler(max_running=1, max_waiting=5, prefill_chunk=CHUNK)
+    scheduler = Scheduler(ScriptedRunner(), max_running=1, max_waiting=5, prefill_chunk=CHUNK)
     scheduler.add(_prompt("l", 10, clock, id=1, priority=1))
     clock.now = 61.0
     scheduler.add(_prompt("u", 10, clock, id=2))
     assert _names(scheduler.admit()) == ["l"]
 
 
-def test_before_a_first_chunk_it_is_asked_what_others_have_read_of_the_prompt() -> None:
+def test_prefix_lookup_precedes_the_first_chunk_only() -> None:
     clock = _Clock()
     prompt, asked = _prompt("p", 100, clock), []
 
@@ -766,17 +777,18 @@ def test_before_a_first_chunk_it_is_asked_what_others_have_read_of_the_prompt() 
 
 
 def _speculating(*sequences: Sequence) -> Scheduler:
-    """A scheduler which knows that a single token takes a second; a further one is taken to cost little."""
-    scheduler = Scheduler(max_running=16, max_waiting=16, prefill_chunk=64, policy=StepPolicy(speculates=True))
+    """A scheduler that knows that a single token takes a second; further tokens are assumed to cost little."""
+    policy = StepPolicy(speculates=True)
+    scheduler = Scheduler(_able(), max_running=16, max_waiting=16, prefill_chunk=64, policy=policy)
     for sequence in sequences:
         scheduler.add(sequence)
     scheduler.admit()
-    scheduler.observe(Step([Read(_batched("s", decoding=True), 1)]), 1.0)
+    scheduler.observe(Step([Read.next(_batched("s", decoding=True))]), 1.0)
     return scheduler
 
 
 def _repeating(name: str, **how: Any) -> Sequence:
-    """A decoding sequence whose prompt is one token, again and again."""
+    """A decoding sequence whose prompt repeats one token."""
     sequence = _batched(name, num_prompt=50, **how)
     sequence.num_read = 50
     sequence.append(1)
@@ -801,7 +813,7 @@ def test_a_step_of_a_lone_sequence_reads_a_draft() -> None:
 
 
 def test_no_draft_is_longer_than_what_is_left_of_the_answer() -> None:
-    sequence = _repeating("a")  # may have 10 tokens
+    sequence = _repeating("a")  # it may have 10 tokens
     scheduler = _speculating(sequence)
     for left in range(9, 0, -1):
         assert sequence.num_left == left
@@ -810,12 +822,12 @@ def test_no_draft_is_longer_than_what_is_left_of_the_answer() -> None:
         sequence.append(1)
 
 
-def test_sequences_beside_others_have_no_drafts() -> None:
+def test_sequences_running_with_others_have_no_drafts() -> None:
     assert _drafted(_speculating(_repeating("a"), _repeating("b"))) == [0, 0]
     assert _drafted(_speculating(_repeating("a"), _sequence("p", num_prompt=50))) == [0]
 
 
-def test_exact_sequences_and_those_of_other_runners_have_no_drafts() -> None:
+def test_exact_and_unbatched_sequences_have_no_drafts() -> None:
     assert _drafted(_speculating(_repeating("a", exact=True))) == [0]
     for runner in ({"batched": False}, {"by_library": True}):
         sequence = _repeating("a")
@@ -824,7 +836,7 @@ def test_exact_sequences_and_those_of_other_runners_have_no_drafts() -> None:
         assert _drafted(_speculating(sequence)) == [0]
 
 
-def test_a_drafter_that_fails_costs_only_the_draft(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_drafter_loses_only_the_draft(monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[object] = []
 
     def broken(*args: object) -> list[int]:

@@ -1,6 +1,7 @@
-"""What holds for answers in every format."""
+"""Properties of answers in every format."""
 
 import json
+import time
 from itertools import groupby
 
 import pytest
@@ -12,7 +13,7 @@ from genai_server.text.answers.reasoning import HARMONY, THINK, ReasoningFormat
 from genai_server.text.tool_formats.registry import TOOL_FORMATS
 from tests.text.parsing import NAMES, call, merged, parse_all, parser, stream
 
-# Answers made of what the formats look out for, so that many are almost calls.
+# Answers composed of the formats' markers, so that many are almost calls.
 PIECES = [
     *("<tool_call>", "</tool_call>", "<|tool_call|>", "<|/tool_call|>", "functools", "<|python_tag|>", "[TOOL_CALLS]"),
     *("[ARGS]", "[CALL_ID]", "<think>", "</think>", "now", "get_weather", "(", ")", "=", "**", "[", "]", "{", "}", ";"),
@@ -72,7 +73,7 @@ FORMATS = st.sampled_from(sorted(TOOL_FORMATS))
 
 @st.composite
 def cut_answers(draw: st.DrawFn) -> tuple[str, list[str]]:
-    """An answer, as a whole and in pieces."""
+    """An answer, complete and in pieces."""
     text = draw(ANSWERS)
     cuts = sorted(draw(st.sets(st.integers(0, len(text)))))
     return text, [text[begin:end] for begin, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
@@ -90,13 +91,13 @@ def test_pieces_give_the_same_parts_as_the_whole(
 
 @untimed
 @given(ANSWERS, FORMATS)
-def test_nothing_is_lost_where_no_tool_can_be_called(text: str, form: str) -> None:
+def test_nothing_is_lost_without_tools(text: str, form: str) -> None:
     assert merged(stream(parser(form, ["unknown"]), [text])) == ([Content(text)] if text else [])
 
 
 @untimed
 @given(ANSWERS, FORMATS)
-def test_an_answer_without_a_complete_call_is_its_text_but_for_whitespace(text: str, form: str) -> None:
+def test_answer_without_a_complete_call_is_its_text(text: str, form: str) -> None:
     whole = WholeAnswer()
     for part in merged(stream(parser(form), [text])):
         whole.add(part)
@@ -104,7 +105,7 @@ def test_an_answer_without_a_complete_call_is_its_text_but_for_whitespace(text: 
         assert "".join(whole.content.split()) == "".join(text.split())
 
 
-def test_a_call_that_goes_on_as_something_else_is_cut_and_told_as_it_was_written() -> None:
+def test_call_that_continues_wrongly_is_cut_and_returned_as_text() -> None:
     text = 'Well: <tool_call>\n{"name": "now", "arguments": {"a": 10001"}}\n</tool_call>'
     written = '<tool_call>\n{"name": "now", "arguments": {"a": 10001'
     assert parse_all(text) == [
@@ -161,8 +162,8 @@ def test_all_is_content_without_tools(form: str | None) -> None:
 
 
 @pytest.mark.parametrize("form", sorted(TOOL_FORMATS))
-def test_long_answers_of_beginnings_take_no_more_than_their_length(form: str) -> None:
-    """Each of them would be a call if only its end came; the test's time limit is what fails."""
+def test_parsing_time_is_linear_in_repeated_beginnings(form: str) -> None:
+    """Each of them would be a call if only its end came."""
     beginnings = {
         "hermes": '<tool_call>{"id": ',
         "llama3_json": '{"arguments":\n',
@@ -178,5 +179,7 @@ def test_long_answers_of_beginnings_take_no_more_than_their_length(form: str) ->
         "kimi": "<|tool_calls_section_begin|><|tool_call_begin|>",
         "harmony": "<|channel|>",
     }
-    text = beginnings[form] * 20_000
+    text = beginnings[form] * 7_000
+    began = time.process_time()
     assert merged(stream(parser(form), [text]))
+    assert time.process_time() - began < 7  # of a processor, so that a busy machine changes little

@@ -1,17 +1,17 @@
-"""Tokens to parts and scored tokens, with stop strings and a bound on calls in between."""
+"""Tokens turned into parts and scored tokens, with stop strings and a limit of calls."""
 
 import math
 
 import pytest
 
 from genai_server.answer_parts import Content, Part, ScoredToken, ToolCallArguments, ToolCallStart, WholeAnswer
-from genai_server.generation import TokenLogprob
+from genai_server.messages.generation_request import TokenLogprob
 from genai_server.text.answers.answer_text import AnswerText, Parser, PlainParser
 from genai_server.text.tokenizer import ByteTokenizer
 
 
 class CallOnDigit:
-    """Takes each digit for a call without arguments, and everything else for content."""
+    """Parses each digit as a call without arguments, and everything else as content."""
 
     def feed(self, text: str) -> list[Part]:
         parts: list[Part] = []
@@ -23,9 +23,7 @@ class CallOnDigit:
         return [ToolCallArguments(9, "rest")]
 
 
-def _answer(
-    stop: list[str], parser: Parser | None = None, most_calls: int | None = None, offset: int = 0
-) -> AnswerText:
+def _answer(stop: list[str], parser: Parser | None = None, max_calls: int | None = None, offset: int = 0) -> AnswerText:
     tokenizer = ByteTokenizer()
     return AnswerText(
         tokenizer.decoder(),
@@ -33,7 +31,7 @@ def _answer(
         parser or PlainParser(),
         tokenizer.token_bytes,
         offset=offset,
-        most_calls=most_calls,
+        max_calls=max_calls,
     )
 
 
@@ -77,12 +75,12 @@ def test_offsets_count_characters_from_where_the_answer_begins() -> None:
 
 
 def test_an_answer_ends_before_a_call_too_many() -> None:
-    answer = _answer([], CallOnDigit(), most_calls=1)
+    answer = _answer([], CallOnDigit(), max_calls=1)
     whole = _read(answer, "x0y1z")
     assert ([call.id for call in whole.tool_calls], whole.content, answer.is_stopped) == (["0"], "xy", True)
 
 
-def test_without_a_bound_all_calls_come() -> None:
+def test_all_calls_are_returned_without_a_limit() -> None:
     answer = _answer([], CallOnDigit())
     parts = [part for byte in b"0123456789" for part in answer.feed(byte)[0]]
     assert sum(isinstance(part, ToolCallStart) for part in parts) == 10

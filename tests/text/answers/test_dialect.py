@@ -1,4 +1,4 @@
-"""What a chat template tells of the model's formats."""
+"""The model's formats, detected in its chat template."""
 
 import pytest
 
@@ -8,11 +8,11 @@ from genai_server.text.answers.reasoning import HARMONY, THINK
 from genai_server.text.tool_formats.registry import TOOL_FORMATS
 
 
-def test_a_template_that_speaks_of_neither_has_neither() -> None:
+def test_template_without_markers_has_no_formats() -> None:
     assert read_dialect("{{ messages }}") == Dialect(None, None)
 
 
-def test_a_template_tells_both_formats() -> None:
+def test_template_determines_both_formats() -> None:
     assert read_dialect("<tool_call> </think>") == Dialect(TOOL_FORMATS["hermes"], THINK)
 
 

@@ -52,14 +52,14 @@ def test_channels_are_reasoning_and_content(names: Any) -> None:
         CALL.replace("<|call|>", "<|end|>"),
         CALL.removesuffix("<|call|>"),
         CALL.replace("commentary", "analysis"),
-        # as the chat template has it
+        # the chat template's form
         f" to=functions.get_weather<|channel|>commentary json<|message|>{ARGUMENTS}<|call|>",
     ],
 )
 @pytest.mark.parametrize("before", ["", f"{ANALYSIS}{NEXT}"])
-def test_a_call_is_told_in_every_form_of_its_header(written: str, before: str) -> None:
-    told = call(0, "get_weather", ARGUMENTS)
-    assert parse_all(before + written) == ([Reasoning(THOUGHT), *told] if before else told)
+def test_call_is_parsed_from_every_form_of_its_header(written: str, before: str) -> None:
+    expected = call(0, "get_weather", ARGUMENTS)
+    assert parse_all(before + written) == ([Reasoning(THOUGHT), *expected] if before else expected)
 
 
 def test_a_call_may_be_announced_to_the_user() -> None:
@@ -96,7 +96,7 @@ def test_a_call_without_json_is_text() -> None:
     assert parse_all(text) == [Content(text)]
 
 
-def test_a_call_that_goes_on_as_something_else_or_ends_within_is_cut() -> None:
+def test_call_that_continues_wrongly_or_ends_early_is_cut() -> None:
     head = "<|channel|>commentary to=functions.now<|message|>"
     assert parse_all(f'{head}{{"a": 1"}}<|end|>{NEXT}{FINAL}') == [
         ToolCallStart(0, "0", "now"),
@@ -120,7 +120,7 @@ def test_text_without_a_header_is_for_the_user(text: str) -> None:
 
 @pytest.mark.parametrize("header", [f"{NEXT}<|channel|>final<|message|>", f"{NEXT}{CALL.partition('<|message|>')[0]}"])
 @pytest.mark.parametrize("names", [(), NAMES])
-def test_nothing_is_told_of_a_header_within_which_the_answer_ends(header: str, names: Any) -> None:
+def test_incomplete_header_at_the_end_is_not_returned(header: str, names: Any) -> None:
     ends = [header[: found.end()] for found in re.finditer(r"<\|\w+\|>|\w+|[ =]", header)]
     assert len(ends) > 4
     for end in ends:
@@ -138,11 +138,11 @@ def test_an_answer_may_begin_within_reasoning() -> None:
     assert parse_all(f"so<|end|>{NEXT}{FINAL}", inside=True) == [Reasoning("so"), Content("2 + 2 = 4.")]
 
 
-def test_reasoning_content_and_arguments_come_while_they_are_written() -> None:
-    told = stream(parser("harmony", reasoning=HARMONY), [ANALYSIS[:40], ANALYSIS[40:], NEXT, CALL[:90], CALL[90:]])
-    assert told[0] == [Reasoning(THOUGHT[:10])]
-    assert told[1] == [Reasoning(THOUGHT[10:])]
-    assert told[3] == [ToolCallStart(0, "0", "get_weather"), ToolCallArguments(0, ARGUMENTS[: 90 - len(CALL) + 36])]
+def test_reasoning_content_and_arguments_are_streamed() -> None:
+    streamed = stream(parser("harmony", reasoning=HARMONY), [ANALYSIS[:40], ANALYSIS[40:], NEXT, CALL[:90], CALL[90:]])
+    assert streamed[0] == [Reasoning(THOUGHT[:10])]
+    assert streamed[1] == [Reasoning(THOUGHT[10:])]
+    assert streamed[3] == [ToolCallStart(0, "0", "get_weather"), ToolCallArguments(0, ARGUMENTS[: 90 - len(CALL) + 36])]
 
 
 def test_cuts_change_nothing() -> None:
@@ -154,7 +154,7 @@ def test_cuts_change_nothing() -> None:
     assert_cuts_change_nothing(short, "harmony", reasoning=HARMONY, pairs=True)
 
 
-def test_what_is_written_is_read() -> None:
+def test_written_calls_are_parsed_back() -> None:
     calls = [Call("now", {}), Call("get_weather", {"city": "<|channel|>", "n": [1]})]
     parts = parse_all(TOOL_FORMATS["harmony"].write_calls(calls))
     assert parts == call(0, "now", "{}") + call(1, "get_weather", '{"city": "<|channel|>", "n": [1]}')
@@ -204,7 +204,7 @@ def test_a_format_binds_the_final_message() -> None:
     assert fits(one_of_both, "<|channel|>commentary to=functions.now <|constrain|>json<|message|>{}")
 
 
-def test_markers_that_are_tokens_reach_the_parser_and_bind_the_answer(tmp_path: Path) -> None:
+def test_markers_that_are_tokens_are_parsed_and_constrained(tmp_path: Path) -> None:
     tokenizer, content = tokenizer_with(DEMO / "tokenizer.json", dict.fromkeys(MARKERS, True))
     (tmp_path / "tokenizer.json").write_text(json.dumps(content), encoding="utf-8")
     model = ModelTokenizer(tmp_path)

@@ -19,7 +19,7 @@ JSON = st.recursive(
 
 @untimed
 @given(JSON, st.sampled_from([None, 2]), st.booleans())
-def test_what_python_writes_is_json(value: Any, indent: int | None, ascii_only: bool) -> None:
+def test_json_written_by_python_is_valid(value: Any, indent: int | None, ascii_only: bool) -> None:
     assert is_json(json.dumps(value, indent=indent, ensure_ascii=ascii_only))
 
 
@@ -37,7 +37,7 @@ def test_json_is_what_python_reads(text: str) -> None:
 @pytest.mark.parametrize(
     "text", ["NaN", "-Infinity", '"\t"', "[1,]", '{"a":1,}', "01", "1.", "{'a': 1}", "tru", '"\\x"']
 )
-def test_python_s_extensions_are_not_json(text: str) -> None:
+def test_pythons_extensions_are_not_json(text: str) -> None:
     assert not is_json(text)
 
 

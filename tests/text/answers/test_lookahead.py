@@ -1,4 +1,4 @@
-"""The text of an answer for readers that are written as generators."""
+"""The text of an answer for parsers written as generators."""
 
 import re
 
@@ -10,7 +10,7 @@ LETTERS = re.compile("[a-z]*")
 
 
 def found(reader: Reader[T]) -> T:
-    """What a reader returns that needs no more text."""
+    """The result of a parser that needs no more text."""
     with pytest.raises(StopIteration) as end:
         next(reader)
     value: T = end.value.value
@@ -18,7 +18,7 @@ def found(reader: Reader[T]) -> T:
 
 
 def waits(reader: Reader[object]) -> bool:
-    """Whether a reader wants more text."""
+    """Whether a parser needs more text."""
     return next(reader, "found something") is None
 
 
@@ -40,7 +40,7 @@ def test_a_literal_is_waited_for_as_long_as_it_can_come() -> None:
 
 
 @pytest.mark.parametrize(("come", "ended"), [("<tx", False), ("<to", True), ("", True)])
-def test_a_literal_that_cannot_come_any_more_leaves_the_place_as_it_was(come: str, ended: bool) -> None:
+def test_impossible_literal_leaves_the_position_unchanged(come: str, ended: bool) -> None:
     text = text_of(come, ended=ended)
     assert found(text.take("<tool>")) is False
     assert text.at == 0

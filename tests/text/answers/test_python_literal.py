@@ -1,4 +1,4 @@
-"""Python literals in a text, and the JSON that they mean."""
+"""Python literals in a text, and their JSON equivalents."""
 
 import json
 from typing import Any
@@ -40,7 +40,7 @@ def test_brackets_and_strings_hide_commas_and_parentheses(literal: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["[1, 2", "'a", "'a\nb')", "1]", "", "x"])
-def test_what_is_cut_or_not_closed_is_no_literal(text: str) -> None:
+def test_incomplete_literal_is_not_read(text: str) -> None:
     assert read(text) is None
 
 
@@ -66,5 +66,5 @@ def test_literals_mean_json(literal: str, value: Any) -> None:
 @pytest.mark.parametrize(
     "literal", ["", "x", "f()", "{1, 2}", "b'a'", "1j", "...", "f'{x}'", "1 + 'a'", "'a", "-" * 10_000 + "1"]
 )
-def test_what_json_has_nothing_like_is_refused(literal: str) -> None:
+def test_literal_without_a_json_equivalent_is_refused(literal: str) -> None:
     assert to_json(literal) is None

@@ -1,4 +1,4 @@
-"""How models mark what they think before they answer."""
+"""How models mark their reasoning."""
 
 import pytest
 
@@ -16,7 +16,7 @@ def parse(text: str, form: ReasoningFormat | None = THINK, *, inside: bool = Fal
 
 
 @pytest.mark.parametrize("form", [THINK, MISTRAL_THINK])
-def test_reasoning_is_told_from_the_answer_and_the_newlines_between_are_neither(form: ReasoningFormat) -> None:
+def test_reasoning_is_separated_from_the_answer_and_newlines(form: ReasoningFormat) -> None:
     text = f"{form.opening}\nTwo lines\n\nof <thought> [so]\n{form.closing}\n\nAn answer.\n"
     assert parse(text, form) == [Reasoning("Two lines\n\nof <thought> [so]"), Content("An answer.\n")]
 
@@ -47,14 +47,14 @@ def test_markers_are_content_where_the_model_has_no_reasoning() -> None:
     assert parse("<think>so</think>yes", None) == [Content("<think>so</think>yes")]
 
 
-def test_reasoning_comes_while_it_is_thought() -> None:
+def test_reasoning_is_streamed() -> None:
     pieces = ["<th", "ink>", "\n", "I ", "see", " </", "b>", "\n", "</think>", "\n", "\n", "Yes"]
-    told = stream(parser(None, (), reasoning=THINK), pieces)
-    assert told[3:7] == [[Reasoning("I ")], [Reasoning("see")], [Reasoning(" ")], [Reasoning("</b>")]]
-    assert told[7:] == [[], [], [], [], [Content("Yes")], []]
+    streamed = stream(parser(None, (), reasoning=THINK), pieces)
+    assert streamed[3:7] == [[Reasoning("I ")], [Reasoning("see")], [Reasoning(" ")], [Reasoning("</b>")]]
+    assert streamed[7:] == [[], [], [], [], [Content("Yes")], []]
 
 
-def test_calls_that_are_only_thought_of_are_reasoning() -> None:
+def test_calls_within_reasoning_are_reasoning() -> None:
     call = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
     parts = merged(stream(parser("hermes", reasoning=THINK), [f"<think>{call}</think>{call}"]))
     assert parts[:2] == [Reasoning(call), ToolCallStart(0, "0", "now")]
@@ -69,11 +69,11 @@ def test_calls_that_are_only_thought_of_are_reasoning() -> None:
         ("{{ message.content }}<|end|>", None),
     ],
 )
-def test_a_chat_template_tells_the_format(template: str, form: ReasoningFormat | None) -> None:
+def test_chat_template_determines_the_format(template: str, form: ReasoningFormat | None) -> None:
     assert detect_reasoning(template) is form
 
 
-def test_a_prompt_tells_whether_the_answer_begins_inside() -> None:
+def test_prompt_determines_whether_the_answer_starts_inside() -> None:
     assert THINK.begins_inside("<|im_start|>assistant\n<think>\n")
     assert not THINK.begins_inside("<|im_start|>assistant\n<think>\n\n</think>\n\n")
     assert not THINK.begins_inside("Write <think> and stop<|im_start|>assistant\n")

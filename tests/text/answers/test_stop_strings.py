@@ -1,4 +1,4 @@
-"""Stop strings end an answer, wherever its pieces begin and end."""
+"""Stop strings end an answer, however it is divided."""
 
 from typing import SupportsIndex
 
@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 
 from genai_server.text.answers.answer_text import StopStrings
 
-# Few letters, so that strings begin and overlap often.
+# Few letters, so that strings often start and overlap.
 TEXTS = st.text("ab\n", max_size=30)
 STOPS = st.lists(st.text("ab\n", min_size=1, max_size=5), max_size=4)
 
 
 def shown(strings: list[str], pieces: list[str]) -> tuple[str, str | None]:
-    """All that is shown of an answer, and the stop string that ended it."""
+    """The shown text of an answer, and the stop string that ended it."""
     stop = StopStrings(strings)
     text = ""
     for piece in pieces:
@@ -28,7 +28,7 @@ def shown(strings: list[str], pieces: list[str]) -> tuple[str, str | None]:
 
 
 def expected(strings: list[str], text: str) -> tuple[str, str | None]:
-    """The same by trying each begin of the text in turn."""
+    """The same by trying each position of the text in turn."""
     for end in range(len(text) + 1):
         complete = [string for string in strings if text[:end].endswith(string)]
         if complete:
@@ -38,16 +38,14 @@ def expected(strings: list[str], text: str) -> tuple[str, str | None]:
 
 
 @given(TEXTS, STOPS, st.data())
-def test_however_a_text_is_cut_it_ends_at_the_stop_string_that_is_complete_first(
-    text: str, strings: list[str], data: st.DataObject
-) -> None:
+def test_text_ends_at_the_first_complete_stop_string(text: str, strings: list[str], data: st.DataObject) -> None:
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)))))
     pieces = [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
     assert shown(strings, pieces) == expected(strings, text)
 
 
 @given(TEXTS, STOPS)
-def test_nothing_is_held_back_but_what_may_become_a_stop_string(text: str, strings: list[str]) -> None:
+def test_only_possible_stop_strings_are_held_back(text: str, strings: list[str]) -> None:
     stop = StopStrings(strings)
     seen = "".join(stop.feed(character)[0] for character in text)
     if stop.found is None:
@@ -69,11 +67,11 @@ def test_nothing_is_held_back_but_what_may_become_a_stop_string(text: str, strin
         ([], ["all", " of it"], "all of it", None),
     ],
 )
-def test_what_is_shown(strings: list[str], pieces: list[str], text: str, found: str | None) -> None:
+def test_text_shown_ends_before_a_stop(strings: list[str], pieces: list[str], text: str, found: str | None) -> None:
     assert shown(strings, pieces) == (text, found)
 
 
-def test_a_text_that_nearly_matches_a_long_string_over_and_over_takes_no_longer_than_any_other() -> None:
+def test_repeated_near_match_takes_linear_time() -> None:
     steps = 0
 
     class Counted(str):

@@ -29,9 +29,9 @@ def test_gbnf_becomes_a_grammar_that_compiles() -> None:
 @pytest.mark.parametrize(
     ("source", "words"),
     [
-        ('root ::= "a', "not a grammar of GBNF"),
+        ('root ::= "a', "not a valid GBNF grammar"),
         ("root ::= nowhere", "'nowhere' not found"),
-        ("root ::= [", "not a grammar of GBNF"),
+        ("root ::= [", "not a valid GBNF grammar"),
         ("root ::= " + "(" * 5000 + '"a"' + ")" * 5000, "nested too deeply"),
         (
             "root ::= " + '"a" ' * MAX_LENGTH,

@@ -1,4 +1,4 @@
-"""Grammars of Lark for texts within JSON strings, followed by llguidance."""
+"""Lark grammars for texts within JSON strings, followed by llguidance."""
 
 import json
 
@@ -25,8 +25,8 @@ def _allows(source: str, text: str) -> bool:
     built = grammar.arguments(schema, param="tools")
     validate(built, param="tools")
     matcher = LLMatcher(byte_tokenizer(), built)
-    told = json.dumps({"input": text}, ensure_ascii=False).encode()
-    return matcher.try_consume_tokens(list(told)) == len(told) and matcher.is_accepting()
+    answer = json.dumps({"input": text}, ensure_ascii=False).encode()
+    return matcher.try_consume_tokens(list(answer)) == len(answer) and matcher.is_accepting()
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_a_text_fits_within_json_as_it_does_alone(source: str, fits: list[str], 
         'start: "\\q"',
     ],
 )
-def test_what_cannot_be_quoted_is_named(source: str) -> None:
+def test_unsupported_lark_construct_is_named(source: str) -> None:
     with pytest.raises(InvalidField) as refused:
         in_json(source, param="tools")
     assert refused.value.param == "tools"

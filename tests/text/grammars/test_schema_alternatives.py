@@ -23,7 +23,7 @@ def kind(*values: str, required: bool = True) -> dict[str, Any]:
         [{"type": "object"}, {"type": "array"}],
     ],
 )
-def test_schemas_that_differ_in_types_values_or_a_required_property_exclude_each_other(branches: list[Any]) -> None:
+def test_branches_with_different_types_or_values_are_disjoint(branches: list[Any]) -> None:
     assert are_disjoint(branches, {"$defs": {"a": kind("a")}})
 
 
@@ -43,5 +43,5 @@ def test_schemas_that_differ_in_types_values_or_a_required_property_exclude_each
         [True, {"type": "null"}],
     ],
 )
-def test_others_are_not_said_to(branches: list[Any]) -> None:
+def test_other_branches_are_not_called_disjoint(branches: list[Any]) -> None:
     assert not are_disjoint(branches, {"$defs": {"loop": {"$ref": "#/$defs/loop"}}})

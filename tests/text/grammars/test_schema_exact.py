@@ -1,5 +1,6 @@
-"""What a schema's answers may be, where the library alone would allow more than the schema does."""
+"""The answers that a schema allows, where the library alone would allow more."""
 
+import re
 import subprocess
 import sys
 from typing import Any
@@ -27,7 +28,7 @@ def test_no_answer_drawn_at_random_breaks_its_schema() -> None:
         [*command, "--processes", "1"], cwd=ROOT, env=clean_environment(), capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
-    assert "answers that break their schema  0" in done.stdout
+    assert re.search("answers that break their schema +0\n", done.stdout)
 
 
 def test_a_key_cannot_pass_for_another_by_escapes() -> None:
@@ -41,31 +42,31 @@ def test_a_key_cannot_pass_for_another_by_escapes() -> None:
     assert not fits(forced, call)
 
 
-def test_control_characters_are_taken_where_no_key_can_pass_for_another() -> None:
+def test_control_characters_are_accepted_except_in_keys() -> None:
     assert fits(taken({"enum": ["\x01", "\x7f"]}), '"\\u0001"')
     with pytest.raises(InvalidField, match="control characters"):
         taken({"type": "object", "properties": {"a": {"const": "\x01"}}})
 
 
-def test_as_many_keys_as_are_wanted_are_refused_where_they_could_be_one() -> None:
+def test_min_properties_are_refused_if_keys_could_coincide() -> None:
     with pytest.raises(InvalidField, match="minProperties .*: 1; given 2"):
         taken({"type": "object", "minProperties": 2})
     taken({"type": "object", "minProperties": 2, "properties": {"a": {}}, "required": ["a"]})
     taken({"type": "object", "minProperties": 1})
 
 
-def test_keywords_of_two_drafts_for_the_items_of_an_array_are_refused() -> None:
+def test_array_keywords_of_two_drafts_are_refused() -> None:
     with pytest.raises(InvalidField, match="prefixItems and additionalItems"):
         taken({"type": "array", "prefixItems": [{"type": "integer"}], "additionalItems": False})
 
 
-def test_what_is_no_schema_cannot_be_referred_to_as_one() -> None:
+def test_reference_to_a_value_that_is_not_a_schema_is_refused() -> None:
     with pytest.raises(InvalidField, match="refers to no schema"):
         taken({"$ref": "#/enum/0", "enum": [{"minimum": 5}]})
     assert fits(taken({"$ref": "#/components/schemas/A", "components": {"schemas": {"A": {"const": 1}}}}), "1")
 
 
-def test_annotations_in_any_script_and_names_that_say_nothing_do_not_matter() -> None:
+def test_annotations_and_names_may_have_any_characters() -> None:
     said = {"title": "Größe", "description": "é 漢字", "default": "ü", "examples": ["ß"], "$comment": "ñ"}
     city = {"type": "string", "enum": ["Köln", "東京"], **said}
     schema = {**said, "type": "object", "properties": {"Straße": city}, "propertyNames": {"type": "string"}}
@@ -76,7 +77,7 @@ def test_annotations_in_any_script_and_names_that_say_nothing_do_not_matter() ->
     assert not fits(forced, '<tool_call>\n{"name": "f", "arguments": {"Straße": "Bonn"}}\n</tool_call>')
 
 
-def test_properties_and_dependencies_may_be_named_as_annotations_are() -> None:
+def test_properties_may_be_named_like_annotations() -> None:
     built = taken({"type": "object", "properties": {"title": {"type": "integer"}}, "required": ["title"]})
     assert fits(built, '{"title": 1}')
     assert not fits(built, '{"title": "x"}')
@@ -91,7 +92,7 @@ def test_names_that_are_keywords_are_names() -> None:
 
 
 INT64 = {"minimum": -9223372036854775808, "maximum": 9223372036854775807}
-# As pydantic, zod 4, zod-to-json-schema, schemars and Java's generators (victools, Jackson) write them.
+# The forms of pydantic, zod 4, zod-to-json-schema, schemars and Java's generators (victools, Jackson).
 WRITTEN: dict[str, tuple[dict[str, Any], str]] = {
     "pydantic": (
         {

@@ -1,4 +1,4 @@
-"""Formats of schemas, where the library alone would allow what is none."""
+"""Formats of schemas, where the library alone would allow invalid values."""
 
 import json
 
@@ -32,11 +32,11 @@ LONG = "a" * 64
         ),
     ],
 )
-@pytest.mark.parametrize("beside", [{}, {"pattern": "[A-Za-z0-9]$"}, {"allOf": [{"minLength": 1}]}, {"maxLength": 200}])
+@pytest.mark.parametrize("more", [{}, {"pattern": "[A-Za-z0-9]$"}, {"allOf": [{"minLength": 1}]}, {"maxLength": 200}])
 def test_a_format_is_what_its_standard_says(
-    format: str, good: list[str], bad: list[str], beside: dict[str, object]
+    format: str, good: list[str], bad: list[str], more: dict[str, object]
 ) -> None:
-    built = grammar.json_schema({"type": ["string", "null"], "format": format, **beside})
+    built = grammar.json_schema({"type": ["string", "null"], "format": format, **more})
     validate(built, param="response_format")
     assert [text for text in good if not fits(built, json.dumps(text))] == []
     assert [text for text in bad if fits(built, json.dumps(text))] == []
@@ -44,7 +44,7 @@ def test_a_format_is_what_its_standard_says(
 
 
 @pytest.mark.parametrize("format", ["email", "hostname"])
-def test_a_format_is_taken_beside_a_pattern(format: str) -> None:
+def test_format_is_followed_together_with_a_pattern(format: str) -> None:
     built = grammar.json_schema({"type": "string", "format": format, "pattern": "example\\.com$"})
     validate(built, param="response_format")
     name = "a@example.com" if format == "email" else "example.com"

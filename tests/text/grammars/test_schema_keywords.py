@@ -1,4 +1,4 @@
-"""Keywords that are written in another way for the compiler, and those that are refused."""
+"""Keywords that are rewritten for the compiler, and those that are refused."""
 
 from typing import Any
 
@@ -28,9 +28,9 @@ def taken(schema: dict[str, Any]) -> str:
         ("uniqueItems", True),
     ],
 )
-def test_a_keyword_that_no_grammar_follows_is_refused_by_its_name(keyword: str, value: Any) -> None:
+def test_unsupported_keyword_is_refused_by_name(keyword: str, value: Any) -> None:
     schema = {keyword: value, "then": {"required": ["b"]}}
-    with pytest.raises(InvalidField, match=f"must do without the keyword {keyword}, which"):
+    with pytest.raises(InvalidField, match=f"must not use the keyword {keyword}, which"):
         grammar.json_schema({"properties": {"x": schema}})
 
 
@@ -46,7 +46,7 @@ def test_a_keyword_that_no_grammar_follows_is_refused_by_its_name(keyword: str, 
     ],
     ids=lambda schema: next(iter(schema)),
 )
-def test_what_restricts_nothing_is_taken(schema: dict[str, Any]) -> None:
+def test_keywords_that_restrict_nothing_are_accepted(schema: dict[str, Any]) -> None:
     assert fits(taken({"type": "object", "properties": {"x": schema}}), '{"x": 1}')
 
 
@@ -57,12 +57,12 @@ def test_what_restricts_nothing_is_taken(schema: dict[str, Any]) -> None:
         ({"type": ["string", {}]}, "type must be one of"),
         ({"required": True}, 'required must be a list of keys; given "True"'),
         ({"format": "password", "type": "string"}, 'format must be one of date, .*; given "password"'),
-        ({"dependencies": {"a": {"required": ["b"]}}}, "lists of keys only"),
+        ({"dependencies": {"a": {"required": ["b"]}}}, "only have lists of keys"),
         ({"dependentRequired": {str(n): ["a"] for n in range(5)}}, r"at most 4 keys .* given 5"),
         ({"oneOf": [{"type": "object"}, {"required": ["a"]}]}, "oneOf must differ"),
     ],
 )
-def test_what_is_refused_names_what_is_possible(schema: dict[str, Any], words: str) -> None:
+def test_refusal_names_what_is_possible(schema: dict[str, Any], words: str) -> None:
     with pytest.raises(InvalidField, match=words):
         grammar.json_schema(schema)
 

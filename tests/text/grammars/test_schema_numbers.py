@@ -1,4 +1,4 @@
-"""Numbers of schemas: held exactly, or refused with the field, the limit and the value."""
+"""Numbers of schemas: followed exactly, or refused with the field, the limit and the value."""
 
 from typing import Any
 
@@ -40,7 +40,7 @@ def taken(schema: dict[str, Any]) -> str:
     ],
 )
 @pytest.mark.parametrize("within", ["alone", "a property", "a list"])
-def test_what_cannot_be_held_is_refused(schema: dict[str, Any], words: str, within: str) -> None:
+def test_number_beyond_the_limits_is_refused(schema: dict[str, Any], words: str, within: str) -> None:
     around = {"alone": schema, "a property": {"properties": {"a": schema}}, "a list": {"anyOf": [schema]}}
     with pytest.raises(InvalidField, match=f"^response_format: {words}") as caught:
         grammar.json_schema(around[within])

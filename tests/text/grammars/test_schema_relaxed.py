@@ -1,6 +1,7 @@
-"""What is left of schemas that cannot be followed as a whole."""
+"""The relaxed form of schemas that cannot be followed completely."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -27,7 +28,7 @@ def test_a_schema_that_can_be_followed_stays_as_it_is() -> None:
     assert relaxed(schema) == (schema, [])
 
 
-def test_keywords_are_left_out_where_they_stand_and_all_others_hold() -> None:
+def test_unsupported_keywords_are_dropped_and_all_others_hold() -> None:
     built, left_out = followed(
         {
             "type": "object",
@@ -65,7 +66,7 @@ def test_keys_of_patterns_that_are_left_out_are_allowed() -> None:
     assert fits(built, '{"b": 1}')
 
 
-def test_where_nothing_less_helps_any_value_of_the_type_is_taken() -> None:
+def test_type_alone_is_enforced_if_nothing_else_compiles() -> None:
     many: dict[str, Any] = {"type": "object", "properties": {str(number): {} for number in range(1_001)}}
     built, left_out = followed(many)
     assert left_out == [EVERYTHING]
@@ -73,7 +74,7 @@ def test_where_nothing_less_helps_any_value_of_the_type_is_taken() -> None:
     assert not fits(built, "1")
 
 
-def test_what_is_no_schema_is_refused() -> None:
+def test_invalid_schema_is_refused() -> None:
     with pytest.raises(InvalidField, match="type must be one of"):
         relaxed({"properties": {"a": {"type": "text"}}})
     deep: dict[str, Any] = {}
@@ -83,7 +84,7 @@ def test_what_is_no_schema_is_refused() -> None:
         relaxed(deep)
 
 
-def test_the_schemas_of_a_folder_are_checked_with_what_is_left_of_them(tmp_path: Path) -> None:
+def test_schemas_of_a_folder_are_checked_with_their_relaxed_form(tmp_path: Path) -> None:
     whole = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
     schemas = {"whole": whole, "part": {**whole, "not": {"required": ["b"]}}, "none": {"type": "any"}}
     for name, schema in schemas.items():
@@ -93,5 +94,5 @@ def test_the_schemas_of_a_folder_are_checked_with_what_is_left_of_them(tmp_path:
         [*command, "--seed", "1", "--processes", "1"], cwd=ROOT, env=clean_environment(), capture_output=True, text=True
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    for line in ("taken                            2 (66.7 %)", "1 × type must be one of", "1 × without not"):
-        assert line in done.stdout
+    for line in (r"taken +2 \(66\.7 %\)", "1 × type must be one of", "1 × without not"):
+        assert re.search(line, done.stdout)

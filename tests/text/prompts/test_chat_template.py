@@ -1,4 +1,4 @@
-"""Chat templates render as Hugging Face's `apply_chat_template` does, and cannot do harm."""
+"""Chat templates render like Hugging Face's `apply_chat_template`, and cannot do harm."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ def test_lines_that_hold_only_a_block_leave_no_trace() -> None:
     assert _render(source) == "user: Hello\nend"
 
 
-def test_a_loop_can_be_left_and_gone_on_with() -> None:
+def test_loop_supports_break_and_continue() -> None:
     source = (
         "{% for n in range(9) %}{% if n == 1 %}{% continue %}{% endif %}{% if n == 3 %}{% break %}{% endif %}{{ n }}"
     )
@@ -56,11 +56,11 @@ def test_json_can_be_in_ascii_and_sorted() -> None:
     assert _render(source, [{"b": "é🦜", "a": 1}]) == r'{"a":1,"b":"\u00e9\ud83e\udd9c"}'
 
 
-def test_the_marks_of_assistant_text_for_training_are_passed_over() -> None:
+def test_generation_markers_for_training_are_ignored() -> None:
     assert _render("{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}") == "Hello"
 
 
-# what users write stays text
+# user text stays text
 
 
 @pytest.mark.parametrize("content", ["{{ 7 * 7 }}", "{% raw %}", "<b>&amp;</b>", "line\r\nline\n", ""])
@@ -96,29 +96,29 @@ def test_a_template_can_refuse_messages_with_a_reason() -> None:
         "loops for long",
     ],
 )
-def test_what_a_template_may_not_do_refuses_the_messages(source: str) -> None:
+def test_invalid_operation_of_a_template_refuses_the_messages(source: str) -> None:
     with pytest.raises(InvalidField):
         _render(source)
 
 
-def test_a_template_that_is_not_jinja_is_the_model_directorys_fault() -> None:
+def test_invalid_template_is_an_error_of_the_model_directory() -> None:
     with pytest.raises(ModelDirectoryError, match="chat template is not valid"):
         ChatTemplate("{% if %}", {})
 
 
-def test_a_text_added_to_something_else_is_the_callers_to_mend() -> None:
+def test_text_added_to_another_type_raises_a_type_error() -> None:
     with pytest.raises(TypeError):
         _render("{{ 'a' + messages[0].content }}", [{"content": None}])
 
 
 def test_a_text_that_grows_too_long_is_refused_while_it_is_made() -> None:
     template = ChatTemplate("{% for n in range(100000) %}{{ messages[0].content }}{% endfor %}", max_characters=99)
-    with pytest.raises(InvalidField, match="they make a prompt of more than 99 characters"):
+    with pytest.raises(InvalidField, match="the prompt has more than 99 characters"):
         template.render({"messages": HELLO})
     assert len(ChatTemplate("{{ 'x' * 99 }}", max_characters=99).render({})) == 99
 
 
-# what a template says of itself
+# properties of a template
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_a_text_that_grows_too_long_is_refused_while_it_is_made() -> None:
         ("{% set ns = namespace(a=1) %}{% set ns.a = b %}{{ raise_exception(strftime_now('%Y')) }}", {"b"}),
     ],
 )
-def test_what_a_template_takes_from_outside_is_known(source: str, variables: set[str]) -> None:
+def test_external_variables_of_a_template_are_known(source: str, variables: set[str]) -> None:
     assert ChatTemplate(source, {"bos_token": "<s>"}).variables == variables
 
 
@@ -153,7 +153,7 @@ def test_a_template_mentions_what_stands_in_it() -> None:
 # the scripted runner's
 
 
-def test_the_scripted_template_gives_each_message_a_line_and_marks_the_end() -> None:
+def test_scripted_template_writes_a_line_per_message_and_an_end() -> None:
     assert _render(SCRIPTED_TEMPLATE, [*HELLO, {"role": "user", "content": "count 3"}]) == "Hello\ncount 3\n\x04"
 
 
@@ -166,6 +166,6 @@ def test_the_scripted_template_gives_each_message_a_line_and_marks_the_end() -> 
         ("{{ messages }} tools {# tools #}", False, False),
     ],
 )
-def test_a_template_tells_where_it_looks_for_tools(source: str, takes: bool, of_messages: bool) -> None:
+def test_template_shows_where_it_reads_tools(source: str, takes: bool, of_messages: bool) -> None:
     template = ChatTemplate(source)
     assert (template.takes_tools, template.reads_tools_of_messages) == (takes, of_messages)

@@ -1,4 +1,4 @@
-"""Messages as chat templates want them."""
+"""Messages in the forms that chat templates need."""
 
 from typing import Any
 
@@ -29,20 +29,20 @@ def test_plain_messages_have_one_form_and_keep_all_their_fields() -> None:
     assert _forms(*messages) == [messages]
 
 
-def test_arguments_become_objects_and_are_texts_for_templates_that_want_those() -> None:
+def test_arguments_are_objects_or_texts_as_the_template_needs() -> None:
     forms = _forms({**_call('{"a": [1, "é"]}'), "content": "x"})
     assert [form[0]["tool_calls"][0]["function"]["arguments"] for form in forms] == [{"a": [1, "é"]}, '{"a": [1, "é"]}']
     assert forms[0][0]["tool_calls"][0]["id"] == "c1"
 
 
-def test_no_content_is_none_and_an_empty_text_for_templates_that_want_one() -> None:
+def test_missing_content_is_null_or_empty_as_the_template_needs() -> None:
     forms = _forms(_call("{}"))
     contents = [(form[0]["content"], form[0]["tool_calls"][0]["function"]["arguments"]) for form in forms]
     assert contents == [(None, {}), (None, "{}"), ("", {}), ("", "{}")]
     assert _forms({"role": "assistant"})[0] == [{"role": "assistant", "content": None}]
 
 
-def test_arguments_may_be_objects_already_and_none_at_all_are_an_empty_one() -> None:
+def test_object_and_empty_arguments_are_accepted() -> None:
     assert _forms({**_call({"a": 1}), "content": "x"})[0][0]["tool_calls"][0]["function"]["arguments"] == {"a": 1}
     assert _forms(_call(""))[0][0]["tool_calls"][0]["function"]["arguments"] == {}
 
@@ -55,7 +55,7 @@ def test_arguments_may_be_objects_already_and_none_at_all_are_an_empty_one() -> 
         ("[" * 100_000, "must be JSON: "),
     ],
 )
-def test_arguments_that_are_no_json_object_are_refused_by_their_place(arguments: str, reason: str) -> None:
+def test_arguments_that_are_not_a_json_object_are_refused(arguments: str, reason: str) -> None:
     with pytest.raises(InvalidField, match=reason) as caught:
         _forms({"role": "user", "content": "x"}, _call(arguments))
     assert caught.value.param == "messages[1].tool_calls[0].function.arguments"
@@ -67,7 +67,7 @@ def test_calls_of_another_kind_stay_as_they_are() -> None:
     assert _forms(*messages) == [messages]
 
 
-def test_fields_that_are_null_or_empty_lists_are_left_out_for_templates_ask_whether_they_are_there() -> None:
+def test_null_and_empty_fields_are_left_out_for_templates() -> None:
     message: dict[str, Any] = {"role": "assistant", "content": "x", "name": None, "tool_calls": [], "refusal": None}
     assert _forms(message) == [[{"role": "assistant", "content": "x"}]]
 
@@ -78,7 +78,7 @@ def test_a_content_in_parts_becomes_one_text() -> None:
 
 
 @pytest.mark.parametrize("part", [{"type": "image_url"}, {"type": "text"}, {"type": "text", "text": 1}, "text"])
-def test_a_part_that_is_no_text_is_refused_by_its_place(part: Any) -> None:
+def test_part_that_is_not_text_is_refused_by_its_place(part: Any) -> None:
     with pytest.raises(InvalidField) as caught:
         _forms({"role": "user", "content": [{"type": "text", "text": "x"}, part]})
     assert caught.value.param == "messages[0].content[1]"

@@ -1,6 +1,6 @@
-"""Conversations with calls and results go through the chat templates of newer families.
+"""Conversations with calls and results in the chat templates of newer families.
 
-The templates are short ones that read the messages in the way of the families' own and write the same markers.
+The templates are short, but read messages like the families' own and write the same markers.
 """
 
 from typing import Any
@@ -38,7 +38,7 @@ TEMPLATES = {
         + "{{ v | tojson if v is not string else v }}</parameter>\n{% endfor %}</invoke>\n{% endfor %}"
         + "</minimax:tool_call>{% else %}{{ m.content }}{% endif %}{% endfor %}{% if tools %}{% endif %}"
     ),
-    # These add arguments, and a content that may be None, to texts.
+    # These templates add arguments, and a content that may be None, to strings.
     "deepseek_v3": (
         EACH
         + "{{ '<｜tool▁output▁begin｜>' + m.content }}{% elif m.tool_calls %}{{ m.content + '<｜tool▁calls▁begin｜>' }}"
@@ -60,7 +60,7 @@ TEMPLATES = {
         + "<|tool_call_argument_begin|>{{ c.function.arguments | tojson }}<|tool_call_end|>{% endfor %}"
         + "<|tool_calls_section_end|>{% else %}{{ m.content }}{% endif %}{% endfor %}{% if tools %}{% endif %}"
     ),
-    # It knows no calls.
+    # It does not support calls.
     "granite": (
         "{% for m in messages %}{{ '<|start_of_role|>' + m['role'] + '<|end_of_role|>' + m['content'] }}{% endfor %}"
         "{% if tools %}respond only with <|tool_call|> followed by a JSON list{% endif %}"
@@ -133,5 +133,5 @@ def test_a_call_and_its_result_go_through_the_template(form: str) -> None:
     assert _prompt(form) == RENDERED[form]
 
 
-def test_gpt_oss_has_a_content_in_place_of_reasoning_where_there_are_both() -> None:
+def test_gpt_oss_content_replaces_the_reasoning() -> None:
     assert _prompt("harmony", content="I look.") == RENDERED["harmony"].replace("Hm.", "I look.")

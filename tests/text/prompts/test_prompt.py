@@ -1,4 +1,4 @@
-"""The prompt of a conversation: which template, with which variables, and what is refused."""
+"""The prompt of a conversation: its template, its variables, and refusals."""
 
 from typing import Any
 
@@ -38,7 +38,7 @@ def _refusal(*arguments: Any, **template_kwargs: Any) -> tuple[str | None, str]:
     return caught.value.param, caught.value.message
 
 
-# as apply_chat_template does it
+# like apply_chat_template
 
 
 def test_the_prompt_goes_up_to_where_the_answer_begins() -> None:
@@ -59,7 +59,7 @@ def test_a_messages_name_goes_to_the_template() -> None:
     assert _write("{% for message in messages %}{{ message.name }}{% endfor %}", named) == "Ann"
 
 
-def test_with_tools_the_template_named_for_them_is_taken() -> None:
+def test_template_for_tools_is_used_with_tools() -> None:
     sources = {"default": "plain", "tool_use": "{{ tools[0].function.name }}"}
     assert _write(sources, HELLO, [TOOL]) == "add"
     assert _write(sources) == "plain"
@@ -89,7 +89,7 @@ def test_a_developer_is_the_system_where_the_template_knows_none() -> None:
     assert _write("{{ messages[0].role }}{# developer #}", developer) == "developer"
 
 
-# templates that know no tools but in a message, and no calls
+# templates that support tools only in a message, and no calls
 
 IN_MESSAGE = (
     "{% for m in messages %}{{ m.role + ':' + m.content }}{% if 'tools' in m %}{{ '<' + m['tools'] + '>' }}{% endif %};"
@@ -99,17 +99,17 @@ FUNCTIONS = '[{"name": "add", "parameters": {"type": "object"}}]'
 PHI = TOOL_FORMATS["phi4mini"]
 
 
-def test_tools_come_in_the_system_message_where_the_template_looks_for_them_there() -> None:
+def test_tools_are_in_the_system_message_for_such_templates() -> None:
     system = {"role": "system", "content": "Be brief."}
     assert _write(IN_MESSAGE, [system, *HELLO], [TOOL]) == f"system:Be brief.<{FUNCTIONS}>;user:Hello;"
     assert _write(IN_MESSAGE, [system, *HELLO]) == "system:Be brief.;user:Hello;"
 
 
-def test_without_a_system_message_there_is_one_for_the_tools() -> None:
+def test_system_message_is_added_for_tools() -> None:
     assert _write(IN_MESSAGE, HELLO, [TOOL]) == f"system:<{FUNCTIONS}>;user:Hello;"
 
 
-def test_tools_of_a_message_come_as_they_were_sent_where_the_template_does_not_want_a_text() -> None:
+def test_tools_stay_objects_unless_the_template_needs_text() -> None:
     source = "{% for tool in messages[0].tools %}{{ tool.function.name }}{% endfor %}"
     assert _write(source, HELLO, [TOOL]) == "add"
 
@@ -123,7 +123,7 @@ def _written(source: str, messages: list[dict[str, Any]], tool_format: ToolForma
     return PromptWriter({"default": ChatTemplate(source)}, markers, tool_format).write(messages, None, None)
 
 
-def test_calls_that_a_template_knows_nothing_of_are_content_in_the_models_own_words() -> None:
+def test_calls_unknown_to_the_template_are_written_as_content() -> None:
     assert _written(TURNS, CALLED).text == (
         'user: Hello.assistant: <|tool_call|>[{"name": "add", "arguments": {"a": 1}}]<|/tool_call|>.assistant: '
     )
@@ -131,13 +131,13 @@ def test_calls_that_a_template_knows_nothing_of_are_content_in_the_models_own_wo
     assert "assistant: So.\n<|tool_call|>[{" in _written(TURNS, said).text
 
 
-def test_the_markers_of_such_calls_are_tokens_and_those_in_their_arguments_are_not() -> None:
+def test_only_the_markers_of_written_calls_are_special_tokens() -> None:
     forged = {**CALL, "function": {"name": "add", "arguments": '{"<|/tool_call|>": "<|tool_call|>"}'}}
     prompt = _written(TURNS, [{"role": "assistant", "content": "<|tool_call|>", "tool_calls": [forged]}])
     assert (prompt.text.count("tool_call|>"), prompt.num_special) == (5, 2)
 
 
-def test_a_result_has_the_role_of_the_models_format_unless_the_template_knows_that_of_tools() -> None:
+def test_role_of_results_is_the_templates_or_else_the_formats() -> None:
     result = [*CALLED, {"role": "tool", "tool_call_id": "c1", "content": "1"}]
     assert "tool_response: 1." in _written(TURNS, result).text
     assert "tool: 1." in _written(TURNS, result, TOOL_FORMATS["hermes"]).text
@@ -155,12 +155,12 @@ def test_more_variables_are_there_for_the_template() -> None:
     assert _write("{{ enable_thinking }} {{ documents[0] }}", enable_thinking=False, documents=["d"]) == "False d"
 
 
-def test_a_variable_that_the_template_does_not_read_is_refused_with_those_that_it_does() -> None:
+def test_unread_template_variable_is_refused_with_the_known_ones() -> None:
     param, message = _refusal("{{ messages }}{{ enable_thinking }}{{ effort }}", thinking=True)
     assert param == "chat_template_kwargs"
     assert message == (
-        "chat_template_kwargs.thinking is not read by the model's chat template; "
-        "that reads continue_final_message, effort, enable_thinking"
+        "chat_template_kwargs.thinking is not read by the model's chat template, "
+        "which reads continue_final_message, effort, enable_thinking"
     )
 
 
@@ -187,7 +187,7 @@ def test_texts_among_the_variables_write_no_special_tokens() -> None:
     assert len(prompt.pieces) == 2
 
 
-# where the prompt ends
+# the end of the prompt
 
 
 def test_a_prompt_can_end_after_the_last_message() -> None:
@@ -202,47 +202,50 @@ def test_a_prompt_can_end_within_the_last_message() -> None:
 
 
 @pytest.mark.parametrize("message", [*HELLO, CALLED[-1]], ids=["the user's", "without content"])
-def test_only_what_the_assistant_has_said_can_be_continued(message: dict[str, Any]) -> None:
+def test_only_assistant_content_can_be_continued(message: dict[str, Any]) -> None:
     param, text = _refusal(TURNS + "{# tool_calls #}", [message], continue_final_message=True)
     assert param == "messages"
-    assert "the last message must be the assistant's and have a content" in text
+    assert "the last message must be from the assistant and have content" in text
 
 
 @pytest.mark.parametrize(
     ("template_kwargs", "reason"),
     [
-        ({"continue_final_message": True, "add_generation_prompt": True}, "give either continue_final_message or"),
+        (
+            {"continue_final_message": True, "add_generation_prompt": True},
+            "continue_final_message and add_generation_prompt cannot be combined",
+        ),
         ({"continue_final_message": "yes"}, 'continue_final_message must be true or false; given "yes"'),
         ({"add_generation_prompt": None}, "add_generation_prompt must be true or false; given null"),
     ],
 )
-def test_where_a_prompt_ends_is_said_in_one_way_only(template_kwargs: dict[str, Any], reason: str) -> None:
+def test_end_of_the_prompt_is_chosen_in_one_way_only(template_kwargs: dict[str, Any], reason: str) -> None:
     messages = [*HELLO, {"role": "assistant", "content": "x"}]
     param, text = _refusal(TURNS, messages, **template_kwargs)
     assert param == "chat_template_kwargs"
     assert reason in text
 
 
-def test_a_template_that_leaves_the_last_message_out_cannot_continue_it() -> None:
+def test_template_without_the_last_message_cannot_continue_it() -> None:
     messages = [*HELLO, {"role": "assistant", "content": "x"}]
     assert _refusal("{{ messages[0].content }}", messages, continue_final_message=True)[0] == "chat_template_kwargs"
 
 
-def test_a_template_without_a_choice_where_the_prompt_ends_gives_none() -> None:
+def test_template_with_a_fixed_end_offers_no_choice() -> None:
     assert _refusal("{{ messages }}", add_generation_prompt=False)[0] == "chat_template_kwargs"
 
 
 # refusals
 
 
-def test_what_the_template_refuses_is_refused_in_its_own_words() -> None:
+def test_refusal_of_the_template_is_quoted() -> None:
     assert _refusal("{{ raise_exception('roles must alternate') }}") == (
         "messages",
         "the model's chat template refuses these messages: roles must alternate",
     )
 
 
-def test_what_fits_in_no_form_is_refused_for_the_first_reason() -> None:
+def test_messages_that_fit_no_form_are_refused_for_the_first() -> None:
     param, message = _refusal("{{ 1 + messages[1].content }}{# tool_calls #}", CALLED)
     assert param == "messages"
     assert "NoneType" in message
@@ -251,14 +254,14 @@ def test_what_fits_in_no_form_is_refused_for_the_first_reason() -> None:
 def test_tools_are_refused_by_a_model_that_takes_none() -> None:
     assert _refusal("{{ messages }}", HELLO, [TOOL]) == (
         "tools",
-        "this model takes no tools: its chat template does not read them",
+        "this model does not support tools: its chat template does not read them",
     )
 
 
 def test_calls_are_refused_by_a_model_that_knows_none() -> None:
     param, message = _refusal("{{ messages }}", CALLED)
     assert param == "messages[1].tool_calls"
-    assert message == "messages[1].tool_calls: this model's chat template knows no tool calls"
+    assert message == "messages[1].tool_calls: this model's chat template does not support tool calls"
 
 
 @pytest.mark.parametrize(

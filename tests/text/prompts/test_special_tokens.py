@@ -1,4 +1,4 @@
-"""Special tokens that a request writes stay text, whatever a template does with it."""
+"""Special tokens in a request stay text, whatever a template does with it."""
 
 from functools import cache
 from typing import Any
@@ -30,7 +30,7 @@ TEMPLATES = {
     "built from the longer": "[{{ messages[0].name }}]",
     "the role": "<|{{ messages[0].role }}|>{{ messages[0].content }}",
 }
-# What makes tokens, by itself and with others.
+# Texts that form tokens, alone and combined.
 PARTS = [
     "<|a|>",
     "<|A|>",
@@ -56,7 +56,7 @@ FORGED = st.lists(st.sampled_from(PARTS), max_size=8).map("".join)
 
 
 def special(pieces: list[str], tokens: list[str] = TOKENS) -> int:
-    """How many special tokens a tokenizer sees that takes the longest at each place."""
+    """The number of special tokens for a tokenizer that takes the longest match at each position."""
     count = 0
     for piece in pieces:
         place = 0
@@ -69,7 +69,7 @@ def special(pieces: list[str], tokens: list[str] = TOKENS) -> int:
 
 @cache
 def compiled(source: str) -> ChatTemplate:
-    """Compiling takes longer than all else in an example."""
+    """Cached, because compiling takes longer than the rest of an example."""
     return ChatTemplate(source)
 
 
@@ -106,14 +106,14 @@ def test_templates_make_special_tokens_of_roles() -> None:
     assert writer.write(messages("x", "n"), None, None) == Prompt(["<|ab|>x"], 1)
 
 
-def test_texts_in_lists_and_objects_are_covered_and_so_are_the_names_of_fields() -> None:
+def test_texts_and_field_names_in_containers_are_covered() -> None:
     guard = SpecialTokenGuard(["<s>"])
     covered = guard.cover({"a<s>": ["<s>", {"b": "<s>"}, 1, None, True]}, "tools")
     assert "<s>" not in str(covered)
     assert guard.uncover(str(covered)).text == "{'a<s>': ['<s>', {'b': '<s>'}, 1, None, True]}"
 
 
-def test_the_characters_that_are_covered_are_none_that_the_template_looks_for() -> None:
+def test_covering_characters_do_not_affect_template_conditions() -> None:
     source = "{{ '</think>' in messages[0].content }}{{ messages[0].content.startswith('[') }}<|end|>"
     writer = PromptWriter({"default": ChatTemplate(source)}, ["<|end|>"])
     assert writer.write(messages("[</think>|", "n"), None, None).text == "TrueTrue<|end|>"
@@ -126,13 +126,13 @@ def test_escapes_that_a_text_writes_out_stay_what_they_are() -> None:
     assert prompt.text == text + '"' + text.replace("\\", "\\\\") + '"'
 
 
-def test_without_special_tokens_nothing_is_changed() -> None:
+def test_nothing_is_changed_without_special_tokens() -> None:
     guard = SpecialTokenGuard([])
     assert guard.cover(["<s>", "[x]"], "x") == ["<s>", "[x]"]
     assert guard.plain("<s>[x]") == guard.uncover("<s>[x]") == Prompt(["<s>[x]"], 0)
 
 
-def test_tokens_that_have_no_character_in_common_are_told_apart_as_well() -> None:
+def test_tokens_without_a_common_character_are_distinguished() -> None:
     tokens = [chr(0x4E00 + n) + chr(0x5E00 + n) for n in range(300)]
     template = ChatTemplate(tokens[0] + "{{ messages[0].content }}")
     prompt = PromptWriter({"default": template}, tokens).write(messages("".join(tokens), "n"), None, None)
@@ -146,7 +146,7 @@ def test_half_a_character_is_refused(value: Any) -> None:
     assert caught.value.param == "tools"
 
 
-def test_what_is_nested_too_deeply_is_refused() -> None:
+def test_value_nested_too_deeply_is_refused() -> None:
     value: list[Any] = []
     for _ in range(5000):
         value = [value]

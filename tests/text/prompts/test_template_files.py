@@ -1,4 +1,4 @@
-"""The chat templates of a model directory are found where Hugging Face's libraries put them."""
+"""The chat templates of a model directory are found where Hugging Face's libraries save them."""
 
 import json
 from pathlib import Path
@@ -14,7 +14,7 @@ from genai_server.text.prompts.template_files import NAMES, load_chat_templates
 
 
 def _directory(folder: Path, config: dict[str, Any], **files: str) -> Path:
-    """A model directory with this configuration; `chat_template` is a file of its own, others are additional."""
+    """A model directory with this configuration; `chat_template` is a separate file, others are more templates."""
     (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
     (folder / "additional_chat_templates").mkdir()
     for name, source in files.items():
@@ -32,7 +32,7 @@ def test_files_come_before_the_tokenizers_configuration(tmp_path: Path) -> None:
     assert _rendered(folder) == {"default": "file «é»", "tool_use": "tools"}
 
 
-def test_without_files_the_tokenizers_configuration_has_the_template(tmp_path: Path) -> None:
+def test_tokenizer_configuration_has_the_default_template(tmp_path: Path) -> None:
     assert _rendered(_directory(tmp_path, {"chat_template": "configuration"})) == {"default": "configuration"}
 
 
@@ -60,7 +60,7 @@ def test_a_given_file_comes_before_the_models_own(tmp_path: Path) -> None:
         (
             "chatmll",
             None,
-            "chatmll: there is no such file, and no chat template of this name; known are alpaca, chatml,",
+            "chatmll: no such file, and no chat template with this name; known names: alpaca, chatml,",
         ),
         ("own.jinja", "{% for %}", "own.jinja: the model's chat template is not valid"),
     ],
@@ -81,7 +81,7 @@ TURNS = [
     {"role": "assistant", "content": "A1"},
     {"role": "user", "content": "U2"},
 ]
-# As their makers describe them, with and without a system message.
+# The formats in their makers' descriptions, with and without a system message.
 PROMPTS = {
     "alpaca": (
         "<s>S\n\n### Instruction:\nU1\n\n### Response:\nA1</s>\n\n### Instruction:\nU2\n\n### Response:\n",
@@ -146,7 +146,7 @@ def test_a_known_template_writes_prompts_as_its_models_have_them(tmp_path: Path,
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_known_template_does_without_tokens_that_a_tokenizer_lacks(tmp_path: Path, name: str) -> None:
+def test_known_template_omits_tokens_the_tokenizer_lacks(tmp_path: Path, name: str) -> None:
     expected = PROMPTS[name][0].replace("<s>", "").replace("</s>", "")
     assert _writer(tmp_path, name).write([SYSTEM, *TURNS], None, None).text == expected
 
@@ -158,7 +158,7 @@ def test_an_answer_goes_on_where_a_known_template_ends_within_it(tmp_path: Path,
 
 
 @pytest.mark.parametrize("name", ALTERNATING)
-def test_turns_out_of_order_are_refused_where_the_format_has_no_place_for_them(tmp_path: Path, name: str) -> None:
+def test_turns_out_of_order_are_refused_by_alternating_formats(tmp_path: Path, name: str) -> None:
     with pytest.raises(InvalidField, match="user and assistant must take turns"):
         _writer(tmp_path, name).write([TURNS[0], TURNS[0]], None, None)
 
@@ -177,7 +177,7 @@ def test_the_setting_names_all_known_templates() -> None:
     assert set(PROMPTS) == set(NAMES)
 
 
-def test_special_tokens_come_as_text_or_as_objects_and_nothing_else_is_taken_for_one(tmp_path: Path) -> None:
+def test_special_tokens_are_read_from_texts_and_objects_only(tmp_path: Path) -> None:
     config = {
         "bos_token": "<s>",
         "eos_token": {"content": "</s>", "lstrip": False},
@@ -200,12 +200,12 @@ def test_the_limit_of_a_prompt_holds_for_each(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "value", [5, True, [5], [{}], [{"name": "default"}], [{"name": "default", "template": 5}], {"default": "x"}]
 )
-def test_what_can_be_no_template_is_refused_with_its_file(tmp_path: Path, value: object) -> None:
+def test_invalid_template_value_is_refused_with_its_file(tmp_path: Path, value: object) -> None:
     with pytest.raises(ModelDirectoryError, match="chat_template in .*tokenizer_config.json must be a text, or a list"):
         load_chat_templates(_directory(tmp_path, {"chat_template": value}))
 
 
-def test_a_template_that_is_no_utf_8_is_refused_with_its_name(tmp_path: Path) -> None:
+def test_template_that_is_not_utf8_is_refused_by_name(tmp_path: Path) -> None:
     folder = _directory(tmp_path, {}, chat_template="x")
     (folder / "chat_template.jinja").write_bytes(b"\xff")
     with pytest.raises(ModelDirectoryError, match="chat_template.jinja cannot be read"):

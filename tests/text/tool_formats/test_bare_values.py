@@ -1,4 +1,4 @@
-"""What values without quotes mean by their schema."""
+"""The meaning of unquoted values by their schema."""
 
 from typing import Any
 
@@ -53,7 +53,7 @@ def test_references_in_a_circle_allow_everything() -> None:
 
 @pytest.mark.timeout(20)
 def test_a_reference_is_followed_once() -> None:
-    """Where each were followed by itself, 20 to the power of 7 would be; the test's time limit is what fails."""
+    """Following each reference separately would take 20 ** 7 steps; the test's time limit is what fails."""
     branches = {"anyOf": [{"$ref": "#/$defs/a"}, *[{"$ref": "#/$defs/b"}] * 20]}
     assert types_of(branches, {"$defs": {"a": {"type": "string"}, "b": branches}}) >= {"string", "null"}
 

@@ -46,16 +46,16 @@ def test_markers_at_the_end_may_be_missing(text: str, end: str) -> None:
         "now<｜tool▁sep｜>{}",
     ],
 )
-def test_what_is_no_call_is_content_unchanged(text: str) -> None:
+def test_text_that_is_not_a_call_is_unchanged(text: str) -> None:
     assert parse(f"A {text}", "deepseek_v3") == [Content(f"A {text}")]
 
 
-def test_a_call_in_which_the_answer_ends_or_that_goes_on_otherwise_is_cut() -> None:
+def test_call_that_ends_early_or_continues_wrongly_is_cut() -> None:
     head = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>now<｜tool▁sep｜>"
-    told = [ToolCallStart(0, "0", "now"), ToolCallArguments(0, '{"a": [1')]
-    assert parse_all(f'{head}{{"a": [1', "deepseek_v31") == [*told, ToolCallCut(0, f'{head}{{"a": [1')]
+    start = [ToolCallStart(0, "0", "now"), ToolCallArguments(0, '{"a": [1')]
+    assert parse_all(f'{head}{{"a": [1', "deepseek_v31") == [*start, ToolCallCut(0, f'{head}{{"a": [1')]
     parts = parse_all(f'{head}{{"a": [1}}<｜tool▁call▁end｜>', "deepseek_v31")
-    assert parts == [*told, ToolCallCut(0, f'{head}{{"a": [1'), Content("}<｜tool▁call▁end｜>")]
+    assert parts == [*start, ToolCallCut(0, f'{head}{{"a": [1'), Content("}<｜tool▁call▁end｜>")]
 
 
 @pytest.mark.parametrize(("form", "text"), [("deepseek_v3", V3), ("deepseek_v31", V31)])

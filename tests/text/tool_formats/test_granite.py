@@ -11,7 +11,7 @@ CALLS = call(0, "now", "{}") + call(1, "get_weather", '{"city": "]\\"ü😀", "o
 
 
 @pytest.mark.parametrize("marker", ["<|tool_call|>", "<|tool_call|> ", "<tool_call>"])
-def test_calls_are_told(marker: str) -> None:
+def test_calls_are_parsed(marker: str) -> None:
     assert parse(f"I look. {marker}[{NOW}, {WEATHER}]\n", "granite") == [Content("I look."), *CALLS]
 
 
@@ -25,11 +25,11 @@ def test_calls_are_told(marker: str) -> None:
         "functools[",
     ],
 )
-def test_what_is_no_call_is_content_unchanged(text: str) -> None:
+def test_text_that_is_not_a_call_is_unchanged(text: str) -> None:
     assert parse(text, "granite") == [Content(text)]
 
 
-def test_a_cut_call_keeps_what_was_told() -> None:
+def test_cut_call_keeps_its_streamed_parts() -> None:
     assert parse('<|tool_call|>[{"name": "now"', "granite") == [ToolCallStart(0, "0", "now")]
 
 

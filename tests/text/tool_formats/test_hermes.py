@@ -14,7 +14,7 @@ def tagged(json: str) -> str:
     return f"<tool_call>\n{json}\n</tool_call>"
 
 
-def test_a_call_is_told_with_its_arguments_as_they_are() -> None:
+def test_call_is_parsed_with_unchanged_arguments() -> None:
     text = tagged(f'{{"name": "get_weather", "arguments": {ARGUMENTS}}}')
     assert parse(text) == call(0, "get_weather", ARGUMENTS)
 
@@ -45,7 +45,7 @@ def test_a_call_may_be_written_in_several_ways(json: str) -> None:
     assert parse(tagged(json)) == call(0, "now", "{}")
 
 
-def test_arguments_before_the_name_and_arguments_in_a_string_are_told() -> None:
+def test_arguments_before_the_name_or_in_a_string_are_parsed() -> None:
     assert parse(tagged('{"arguments": {"city": 1}, "name": "now"}')) == call(0, "now", '{"city": 1}')
     assert parse(tagged('{"name": "now", "arguments": "{\\"a\\": \\"b\\"}"}')) == call(0, "now", '{"a": "b"}')
 
@@ -67,27 +67,27 @@ def test_arguments_before_the_name_and_arguments_in_a_string_are_told() -> None:
         '<tool_call><tool_call>{"name": "unknown"}',
     ],
 )
-def test_what_is_no_call_is_content_unchanged(text: str) -> None:
+def test_text_that_is_not_a_call_is_unchanged(text: str) -> None:
     assert parse(f"A\n{text}\n") == [Content(f"A\n{text}\n")]
 
 
-def test_a_call_is_found_after_one_that_is_none() -> None:
+def test_call_after_an_invalid_one_is_found() -> None:
     assert parse(f"<tool_call> {tagged(NOW)}") == [Content("<tool_call> "), *call(0, "now", "{}")]
 
 
 @pytest.mark.parametrize(
-    ("text", "told", "rest"),
+    ("text", "arguments", "rest"),
     [
         ('{"name": "now", "arguments": {"a": foo}}', '{"a": ', "foo}}\n</tool_call>"),
         ('{"name": "now", "arguments": {"a": 1}, "x": 2}', '{"a": 1}', ', "x": 2}\n</tool_call>'),
         ('{"name": "now", "arguments": {"a": 1}} {}', '{"a": 1}', " {}\n</tool_call>"),
     ],
 )
-def test_what_turns_out_to_be_no_call_after_its_beginning_goes_on_as_content(text: str, told: str, rest: str) -> None:
-    assert parse(tagged(text)) == [*call(0, "now", told), Content(rest)]
+def test_broken_call_continues_as_content(text: str, arguments: str, rest: str) -> None:
+    assert parse(tagged(text)) == [*call(0, "now", arguments), Content(rest)]
 
 
-def test_arguments_that_are_no_object_are_content() -> None:
+def test_arguments_that_are_not_an_object_are_content() -> None:
     parts = parse(tagged('{"name": "now", "arguments": [1]}'))
     assert parts == [ToolCallStart(0, "0", "now"), Content(', "arguments": [1]}\n</tool_call>')]
 
@@ -97,7 +97,7 @@ def test_an_answer_that_is_cut_in_the_arguments_ends_them(cut: str) -> None:
     assert parse('<tool_call>\n{"name": "now", "arguments": ' + cut) == call(0, "now", cut)
 
 
-def test_an_answer_that_is_cut_behind_the_name_has_a_call_without_arguments() -> None:
+def test_answer_cut_behind_the_name_has_a_call_without_arguments() -> None:
     assert parse('Hm\n<tool_call>\n{"name": "now", "argu') == [Content("Hm"), ToolCallStart(0, "0", "now")]
 
 
@@ -111,7 +111,7 @@ def test_the_closing_tag_may_be_cut_or_missing_at_the_end(end: str) -> None:
     assert parse('<tool_call>\n{"name": "now", "arguments": {}}' + end) == call(0, "now", "{}")
 
 
-def test_a_call_is_told_while_it_comes() -> None:
+def test_call_is_streamed_as_it_arrives() -> None:
     pieces = [
         "Hi ",
         "\n<tool",
@@ -138,5 +138,5 @@ def test_a_call_is_told_while_it_comes() -> None:
 
 
 def test_content_is_held_only_while_it_can_begin_a_call() -> None:
-    told = stream(parser(), ["a", " <", "tool", "x", " ", "y"])
-    assert told == [[Content("a")], [], [], [Content(" <toolx")], [], [Content(" y")], []]
+    streamed = stream(parser(), ["a", " <", "tool", "x", " ", "y"])
+    assert streamed == [[Content("a")], [], [], [Content(" <toolx")], [], [Content(" y")], []]

@@ -26,7 +26,7 @@ def test_calls_have_the_ids_that_the_model_wrote() -> None:
     assert parse(TEXT.replace("<|tool_call", "\n <|tool_call"), "kimi")[:1] == TOLD[:1]
 
 
-def test_an_id_that_was_there_or_has_no_number_is_replaced() -> None:
+def test_duplicate_or_unnumbered_id_is_replaced() -> None:
     twice = f"<|tool_calls_section_begin|>{SECOND}{SECOND}<|tool_calls_section_end|>"
     starts = [part for part in parse(twice, "kimi") if isinstance(part, ToolCallStart)]
     assert [start.id for start in starts] == ["functions.now:4", "0"]
@@ -45,7 +45,7 @@ def test_an_id_that_was_there_or_has_no_number_is_replaced() -> None:
         "<|tool_calls_section_begin|><|tool_call_begin|>",
     ],
 )
-def test_what_is_no_call_is_content_unchanged(text: str) -> None:
+def test_text_that_is_not_a_call_is_unchanged(text: str) -> None:
     assert parse(f"A {text}", "kimi") == [Content(f"A {text}")]
 
 

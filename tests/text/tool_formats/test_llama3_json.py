@@ -21,7 +21,7 @@ NOW = '{"name": "now", "parameters": {}}'
         WEATHER.replace("parameters", "arguments"),
     ],
 )
-def test_a_call_is_told(text: str) -> None:
+def test_call_is_parsed(text: str) -> None:
     assert parse(text, "llama3_json") == call(0, *WEATHER_CALL)
 
 
@@ -53,14 +53,14 @@ def test_a_call_without_parameters_has_an_empty_object() -> None:
         "a <| b {}",
     ],
 )
-def test_what_is_no_call_is_content_unchanged(text: str) -> None:
+def test_text_that_is_not_a_call_is_unchanged(text: str) -> None:
     assert parse(text, "llama3_json") == [Content(text)]
 
 
-def test_what_follows_a_call_without_being_one_is_content() -> None:
+def test_text_after_a_call_is_content() -> None:
     assert parse(f"{NOW}; fine", "llama3_json") == [*call(0, "now", "{}"), Content("; fine")]
 
 
-def test_a_cut_call_keeps_what_was_told() -> None:
+def test_cut_call_keeps_its_streamed_parts() -> None:
     assert parse('{"name": "now", "para', "llama3_json") == [ToolCallStart(0, "0", "now")]
     assert parse('{"name": "now", "parameters": {"a": [1', "llama3_json") == call(0, "now", '{"a": [1')

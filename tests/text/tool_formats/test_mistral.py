@@ -20,7 +20,7 @@ ARGUMENTS = '{"city": "Oslo \\"[ARGS] ü😀", "o": [{}]}'
         f"[TOOL_CALLS]get_weather{ARGUMENTS}",
     ],
 )
-def test_a_call_is_told(text: str) -> None:
+def test_call_is_parsed(text: str) -> None:
     assert parse(text, "mistral") == call(0, "get_weather", ARGUMENTS)
 
 
@@ -31,7 +31,7 @@ def test_a_call_is_told(text: str) -> None:
         '[TOOL_CALLS]now[ARGS]{}[TOOL_CALLS]get_weather[ARGS]{"a": 1}',
     ],
 )
-def test_several_calls_are_told(text: str) -> None:
+def test_several_calls_are_parsed(text: str) -> None:
     assert parse(text, "mistral") == call(0, "now", "{}") + call(1, "get_weather", '{"a": 1}')
 
 
@@ -52,7 +52,7 @@ def test_text_may_come_before_a_call() -> None:
         "now[ARGS]{}",
     ],
 )
-def test_what_is_no_call_is_content_unchanged(text: str) -> None:
+def test_text_that_is_not_a_call_is_unchanged(text: str) -> None:
     assert parse(text, "mistral") == [Content(text)]
 
 
@@ -63,7 +63,7 @@ def test_what_is_no_call_is_content_unchanged(text: str) -> None:
         ('[TOOL_CALLS][{"name": "now", "arguments": {"a": 1}', '{"a": 1}'),
     ],
 )
-def test_a_cut_call_keeps_what_was_told(text: str, arguments: str) -> None:
+def test_cut_call_keeps_its_streamed_parts(text: str, arguments: str) -> None:
     assert parse(text, "mistral") == call(0, "now", arguments)
 
 

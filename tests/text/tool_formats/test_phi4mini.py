@@ -19,7 +19,7 @@ CALLS = call(0, "now", "{}") + call(1, "get_weather", '{"city": "]\\"ü😀", "o
         f"functools[{NOW}, {WEATHER}]",
     ],
 )
-def test_calls_are_told(text: str) -> None:
+def test_calls_are_parsed(text: str) -> None:
     assert parse(text, "phi4mini") == CALLS
 
 
@@ -44,15 +44,15 @@ def test_a_call_without_arguments_has_an_empty_object() -> None:
         "<|tool",
     ],
 )
-def test_what_is_no_call_is_content_unchanged(text: str) -> None:
+def test_text_that_is_not_a_call_is_unchanged(text: str) -> None:
     assert parse(text, "phi4mini") == [Content(text)]
 
 
-def test_a_second_call_that_is_none_is_content() -> None:
+def test_invalid_second_call_is_content() -> None:
     parts = parse(f'functools[{NOW}, {{"name": "unknown"}}]', "phi4mini")
     assert parts == [*call(0, "now", "{}"), Content(', {"name": "unknown"}]')]
 
 
-def test_a_cut_call_keeps_what_was_told() -> None:
+def test_cut_call_keeps_its_streamed_parts() -> None:
     assert parse('<|tool_call|>[{"name": "now"', "phi4mini") == [ToolCallStart(0, "0", "now")]
     assert parse('functools[{"name": "now", "arguments": {"a": 1', "phi4mini") == call(0, "now", '{"a": 1')

@@ -9,7 +9,7 @@ from tests.text.parsing import call, parse, parser, stream
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "expected"),
     [
         ('city="Oslo"', '{"city": "Oslo"}'),
         ("city='Oslo', days = 3", '{"city": "Oslo", "days": 3}'),
@@ -24,9 +24,9 @@ from tests.text.parsing import call, parse, parser, stream
         ("**{}", "{}"),
     ],
 )
-def test_keyword_arguments_become_an_object(arguments: str, told: str) -> None:
-    assert parse(f"[get_weather({arguments})]", "pythonic") == call(0, "get_weather", told)
-    json.loads(told)
+def test_keyword_arguments_become_an_object(arguments: str, expected: str) -> None:
+    assert parse(f"[get_weather({arguments})]", "pythonic") == call(0, "get_weather", expected)
+    json.loads(expected)
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def test_keyword_arguments_become_an_object(arguments: str, told: str) -> None:
         "[now()]\n[get_weather(x=1)]",
     ],
 )
-def test_several_calls_are_told(text: str) -> None:
+def test_several_calls_are_parsed(text: str) -> None:
     assert parse(text, "pythonic") == call(0, "now", "{}") + call(1, "get_weather", '{"x": 1}')
 
 
@@ -63,11 +63,11 @@ def test_text_may_come_before_and_after_calls() -> None:
         "now()",
     ],
 )
-def test_what_is_no_call_is_content_unchanged(text: str) -> None:
+def test_text_that_is_not_a_call_is_unchanged(text: str) -> None:
     assert parse(text, "pythonic") == [Content(text)]
 
 
-def test_an_argument_that_is_no_literal_ends_the_call() -> None:
+def test_argument_that_is_not_a_literal_ends_the_call() -> None:
     parts = parse("[now(a=1, b=print(2))]", "pythonic")
     assert parts == [ToolCallStart(0, "0", "now"), ToolCallArguments(0, '{"a": 1'), Content(", b=print(2))]")]
 
@@ -77,7 +77,7 @@ def test_a_call_that_is_cut_has_the_arguments_that_were_complete() -> None:
     assert parse('[now(a="x', "pythonic") == [ToolCallStart(0, "0", "now")]
 
 
-def test_each_argument_is_told_when_it_is_complete() -> None:
+def test_each_argument_is_sent_when_complete() -> None:
     assert stream(parser("pythonic"), ["[now(", "a=", "1", ",", " b='x'", ")", "]"]) == [
         [],
         [ToolCallStart(0, "0", "now")],

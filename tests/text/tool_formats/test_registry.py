@@ -1,4 +1,4 @@
-"""Which tool format a chat template speaks of; the lines are what is telling in the templates of the models named."""
+"""Detection of the tool format of a chat template; the lines are the telling ones of the named models' templates."""
 
 import pytest
 
@@ -38,14 +38,14 @@ from tests.running_server import DEMO
         # Granite 3.0 to 3.3, 4.0
         ("{{ '<|start_of_role|>' }} respond only with <|tool_call|> followed by a JSON list", "granite"),
         ("{{ '<|start_of_role|>' }}{{- '\\n<tool_call>\\n{\"name\": \"' + tool_call.name }}", "hermes"),
-        # Seed-OSS, whose calls stand in tags of its own
+        # Seed-OSS, whose calls are in tags of its own
         ("<seed:tool_call>\n<function=example_function_name>\n<parameter=example_parameter_1>value_1", None),
-        # Llama 3.1 with functions of its user's
+        # Llama 3.1 with functions of the user
         ("reply with <function=example_function_name>{parameters}</function>", None),
         ("{{ message.content }}", None),
     ],
 )
-def test_a_template_tells_the_format(template: str, name: str | None) -> None:
+def test_template_determines_the_format(template: str, name: str | None) -> None:
     assert detect(template) == name
 
 

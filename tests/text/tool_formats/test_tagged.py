@@ -1,4 +1,4 @@
-"""Tool calls with tags for their arguments: Qwen3-Coder, GLM and MiniMax. The texts are those of their templates."""
+"""Tool calls with tagged arguments: Qwen3-Coder, GLM and MiniMax. The texts are those of their templates."""
 
 import json
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ FUNCTIONS: dict[str, Mapping[str, Any] | None] = {
     },
     "now": None,
 }
-# A call with three arguments and one with none.
+# A call with three arguments and one without.
 CALLS = {
     "qwen3_coder": """\
 <tool_call>
@@ -74,7 +74,7 @@ New
 }
 ARGUMENTS = '{"city": "New\\n\\"York\\" <b>", "days": 3, "more": ["a", {"b": 1}]}'
 TOLD = [*call(0, "get_weather", ARGUMENTS), *call(1, "now", "{}")]
-# One call with one argument each, up to where the tag of the value closes.
+# One call with one argument each, up to the closing tag of the value.
 UP_TO_VALUE = {
     "qwen3_coder": "<tool_call>\n<function=get_weather>\n<parameter=city>\n{}",
     "glm": "<tool_call>get_weather\n<arg_key>city</arg_key>\n<arg_value>{}",
@@ -92,7 +92,7 @@ def _one(form: str, value: str) -> str:
 
 
 @pytest.mark.parametrize("form", TAGGED)
-def test_calls_are_told_with_values_by_the_schema(form: str) -> None:
+def test_values_of_calls_follow_the_schema(form: str) -> None:
     assert parse(CALLS[form], form, FUNCTIONS) == TOLD
 
 
@@ -109,7 +109,7 @@ def test_whitespace_between_tags_may_be_left_out(form: str) -> None:
 
 
 @pytest.mark.parametrize("form", TAGGED)
-def test_without_a_schema_json_is_json_and_all_else_is_text(form: str) -> None:
+def test_arguments_without_a_schema_are_json_or_text(form: str) -> None:
     assert parse(_one(form, "3"), form) == call(0, "get_weather", '{"city": 3}')
     assert parse(_one(form, "Oslo"), form) == call(0, "get_weather", '{"city": "Oslo"}')
 
@@ -139,10 +139,10 @@ def test_a_call_in_which_the_answer_ends_is_cut_wherever_it_ends(form: str) -> N
 
 
 @pytest.mark.parametrize("form", TAGGED)
-def test_an_argument_that_is_told_is_complete(form: str) -> None:
+def test_sent_arguments_are_complete(form: str) -> None:
     city = UP_TO_VALUE[form].format("Oslo") + REST[form].partition(">")[0] + ">"
-    told = [part for part in parse_all(city, form, FUNCTIONS) if isinstance(part, ToolCallArguments)]
-    assert told == [ToolCallArguments(0, '{"city": "Oslo"')]
+    parsed = [part for part in parse_all(city, form, FUNCTIONS) if isinstance(part, ToolCallArguments)]
+    assert parsed == [ToolCallArguments(0, '{"city": "Oslo"')]
 
 
 @pytest.mark.parametrize("end", ["", "\n</tool_call>"])
@@ -164,13 +164,13 @@ TEXTS = st.text(st.characters(exclude_categories=["Cs"])).filter(lambda text: "<
 @pytest.mark.parametrize("form", TAGGED)
 @settings(max_examples=25)
 @given(city=TEXTS, days=st.integers(), more=st.lists(st.none() | st.booleans() | st.text(), max_size=3))
-def test_what_is_written_is_read(form: str, city: str, days: int, more: list[Any]) -> None:
+def test_written_calls_are_parsed_back(form: str, city: str, days: int, more: list[Any]) -> None:
     if "</" in json.dumps(more):
         return
     calls = [Call("get_weather", {"city": city, "days": days, "more": more}), Call("now", {})]
     parts = parse(TOOL_FORMATS[form].write_calls(calls), form, FUNCTIONS)
-    told = [json.loads(part.fragment) for part in parts if isinstance(part, ToolCallArguments)]
-    assert told == [call.arguments for call in calls]
+    parsed = [json.loads(part.fragment) for part in parts if isinstance(part, ToolCallArguments)]
+    assert parsed == [call.arguments for call in calls]
     assert all(isinstance(part, ToolCallStart | ToolCallArguments) for part in parts)
 
 
@@ -187,7 +187,7 @@ def _grammar(form: str, schema: Mapping[str, Any], *, is_promised: bool = True, 
 
 @pytest.mark.parametrize("form", TAGGED)
 @pytest.mark.parametrize("beside_text", [False, True])
-def test_what_the_template_writes_fits(form: str, beside_text: bool) -> None:
+def test_calls_written_by_the_template_fit_the_grammar(form: str, beside_text: bool) -> None:
     built = _grammar(form, FUNCTIONS["get_weather"] or {}, beside_text=beside_text)
     assert fits(built, CALLS[form])
     assert fits(built, f"Hm.\n{CALLS[form]}") is beside_text
@@ -219,7 +219,7 @@ def test_a_required_argument_is_there_and_others_may_be(form: str) -> None:
 
 @pytest.mark.parametrize("form", TAGGED)
 @pytest.mark.parametrize("schema", [ANY_OBJECT, {"anyOf": [{"required": ["city"]}], "properties": {"city": {}}}])
-def test_names_are_free_where_the_schema_is_no_list_of_properties(form: str, schema: Mapping[str, Any]) -> None:
+def test_argument_names_are_free_without_a_list_of_properties(form: str, schema: Mapping[str, Any]) -> None:
     built = _grammar(form, schema, is_promised=False)
     assert fits(built, _one(form, "Oslo"))
     assert not fits(built, _one(form, "Oslo").replace("get_weather", "unknown"))
@@ -232,11 +232,14 @@ def test_names_are_free_where_the_schema_is_no_list_of_properties(form: str, sch
         ({"properties": {"city": {"type": "string", "pattern": "^O"}}}, '"city" is a text with more'),
         # of a custom tool
         ({"properties": {"city": {"type": "string", LARK: 'start: "Oslo"'}}}, '"city" is a text with more'),
-        ({"anyOf": [{"required": ["city"]}], "properties": {"city": {}}}, "its parameters are no list of properties"),
+        (
+            {"anyOf": [{"required": ["city"]}], "properties": {"city": {}}},
+            "its parameters are not a list of properties",
+        ),
         ({"properties": {"city": {}, "a>b": {}}, "required": ["city"]}, "with plain names"),
     ],
 )
-def test_what_cannot_be_bound_is_refused_if_it_is_promised(form: str, schema: dict[str, Any], says: str) -> None:
+def test_strict_schema_that_cannot_be_enforced_is_refused(form: str, schema: dict[str, Any], says: str) -> None:
     with pytest.raises(InvalidField, match=says):
         _grammar(form, schema)
     assert fits(_grammar(form, schema, is_promised=False), _one(form, "Rome"))
@@ -260,7 +263,7 @@ PARTS = st.sampled_from(
     st.sets(st.sampled_from(["a", "from"])),
     st.integers(0, 1000),
 )
-def test_what_is_drawn_is_read_and_fits_the_schema(
+def test_drawn_calls_are_parsed_and_fit_the_schema(
     form: str, properties: dict[str, Any], required: set[str], seed: int
 ) -> None:
     schema = {

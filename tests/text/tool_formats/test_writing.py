@@ -1,4 +1,4 @@
-"""Calls written as models write them, which are read as the same calls."""
+"""Calls written like the models write them are parsed as the same calls."""
 
 import json
 from typing import Any
@@ -21,19 +21,19 @@ VALUES = st.recursive(
 CALLS = st.builds(Call, st.sampled_from(NAMES), st.dictionaries(st.sampled_from(["city", "é", "x-y"]), VALUES))
 
 
-# Others write texts bare; what they mean needs a schema (test_tagged.py).
+# The others write bare texts, whose meaning needs a schema (test_tagged.py).
 JSON_FORMATS = sorted(name for name, form in TOOL_FORMATS.items() if not isinstance(form, Tagged))
 
 
 @pytest.mark.parametrize("form", JSON_FORMATS)
 @given(calls=st.lists(CALLS, min_size=1, max_size=3))
-def test_what_is_written_is_read(form: str, calls: list[Call]) -> None:
-    starts, arguments = _told(TOOL_FORMATS[form].write_calls(calls), form)
+def test_written_calls_are_parsed_back(form: str, calls: list[Call]) -> None:
+    starts, arguments = _parsed(TOOL_FORMATS[form].write_calls(calls), form)
     assert starts == [call.name for call in calls]
     assert arguments == [call.arguments for call in calls]
 
 
-def _told(text: str, form: str) -> tuple[list[str], list[Any]]:
+def _parsed(text: str, form: str) -> tuple[list[str], list[Any]]:
     parts = parse(text, form)
     assert all(isinstance(part, ToolCallStart | ToolCallArguments) for part in parts), parts
     names = [part.name for part in parts if isinstance(part, ToolCallStart)]

@@ -20,11 +20,7 @@ from fastapi import FastAPI
 from filelock import FileLock, Timeout
 from uvicorn.config import STARTUP_FAILURE
 
-from genai_server.api.app import Engines, ModelFiles, Telemetry, create_app
-from genai_server.api.middleware.drain import Drain
-from genai_server.api.middleware.keys import ApiKeys, load_keys
-from genai_server.api.telemetry.request_log import log_request
-from genai_server.api.telemetry.request_metrics import request_metrics
+from genai_server.apis.app import Engines, ModelFiles, Telemetry, create_app
 from genai_server.cli.serve.exit_status import WRONG_SETTING, note_cut_off
 from genai_server.cli.serve.loaders import load_traces, model_puller, text_loader
 from genai_server.cli.serve.preflight import check_models
@@ -32,8 +28,12 @@ from genai_server.cli.serve.process_limits import raise_file_limit
 from genai_server.cli.serve.signals import PARENTS_ORDER, STOP_SIGNALS, StopSignals
 from genai_server.config import Settings, engines_to_attach, load_settings, shared_metrics
 from genai_server.errors import ConfigurationError
+from genai_server.http.api_keys import ApiKeys, load_keys
+from genai_server.http.middleware.drain import Drain
+from genai_server.http.telemetry.request_log import log_request
+from genai_server.http.telemetry.request_metrics import request_metrics
 from genai_server.logs import configure_logging
-from genai_server.malloc import give_back_large_blocks, share_heaps
+from genai_server.malloc import release_large_blocks_at_once, share_heaps
 from genai_server.supervisor.supervisor import Supervisor
 
 # Seconds for an API process to end its clients' requests after its parent has died.
@@ -119,7 +119,7 @@ def _live_keys(settings: Settings) -> ApiKeys:
 
 
 def _create(settings: Settings, engines: Engines, drain: Drain, *, on_loopback: bool) -> FastAPI:
-    give_back_large_blocks()
+    release_large_blocks_at_once()
     share_heaps()
     raise_file_limit()
     registry, instruments = request_metrics(shared_metrics(), settings.metrics_prefix)

@@ -8,12 +8,14 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 class Unchunked:
     """Ends an answer of unknown length, such as a stream of events, by closing the connection; plain ASGI.
 
-    `cycle` is the request cycle of the app's call. uvicorn's count of bytes still to come is set for each piece.
+    uvicorn's count of bytes still to come is set for each piece.
     """
 
-    def __init__(self, app: ASGIApp, cycle: RequestResponseCycle) -> None:
+    # The request cycle of the app's call; set before that.
+    cycle: RequestResponseCycle
+
+    def __init__(self, app: ASGIApp) -> None:
         self._app = app
-        self._cycle = cycle
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         has_length = True
@@ -23,9 +25,9 @@ class Unchunked:
             if message["type"] == "http.response.start":
                 has_length = "content-length" in Headers(raw=message.get("headers", []))
                 if not has_length:
-                    self._cycle.chunked_encoding = False
+                    self.cycle.chunked_encoding = False
             elif not has_length:
-                self._cycle.expected_content_length = len(message.get("body", b""))
+                self.cycle.expected_content_length = len(message.get("body", b""))
             await send(message)
 
         await self._app(scope, receive, send_plainly)

@@ -7,19 +7,19 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from genai_server.api.pulling import PullModel, PullProgress
-from genai_server.cli.pull import Source, checked_name, in_folder, pull
+from genai_server.cli.pull_command import Source, checked_name, in_folder, pull
 from genai_server.config import Settings
 from genai_server.engine.model.files import check_model_directory
 from genai_server.errors import ConfigurationError, PullFailed
+from genai_server.generation.pulling import PullModel, PullProgress
 from genai_server.hub import store
 from genai_server.hub.client import Hub
 from genai_server.installation import this_installation
 from genai_server.text.codec import TextCodec, load_text_codec
 
 if TYPE_CHECKING:
-    from genai_server.api.catalog import LoadText
-    from genai_server.api.telemetry.traces import Traces
+    from genai_server.generation.catalog import LoadText
+    from genai_server.http.telemetry.traces import Traces
 
 _LIBRARY = "onnxruntime_genai"
 # Most characters of a prompt for each byte of the largest body. Templates repeat some text and expand JSON.
@@ -86,7 +86,7 @@ def load_traces(settings: Settings) -> "Traces | None":
     if not settings.otlp_endpoint:
         return None
     try:
-        from genai_server.api.telemetry.traces import Traces
+        from genai_server.http.telemetry.traces import Traces
     except ImportError:
         raise ConfigurationError(
             f"GENAI_OTLP_ENDPOINT={settings.otlp_endpoint}: OpenTelemetry is not installed; install it: "

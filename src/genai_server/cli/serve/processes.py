@@ -16,7 +16,6 @@ from types import FrameType
 from typing import Any, cast
 
 from uvicorn import Config, Server
-from uvicorn._subprocess import subprocess_started
 from uvicorn.config import STARTUP_FAILURE
 from uvicorn.supervisors import Multiprocess
 from uvicorn.supervisors.multiprocess import Process
@@ -55,8 +54,7 @@ class ApiProcess(Process):
         if sys.platform == "linux":
             context = multiprocessing.get_context("forkserver")
             context.set_forkserver_preload(["genai_server.cli.serve.preloaded"])
-            kwargs = {"config": config, "target": self.target, "sockets": sockets, "stdin_fileno": None}
-            self.process = cast(Any, context).Process(target=subprocess_started, kwargs=kwargs)
+            self.process = cast(Any, context).Process(target=self.run, args=(sockets,))
         # Whether it has said that it serves.
         self.is_serving = False
         self._start_error = ""
@@ -99,6 +97,12 @@ class ApiProcess(Process):
             self._start_error = f"it could not be started: {type(error).__name__}: {error}"
         if self._is_unwanted:
             self.terminate()
+
+    def run(self, sockets: list[socket]) -> None:
+        """What it runs where it is forked."""
+        self.config.configure_logging()
+        with suppress(KeyboardInterrupt):
+            self.target(sockets)
 
     def target(self, sockets: list[socket] | None = None) -> None:
         """What it runs."""

@@ -8,19 +8,19 @@ import asyncio
 import json
 import logging
 import sys
+from dataclasses import replace
 from http import HTTPStatus
 from typing import Any
 
-from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from genai_server.api.errors import FOR_BROWSERS, error_body, http_status
-from genai_server.api.middleware.connection_limit import SURPLUS
 from genai_server.cli.serve.half_closed import HalfClosed
 from genai_server.cli.serve.http10 import Unchunked
 from genai_server.cli.serve.process_limits import most_files
 from genai_server.errors import GenaiServerError, HeadTooLarge, MalformedHead, TooManyConnections
-from genai_server.timing import ARRIVED, request_clock
+from genai_server.http.error_responses import FOR_BROWSERS, error_body, http_status
+from genai_server.http.request_state import Receipt, receipt_of, with_receipt
+from genai_server.timing import request_clock
 
 log = logging.getLogger(__name__)
 
@@ -144,7 +144,8 @@ class GuardedProtocol(ReaderGuard, HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self.scope["state"][ARRIVED] = request_clock()
+        receipt = replace(receipt_of(self.app_state), arrived=request_clock())
+        self.scope["state"].update(with_receipt(receipt))
 
     def on_headers_complete(self) -> None:
         size = len(self.url) + sum(len(name) + len(value) + len(b": \r\n") for name, value in self.headers)
@@ -153,9 +154,16 @@ class GuardedProtocol(ReaderGuard, HttpToolsProtocol):
             raise _HeadTooLarge
         if self._head_timer is not None:
             self._head_timer.cancel()
+        before, app = self.cycle, self.app
+        unchunked: Unchunked | None = None
         if self.parser.get_http_version() < "1.1":
             self.expect_100_continue = False  # an HTTP/1.0 client would take the 100 for the answer
+            self.app = unchunked = Unchunked(app)
         super().on_headers_complete()
+        if unchunked is not None:
+            self.app, unchunked.cycle = app, self.cycle
+        if self.cycle is not before and not self.pipeline:
+            self._running = self.cycle
         self._in_body = True
 
     def on_body(self, body: bytes) -> None:
@@ -169,11 +177,13 @@ class GuardedProtocol(ReaderGuard, HttpToolsProtocol):
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
-        is_last = not self.pipeline
+        queued = self.pipeline[-1][0] if self.pipeline else None
         super().on_response_complete()
-        if not is_last or self.transport.is_closing():
+        if self.transport.is_closing():
             return
-        if self._refusal is not None:
+        if queued is not None:
+            self._running = queued
+        elif self._refusal is not None:
             self._refuse(self._refusal)
         elif self.cycle.response_complete:  # no further request has arrived yet
             self._wait_for_head()
@@ -195,11 +205,6 @@ class GuardedProtocol(ReaderGuard, HttpToolsProtocol):
             cycle.message_event.set()
             self._refuse(self._refusal)
 
-    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGIApp) -> None:  # type: ignore[override]
-        self._running = cycle
-        is_old = cycle.scope["http_version"] < "1.1"  # without chunked coding
-        super()._start_asgi_task(cycle, Unchunked(app, cycle) if is_old else app)  # type: ignore[arg-type]
-
     def _count_files(self) -> None:
         """Estimate the open files left: the system always gives the lowest free number."""
         most = most_files()
@@ -207,7 +212,7 @@ class GuardedProtocol(ReaderGuard, HttpToolsProtocol):
         left = most - self.transport.get_extra_info("socket").fileno()
         if left > reserve:
             return
-        self.app_state = {**self.app_state, SURPLUS: most}
+        self.app_state = {**self.app_state, **with_receipt(Receipt(max_files=most))}
         self.timeout_keep_alive = min(self.timeout_keep_alive, _SURPLUS_PATIENCE)
         if left <= reserve // 2:  # too few even to wait for its request
             self._refusal = TooManyConnections(f"as many connections are open as the limit of files ({most}) allows")

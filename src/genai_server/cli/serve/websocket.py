@@ -7,9 +7,9 @@ from typing import Any
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.frames import CloseCode, Frame
 
-from genai_server.api.middleware.all_bodies import ALL_BODIES, AllBodies
 from genai_server.cli.serve.protocol import ReaderGuard
 from genai_server.errors import BodiesTooLarge
+from genai_server.http.middleware.body_budget import BODY_BUDGET, BodyBudget
 from genai_server.timing import ARRIVED, request_clock
 
 # Bytes that a fragment takes beside its data.
@@ -26,7 +26,7 @@ class GuardedWebSocket(ReaderGuard, WebSocketsSansIOProtocol):
         super().__init__(*args, **options)
         # In seconds.
         self._body_timeout = body_timeout
-        self._bodies: AllBodies = self.app_state[ALL_BODIES]
+        self._bodies: BodyBudget = self.app_state[BODY_BUDGET]
         # Bytes that count now.
         self._kept = 0
         # Of whole messages that the app has not received, and of the fragments of the next one.
@@ -100,7 +100,7 @@ class GuardedWebSocket(ReaderGuard, WebSocketsSansIOProtocol):
         return self._num_fragments + len(self.conn.reader.buffer)
 
     def _count(self, kept: int) -> None:
-        self._bodies.keep(self._kept, kept)
+        self._bodies.resize(self._kept, kept)
         self._kept = kept
 
     def _wait_for_end(self) -> None:

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from genai_server import __version__
-from genai_server.api.middleware.keys import load_keys
 from genai_server.cli.screen import show
 from genai_server.config import Settings
 from genai_server.engine.model.files import has_chat_template, model_info, read_config
 from genai_server.errors import ModelDirectoryError
+from genai_server.http.api_keys import load_keys
 from genai_server.pooling_model import Task, read_pooling_model, task_of
 
 # Hosts that stand for all addresses of the machine, each with one by which its own programs reach it.

@@ -1,6 +1,6 @@
 """The number of threads for a CPU operator: the physical cores that this process may use.
 
-onnxruntime's own default counts differently and leaves half of a small machine idle.
+onnxruntime's default counts differently and leaves half of a small machine idle.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""Memory that the process may still take: less than the machine's free memory if a container has a limit."""
+"""Memory that the process may still allocate: less than the machine's free memory in a container with a limit."""
 
 import math
 from pathlib import Path

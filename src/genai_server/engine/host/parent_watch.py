@@ -1,4 +1,4 @@
-"""Ties an engine process to its supervisor: it ends with the supervisor, however that ends, and not earlier."""
+"""Ties the life of an engine process to its supervisor's: it exits when the supervisor exits, however that happens."""
 
 import ctypes
 import os
@@ -20,35 +20,32 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 class ParentWatch:
     """Watches standard input, which stays open while the supervisor lives, and ends this process with it.
 
-    `close`, if it was given, is called first and has some seconds. Then the supervisor's `folder`, which holds the
-    secret, is removed: a killed supervisor could not do so. Before the end, the order to exit alone may arrive; then
-    the folder stays.
+    `close`, if given, is called first and has some seconds. Then the supervisor's `folder`, which contains the secret,
+    is removed, because a killed supervisor cannot do so. If the engine was asked to exit alone, the folder stays.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._let_go = threading.Event()
+        self._folder_is_kept = threading.Event()
         self._close: Callable[[], None] | None = None
 
-    def hold(self) -> None:
+    def start(self) -> None:
         """Start the watch."""
-        _end_native_code_too()
+        _exit_from_native_code()
         threading.Thread(target=self._follow, name="supervisor-watch", daemon=True).start()
 
     def before_leaving(self, close: Callable[[], None]) -> None:
-        """Call `close` before the exit. It must return at once, and have the main thread close everything and end the
-        process.
-        """
+        """Call `close` before the exit. It must return at once, and make the main thread close everything and exit."""
         self._close = close
 
-    def let_go(self) -> None:
-        """Note that only this engine ends: the supervisor lives and needs its folder."""
-        self._let_go.set()
+    def keep_folder(self) -> None:
+        """Note that only this engine exits: the supervisor continues and needs its folder."""
+        self._folder_is_kept.set()
 
     def _follow(self) -> None:
         if sys.stdin.buffer.read() == UNLOAD_ORDER:
-            self.let_go()
-        if not self._let_go.is_set():
+            self.keep_folder()
+        if not self._folder_is_kept.is_set():
             shutil.rmtree(self._folder, ignore_errors=True)
         if self._close is not None:
             self._close()
@@ -57,8 +54,8 @@ class ParentWatch:
         os._exit(0)
 
 
-def _end_native_code_too() -> None:
-    """On Linux, have the kernel end this process some seconds after its parent if it cannot do so itself.
+def _exit_from_native_code() -> None:
+    """On Linux, make the kernel end this process some seconds after its parent if it does not exit itself.
 
     While native code holds Python's lock, in a long or hanging step, no Python thread sees the end of standard input.
     So the kernel sends a signal when the parent dies, whose handler is the C library's own `alarm`. It takes the

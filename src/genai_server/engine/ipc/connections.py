@@ -1,4 +1,4 @@
-"""The engine's end of the sockets: accepts API processes, reads their messages and writes ours.
+"""The engine's end of the sockets: accepts API processes, reads their messages and writes the engine's.
 
 One thread accepts, reads and flushes. The loop's thread writes directly: while the library holds Python's lock for a
 whole forward pass, no other thread could deliver a token.
@@ -20,8 +20,8 @@ from typing import cast
 import msgspec
 
 from genai_server.engine.ipc.mailbox import Connected, Disconnected, Inbox
-from genai_server.generation import Batching, ModelInfo
 from genai_server.messages.admin import CancelRequest, SetRuntimeOption
+from genai_server.messages.generation_request import Batching, ModelInfo
 from genai_server.messages.protocol import (
     MAX_FRAME_BYTES,
     Cancel,
@@ -34,10 +34,10 @@ from genai_server.messages.protocol import (
 )
 
 log = logging.getLogger(__name__)
-# An API process with so many unread bytes is stuck. It is disconnected, so that its tokens do not fill the memory.
+# An API process with this many unread bytes is stuck. It is disconnected, so that its tokens do not fill the memory.
 MAX_BACKLOG_BYTES = 32 * 1024 * 1024
-# Most bytes before the other side is known: the size of a Hello.
-MAX_STRANGERS_BYTES = 1024
+# Maximum bytes before the other side is authenticated: the size of a Hello.
+MAX_UNAUTHENTICATED_BYTES = 1024
 _ALONE = Batching()
 
 
@@ -46,18 +46,18 @@ class Connection:
 
     def __init__(self, sock: socket.socket) -> None:
         self.socket = sock
-        self.decoder = engine_decoder(MAX_STRANGERS_BYTES)
+        self.decoder = engine_decoder(MAX_UNAUTHENTICATED_BYTES)
         self.is_welcome = False
         self._lock = threading.Lock()
         self._backlog = bytearray()
 
     def welcome(self) -> None:
-        """Accept the other side, which has proved that it is an API process."""
+        """Accept the other side, which has authenticated as an API process."""
         self.is_welcome = True
         self.decoder.max_bytes = MAX_FRAME_BYTES
 
     def send(self, data: bytes) -> bool:
-        """Write what the socket takes now and keep the rest; returns False if there is a rest."""
+        """Write as much as the socket takes and keep the rest; returns False if there is a rest."""
         with self._lock:
             self._backlog += data
             return self._write()
@@ -80,7 +80,7 @@ class Connection:
         except BlockingIOError:
             return False
         except OSError:
-            # The other side has gone. The reading thread sees the end of the stream and cleans up.
+            # The other side has disconnected. The reading thread sees the end of the stream and cleans up.
             self._backlog.clear()
         return True
 
@@ -114,7 +114,7 @@ class Connections:
         self._listener = listener.socket
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ, None)
-        # Wakes the reading thread when the loop's thread has left something to flush.
+        # Wakes the reading thread when there is data to flush.
         self._waker, self._wake = socket.socketpair()
         self._waker.setblocking(False)
         self._wake.setblocking(False)
@@ -130,7 +130,7 @@ class Connections:
         threading.Thread(target=self._serve, name="connections", daemon=True).start()
 
     def send(self, number: int, messages: list[ToApi]) -> None:
-        """Send to one API process; does nothing if it has gone. Never blocks."""
+        """Send to one API process; does nothing if it has disconnected. Never blocks."""
         connection = self._connections.get(number)
         if connection is not None and not connection.send(encode_frame(messages)):
             with contextlib.suppress(BlockingIOError):  # the thread is awake already
@@ -142,8 +142,8 @@ class Connections:
                 for key, events in self._selector.select():
                     self._attend(key, events)
         except BaseException:
-            # A deaf engine is worse than a dead one, which its supervisor restarts.
-            log.exception("the connections met an internal error; the engine ends")
+            # An engine that receives nothing is worse than a dead one, which its supervisor restarts.
+            log.exception("internal error in the connections; the engine exits")
             os._exit(1)
 
     def _attend(self, key: selectors.SelectorKey, events: int) -> None:
@@ -162,7 +162,7 @@ class Connections:
     def _accept(self) -> None:
         try:
             sock, _ = self._listener.accept()
-        except OSError as error:  # the client has gone again, or too many files are open
+        except OSError as error:  # the client has disconnected, or too many files are open
             log.warning("a connection could not be accepted: %s", error)
             return
         sock.setblocking(False)
@@ -181,19 +181,19 @@ class Connections:
         except OSError:
             data = b""
         if not data:
-            self._hang_up(number)
+            self._disconnect(number)
             return
         try:
             for message in connection.decoder.feed(data):
                 self._take(number, connection, message)
         except (msgspec.DecodeError, RecursionError) as error:
             log.warning("closed a connection that is not an API process: %s", error)
-            self._hang_up(number)
+            self._disconnect(number)
 
     def _take(self, number: int, connection: Connection, message: ToEngine) -> None:
         if isinstance(message, Hello):
             if not hmac.compare_digest(message.secret.encode(), self._secret.encode()):
-                raise msgspec.DecodeError("a wrong secret")
+                raise msgspec.DecodeError("wrong secret")
             connection.welcome()
             self.send(number, [Welcome(os.getpid(), self._model, self._batching)])
             self._inbox.put((number, Connected()))
@@ -204,7 +204,7 @@ class Connections:
         else:
             raise msgspec.DecodeError("no secret")
 
-    def _hang_up(self, number: int) -> None:
+    def _disconnect(self, number: int) -> None:
         connection = self._connections.pop(number, None)
         if connection is not None:
             self._selector.unregister(connection.socket)
@@ -215,8 +215,8 @@ class Connections:
     def _watch_writers(self) -> None:
         for number, connection in list(self._connections.items()):
             if connection.is_stuck:
-                log.warning("disconnected an API process that reads nothing")
-                self._hang_up(number)
+                log.warning("disconnected an API process that does not read")
+                self._disconnect(number)
             elif not connection.flush():
                 self._selector.modify(connection.socket, selectors.EVENT_READ | selectors.EVENT_WRITE, number)
 

@@ -21,11 +21,11 @@ class Connected(Struct, frozen=True):
 
 
 class Disconnected(Struct, frozen=True):
-    """An API process has gone; its requests have no reader any more."""
+    """An API process has disconnected; its requests have no reader any more."""
 
 
 class Leave(Struct, frozen=True):
-    """The engine must end; running requests are lost."""
+    """The engine must exit; running requests are lost."""
 
 
 class GrammarCompiled(Struct, frozen=True):
@@ -39,7 +39,7 @@ class TokenChosen(Struct, frozen=True):
     """Another thread has chosen the next token of a sequence, or has failed."""
 
     sequence: Sequence
-    # When its previous token came, by the clock.
+    # Time of its previous token, by the clock.
     last: float | None
     chosen: Future[NextToken]
 
@@ -53,7 +53,7 @@ Send = Callable[[int, list[ToApi]], None]
 
 
 class Outbox:
-    """Owned by the loop's thread. Knows the connections, and what each was last told about the load."""
+    """Owned by the loop's thread. Knows the connections, and the load that each received last."""
 
     def __init__(self, send: Send) -> None:
         self.num_connected = 0  # API processes that have ever connected
@@ -77,7 +77,7 @@ class Outbox:
         self._gathered.setdefault(connection, []).extend(messages)
 
     def deliver(self) -> None:
-        """Send the collected messages, in one piece for each connection: its process wakes once, not for each row."""
+        """Send the collected messages in one frame for each connection, whose process then wakes once."""
         for connection, messages in self._gathered.items():
             self._send(connection, messages)
         self._gathered.clear()
@@ -99,7 +99,7 @@ class Outbox:
             others = len(accepted) - own[connection]
             load = Load(running, waiting, others, terminated, room, room_tokens, last.retry_after, scheduler.capacity)
             if load != last:
-                # Not sent while nothing else changes, because it changes by itself.
+                # Not sent while nothing else changes, because it changes on its own.
                 retry_after = scheduler.queue_wait() if 0 in (room, room_tokens) else 0
                 self._loads[connection] = structs.replace(load, retry_after=retry_after)
                 self.tell(connection, self._loads[connection])

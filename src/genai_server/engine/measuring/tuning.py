@@ -13,9 +13,11 @@ from genai_server.engine.model.graph import DoesNotFit, read_decoder_graph
 from genai_server.engine.model.session import open_session
 from genai_server.engine.model.session_options import with_found_libraries
 from genai_server.engine.model.weights import prepacked_model
-from genai_server.engine.runners.base import Opening, Runner
+from genai_server.engine.runners.bare_sequences import open_bare, read_all
+from genai_server.engine.runners.base import Runner
 from genai_server.engine.runners.batched import BatchedRunner, BatchLimits
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
+from genai_server.engine.sequence import Sequence
 from genai_server.options.device import DeviceOptions
 from genai_server.timing import Clock
 
@@ -60,34 +62,33 @@ def prefill_rate(runner: Runner, chunk: int, length: int, seconds: float, clock:
     tokens = [1] * chunk
 
     def read() -> None:
-        runner.open(0, tokens, Opening(length, reuse=False))
+        sequence = open_bare(runner, tokens, length)
         try:
-            runner.prefill(0, tokens)
+            read_all(runner, [sequence])
         finally:
-            runner.close(0)
+            runner.close(sequence.id)
 
     return chunk / _time_of_one(read, seconds, clock)
 
 
 def decode_rate(runner: Runner, rows: int, length: int, seconds: float, clock: Clock = time.perf_counter) -> float:
     """Tokens per second of so many rows together."""
-    sequences, prompt = list(range(rows)), [1] * _PROMPT
+    sequences: list[Sequence] = []
     room = length - _PROMPT
 
-    def begin() -> None:
+    def decode() -> None:
         for sequence in sequences:
-            runner.open(sequence, prompt, Opening(length, reuse=False))
-            runner.prefill(sequence, prompt)
+            sequence.append(1)
+        read_all(runner, sequences)
 
-    def end() -> None:
-        for sequence in sequences:
-            runner.close(sequence)
-
-    begin()
     try:
-        return rows / _time_of_one(lambda: runner.decode(sequences, [1] * rows), seconds, clock, most=room)
+        for _ in range(rows):
+            sequences.append(open_bare(runner, [1] * _PROMPT, length))
+            read_all(runner, sequences[-1:])
+        return rows / _time_of_one(decode, seconds, clock, most=room)
     finally:
-        end()
+        for sequence in sequences:
+            runner.close(sequence.id)
 
 
 def _time_of_one(act: Callable[[], object], seconds: float, clock: Clock, most: int = 1_000_000) -> float:

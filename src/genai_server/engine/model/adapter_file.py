@@ -1,7 +1,7 @@
 """Adapter files (`.onnx_adapter`, ONNX Runtime's AdapterFormat), and whether they fit a model's graph.
 
-A graph that takes adapters has their weights as inputs with a default, which stands for no adapter. ONNX Runtime finds
-a misfit only when a request runs, and then names neither the file nor every fault.
+A graph that takes adapters has their weights as inputs with a default, which means no adapter. ONNX Runtime detects a
+mismatch only when a request runs, and then names neither the file nor every fault.
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from genai_server.errors import AdapterLoadFailed
 
 # The usual suffix; ONNX Runtime does not require it.
 ADAPTER_SUFFIX = ".onnx_adapter"
-_MOST_SHOWN = 3
+_MAX_SHOWN = 3
 
 
 def optional_inputs(graph: onnx.GraphProto) -> "dict[str, onnx.TypeProto.Tensor]":
@@ -41,14 +41,14 @@ def check_adapter_file(path: Path, inputs: "Mapping[str, onnx.TypeProto.Tensor]"
     if not weights:
         raise AdapterLoadFailed(f"{path} has no weights")
     if strange := sorted(weights.keys() - inputs.keys()):
-        more = f" and {len(strange) - _MOST_SHOWN} more" if len(strange) > _MOST_SHOWN else ""
+        more = f" and {len(strange) - _MAX_SHOWN} more" if len(strange) > _MAX_SHOWN else ""
         raise AdapterLoadFailed(
-            f"{path} is not for this model, whose graph has no input {', '.join(strange[:_MOST_SHOWN])}{more}"
+            f"{path} does not fit this model, whose graph has no input {', '.join(strange[:_MAX_SHOWN])}{more}"
         )
     for name, weight in weights.items():
         if not _fits(weight, inputs[name]):
             raise AdapterLoadFailed(
-                f"{path} has {name} as {_told(weight)}, and the model takes {_wanted(inputs[name])}"
+                f"{path} has {name} as {_shown(weight)}, but the model takes {_expected(inputs[name])}"
             )
 
 
@@ -80,10 +80,10 @@ def _fits(weight: Any, wanted: "onnx.TypeProto.Tensor") -> bool:
     )
 
 
-def _told(weight: Any) -> str:
+def _shown(weight: Any) -> str:
     return f"{onnx.TensorProto.DataType.Name(weight.element_type())} {list(weight.shape())}"
 
 
-def _wanted(wanted: "onnx.TypeProto.Tensor") -> str:
+def _expected(wanted: "onnx.TypeProto.Tensor") -> str:
     dims = [str(dim.dim_value) if dim.HasField("dim_value") else dim.dim_param or "?" for dim in wanted.shape.dim]
     return f"{onnx.TensorProto.DataType.Name(wanted.elem_type)} [{', '.join(dims)}]"

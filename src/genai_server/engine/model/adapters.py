@@ -3,9 +3,9 @@
 import logging
 from pathlib import Path
 
-from genai_server.engine.runners.base import ExportingRunner
+from genai_server.engine.runners.base import Runner
 from genai_server.errors import AdapterLoadFailed, ModelNotFound, Unavailable
-from genai_server.generation import Adapter
+from genai_server.messages.generation_request import Adapter
 from genai_server.quoted_values import quoted
 
 log = logging.getLogger(__name__)
@@ -18,7 +18,7 @@ class Adapters:
     freed afterwards.
     """
 
-    def __init__(self, runner: ExportingRunner) -> None:
+    def __init__(self, runner: Runner) -> None:
         self._runner = runner
         self._loaded: dict[str, object] = {}
         self._unloaded: set[str] = set()
@@ -52,6 +52,6 @@ class Adapters:
         except AdapterLoadFailed as error:
             log.error("%s", error.message)  # clients must not learn file names
             raise Unavailable(
-                f"adapter {quoted(adapter.name)} cannot be loaded; the server's log has more", param="model"
+                f"adapter {quoted(adapter.name)} cannot be loaded; see the server log", param="model"
             ) from None
         return self._loaded[adapter.id]

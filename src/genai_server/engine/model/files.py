@@ -7,7 +7,7 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
 from genai_server.errors import ModelDirectoryError
-from genai_server.generation import ModelInfo, Sampling
+from genai_server.messages.generation_request import ModelInfo, Sampling
 from genai_server.pooling_model import (
     MODULES,
     PoolingModel,
@@ -24,23 +24,23 @@ CONFIG = "genai_config.json"
 TOKENIZER = "tokenizer.json"
 TOKENIZER_CONFIG = "tokenizer_config.json"
 CHAT_TEMPLATE = "chat_template.jinja"
-# Names of outputs that hold one vector for each text.
+# Names of outputs with one vector for each text.
 VECTORS = ("sentence_embedding", "text_embeds", "pooled_embeddings")
 # The message about a model without a chat template.
 NO_CHAT_TEMPLATE = "has no chat template: it takes raw prompts (/v1/completions), and chats get a 400"
-GIVE_A_TEMPLATE = "give it one with GENAI_CHAT_TEMPLATE or --chat-template, a file or a name such as chatml"
+GIVE_A_TEMPLATE = "set one with GENAI_CHAT_TEMPLATE or --chat-template: a file, or a name such as chatml"
 _MORE_TEMPLATES = "additional_chat_templates/*.jinja"
 # Matches names of settings whose values are files or folders, such as filename, or ONNX Runtime's ep.context_file_path.
 _FILE = re.compile(r"(?<!pro)file|path|folder|director|(^|[._])dir($|[._])")
-# Part of the names of settings such as custom_ops_library, with which onnxruntime would run code of the model's makers.
+# Part of the names of settings such as custom_ops_library, with which onnxruntime would run code from the model.
 _CODE = "library"
 # The setting that says where ONNX Runtime writes its profiles.
 _PROFILING = "enable_profiling"
 # The library's limit for numbers of tokens and token ids.
-_MOST_TOKENS = 2**31
+_MAX_TOKENS = 2**31
 # The beginning of the pointer that Git leaves in place of a large file without LFS.
 _LFS_POINTER = b"version https://git-lfs"
-_FROM_THE_ORIGINAL = "copy it from the model that this one was made of"
+_FROM_THE_ORIGINAL = "copy it from the original model"
 _FROM_THE_BUILDER = "fetch or build the directory again (genai-server pull, genai-server export)"
 # The key of a tensor's external file, which is in every ONNX file that has one.
 _LOCATION = b"location"
@@ -90,7 +90,7 @@ def _checked_pooling_model(directory: Path, model: PoolingModel) -> ModelInfo:
                 lack = f"{MODULES} names a module, such as Dense, that must be part of the graph"
                 advice = "genai-server export builds such a graph of the original"
             else:
-                lack = "nothing says how a text's vectors become one"
+                lack = "no file describes the pooling of a text's vectors"
                 advice = (
                     f"copy {MODULES} and the folders that it names, such as 1_Pooling, from the original, or name that "
                     "to genai-server pull with --original"
@@ -148,7 +148,7 @@ def _check_present(directory: Path, name: str, lack: str) -> None:
 def _check_names(directory: Path, config: Any) -> None:
     """Check every name in the configuration: files must lie in the directory, and no library may be loaded.
 
-    It must not say where profiles are written, either.
+    It must not set a path for profiles, either.
     """
     waiting = [config]
     while waiting:
@@ -161,8 +161,8 @@ def _check_names(directory: Path, config: Any) -> None:
                     raise ModelDirectoryError(f"{directory / CONFIG} names a library to load: {key}")
                 if key == _PROFILING and inner and not (isinstance(inner, str) and PREFIX.fullmatch(inner)):
                     raise ModelDirectoryError(
-                        f"{directory / CONFIG} has {key} {quoted(inner)}: it must be a name and no path, of at most 64 "
-                        "letters, digits, dots, dashes and underscores; GENAI_PROFILE_DIR says where they are written"
+                        f"{directory / CONFIG} has {key} {quoted(inner)}: it must be a name, not a path, of at most 64 "
+                        "letters, digits, dots, dashes and underscores; GENAI_PROFILE_DIR sets the folder"
                     )
             waiting += value.values()
         elif isinstance(value, list):
@@ -176,8 +176,8 @@ def _check_inside(directory: Path, name: str, named_in: str) -> None:
     try:
         target = (directory / name).resolve()
     except (OSError, ValueError):  # for instance, it has a null byte
-        raise ModelDirectoryError(f"{directory / named_in} names what cannot be a file: {quoted(name)}") from None
-    # In Hugging Face's cache, snapshots contain links to files in a folder beside them.
+        raise ModelDirectoryError(f"{directory / named_in} names an impossible file: {quoted(name)}") from None
+    # In Hugging Face's cache, snapshots contain links to files in a folder next to them.
     caches = [parent.parent / "blobs" for parent in directory.absolute().parents if parent.name == "snapshots"]
     if not any(target.is_relative_to(root.resolve()) for root in (directory, *caches)):
         raise ModelDirectoryError(f"{directory / name} is a link out of the model directory, to {target}")
@@ -209,7 +209,7 @@ def session_profile(directory: Path) -> str:
 
 
 def model_info(config: dict[str, Any]) -> ModelInfo:
-    """Read `genai_config.json`, whose `search` section has the model's own sampling defaults.
+    """Read `genai_config.json`, whose `search` section contains the model's sampling defaults.
 
     `do_sample` false and `top_k` 1 only mean greedy by default; a request with a temperature still gets samples. Raises
     KeyError, TypeError or ValueError if the file lacks what onnxruntime-genai requires.
@@ -218,8 +218,8 @@ def model_info(config: dict[str, Any]) -> ModelInfo:
     eos = model["eos_token_id"]
     eos_token_ids = [int(token) for token in (eos if isinstance(eos, list) else [eos])]
     sizes = {name: int(model[name]) for name in ("context_length", "vocab_size")}
-    wrong = [name for name, size in sizes.items() if not 0 < size < _MOST_TOKENS]
-    if any(abs(token) >= _MOST_TOKENS for token in eos_token_ids):
+    wrong = [name for name, size in sizes.items() if not 0 < size < _MAX_TOKENS]
+    if any(abs(token) >= _MAX_TOKENS for token in eos_token_ids):
         wrong.append("eos_token_id")
     if wrong:
         raise ValueError(repr(wrong[0]))
@@ -242,12 +242,12 @@ def model_info(config: dict[str, Any]) -> ModelInfo:
 def external_files(onnx_file: Path) -> dict[str, int]:
     """The weight files that an ONNX file refers to, by their names, with the bytes that its tensors need of each.
 
-    Empty for a file that is no ONNX graph, as only its library can tell what is wrong with it. Raises OSError.
+    Empty for a file that is not an ONNX graph, because only its library can report what is wrong. Raises OSError.
     """
     data = onnx_file.read_bytes()
     if _LOCATION not in data:
         return {}
-    import onnx  # takes longer than all other modules of a start
+    import onnx  # takes longer than all other imports at startup
 
     try:
         model = onnx.load_model_from_string(data)
@@ -311,7 +311,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object without repeated keys: Python would take the last one, and onnxruntime-genai would apply both.
+    """An object without repeated keys: Python would keep the last one, and onnxruntime-genai would apply both.
 
     Raises ValueError.
     """

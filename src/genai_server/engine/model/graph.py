@@ -12,7 +12,7 @@ from genai_server.engine.model.files import read_config
 
 _ATTENTION = "GroupQueryAttention"
 _OTHER_ATTENTION = {"Attention", "MultiHeadAttention", "PagedAttention", "LinearAttention", "SparseAttention"}
-# Most names in a message.
+# Maximum number of names in a message.
 _SHOWN = 4
 # The operators between the attention mask and the condition of an If.
 _WIDTH_IS_GREATER = ["Greater", "Gather", "Shape"]
@@ -37,16 +37,16 @@ class DecoderGraph:
     present_names: tuple[str, ...]
     num_kv_heads: int
     head_size: int
-    # Of numpy.
+    # A numpy type.
     cache_type: Any
-    # Of numpy.
+    # A numpy type.
     logits_type: Any
-    # Most tokens that some layers keep; 0 if all keep everything. The operator keeps everything in a longer buffer, so
-    # ours are at least this long.
+    # Maximum number of tokens that some layers keep; 0 if all keep everything. The operator keeps everything in a
+    # longer buffer, so the slots are at least this long.
     window: int = 0
     # Longest row of a batch; None for no limit. A longer row would change the rope of all rows.
     switches_at: int | None = None
-    # Whether it returns logits of the last token only, however many it reads.
+    # Whether it returns only the logits of the last token, however many it reads.
     gives_last_logits_only: bool = False
     # Whether it has inputs for adapters, which stay at their defaults in batches.
     takes_adapters: bool = False

@@ -24,14 +24,14 @@ from genai_server.engine.model.output_head import EIGHT_BITS
 log = logging.getLogger(__name__)
 # A matrix stays in 4 bits if, in the median block, the 8-bit scale is more than this share of the 4-bit scale. Rounding
 # would add too large an error. Columns without outliers have about 0.08.
-MOST_COARSE = 0.25
+MAX_COARSENESS = 0.25
 _FOUR_BITS = "MatMulNBits"
-# Inputs of a MatMulNBits behind the activations.
+# Inputs of a MatMulNBits after the activations.
 _WEIGHTS, _SCALES, _ZEROS, _ORDER, _BIAS = range(1, 6)
 _ROWS_AT_ONCE = 512
-_MOST_THREADS = 8
-_ALIGNMENT = 4096  # of what is mapped into memory
-_LEAST_EXTERNAL = 1024
+_MAX_THREADS = 8
+_ALIGNMENT = 4096  # of data that is mapped into memory
+_MIN_EXTERNAL = 1024
 # Constants of the graph.
 _NAMES = ("axis", "inverse", "least", "one", "middle")
 _AXIS, _INVERSE, _LEAST, _ONE, _MIDDLE = (f"genai_server.int8.{name}" for name in _NAMES)
@@ -40,8 +40,8 @@ _AXIS, _INVERSE, _LEAST, _ONE, _MIDDLE = (f"genai_server.int8.{name}" for name i
 def write_int8_model(source: Path, target: Path, threads: int = 1) -> int:
     """Write the graph at `source` with 8-bit matrices in place of 4-bit ones; returns how many were replaced.
 
-    The weights' file lies beside `target`. In memory are one matrix in 4 and in 8 bits, and for each of at most
-    `threads` threads two arrays of 512 of its rows in 32 bits. Raises OSError.
+    The weights' file lies next to `target`. Memory is needed for one matrix in 4 and in 8 bits, and in each of at most
+    `threads` threads for two arrays of 512 of its rows in 32 bits. Raises OSError.
     """
     model = onnx.load(str(source), load_external_data=False)
     graph = model.graph
@@ -74,7 +74,7 @@ def write_int8_model(source: Path, target: Path, threads: int = 1) -> int:
 
 
 def int8_bytes(source: Path) -> int:
-    """How many bytes a graph's 4-bit matrices take in 8 bits; 0 if it has none."""
+    """The size of a graph's 4-bit matrices in 8 bits, in bytes; 0 if it has none."""
     graph = onnx.load(str(source), load_external_data=False).graph
     sizes = [{a.name: a.i for a in node.attribute} for node in graph.node if node.op_type == _FOUR_BITS]
     return sum(size["N"] * size["K"] for size in sizes if size["bits"] == 4)
@@ -121,20 +121,20 @@ class _DataFile:
         return list(arrays)
 
     def move(self, tensor: TensorProto) -> None:
-        """Move a tensor's values to the file, unless they are few."""
-        if len(tensor.raw_data) < _LEAST_EXTERNAL:
+        """Move a tensor's values to the file, unless they are small."""
+        if len(tensor.raw_data) < _MIN_EXTERNAL:
             return
         self._file.write(bytes(-self._file.tell() % _ALIGNMENT))
-        told = {"location": self._name, "offset": self._file.tell(), "length": len(tensor.raw_data)}
+        location = {"location": self._name, "offset": self._file.tell(), "length": len(tensor.raw_data)}
         self._file.write(tensor.raw_data)
         tensor.ClearField("raw_data")
         tensor.data_location = TensorProto.EXTERNAL
-        for key, value in told.items():
+        for key, value in location.items():
             tensor.external_data.add(key=key, value=str(value))
 
 
 def _int8_matrix(node: onnx.NodeProto, weights: _Weights, threads: int) -> dict[str, NDArray[Any]] | None:
-    """The weights [inputs, outputs] and scales [outputs] for a MatMulNBits; None if it stays as it is."""
+    """The weights [inputs, outputs] and scales [outputs] for a MatMulNBits; None if it stays in 4 bits."""
     attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
     optional = [*node.input, "", "", ""]
     packed, scales = weights.array(node.input[_WEIGHTS]), weights.array(node.input[_SCALES])
@@ -155,10 +155,10 @@ def _int8_matrix(node: onnx.NodeProto, weights: _Weights, threads: int) -> dict[
         values /= scale[here, None]
         eight[:, here] = np.rint(values, out=values).T
 
-    with ThreadPoolExecutor(min(threads, _MOST_THREADS)) as pool:  # numpy computes without Python's lock
+    with ThreadPoolExecutor(min(threads, _MAX_THREADS)) as pool:  # numpy computes without Python's lock
         list(pool.map(convert, range(0, num_outputs, _ROWS_AT_ONCE)))
     steps = np.abs(scales.reshape(num_outputs, -1))
-    if np.mean(scale[:, None] > MOST_COARSE * steps) > 0.5:
+    if np.mean(scale[:, None] > MAX_COARSENESS * steps) > 0.5:
         log.info("matrix %s stays in 4 bits: 8 bits with one scale for a column are too coarse", node.name)
         return None
     return {f"{node.output[0]}.int8": eight, f"{node.output[0]}.int8_scales": scale}

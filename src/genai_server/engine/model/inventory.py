@@ -1,4 +1,4 @@
-"""A model directory file by file: what is there, what is wrong with it, and how to repair it.
+"""A model directory file by file: which files exist, what is wrong with them, and how to repair that.
 
 `files.check_model_directory` stops at the first fault and does not read the weights' graph; this examines everything.
 """
@@ -38,7 +38,7 @@ class Entry:
 
 
 def inventory(directory: Path) -> Iterator[Entry]:
-    """An entry for each needed file, and one for the directory if it has a fault that no file shows."""
+    """An entry for each required file, and one for the directory if it has a fault that belongs to no file."""
     entries = list(_entries(directory))
     yield from entries
     if not any(entry.fault for entry in entries):

@@ -1,4 +1,4 @@
-"""A decoder's graph for steps which decode rows and read a chunk of one prompt in the same pass.
+"""A decoder's graph for steps that decode rows and read a chunk of one prompt in the same pass.
 
 All tokens lie in one flat row [1, R + C], so each matrix is read once for them. Only attention is split: one
 GroupQueryAttention takes the R decoding rows [R, 1], another the chunk [1, C], each with key-value buffers of its own.
@@ -15,7 +15,7 @@ from onnx import TensorProto, helper
 from genai_server.engine.model.graph import DecoderGraph
 from genai_server.engine.model.output_head import find_head
 
-# Inputs. SPLIT is int64 [2]: R and C. ROWS is int64 [K]: the positions in the flat row whose logits are wanted.
+# Inputs. SPLIT is int64 [2]: R and C. ROWS is int64 [K]: the positions in the flat row whose logits are computed.
 SPLIT, ROWS = "genai_server.split", "genai_server.rows"
 # Prefixes of the two parts' inputs. Past keys and values are `{part}{name}`. LAST [rows] is each row's length after the
 # pass, less one. LONGEST [] is the longest row's length after the pass. Both are int32.
@@ -26,7 +26,7 @@ _ATTENTION = "GroupQueryAttention"
 # Inputs of a GroupQueryAttention: queries, keys and values come first, then these.
 _PAST, _LENGTHS, _REST = slice(3, 5), slice(5, 7), slice(7, None)
 _PRESENT = slice(1, 3)
-# Those of the rest with a value for each row: positions and an attention bias.
+# The remaining inputs with a value for each row: positions and an attention bias.
 _OF_ROWS = (9, 10)
 
 
@@ -70,7 +70,7 @@ def _inputs(node: onnx.NodeProto, *positions: int) -> list[str]:
 
 
 def _split(node: onnx.NodeProto) -> list[onnx.NodeProto]:
-    """The nodes that replace an attention: one for the rows, one for the chunk, and those which split and join."""
+    """The nodes that replace an attention: one for the rows, one for the chunk, and those that split and join."""
     made, out = [], node.output[0]
     read: dict[str, list[str]] = {DECODE: [], CHUNK: []}
     for position, name in enumerate(node.input[: _PAST.start]):  # packed or separate queries, keys and values
@@ -100,7 +100,7 @@ def _drop_unread(graph: onnx.GraphProto) -> None:
     """Remove nodes without read outputs, such as those that took lengths from the attention mask."""
     wanted = {value.name for value in graph.output}
     kept = []
-    for node in reversed(graph.node):  # in a graph each node comes behind what it reads
+    for node in reversed(graph.node):  # in a graph each node follows the nodes that it reads
         if wanted.intersection(node.output):
             kept.append(node)
             wanted.update(node.input)

@@ -1,10 +1,10 @@
 """The end of a decoder's graph, which turns the last layer's states into logits.
 
-In a small model with a large vocabulary, a third of the weights is here, and a prompt needs logits only after its last
-token. So the graph of a session gets one more input: the position from which the head reads.
+In a small model with a large vocabulary, it contains a third of the weights, and a prompt needs logits only after its
+last token. So the graph of a session gets an additional input: the position from which the head reads.
 
-With logits in a device's memory, most answers need few of them: the best one, or the best `top_k`. So such a graph gets
-two more outputs: the best logits, and their tokens.
+If logits are in a device's memory, most answers need few of them: the best one, or the best `top_k`. So such a graph
+gets two additional outputs: the best logits, and their tokens.
 """
 
 from dataclasses import dataclass
@@ -28,14 +28,14 @@ BEST_LOGITS, BEST_TOKENS = "genai_server.best_logits", "genai_server.best_tokens
 
 @dataclass(frozen=True)
 class Head:
-    """What of a graph makes logits of states [rows, positions, hidden_size]."""
+    """The part of a graph that computes logits from states [rows, positions, hidden_size]."""
 
     states: str
-    # The nodes that read them, of which the first comes before the others.
+    # The nodes that read the states, in the graph's order.
     readers: list[onnx.NodeProto]
 
     def read_through(self, graph: onnx.GraphProto, selection: onnx.NodeProto) -> None:
-        """Have it read what this node makes of the states. Adds the node to the graph, before the first reader."""
+        """Insert a node between the states and their readers."""
         place = next(index for index, node in enumerate(graph.node) if self.states in node.input)
         for reader in self.readers:
             for position, name in enumerate(reader.input):
@@ -45,7 +45,7 @@ class Head:
 
 
 def find_head(graph: onnx.GraphProto, logits: str) -> Head | None:
-    """The head that makes `logits`; None where it is not found, or others need all of what its product gives."""
+    """The head that computes `logits`; None if it is not found, or if other nodes need its complete product."""
     makers: dict[str, onnx.NodeProto] = {output: node for node in graph.node for output in node.output}
     reads = [name for node in graph.node for name in node.input] + [value.name for value in graph.output]
     node = makers.get(logits)
@@ -67,8 +67,8 @@ def find_head(graph: onnx.GraphProto, logits: str) -> Head | None:
 
 
 def narrow_head(graph: onnx.GraphProto, logits: str) -> bool:
-    """Make the product for `logits` read positions from input FIRST_POSITION on, int64 [1], which may count from the
-    end.
+    """Make the product for `logits` read the positions from input FIRST_POSITION on, int64 [1]; negative ones count
+    from the end.
 
     Returns False, with the graph as it was, where there is no such product.
     """

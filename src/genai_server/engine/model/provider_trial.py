@@ -1,7 +1,7 @@
-"""`python -m genai_server.engine.model.provider_trial`: tries which execution providers of ONNX Runtime load here.
+"""`python -m genai_server.engine.model.provider_trial`: tests which execution providers of ONNX Runtime load here.
 
 A library may include a provider whose own libraries are missing, and only a session shows that. A provider may crash
-the process, so this is a separate one. It prints one line of JSON: for each provider null, or why it does not load.
+the process, so this is a separate one. It prints one line of JSON: for each provider null, or the reason for a failure.
 """
 
 import json

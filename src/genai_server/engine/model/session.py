@@ -27,7 +27,7 @@ def open_session(
     """An ONNX Runtime session with a device's options.
 
     Its head reads only chosen positions, if possible, and with `offers_best` selects the best logits
-    (engine/model/output_head.py). `threads` 0 takes the physical cores that the process may use. `optimized` says that
+    (engine/model/output_head.py). `threads` 0 uses the physical cores that the process may use. `optimized` says that
     the graph has been optimized already. With a `profile_prefix`, ONNX Runtime profiles the session from load to end.
     Raises ConfigurationError for options that name something missing.
     """
@@ -49,9 +49,7 @@ def open_session(
 def open_mixed_session(
     graph: DecoderGraph, threads: int, *, optimized: bool, options: DeviceOptions = DEFAULT_OPTIONS
 ) -> Any:
-    """A session of the same weights for steps that decode and read a chunk; None where the graph cannot be changed so
-    (engine/model/mixed_step.py).
-    """
+    """A session of the same weights for mixed steps (engine/model/mixed_step.py); None if the graph prevents them."""
     model = onnx.load(str(graph.path), load_external_data=False)
     if not mix_steps(model.graph, graph):
         return None

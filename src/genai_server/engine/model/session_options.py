@@ -30,8 +30,8 @@ _LEVELS = {
 }
 _RECORD_ASSIGNMENT = "session.record_ep_graph_assignment_info"
 # On x86 processors without VNNI, sums of products of unsigned activations and signed 8-bit weights overflow. With this
-# entry ONNX Runtime makes such weights unsigned there, from optimization level "extended" on. It changes nothing on
-# other processors.
+# entry ONNX Runtime makes such weights unsigned there, from optimization level "extended" on. It has no effect on other
+# processors.
 _DEFAULT_ENTRIES = {"session.x64quantprecision": "1"}
 
 
@@ -118,7 +118,7 @@ def library_of(given: ProviderOptions) -> str | None:
             raise ConfigurationError(f"[provider.{given.name}] package={quoted(given.package)}: {error}") from None
     if given.library and not Path(given.library).is_file():
         raise ConfigurationError(
-            f"[provider.{given.name}] library={quoted(given.library, most=1000)}: there is no such file"
+            f"[provider.{given.name}] library={quoted(given.library, limit=1000)}: there is no such file"
         )
     return str(Path(given.library).resolve()) if given.library else None
 
@@ -172,7 +172,7 @@ def session_options(options: DeviceOptions, threads: int, *, optimized: bool = F
 
 
 def use_global_pool(options: DeviceOptions, threads: int) -> None:
-    """Set the size of the thread pool that all sessions of the process share, if one is wanted.
+    """Set the size of the thread pool that all sessions of the process share, if the options ask for one.
 
     Must precede the first session.
     """

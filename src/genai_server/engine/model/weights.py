@@ -1,6 +1,6 @@
 """ONNX Runtime's pre-packed weights, written once and mapped into memory by every process that runs the model.
 
-A session packs its weights for its kernels into private memory. Packed weights that were saved beside the optimized
+A session packs its weights for its kernels into private memory. Packed weights that were saved next to the optimized
 graph are mapped instead (session options `session.save_external_prepacked_constant_initializers` and
 `session.optimized_model_external_initializers_file_name`). Then the two sessions of an engine, and the engines of a
 host, share the pages. The folder's name contains what they depend on: model, version and processor.
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 _MANIFEST = "manifest.json"
 _OF_THREADS = ("session.intra_op", "session.inter_op", "session.force_spinning_stop")
 _ERRORS = 3  # ONNX Runtime's level of severity
-# They are written once as they are and once packed, and others need the disk, too.
+# Weights are written once unpacked and once packed, and the disk has other users.
 _DISK_SHARE = 4
 _SAMPLES, _SAMPLE_BYTES = 64, 4096
 
@@ -52,7 +52,7 @@ def int8_model(
 
 
 def _packed(model_dir: Path, cache_dir: Path | None, options: DeviceOptions, *, int8_threads: int = 0) -> Path | None:
-    """As `int8_model`, which makes 8-bit matrices with `int8_threads` threads; 0 keeps the matrices."""
+    """Like `int8_model`, with 8-bit matrices made by `int8_threads` threads; 0 keeps the matrices."""
     int8 = int8_threads > 0
     if cache_dir is None or options.providers or options.custom_op_libraries:
         return None
@@ -71,7 +71,7 @@ def _packed(model_dir: Path, cache_dir: Path | None, options: DeviceOptions, *, 
 
 
 def _write(model_dir: Path, target: Path, given: DeviceOptions, int8_threads: int) -> None:
-    """Pack into a folder beside the target, and rename it when it is complete."""
+    """Pack into a folder next to the target, and rename it when it is complete."""
     log.info("packing the weights of %s once%s, into %s", model_dir, " in 8 bits" if int8_threads else "", target)
     decoder = str(read_config(model_dir)["model"]["decoder"]["filename"])
     left_out = {decoder, *external_files(model_dir / decoder)}
@@ -108,14 +108,14 @@ def _write(model_dir: Path, target: Path, given: DeviceOptions, int8_threads: in
 
 
 def _require_free(folder: Path, num_bytes: int) -> None:
-    """Raises OSError if the disk has less free."""
+    """Raise OSError if the disk has less free space."""
     free = shutil.disk_usage(folder).free
     if free < num_bytes:
         raise OSError(f"{free} bytes are free there, at least {num_bytes} must be")
 
 
 def _is_whole(target: Path) -> bool:
-    """Whether the folder holds what was written there, as far as sizes and samples of the contents show."""
+    """Whether the folder's contents are intact, by their sizes and samples."""
     try:
         written = json.loads((target / _MANIFEST).read_text(encoding="utf-8"))
         return bool(written == _fingerprints(target))
@@ -147,21 +147,21 @@ def _key(model_dir: Path, options: dict[str, str]) -> str:
 
 
 def _files(model_dir: Path) -> list[Path]:
-    """The files of the model itself, without adapters, which may lie beside it and change."""
+    """The files of the model itself, without adapters, which may lie next to it and change."""
     return sorted(file for file in model_dir.iterdir() if file.is_file() and file.suffix != ADAPTER_SUFFIX)
 
 
 def _packing(options: DeviceOptions) -> dict[str, str]:
-    """The options that affect packed weights: not those of threads and memory."""
+    """The options that affect packed weights, unlike those of threads and memory."""
     level = {LEVEL: options.session[LEVEL]} if LEVEL in options.session else {}
     return level | {name: value for name, value in config_entries(options).items() if not name.startswith(_OF_THREADS)}
 
 
 def _processor() -> str:
-    """The kind of processor, including its instruction sets if the system tells."""
+    """The kind of processor, including its instruction sets if the system reports them."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         return f"{platform.machine()} {platform.processor()}"
-    told = ("model name", "flags", "Features", "CPU part")
-    return " ".join(sorted({line for line in lines if line.startswith(told)}))
+    keys = ("model name", "flags", "Features", "CPU part")
+    return " ".join(sorted({line for line in lines if line.startswith(keys)}))

@@ -12,9 +12,9 @@ from genai_server.profiles.manifest import Manifest
 from genai_server.profiles.retention import end_of, removable, remove, remove_all
 
 DEFAULT_PREFIX = "onnxruntime_run_profile"
-# Bytes of the disk that must stay free.
-LEAST_FREE = 32 * 1024 * 1024
-# Making room reduces the usage to this share of a limit.
+# Minimum free bytes of the disk.
+MIN_FREE = 32 * 1024 * 1024
+# Freeing space reduces the usage to this share of a limit.
 _FULL = 0.9
 
 
@@ -35,7 +35,7 @@ class ProfileFolder:
         self._looks_left = 0  # calls until all files are counted again
 
     def prepare(self) -> None:
-        """Make the folder: without it ONNX Runtime silently writes nothing. Raises OSError."""
+        """Create the folder: without it ONNX Runtime silently writes nothing. Raises OSError."""
         self.directory.mkdir(parents=True, exist_ok=True)
 
     def path_prefix(self, prefix: str) -> str:
@@ -53,10 +53,10 @@ class ProfileFolder:
         self._counted = files + len(sizes), size + sum(sizes)
 
     def limit_reached(self) -> str | None:
-        """The limit that allows no further file, in words; None if there is room.
+        """The limit that allows no further file, in words; None if no limit is reached.
 
-        This is called for every profiled pass, and counting a thousand files takes 4 ms. So they are counted again only
-        after a hundredth of their number of calls, and other engines' files may exceed a limit by a hundredth.
+        This is called for every profiled pass, and counting a thousand files takes 4 ms. So files are counted again
+        after calls for a hundredth of their number, and other engines' files may exceed a limit by a hundredth.
         """
         if self._looks_left == 0:
             self._counted = self.usage()
@@ -67,14 +67,14 @@ class ProfileFolder:
             return f"{files} profiles reach GENAI_PROFILE_MAX_FILES ({self._max_files})"
         if size >= self._max_bytes:
             return f"{size} bytes of profiles reach GENAI_PROFILE_MAX_BYTES ({self._max_bytes})"
-        if self.directory.exists() and (free := shutil.disk_usage(self.directory).free) < LEAST_FREE:
-            return f"{free} bytes are free on the disk of GENAI_PROFILE_DIR, at least {LEAST_FREE} must be"
+        if self.directory.exists() and (free := shutil.disk_usage(self.directory).free) < MIN_FREE:
+            return f"{free} bytes are free on the disk of GENAI_PROFILE_DIR, and at least {MIN_FREE} are required"
         return None
 
     def remove_old(self) -> None:
         """Remove the sessions of any device that ended too long ago.
 
-        Of the others, which may have no files, it keeps at most as many as there may be files.
+        It keeps at most as many others as files are allowed, because sessions may have no files.
         """
         now = time.time()
         old: list[Manifest] = []
@@ -95,7 +95,7 @@ class ProfileFolder:
         files, size = self.usage()  # an operator may have removed some
         for manifest in removable(self._root, time.time(), keep=keep):
             has_room = files <= _FULL * self._max_files and size <= _FULL * self._max_bytes
-            if has_room and shutil.disk_usage(self._root).free >= LEAST_FREE / _FULL:
+            if has_room and shutil.disk_usage(self._root).free >= MIN_FREE / _FULL:
                 break
             sizes = [path.stat().st_size for path in manifest.files if path.is_file()]
             if sizes:  # a session without files frees nothing
@@ -113,13 +113,13 @@ def _sizes(folder: Path) -> Iterator[int]:
     """
     with suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
-            with suppress(OSError):  # removed meanwhile, or not readable
+            with suppress(OSError):  # removed in the meantime, or not readable
                 if entry.name.endswith(".json"):
                     yield entry.stat().st_size
 
 
 def wait_for_next_file_name() -> None:
-    """Wait until the clock shows another millisecond: names of files differ in nothing else."""
+    """Wait for the clock's next millisecond: names of files differ only in their time."""
     start = time.time_ns() // 1_000_000
     while time.time_ns() // 1_000_000 == start:
         time.sleep(0.0002)

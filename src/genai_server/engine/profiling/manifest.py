@@ -49,9 +49,9 @@ def about_engine(device: str, model_dir: Path, threads: int, options: DeviceOpti
 
 
 def _library_versions() -> dict[str, str]:
-    """The installed distributions of ONNX Runtime. To read all distributions takes a quarter of an engine's start."""
+    """The installed distributions of ONNX Runtime. Reading all distributions takes a quarter of an engine's start."""
     folders = [folder for path in sys.path for folder in Path(path).glob(_LIBRARIES)]
-    # Of two with one name Python imports the first.
+    # Of two with the same name, Python imports the first.
     return {library.name: library.version for library in map(Distribution.at, reversed(folders))}
 
 
@@ -136,7 +136,7 @@ class ProfileManifest:
         return sizes
 
     def _session(self, prefix: str, started: float) -> Path:
-        """The open session with a prefix; begins one if there is none."""
+        """The open session with a prefix; begins one if necessary."""
         return self._open.get(prefix) or self._begin(prefix, started)
 
     def _begin(self, prefix: str, started: float, plan: ProfilePlan | None = None) -> Path:
@@ -151,7 +151,7 @@ class ProfileManifest:
     def _files(self) -> set[str]:
         try:
             return {name for name in os.listdir(self._directory) if name.endswith(".json")}
-        except FileNotFoundError:  # the folder was removed meanwhile, and ONNX Runtime writes nothing either
+        except FileNotFoundError:  # the folder was removed, and ONNX Runtime writes nothing either
             return set()
 
 

@@ -58,13 +58,15 @@ class RuntimeOptionState:
         clock: Clock = time.monotonic,
     ) -> None:
         self._runners = runners
-        self._max_rows = max_rows if runners.batched is not None else sys.maxsize
+        self._max_rows = max_rows if runners.has_batch else sys.maxsize
         self._folder = folder
         self._manifest = ProfileManifest(folder.directory, about or Session(id="", prefix="", started=0))
         self.sessions = ProfileSessions(self._manifest, clock)
         self._stopped: str | None = None
         self._state_file = state_file
         self._kept = _read(state_file)
+        # Whether anything has been profiled. Until then, steps spend no time on profiles.
+        self._has_profiled = self._kept.profile != "0"
 
     @property
     def terminated(self) -> bool:
@@ -90,6 +92,7 @@ class RuntimeOptionState:
         """Start ("1" or a prefix) or stop ("0") profiling these sequences. Raises OSError without the folder."""
         prefix = {"0": None, "1": DEFAULT_PREFIX}.get(value, value)
         if prefix is not None:
+            self._has_profiled = True
             self._folder.prepare()
             self._folder.remove_old()
             self._manifest.end(prefix)
@@ -106,7 +109,7 @@ class RuntimeOptionState:
     @property
     def num_profile_sessions(self) -> int:
         """The number of profile sessions that have begun."""
-        return self._manifest.num_begun
+        return self._manifest.num_begun if self._has_profiled else 0
 
     def report_failure(self, reason: str) -> None:
         """Record the reason why nothing is profiled."""
@@ -123,10 +126,13 @@ class RuntimeOptionState:
         self._folder.remove_old()
         if reached := self._folder.make_room(self._manifest.open_sessions):
             raise Unavailable(reached)
+        self._has_profiled = True
         return self.sessions.start(plan, self._prefixes(sequences))
 
     def choose(self, running: list[Sequence], waiting: Collection[Sequence] = ()) -> None:
-        """Select sequences to profile, in place of those that have ended or are no longer wanted."""
+        """Select sequences to profile, in place of those that have ended or are no longer selected."""
+        if not self._has_profiled:
+            return
         self.sessions.release(running, waiting)
         if self._manifest.open_sessions:
             self._manifest.end_others({*self._prefixes(running), *self.sessions.prefixes})
@@ -155,16 +161,21 @@ class RuntimeOptionState:
         return self._device_prefix or self.sessions.prefix_for(sequence)
 
     def misplaced(self, sequences: Iterable[Sequence]) -> list[Sequence]:
-        """The running sequences which may be on another runner than they need."""
+        """The running sequences that may be on the wrong runner."""
         return [sequence for sequence in sequences if sequence.profile.is_on == sequence.batched]
 
     def place(self, sequence: Sequence) -> None:
-        """Put a running sequence on the runner that it needs. Raises RunnerFailed."""
+        """Move a running sequence to the runner that it needs. Raises RunnerFailed."""
         if not sequence.profile.is_on:
             self._runners.to_batch(sequence)
         elif sequence.batched:
             self._runners.to_generator(sequence)
             sequence.profile.active = None
+
+    def observe(self, step: Step, seconds: float) -> None:
+        """Take the duration of a step that has ended."""
+        if self._has_profiled:
+            self.sessions.observe(step, seconds)
 
     def before_step(self, step: Step) -> None:
         """Switch the library's profiling for a step, except where a sequence reads its earlier tokens again."""
@@ -179,7 +190,7 @@ class RuntimeOptionState:
         prefix = None if reads_anew else sequence.profile.prefix
         if prefix != sequence.profile.active:
             value = "0" if prefix is None else self._folder.path_prefix(prefix)
-            self._runners.set_runtime_option(sequence, PROFILING, value)
+            self._runners.generator.set_runtime_option(sequence.id, PROFILING, value)
             sequence.profile.active = prefix
 
     def _obstacle(self, sequence: Sequence) -> str | None:

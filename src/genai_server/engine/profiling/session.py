@@ -1,6 +1,6 @@
 """The policy of one profile session: which passes it profiles, by request, output token and duration.
 
-Pure: it uses no library and no file, and gets the time in seconds that never go back.
+Pure: it uses no library and no file, and its times are seconds of a monotonic clock.
 """
 
 from collections import deque
@@ -10,31 +10,9 @@ from statistics import median
 from genai_server.profile_plan import Profiled, ProfilePlan, SlowTokens
 
 _HOUR = 3600.0
-# Steps in a median, and the least steps before one can be slow compared with it.
-_MOST_STEPS = 256
-_LEAST_STEPS = 16
-
-
-class SequenceProfile:
-    """The profiling state of one sequence. A prefix is that of its files; None stands for no profiling."""
-
-    def __init__(self) -> None:
-        self.prefix: str | None = None  # wanted for the passes from now on
-        self.active: str | None = None  # set in the runner
-        self.from_token = 0  # the first profiled output token
-        self.num_tokens = 0  # profiled tokens
-        self.left_out = False  # not selected when the device is profiled
-
-    @property
-    def is_on(self) -> bool:
-        """Whether the next pass is to be profiled."""
-        return self.prefix is not None
-
-    def switch(self, prefix: str | None, next_token: int) -> None:
-        """Set the prefix from the next output token on; None stops profiling."""
-        if self.prefix is None or prefix is None:
-            self.from_token = next_token
-        self.prefix = prefix
+# Maximum number of steps in a median, and the minimum before a step can be slow compared with it.
+_MAX_STEPS = 256
+_MIN_STEPS = 16
 
 
 class ProfileSession:
@@ -52,14 +30,14 @@ class ProfileSession:
         self._trigger = None if plan.slow is None else _Trigger(plan.slow)
         self._until: dict[int, int] = {}
         self._returning: set[int] = set()
-        self._profiled: deque[float] = deque(maxlen=_MOST_STEPS)
-        self._unprofiled: deque[float] = deque(maxlen=_MOST_STEPS)
+        self._profiled: deque[float] = deque(maxlen=_MAX_STEPS)
+        self._unprofiled: deque[float] = deque(maxlen=_MAX_STEPS)
 
     def concerns(self, name: str) -> bool:
         """Whether the plan includes requests of this name."""
         return self.plan.request_id in (None, name)
 
-    def wants(self, sequence: int, name: str, token: int) -> bool:
+    def selects(self, sequence: int, name: str, token: int) -> bool:
         """Whether to profile the pass of a sequence that leads to this output token."""
         last = self.plan.last_token
         within = token >= self.plan.first_token and (last is None or token <= last)
@@ -121,7 +99,7 @@ class _Trigger:
         if self._slow.over_ms is not None:
             return seconds * 1000 > self._slow.over_ms
         assert self._slow.ratio is not None
-        return len(before) >= _LEAST_STEPS and seconds > self._slow.ratio * median(before)
+        return len(before) >= _MIN_STEPS and seconds > self._slow.ratio * median(before)
 
 
 def _milliseconds(seconds: deque[float]) -> float | None:

@@ -12,7 +12,7 @@ from genai_server.profile_plan import ProfilePlan, ProfileState
 from genai_server.quoted_values import quoted
 from genai_server.timing import Clock
 
-MOST_OPEN = 8
+MAX_OPEN = 8
 
 
 class ProfileSessions:
@@ -33,9 +33,9 @@ class ProfileSessions:
         """Begin a session. `others` are prefixes in use outside sessions. Raises InvalidField and OSError."""
         if plan.prefix in self._open or plan.prefix in others:
             raise InvalidField(f"prefix {quoted(plan.prefix)} is in use", param="prefix")
-        if len(self._open) >= MOST_OPEN:
+        if len(self._open) >= MAX_OPEN:
             raise InvalidField(
-                f"at most {MOST_OPEN} profile sessions may be open on a device; end one",
+                f"at most {MAX_OPEN} profile sessions may be open on a device; end one",
                 param="device",
             )
         session = ProfileSession(self._manifest.begin(plan), plan, self._clock())
@@ -57,7 +57,7 @@ class ProfileSessions:
             self._end(session, reason)
 
     def release(self, running: Collection[Sequence], waiting: Iterable[Sequence]) -> None:
-        """End the sessions whose time is over, and stop profiling sequences that no session wants any more."""
+        """End the sessions whose time is over, and stop profiling sequences that no session selects any more."""
         if not self._open and not self._ended:
             return
         now, names = self._clock(), {sequence.request.request_id for sequence in (*running, *waiting)}
@@ -73,13 +73,13 @@ class ProfileSessions:
             if prefix is None:
                 continue
             session_of = self._open.get(prefix)
-            if prefix in self._ended or (session_of is not None and not _wants(session_of, sequence)):
+            if prefix in self._ended or (session_of is not None and not _selects(session_of, sequence)):
                 sequence.profile.switch(None, sequence.num_produced)
         self._ended.clear()
 
     def prefix_for(self, sequence: Sequence) -> str | None:
-        """The prefix of the first session that wants a sequence's next pass; None if there is none."""
-        return next((prefix for prefix, session in self._open.items() if _wants(session, sequence)), None)
+        """The prefix of the first session that selects a sequence's next pass; None if no session does."""
+        return next((prefix for prefix, session in self._open.items() if _selects(session, sequence)), None)
 
     def profiled(self, sequence: Sequence) -> None:
         """Count the token of a profiled pass."""
@@ -116,5 +116,5 @@ class ProfileSessions:
         self._manifest.end(session.plan.prefix, reason, session.profiled)
 
 
-def _wants(session: ProfileSession, sequence: Sequence) -> bool:
-    return session.wants(sequence.id, sequence.request.request_id, sequence.num_produced)
+def _selects(session: ProfileSession, sequence: Sequence) -> bool:
+    return session.selects(sequence.id, sequence.request.request_id, sequence.num_produced)

@@ -1,52 +1,22 @@
 """The interface between the engine's loop and the runners, which drive a model."""
 
-from collections.abc import Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from collections.abc import Sequence as Several
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from numpy.typing import NDArray
 
-from genai_server.engine.kv_memory import KvMemory
+from genai_server.engine.kv_memory import UNSHARED, KvMemory
+from genai_server.engine.runners import pass_rules
 from genai_server.engine.runners.kv_cache import KvSlots
-from genai_server.engine.runners.scores import Logits, Scores
-from genai_server.generation import GenerationRequest, ModelInfo, PooledText
-
-
-@dataclass(frozen=True)
-class Opening:
-    """How a sequence is begun."""
-
-    # Tokens that the sequence can grow to.
-    max_length: int
-    # Whether a cached prefix may be reused.
-    reuse: bool = True
-    # Only cached prefixes with the same salt are reused.
-    salt: str | None = None
-    # Whether the answer must be bitwise equal in any batch.
-    exact: bool = False
-    # What the runner has loaded as an adapter.
-    adapter: object | None = None
-    # Its sampling settings, for runners which choose tokens themselves.
-    request: GenerationRequest | None = None
-
-
-@dataclass(frozen=True)
-class Row:
-    """What a pass reads of one sequence."""
-
-    # The sequence's id.
-    sequence: int
-    # The tokens to read.
-    tokens: Sequence[int]
-    # True for the newest token of an answer, which a draft may follow; False for a prompt's or tokens read again.
-    decodes: bool
-    # Whether the logits after each token are wanted, or only those after the last one.
-    positions: bool = False
-    # The next token is chosen among this many best ones; 0 means all.
-    num_choices: int = 0
-    # What the tokens consist of, for a runner which pools.
-    texts: Sequence[PooledText] = ()
+from genai_server.engine.runners.scores import Scores
+from genai_server.engine.scheduling.step import Read
+from genai_server.engine.sequence import Sequence
+from genai_server.errors import AdapterLoadFailed, InvalidField, RunnerFailed
+from genai_server.messages.generation_request import GenerationRequest, ModelInfo
 
 
 class Terminated(Exception):
@@ -57,177 +27,139 @@ class Interrupted(Exception):
     """`interrupt` has ended the pass. It read none of its tokens, so all of them can be given again."""
 
 
-class Runner(Protocol):
+@dataclass(frozen=True)
+class Abilities:
+    """What a runner can do; fixed once its model is loaded."""
+
+    # The runner's name in the API.
+    name: str
+    # Sequences that one pass can decode, at most.
+    max_rows: int = 1
+    # Whether a pass can decode sequences and read a chunk of another's prompt.
+    mixes: bool = False
+    # Whether a sequence that has a pass to itself may have a draft.
+    drafts: bool = False
+    # Whether a sequence alone is bitwise equal to the same sequence in any batch.
+    exact: bool = True
+    # Whether it reads whole texts, and returns a vector or a score for each, in place of a prompt to continue.
+    pools: bool = False
+    # Whether it reads prompts and chooses tokens by itself. Then `open` begins the answer.
+    chooses: bool = False
+    # Whether it keeps the prompts of ended sequences for later ones that begin alike.
+    caches_prefixes: bool = False
+    # Whether `adopt` can be used.
+    adopts: bool = False
+    # Passes of at least this many tokens may have 8-bit weights; None if no pass has.
+    int8_from: int | None = None
+    # The memory that its sequences share.
+    memory: KvMemory = UNSHARED
+
+
+class Runner(ABC):
     """Runs sequences of tokens through a model. Only `interrupt` may be called by other threads.
 
-    An id names a sequence between `open` and `close`. Every method except `close` may raise RunnerFailed, which
-    concerns only the sequences of this call.
+    A sequence is known between `open` and `close`. Every method except `close` may raise RunnerFailed, which concerns
+    only the sequences of this call. What a runner need not have has a default here.
     """
 
-    @property
-    def model(self) -> ModelInfo:
-        """The model that was loaded."""
-        ...
-
-    @property
-    def max_rows(self) -> int:
-        """The most sequences that one forward pass can decode."""
-        ...
-
-    def open(self, sequence: int, prompt: list[int], how: Opening) -> int:
-        """Begin a sequence; returns how many tokens of its prompt come from a cached prefix."""
-        ...
-
-    def forward(self, rows: Sequence[Row]) -> list[Scores]:
-        """Run a pass of at most `max_rows` decoding rows, or of one other row. Where `Batch.mixes`, it may have both.
-
-        Where `Batch.verifies`, a decoding row alone may have a draft. Its scores are the logits after each token. The
-        draft does not count as read, except for what is given to `Batch.accept` before the next pass.
-
-        Pending scores mean that the row's tokens were not read, and must be given again. The next pass may overwrite
-        the arrays. Raises Interrupted, and Terminated if the pass has one sequence.
-        """
-        ...
-
-    def prefill(self, sequence: int, tokens: Sequence[int], *, positions: bool = False) -> Logits:
-        """Read the next tokens of a prompt; returns the logits [vocab_size] after the last of them.
-
-        With `positions`, returns those after each of them [tokens, vocab_size]. The next pass may overwrite the array.
-        Raises Terminated and Interrupted.
-        """
-        ...
-
-    def decode(self, sequences: Sequence[int], tokens: Sequence[int]) -> Logits:
-        """Read one more token of each of at most `max_rows` sequences; returns the logits [sequences, vocab_size].
-
-        The next pass may overwrite the array. Raises Interrupted, and Terminated if there is one sequence.
-        """
-        ...
-
-    def interrupt(self) -> None:
-        """End the pass in progress, if the runner can. Any thread may call this."""
-        ...
-
-    def set_runtime_option(self, sequence: int, option: str, value: str) -> None:
-        """Set a runtime option of onnxruntime-genai; `enable_profiling` takes "0" or the path prefix of the files."""
-        ...
-
-    def close(self, sequence: int) -> None:
-        """End a sequence and free its memory."""
-        ...
-
-    def end_session(self) -> None:
-        """End the model's session, so that ONNX Runtime writes the session's profile. No other call follows."""
-        ...
-
-
-class ExportingRunner(Runner, Protocol):
-    """A runner with adapters, whose keys and values can be copied out."""
-
-    def load_adapter(self, path: Path) -> object:
-        """Returns what `open` takes as an adapter; its memory is freed with the last reference.
-
-        Raises AdapterLoadFailed.
-        """
-        ...
-
-    def export(self, sequence: int, names: Sequence[str]) -> dict[str, NDArray[Any]]:
-        """Copies of these outputs [1, …] of a sequence's last pass, by name."""
-        ...
-
-
-class Batch(Runner, Protocol):
-    """A runner of many sequences in one pass, beside a runner which runs each sequence alone."""
-
-    @property
-    def name(self) -> str:
-        """The runner's name in the API."""
-        ...
+    abilities: Abilities
+    model: ModelInfo
+    # The KV cache slots; None if the runner does not keep them itself.
+    slots: KvSlots | None = None
+    # The graph's outputs that hold keys and values, for `export` and `adopt`.
+    present_names: tuple[str, ...] = ()
 
     @property
     def nodes(self) -> Mapping[str, int | None]:
-        """How many nodes of the graph each provider runs; None where this is unknown."""
-        ...
+        """Nodes of the graph that each provider runs; None where this is unknown."""
+        return {}
 
-    @property
-    def lone_row_is_exact(self) -> bool:
-        """Whether a sequence alone is bitwise equal to the same sequence in a batch."""
-        ...
+    @abstractmethod
+    def open(self, sequence: Sequence) -> int:
+        """Begin a sequence; returns how many of its tokens come from a cached prefix and need no reading."""
 
-    @property
-    def chooses(self) -> bool:
-        """Whether the runner reads prompts and chooses tokens by itself.
+    @abstractmethod
+    def forward(self, reads: Several[Read]) -> list[Scores]:
+        """Run a pass; returns the scores of each read, in their order.
 
-        If so, `open` begins the answer, and returns the prompt's length less one.
+        The reads are of different sequences, and what they may have side by side follows from the abilities: at most
+        `max_rows` that decode, or one other; where it `mixes`, both; and where it `drafts`, a lone one with a draft.
+
+        A draft does not count as read, except for what is given to `accept` before the next pass. Pending scores mean
+        that the read's tokens were not read, and must be given again. The next pass may overwrite the arrays. Raises
+        Interrupted, and Terminated if the pass has one sequence.
         """
-        ...
 
-    @property
-    def mixes(self) -> bool:
-        """Whether a pass without exact sequences may decode and read a chunk of one prompt."""
-        ...
-
-    @property
-    def verifies(self) -> bool:
-        """Whether a lone row may have a draft."""
-        ...
-
-    @property
-    def int8_from(self) -> int | None:
-        """Passes of at least this many tokens may have 8-bit weights; None if no pass has."""
-        ...
-
-    @property
-    def memory(self) -> KvMemory:
-        """The memory that its sequences share."""
-        ...
-
-    @property
-    def slots(self) -> KvSlots | None:
-        """The KV cache slots; None if the runner does not keep them itself."""
-        ...
-
-    @property
-    def takes_past(self) -> bool:
-        """Whether `adopt` can be used."""
-        ...
-
-    @property
-    def present_names(self) -> tuple[str, ...]:
-        """The graph's outputs that hold keys and values."""
-        ...
+    @abstractmethod
+    def close(self, sequence: int) -> None:
+        """End the sequence with this id, if it is known, and free its memory."""
 
     def check(self, request: GenerationRequest) -> None:
-        """Raises InvalidField for a field of a request which this runner does not support."""
-        ...
+        """Raises InvalidField for a request that this runner cannot run."""
+        if self.abilities.pools != bool(request.texts):
+            wanted = "texts to pool" if self.abilities.pools else "a prompt to continue"
+            raise InvalidField(f"this model takes {wanted}", param="model")
 
-    def accept(self, sequence: int, tokens: Sequence[int]) -> None:
-        """Count the first tokens of the draft as read that the sequence's last pass had."""
-        ...
+    def fit_chunk(self, sequence: Sequence, most: int) -> int:
+        """How many of a prompt's unread tokens to read in a pass that has room for `most`; one more in rare cases."""
+        return pass_rules.fit_chunk(sequence, most)
 
-    def adopt(
-        self,
-        sequence: int,
-        read: list[int],
-        num_prefilled: int,
-        past: dict[str, NDArray[Any]],
-        *,
-        exact: bool = False,
-        salt: str | None = None,
-    ) -> None:
-        """Take over a sequence, with the keys and values [1, kv_heads, …, head_size] that another runner computed.
+    def may_mix(self, sequences: Several[Sequence]) -> bool:
+        """Whether one pass may read a chunk of the first sequence's prompt and decode the others."""
+        return self.abilities.mixes and all(map(pass_rules.may_share_pass, sequences))
 
-        The first `num_prefilled` tokens of `read` came from prefill.
-        """
-        ...
+    def may_draft(self, sequence: Sequence) -> bool:
+        """Whether a draft may follow a sequence's newest token."""
+        return self.abilities.drafts and pass_rules.may_draft(sequence)
 
-    def match_again(self, sequence: int, prompt: list[int]) -> int:
-        """Look for a longer cached prefix of a prompt before its first chunk; returns the same as `open`.
+    def match_again(self, sequence: Sequence) -> int:
+        """Look for a longer cached prefix before a prompt's first chunk; returns the same as `open`.
 
         Other sequences may have read the same beginning since `open`.
         """
-        ...
+        return sequence.num_read
+
+    def accept(self, sequence: int, tokens: Several[int]) -> None:
+        """Count the first tokens of the draft as read that the sequence's last pass had."""
+        raise RunnerFailed("this runner takes no drafts")
 
     def forget(self) -> int:
         """Drop all cached prefixes of ended sequences; returns how many there were."""
-        ...
+        return 0
+
+    def export(self, sequence: int, names: Several[str]) -> dict[str, NDArray[Any]]:
+        """Copies of these outputs [1, …] of a sequence's last pass, by name."""
+        return {}
+
+    def adopt(self, sequence: Sequence, past: Mapping[str, NDArray[Any]]) -> None:
+        """Open a sequence with the keys and values [1, kv_heads, …, head_size] of the tokens it has read.
+
+        Another runner has computed them.
+        """
+        raise RunnerFailed("this runner takes no keys and values")
+
+    def load_adapter(self, path: Path) -> object:
+        """Returns what sequences have as `adapter`; its memory is freed with the last reference.
+
+        Raises AdapterLoadFailed.
+        """
+        raise AdapterLoadFailed("this model takes no adapters")
+
+    def set_runtime_option(self, sequence: int, option: str, value: str) -> None:
+        """Set a runtime option of onnxruntime-genai; `enable_profiling` takes "0" or the path prefix of the files."""
+        raise RunnerFailed(f"this runner has no runtime option {option}")
+
+    def interrupt(self) -> None:  # noqa: B027 - not every runner can
+        """End the pass in progress, if the runner can. Any thread may call this."""
+
+    def end_session(self) -> None:  # noqa: B027 - not every runner has one
+        """End the model's session, so that ONNX Runtime writes the session's profile. No other call follows."""
+
+
+def run_pass(runner: Runner, reads: Several[Read]) -> list[Scores]:
+    """Run a pass, and count what it has read. Raises what the runner raises, and then counts nothing."""
+    scores = runner.forward(reads)
+    for read, found in zip(reads, scores, strict=True):
+        if not found.is_pending:
+            read.count()
+    return scores

@@ -5,7 +5,7 @@ writes new keys and values into that buffer, and takes each row's length from th
 contiguous range of slots advances sequences of different lengths by one token.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
@@ -20,14 +20,17 @@ from genai_server.engine.model.graph import DecoderGraph
 from genai_server.engine.model.output_head import BEST_LOGITS, BEST_TOKENS, NUM_BEST
 from genai_server.engine.model.session_options import node_shares
 from genai_server.engine.runners import trials
-from genai_server.engine.runners.base import Interrupted, Opening, Row
+from genai_server.engine.runners.base import Abilities, Interrupted, Runner
 from genai_server.engine.runners.buffers import MakeBuffers
 from genai_server.engine.runners.cpu_buffers import CpuBuffers
 from genai_server.engine.runners.decoder_session import DecoderSession, MixedSession
-from genai_server.engine.runners.kv_cache import KvSlots
+from genai_server.engine.runners.kv_cache import KvSlots, Slot
 from genai_server.engine.runners.scores import Logits, Scores
+from genai_server.engine.sampling.next_token import num_choices
+from genai_server.engine.scheduling.step import Read
+from genai_server.engine.sequence import Sequence as Scheduled
 from genai_server.errors import RunnerFailed
-from genai_server.generation import GenerationRequest, ModelInfo
+from genai_server.messages.generation_request import ModelInfo
 
 _INTERRUPTED_MESSAGE = "terminate flag"
 
@@ -61,7 +64,7 @@ class MoreSessions:
 NO_MORE = MoreSessions()
 
 
-class BatchedRunner:
+class BatchedRunner(Runner):
     """Sessions of one model, and KV cache slots in memory where these sessions run.
 
     Some kernels process the rows of a pass in groups, such as pairs. The rows left over at the end are not bitwise
@@ -70,8 +73,7 @@ class BatchedRunner:
     rows, of several lengths where these matter, and the model's own weights. It either decodes or reads a chunk.
     """
 
-    name = "batched"
-    chooses = False
+    slots: KvSlots
 
     def __init__(
         self,
@@ -94,19 +96,17 @@ class BatchedRunner:
         self._int8 = None if more.int8 is None else DecoderSession(graph, more.int8)
         self._mixed = None if more.mixed is None else MixedSession(graph, more.mixed)
         self._mixed_int8 = None if more.mixed_int8 is None else MixedSession(graph, more.mixed_int8)
-        self._model = model
-        self._exact: set[int] = set()
+        self.model = model
         self._limits = limits
         # Run options of the prompt pass in progress. A decode step is too short to be worth interrupting.
         self._reading: Any = None
         self._may_interrupt = True
-        # Steps of at least this many tokens have 8-bit weights; None if no step has.
-        self.int8_from: int | None = None
+        int8_from: int | None = None
         self._take_memory(trials.ROWS, trials.TOKENS + 1)
         row_group = trials.smallest_row_group(self._try, self.buffers, model.vocab_size)
         if self._int8 is not None:
             self._take_memory(1, trials.MOST_TIMED)
-            self.int8_from = trials.least_int8_tokens(
+            int8_from = trials.least_int8_tokens(
                 self._try, partial(self._try, on=self._int8), model.vocab_size, more.least_gain
             )
         # Whether exact rows of one length need a padding row of another.
@@ -115,161 +115,147 @@ class BatchedRunner:
         num_rows = limits.num_slots + -limits.num_slots % row_group + row_group * self._splits_even_rows
         self._take_memory(num_rows, limits.max_length)
         self.slots = KvSlots(limits.num_slots, self.buffers, row_group=row_group, memory=limits.memory)
+        self.present_names = graph.present_names
+        self.abilities = Abilities(
+            "batched",
+            limits.num_slots,
+            mixes=self._mixed is not None,
+            # A device would have to copy all logits of each token of a draft.
+            drafts=not graph.gives_last_logits_only and not self._own.offers_best,
+            exact=row_group == 1 and not self._splits_even_rows,
+            caches_prefixes=True,
+            # A Generator keeps only the last keys and values of windowed layers.
+            adopts=not graph.window,
+            int8_from=int8_from,
+            memory=limits.memory,
+        )
 
     @property
-    def lone_row_is_exact(self) -> bool:
-        """Whether a row alone is bitwise equal to the same row in any batch."""
-        return self.slots.row_group == 1 and not self._splits_even_rows
+    def nodes(self) -> Mapping[str, int | None]:
+        return node_shares(self._own.session)
 
-    @property
-    def nodes(self) -> dict[str, int | None]:
-        """How many nodes of the graph each provider runs."""
-        return dict(node_shares(self._own.session))
+    def open(self, sequence: Scheduled) -> int:
+        request = sequence.request
+        # Decoded tokens of an exact sequence must not match another's prompt: decode and prefill are not bitwise equal.
+        past = request.prompt if request.exact else sequence.tokens
+        return self.slots.acquire(
+            sequence.id, past, reuse=sequence.reuses_past, prefilled_only=request.exact, salt=request.cache_salt
+        )
 
-    @property
-    def model(self) -> ModelInfo:
-        return self._model
-
-    @property
-    def max_rows(self) -> int:
-        return self._limits.num_slots
-
-    @property
-    def memory(self) -> KvMemory:
-        return self._limits.memory
-
-    def open(self, sequence: int, prompt: list[int], how: Opening) -> int:
-        if how.exact:
-            self._exact.add(sequence)
-        return self.slots.acquire(sequence, prompt, reuse=how.reuse, exact=how.exact, salt=how.salt)
-
-    def match_again(self, sequence: int, prompt: list[int]) -> int:
-        return self.slots.match_again(sequence, prompt, exact=sequence in self._exact)
-
-    def check(self, request: GenerationRequest) -> None:
-        """Accepts every request."""
-
-    def forget(self) -> int:
-        return self.slots.forget()
+    def match_again(self, sequence: Scheduled) -> int:
+        return self.slots.match_again(sequence.id, sequence.request.prompt, prefilled_only=sequence.request.exact)
 
     @property
     def has_int8(self) -> bool:
         """Whether there are weights of 8 bits, used or not."""
         return self._int8 is not None
 
-    @property
-    def mixes(self) -> bool:
-        """Whether a step may decode and read a chunk of a prompt."""
-        return self._mixed is not None
-
-    @property
-    def verifies(self) -> bool:
-        """Whether a lone row may have a draft. A device would have to copy all logits of each of its tokens."""
-        return not self._graph.gives_last_logits_only and not self._own.offers_best
-
-    def forward(self, rows: Sequence[Row]) -> list[Scores]:
-        decoding, reading = [row for row in rows if row.decodes], [row for row in rows if not row.decodes]
-        ids, tokens = [row.sequence for row in decoding], [row.tokens[0] for row in decoding]
-        if len(rows) == 1 and decoding and len(rows[0].tokens) > 1:
-            return [self._verify(rows[0])]
+    def forward(self, reads: Sequence[Read]) -> list[Scores]:
+        decoding, reading = [read for read in reads if read.decodes], [read for read in reads if not read.decodes]
         if not reading:
-            return self.advance(ids, tokens, (row.num_choices for row in rows))
-        (row,) = reading
-        end = len(self.slots.slots[self.slots.index(row.sequence)].tokens) + len(row.tokens)
+            return [self._verify(decoding[0])] if decoding[0].draft else self._advance(decoding)
+        (read,) = reading
+        end = len(self._slot(read).tokens) + read.num_tokens
         if decoding and end < self._limits.max_length:  # a padding row behind it must have a position
-            return self._advance_and_read(ids, tokens, row)
-        read = Scores(np.atleast_2d(self.prefill(row.sequence, row.tokens, positions=row.positions)))
-        return [*(self.advance(ids, tokens, (row.num_choices for row in decoding)) if decoding else ()), read]
+            return self._advance_and_read(decoding, read)
+        scores = self._read(read)
+        return [*(self._advance(decoding) if decoding else ()), scores]
 
-    def prefill(self, sequence: int, tokens: Sequence[int], *, positions: bool = False) -> Logits:
-        if positions and self._graph.gives_last_logits_only and len(tokens) > 1:
-            raise RunnerFailed(f"the model's graph gives logits for 1 of {len(tokens)} tokens of a prompt")
-        index = self.slots.index(sequence)
-        length = len(self.slots.slots[index].tokens) + len(tokens)
-        on = self._session_for(len(tokens), [sequence])
-        self.slots.reserve(sequence, len(tokens))
-        logits = self._run(np.array([tokens], np.int64), index, np.array([length]), all_positions=positions, on=on)
+    def _read(self, read: Read) -> Scores:
+        """Read a chunk of a prompt."""
+        num_tokens = read.num_tokens
+        if read.positions and self._graph.gives_last_logits_only and num_tokens > 1:
+            raise RunnerFailed(f"the model's graph gives logits for 1 of {num_tokens} tokens of a prompt")
+        on = self._session_for(num_tokens, [read])
+        logits = self._run_behind(read, all_positions=read.positions, on=on)
         # Only multi-token chunks with the model's own weights count as prefilled. A single token runs the decode
         # kernel; neither that kernel nor other weights are bitwise equal.
-        self.slots.append(sequence, list(tokens), prefilled=len(tokens) > 1 and on is self._own)
-        wanted: Logits = logits[0] if positions else logits[0, -1]
-        return wanted
+        self.slots.append(read.sequence.id, list(read.tokens), prefilled=num_tokens > 1 and on is self._own)
+        return Scores(logits if read.positions else logits[-1:])
 
-    def _verify(self, row: Row) -> Scores:
+    def _verify(self, read: Read) -> Scores:
         """Read the newest token of a sequence and a draft. The weights are the model's own, as when decoding."""
-        index = self.slots.index(row.sequence)
-        length = len(self.slots.slots[index].tokens) + len(row.tokens)
-        self.slots.reserve(row.sequence, len(row.tokens))
-        logits = self._run(np.array([row.tokens], np.int64), index, np.array([length]), all_positions=True)
-        self.slots.append(row.sequence, [row.tokens[0]], prefilled=False)
-        return Scores(logits[0])
+        logits = self._run_behind(read, all_positions=True, on=self._own)
+        self.slots.append(read.sequence.id, [read.tokens[0]], prefilled=False)
+        return Scores(logits)
+
+    def _run_behind(self, read: Read, *, all_positions: bool, on: DecoderSession) -> Logits:
+        """Run the tokens behind those of their slot; returns the logits [positions, vocab_size]."""
+        slot = self._slot(read)
+        lengths = np.array([len(slot.tokens) + read.num_tokens])
+        self.slots.reserve(read.sequence.id, read.num_tokens)
+        logits = self._run(np.array([read.tokens], np.int64), slot.index, lengths, all_positions=all_positions, on=on)
+        found: Logits = logits[0]
+        return found
 
     def accept(self, sequence: int, tokens: Sequence[int]) -> None:
         self.slots.append(sequence, list(tokens), prefilled=False)
 
-    def decode(self, sequences: Sequence[int], tokens: Sequence[int]) -> Logits:
-        return np.concatenate(self._decode(sequences, tokens))
-
-    def _decode(self, sequences: Sequence[int], tokens: Sequence[int]) -> list[Logits]:
-        """As `decode`; returns each sequence's logits [1, vocab_size], which the next step overwrites."""
-        ids, lengths, indices = self._next_rows(sequences, tokens)
-        on = self._session_for(len(ids), sequences)
-        logits = self._step_logits[: len(ids)]
+    def _advance(self, reads: Sequence[Read]) -> list[Scores]:
+        """One more token of each sequence. A device returns only the best logits if every one chooses among those."""
+        choices = (num_choices(read.sequence) for read in reads)
+        if self._own.offers_best and all(0 < number <= NUM_BEST for number in choices):
+            return self._advance_to_best(reads)
+        ids, lengths, indices = self._next_rows(reads)
+        on = self._session_for(len(ids), reads)
+        logits = self._step_logits[: len(ids)]  # overwritten by the next step
         self._execute(on.session, on.bind_step(ids, lengths, logits), may_interrupt=False)
-        self._append(sequences, tokens)
+        self._append(reads)
         given = logits.astype(np.float32, copy=False)
-        return [given[index] for index in indices]
+        return [Scores(given[index]) for index in indices]
 
-    def advance(self, sequences: Sequence[int], tokens: Sequence[int], num_choices: Iterable[int]) -> list[Scores]:
-        """As `decode`. A device returns only the best logits if every sequence chooses among those."""
-        if not (self._own.offers_best and all(0 < number <= NUM_BEST for number in num_choices)):
-            return [Scores(logits) for logits in self._decode(sequences, tokens)]
-        ids, lengths, indices = self._next_rows(sequences, tokens)
+    def _advance_to_best(self, reads: Sequence[Read]) -> list[Scores]:
+        ids, lengths, indices = self._next_rows(reads)
         shape = (len(ids), 1, NUM_BEST)
         logits, best = np.empty(shape, np.float32), np.empty(shape, np.int64)
         self._pass(self._own, ids, 0, lengths, 1, {BEST_LOGITS: logits, BEST_TOKENS: best})
-        self._append(sequences, tokens)
+        self._append(reads)
         return [Scores(logits[index], best[index, 0]) for index in indices]
 
-    def _advance_and_read(self, sequences: Sequence[int], tokens: Sequence[int], chunk: Row) -> list[Scores]:
+    def _advance_and_read(self, reads: Sequence[Read], chunk: Read) -> list[Scores]:
         """One more token of each sequence, and a chunk of another's prompt, in one pass."""
         assert self._mixed is not None
-        ids, lengths, indices = self._next_rows(sequences, tokens)
-        slot = self.slots.index(chunk.sequence)  # read after `_next_rows`, which may move slots
-        num_tokens = len(ids) + len(chunk.tokens)
-        has_int8 = self.int8_from is not None and num_tokens >= self.int8_from
+        ids, lengths, indices = self._next_rows(reads)
+        slot = self._slot(chunk)  # read after `_next_rows`, which may move slots
+        num_tokens, before = chunk.num_tokens, len(slot.tokens)
+        has_int8 = self._has_int8(len(ids) + num_tokens)
         mixed = (self._mixed_int8 if has_int8 else None) or self._mixed
-        logits = np.empty((1, len(indices) + 1, self._model.vocab_size), self._graph.logits_type)
-        before = len(self.slots.slots[slot].tokens)
-        self.slots.reserve(chunk.sequence, len(chunk.tokens))
-        if slot < len(ids):
-            lengths[slot] += len(chunk.tokens)  # the padding row writes behind the chunk
-        binding = mixed.bind(ids, lengths, slot, chunk.tokens, before, indices, logits)
+        logits = np.empty((1, len(indices) + 1, self.model.vocab_size), self._graph.logits_type)
+        self.slots.reserve(chunk.sequence.id, num_tokens)
+        if slot.index < len(ids):
+            lengths[slot.index] += num_tokens  # the padding row writes behind the chunk
+        binding = mixed.bind(ids, lengths, slot.index, chunk.tokens, before, indices, logits)
         self._execute(mixed.session, binding, may_interrupt=False)
-        self._append(sequences, tokens)
-        self.slots.append(chunk.sequence, list(chunk.tokens), prefilled=False)
+        self._append(reads)
+        self.slots.append(chunk.sequence.id, list(chunk.tokens), prefilled=False)
         return [Scores(row[np.newaxis]) for row in logits[0].astype(np.float32, copy=False)]
 
-    def _session_for(self, num_tokens: int, sequences: Sequence[int]) -> DecoderSession:
-        """The session for a step of `num_tokens`. Exact sequences always use the model's own weights."""
-        if self._int8 is None or self.int8_from is None or num_tokens < self.int8_from:
-            return self._own
-        return self._int8 if self._exact.isdisjoint(sequences) else self._own
+    def _slot(self, read: Read) -> Slot:
+        return self.slots.slots[self.slots.index(read.sequence.id)]
 
-    def _next_rows(
-        self, sequences: Sequence[int], tokens: Sequence[int]
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64], list[int]]:
+    def _has_int8(self, num_tokens: int) -> bool:
+        """Whether a pass of so many tokens is faster with 8-bit weights."""
+        int8_from = self.abilities.int8_from
+        return int8_from is not None and num_tokens >= int8_from
+
+    def _session_for(self, num_tokens: int, reads: Sequence[Read]) -> DecoderSession:
+        """The session for a step of `num_tokens`. Exact sequences always use the model's own weights."""
+        if self._int8 is None or not self._has_int8(num_tokens) or _has_exact(reads):
+            return self._own
+        return self._int8
+
+    def _next_rows(self, reads: Sequence[Read]) -> tuple[NDArray[np.int64], NDArray[np.int64], list[int]]:
         """What a pass binds to read one more token of each sequence.
 
         Returns the input ids [rows, 1], the rows' lengths after the pass [rows], and the sequences' row indices.
         """
-        for sequence in sequences:
-            self.slots.start_decoding(sequence)
+        for read in reads:
+            self.slots.start_decoding(read.sequence.id)
         self.slots.close_holes()
-        lengths = self._lengths(exact=not self._exact.isdisjoint(sequences))
+        lengths = self._lengths(exact=_has_exact(reads))
         ids = np.zeros((len(lengths), 1), np.int64)
-        indices = [self.slots.index(sequence) for sequence in sequences]
-        ids[indices, 0] = tokens
+        indices = [self.slots.index(read.sequence.id) for read in reads]
+        ids[indices, 0] = [read.tokens[0] for read in reads]
         return ids, lengths, indices
 
     def _lengths(self, *, exact: bool) -> NDArray[np.int64]:
@@ -291,43 +277,23 @@ class BatchedRunner:
             self.slots.reserve_behind(rows - 1, 2)
         return lengths[:rows]
 
-    def _append(self, sequences: Sequence[int], tokens: Sequence[int]) -> None:
-        for sequence, token in zip(sequences, tokens, strict=True):
-            self.slots.append(sequence, [token], prefilled=False)
+    def _append(self, reads: Sequence[Read]) -> None:
+        for read in reads:
+            self.slots.append(read.sequence.id, [read.tokens[0]], prefilled=False)
 
-    @property
-    def present_names(self) -> tuple[str, ...]:
-        """The graph's outputs that hold keys and values."""
-        return self._graph.present_names
+    def forget(self) -> int:
+        return self.slots.forget()
 
-    @property
-    def takes_past(self) -> bool:
-        """Whether `adopt` works. A Generator keeps only the last keys and values of windowed layers."""
-        return not self._graph.window
-
-    def adopt(
-        self,
-        sequence: int,
-        read: list[int],
-        num_prefilled: int,
-        past: dict[str, NDArray[Any]],
-        *,
-        exact: bool = False,
-        salt: str | None = None,
-    ) -> None:
-        """Take over a sequence with the keys and values [1, kv_heads, …, head_size] of the tokens it has read.
-
-        The first `num_prefilled` of these tokens came from prefill.
-        """
-        if exact:
-            self._exact.add(sequence)
-        self.slots.acquire(sequence, read, reuse=False, salt=salt)
-        self.slots.reserve(sequence, len(read))
-        index = self.slots.index(sequence)
+    def adopt(self, sequence: Scheduled, past: Mapping[str, NDArray[Any]]) -> None:
+        read, prompt = sequence.tokens[: sequence.num_read], sequence.request.prompt
+        self.slots.acquire(sequence.id, read, reuse=False, salt=sequence.request.cache_salt)
+        self.slots.reserve(sequence.id, len(read))
+        index = self.slots.index(sequence.id)
         for name, values in past.items():
             self.buffers.write(index, name, values[:, :, : len(read)])
-        self.slots.append(sequence, read[:num_prefilled], prefilled=True)
-        self.slots.append(sequence, read[num_prefilled:], prefilled=False)
+        num_prefilled = min(len(read), len(prompt)) if len(prompt) > 1 else 0
+        self.slots.append(sequence.id, read[:num_prefilled], prefilled=True)
+        self.slots.append(sequence.id, read[num_prefilled:], prefilled=False)
 
     def interrupt(self) -> None:
         reading = self._reading
@@ -337,11 +303,7 @@ class BatchedRunner:
     def end_session(self) -> None:
         self._own.session.end_profiling()
 
-    def set_runtime_option(self, sequence: int, option: str, value: str) -> None:
-        raise RunnerFailed(f"the batched runner has no runtime option {option}")
-
     def close(self, sequence: int) -> None:
-        self._exact.discard(sequence)
         if self.slots.has(sequence):
             self.slots.release(sequence)
 
@@ -356,7 +318,7 @@ class BatchedRunner:
         except (RuntimeError, OSError, MemoryError) as error:
             raise RunnerFailed(f"no memory for keys and values: {error}") from error
         # Written by each decode step.
-        self._step_logits = np.empty((num_rows, 1, self._model.vocab_size), self._graph.logits_type)
+        self._step_logits = np.empty((num_rows, 1, self.model.vocab_size), self._graph.logits_type)
         for session in (self._own, self._int8):
             if session is not None:
                 session.use(self.buffers, num_rows, max_length)
@@ -395,7 +357,7 @@ class BatchedRunner:
         rows, new = ids.shape
         on = on or self._own
         told = self._positions(on, new, every=all_positions)
-        logits = np.empty((rows, told, self._model.vocab_size), self._graph.logits_type)
+        logits = np.empty((rows, told, self.model.vocab_size), self._graph.logits_type)
         self._pass(on, ids, first, lengths, told, {self._graph.logits: logits})
         return logits.astype(np.float32, copy=False)
 
@@ -445,3 +407,7 @@ class BatchedRunner:
         if every or not on.chooses_positions:
             return new
         return new % self.slots.row_group or self.slots.row_group
+
+
+def _has_exact(reads: Sequence[Read]) -> bool:
+    return any(read.sequence.request.exact for read in reads)

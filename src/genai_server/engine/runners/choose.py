@@ -15,11 +15,12 @@ from genai_server.engine.kv_memory import KvMemory
 from genai_server.engine.model.files import session_profile
 from genai_server.engine.model.graph import DoesNotFit, read_decoder_graph
 from genai_server.engine.profiling.folder import ProfileFolder
+from genai_server.engine.runners.base import Runner
 from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.runners.runner_rules import LIBRARY, check_reach, check_runner, never_batched, runs_by_library
 from genai_server.engine.runners.scripted import ScriptedPooledRunner, ScriptedRunner
 from genai_server.errors import ConfigurationError, RunnerFailed
-from genai_server.generation import ModelInfo
+from genai_server.messages.generation_request import ModelInfo
 from genai_server.messages.launch import EngineSpec
 from genai_server.options.check import on_providers
 from genai_server.options.device import reaching
@@ -42,7 +43,7 @@ def load_runners(spec: EngineSpec) -> RunnerPair:
     """The runners for a device. Raises what the library raises when it cannot load the model."""
     if spec.device.startswith("scripted"):
         if (pooling := read_pooling_model(Path(spec.model_dir))) is not None:
-            return RunnerPair(ScriptedPooledRunner(pooling), reason="it is scripted", pools=True)
+            return RunnerPair(ScriptedPooledRunner(pooling), reason="it is scripted")
         return RunnerPair(ScriptedRunner(max(4096, spec.settings.max_length)), reason="it is scripted")
     from genai_server.engine.model.session_options import use_global_pool, with_found_libraries
     from genai_server.engine.model.weights import prepacked_model
@@ -66,7 +67,7 @@ def load_runners(spec: EngineSpec) -> RunnerPair:
         from genai_server.engine.runners.og_engine import OgEngineRunner
 
         log.info("device %s: %s", spec.device, LIBRARY)
-        return RunnerPair(generator, OgEngineRunner(generator, settings.max_batch_size), nodes=generator.nodes)
+        return RunnerPair(generator, OgEngineRunner(generator, settings.max_batch_size))
     try:
         batched = load_batched(spec, model_dir, generator.model)
     except DoesNotFit as reason:
@@ -75,11 +76,15 @@ def load_runners(spec: EngineSpec) -> RunnerPair:
         check_reach(spec.device, spec.options, Reach.GENERATOR, str(reason))
         log.info("device %s runs requests one by one, not in a batch: %s", spec.device, reason)
         log.info("the graph is on %s, each taking what the one before it leaves", ", ".join(generator.nodes))
-        return RunnerPair(generator, reason=str(reason), nodes=generator.nodes)
+        return RunnerPair(generator, reason=str(reason))
     check_reach(spec.device, spec.options, Reach.BATCHED, "requests run in a batch")
-    nodes = batched.nodes
-    log.info("nodes of the graph: %s", ", ".join(f"{count} on {name}" for name, count in nodes.items()))
-    return RunnerPair(generator, batched, nodes=nodes)
+    _log_nodes(batched)
+    return RunnerPair(generator, batched)
+
+
+def _log_nodes(runner: Runner) -> None:
+    counts = (f"{count} on {name}" for name, count in runner.nodes.items())
+    log.info("nodes of the graph: %s", ", ".join(counts))
 
 
 def _pooled(spec: EngineSpec, model_dir: Path) -> RunnerPair:
@@ -91,10 +96,9 @@ def _pooled(spec: EngineSpec, model_dir: Path) -> RunnerPair:
         reaching(on_providers(spec.options, spec.device), Reach.BATCHED),
         profile_prefix=_session_profile(spec),
     )
-    nodes = runner.nodes
-    log.info("nodes of the graph: %s", ", ".join(f"{count} on {name}" for name, count in nodes.items()))
+    _log_nodes(runner)
     runner.warm_up()
-    return RunnerPair(runner, reason="it gives vectors or scores of whole texts", nodes=nodes, pools=True)
+    return RunnerPair(runner, reason="it gives vectors or scores of whole texts")
 
 
 def _on_cpu(spec: EngineSpec) -> bool:
@@ -187,7 +191,7 @@ def _limits(spec: EngineSpec, graph: "DecoderGraph", max_length: int) -> "BatchL
 
 
 def _more_sessions(spec: EngineSpec, graph: "DecoderGraph", model_dir: Path) -> "MoreSessions":
-    """The sessions for steps without exact sequences. They need prepacked weights, which all sessions share."""
+    """The sessions that `MoreSessions` describes. They need prepacked weights, which all sessions share."""
     from genai_server.engine.model.int8_matrices import int8_bytes
     from genai_server.engine.model.session import open_mixed_session, open_session
     from genai_server.engine.model.weights import int8_model

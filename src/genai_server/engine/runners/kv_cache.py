@@ -98,7 +98,7 @@ class KvSlots:
         prompt: list[int],
         *,
         reuse: bool = True,
-        exact: bool = False,
+        prefilled_only: bool = False,
         salt: str | None = None,
     ) -> int:
         """Give a sequence a slot; returns how many tokens of its prompt lie in it already.
@@ -108,14 +108,14 @@ class KvSlots:
         At least two tokens are always left to read. A single token runs another kernel, which is not bitwise equal, so
         asking twice would give two answers.
 
-        With `exact`, only keys and values from prefill are reused; those from decoding are not bitwise equal. They are
-        reused in whole groups, so that the rest of the prompt is grouped as if all of it were read.
+        With `prefilled_only`, only keys and values from prefill are reused; those from decoding are not bitwise equal.
+        They are reused in whole groups, so that the rest of the prompt is grouped as if all of it were read.
 
         An idle slot with few tokens beyond the common prefix is taken over. If no slot is empty, so is one of which the
         common prefix is at least half, and if memory is short, any. Otherwise the prefix is copied to an empty slot, or
         to the first one to be evicted, and stays cached in both.
         """
-        source, length = self._longest_past(prompt, salt, exact=exact) if reuse else (None, 0)
+        source, length = self._longest_past(prompt, salt, prefilled_only=prefilled_only) if reuse else (None, 0)
         idle = [slot for slot in self.slots if slot.sequence is None and not slot.tokens] or self._cached()
         taken = next((slot for slot in idle if slot is not source), idle[0])
         if source is not None:
@@ -137,13 +137,13 @@ class KvSlots:
             self._copy(source, taken, length)
         return length
 
-    def match_again(self, sequence: int, prompt: list[int], *, exact: bool = False) -> int:
+    def match_again(self, sequence: int, prompt: list[int], *, prefilled_only: bool = False) -> int:
         """Copy a longer prefix of the prompt, if another slot has one by now; returns how many tokens lie in the slot.
 
         Must be called before any token of the prompt beyond the prefix from `acquire` is read.
         """
         slot = self._running[sequence]
-        source, length = self._longest_past(prompt, slot.salt, exact=exact)
+        source, length = self._longest_past(prompt, slot.salt, prefilled_only=prefilled_only)
         if source is None or source is slot or length <= len(slot.tokens) or not self._may_copy(source, length):
             return len(slot.tokens)
         self._copy(source, slot, length)
@@ -276,7 +276,7 @@ class KvSlots:
             self._pages[slot.index] = needed
             self._buffers.give_back(slot.index, (needed + 1) * self._memory.page_tokens)
 
-    def _longest_past(self, prompt: list[int], salt: str | None, *, exact: bool) -> tuple[Slot | None, int]:
+    def _longest_past(self, prompt: list[int], salt: str | None, *, prefilled_only: bool) -> tuple[Slot | None, int]:
         """The slot of this salt with the longest common prefix, and how many of its tokens may be reused.
 
         Idle slots win ties, because they can be taken over.
@@ -286,9 +286,9 @@ class KvSlots:
         for slot in sorted(self.slots, key=lambda slot: slot.sequence is not None):
             if slot.salt != salt:
                 continue
-            usable = slot.tokens[: slot.num_prefilled] if exact else slot.tokens
+            usable = slot.tokens[: slot.num_prefilled] if prefilled_only else slot.tokens
             length = min(most, common_length(prompt, usable))
-            if exact:
+            if prefilled_only:
                 length = self._whole_groups(length)
             if length > best[1]:
                 best = (slot, length)

@@ -12,20 +12,20 @@ import json
 import logging
 import re
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from msgspec import structs
-from numpy.typing import NDArray
 
-from genai_server.engine.kv_memory import UNSHARED
-from genai_server.engine.runners.base import Opening, Row
+from genai_server.engine.runners.base import Abilities, Runner
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
-from genai_server.engine.runners.scores import Logits, Scores
+from genai_server.engine.runners.scores import Scores
+from genai_server.engine.scheduling.step import Read
+from genai_server.engine.sequence import Sequence as Scheduled
 from genai_server.errors import InvalidField, RunnerFailed
-from genai_server.generation import GenerationRequest, ModelInfo
+from genai_server.messages.generation_request import GenerationRequest
 
 log = logging.getLogger(__name__)
 # After this many runs in a row without a token, because KV cache memory is full, one turn is ended.
@@ -57,24 +57,12 @@ class Turn:
         return bool(self.tokens) or self.has_ended or bool(self.failure)
 
 
-class OgEngineRunner:
+class OgEngineRunner(Runner):
     """At most `max_rows` sequences on the model that an OgGeneratorRunner has loaded.
 
     A failed engine is replaced, and all its turns fail. Raises SystemExit if it cannot be replaced: a new process may
     have the memory.
     """
-
-    name = "library"
-    chooses = True
-    # The library does not tell whether rows are bitwise equal in any batch.
-    lone_row_is_exact = False
-    takes_past = False
-    mixes = False  # the library does so by itself
-    int8_from = None
-    memory = UNSHARED
-    slots = None
-    verifies = False
-    present_names: tuple[str, ...] = ()
 
     def __init__(self, generator: OgGeneratorRunner, max_rows: int) -> None:
         self._generator = generator
@@ -83,32 +71,28 @@ class OgEngineRunner:
         self._blocked = 0
         self._start()
         capabilities = self._engine.get_capabilities()
-        self._max_rows = min(max_rows, int(capabilities.configured_max_batch_size))
+        self.abilities = Abilities(
+            "library",
+            min(max_rows, int(capabilities.configured_max_batch_size)),
+            exact=False,  # the library does not tell whether rows are bitwise equal in any batch
+            chooses=True,
+        )
         # 0 for static batching, which has no limits of its own and no seeds.
         self._is_dynamic = capabilities.max_scheduled_tokens > 0
         model = generator.model
-        self._model = structs.replace(
+        # The context is limited to what the library's pages hold of one sequence.
+        self.model = structs.replace(
             model,
             context_length=min(model.context_length, capabilities.max_request_length or model.context_length),
             defaults=structs.replace(model.defaults, min_p=0.0),  # the model's default is not supported here
         )
 
     @property
-    def model(self) -> ModelInfo:
-        """The model, with its context limited to what the library's pages hold of one sequence."""
-        return self._model
-
-    @property
-    def max_rows(self) -> int:
-        return self._max_rows
-
-    @property
     def nodes(self) -> Mapping[str, int | None]:
-        """The providers of the model."""
         return self._generator.nodes
 
     def check(self, request: GenerationRequest) -> None:
-        """Raises InvalidField for fields which the library's batch does not support."""
+        super().check(request)
         sampling = request.sampling
         asked = {
             "exact": request.exact,
@@ -130,79 +114,34 @@ class OgEngineRunner:
         if request.grammar is not None:
             _guidance(request.grammar)
 
-    def open(self, sequence: int, prompt: list[int], how: Opening) -> int:
+    def open(self, sequence: Scheduled) -> int:
         """Begin the sequence's turn. Raises InvalidField if the library refuses the request's options."""
-        most = how.max_length - len(prompt)
-        turn = self._turns[sequence] = Turn(has_ended=most == 0)  # the library takes 0 as no limit
+        prompt = sequence.request.prompt
+        most = sequence.max_length - len(prompt)
+        turn = self._turns[sequence.id] = Turn(has_ended=most == 0)  # the library takes 0 as no limit
         if most:
             options = self._library.RequestOptions()
-            options.set_max_session_tokens(how.max_length)
+            options.set_max_session_tokens(sequence.max_length)
             try:
                 turn.request = self._engine.create_request(options=options)
-                chosen = self._options(turn.request, how.request, most)
+                chosen = self._options(turn.request, sequence.request, most)
                 turn.number = turn.request.begin_turn(np.array(prompt, np.int32), chosen)
             except RuntimeError as error:
                 raise InvalidField(f"onnxruntime-genai does not take the request: {error}") from None
         return len(prompt) - 1
 
-    def forward(self, rows: Sequence[Row]) -> list[Scores]:
-        return self.advance([row.sequence for row in rows], [], ())
-
-    def prefill(self, sequence: int, tokens: Sequence[int], *, positions: bool = False) -> Logits:
-        """As every runner's, with logits of minus infinity except for the chosen token."""
-        if positions:
-            raise RunnerFailed("onnxruntime-genai's own batch tells no logits of a prompt")
-        logits: Logits = self.decode([sequence], tokens[-1:])[0]
-        return logits
-
-    def decode(self, sequences: Sequence[int], tokens: Sequence[int]) -> Logits:
-        """As every runner's, with logits as of `prefill`."""
-        logits = np.full((len(sequences), self._model.vocab_size), -np.inf, np.float32)
-        for row, sequence in zip(logits, sequences, strict=True):
-            while (scores := self.advance([sequence], [], [])[0]).is_pending:
-                pass
-            row[scores.chosen()] = 0.0
-        return logits
-
-    def advance(self, sequences: Sequence[int], tokens: Sequence[int], num_choices: Iterable[int]) -> list[Scores]:
-        """The next token or the failure of each sequence; `tokens` and `num_choices` are ignored.
+    def forward(self, reads: Sequence[Read]) -> list[Scores]:
+        """The next token or the failure of each sequence, whatever the tokens of the reads are.
 
         The engine runs once, and only if no sequence has a result already. Sequences whose prompts are still being
         read, or which wait for memory, may be pending.
         """
-        turns = [self._turns[sequence] for sequence in sequences]
+        if any(read.positions for read in reads):
+            raise RunnerFailed("onnxruntime-genai's own batch tells no logits of a prompt")
+        turns = [self._turns[read.sequence.id] for read in reads]
         if not any(turn.is_ready for turn in turns):
             self._run()
         return [self._scores(turn) for turn in turns]
-
-    def match_again(self, sequence: int, prompt: list[int]) -> int:
-        """Never called: the library reads prompts by itself."""
-        raise NotImplementedError
-
-    def forget(self) -> int:
-        """Does nothing: the library's own cached prefixes are out of reach."""
-        return 0
-
-    def accept(self, sequence: int, tokens: Sequence[int]) -> None:
-        raise RunnerFailed("onnxruntime-genai's own batch takes no drafts")
-
-    def adopt(
-        self,
-        sequence: int,
-        read: list[int],
-        num_prefilled: int,
-        past: dict[str, NDArray[Any]],
-        *,
-        exact: bool = False,
-        salt: str | None = None,
-    ) -> None:
-        raise RunnerFailed("onnxruntime-genai's own batch takes no keys and values")
-
-    def interrupt(self) -> None:
-        """Does nothing: the library has no call that ends a run."""
-
-    def set_runtime_option(self, sequence: int, option: str, value: str) -> None:
-        raise RunnerFailed(f"onnxruntime-genai's own batch has no runtime option {option}")
 
     def close(self, sequence: int) -> None:
         turn = self._turns.pop(sequence, None)
@@ -217,23 +156,20 @@ class OgEngineRunner:
         self._engine = self._library.Engine(self._generator.library_model)
         self._events = self._engine.create_event_buffer(4 * self._engine.get_capabilities().configured_max_batch_size)
 
-    def _options(self, request: Any, wanted: GenerationRequest | None, most: int) -> Any:
-        """The library's options for a turn of up to `most` tokens; greedy without a request.
+    def _options(self, request: Any, wanted: GenerationRequest, most: int) -> Any:
+        """The library's options for a turn of up to `most` tokens.
 
         The library refuses options that contradict each other, such as a temperature without sampling.
         """
         options = self._library.TurnOptions(request)
         options.set_max_generated_tokens(most)
-        if wanted is None:
-            options.set_do_sample(False)
-            return options
         sampling = wanted.sampling
         temperature, top_p = np.float32(sampling.temperature), np.float32(sampling.top_p)
         samples = temperature > 0 and top_p > 0 and sampling.top_k != 1
         options.set_do_sample(bool(samples))
         if samples:
             options.set_temperature(float(temperature))
-            options.set_top_k(sampling.top_k if sampling.top_k < self._model.vocab_size else 0)
+            options.set_top_k(sampling.top_k if sampling.top_k < self.model.vocab_size else 0)
             options.set_top_p(float(top_p))
             if sampling.seed is not None:
                 options.set_seed(sampling.seed)
@@ -325,7 +261,7 @@ class OgEngineRunner:
             return Scores(choice=turn.tokens.popleft())
         if turn.failure:
             return Scores(failure=f"onnxruntime-genai: {turn.failure}")
-        return Scores(choice=self._model.eos_token_ids[0]) if turn.has_ended else Scores()
+        return Scores(choice=self.model.eos_token_ids[0]) if turn.has_ended else Scores()
 
 
 def _guidance(grammar: str) -> tuple[str, str]:

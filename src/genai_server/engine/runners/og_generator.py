@@ -6,7 +6,7 @@ The library's exceptions are translated here.
 import ctypes
 import importlib.util
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,10 +17,11 @@ from numpy.typing import NDArray
 from genai_server.engine.model.adapter_file import adapter_inputs, check_adapter_file
 from genai_server.engine.model.files import check_model_directory, read_config
 from genai_server.engine.model.session_options import configure_providers, genai_overlay, missing_device
-from genai_server.engine.runners.base import Opening, Row, Terminated
+from genai_server.engine.runners.base import Abilities, Runner, Terminated
 from genai_server.engine.runners.scores import Logits, Scores
+from genai_server.engine.scheduling.step import Read
+from genai_server.engine.sequence import Sequence as Scheduled
 from genai_server.errors import AdapterLoadFailed, ConfigurationError, RunnerFailed
-from genai_server.generation import ModelInfo
 from genai_server.options.check import on_providers
 from genai_server.options.device import DEFAULT_OPTIONS, DeviceOptions, reaching
 from genai_server.options.providers import CPU
@@ -42,7 +43,7 @@ _ADAPTER = "adapter"
 _TRIED_TOKENS = 2
 
 
-class OgGeneratorRunner:
+class OgGeneratorRunner(Runner):
     """Loads a model directory on a device. Loading may take long, and may hold Python's lock meanwhile.
 
     The runner takes those of the `options` that reach a Generator. Without a provider among them, it uses the device's
@@ -71,8 +72,9 @@ class OgGeneratorRunner:
         import onnxruntime_genai
 
         self.library: Any = onnxruntime_genai
-        self._info = check_model_directory(model_dir)
+        self.model = check_model_directory(model_dir)
         self.model_dir = model_dir
+        self.abilities = Abilities("generator")
         with _advised(self._options):
             self._model = self.library.Model(self._configure(model_dir, threads, profile_prefix))
         decoder = read_config(model_dir)["model"]["decoder"]
@@ -80,17 +82,9 @@ class OgGeneratorRunner:
         self._generators: dict[int, Any] = {}
 
     @property
-    def model(self) -> ModelInfo:
-        return self._info
-
-    @property
     def library_model(self) -> Any:
         """What the library has loaded."""
         return self._model
-
-    @property
-    def max_rows(self) -> int:
-        return 1
 
     def load_adapter(self, path: Path) -> object:
         """A container with this adapter alone. The library keeps it as long as a Generator uses it.
@@ -101,53 +95,46 @@ class OgGeneratorRunner:
         try:
             adapters = self.library.Adapters(self._model)
             adapters.load(str(path), _ADAPTER)
-            trial = self._generator(Opening(2 * _TRIED_TOKENS, adapter=adapters))
+            trial = self._generator(2 * _TRIED_TOKENS, adapters)
             trial.append_tokens(np.ones(_TRIED_TOKENS, np.int32))
         except RuntimeError as error:
             raise AdapterLoadFailed(f"{path} cannot be used with this model: {error}") from None
         return adapters
 
-    def open(self, sequence: int, prompt: list[int], how: Opening) -> int:
+    @property
+    def nodes(self) -> Mapping[str, int | None]:
+        """The providers in order. The library does not tell how many nodes of the graph each of them runs."""
+        return dict.fromkeys([*(provider.name for provider in self._options.providers), CPU])
+
+    def open(self, sequence: Scheduled) -> int:
         with self._translated():
-            self._generators[sequence] = self._generator(how)
+            self._generators[sequence.id] = self._generator(sequence.max_length, sequence.adapter)
         return 0
 
-    def _generator(self, how: Opening) -> Any:
+    def _generator(self, max_length: int, adapter: object | None) -> Any:
         parameters = self.library.GeneratorParams(self._model)
         # The engine's own sampler chooses tokens, so the library's should do as little as possible.
-        parameters.set_search_options(max_length=how.max_length, batch_size=1, num_beams=1, do_sample=False)
+        parameters.set_search_options(max_length=max_length, batch_size=1, num_beams=1, do_sample=False)
         generator = self.library.Generator(self._model, parameters)
-        if how.adapter is not None:
-            generator.set_active_adapter(how.adapter, _ADAPTER)
+        if adapter is not None:
+            generator.set_active_adapter(adapter, _ADAPTER)
         return generator
 
-    def forward(self, rows: Sequence[Row]) -> list[Scores]:
-        (row,) = rows
-        logits = self.prefill(row.sequence, row.tokens, positions=row.positions)
-        return [Scores(np.atleast_2d(logits))]
-
-    def prefill(self, sequence: int, tokens: Sequence[int], *, positions: bool = False) -> Logits:
-        generator = self._generators[sequence]
+    def forward(self, reads: Sequence[Read]) -> list[Scores]:
+        (read,) = reads
+        generator = self._generators[read.sequence.id]
         with self._translated():
-            generator.append_tokens(np.array(tokens, np.int32))
-            if positions:
-                return self._positions(generator, len(tokens))
+            generator.append_tokens(np.array(read.tokens, np.int32))
+            if read.positions:
+                return [Scores(self._positions(generator, read.num_tokens))]
             logits: Logits = generator.get_logits()
-        last: Logits = logits.reshape(-1, logits.shape[-1])[-1]
-        return last
-
-    def decode(self, sequences: Sequence[int], tokens: Sequence[int]) -> Logits:
-        (sequence,) = sequences
-        return self.prefill(sequence, tokens)[np.newaxis]
+        return [Scores(logits.reshape(-1, logits.shape[-1])[-1:])]
 
     def _positions(self, generator: Any, num_tokens: int) -> Logits:
         logits: Logits = generator.get_output(self._logits)[0].astype(np.float32, copy=False)
         if len(logits) != num_tokens:
             raise RunnerFailed(f"the model's graph gives logits for {len(logits)} of {num_tokens} tokens of a prompt")
         return logits
-
-    def interrupt(self) -> None:
-        """Does nothing: the library holds Python's lock for the whole pass."""
 
     def export(self, sequence: int, names: Sequence[str]) -> dict[str, NDArray[Any]]:
         """Copies of these outputs of a sequence's last pass."""
@@ -165,11 +152,6 @@ class OgGeneratorRunner:
     def end_session(self) -> None:
         self._generators.clear()
         del self._model
-
-    @property
-    def nodes(self) -> dict[str, int | None]:
-        """The providers in order. The library does not tell how many nodes of the graph each of them runs."""
-        return dict.fromkeys([*(provider.name for provider in self._options.providers), CPU])
 
     def _configure(self, model_dir: Path, threads: int, profile_prefix: str) -> Any:
         """The library's configuration, with this device's providers and options in place of the file's."""
@@ -191,7 +173,7 @@ class OgGeneratorRunner:
         window = decoder.get("sliding_window") or {}
         if window.get("layers") != [] or "cache_slack" not in window or window.get("slide_key_value_cache", True):
             return {}
-        return {"sliding_window": window | {"cache_slack": self._info.context_length}}
+        return {"sliding_window": window | {"cache_slack": self.model.context_length}}
 
     @contextmanager
     def _translated(self) -> Iterator[None]:

@@ -17,11 +17,13 @@ from genai_server.engine.model.files import VECTORS, check_model_directory
 from genai_server.engine.model.output_head import LAST_POSITIONS, read_last
 from genai_server.engine.model.session import EXTERNAL_DATA
 from genai_server.engine.model.session_options import node_shares, open_with, session_options
-from genai_server.engine.runners.base import Interrupted, Opening, Row
+from genai_server.engine.runners.base import Abilities, Interrupted, Runner
 from genai_server.engine.runners.pooling import normalized, pool
 from genai_server.engine.runners.scores import Logits, Scores
+from genai_server.engine.scheduling.step import Read
+from genai_server.engine.sequence import Sequence as Scheduled
 from genai_server.errors import AdapterLoadFailed, ModelDirectoryError, RunnerFailed
-from genai_server.generation import ModelInfo, PooledText
+from genai_server.messages.generation_request import PooledText
 from genai_server.options.device import DeviceOptions
 from genai_server.pooling_model import PoolingModel, Task, read_pooling_model
 
@@ -42,7 +44,7 @@ _TRIED = (2, 7)
 DISABLED_FUSIONS = {"optimization.disable_specified_optimizers": "SkipLayerNormFusion"}
 
 
-class PooledRunner:
+class PooledRunner(Runner):
     """Loads a directory of a pooling model on a device.
 
     Raises ModelDirectoryError, ConfigurationError, and ONNX Runtime's own errors.
@@ -52,10 +54,10 @@ class PooledRunner:
         import onnxruntime
 
         self._library: Any = onnxruntime
-        self._info = check_model_directory(model_dir)
+        self.model = check_model_directory(model_dir)
         model = read_pooling_model(model_dir)
         assert model is not None, "the engine has chosen this runner by the directory"
-        self._model: PoolingModel = model
+        self._pooling: PoolingModel = model
         self._session = _open(model_dir / model.graph, model, threads, options, profile_prefix)
         self._inputs = {value.name: value for value in self._session.get_inputs()}
         self._output = _output_of([value.name for value in self._session.get_outputs()], model, model_dir / model.graph)
@@ -63,66 +65,49 @@ class PooledRunner:
         # Where logits are of the last position only, that must be a row's own.
         self._fills = model.true_token is None or LAST_POSITIONS in self._inputs
         self._entries = dict(options.run)
+        self.abilities = Abilities("pooled", pools=True)
         # The run options of the pass in progress.
         self._running: Any = None
         self._may_interrupt = True
 
     @property
-    def model(self) -> ModelInfo:
-        return self._info
+    def nodes(self) -> Mapping[str, int | None]:
+        return node_shares(self._session)
 
-    @property
-    def max_rows(self) -> int:
-        return 1
-
-    @property
-    def nodes(self) -> dict[str, int | None]:
-        """The nodes of the graph on each provider."""
-        return dict(node_shares(self._session))
-
-    def open(self, sequence: int, prompt: list[int], how: Opening) -> int:
+    def open(self, sequence: Scheduled) -> int:
         return 0
 
     def close(self, sequence: int) -> None:
         """Does nothing: nothing is kept of a text."""
 
-    def forward(self, rows: Sequence[Row]) -> list[Scores]:
-        """Read all texts of the rows; the scores of each row are the vectors of its texts, in their order."""
-        tokens = np.concatenate([np.array(row.tokens, np.int64) for row in rows])
-        texts = [text for row in rows for text in row.texts]
+    def forward(self, reads: Sequence[Read]) -> list[Scores]:
+        """Read all texts of the reads; the scores of each are the vectors of its texts, in their order."""
+        tokens = np.concatenate([np.array(read.tokens, np.int64) for read in reads])
+        texts = [text for read in reads for text in read.texts]
         ends = np.cumsum([text.num_tokens for text in texts])
         found: dict[int, Logits] = {}
         for batch in _batches(texts, are_filled=self._fills):
             ids = [tokens[ends[number] - texts[number].num_tokens : ends[number]] for number in batch]
-            vectors = self._read(ids, [texts[number] for number in batch], alone=len(rows) == 1)
+            vectors = self._read(ids, [texts[number] for number in batch], alone=len(reads) == 1)
             found.update(zip(batch, vectors, strict=True))
         numbers = iter(range(len(texts)))
-        return [Scores(vectors=np.stack([found[next(numbers)] for _ in row.texts])) for row in rows]
-
-    def prefill(self, sequence: int, tokens: Sequence[int], *, positions: bool = False) -> Logits:
-        raise RunnerFailed("this model gives vectors or scores of whole texts")
-
-    def decode(self, sequences: Sequence[int], tokens: Sequence[int]) -> Logits:
-        raise RunnerFailed("this model gives vectors or scores of whole texts")
+        return [Scores(vectors=np.stack([found[next(numbers)] for _ in read.texts])) for read in reads]
 
     def warm_up(self) -> None:
         """Read a short text alone and two together. Raises RunnerFailed, and ModelDirectoryError for wrong vectors."""
         for lengths in (_TRIED[:1], _TRIED if self._fills else _TRIED[:1] * 2):
-            texts = [PooledText(min(length, self._model.max_tokens)) for length in lengths]
-            ids = [np.full(text.num_tokens, 1 % self._model.vocab_size, np.int64) for text in texts]
+            texts = [PooledText(min(length, self._pooling.max_tokens)) for length in lengths]
+            ids = [np.full(text.num_tokens, 1 % self._pooling.vocab_size, np.int64) for text in texts]
             vectors = self._read(ids, texts, alone=False)
-        expected = self._model.dimensions if self._model.task is Task.EMBED else 1
+        expected = self._pooling.dimensions if self._pooling.task is Task.EMBED else 1
         if vectors.shape != (len(_TRIED), expected):
             raise ModelDirectoryError(
-                f"the graph {self._model.graph} gives {vectors.shape[1]} numbers for a text, and the directory's "
+                f"the graph {self._pooling.graph} gives {vectors.shape[1]} numbers for a text, and the directory's "
                 f"configuration says {expected}"
             )
 
     def load_adapter(self, path: Path) -> object:
         raise AdapterLoadFailed("a model for embeddings or reranking takes no adapters")
-
-    def export(self, sequence: int, names: Sequence[str]) -> dict[str, NDArray[Any]]:
-        return {}
 
     def interrupt(self) -> None:
         """End the pass in progress. Any thread may call this."""
@@ -141,16 +126,16 @@ class PooledRunner:
         lengths = np.array([text.num_tokens for text in texts])
         places = np.arange(lengths.max())
         mask = (places < lengths[:, np.newaxis]).astype(np.int64)
-        filled = np.full(mask.shape, self._model.pad_token, np.int64)
+        filled = np.full(mask.shape, self._pooling.pad_token, np.int64)
         filled[mask == 1] = np.concatenate(ids)
         result = self._run(self._feed(filled, mask, texts, places), alone=alone)
-        if self._model.task is Task.RERANK:
+        if self._pooling.task is Task.RERANK:
             scores = self._scores(result)
-            return _sigmoid(scores) if self._model.has_sigmoid else scores
+            return _sigmoid(scores) if self._pooling.has_sigmoid else scores
         if result.ndim == 3:
-            left_out = np.array([0 if self._model.includes_prompt else text.num_left_out for text in texts])
-            result = pool(result, mask * (places >= left_out[:, np.newaxis]), self._model.modes)
-        return normalized(result) if self._model.normalizes else result
+            left_out = np.array([0 if self._pooling.includes_prompt else text.num_left_out for text in texts])
+            result = pool(result, mask * (places >= left_out[:, np.newaxis]), self._pooling.modes)
+        return normalized(result) if self._pooling.normalizes else result
 
     def _feed(self, ids: Ids, mask: Ids, texts: Sequence[PooledText], places: Ids) -> dict[str, NDArray[Any]]:
         """The graph's inputs."""
@@ -162,7 +147,7 @@ class PooledRunner:
                 feed[name] = mask * (places >= seconds[:, np.newaxis])
             elif name.startswith(_PAST):
                 _, heads, _, width = value.shape
-                width = width if isinstance(width, int) else self._model.head_size
+                width = width if isinstance(width, int) else self._pooling.head_size
                 feed[name] = np.zeros((len(ids), heads, 0, width), _KINDS[value.type])
             elif name == LAST_POSITIONS:
                 lasts = mask.sum(axis=1) - 1
@@ -174,7 +159,7 @@ class PooledRunner:
 
     def _scores(self, logits: Logits) -> Logits:
         """The scores [texts, 1] before the sigmoid: logits [texts, 1], or of tokens [texts, 1, vocab_size]."""
-        model = self._model
+        model = self._pooling
         if model.true_token is None:
             return logits.reshape(len(logits), -1)
         last = logits[:, -1]

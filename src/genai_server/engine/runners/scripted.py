@@ -26,15 +26,15 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from genai_server.engine.runners.base import Opening, Row, Terminated
+from genai_server.engine.runners.base import Abilities, Runner, Terminated
 from genai_server.engine.runners.scores import Logits, Scores
+from genai_server.engine.scheduling.step import Read
+from genai_server.engine.sequence import Sequence as Scheduled
 from genai_server.errors import AdapterLoadFailed, RunnerFailed
-from genai_server.generation import ModelInfo, Sampling
+from genai_server.messages.generation_request import ModelInfo, Sampling
 from genai_server.pooling_model import PoolingModel
 
 EOS = 256
@@ -102,20 +102,13 @@ class ScriptedSequence:
         return token
 
 
-class ScriptedRunner:
+class ScriptedRunner(Runner):
     """Runs the scripts in the prompts."""
 
     def __init__(self, context_length: int = 4096) -> None:
-        self._context_length = context_length
+        self.model = ModelInfo(context_length, vocab_size=257, eos_token_ids=[EOS], defaults=Sampling())
+        self.abilities = Abilities("generator")
         self._sequences: dict[int, ScriptedSequence] = {}
-
-    @property
-    def model(self) -> ModelInfo:
-        return ModelInfo(self._context_length, vocab_size=257, eos_token_ids=[EOS], defaults=Sampling())
-
-    @property
-    def max_rows(self) -> int:
-        return 1
 
     def load_adapter(self, path: Path) -> object:
         try:
@@ -123,20 +116,17 @@ class ScriptedRunner:
         except (OSError, ValueError) as error:
             raise AdapterLoadFailed(f"{path} cannot be read: {error}") from None
 
-    def open(self, sequence: int, prompt: list[int], how: Opening) -> int:
-        self._sequences[sequence] = ScriptedSequence(how.adapter if isinstance(how.adapter, bytes) else b"")
+    def open(self, sequence: Scheduled) -> int:
+        adapter = sequence.adapter
+        self._sequences[sequence.id] = ScriptedSequence(adapter if isinstance(adapter, bytes) else b"")
         return 0
 
-    def forward(self, rows: Sequence[Row]) -> list[Scores]:
-        (row,) = rows
-        logits = self.prefill(row.sequence, row.tokens, positions=row.positions)
-        return [Scores(np.atleast_2d(logits))]
-
-    def prefill(self, sequence: int, tokens: Sequence[int], *, positions: bool = False) -> Logits:
+    def forward(self, reads: Sequence[Read]) -> list[Scores]:
+        (read,) = reads
         # All tokens of a prompt are equally likely.
-        logits = np.zeros((len(tokens), 257), np.float32)
-        logits[-1] = self._last_logits(sequence, tokens)
-        return logits if positions else logits[-1]
+        logits = np.zeros((read.num_tokens if read.positions else 1, 257), np.float32)
+        logits[-1] = self._last_logits(read.sequence.id, read.tokens)
+        return [Scores(logits)]
 
     def _last_logits(self, sequence: int, tokens: Sequence[int]) -> Logits:
         state = self._sequences[sequence]
@@ -153,16 +143,6 @@ class ScriptedRunner:
         logits[state.next_token()] = 10.0
         return logits
 
-    def decode(self, sequences: Sequence[int], tokens: Sequence[int]) -> Logits:
-        (sequence,) = sequences
-        return self.prefill(sequence, tokens)[np.newaxis]
-
-    def export(self, sequence: int, names: Sequence[str]) -> dict[str, NDArray[Any]]:
-        return {}
-
-    def interrupt(self) -> None:
-        """Does nothing: the script alone ends a pass."""
-
     def set_runtime_option(self, sequence: int, option: str, value: str) -> None:
         state = self._sequences[sequence]
         if option == "terminate_session":
@@ -173,9 +153,6 @@ class ScriptedRunner:
     def close(self, sequence: int) -> None:
         self._sequences.pop(sequence, None)
 
-    def end_session(self) -> None:
-        """Does nothing: there is no session."""
-
 
 class ScriptedPooledRunner(ScriptedRunner):
     """Gives vectors or scores that follow from how often a text has each byte."""
@@ -183,18 +160,16 @@ class ScriptedPooledRunner(ScriptedRunner):
     def __init__(self, pooling: PoolingModel) -> None:
         super().__init__()
         self._pooling = pooling
+        self.model = ModelInfo(pooling.max_tokens, vocab_size=257, eos_token_ids=[], defaults=Sampling())
+        self.abilities = Abilities("pooled", pools=True)
 
-    @property
-    def model(self) -> ModelInfo:
-        return ModelInfo(self._pooling.max_tokens, vocab_size=257, eos_token_ids=[], defaults=Sampling())
+    def forward(self, reads: Sequence[Read]) -> list[Scores]:
+        return [Scores(vectors=self._vectors(read)) for read in reads]
 
-    def forward(self, rows: Sequence[Row]) -> list[Scores]:
-        return [Scores(vectors=self._vectors(row)) for row in rows]
-
-    def _vectors(self, row: Row) -> Logits:
+    def _vectors(self, read: Read) -> Logits:
         dimensions = self._pooling.dimensions or 1
-        ends = np.cumsum([text.num_tokens for text in row.texts])
-        parts = np.split(np.array(row.tokens, np.int64), ends[:-1])
+        ends = np.cumsum([text.num_tokens for text in read.texts])
+        parts = np.split(np.array(read.tokens, np.int64), ends[:-1])
         counts = np.stack([np.bincount(part % dimensions, minlength=dimensions) for part in parts])
         return np.asarray(counts / np.linalg.norm(counts, axis=1, keepdims=True), np.float32)
 

@@ -6,17 +6,16 @@ graph. Without the warm-up, the first client would wait for this.
 
 import logging
 import time
-from itertools import count
 
-from genai_server.engine.runners.base import Opening, Runner
+from genai_server.engine.runners.bare_sequences import open_bare, read_all
+from genai_server.engine.runners.base import Runner
 from genai_server.engine.runners.runner_pair import RunnerPair
+from genai_server.engine.sequence import Sequence
 from genai_server.errors import RunnerFailed
 
 log = logging.getLogger(__name__)
 _DECODED = 2
 _SHORT = 2
-# Negative ids: those of clients' sequences ascend from 0.
-_IDS = count(-1, -1)
 
 
 def warm_up(runners: RunnerPair, chunk: int, max_length: int) -> None:
@@ -26,8 +25,8 @@ def warm_up(runners: RunnerPair, chunk: int, max_length: int) -> None:
     cannot run never becomes ready.
     """
     started = time.perf_counter()
-    length = min(max_length, runners.model.context_length)
-    if runners.batched is None:
+    length = min(max_length, runners.main.model.context_length)
+    if not runners.has_batch:
         _run(runners.generator, 1, chunk, length)
         _try_profiling(runners, length)
     else:
@@ -35,14 +34,16 @@ def warm_up(runners: RunnerPair, chunk: int, max_length: int) -> None:
             _run(runners.generator, 1, _SHORT, length)
             _try_profiling(runners, length)
         except RunnerFailed as error:
-            if not runners.batched.chooses:
+            if not runners.main.abilities.chooses:
                 raise
             log.warning("answers cannot be profiled, because the model runs in a batch only: %s", error.message)
-            runners.do_without_generator(error.message)  # possible with paged attention
-        _run(runners.batched, 1, chunk, length)
-        if not runners.batched.chooses:  # otherwise the other rows might wait until the first has ended
-            _run(runners.batched, runners.batched.max_rows, _SHORT, length)
-    runners.forget()
+            runners.why_no_profile = (  # possible with paged attention
+                f"this model's answers cannot be profiled, because it runs in a batch only: {error.message}"
+            )
+        _run(runners.main, 1, chunk, length)
+        if not runners.main.abilities.chooses:  # otherwise the other rows might wait until the first has ended
+            _run(runners.main, runners.main.abilities.max_rows, _SHORT, length)
+    runners.main.forget()
     log.info("warmed up in %.1f s", time.perf_counter() - started)
 
 
@@ -51,31 +52,30 @@ def scores_prompts(runners: RunnerPair, max_length: int) -> bool:
 
     The libraries do not tell the shapes of all graphs, so a short prompt is tried. The model must be known to run.
     """
-    runner = runners.generator if runners.batched is None else runners.batched
-    sequence, prompt = next(_IDS), [1 % runner.model.vocab_size] * _SHORT
+    runner = runners.main
+    prompt = [1 % runner.model.vocab_size] * _SHORT
+    sequence = open_bare(runner, prompt, min(max_length, runner.model.context_length), prompt_logprobs=True)
     try:
-        runner.open(sequence, prompt, Opening(min(max_length, runner.model.context_length), reuse=False))
-        runner.prefill(sequence, prompt, positions=True)
+        read_all(runner, [sequence])
     except RunnerFailed:
         return False
     finally:
-        runner.close(sequence)
-        runners.forget()
+        runner.close(sequence.id)
+        runner.forget()
     return True
 
 
 def _try_profiling(runners: RunnerPair, length: int) -> None:
     """Switch profiling on and off for a sequence without a pass. ONNX Runtime before 1.25 refuses this."""
-    sequence = next(_IDS)
-    runners.generator.open(sequence, [1 % runners.model.vocab_size], Opening(length, reuse=False))
+    sequence = open_bare(runners.generator, [1 % runners.main.model.vocab_size], length)
     try:
         for value in ("tried", "0"):
-            runners.generator.set_runtime_option(sequence, "enable_profiling", value)
+            runners.generator.set_runtime_option(sequence.id, "enable_profiling", value)
     except RunnerFailed as error:
         log.warning("answers cannot be profiled: %s", error.message)
-        runners.do_without_profiles(f"the installed libraries cannot do it: {error.message}")
+        runners.why_no_profile = f"answers cannot be profiled: the installed libraries cannot do it: {error.message}"
     finally:
-        runners.generator.close(sequence)
+        runners.generator.close(sequence.id)
 
 
 def _run(runner: Runner, rows: int, num_tokens: int, length: int) -> None:
@@ -84,13 +84,15 @@ def _run(runner: Runner, rows: int, num_tokens: int, length: int) -> None:
     prompt = [token] * min(num_tokens, length - _DECODED)
     if len(prompt) < _SHORT:
         return
-    opened = [next(_IDS) for _ in range(rows)]
+    opened: list[Sequence] = []
     try:
-        for sequence in opened:
-            runner.open(sequence, prompt, Opening(length, reuse=False))
-            runner.prefill(sequence, prompt)
+        for _ in range(rows):
+            opened.append(open_bare(runner, prompt, length))
+            read_all(runner, opened[-1:])
         for _ in range(_DECODED):
-            runner.decode(opened, [token] * rows)
+            for sequence in opened:
+                sequence.append(token)
+            read_all(runner, opened)
     finally:
         for sequence in opened:
-            runner.close(sequence)
+            runner.close(sequence.id)

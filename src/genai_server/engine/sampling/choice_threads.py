@@ -1,4 +1,4 @@
-"""Chooses tokens in threads of their own, for sequences whose grammars would take too much of a step's time."""
+"""Chooses tokens in separate threads, for sequences whose grammars would take too much of a step's time."""
 
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -10,7 +10,7 @@ from genai_server.engine.sampling.grammar import STEP_SECONDS
 from genai_server.engine.sampling.next_token import NextToken, choose_next_token
 from genai_server.engine.sequence import Sequence
 
-# Passes of the model on CPUs need the cores, too.
+# The model's passes on CPUs also need the cores.
 _CORES_PER_THREAD = 4
 
 
@@ -36,7 +36,7 @@ class ChoiceThreads:
 
 
 def slow_grammars(sequences: Iterable[Sequence]) -> set[Sequence]:
-    """The sequences whose grammars are left when the cheapest ones have used up the seconds of a step."""
+    """The sequences whose grammars no longer fit into a step's time, after the cheapest ones."""
     costs = sorted(((s.guide.cost, s.id, s) for s in sequences if s.guide is not None), key=lambda each: each[:2])
     totals = accumulate(cost for cost, _, _ in costs)
     return {sequence for (_, _, sequence), total in zip(costs, totals, strict=True) if total > STEP_SECONDS}

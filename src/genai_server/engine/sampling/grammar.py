@@ -2,7 +2,7 @@
 
 The library's tokenizer holds Python's lock while it is built (measured: 0.8 s and 150 MB for 150,000 tokens), so an
 engine builds it before it takes work. Compiling releases the lock and is done in a separate thread. Every grammar here
-was compiled before by the grammar checker of an API process, with tighter limits.
+was compiled before by an API process's grammar checker, with tighter limits.
 """
 
 import logging
@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 
 from genai_server.engine.model.files import TOKENIZER
 from genai_server.errors import GrammarFailed, InvalidField
-from genai_server.generation import ModelInfo
 from genai_server.grammar_checker.compiler import ENGINE_STACK, byte_tokenizer, compile_grammar, reason, stack
+from genai_server.messages.generation_request import ModelInfo
 from genai_server.timing import Clock
 
 log = logging.getLogger(__name__)
@@ -30,9 +30,9 @@ log = logging.getLogger(__name__)
 _KEPT_GRAMMARS = 32
 _KEPT_CHARACTERS = 50_000
 # Copies of a compiled grammar share the states of its lexer, which only grow (350 bytes each). Beyond 250,000 states no
-# copy works any more, so the grammar is compiled again after so many tokens.
-# Twenty thousand of them took 7 MB for each grammar that is kept.
-_MOST_FOLLOWED = 5_000
+# copy works any more, so the grammar is compiled again after this number of tokens.
+# 20,000 tokens took 7 MB for each cached grammar.
+_MAX_FOLLOWED = 5_000
 # Seconds of processor time for following a grammar: each token adds the first, up to the second in all. The slowest
 # useful grammars measured (strings with patterns and lengths, 150,000 tokens) took 0.003 s for each token (2 cores).
 SECONDS_PER_TOKEN = 0.01
@@ -40,8 +40,8 @@ MAX_SAVED_SECONDS = 0.5
 # Seconds that all grammars may take of a step in the engine's loop; other threads follow the slowest ones.
 STEP_SECONDS = 0.005
 # The cost of the next token is estimated as that of the slowest recent one, which loses this share with each token:
-# tokens that the model likes and the grammar allows need no mask, and so take far less time than others.
-_FADING = 0.2
+# tokens that the model prefers and the grammar allows need no mask, and so take far less time than others.
+_DECAY = 0.2
 
 Compiled = LLMatcher | str
 
@@ -59,7 +59,7 @@ class KeptGrammar:
 class UnlockedConsumer:
     """Advances matchers without holding Python's lock, which `LLMatcher.consume_token` holds.
 
-    llguidance releases it where it advances several matchers, so one that has ended goes along. The processor time is
+    llguidance releases it when it advances several matchers, so a finished one is passed along. The processor time is
     another thread's.
     """
 
@@ -90,7 +90,7 @@ class Guide:
         self._vocab_size = vocab_size
         self._clock = clock
         self._saved = MAX_SAVED_SECONDS
-        self._spent = 0.0  # on the next token
+        self._spent = 0.0  # seconds for the next token
         # Seconds that the next token is expected to take.
         self.cost = 0.0
 
@@ -114,7 +114,7 @@ class Guide:
             return self._matcher.validate_tokens([token]) == 1
 
     def forced(self) -> list[int]:
-        """The tokens of the text that the grammar leaves no choice but to write; the model may split it otherwise.
+        """The tokens of the text that the grammar forces; the model may tokenize it differently.
 
         Raises as `allowed` does.
         """
@@ -129,7 +129,7 @@ class Guide:
             else:
                 self._matcher.consume_token(token)
             self._kept.followed += 1
-        self.cost = max(self._spent, (1 - _FADING) * self.cost)
+        self.cost = max(self._spent, (1 - _DECAY) * self.cost)
         self._saved = min(MAX_SAVED_SECONDS, self._saved - self._spent + SECONDS_PER_TOKEN)
         self._spent = 0.0
 
@@ -155,7 +155,7 @@ class Guide:
         yield
         self._spent += self._clock() - began
         if self._matcher.is_error():
-            self._kept.followed = _MOST_FOLLOWED  # compile it again, so that the next answer does not fail, too
+            self._kept.followed = _MAX_FOLLOWED  # compile it again, so that the next answer does not fail, too
             raise GrammarFailed(f"the answer's grammar cannot be followed any further: {reason(self._matcher)}")
         if self._spent > self._saved + SECONDS_PER_TOKEN:
             raise GrammarFailed(
@@ -191,7 +191,7 @@ class Guidance:
         if self._consumer is None:
             raise InvalidField(f"answers of this model cannot be guided by a grammar: {self._reason}", param="grammar")
         kept = self._kept.get(grammar)
-        if kept is None or kept.followed >= _MOST_FOLLOWED:
+        if kept is None or kept.followed >= _MAX_FOLLOWED:
             return None
         self._kept.move_to_end(grammar)
         if isinstance(kept.compiled, str):

@@ -1,5 +1,6 @@
-"""What follows from a step's logits for a sequence: its next token, log probabilities, or its end."""
+"""What a step's logits mean for a sequence: its next token, log probabilities, or its end."""
 
+from collections.abc import Iterable
 from collections.abc import Sequence as Tokens
 from dataclasses import dataclass, field
 
@@ -8,19 +9,19 @@ from numpy.typing import NDArray
 
 from genai_server.engine.runners.scores import Logits, Scores
 from genai_server.engine.sampling.grammar import Guide
-from genai_server.engine.sampling.logprobs import token_logprob, token_logprobs
+from genai_server.engine.sampling.sampler import top_tokens
 from genai_server.engine.sequence import Sequence
 from genai_server.errors import GrammarFailed, InvalidField
-from genai_server.generation import FinishReason, TokenLogprob
+from genai_server.messages.generation_request import FinishReason, TokenLogprob
 
 
 @dataclass(frozen=True)
 class NextToken:
     """The result of a step for one sequence."""
 
-    # At most one.
+    # At most one token.
     tokens: list[int] = field(default_factory=list)
-    # One for the token, if the request wants it.
+    # One for the token, if the request asks for it.
     logprobs: list[TokenLogprob] = field(default_factory=list)
     # Why the answer ends; None if it continues.
     reason: FinishReason | None = None
@@ -34,7 +35,7 @@ def choose_next_token(sequence: Sequence, scores: Scores, eos: Tokens[int]) -> N
     which end the answer, too.
     """
     if sequence.num_left == 0:
-        return NextToken(reason=FinishReason.LENGTH)  # the request wants no token at all
+        return NextToken(reason=FinishReason.LENGTH)  # the request asks for no token at all
     request = sequence.request
     try:
         token = _choose(sequence, scores, eos)
@@ -58,7 +59,7 @@ def num_choices(sequence: Sequence) -> int:
     """The number of best tokens among which `choose_next_token` chooses, if it needs nothing else of the logits;
     otherwise 0.
 
-    It is 0 if the choice may be any token, or if probabilities are wanted.
+    It is 0 if the choice may be any token, or if probabilities are requested.
     """
     request = sequence.request
     needs_all = sequence.guide is not None or request.top_logprobs is not None or _is_too_early(sequence)
@@ -68,15 +69,30 @@ def num_choices(sequence: Sequence) -> int:
 def prompt_logprobs(sequence: Sequence, positions: Logits) -> list[TokenLogprob]:
     """The log probabilities of the prompt's tokens that the logits [positions, vocab_size] of a step predict.
 
-    Each is given once, even if the prompt is read again; none if the request wants none.
+    Each is returned once, even if the prompt is read again; none if the request does not ask for them.
     """
     if not sequence.wants_positions:
         return []
     first = sequence.num_read - len(positions) + 1  # the token that the first position predicts
     tokens = sequence.request.prompt[sequence.num_scored : sequence.num_read + 1]
-    told = positions[sequence.num_scored - first :][: len(tokens)]
+    new = positions[sequence.num_scored - first :][: len(tokens)]
     sequence.num_scored += len(tokens)
-    return token_logprobs(told, tokens, sequence.request.top_logprobs or 0)
+    return token_logprobs(new, tokens, sequence.request.top_logprobs or 0)
+
+
+def token_logprob(logits: Logits, token: int, num_top: int) -> TokenLogprob:
+    """The natural logarithm of a token's softmax among `logits` [vocab_size], and the `num_top` highest."""
+    best = logits.max()
+    log_of_sum = best + np.log(np.exp(logits - best).sum(dtype=np.float64))
+    top = top_tokens(logits, num_top).tolist() if num_top else []
+    return TokenLogprob(
+        token, float(logits[token] - log_of_sum), [(other, float(logits[other] - log_of_sum)) for other in top]
+    )
+
+
+def token_logprobs(positions: Logits, tokens: Iterable[int], num_top: int) -> list[TokenLogprob]:
+    """The log probabilities of a token at each of the positions [tokens, vocab_size]. Copies one position at a time."""
+    return [token_logprob(logits, token, num_top) for logits, token in zip(positions, tokens, strict=True)]
 
 
 def _choose(sequence: Sequence, scores: Scores, eos: Tokens[int]) -> int | None:
@@ -97,7 +113,7 @@ def _choose(sequence: Sequence, scores: Scores, eos: Tokens[int]) -> int | None:
     if not allowed.any():
         if guide.may_end:
             return None
-        raise GrammarFailed("the answer's grammar has come to a place where no token of the model fits")
+        raise GrammarFailed("the answer's grammar has reached a point where no token of the model fits")
     return sequence.sampler.sample(scores.last, allowed=allowed)
 
 
@@ -126,7 +142,7 @@ def _ends(sequence: Sequence, eos: Tokens[int]) -> Tokens[int]:
 
 
 def _commit(sequence: Sequence, token: int) -> None:
-    """Advance the grammar by a token. One that the request does not need is dropped when it fails."""
+    """Advance the grammar by a token. A failing grammar that the request does not require is dropped."""
     if sequence.guide is None:
         return
     try:

@@ -5,20 +5,20 @@ from collections import deque
 import numpy as np
 
 from genai_server.engine.runners.scores import Logits
-from genai_server.generation import Sampling
+from genai_server.messages.generation_request import Sampling
 
-# From this value on a bias means, as OpenAI's API reference says, "a ban or exclusive selection".
-_UTMOST_BIAS = 100.0
+# Minimum absolute value of a bias that means, as OpenAI's API reference says, "a ban or exclusive selection".
+_BAN_BIAS = 100.0
 
 
 class Bias:
     """A request's `logit_bias`, by token id. It is added to the logits, except for bans and exclusive selection."""
 
     def __init__(self, biases: dict[int, float]) -> None:
-        self._only = np.array([token for token, bias in biases.items() if bias >= _UTMOST_BIAS], np.int64)
-        self._tokens = np.array([token for token, bias in biases.items() if bias < _UTMOST_BIAS], np.int64)
-        added = np.array([bias for bias in biases.values() if bias < _UTMOST_BIAS], np.float32)
-        self._added = np.where(added <= -_UTMOST_BIAS, np.float32(-np.inf), added)
+        self._only = np.array([token for token, bias in biases.items() if bias >= _BAN_BIAS], np.int64)
+        self._tokens = np.array([token for token, bias in biases.items() if bias < _BAN_BIAS], np.int64)
+        added = np.array([bias for bias in biases.values() if bias < _BAN_BIAS], np.float32)
+        self._added = np.where(added <= -_BAN_BIAS, np.float32(-np.inf), added)
 
     def apply(self, logits: Logits) -> None:
         """Change logits [vocab_size] in place. Excluded tokens become minus infinity."""
@@ -37,10 +37,10 @@ class Penalties:
         self._frequency = sampling.frequency_penalty
         self._presence = sampling.presence_penalty
         limit = sampling.repeat_last_n
-        # The last tokens, each with whether it is of the answer; None if all tokens count for good.
+        # The last tokens, each with whether it belongs to the answer; None if all tokens count.
         self._window = None if limit < 0 else deque(((token, False) for token in prompt), maxlen=limit)
         penalized = [token for token, _ in self._window] if self._window is not None else prompt
-        # Each token once, with its count, and with its count in the answer.
+        # Each different token, with its count, and with its count in the answer.
         self._tokens, self._counts = np.unique(
             np.array(penalized if self._repetition != 1.0 else [], np.int64), return_counts=True
         )

@@ -14,19 +14,19 @@ from numpy.typing import NDArray
 from genai_server.engine.runners.scores import Logits
 from genai_server.engine.sampling.penalties import Bias, Penalties
 from genai_server.errors import InvalidField
-from genai_server.generation import Sampling
+from genai_server.messages.generation_request import Sampling
 
 _BLOCK = 32
 # A larger top-k is only separated from the rest, not sorted: sorting a large vocabulary takes tens of milliseconds.
-MOST_SORTED = 4096
-# Only excluded tokens are below it.
+MAX_SORTED = 4096
+# The lowest value of a token that is not excluded.
 _LOWEST = np.finfo(np.float32).min
 _SUMMED_BLOCK = 256
-_LEAST_TEMPERATURE = float(np.finfo(np.float32).tiny)
+_MIN_TEMPERATURE = float(np.finfo(np.float32).tiny)
 
 
 class Sampler:
-    """One request's sampler. Its random numbers are its own, so a seed gives the same tokens in any batch."""
+    """One request's sampler. It has its own random numbers, so a seed gives the same tokens in any batch."""
 
     def __init__(self, sampling: Sampling, prompt: list[int]) -> None:
         self._sampling = sampling
@@ -36,7 +36,7 @@ class Sampler:
 
     @property
     def num_choices(self) -> int:
-        """The number of highest logits, as the model gives them, among which a token is chosen; 0 if it may be any."""
+        """The number of the model's highest logits among which a token is chosen; 0 if it may be any."""
         if self._bias is not None or self._penalties is not None:
             return 0
         return 1 if self._sampling.temperature == 0.0 else self._sampling.top_k
@@ -88,7 +88,7 @@ class Sampler:
     def _draw(self, logits: Logits) -> int:
         sampling = self._sampling
         best = logits.max()
-        if 0 < sampling.top_k <= MOST_SORTED:
+        if 0 < sampling.top_k <= MAX_SORTED:
             tokens = top_tokens(logits, sampling.top_k)
             weights = self._weights(logits[tokens], best)
             kept = self._nucleus(weights / weights.sum())
@@ -105,7 +105,7 @@ class Sampler:
 
     def _weights(self, logits: Logits, best: np.float32) -> Logits:
         """Probabilities up to a common factor, in the precision of the logits: doubles take 4 times as long."""
-        temperature = np.float32(max(self._sampling.temperature, _LEAST_TEMPERATURE))
+        temperature = np.float32(max(self._sampling.temperature, _MIN_TEMPERATURE))
         with np.errstate(over="ignore"):  # with a tiny temperature only the best remains: exp(-inf) is 0
             weights: Logits = np.exp((logits - best) / temperature)
         return weights

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from genai_server.engine.scheduling.scheduler import Scheduler
 from genai_server.engine.scheduling.step import Read, Step
 from genai_server.engine.sequence import Sequence
-from genai_server.generation import PooledText
+from genai_server.messages.generation_request import PooledText
 
 # A pass should take so many seconds, within these numbers of tokens. Fewer would leave the cores idle at its edges;
 # more would not be faster.
@@ -45,4 +45,4 @@ def _next_texts(sequence: Sequence, room: int, most: int, *, is_first: bool) -> 
             break
         texts.append(text)
         num_tokens += text.num_tokens
-    return Read(sequence, num_tokens, texts=texts) if texts else None
+    return Read.next(sequence, num_tokens, texts=texts) if texts else None

@@ -17,19 +17,13 @@ import math
 from collections.abc import Callable, Collection, Iterator
 
 from genai_server.engine.scheduling.queue_wait import queue_wait
-from genai_server.engine.scheduling.step import DEFAULT_POLICY, Read, Step, StepPolicy
+from genai_server.engine.scheduling.step import DEFAULT_POLICY, PassRules, Read, Step, StepPolicy
 from genai_server.engine.scheduling.step_time import StepTimeModel
 from genai_server.engine.sequence import Sequence, SequenceState
 from genai_server.errors import QueueFull
 from genai_server.messages.figures import Capacity
 
 log = logging.getLogger(__name__)
-# ONNX Runtime's attention on CPUs processes a chunk in blocks. Measured: 64 tokens with a head size of 32, 128 with 64.
-# A block of one token is not bitwise equal. Block sizes are multiples of this.
-_QUERY_BLOCK = 16
-# Matrix kernels process the tokens of a chunk in groups. Tokens left over at its end are not bitwise equal. Group sizes
-# divide this.
-_ROW_GROUPS = 8
 # A waiting prompt gains on the others as if this share of the tokens read meanwhile had been its own.
 _AGEING = 0.5
 # Seconds of waiting which count as one step of priority.
@@ -40,34 +34,27 @@ class Scheduler:
     """The waiting and running sequences of one device.
 
     A chunk of a prompt has at most `prefill_chunk` tokens while other sequences decode, and fewer if these would wait
-    too long. Otherwise a batched sequence's chunk has at most `idle_chunk` tokens. Its size also follows three rules,
-    because other kernels, which are not bitwise equal, would read the tokens left over:
-
-    - A chunk has at least two tokens, unless the prompt has one.
-    - It does not end one token beyond a block of the attention.
-    - Every chunk but the last has whole groups of tokens.
-
-    When an exact sequence is read again, its own answer is read token by token, as it was decoded.
+    too long. Otherwise a batched sequence's chunk has at most `idle_chunk` tokens. `runner` fits it to its kernels.
     """
 
     def __init__(
         self,
+        runner: PassRules,
         *,
         max_running: int,
         max_waiting: int,
         max_waiting_tokens: int = 0,
         prefill_chunk: int,
         idle_chunk: int | None = None,
-        limited_by: str = "GENAI_MAX_BATCH_SIZE",
         policy: StepPolicy = DEFAULT_POLICY,
     ) -> None:
         self.waiting: list[Sequence] = []  # by priority and arrival; with those that wait for their grammars
         self.running: list[Sequence] = []  # in order of admission
+        self._runner = runner
         self._max_running = max_running
         self._max_waiting = max_waiting
         # Limit of the waiting prompts' tokens together; sequences that can run at once do not count.
         self._max_waiting_tokens = max_waiting_tokens or math.inf
-        self._limited_by = limited_by  # the setting that `max_running` comes from
         self._prefill_chunk = prefill_chunk
         self._idle_chunk = max(prefill_chunk, idle_chunk or 0)
         self._policy = policy
@@ -92,8 +79,8 @@ class Scheduler:
         present = len(self.running) + len(self.waiting)
         if self.room() == 0:
             raise QueueFull(
-                f"{present} requests are on this device already: {self._limited_by} lets {self._max_running} run "
-                f"and GENAI_MAX_QUEUE lets {self._max_waiting} wait",
+                f"{present} requests are on this device already: {self._policy.limited_by} lets {self._max_running} "
+                f"run and GENAI_MAX_QUEUE lets {self._max_waiting} wait",
                 retry_after=self.queue_wait(),
             )
         num_tokens = _num_prompt_tokens(self._late([*self.waiting, sequence]))
@@ -110,7 +97,7 @@ class Scheduler:
     def capacity(self) -> Capacity:
         """The limits of an empty scheduler."""
         tokens = None if self._max_waiting_tokens == math.inf else int(self._max_waiting_tokens)
-        return Capacity(self._max_running, self._max_waiting, tokens, self._limited_by)
+        return Capacity(self._max_running, self._max_waiting, tokens, self._policy.limited_by)
 
     def room(self) -> int:
         """How many more sequences could be added."""
@@ -211,7 +198,7 @@ class Scheduler:
             yield Step([*(self._next_tokens(sequence) for sequence in batch), *chunk])
         for sequence in [sequence for sequence in self.running if not sequence.batched]:
             if sequence in self.running and not sequence.batched and _decodes(sequence):
-                yield Step([Read(sequence, 1)])
+                yield Step([Read.next(sequence)])
         reading = self._next_prompt()
         if reading is not None and not self._may_mix(reading, [s for s in batch if s in self.running]):
             yield Step([self._next_chunk(reading)])
@@ -222,21 +209,20 @@ class Scheduler:
         A grammar that is slow to follow would have to be followed once for each token of the draft.
         """
         is_slow = sequence.guide is not None and sequence.guide.is_slow
-        if not self._policy.speculates or not sequence.may_draft or is_slow or len(self.running) > 1:
-            return Read(sequence, 1)
+        if not self._policy.speculates or not self._runner.may_draft(sequence) or is_slow or len(self.running) > 1:
+            return Read.next(sequence)
         try:
             forced = [] if sequence.guide is None else sequence.guide.forced()
             most, seconds = sequence.num_left - 1, self._step_times.seconds_to_verify
             draft = sequence.drafter.draft(sequence.tokens, most, seconds, forced)
         except Exception:  # the engine must not end for what would only save time
             log.exception("request %s: its next tokens could not be drafted", sequence.request.request_id)
-            return Read(sequence, 1)
-        return Read(sequence, 1 + len(draft), draft)
+            return Read.next(sequence)
+        return Read.next(sequence, draft=draft)
 
     def _may_mix(self, reading: Sequence, batch: list[Sequence]) -> bool:
-        """Whether a batch's pass may read the prompt's chunk, too. It is not bitwise equal to two passes."""
-        able = (s.batched and not s.request.exact and not s.wants_positions for s in (reading, *batch))
-        return self._policy.mixes and bool(batch) and all(able)
+        """Whether a batch's pass may read the prompt's chunk, too."""
+        return bool(batch) and self._runner.may_mix([reading, *batch])
 
     def _next_prompt(self) -> Sequence | None:
         """The sequence whose prompt is read next."""
@@ -252,7 +238,7 @@ class Scheduler:
         """The next chunk of a prompt, in a pass with a batch or in its own."""
         if not sequence.num_produced and sequence.num_read == sequence.num_cached:
             self.before_first_chunk(sequence)
-        return Read(sequence, self._chunk(sequence, batch))
+        return Read.next(sequence, self._chunk(sequence, batch))
 
     def _chunk(self, sequence: Sequence, batch: Collection[Sequence]) -> int:
         """How many tokens of a prompt to read in one pass."""
@@ -265,18 +251,7 @@ class Scheduler:
                 crowd=(len(self.running) - num_decoding) / num_decoding,
                 target=self._policy.itl_target,
             )
-        # The last produced token is left to a pass of its own, from which the sequence decodes as before.
-        left = sequence.num_unread - (1 if sequence.num_produced else 0)
-        if sequence.request.exact and sequence.num_produced:
-            left = len(sequence.request.prompt) - sequence.num_read
-            if left <= 0:
-                return 1
-        group = min(_ROW_GROUPS, 1 << (most.bit_length() - 1))
-
-        def is_read_alike(chunk: int) -> bool:
-            return (chunk == left or chunk % group == 0) and chunk % _QUERY_BLOCK != 1 and left - chunk != 1
-
-        return next(filter(is_read_alike, range(min(most, left), 1, -1)), left)
+        return self._runner.fit_chunk(sequence, most)
 
 
 def _num_prompt_tokens(sequences: list[Sequence]) -> int:

@@ -1,28 +1,48 @@
 """A step: one forward pass, as the scheduler gives it to the runners."""
 
 from collections.abc import Sequence as Several
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Protocol
 
 from genai_server.engine.kv_memory import UNSHARED, KvMemory
 from genai_server.engine.sequence import Sequence
-from genai_server.generation import PooledText
+from genai_server.messages.generation_request import PooledText
 
 
 @dataclass(frozen=True)
 class Read:
-    """What a step reads of one sequence: its next `num_tokens` unread tokens, of which the last may be drafted."""
+    """Tokens of one sequence for a pass, as runners take them."""
 
     sequence: Sequence
-    num_tokens: int
+    # The sequence's next unread tokens, and those of the draft behind them.
+    tokens: Several[int]
     # Tokens that may follow those of the sequence.
     draft: Several[int] = ()
-    # The texts that these tokens are, where texts are pooled.
+    # The texts that the tokens consist of, where texts are pooled.
     texts: Several[PooledText] = ()
     # Whether the sequence was decoding when the step was made. Kept here, because the pass changes the sequence.
-    decodes: bool = field(init=False)
+    decodes: bool = False
+    # Whether the logits after each token are wanted, or only those after the last one.
+    positions: bool = False
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "decodes", self.sequence.is_decoding)
+    @classmethod
+    def next(
+        cls, sequence: Sequence, num_tokens: int = 1, *, draft: Several[int] = (), texts: Several[PooledText] = ()
+    ) -> "Read":
+        """The sequence's next `num_tokens` unread tokens, with a draft behind them."""
+        first = sequence.num_read
+        tokens = [*sequence.tokens[first : first + num_tokens], *draft]
+        return cls(sequence, tokens, draft, texts, sequence.is_decoding, sequence.wants_positions)
+
+    @property
+    def num_tokens(self) -> int:
+        """How many tokens a pass has to read, with those of the draft."""
+        return len(self.tokens)
+
+    def count(self) -> None:
+        """Count the tokens as read by a pass. Those of the draft do not count."""
+        self.sequence.num_read += len(self.tokens) - len(self.draft)
+        self.sequence.num_texts += len(self.texts)
 
 
 @dataclass(frozen=True)
@@ -63,18 +83,34 @@ class Step:
         return self.num_tokens + sum(len(sequence.request.prompt) for sequence in new)
 
 
+class PassRules(Protocol):
+    """What a runner can read in one pass."""
+
+    def fit_chunk(self, sequence: Sequence, most: int) -> int:
+        """How many of a prompt's unread tokens to read in a pass that has room for `most`; one more in rare cases."""
+        ...
+
+    def may_mix(self, sequences: Several[Sequence]) -> bool:
+        """Whether one pass may read a chunk of the first sequence's prompt and decode the others."""
+        ...
+
+    def may_draft(self, sequence: Sequence) -> bool:
+        """Whether a draft may follow a sequence's newest token."""
+        ...
+
+
 @dataclass(frozen=True)
 class StepPolicy:
     """What steps may contain."""
 
-    # Whether one pass may decode and read a chunk of a prompt.
-    mixes: bool = False
     # Target seconds of a step beside running streams; the smallest chunk may exceed it. 0 uses PROMPT_SHARE instead.
     itl_target: float = 0.0
     # Must hold the keys and values of all running sequences.
     memory: KvMemory = UNSHARED
     # Whether a step of a lone sequence may read a draft.
     speculates: bool = False
+    # The setting that the number of running sequences comes from.
+    limited_by: str = "GENAI_MAX_BATCH_SIZE"
 
 
 DEFAULT_POLICY = StepPolicy()

@@ -1,4 +1,4 @@
-"""Separates reasoning, content and tool calls in what a model writes, while it is written."""
+"""Separates reasoning, content and tool calls in an answer while it is generated."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -14,18 +14,18 @@ _ANYTHING = re.compile(".*", re.DOTALL)
 
 
 class AnswerParser:
-    """Takes the text of one answer piece by piece. How it is cut changes only when a part is returned.
+    """Parses the text of an answer incrementally. The result does not depend on how the text is split.
 
-    `tools` has the functions that may be called, with the JSON schemas of their arguments.
+    `tools` maps the names of callable functions to the JSON schemas of their arguments.
 
-    Content is returned as soon as it can no longer begin a call. A call begins with its complete name, if that is one
-    of the request's. Its arguments are returned as they come or, where the format needs it, when the call is complete.
-    The arguments of a complete call are one JSON object. Whitespace before a call, and after one at the end of the
-    answer, belongs to the format and is dropped.
+    Content is returned as soon as it can no longer be the beginning of a call. A call begins with its complete name, if
+    that is one of the request's functions. Its arguments are returned incrementally or, if the format requires it, when
+    the call is complete. The arguments of a complete call are one JSON object. Whitespace before a call, and after a
+    call at the end of the answer, belongs to the format and is dropped.
 
-    Text that looks like a call but is none is content. If this shows only after the beginning of the call was returned,
-    its arguments stay incomplete, a ToolCallCut follows, and the rest is content. If the answer ends within a call, a
-    ToolCallCut is the last part. If the answer ends within the name, the text is content.
+    Text that turns out not to be a call is content. If the beginning of the call has already been returned, its
+    arguments stay incomplete, a ToolCallCut follows, and the rest is content. If the answer ends inside a call, a
+    ToolCallCut is the last part. If the answer ends inside the name, the text is content.
     """
 
     def __init__(
@@ -44,28 +44,28 @@ class AnswerParser:
         self._reasoning = reasoning
         self._starts_in_reasoning = starts_in_reasoning
         self._reader = self._read()
-        # Whether all that follows is content, and all before was returned.
+        # Whether everything before has been returned and the rest is content.
         self._is_plain = False
 
     def feed(self, text: str) -> list[Part]:
-        """The parts that this piece of the text completes. Neighbours of one kind are joined."""
+        """The parts that this piece of text completes. Adjacent parts of one kind are joined."""
         if self._is_plain:
             return [Content(text)] if text else []
         self._text.append(text)
-        return self._go_on()
+        return self._resume()
 
     def finish(self) -> list[Part]:
-        """The parts that were waiting for more text."""
+        """The parts that were held back."""
         self._text.end()
-        return self._go_on()
+        return self._resume()
 
-    def _go_on(self) -> list[Part]:
+    def _resume(self) -> list[Part]:
         next(self._reader, None)
         parts, self._parts = self._parts, []
         return parts
 
     def _emit(self, part: Part) -> None:
-        """Add a part, or its text to the part before if both are of a kind."""
+        """Add a part, or append its text to the previous part if both are of one kind."""
         last = self._parts[-1] if self._parts else None
         match last, part:
             case (Content(before), Content(text)):
@@ -102,8 +102,8 @@ class AnswerParser:
         yield from self._read_with_calls(self._format) if self._format else self._read_plain()
 
     def _read_calls_here(self, *, new_line: bool = True) -> Reader[bool]:
-        """Go past calls and emit them; returns whether that was all, or as much as there is. If not, they may have been
-        emitted in part, up to `emitted_to`.
+        """Read calls and emit them; returns whether they are complete, or end with the answer. Otherwise they may have
+        been emitted in part, up to `emitted_to`.
         """
         text, calls = self._text, self._calls
         text.kept_from = calls.emitted_to = text.at
@@ -136,7 +136,7 @@ class AnswerParser:
             called = new_line = calls.emitted_to > place
             if whole:
                 continue
-            if text.at == place:  # something else begins here
+            if text.at == place:  # no call begins here
                 text.at += 1
                 text.take_here(plain)
             self._emit_content(("" if called else space) + text.since(calls.emitted_to))

@@ -1,10 +1,10 @@
-"""The text of one answer while it is generated: tokens in, parts and scored tokens out, up to a stop string."""
+"""The text of an answer while it is generated: converts tokens to parts and scored tokens, up to a stop string."""
 
 from collections.abc import Callable, Collection
 from typing import Protocol
 
 from genai_server.answer_parts import Content, Part, Reasoning, ScoredToken, ToolCallStart
-from genai_server.generation import TokenLogprob
+from genai_server.messages.generation_request import TokenLogprob
 from genai_server.text.tokenizer import Decoder
 
 # OpenAI's log probability of an impossible token: JSON has no infinity.
@@ -15,16 +15,16 @@ class Parser(Protocol):
     """Separates the parts of an answer; see text/answers/answer_parser.py."""
 
     def feed(self, text: str) -> list[Part]:
-        """The parts that this text completes."""
+        """The parts completed by this text."""
         ...
 
     def finish(self) -> list[Part]:
-        """What is left when the answer has ended."""
+        """The remaining parts when the answer has ended."""
         ...
 
 
 class PlainParser:
-    """All of the text is content."""
+    """Treats all text as content."""
 
     def feed(self, text: str) -> list[Part]:
         return [Content(text)] if text else []
@@ -34,20 +34,20 @@ class PlainParser:
 
 
 class StopStrings:
-    """Finds stop strings, none of which is empty, in a text that comes in pieces, however it is cut.
+    """Finds non-empty stop strings in a text that arrives in pieces.
 
-    The stop string that is complete first ends the text; of several that end at the same character, the longest.
+    The first stop string to be complete ends the text; of several that end at the same character, the longest one.
     """
 
     def __init__(self, strings: Collection[str]) -> None:
-        # The one that ended the text.
+        # The stop string that ended the text.
         self.found: str | None = None
         self._searches = [_Search(string) for string in strings]
-        # May be the beginning of a stop string.
+        # Text held back because it may be the beginning of a stop string.
         self._held = ""
 
     def feed(self, text: str) -> tuple[str, bool]:
-        """The text that can be shown now, and whether the whole text ends there."""
+        """The text that can be shown now, and whether the text ends there."""
         if self.found is not None:
             return "", True
         if not self._searches:
@@ -65,25 +65,25 @@ class StopStrings:
         return shown, False
 
     def finish(self) -> str:
-        """What was held back, once nothing more comes."""
+        """The text that was held back, when no more text follows."""
         rest, self._held = self._held, ""
         return rest
 
 
 class _Search:
-    """The search of Knuth, Morris and Pratt for one stop string."""
+    """Knuth–Morris–Pratt search for one stop string."""
 
     def __init__(self, string: str) -> None:
         self.string = string
-        # Characters of the string with which the text up to here ends.
+        # Number of the string's first characters that the text so far ends with.
         self.num_matched = 0
-        # For each number of matching characters, the next smaller number that would match as well.
+        # For each number of matching characters, the next smaller number that also matches.
         self._shorter = [0, 0]
         for character in string[1:]:
             self._shorter.append(self._after(self._shorter[-1], character))
 
     def advance(self, character: str) -> bool:
-        """Take one more character; returns whether the string is complete with it."""
+        """Process one character; returns whether it completes the string."""
         self.num_matched = self._after(self.num_matched, character)
         return self.num_matched == len(self.string)
 
@@ -94,9 +94,9 @@ class _Search:
 
 
 class AnswerText:
-    """Decodes tokens, ends the answer at a stop string or before a call too many, and separates its parts.
+    """Decodes tokens, ends the answer at a stop string or before an excess call, and separates its parts.
 
-    A scored token is returned with the first character of its text, so never if a stop string cut it off.
+    A scored token is returned with the first character of its text, so it is omitted if a stop string removed that.
     """
 
     def __init__(
@@ -107,25 +107,25 @@ class AnswerText:
         token_bytes: Callable[[int], bytes],
         *,
         offset: int = 0,
-        most_calls: int | None = None,
+        max_calls: int | None = None,
     ) -> None:
-        # Whether the text has ended before the engine's end.
+        # Whether the text ended before the engine ended the answer.
         self.is_stopped = False
-        # Tokens with reasoning only.
+        # Number of tokens that consist of reasoning only.
         self.num_reasoning = 0
         self._decoder = decoder
         self._stop = StopStrings(stop_strings)
         self._parser = parser
         self._token_bytes = token_bytes
-        # Tool calls of the answer, at most; None for any number.
-        self._most_calls = most_calls
-        # Scored tokens of which no character has been shown.
+        # Maximum number of tool calls; None for any number.
+        self._max_calls = max_calls
+        # Scored tokens without a shown character.
         self._held: list[ScoredToken] = []
-        # Characters up to here, those of the echoed prompt included.
+        # Number of characters so far, including the echoed prompt.
         self._decoded = self._shown = offset
 
     def feed(self, token: int, logprob: TokenLogprob | None = None) -> tuple[list[Part], list[ScoredToken]]:
-        """The parts that this token completes, and the scored tokens that belong to them or came before."""
+        """The parts completed by this token, and the scored tokens up to there."""
         text = self._decoder.decode([token])
         if logprob is not None:
             self._held.append(self.scored(logprob, self._decoded))
@@ -138,7 +138,7 @@ class AnswerText:
         return parts, self._released() if self._held else []
 
     def finish(self) -> tuple[list[Part], list[ScoredToken]]:
-        """What is left when the answer has ended."""
+        """The remaining parts when the answer has ended."""
         rest = "" if self.is_stopped else self._stop.finish()
         self._shown += len(rest)
         parts = self._within_calls((self._parser.feed(rest) if rest else []) + self._parser.finish())
@@ -147,26 +147,26 @@ class AnswerText:
         return parts, tokens
 
     def _within_calls(self, parts: list[Part]) -> list[Part]:
-        """The parts before the first call that is too many."""
-        for count, part in enumerate(parts) if self._most_calls is not None else ():
-            if isinstance(part, ToolCallStart) and part.index == self._most_calls:
+        """The parts before the first excess call."""
+        for count, part in enumerate(parts) if self._max_calls is not None else ():
+            if isinstance(part, ToolCallStart) and part.index == self._max_calls:
                 self.is_stopped = True
-                self._parser = PlainParser()  # what the parser still holds belongs to the call
+                self._parser = PlainParser()  # text held by the parser belongs to the call
                 return parts[:count]
         return parts
 
     @property
     def stop_string(self) -> str | None:
-        """The stop string that has ended the answer."""
+        """The stop string that ended the answer, if any."""
         return self._stop.found
 
     def scored(self, logprob: TokenLogprob, offset: int) -> ScoredToken:
-        """A token in the form for clients."""
+        """Convert a token to the form for clients."""
         top = [ScoredToken(self._token_bytes(token), max(score, _IMPOSSIBLE)) for token, score in logprob.top]
         return ScoredToken(self._token_bytes(logprob.token), max(logprob.logprob, _IMPOSSIBLE), tuple(top), offset)
 
     def _released(self) -> list[ScoredToken]:
-        """Take out the held tokens that begin within the shown text."""
+        """Remove and return the held tokens that begin within the shown text."""
         count = next((i for i, token in enumerate(self._held) if token.offset >= self._shown), len(self._held))
         released, self._held = self._held[:count], self._held[count:]
         return released

@@ -13,7 +13,7 @@ AUTOMATIC, NO_TOOLS = "auto", "none"
 
 @dataclass(frozen=True)
 class Dialect:
-    """The formats that a model was trained on; None where it has none."""
+    """The formats that a model was trained on, each None if it has none."""
 
     tool_format: ToolFormat | None = None
     reasoning: ReasoningFormat | None = None
@@ -23,7 +23,7 @@ PLAIN = Dialect()
 
 
 def read_dialect(template_source: str, tool_parser: str = AUTOMATIC) -> Dialect:
-    """The dialect that a chat template shows. `tool_parser` names a format of tool calls instead, or none.
+    """Detect the dialect from a chat template. `tool_parser` overrides the tool call format, or disables it.
 
     Raises ConfigurationError for an unknown name.
     """
@@ -32,6 +32,6 @@ def read_dialect(template_source: str, tool_parser: str = AUTOMATIC) -> Dialect:
         raise ConfigurationError(f"--tool-parser or GENAI_TOOL_PARSER={tool_parser}: must be one of: {known}")
     name = detect(template_source) if tool_parser == AUTOMATIC else tool_parser
     tool_format = None if name in (None, NO_TOOLS) else TOOL_FORMATS[name]
-    # Calls are messages like all else that such a model writes.
+    # A Harmony model writes calls as messages, like everything else.
     reasoning = HARMONY if isinstance(tool_format, Harmony) else detect_reasoning(template_source)
     return Dialect(tool_format, reasoning)

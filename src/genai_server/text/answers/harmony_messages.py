@@ -1,11 +1,11 @@
-"""Separates what gpt-oss writes: messages of OpenAI's Harmony, each on a channel.
+"""Parses gpt-oss's answers: messages in OpenAI's Harmony format, each on a channel.
 
     <|channel|>analysis<|message|>Simple.<|end|><|start|>assistant<|channel|>final<|message|>2 + 2 = 4.<|return|>
 
-`analysis` is reasoning; `final` is for the user, and so is `commentary` that announces calls. Between two messages of a
-kind comes an empty line. Calls are messages for functions (tool_formats/harmony.py). A message for any other recipient
-stays as it was written, unless it is reasoning; so does a call that is none. Text without a header is for the user. A
-header within which the answer ends is dropped: of its message there is nothing yet.
+`analysis` is reasoning; `final` is for the user, and so is `commentary` that announces calls. Two messages of one kind
+are separated by an empty line. Calls are messages to functions (tool_formats/harmony.py). Messages to other recipients
+are kept unchanged, unless they are reasoning, and so are invalid calls. Text without a header is for the user. An
+incomplete header at the end of the answer is dropped because its message is empty.
 """
 
 import re
@@ -18,7 +18,7 @@ from genai_server.text.tool_formats.tool_format import Calls
 _PLAIN = re.compile(r"[^<]+")
 _BETWEEN = "\n\n"
 _ANALYSIS = "analysis"
-# The beginning of a header; with less than a marker it is text.
+# The beginning of a header. Less than a complete marker is text.
 _HALF_HEADER = re.compile(
     r"(<\|start\|>(assistant)?( to(=\S*)?)?)?(<\|channel\|>\w*( to(=\S*)?)?( ?<\|constrain\|>\w*| \w*)?)?"
 )
@@ -32,10 +32,10 @@ def read_messages(
     read_calls: Callable[[], Reader[bool]],
     emit: Callable[[str, bool], None],
 ) -> Reader[None]:
-    """Go past all messages of an answer, which begins `inside` of reasoning or with a header.
+    """Read all messages of an answer, which begins inside reasoning (`inside`) or with a header.
 
-    `read_calls` goes past a call and emits it to `calls`; it returns whether that was all. `emit` takes a text and
-    whether it is reasoning.
+    `read_calls` reads a call and emits it to `calls`; it returns whether the call is complete. `emit` receives a text
+    and whether it is reasoning.
     """
     messages = _Messages(text, emit)
     if inside:
@@ -52,7 +52,7 @@ def read_messages(
                 continue
             if calls.emitted_to > place:
                 rest = text.since(calls.emitted_to)
-                yield from messages.read_content(is_reasoning=False, written=rest, goes_on=True)
+                yield from messages.read_content(is_reasoning=False, written=rest, continues=True)
             else:
                 text.at = place
                 yield from messages.read_message()
@@ -61,16 +61,16 @@ def read_messages(
 
 
 class _Messages:
-    """The messages of one answer that are no calls."""
+    """Reads the messages of an answer that are not calls."""
 
     def __init__(self, text: Lookahead, emit: Callable[[str, bool], None]) -> None:
         self._text = text
         self._emit = emit
-        # Whether there was a message of reasoning, or for the user.
+        # Whether there has been a reasoning message (True) and a message for the user (False).
         self._had = {True: False, False: False}
 
     def read_message(self) -> Reader[None]:
-        """Go past a message, or past what begins as one and is none."""
+        """Read a message, or text that begins like one."""
         text = self._text
         place = text.kept_from = text.at
         header = yield from read_header(text)
@@ -85,13 +85,13 @@ class _Messages:
             return
         yield from self.read_content(is_reasoning=is_reasoning, written=written)
 
-    def read_content(self, *, is_reasoning: bool, written: str = "", goes_on: bool = False) -> Reader[None]:
-        """Go past the content of a message and its end; `written` was read of it.
+    def read_content(self, *, is_reasoning: bool, written: str = "", continues: bool = False) -> Reader[None]:
+        """Read a message's content and its end; `written` is the content read so far.
 
-        With `goes_on` a part of the message was emitted before.
+        With `continues`, part of the message has been emitted.
         """
         text = self._text
-        between = _BETWEEN if self._had[is_reasoning] and not goes_on else ""
+        between = _BETWEEN if self._had[is_reasoning] and not continues else ""
         while True:
             if written:
                 self._had[is_reasoning] = True

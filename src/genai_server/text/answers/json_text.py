@@ -1,10 +1,10 @@
-"""Readers of JSON text (RFC 8259), strict, and without a limit of depth."""
+"""Strict readers of JSON text (RFC 8259) without a depth limit."""
 
 import re
 
 from genai_server.text.answers.lookahead import Lookahead, Reader, read_now
 
-# Surrogates stand for nothing in UTF-8.
+# Surrogates are invalid in UTF-8.
 _PLAIN = re.compile(r'[^"\\\x00-\x1f\ud800-\udfff]*')
 _HEX = re.compile(r"[0-9a-fA-F]")
 _WORD = re.compile(r"[-+.0-9A-Za-z_]*")
@@ -12,9 +12,9 @@ _SCALAR = re.compile(r"true|false|null|-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+
 
 
 def read_value(text: Lookahead) -> Reader[bool]:
-    """Go past a JSON value.
+    """Read a JSON value.
 
-    Returns False if there is none; then `at` is where it stops being one, or at the end of a text that was cut.
+    Returns False if the text is not JSON; `at` is then at the first invalid character, or at the end of the text.
     """
     closers: list[str] = []
     while True:
@@ -41,7 +41,7 @@ def read_value(text: Lookahead) -> Reader[bool]:
 
 
 def is_json(value: str) -> bool:
-    """Whether a text is one JSON value, possibly with whitespace around."""
+    """Whether a text is one JSON value, possibly surrounded by whitespace."""
     text = Lookahead()
     text.append(value)
     text.end()
@@ -49,7 +49,7 @@ def is_json(value: str) -> bool:
 
 
 def read_string(text: Lookahead) -> Reader[bool]:
-    """Go past a JSON string; returns as `read_value` does."""
+    """Read a JSON string; returns like `read_value`."""
     if (yield from text.peek()) != '"':
         return False
     text.at += 1
@@ -70,7 +70,7 @@ def _read_key(text: Lookahead) -> Reader[bool]:
 
 
 def read_colon(text: Lookahead) -> Reader[bool]:
-    """Go past a colon and the whitespace before it."""
+    """Read a colon and the whitespace before it."""
     yield from text.skip_space()
     return (yield from text.take(":"))
 
@@ -89,7 +89,7 @@ def _read_escape(text: Lookahead) -> Reader[bool]:
 
 
 def _read_scalar(text: Lookahead) -> Reader[bool]:
-    """A string, or a number or word, which are looked at as a whole."""
+    """Read a string, or a number or word, which are matched as a unit."""
     if (yield from text.peek()) == '"':
         return (yield from read_string(text))
     word = yield from text.look_all(_WORD)

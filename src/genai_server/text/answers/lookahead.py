@@ -1,7 +1,7 @@
-"""The text of an answer for readers that are written as generators.
+"""The text of an answer, for readers written as generators.
 
-A reader moves `at` over the text and yields whenever it must wait for more. So it sees the same characters however the
-answer is cut into pieces. It may go back to any place that has not been forgotten.
+A reader moves `at` over the text and yields whenever it needs more text. Its result therefore does not depend on how
+the answer is split into pieces. It may move back to any position that has not been forgotten.
 """
 
 import re
@@ -9,7 +9,7 @@ from collections.abc import Generator
 from typing import TypeVar
 
 T = TypeVar("T")
-# A reader returns what it found. It yields nothing and is sent nothing.
+# A reader returns its result. It neither yields nor receives values.
 Reader = Generator[None, None, T]
 
 SPACE = " \t\r\n"
@@ -18,7 +18,7 @@ _SLACK = 4096
 
 
 def read_now(reader: Reader[T]) -> T:
-    """What a reader finds in a text that has ended."""
+    """Run a reader on a complete text and return its result."""
     while True:
         try:
             next(reader)
@@ -28,37 +28,37 @@ def read_now(reader: Reader[T]) -> T:
 
 
 class Lookahead:
-    """The text that has come and is not forgotten. Places in it count characters from its beginning."""
+    """The text received and not forgotten. Positions count characters from the beginning of the answer."""
 
     def __init__(self) -> None:
         self.at = 0
         self.ended = False
-        # The text from this place on is kept, wherever `at` is; None if it need not be.
+        # The text from this position on is kept regardless of `at`; None if not needed.
         self.kept_from: int | None = None
         self._text = ""
         self._begin = 0
 
     def append(self, text: str) -> None:
-        """More of the text has come."""
+        """Add text."""
         self._text += text
 
     def end(self) -> None:
-        """Nothing more will come."""
+        """Mark the text as complete."""
         self.ended = True
 
     def forget(self) -> None:
-        """Drop the text before `at`, sooner or later: it copies the rest."""
+        """Allow the text before `at` to be dropped. It is dropped in batches because the rest is copied."""
         place = self.at if self.kept_from is None else min(self.at, self.kept_from)
         if place - self._begin > _SLACK:
             self._text = self._text[place - self._begin :]
             self._begin = place
 
     def since(self, place: int) -> str:
-        """The text from a place up to `at`."""
+        """The text from a position up to `at`."""
         return self.between(place, self.at)
 
     def between(self, place: int, end: int) -> str:
-        """The text from a place up to another one."""
+        """The text between two positions."""
         return self._text[place - self._begin : end - self._begin]
 
     def peek(self) -> Reader[str]:
@@ -68,7 +68,7 @@ class Lookahead:
         return self._text[self.at - self._begin : self.at - self._begin + 1]
 
     def take(self, literal: str) -> Reader[bool]:
-        """Go past a literal if it comes next. Waits only while it can still come."""
+        """Consume a literal if it comes next. Waits only while that is possible."""
         while True:
             rest = self._text[self.at - self._begin : self.at - self._begin + len(literal)]
             if rest == literal:
@@ -79,7 +79,7 @@ class Lookahead:
             yield
 
     def take_last(self, literal: str) -> Reader[bool]:
-        """Go past a literal if it comes next, or past as much of it as comes before the end of the text."""
+        """Consume a literal if it comes next, or its beginning at the end of the text."""
         if (yield from self.take(literal)):
             return True
         rest = self._text[self.at - self._begin :]
@@ -89,14 +89,14 @@ class Lookahead:
         return False
 
     def take_here(self, pattern: re.Pattern[str]) -> str:
-        """Go past what matches the pattern in the text that has come, possibly nothing, without waiting."""
+        """Consume what matches the pattern in the received text, possibly nothing, without waiting."""
         match = pattern.match(self._text, self.at - self._begin)
         found = match[0] if match else ""
         self.at += len(found)
         return found
 
     def take_until(self, literal: str) -> Reader[str | None]:
-        """Go past the next such literal; returns the text before it. Without one, go to the end and return None."""
+        """Consume a text and the literal after it; returns the text. Without the literal, consume all: None."""
         place = self.at
         while True:
             found = self._text.find(literal, self.at - self._begin)
@@ -110,14 +110,14 @@ class Lookahead:
             yield
 
     def take_all(self, pattern: re.Pattern[str]) -> Reader[str]:
-        """Go past what matches a pattern of the form `[class]*`, in full: up to another character or the end."""
+        """Consume all characters that match a pattern of the form `[class]*`, waiting for another one or the end."""
         found = ""
         while (yield from self.peek()) and (more := self.take_here(pattern)):
             found += more
         return found
 
     def look_all(self, pattern: re.Pattern[str]) -> Reader[str]:
-        """What `take_all` would go past, without going past it."""
+        """Like `take_all`, but without consuming the text."""
         while True:
             match = pattern.match(self._text, self.at - self._begin)
             if match and (self.ended or match.end() < len(self._text)):
@@ -125,10 +125,10 @@ class Lookahead:
             yield
 
     def take_space(self) -> Reader[str]:
-        """Go past whitespace, possibly none."""
+        """Consume whitespace, if any."""
         return self.take_all(_SPACE)
 
     def skip_space(self) -> Reader[str]:
-        """Go past whitespace; returns the character after it, or "" at the end."""
+        """Consume whitespace; returns the character after it, or "" at the end."""
         yield from self.take_space()
         return (yield from self.peek())

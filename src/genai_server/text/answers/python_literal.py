@@ -1,4 +1,4 @@
-"""Python literals in a text, and the JSON that they mean."""
+"""Reads Python literals and converts them to JSON."""
 
 import ast
 import json
@@ -14,7 +14,7 @@ _JSON_WORDS = {"true": True, "false": False, "null": None}
 
 
 def read_literal(text: Lookahead) -> Reader[str | None]:
-    """Go past a literal that a comma or a closing parenthesis follows; None if neither comes."""
+    """Read a literal that is followed by a comma or closing parenthesis; None if it is not."""
     place, depth = text.at, 0
     while True:
         yield from text.take_all(_PLAIN)
@@ -30,19 +30,19 @@ def read_literal(text: Lookahead) -> Reader[str | None]:
 
 
 def to_json(literal: str) -> str | None:
-    """The JSON text of a Python literal, None if it is none or JSON has nothing like it.
+    """Convert a Python literal to JSON text; None if it is invalid or has no equivalent in JSON.
 
-    JSON is taken as it is, so `true`, `false` and `null` are literals, too.
+    JSON is returned unchanged, so `true`, `false` and `null` are also accepted.
     """
     if is_json(literal):
         return literal.strip()
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of unknown escapes
+            warnings.simplefilter("ignore")  # warnings about unknown escapes
             tree = ast.parse(literal.strip(), mode="eval")
         value = ast.literal_eval(_JsonWords().visit(tree))
         text = json.dumps(value, ensure_ascii=False, allow_nan=False)
-        # Halves of a pair of surrogates, given as two escapes, make one character in JSON.
+        # Two escapes of a surrogate pair are one character in JSON.
         return text if text.isascii() or _encodable(text) else json.dumps(value)
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
         return None
@@ -62,7 +62,7 @@ def _encodable(text: str) -> bool:
 
 
 def _read_string(text: Lookahead, quote: str) -> Reader[bool]:
-    """Go past a string, with three quotes or one."""
+    """Read a string with single or triple quotes."""
     end = quote * 3
     if not (yield from text.take(end)):
         end = quote

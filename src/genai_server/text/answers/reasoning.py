@@ -1,4 +1,4 @@
-"""How models mark the reasoning before an answer, and how it is separated from the answer.
+"""The markers of reasoning before an answer, and how it is separated from the answer.
 
 Qwen 3, DeepSeek R1 and most others write `<think>…</think>`, Mistral's models `[THINK]…[/THINK]`; the chat templates of
 some open it themselves, so that the answer begins inside. gpt-oss writes messages on channels, of which `analysis` is
@@ -24,12 +24,12 @@ class ReasoningFormat:
     name: str
     opening: str
     closing: str
-    # What stands before an answer to the user.
+    # The text before an answer to the user.
     answer_opening: str = ""
 
     @property
     def sign(self) -> str:
-        """What a chat template has where a model reasons so."""
+        """A text that occurs in chat templates of models with this format."""
         return self.closing
 
     @property
@@ -42,7 +42,7 @@ class ReasoningFormat:
         return prompt.rstrip(SPACE).endswith(self.opening)
 
     def lark(self, *, inside: bool, opaque_tokens: Mapping[str, int]) -> str:
-        """Rules of llguidance's Lark with `reasoning` on top: with `inside` the rest of one, else one or none."""
+        """llguidance Lark rules with `reasoning` on top: its rest if `inside`, else optional reasoning."""
         if self.closing in opaque_tokens:
             thought = f"thought: /(.|\\n)*/ {marker(self.closing, opaque_tokens)}\n"
         else:
@@ -54,7 +54,7 @@ class ReasoningFormat:
 
 
 class HarmonyReasoning(ReasoningFormat):
-    """Messages on the channel `analysis`."""
+    """Harmony messages on the channel `analysis`."""
 
     @property
     def sign(self) -> str:
@@ -86,7 +86,7 @@ def detect_reasoning(template_source: str) -> ReasoningFormat | None:
 def read_reasoning(
     text: Lookahead, form: ReasoningFormat, *, inside: bool, emit: Callable[[str], None]
 ) -> Reader[None]:
-    """Go past the reasoning with which the answer may begin.
+    """Read the reasoning at the beginning of an answer, if any.
 
     The newlines around it belong to the format, and are neither reasoning nor answer. They are emitted only for
     reasoning that is cut. If the answer begins `inside`, an opening marker that it repeats is dropped.

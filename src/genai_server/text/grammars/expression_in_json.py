@@ -1,6 +1,6 @@
-"""A regular expression of a grammar, as one for the same text within a JSON string.
+"""Rewrites a grammar's regular expression to match the same text inside a JSON string.
 
-See lark_in_json.py for why what may have an escape is several lexemes.
+See lark_in_json.py for why text with possible escapes becomes several lexemes.
 """
 
 import json
@@ -10,46 +10,46 @@ from dataclasses import dataclass
 from genai_server.errors import InvalidField
 from genai_server.quoted_values import quoted
 
-# JSON's escapes of one letter, by the characters that need one.
+# JSON's single-letter escapes, keyed by character.
 _ESCAPES = {'"': '"', "\\": "\\", "\b": "b", "\f": "f", "\n": "n", "\r": "r", "\t": "t"}
-# Characters that stand in a JSON string as they are.
+# Characters that appear unescaped in a JSON string.
 _PLAIN = r'[^"\\\x00-\x1f]'
 _FLAGS = re.compile(r"\?([a-z]*)(-[a-z]+)?([:)])")
 _QUANTIFIER = re.compile(r"([*+?]|\{\d*,?\d*\})\??")
 _CODES = re.compile(r"x([0-9A-Fa-f]{2})|x\{([0-9A-Fa-f]+)\}|u([0-9A-Fa-f]{4})|u\{([0-9A-Fa-f]+)\}")
 _CONTROLS = {"n": "\n", "r": "\r", "t": "\t", "f": "\f"}
-# Which of the escaped characters these classes have.
+# The escaped characters contained in these classes.
 _CLASSES = {"d": "", "w": "", "s": "\f\n\r\t", "D": '"\\\b\f\n\r\t', "W": '"\\\b\f\n\r\t', "S": '"\\\b'}
 
 
 @dataclass(frozen=True)
 class Node:
-    """A part of an expression."""
+    """A part of a regular expression."""
 
-    # As an expression for one lexeme.
+    # The part as an expression for one lexeme.
     lexeme: str
-    # As an expression of Lark; None if it has no escapes.
+    # The part as a Lark expression; None without escapes.
     lark: str | None = None
-    # Of a class: its plain characters, and its escapes, as expressions.
+    # For a character class: expressions for its plain characters and for its escapes.
     plain: str = ""
     escapes: str = ""
 
 
 class Expression:
-    """A regular expression of Rust, while it is read."""
+    """Parser of a Rust regular expression."""
 
     def __init__(self, text: str, flags: str, param: str) -> None:
         self._text = text
         self._flags = flags
         self._param = param
         self._place = 0
-        # Whether a dot is also a line end.
+        # Whether a dot also matches a line end.
         self._dots = "s" in flags
         if "x" in flags:
             raise self._refused("has the flag x")
 
     def whole(self) -> Node:
-        """All of it."""
+        """Parse the entire expression."""
         node = self._alternatives()
         if self._place < len(self._text):
             raise self._refused("closes a group that is not open")
@@ -138,7 +138,7 @@ class Expression:
             self._place = code.end()
             number = int(next(filter(None, code.groups())), 16)
             if number > 0x10FFFF:
-                raise self._refused(f"has \\{code[0]}, which is no character")
+                raise self._refused(f"has \\{code[0]}, which is not a character")
             return self._character(chr(number))
         char = self._next()
         if char in _CLASSES:
@@ -158,7 +158,7 @@ class Expression:
         return name
 
     def _set(self) -> Node:
-        """A class in brackets, which may have others in it."""
+        """A bracketed character class, which may contain others."""
         begin, depth = self._place, 1
         while depth:
             char = self._next()
@@ -172,7 +172,7 @@ class Expression:
         return self._class(f"[[{inner}]&&{_PLAIN}]", "".join(char for char in _ESCAPES if _has(inner, char)))
 
     def _class(self, plain: str, escaped: str) -> Node:
-        """A character of a class, or one of those that JSON escapes."""
+        """A character of a class, or one that JSON escapes."""
         if not escaped:
             return Node(plain)
         letters = "".join(f"\\{_ESCAPES[char]}" if char in '"\\' else _ESCAPES[char] for char in escaped)
@@ -181,7 +181,7 @@ class Expression:
         return Node(f"(?:{plain}|{escapes})", lark, plain, escapes)
 
     def _character(self, char: str, *, is_literal: bool = True) -> Node:
-        """One character; unless it is literal, one that means something in expressions keeps its meaning."""
+        """One character. Unless it is literal, metacharacters keep their meaning."""
         written = json.dumps(char, ensure_ascii=False)[1:-1]
         if written != char:
             return Node(re.sub(r'[\\"]', r"\\\g<0>", written), json.dumps(written, ensure_ascii=False))
@@ -200,7 +200,7 @@ class Expression:
 
 
 def _has(inner: str, char: str) -> bool:
-    """Whether a class has a character, as far as Python reads it as Rust does; else it has not."""
+    """Whether a class contains a character; False if Python cannot parse the class like Rust."""
     if re.search(r"(?<!\\)\[|&&|--|~~|\\[pPxuz]", inner):
         return False
     try:

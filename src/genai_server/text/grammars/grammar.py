@@ -1,4 +1,4 @@
-"""What an answer must fit, as grammars of llguidance.
+"""Builds llguidance grammars that answers must match.
 
 A grammar is the JSON text of llguidance's list of grammars, of which the first is the answer's (llguidance
 documentation, "Syntax of LLGuidance Grammars" and "JSON schema -> llguidance converter").
@@ -35,9 +35,9 @@ LONGEST_GRAMMAR = 256 * 1024
 
 
 def find_opaque_tokens(tokenizer: Mapping[str, Any]) -> dict[str, int]:
-    """The ids, by their text, of the tokens that no text in a grammar allows; `tokenizer` is a tokenizer.json.
+    """The ids, keyed by text, of tokens that texts in a grammar never match. `tokenizer` is a parsed tokenizer.json.
 
-    To llguidance they are all added tokens that are marked as special or have the form <…>.
+    In llguidance these are all added tokens that are marked as special or have the form <…>.
     """
     return {
         token["content"]: token["id"]
@@ -52,11 +52,11 @@ def json_object() -> str:
 
 
 def json_schema(schema: Mapping[str, Any], *, param: str = "response_format") -> str:
-    """JSON on one line that fits a JSON schema (draft 2020-12).
+    """JSON on one line that matches a JSON schema (draft 2020-12).
 
     llguidance's compiler says what it does not know of a schema. Properties come in the schema's order. It does not
     see to it that keys which the schema does not name differ. Raises InvalidField, naming `param`, for what cannot be
-    followed exactly, and if an object has more than MOST_PROPERTIES.
+    followed exactly, and if an object has more than MAX_PROPERTIES.
     """
     check_schema(schema, param=param)
     try:
@@ -76,19 +76,19 @@ def choice(options: Sequence[str]) -> str:
 
 
 def lark(source: str) -> str:
-    """What llguidance's dialect of Lark describes from its rule `start` on."""
+    """Text that matches a grammar in llguidance's Lark dialect, starting with the rule `start`."""
     return _grammars({"lark_grammar": source})
 
 
 def _with_texts(source: str) -> str:
-    """What this server's own Lark describes, with the grammars of tools' texts that `fits` has put into it."""
+    """Text that matches this server's own Lark, including nested grammars inserted by `fits`."""
     whole, nested = lifted(source)
     inner = [{"name": name, "lark_grammar": unforced(text)} for name, text in nested.items()]
     return _grammars({"lark_grammar": unforced(whole) if inner else whole}, *inner)
 
 
 def arguments(schema: Mapping[str, Any], *, param: str) -> str:
-    """JSON that fits the schema of a tool's arguments. Raises InvalidField as `json_schema` does."""
+    """JSON that matches the schema of a tool's arguments. Raises InvalidField as `json_schema` does."""
     if (source := lark_of_text(schema)) is None:
         return json_schema(schema, param=param)
     check_lark(source, param=param)
@@ -96,9 +96,9 @@ def arguments(schema: Mapping[str, Any], *, param: str) -> str:
 
 
 def given_grammar(source: str, *, param: str) -> str:
-    """What a request's own grammar in Lark or GBNF describes.
+    """Text that matches a request's own grammar in Lark or GBNF.
 
-    Raises InvalidField, naming `param`, for GBNF that is wrong and for schemas in Lark that take too long.
+    Raises InvalidField, naming `param`, for invalid GBNF and for schemas in Lark that are too expensive.
     """
     if gbnf.is_gbnf(source):
         source = gbnf.to_lark(source, param=param)
@@ -107,7 +107,7 @@ def given_grammar(source: str, *, param: str) -> str:
 
 
 def check_lark(source: str, *, param: str) -> None:
-    """See that the schemas in a grammar of Lark are none that take too long. Raises InvalidField."""
+    """Raise InvalidField if a schema in a Lark grammar is too expensive."""
     for place in re.finditer(r"%json\s*(?=\{)", source):
         try:
             schema, _ = _SCHEMAS.raw_decode(source, place.end())
@@ -128,7 +128,7 @@ _SCHEMAS = json.JSONDecoder(object_pairs_hook=_without_doubles)
 def tool_calls(
     tool_format: ToolFormat, tools: Sequence[Tool], *, parallel: bool, opaque_tokens: Mapping[str, int]
 ) -> str:
-    """A call of one of the tools or, if `parallel`, one or more, and nothing else.
+    """One call of a tool, or one or more if `parallel`, and nothing else.
 
     The answer parser reads it, and the arguments fit the tools' parameters. Raises InvalidField for parameters that are
     no object.
@@ -143,10 +143,10 @@ def tool_calls(
 def text_and_calls(
     tool_format: ToolFormat, tools: Sequence[Tool], *, parallel: bool, opaque_tokens: Mapping[str, int]
 ) -> str:
-    """Text, or calls as `tool_calls` has them, or where the format marks them both.
+    """Text, or calls as in `tool_calls`, or both if the format marks calls.
 
-    The answer parser reads no other calls, for the text has nothing with which one begins; nor does it begin as
-    reasoning does. Without `parallel` nothing comes after a call. Raises InvalidField as `tool_calls` does.
+    The answer parser finds no other calls, because the text cannot contain the beginning of one, and it does not begin
+    like reasoning. Without `parallel`, nothing follows a call. Raises InvalidField as `tool_calls` does.
     """
     _check_parameters(tools)
     opening, calls = tool_format.opening, tool_format.lark(tools, parallel=parallel, opaque_tokens=opaque_tokens)
@@ -156,7 +156,7 @@ def text_and_calls(
     begun += [SPACES + re.escape(one.opening) for one in REASONING_FORMATS.values()]
     unbegun = f"~/({'|'.join(begun)}){ANYTHING}/"
     if opening is None:
-        # Whitespace is apart: where text can go on over the end of a lexeme, that is lost.
+        # Whitespace is separate: if text can continue past the end of a lexeme, that lexeme is lost.
         rules = [f"start: /{SPACES}/ (calls | TEXT)", f"TEXT: /([^ \\t\\r\\n]{ANYTHING})?/ & {unbegun}"]
     else:
         lazy = "" if opening in opaque_tokens else "[lazy]"
@@ -169,7 +169,7 @@ def text_and_calls(
 
 
 def either(one: str, other: str) -> str:
-    """What fits one of two grammars, whose further parts have different names."""
+    """Text that matches one of two grammars, whose other parts have different names."""
     (first, *more), (second, *others) = (json.loads(grammar)["grammars"] for grammar in (one, other))
     return _grammars(
         {"lark_grammar": "start: @first | @second"},
@@ -181,7 +181,7 @@ def either(one: str, other: str) -> str:
 
 
 def after_text(text: str, grammar: str, opaque_tokens: Mapping[str, int]) -> str:
-    """What fits the grammar, which has one part, after a text that may have markers."""
+    """Text that matches a grammar of one part, after a text that may contain markers."""
     (answer,) = json.loads(grammar)["grammars"]
     return _grammars({"lark_grammar": f"start: {spelled(text, opaque_tokens)} @content"}, {**answer, "name": "content"})
 
@@ -189,17 +189,17 @@ def after_text(text: str, grammar: str, opaque_tokens: Mapping[str, int]) -> str
 def after_reasoning(
     grammar: str, reasoning: ReasoningFormat, *, starts_inside: bool, opaque_tokens: Mapping[str, int]
 ) -> str:
-    """What fits the grammar, after reasoning: the rest of one, if `starts_inside`, else one that may be left out."""
+    """Text that matches the grammar after reasoning: its rest if `starts_inside`, else optional reasoning."""
     rules = reasoning.lark(inside=starts_inside, opaque_tokens=opaque_tokens)
     answer, *others = json.loads(grammar)["grammars"]
     return _grammars({"lark_grammar": f"start: reasoning @answer\n{rules}"}, {**answer, "name": "answer"}, *others)
 
 
 def check_size(grammar: str, *, param: str) -> None:
-    """Raise InvalidField for `param` if a grammar is too long, or holds what no compiler ends with."""
+    """Raise InvalidField for `param` if a grammar is too long or too expensive to compile."""
     if len(grammar) > LONGEST_GRAMMAR:
         raise InvalidField(
-            f"{param} makes a grammar of {len(grammar)} characters; at most {LONGEST_GRAMMAR} are allowed", param=param
+            f"{param} yields a grammar of {len(grammar)} characters; at most {LONGEST_GRAMMAR} are allowed", param=param
         )
     check_cost(grammar, param=param)
 
@@ -215,7 +215,7 @@ def _check_parameters(tools: Sequence[Tool]) -> None:
 
 
 def is_object(schema: Mapping[str, Any] | None) -> bool:
-    """Whether objects may fit a schema, as far as its type says; None stands for no properties."""
+    """Whether objects may match a schema according to its type; None stands for no properties."""
     kinds = (schema or {}).get("type", "object")
     return kinds == "object" or "object" in (kinds if isinstance(kinds, list) else ())
 

@@ -1,4 +1,4 @@
-"""What of a grammar takes llguidance's compiler too long, found before it begins: nothing can end it once it runs."""
+"""Finds constructs that llguidance's compiler takes too long for, because it cannot be interrupted."""
 
 import math
 import re
@@ -8,10 +8,9 @@ from typing import Any
 from genai_server.errors import InvalidField
 from genai_server.text.grammars.schema_joins import Joins
 
-# The compiler's time grows with the square of one object's properties: 0.15 s for so many, 4.5 s for 5000.
-MOST_PROPERTIES = 1000
-# To tell the multiples of a number it follows each remainder, and where several bind one number, of all together:
-# nothing ends it before that is done.
+# Compile time is quadratic in the properties of an object: 0.15 s for this number, 4.5 s for 5000.
+MAX_PROPERTIES = 1000
+# For multiples of a number, the compiler follows each remainder, and all combinations if several apply to one number.
 LARGEST_MULTIPLE = 10_000
 _LONGEST_SHOWN = 10**30  # Python writes no number of thousands of digits
 _MULTIPLE = re.compile(r'multipleOf\\*"\s*:\s*([^,}\s]*)')
@@ -19,7 +18,7 @@ _JOINED = re.compile(r'(allOf|\$ref)\\*"')
 
 
 def check_cost(grammar: str, *, param: str) -> None:
-    """Refuse what the compiler would take for ever, wherever in a schema it stands, also in one within Lark.
+    """Refuse constructs that would take forever to compile, anywhere in a schema, including schemas in Lark.
 
     Raises InvalidField.
     """
@@ -29,14 +28,14 @@ def check_cost(grammar: str, *, param: str) -> None:
     together = math.prod(multiples) if _JOINED.search(grammar) else max(multiples, default=1)
     if together > LARGEST_MULTIPLE:
         raise InvalidField(
-            f"multipleOf may be at most {LARGEST_MULTIPLE}, that of all together where schemas are joined; "
+            f"multipleOf may be at most {LARGEST_MULTIPLE}, in total where schemas are combined; "
             f"given {together if together < _LONGEST_SHOWN else 'more'}",
             param=param,
         )
 
 
 def check_schema(schema: Any, *, param: str) -> None:
-    """Raise InvalidField if an object of a JSON schema has too many properties, or what is joined is too much."""
+    """Raise InvalidField if an object of a schema has too many properties, or combined schemas are too large."""
     try:
         Joins(schema, param=param)
     except RecursionError:
@@ -46,9 +45,9 @@ def check_schema(schema: Any, *, param: str) -> None:
         value = waiting.pop()
         if isinstance(value, dict):
             given = value.get("properties")
-            if isinstance(given, dict) and len(given) > MOST_PROPERTIES:
+            if isinstance(given, dict) and len(given) > MAX_PROPERTIES:
                 raise InvalidField(
-                    f"an object of a schema may have at most {MOST_PROPERTIES} properties; given {len(given)}",
+                    f"an object of a schema may have at most {MAX_PROPERTIES} properties; given {len(given)}",
                     param=param,
                 )
             waiting += value.values()
@@ -57,7 +56,7 @@ def check_schema(schema: Any, *, param: str) -> None:
 
 
 def _digits(number: str) -> int:
-    """A number without sign, point and zeros around: 25 for 0.0025 and 2500."""
+    """The significant digits of a number: 25 for 0.0025 and 2500."""
     try:
         return int("".join(map(str, Decimal(number).as_tuple().digits)).strip("0") or "1")
     except (ArithmeticError, ValueError):

@@ -1,7 +1,7 @@
 """Pieces of grammars in llguidance's dialect of Lark (llguidance documentation, "Syntax of LLGuidance Grammars").
 
-JSON comes on one line with ", " and ": " between, as chat templates show it to models: where whitespace is flexible, a
-model can write spaces until its tokens are used up.
+JSON is on one line with the separators ", " and ": ", as chat templates show it to models. With flexible whitespace, a
+model could write spaces until its tokens are used up.
 """
 
 import json
@@ -13,14 +13,14 @@ from genai_server.errors import InvalidField
 from genai_server.text.grammars.lark_in_json import in_json
 from genai_server.text.grammars.schema_exact import exact
 
-# As regular expressions: any text, and whitespace as the answer parser knows it.
+# Regular expressions for any text, and for whitespace as the answer parser defines it.
 ANYTHING, SPACES = r"(.|\n)*", r"[ \t\r\n]*"
-# A pair of backslash and what it escapes, or what ends an expression.
+# A backslash with the escaped character, or a character that ends an expression.
 _TO_ESCAPE = re.compile(r"\\.?|[/\n\r\t]", re.DOTALL)
 _ESCAPES = {"/": r"\/", "\n": r"\n", "\r": r"\r", "\t": r"\t"}
-# The keyword of a schema for a text that a grammar of Lark describes, as openai_api/responses.py writes it.
+# Schema keyword for a text that matches a Lark grammar, as written by apis/responses/translate.py.
 LARK = "x-lark"
-# Stands before a grammar, as a JSON text; see `lifted`. No JSON and no literal has it as it is.
+# Precedes a nested grammar, given as JSON text; see `lifted`. It occurs in no JSON and no literal.
 _NESTED = "\0text "
 _NESTED_TEXT = re.compile(rf'{_NESTED}("(?:[^"\\]|\\.)*")')
 _ONE_LINE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
@@ -31,14 +31,14 @@ def to_text(value: Any, *, ensure_ascii: bool = True) -> str:
     try:
         return json.dumps(value, ensure_ascii=ensure_ascii)
     except RecursionError:
-        raise InvalidField("a schema is nested more deeply than can be followed") from None
+        raise InvalidField("a schema is nested too deeply") from None
 
 
 def unforced(source: str) -> str:
-    """A grammar in which the library does not look ahead for what must follow.
+    """A grammar in which the library does not look ahead for required text.
 
-    Where a text can only go on and never end, as in `start: /x*/ "x"`, it looks ahead without end, in the middle of an
-    answer. The last such line of a grammar counts, for all grammars that it is combined with.
+    If a text can only continue and never end, as in `start: /x*/ "x"`, it would look ahead forever during an answer.
+    The last such line of a grammar applies to all grammars that it is combined with.
     """
     return f'{source}\n%llguidance {{"no_forcing": true}}'
 
@@ -49,7 +49,7 @@ def quoted(text: str) -> str:
 
 
 def expression(pattern: str) -> str:
-    """Text that matches a regular expression, written as llguidance's `regex_to_lark` writes it."""
+    """Text that matches a regular expression, in the notation of llguidance's `regex_to_lark`."""
     return f"/{_TO_ESCAPE.sub(_escaped, pattern)}/"
 
 
@@ -59,24 +59,24 @@ def _escaped(found: re.Match[str]) -> str:
 
 
 def marker(text: str, opaque_tokens: Mapping[str, int]) -> str:
-    """A marker of a format: the token that it is, if no text allows it, else its text."""
+    """A marker of a format: a token if texts never match it, else its text."""
     return f"<[{opaque_tokens[text]}]>" if text in opaque_tokens else quoted(text)
 
 
 def spelled(text: str, opaque_tokens: Mapping[str, int]) -> str:
-    """Exactly this text, in which markers are the tokens that they are if no text allows them."""
+    """Exactly this text, with markers as tokens if texts never match them."""
     markers = sorted((token for token in opaque_tokens if token in text), key=len, reverse=True)
     pieces = re.split(f"({'|'.join(map(re.escape, markers))})", text) if markers else [text]
     return " ".join(marker(piece, opaque_tokens) for piece in pieces if piece)
 
 
 def text_up_to(rule: str, end: str, opaque_tokens: Mapping[str, int], *, without: Iterable[str]) -> str:
-    """Rules of which the named one is any text that has none of some other texts, and then this end."""
+    """Rules for any text without certain other texts, followed by this end. `rule` is the name of the first one."""
     unwanted = "|".join(map(re.escape, without))
     terminal = rule.upper()
     text = f"{terminal}: /{ANYTHING}/ & ~{expression(f'{ANYTHING}({unwanted}){ANYTHING}')}\n"
     if any(token in end for token in opaque_tokens):
-        # Whitespace before a token is the text's: where text can go on over the end of a lexeme, that is lost.
+        # Whitespace before a token belongs to the text: a lexeme is lost if text can continue past its end.
         return f"{rule}: {terminal} {spelled(end.lstrip(), opaque_tokens)}\n{text}"
     return f"{rule}[lazy]: {terminal} {quoted(end)}\n{text}"
 
@@ -90,7 +90,7 @@ def one_line(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def fits(schema: Mapping[str, Any]) -> str:
-    """JSON that fits a JSON schema, or the arguments of a tool whose text has a grammar of its own."""
+    """JSON that matches a JSON schema, or the arguments of a tool whose text has a grammar of its own."""
     if (source := lark_of_text(schema)) is not None:
         (name,) = schema["properties"]
         head, tail = quoted(f'{{"{name}": "'), quoted('"}')
@@ -99,7 +99,7 @@ def fits(schema: Mapping[str, Any]) -> str:
 
 
 def lark_of_text(schema: Mapping[str, Any] | None) -> str | None:
-    """The grammar of Lark for the only text of a tool's arguments; None if they have another schema."""
+    """The Lark grammar for a tool's only text argument; None for any other schema."""
     properties = (schema or {}).get("properties")
     if not isinstance(properties, dict) or len(properties) != 1:
         return None
@@ -109,7 +109,7 @@ def lark_of_text(schema: Mapping[str, Any] | None) -> str | None:
 
 
 def lifted(source: str) -> tuple[str, dict[str, str]]:
-    """A grammar with names in place of those nested in it by `fits`, and these by their names."""
+    """Replace grammars nested by `fits` by names; returns the result and the nested grammars keyed by name."""
     nested: dict[str, str] = {}
 
     def name(found: re.Match[str]) -> str:
@@ -121,7 +121,7 @@ def lifted(source: str) -> tuple[str, dict[str, str]]:
 
 
 def any_of(alternatives: Iterable[str]) -> str:
-    """One of these expressions."""
+    """Any one of these expressions."""
     return "(" + " | ".join(alternatives) + ")"
 
 

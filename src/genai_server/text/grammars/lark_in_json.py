@@ -1,4 +1,4 @@
-"""A request's grammar of Lark for a text, as one for that text within a JSON string.
+"""Rewrites a request's Lark grammar for a text to match that text inside a JSON string.
 
 A call carries the text of a custom tool as JSON does, with a backslash before quotes, backslashes and line ends, and
 llguidance has no operator that would quote a grammar. So each literal and each expression of the source is rewritten.
@@ -29,7 +29,7 @@ _TOKEN = re.compile(
     |(?P<other>\.\.|.)""",
     re.VERBOSE | re.DOTALL,
 )
-# Of Lark's own terminals those that have such characters; the others are llguidance's.
+# Lark's predefined terminals that contain escaped characters; the others are llguidance's.
 _COMMON = {
     "CR": r"/\r/",
     "LF": r"/\n/",
@@ -41,7 +41,7 @@ _COMMON = {
 
 
 def in_json(source: str, *, param: str) -> str:
-    """The grammar of the text as it stands between a JSON string's quotes. Raises InvalidField for `param`."""
+    """The grammar of the text as it appears between a JSON string's quotes. Raises InvalidField for `param`."""
     try:
         statements = [*_statements(source, param)]
         with_escapes = _with_escapes(statements)
@@ -53,7 +53,7 @@ def in_json(source: str, *, param: str) -> str:
 
 @dataclass(frozen=True)
 class _Part:
-    """A piece of a rule, in two forms: for one lexeme, and for a rule, where it may be several."""
+    """A piece of a rule in two forms: for one lexeme, and for a rule of several lexemes."""
 
     text: str
     in_rule: str
@@ -63,18 +63,18 @@ class _Part:
 
 @dataclass(frozen=True)
 class _Statement:
-    """A rule, a terminal, or with an empty head what is ignored."""
+    """A rule, a terminal, or an %ignore statement if the head is empty."""
 
     head: str
     parts: list[_Part]
 
     @property
     def is_terminal(self) -> bool:
-        """Whether it is a terminal."""
+        """Whether this is a terminal."""
         return self.head[:1].isupper()
 
     def rewritten(self, with_escapes: Iterable[str], ignored: Iterable[str]) -> Iterator[str]:
-        """The lines that stand for it; `with_escapes` are the terminals that have become rules."""
+        """The rewritten lines. `with_escapes` are the terminals that have become rules."""
         whole = "".join(part.text for part in self.parts)
         if not self.head:
             yield f"%ignore {whole}"
@@ -90,7 +90,7 @@ class _Statement:
 
 
 def _rule(terminal: str) -> str:
-    """The name of the rule that takes a terminal's place."""
+    """The name of the rule that replaces a terminal."""
     return f"text_of_{terminal.lower()}"
 
 
@@ -128,10 +128,10 @@ def _begun(token: re.Match[str], param: str) -> _Statement:
 
 
 def _common(name: str, param: str) -> str:
-    """Lark's own terminal, for those without escaped characters."""
+    """A predefined terminal of Lark without escaped characters."""
     found = _PLAIN_COMMON.get(name)
     if found is None:
-        raise InvalidField(f"{param}: common has no {quoted(name)} here", param=param)
+        raise InvalidField(f"{param}: common has no supported {quoted(name)}", param=param)
     return found
 
 
@@ -165,7 +165,7 @@ def _part(token: re.Match[str], param: str) -> _Part:
 
 
 def _with_escapes(statements: list[_Statement]) -> set[str]:
-    """The terminals that have escapes, or others in them that have."""
+    """The terminals that contain escapes, directly or through other terminals."""
     terminals = [one for one in statements if one.is_terminal]
     found = {one.head for one in terminals if any(part.has_escape for part in one.parts)}
     while more := {one.head for one in terminals for part in one.parts if part.is_name and part.text in found} - found:
@@ -185,9 +185,9 @@ def _literal(text: str, folded: str, param: str) -> _Part:
         return _Part(text + folded, text + folded)
     lexeme = json.dumps(written, ensure_ascii=False)
     pieces = [piece for piece in re.split(r"(\\u[0-9a-f]{4}|\\.)", written) if piece]
-    # Of an escape that ignores case another letter would be another character.
-    told = [_text(piece) + ("" if piece.startswith("\\") else folded) for piece in pieces]
-    return _Part(lexeme, f"({' '.join(told)})", has_escape=True)
+    # An escape is case-sensitive: another letter would be another character.
+    alternatives = [_text(piece) + ("" if piece.startswith("\\") else folded) for piece in pieces]
+    return _Part(lexeme, f"({' '.join(alternatives)})", has_escape=True)
 
 
 def _text(written: str) -> str:

@@ -1,4 +1,4 @@
-"""Whether a value can fit two of several schemas."""
+"""Determines whether a value can match more than one of several schemas."""
 
 from collections.abc import Hashable, Sequence
 from typing import Any
@@ -7,7 +7,7 @@ from genai_server.errors import InvalidField
 from genai_server.text.grammars.schema_joins import target
 
 _ALL_TYPES = ("array", "boolean", "null", "number", "object", "string")
-# References that lead to references.
+# Maximum length of a chain of references.
 _DEEPEST = 20
 
 
@@ -32,7 +32,7 @@ def are_disjoint(branches: Sequence[Any], whole: dict[str, Any]) -> bool:
 
 
 def _meant(branch: Any, whole: dict[str, Any]) -> Any:
-    """The schema that a branch refers to, if it says nothing else."""
+    """The schema that a branch refers to, if the branch is only a reference."""
     for _ in range(_DEEPEST):
         if not isinstance(branch, dict) or set(branch) != {"$ref"} or not isinstance(branch["$ref"], str):
             return branch
@@ -44,7 +44,7 @@ def _meant(branch: Any, whole: dict[str, Any]) -> Any:
 
 
 def _values(branch: Any) -> list[Hashable] | None:
-    """The values that may fit a schema, equal ones as equal; None for any number of values."""
+    """The values that may match a schema, in comparable form; None if unlimited."""
     if not isinstance(branch, dict):
         return None
     given = [branch["const"]] if "const" in branch else branch.get("enum")
@@ -52,7 +52,7 @@ def _values(branch: Any) -> list[Hashable] | None:
 
 
 def _comparable(value: Any) -> Hashable:
-    """Equal for what JSON schema takes as equal: 1 is 1.0, but not true."""
+    """A form that compares equal as in JSON schema: 1 equals 1.0, but not true."""
     if isinstance(value, list):
         return tuple(map(_comparable, value))
     if isinstance(value, dict):
@@ -61,7 +61,7 @@ def _comparable(value: Any) -> Hashable:
 
 
 def _types(branch: Any) -> Sequence[str]:
-    """The types of what may fit a schema; every integer is a number."""
+    """The types of values that may match a schema; every integer is a number."""
     if branch is False:
         return ()
     given = branch.get("type", _ALL_TYPES) if isinstance(branch, dict) else _ALL_TYPES
@@ -76,7 +76,7 @@ def _required(branch: dict[str, Any]) -> list[str]:
 
 
 def _tells_apart(key: str, objects: Sequence[dict[str, Any]]) -> bool:
-    """Whether all objects require a property, with values of which no two schemas have one."""
+    """Whether all objects require a property whose values are disjoint between the schemas."""
     found: list[Hashable] = []
     for branch in objects:
         properties = branch.get("properties")

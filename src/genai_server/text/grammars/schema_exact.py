@@ -1,4 +1,4 @@
-"""A schema as llguidance follows it exactly: another is written where it would allow more than the schema does."""
+"""Rewrites a schema so that llguidance follows it exactly, where it would otherwise allow more."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -12,13 +12,13 @@ from genai_server.text.grammars.schema_numbers import check_together, multiple
 _MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies")
 _DATA = ("enum", "const", "required", "dependentRequired", "x-guidance")
 
-# What may stand behind a backslash in JSON. Without "u" a text has one form only; with it, a key of an object could
-# pass for another than it is.
+# What may follow a backslash in JSON. Without "u", a text has only one form; with it, an object's key could be
+# disguised as another one.
 _ESCAPES = 'nrbtf\\"'
 
 
 def exact(schema: Mapping[str, Any]) -> tuple[Schema, str]:
-    """The schema with all that is rewritten, and the escapes that its texts may have, as llguidance's option.
+    """The rewritten schema, and the escapes that its texts may contain, as llguidance's option.
 
     Raises InvalidField, which names no field of the request.
     """
@@ -27,7 +27,7 @@ def exact(schema: Mapping[str, Any]) -> tuple[Schema, str]:
 
 
 def rewritten(schema: Schema, change: Callable[[Schema, Schema], Schema]) -> Schema:
-    """A schema with each schema within it, and then itself, replaced by `change(given, with its inner ones replaced)`.
+    """Rewrite a schema bottom-up: each one becomes `change(given, given with its inner schemas rewritten)`.
 
     Raises InvalidField if it is nested too deeply.
     """
@@ -50,14 +50,14 @@ def _rewritten(schema: Schema, change: Callable[[Schema, Schema], Schema]) -> Sc
 
 
 def _inner(value: Any, change: Callable[[Schema, Schema], Schema]) -> Any:
-    """Whatever stands below a word: a schema, or several."""
+    """The value of a keyword: a schema, or several."""
     if isinstance(value, dict):
         return _rewritten(value, change)
     return [_inner(item, change) for item in value] if isinstance(value, list) else value
 
 
 class _Exact:
-    """One schema, and what is found in it."""
+    """Rewrites one schema, and records what it contains."""
 
     def __init__(self, schema: Schema) -> None:
         self._visited: set[int] = set()
@@ -76,7 +76,7 @@ class _Exact:
         if self.has_controls and self._is_open:
             raise InvalidField(
                 "texts in enum and const may have no control characters but \\b, \\t, \\n, \\f and \\r where an object "
-                "may have keys beside those that the schema names; set additionalProperties to false"
+                "may have keys other than those named in the schema; set additionalProperties to false"
             )
 
     def _change(self, given: Schema, written: Schema) -> Schema:
@@ -88,7 +88,7 @@ class _Exact:
         return written
 
     def _look(self, schema: Schema) -> None:
-        """Note what must be seen together."""
+        """Record what must be checked for the entire schema."""
         self.has_controls |= any(_has_controls(schema[key]) for key in ("enum", "const") if key in schema)
         if (found := multiple(schema.get("multipleOf"))) is not None:
             self._multiples.add(found)
@@ -100,7 +100,7 @@ class _Exact:
 
 
 def _has_controls(value: Any) -> bool:
-    """Whether there is a text in a value that JSON can write with \\u only."""
+    """Whether a value contains a text that JSON can only write with \\u."""
     if isinstance(value, str):
         return any((char < " " and char not in "\b\t\n\f\r") or char == "\x7f" for char in value)
     inner = [*value, *value.values()] if isinstance(value, dict) else value if isinstance(value, list) else []

@@ -1,4 +1,4 @@
-"""Patterns of the formats that llguidance has otherwise than their standards: what fits one has the format.
+"""Patterns of formats that llguidance implements differently from their standards. What matches has the format.
 
 Days are those of their month and year, no minute has 61 seconds (few of them had), and no name begins a label in a way
 that is reserved ("xn--", which more would have to be true of). Addresses and names are no longer than they may be; some
@@ -18,29 +18,29 @@ _A, _X, _HEX = "[a-zA-Z0-9]", "[a-zA-Z0-9-]", "[0-9a-f]"
 
 
 def _label(most: int) -> str:
-    """A label of at most so many characters, of which the third and fourth are not both hyphens."""
+    """A label of at most `most` characters whose third and fourth characters are not both hyphens."""
     return f"{_A}(?:{_A}?|{_X}{_A}(?:{_X}{{0,{most - 4}}}{_A})?|{_X}-{_A}(?:{_X}{{0,{most - 5}}}{_A})?)"
 
 
 def _name(*kinds: tuple[int, int]) -> str:
-    """A name of one of these kinds: at most so many labels of so many characters.
+    """A name of one of these kinds, each a maximum number of labels and their maximum length.
 
-    A limit of the whole, beside that of each label, would take the compiler long, or longer than it is given.
+    A limit of the total length in addition to that of each label would be too expensive to compile.
     """
     names = [rf"{_label(most)}(?:\.{_label(most)}){{0,{labels - 1}}}" for labels, most in kinds]
     return f"(?:{'|'.join(names)})"
 
 
-# At most 64 characters, where there are more than 32 with no more than three dots.
+# At most 64 characters; those longer than 32 have at most three dots.
 _LOCALS = [
     rf"{_ATEXT}(?:\.?{_ATEXT}){{0,31}}",
     rf"{_ATEXT}{{1,32}}\.?{_ATEXT}{{1,31}}",
     rf"{_ATEXT}{{1,15}}(?:\.{_ATEXT}{{1,15}}){{2,3}}",
 ]
 
-# Formats that llguidance follows by itself.
+# Formats that llguidance implements itself.
 KNOWN_FORMATS = frozenset({"duration", "ipv4", "ipv6", "uri", "uuid"})
-# What fits the second has the first, which is wider or the same.
+# Maps a format to one that is equal or narrower.
 EQUAL_FORMATS = {
     "idn-email": "email",
     "idn-hostname": "hostname",
@@ -50,7 +50,7 @@ EQUAL_FORMATS = {
     "url": "uri",
 }
 
-# By the format's name.
+# Keyed by the format's name.
 FORMATS = {
     "date": f"^{_DATE}$",
     "time": f"^{_TIME}$",

@@ -1,4 +1,4 @@
-"""What a JSON schema joins into one: each join is compiled anew, and patterns that are joined may take for ever."""
+"""Limits combined schemas: each combination is compiled anew, and combined patterns may take forever."""
 
 from typing import Any
 from urllib.parse import unquote
@@ -6,19 +6,19 @@ from urllib.parse import unquote
 from genai_server.errors import InvalidField
 from genai_server.quoted_values import quoted
 
-# Sixteen patterns that are joined take the compiler 0.05 s, twenty 2.3 s and twenty-four more than anybody waits.
-MOST_PATTERNS = 16
-# Schemas that become one, each counted as often as it is referred to: 20,000 take 0.07 s.
-MOST_JOINED = 20_000
-# References that lead to references; each is a few calls of the functions here.
+# Compiling sixteen combined patterns takes 0.05 s, twenty 2.3 s and twenty-four far too long.
+MAX_PATTERNS = 16
+# Combined schemas, counted each time they are referred to: 20,000 take 0.07 s.
+MAX_JOINED = 20_000
+# Length of a chain of references; each one adds a few nested calls here.
 _DEEPEST = 100
-# What stands beside a reference and joins nothing to it.
+# Keywords next to a reference that do not add constraints to it.
 _WORDS = {"$ref", "$defs", "definitions", "$schema", "$id", "$comment", "title", "description", "default", "examples"}
 _PATTERNS = ("pattern", "format", "patternProperties")
 
 
 class Joins:
-    """Looks through one schema. Raises InvalidField, naming `param`."""
+    """Checks one schema. Raises InvalidField, naming `param`."""
 
     def __init__(self, schema: Any, *, param: str) -> None:
         self._schema = schema
@@ -28,7 +28,7 @@ class Joins:
         self._look(schema)
 
     def _look(self, value: Any) -> tuple[int, frozenset[str]]:
-        """How many schemas a value holds, and which patterns, with what it refers to."""
+        """The number of schemas in a value and its patterns, following references."""
         number, patterns = 0, frozenset[str]()
         if isinstance(value, dict):
             number = 1
@@ -36,22 +36,22 @@ class Joins:
             inner = [item for key, item in value.items() if key not in ("$defs", "definitions", "enum", "const")]
             if isinstance(value.get("$ref"), str):
                 more, others = self._follow(value["$ref"])
-                number, patterns = min(number + more, MOST_JOINED + 1), patterns | others
+                number, patterns = min(number + more, MAX_JOINED + 1), patterns | others
         else:
             inner = value if isinstance(value, list) else []
         for item in inner:
             if isinstance(item, dict | list):
                 more, others = self._look(item)
-                number, patterns = min(number + more, MOST_JOINED + 1), patterns | others
+                number, patterns = min(number + more, MAX_JOINED + 1), patterns | others
         if isinstance(value, dict) and ("allOf" in value or ("$ref" in value and value.keys() - _WORDS)):
             self._check(number, patterns)
         return number, patterns
 
     def _check(self, number: int, patterns: frozenset[str]) -> None:
-        if number > MOST_JOINED:
-            raise self._refusal(f"at most {MOST_JOINED} schemas, each counted wherever it is referred to; given more")
-        if len(patterns) > MOST_PATTERNS:
-            raise self._refusal(f"at most {MOST_PATTERNS} with a pattern or format; given {len(patterns)}")
+        if number > MAX_JOINED:
+            raise self._refusal(f"at most {MAX_JOINED} schemas, each counted wherever it is referred to; given more")
+        if len(patterns) > MAX_PATTERNS:
+            raise self._refusal(f"at most {MAX_PATTERNS} with a pattern or format; given {len(patterns)}")
 
     def _follow(self, reference: str) -> tuple[int, frozenset[str]]:
         if reference in self._found:
@@ -74,11 +74,11 @@ class Joins:
             raise InvalidField(f"{self._param}: {error.message}", param=self._param) from None
 
     def _refusal(self, what: str) -> InvalidField:
-        return InvalidField(f"{self._param}: what allOf and $ref join in a schema may be {what}", param=self._param)
+        return InvalidField(f"{self._param}: allOf and $ref of a schema may combine {what}", param=self._param)
 
 
 def target(schema: Any, reference: str) -> Any:
-    """What a reference within a schema means; the compiler knows others, which could hide what they lead to.
+    """The target of a local reference. The compiler supports others, which could hide their targets.
 
     Raises InvalidField, which names no field of the request.
     """
@@ -92,6 +92,6 @@ def target(schema: Any, reference: str) -> Any:
             value = value[int(name)] if isinstance(value, list) else value[name]
     except (KeyError, ValueError, IndexError, TypeError):
         raise InvalidField(
-            f"{quoted(reference)} is no reference to a part of the schema, such as '#/$defs/NAME'"
+            f"{quoted(reference)} is not a reference to a part of the schema, such as '#/$defs/NAME'"
         ) from None
     return value

@@ -1,6 +1,6 @@
-"""The keywords of JSON schema (draft 2020-12 and earlier) as llguidance follows them, or the reason why it cannot.
+"""Rewrites keywords of JSON schema (draft 2020-12 and earlier) for llguidance, or refuses them with the reason.
 
-Each step is for a few keywords of one schema. What stands below them has been changed already.
+Each step handles a few keywords of one schema. Inner schemas have already been rewritten.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -15,12 +15,12 @@ from genai_server.text.grammars.schema_numbers import BOUNDS, check_value, multi
 from genai_server.text.grammars.schema_patterns import has_property, translated
 
 Schema = dict[str, Any]
-# Takes a schema with at least one of its keywords. Raises InvalidField, which names no field of the request.
+# Rewrites a schema with at least one of its keywords. Raises InvalidField without the name of a field.
 Step = Callable[[Schema], Schema]
 
-# Annotations, which restrict nothing.
+# Annotations, which do not constrain values.
 _ANNOTATIONS = ("title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "$comment")
-# Keywords without effect: with these values, and without another keyword.
+# Keywords without effect: with these values, or without another keyword.
 _SAY_NOTHING: dict[str, tuple[Any, ...]] = {"propertyNames": ({}, True, {"type": "string"}), "uniqueItems": (False,)}
 _PARTS_OF = {"then": "if", "else": "if", "minContains": "contains", "maxContains": "contains"}
 _NOT_FOLLOWED = (
@@ -36,12 +36,12 @@ _NOT_FOLLOWED = (
     "uniqueItems",
 )
 _TYPES = ("array", "boolean", "integer", "null", "number", "object", "string")
-# Each doubles what the compiler looks at.
-_MOST_DEPENDENCIES = 4
+# Each one doubles the compiler's work.
+_MAX_DEPENDENCIES = 4
 
 
 def keyword_steps(whole: Schema) -> Sequence[tuple[frozenset[str], Step]]:
-    """The steps with their keywords, for the schemas within `whole`, to be done in this order."""
+    """The steps with their keywords for the schemas within `whole`, in order of execution."""
     steps: list[tuple[Iterable[str], Step]] = [
         ((*_ANNOTATIONS, *_SAY_NOTHING, *_PARTS_OF, "if"), without_effect),
         *(((key,), partial(_refused, key)) for key in _NOT_FOLLOWED),
@@ -49,7 +49,7 @@ def keyword_steps(whole: Schema) -> Sequence[tuple[frozenset[str], Step]]:
         (("required",), _required),
         *(((key,), partial(_value, key)) for key in ("enum", "const")),
         (("multipleOf",), _multiple),
-        (("minProperties",), _least_properties),
+        (("minProperties",), _min_properties),
         (("additionalItems",), _additional_items),
         (("dependencies", "dependentRequired"), _dependencies),
         (("oneOf",), partial(_one_of, whole)),
@@ -62,7 +62,7 @@ def keyword_steps(whole: Schema) -> Sequence[tuple[frozenset[str], Step]]:
 
 
 def without_effect(schema: Schema) -> Schema:
-    """Leave out what restricts nothing."""
+    """Drop keywords that do not constrain values."""
     left_out = {key for key in _ANNOTATIONS if key in schema}
     left_out |= {key for key, values in _SAY_NOTHING.items() if key in schema and schema[key] in values}
     left_out |= {key for key, other in _PARTS_OF.items() if key in schema and other not in schema}
@@ -72,7 +72,7 @@ def without_effect(schema: Schema) -> Schema:
 
 
 def _refused(key: str, schema: Schema) -> Schema:
-    raise InvalidField(f"a schema must do without the keyword {key}, which cannot be followed")
+    raise InvalidField(f"a schema must not use the keyword {key}, which is not supported")
 
 
 def _type(schema: Schema) -> Schema:
@@ -98,8 +98,8 @@ def _multiple(schema: Schema) -> Schema:
     return schema
 
 
-def _least_properties(schema: Schema) -> Schema:
-    """Nothing tells apart the keys of an object that its schema does not name."""
+def _min_properties(schema: Schema) -> Schema:
+    """The compiler cannot distinguish object keys that the schema does not name."""
     least, required = schema["minProperties"], schema.get("required")
     if not isinstance(least, int) or (
         schema.get("additionalProperties") is False and "patternProperties" not in schema
@@ -116,24 +116,24 @@ def _least_properties(schema: Schema) -> Schema:
 
 def _additional_items(schema: Schema) -> Schema:
     if "prefixItems" in schema:
-        raise InvalidField("prefixItems and additionalItems are of different drafts of JSON schema; give items")
+        raise InvalidField("prefixItems and additionalItems belong to different drafts of JSON schema; use items")
     return schema
 
 
 def _dependencies(schema: Schema) -> Schema:
-    """Each key that needs others is absent, or these are there."""
+    """Each key that requires others is absent, or the others are present."""
     found = [pair for word in ("dependencies", "dependentRequired") for pair in dict(schema.get(word, {})).items()]
     if any(not isinstance(needed, list) for _, needed in found):
-        raise InvalidField("dependencies may have lists of keys only; schemas in it cannot be followed")
-    if len(found) > _MOST_DEPENDENCIES:
-        raise InvalidField(f"at most {_MOST_DEPENDENCIES} keys may need others (dependencies); given {len(found)}")
+        raise InvalidField("dependencies may only have lists of keys; schemas are not supported")
+    if len(found) > _MAX_DEPENDENCIES:
+        raise InvalidField(f"at most {_MAX_DEPENDENCIES} keys may require others (dependencies); given {len(found)}")
     alternatives = [{"anyOf": [{"properties": {key: False}}, {"required": needed}]} for key, needed in found if needed]
     kept = {key: value for key, value in schema.items() if key not in ("dependencies", "dependentRequired")}
     return _and(kept, *alternatives)
 
 
 def _one_of(whole: Schema, schema: Schema) -> Schema:
-    """Where no value fits two of the alternatives, any of them is one of them."""
+    """If no value matches two alternatives, `oneOf` equals `anyOf`."""
     branches = schema["oneOf"]
     if not isinstance(branches, list) or not are_disjoint(branches, whole):
         raise InvalidField(
@@ -167,7 +167,7 @@ def _translated(pattern: Any) -> Any:
 
 
 def _format(schema: Schema) -> Schema:
-    """The format as a pattern where the compiler has it otherwise than its standard."""
+    """The format as a pattern if the compiler's version deviates from the standard."""
     given, kinds = schema["format"], schema.get("type", "string")
     kept = {key: value for key, value in schema.items() if key != "format"}
     if "string" not in (kinds if isinstance(kinds, list) else [kinds]):
@@ -182,8 +182,8 @@ def _format(schema: Schema) -> Schema:
 
 
 def _and(schema: Schema, *more: Schema) -> Schema:
-    """What fits a schema and others."""
+    """A schema combined with others."""
     if not more:
         return schema
-    beside = schema.get("allOf", [])
-    return {**schema, "allOf": [*(beside if isinstance(beside, list) else [{"allOf": beside}]), *more]}
+    given = schema.get("allOf", [])
+    return {**schema, "allOf": [*(given if isinstance(given, list) else [{"allOf": given}]), *more]}

@@ -1,4 +1,4 @@
-"""The numbers of a schema, as llguidance holds them: as doubles, integers also within 64 bits.
+"""Numbers of a schema as llguidance represents them: as doubles, and integers within 64 bits.
 
 What it would hold otherwise than the schema has it is refused. A bound that lies outside of what it can follow is moved
 to there: whatever is within still fits the schema.
@@ -13,21 +13,21 @@ from typing import Any
 from genai_server.errors import InvalidField
 
 # The bounds of an integer: the least double that it takes, and the largest integer of 64 bits, to which it rounds down.
-LEAST_INTEGER, LARGEST_INTEGER = -(2**63) + 1024, 2**63 - 1
+MIN_INTEGER, MAX_INTEGER = -(2**63) + 1024, 2**63 - 1
 # The bounds of other numbers: beyond, one of the two alone cannot be followed.
 LARGEST_NUMBER = 10**18
-# What is above 0, where a schema excludes it.
-_LEAST_ABOVE_ZERO = 1e-30
-# From here on not every integer is a double.
+# The smallest number above 0, for schemas that exclude 0.
+_MIN_ABOVE_ZERO = 1e-30
+# Beyond this, not every integer is a double.
 _EXACT = 2**53
-_MOST_DIGITS, _MOST_PLACES = 2**32, 9
+_MAX_DIGITS, _MAX_PLACES = 2**32, 9
 BOUNDS = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")
 
 Number = int | float
 
 
 def with_bounds_held(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """The schema with bounds of numbers that are held exactly. Raises InvalidField."""
+    """The schema with bounds that are represented exactly. Raises InvalidField."""
     kinds = schema.get("type", "number")
     kinds = kinds if isinstance(kinds, list) else [kinds]
     bounds = {key: schema[key] for key in BOUNDS if is_number(schema.get(key))}
@@ -43,45 +43,45 @@ def with_bounds_held(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_value(value: Any, key: str) -> None:
-    """Raise InvalidField if there is a number in the value of "enum" or "const" that is not held exactly."""
+    """Raise InvalidField if "enum" or "const" contains a number that is not represented exactly."""
     for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
         check_value(inner, key)
-    if is_number(value) and not (value == LARGEST_INTEGER or (_is_held(value) and abs(value) < LARGEST_INTEGER)):
+    if is_number(value) and not (value == MAX_INTEGER or (_is_held(value) and abs(value) < MAX_INTEGER)):
         raise InvalidField(
-            f"numbers in {key} must be exact as doubles and at most {LARGEST_INTEGER}; given {_shown(value)}"
+            f"numbers in {key} must be exact as doubles and at most {MAX_INTEGER}; given {_shown(value)}"
         )
 
 
 def multiple(value: Any) -> tuple[int, int] | None:
-    """What "multipleOf" is held as, digits and decimal places, None for no number. Raises InvalidField."""
+    """ "multipleOf" as digits and decimal places, None if it is not a number. Raises InvalidField."""
     if not is_number(value):
         return None
     is_held = _is_held(value)
     scaled, places = abs(float(value)) if is_held else 0.0, 0
-    while scaled % 1 and places <= _MOST_PLACES:
+    while scaled % 1 and places <= _MAX_PLACES:
         scaled, places = scaled * 10, places + 1
     whole = Decimal(int(scaled)).scaleb(-places) == abs(_meant(value))
-    if not is_held or not whole or places > _MOST_PLACES or scaled >= _MOST_DIGITS:
+    if not is_held or not whole or places > _MAX_PLACES or scaled >= _MAX_DIGITS:
         raise InvalidField(
-            f"multipleOf must be below {_MOST_DIGITS}, without its point, too, and have at most {_MOST_PLACES} decimal "
+            f"multipleOf must be below {_MAX_DIGITS}, without its point, too, and have at most {_MAX_PLACES} decimal "
             f"places, which stay as many when its double is multiplied by 10; given {_shown(value)}"
         )
     return int(scaled), places
 
 
 def check_together(multiples: set[tuple[int, int]]) -> None:
-    """Raise InvalidField if the least common multiple of joined ones could be too large to be held."""
+    """Raise InvalidField if the least common multiple of combined schemas could be too large."""
     most = max((places for _, places in multiples), default=0)
-    if len(multiples) > 1 and math.prod(digits * 10 ** (most - places) for digits, places in multiples) >= _MOST_DIGITS:
+    if len(multiples) > 1 and math.prod(digits * 10 ** (most - places) for digits, places in multiples) >= _MAX_DIGITS:
         shown = ", ".join(str(Decimal(digits).scaleb(-places)) for digits, places in sorted(multiples))
         raise InvalidField(
-            f"the product of all multipleOf, without decimal places, must be below {_MOST_DIGITS} where schemas are "
+            f"the product of all multipleOf, without decimal places, must be below {_MAX_DIGITS} where schemas are "
             f"joined; given {shown}"
         )
 
 
 def is_number(value: Any) -> bool:
-    """Whether a value of JSON is a number."""
+    """Whether a JSON value is a number."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
@@ -90,20 +90,20 @@ def _of_integers(bounds: Mapping[str, Number]) -> dict[str, Any]:
     low = {"minimum": math.ceil, "exclusiveMinimum": lambda value: math.floor(value) + 1}
     if given := {key: low[key](_meant(_finite(key, bounds[key]))) for key in low if key in bounds}:
         key = max(given, key=lambda key: given[key])
-        if given[key] > LARGEST_INTEGER:
-            raise _refused(key, f"at most {LARGEST_INTEGER} for integers", bounds[key])
-        held["minimum"] = _integer(key, max(given[key], LEAST_INTEGER), bounds[key])
+        if given[key] > MAX_INTEGER:
+            raise _refused(key, f"at most {MAX_INTEGER} for integers", bounds[key])
+        held["minimum"] = _integer(key, max(given[key], MIN_INTEGER), bounds[key])
     high = {"maximum": math.floor, "exclusiveMaximum": lambda value: math.ceil(value) - 1}
     if given := {key: high[key](_meant(_finite(key, bounds[key]))) for key in high if key in bounds}:
         key = min(given, key=lambda key: given[key])
-        if given[key] < LEAST_INTEGER:
-            raise _refused(key, f"at least {LEAST_INTEGER} for integers", bounds[key])
-        held["maximum"] = _integer(key, min(given[key], LARGEST_INTEGER), bounds[key])
+        if given[key] < MIN_INTEGER:
+            raise _refused(key, f"at least {MIN_INTEGER} for integers", bounds[key])
+        held["maximum"] = _integer(key, min(given[key], MAX_INTEGER), bounds[key])
     return held
 
 
 def _integer(key: str, bound: int, given: Number) -> int:
-    if bound != LARGEST_INTEGER and int(float(bound)) != bound:
+    if bound != MAX_INTEGER and int(float(bound)) != bound:
         raise _refused(key, f"between -{_EXACT} and {_EXACT}, or exact as a double", given)
     return bound
 
@@ -135,12 +135,12 @@ def _bound(key: str, value: Number, towards: float) -> tuple[Number, bool]:
     if not _is_held(value):
         raise _refused(key, f"between -{_EXACT} and {_EXACT}, or exact as a double", value)
     if is_out and (value * within >= 0 or abs(value) >= _EXACT):
-        return within * _LEAST_ABOVE_ZERO if value == 0 else _next(float(value), towards), False
+        return within * _MIN_ABOVE_ZERO if value == 0 else _next(float(value), towards), False
     return value, is_out
 
 
 def _next(value: float, towards: float) -> float:
-    """The next double that the compiler reads as it is."""
+    """The next double that the compiler reads exactly."""
     while True:
         value = math.nextafter(value, towards)
         if _is_read(value):
@@ -170,12 +170,12 @@ def _finite(key: str, value: Number) -> Number:
 
 
 def _meant(value: Number) -> Decimal:
-    """The number as it is written."""
+    """The number as written."""
     return Decimal(value) if isinstance(value, int) else Decimal(repr(value))
 
 
 def _is_held(value: Number) -> bool:
-    """Whether it is the same as a double and as the fewest digits that tell this double from others."""
+    """Whether a number equals its double and that double's shortest notation."""
     if isinstance(value, float) and (not math.isfinite(value) or not _is_read(value)):
         return False
     if abs(value) < _EXACT:
@@ -192,7 +192,7 @@ def _refused(key: str, rule: str, value: Number) -> InvalidField:
 
 
 def _shown(value: Number) -> str:
-    """Cut, for a number may have thousands of digits."""
+    """Truncated, because a number may have thousands of digits."""
     try:
         text = str(value)
     except ValueError:  # Python writes no longer ones

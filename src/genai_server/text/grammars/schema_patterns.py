@@ -1,4 +1,4 @@
-"""Patterns as JSON schema has them, ECMA-262 with the flag u, as llguidance reads them, as Rust's crate regex."""
+"""Converts JSON schema's patterns (ECMA-262 with the flag u) to those of llguidance (Rust's regex crate)."""
 
 import re
 
@@ -11,7 +11,7 @@ _CLASSES = {"d": _DIGITS, "w": _WORD, "s": _SPACE}
 _ANY = r"^\n\r\x{2028}\x{2029}"
 # No text has these (schema_exact), and of a class with all that JSON escapes the compiler would also allow \\ and \".
 _NEVER = r"\x00-\x07\x0b\x0e-\x1f\x7f"
-# What a character is that is yet to be assigned differs between versions of Unicode.
+# Properties of unassigned characters differ between versions of Unicode.
 _UNASSIGNED = r"\p{Cn}"
 _CONTROLS = {"n": "\n", "r": "\r", "t": "\t", "v": "\x0b", "f": "\x0c", "0": "\0"}
 _SPECIAL = frozenset(r"\.+*?()|[]{}^$#&-~")
@@ -23,7 +23,7 @@ _PROPERTY = re.compile(r"[pP]\{[^}]*\}")
 
 
 def translated(pattern: str) -> str:
-    """The same pattern in Rust's syntax, with what the compiler refuses as it is. Raises InvalidField."""
+    """Convert a pattern to Rust's syntax, except for what the compiler itself refuses. Raises InvalidField."""
     return _Pattern(pattern).translated()
 
 
@@ -33,7 +33,7 @@ def has_property(pattern: str) -> bool:
 
 
 class _Pattern:
-    """A pattern on its way: where it is read, and what has come of it."""
+    """Converter of a pattern."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -75,12 +75,12 @@ class _Pattern:
         return self._text[self._place - 1]
 
     def _group(self) -> str:
-        """What stands behind a bracket; names are left out, of which some would mean more to the compiler."""
+        """The text after an opening parenthesis, without group names, some of which have a meaning for the compiler."""
         if not self._text.startswith("?", self._place):
             return ""
         found = _GROUP.match(self._text, self._place)
         if found is None:
-            raise self._refused("looks around, or has a group of a kind that is not known")
+            raise self._refused("has a lookaround assertion or an unsupported kind of group")
         self._place = found.end()
         return "?:" if "<" in found[0] else found[0]
 

@@ -18,7 +18,7 @@ EVERYTHING = "the schema as a whole"
 def relaxed(schema: Mapping[str, Any]) -> tuple[Schema, list[str]]:
     """A schema that can be followed exactly and is fitted by whatever fits the given one, and the keywords left out.
 
-    Raises InvalidField, which names no field of the request, for a schema that is none.
+    Raises InvalidField, without the name of a field, for an invalid schema.
     """
     relaxing = _Relaxing(dict(schema))
     found = rewritten(relaxing.whole, relaxing.change)

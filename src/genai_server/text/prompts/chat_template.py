@@ -1,8 +1,8 @@
-"""Variables to the text that a model was trained on, by the Jinja template of its directory.
+"""Renders the Jinja chat template of a model directory.
 
 Rendered in a sandbox with the settings of Hugging Face's `apply_chat_template` (transformers documentation, "Chat
 templates"): `trim_blocks`, `lstrip_blocks`, loop controls, `raise_exception`, `strftime_now` and a `tojson` that keeps
-characters as they are. The engine built into onnxruntime-genai lacks parts of Jinja.
+characters unescaped. The engine built into onnxruntime-genai lacks parts of Jinja.
 """
 
 import json
@@ -20,16 +20,16 @@ from genai_server.errors import InvalidField, ModelDirectoryError
 from genai_server.text.prompts.template_sandbox import TemplateSandbox
 
 # The scripted runner reads its script from the last line and needs a mark where the prompt ends.
-# It says that it reads tools and reasoning, in the formats that it names, so that a script can write both.
+# It mentions tools and reasoning formats, so that scripts can write both.
 SCRIPTED_TEMPLATE = (
     "{# <tool_call> <think></think> tool_calls #}{% if tools or enable_thinking %}{% endif %}"
     "{% for m in messages %}{{ m.content }}\n{% endfor %}\x04"
 )
 MAX_CHARACTERS = 4 * 1024 * 1024
-_LONGEST_SOURCE = 1024 * 1024
-_LONGEST_REASON = 500
-# strftime makes up to 256 times as many characters of a pattern.
-_LONGEST_PATTERN = 256
+_MAX_SOURCE = 1024 * 1024
+_MAX_REASON = 500
+# strftime can expand a pattern up to 256-fold.
+_MAX_PATTERN = 256
 
 
 class ChatTemplate:
@@ -38,9 +38,9 @@ class ChatTemplate:
     def __init__(
         self, source: str, special_tokens: Mapping[str, str] | None = None, *, max_characters: int = MAX_CHARACTERS
     ) -> None:
-        if len(source) > _LONGEST_SOURCE:
+        if len(source) > _MAX_SOURCE:
             raise ModelDirectoryError(
-                f"the model's chat template has {len(source)} characters; at most {_LONGEST_SOURCE} are allowed"
+                f"the model's chat template has {len(source)} characters; at most {_MAX_SOURCE} are allowed"
             )
         environment = TemplateSandbox(
             trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", GenerationTag]
@@ -49,22 +49,22 @@ class ChatTemplate:
         environment.globals["raise_exception"] = _raise
         environment.globals["strftime_now"] = _now
         self.source = source
-        # Variables such as `bos_token` with their values.
+        # Values of variables such as `bos_token`.
         self._special_tokens = dict(special_tokens or {})
-        # A longer text is refused while it is rendered.
+        # Longer texts are refused during rendering.
         self._max_characters = max_characters
         self._environment = environment
         try:
             self._template = environment.from_string(source)
             syntax = environment.parse(source)
-            # The names of all other variables that it reads.
+            # The names of all other variables read by the template.
             self.variables = _inputs(syntax) - {*environment.globals, *self._special_tokens}
-        except Exception as error:  # it may, say, be nested too deep for Python
+        except Exception as error:  # for example, it may be nested too deeply for Python
             raise ModelDirectoryError(f"the model's chat template is not valid: {error}") from None
         texts = [node.value for node in syntax.find_all(Const)] + [node.data for node in syntax.find_all(TemplateData)]
-        # Whether it looks for tools in a message, as Phi-4-mini's does.
+        # Whether the template reads tools from a message, as Phi-4-mini's does.
         self.reads_tools_of_messages = _reads_field(syntax, "tools")
-        # The texts in its source.
+        # All string constants and literal texts of the source.
         self.constants = frozenset(text for text in texts if isinstance(text, str))
 
     def mentions(self, text: str) -> bool:
@@ -77,10 +77,10 @@ class ChatTemplate:
         return "tools" in self.variables or self.reads_tools_of_messages
 
     def render(self, variables: Mapping[str, Any]) -> str:
-        """The template's text.
+        """Render the template.
 
-        Raises TypeError if the template adds a text to another type. Raises InvalidField, with the template's own
-        words, for all else that it refuses, and if it takes too long or makes too much on the way
+        Raises TypeError if the template concatenates a text and another type. Raises InvalidField, with the template's
+        own message, for all other failures, and if rendering takes too long or produces too much
         (template_sandbox.py).
         """
         pieces = []
@@ -91,7 +91,7 @@ class ChatTemplate:
                     pieces.append(piece)
                     left -= len(piece)
                     if left < 0:
-                        raise TemplateError(f"they make a prompt of more than {self._max_characters} characters")
+                        raise TemplateError(f"the prompt has more than {self._max_characters} characters")
         except TypeError:
             raise
         except Exception as error:  # a template is a program from elsewhere and may fail in any way
@@ -100,8 +100,8 @@ class ChatTemplate:
 
 
 def refused(error: Exception) -> InvalidField:
-    """The error for what a template refuses: the messages are at fault, as far as can be known."""
-    reason = str(error)[:_LONGEST_REASON]
+    """The error for a failed template, which is attributed to the messages."""
+    reason = str(error)[:_MAX_REASON]
     return InvalidField(f"the model's chat template refuses these messages: {reason}", param="messages")
 
 
@@ -116,9 +116,9 @@ class GenerationTag(Extension):
 
 
 def _inputs(syntax: Template) -> frozenset[str]:
-    """The variables that a template takes from outside, as opposed to those that it sets before it reads them.
+    """The template's input variables, as opposed to those that it sets before it reads them.
 
-    Jinja counts among the former what is set in one branch and read after it; Llama 3.1 does so with `tools`.
+    Jinja counts a variable that is set in one branch and read afterwards as input; Llama 3.1 has this with `tools`.
     """
     first: dict[str, str] = {}
     for name in _names(syntax):
@@ -129,14 +129,14 @@ def _inputs(syntax: Template) -> frozenset[str]:
 
 
 def _reads_field(syntax: Template, name: str) -> bool:
-    """Whether a template reads this field of anything."""
+    """Whether a template reads this field of any object."""
     return any(field.attr == name for field in syntax.find_all(Getattr)) or any(
         isinstance(item.arg, Const) and item.arg.value == name for item in syntax.find_all(Getitem)
     )
 
 
 def _names(node: Node) -> Iterator[Name]:
-    """The names in a program, that which is assigned before that to which it is assigned."""
+    """The names in a program in order of evaluation: assigned values before assignment targets."""
     if isinstance(node, Name):
         yield node
     children = list(node.iter_child_nodes())
@@ -153,4 +153,4 @@ def _raise(message: str) -> NoReturn:
 
 
 def _now(pattern: str) -> str:
-    return datetime.now().strftime(pattern[:_LONGEST_PATTERN])
+    return datetime.now().strftime(pattern[:_MAX_PATTERN])

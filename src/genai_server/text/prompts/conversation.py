@@ -1,4 +1,4 @@
-"""Messages of OpenAI's clients in the forms that chat templates take."""
+"""Converts OpenAI messages to the forms that chat templates accept."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,15 +15,16 @@ Tool = Mapping[str, Any]
 def conversation_forms(
     messages: Sequence[Message], *, knows_developer: bool, knows_calls: bool = True, reads_thinking: bool = False
 ) -> Iterator[list[dict[str, Any]]]:
-    """The forms that templates take, the usual one first.
+    """The forms that templates accept, the most common one first.
 
-    In the usual form, arguments of tool calls are objects rather than JSON, and a message without content has None.
-    Some templates add either to a text, and need a text. Templates that know no calls add no arguments. Other fields
-    that are null or an empty list are left out. A content in parts becomes one text with line breaks between the parts.
-    The role developer becomes system unless the template knows it. With `reads_thinking` reasoning is in a field of
-    that name, too, as gpt-oss's template wants it; that refuses both reasoning and a content beside calls.
+    In the most common form, tool call arguments are objects rather than JSON text, and a message without content has
+    None. Some templates concatenate either of them to a text, and therefore need a text. Templates without tool calls
+    do not concatenate arguments. Other fields that are null or an empty list are omitted. Content parts are joined by
+    line breaks. The role developer becomes system unless the template knows it. With `reads_thinking`, reasoning is
+    also in the field `thinking`, which gpt-oss's template requires; it refuses both reasoning and content next to
+    calls.
 
-    Raises InvalidField, naming the field, for arguments that are not a JSON object and for a part that is not text.
+    Raises InvalidField, naming the field, for arguments that are not a JSON object and for parts that are not text.
     """
     plain = [_plain(message, f"messages[{n}]", knows_developer) for n, message in enumerate(messages)]
     if reads_thinking:
@@ -37,20 +38,20 @@ def conversation_forms(
 
 
 def with_tools(messages: list[dict[str, Any]], tools: Sequence[Tool]) -> Iterator[list[dict[str, Any]]]:
-    """The messages with the tools in the first one, a system message, in the forms that templates take.
+    """The messages with the tools in the first one, a system message, in the forms that templates accept.
 
-    These are the tools as they are and, for templates that add them to a text, the functions as JSON.
+    These are the tools unchanged and, for templates that concatenate them to a text, the functions as JSON.
     """
     first, *others = messages if messages[0]["role"] == "system" else [{"role": "system", "content": ""}, *messages]
     functions = [tool.get("function", tool) for tool in tools]
-    for told in (list(tools), json.dumps(functions, ensure_ascii=False)):
-        yield [{**first, "tools": told}, *others]
+    for given in (list(tools), json.dumps(functions, ensure_ascii=False)):
+        yield [{**first, "tools": given}, *others]
 
 
 def with_calls_as_content(message: dict[str, Any], tool_format: ToolFormat, result_role: str) -> dict[str, Any]:
-    """A message, whose arguments are objects, for a template that knows no calls.
+    """A message, whose arguments are objects, for a template without tool calls.
 
-    Tool calls become the text that the model wrote. A result gets the given role.
+    Tool calls become the text that the model would write. A result gets the given role.
     """
     if message["role"] == "tool":
         return {**message, "role": result_role}
@@ -63,7 +64,7 @@ def with_calls_as_content(message: dict[str, Any], tool_format: ToolFormat, resu
 
 
 def _plain(message: Message, place: str, knows_developer: bool) -> dict[str, Any]:
-    # Some templates ask whether a message has a field, not what is in it.
+    # Some templates check whether a message has a field, not its value.
     plain = {name: value for name, value in message.items() if value is not None and value != []}
     plain.setdefault("content", None)
     if isinstance(plain["content"], list):
@@ -83,7 +84,7 @@ def _with_thinking(message: dict[str, Any]) -> dict[str, Any]:
 def _text_of(part: Any, place: str) -> str:
     text = part.get("text") if isinstance(part, Mapping) and part.get("type") == "text" else None
     if not isinstance(text, str):
-        raise InvalidField(f"{place} must be a part of type text; this model takes no other", param=place)
+        raise InvalidField(f"{place} must be a part of type text; this model supports no other type", param=place)
     return text
 
 
@@ -100,7 +101,7 @@ def _with_object(call: Any, place: str) -> Any:
         return call
     param = f"{place}.function.arguments"
     try:
-        # Nothing, which some models write for no arguments, is what their clients then send back.
+        # Some models write an empty text for no arguments, and their clients send it back.
         arguments = json.loads(function["arguments"] or "{}")
     except (ValueError, RecursionError) as error:
         raise InvalidField(f"{param} must be JSON: {error}", param=param) from None

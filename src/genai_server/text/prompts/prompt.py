@@ -1,4 +1,4 @@
-"""Writes the prompt of a conversation: chooses the template, fills in its variables, and guards its special tokens."""
+"""Renders the prompt of a conversation: chooses the template, fills in variables, and guards special tokens."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -16,12 +16,12 @@ _KWARGS = "chat_template_kwargs"
 _GENERATION_PROMPT = "add_generation_prompt"
 CONTINUE = "continue_final_message"
 _RESERVED = {"messages", "tools"}
-# Marks the end of a last message that the answer continues. No valid text has it, nor does special_tokens.py use it.
+# Marks the end of a final message that the answer continues. Neither valid text nor special_tokens.py uses it.
 _END = "\ud800"
 
 
 class Options(NamedTuple):
-    """`chat_template_kwargs`, taken apart."""
+    """Parsed `chat_template_kwargs`."""
 
     add_generation_prompt: bool
     continue_final_message: bool
@@ -29,10 +29,10 @@ class Options(NamedTuple):
 
 
 class PromptWriter:
-    """Writes prompts by the named templates of a model, if it has any.
+    """Renders prompts with a model's named templates, if any.
 
-    Texts in `special_tokens` mean tokens only in the templates. Where a template knows nothing of tool calls, they are
-    written in `tool_format`.
+    Texts in `special_tokens` are encoded as tokens only where the templates contain them. If a template does not
+    support tool calls, they are written in `tool_format`.
     """
 
     def __init__(
@@ -62,14 +62,14 @@ class PromptWriter:
 
     @property
     def has_template(self) -> bool:
-        """Whether a prompt can be made of messages."""
+        """Whether the model has a chat template."""
         return bool(self._templates)
 
     def require_template(self) -> None:
-        """Raise NoChatTemplate if no prompt can be made of messages."""
+        """Raise NoChatTemplate if the model has no chat template."""
         if not self.has_template:
             raise NoChatTemplate(
-                "this model has no chat template, so it takes no messages: send a raw prompt to /v1/completions; the "
+                "this model has no chat template and accepts no messages: send a raw prompt to /v1/completions; the "
                 "operator can give it a template, a file or a name such as chatml (GENAI_CHAT_TEMPLATE or "
                 "--chat-template)",
                 param="messages",
@@ -78,7 +78,7 @@ class PromptWriter:
     def write(
         self, messages: Sequence[Message], tools: Sequence[Tool] | None, template_kwargs: Mapping[str, Any] | None
     ) -> Prompt:
-        """The prompt up to where the answer begins.
+        """Render the prompt up to where the answer begins.
 
         Raises InvalidField, whose `param` names the field, if the template cannot use it or refuses the messages, and
         NoChatTemplate.
@@ -112,7 +112,7 @@ class PromptWriter:
         if self._tool_format is None or _knows_calls(template):
             return covered
         role = "tool" if "tool" in template.constants else self._tool_format.result_role
-        # Only now: the format's markers are meant as special tokens.
+        # Added after covering, because the format's markers are genuine special tokens.
         return [with_calls_as_content(message, self._tool_format, role) for message in covered]
 
 
@@ -123,7 +123,7 @@ def _knows_calls(template: ChatTemplate) -> bool:
 def _forms(
     template: ChatTemplate, messages: Sequence[Message], tools: Sequence[Tool] | None
 ) -> Iterator[list[dict[str, Any]]]:
-    """The messages in the forms that templates take, with the tools in a message where the template reads them."""
+    """The messages in the forms that templates accept, with the tools in a message if the template reads them there."""
     knows_developer = template.mentions("developer")
     for form in conversation_forms(
         messages,
@@ -144,23 +144,23 @@ def _check_that_nothing_is_ignored(
     tool_format: ToolFormat | None,
 ) -> None:
     if tools and not template.takes_tools:
-        raise InvalidField("this model takes no tools: its chat template does not read them", param="tools")
+        raise InvalidField("this model does not support tools: its chat template does not read them", param="tools")
     if tool_format is None and not _knows_calls(template):
         for n, message in enumerate(messages):
             if message.get("tool_calls"):
                 param = f"messages[{n}].tool_calls"
-                raise InvalidField(f"{param}: this model's chat template knows no tool calls", param=param)
+                raise InvalidField(f"{param}: this model's chat template does not support tool calls", param=param)
 
 
 def _options(template: ChatTemplate, given: Mapping[str, Any]) -> Options:
     variables = dict(given)
-    go_on = _flag(variables, CONTINUE, default=False)
+    continues = _flag(variables, CONTINUE, default=False)
     if _GENERATION_PROMPT not in template.variables:
         add_prompt = True
     else:
-        add_prompt = _flag(variables, _GENERATION_PROMPT, default=not go_on)
-    if go_on and add_prompt and _GENERATION_PROMPT in given:
-        raise InvalidField(f"{_KWARGS}: give either {CONTINUE} or {_GENERATION_PROMPT}, not both", param=_KWARGS)
+        add_prompt = _flag(variables, _GENERATION_PROMPT, default=not continues)
+    if continues and add_prompt and _GENERATION_PROMPT in given:
+        raise InvalidField(f"{_KWARGS}: {CONTINUE} and {_GENERATION_PROMPT} cannot be combined", param=_KWARGS)
     known = template.variables - _RESERVED
     for name in variables:
         if name in _RESERVED:
@@ -168,9 +168,9 @@ def _options(template: ChatTemplate, given: Mapping[str, Any]) -> Options:
         if name not in known:
             shown = ", ".join(sorted({*known, CONTINUE}))
             raise InvalidField(
-                f"{_KWARGS}.{name} is not read by the model's chat template; that reads {shown}", param=_KWARGS
+                f"{_KWARGS}.{name} is not read by the model's chat template, which reads {shown}", param=_KWARGS
             )
-    return Options(add_prompt, go_on, variables)
+    return Options(add_prompt, continues, variables)
 
 
 def _flag(variables: dict[str, Any], name: str, *, default: bool) -> bool:
@@ -183,7 +183,7 @@ def _flag(variables: dict[str, Any], name: str, *, default: bool) -> bool:
 def _with_end(message: dict[str, Any]) -> dict[str, Any]:
     if message.get("role") != "assistant" or not isinstance(message.get("content"), str):
         raise InvalidField(
-            f"with {CONTINUE} the last message must be the assistant's and have a content", param="messages"
+            f"with {CONTINUE} the last message must be from the assistant and have content", param="messages"
         )
     return {**message, "content": message["content"] + _END}
 
@@ -191,5 +191,5 @@ def _with_end(message: dict[str, Any]) -> dict[str, Any]:
 def _up_to_end(rendered: str) -> str:
     text, end, _ = rendered.rpartition(_END)
     if not end:
-        raise InvalidField(f"{_KWARGS}.{CONTINUE}: the chat template leaves the last message out", param=_KWARGS)
+        raise InvalidField(f"{_KWARGS}.{CONTINUE}: the chat template omits the last message", param=_KWARGS)
     return text

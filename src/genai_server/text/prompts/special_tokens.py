@@ -14,25 +14,25 @@ from typing import Any, NamedTuple
 
 from genai_server.errors import InvalidField
 
-# The first 128 are the halves of no character that anybody writes: where a template writes a text's escapes (Python's
-# `str` of a list, JSON in ASCII), these can be told from those of an emoji.
+# The first 128 surrogates are halves of characters that are not in use. If a template writes a text's escapes (Python's
+# `str` of a list, JSON in ASCII), they can therefore be distinguished from those of an emoji.
 _SURROGATES = range(0xDB80, 0xE000)
 
 
 class Prompt(NamedTuple):
-    """A text to be encoded piece by piece, with `num_special` special tokens that are meant as such."""
+    """A text to be encoded in pieces, with `num_special` genuine special tokens."""
 
     pieces: list[str]
     num_special: int
 
     @property
     def text(self) -> str:
-        """The pieces as one."""
+        """The joined pieces."""
         return "".join(self.pieces)
 
 
 class SpecialTokenGuard:
-    """Tells a template's special tokens from those in a request's texts.
+    """Distinguishes a template's special tokens from those in a request's texts.
 
     `tokens` are the texts of all special tokens, `constants` the texts in the template's source. The constants show
     whether the template assembles a special token around a variable, as in `'<|' + name + '|>'`.
@@ -52,7 +52,7 @@ class SpecialTokenGuard:
             self._tails = tuple(part for part in _tails(self._tokens) if not self._has_key(part))
 
     def cover(self, value: Any, param: str) -> Any:
-        """The same value with its texts, also the names of its fields, in a form that makes no special token.
+        """The value with its texts, including field names, in a form that contains no special tokens.
 
         Raises InvalidField, naming `param`, for a text that is not valid Unicode and for a value nested too deeply.
         """
@@ -60,7 +60,7 @@ class SpecialTokenGuard:
             return self._covered(value)
 
     def cover_messages(self, messages: Iterable[Mapping[str, Any]], param: str) -> list[dict[str, Any]]:
-        """The same for messages, whose roles keep their ends: templates may make special tokens of them."""
+        """Like `cover`, for messages. The ends of roles are kept: templates may form special tokens of them."""
         with blaming(param):
             return [
                 {
@@ -71,7 +71,7 @@ class SpecialTokenGuard:
             ]
 
     def uncover(self, rendered: str) -> Prompt:
-        """What a template has made of covered texts."""
+        """Convert a template's output of covered texts to a prompt."""
         if "\\ud" in rendered:
             for cover in self._covers.values():
                 rendered = rendered.replace(ascii(cover)[1:-1], cover)
@@ -81,14 +81,14 @@ class SpecialTokenGuard:
         return Prompt(self._cut(rendered, genuine), len(genuine))
 
     def plain(self, text: str) -> Prompt:
-        """A text in which nothing is a special token."""
+        """A text without special tokens."""
         return Prompt(self._cut(text, []), 0)
 
     def _covered(self, value: Any) -> Any:
         if isinstance(value, str):
             return self._covered_ends(self._covered_keys(value))
         if isinstance(value, Mapping):
-            # Templates look for fields by their names, which therefore keep their ends.
+            # The ends of field names are kept because templates look up fields by name.
             return {self._covered_keys(name): self._covered(inner) for name, inner in value.items()}
         if isinstance(value, list | tuple):
             return [self._covered(inner) for inner in value]
@@ -112,14 +112,14 @@ class SpecialTokenGuard:
         return text
 
     def _cut(self, text: str, genuine: list[tuple[int, int]]) -> list[str]:
-        """Pieces of the text that hold no special tokens but the genuine ones, given by their spans."""
+        """Split the text into pieces that contain no special tokens except genuine ones, given by their spans."""
         known = set(genuine)
         inner = {place for start, end in genuine for place in range(start + 1, end)}
         pieces, todo = [], [(0, len(text))]
         while todo:
             start, end = todo.pop()
             spans = (match.span() for match in self._pattern.finditer(text, start, end))
-            # A token of one character cannot be cut; the codec finds it when it encodes the pieces.
+            # A token of one character cannot be split; the codec finds it when it encodes the pieces.
             forged = next((span for span in spans if span not in known and span[1] - span[0] > 1), None)
             if forged is None:
                 pieces.append(text[start:end])
@@ -154,7 +154,7 @@ def blaming(param: str) -> Iterator[None]:
 
 
 def _key_characters(tokens: Iterable[str], constants: str) -> list[str]:
-    """A few characters of which each token has one; best such as no template looks for in a text."""
+    """A few characters such that each token has one, preferably ones that templates do not look for in texts."""
     left, keys = set(tokens), []
     while left:
         keys.append(
@@ -168,7 +168,7 @@ def _key_characters(tokens: Iterable[str], constants: str) -> list[str]:
 
 
 def _longest_of(tokens: Collection[str]) -> str:
-    """A regular expression for the longest token at a place.
+    """A regular expression for the longest token at a position.
 
     Its branches part where the tokens do: with one branch for each of a thousand tokens, it would take seconds for a
     text full of their common begin.

@@ -1,4 +1,4 @@
-"""Finds a model's chat templates: where Hugging Face's libraries put them, or a given one instead."""
+"""Finds a model's chat templates where Hugging Face's libraries store them, or uses a given one instead."""
 
 import json
 from pathlib import Path
@@ -11,7 +11,7 @@ DEFAULT = "default"
 _FILE = "chat_template.jinja"
 _MORE_FILES = "additional_chat_templates"
 _TOKENIZER_CONFIG = "tokenizer_config.json"
-# Templates that come with the package, for models without one.
+# Templates included in the package, for models without one.
 _KNOWN = {path.stem: path for path in sorted(Path(__file__).with_name("chat_templates").glob("*.jinja"))}
 NAMES = tuple(_KNOWN)
 _RERANK = Path(__file__).with_name("rerank_templates") / "qwen3-reranker.jinja"
@@ -20,7 +20,7 @@ _RERANK = Path(__file__).with_name("rerank_templates") / "qwen3-reranker.jinja"
 def load_chat_templates(
     model_dir: Path, given: str = "", *, max_characters: int = MAX_CHARACTERS
 ) -> dict[str, ChatTemplate]:
-    """The chat templates of a model by their names, one of which is "default"; none at all if it has no such one.
+    """The chat templates of a model keyed by name, including "default"; empty without a default template.
 
     `given` is a file, or one of NAMES, in place of the model's own. These are `chat_template.jinja`, and `NAME.jinja`
     in `additional_chat_templates`; without any of these, `chat_template` in tokenizer_config.json, a text or a list of
@@ -43,12 +43,12 @@ def load_chat_templates(
 
 
 def load_special_tokens(model_dir: Path) -> dict[str, str]:
-    """The texts of a model's special tokens by the names of their roles, such as `eos_token`."""
+    """The texts of a model's special tokens, keyed by role, such as `eos_token`."""
     return _special_tokens(_tokenizer_config(model_dir))
 
 
 def load_rerank_template(model_dir: Path, *, max_characters: int = MAX_CHARACTERS) -> dict[str, ChatTemplate]:
-    """The template of a decoder that reranks: its own, if that knows queries and documents, or Qwen3-Reranker's.
+    """The template of a reranking decoder: its own if it supports queries and documents, else Qwen3-Reranker's.
 
     Raises ModelDirectoryError.
     """
@@ -62,7 +62,7 @@ def _given(name: str) -> str:
     path = _KNOWN.get(name, Path(name))
     if not path.is_file():
         raise ChatTemplateError(
-            f"{name}: there is no such file, and no chat template of this name; known are {', '.join(NAMES)}"
+            f"{name}: no such file, and no chat template with this name; known names: {', '.join(NAMES)}"
         )
     return _read(path)
 
@@ -104,7 +104,7 @@ def _tokenizer_config(model_dir: Path) -> dict[str, Any]:
 
 
 def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
-    """`bos_token` and its like, each given as a text or as an object with its `content`."""
+    """Special tokens such as `bos_token`, each given as a text or as an object with `content`."""
     tokens = {}
     for name, value in config.items():
         text = value.get("content") if isinstance(value, dict) else value

@@ -1,4 +1,4 @@
-"""What a template may use: time, characters in any value, widths, bits of a number."""
+"""Resource limits of a template: time, characters of values, widths, bits of numbers."""
 
 import re
 import time
@@ -8,12 +8,12 @@ from typing import Any
 from jinja2 import TemplateError
 from jinja2.utils import Namespace
 
-# Of processor time, so that a busy machine does not count.
-MOST_SECONDS = 1.0
-_MOST_WIDTH = 1000
-_MOST_SORTED = 100_000
-_MOST_BITS = 4096
-# Values that are weighed between two checks of the time: about a millisecond.
+# Processor time, which does not depend on the machine's load.
+MAX_SECONDS = 1.0
+_MAX_WIDTH = 1000
+_MAX_SORTED = 100_000
+_MAX_BITS = 4096
+# Values measured between two checks of the time, which takes about a millisecond.
 _UNTIMED = 1000
 _WIDE = re.compile(r"[0-9]{4,}|\*")
 
@@ -23,19 +23,19 @@ class TooCostly(TemplateError):
 
 
 class Meter:
-    """What one rendering may still use."""
+    """The remaining resources of one rendering."""
 
     def __init__(self, characters: int) -> None:
         self.characters = characters
-        self._end = time.thread_time() + MOST_SECONDS
+        self._end = time.thread_time() + MAX_SECONDS
 
     def tick(self) -> None:
         """Check the time."""
         if time.thread_time() > self._end:
-            raise TooCostly(f"it takes more than {MOST_SECONDS:g} s")
+            raise TooCostly(f"it takes more than {MAX_SECONDS:g} s")
 
     def weigh(self, *values: Any) -> int:
-        """About how many characters the values have as text. A value that occurs twice counts twice.
+        """Estimate how many characters the values have as text. A value that occurs twice counts twice.
 
         Values that hold many others take long to weigh, so the time is checked on the way.
         """
@@ -49,41 +49,41 @@ class Meter:
                 outside, inside = _sides(value)
                 weight += outside
                 if weight > self.characters:
-                    raise TooCostly(f"it makes a value of more than {self.characters} characters")
+                    raise TooCostly(f"it creates a value of more than {self.characters} characters")
                 waiting += inside
         return weight
 
     def check(self, size: int, growth: int = 1) -> None:
-        """Check that what an operation makes, or may make at most, is not too large."""
+        """Check that the result of an operation, or its upper bound, is not too large."""
         if size > self.characters * growth:
-            raise TooCostly(f"it makes a value of more than {self.characters} characters")
+            raise TooCostly(f"it creates a value of more than {self.characters} characters")
 
 
 def check_widths(values: Iterable[Any]) -> None:
-    """Check that no value asks for a wide text."""
+    """Check that no value requests a text that is too wide."""
     for value in values:
         inner = value if isinstance(value, tuple | list) else (value,)
         for one in inner:
-            if (isinstance(one, int) and abs(one) > _MOST_WIDTH) or (isinstance(one, str) and _WIDE.search(one)):
-                raise TooCostly(f"it writes a text with a width of more than {_MOST_WIDTH}")
+            if (isinstance(one, int) and abs(one) > _MAX_WIDTH) or (isinstance(one, str) and _WIDE.search(one)):
+                raise TooCostly(f"it writes a text with a width of more than {_MAX_WIDTH}")
 
 
 def check_count(values: Iterable[Any]) -> None:
-    """Check that nothing long is to be sorted."""
-    if any(len(value) > _MOST_SORTED for value in values if hasattr(value, "__len__")):
-        raise TooCostly(f"it sorts more than {_MOST_SORTED} values")
+    """Check that no long list is sorted."""
+    if any(len(value) > _MAX_SORTED for value in values if hasattr(value, "__len__")):
+        raise TooCostly(f"it sorts more than {_MAX_SORTED} values")
 
 
 def check_bits(left: Any, right: Any, *, is_power: bool) -> None:
-    """Check that the result of an operation has at most so many bits."""
+    """Check that the number of bits of a result is within the limit."""
     if isinstance(left, int) and isinstance(right, int):
         bits = left.bit_length() * max(right, 0) if is_power else left.bit_length() + right.bit_length()
-        if bits > _MOST_BITS:
-            raise TooCostly(f"it makes a number of more than {_MOST_BITS} bits")
+        if bits > _MAX_BITS:
+            raise TooCostly(f"it creates a number of more than {_MAX_BITS} bits")
 
 
 def _sides(value: Any) -> tuple[int, tuple[Iterable[Any], ...]]:
-    """The weight of a value without what it holds, and what it holds."""
+    """The size of a value without its elements, and its elements."""
     if isinstance(value, str | bytes):
         return len(value), ()
     if isinstance(value, int):

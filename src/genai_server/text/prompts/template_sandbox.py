@@ -1,9 +1,9 @@
-"""A sandbox for templates from elsewhere: they reach nothing, end in time, and make no value that fills the memory.
+"""A sandbox for untrusted templates: limits what they can access, their time, and the size of their values.
 
-Jinja's own sandbox keeps a template from what it must not reach. A template can still loop for hours, write `"x" *
-10**9`, or put a list twice into a list, fifty times over, and print that. Nothing can interrupt such an operation, so
-none may begin that is too large: each weighs what it is given. Between them, at every step of a loop and every call,
-the time is checked. What a model's makers write into chat templates is far from all these limits.
+Jinja's own sandbox restricts what a template can access. A template can still loop for hours, write `"x" * 10**9`, or
+put a list twice into a list, fifty times over, and print it. Such an operation cannot be interrupted, so each one
+checks the size of its arguments first. The time is checked at every loop iteration and call. Real chat templates stay
+far below these limits.
 """
 
 import functools
@@ -19,12 +19,12 @@ from jinja2.visitor import NodeTransformer
 
 from genai_server.text.prompts.template_meter import Meter, check_bits, check_count, check_widths
 
-# What an operation may make of two texts, for each character that a text may have.
+# Maximum growth of an operation on two texts.
 _GROWTH = 16
-# Methods and filters that write a text as wide as a number says, and where the number stands in a text.
+# Methods and filters that pad a text to a given width, and format strings that contain a width.
 _WIDE_METHODS = frozenset({"center", "expandtabs", "format", "format_map", "ljust", "rjust", "zfill"})
 _WIDE_FILTERS = frozenset({"indent", "round", "tojson"})
-# These sort what they are given, in one go that nothing can interrupt.
+# These sort their arguments in one step that cannot be interrupted.
 _SORTING_FILTERS = frozenset({"dictsort", "groupby", "sort"})
 _FILTERS = frozenset(
     """
@@ -33,7 +33,7 @@ _FILTERS = frozenset(
     trim truncate unique upper wordcount
     """.split()  # noqa: SIM905
 )
-# These look at no more than the outside of what they are given.
+# These do not read the elements of their arguments.
 _SHALLOW_FILTERS = frozenset(
     """
     attr count d default first items last length list map reject rejectattr safe select selectattr
@@ -74,7 +74,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
 
     @contextmanager
     def metered(self, characters: int) -> Iterator[None]:
-        """Give this thread the time and the characters of one rendering while the block runs."""
+        """Meter this thread's rendering while the block runs."""
         self._running.meter = Meter(characters)
         try:
             yield
@@ -82,12 +82,12 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
             del self._running.meter
 
     def add_filter(self, name: str, function: Callable[..., Any]) -> None:
-        """Add a filter, metered like the others."""
+        """Add a metered filter."""
         self.filters[name] = self._metered(function, wide=name in _WIDE_FILTERS)
 
     @property
     def _meter(self) -> Meter:
-        """The meter of this thread's rendering. What is computed at compile time has one for each operation."""
+        """The meter of this thread's rendering. Operations at compile time have one each."""
         found: Meter | None = getattr(self._running, "meter", None)
         return Meter(1 << 20) if found is None else found
 
@@ -95,7 +95,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         return super()._generate(_Metering(self).visit(source), *arguments, **options)
 
     def concat(self, pieces: Iterable[str]) -> str:
-        """What a macro or a block has written, joined."""
+        """Join the output of a macro or block."""
         written, size = [], 0
         for piece in pieces:
             written.append(piece)
@@ -135,7 +135,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         return result
 
     def getitem(self, obj: Any, argument: Any) -> Any:
-        if isinstance(argument, tuple):  # to be hashed
+        if isinstance(argument, tuple):  # must be hashable
             self._meter.weigh(argument)
         return super().getitem(obj, argument)
 
@@ -179,7 +179,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
 
 
 class _Metering(NodeTransformer):
-    """Routes the operations that Jinja compiles to Python's own through the sandbox."""
+    """Routes operations that Jinja compiles to Python operators through the sandbox."""
 
     def __init__(self, environment: TemplateSandbox) -> None:
         self._environment = environment

@@ -1,4 +1,4 @@
-"""Arguments that models write bare, without quotes: what a text means by the JSON schema of its parameter.
+"""Unquoted arguments: converts a text to JSON according to its parameter's schema.
 
 A text stays one where the schema allows texts, unless it is JSON of another type that the schema allows as well: with
 `["string", "null"]`, `null` is null and `5` is "5". A schema that says nothing allows everything.
@@ -19,13 +19,13 @@ from genai_server.text.tool_formats.tool_format import write_json
 TEXT = "string"
 _TYPES = frozenset({TEXT, "integer", "number", "boolean", "null", "object", "array"})
 _BY_BEGINNING = {"{": "object", "[": "array", "t": "boolean", "f": "boolean", "n": "null", '"': TEXT}
-# Schemas within schemas, at most.
+# Maximum nesting of schemas.
 _DEPTH = 16
 _ANNOTATIONS = {"title", "description", "default", "examples", "deprecated", "$comment"}
 
 
 def meant(text: str, schema: Any, whole: Mapping[str, Any]) -> str:
-    """The JSON that a bare text means as a value of `schema`, which is a part of `whole`."""
+    """Convert an unquoted text to JSON as a value of `schema`, which is a part of `whole`."""
     types = types_of(schema, whole)
     if types == {TEXT}:
         return write_json(text)
@@ -39,7 +39,7 @@ def meant(text: str, schema: Any, whole: Mapping[str, Any]) -> str:
 
 
 def types_of(schema: Any, whole: Mapping[str, Any]) -> frozenset[str]:
-    """The types that the values of `schema`, a part of `whole`, may have as far as it says."""
+    """The types that values of `schema`, a part of `whole`, may have."""
     return _types_of(schema, whole, {}, _DEPTH)
 
 
@@ -68,14 +68,14 @@ def _types_of(schema: Any, whole: Mapping[str, Any], known: dict[str, frozenset[
 
 
 def is_any_text(schema: Any) -> bool:
-    """Whether every text, as `meant` reads it, fits a schema that allows texts."""
+    """Whether every text, as converted by `meant`, matches a schema that allows texts."""
     if not isinstance(schema, Mapping) or schema.keys() - _ANNOTATIONS - {"type", "anyOf"}:
         return schema is True
     return all(map(is_any_text, schema.get("anyOf", [])))
 
 
 def texts_of(schema: Any) -> list[str] | None:
-    """The bare texts of a schema that lists its values, None if it lists none."""
+    """The unquoted texts of a schema that enumerates its values, else None."""
     if not isinstance(schema, Mapping) or schema.keys() - _ANNOTATIONS - {"type", "enum", "const"}:
         return None
     values = [schema["const"]] if "const" in schema else schema.get("enum")
@@ -85,7 +85,7 @@ def texts_of(schema: Any) -> list[str] | None:
 
 
 def bare(value: Any) -> str:
-    """A value as models write it: a text as it is, anything else as JSON."""
+    """A value as models write it: a text unquoted, anything else as JSON."""
     return value if isinstance(value, str) else write_json(value)
 
 
@@ -100,7 +100,7 @@ def _allows(types: frozenset[str], kind: str) -> bool:
 
 
 def _joined(one: frozenset[str], other: frozenset[str]) -> frozenset[str]:
-    """What both sets of types allow; integers are numbers."""
+    """The intersection of two sets of types; integers are numbers."""
     both = one & other
     if any("integer" in a and "number" in b for a, b in ((one, other), (other, one))):
         both |= {"integer"}

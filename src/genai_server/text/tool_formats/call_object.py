@@ -1,4 +1,4 @@
-"""Reads one call as a JSON object, `{"name": …, "arguments": {…}}`, as most formats have it.
+"""Reads a call in the form of a JSON object, `{"name": …, "arguments": {…}}`, which most formats share.
 
 Llama writes "parameters" for "arguments"; both are accepted, in any order with the name, and so are "type" and "id",
 which mean nothing. Arguments after the name are emitted as they come; missing ones and null as {}. Some models write
@@ -15,12 +15,12 @@ from genai_server.text.tool_formats.tool_format import Call, Calls, Tool, write_
 
 _ARGUMENTS = ("arguments", "parameters")
 _IGNORED = ("type", "id")
-# What the first key of a call may be.
+# Possible first keys of a call.
 CALL_KEYS = ("name", *_ARGUMENTS, *_IGNORED)
 
 
 def read_call_list(text: Lookahead, calls: Calls) -> Reader[bool]:
-    """Go past calls in a JSON array, at least one, or past a single one; returns as `ToolFormat.read_calls` does."""
+    """Read at least one call in a JSON array, or a single one; returns like `ToolFormat.read_calls`."""
     if (yield from text.skip_space()) != "[":
         return (yield from read_call_object(text, calls))
     text.at += 1
@@ -34,7 +34,7 @@ def read_call_list(text: Lookahead, calls: Calls) -> Reader[bool]:
 
 
 def read_call_object(text: Lookahead, calls: Calls) -> Reader[bool]:
-    """Go past one call; returns as `ToolFormat.read_calls` does."""
+    """Read one call; returns like `ToolFormat.read_calls`."""
     yield from text.skip_space()
     if not (yield from text.take("{")):
         return False
@@ -53,7 +53,7 @@ def read_call_object(text: Lookahead, calls: Calls) -> Reader[bool]:
 
 
 def read_section(text: Lookahead, read_call: Callable[[], Reader[bool]], *, begin: str, closing: str) -> Reader[bool]:
-    """Go past calls up to the section's end, each beginning with a token; returns as `ToolFormat.read_calls` does."""
+    """Read calls that begin with a token, up to the section's end; returns like `ToolFormat.read_calls`."""
     while (yield from read_call()):
         place = text.at
         if not (yield from text.skip_space()) or (yield from text.take_last(closing)):
@@ -66,18 +66,18 @@ def read_section(text: Lookahead, read_call: Callable[[], Reader[bool]], *, begi
 
 
 class _Call:
-    """One call while its members are read."""
+    """Reads the members of one call."""
 
     def __init__(self, text: Lookahead, calls: Calls) -> None:
         self._text = text
         self._calls = calls
         self._named = False
-        # Arguments that came before the name wait for it. Later ones are emitted as they come.
+        # Arguments before the name are held until it is known. Later ones are emitted as they arrive.
         self._waiting: str | None = None
         self._is_emitted = False
 
     def read_member(self, key: str) -> Reader[bool]:
-        """Go past a member's value, and emit what it completes."""
+        """Read a member's value, and emit what it completes."""
         if key == "name" and not self._named:
             name = yield from _read_text(self._text)
             if name not in self._calls.names:
@@ -90,7 +90,7 @@ class _Call:
         return key in _IGNORED and (yield from read_value(self._text))
 
     def finish(self) -> bool:
-        """The object is closed: emit the rest. Returns whether it was a call."""
+        """End the object and emit the rest. Returns whether it was a call."""
         if not self._named:
             return False
         if not self._is_emitted:
@@ -112,7 +112,7 @@ class _Call:
 
 
 def pass_on(text: Lookahead, reader: Reader[bool], calls: Calls) -> Reader[bool]:
-    """Run a reader of arguments, and emit what it has read whenever it waits and at its end."""
+    """Run a reader of arguments, and emit the text read whenever it waits and at its end."""
     place = text.at
     while True:
         try:
@@ -127,7 +127,7 @@ def pass_on(text: Lookahead, reader: Reader[bool], calls: Calls) -> Reader[bool]
 
 
 def _read_text(text: Lookahead) -> Reader[str | None]:
-    """The text of a JSON string, None if there is none."""
+    """The content of a JSON string; None if the value is not a string."""
     yield from text.skip_space()
     place = text.at
     if not (yield from read_string(text)):
@@ -137,7 +137,7 @@ def _read_text(text: Lookahead) -> Reader[str | None]:
 
 
 def _object_text(value: str) -> str | None:
-    """The JSON object that the text of arguments means: itself, the content of a string, or {} for null."""
+    """The JSON object of an arguments text: itself, the content of a string, or {} for null."""
     if value == "null":
         return "{}"
     if value.startswith("{"):
@@ -152,7 +152,7 @@ def write_call_object(call: Call, *, key: str = "arguments") -> str:
 
 
 def lark_object(tools: Sequence[Tool], *, key: str = "arguments") -> str:
-    """The Lark rule `object`: one call as JSON, with arguments that fit the tool's parameters."""
+    """The Lark rule `object`: one call as JSON, with arguments that match the tool's parameters."""
     calls = [f"{quoted(_head(tool.name, key))} {fits(tool.schema)} {quoted('}')}" for tool in tools]
     return f"object: {any_of(calls)}\n"
 

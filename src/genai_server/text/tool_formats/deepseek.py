@@ -30,10 +30,10 @@ _NAME = re.compile(r"[^\s<`{]*")
 
 @dataclass(frozen=True)
 class DeepSeek:
-    """See the module."""
+    """See the module docstring."""
 
     name: str
-    # Whether it writes a type before the name, and a fence around JSON.
+    # Whether calls have a type before the name, and a fence around the JSON.
     is_fenced: bool
 
     @property
@@ -77,7 +77,7 @@ class DeepSeek:
         return f"{_OPENING}{between.join(written)}{_CLOSING}"
 
     def _around(self, name: str) -> tuple[str, str]:
-        """What stands before and after the arguments of a call."""
+        """The text before and after the arguments of a call."""
         if self.is_fenced:
             return f"{_CALL}{_TYPE}{_SEPARATOR}{name}\n{_FENCE}json\n", f"\n{_FENCE}{_END}"
         return f"{_CALL}{name}{_SEPARATOR}", _END

@@ -18,7 +18,7 @@ _OPENING, _WITHOUT_BARS = "<|tool_call|>", "<tool_call>"
 
 
 class Granite:
-    """See the module."""
+    """See the module docstring."""
 
     name = "granite"
     result_role = "tool_response"

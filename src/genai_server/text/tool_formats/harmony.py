@@ -31,23 +31,23 @@ _RECIPIENT = re.compile(r"(?:^|\s)to=(\S+)")
 
 
 class Header(NamedTuple):
-    """What stands before a message's content."""
+    """The header of a message."""
 
-    # None without one.
+    # None without a channel.
     channel: str | None
-    # Whom the message is for; None for the user.
+    # The message's recipient; None for the user.
     recipient: str | None
 
     @property
     def function(self) -> str | None:
-        """The function that the message calls."""
+        """The name of the called function."""
         if self.recipient is None or not self.recipient.startswith(_NAMESPACE):
             return None
         return self.recipient.removeprefix(_NAMESPACE)
 
 
 class Harmony:
-    """See the module."""
+    """See the module docstring."""
 
     name = "harmony"
     result_role = "tool"
@@ -104,7 +104,7 @@ class Harmony:
 
 
 def read_header(text: Lookahead) -> Reader[Header | None]:
-    """Go past a message's header and the marker before its content; None if there is none."""
+    """Read a message's header and the marker before its content; None if the header is invalid."""
     words, channel, in_channel = "", "", False
     while True:
         found = yield from text.take_all(_WORDS)
@@ -122,7 +122,7 @@ def read_header(text: Lookahead) -> Reader[Header | None]:
 
 
 def read_end(text: Lookahead) -> Reader[bool]:
-    """Go past the marker at the end of a message, or what there is of it at the end of the text."""
+    """Read the marker at the end of a message, or its beginning at the end of the text."""
     for marker in (END, CALL, RETURN):
         if (yield from text.take(marker)):
             return True

@@ -18,7 +18,7 @@ _OPENING, _CLOSING = "<tool_call>", "</tool_call>"
 
 
 class Hermes:
-    """See the module."""
+    """See the module docstring."""
 
     name = "hermes"
     result_role = "tool"

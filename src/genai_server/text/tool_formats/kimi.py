@@ -25,7 +25,7 @@ _COUNTED = re.compile(r"functions\..+:\d+")
 
 
 class Kimi:
-    """See the module."""
+    """See the module docstring."""
 
     name = "kimi"
     result_role = "tool"

@@ -19,7 +19,7 @@ PYTHON_START, PYTHON_END = "<|python_start|>", "<|python_end|>"
 
 
 class Llama3Json:
-    """See the module."""
+    """See the module docstring."""
 
     name = "llama3_json"
     result_role = "tool"
@@ -45,7 +45,7 @@ class Llama3Json:
         )
 
     def lark_beginning(self, names: Sequence[str]) -> str:
-        # A key may be written with escapes.
+        # A key may contain escapes.
         return lark_line_or_tag(rf'\{{{SPACES}"(({"|".join(CALL_KEYS)})"|[^"\\]*\\)')
 
     def write_calls(self, calls: Sequence[Call]) -> str:
@@ -56,7 +56,7 @@ class Llama3Json:
 
 
 def read_python_tag(text: Lookahead) -> Reader[bool]:
-    """Go past the tag before calls and the whitespace after it, if there is one."""
+    """Read the optional tag before calls and the whitespace after it."""
     tagged = (yield from text.take(PYTHON_TAG)) or (yield from text.take(PYTHON_START))
     if tagged:
         yield from text.skip_space()
@@ -64,7 +64,7 @@ def read_python_tag(text: Lookahead) -> Reader[bool]:
 
 
 def lark_python_tag(opaque_tokens: Mapping[str, int]) -> str:
-    """The Lark expression for the tag before calls, which may be left out."""
+    """The Lark expression for the optional tag before calls."""
     return f"{marker(PYTHON_TAG, opaque_tokens)}?" if PYTHON_TAG in opaque_tokens else ""
 
 

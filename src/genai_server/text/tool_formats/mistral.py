@@ -26,7 +26,7 @@ _ID_LENGTH = 9
 
 
 class Mistral:
-    """See the module."""
+    """See the module docstring."""
 
     name = "mistral"
     result_role = "tool"

@@ -20,7 +20,7 @@ _FUNCTOOLS = "functools"
 
 
 class Phi4Mini:
-    """See the module."""
+    """See the module docstring."""
 
     name = "phi4mini"
     result_role = "tool_response"

@@ -40,7 +40,7 @@ _STARS = "**"
 
 
 class Pythonic:
-    """See the module."""
+    """See the module docstring."""
 
     name = "pythonic"
     result_role = "tool"
@@ -119,7 +119,7 @@ def _keywords(arguments: Mapping[str, Any]) -> str:
 
 
 def _read_keyword(text: Lookahead) -> Reader[str]:
-    """Go past `name=` or `**`; returns the name or the stars, "" if there is neither."""
+    """Read `name=` or `**`; returns the name or the stars, "" for neither."""
     yield from text.skip_space()
     if (yield from text.take(_STARS)):
         return _STARS
@@ -129,7 +129,7 @@ def _read_keyword(text: Lookahead) -> Reader[str]:
 
 
 def _member(key: str, literal: str) -> str | None:
-    """The JSON of a keyword argument, or of those of a dictionary after stars; None if it is no such literal."""
+    """The JSON of a keyword argument, or of a dictionary after stars; None if it is not a valid literal."""
     value = to_json(literal)
     if value is None or key != _STARS:
         return value and f"{json.dumps(key, ensure_ascii=False)}: {value}"

@@ -1,17 +1,15 @@
-"""All formats in which models write tool calls, one module each, and which of them a chat template names."""
+"""All tool call formats, and the detection of a chat template's format."""
 
 from genai_server.text.tool_formats.deepseek import DEEPSEEK_V3, DEEPSEEK_V31
-from genai_server.text.tool_formats.glm import GLM
 from genai_server.text.tool_formats.granite import Granite
 from genai_server.text.tool_formats.harmony import CHANNEL, Harmony
 from genai_server.text.tool_formats.hermes import Hermes
 from genai_server.text.tool_formats.kimi import Kimi
 from genai_server.text.tool_formats.llama3_json import Llama3Json
-from genai_server.text.tool_formats.minimax import MINIMAX
 from genai_server.text.tool_formats.mistral import Mistral
 from genai_server.text.tool_formats.phi4mini import Phi4Mini
 from genai_server.text.tool_formats.pythonic import Pythonic
-from genai_server.text.tool_formats.qwen3_coder import QWEN3_CODER
+from genai_server.text.tool_formats.tagged import GLM, MINIMAX, QWEN3_CODER
 from genai_server.text.tool_formats.tool_format import ToolFormat
 
 _ALL: tuple[ToolFormat, ...] = (
@@ -19,8 +17,8 @@ _ALL: tuple[ToolFormat, ...] = (
     *(DEEPSEEK_V3, DEEPSEEK_V31, QWEN3_CODER, GLM, MINIMAX),
 )
 TOOL_FORMATS = {one.name: one for one in _ALL}
-# Words of chat templates, all of which must be there, and the format that they show, the surest first. None stands for
-# one that is not known: JSON in a tag with the function's name, as Llama 3.1 can be asked to write.
+# Words that must all occur in a chat template, and the format they indicate, most specific first. None stands for an
+# unsupported one: JSON in a tag with the function's name, which Llama 3.1 can be asked to write.
 _SIGNS: tuple[tuple[tuple[str, ...], str | None], ...] = (
     ((CHANNEL, "functions."), "harmony"),
     (("<｜tool▁sep｜>", "```json"), "deepseek_v3"),

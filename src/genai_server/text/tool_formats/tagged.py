@@ -1,7 +1,7 @@
-"""Tool calls with a tag for each argument, as several families write them; their modules have the tags.
+"""Tool calls with a tag for each argument, as several model families write them: see the formats at the end.
 
-Values stand bare between tags. The schema of the function says which are texts (bare_values.py). Each argument is
-emitted when it is complete. A call is complete with its closing tag, and cut without it.
+Values are unquoted between tags. The function's schema determines which are texts (bare_values.py). Each argument is
+emitted when it is complete. A call is complete with its closing tag and truncated without it.
 """
 
 import re
@@ -35,7 +35,7 @@ class Tagged:
     """See the module. Line breaks in the tags are those that models write; whitespace between tags may differ."""
 
     name: str
-    # Around one call, or around all that come together.
+    # Around one call, or around all calls of a group.
     opening: str
     closing: str
     # Before and after a function's name.
@@ -49,9 +49,9 @@ class Tagged:
     after_value: str
     # After the arguments of a call.
     end: str
-    # Whether several calls stand within one pair of opening and closing.
+    # Whether several calls share one pair of opening and closing tags.
     is_shared: bool = False
-    # Whether a call is one without opening, too.
+    # Whether calls may lack the opening tag.
     may_be_bare: bool = False
 
     @property
@@ -107,7 +107,7 @@ class Tagged:
         return True
 
     def _read_argument(self, text: Lookahead, whole: Mapping[str, Any]) -> Reader[str | None]:
-        """Go past an argument; returns its name and value as JSON, None if there is none."""
+        """Read an argument; returns its name and value as JSON, None without an argument."""
         if not (yield from text.take(self.before_key.strip())):
             return None
         key = yield from text.take_until(self.after_key.strip())
@@ -167,7 +167,7 @@ class Tagged:
         )
         if not can_be_split(schema) or not all(map(_KEY.fullmatch, schema["properties"])):
             if tool.is_promised and schema != ANY_OBJECT:
-                raise _refused(tool, "its parameters are no list of properties with plain names")
+                raise _refused(tool, "its parameters are not a list of properties with plain names")
             return f"any_{number}*", [f"any_{number}: {before} {_ANY_KEY} {after} value"]
         parts, rules = [], []
         for place, (key, part) in enumerate(schema["properties"].items()):
@@ -225,3 +225,73 @@ def _refused(tool: Tool, reason: str) -> InvalidField:
     return InvalidField(
         f"tool {tool.name} must be one that this model's format of calls can follow strictly: {reason}", param="tools"
     )
+
+
+# GLM 4.5 to 4.7: a tag for the name and one for the value of each argument.
+#
+#     <tool_call>get_weather
+#     <arg_key>city</arg_key>
+#     <arg_value>Oslo</arg_value>
+#     </tool_call>
+#
+# GLM 4.7 writes no line breaks. (Chat templates of GLM-4.5, GLM-4.6 and GLM-4.7.)
+GLM = Tagged(
+    name="glm",
+    opening="<tool_call>",
+    closing="",
+    before_name="",
+    after_name="",
+    before_key="<arg_key>",
+    after_key="</arg_key>",
+    before_value="\n<arg_value>",
+    after_value="</arg_value>",
+    end="</tool_call>",
+)
+
+# MiniMax M2: one tag around all calls, and one for each call and argument.
+#
+#     <minimax:tool_call>
+#     <invoke name="get_weather">
+#     <parameter name="city">Oslo</parameter>
+#     </invoke>
+#     </minimax:tool_call>
+#
+# (Chat template and "Tool calling guide" of MiniMax-M2.)
+MINIMAX = Tagged(
+    name="minimax",
+    opening="<minimax:tool_call>",
+    closing="</minimax:tool_call>",
+    before_name='\n<invoke name="',
+    after_name='">',
+    before_key='<parameter name="',
+    after_key='">',
+    before_value="",
+    after_value="</parameter>",
+    end="</invoke>\n",
+    is_shared=True,
+)
+
+# Tool calls as Qwen3-Coder writes them, and after it Qwen 3.5 and Nemotron 3: a tag for each argument.
+#
+#     <tool_call>
+#     <function=get_weather>
+#     <parameter=city>
+#     Oslo
+#     </parameter>
+#     </function>
+#     </tool_call>
+#
+# Now and then the model leaves out the first line. (Chat template and model card of Qwen3-Coder.)
+QWEN3_CODER = Tagged(
+    name="qwen3_coder",
+    opening="<tool_call>",
+    closing="</tool_call>",
+    before_name="\n<function=",
+    after_name=">",
+    before_key="<parameter=",
+    after_key=">",
+    before_value="\n",
+    after_value="\n</parameter>",
+    end="</function>\n",
+    may_be_bare=True,
+)

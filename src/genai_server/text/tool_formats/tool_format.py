@@ -1,4 +1,4 @@
-"""What every format of tool calls must offer, and what the formats share."""
+"""The interface of tool call formats, and what the formats share."""
 
 import json
 import re
@@ -28,7 +28,7 @@ class Tool:
     name: str
     # The JSON schema of its arguments; None for no arguments.
     parameters: Mapping[str, Any] | None = None
-    # Whether arguments must fit the schema in all that it says.
+    # Whether arguments must match the entire schema.
     is_promised: bool = False
 
     @property
@@ -44,7 +44,7 @@ class Tool:
 
 @dataclass(frozen=True)
 class Call:
-    """A call that a model has made."""
+    """A call made by the model."""
 
     name: str
     arguments: Mapping[str, Any]
@@ -69,16 +69,16 @@ def can_be_split(schema: Mapping[str, Any]) -> bool:
 
 
 class ToolFormat(Protocol):
-    """How one family of models writes tool calls."""
+    """The tool call format of a model family."""
 
     @property
     def name(self) -> str:
-        """Its name in settings."""
+        """The format's name in settings."""
         ...
 
     @property
     def result_role(self) -> str:
-        """The role of a call's result in prompts, for chat templates which know no calls and write roles as given."""
+        """The role of a call's result in prompts, for chat templates without tool calls that accept any role."""
         ...
 
     @property
@@ -93,11 +93,11 @@ class ToolFormat(Protocol):
 
     @property
     def opening(self) -> str | None:
-        """The marker with which calls begin wherever in an answer they stand; None if it is calls as a whole."""
+        """The marker that begins calls anywhere in an answer; None if calls are recognized without a marker."""
         ...
 
     def read_calls(self, text: Lookahead, calls: "Calls", *, new_line: bool) -> Reader[bool]:
-        """Go past one or several calls at `text.at` and emit them to `calls`.
+        """Read one or several calls at `text.at` and emit them to `calls`.
 
         `new_line` says whether a line begins here, or other calls come before. Returns False where the text is not, or
         no longer, one of calls; the text after `calls.emitted_to` is then something else.
@@ -115,16 +115,16 @@ class ToolFormat(Protocol):
     def lark_beginning(self, names: Sequence[str]) -> str:
         """An expression of Rust's regex for text up to and with what `read_calls` takes for a call's beginning.
 
-        It ends no later than the first lexeme of `calls`, which is lost where other text goes on over its end.
+        It ends no later than the first lexeme of `calls`, which is lost if other text continues past its end.
         """
         ...
 
     def write_calls(self, calls: Sequence[Call]) -> str:
-        """The text with which a model makes these calls, as `read_calls` reads it."""
+        """The text of these calls, as read by `read_calls`."""
         ...
 
     def new_id(self) -> str:
-        """An id for a call as the model's chat template accepts it."""
+        """An id for a call that the model's chat template accepts."""
         ...
 
 
@@ -137,15 +137,15 @@ class Calls:
         new_id: Callable[[], str],
         emit: Callable[[Part], None],
     ) -> None:
-        # The JSON schemas of the arguments of each function, None for none.
+        # JSON schemas of the functions' arguments, keyed by name; None for no arguments.
         self.parameters = parameters
         # The names of the functions.
         self.names: Collection[str] = parameters.keys()
-        # The text before this place has been emitted.
+        # The text before this position has been emitted.
         self.emitted_to = 0
-        # Whether a call has started and not ended.
+        # Whether a call is open.
         self.open = False
-        # Where the last call began.
+        # The position where the last call began.
         self.began = 0
         self._new_id = new_id
         self._emit = emit
@@ -165,28 +165,28 @@ class Calls:
         self._emit(ToolCallStart(self._index, id, name))
 
     def arguments(self, fragment: str, emitted_to: int) -> None:
-        """More of the open call's arguments. The text before `emitted_to` is emitted."""
+        """Emit more of the open call's arguments. Sets `emitted_to`."""
         self.emitted_to = emitted_to
         if fragment:
             self._emit(ToolCallArguments(self._index, fragment))
 
     def cut(self, text: str) -> None:
-        """The open call is none; `text` is what was written of it."""
+        """Emit that the open call is invalid or truncated; `text` is its text so far."""
         self.open = False
         self._emit(ToolCallCut(self._index, text))
 
     def end(self, emitted_to: int) -> None:
-        """The open call is complete. The text before `emitted_to` is emitted."""
+        """End the open call. Sets `emitted_to`."""
         self.open, self.emitted_to = False, emitted_to
 
 
 def write_json(value: Any) -> str:
-    """JSON on one line, as grammars have it."""
+    """JSON on one line, in the format of grammars."""
     return json.dumps(value, ensure_ascii=False)
 
 
 def read_closing(text: Lookahead, marker: str) -> Reader[None]:
-    """Go past the closing marker of calls, which models leave out now and then, and the whitespace before it."""
+    """Read the closing marker of calls, which models sometimes omit, and the whitespace before it."""
     place = text.at
     yield from text.skip_space()
     if not (yield from text.take_last(marker)):
@@ -194,5 +194,5 @@ def read_closing(text: Lookahead, marker: str) -> Reader[None]:
 
 
 def random_id(prefix: str = "call_", length: int = 24) -> str:
-    """A new id: the prefix and so many random letters and digits."""
+    """A new id: the prefix and this number of random letters and digits."""
     return prefix + "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(length))

@@ -9,7 +9,7 @@ export class ApiError extends Error {
   }
 }
 
-// The response of a call. Asks for the key once where the server wants another one. Throws ApiError.
+// The response of a call. Asks for the key once if the server requires another one. Throws ApiError.
 export async function call(path, { method = "GET", body, admin = false, signal } = {}) {
   const send = () => fetch(path, {
     method,
@@ -27,7 +27,7 @@ export async function call(path, { method = "GET", body, admin = false, signal }
   return response;
 }
 
-// The JSON that a call answers.
+// The JSON response of a call.
 export async function ask(path, options) {
   return (await call(path, options)).json();
 }

@@ -44,11 +44,11 @@ export function Chart({ title, unit, times, lines, digits = 1 }) {
     };
   }, []);
   useEffect(() => { chart.current?.setData(data); }, [times]);
-  const told = lines.map((line) => `${line.name} ${number(last(line.values), digits)} ${unit}`);
+  const readings = lines.map((line) => `${line.name} ${number(last(line.values), digits)} ${unit}`);
   return html`<figure class="chart"><figcaption><h3>${title}</h3>
-      <span class="lines">${lines.map((line, index) => html`<span key=${line.name}><i class=${line.colour} aria-hidden="true"></i>${told[index]}</span>`)}
+      <span class="lines">${lines.map((line, index) => html`<span key=${line.name}><i class=${line.colour} aria-hidden="true"></i>${readings[index]}</span>`)}
       </span></figcaption>
-    <div ref=${place} role="img" aria-label=${`${title}: ${told.join(", ")}`}></div></figure>`;
+    <div ref=${place} role="img" aria-label=${`${title}: ${readings.join(", ")}`}></div></figure>`;
 }
 
 const clock = (seconds) => new Date(seconds * 1000).toLocaleTimeString("en", { hourCycle: "h23" });

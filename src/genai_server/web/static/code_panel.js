@@ -31,7 +31,7 @@ export function curl(root, body) {
   return `curl -s ${root}v1/chat/completions -H 'content-type: application/json'${key} -d '${json}'`;
 }
 
-// Of JSON only these three words are none of Python's; texts have the same escapes.
+// JSON differs from Python only in these three words; strings have the same escapes.
 export function python(root, body) {
   const key = keys.any ? 'os.environ["GENAI_API_KEY"]' : '"unused"';
   const known = ["model", "messages", "temperature", "top_p", "max_tokens", "seed", "stop", "frequency_penalty",

@@ -2,7 +2,7 @@
 import { call } from "./api.js";
 import { events } from "./events.js";
 
-// A request with what this page shows beside the answer.
+// A request that includes everything this page shows in addition to the answer.
 export function streamed(body) {
   return {
     ...body, stream: true, stream_options: { include_usage: true }, include_metrics: true, return_progress: true,

@@ -1,4 +1,4 @@
-// What the reader does in a chat: send, stop, regenerate, edit, go on from a turn, answer tool calls.
+// What the reader does in a chat: send, stop, regenerate, edit, continue from a turn, answer tool calls.
 import { addTurn, endAt, message, path, pathTo, ROOT } from "./chat.js";
 import { chats } from "./chats.js";
 import { complete, emptyAnswer } from "./completion.js";
@@ -6,13 +6,13 @@ import { Emitter } from "./emitter.js";
 import { models } from "./models.js";
 import { options } from "./options.js";
 
-// Milliseconds between two times that a running answer is kept.
+// Milliseconds between two saves of a running answer.
 const SAVE_EVERY = 1000;
 
 class Running extends Emitter {
   // Why the last message was not sent; "" if it was.
   problem = "";
-  // By the id of a chat: what stops its answer.
+  // Functions that stop an answer, keyed by chat id.
   #controllers = new Map();
 
   has(chat) {
@@ -43,7 +43,7 @@ class Running extends Emitter {
 
 export const running = new Running();
 
-// The body of a request that goes on after a turn. Throws Error if an option is wrong.
+// The body of a request that continues after a turn. Throws Error if an option is wrong.
 export function requestAfter(chat, id) {
   const system = options.get("system").trim() ? [{ role: "system", content: options.get("system") }] : [];
   return {
@@ -83,7 +83,7 @@ export function goOnFrom(chat, turn) {
   chats.save(chat);
 }
 
-// Give the results of a turn's tool calls, and let the model go on.
+// Add the results of a turn's tool calls, and let the model continue.
 export function giveResults(chat, turn, results) {
   if (!canSend()) return;
   let parent = turn.id;

@@ -1,4 +1,4 @@
-// A value that tells its readers when it has changed, and the hook that draws a component again.
+// A value that notifies its readers of changes, and the hook that redraws a component.
 import { useLayoutEffect, useState } from "./html.js";
 
 export class Emitter {
@@ -14,7 +14,7 @@ export class Emitter {
   }
 }
 
-// Draws the component again after each change, at most once for each frame of the screen.
+// Redraws the component after each change, at most once per screen frame.
 export function useChanges(...emitters) {
   const [, setCount] = useState(0);
   // Before any other task, so that no change is missed between the first drawing and this.

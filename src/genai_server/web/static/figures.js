@@ -1,4 +1,4 @@
-// Figures in words: short, and "–" for what is not known.
+// Formatting of numbers: short, and "–" for unknown ones.
 
 const isKnown = (value) => value !== null && value !== undefined && Number.isFinite(value);
 

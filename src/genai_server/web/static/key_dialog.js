@@ -1,4 +1,4 @@
-// Asks for a key where the server wants one.
+// Asks for a key if the server requires one.
 import { useChanges } from "./emitter.js";
 import { html, useState } from "./html.js";
 import { keys } from "./keys.js";

@@ -1,11 +1,11 @@
 // The text of /metrics, and what happened between two of them.
 
-// GENAI_METRICS_PREFIX exchanges what is before the colon.
+// GENAI_METRICS_PREFIX replaces the part before the colon.
 const LINE = /^\w+:(\w+)(?:\{(.*)\})? (\S+)$/;
 const LABEL = /(\w+)="((?:[^"\\]|\\.)*)"/g;
 
 export class Metrics {
-  // Samples by their metric: [{labels, value}].
+  // Samples keyed by metric: [{labels, value}].
   #samples = new Map();
 
   constructor(text) {
@@ -18,7 +18,7 @@ export class Metrics {
     }
   }
 
-  // The sum of a metric's samples whose labels fit; null if there is none.
+  // The sum of a metric's samples whose labels match; null without any.
   sum(name, labels = {}) {
     const fitting = (this.#samples.get(name) ?? []).filter((sample) =>
       Object.entries(labels).every(([label, value]) => sample.labels[label] === value));
@@ -36,7 +36,7 @@ export class Metrics {
   }
 }
 
-// What happened between two scrapes, `seconds` apart. A counter that has restarted counts from 0.
+// The difference between two scrapes, `seconds` apart. A restarted counter counts from 0.
 export class Interval {
   constructor(before, now, seconds) {
     Object.assign(this, { before, now, seconds });
@@ -57,7 +57,7 @@ export class Interval {
     return count ? this.more(`${name}_sum`) / count : null;
   }
 
-  // Below this bound are so many of a histogram's new observations, as a share; null without any.
+  // The share of a histogram's new observations below this bound; null without any.
   quantile(name, wanted) {
     const before = this.before.buckets(name);
     const found = [...this.now.buckets(name)].sort(([one], [other]) => one - other)

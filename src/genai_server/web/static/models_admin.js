@@ -34,7 +34,7 @@ export function ModelsAdmin() {
       <${Form} title="Load a model" action=${(body) => post("models/load", { ...body, wait: false })} fields=${[
         { name: "name", label: "Name", required: true }, { name: "path", label: "Directory", hint: "on the server's machine", required: true },
         { name: "device", label: "Devices", hint: "such as cpu; the server's if empty" }, { name: "chat_template", label: "Chat template", hint: "the model's own if empty" }]} />
-      <${Form} title="Give a model one more name" action=${(body) => post("models/alias", body)} fields=${[
+      <${Form} title="Add an alias for a model" action=${(body) => post("models/alias", body)} fields=${[
         { name: "alias", label: "New name", required: true }, { name: "name", label: "Model", among: names, required: true }]} />
       <${Form} title="Load an adapter" action=${(body) => post("adapters/load", body)} fields=${[
         { name: "name", label: "Name", required: true }, { name: "path", label: "File", hint: "on the server's machine", required: true },
@@ -44,7 +44,7 @@ export function ModelsAdmin() {
 
 function Model({ model, aliases, adapters }) {
   const unload = async () => {
-    if (!confirm(`Unload ${model.id}? New requests for it are refused at once; running ones may end first.`)) return;
+    if (!confirm(`Unload ${model.id}? New requests are refused at once; running ones may finish first.`)) return;
     await post("models/unload", { name: model.id, wait: false });
   };
   const removeAlias = (alias) => post("models/alias", { alias, name: null });

@@ -1,16 +1,16 @@
-// What the reader sets for each request: the system prompt, sampling, tools and a schema. Empty fields are left out.
+// The reader's settings for each request: system prompt, sampling, tools and a schema. Empty fields are omitted.
 import { Emitter } from "./emitter.js";
 
 // A field of the body, and what may be typed into it.
 export const NUMBERS = [
-  { name: "temperature", label: "Temperature", min: 0, max: 2, step: 0.1, hint: "0 always takes the likeliest token" },
+  { name: "temperature", label: "Temperature", min: 0, max: 2, step: 0.1, hint: "0 always selects the most likely token" },
   { name: "top_p", label: "Top p", min: 0.01, max: 1, step: 0.01 },
   { name: "top_k", label: "Top k", min: 0, step: 1 },
   { name: "min_p", label: "Min p", min: 0, max: 1, step: 0.01 },
   { name: "repetition_penalty", label: "Repetition penalty", min: 0.01, max: 10, step: 0.01 },
   { name: "frequency_penalty", label: "Frequency penalty", min: -2, max: 2, step: 0.1 },
   { name: "presence_penalty", label: "Presence penalty", min: -2, max: 2, step: 0.1 },
-  { name: "max_tokens", label: "Most tokens", min: 1, step: 1, hint: "of the answer; as many as fit if empty" },
+  { name: "max_tokens", label: "Maximum tokens", min: 1, step: 1, hint: "of the answer; as many as fit if empty" },
   { name: "seed", label: "Seed", step: 1, hint: "the same seed gives the same answer" },
 ];
 const KEY = "request-options";

@@ -18,7 +18,7 @@ export function OptionsPanel() {
         </select><//>
     </div>
     <${Text} name="stop" label="Stop texts" rows="2" hint="one to a line, up to four; they end the answer" />
-    <${Check} name="ignore_eos" label="Go on after the end of the answer" hint="up to the most tokens" />
+    <${Check} name="ignore_eos" label="Continue after the end of the answer" hint="up to the maximum tokens" />
     <${Check} name="logprobs" label="Token probabilities" hint="needed to colour tokens by probability" />
     <${Text} name="schema" label="JSON schema of the answer" rows="4" code
       placeholder='{"type": "object", "properties": {"mood": {"type": "string"}}}' />

@@ -1,7 +1,7 @@
 // Small parts that several views share.
 import { html, useEffect, useRef, useState } from "./html.js";
 
-// A button that copies a text, and says so.
+// A button that copies a text, and confirms it.
 export function CopyButton({ text, label = "Copy", class: kind = "quiet" }) {
   const [isCopied, setCopied] = useState(false);
   const copy = async () => {
@@ -23,7 +23,7 @@ export async function copyText(text) {
   area.remove();
 }
 
-// A modal dialog; Escape and a click beside it close it.
+// A modal dialog; Escape and a click outside close it.
 export function Dialog({ title, onClose, children, wide }) {
   const dialog = useRef();
   useEffect(() => { dialog.current.showModal(); }, []);
@@ -63,7 +63,7 @@ export function ActionButton({ action, children, class: kind = "", ...rest }) {
     ${state.error && html`<span class="error" role="alert">${state.error}</span>`}`;
 }
 
-// Gives a file to the reader.
+// Downloads a file to the reader's device.
 export function download(name, text, type = "application/json") {
   const url = URL.createObjectURL(text instanceof Blob ? text : new Blob([text], { type }));
   const link = document.createElement("a");

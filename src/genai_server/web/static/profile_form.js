@@ -1,10 +1,10 @@
-// The form that begins a profile session, with all fields of POST /v1/admin/profiles.
+// The form that starts a profile session, with all fields of POST /v1/admin/profiles.
 import { ask } from "./api.js";
 import { html, useState } from "./html.js";
 import { Field } from "./parts.js";
 import { server } from "./server.js";
 
-const WHEN = { now: "from now on", slow_token_ms: "after a token slower than", slow_token_ratio: "after a token so many times slower than usual" };
+const WHEN = { now: "from now on", slow_token_ms: "after a token slower than", slow_token_ratio: "after a token slower than a multiple of the median" };
 const WHICH = { all: "all tokens", prefill: "prompts only", decode: "after the prompt only", first_tokens: "the first tokens", tokens: "tokens from … to …" };
 const NUMBERS = ["slow_token_ms", "slow_token_ratio", "next_tokens", "max_per_hour", "first_tokens", "max_tokens", "max_seconds"];
 

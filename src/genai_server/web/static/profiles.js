@@ -1,11 +1,11 @@
-// Profile sessions: begin one, list them, and read what they found.
+// Profile sessions: start one, list them, and show their reports.
 import { ask, call } from "./api.js";
 import { bytes, time, whole } from "./figures.js";
 import { html, useEffect, useState } from "./html.js";
 import { ActionButton, Dialog, download } from "./parts.js";
 import { ProfileForm } from "./profile_form.js";
 
-// Milliseconds between two looks at the list while a session is open.
+// Milliseconds between two updates of the list while a session is open.
 const EVERY = 2000;
 const PERFETTO = "https://ui.perfetto.dev";
 
@@ -31,7 +31,7 @@ export function Profiles({ query }) {
     return () => clearInterval(timer);
   }, [isOpen]);
   return html`<section aria-label="Begin a session"><h2>Profile some tokens</h2>
-      <p class="soft">A session writes a profile of each chosen token, which makes these tokens slower, and ends by itself.</p>
+      <p class="soft">A session writes a profile of each chosen token, which makes these tokens slower, and ends automatically.</p>
       <${ProfileForm} query=${query} onBegun=${load} /></section>
     <section aria-label="Sessions"><h2>Sessions</h2>
       ${problem && html`<p class="error" role="alert">${problem}</p>`}
@@ -69,7 +69,7 @@ function Session({ session, onChange, onReport }) {
       <${ActionButton} class="quiet" action=${remove}>${session.open ? "End" : "Delete"}<//></div></td></tr>`;
 }
 
-// The report is a page of its own. Its frame may run its script, and reach nothing of this page.
+// The report is a separate page. Its frame may run its script, but cannot access this page.
 function Report({ id, url, onClose }) {
   const close = () => {
     URL.revokeObjectURL(url);

@@ -1,4 +1,4 @@
-// The runtime options of each device, with their effect told before they are set.
+// The runtime options of each device. A dialog explains their effect before they are set.
 import { ask } from "./api.js";
 import { bytes, whole } from "./figures.js";
 import { html, useEffect, useState } from "./html.js";
@@ -62,7 +62,7 @@ function effect(model, device, option, value) {
     },
     enable_profiling: {
       1: `Each token of ${device} writes a profile from now on, which makes all its answers slower, until the option is 0 `
-        + "or a limit of the profiles' folder is reached. A profile session is gentler: it ends by itself.",
+        + "or a limit of the profiles' folder is reached. A profile session is gentler: it ends automatically.",
       0: `No more profiles are written on ${device}. Those on disk stay.`,
     },
   };

@@ -1,4 +1,4 @@
-// The server's state while somebody watches: asked for every two seconds, and never while the page is hidden.
+// The server's state while it is shown: polled every two seconds, and never while the page is hidden.
 import { ask, call } from "./api.js";
 import { Emitter } from "./emitter.js";
 import { Interval, Metrics } from "./metrics.js";
@@ -11,7 +11,7 @@ const SERIES = ["times", "output", "prompt", "ttft", "gap", "gap95", "running", 
 class Server extends Emitter {
   health = null;
   requests = [];
-  // Why something is not shown; "" if it is.
+  // Why something is not shown; "" if everything is.
   problem = "";
   noMetrics = "";
   metrics = null;
@@ -24,7 +24,7 @@ class Server extends Emitter {
   #timer = 0;
   #watchers = 0;
 
-  // Begin to ask; returns what ends it.
+  // Start polling; returns a function that stops it.
   watch() {
     this.#watchers += 1;
     if (this.#watchers === 1) this.#poll();

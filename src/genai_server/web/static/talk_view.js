@@ -1,4 +1,4 @@
-// Talking: the list of chats, the conversation, and a panel beside it.
+// The chat view: the list of chats, the conversation, and a panel next to it.
 import { ROOT, path } from "./chat.js";
 import { chats } from "./chats.js";
 import { ChatList } from "./chat_list.js";
@@ -22,7 +22,7 @@ const NEAR = 80;
 export function TalkView({ chatId }) {
   useChanges(chats, running, models, options);
   const [isListed, setListed] = useState(false);
-  // What stands beside the conversation: {name: "options" | "code" | "look", turn}; null for nothing.
+  // The panel next to the conversation: {name: "options" | "code" | "look", turn}; null for nothing.
   const [panel, setPanel] = useState(null);
   const chat = chats.get(chatId);
   const isBusy = chat ? running.has(chat) : false;

@@ -4,7 +4,7 @@ import { median, number, share, time } from "./figures.js";
 import { html, useEffect, useMemo, useState } from "./html.js";
 import { server } from "./server.js";
 
-// A gap of so many medians is slow, and of at least so many milliseconds.
+// A gap is slow if it exceeds this multiple of the median and this number of milliseconds.
 const SLOW_RATIO = 3;
 const SLOW_LEAST = 5;
 

@@ -65,7 +65,7 @@ function AssistantTurn({ chat, turn, isLast, isBusy, isWriting, onInspect }) {
       <${CopyButton} text=${() => turn.content} />
       <button type="button" class="quiet" disabled=${isBusy} onClick=${() => regenerate(chat, turn)}>Regenerate</button>
       ${!isLast && html`<button type="button" class="quiet" disabled=${isBusy}
-        onClick=${() => goOnFrom(chat, turn)}>Go on from here</button>`}
+        onClick=${() => goOnFrom(chat, turn)}>Continue from here</button>`}
       <button type="button" class="quiet" disabled=${!turn.pieces.length} onClick=${() => onInspect(turn)}>Look into it</button>
       <${Facts} turn=${turn} />
     </div>

@@ -1,4 +1,4 @@
-// Watching the server. Views that need the admin key are offered to who has it.
+// Monitoring the server. Views that need the admin key are only offered to users who have it.
 import { useChanges } from "./emitter.js";
 import { html, useEffect, useState } from "./html.js";
 import { keys } from "./keys.js";

@@ -1,0 +1,66 @@
+"""A runner driven by the ids of sequences, with tokens of the caller's choice."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from genai_server.engine.runners.bare_sequences import open_bare
+from genai_server.engine.runners.base import Runner
+from genai_server.engine.runners.scores import Logits, Scores
+from genai_server.engine.scheduling.step import Read
+from genai_server.engine.sequence import Sequence as Scheduled
+from genai_server.messages.generation_request import GenerationRequest
+
+# What a pass reads of a sequence: its id, the tokens, and whether it decodes.
+Tokens = tuple[int, list[int], bool]
+
+
+class Driven:
+    """Sequences on a runner. Everything that is not here is the runner's own."""
+
+    def __init__(self, runner: Runner) -> None:
+        self.runner = runner
+        self._sequences: dict[int, Scheduled] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.runner, name)
+
+    def open(self, sequence: int, prompt: list[int], max_length: int, *, reuse: bool = True, **fields: Any) -> int:
+        """Begin a sequence; returns how many tokens of its prompt come from a cached prefix."""
+        opened = open_bare(self.runner, prompt, max_length, id=sequence, reuses_past=reuse, **fields)
+        self._sequences[sequence] = opened
+        return opened.num_read
+
+    def prefill(self, sequence: int, tokens: Sequence[int], *, positions: bool = False) -> Logits:
+        """Read tokens as a prompt's; returns the logits [vocab_size] after the last, or [tokens, vocab_size]."""
+        logits = self._read([Read(self._sequences[sequence], list(tokens), positions=positions)])[0].logits
+        found: Logits = logits if positions else logits[-1]
+        return found
+
+    def decode(self, sequences: Sequence[int], tokens: Sequence[int]) -> Logits:
+        """Read one more token of each sequence; returns the logits [sequences, vocab_size]."""
+        return np.concatenate([scores.logits for scores in self.advance(sequences, tokens)])
+
+    def advance(self, sequences: Sequence[int], tokens: Sequence[int]) -> list[Scores]:
+        """As `decode`; returns the scores."""
+        pairs = zip(sequences, tokens, strict=True)
+        return self._read([Read(self._sequences[id], [token], decodes=True) for id, token in pairs])
+
+    def read(self, *reads: Tokens) -> list[Scores]:
+        """Run one pass over all of them."""
+        return self._read([Read(self._sequences[id], tokens, decodes=decodes) for id, tokens, decodes in reads])
+
+    def adopt(self, sequence: int, prompt: list[int], answer: list[int], past: dict[str, NDArray[Any]]) -> None:
+        """Take over a sequence that another runner has read."""
+        request = GenerationRequest("", prompt, 1000, 1000)
+        adopted = self._sequences[sequence] = Scheduled(sequence, (0, 0), request, lambda: 0.0)
+        adopted.tokens += answer
+        adopted.num_read = len(adopted.tokens)
+        self.runner.adopt(adopted, past)
+
+    def _read(self, reads: list[Read]) -> list[Scores]:
+        return self.runner.forward(reads)

@@ -1,0 +1,92 @@
+"""Admin calls to several engines at once, and the lookup of the request that a call refers to."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeVar
+
+from genai_server.engine_client.admin import EngineAdmin
+from genai_server.engine_client.client import EngineClient
+from genai_server.errors import AmbiguousRequest, NoEngineReady, RequestNotFound
+from genai_server.messages.admin import RequestState
+from genai_server.quoted_values import quoted
+
+T = TypeVar("T")
+
+# Seconds to wait for an engine's reply, longer than any forward pass should take.
+_REPLY_TIMEOUT = 20.0
+# Limits of what an error shows: characters of an unknown name, and requests that share a name.
+_MAX_NAME_SHOWN = 100
+_MAX_REQUESTS_SHOWN = 20
+
+
+async def ask(
+    engines: Sequence[EngineClient], question: Callable[[EngineAdmin], Awaitable[T]], *, needs_all: bool = False
+) -> list[tuple[EngineClient, T]]:
+    """The replies of all running engines.
+
+    An engine that ends before it replies, because it died or its model was unloaded, is skipped unless `needs_all`.
+    Raises NoEngineReady if no engine replies, or if one does not reply in time.
+    """
+    running = [engine for engine in engines if engine.is_connected]
+    results = await asyncio.gather(*(_reply(engine, question) for engine in running), return_exceptions=True)
+    replies: list[tuple[EngineClient, T]] = []
+    ended: list[NoEngineReady] = []
+    for engine, result in zip(running, results, strict=True):
+        if isinstance(result, NoEngineReady) and not needs_all:
+            ended.append(result)
+        elif isinstance(result, TimeoutError):
+            raise NoEngineReady(f"the engine of device {engine.device} has not replied for {_REPLY_TIMEOUT:.0f} s")
+        elif isinstance(result, BaseException):
+            raise result
+        else:
+            replies.append((engine, result))
+    if not replies:
+        raise next(iter(ended), NoEngineReady(f"no engine is running on {', '.join(e.device for e in engines)}"))
+    return replies
+
+
+def by_device(replies: Sequence[tuple[EngineClient, T]], convert: Callable[[T], Any]) -> dict[str, Any]:
+    """A response body with each device's reply. With several models, `devices` has those of the first one."""
+    models: dict[str, dict[str, Any]] = {}
+    for engine, reply in replies:
+        models.setdefault(engine.model_name, {})[engine.device] = convert(reply)
+    body: dict[str, Any] = {"devices": next(iter(models.values()))}
+    if len(models) > 1:
+        body["models"] = {name: {"devices": devices} for name, devices in models.items()}
+    return body
+
+
+async def find_request(engines: Sequence[EngineClient], name: str) -> RequestState:
+    """The request with this unique id, or else the only request with this id.
+
+    Raises RequestNotFound, AmbiguousRequest, which lists the unique ids, and NoEngineReady.
+    """
+    present = [(engine, state) for engine, states in await ask(engines, EngineAdmin.requests) for state in states]
+    found = {state.unique_id: (engine, state) for engine, state in present if state.unique_id == name}
+    found = found or {state.unique_id: (engine, state) for engine, state in present if state.request_id == name}
+    if not found:
+        raise RequestNotFound(f"no request {quoted(name[:_MAX_NAME_SHOWN])} is running or waiting", param="request_id")
+    if len(found) > 1:
+        each = [f"{id} ({engine.device}, {state.phase}, {state.age:.1f} s)" for id, (engine, state) in found.items()]
+        more = f" and {len(each) - _MAX_REQUESTS_SHOWN} more" if len(each) > _MAX_REQUESTS_SHOWN else ""
+        raise AmbiguousRequest(
+            f"{len(each)} requests have the id {quoted(name)}; choose one by its unique_id, "
+            f"one of {', '.join(each[:_MAX_REQUESTS_SHOWN])}{more}",
+            param="request_id",
+        )
+    ((_, state),) = found.values()
+    return state
+
+
+async def cancel_request(engines: Sequence[EngineClient], unique_id: str) -> bool:
+    """Cancel a request of any API process; returns whether an engine had it. Raises NoEngineReady."""
+
+    async def cancel(admin: EngineAdmin) -> list[RequestState]:
+        return await admin.cancel_request(unique_id)
+
+    return any(states for _, states in await ask(engines, cancel))
+
+
+async def _reply(engine: EngineClient, question: Callable[[EngineAdmin], Awaitable[T]]) -> T:
+    async with asyncio.timeout(_REPLY_TIMEOUT):
+        return await question(engine.admin)

@@ -1,0 +1,67 @@
+"""Admin endpoints: load, unload and name models while the server runs."""
+
+import math
+from typing import Any
+
+from fastapi import APIRouter, Depends
+
+from genai_server.apis.admin.model_schemas import AliasRequest, LoadModelRequest, UnloadModelRequest
+from genai_server.apis.models.routes import model_entry
+from genai_server.apis.shared.base import ErrorResponse
+from genai_server.errors import ChatTemplateError, ConfigurationError, ModelLoadFailed
+from genai_server.generation.services import TheServices
+from genai_server.http.middleware.authentication import require_admin
+from genai_server.messages.commands import LoadModel, SetAlias, UnloadModel
+from genai_server.messages.status_file import ModelState
+from genai_server.quoted_values import quoted
+
+router = APIRouter(
+    tags=["admin"],
+    dependencies=[Depends(require_admin)],
+    responses={code: {"model": ErrorResponse} for code in (400, 403, 404, 503)},
+)
+
+
+@router.post("/v1/admin/models/load")
+async def load_model(body: LoadModelRequest, services: TheServices) -> dict[str, Any]:
+    """Load a model from a directory on the server; responds when it is ready or has failed to load."""
+    devices = (body.device or services.settings.device).split(",")
+    template = body.chat_template or ""
+    try:
+        await services.models.check_text(body.path, devices, template)
+    except ChatTemplateError as error:
+        raise ModelLoadFailed(f"chat_template {error.message}", param="chat_template") from None
+    except ConfigurationError as error:
+        raise ModelLoadFailed(error.message, param="path") from None
+    try:
+        await services.models.command(LoadModel(body.name, body.path, devices, template))
+    except ConfigurationError as error:
+        raise ModelLoadFailed(error.message) from None
+    if body.wait is not False:
+        await services.models.loaded(body.name, services.settings.load_timeout or math.inf)
+    about = services.models.find(body.name)
+    entry = model_entry(services, about)
+    if entry["state"] != "ready" and "error" in entry:
+        if about.state != ModelState.FAILED:  # only this process failed; the engines would keep their memory
+            await services.models.command(UnloadModel(about.name, 0))
+        raise ModelLoadFailed(f"model {quoted(body.name)} cannot be loaded: {entry['error']}", param="path")
+    return entry
+
+
+@router.post("/v1/admin/models/unload")
+async def unload_model(body: UnloadModelRequest, services: TheServices) -> dict[str, Any]:
+    """Unload a model; responds when its processes have ended."""
+    about = services.models.find(body.name, param="name")
+    timeout = float(services.settings.drain_timeout) if body.timeout is None else body.timeout
+    await services.models.command(UnloadModel(about.name, timeout))
+    if body.wait is not False:
+        await services.models.gone(about)
+    return {"id": about.name, "object": "model", "unloaded": body.wait is not False}
+
+
+@router.post("/v1/admin/models/alias")
+async def set_alias(body: AliasRequest, services: TheServices) -> dict[str, Any]:
+    """Add an alias for a model, or remove it if `name` is null."""
+    name = None if body.name is None else services.models.find(body.name, param="name").name
+    await services.models.command(SetAlias(body.alias, name))
+    return {"id": body.alias, "object": "model", "root": name}

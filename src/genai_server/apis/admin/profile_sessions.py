@@ -1,0 +1,239 @@
+"""Admin endpoints: start, list, report on, download and remove profile sessions.
+
+Routes that read profiles are plain functions and run in threads, because a large profile takes a while. They read the
+folder that the engines write to, and only files listed in a manifest.
+"""
+
+import asyncio
+import tempfile
+import time
+import zipfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import IO, Annotated, Any, Literal
+
+import msgspec
+from fastapi import APIRouter, Depends, Query
+from fastapi.responses import FileResponse, HTMLResponse, PlainTextResponse, Response, StreamingResponse
+
+from genai_server.apis.admin.engine_calls import ask
+from genai_server.apis.admin.runtime_options import set_runtime_options
+from genai_server.apis.admin.schemas import ProfileRequest, RuntimeOptionsRequest
+from genai_server.apis.shared.base import ErrorResponse
+from genai_server.engine_client.admin import EngineAdmin
+from genai_server.engine_client.client import EngineClient
+from genai_server.errors import InvalidField, MissingField, NoEngineReady, ProfileNotFound, RequestNotFound
+from genai_server.generation.services import Services, services
+from genai_server.http.middleware.authentication import require_admin
+from genai_server.profile_plan import ProfilePlan, ProfileState
+from genai_server.profiles.analysis import SLOW_AT, analyse
+from genai_server.profiles.folder import find_session, read_session
+from genai_server.profiles.html_report import as_page
+from genai_server.profiles.manifest import Manifest, find_manifests
+from genai_server.profiles.retention import is_open, remove
+from genai_server.profiles.text_report import as_text
+from genai_server.profiles.trace import write_trace
+from genai_server.quoted_values import quoted
+
+# The id that refers to the most recent session.
+LATEST = "latest"
+_CHUNK = 256 * 1024
+
+router = APIRouter(
+    tags=["admin"],
+    dependencies=[Depends(require_admin)],
+    responses={code: {"model": ErrorResponse} for code in (400, 403, 404, 503)},
+)
+
+
+def _profile_dir(services: Annotated[Services, Depends(services)]) -> Path:
+    return services.settings.profile_dir
+
+
+def _manifest(session_id: str, root: Annotated[Path, Depends(_profile_dir)]) -> Manifest:
+    """Dependency: the session with this id. Raises ProfileNotFound."""
+    found = find_session(root, None if session_id == LATEST else session_id)
+    if found is None:
+        raise ProfileNotFound(f"no profile session is in {root}", param="session_id")
+    return found
+
+
+async def _open_sessions(services: Annotated[Services, Depends(services)]) -> Mapping[str, ProfileState]:
+    """The engines' open sessions that have a plan, keyed by id; empty if no engine runs."""
+    try:
+        replies = await ask(services.models.engines(), EngineAdmin.profiles)
+    except NoEngineReady:
+        return {}
+    return {state.id: state for _, states in replies for state in states}
+
+
+FoundManifest = Annotated[Manifest, Depends(_manifest)]
+OpenSessions = Annotated[Mapping[str, ProfileState], Depends(_open_sessions)]
+
+
+@router.post("/start_profile")
+async def start_profile(services: Annotated[Services, Depends(services)]) -> dict[str, Any]:
+    """Called by load generators: set `enable_profiling` to "1" on all devices."""
+    return await set_runtime_options(RuntimeOptionsRequest.model_validate({"enable_profiling": "1"}), services)
+
+
+@router.post("/stop_profile")
+async def stop_profile(services: Annotated[Services, Depends(services)]) -> dict[str, Any]:
+    """Called by load generators: set `enable_profiling` to "0" on all devices."""
+    return await set_runtime_options(RuntimeOptionsRequest.model_validate({"enable_profiling": "0"}), services)
+
+
+@router.post("/v1/admin/profiles")
+async def begin_profile(
+    body: ProfileRequest, services: Annotated[Services, Depends(services)], root: Annotated[Path, Depends(_profile_dir)]
+) -> dict[str, Any]:
+    """Start a profile session on one device of one model, or on the device that runs the given request."""
+    engines = services.models.engines(body.model, body.device)
+    if len(engines) > 1 and body.request_id is None:
+        field, known = ("device", [engine.device for engine in engines])
+        if len(set(known)) < len(known):
+            field, known = ("model", list(dict.fromkeys(engine.model_name for engine in engines)))
+        raise MissingField(f"{field} is required: there are several ({', '.join(known)})", param=field)
+    begun = await _begin(engines, body.plan())
+    manifest = await asyncio.to_thread(find_session, root, begun.id)
+    assert manifest is not None
+    return _summary(manifest, {begun.id: begun})
+
+
+async def _begin(engines: Sequence[EngineClient], plan: ProfilePlan) -> ProfileState:
+    """Start the session on the first device that accepts it. Raises RequestNotFound and the engines' other refusals."""
+    for engine in engines:
+        with suppress(RequestNotFound):
+            ((_, begun),) = await ask([engine], lambda admin: admin.start_profile(plan))
+            return begun
+    raise RequestNotFound(f"no request {quoted(plan.request_id)} is running or waiting", param="request_id")
+
+
+@router.get("/v1/admin/profiles")
+def list_profiles(root: Annotated[Path, Depends(_profile_dir)], open_sessions: OpenSessions) -> dict[str, Any]:
+    """The profile sessions of all devices, oldest first."""
+    try:
+        manifests = find_manifests(root)
+    except OSError:  # nothing has been profiled yet
+        manifests = []
+    return {"object": "list", "data": [_summary(manifest, open_sessions) for manifest in manifests]}
+
+
+@router.get("/v1/admin/profiles/{session_id}")
+def get_profile(manifest: FoundManifest, open_sessions: OpenSessions) -> dict[str, Any]:
+    """A session with its passes, one for each of ONNX Runtime's files; `latest` is the most recent session."""
+    return _summary(manifest, open_sessions) | {"passes": [msgspec.to_builtins(record) for record in manifest.passes]}
+
+
+@router.get("/v1/admin/profiles/{session_id}/report")
+def report_on_profile(
+    manifest: FoundManifest,
+    format: Literal["json", "text", "html"] = "json",
+    slow: Annotated[float, Query(ge=1, le=1e6, allow_inf_nan=False)] = SLOW_AT,
+) -> Response:
+    """Time by operator, node, layer and phase, and the tokens that took more than `slow` times the median."""
+    report = analyse(read_session(manifest), slow)
+    if format == "text":
+        return PlainTextResponse(as_text(report) + "\n")
+    if format == "html":
+        return HTMLResponse(as_page(report))
+    return Response(msgspec.json.encode(report), media_type="application/json")
+
+
+@router.get("/v1/admin/profiles/{session_id}/trace")
+def trace_of_profile(manifest: FoundManifest) -> Response:
+    """All files of a session as one trace for https://ui.perfetto.dev."""
+    profile = read_session(manifest)
+    return _download(f"{manifest.session.id}.trace.json", "application/json", lambda out: write_trace(profile, out))
+
+
+@router.get("/v1/admin/profiles/{session_id}/files")
+def download_profile(manifest: FoundManifest) -> Response:
+    """All files of a session and its manifest, as a zip archive."""
+
+    def write(out: IO[bytes]) -> None:
+        with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+            for path in [manifest.path, *manifest.files]:
+                if path.is_file():
+                    archive.write(path, path.name)
+
+    return _download(f"{manifest.session.id}.zip", "application/zip", write)
+
+
+@router.get("/v1/admin/profiles/{session_id}/files/{name}")
+def download_file(manifest: FoundManifest, name: str) -> Response:
+    """One of ONNX Runtime's files, unchanged."""
+    path = next((path for path in manifest.files if path.name == name), None)
+    if path is None or not path.is_file():
+        raise ProfileNotFound(f"no file {quoted(name)} is in session {quoted(manifest.session.id)}", param="name")
+    return FileResponse(path, media_type="application/json", filename=name)
+
+
+@router.delete("/v1/admin/profiles/{session_id}")
+async def delete_profile(
+    manifest: FoundManifest, open_sessions: OpenSessions, services: Annotated[Services, Depends(services)]
+) -> dict[str, Any]:
+    """End an open session, or remove an ended one with its files."""
+    about = manifest.session
+    if about.id in open_sessions:
+        for engine in services.models.engines(device=about.device):
+            with suppress(ProfileNotFound):  # the session is another model's, or has just ended
+                await ask([engine], lambda admin: admin.end_profile(about.id))
+        return {"id": about.id, "object": "profile", "deleted": False}
+    if _is_open(manifest, open_sessions):
+        raise InvalidField(
+            f'session {quoted(about.id)} is still being written: set enable_profiling to "0" first', param="session_id"
+        )
+    try:
+        await asyncio.to_thread(remove, manifest)
+    except OSError as error:
+        raise InvalidField(f"session {quoted(about.id)} cannot be removed: {error}", param="session_id") from None
+    return {"id": about.id, "object": "profile", "deleted": True}
+
+
+def _is_open(manifest: Manifest, open_sessions: Mapping[str, ProfileState]) -> bool:
+    """Whether an engine may still write to a session. Engines report sessions with a plan themselves."""
+    if manifest.session.plan is not None:
+        return manifest.session.id in open_sessions
+    return is_open(manifest, time.time())
+
+
+def _summary(manifest: Manifest, open_sessions: Mapping[str, ProfileState]) -> dict[str, Any]:
+    """A session as JSON. `state` is the engine's while the session is open, afterwards "ended"."""
+    about = msgspec.to_builtins(manifest.session)
+    del about["type"]
+    still, end = _is_open(manifest, open_sessions), manifest.end
+    state = open_sessions.get(manifest.session.id)
+    reason = end.reason if end else None if still else "its engine has ended"
+    profiled = state.profiled if state else end.profiled if end else None
+    return {
+        "object": "profile",
+        **about,
+        "open": still,
+        "state": state.state if state else "recording" if still else "ended",
+        "profiled": msgspec.to_builtins(profiled),
+        "ended": None if end is None else end.ended,
+        "reason": reason,
+        "requests": list(dict.fromkeys(record.request_id for record in manifest.passes)),
+        "files": len(manifest.passes),
+        "bytes": sum(path.stat().st_size for path in manifest.files if path.is_file()),
+    }
+
+
+def _download(name: str, media_type: str, write: Callable[[IO[bytes]], object]) -> Response:
+    """A response with the output of `write`, buffered in a temporary file because it may be large."""
+    with ExitStack() as stack:
+        file = stack.enter_context(tempfile.TemporaryFile())
+        write(file)
+        size = file.tell()
+        file.seek(0)
+        kept = stack.pop_all()
+
+    def pieces() -> Iterator[bytes]:
+        with kept:
+            while piece := file.read(_CHUNK):
+                yield piece
+
+    headers = {"content-disposition": f'attachment; filename="{name}"', "content-length": str(size)}
+    return StreamingResponse(pieces(), media_type=media_type, headers=headers)

@@ -1,0 +1,55 @@
+"""Admin endpoints: list the requests of all engines, and cancel one."""
+
+from typing import Any
+
+import msgspec
+from fastapi import APIRouter, Depends
+
+from genai_server.apis.admin import engine_calls
+from genai_server.apis.admin.engine_calls import ask, find_request
+from genai_server.apis.admin.schemas import CancelledRequest, NoFields, RequestsResponse
+from genai_server.apis.shared.base import ErrorResponse
+from genai_server.engine_client.admin import EngineAdmin
+from genai_server.engine_client.client import EngineClient
+from genai_server.errors import RequestNotFound
+from genai_server.generation.services import TheServices
+from genai_server.http.middleware.authentication import require_admin
+from genai_server.messages.admin import RequestState
+from genai_server.quoted_values import quoted
+
+router = APIRouter(
+    tags=["admin"],
+    dependencies=[Depends(require_admin)],
+    responses={code: {"model": ErrorResponse} for code in (400, 403, 404, 409, 503)},
+)
+
+
+@router.get("/v1/requests", response_model=RequestsResponse)
+async def list_requests(services: TheServices) -> dict[str, Any]:
+    """The running and waiting requests of all devices and API processes, with an entry for each answer."""
+    found = await ask(services.models.engines(), EngineAdmin.requests)
+    entries = [_entry(state, engine) for engine, states in found for state in states]
+    return {"object": "list", "data": entries}
+
+
+@router.post("/v1/requests/{request_id}/cancel", response_model=CancelledRequest)
+async def cancel_request(request_id: str, services: TheServices, body: NoFields | None = None) -> dict[str, Any]:
+    """End all answers of a request. Its client receives the partial answers, with the finish reason `cancelled`.
+
+    `request_id` is the request's `unique_id`, or its `id` if no other request has the same one. Otherwise the response
+    is a 409 that lists the unique ids.
+    """
+    engines = services.models.engines()
+    meant = await find_request(engines, request_id)
+    if not await engine_calls.cancel_request(engines, meant.unique_id):
+        raise RequestNotFound(f"request {quoted(request_id)} has already ended", param="request_id")
+    return {"id": meant.request_id, "unique_id": meant.unique_id, "object": "request", "cancelled": True}
+
+
+def _entry(state: RequestState, engine: EngineClient) -> dict[str, Any]:
+    figures = msgspec.structs.asdict(state)
+    adapter = figures.pop("adapter")
+    model = engine.model_name if adapter is None else f"{engine.model_name}:{adapter}"
+    where = {"model": model, "device": engine.device}
+    names = {"id": figures.pop("request_id"), "unique_id": figures.pop("unique_id")}
+    return {**names, "object": "request", **where, **figures}

@@ -1,0 +1,70 @@
+"""Admin endpoints: onnxruntime-genai's runtime options on running devices, and the prefix cache."""
+
+from typing import Annotated, Any
+
+import msgspec
+from fastapi import APIRouter, Depends
+
+from genai_server.apis.admin.engine_calls import ask, by_device, find_request
+from genai_server.apis.admin.schemas import RuntimeOptionsRequest
+from genai_server.apis.shared.base import ErrorResponse
+from genai_server.engine_client.admin import EngineAdmin
+from genai_server.errors import InvalidField, RequestNotFound
+from genai_server.generation.services import Services, services
+from genai_server.http.middleware.authentication import require_admin
+from genai_server.messages.admin import Reply
+from genai_server.quoted_values import quoted
+
+router = APIRouter(
+    tags=["admin"],
+    dependencies=[Depends(require_admin)],
+    responses={code: {"model": ErrorResponse} for code in (400, 403, 404, 409, 503)},
+)
+
+
+@router.get("/v1/admin/runtime_options")
+async def get_runtime_options(services: Annotated[Services, Depends(services)]) -> dict[str, Any]:
+    """The state of the runtime options of each device."""
+    return by_device(await ask(services.models.engines(), EngineAdmin.runtime_options), _options)
+
+
+@router.post("/v1/admin/runtime_options")
+async def set_runtime_options(
+    body: RuntimeOptionsRequest, services: Annotated[Services, Depends(services)]
+) -> dict[str, Any]:
+    """Set `terminate_session`, `enable_profiling` or both, on all devices, on one device, or for one request."""
+    given = body.model_dump(include={"terminate_session", "enable_profiling"}, exclude_none=True)
+    if not given:
+        raise InvalidField("terminate_session or enable_profiling is required", param="terminate_session")
+    engines = services.models.engines(body.model, body.device)
+    if body.terminate_session == "0" and body.request_id is not None:
+        raise InvalidField(
+            'terminate_session "0" applies to devices only: a terminated request cannot be resumed', param="request_id"
+        )
+    meant = None if body.request_id is None else (await find_request(engines, body.request_id)).unique_id
+    # Profiling comes first: a terminated request can no longer be profiled.
+    for option, value in sorted(given.items()):
+
+        async def set_option(admin: EngineAdmin, option: str = option, value: str = value) -> Reply:
+            return await admin.set_runtime_option(option, value, meant)
+
+        replies = await ask(engines, set_option)
+        if not any(reply.matched for _, reply in replies):
+            raise RequestNotFound(f"no request {quoted(body.request_id)} is running or waiting", param="request_id")
+        for _, reply in replies:
+            if reply.refused is not None:
+                raise InvalidField(reply.refused, param=option)
+    return by_device(replies, _options)
+
+
+@router.post("/v1/admin/reset_prefix_cache")
+@router.post("/reset_prefix_cache")
+async def reset_prefix_cache(services: Annotated[Services, Depends(services)]) -> dict[str, Any]:
+    """Drop the cached prefixes of all ended requests; returns how many slots of each device had one."""
+    slots = await ask(services.models.engines(), EngineAdmin.reset_prefix_cache)
+    return by_device(slots, lambda number: {"slots": number})
+
+
+def _options(reply: Reply) -> dict[str, Any]:
+    requests = [msgspec.structs.asdict(request) for request in reply.options.requests]
+    return msgspec.structs.asdict(reply.options) | {"requests": requests}

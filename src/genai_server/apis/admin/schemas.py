@@ -1,0 +1,160 @@
+"""Request and response bodies of the admin endpoints."""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import AfterValidator, BaseModel, Field, model_validator
+
+from genai_server.apis.shared.base import Wire, elements, field_error
+from genai_server.profile_plan import PREFIX, ProfilePlan, SlowTokens
+
+
+def _profile_prefix(value: str) -> str:
+    if not PREFIX.fullmatch(value):
+        raise ValueError(
+            'must be "0", "1" or a file name prefix, not a path: '
+            "1 to 64 letters, digits, dots, dashes and underscores, starting with a letter or digit"
+        )
+    return value
+
+
+def _session_prefix(value: str) -> str:
+    if not PREFIX.fullmatch(value) or value in ("0", "1"):
+        raise ValueError(
+            "must be a name, not a path, and not 0 or 1: "
+            "1 to 64 letters, digits, dots, dashes and underscores, starting with a letter or digit"
+        )
+    return value
+
+
+ProfilePrefix = Annotated[str, AfterValidator(_profile_prefix)]
+SessionPrefix = Annotated[str, AfterValidator(_session_prefix)]
+# No answer has more tokens.
+_MAX_TOKENS = 1_000_000
+TokenIndex = Annotated[int, Field(ge=0, le=_MAX_TOKENS)]
+
+
+class RuntimeOptionsRequest(Wire):
+    """Body of POST /v1/admin/runtime_options: at least one of the two options."""
+
+    terminate_session: Literal["0", "1"] | None = Field(
+        None, description='"1" terminates running requests, "0" lets the engine run again.'
+    )
+    enable_profiling: ProfilePrefix | None = Field(
+        None,
+        description='"1" or a prefix for file names starts profiling, "0" stops it.',
+    )
+    model: str | None = Field(None, description="Model to change; by default all.")
+    device: str | None = None
+    request_id: str | None = Field(
+        None, min_length=1, description="Restrict the change to the request with this unique_id or id."
+    )
+
+
+class ProfileRequest(Wire):
+    """Body of POST /v1/admin/profiles: which requests and tokens to profile, when to start and when to stop."""
+
+    model: str | None = Field(
+        None, description="Model to profile. Required if several are served, unless request_id is given."
+    )
+    device: str | None = Field(
+        None, description="Device to profile. Required if there are several, unless request_id is given."
+    )
+    request_id: str | None = Field(None, min_length=1, description="Profile only this running or waiting request.")
+    prefix: SessionPrefix = Field("session", description="Prefix of the session's id and of its file names.")
+    phase: Literal["prefill", "decode"] | None = Field(
+        None, description="Profile only prompts, or only generated tokens."
+    )
+    first_tokens: int | None = Field(
+        None, ge=1, le=_MAX_TOKENS, description="Profile prompts and the first N tokens of each answer."
+    )
+    tokens: Annotated[list[TokenIndex], elements(2, min_length=2)] | None = Field(
+        None, description="First and last token of each answer to profile. The pass over the prompt yields token 0."
+    )
+    max_tokens: int = Field(
+        256, ge=1, le=_MAX_TOKENS, description="Maximum number of profiled tokens; the session ends there."
+    )
+    max_seconds: float = Field(3600.0, gt=0, le=7 * 86400, description="Maximum duration of the session in seconds.")
+    slow_token_ms: float | None = Field(
+        None, gt=0, le=1e6, description="Start profiling after a token that takes longer than this."
+    )
+    slow_token_ratio: float | None = Field(
+        None, gt=1, le=1e6, description="Start after a token that takes longer than this multiple of the median."
+    )
+    next_tokens: int | None = Field(
+        None, ge=1, le=_MAX_TOKENS, description="Number of tokens to profile after a slow one."
+    )
+    max_per_hour: int | None = Field(
+        None, ge=1, le=3600, description="Maximum number of slow tokens per hour that start profiling."
+    )
+
+    @model_validator(mode="after")
+    def _fitting(self) -> Self:
+        windows = [name for name in ("phase", "first_tokens", "tokens") if getattr(self, name) is not None]
+        if len(windows) > 1:
+            raise field_error(windows[1], f"cannot be combined with {windows[0]}")
+        if self.tokens is not None and self.tokens[1] < self.tokens[0]:
+            raise field_error("tokens", f"must have the lower number first; given {self.tokens}")
+        triggers = [name for name in ("slow_token_ms", "slow_token_ratio") if getattr(self, name) is not None]
+        if len(triggers) > 1:
+            raise field_error(triggers[1], f"cannot be combined with {triggers[0]}")
+        if triggers and self.phase == "prefill":
+            raise field_error(triggers[0], "applies to generated tokens; given phase 'prefill'")
+        for name in ("next_tokens", "max_per_hour"):
+            if getattr(self, name) is not None and not triggers:
+                raise field_error(name, "is only allowed with slow_token_ms or slow_token_ratio")
+        return self
+
+    def plan(self) -> ProfilePlan:
+        """The plan for the engine."""
+        first, last = self._window()
+        slow = None
+        if self.slow_token_ms is not None or self.slow_token_ratio is not None:
+            given = {"num_tokens": self.next_tokens, "max_per_hour": self.max_per_hour}
+            kept = {name: value for name, value in given.items() if value is not None}
+            slow = SlowTokens(self.slow_token_ms, self.slow_token_ratio, **kept)
+        return ProfilePlan(self.prefix, self.request_id, first, last, self.max_tokens, self.max_seconds, slow)
+
+    def _window(self) -> tuple[int, int | None]:
+        if self.tokens is not None:
+            return self.tokens[0], self.tokens[1]
+        if self.first_tokens is not None:
+            return 0, self.first_tokens - 1
+        return (1, None) if self.phase == "decode" else (0, 0 if self.phase == "prefill" else None)
+
+
+class NoFields(Wire):
+    """Body of a POST without fields: the path says it all."""
+
+
+class RequestEntry(BaseModel):
+    """A running or waiting request, or one of its answers. `age` is the number of seconds since the engine received it.
+
+    `id` is the request's `X-Request-ID`, which clients may reuse; `unique_id` is unique.
+    """
+
+    id: str
+    unique_id: str
+    object: Literal["request"]
+    model: str
+    device: str
+    phase: Literal["queued", "prefill", "decode"]
+    age: float
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+
+
+class RequestsResponse(BaseModel):
+    """Response of GET /v1/requests, in order of arrival on each device."""
+
+    object: Literal["list"]
+    data: list[RequestEntry]
+
+
+class CancelledRequest(BaseModel):
+    """Confirms that a request has been cancelled."""
+
+    id: str
+    unique_id: str
+    object: Literal["request"]
+    cancelled: Literal[True]

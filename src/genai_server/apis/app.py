@@ -1,0 +1,256 @@
+"""Puts the API together. All state is passed in, so that two apps can live in one process."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+from fastapi import FastAPI, Request
+from fastapi.middleware.cors import CORSMiddleware
+from fastapi.responses import Response
+from prometheus_client import CollectorRegistry
+
+from genai_server import __version__
+from genai_server.apis.admin import adapters, runtime_options
+from genai_server.apis.admin import model_loading as model_admin
+from genai_server.apis.admin import profile_sessions as profiles
+from genai_server.apis.admin import running_requests as requests
+from genai_server.apis.admin.engine_calls import cancel_request
+from genai_server.apis.chat_completions import routes as chat_completions
+from genai_server.apis.completions import routes as completions
+from genai_server.apis.embeddings import rerank_routes as rerank
+from genai_server.apis.embeddings import routes as embeddings
+from genai_server.apis.messages import routes as messages
+from genai_server.apis.models import lm_studio
+from genai_server.apis.models import routes as models
+from genai_server.apis.ollama import embed_routes as ollama_embed
+from genai_server.apis.ollama import model_routes as ollama_models
+from genai_server.apis.ollama import pull_routes as ollama_pull
+from genai_server.apis.ollama import routes as ollama
+from genai_server.apis.own_chat import routes as chat
+from genai_server.apis.responses import conversation_routes as conversations
+from genai_server.apis.responses import routes as responses
+from genai_server.apis.responses.record_database import RecordDatabase
+from genai_server.apis.responses.response_store import EndRequest, ResponseStore
+from genai_server.apis.responses.websocket import ResponsesSocket
+from genai_server.apis.status import health, metrics
+from genai_server.apis.status.engine_metrics import EngineMetrics
+from genai_server.apis.tokens import routes as tokens
+from genai_server.apis.web_page import routes as page
+from genai_server.config import Settings
+from genai_server.gc_policy import rare_full_collections
+from genai_server.generation.catalog import Catalog, LoadText
+from genai_server.generation.checked_specs import CheckedSpecs
+from genai_server.generation.fingerprint import fingerprint
+from genai_server.generation.pulling import PullModel
+from genai_server.generation.request_context import ClientLeft
+from genai_server.generation.services import Services
+from genai_server.grammar_checker.pool import GrammarChecker
+from genai_server.http.api_keys import ApiKeys
+from genai_server.http.error_handlers import install_error_handlers
+from genai_server.http.middleware.authentication import OPEN_PATHS, Authentication
+from genai_server.http.middleware.body import BodyLimits
+from genai_server.http.middleware.body_budget import BODY_BUDGET, BodyBudget
+from genai_server.http.middleware.drain import Drain, Drained
+from genai_server.http.middleware.request_head import RequestHead
+from genai_server.http.middleware.request_lifetime import RequestLifetime
+from genai_server.http.rate_limit import RateLimits
+from genai_server.http.request_state import request_state
+from genai_server.http.telemetry.request_record import Observer
+from genai_server.timing import Clock, request_clock
+
+
+class Engines(Protocol):
+    """Gives the folder of running engines for as long as the app runs."""
+
+    def __call__(self) -> AbstractAsyncContextManager[Path]: ...
+
+
+@dataclass(frozen=True)
+class ModelFiles:
+    """What reads and fetches the files of models."""
+
+    # Reads the text side of a model.
+    load_text: LoadText
+    # Fetches a model from a hub.
+    pull: PullModel
+
+
+@dataclass(frozen=True)
+class Telemetry:
+    """What observes the app's requests."""
+
+    # Holds the metrics.
+    registry: CollectorRegistry
+    # Receive each request when it has ended.
+    observers: Sequence[Observer]
+    # Times requests, in seconds.
+    clock: Clock = request_clock
+    # Counts the result of each check of a grammar.
+    count_check: Callable[[str], None] = lambda result: None
+    # Called when the app ends; may block.
+    close: Callable[[], None] = lambda: None
+
+
+def create_app(
+    settings: Settings,
+    engines: Engines,
+    model_files: ModelFiles,
+    drain: Drain,
+    keys: ApiKeys,
+    telemetry: Telemetry,
+    *,
+    on_loopback: bool,
+) -> FastAPI:
+    """The ASGI app. Its lifespan connects to the engines.
+
+    `drain` is started from outside. `on_loopback` says whether only this machine can reach the server, as far as is
+    known.
+    """
+
+    bodies = BodyBudget(settings.max_bodies_bytes)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[dict[str, BodyBudget]]:
+        max_waiting = settings.max_queue + settings.max_batch_size
+        async with (
+            engines() as folder,
+            Catalog(folder, model_files.load_text, partial(fingerprint, settings), max_waiting).followed() as models,
+            rare_full_collections(),
+        ):
+            responses = _response_store(
+                settings, str(folder), lambda request: cancel_request(models.engines(), request)
+            )
+            engine_metrics = EngineMetrics(settings, models)
+            telemetry.registry.register(engine_metrics)
+            with closing(GrammarChecker(settings.grammar_timeout, telemetry.count_check)) as grammars:
+                app.state.responses = responses
+                app.state.services = Services(
+                    settings,
+                    models,
+                    grammars,
+                    CheckedSpecs(grammars, best_effort=not settings.strict),
+                    telemetry.clock,
+                    drain,
+                    telemetry.registry,
+                    model_files.pull,
+                )
+                try:
+                    yield {BODY_BUDGET: bodies}
+                finally:
+                    await responses.close()
+            telemetry.registry.unregister(engine_metrics)
+            await asyncio.to_thread(telemetry.close)
+
+    # FastAPI's own pages load their scripts from other hosts.
+    app = FastAPI(
+        title="genai-server",
+        version=__version__,
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+        separate_input_output_schemas=False,
+    )
+    _add_middleware(app, settings, bodies, drain, keys, telemetry, on_loopback=on_loopback)
+    install_error_handlers(app)
+    for module in (
+        chat,
+        chat_completions,
+        completions,
+        embeddings,
+        rerank,
+        responses,
+        conversations,
+        messages,
+        ollama,
+        ollama_embed,
+        ollama_models,
+        ollama_pull,
+        lm_studio,
+        models,
+        tokens,
+        runtime_options,
+        model_admin,
+        adapters,
+        requests,
+        profiles,
+        health,
+        page,
+    ):
+        app.include_router(module.router)
+    app.include_router(ollama.unsupported)
+    app.mount(page.API_DOCS_PATH, page.api_docs_files())
+    if settings.ui:
+        app.mount(page.PAGE_PATH, page.page_files())
+    if settings.metrics != "off":
+        app.include_router(metrics.router)
+
+    @app.exception_handler(ClientLeft)
+    async def client_left(request: Request, error: ClientLeft) -> Response:
+        request_state(request.scope).record.error_code = "client_left"
+        return Response(status_code=499)
+
+    return app
+
+
+def _response_store(settings: Settings, run: str, end_request: EndRequest) -> ResponseStore:
+    size, num_bytes = settings.response_store_size, settings.response_store_bytes
+    path = settings.response_store_file
+    file = RecordDatabase(Path(path), size, num_bytes) if path else None
+    return ResponseStore(
+        size, num_bytes, file, max_body_bytes=settings.max_body_bytes, run=run, end_request=end_request
+    )
+
+
+def _add_middleware(
+    app: FastAPI,
+    settings: Settings,
+    bodies: BodyBudget,
+    drain: Drain,
+    keys: ApiKeys,
+    telemetry: Telemetry,
+    *,
+    on_loopback: bool,
+) -> None:
+    """Add what a request passes before its route. The middleware that is added last is passed first."""
+    app.add_middleware(Drained, drain=drain)
+    app.add_middleware(BodyLimits, limit=settings.max_body_bytes, seconds=settings.body_timeout, bodies=bodies)
+    app.add_middleware(
+        Authentication,
+        keys=keys,
+        limits=RateLimits(settings.max_concurrent_per_key, settings.rate_per_key, telemetry.clock),
+        admin_key=settings.admin_api_key,
+        on_loopback=on_loopback,
+        insecure=settings.insecure,
+        open_paths=open_paths(settings),
+    )
+    if settings.cors_origins:
+        app.add_middleware(CORSMiddleware, **cors_options(settings))
+    app.add_middleware(RequestHead)
+    app.add_middleware(
+        RequestLifetime,
+        model=next(iter(settings.served)),
+        clock=telemetry.clock,
+        observers=telemetry.observers,
+        drain=drain,
+    )
+    app.add_middleware(ResponsesSocket, origins=settings.origins)
+
+
+def cors_options(settings: Settings) -> dict[str, Any]:
+    """What CORSMiddleware allows web pages of other origins."""
+    return {
+        "allow_origins": settings.origins,
+        "allow_methods": ["GET", "HEAD", "POST", "DELETE"],
+        "allow_headers": ["*"],
+        "expose_headers": ["x-request-id", "retry-after", "server-timing", "x-genai-ignored", "x-genai-not-stored"],
+    }
+
+
+def open_paths(settings: Settings) -> frozenset[str]:
+    """The paths that need no key."""
+    paths = OPEN_PATHS | page.open_paths() if settings.ui else OPEN_PATHS
+    return paths | {metrics.PATH} if settings.metrics == "open" else paths

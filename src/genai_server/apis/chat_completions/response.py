@@ -1,0 +1,133 @@
+"""OpenAI's chat completion objects, complete and in chunks
+(https://platform.openai.com/docs/api-reference/chat).
+"""
+
+from genai_server.answer_parts import (
+    Content,
+    Part,
+    Reasoning,
+    ScoredToken,
+    ToolCallArguments,
+    ToolCallStart,
+    WholeAnswer,
+)
+from genai_server.apis.chat_completions.choices import ChoicesBuilder
+from genai_server.apis.shared.base import JsonObject
+from genai_server.apis.shared.usage import Usage, openai_reason
+from genai_server.messages.generation_request import FinishReason
+
+# Field names for reasoning: DeepSeek's and llama.cpp's, then vLLM's and OpenRouter's.
+REASONING = ("reasoning_content", "reasoning")
+
+
+class ChatCompletionBuilder(ChoicesBuilder):
+    """Builds the objects of a chat completion.
+
+    With `calls_functions`, a tool call has OpenAI's older format: one `function_call` per message, without an id.
+    """
+
+    complete_object, chunk_object = "chat.completion", "chat.completion.chunk"
+    text_key = "content"
+
+    def __init__(
+        self,
+        id: str,
+        model: str,
+        created: int,
+        *,
+        fingerprint: str | None = None,
+        has_usage: bool = False,
+        has_logprobs: bool = False,
+        calls_functions: bool = False,
+    ) -> None:
+        super().__init__(id, model, created, fingerprint=fingerprint, has_usage=has_usage, has_logprobs=has_logprobs)
+        self._calls_functions = calls_functions
+
+    def first(self, num_answers: int) -> list[JsonObject]:
+        """The first chunk of each answer, which contains only the role."""
+        return [self._delta(index, {"role": "assistant", "content": ""}, []) for index in range(num_answers)]
+
+    def part(self, index: int, parts: list[Part], tokens: list[ScoredToken], usage: Usage | None = None) -> JsonObject:
+        delta: JsonObject = {}
+        for part in parts:
+            _add(delta, part)
+        return self._delta(index, self._with_calls(delta), tokens, usage)
+
+    def last(self, index: int, reason: FinishReason, usage: Usage | None = None, *, calls_tools: bool) -> JsonObject:
+        return self._delta(index, {}, [], usage, self._reason(reason, calls_tools=calls_tools))
+
+    def choice(self, index: int, answer: WholeAnswer, reason: FinishReason) -> JsonObject:
+        return {
+            "index": index,
+            "message": self._with_calls(message(answer)),
+            "logprobs": self._logprobs(answer.tokens, always=True),
+            **self._reason(reason, calls_tools=bool(answer.tool_calls)),
+        }
+
+    def _delta(
+        self,
+        index: int,
+        delta: JsonObject,
+        tokens: list[ScoredToken],
+        usage: Usage | None = None,
+        reason: JsonObject | None = None,
+    ) -> JsonObject:
+        ended = reason or {"finish_reason": None}
+        return self._chunk({"index": index, "delta": delta, "logprobs": self._logprobs(tokens), **ended}, usage)
+
+    def _with_calls(self, found: JsonObject) -> JsonObject:
+        """A message or delta, with its call in the format that the client uses."""
+        if self._calls_functions and (calls := found.pop("tool_calls", None)):
+            found["function_call"] = calls[0]["function"]
+        return found
+
+    def _reason(self, reason: FinishReason, *, calls_tools: bool) -> JsonObject:
+        if calls_tools and self._calls_functions and reason is FinishReason.STOP:
+            return {"finish_reason": "function_call"}
+        return openai_reason(reason, calls_tools=calls_tools)
+
+    def _logprobs(self, tokens: list[ScoredToken], *, always: bool = False) -> JsonObject | None:
+        if not self._has_logprobs or not (tokens or always):
+            return None
+        return logprobs(tokens)
+
+
+def message(answer: WholeAnswer) -> JsonObject:
+    """The assistant's message."""
+    found: JsonObject = {"role": "assistant", "content": answer.content, "refusal": None}
+    if answer.reasoning:
+        found |= dict.fromkeys(REASONING, answer.reasoning)
+    if answer.tool_calls:
+        found["content"] = answer.content or None
+        found["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in answer.tool_calls
+        ]
+    return found
+
+
+def logprobs(tokens: list[ScoredToken]) -> JsonObject:
+    """`logprobs` of a choice."""
+    content = [{**_scored(token), "top_logprobs": [_scored(other) for other in token.top]} for token in tokens]
+    return {"content": content, "refusal": None}
+
+
+def _scored(token: ScoredToken) -> JsonObject:
+    return {"token": token.text, "logprob": token.logprob, "bytes": tuple(token.data)}
+
+
+def _add(delta: JsonObject, part: Part) -> None:
+    match part:
+        case Content(text):
+            delta["content"] = delta.get("content", "") + text
+        case Reasoning(text):
+            delta |= dict.fromkeys(REASONING, delta.get(REASONING[0], "") + text)
+        case ToolCallStart(index, id, name):
+            call = {"index": index, "id": id, "type": "function", "function": {"name": name, "arguments": ""}}
+            delta.setdefault("tool_calls", []).append(call)
+        case ToolCallArguments(index, fragment):
+            calls = delta.setdefault("tool_calls", [])
+            if calls and calls[-1]["index"] == index:
+                calls[-1]["function"]["arguments"] += fragment
+            else:
+                calls.append({"index": index, "function": {"arguments": fragment}})

@@ -1,0 +1,59 @@
+"""OpenAI's /v1/completions, which continues a text."""
+
+import time
+
+from fastapi import APIRouter
+from fastapi.responses import Response
+
+from genai_server.apis.chat_completions.choices import OtherNames, choices_response
+from genai_server.apis.chat_completions.leniency import leave_out_of_completion
+from genai_server.apis.completions.response import CompletionBuilder
+from genai_server.apis.shared.base import ErrorResponse
+from genai_server.apis.shared.completion_parameters import CompletionRequest
+from genai_server.apis.tokens.schemas import RenderedPrompt
+from genai_server.generation.generate import generate
+from genai_server.generation.prompts import encode_prompts
+from genai_server.generation.request_context import TheRequestContext
+from genai_server.generation.services import TheServices
+from genai_server.http.json_response import json_response
+from genai_server.http.middleware.body import TheLeniency, lenient_route
+from genai_server.http.sse import STREAMS
+from genai_server.pooling_model import Task
+
+router = APIRouter(
+    route_class=lenient_route(leave_out_of_completion),
+    tags=["openai"],
+    responses={code: {"model": ErrorResponse} for code in (400, 404, 500, 503)},
+)
+
+
+@router.post("/v1/completions", responses=STREAMS)
+@router.post("/completions", include_in_schema=False)
+async def create_completion(
+    body: CompletionRequest,
+    services: TheServices,
+    context: TheRequestContext,
+) -> Response:
+    """OpenAI's text completion, complete or as a stream of chunks."""
+    names = OtherNames(body.other_names)
+    with context.leniency.in_words(names.name, names.error):
+        generation = await generate(services, body, context, is_streamed=bool(body.stream))
+    build = CompletionBuilder(
+        f"cmpl-{context.request_id.removeprefix('req-')}",
+        generation.model,
+        int(time.time()),
+        fingerprint=generation.fingerprint,
+        has_usage=body.has_last_usage or body.has_running_usage,
+        has_logprobs=body.logprobs is not None,
+    )
+    is_long = bool(body.echo) or body.logprobs is not None
+    return await choices_response(generation, build, body, context, is_long=is_long)
+
+
+@router.post("/v1/completions/render", response_model=list[RenderedPrompt])
+@router.post("/completions/render", include_in_schema=False)
+async def render_completion(body: CompletionRequest, services: TheServices, leniency: TheLeniency) -> Response:
+    """The tokens of each prompt, for routers that index prefixes, as in vLLM. Needs no engine."""
+    served = await services.served(body.model, Task.GENERATE)
+    prompts = await encode_prompts(body, served.codec, leniency)
+    return json_response([{"token_ids": tokens} for tokens in prompts])

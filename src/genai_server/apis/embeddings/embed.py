@@ -1,0 +1,286 @@
+"""Embeddings of texts (`embed`) and scores of text pairs (`score`), from the texts to the numbers.
+
+Other APIs call these functions as well. Requests are refused before the engine does any work.
+"""
+
+import asyncio
+import math
+import sys
+from array import array
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from genai_server.apis.shared.usage import Usage
+from genai_server.engine_client.client import EngineClient
+from genai_server.engine_client.stream import TokenStream
+from genai_server.errors import DeadlinePassed, InvalidField, RequestCancelled, SessionTerminated
+from genai_server.generation.catalog import ChosenModel, ServedModel
+from genai_server.generation.request_context import RequestContext
+from genai_server.generation.services import Services
+from genai_server.http.telemetry.request_record import ABORT
+from genai_server.messages.generation_request import FinishReason, GenerationRequest, ModelInfo, PooledText
+from genai_server.pooling_model import PoolingModel, Task
+from genai_server.text.pooled_texts import CUT_BY, EncodedText, Pair, PooledTexts, TextLimit, named_prompt
+from genai_server.timing import Stopwatch, Timings
+
+
+@dataclass(frozen=True)
+class PoolingOptions:
+    """Options of an embedding or score request."""
+
+    # Id of a served model; None for the first suitable one.
+    model: str | None = None
+    device: str | None = None
+    # Tokens to truncate longer texts to, -1 for the model's maximum; None refuses longer texts.
+    cut_to: int | None = None
+    # Lower values are scheduled first.
+    priority: int = 0
+    # In seconds; None for the server's limit.
+    timeout: float | None = None
+    # How this API asks for truncation; error messages suggest it.
+    remedy: str = f"{CUT_BY}: -1"
+
+
+@dataclass(frozen=True)
+class Embeddings:
+    """Embedding vectors."""
+
+    # The model's name in responses.
+    model: str
+    # float32, in the order of the texts.
+    vectors: Sequence["array[float]"]
+    # Tokens of all texts, including special tokens.
+    num_tokens: int
+
+
+@dataclass(frozen=True)
+class PairScores:
+    """Scores of text pairs; higher is better."""
+
+    # The model's name in responses.
+    model: str
+    # In the order of the pairs.
+    scores: Sequence[float]
+    # Tokens of all pairs, including special tokens.
+    num_tokens: int
+
+
+class PooledAnswer:
+    """What log, metrics and traces report about an embedding or score request."""
+
+    def __init__(self, stream: TokenStream, stopwatch: Stopwatch) -> None:
+        self._stream = stream
+        self._stopwatch = stopwatch
+
+    @property
+    def outcome(self) -> str:
+        """How the request ended: its finish reason, error code, or `abort` if the client disconnected first."""
+        reason = self._stream.reason
+        return reason.value if reason is not None else self._stream.error_code or ABORT
+
+    @property
+    def usage(self) -> Usage:
+        """Token counts of the texts."""
+        return Usage(self._stopwatch.input_tokens)
+
+    def timings(self) -> Timings:
+        """The request's timings, known at the end."""
+        return self._stopwatch.timings(self._stream.phases, 0)
+
+    def close(self) -> None:
+        """Cancel the request in the engine if it still runs."""
+        self._stream.close()
+
+
+async def embed(
+    services: Services,
+    context: RequestContext,
+    inputs: Sequence[str | list[int]],
+    options: PoolingOptions,
+    *,
+    dimensions: int | None = None,
+    prompt_name: str | None = None,
+) -> Embeddings:
+    """The embeddings of texts or of token ids, which are used unchanged.
+
+    `dimensions` truncates the vectors, and `prompt_name` selects one of the model's prompts to prepend. Raises
+    RequestError, Unavailable, GenerationFailed, and ClientLeft as soon as the client has disconnected, after which
+    nothing is left running.
+    """
+
+    def check(model: PoolingModel) -> None:
+        named_prompt(model, prompt_name)
+        if dimensions is not None and not model.takes_length(dimensions):
+            raise InvalidField(
+                f"dimensions must be supported by the model ({model.lengths()}); given {dimensions}",
+                param="dimensions",
+            )
+
+    def encode(texts: PooledTexts, model: PoolingModel, limit: TextLimit) -> list[EncodedText]:
+        return texts.encode(inputs, limit, prompt=named_prompt(model, prompt_name))
+
+    request = _PooledRequest(services, context, options, Task.EMBED, "input")
+    pooled = await context.waits_for(request.run(check, encode))
+    vectors = pooled.vectors
+    if dimensions is not None and dimensions < len(vectors[0]):
+        vectors = await asyncio.to_thread(_shortened, vectors, dimensions, normalizes=pooled.about.normalizes)
+    return Embeddings(pooled.model, vectors, pooled.num_tokens)
+
+
+async def score(
+    services: Services,
+    context: RequestContext,
+    pairs: Sequence[Pair],
+    options: PoolingOptions,
+    *,
+    param: str,
+    instruction: str | None = None,
+    document_tokens: int | None = None,
+) -> PairScores:
+    """The scores of query and document pairs.
+
+    `param` is the name of the documents' field. `instruction` says what makes a document relevant, for models that
+    accept one. Documents are truncated to `document_tokens`. Raises the same errors as `embed`.
+    """
+
+    def encode(texts: PooledTexts, model: PoolingModel, limit: TextLimit) -> list[EncodedText]:
+        limit = msgspec.structs.replace(limit, document=document_tokens)
+        return texts.encode_pairs(pairs, limit, instruction=instruction, param=param)
+
+    request = _PooledRequest(services, context, options, Task.RERANK, param)
+    pooled = await context.waits_for(request.run(lambda model: None, encode))
+    return PairScores(pooled.model, [vector[0] for vector in pooled.vectors], pooled.num_tokens)
+
+
+@dataclass(frozen=True)
+class _Pooled:
+    model: str
+    about: PoolingModel
+    vectors: Sequence["array[float]"]
+    num_tokens: int
+
+
+@dataclass(frozen=True)
+class _PooledRequest:
+    """Runs one embedding or score request."""
+
+    services: Services
+    context: RequestContext
+    options: PoolingOptions
+    task: Task
+    # The name of the texts' field.
+    param: str
+
+    async def run(
+        self,
+        check: Callable[[PoolingModel], None],
+        encode: Callable[[PooledTexts, PoolingModel, TextLimit], list[EncodedText]],
+    ) -> _Pooled:
+        """Encode the texts and run the model on them."""
+        self.services.drain.require_open()
+        chosen, served = await self._model()
+        engine, info = served.router.pick(self.options.device)
+        self.context.record.model, self.context.record.device = chosen.id, engine.device
+        engine.require_capacity(1, param=self.param)
+        codec = served.codec_of(engine.device)
+        about = codec.pooling
+        if about is None:
+            raise InvalidField(f"model {chosen.id} has been replaced by one that generates text", param="model")
+        check(about)
+        limit = self._limit(info)
+        order, texts, prompt = await codec.encode_pooled(
+            lambda pooled: self._in_order(encode(pooled, about, limit), info.vocab_size)
+        )
+        engine.require_capacity(1, [len(prompt)], param=self.param)
+        data = await self._read(engine, prompt, texts)
+        found = _vectors(data, len(texts))
+        vectors: list[array[float]] = [found[0]] * len(texts)
+        for number, vector in zip(order, found, strict=True):
+            vectors[number] = vector
+        return _Pooled(chosen.id, about, vectors, len(prompt))
+
+    async def _model(self) -> tuple[ChosenModel, ServedModel]:
+        models, context = self.services.models, self.context
+        chosen = models.choose_for(self.options.model, self.task)
+        if self.options.timeout is not None:
+            context.deadline.tighten(self.options.timeout, param="timeout")
+        with context.record.arrival.loading():
+            return await models.serving(chosen, context.deadline.seconds_left)
+
+    def _limit(self, info: ModelInfo) -> TextLimit:
+        own = self.services.settings.max_length
+        limit = min(own, info.context_length)
+        source = "GENAI_MAX_LENGTH" if own < info.context_length else "the model's limit"
+        cut_to = self.options.cut_to
+        if cut_to is not None and cut_to > limit:
+            raise InvalidField(f"{CUT_BY} must be at most {limit} ({source}), given {cut_to}", param=CUT_BY)
+        return TextLimit(limit, source, limit if cut_to == -1 else cut_to, remedy=self.options.remedy)
+
+    def _in_order(self, texts: Sequence[EncodedText], vocab_size: int) -> tuple[list[int], list[PooledText], list[int]]:
+        """The engine's order of the texts, which groups similar lengths, and the texts and tokens in that order."""
+        order = sorted(range(len(texts)), key=lambda number: -texts[number].about.num_tokens)
+        for number, text in enumerate(texts):
+            if (largest := max(text.tokens)) >= vocab_size:
+                place = self.param if len(texts) == 1 else f"{self.param}[{number}]"
+                raise InvalidField(
+                    f"{place} must have token ids below {vocab_size}, the model's vocabulary size; given {largest}",
+                    param=place,
+                )
+        prompt = [token for number in order for token in texts[number].tokens]
+        return order, [texts[number].about for number in order], prompt
+
+    async def _read(self, engine: EngineClient, prompt: list[int], texts: list[PooledText]) -> bytes:
+        context = self.context
+        request = GenerationRequest(
+            context.request_id,
+            prompt,
+            max_tokens=0,
+            max_length=len(prompt),
+            priority=self.options.priority,
+            timeout=context.deadline.seconds_left,
+            unique_id=context.unique_id,
+            texts=texts,
+        )
+        stopwatch = Stopwatch(context.record.arrival, len(prompt))
+        (stream,) = await engine.in_flight.submit(request)
+        context.record.pooled(PooledAnswer(stream, stopwatch))
+        try:
+            data = await stream.vectors()
+        finally:
+            stopwatch.stop()
+            stream.close()
+        match stream.reason:
+            case FinishReason.TIMEOUT:
+                limit = f"{context.deadline.seconds:g} s"
+                raise DeadlinePassed(
+                    f"the request did not finish within {limit} (its timeout or GENAI_REQUEST_TIMEOUT)"
+                )
+            case FinishReason.TERMINATED:
+                raise SessionTerminated("an operator has terminated the device's session")
+            case FinishReason.CANCELLED:
+                raise RequestCancelled("an operator has cancelled the request")
+        return data
+
+
+def _vectors(data: bytes, count: int) -> list["array[float]"]:
+    """Split little-endian float32 data into `count` vectors of equal length."""
+    size = len(data) // count
+    found = []
+    for start in range(0, len(data), size):
+        vector = array("f", data[start : start + size])
+        if sys.byteorder == "big":
+            vector.byteswap()
+        found.append(vector)
+    return found
+
+
+def _shortened(vectors: "Sequence[array[float]]", dimensions: int, *, normalizes: bool) -> "list[array[float]]":
+    """Truncate each vector, and normalize it again if the model's vectors are normalized."""
+    found = []
+    for vector in vectors:
+        short = vector[:dimensions]
+        length = math.hypot(*short) if normalizes else 1.0
+        found.append(array("f", [number / length for number in short]) if length else short)
+    return found

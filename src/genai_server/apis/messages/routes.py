@@ -1,0 +1,71 @@
+"""Anthropic's /v1/messages and /v1/messages/count_tokens."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+
+from fastapi import APIRouter
+from fastapi.responses import JSONResponse, Response
+
+from genai_server.apis.messages.leniency import leave_out
+from genai_server.apis.messages.response import MessageBuilder
+from genai_server.apis.messages.schemas import AnthropicErrorResponse, CountTokensRequest, MessagesRequest
+from genai_server.apis.messages.translate import Translation
+from genai_server.apis.shared.base import JsonObject
+from genai_server.generation.answers import Generation
+from genai_server.generation.generate import generate
+from genai_server.generation.prompts import encode_chat
+from genai_server.generation.request_context import TheRequestContext
+from genai_server.generation.services import TheServices
+from genai_server.http.middleware.body import TheLeniency, lenient_route
+from genai_server.http.sse import STREAMS, EventStream
+from genai_server.pooling_model import Task
+
+router = APIRouter(
+    route_class=lenient_route(leave_out, caps=True),
+    tags=["anthropic"],
+    responses={code: {"model": AnthropicErrorResponse} for code in (400, 404, 500, 503)},
+)
+
+
+@router.post("/v1/messages", responses=STREAMS)
+@router.post("/messages", include_in_schema=False)
+async def create_message(
+    body: MessagesRequest,
+    services: TheServices,
+    context: TheRequestContext,
+) -> Response:
+    """Anthropic's message, complete or as a stream of events."""
+    translation = await asyncio.to_thread(Translation, body)
+    with context.leniency.in_words(translation.outer_name, translation.outer):
+        generation = await generate(services, translation.chat, context, is_streamed=bool(body.stream))
+    build = MessageBuilder(
+        f"msg_{context.request_id.removeprefix('req-')}",
+        generation.model,
+        body.max_tokens,
+        shows_thinking=body.thinking is None or body.thinking.display != "omitted",
+    )
+    if body.stream:
+        return EventStream(generation, _events(generation, build), named=True)
+    (whole,) = await context.waits_for(generation.whole())
+    (answer,) = generation.answers
+    return JSONResponse(build.complete(whole, answer.reason, answer.usage, stop_string=answer.stop_string))
+
+
+@router.post("/v1/messages/count_tokens")
+@router.post("/messages/count_tokens", include_in_schema=False)
+async def count_tokens(body: CountTokensRequest, services: TheServices, leniency: TheLeniency) -> dict[str, int]:
+    """Count the tokens of a prompt. Needs no engine."""
+    codec = (await services.served(body.model, Task.GENERATE)).codec
+    translation = await asyncio.to_thread(Translation, body)
+    with leniency.in_words(translation.outer_name, translation.outer):
+        return {"input_tokens": len(await encode_chat(translation.chat, codec, leniency))}
+
+
+async def _events(generation: Generation, build: MessageBuilder) -> AsyncGenerator[JsonObject]:
+    (answer,) = generation.answers
+    yield build.first(answer.usage)
+    async for piece in answer.pieces():
+        for event in build.parts(piece.parts):
+            yield event
+    for event in build.last(answer.reason, answer.usage, stop_string=answer.stop_string):
+        yield event

@@ -1,0 +1,267 @@
+"""Bodies of Anthropic's Messages API (https://docs.anthropic.com/en/api/messages)."""
+
+from collections import Counter
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, BaseModel, Discriminator, Field, Tag, model_validator
+
+from genai_server.apis.shared.base import (
+    NonEmptyText,
+    Text,
+    Wire,
+    WritableObject,
+    elements,
+    field_error,
+    missing_error,
+)
+from genai_server.apis.shared.chat_parameters import MAX_MESSAGES, MAX_PARTS, MAX_TOOLS, DirectCaller, FunctionName
+from genai_server.apis.shared.sampling import MAX_STOP_STRINGS, SamplingFields, StopText
+from genai_server.quoted_values import quoted
+
+_BLOCKS_OF_ROLE = {
+    "user": ("text", "tool_result"),
+    "assistant": ("text", "thinking", "redacted_thinking", "tool_use"),
+    "system": ("text",),
+}
+
+
+def _not_true(value: bool) -> bool:
+    if value:
+        raise ValueError("must be false")
+    return value
+
+
+class _Cacheable(Wire):
+    cache_control: Any = Field(None, description="No effect: cached prefixes are reused automatically.")
+
+
+class TextBlock(_Cacheable):
+    """Text, of any role."""
+
+    type: Literal["text"]
+    text: Text
+    citations: Annotated[list[Any], elements(0)] | None = None
+
+
+TextBlocks = Annotated[list[TextBlock], elements(MAX_PARTS)]
+
+
+class ThinkingBlock(Wire):
+    """The assistant's reasoning."""
+
+    type: Literal["thinking"]
+    thinking: Text
+    signature: Any = Field(None, description="No effect: signatures are not verified.")
+
+
+class RedactedThinkingBlock(Wire):
+    """Reasoning encrypted by another server; it is dropped."""
+
+    type: Literal["redacted_thinking"]
+    data: Any = None
+
+
+class ToolUseBlock(_Cacheable):
+    """A tool call made by the assistant."""
+
+    type: Literal["tool_use"]
+    id: NonEmptyText
+    name: FunctionName
+    input: WritableObject
+    caller: DirectCaller | None = None
+    toolset_name: None = None
+
+
+class ToolResultBlock(_Cacheable):
+    """The result of a tool call; `is_error` prefixes it with "Error: "."""
+
+    type: Literal["tool_result"]
+    tool_use_id: NonEmptyText
+    content: Text | TextBlocks | None = None
+    is_error: bool | None = None
+    toolset_name: None = None
+
+
+def _tag(block: Any) -> str:
+    kind = block.get("type") if isinstance(block, dict) else getattr(block, "type", None)
+    # The prefix "type=" keeps a tag from being mistaken for a field name in an error's location.
+    return f"type={kind}"
+
+
+Block = Annotated[
+    Annotated[TextBlock, Tag("type=text")]
+    | Annotated[ThinkingBlock, Tag("type=thinking")]
+    | Annotated[RedactedThinkingBlock, Tag("type=redacted_thinking")]
+    | Annotated[ToolUseBlock, Tag("type=tool_use")]
+    | Annotated[ToolResultBlock, Tag("type=tool_result")],
+    Discriminator(
+        _tag,
+        custom_error_type="block",
+        custom_error_message="must be a block of type text, thinking, redacted_thinking, tool_use or tool_result",
+    ),
+]
+
+
+class AnthropicMessage(Wire):
+    """One turn of the conversation, or a part of one."""
+
+    role: Literal["user", "assistant", "system"]
+    content: Text | Annotated[list[Block], elements(MAX_PARTS)]
+
+    @model_validator(mode="after")
+    def _fits_role(self) -> Self:
+        allowed = _BLOCKS_OF_ROLE[self.role]
+        for index, block in enumerate(self.blocks):
+            if block.type not in allowed:
+                rule = f"must be of type {' or '.join(allowed)} with role {self.role}; given {block.type}"
+                raise field_error(f"content[{index}].type", rule)
+        if not self.blocks and self.role != "assistant":
+            raise field_error("content", f"must have at least one block with role {self.role}")
+        return self
+
+    @property
+    def blocks(self) -> list[Block]:
+        """The content as blocks."""
+        return (
+            [TextBlock.model_construct(type="text", text=self.content)]
+            if isinstance(self.content, str)
+            else self.content
+        )
+
+
+class AnthropicTool(_Cacheable):
+    """A tool the model may call. `input_schema` is a JSON schema. The client runs the tool."""
+
+    type: Literal["custom"] | None = Field(None, description="Only custom tools: this server runs no tools.")
+    name: FunctionName
+    description: Text | None = None
+    input_schema: WritableObject
+    strict: bool | None = Field(
+        None,
+        description="true: follow the schema exactly, or refuse the request. false: enforce as much of it as possible.",
+    )
+    allowed_callers: Annotated[list[Literal["direct"]], elements(8)] | None = None
+    defer_loading: Annotated[bool, AfterValidator(_not_true)] | None = None
+    eager_input_streaming: bool | None = Field(None, description="No effect: input is always streamed.")
+
+
+class ToolChoice(Wire):
+    """Whether a tool must be called, and which one."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: FunctionName | None = Field(None, description="Name of the tool, with type tool.")
+    disable_parallel_tool_use: bool | None = Field(None, description="Allow at most one tool call in an answer.")
+
+    @model_validator(mode="after")
+    def _has_name(self) -> Self:
+        if self.type == "tool" and self.name is None:
+            raise missing_error("name", "with type tool")
+        if self.type != "tool" and self.name is not None:
+            raise field_error("name", "is only allowed with type tool")
+        return self
+
+
+class Thinking(Wire):
+    """Whether the model reasons before it answers; `adaptive` uses the chat template's default."""
+
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: int | None = Field(
+        None, ge=1024, description="No effect: max_tokens limits reasoning and answer together."
+    )
+    display: Literal["summarized", "omitted"] | None = Field(
+        None, description="summarized: return the reasoning, unsummarized. omitted: do not return it."
+    )
+
+    @model_validator(mode="after")
+    def _fits_type(self) -> Self:
+        if self.budget_tokens is not None and self.type != "enabled":
+            raise field_error("budget_tokens", "is only allowed with type enabled")
+        if self.display is not None and self.type == "disabled":
+            raise field_error("display", "is not allowed with type disabled")
+        return self
+
+
+class OutputFormat(Wire):
+    """The JSON schema that the answer must match."""
+
+    type: Literal["json_schema"]
+    schema_: WritableObject = Field(alias="schema")
+
+
+class OutputConfig(Wire):
+    """Options of the answer."""
+
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    format: OutputFormat | None = None
+
+
+class CountTokensRequest(Wire):
+    """Body of /v1/messages/count_tokens: the fields that make up the prompt."""
+
+    model: str | None = Field(None, description="Id of a served model; by default the first one.")
+    messages: Annotated[list[AnthropicMessage], elements(MAX_MESSAGES, min_length=1)]
+    system: Text | TextBlocks | None = None
+    tools: Annotated[list[AnthropicTool], elements(MAX_TOOLS)] | None = None
+    tool_choice: ToolChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    cache_control: Any = Field(None, description="No effect: cached prefixes are reused automatically.")
+
+    @model_validator(mode="after")
+    def _belong_together(self) -> Self:
+        names = [tool.name for tool in self.tools or []]
+        if twice := [name for name, times in Counter(names).items() if times > 1]:
+            raise field_error("tools", f"must have unique names; given {quoted(twice[0])} twice")
+        choice = self.tool_choice
+        if choice is not None and choice.type in ("any", "tool") and not names:
+            raise field_error("tool_choice", f"of type {choice.type} is only allowed with tools")
+        if choice is not None and choice.name is not None and choice.name not in names:
+            raise field_error("tool_choice.name", f"must be the name of one of tools; given {quoted(choice.name)}")
+        last = self.messages[-1]
+        if last.role == "assistant" and any(block.type == "tool_use" for block in last.blocks):
+            place = f"messages[{len(self.messages) - 1}]"
+            raise field_error(place, "must be followed by a message with the results of its tool calls")
+        thinks = self.thinking is None or self.thinking.type != "disabled"
+        if not thinks and self.output_config is not None and self.output_config.effort is not None:
+            raise field_error("output_config.effort", "is not allowed with thinking of type disabled")
+        return self
+
+
+class MessagesRequest(CountTokensRequest, SamplingFields):
+    """Body of /v1/messages, with this server's sampling parameters in addition to Anthropic's."""
+
+    max_tokens: int = Field(ge=1, description="Maximum number of tokens of the answer.")
+    temperature: float | None = Field(None, ge=0.0, le=1.0, description="0 always selects the most likely token.")
+    stop_sequences: Annotated[list[StopText], elements(MAX_STOP_STRINGS)] | None = Field(
+        None, description="Texts that end the answer; they are not returned."
+    )
+    stop: None = Field(None, description="Not supported; use stop_sequences.")
+    stream: bool | None = None
+    device: str | None = Field(None, description="Configured device to run on; by default the least busy one.")
+    thread: Any = Field(
+        None, description="Refused with an error code that makes Anthropic's client continue without it."
+    )
+    metadata: Any = Field(None, description="Accepted, but has no effect.")
+    service_tier: Any = Field(None, description="Accepted, but has no effect.")
+
+
+class ErrorCode(BaseModel):
+    """This server's own error code."""
+
+    error_code: str
+
+
+class AnthropicErrorDetail(BaseModel):
+    """The error in Anthropic's format."""
+
+    type: str
+    message: str
+    details: ErrorCode
+
+
+class AnthropicErrorResponse(BaseModel):
+    """The body of all error responses, in Anthropic's form."""
+
+    type: Literal["error"]
+    error: AnthropicErrorDetail
+    request_id: str | None

@@ -1,0 +1,56 @@
+"""Facts about a model that are read from its directory: size, and parts of its configuration."""
+
+import hashlib
+import json
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from genai_server.messages.status_file import ModelStatus
+
+_CONFIG = "genai_config.json"
+
+
+@dataclass(frozen=True)
+class ModelFiles:
+    """The files of one model."""
+
+    # In bytes.
+    size: int
+    # Changes with the files' names, sizes and times.
+    digest: str
+    modified: datetime
+    # The model family, such as qwen2; "" if unknown.
+    family: str
+    # In tokens; None if unknown.
+    context_length: int | None
+
+
+def read_files(about: ModelStatus) -> ModelFiles:
+    """Read a model's directory; blocks."""
+    try:
+        stats = {path.name: path.stat() for path in Path(about.path).iterdir() if path.is_file()}
+    except (OSError, ValueError):  # a scripted device needs no directory
+        stats = {}
+    listed = sorted((name, stat.st_size, stat.st_mtime_ns) for name, stat in stats.items())
+    digest = hashlib.sha256(json.dumps([about.name, *listed]).encode()).hexdigest()
+    modified = max((stat.st_mtime for stat in stats.values()), default=about.created)
+    size = sum(stat.st_size for stat in stats.values())
+    config = _config(Path(about.path) / _CONFIG)
+    family, length = config.get("type"), config.get("context_length")
+    return ModelFiles(
+        size,
+        digest,
+        datetime.fromtimestamp(modified, UTC),
+        family if isinstance(family, str) else "",
+        length if type(length) is int and length > 0 else None,
+    )
+
+
+def _config(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))["model"]
+    except (OSError, ValueError, LookupError, TypeError):
+        return {}
+    return found if isinstance(found, dict) else {}

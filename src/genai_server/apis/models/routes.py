@@ -1,0 +1,112 @@
+"""/v1/models and /v1/models/{id}, in OpenAI's or Anthropic's format."""
+
+import time
+from datetime import UTC, datetime
+from typing import Any
+
+from fastapi import APIRouter, Request
+
+from genai_server.apis.shared.base import ErrorResponse
+from genai_server.generation.catalog import ChosenModel
+from genai_server.generation.infill import infill_tokens
+from genai_server.generation.services import Services, TheServices
+from genai_server.http.error_responses import speaks_anthropic
+from genai_server.messages.generation_request import Adapter
+from genai_server.messages.status_file import ANY_NAME, ModelState, ModelStatus
+from genai_server.pooling_model import Task
+from genai_server.text.codec import TextCodec
+
+router = APIRouter(tags=["models"], responses={404: {"model": ErrorResponse}})
+
+
+@router.get("/v1/models")
+@router.get("/models", include_in_schema=False)
+async def list_models(request: Request, services: TheServices) -> dict[str, Any]:
+    """List models, whether loaded or not, with their aliases and adapters, except those that failed to load."""
+    found = []
+    for about in services.models.usable():
+        entry = model_entry(services, about)
+        found += [entry, *({**entry, "id": alias} for alias in about.aliases if alias != ANY_NAME)]
+        found += [adapter_entry(services, about, adapter) for adapter in about.adapters]
+    if not speaks_anthropic(request.scope):
+        return {"object": "list", "data": found}
+    ids = [entry["id"] for entry in found] or [None]
+    return {"data": list(map(_anthropic_entry, found)), "has_more": False, "first_id": ids[0], "last_id": ids[-1]}
+
+
+@router.get("/v1/models/{model:path}")
+@router.get("/models/{model:path}", include_in_schema=False)
+async def get_model(model: str, request: Request, services: TheServices) -> dict[str, Any]:
+    """One model or adapter."""
+    chosen = services.models.choose(model)
+    if chosen.adapter is None:
+        found = model_entry(services, chosen.about)
+    else:
+        found = adapter_entry(services, chosen.about, chosen.adapter)
+    found["id"] = model
+    return _anthropic_entry(found) if speaks_anthropic(request.scope) else found
+
+
+def adapter_entry(services: Services, about: ModelStatus, adapter: Adapter) -> dict[str, Any]:
+    """An adapter in the format of ModelEntry."""
+    id = ChosenModel(about, adapter).id
+    return {**model_entry(services, about), "id": id, "root": id, "parent": about.name}
+
+
+def model_entry(services: Services, about: ModelStatus) -> dict[str, Any]:
+    """A model in the format of ModelEntry."""
+    models = services.models
+    engines = models.engine_statuses(about)
+    served = models.served(about)
+    state = models.state(about)
+    entry: dict[str, Any] = {
+        "id": about.name,
+        "object": "model",
+        "created": about.created,
+        "owned_by": "genai-server",
+        "root": about.name,
+        "state": state,
+    }
+    if about.task is not Task.GENERATE:
+        entry |= {"chat": False, "capabilities": [about.task.value]}
+    elif served is not None and served.is_readable:
+        entry["chat"] = served.codec.has_chat_template
+        entry["capabilities"] = _capabilities(served.codec)
+    if served is not None and served.is_readable and (pooling := served.codec.pooling) is not None:
+        entry |= {"dimensions": pooling.dimensions} if pooling.dimensions else {}
+    if served is not None and (length := services.max_model_len(served)) is not None:
+        entry |= {"max_model_len": length, "context_length": length}
+    errors = [engine.error for engine in engines if engine.error is not None]
+    if served is not None and served.error is not None:
+        errors.append(f"the text side {served.error}")
+    if state == ModelState.LOADING:
+        entry["loading_seconds"] = round(time.time() - min(engine.since for engine in engines), 1)
+    if errors:
+        entry["error"] = "; ".join(errors)
+    return entry
+
+
+def _capabilities(codec: TextCodec) -> list[str]:
+    """The model's capabilities, in llama.cpp's and Ollama's terms."""
+    takes_tools = codec.writer.takes_tools and codec.dialect.tool_format is not None
+    can = {
+        "completion": True,
+        "insert": bool(infill_tokens(codec)),
+        "tools": takes_tools,
+        "thinking": codec.dialect.reasoning is not None,
+    }
+    return [name for name, it_can in can.items() if it_can]
+
+
+def _anthropic_entry(entry: dict[str, Any]) -> dict[str, Any]:
+    """A ModelEntry in the format of Anthropic's ModelInfo."""
+    length = entry.get("max_model_len")
+    return {
+        "type": "model",
+        "id": entry["id"],
+        "display_name": entry["id"],
+        "created_at": datetime.fromtimestamp(entry["created"], UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "lifecycle": "active",
+        "max_input_tokens": length,
+        "max_tokens": length,
+    }

@@ -1,0 +1,82 @@
+"""Ollama's /api/embed and the older /api/embeddings."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+
+from genai_server.apis.embeddings.embed import Embeddings, PoolingOptions, embed
+from genai_server.apis.embeddings.routes import FEW_NUMBERS
+from genai_server.apis.ollama.duration import nanoseconds
+from genai_server.apis.ollama.keep_alive import keep, load, seconds_to_keep
+from genai_server.apis.ollama.leniency import leave_out_of_embeddings
+from genai_server.apis.ollama.model_routes import OPERATORS_ERRORS, find_model
+from genai_server.apis.ollama.schemas import EmbeddingsRequest, EmbedRequest, KeptFields
+from genai_server.generation.request_context import RequestContext, TheRequestContext
+from genai_server.generation.services import Services, TheServices
+from genai_server.http.json_response import built_response
+from genai_server.http.middleware.body import lenient_route
+from genai_server.pooling_model import Task
+
+router = APIRouter(
+    route_class=lenient_route(leave_out_of_embeddings, takes_undeclared=True),
+    tags=["ollama"],
+    responses=OPERATORS_ERRORS,
+)
+# Truncates texts to the model's maximum length.
+_TO_MODEL_LIMIT = -1
+
+
+@router.post("/api/embed")
+async def embed_texts(
+    body: EmbedRequest, request: Request, services: TheServices, context: TheRequestContext
+) -> Response:
+    """Ollama's embeddings. Without a text, the model is loaded, or unloaded if `keep_alive` is 0."""
+    options = PoolingOptions(cut_to=None if body.truncate is False else _TO_MODEL_LIMIT, remedy="truncate: true")
+    found = await _embeddings(body, body.texts, options, body.dimensions, request, services, context)
+    vectors = [] if found is None else found.vectors
+    arrival = context.record.arrival
+    total = arrival.elapsed
+    return await built_response(
+        lambda: {
+            "model": body.model or context.record.model,
+            "embeddings": [list(vector) for vector in vectors],
+            "total_duration": nanoseconds(total),
+            "load_duration": nanoseconds(arrival.load),
+            "prompt_eval_count": 0 if found is None else found.num_tokens,
+        },
+        is_long=sum(map(len, vectors)) > FEW_NUMBERS,
+    )
+
+
+@router.post("/api/embeddings")
+async def embed_text(
+    body: EmbeddingsRequest, request: Request, services: TheServices, context: TheRequestContext
+) -> Response:
+    """Ollama's older version of /api/embed, for one text."""
+    texts = [body.prompt] if body.prompt else []
+    options = PoolingOptions(cut_to=_TO_MODEL_LIMIT)
+    found = await _embeddings(body, texts, options, None, request, services, context)
+    return await built_response(lambda: {"embedding": [] if found is None else list(found.vectors[0])}, is_long=False)
+
+
+async def _embeddings(
+    body: KeptFields,
+    texts: Sequence[str],
+    options: PoolingOptions,
+    dimensions: int | None,
+    request: Request,
+    services: Services,
+    context: RequestContext,
+) -> Embeddings | None:
+    """The texts' embeddings; None without texts."""
+    name = None if body.model is None else find_model(services.models, body.model).id
+    chosen = services.models.choose_for(name, Task.EMBED)
+    kept = await seconds_to_keep(body, request, services, context, is_all=not texts and body.seconds_to_keep == 0)
+    if not texts:
+        await load(services, context, chosen, kept)
+        return None
+    found = await embed(services, context, texts, replace(options, model=chosen.id), dimensions=dimensions or None)
+    await keep(services, chosen.about, kept)
+    return found

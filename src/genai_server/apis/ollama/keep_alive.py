@@ -1,0 +1,53 @@
+"""Ollama's `keep_alive`: how long a model stays loaded, and requests that only load or unload a model."""
+
+from fastapi import Request
+
+from genai_server.apis.ollama.schemas import KeptFields
+from genai_server.errors import AdminForbidden
+from genai_server.generation.catalog import ChosenModel
+from genai_server.generation.request_context import RequestContext
+from genai_server.generation.services import Services
+from genai_server.http.middleware.authentication import require_admin
+from genai_server.messages.commands import KeepModel
+from genai_server.messages.status_file import ModelState, ModelStatus
+
+# More seconds than this mean forever.
+_MAX_KEPT = 10 * 365 * 86400.0
+
+
+async def seconds_to_keep(
+    body: KeptFields, request: Request, services: Services, context: RequestContext, *, is_all: bool
+) -> float | None:
+    """The seconds that the model stays loaded after the request, infinite for "always"; None if the field is absent.
+
+    Without admin rights, the field is ignored, or AdminForbidden is raised if the request does nothing else (`is_all`)
+    or the endpoint is strict.
+    """
+    if body.seconds_to_keep is None:
+        return None
+    try:
+        await require_admin(request)
+    except AdminForbidden as error:
+        if is_all or not context.leniency.leave_out("keep_alive"):
+            raise error.reworded(f"keep_alive: {error.message}", param="keep_alive") from None
+        return None
+    return body.seconds_to_keep
+
+
+async def keep(services: Services, about: ModelStatus, seconds: float | None) -> None:
+    """Set how long a model stays loaded without requests. Does nothing for None, or if the value is unchanged."""
+    if seconds is None:
+        return
+    kept = None if seconds > _MAX_KEPT else seconds
+    if about.idle_unload != kept or about.state in (ModelState.UNLOADED, ModelState.UNLOADING):
+        await services.models.command(KeepModel(about.name, kept))
+
+
+async def load(services: Services, context: RequestContext, chosen: ChosenModel, seconds: float | None) -> None:
+    """Load a model for a request without a text, and set how long it stays loaded; 0 seconds unloads it."""
+    services.drain.require_open()
+    context.record.model = chosen.id
+    if seconds != 0:
+        with context.record.arrival.loading():
+            await context.waits_for(services.models.serving(chosen, context.deadline.seconds_left))
+    await keep(services, chosen.about, seconds)

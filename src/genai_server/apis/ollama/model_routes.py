@@ -1,0 +1,133 @@
+"""Ollama's model endpoints: /api/tags, /api/show, /api/ps and /api/version."""
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from fastapi import APIRouter
+
+from genai_server import __version__
+from genai_server.apis.models.model_files import ModelFiles, read_files
+from genai_server.apis.models.routes import model_entry
+from genai_server.apis.ollama.response import timestamp
+from genai_server.apis.ollama.schemas import OllamaErrorResponse, ShowRequest
+from genai_server.apis.shared.base import JsonObject
+from genai_server.errors import MissingField, ModelNotFound
+from genai_server.generation.catalog import Catalog, ChosenModel, names_of
+from genai_server.generation.services import Services, TheServices
+from genai_server.http.middleware.body import lenient_route
+from genai_server.messages.status_file import ModelState, ModelStatus
+from genai_server.quoted_values import quoted
+
+_ERRORS: dict[int | str, dict[str, Any]] = {code: {"model": OllamaErrorResponse} for code in (400, 404, 500, 503)}
+# Responses of endpoints with features that require an admin key.
+OPERATORS_ERRORS: dict[int | str, dict[str, Any]] = {**_ERRORS, 403: {"model": OllamaErrorResponse}}
+router = APIRouter(
+    route_class=lenient_route(lambda body: [], takes_undeclared=True), tags=["ollama"], responses=_ERRORS
+)
+# The version of Ollama that this API corresponds to: some clients refuse older ones.
+OLLAMA_VERSION = "0.19.0"
+# The expiry of a model that is never unloaded.
+_FOREVER = timedelta(days=100 * 365)
+
+
+def find_model(models: Catalog, name: str | None) -> ChosenModel:
+    """The model with this name, by default the first one. Raises ModelNotFound with Ollama's message."""
+    try:
+        return models.choose(name)
+    except ModelNotFound as error:
+        if name is None:
+            raise
+        # Clients look for these words.
+        message = f"model {quoted(name)} not found, try pulling it first: {error.message}"
+        raise error.reworded(message, param="model") from None
+
+
+@router.get("/api/version")
+async def version() -> dict[str, str]:
+    """The version of Ollama that this API corresponds to, and this server's version."""
+    return {"version": OLLAMA_VERSION, "server": f"genai-server {__version__}"}
+
+
+@router.get("/api/tags")
+async def list_models(services: TheServices) -> dict[str, Any]:
+    """List models, whether loaded or not, with their aliases and adapters, except those that failed to load."""
+    found = []
+    for about in services.models.usable():
+        files = await asyncio.to_thread(read_files, about)
+        more = {"modified_at": timestamp(files.modified), "capabilities": _capabilities(services, about)}
+        found += [{**_entry(name, about, files), **more} for name in names_of(about)]
+    return {"models": found}
+
+
+@router.get("/api/ps")
+async def list_running(services: TheServices) -> dict[str, Any]:
+    """List loaded models. `expires_at` is when a model is unloaded if it receives no further requests."""
+    found = []
+    for about in services.models.statuses():
+        if about.state != ModelState.READY:
+            continue
+        files = await asyncio.to_thread(read_files, about)
+        kept = _FOREVER if about.idle_unload is None else timedelta(seconds=about.idle_unload)
+        is_on_host = all(device.partition(":")[0] in ("cpu", "scripted") for device in about.devices)
+        found.append(
+            {
+                **_entry(about.name, about, files),
+                "expires_at": timestamp(datetime.now(UTC) + min(kept, _FOREVER)),
+                "size_vram": 0 if is_on_host else files.size,
+                "context_length": _context_length(services, about) or 0,
+            }
+        )
+    return {"models": found}
+
+
+@router.post("/api/show")
+async def show_model(body: ShowRequest, services: TheServices) -> dict[str, Any]:
+    """Details of one model."""
+    name = body.model or body.name
+    if not name:
+        raise MissingField("model is required", param="model")
+    about = find_model(services.models, name).about
+    files = await asyncio.to_thread(read_files, about)
+    length = _context_length(services, about)
+    architecture = files.family or "unknown"
+    served = services.models.served(about)
+    template = served.codec.writer.source if served is not None and served.is_readable else ""
+    parameters = {} if length is None else {"num_ctx": length}
+    model_info = {"general.architecture": architecture, "general.basename": about.name}
+    return {
+        "modelfile": f"FROM {about.name}\n",
+        "parameters": "\n".join(f"{name:<30} {value}" for name, value in parameters.items()),
+        "template": template,
+        "details": _details(files),
+        "model_info": model_info | ({} if length is None else {f"{architecture}.context_length": length}),
+        "capabilities": _capabilities(services, about),
+        "modified_at": timestamp(files.modified),
+    }
+
+
+def _entry(name: str, about: ModelStatus, files: ModelFiles) -> JsonObject:
+    named = name if ":" in name else f"{name}:latest"
+    return {"name": named, "model": named, "size": files.size, "digest": files.digest, "details": _details(files)}
+
+
+def _details(files: ModelFiles) -> JsonObject:
+    return {
+        "parent_model": "",
+        "format": "onnx",
+        "family": files.family,
+        "families": [files.family] if files.family else [],
+        "parameter_size": "",
+        "quantization_level": "unknown",
+    }
+
+
+def _capabilities(services: Services, about: ModelStatus) -> list[str]:
+    """The model's capabilities, as known before it is loaded."""
+    found: list[str] = model_entry(services, about).get("capabilities", ["completion"])
+    return found
+
+
+def _context_length(services: Services, about: ModelStatus) -> int | None:
+    served = services.models.served(about)
+    return None if served is None else services.max_model_len(served)

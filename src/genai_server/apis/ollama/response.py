@@ -1,0 +1,137 @@
+"""Ollama's answer, complete and as the lines of a stream (https://docs.ollama.com/api/chat)."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from genai_server.answer_parts import (
+    Content,
+    Part,
+    Reasoning,
+    ScoredToken,
+    ToolCallArguments,
+    ToolCallCut,
+    ToolCallStart,
+    WholeAnswer,
+    WholeToolCall,
+)
+from genai_server.apis.ollama.duration import nanoseconds
+from genai_server.apis.shared.base import JsonObject
+from genai_server.apis.shared.usage import Usage
+from genai_server.messages.generation_request import FinishReason
+from genai_server.timing import Breakdown
+
+
+@dataclass(frozen=True)
+class Ending:
+    """Why an answer ended, and its usage and timings in seconds."""
+
+    reason: FinishReason
+    usage: Usage
+    # Time since the request's first byte.
+    total: float
+    # None if unknown; its phases are then reported as 0.
+    breakdown: Breakdown | None
+
+    def to_json(self) -> JsonObject:
+        """Ollama's fields of the last line, plus `genai_finish_reason` where Ollama has no matching value."""
+        is_cut, breakdown = self.reason.is_interruption, self.breakdown
+        return {
+            "done": True,
+            "done_reason": "length" if is_cut else self.reason.value,
+            **({"genai_finish_reason": self.reason.value} if is_cut else {}),
+            "total_duration": nanoseconds(self.total),
+            "load_duration": nanoseconds(breakdown.load if breakdown else 0.0),
+            "prompt_eval_count": self.usage.prompt,
+            "prompt_eval_duration": nanoseconds(breakdown.prefill if breakdown else 0.0),
+            "eval_count": self.usage.completion,
+            "eval_duration": nanoseconds(breakdown.decode if breakdown else 0.0),
+        }
+
+
+class AnswerBuilder:
+    """Builds the response of one request, or the lines of its stream."""
+
+    def __init__(self, model: str, *, is_chat: bool) -> None:
+        # The name given in the request.
+        self._model = model
+        # Whether the answer is a chat message instead of a text.
+        self._is_chat = is_chat
+        # Calls are sent when they are complete.
+        self._open: WholeToolCall | None = None
+        self._num_calls = 0
+
+    def complete(self, answer: WholeAnswer, ending: Ending) -> JsonObject:
+        """The complete answer."""
+        calls = [self._call(call) for call in answer.tool_calls]
+        return self._line(answer.content, answer.reasoning, calls, answer.tokens) | ending.to_json()
+
+    def part(self, parts: Sequence[Part], tokens: Sequence[ScoredToken] = ()) -> JsonObject | None:
+        """The line with the next part of the answer; None if there is nothing to send yet."""
+        content = thinking = ""
+        calls: list[JsonObject] = []
+        for part in parts:
+            match part:
+                case ToolCallArguments(_, fragment):
+                    assert self._open is not None
+                    self._open.arguments += fragment
+                    continue
+                case ToolCallCut(_, text):
+                    self._open = None
+                    content += text
+                    continue
+                case Content(text):
+                    content += text
+                case Reasoning(text):
+                    thinking += text
+            calls += self._closed()
+            if isinstance(part, ToolCallStart):
+                self._open = WholeToolCall(part.id, part.name)
+        return self._line(content, thinking, calls, tokens) if content or thinking or calls or tokens else None
+
+    def last(self, ending: Ending) -> list[JsonObject]:
+        """The last lines."""
+        calls = self._closed()
+        lines = [self._line("", "", calls)] if calls else []
+        return [*lines, self._line("", "") | ending.to_json()]
+
+    def nothing(self, reason: str) -> JsonObject:
+        """The response to a request that only loads or unloads the model."""
+        return self._line("", "") | {"done": True, "done_reason": reason}
+
+    def _line(
+        self, content: str, thinking: str, calls: Sequence[JsonObject] = (), tokens: Sequence[ScoredToken] = ()
+    ) -> JsonObject:
+        message: JsonObject = {"thinking": thinking} if thinking else {}
+        if calls:
+            message["tool_calls"] = calls
+        answer = (
+            {"message": {"role": "assistant", "content": content, **message}}
+            if self._is_chat
+            else {"response": content, **message}
+        )
+        scored = {"logprobs": [_scored(token) | _top(token) for token in tokens]} if tokens else {}
+        return {"model": self._model, "created_at": timestamp(datetime.now(UTC)), **answer, "done": False, **scored}
+
+    def _closed(self) -> list[JsonObject]:
+        """The open call, which is now complete."""
+        call, self._open = self._open, None
+        return [] if call is None else [self._call(call)]
+
+    def _call(self, call: WholeToolCall) -> JsonObject:
+        function = {"index": self._num_calls, "name": call.name, "arguments": call.given}
+        self._num_calls += 1
+        return {"id": call.id, "function": function}
+
+
+def timestamp(time: datetime) -> str:
+    """A UTC time in Ollama's format."""
+    return time.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def _scored(token: ScoredToken) -> JsonObject:
+    return {"token": token.text, "logprob": token.logprob, "bytes": tuple(token.data)}
+
+
+def _top(token: ScoredToken) -> JsonObject:
+    return {"top_logprobs": [_scored(other) for other in token.top]} if token.top else {}

@@ -1,0 +1,102 @@
+"""Ollama's /api/chat and /api/generate, and the endpoints of its API that this server refuses."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response
+
+from genai_server.answer_parts import ToolCallCut
+from genai_server.apis.ollama.keep_alive import keep, load, seconds_to_keep
+from genai_server.apis.ollama.leniency import leave_out
+from genai_server.apis.ollama.model_routes import OPERATORS_ERRORS, find_model
+from genai_server.apis.ollama.response import AnswerBuilder, Ending
+from genai_server.apis.ollama.schemas import GenerateRequest, OllamaChatRequest
+from genai_server.apis.ollama.translate import Translation
+from genai_server.apis.shared.base import JsonObject
+from genai_server.errors import UnsupportedEndpoint
+from genai_server.generation.answers import Generation
+from genai_server.generation.generate import generate
+from genai_server.generation.request_context import RequestContext, TheRequestContext
+from genai_server.generation.services import Services, TheServices
+from genai_server.http.json_response import built_response
+from genai_server.http.middleware.body import BodyRoute, lenient_route
+from genai_server.http.ndjson import LINES, LineStream
+
+router = APIRouter(
+    route_class=lenient_route(leave_out, caps=True, takes_undeclared=True), tags=["ollama"], responses=OPERATORS_ERRORS
+)
+unsupported = APIRouter(route_class=BodyRoute, include_in_schema=False)
+
+
+@router.post("/api/chat", responses=LINES)
+async def chat(
+    body: OllamaChatRequest, request: Request, services: TheServices, context: TheRequestContext
+) -> Response:
+    """Ollama's chat endpoint, complete or as a stream of lines."""
+    return await _response(body, request, services, context, is_empty=not body.messages)
+
+
+@router.post("/api/generate", responses=LINES)
+async def generate_text(
+    body: GenerateRequest, request: Request, services: TheServices, context: TheRequestContext
+) -> Response:
+    """Ollama's endpoint for prompts, complete or as a stream of lines."""
+    return await _response(body, request, services, context, is_empty=not body.prompt)
+
+
+@unsupported.post("/api/create")
+@unsupported.post("/api/copy")
+@unsupported.post("/api/push")
+@unsupported.delete("/api/delete")
+@unsupported.get("/api/blobs/{digest}")
+@unsupported.post("/api/blobs/{digest}")
+async def refuse(request: Request) -> JSONResponse:
+    """Refuse requests that would change or send model files."""
+    raise UnsupportedEndpoint(
+        f"{request.scope['route'].path} is not supported: this server does not create, copy, push or delete models; "
+        "use genai-server export and genai-server models on the server instead"
+    )
+
+
+async def _response(
+    body: OllamaChatRequest | GenerateRequest,
+    request: Request,
+    services: Services,
+    context: RequestContext,
+    *,
+    is_empty: bool,
+) -> Response:
+    chosen = find_model(services.models, body.model)
+    build = AnswerBuilder(body.model or chosen.id, is_chat=isinstance(body, OllamaChatRequest))
+    kept = await seconds_to_keep(body, request, services, context, is_all=is_empty and body.seconds_to_keep == 0)
+    if is_empty:
+        await load(services, context, chosen, kept)
+        return JSONResponse(build.nothing("unload" if kept == 0 else "load"))
+    is_streamed = body.stream is not False
+    translation = await asyncio.to_thread(Translation, body, chosen.id)
+    with context.leniency.in_words(translation.outer_name, translation.outer):
+        generation = await generate(services, translation.body, context, is_streamed=is_streamed)
+    # Set this last: a model with a keep_alive of 0 would otherwise be unloaded before it has the request.
+    await keep(services, chosen.about, kept)
+    if is_streamed:
+        return LineStream(generation, _lines(generation, build, context))
+    (whole,) = await context.waits_for(generation.whole())
+    ending = _ending(generation, context)
+    return await built_response(lambda: build.complete(whole, ending), is_long=bool(body.logprobs))
+
+
+async def _lines(generation: Generation, build: AnswerBuilder, context: RequestContext) -> AsyncGenerator[JsonObject]:
+    (answer,) = generation.answers
+    async for piece in answer.pieces():
+        # If a truncated answer ends in a call, the partial call is sent: the finish reason shows that it was cut.
+        parts = [part for part in piece.parts if type(part) is not ToolCallCut or not answer.is_cut]
+        if (line := build.part(parts, piece.tokens)) is not None:
+            yield line
+    for line in build.last(_ending(generation, context)):
+        yield line
+
+
+def _ending(generation: Generation, context: RequestContext) -> Ending:
+    (answer,) = generation.answers
+    return Ending(answer.reason, answer.usage, context.record.arrival.elapsed, answer.timings().breakdown)

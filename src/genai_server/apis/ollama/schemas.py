@@ -1,0 +1,252 @@
+"""Bodies of Ollama's API (https://docs.ollama.com/api)."""
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, model_validator
+
+from genai_server.apis.embeddings.schemas import MAX_INPUTS
+from genai_server.apis.ollama.duration import seconds
+from genai_server.apis.shared.base import (
+    JsonObject,
+    NonEmptyText,
+    Text,
+    Wire,
+    WritableObject,
+    elements,
+    field_error,
+)
+from genai_server.apis.shared.chat_parameters import MAX_MESSAGES, MAX_PARTS, MAX_TOOLS, Function, FunctionName
+from genai_server.apis.shared.completion_parameters import MAX_TOKENS
+from genai_server.apis.shared.sampling import StopText
+
+# More than OpenAI's limit: clients send the stop strings of a template or of an editor's language.
+MAX_STOP_STRINGS = 64
+# Default of a request with a penalty, as in Ollama.
+DEFAULT_REPEAT_LAST_N = 64
+
+
+def _whole(given: Any) -> Any:
+    return int(given) if isinstance(given, float) and given.is_integer() else given
+
+
+def _duration(given: float | str) -> float | str:
+    seconds(given)
+    return given
+
+
+# Some clients write integers as 40.0.
+Whole = Annotated[int, BeforeValidator(_whole)]
+KeepAlive = Annotated[float | Annotated[str, Field(max_length=64)], AfterValidator(_duration)]
+# Some clients send an empty list with each message.
+NoImages = Annotated[list[Any], elements(0)]
+NoOptions = Annotated[JsonObject, Field(max_length=0)]
+
+
+class Options(Wire):
+    """Sampling options. Absent options have the model's defaults."""
+
+    num_predict: Whole | None = Field(
+        None, description="Maximum number of tokens of the answer; 0 or less for all that fit."
+    )
+    temperature: float | None = Field(None, ge=0.0, le=2.0)
+    top_k: Whole | None = Field(None, ge=-1, le=1_000_000, description="0 or -1 considers all tokens.")
+    top_p: float | None = Field(None, ge=0.0, le=1.0)
+    min_p: float | None = Field(None, ge=0.0, le=1.0)
+    typical_p: float | None = Field(None, ge=1.0, le=1.0, description="Only 1, which has no effect, is accepted.")
+    repeat_penalty: float | None = Field(None, ge=0.01, le=10.0)
+    presence_penalty: float | None = Field(None, ge=-2.0, le=2.0)
+    frequency_penalty: float | None = Field(None, ge=-2.0, le=2.0)
+    repeat_last_n: Whole | None = Field(
+        None,
+        ge=-1,
+        le=1_000_000,
+        description="Number of most recent tokens that penalties apply to: -1 for all, 0 for none; 64 with a penalty.",
+    )
+    seed: Whole | None = Field(None, ge=-(2**63), le=2**63 - 1, description="-1 for a random seed.")
+    stop: StopText | Annotated[list[StopText], elements(MAX_STOP_STRINGS)] | None = None
+
+    @property
+    def num_penalized(self) -> int | None:
+        """Number of most recent tokens that penalties apply to; None, the model's default, without penalties."""
+        penalties = (self.repeat_penalty, self.presence_penalty, self.frequency_penalty)
+        is_default = self.repeat_last_n is None and any(penalty is not None for penalty in penalties)
+        return DEFAULT_REPEAT_LAST_N if is_default else self.repeat_last_n
+
+
+class KeptFields(Wire):
+    """Fields of all endpoints that use a model."""
+
+    model: NonEmptyText | None = Field(None, description="Id of a served model; by default the first suitable one.")
+    keep_alive: KeepAlive | None = Field(
+        None, description="How long the model stays loaded without requests; only allowed with an admin key."
+    )
+
+    @property
+    def seconds_to_keep(self) -> float | None:
+        """`keep_alive` in seconds, infinite for "always"; None if absent."""
+        return None if self.keep_alive is None else seconds(self.keep_alive)
+
+
+class _AnswerFields(KeptFields):
+    """Fields of both generating endpoints."""
+
+    stream: bool | None = Field(None, description="true by default.")
+    format: Literal["", "json"] | JsonObject | None = Field(
+        None, description="`json`, or a JSON schema that the answer must match."
+    )
+    options: Options | None = None
+    think: bool | Literal["low", "medium", "high", "max"] | None = Field(
+        None, description="Whether, and how much, the model reasons before it answers."
+    )
+    truncate: Literal[False] | None = Field(
+        None, description="Only false is accepted: a prompt that is too long is an error."
+    )
+    shift: Literal[False] | None = Field(
+        None, description="Only false is accepted: an answer ends at the context limit."
+    )
+    logprobs: bool | None = Field(None, description="Return the log probability of each token of the answer.")
+    top_logprobs: Whole | None = Field(
+        None, ge=0, le=20, description="Also return the N most likely tokens at each position."
+    )
+
+    @model_validator(mode="after")
+    def _scores_belong_together(self) -> Self:
+        if self.top_logprobs and not self.logprobs:
+            raise field_error("top_logprobs", "is only allowed with logprobs: true")
+        return self
+
+
+class OllamaCalledFunction(Wire):
+    """Name and arguments of a tool call."""
+
+    index: Whole | None = None
+    name: FunctionName
+    arguments: WritableObject | None = None
+
+
+class OllamaToolCall(Wire):
+    """A tool call made by the assistant."""
+
+    id: Text | None = None
+    index: Whole | None = None
+    type: Literal["function"] | None = None
+    function: OllamaCalledFunction
+
+
+def _lower(given: Any) -> Any:
+    return given.lower() if isinstance(given, str) else given
+
+
+class OllamaMessage(Wire):
+    """One turn of the conversation."""
+
+    role: Annotated[Literal["system", "user", "assistant", "tool"], BeforeValidator(_lower)]
+    content: Text | None = None
+    thinking: Text | None = Field(None, description="The assistant's reasoning.")
+    images: NoImages | None = Field(None, description="Only empty lists: models on this server read text only.")
+    tool_calls: Annotated[list[OllamaToolCall], elements(MAX_PARTS)] | None = Field(
+        None, description="The assistant's tool calls."
+    )
+    tool_name: Text | None = Field(None, description="In a tool's result: name of the tool.")
+    tool_call_id: Text | None = Field(None, description="In a tool's result: id of the call it answers.")
+
+    @model_validator(mode="after")
+    def _fits_role(self) -> Self:
+        if self.tool_calls and self.role != "assistant":
+            raise field_error("tool_calls", f"is only allowed with role assistant; given with role {self.role}")
+        return self
+
+
+class OllamaTool(Wire):
+    """A tool the model may call."""
+
+    type: Literal["function"] | None = None
+    function: Function
+
+
+class OllamaChatRequest(_AnswerFields):
+    """Body of /api/chat. Without messages, the model is loaded, or unloaded if `keep_alive` is 0."""
+
+    messages: Annotated[list[OllamaMessage], elements(MAX_MESSAGES)] | None = None
+    tools: Annotated[list[OllamaTool], elements(MAX_TOOLS)] | None = None
+
+
+class GenerateRequest(_AnswerFields):
+    """Body of /api/generate. Without a prompt, the model is loaded, or unloaded if `keep_alive` is 0."""
+
+    prompt: Text | None = None
+    suffix: Text | None = Field(None, description="Text after the answer, for fill-in-the-middle models.")
+    system: Text | None = None
+    raw: bool | None = Field(None, description="Use the prompt unchanged, without a chat template.")
+    images: NoImages | None = Field(None, description="Only empty lists: models on this server read text only.")
+    template: Text | None = Field(None, description="Only an empty text: the model's own template is used.")
+    context: Annotated[list[Whole], elements(MAX_TOKENS)] | None = Field(
+        None, description="Only an empty list: use /api/chat for conversations."
+    )
+
+    @model_validator(mode="after")
+    def _can_be_honoured(self) -> Self:
+        if self.template:
+            raise field_error("template", "is not supported: the model's own template is used, or none with raw: true")
+        if self.context:
+            raise field_error("context", "is not supported: send the conversation to /api/chat")
+        if self.is_raw:
+            with_it = "raw: true" if self.raw else "suffix"
+            for field in ("system", "think"):
+                if getattr(self, field):
+                    raise field_error(field, f"is not allowed with {with_it}: no chat template is used")
+        return self
+
+    @property
+    def is_raw(self) -> bool:
+        """Whether the prompt is used without a chat template."""
+        return bool(self.raw) or bool(self.suffix)
+
+
+class EmbedRequest(KeptFields):
+    """Body of /api/embed. Without a text, the model is loaded, or unloaded if `keep_alive` is 0."""
+
+    input: Text | Annotated[list[Text], elements(MAX_INPUTS)] | None = None
+    truncate: bool | None = Field(
+        None, description="Whether to truncate texts to the model's maximum length; true by default."
+    )
+    dimensions: Whole | None = Field(None, ge=0, description="Length of the vectors; 0 for the model's own.")
+    options: NoOptions | None = Field(None, description="Only an empty object: there are no options.")
+
+    @property
+    def texts(self) -> list[str]:
+        """The texts; empty if only the model is to be loaded."""
+        return [self.input] if isinstance(self.input, str) and self.input else list(self.input or [])
+
+
+class EmbeddingsRequest(KeptFields):
+    """Body of /api/embeddings, Ollama's older endpoint for one text."""
+
+    prompt: Text | None = None
+    options: NoOptions | None = Field(None, description="Only an empty object: there are no options.")
+
+
+class ShowRequest(Wire):
+    """Body of /api/show."""
+
+    model: Text | None = Field(None, description="Name of the model.")
+    name: Text | None = Field(None, description="Older name for model.")
+    verbose: bool | None = Field(None, description="Accepted, but has no effect.")
+
+
+class PullRequest(Wire):
+    """Body of /api/pull."""
+
+    model: Text | None = Field(
+        None,
+        description="A repository on the hub, such as owner/name, or owner/name:folder if it contains several models.",
+    )
+    name: Text | None = Field(None, description="Older name for model.")
+    stream: bool | None = Field(None, description="true by default.")
+    insecure: Literal[False] | None = None
+
+
+class OllamaErrorResponse(BaseModel):
+    """The body of all error responses, in Ollama's form."""
+
+    error: str

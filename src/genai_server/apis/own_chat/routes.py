@@ -1,0 +1,61 @@
+"""The server's own chat endpoints: /v1/chat and /v1/chat/stream."""
+
+from collections.abc import AsyncGenerator
+
+from fastapi import APIRouter, Response
+
+from genai_server.apis.own_chat.response import ChatBuilder
+from genai_server.apis.own_chat.schemas import ChatRequest, ChatResponse
+from genai_server.apis.shared.base import ErrorResponse, JsonObject
+from genai_server.errors import InvalidField
+from genai_server.generation.answers import Generation
+from genai_server.generation.generate import generate
+from genai_server.generation.request_context import TheRequestContext
+from genai_server.generation.services import TheServices
+from genai_server.http.json_response import built_response
+from genai_server.http.middleware.body import BodyRoute
+from genai_server.http.sse import STREAMS, EventStream
+
+router = APIRouter(
+    route_class=BodyRoute, tags=["chat"], responses={code: {"model": ErrorResponse} for code in (400, 404, 500, 503)}
+)
+
+
+@router.post("/v1/chat", response_model=ChatResponse)
+async def chat(
+    body: ChatRequest,
+    services: TheServices,
+    context: TheRequestContext,
+) -> Response:
+    """Generate an answer and return it complete."""
+    if body.stream:
+        raise InvalidField("stream must be false; POST /v1/chat/stream streams the answer", param="stream")
+    generation = await generate(services, body, context)
+    build = ChatBuilder(context.request_id, has_logprobs=bool(body.logprobs))
+    (whole,) = await context.waits_for(generation.whole())
+    (answer,) = generation.answers
+    return await built_response(
+        lambda: build.complete(whole, answer.reason, generation.metrics()), is_long=bool(body.logprobs)
+    )
+
+
+@router.post("/v1/chat/stream", response_class=EventStream, status_code=200, responses=STREAMS)
+async def chat_stream(
+    body: ChatRequest,
+    services: TheServices,
+    context: TheRequestContext,
+) -> EventStream:
+    """Generate an answer and stream it token by token."""
+    if body.stream is False:
+        raise InvalidField("stream must be true; POST /v1/chat returns the complete answer", param="stream")
+    generation = await generate(services, body, context, is_streamed=True)
+    build = ChatBuilder(context.request_id, has_logprobs=bool(body.logprobs))
+    return EventStream(generation, _events(generation, build))
+
+
+async def _events(generation: Generation, build: ChatBuilder) -> AsyncGenerator[JsonObject]:
+    async for _, answer, piece in generation.pieces():
+        if piece is not None:
+            yield build.part(piece.parts, piece.tokens)
+        else:
+            yield build.last(answer.reason, generation.metrics(), calls_tools=answer.calls_tools)

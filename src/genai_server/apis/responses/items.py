@@ -1,0 +1,249 @@
+"""Items of OpenAI's Responses API, as its responses contain them, and their conversion to chat messages
+(https://platform.openai.com/docs/api-reference/responses/input-items).
+"""
+
+import base64
+import json
+import secrets
+from collections.abc import Mapping, Sequence
+
+from genai_server.apis.responses.item_schemas import (
+    APPLY_PATCH,
+    ApplyPatchCallItem,
+    ApplyPatchCallOutputItem,
+    CompactionItem,
+    CustomToolCallItem,
+    CustomToolCallOutputItem,
+    FunctionCallItem,
+    FunctionCallOutputItem,
+    InputItem,
+    Item,
+    ItemReference,
+    ItemWithStatus,
+    MessageItem,
+    ReasoningItem,
+    Status,
+    full_name,
+)
+from genai_server.apis.shared.base import JsonObject
+from genai_server.apis.shared.chat_parameters import ChatMessage
+from genai_server.errors import InvalidField
+from genai_server.quoted_values import quoted
+
+# The only argument of the function that represents a custom tool.
+CUSTOM_INPUT = "input"
+# Types of tool call items, and of their results.
+CALLS = ("function_call", "custom_tool_call", "apply_patch_call")
+OUTPUTS = tuple(f"{call}_output" for call in CALLS)
+# Precedes the summary of a compacted conversation.
+_COMPACTED = "Summary of the conversation up to here:"
+
+
+def new_id(prefix: str) -> str:
+    """A random id that cannot be guessed."""
+    return f"{prefix}_{secrets.token_hex(24)}"
+
+
+def message(role: str, content: list[JsonObject], id: str | None = None, status: Status = "completed") -> JsonObject:
+    """A message item; `input_text` and `output_text` build its content."""
+    return {"id": id or new_id("msg"), "type": "message", "status": status, "role": role, "content": content}
+
+
+def input_text(text: str) -> JsonObject:
+    """A content part of a message that is not the model's."""
+    return {"type": "input_text", "text": text}
+
+
+def output_text(text: str, logprobs: list[JsonObject] | None = None) -> JsonObject:
+    """A content part of a message by the model."""
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs or []}
+
+
+def reasoning(content: list[JsonObject], id: str | None = None, status: Status = "completed") -> JsonObject:
+    """A reasoning item; `reasoning_text` builds its content."""
+    return {"id": id or new_id("rs"), "type": "reasoning", "status": status, "summary": [], "content": content}
+
+
+def reasoning_text(text: str) -> JsonObject:
+    """A content part of reasoning."""
+    return {"type": "reasoning_text", "text": text}
+
+
+def encrypted(text: str) -> str:
+    """`encrypted_content` of reasoning, for clients that store nothing else of it.
+
+    It is only encoded, not encrypted: the item contains the same content in plain text.
+    """
+    return base64.b64encode(text.encode()).decode()
+
+
+def function_call(
+    call_id: str,
+    name: str,
+    arguments: str,
+    id: str | None = None,
+    status: Status = "completed",
+    namespace: str | None = None,
+) -> JsonObject:
+    """A function call item."""
+    called = {"call_id": call_id, "name": name, "arguments": arguments}
+    within = {"namespace": namespace} if namespace else {}
+    return {"id": id or new_id("fc"), "type": "function_call", "status": status, **called, **within}
+
+
+def custom_tool_call(call_id: str, name: str, input: str, id: str | None = None) -> JsonObject:
+    """A custom tool call item."""
+    called = {"call_id": call_id, "name": name, "input": input}
+    return {"id": id or new_id("ctc"), "type": "custom_tool_call", **called}
+
+
+def apply_patch_call(
+    call_id: str, operation: JsonObject, id: str | None = None, status: Status = "completed"
+) -> JsonObject:
+    """An apply_patch call item."""
+    called = {"call_id": call_id, "operation": operation}
+    return {"id": id or new_id("apc"), "type": "apply_patch_call", "status": status, **called}
+
+
+def listed(item: JsonObject) -> JsonObject:
+    """An item as listed by `input_items`, where custom tool calls have a status."""
+    is_custom = item["type"] in ("custom_tool_call", "custom_tool_call_output")
+    return {**item, "status": "completed"} if is_custom else item
+
+
+def compaction(summary: str, id: str | None = None) -> JsonObject:
+    """A compaction item."""
+    return {"id": id or new_id("cmp"), "type": "compaction", "encrypted_content": encrypted(summary)}
+
+
+def referenced_ids(given: str | Sequence[InputItem]) -> list[str]:
+    """The ids of all item references in a request's input, with repetitions."""
+    return [item.id for item in given if isinstance(item, ItemReference)]
+
+
+def given_items(
+    given: str | Sequence[InputItem], known: Mapping[str, JsonObject], *, field: str = "input"
+) -> list[JsonObject]:
+    """The items of a request's field. `known` maps ids to items that an item_reference may refer to.
+
+    Raises InvalidField for an unknown reference, and for encrypted content that this server did not create.
+    """
+    if isinstance(given, str):
+        return [message("user", [input_text(given)])]
+    found = []
+    for index, item in enumerate(given):
+        if isinstance(item, ItemReference):
+            if item.id not in known:
+                raise InvalidField(f"no stored response has an item {quoted(item.id)}", param=f"{field}[{index}].id")
+            found.append(known[item.id])
+        else:
+            found.append(_given_item(item, f"{field}[{index}]"))
+    return found
+
+
+def _given_item(item: Item, place: str) -> JsonObject:
+    status = (item.status if isinstance(item, ItemWithStatus) else None) or "completed"
+    match item:
+        case MessageItem():
+            part = output_text if item.role == "assistant" else input_text
+            texts = [item.content] if isinstance(item.content, str) else [one.text for one in item.content]
+            return message(item.role, [part(text) for text in texts], item.id, status)
+        case FunctionCallItem():
+            return function_call(item.call_id, item.name, item.arguments, item.id, status, item.namespace)
+        case ReasoningItem():
+            return reasoning([reasoning_text(text) for text in _thoughts(item, place)], item.id, status)
+        case CustomToolCallItem():
+            return custom_tool_call(item.call_id, item.name, item.input, item.id)
+        case ApplyPatchCallItem():
+            return apply_patch_call(item.call_id, item.operation.model_dump(exclude_none=True), item.id)
+        case ApplyPatchCallOutputItem():
+            output_field = {} if item.output is None else {"output": item.output}
+            id = item.id or new_id("apco")
+            return {"id": id, "type": item.type, "status": item.status, "call_id": item.call_id, **output_field}
+        case CompactionItem():
+            return compaction(_decrypted(item.encrypted_content, place), item.id)
+        case FunctionCallOutputItem() | CustomToolCallOutputItem():
+            output = item.output if isinstance(item.output, str) else [input_text(part.text) for part in item.output]
+            named = {"name": item.name} if item.name else {}
+            id = item.id or new_id("fco")
+            common: JsonObject = {"id": id, "type": item.type, "call_id": item.call_id, "output": output}
+            is_custom = isinstance(item, CustomToolCallOutputItem)
+            return {**common, **({} if is_custom else {"status": status}), **named}
+    raise AssertionError(item)
+
+
+def _thoughts(item: ReasoningItem, place: str) -> list[str]:
+    if item.content is None and item.encrypted_content:
+        return [_decrypted(item.encrypted_content, place)]
+    return [one.text for one in item.content or item.summary]
+
+
+def _decrypted(text: str, place: str = "input") -> str:
+    try:
+        return base64.b64decode(text, validate=True).decode()
+    except ValueError:
+        field = f"{place}.encrypted_content"
+        raise InvalidField(f"{field} was not created by this server and cannot be decoded", param=field) from None
+
+
+def to_messages(conversation: Sequence[JsonObject]) -> list[ChatMessage]:
+    """The messages of a conversation. Reasoning, text and calls of one turn form one message.
+
+    Raises InvalidField for the output of an unknown call.
+    """
+    messages: list[JsonObject] = []
+    calls: set[str] = set()
+    for item in conversation:
+        if item["type"] in OUTPUTS:
+            if item["call_id"] not in calls:
+                raise InvalidField(
+                    f"input has the output of call {quoted(item['call_id'])} but not the call itself", param="input"
+                )
+            result = {"role": "tool", "tool_call_id": item["call_id"], "content": _output(item)}
+            messages.append({**result, "name": item.get("name")})
+        elif item["type"] in CALLS:
+            called = {"id": item["call_id"], "function": _called(item)}
+            _turn(messages).setdefault("tool_calls", []).append(called)
+            calls.add(item["call_id"])
+        elif item["type"] == "compaction":
+            messages.append({"role": "user", "content": f"{_COMPACTED}\n{_decrypted(item['encrypted_content'])}"})
+        elif item["type"] == "reasoning":
+            turn = _turn(messages, "content", "tool_calls")
+            turn["reasoning_content"] = turn.get("reasoning_content", "") + _text(item["content"])
+        elif item["role"] == "assistant":
+            _turn(messages, "content")["content"] = _text(item["content"])
+        else:
+            messages.append({"role": item["role"], "content": _text(item["content"])})
+    return [ChatMessage.model_validate(one if "tool_calls" in one else {"content": "", **one}) for one in messages]
+
+
+def _turn(messages: list[JsonObject], *ended_by: str) -> JsonObject:
+    """The assistant's open message, or a new one if the last message is complete or has another role."""
+    if not messages or messages[-1]["role"] != "assistant" or any(field in messages[-1] for field in ended_by):
+        messages.append({"role": "assistant"})
+    return messages[-1]
+
+
+def _called(item: JsonObject) -> JsonObject:
+    """The function that represents a call's tool, with its arguments."""
+    match item["type"]:
+        case "custom_tool_call":
+            return _function(item["name"], {CUSTOM_INPUT: item["input"]})
+        case "apply_patch_call":
+            return _function(APPLY_PATCH, {"diff": "", **item["operation"]})
+    return {"name": full_name(item["name"], item.get("namespace")), "arguments": item["arguments"]}
+
+
+def _function(name: str, arguments: JsonObject) -> JsonObject:
+    return {"name": name, "arguments": json.dumps(arguments, ensure_ascii=False)}
+
+
+def _output(item: JsonObject) -> str:
+    if item["type"] != "apply_patch_call_output":
+        return _text(item["output"])
+    about: str = item.get("output") or item["status"]
+    return about if item["status"] == "completed" else f"Error: {about}"
+
+
+def _text(content: str | list[JsonObject]) -> str:
+    return content if isinstance(content, str) else "".join(part["text"] for part in content)

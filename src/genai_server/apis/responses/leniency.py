@@ -1,0 +1,76 @@
+"""What the lenient Responses and Conversations APIs accept and remove although this server does not support it."""
+
+from typing import Any
+
+from genai_server.apis.shared.base import JsonObject
+from genai_server.apis.shared.raw_body import objects_at, remove, remove_values, replace_media
+
+# Fields that cannot affect answers of this server's models, or only save time or tokens.
+WITHOUT_EFFECT = (
+    "client_metadata",
+    "context_management",
+    "stream_options.reasoning_summary_delivery",
+    "tools[].defer_loading",
+    "tools[].tools[].defer_loading",
+)
+# Values without effect: these models have one style, and reasoning is returned unsummarized.
+VALUES = {
+    "text.verbosity": ("low", "high"),
+    "reasoning.summary": ("concise", "detailed"),
+    "reasoning.generate_summary": ("concise", "detailed"),
+}
+# Tools that OpenAI's servers run, or that return images.
+SERVER_TOOLS = (
+    "code_interpreter",
+    "computer",
+    "computer_use_preview",
+    "file_search",
+    "image_generation",
+    "mcp",
+    "tool_search",
+    "web_search",
+    "web_search_2025_08_26",
+    "web_search_preview",
+    "web_search_preview_2025_03_11",
+)
+MEDIA = {"input_file": "file", "input_image": "image"}
+_PLACES_OF_MEDIA = ("input[].content[]", "input[].output[]")
+_PLACES_IN_ITEMS = ("items[].content[]", "items[].output[]")
+
+
+def leave_out(body: Any) -> list[str]:
+    """Remove unsupported parts from a Responses API body and flatten tool namespaces; returns the locations removed."""
+    found = [place for path in WITHOUT_EFFECT for place in remove(body, path)] + remove_values(body, VALUES)
+    for path in _PLACES_OF_MEDIA:
+        found += replace_media(body, path, MEDIA, "input_text")
+    return found + _tools(body)
+
+
+def leave_out_of_items(body: Any) -> list[str]:
+    """Like `leave_out`, for a body of the Conversations API."""
+    return [place for path in _PLACES_IN_ITEMS for place in replace_media(body, path, MEDIA, "input_text")]
+
+
+def _tools(body: Any) -> list[str]:
+    tools = dict(objects_at(body, "tools[]"))
+    dropped = {place: tool for place, tool in tools.items() if tool.get("type") in SERVER_TOOLS}
+    if dropped or any(tool.get("type") == "namespace" for tool in tools.values()):
+        gone = [id(tool) for tool in dropped.values()]
+        body["tools"] = [one for tool in body["tools"] if id(tool) not in gone for one in _flattened(tool)]
+    return [f"{place} ({tool['type']})" for place, tool in dropped.items()]
+
+
+def _flattened(tool: Any) -> list[Any]:
+    """The functions of a namespace, each with the namespace's name; any other tool unchanged."""
+    if not isinstance(tool, dict) or tool.get("type") != "namespace" or not isinstance(tool.get("tools"), list):
+        return [tool]
+    return [_within(tool, function) for function in tool["tools"]]
+
+
+def _within(namespace: JsonObject, function: Any) -> JsonObject | Any:
+    """The function with its namespace's name and description."""
+    if not isinstance(function, dict):
+        return function
+    found = {**function, "namespace": namespace.get("name")}
+    about = namespace.get("description")
+    return {**found, "namespace_description": about} if isinstance(about, str) else found

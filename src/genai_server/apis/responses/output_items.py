@@ -1,0 +1,235 @@
+"""The output items of a running response, and the events of each
+(https://platform.openai.com/docs/api-reference/responses-streaming).
+"""
+
+import json
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from typing import ClassVar
+
+from genai_server.answer_parts import ScoredToken
+from genai_server.apis.chat_completions.response import logprobs
+from genai_server.apis.responses import items as items
+from genai_server.apis.responses.item_schemas import Status
+from genai_server.apis.shared.base import JsonObject
+
+# Name of an event without the prefix "response.", and its fields except the item's position.
+NamedEvent = tuple[str, JsonObject]
+
+
+class OutputItem(ABC):
+    """An output item whose text arrives in pieces."""
+
+    def __init__(self, prefix: str) -> None:
+        self.id = items.new_id(prefix)
+        self.status: Status = "in_progress"
+        self._texts: list[str] = []
+
+    @property
+    def text(self) -> str:
+        """The text so far."""
+        return "".join(self._texts)
+
+    @property
+    def is_shown(self) -> bool:
+        """Whether the response includes the item."""
+        return True
+
+    @abstractmethod
+    def to_json(self) -> JsonObject:
+        """The item in its current state."""
+
+    def opening(self) -> Iterator[NamedEvent]:
+        """The events that open the item."""
+        yield "output_item.added", {"item": self.to_json()}
+
+    @abstractmethod
+    def more(self, text: str, tokens: Sequence[ScoredToken]) -> Iterator[NamedEvent]:
+        """The events for more text. `tokens` are the text's tokens if log probabilities are requested."""
+
+    def closing(self) -> Iterator[NamedEvent]:
+        """The events that close the item."""
+        yield "output_item.done", {"item": self.to_json()}
+
+
+class FunctionCall(OutputItem):
+    """A function call; its text is the arguments."""
+
+    def __init__(self, call_id: str, name: str, namespace: str | None = None) -> None:
+        super().__init__("fc")
+        self._call_id = call_id
+        self._name = name
+        self._namespace = namespace
+
+    def to_json(self) -> JsonObject:
+        return items.function_call(self._call_id, self._name, self.text, self.id, self.status, self._namespace)
+
+    def more(self, text: str, tokens: Sequence[ScoredToken]) -> Iterator[NamedEvent]:
+        self._texts.append(text)
+        yield "function_call_arguments.delta", {"delta": text}
+
+    def closing(self) -> Iterator[NamedEvent]:
+        yield "function_call_arguments.done", {"arguments": self.text}
+        yield from super().closing()
+
+
+class CustomCall(OutputItem):
+    """A custom tool call, which the model writes as a function call whose only argument is the text."""
+
+    def __init__(self, call_id: str, name: str) -> None:
+        super().__init__("ctc")
+        self._call_id = call_id
+        self._name = name
+        # Number of characters of the text that have been sent.
+        self._num_sent = 0
+
+    def to_json(self) -> JsonObject:
+        return items.custom_tool_call(self._call_id, self._name, given_input(self.text), self.id)
+
+    def more(self, text: str, tokens: Sequence[ScoredToken]) -> Iterator[NamedEvent]:
+        self._texts.append(text)
+        yield from self._news(given_input(self.text, is_complete=False))
+
+    def closing(self) -> Iterator[NamedEvent]:
+        whole = given_input(self.text)
+        yield from self._news(whole)
+        yield "custom_tool_call_input.done", {"input": whole}
+        yield from super().closing()
+
+    def _news(self, text: str) -> Iterator[NamedEvent]:
+        if more := text[self._num_sent :]:
+            self._num_sent = len(text)
+            yield "custom_tool_call_input.delta", {"delta": more}
+
+
+class ApplyPatchCall(OutputItem):
+    """An apply_patch call. It is shown when complete, because a partial patch must not be applied."""
+
+    def __init__(self, call_id: str) -> None:
+        super().__init__("apc")
+        self._call_id = call_id
+
+    @property
+    def is_shown(self) -> bool:
+        return self.status == "completed"
+
+    def to_json(self) -> JsonObject:
+        operation = json.loads(self.text)
+        if operation["type"] == "delete_file":
+            del operation["diff"]
+        return items.apply_patch_call(self._call_id, operation, self.id, self.status)
+
+    def opening(self) -> Iterator[NamedEvent]:
+        yield from ()
+
+    def more(self, text: str, tokens: Sequence[ScoredToken]) -> Iterator[NamedEvent]:
+        self._texts.append(text)
+        yield from ()
+
+    def closing(self) -> Iterator[NamedEvent]:
+        if self.is_shown:
+            yield "output_item.added", {"item": {**self.to_json(), "status": "in_progress"}}
+            yield from super().closing()
+
+
+_BEGINNING = re.compile(rf'\s*\{{\s*"{items.CUSTOM_INPUT}"\s*:\s*"')
+_CHARACTERS = re.compile(
+    r'(?:[^"\\\x00-\x1f]|\\["\\/bfnrt]|\\u(?![dD][89a-fA-F])[0-9a-fA-F]{4}'
+    r"|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2})*"
+)
+
+
+def given_input(arguments: str, *, is_complete: bool = True) -> str:
+    """The text in a custom tool call's possibly incomplete arguments. Complete arguments in another format are
+    themselves the text.
+    """
+    begun = _BEGINNING.match(arguments)
+    if begun is None:
+        return arguments if is_complete else ""
+    found = _CHARACTERS.match(arguments, begun.end())
+    assert found is not None
+    text: str = json.loads(f'"{found[0]}"')
+    return text
+
+
+class TextItem(OutputItem):
+    """An item with one content part. `kind` is the part's type and the prefix of its events' names."""
+
+    kind: ClassVar[str]
+
+    def __init__(self, prefix: str) -> None:
+        super().__init__(prefix)
+        self._content: list[JsonObject] = []
+
+    @abstractmethod
+    def part(self) -> JsonObject:
+        """The part in its current state."""
+
+    def opening(self) -> Iterator[NamedEvent]:
+        yield from super().opening()
+        yield "content_part.added", {"content_index": 0, "part": self.part()}
+
+    def more(self, text: str, tokens: Sequence[ScoredToken]) -> Iterator[NamedEvent]:
+        self._texts.append(text)
+        yield f"{self.kind}.delta", {"content_index": 0, "delta": text}
+
+    def closing(self) -> Iterator[NamedEvent]:
+        part = self.part()
+        yield f"{self.kind}.done", {"content_index": 0, "text": part["text"]}
+        yield "content_part.done", {"content_index": 0, "part": part}
+        yield from super().closing()
+
+    def parts(self) -> list[JsonObject]:
+        """The item's content, empty at the beginning."""
+        return [self.part()] if self._texts or self.status != "in_progress" else []
+
+
+class Reasoning(TextItem):
+    """A reasoning item, with `encrypted_content` if `is_encrypted`."""
+
+    kind = "reasoning_text"
+
+    def __init__(self, *, is_encrypted: bool) -> None:
+        super().__init__("rs")
+        self._is_encrypted = is_encrypted
+
+    def part(self) -> JsonObject:
+        return items.reasoning_text(self.text)
+
+    def to_json(self) -> JsonObject:
+        item = items.reasoning(self.parts(), self.id, self.status)
+        return {**item, "encrypted_content": items.encrypted(self.text)} if self._is_encrypted else item
+
+
+class Message(TextItem):
+    """A message by the model."""
+
+    kind = "output_text"
+
+    def __init__(self) -> None:
+        super().__init__("msg")
+        self._logprobs: list[JsonObject] = []
+
+    def part(self) -> JsonObject:
+        return items.output_text(self.text, list(self._logprobs))
+
+    def to_json(self) -> JsonObject:
+        return items.message("assistant", self.parts(), self.id, self.status)
+
+    def more(self, text: str, tokens: Sequence[ScoredToken]) -> Iterator[NamedEvent]:
+        scored = logprobs(list(tokens))["content"]
+        self._logprobs += scored
+        for name, fields in super().more(text, tokens):
+            yield name, {**fields, "logprobs": [_for_event(one) for one in scored]}
+
+    def closing(self) -> Iterator[NamedEvent]:
+        for name, fields in super().closing():
+            scored = {"logprobs": [_for_event(one) for one in self._logprobs]}
+            yield name, {**fields, **scored} if name == "output_text.done" else fields
+
+
+def _for_event(scored: JsonObject) -> JsonObject:
+    """A token's log probability in the format of text events, which omit the bytes."""
+    top = [{"token": one["token"], "logprob": one["logprob"]} for one in scored["top_logprobs"]]
+    return {"token": scored["token"], "logprob": scored["logprob"], "top_logprobs": top}

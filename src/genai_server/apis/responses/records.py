@@ -1,0 +1,154 @@
+"""Stored form of responses and conversations: a head, and one row for each item."""
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from genai_server.apis.shared.base import JsonObject
+from genai_server.errors import InvalidField
+from genai_server.quoted_values import quoted
+
+# The states of a response that has not ended.
+RUNNING = ("queued", "in_progress")
+# Kinds of rows: input or conversation items, output items, and stream events.
+ITEM, OUTPUT, EVENT = range(3)
+
+
+@dataclass(frozen=True)
+class Record:
+    """A response or a conversation to be stored."""
+
+    # The object that clients receive.
+    value: JsonObject
+    # The conversation's items; for a response, those before its output.
+    items: Sequence[JsonObject]
+    # Digest of the API key of its request; None without API keys.
+    owner: str | None = None
+    # The stream's events, if clients may request them again.
+    events: Sequence[JsonObject] | None = None
+    # For a running response: the id of this start of the server, the pid of its API process, and the unique id of its
+    # request.
+    run: str = ""
+    pid: int = 0
+    request: str = ""
+
+    @property
+    def id(self) -> str:
+        """The record's id."""
+        id: str = self.value["id"]
+        return id
+
+    @property
+    def all_items(self) -> list[JsonObject]:
+        """All items, including a response's output."""
+        return [*self.items, *self.value.get("output", [])]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One item or event."""
+
+    kind: int
+    # None for an event.
+    id: str | None
+    json: bytes
+
+
+@dataclass(frozen=True)
+class EncodedRecord:
+    """A record encoded for the database."""
+
+    record: Record
+    # The value as JSON, with an empty output.
+    head: bytes
+    rows: list[Row]
+
+    @property
+    def size(self) -> int:
+        """Size of the JSON in bytes."""
+        return len(self.head) + size_of(self.rows)
+
+
+@dataclass(frozen=True)
+class StoredRecord:
+    """A record read from the database, without its items and events. A response's output items are raw JSON."""
+
+    value: JsonObject
+    owner: str | None
+    has_events: bool = False
+    # See Record.
+    run: str = ""
+    pid: int = 0
+    request: str = ""
+    # Whether another API process has cancelled a running response.
+    is_cancelled: bool = False
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it is a response that has not ended."""
+        return self.value.get("status") in RUNNING
+
+
+@dataclass(frozen=True)
+class Page:
+    """One page of items, in the requested order."""
+
+    # Pairs of id and item.
+    items: list[tuple[str, JsonObject | msgspec.Raw]]
+    has_more: bool
+
+
+@dataclass
+class LatestResponse:
+    """The latest response on a WebSocket. The next one there may continue it even if it is not stored."""
+
+    record: Record | None = None
+
+    def forget(self, id: object) -> None:
+        """Forget this response because a turn could not continue it."""
+        if self.record is not None and self.record.id == id:
+            self.record = None
+
+
+def encode_record(record: Record) -> EncodedRecord:
+    """Encode a record as JSON."""
+    output = record.value.get("output")
+    head = record.value if output is None else {**record.value, "output": []}
+    events = [Row(EVENT, None, to_json(event)) for event in record.events or ()]
+    rows = [*encode_items(record.items), *encode_items(output or (), OUTPUT), *events]
+    return EncodedRecord(record, to_json(head), rows)
+
+
+def encode_items(items: Iterable[JsonObject], kind: int = ITEM) -> list[Row]:
+    """Encode items as rows."""
+    return [Row(kind, item["id"], to_json(item)) for item in items]
+
+
+def size_of(rows: Iterable[Row]) -> int:
+    """Size of the rows' JSON in bytes."""
+    return sum(len(row.json) for row in rows)
+
+
+def to_json(part: JsonObject) -> bytes:
+    """Encode an object as JSON; lone surrogates become escapes."""
+    try:
+        return msgspec.json.encode(part)
+    except UnicodeEncodeError:
+        return json.dumps(part, ensure_ascii=False).encode(errors="backslashreplace")
+
+
+def not_streamed(id: str) -> InvalidField:
+    """The error for a stream that was not stored."""
+    return InvalidField(
+        f"stream must be false: response {quoted(id)} was not created with background: true and stream: true",
+        param="stream",
+    )
+
+
+def not_cancelled(response: JsonObject) -> InvalidField:
+    """The error for cancelling a response that has ended in another way."""
+    return InvalidField(
+        f"response {response['id']} is {response['status']} and cannot be cancelled", param="response_id"
+    )

@@ -1,0 +1,200 @@
+"""Builds a response of OpenAI's Responses API, and the events of its stream, from the parts of an answer
+(https://platform.openai.com/docs/api-reference/responses-streaming).
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+from genai_server.answer_parts import Content, Part, ScoredToken, ToolCallArguments, ToolCallCut, ToolCallStart
+from genai_server.answer_parts import Reasoning as Thought
+from genai_server.apis.responses.item_schemas import Status
+from genai_server.apis.responses.output_items import (
+    ApplyPatchCall,
+    CustomCall,
+    FunctionCall,
+    Message,
+    NamedEvent,
+    OutputItem,
+    Reasoning,
+)
+from genai_server.apis.responses.schemas import ApplyPatchTool, CustomTool, FunctionTool, ResponseTool
+from genai_server.apis.shared.base import JsonObject
+from genai_server.apis.shared.usage import Usage, openai_reason
+from genai_server.errors import GenaiServerError
+from genai_server.messages.generation_request import FinishReason
+
+
+def error_of(error: GenaiServerError) -> JsonObject:
+    """The `error` of a failed response. OpenAI has no codes for this server's errors."""
+    return {"code": "server_error", "type": error.code, "message": error.message, "param": None}
+
+
+def stream_error(error: GenaiServerError, number: int) -> JsonObject:
+    """The last event of a stream that ends before its response, with this sequence number."""
+    fields = {"code": error.code, "message": error.message, "param": error.param}
+    return {"type": "error", "sequence_number": number, **fields}
+
+
+class ResponseBuilder:
+    """Completes a response created by `translate.new_response`.
+
+    The first call of `finish`, `cancel` or `fail` ends it; `add` must not be called afterwards.
+    """
+
+    def __init__(
+        self,
+        begun: JsonObject,
+        *,
+        is_encrypted: bool = False,
+        tools: Mapping[str, ResponseTool] = MappingProxyType({}),
+    ) -> None:
+        self._begun = begun
+        # See translate.tools_by_name.
+        self._tools = tools
+        # Whether reasoning items include `encrypted_content`.
+        self._is_encrypted = is_encrypted
+        self._items: list[OutputItem] = []
+        self._tokens: list[ScoredToken] = []
+        # Whether the last item is a truncated or invalid call.
+        self._is_cut = False
+        self._num_events = 0
+        self._last_event = ""
+
+    @property
+    def response(self) -> JsonObject:
+        """The response in its current state."""
+        return {**self._begun, "output": [item.to_json() for item in self._items if item.is_shown]}
+
+    def find_items(self, ids: Collection[str]) -> dict[str, JsonObject]:
+        """The output items with these ids, keyed by id."""
+        return {item.id: item.to_json() for item in self._items if item.id in ids}
+
+    @property
+    def is_ended(self) -> bool:
+        """Whether the response has ended."""
+        return self._begun["status"] not in ("queued", "in_progress")
+
+    def begin(self) -> list[JsonObject]:
+        """The first events."""
+        return [self._state("created"), self._state(self._begun["status"])]
+
+    def start(self) -> list[JsonObject]:
+        """The event that a queued response is in progress; empty if it was not queued."""
+        if self._begun["status"] != "queued":
+            return []
+        self._begun = {**self._begun, "status": "in_progress"}
+        return [self._state("in_progress")]
+
+    def add(self, parts: Sequence[Part], tokens: Sequence[ScoredToken]) -> list[JsonObject]:
+        """Add parts of the answer, with their tokens if log probabilities were requested; returns the events."""
+        self._tokens += tokens
+        events: list[JsonObject] = []
+        for part in parts:
+            match part:
+                case Thought(text):
+                    if not isinstance(self._last_item, Reasoning):
+                        events += self._open(Reasoning(is_encrypted=self._is_encrypted))
+                    events += self._more(text)
+                case Content(text):
+                    if not isinstance(self._last_item, Message):
+                        events += self._open(Message())
+                    events += self._more(text, self._tokens_of(text))
+                case ToolCallStart(_, call_id, name):
+                    events += self._open(self._call(call_id, name))
+                case ToolCallArguments(_, fragment):
+                    events += self._more(fragment)
+                case ToolCallCut():
+                    self._is_cut = True
+        if parts:
+            self._tokens = []
+        return events
+
+    def finish(self, reason: FinishReason, usage: Usage, at: int, **more: Any) -> list[JsonObject]:
+        """End the response with a complete or truncated answer at Unix time `at`; returns the last events.
+
+        `more` are additional fields of this server.
+        """
+        if reason is not FinishReason.STOP:
+            true_reason = {key: value for key, value in openai_reason(reason).items() if key != "finish_reason"}
+            details = {"reason": "max_output_tokens", **true_reason}
+            return [*self._close("incomplete"), self._end("incomplete", usage, incomplete_details=details, **more)]
+        # Clients expect a message after reasoning, even if it is empty.
+        events = self._open(Message()) if isinstance(self._last_item, Reasoning | None) else []
+        return [*events, *self._close("completed"), self._end("completed", usage, completed_at=at, **more)]
+
+    def cancel(self, usage: Usage) -> list[JsonObject]:
+        """Cancel the response; returns the last events. OpenAI has no event for cancellation."""
+        return [*self._close("incomplete"), self._end("incomplete", usage, status="cancelled")]
+
+    def fail(self, error: GenaiServerError, usage: Usage) -> JsonObject:
+        """End the response with an error; returns the last event, or the existing one if it has already ended."""
+        if self.is_ended:
+            return self._state(self._last_event)
+        if self._last_item is not None:
+            self._last_item.status = "incomplete"
+            self._drop_hidden()
+        return self._end("failed", usage, error=error_of(error))
+
+    @property
+    def _last_item(self) -> OutputItem | None:
+        return self._items[-1] if self._items else None
+
+    def _call(self, call_id: str, name: str) -> OutputItem:
+        match self._tools.get(name):
+            case CustomTool():
+                return CustomCall(call_id, name)
+            case ApplyPatchTool():
+                return ApplyPatchCall(call_id)
+            case FunctionTool() as tool:
+                return FunctionCall(call_id, tool.name, tool.namespace)
+        return FunctionCall(call_id, name)
+
+    def _open(self, item: OutputItem) -> list[JsonObject]:
+        events = self._close("completed")
+        self._items.append(item)
+        return events + self._events(item.opening())
+
+    def _more(self, text: str, tokens: Sequence[ScoredToken] = ()) -> list[JsonObject]:
+        return self._events(self._items[-1].more(text, tokens))
+
+    def _close(self, status: Status) -> list[JsonObject]:
+        if (item := self._last_item) is None:
+            return []
+        item.status = "incomplete" if self._is_cut else status
+        self._is_cut = False
+        events = self._events(item.closing())
+        self._drop_hidden()
+        return events
+
+    def _drop_hidden(self) -> None:
+        if self._items and not self._items[-1].is_shown:
+            self._items.pop()
+
+    def _end(self, event: str, usage: Usage, **fields: Any) -> JsonObject:
+        self._begun = {**self._begun, "status": event, "usage": usage.to_response_json(), **fields}
+        self._last_event = event
+        return self._state(event)
+
+    def _events(self, named: Iterable[NamedEvent]) -> list[JsonObject]:
+        """Complete events about the last item."""
+        item, place = self._items[-1], {"output_index": len(self._items) - 1}
+        return [
+            self._event(name, {**place, **({} if "item" in fields else {"item_id": item.id}), **fields})
+            for name, fields in named
+        ]
+
+    def _state(self, name: str) -> JsonObject:
+        return self._event(name, {"response": self.response})
+
+    def _event(self, name: str, fields: JsonObject) -> JsonObject:
+        self._num_events += 1
+        return {"type": f"response.{name}", "sequence_number": self._num_events - 1, **fields}
+
+    def _tokens_of(self, text: str) -> list[ScoredToken]:
+        """The latest tokens that make up the text; earlier ones belong to markers."""
+        missing, found = len(text.encode(errors="replace")), []
+        while missing > 0 and self._tokens:
+            found.append(self._tokens.pop())
+            missing -= len(found[-1].data)
+        return found[::-1]

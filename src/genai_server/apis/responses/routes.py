@@ -1,0 +1,291 @@
+"""OpenAI's /v1/responses: stored, continued and background responses."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query
+from fastapi.responses import Response
+
+from genai_server.apis.responses.caller_store import CallerStore, TheStore
+from genai_server.apis.responses.item_pages import page_response
+from genai_server.apis.responses.item_schemas import InputItem
+from genai_server.apis.responses.items import given_items, listed, new_id, referenced_ids
+from genai_server.apis.responses.kept_response import KeptResponse
+from genai_server.apis.responses.leniency import leave_out
+from genai_server.apis.responses.records import RUNNING
+from genai_server.apis.responses.response import ResponseBuilder
+from genai_server.apis.responses.running_response import Following, Keeping, RunningResponse
+from genai_server.apis.responses.schemas import (
+    ENCRYPTED_REASONING,
+    CompactRequest,
+    InputItemsParameters,
+    InputTokens,
+    ResponsesRequest,
+    RetrieveParameters,
+)
+from genai_server.apis.responses.translate import (
+    compacted,
+    compacting,
+    new_response,
+    outer_error,
+    outer_name,
+    shortened,
+    to_chat,
+    tools_by_name,
+)
+from genai_server.apis.shared.base import ErrorResponse, JsonObject
+from genai_server.apis.shared.chat_parameters import ChatParameters
+from genai_server.errors import ConversationNotFound, InvalidField, PreviousNotFound, PromptTooLong, ResponseNotFound
+from genai_server.generation.answers import Generation
+from genai_server.generation.generate import generate
+from genai_server.generation.prompts import encode_chat
+from genai_server.generation.request_context import RequestContext, TheRequestContext
+from genai_server.generation.services import Services, TheServices
+from genai_server.http.json_response import built_response, json_response
+from genai_server.http.middleware.body import TheLeniency, lenient_route
+from genai_server.http.sse import STREAMS, EventStream
+from genai_server.pooling_model import Task
+from genai_server.quoted_values import quoted
+
+# Response header with the reason why a response or conversation was not stored.
+NOT_STORED = "x-genai-not-stored"
+# Safety margin when shortening a prompt that is too long: the number of tokens per character varies.
+_MARGIN = 0.95
+
+router = APIRouter(
+    route_class=lenient_route(leave_out),
+    tags=["openai"],
+    responses={code: {"model": ErrorResponse} for code in (400, 404, 500, 503)},
+)
+
+
+@router.post("/v1/responses", responses=STREAMS)
+@router.post("/responses", include_in_schema=False)
+async def create_response(
+    body: ResponsesRequest,
+    services: TheServices,
+    context: TheRequestContext,
+    stored: TheStore,
+) -> Response:
+    """Create a response, complete or as a stream of events. With `background`, it returns at once."""
+    running = await _start(body, services, context, stored)
+    if body.background:
+        await running.begin_in_background(context.detach(), services.drain.counting)
+        if body.stream:
+            return _followed(running)
+        return json_response(running.response)
+    running.begin()
+    if body.stream:
+        return EventStream(running, running.events(), named=True, tell_error=running.fail)
+    try:
+        whole = await running.whole(context)
+        response = await built_response(lambda: whole, is_long=True)
+    finally:
+        running.close()
+    response.headers.update(not_stored(running.not_stored))
+    return response
+
+
+@router.get("/v1/responses", include_in_schema=False)
+@router.get("/responses", include_in_schema=False)
+async def upgrade_required() -> Response:
+    """Reached by WebSocket handshakes (apis/responses/websocket.py), or by a plain GET."""
+    return Response(status_code=426, headers={"upgrade": "websocket", "connection": "upgrade"})
+
+
+@router.post("/v1/responses/input_tokens", response_model=InputTokens)
+@router.post("/responses/input_tokens", include_in_schema=False)
+async def count_input_tokens(
+    body: ResponsesRequest, services: TheServices, stored: TheStore, leniency: TheLeniency
+) -> InputTokens:
+    """Count the tokens of a response's prompt. Needs no engine and stores nothing."""
+    codec = (await services.served(body.model, Task.GENERATE)).codec
+    earlier, given = await _items(body, stored)
+    chat = await asyncio.to_thread(to_chat, body, [*earlier, *given])
+    with leniency.in_words(outer_name, outer_error):
+        return InputTokens(input_tokens=len(await encode_chat(chat, codec, leniency)))
+
+
+@router.post("/v1/responses/compact")
+@router.post("/responses/compact", include_in_schema=False)
+async def compact_response(
+    body: CompactRequest, services: TheServices, context: TheRequestContext, stored: TheStore
+) -> dict[str, Any]:
+    """Compact a long conversation to its user messages and a summary by the model."""
+    earlier, given = await _items(body, stored)
+    conversation = [*earlier, *given]
+
+    async def begin(items: Sequence[JsonObject]) -> Generation:
+        chat = await asyncio.to_thread(compacting, body, items)
+        return await generate(services, chat, context)
+
+    with context.leniency.in_words(outer_name, outer_error):
+        _, generation = await _begun(begin, conversation, is_shortened=True)
+    try:
+        (whole,) = await context.waits_for(generation.whole())
+    finally:
+        generation.close()
+    return {
+        "id": new_id("resp"),
+        "object": "response.compaction",
+        "created_at": int(time.time()),
+        "output": compacted(conversation, whole.content),
+        "usage": generation.usage().to_response_json(),
+    }
+
+
+@router.get("/v1/responses/{response_id}", responses=STREAMS)
+@router.get("/responses/{response_id}", include_in_schema=False)
+async def get_response(response_id: str, query: Annotated[RetrieveParameters, Query()], stored: TheStore) -> Response:
+    """A response in its current state, or the events of a streamed background response."""
+    kept = await stored.store.get(response_id, stored.owner)
+    if query.stream:
+        return _followed(kept, query.starting_after)
+    if query.starting_after is not None:
+        raise InvalidField("starting_after is only allowed with stream: true", param="starting_after")
+    return await built_response(lambda: kept.response, is_long=True)
+
+
+@router.delete("/v1/responses/{response_id}")
+@router.delete("/responses/{response_id}", include_in_schema=False)
+async def delete_response(response_id: str, stored: TheStore) -> dict[str, Any]:
+    """Delete a response. Responses that continued it keep the items they need."""
+    await stored.store.delete(response_id, stored.owner)
+    return {"id": response_id, "object": "response", "deleted": True}
+
+
+@router.post("/v1/responses/{response_id}/cancel")
+@router.post("/responses/{response_id}/cancel", include_in_schema=False)
+async def cancel_response(response_id: str, stored: TheStore) -> Response:
+    """Cancel a running response; returns it with its partial answer."""
+    kept = await stored.store.cancel(response_id, stored.owner)
+    return await built_response(lambda: kept.response, is_long=True)
+
+
+@router.get("/v1/responses/{response_id}/input_items")
+@router.get("/responses/{response_id}/input_items", include_in_schema=False)
+async def list_input_items(
+    response_id: str, query: Annotated[InputItemsParameters, Query()], stored: TheStore
+) -> Response:
+    """A page of a response's input items, including those of earlier turns."""
+    page = await stored.store.input_items(response_id, stored.owner, query)
+    return await page_response(page, shown=listed)
+
+
+def not_stored(reason: str | None) -> dict[str, str]:
+    """The header with the reason why something was not stored, if any."""
+    return {} if reason is None else {NOT_STORED: reason.encode("ascii", "backslashreplace").decode()}
+
+
+def _followed(kept: KeptResponse, after: int | None = None) -> EventStream:
+    """A stream of events of a response that does not depend on the stream. Raises InvalidField."""
+    source = Following(kept)
+    return EventStream(source, kept.follow(after), named=True, tell_error=source.tell_error)
+
+
+async def _start(
+    body: ResponsesRequest, services: Services, context: RequestContext, stored: CallerStore
+) -> RunningResponse:
+    """Start the generation. Raises RequestError, which names the client's field, and Unavailable."""
+    store = stored.store
+    if not store.is_on:
+        for field in ("store", "background", "conversation"):
+            if getattr(body, field):
+                raise InvalidField(
+                    f"{field} must not be {'given' if field == 'conversation' else 'true'}: this server does not store "
+                    "responses (GENAI_RESPONSE_STORE_SIZE)",
+                    param=field,
+                )
+    earlier, given = await _items(body, stored)
+
+    async def begin(items: Sequence[JsonObject]) -> Generation:
+        chat: ChatParameters = await asyncio.to_thread(to_chat, body, items)
+        return await generate(services, chat, context, is_streamed=bool(body.stream))
+
+    with context.leniency.in_words(outer_name, outer_error):
+        items, generation = await _begun(begin, [*earlier, *given], is_shortened=body.truncation == "auto")
+    begun = new_response(
+        body,
+        model=generation.model,
+        sampling=generation.sampling,
+        created=int(time.time()),
+        is_stored=store.is_on and body.store is not False,
+    )
+    build = ResponseBuilder(
+        begun,
+        is_encrypted=ENCRYPTED_REASONING in (body.include or []),
+        tools=tools_by_name(body),
+    )
+    return RunningResponse(
+        generation,
+        build,
+        items,
+        Keeping(store, begun["store"], context.unique_id, stored.owner, body.conversation_id, stored.latest),
+        given=given,
+        with_metrics=bool(body.include_metrics),
+        keeps_events=bool(body.background and body.stream),
+    )
+
+
+async def _begun(
+    begin: Callable[[Sequence[JsonObject]], Awaitable[Generation]], items: list[JsonObject], *, is_shortened: bool
+) -> tuple[list[JsonObject], Generation]:
+    """Start the answer to a conversation; returns the items used. `is_shortened` drops the oldest items if needed.
+
+    Raises PromptTooLong if nothing more can be dropped, and the errors of `begin`.
+    """
+    while True:
+        try:
+            return items, await begin(items)
+        except PromptTooLong as error:
+            if not is_shortened or not error.tokens:
+                raise
+            fewer = await asyncio.to_thread(shortened, items, _MARGIN * error.limit / error.tokens)
+            if fewer is None:
+                raise
+            items = fewer
+
+
+async def found_items(given: str | Sequence[InputItem], stored: CallerStore, field: str) -> dict[str, JsonObject]:
+    """The stored items that a request's field refers to, keyed by id. Raises InvalidField and StoreUnavailable."""
+    try:
+        return await stored.store.find_items(referenced_ids(given), stored.owner)
+    except InvalidField as error:
+        raise error.reworded(error.message, param=field) from None
+
+
+async def _items(
+    body: ResponsesRequest | CompactRequest, stored: CallerStore
+) -> tuple[list[JsonObject], list[JsonObject]]:
+    """The items of all earlier turns, and those of this request. Raises InvalidField and StoreUnavailable."""
+    given: str | list[InputItem] = [] if body.input is None else body.input
+    kept = await found_items(given, stored, "input")
+    return await _earlier(body, stored), await asyncio.to_thread(given_items, given, kept)
+
+
+async def _earlier(body: ResponsesRequest | CompactRequest, stored: CallerStore) -> list[JsonObject]:
+    """The items of earlier turns. Raises PreviousNotFound, StoreUnavailable, and InvalidField if the previous response
+    is still running, or if there are too many items.
+    """
+    store, owner = stored.store, stored.owner
+    latest = None if stored.latest is None else stored.latest.record
+    is_shortened = isinstance(body, CompactRequest) or body.truncation == "auto"
+    conversation = body.conversation_id if isinstance(body, ResponsesRequest) else None
+    previous, field = body.previous_response_id, "previous_response_id"
+    try:
+        if conversation is not None:
+            field = "conversation"
+            return await store.history("conversation", conversation, owner, is_shortened=is_shortened)
+        if previous is None:
+            return []
+        if latest is not None and latest.id == previous:
+            return latest.all_items
+        if (await store.get(previous, stored.owner)).response["status"] in RUNNING:
+            raise InvalidField(f"{field} {quoted(previous)} is still in progress", param=field)
+        return await store.history("response", previous, owner, is_shortened=is_shortened)
+    except ResponseNotFound as error:
+        raise PreviousNotFound(error.message, param=field) from None
+    except (ConversationNotFound, InvalidField) as error:
+        raise error.reworded(error.message, param=field) from None

@@ -1,0 +1,324 @@
+"""A response of /v1/responses while it is generated, for its client or in the background."""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, Callable, Sequence, Set
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
+from functools import cached_property
+
+from genai_server.apis.responses.kept_response import KeptResponse
+from genai_server.apis.responses.records import LatestResponse, Record, not_cancelled, not_streamed
+from genai_server.apis.responses.response import ResponseBuilder, stream_error
+from genai_server.apis.responses.response_store import ResponseStore
+from genai_server.apis.shared.base import JsonObject
+from genai_server.errors import ConversationNotFound, GenaiServerError, InvalidField, ServerStopping, StoreUnavailable
+from genai_server.generation.answers import Generation
+from genai_server.generation.request_context import RequestContext
+from genai_server.http.error_responses import internal_error
+from genai_server.messages.generation_request import FinishReason
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Keeping:
+    """Where and how a response is stored."""
+
+    store: ResponseStore
+    # Whether the response is stored.
+    is_stored: bool
+    # The unique id of the request.
+    request: str
+    # Digest of the API key.
+    owner: str | None
+    # The conversation that the response is added to.
+    conversation: str | None = None
+    # Where the next response on the same WebSocket finds this one.
+    latest: LatestResponse | None = None
+
+
+class RunningResponse:
+    """Builds a response from a generation. It must either be closed, which cancels a running answer, or run in the
+    background.
+    """
+
+    def __init__(
+        self,
+        generation: Generation,
+        build: ResponseBuilder,
+        items: list[JsonObject],
+        keeping: Keeping,
+        *,
+        given: Sequence[JsonObject] = (),
+        with_metrics: bool = False,
+        keeps_events: bool = False,
+    ) -> None:
+        # The conversation's items up to this response.
+        self.items = items
+        # Why it could not be stored in the file or added to the conversation; None if nothing failed.
+        self.not_stored: str | None = None
+        self._generation = generation
+        self._build = build
+        self._keeping = keeping
+        # The input items of this turn.
+        self._given = given
+        self._with_metrics = with_metrics
+        self._last_events: list[JsonObject] = []
+        # Stores the ended response; None before.
+        self._storing: asyncio.Future[None] | None = None
+        self._is_abandoned = False
+        # The stream's events in order of their sequence numbers; None if they cannot be requested again.
+        self._events: list[JsonObject] | None = [] if keeps_events else None
+        # Set when an event is added, and then replaced.
+        self._news = asyncio.Event()
+        # Whether all events have been added.
+        self._is_over = False
+        # Background tasks: one reads the answer, one ends and stores the response.
+        self._reading: asyncio.Task[None] | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def response(self) -> JsonObject:
+        """The response in its current state."""
+        return self._build.response
+
+    @property
+    def owner(self) -> str | None:
+        """Digest of the API key."""
+        return self._keeping.owner
+
+    @property
+    def request(self) -> str:
+        """The unique id of the request."""
+        return self._keeping.request
+
+    @property
+    def progress(self) -> tuple[int, int] | None:
+        """Prompt tokens processed and their total number; None when all have been processed."""
+        return self._generation.progress
+
+    def find_items(self, ids: Set[str]) -> dict[str, JsonObject]:
+        """The conversation and output items with these ids, keyed by id."""
+        given = {id: self._items_by_id[id] for id in self._items_by_id.keys() & ids}
+        return given | self._build.find_items(ids)
+
+    def begin(self) -> None:
+        """Make the response available in the store."""
+        if self._keeping.is_stored:
+            self._keeping.store.begin(self)
+
+    async def begin_in_background(
+        self, counted: ExitStack, counting: Callable[[], AbstractContextManager[None]]
+    ) -> None:
+        """Continue without a client, in a task within `counting`; `counted` is closed at the end."""
+        try:
+            await self._keeping.store.begin_background(self)
+        except BaseException:
+            counted.close()
+            self.close()
+            raise
+        # Two tasks, because `stop` may cancel the reading task before it has begun.
+        self._reading = asyncio.create_task(self._collect_events())
+        self._task = asyncio.create_task(self._run(self._reading, counted, counting))
+
+    async def events(self) -> AsyncGenerator[JsonObject]:
+        """All events of the stream. Raises GenerationFailed."""
+        for event in self._build.begin():
+            yield event
+        async for _, answer, piece in self._generation.pieces():
+            if self._build.is_ended:
+                break
+            for event in self._build.start():
+                yield event
+            if piece is not None:
+                for event in self._build.add(piece.parts, piece.tokens):
+                    yield event
+            else:
+                self._last_events = await self._ended(answer.reason)
+        # Store the response before sending its last event, so that clients find it, also through other processes.
+        await self.keep()
+        for event in self._last_events:
+            yield event
+
+    async def whole(self, context: RequestContext) -> JsonObject:
+        """Read the complete answer and return the response, which is stored only if this succeeds.
+
+        Raises ClientLeft as soon as the client has disconnected, and GenerationFailed.
+        """
+        try:
+            await context.waits_for(self._read())
+        except BaseException:
+            self._is_abandoned = True
+            self._keeping.store.abandon(self.response["id"])
+            raise
+        return self.response
+
+    def follow(self, after: int | None = None) -> AsyncGenerator[JsonObject]:
+        """The stream's events after this sequence number, as they are generated. Raises InvalidField."""
+        if self._events is None:
+            raise not_streamed(self.response["id"])
+        return self._follow(self._events, 0 if after is None else after + 1)
+
+    def cancel(self) -> None:
+        """Cancel the response with its partial answer. Readers of the stream receive the last events."""
+        if self._build.is_ended and self.response["status"] != "cancelled":
+            raise not_cancelled(self.response)
+        self._end()
+
+    def fail(self, error: GenaiServerError) -> JsonObject:
+        """End the response with an error; returns the last event."""
+        return self._build.fail(error, self._generation.usage())
+
+    def close(self) -> None:
+        """Cancel the answer if it is still running, and store the response."""
+        self._end()
+        self._generation.close()
+        if self._storing is None and not self._is_abandoned:
+            self._keeping.store.later(self.keep())
+
+    async def stop(self) -> None:
+        """End a background response because the server is stopping."""
+        if self._task is not None and self._reading is not None:
+            self._reading.cancel()
+            await asyncio.wait([self._task])
+
+    async def keep(self) -> None:
+        """Store the ended response, once. Storing continues if the caller is cancelled."""
+        if self._is_abandoned:
+            return
+        if self._storing is None:
+            self._storing = asyncio.ensure_future(self._keep())
+        await asyncio.shield(self._storing)
+
+    @cached_property
+    def _items_by_id(self) -> dict[str, JsonObject]:
+        return {item["id"]: item for item in self.items}
+
+    async def _keep(self) -> None:
+        record, keeping = self._record(), self._keeping
+        if keeping.latest is not None:
+            if record.value["status"] in ("completed", "incomplete"):
+                keeping.latest.record = record
+            else:
+                keeping.latest.forget(record.value["previous_response_id"])
+        if keeping.conversation is not None:
+            await self._add_to_conversation(keeping.conversation, record)
+        if keeping.is_stored:
+            reason = await keeping.store.finish(record)
+            self.not_stored = self.not_stored or reason
+
+    async def _add_to_conversation(self, conversation: str, record: Record) -> None:
+        """Add a completed or truncated response's new items to its conversation."""
+        if record.value["status"] not in ("completed", "incomplete"):
+            return
+        said = [item for item in record.value["output"] if item["status"] == "completed" or item["type"] == "message"]
+        try:
+            await self._keeping.store.add_items(conversation, self.owner, [*self._given, *said])
+        # The conversation has been deleted or is full, or the disk failed.
+        except (ConversationNotFound, InvalidField, StoreUnavailable) as error:
+            self.not_stored = error.message
+            log.warning("could not add a response to its conversation: %s", error.message)
+
+    async def _run(
+        self, reading: asyncio.Task[None], counted: ExitStack, counting: Callable[[], AbstractContextManager[None]]
+    ) -> None:
+        with counted, counting():
+            try:
+                await reading
+            except asyncio.CancelledError:
+                self._add_last_events(ServerStopping())
+            except GenaiServerError as error:
+                self._add_last_events(error)
+            except Exception:
+                log.exception("internal error in a background response")
+                self._add_last_events(internal_error())
+            finally:
+                self._generation.close()
+                await self.keep()
+                self._is_over = True
+                self._wake()
+
+    async def _collect_events(self) -> None:
+        async for event in self.events():
+            self._add_event(event)
+
+    async def _was_ended_elsewhere(self) -> bool:
+        store = self._keeping.store
+        return self._task is not None and await store.was_ended_elsewhere(self.response["id"], self.owner)
+
+    async def _ended(self, reason: FinishReason) -> list[JsonObject]:
+        """End the response for the reason that ended its answer; returns the last events."""
+        was_ended_elsewhere = reason is FinishReason.CANCELLED and await self._was_ended_elsewhere()
+        if self._build.is_ended:  # it was cancelled in this process while waiting
+            return self._last_events
+        if was_ended_elsewhere:
+            return self._build.cancel(self._generation.usage())
+        more = {"metrics": self._generation.metrics()} if self._with_metrics else {}
+        return self._build.finish(reason, self._generation.usage(), int(time.time()), **more)
+
+    def _add_event(self, event: JsonObject) -> None:
+        if self._events is not None:
+            self._events.append(event)
+            self._wake()
+
+    def _add_last_events(self, error: GenaiServerError) -> None:
+        """Add the last events, those of an error unless the response has already ended."""
+        num_events = 0 if self._events is None else len(self._events)
+        last = self._last_events if self._build.is_ended else [self.fail(error)]
+        for event in last:
+            if event["sequence_number"] >= num_events:
+                self._add_event(event)
+
+    def _wake(self) -> None:
+        self._news.set()
+        self._news = asyncio.Event()
+
+    async def _follow(self, events: list[JsonObject], place: int) -> AsyncGenerator[JsonObject]:
+        while True:
+            news = self._news
+            while place < len(events):
+                yield events[place]
+                place += 1
+                news = self._news
+            if self._is_over:
+                return
+            await news.wait()
+
+    def _end(self) -> None:
+        if not self._build.is_ended:
+            self._last_events = self._build.cancel(self._generation.usage())
+            for answer in self._generation.answers:
+                answer.end()
+
+    def _record(self) -> Record:
+        events = None if self._events is None else self._all_events(self._events)
+        return Record(self.response, self.items, self.owner, events)
+
+    def _all_events(self, events: list[JsonObject]) -> list[JsonObject]:
+        """The events added so far and the last ones."""
+        return [*events, *(event for event in self._last_events if event["sequence_number"] >= len(events))]
+
+    async def _read(self) -> None:
+        async for _ in self.events():
+            pass
+
+
+@dataclass(frozen=True)
+class Following:
+    """Stream source of a client that follows a response. The response does not depend on the client."""
+
+    kept: KeptResponse
+
+    @property
+    def progress(self) -> tuple[int, int] | None:
+        """Prompt tokens processed and their total number; None when all have been processed."""
+        return self.kept.progress
+
+    def close(self) -> None:
+        """Do nothing: the response continues."""
+
+    def tell_error(self, error: GenaiServerError) -> JsonObject:
+        """The last event of a stream that ends before its response."""
+        return stream_error(error, 0)

@@ -1,0 +1,373 @@
+"""Bodies of OpenAI's Responses API (https://platform.openai.com/docs/api-reference/responses)."""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
+
+from genai_server.apis.responses.item_schemas import APPLY_PATCH, Input, check_full_name, full_name
+from genai_server.apis.shared.base import (
+    NonEmptyText,
+    Text,
+    Wire,
+    WithoutEffect,
+    elements,
+    field_error,
+    members,
+    missing_error,
+)
+from genai_server.apis.shared.chat_parameters import MAX_TOOLS, FunctionName, ReasoningEffort
+from genai_server.apis.shared.sampling import GenerationFields
+from genai_server.quoted_values import quoted
+
+LOGPROBS = "message.output_text.logprobs"
+ENCRYPTED_REASONING = "reasoning.encrypted_content"
+Include = Literal[
+    "message.output_text.logprobs",
+    "reasoning.encrypted_content",
+    # Accepted, but no answer of this server has such tools or media.
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "file_search_call.results",
+    "message.input_image.image_url",
+    "web_search_call.action.sources",
+    "web_search_call.results",
+]
+Metadata = Annotated[
+    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]],
+    Field(max_length=16),
+    members(16),
+]
+
+
+class FunctionTool(Wire):
+    """A function the model may call. `parameters` is a JSON schema."""
+
+    type: Literal["function"]
+    name: FunctionName
+    description: Text | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = Field(
+        None,
+        description="true: follow the schema exactly, or refuse the request. false: enforce as much of it as possible.",
+    )
+    namespace: FunctionName | None = Field(
+        None, description="Namespace of the function; calls of the function have it, too."
+    )
+    namespace_description: Text | None = Field(None, description="Text placed before the function's own description.")
+
+    @model_validator(mode="after")
+    def _has_a_name_that_fits(self) -> Self:
+        check_full_name(self.name, self.namespace)
+        return self
+
+
+class ToolGrammar(Wire):
+    """Format of a custom tool's input."""
+
+    type: Literal["text", "grammar"]
+    syntax: Literal["lark", "regex"] | None = None
+    definition: NonEmptyText | None = None
+
+    @model_validator(mode="after")
+    def _has_a_grammar(self) -> Self:
+        for field in ("syntax", "definition"):
+            is_given = getattr(self, field) is not None
+            if self.type == "grammar" and not is_given:
+                raise missing_error(field, "with type grammar")
+            if self.type != "grammar" and is_given:
+                raise field_error(field, "is only allowed with type grammar")
+        return self
+
+
+class CustomTool(Wire):
+    """A tool that the model calls with free-form text."""
+
+    type: Literal["custom"]
+    name: FunctionName
+    description: Text | None = None
+    format: ToolGrammar | None = Field(None, description="Format of the tool's input; by default any text.")
+
+    @property
+    def namespace(self) -> None:
+        """None: only functions have namespaces."""
+        return
+
+
+class NamedApplyPatch(Wire):
+    """Refers to the apply_patch tool in `tools`."""
+
+    type: Literal["apply_patch"]
+
+    @property
+    def name(self) -> str:
+        """The tool's name in the prompt."""
+        return APPLY_PATCH
+
+    @property
+    def namespace(self) -> None:
+        """None: only functions have namespaces."""
+        return
+
+
+class ApplyPatchTool(NamedApplyPatch):
+    """OpenAI's tool for creating, updating and deleting files. The client applies the patches."""
+
+    allowed_callers: Annotated[list[Literal["direct"]], elements(8)] | None = None
+
+
+class NamedCustom(Wire):
+    """Refers to a custom tool in `tools` by its name."""
+
+    type: Literal["custom"]
+    name: FunctionName
+
+    @property
+    def namespace(self) -> None:
+        """None: only functions have namespaces."""
+        return
+
+
+class NamedResponseFunction(Wire):
+    """Refers to a function in `tools` by its name, and by its namespace if several functions have this name."""
+
+    type: Literal["function"]
+    name: FunctionName
+    namespace: FunctionName | None = None
+
+
+ChosenTool = NamedResponseFunction | NamedCustom | NamedApplyPatch
+
+
+class AllowedResponseTools(Wire):
+    """The subset of `tools` that the model may, or must, call. Other tools are not part of the prompt."""
+
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: Annotated[
+        list[Annotated[NamedResponseFunction | NamedCustom | NamedApplyPatch, Field(discriminator="type")]],
+        elements(MAX_TOOLS, min_length=1),
+    ]
+
+
+class TextFormat(Wire):
+    """Format of the answer. Without `strict`, as much of the schema as possible is enforced."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: NonEmptyText | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    description: Text | None = None
+    strict: bool | None = None
+
+    @model_validator(mode="after")
+    def _has_schema(self) -> Self:
+        for field, alias in (("name", "name"), ("schema_", "schema")):
+            given = getattr(self, field) is not None
+            if self.type == "json_schema" and not given:
+                raise missing_error(alias, "with type json_schema")
+            if self.type != "json_schema" and given:
+                raise field_error(alias, "is only allowed with type json_schema")
+        if self.type != "json_schema" and (self.description is not None or self.strict is not None):
+            raise field_error("type", "must be json_schema if description or strict is given")
+        return self
+
+
+class TextConfig(Wire):
+    """Options of the answer's text."""
+
+    format: TextFormat | None = None
+    verbosity: Literal["medium"] | None = Field(None, description="Only OpenAI's default is accepted.")
+
+
+class ReasoningConfig(Wire):
+    """Options of the model's reasoning."""
+
+    effort: ReasoningEffort | None = None
+    summary: Literal["auto"] | None = Field(None, description="Reasoning is returned in full, never summarized.")
+    generate_summary: Literal["auto"] | None = Field(None, description="OpenAI's older name for summary.")
+    context: Literal["auto"] | None = Field(
+        None, description="The chat template decides which reasoning stays in the prompt."
+    )
+    mode: Literal["standard"] | None = None
+
+
+class ResponseStreamOptions(Wire):
+    """OpenAI's stream options."""
+
+    include_obfuscation: bool | None = Field(None, description="No effect: chunks are not padded.")
+
+
+def _type_of(given: Any) -> Any:
+    """The type of a tool; None if the value is not a tool."""
+    kind = given.get("type") if isinstance(given, dict) else getattr(given, "type", None)
+    return kind if isinstance(kind, str) else None
+
+
+ResponseTool = Annotated[
+    Annotated[FunctionTool, Tag("function")]
+    | Annotated[CustomTool, Tag("custom")]
+    | Annotated[ApplyPatchTool, Tag("apply_patch")],
+    Discriminator(
+        _type_of,
+        custom_error_type="tool",
+        custom_error_message="must be a tool of type function, custom or apply_patch",
+    ),
+]
+
+
+class ConversationId(Wire):
+    """Refers to a stored conversation."""
+
+    id: NonEmptyText
+
+
+class ResponsesRequest(GenerationFields):
+    """Body of POST /v1/responses."""
+
+    input: Input
+    instructions: Text | None = Field(
+        None, description="System message placed before all others, for this response only."
+    )
+    previous_response_id: NonEmptyText | None = Field(None, description="Id of a stored response to continue from.")
+    max_output_tokens: int | None = Field(
+        None, ge=1, description="Maximum number of tokens of the answer; by default all that fit."
+    )
+    tools: Annotated[list[ResponseTool], elements(MAX_TOOLS)] | None = None
+    tool_choice: (
+        Literal["none", "auto", "required"]
+        | NamedResponseFunction
+        | NamedCustom
+        | NamedApplyPatch
+        | AllowedResponseTools
+        | None
+    ) = None
+    parallel_tool_calls: bool | None = Field(None, description="Whether an answer may call several tools.")
+    text: TextConfig | None = None
+    reasoning: ReasoningConfig | None = None
+    include: Annotated[list[Include], elements(64)] | None = None
+    top_logprobs: int | None = Field(
+        None,
+        ge=0,
+        le=20,
+        description=f"Also return the N most likely tokens at each position; above 0 only with {LOGPROBS} in include.",
+    )
+    metadata: Metadata | None = Field(None, description="Returned unchanged.")
+    store: bool | None = Field(None, description="Store the response for later requests; true by default.")
+    stream: bool | None = None
+    stream_options: ResponseStreamOptions | None = Field(None, description="Only allowed with stream: true.")
+    chat_template_kwargs: dict[str, Any] | None = Field(None, description="Additional variables for the chat template.")
+    include_metrics: bool | None = Field(None, description="Include the metrics of /v1/chat in the completed response.")
+    max_tool_calls: int | None = Field(
+        None,
+        ge=1,
+        description="No effect: the limit applies to OpenAI's built-in tools, which this server does not have.",
+    )
+    background: bool | None = Field(None, description="Respond at once and generate in the background.")
+    conversation: NonEmptyText | ConversationId | None = Field(
+        None, description="A conversation to continue; input and output are appended to it."
+    )
+    truncation: Literal["auto", "disabled"] | None = Field(
+        None, description="auto drops the oldest turns of a prompt that is too long."
+    )
+    # OpenAI's fields that this server does not support: only null is accepted.
+    context_management: None = None
+    prompt: None = None
+    max_tokens: None = Field(None, description="Not supported; use max_output_tokens.")
+
+    @model_validator(mode="after")
+    def _belong_together(self) -> Self:
+        if self.top_logprobs and LOGPROBS not in (self.include or []):
+            raise field_error("top_logprobs", f"is only allowed with include: [{quoted(LOGPROBS)}]")
+        if self.stream_options is not None and not self.stream:
+            raise field_error("stream_options", "is only allowed with stream: true")
+        if self.background and self.store is False:
+            raise field_error("background", "is only allowed with store: true")
+        if self.conversation is not None and self.previous_response_id is not None:
+            raise field_error("conversation", "cannot be combined with previous_response_id")
+        if self.tool_choice not in (None, "none", "auto"):
+            self._check_tool_choice()
+        return self
+
+    def _check_tool_choice(self) -> None:
+        if not self.tools:
+            raise field_error("tool_choice", "is only allowed with tools")
+        self.chosen_names()
+
+    @property
+    def conversation_id(self) -> str | None:
+        """The id of `conversation`."""
+        given = self.conversation
+        return given.id if isinstance(given, ConversationId) else given
+
+    def chosen_names(self) -> list[str]:
+        """The name in the prompt of each function in `tool_choice`. Raises if one of them is not in `tools`."""
+        choice = self.tool_choice
+        chosen: Sequence[ChosenTool] = [choice] if isinstance(choice, ChosenTool) else []
+        if isinstance(choice, AllowedResponseTools):
+            chosen = choice.tools
+        namespaces: dict[tuple[str, str], set[str | None]] = defaultdict(set)
+        for tool in self.tools or []:
+            namespaces[tool.type, tool.name].add(tool.namespace)
+        return [_full_name(one, namespaces[one.type, one.name]) for one in chosen]
+
+
+def _full_name(chosen: ChosenTool, namespaces: set[str | None]) -> str:
+    found = namespaces & {chosen.namespace} if chosen.namespace else namespaces
+    if not found:
+        raise field_error("tool_choice", f"names the {_kind(chosen)} {quoted(chosen.name)}, which is not in tools")
+    if len(found) > 1:
+        rule = f"names the function {quoted(chosen.name)}, but {len(found)} tools have this name: add its namespace"
+        raise field_error("tool_choice", rule)
+    return full_name(chosen.name, *found)
+
+
+def _kind(chosen: ChosenTool) -> str:
+    return {"function": "function", "custom": "custom tool", "apply_patch": "tool"}[chosen.type]
+
+
+class CompactRequest(WithoutEffect):
+    """Body of POST /v1/responses/compact."""
+
+    model: NonEmptyText
+    input: Input | None = None
+    instructions: Text | None = Field(None, description="System message placed before all others.")
+    previous_response_id: NonEmptyText | None = Field(
+        None, description="Id of a stored response to place before the input."
+    )
+
+    @model_validator(mode="after")
+    def _has_something(self) -> Self:
+        if self.input is None and self.previous_response_id is None:
+            raise missing_error("input", "without previous_response_id")
+        return self
+
+
+class InputTokens(BaseModel):
+    """Response of /v1/responses/input_tokens."""
+
+    object: Literal["response.input_tokens"] = "response.input_tokens"
+    input_tokens: int
+
+
+class RetrieveParameters(BaseModel):
+    """Query parameters of GET /v1/responses/{id}."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    stream: bool = Field(
+        False, description="Only allowed for responses created with background: true and stream: true."
+    )
+    starting_after: int | None = Field(None, ge=0, description="Stream only the events after this sequence number.")
+    include_obfuscation: bool | None = Field(None, description="No effect: chunks are not padded.")
+
+
+class InputItemsParameters(BaseModel):
+    """Query parameters of GET /v1/responses/{id}/input_items, and of listing a conversation's items."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    limit: int = Field(20, ge=1, le=100)
+    order: Literal["asc", "desc"] = "desc"
+    after: str | None = Field(None, description="Id of the last item of the previous page.")
+    include: list[Include] | None = Field(None, alias="include[]", description="No effect: items are always complete.")

@@ -1,0 +1,288 @@
+"""Translates Responses API requests to chat parameters, and builds the new response
+(https://platform.openai.com/docs/api-reference/responses).
+"""
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from typing import Any
+
+from genai_server.apis.responses.item_schemas import APPLY_PATCH, full_name
+from genai_server.apis.responses.items import (
+    CALLS,
+    CUSTOM_INPUT,
+    OUTPUTS,
+    compaction,
+    message,
+    new_id,
+    to_messages,
+)
+from genai_server.apis.responses.items import input_text as text_part
+from genai_server.apis.responses.schemas import (
+    LOGPROBS,
+    AllowedResponseTools,
+    ApplyPatchTool,
+    ChosenTool,
+    CompactRequest,
+    FunctionTool,
+    ResponsesRequest,
+    ResponseTool,
+)
+from genai_server.apis.shared.base import JsonObject, WithoutEffect
+from genai_server.apis.shared.chat_parameters import MAX_MESSAGES, ChatMessage, ChatParameters
+from genai_server.apis.shared.sampling import GenerationFields
+from genai_server.errors import GenaiServerError, InvalidField
+from genai_server.messages.generation_request import Sampling
+
+# The instruction to the model for compacting a conversation.
+_COMPACT = (
+    "Summarise the conversation above, so that it can go on from your summary alone. Keep names, numbers, decisions, "
+    "results of tools and what is still to be done. Write the summary only."
+)
+# Schema keyword for a text that matches a Lark grammar, handled by text/grammars/lark_in_json.py.
+LARK = "x-lark"
+
+_APPLY_PATCH: JsonObject = {
+    "name": APPLY_PATCH,
+    "description": "Create, update or delete a file by a patch in the V4A format. In the diff of a new file each line "
+    "begins with +. The diff of an update has a section for each place: first a line @@, followed by a line of the "
+    "file above the place if one is needed to find it, then lines that begin with a space (kept), - (removed) or + "
+    "(added). The diff of delete_file is empty.",
+    "parameters": {
+        "type": "object",
+        "properties": {
+            "type": {"type": "string", "enum": ["create_file", "update_file", "delete_file"]},
+            "path": {"type": "string", "minLength": 1, "description": "Relative to the root of the workspace."},
+            "diff": {"type": "string"},
+        },
+        "required": ["type", "path", "diff"],
+        "additionalProperties": False,
+    },
+    "strict": True,
+}
+_SAME = (set(GenerationFields.model_fields) - set(WithoutEffect.model_fields) - {"max_tokens"}) | {
+    "chat_template_kwargs",
+    "parallel_tool_calls",
+}
+# Chat fields that have other names in the Responses API.
+_NAMES = {
+    "max_tokens": "max_output_tokens",
+    "reasoning_effort": "reasoning.effort",
+    "response_format.json_schema": "text.format",
+    "response_format": "text.format",
+}
+_OTHER = re.compile(rf"\b({'|'.join(map(re.escape, _NAMES))})\b")
+_MESSAGE = re.compile(r"\bmessages\[\d+\]\.?([\w.\[\]]*)")
+
+
+def to_chat(body: ResponsesRequest, conversation: Sequence[JsonObject]) -> ChatParameters:
+    """The chat parameters of a request.
+
+    Raises InvalidField for the output of an unknown call, and for too many messages.
+    """
+    messages = to_messages(conversation)
+    if body.instructions is not None:
+        messages.insert(0, ChatMessage.model_validate({"role": "system", "content": body.instructions}))
+    if len(messages) > MAX_MESSAGES:
+        raise InvalidField(
+            f"input may have at most {MAX_MESSAGES} messages, counting instructions and earlier turns; "
+            f"given {len(messages)}",
+            param="input",
+        )
+    fields: dict[str, Any] = {name: getattr(body, name) for name in _SAME} | _tools(body)
+    if LOGPROBS in (body.include or []):
+        fields |= {"logprobs": True, "top_logprobs": body.top_logprobs}
+    if body.text is not None and body.text.format is not None:
+        fields["response_format"] = {"type": body.text.format.type}
+        if schema := body.text.format.model_dump(exclude={"type"}, exclude_none=True, by_alias=True):
+            fields["response_format"]["json_schema"] = schema
+    if body.reasoning is not None:
+        fields["reasoning_effort"] = body.reasoning.effort
+    return ChatParameters(messages=messages, max_tokens=body.max_output_tokens, **fields)
+
+
+def _tools(body: ResponsesRequest) -> JsonObject:
+    functions = [_function(tool) for tool in body.tools or []]
+    choice: Any = body.tool_choice
+    chosen = body.chosen_names()
+    if isinstance(choice, AllowedResponseTools):
+        allowed = set(chosen)
+        functions, choice = [function for function in functions if function["name"] in allowed], choice.mode
+    elif isinstance(choice, ChosenTool):
+        choice = {"type": "function", "function": {"name": chosen[0]}}
+    return {
+        "tools": [{"type": "function", "function": function} for function in functions] or None,
+        "tool_choice": choice,
+    }
+
+
+def _function(tool: ResponseTool) -> JsonObject:
+    """A tool as a chat function. A custom tool becomes a function whose only argument is the text."""
+    if isinstance(tool, ApplyPatchTool):
+        return _APPLY_PATCH
+    if isinstance(tool, FunctionTool):
+        fields = tool.model_dump(exclude={"type", "namespace", "namespace_description"}, exclude_none=True)
+        if texts := [text for text in (tool.namespace_description, tool.description) if text is not None]:
+            fields["description"] = "\n".join(texts)
+        return fields | {"name": full_name(tool.name, tool.namespace)}
+    text: JsonObject = {"type": "string"}
+    form = tool.format
+    if form is not None and form.syntax == "regex":
+        text["pattern"] = f"^(?:{form.definition})$"
+    parameters = {"type": "object", "properties": {CUSTOM_INPUT: text}, "required": [CUSTOM_INPUT]}
+    about = {"description": tool.description} if tool.description is not None else {}
+    # Functions have no field for a grammar, so it is placed in the schema.
+    if form is not None and form.syntax == "lark":
+        text[LARK] = form.definition
+    return {"name": tool.name, **about, "parameters": parameters, "strict": True}
+
+
+def outer_error(error: GenaiServerError) -> GenaiServerError:
+    """An error about the chat parameters with the Responses API's field names."""
+
+    def place(inner: re.Match[str]) -> str:
+        return f"input ({inner[1]})" if inner[1] else "input"
+
+    if error.param is None:
+        return error
+    if error.param.startswith("messages"):
+        return error.reworded(_MESSAGE.sub(place, error.message), param="input")
+    return error.reworded(outer_name(error.message), param=outer_name(error.param))
+
+
+def outer_name(text: str) -> str:
+    """The text with the Responses API's field names."""
+    return _OTHER.sub(lambda inner: _NAMES[inner[0]], text)
+
+
+def new_response(
+    body: ResponsesRequest, *, model: str, sampling: Sampling, created: int, is_stored: bool
+) -> JsonObject:
+    """A new response, with the request's fields and the sampling values in effect. `created` is a Unix time."""
+    asked = body.model_dump(include={"reasoning", "text", "tool_choice"}, exclude_none=True, by_alias=True)
+    return {
+        "id": new_id("resp"),
+        "object": "response",
+        "created_at": created,
+        "completed_at": None,
+        "status": "queued" if body.background else "in_progress",
+        "error": None,
+        "incomplete_details": None,
+        "model": model,
+        "output": [],
+        "usage": None,
+        "background": bool(body.background),
+        **({} if body.conversation is None else {"conversation": {"id": body.conversation_id}}),
+        "frequency_penalty": sampling.frequency_penalty,
+        "instructions": body.instructions,
+        "max_output_tokens": body.max_output_tokens,
+        "max_tool_calls": body.max_tool_calls,
+        "metadata": body.metadata or {},
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
+        "presence_penalty": sampling.presence_penalty,
+        "previous_response_id": body.previous_response_id,
+        "prompt_cache_key": _given_text(body.prompt_cache_key),
+        "reasoning": {"effort": None, "summary": None, **asked.get("reasoning", {})},
+        "safety_identifier": _given_text(body.safety_identifier),
+        "service_tier": "default",
+        "store": is_stored,
+        "temperature": sampling.temperature,
+        "text": {"format": {"type": "text"}, "verbosity": "medium", **asked.get("text", {})},
+        "tool_choice": asked.get("tool_choice", "auto"),
+        "tools": _repeated(body.tools or []),
+        "top_logprobs": body.top_logprobs or 0,
+        "top_p": sampling.top_p,
+        "truncation": body.truncation or "disabled",
+        "user": _given_text(body.user),
+    }
+
+
+def tools_by_name(body: ResponsesRequest) -> dict[str, ResponseTool]:
+    """The tools, keyed by their names in the prompt."""
+    return {full_name(tool.name, tool.namespace): tool for tool in body.tools or []}
+
+
+def _repeated(tools: Sequence[ResponseTool]) -> list[JsonObject]:
+    """The tools in OpenAI's format, in which a namespace contains its functions."""
+    found: list[JsonObject] = []
+    for tool in tools:
+        if not isinstance(tool, FunctionTool):
+            found.append(tool.model_dump(exclude_none=True))
+            continue
+        function = tool.model_dump(exclude={"namespace", "namespace_description"})
+        if tool.namespace is None:
+            found.append(function)
+            continue
+        space = {"type": "namespace", "name": tool.namespace, "description": tool.namespace_description or ""}
+        if not found or found[-1]["type"] != "namespace" or found[-1]["name"] != tool.namespace:
+            found.append({**space, "tools": []})
+        found[-1]["tools"].append(function)
+    return found
+
+
+def _given_text(value: Any) -> str | None:
+    """The value if it is a string: clients expect no other type."""
+    return value if isinstance(value, str) else None
+
+
+def compacting(body: CompactRequest, conversation: Sequence[JsonObject]) -> ChatParameters:
+    """The chat parameters for summarizing a conversation. Raises InvalidField as `to_chat` does."""
+    asked = [*conversation, message("user", [text_part(_COMPACT)])]
+    fields = {"model": body.model, "input": "", "instructions": body.instructions}
+    return to_chat(ResponsesRequest.model_validate(fields), asked)
+
+
+def compacted(conversation: Sequence[JsonObject], summary: str) -> list[JsonObject]:
+    """The compacted form of a conversation: its user messages and a summary of everything."""
+    users = [item for item in conversation if item["type"] == "message" and item["role"] == "user"]
+    return [*users, compaction(summary)]
+
+
+def shortened(conversation: Sequence[JsonObject], share: float) -> list[JsonObject] | None:
+    """The newest part of a conversation that is too long, at most this share of its text if possible.
+
+    Initial instructions and the user's last message are kept, and calls stay with their outputs. None if nothing can be
+    dropped.
+    """
+    first = next((place for place, item in enumerate(conversation) if item.get("role") not in _INSTRUCTING), 0)
+    head, rest = list(conversation[:first]), conversation[first:]
+    sizes = [len(json.dumps(item, ensure_ascii=False)) for item in rest]
+    left = list(accumulate(reversed(sizes), initial=0))[::-1]
+    last = max((place for place, item in enumerate(rest) if item.get("role") == "user"), default=None)
+
+    def users_last(place: int) -> int | None:
+        """The position of the user's last message if it is before `place`."""
+        return last if last is not None and last < place else None
+
+    def size(place: int) -> int:
+        user = users_last(place)
+        return left[place] + (0 if user is None else sizes[user])
+
+    cuts = [place for place in _cuts(rest) if size(place) < left[0]]
+    # Prefer complete turns: many templates require the user's message first.
+    turns = [place for place in cuts if rest[place].get("role") == "user"]
+    target = share * left[0]
+    place = next((place for place in [*turns, *cuts] if size(place) <= target), min(cuts, key=size, default=None))
+    if place is None:
+        return None
+    user = users_last(place)
+    return [*head, *([] if user is None else [rest[user]]), *rest[place:]]
+
+
+_INSTRUCTING = ("system", "developer")
+
+
+def _cuts(items: Sequence[JsonObject]) -> Iterator[int]:
+    """The positions after the first item where a conversation may be cut: not between a call and its output."""
+    open_calls: set[str] = set()
+    for place, item in enumerate(items):
+        is_output = item["type"] in OUTPUTS
+        # Reasoning and calls of one turn are adjacent.
+        is_within = place > 0 and item["type"] != "message" and items[place - 1]["type"] in ("reasoning", item["type"])
+        if place and not open_calls and not is_output and not is_within:
+            yield place
+        if is_output:
+            open_calls.discard(item["call_id"])
+        elif item["type"] in CALLS:
+            open_calls.add(item["call_id"])

@@ -1,0 +1,288 @@
+"""The Responses API over a WebSocket, as defined by Open Responses and OpenAI: each turn becomes a POST to the app.
+
+Authentication, limits, logs and metrics therefore apply to turns as to all other requests. Plain ASGI.
+"""
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable, Collection
+
+import msgspec
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from genai_server.apis.responses.caller_store import TurnReceipt
+from genai_server.apis.responses.records import LatestResponse
+from genai_server.apis.shared.base import JsonObject
+from genai_server.errors import InvalidField, RequestError
+from genai_server.http.middleware.authentication import is_own_origin
+from genai_server.http.middleware.body import check_json
+from genai_server.http.middleware.body_budget import ParsingThread
+from genai_server.http.request_state import Receipt, receipt_of, with_receipt
+from genai_server.timing import ARRIVED, request_clock
+
+log = logging.getLogger(__name__)
+
+PATHS = frozenset({"/v1/responses", "/responses"})
+# Maximum duration of a connection in seconds, as OpenAI's.
+MAX_SECONDS = 3600.0
+_UPGRADE = 426
+# Headers of the handshake that are not passed on to its turns.
+_HANDSHAKE_HEADERS = {"connection", "upgrade", "content-length", "content-type", "transfer-encoding", "x-request-id"}
+_LAST_EVENTS = {"response.completed", "response.failed", "response.incomplete"}
+_GOING_AWAY = 1001
+_MAX_SHOWN = 100
+
+
+class ResponsesSocket:
+    """Accepts WebSockets at the Responses API's paths and refuses all others. The outermost middleware.
+
+    The handshake passes through the app as a GET and is refused like one. Browsers allow any web page to open
+    WebSockets to any server without a preflight request, so the origin must be the server's own or one of `origins`.
+    """
+
+    def __init__(self, app: ASGIApp, origins: Collection[str]) -> None:
+        self.app = app
+        self._origins = origins
+        self._parsing = ParsingThread()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "websocket":
+            await self.app(scope, receive, send)
+            return
+        await receive()  # websocket.connect
+        refusal = await self._refusal(scope)
+        if refusal is not None:
+            await _refuse(refusal, scope, send)
+            return
+        await send({"type": "websocket.accept"})
+        try:
+            async with asyncio.timeout(MAX_SECONDS):
+                await _Connection(self.app, self._parsing, scope, receive, send).serve()
+        except TimeoutError:
+            error = {
+                "code": "websocket_connection_limit_reached",
+                "message": f"a connection may be open for {MAX_SECONDS:.0f} seconds; open a new one",
+                "type": "invalid_request_error",
+                "param": None,
+            }
+            await _send_json(send, {"type": "error", "status": 400, "error": error})
+            await send({"type": "websocket.close", "code": _GOING_AWAY})
+
+    async def _refusal(self, scope: Scope) -> "_Answer | None":
+        """The refusal of a handshake; None if it is accepted."""
+        headers = Headers(scope=scope)
+        if not is_own_origin(headers) and headers["origin"] not in self._origins:
+            message = "web pages of this Origin may not use the server (GENAI_CORS_ORIGINS)"
+            return _refusal(403, message, "origin_forbidden")
+        if scope["path"] not in PATHS:
+            return _refusal(404, f"there is no WebSocket at {scope['path'][:_MAX_SHOWN]}", "not_found")
+        answer = _Answer()
+        await self.app(
+            _http_scope(scope, "GET", b"", receipt_of(scope.get("state", {}))), _Request(b"").receive, answer.send
+        )
+        return None if answer.status == _UPGRADE else answer
+
+
+class _Connection:
+    """One WebSocket, whose turns run one after another."""
+
+    def __init__(self, app: ASGIApp, parsing: ParsingThread, scope: Scope, receive: Receive, send: Send) -> None:
+        self._app = app
+        self._parsing = parsing
+        self._scope = scope
+        self._latest = LatestResponse()
+        self._receive = receive
+        self._send = send
+        self._turn: _Turn | None = None
+
+    async def serve(self) -> None:
+        """Serve turns until the client disconnects, which cancels the running turn."""
+        try:
+            while True:
+                message = await self._receive()
+                if message["type"] == "websocket.disconnect":
+                    return
+                await self._take(message)
+        finally:
+            if self._turn is not None:
+                await self._turn.leave()
+
+    async def _take(self, message: Message) -> None:
+        # Only this project's protocol class reports when a message's first byte arrived.
+        arrived = message.get(ARRIVED, request_clock())
+        if self._turn is not None:
+            if not self._turn.is_finished:
+                await self._send_error("the previous response is still running", "response_in_progress", None)
+                return
+            await self._turn.ended()
+        text = (message.get("text") or "").encode(errors="replace") or message.get("bytes") or b""
+        try:
+            body, previous = await self._parsing.run(lambda: _body(text), num_bytes=len(text))
+        except RequestError as error:
+            await self._send_error(error.message, error.code, error.param)
+            return
+        receipt = TurnReceipt(arrived, receipt_of(self._scope.get("state", {})).max_files, latest=self._latest)
+        scope = _http_scope(self._scope, "POST", body, receipt)
+        self._turn = _Turn(self._app, scope, body, self._send, lambda: self._latest.forget(previous))
+
+    async def _send_error(self, message: str, code: str, param: str | None) -> None:
+        error = {"message": message, "type": "invalid_request_error", "param": param, "code": code}
+        await _send_json(self._send, {"type": "error", "status": 400, "error": error})
+
+
+class _Turn:
+    """One request to the app, whose events are sent to the WebSocket."""
+
+    def __init__(self, app: ASGIApp, scope: Scope, body: bytes, send: Send, on_refusal: Callable[[], None]) -> None:
+        self._on_refusal = on_refusal
+        # Whether the last event has been sent.
+        self.is_finished = False
+        self._send_socket = send
+        self._scope = scope
+        self._request = _Request(body)
+        self._answer = _Answer()
+        self._unsent = b""
+        self._task = asyncio.create_task(self._run(app))
+
+    async def ended(self) -> None:
+        """Wait until the app has finished the request."""
+        await asyncio.wait([self._task])
+
+    async def leave(self) -> None:
+        """Signal to the app that the client has disconnected, and wait for it to finish."""
+        self._request.is_disconnected.set()
+        await self.ended()
+
+    async def _run(self, app: ASGIApp) -> None:
+        try:
+            await app(self._scope, self._request.receive, self._take)
+        except Exception:
+            log.exception("internal error in a turn on a WebSocket")
+        finally:
+            if not self.is_finished and not self._request.is_disconnected.is_set():
+                await self._refused()
+
+    async def _take(self, message: Message) -> None:
+        if message["type"] == "http.response.start" or self._answer.status != 200:
+            await self._answer.send(message)
+            return
+        self._unsent += message.get("body", b"")
+        *events, self._unsent = self._unsent.split(b"\n\n")
+        for event in events:
+            data = b"".join(line[6:] for line in event.split(b"\n") if line.startswith(b"data: "))
+            if data:
+                await self._send({"type": "websocket.send", "text": data.decode()})
+                self.is_finished = self.is_finished or _is_last(event)
+
+    async def _refused(self) -> None:
+        """Send what the app has answered in place of events."""
+        self.is_finished = True
+        self._on_refusal()
+        try:
+            error = json.loads(self._answer.body)["error"]
+        except (ValueError, KeyError, TypeError):
+            error = {"message": "internal error", "type": "server_error", "param": None, "code": "server_error"}
+        status = self._answer.status if self._answer.status >= 400 else 500
+        await _send_json(self._send, {"type": "error", "status": status, "error": error})
+
+    async def _send(self, message: Message) -> None:
+        try:
+            await self._send_socket(message)
+        except OSError:  # raised by ASGI servers after the client has disconnected
+            self._request.is_disconnected.set()
+
+
+class _Request:
+    """The body of a request, and whether its client has disconnected."""
+
+    def __init__(self, body: bytes) -> None:
+        self.is_disconnected = asyncio.Event()
+        self._body: bytes | None = body
+
+    async def receive(self) -> Message:
+        """ASGI's `receive`."""
+        if self._body is None:
+            await self.is_disconnected.wait()
+            return {"type": "http.disconnect"}
+        body, self._body = self._body, None
+        return {"type": "http.request", "body": body, "more_body": False}
+
+
+class _Answer:
+    """The complete response to a request."""
+
+    def __init__(self, status: int = 0, headers: list[tuple[bytes, bytes]] | None = None, body: bytes = b"") -> None:
+        # 0 before the response has started.
+        self.status = status
+        self.headers = headers or []
+        self.body = body
+
+    async def send(self, message: Message) -> None:
+        """ASGI's `send`."""
+        if message["type"] == "http.response.start":
+            self.status, self.headers = message["status"], list(message["headers"])
+        elif message["type"] == "http.response.body":
+            self.body += message.get("body", b"")
+
+
+def _body(text: bytes) -> tuple[bytes, object]:
+    """The body of the POST for a message, and its `previous_response_id`. Raises RequestError."""
+    check_json(text)
+    try:
+        body = json.loads(text)
+    except ValueError as error:
+        raise InvalidField(f"a message must be JSON: {error}") from None
+    if not isinstance(body, dict):
+        raise InvalidField("a message must be a JSON object")
+    if body.pop("type", None) != "response.create":
+        raise InvalidField('type must be "response.create"', param="type")
+    for field in ("background", "stream_options"):
+        if body.get(field):
+            raise InvalidField(f"{field} is not allowed on a WebSocket", param=field)
+    # Lone surrogates, which cannot be encoded, become JSON escapes.
+    post = json.dumps({**body, "stream": True}, ensure_ascii=False).encode(errors="backslashreplace")
+    return post, body.get("previous_response_id")
+
+
+def _http_scope(scope: Scope, method: str, body: bytes, receipt: Receipt) -> Scope:
+    """The scope of a request that comes over a WebSocket."""
+    headers = [
+        (name, value)
+        for name, value in scope["headers"]
+        if name.decode("latin-1") not in _HANDSHAKE_HEADERS and not name.startswith(b"sec-websocket")
+    ]
+    if body:
+        headers += [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    return {
+        **{name: scope[name] for name in scope if name not in ("type", "subprotocols", "extensions", "state")},
+        "type": "http",
+        "method": method,
+        "scheme": {"ws": "http", "wss": "https"}.get(scope.get("scheme", "ws"), "http"),
+        "headers": headers,
+        "extensions": {},
+        "state": with_receipt(receipt),
+    }
+
+
+def _is_last(event: bytes) -> bool:
+    name = event.partition(b"\n")[0].removeprefix(b"event: ").decode()
+    return name in _LAST_EVENTS
+
+
+def _refusal(status: int, message: str, code: str) -> _Answer:
+    error = {"message": message, "type": "invalid_request_error", "param": None, "code": code}
+    return _Answer(status, [(b"content-type", b"application/json")], json.dumps({"error": error}).encode())
+
+
+async def _refuse(answer: _Answer, scope: Scope, send: Send) -> None:
+    if "websocket.http.response" not in scope.get("extensions", {}):
+        await send({"type": "websocket.close", "code": 1008})
+        return
+    await send({"type": "websocket.http.response.start", "status": answer.status or 500, "headers": answer.headers})
+    await send({"type": "websocket.http.response.body", "body": answer.body})
+
+
+async def _send_json(send: Send, value: JsonObject) -> None:
+    await send({"type": "websocket.send", "text": msgspec.json.encode(value).decode()})

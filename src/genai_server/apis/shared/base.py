@@ -1,0 +1,143 @@
+"""Base models and field types of all request bodies. Unknown fields are refused, never ignored."""
+
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError, PydanticKnownError
+
+JsonObject = dict[str, Any]
+# Without a constraint pydantic accepts lone surrogates, which cannot be encoded as UTF-8.
+Text = Annotated[str, Field(min_length=0)]
+NonEmptyText = Annotated[str, Field(min_length=1)]
+
+
+def field_error(field: str, rule: str) -> PydanticCustomError:
+    """The error that a model validator raises for one field. `rule` follows the field's name in the message."""
+    return PydanticCustomError("field", "{rule}", {"field": field, "rule": rule})
+
+
+def missing_error(field: str, rule: str) -> PydanticCustomError:
+    """The error for a missing field. `rule` states when the field is required."""
+    return PydanticCustomError("missing_field", "{rule}", {"field": field, "rule": f"is required {rule}"})
+
+
+def elements(max_length: int, *, min_length: int | None = None) -> Any:
+    """Length limits of a list. Validation stops at the first wrong element because there may be many thousands."""
+    return Field(min_length=min_length, max_length=max_length, fail_fast=True)
+
+
+def members(max_length: int) -> BeforeValidator:
+    """Limit of members in an object whose keys the client chooses. pydantic's own limit counts only valid members."""
+
+    def counted(given: Any) -> Any:
+        if isinstance(given, dict) and len(given) > max_length:
+            raise PydanticKnownError(
+                "too_long", {"field_type": "Dictionary", "max_length": max_length, "actual_length": len(given)}
+            )
+        return given
+
+    return BeforeValidator(counted)
+
+
+def _writable(value: JsonObject) -> JsonObject:
+    """Refuse what Python's parser accepts beyond JSON: NaN and lone surrogates."""
+    try:
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+    except ValueError:
+        raise ValueError("must be valid JSON and valid Unicode") from None
+    return value
+
+
+# An object that is serialized to JSON text again.
+WritableObject = Annotated[JsonObject, AfterValidator(_writable)]
+
+
+class Wire(BaseModel):
+    """Base of all bodies: unknown fields and values of another JSON type are errors."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_unknown_field(cls, given: Any) -> Any:
+        """Keep only one unknown field of a body with many: pydantic would report each one, which takes long."""
+        if not isinstance(given, dict) or len(given) <= len(cls.model_fields):
+            return given
+        known = {field.alias or name for name, field in cls.model_fields.items()}
+        unknown = next(name for name in given if name not in known)
+        return {name: value for name, value in given.items() if name in known or name == unknown}
+
+
+class WithoutEffect(Wire):
+    """OpenAI's fields that have no effect on this server. Any value is accepted."""
+
+    metadata: Any = Field(None, description="Accepted, but has no effect.")
+    moderation: Any = Field(None, description="Accepted, but has no effect.")
+    prompt_cache_key: Any = Field(None, description="No effect: cached prefixes are reused automatically.")
+    prompt_cache_options: Any = Field(None, description="Accepted, but has no effect.")
+    prompt_cache_retention: Any = Field(None, description="Accepted, but has no effect.")
+    safety_identifier: Any = Field(None, description="Accepted, but has no effect.")
+    service_tier: Any = Field(None, description="Accepted, but has no effect.")
+    user: Any = Field(None, description="Accepted, but has no effect.")
+
+
+class RouterFields(Wire):
+    """vLLM's and SGLang's fields that routers add to every body. Only values that match this server are accepted."""
+
+    no_stop_trim: Literal[False] | None = Field(None, description="Only vLLM's default is accepted.")
+    skip_special_tokens: Literal[True] | None = Field(None, description="Only vLLM's default is accepted.")
+    return_hidden_states: Literal[False] | None = Field(None, description="Only SGLang's default is accepted.")
+
+
+class ChatRouterFields(RouterFields):
+    """The router fields of chat requests."""
+
+    continue_final_message: Literal[False] | None = Field(None, description="Only vLLM's default is accepted.")
+    include_reasoning: Literal[True] | None = Field(None, description="Only vLLM's default is accepted.")
+    separate_reasoning: Literal[True] | None = Field(None, description="Only SGLang's default is accepted.")
+    stream_reasoning: Literal[True] | None = Field(None, description="Only SGLang's default is accepted.")
+
+
+class ErrorDetail(BaseModel):
+    """An error in OpenAI's format."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str
+
+
+class ErrorResponse(BaseModel):
+    """The body of all error responses."""
+
+    error: ErrorDetail
+
+
+class Breakdown(BaseModel):
+    """Latency of each phase of a request in seconds. The phases add up to `total_latency`."""
+
+    receive: float
+    load: float
+    prepare: float
+    queue: float
+    prefill: float
+    decode: float
+    deliver: float
+
+
+class Metrics(BaseModel):
+    """Latency and throughput of a request, measured from its first byte. Times are in seconds, rates in tokens per
+    second; unknown values are null. `profiled_tokens` is present if some tokens were profiled, which slows them down.
+    """
+
+    ttft: float | None
+    total_latency: float
+    tokens_per_second: float | None
+    output_tokens_per_second: float | None
+    input_tokens: int
+    output_tokens: int
+    tpot: float | None
+    breakdown: Breakdown | None
+    model: str
+    profiled_tokens: int = 0

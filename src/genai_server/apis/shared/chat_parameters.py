@@ -1,0 +1,255 @@
+"""Request fields that all chat endpoints share, the server's own and OpenAI's."""
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, Field, model_validator
+
+from genai_server.apis.shared.base import (
+    NonEmptyText,
+    Text,
+    Wire,
+    elements,
+    field_error,
+    missing_error,
+)
+from genai_server.apis.shared.sampling import MAX_CHOICES, GenerationFields
+from genai_server.quoted_values import quoted
+
+MAX_NAME_LENGTH = 128
+FunctionName = Annotated[str, Field(pattern=rf"^[a-zA-Z0-9_.-]{{1,{MAX_NAME_LENGTH}}}$")]
+# Enough for a long conversation with tools. A template takes a few microseconds for each message.
+MAX_MESSAGES = 4096
+MAX_TOOLS = 512
+# Content parts, or tool calls, of one message.
+MAX_PARTS = 4096
+ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+
+
+class TextPart(Wire):
+    """One part of a message's content. Models on this server read text only."""
+
+    type: Literal["text"]
+    text: Text
+    prompt_cache_breakpoint: Any = Field(None, description="Accepted, but has no effect.")
+
+
+TextParts = Annotated[list[TextPart], elements(MAX_PARTS)]
+
+
+class CalledFunction(Wire):
+    """Name and arguments of a tool call. `arguments` is a JSON object as text."""
+
+    name: FunctionName
+    arguments: Text
+
+
+class ToolCall(Wire):
+    """A tool call made by the assistant."""
+
+    id: NonEmptyText
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
+ToolCalls = Annotated[list[ToolCall], elements(MAX_PARTS)]
+
+
+_ROLE_OF_FIELD = {
+    "tool_calls": "assistant",
+    "function_call": "assistant",
+    "reasoning_content": "assistant",
+    "reasoning": "assistant",
+    "tool_call_id": "tool",
+}
+
+
+class ChatMessage(Wire):
+    """One turn of the conversation."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: Text | TextParts | None = None
+    name: NonEmptyText | None = None
+    tool_calls: ToolCalls | None = Field(None, description="The assistant's tool calls.")
+    tool_call_id: NonEmptyText | None = Field(None, description="In a tool's result: id of the call it answers.")
+    reasoning_content: Text | None = Field(None, description="The assistant's reasoning.")
+    reasoning: Text | None = Field(None, description="Another name for reasoning_content.")
+    refusal: None = None
+    annotations: Annotated[list[Any], elements(0)] | None = None
+    audio: None = None
+    function_call: CalledFunction | None = Field(
+        None, description="The assistant's function call in OpenAI's older format, without an id."
+    )
+    provider_specific_fields: Any = Field(None, description="Added by litellm; ignored.")
+
+    @model_validator(mode="after")
+    def _fits_role(self) -> Self:
+        if self.role == "assistant":
+            if self.content is None and not self.tool_calls and self.function_call is None:
+                raise missing_error("content", "with role assistant without tool_calls")
+        elif self.content is None:
+            raise missing_error("content", f"with role {self.role}")
+        for field, role in _ROLE_OF_FIELD.items():
+            if getattr(self, field) is not None and self.role != role:
+                raise field_error(field, f"is only allowed with role {role}; given with role {self.role}")
+        if self.tool_calls and self.function_call is not None:
+            raise field_error("function_call", "cannot be combined with tool_calls")
+        if self.role == "tool" and self.tool_call_id is None:
+            raise missing_error("tool_call_id", "with role tool")
+        if self.role == "function" and self.name is None:
+            raise missing_error("name", "with role function")
+        return self
+
+    def for_template(self) -> dict[str, Any]:
+        """The message as chat templates expect it: absent fields are omitted, except `content` next to tool calls."""
+        fields = self.model_dump(exclude_none=True, exclude={"annotations", "provider_specific_fields", "reasoning"})
+        if self.reasoning is not None:
+            fields.setdefault("reasoning_content", self.reasoning)
+        return {"content": None, **fields} if self.tool_calls else fields
+
+
+class DirectCaller(Wire):
+    """The caller of a tool: only the model itself, no code execution environment."""
+
+    type: Literal["direct"]
+
+
+class Function(Wire):
+    """A function the model may call. `parameters` is a JSON schema."""
+
+    name: FunctionName
+    description: Text | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = Field(
+        None,
+        description="true: follow the schema exactly, or refuse the request. false: enforce as much of it as possible.",
+    )
+
+
+class Tool(Wire):
+    """A tool the model may call."""
+
+    type: Literal["function"]
+    function: Function
+
+
+class NamedFunction(Wire):
+    name: FunctionName
+
+
+class NamedTool(Wire):
+    """The one function that must be called."""
+
+    type: Literal["function"]
+    function: NamedFunction
+
+
+class AllowedNames(Wire):
+    """A subset of `tools`, and whether one of them must be called."""
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedTool], elements(MAX_TOOLS, min_length=1)]
+
+
+class AllowedTools(Wire):
+    """The subset of `tools` that the model may, or must, call. Other tools are not part of the prompt."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedNames
+
+
+class JsonSchema(Wire):
+    """The JSON schema of the answer. Without `strict`, as much of it as possible is enforced."""
+
+    name: NonEmptyText
+    description: Text | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(Wire):
+    """Format of the answer."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+    @model_validator(mode="after")
+    def _has_schema(self) -> Self:
+        if self.type == "json_schema" and self.json_schema is None:
+            raise missing_error("json_schema", "with type json_schema")
+        if self.type != "json_schema" and self.json_schema is not None:
+            raise field_error("json_schema", "is only allowed with type json_schema")
+        return self
+
+
+def _with_ids(messages: list[ChatMessage]) -> list[ChatMessage]:
+    """Convert OpenAI's older function calls to tool calls. They have no ids; a result belongs to the preceding call."""
+    id = ""
+    for place, message in enumerate(messages):
+        if message.function_call is not None:
+            id = f"call{place:05}"  # Mistral's templates require ids of this length
+            message.tool_calls, message.function_call = [ToolCall(id=id, function=message.function_call)], None
+        elif message.role == "function":
+            message.role, message.tool_call_id = "tool", id or f"call{place:05}"
+    return messages
+
+
+Messages = Annotated[list[ChatMessage], elements(MAX_MESSAGES, min_length=1), AfterValidator(_with_ids)]
+Tools = Annotated[list[Tool], elements(MAX_TOOLS)]
+
+
+class Prediction(Wire):
+    """Text that the answer is expected to repeat in large part."""
+
+    type: Literal["content"]
+    content: Text | TextParts
+
+    @property
+    def text(self) -> str:
+        """The expected text."""
+        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+
+
+class ChatParameters(GenerationFields):
+    """Fields of all chat endpoints."""
+
+    messages: Messages
+    n: int | None = Field(None, ge=1, le=MAX_CHOICES, description="Number of answers to generate.")
+    logprobs: bool | None = Field(None, description="Return the log probability of each token of the answer.")
+    top_logprobs: int | None = Field(
+        None, ge=0, le=20, description="Also return the N most likely tokens at each position."
+    )
+    response_format: ResponseFormat | None = None
+    tools: Tools | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | AllowedTools | None = None
+    parallel_tool_calls: bool | None = Field(None, description="Whether an answer may call several tools.")
+    chat_template_kwargs: dict[str, Any] | None = Field(None, description="Additional variables for the chat template.")
+    reasoning_effort: ReasoningEffort | None = None
+    prediction: Prediction | None = Field(
+        None, description="Expected output; text that repeats it is generated faster."
+    )
+    max_completion_tokens: int | None = Field(None, ge=1, description="OpenAI's newer name for max_tokens.")
+    store: Any = Field(None, description="No effect: chat completions are not stored.")
+    # OpenAI's fields that this server does not support: only null is accepted.
+    audio: None = None
+    modalities: Annotated[list[Literal["text"]], elements(8)] | None = None
+    verbosity: Literal["medium"] | None = Field(None, description="Only OpenAI's default is accepted.")
+    web_search_options: None = None
+
+    @model_validator(mode="after")
+    def _belong_together(self) -> Self:
+        if self.top_logprobs is not None and not self.logprobs:
+            raise field_error("top_logprobs", "is only allowed with logprobs: true")
+        if self.tool_choice not in (None, "none", "auto") and not self.tools:
+            raise field_error("tool_choice", "is only allowed with tools")
+        if isinstance(self.tool_choice, AllowedTools):
+            self._keep_allowed(self.tool_choice.allowed_tools)
+        return self
+
+    def _keep_allowed(self, allowed: AllowedNames) -> None:
+        """Drop the tools that are not allowed."""
+        names = {tool.function.name for tool in allowed.tools}
+        offered = {tool.function.name for tool in self.tools or []}
+        if strange := sorted(names - offered):
+            raise field_error("tool_choice", f"allows the function {quoted(strange[0])}, which is not in tools")
+        self.tools = [tool for tool in self.tools or [] if tool.function.name in names]
+        self.tool_choice = allowed.mode

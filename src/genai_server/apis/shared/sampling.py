@@ -1,0 +1,196 @@
+"""Sampling fields, shared by all endpoints that generate text."""
+
+from typing import Annotated, Any, ClassVar, Self
+
+from pydantic import AfterValidator, Field, model_validator
+
+from genai_server.apis.shared.base import NonEmptyText, Text, Wire, WithoutEffect, elements, field_error, members
+
+MAX_STOP_STRINGS = 4
+MAX_STOP_TOKENS = 128
+MAX_CHOICES = 16
+MAX_SALT_LENGTH = 1024
+_TOKEN_ID_LIMIT = 2**31
+
+
+def _token_ids(value: dict[str, float]) -> dict[str, float]:
+    for key in value:
+        if not (key.isascii() and key.isdecimal() and int(key) < _TOKEN_ID_LIMIT):
+            raise ValueError("must have token ids as its keys")
+    return value
+
+
+Bias = Annotated[float, Field(ge=-100, le=100)]
+Biases = Annotated[dict[str, Bias], Field(max_length=1024), AfterValidator(_token_ids), members(1024)]
+
+
+Schema = dict[str, Any] | bool | Text
+Choice = Annotated[list[NonEmptyText], elements(1000, min_length=1)]
+
+
+class StructuredOutputs(Wire):
+    """A constraint for the answer: exactly one of the fields."""
+
+    json_: Schema | None = Field(None, alias="json", description="A JSON schema that the answer must match.")
+    regex: NonEmptyText | None = Field(None, description="A regular expression in the syntax of Rust's regex crate.")
+    choice: Choice | None = None
+    grammar: NonEmptyText | None = Field(None, description="A Lark grammar in llguidance's dialect.")
+
+    @model_validator(mode="after")
+    def _one(self) -> Self:
+        given = [name for name in ("json_", "regex", "choice", "grammar") if getattr(self, name) is not None]
+        if not given:
+            raise ValueError("must have one of json, regex, choice and grammar")
+        if len(given) > 1:
+            raise field_error(given[1], f"cannot be combined with {given[0].removesuffix('_')}")
+        return self
+
+
+class StreamOptions(Wire):
+    """OpenAI's stream options, and vLLM's `continuous_usage_stats`."""
+
+    include_usage: bool | None = Field(None, description="Send the usage in an additional chunk at the end.")
+    continuous_usage_stats: bool | None = Field(None, description="Send the usage so far in every chunk.")
+    include_obfuscation: bool | None = Field(None, description="No effect: chunks are not padded.")
+
+
+class StreamFields(Wire):
+    """Streaming options of OpenAI's endpoints, and this server's additions to their responses."""
+
+    stream: bool | None = None
+    stream_options: StreamOptions | None = Field(None, description="Only allowed with stream: true.")
+    include_metrics: bool | None = Field(None, description="Return the metrics of /v1/chat next to the usage.")
+    return_progress: bool | None = Field(
+        None,
+        description="Report `prompt_progress` after each chunk of the prompt; only allowed with stream: true.",
+    )
+
+    @model_validator(mode="after")
+    def _only_with_stream(self) -> Self:
+        if self.stream_options is not None and not self.stream:
+            raise field_error("stream_options", "is only allowed with stream: true")
+        if self.return_progress and not self.stream:
+            raise field_error("return_progress", "is only allowed with stream: true")
+        return self
+
+    @property
+    def has_last_usage(self) -> bool:
+        """Whether an additional chunk at the end has the usage."""
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def has_running_usage(self) -> bool:
+        """Whether every chunk has the usage so far."""
+        return self.stream_options is not None and bool(self.stream_options.continuous_usage_stats)
+
+
+StopText = Annotated[str, Field(min_length=1, max_length=1024)]
+
+
+class SamplingFields(Wire):
+    """Sampling parameters. Defaults are those of the model's `genai_config.json`, or have no effect."""
+
+    temperature: float | None = Field(None, ge=0.0, le=2.0, description="0 always selects the most likely token.")
+    top_p: float | None = Field(None, ge=0.0, le=1.0, description="0 always selects the most likely token.")
+    top_k: int | None = Field(None, ge=0, le=1_000_000, description="0 considers all tokens.")
+    min_p: float | None = Field(None, ge=0.0, le=1.0)
+    repetition_penalty: float | None = Field(None, ge=0.01, le=10.0)
+    frequency_penalty: float | None = Field(None, ge=-2.0, le=2.0)
+    presence_penalty: float | None = Field(None, ge=-2.0, le=2.0)
+    repeat_last_n: int | None = Field(
+        None,
+        ge=-1,
+        le=1_000_000,
+        description="Number of most recent tokens that penalties apply to: -1 (the default) for all, 0 for none.",
+    )
+    logit_bias: Biases | None = Field(
+        None, description="Values added to the logits of token ids; 100 forces a token, -100 bans it."
+    )
+    seed: int | None = Field(None, ge=-(2**63), le=2**63 - 1)
+    stop: StopText | Annotated[list[StopText], elements(MAX_STOP_STRINGS, min_length=1)] | None = Field(
+        None, description="One to four texts that end the answer; they are not returned."
+    )
+    stop_token_ids: Annotated[list[Annotated[int, Field(ge=0)]], elements(MAX_STOP_TOKENS)] | None = Field(
+        None, description="Tokens that end the answer; they are not returned."
+    )
+    min_tokens: int | None = Field(
+        None, ge=0, description="Minimum number of tokens before an end token or stop text ends the answer."
+    )
+    ignore_eos: bool | None = Field(None, description="Continue after the model's end-of-sequence token.")
+    cache_prompt: bool | None = Field(
+        None, description="Reuse the cached prefix of an earlier prompt; true by default."
+    )
+    cache_salt: str | None = Field(
+        None,
+        min_length=1,
+        max_length=MAX_SALT_LENGTH,
+        description="Share cached prefixes only with requests that have the same salt. Use a random secret.",
+    )
+    priority: int | None = Field(
+        None, ge=-1000, le=1000, description="Requests with lower values are scheduled first; 0 by default."
+    )
+    exact: bool | None = Field(None, description="Make the answer bitwise independent of other requests in the batch.")
+    structured_outputs: StructuredOutputs | None = None
+    timeout: float | None = Field(
+        None,
+        gt=0,
+        description="Seconds, including waiting, after which the answer ends with the tokens generated so far.",
+    )
+
+
+# Other servers' names for the fields of structured_outputs: vLLM's older ones, and SGLang's.
+_OTHER_NAMES = {
+    "guided_json": "json",
+    "guided_regex": "regex",
+    "guided_choice": "choice",
+    "guided_grammar": "grammar",
+    "regex": "regex",
+    "ebnf": "grammar",
+}
+
+
+class OtherStructureFields(SamplingFields):
+    """Other servers' names for the fields of `structured_outputs`. Both may be given if they are equal."""
+
+    guided_json: Schema | None = Field(None, description="vLLM's older name for structured_outputs.json.")
+    guided_regex: NonEmptyText | None = Field(None, description="vLLM's older name for structured_outputs.regex.")
+    guided_choice: Choice | None = Field(None, description="vLLM's older name for structured_outputs.choice.")
+    guided_grammar: NonEmptyText | None = Field(None, description="vLLM's older name for structured_outputs.grammar.")
+    regex: NonEmptyText | None = Field(None, description="SGLang's name for structured_outputs.regex.")
+    ebnf: NonEmptyText | None = Field(None, description="SGLang's name for structured_outputs.grammar.")
+
+    @model_validator(mode="after")
+    def _are_structured_outputs(self) -> Self:
+        first, *others = [name for name in _OTHER_NAMES if getattr(self, name) is not None] or [""]
+        if others:
+            raise field_error(others[0], f"cannot be combined with {first}")
+        if first:
+            same = StructuredOutputs.model_validate({_OTHER_NAMES[first]: getattr(self, first)})
+            if self.structured_outputs not in (None, same):
+                raise field_error(first, "must equal structured_outputs if both are given")
+            self.structured_outputs = same
+        return self
+
+    @property
+    def other_names(self) -> dict[str, str]:
+        """Maps this server's field names to the names that the client used."""
+        given = next((name for name in _OTHER_NAMES if getattr(self, name) is not None), "")
+        name = "structured_outputs"
+        return {f"{name}.{_OTHER_NAMES[given]}": given, name: given} if given else {}
+
+
+class GenerationFields(SamplingFields, WithoutEffect):
+    """Fields of all endpoints that generate text."""
+
+    model: str | None = Field(None, description="Id of a served model; by default the first one.")
+    device: str | None = Field(None, description="Configured device to run on; by default the least busy one.")
+    max_tokens: int | None = Field(
+        None, ge=1, description="Maximum number of tokens of the answer; by default all that fit."
+    )
+    # None: all tokens that fit.
+    default_max_tokens: ClassVar[int | None] = None
+
+    @property
+    def stop_strings(self) -> list[str]:
+        """The texts that end the answer."""
+        return [self.stop] if isinstance(self.stop, str) else self.stop or []

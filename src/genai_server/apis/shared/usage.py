@@ -1,0 +1,55 @@
+"""Finish reasons and token counts in OpenAI's format."""
+
+from dataclasses import dataclass
+
+from genai_server.apis.shared.base import JsonObject
+from genai_server.messages.generation_request import FinishReason
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Token counts of a response."""
+
+    prompt: int
+    completion: int = 0
+    cached: int = 0
+    reasoning: int = 0
+    # Drafted tokens that became part of the answer, and those that did not.
+    accepted: int = 0
+    rejected: int = 0
+
+    def to_json(self) -> JsonObject:
+        """OpenAI's usage object."""
+        return {
+            "prompt_tokens": self.prompt,
+            "completion_tokens": self.completion,
+            "total_tokens": self.prompt + self.completion,
+            "prompt_tokens_details": {"cached_tokens": self.cached},
+            "completion_tokens_details": {
+                "reasoning_tokens": self.reasoning,
+                "accepted_prediction_tokens": self.accepted,
+                "rejected_prediction_tokens": self.rejected,
+            },
+        }
+
+    def to_response_json(self) -> JsonObject:
+        """The usage object of OpenAI's Responses API. Cache writes are 0 because they are not billed."""
+        return {
+            "input_tokens": self.prompt,
+            "input_tokens_details": {"cached_tokens": self.cached, "cache_write_tokens": 0},
+            "output_tokens": self.completion,
+            "output_tokens_details": {"reasoning_tokens": self.reasoning},
+            "total_tokens": self.prompt + self.completion,
+        }
+
+
+def openai_reason(reason: FinishReason, *, calls_tools: bool = False) -> JsonObject:
+    """`finish_reason` of a choice, plus `genai_finish_reason` where OpenAI has no matching value."""
+    if reason.is_interruption:  # the answer is truncated, as with "length"
+        return {"finish_reason": "length", "genai_finish_reason": reason.value}
+    return {"finish_reason": finish_reason(reason, calls_tools=calls_tools)}
+
+
+def finish_reason(reason: FinishReason, *, calls_tools: bool = False) -> str:
+    """The finish reason as OpenAI's value where one matches."""
+    return "tool_calls" if calls_tools and reason is FinishReason.STOP else reason.value

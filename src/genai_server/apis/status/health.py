@@ -1,0 +1,135 @@
+"""Health endpoints: whether the API process is alive, and whether the server accepts work."""
+
+from typing import Annotated, Any
+
+import msgspec
+from fastapi import APIRouter, Depends, Request
+from fastapi.responses import JSONResponse
+
+from genai_server import __version__
+from genai_server.apis.models.routes import model_entry
+from genai_server.engine_client.client import EngineClient
+from genai_server.engine_client.router import describe
+from genai_server.generation.catalog import Catalog
+from genai_server.generation.services import Services, services
+from genai_server.http.request_state import request_state
+from genai_server.messages.figures import Load
+from genai_server.messages.status_file import EngineState, EngineStatus, ModelStatus
+
+router = APIRouter(tags=["status"])
+
+
+@router.get("/healthz")
+async def healthz(request: Request, services: Annotated[Services, Depends(services)]) -> dict[str, Any]:
+    """200 as long as the API process is alive, with the state of each model and device.
+
+    `devices` and `model_dir` are the first model's. Without an API key, only the states of these devices are shown.
+    """
+    settings, models = services.settings, services.models
+    known = models.statuses()
+    if request_state(request.scope).access is None:
+        engines = models.engine_statuses(known[0]) if known else []
+        return {"status": "ok", "devices": {engine.device: {"state": engine.state} for engine in engines}}
+    found = {about.name: model_status(services, about) for about in known}
+    return {
+        "status": "ok",
+        "backend": "onnx-genai",
+        "device": settings.device,
+        "model_dir": known[0].path if known else None,
+        "version": __version__,
+        "devices": found[known[0].name]["devices"] if known else {},
+        "models": found,
+    }
+
+
+@router.get("/livez")
+async def livez(services: Annotated[Services, Depends(services)]) -> JSONResponse:
+    """503 once all devices have failed for good, until the server restarts or an operator loads a model; else 200.
+
+    Intended for liveness probes: a server that is loading a model, stopping, or has no model is alive.
+    """
+    states = [engine.state for about in services.models.statuses() for engine in services.models.engine_statuses(about)]
+    if states and all(state == EngineState.FAILED for state in states):
+        return JSONResponse({"status": "failed", "reason": "all devices have been given up"}, 503)
+    return JSONResponse({"status": "ok"})
+
+
+# The path in vLLM and llama.cpp, which clients check at startup.
+@router.get("/health", include_in_schema=False)
+@router.get("/readyz")
+async def readyz(request: Request, services: Annotated[Services, Depends(services)]) -> JSONResponse:
+    """200 if at least one engine accepts work, or a model is loaded on demand; else 503 with the reason.
+
+    Both responses report failed devices. Without an API key, reasons, which may contain paths, and models are hidden.
+    """
+    in_full = request_state(request.scope).access is not None
+    models = services.models
+    known = models.statuses()
+    states = {about.name: _states_in_words(models, about, in_full=in_full) for about in known}
+    body: dict[str, Any] = {"devices": next(iter(states.values()), {})}
+    if len(known) > 1 and in_full:
+        body["models"] = states
+    if services.drain.is_draining:
+        return JSONResponse({"status": "not ready", "reason": "the server is about to stop", **body}, 503)
+    if any(_takes_work(models, about) for about in known):
+        return JSONResponse({"status": "ready", **body})
+    reasons = [
+        f"device {device} is {state}"
+        if len(known) == 1 or not in_full
+        else f"device {device} of model {name} is {state}"
+        for name, devices in states.items()
+        for device, state in devices.items()
+    ]
+    return JSONResponse({"status": "not ready", "reason": "; ".join(reasons) or "no model is served", **body}, 503)
+
+
+def model_status(services: Services, about: ModelStatus) -> dict[str, Any]:
+    """The state of a model and its devices."""
+    models = services.models
+    entry = model_entry(services, about)
+    kept: dict[str, Any] = {name: entry[name] for name in ("state", "loading_seconds", "error") if name in entry}
+    devices = {status.device: _device_status(models, about, status) for status in models.engine_statuses(about)}
+    return {**kept, "path": about.path, "aliases": about.aliases, "devices": devices}
+
+
+def _device_status(models: Catalog, about: ModelStatus, status: EngineStatus) -> dict[str, Any]:
+    """The state of one device; `error` is present only after a failure."""
+    served = models.served(about)
+    engine = None if served is None else served.router.engines[status.device]
+    load = Load() if engine is None else engine.load
+    found: dict[str, Any] = {
+        "state": status.state,
+        "pid": status.pid,
+        "restarts": status.restarts,
+        "model": about.name,
+        "running": load.running,
+        "waiting": load.waiting,
+        "terminated": load.terminated,
+    }
+    if engine is not None and engine.is_connected:
+        found["batching"] = msgspec.structs.asdict(engine.batching)
+    if status.error is not None:
+        found["error"] = status.error
+    return found
+
+
+def _states_in_words(models: Catalog, about: ModelStatus, *, in_full: bool) -> dict[str, str]:
+    """The state of each device in words; `in_full` includes failures."""
+    served = models.served(about)
+    if served is None:
+        return dict.fromkeys(about.devices, about.state)
+    return {engine.device: _in_words(engine, in_full=in_full) for engine in served.router.engines.values()}
+
+
+def _in_words(engine: EngineClient, *, in_full: bool) -> str:
+    if engine.load.terminated:
+        return "terminated"
+    status = engine.status()
+    return describe(status) if in_full else status.state
+
+
+def _takes_work(models: Catalog, about: ModelStatus) -> bool:
+    served = models.served(about)
+    if served is None:
+        return about.on_demand
+    return served.router.is_ready and served.is_readable and not about.leaving

@@ -1,0 +1,99 @@
+"""Endpoints that convert between text and token ids. None of them needs an engine."""
+
+import asyncio
+from typing import Any
+
+from fastapi import APIRouter, Response
+
+from genai_server.apis.shared.base import ErrorResponse
+from genai_server.apis.shared.chat_parameters import ChatMessage, Tool
+from genai_server.apis.tokens.schemas import (
+    ApplyTemplateRequest,
+    ApplyTemplateResponse,
+    DetokenizeRequest,
+    DetokenizeResponse,
+    TokenizeRequest,
+    TokenizeResponse,
+    TokenizerInfo,
+)
+from genai_server.generation.services import TheServices
+from genai_server.http.json_response import json_response
+from genai_server.http.middleware.body import BodyRoute
+from genai_server.pooling_model import Task
+from genai_server.text.codec import TextCodec
+
+router = APIRouter(
+    route_class=BodyRoute, tags=["tokens"], responses={code: {"model": ErrorResponse} for code in (400, 404, 500, 503)}
+)
+
+
+@router.post("/tokenize", response_model=TokenizeResponse)
+@router.post("/v1/tokenize", response_model=TokenizeResponse)
+async def tokenize(body: TokenizeRequest, services: TheServices) -> Response:
+    """The tokens of a text, or of the prompt rendered from messages."""
+    served = await services.served(body.model, None if body.messages is None else Task.GENERATE)
+    codec = served.codec
+    tokens = await _tokens(body, codec)
+    max_model_len = services.max_model_len(served) or services.settings.max_length
+    found: dict[str, Any] = {"tokens": tokens, "count": len(tokens), "max_model_len": max_model_len}
+    if body.with_pieces:
+        found["pieces"] = await asyncio.to_thread(
+            lambda: [_piece(codec.tokenizer.token_bytes(token)) for token in tokens]
+        )
+    return json_response(found)
+
+
+@router.post("/detokenize", response_model=DetokenizeResponse)
+@router.post("/v1/detokenize", response_model=DetokenizeResponse)
+async def detokenize(body: DetokenizeRequest, services: TheServices) -> Response:
+    """The text of tokens, including special tokens."""
+    codec = (await services.served(body.model)).codec
+    text = await asyncio.to_thread(codec.decode, body.tokens)  # in a thread because the list may be long
+    return json_response({"prompt": text, "content": text})
+
+
+@router.get("/tokenizer_info", response_model=TokenizerInfo)
+@router.get("/v1/tokenizer_info", response_model=TokenizerInfo)
+async def tokenizer_info(services: TheServices, model: str | None = None) -> TokenizerInfo:
+    """The special tokens and the chat template of a model, by default of the first one."""
+    codec = (await services.served(model)).codec
+    named = {name: codec.named_tokens.get(name) for name in TokenizerInfo.model_fields}
+    return TokenizerInfo(**{**named, "chat_template": codec.writer.source or None})
+
+
+@router.post("/apply-template", response_model=ApplyTemplateResponse)
+@router.post("/v1/apply-template", response_model=ApplyTemplateResponse)
+async def apply_template(body: ApplyTemplateRequest, services: TheServices) -> Response:
+    """The prompt rendered from messages, as text."""
+    codec = (await services.served(body.model, Task.GENERATE)).codec
+
+    def prompt() -> str:
+        return codec.render_chat(_plain(body.messages), _plain_tools(body.tools), body.chat_template_kwargs)
+
+    return json_response({"prompt": await asyncio.to_thread(prompt)})
+
+
+async def _tokens(body: TokenizeRequest, codec: TextCodec) -> list[int]:
+    if body.messages is not None:
+        messages = await asyncio.to_thread(_plain, body.messages)
+        return await codec.encode_chat(messages, _plain_tools(body.tools), body.chat_template_kwargs)
+    if body.prompt is not None:
+        return await codec.encode_text(body.prompt, body.add_special_tokens is not False)
+    assert body.content is not None
+    parse_special = body.parse_special is not False
+    return await codec.encode_text(body.content, body.add_special is True, parse_special=parse_special, param="content")
+
+
+def _plain(messages: list[ChatMessage]) -> list[dict[str, Any]]:
+    return [message.for_template() for message in messages]
+
+
+def _plain_tools(tools: list[Tool] | None) -> list[dict[str, Any]] | None:
+    return None if tools is None else [tool.model_dump(exclude_none=True) for tool in tools]
+
+
+def _piece(data: bytes) -> str | list[int]:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return list(data)

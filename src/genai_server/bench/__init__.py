@@ -1,1 +1,0 @@
-"""Measures OpenAI-style servers from outside, and the bare library beside them. Independent of this server's code."""

@@ -1,0 +1,104 @@
+"""`genai-server models`: the models in GENAI_MODELS_DIR, fetched or built.
+
+`list`, the default, shows them. `check` verifies each file of one. `remove` deletes one.
+"""
+
+import argparse
+from pathlib import Path
+
+from genai_server.cli.screen import show
+from genai_server.config import load_settings
+from genai_server.engine.model.files import check_model_directory
+from genai_server.engine.model.inventory import inventory
+from genai_server.errors import ConfigurationError, ModelDirectoryError
+from genai_server.hub import store
+
+_MIB = 1024 * 1024
+
+
+def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """The subcommand and its own subcommands."""
+    parser = subparsers.add_parser("models", help="list, check and remove models", description=__doc__)
+    parser.set_defaults(run=run_list)
+    commands = parser.add_subparsers(metavar="COMMAND")
+    commands.add_parser("list", help="the models with their sizes").set_defaults(run=run_list)
+    check = commands.add_parser("check", help="verify each file of a model directory")
+    check.add_argument("model", metavar="DIR|NAME", help="a directory, or the name of one in GENAI_MODELS_DIR")
+    check.set_defaults(run=run_check)
+    remove = commands.add_parser("remove", help="remove a model, or an unfinished download of one")
+    remove.add_argument("name", metavar="NAME")
+    remove.set_defaults(run=run_remove)
+
+
+def run_list(_: argparse.Namespace) -> int:
+    """Print a line for each model; returns the exit status."""
+    models = load_settings().models_path
+    found, unfinished = store.models_in(models), store.unfinished_in(models)
+    width = max((len(path.name) for path in found), default=0)
+    for path in found:
+        print(f"{path.name:<{width}}  {store.size_of(path) / _MIB:8.0f} MiB  {_origin(path)}{_fault(path)}")
+    for path in unfinished:
+        name = path.stem.removeprefix(".")
+        print(f"{name:<{width}}  {store.size_of(path) / _MIB:8.0f} MiB  incomplete; pull or export it again")
+    if not found and not unfinished:
+        print(f"no models in {models}; genai-server pull REPO fetches one")
+    return 0
+
+
+def run_check(arguments: argparse.Namespace) -> int:
+    """Print a line for each file; returns 1 if one has a fault. Raises ConfigurationError."""
+    directory = find(arguments.model)
+    origin = store.read_origin(directory)
+    changed = store.changed_files(directory, origin) if origin else []
+    failed = False
+    for entry in inventory(directory):
+        fault, remedy = entry.fault, entry.remedy
+        if not fault and entry.name in changed and origin:
+            fault, remedy = "differs from the fetched file", f"genai-server pull {origin.source} repairs it"
+        failed |= bool(fault)
+        state = ("fail ", "bold red") if fault else ("ok   ", "green")
+        show(state, f" {entry.name}: {fault or _size(entry.size)}")
+        if remedy:
+            print(f"      → {remedy}")
+    if origin and origin.files and not changed:
+        print(f"ok    all {len(origin.files)} files match the hashes of {origin.source}, commit {origin.revision[:8]}")
+    return 1 if failed else 0
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / _MIB:.1f} MiB" if num_bytes >= _MIB else f"{num_bytes:,} bytes"
+
+
+def run_remove(arguments: argparse.Namespace) -> int:
+    """Remove a model; returns the exit status. Raises ConfigurationError."""
+    models = load_settings().models_path
+    if not models.is_dir():
+        raise ConfigurationError(f"there are no models in {models}")
+    with store.locked(models / Path(arguments.name).name):
+        size = store.remove(models, arguments.name)
+    print(f"{arguments.name} is removed: {size / _MIB:.0f} MiB")
+    return 0
+
+
+def find(text: str) -> Path:
+    """A model directory by its path, or by its name in the models folder. Raises ConfigurationError."""
+    models = load_settings().models_path
+    for path in (Path(text).expanduser(), models / text):
+        if path.is_dir():
+            return path
+    raise ConfigurationError(f"there is neither a directory {text} nor a model of that name in {models}")
+
+
+def _origin(path: Path) -> str:
+    origin = store.read_origin(path)
+    if origin is None:
+        return "of unknown origin"
+    return " ".join(part for part in (origin.source, origin.folder, origin.revision[:8], origin.built) if part)
+
+
+def _fault(path: Path) -> str:
+    try:
+        check_model_directory(path)
+    except ModelDirectoryError as error:
+        return f"  BROKEN: {error.message}"
+    return ""

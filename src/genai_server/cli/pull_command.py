@@ -1,0 +1,241 @@
+"""`genai-server pull REPO`: fetches an onnxruntime-genai model from the Hugging Face hub, or from HF_ENDPOINT.
+
+Every file is compared with the hub's hash. The directory appears once all files are complete and correct. After a
+broken connection, the same command continues where it stopped. If the model already exists, the command repairs or
+updates its files.
+"""
+
+import argparse
+import shlex
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from genai_server.config import load_settings
+from genai_server.engine.model.files import GIVE_A_TEMPLATE, NO_CHAT_TEMPLATE, check_model_directory, has_chat_template
+from genai_server.errors import ConfigurationError, ModelDirectoryError, PullFailed
+from genai_server.hub import store
+from genai_server.hub.client import Hub
+from genai_server.hub.download import Watch, download
+from genai_server.hub.repository import (
+    MODEL_CONFIG,
+    Repository,
+    Selection,
+    is_repository_name,
+    no_model,
+    select_model,
+    select_pooling,
+)
+from genai_server.pooling_model import CONFIG, ENDPOINTS, MODULES, Task, read_pooling_model, task_of
+from genai_server.quoted_values import escaped, quoted
+
+_MIB = 1024 * 1024
+
+
+def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """The subcommand and its options."""
+    parser = subparsers.add_parser("pull", help="fetch a model from a hub", description=__doc__)
+    parser.add_argument("repository", metavar="REPO", help="such as microsoft/Phi-4-mini-instruct-onnx")
+    parser.add_argument(
+        "--include",
+        nargs="+",
+        default=[],
+        metavar="PATTERN",
+        help='files to fetch, such as "cpu_and_mobile/*"; needed for repositories with several models',
+    )
+    parser.add_argument(
+        "--original",
+        metavar="REPO",
+        help="for embeddings: the repository whose modules.json says how vectors are pooled, if REPO has none "
+        "(default: the one of the last pull, or base_model of REPO's card)",
+    )
+    add_hub_options(parser)
+    parser.add_argument("--to", type=Path, metavar="DIR", help="target directory (default: GENAI_MODELS_DIR/NAME)")
+    parser.set_defaults(run=run)
+
+
+def add_hub_options(parser: argparse.ArgumentParser) -> None:
+    """The options of every command that uses a hub."""
+    parser.add_argument("--revision", metavar="NAME", help="branch, tag or commit (default: main)")
+    parser.add_argument(
+        "--token", metavar="TOKEN", help="access token of the hub (default: HF_TOKEN, or the token of hf auth login)"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Fetch a model; returns the exit status. Raises ConfigurationError and PullFailed."""
+    name = checked_name(arguments.repository)
+    directory = absolute(arguments.to or store.place_of(load_settings().models_path, name))
+    original = checked_name(arguments.original) if arguments.original else ""
+    source = Source(name, arguments.include, arguments.revision, original)
+    print(pull(Hub(arguments.token), source, directory))
+    tell_how_to_serve(directory)
+    return 0
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
+
+
+@dataclass(frozen=True)
+class Source:
+    """What to fetch."""
+
+    # Name of a repository.
+    name: str
+    # Patterns of its files; empty for its only model.
+    include: Sequence[str] = ()
+    # A branch, tag or commit; None for `main`.
+    revision: str | None = None
+    # The repository of the original model; "" for the one of an earlier pull, or else of the card.
+    original: str = ""
+
+
+def in_folder(place: str) -> list[str]:
+    """The patterns for a folder of a repository, or for one graph of it; "" stands for the whole repository."""
+    return [place if place.endswith(".onnx") else f"{place}/*"] if place else []
+
+
+def pull(
+    hub: Hub,
+    source: Source,
+    directory: Path,
+    *,
+    tell: Callable[[str], None] = _say,
+    watch: Watch | None = None,
+) -> str:
+    """Fetch a repository's model into a directory, unless it is up to date; returns a sentence about the result.
+
+    `tell` is called with a line for each file, `watch` with its bytes. Raises ConfigurationError and PullFailed.
+    """
+    name = source.name
+    repository = hub.repository(name, source.revision)
+    selection = select_model(repository, source.include)
+    if source.original and {MODEL_CONFIG, MODULES} & selection.files.keys():
+        raise _no_original_needed(source)
+    with store.locked(directory):
+        former = _former(directory, name, selection)
+        original = source.original or (former.original if former is not None else "")
+        wanted = store.origin_of_pull(repository, selection, original)
+        if former is not None and _is_up_to_date(directory, former, wanted):
+            return f"{directory} is already up to date with {hub.endpoint} (commit {repository.commit[:8]})"
+        repository = replace(repository, base=original or repository.base)
+        _fetch(hub, source, repository, selection, directory, tell, watch)
+        store.install(store.staging(directory), directory, wanted)
+        size = selection.size / _MIB
+        return f"{name} (commit {repository.commit[:8]}, {size:.0f} MiB) is in {directory}, checked"
+
+
+def _fetch(
+    hub: Hub,
+    source: Source,
+    repository: Repository,
+    selection: Selection,
+    directory: Path,
+    tell: Callable[[str], None],
+    watch: Watch | None,
+) -> None:
+    """Make the staging folder of the selected files. Raises ConfigurationError and PullFailed."""
+    folder = store.staging(directory)
+    try:
+        with tempfile.TemporaryDirectory() as added:
+            if MODEL_CONFIG not in selection.files:
+                _find_pooling(hub, source, repository, selection, Path(added), tell)
+            if directory.exists():
+                store.seed(folder, directory)
+            download(hub, repository, selection, folder, tell, watch)
+            shutil.copytree(added, folder, dirs_exist_ok=True)
+        check_model_directory(folder)
+    except ModelDirectoryError as error:
+        message = escaped(error.message.replace(str(folder), repository.name))
+        shutil.rmtree(folder, ignore_errors=True)
+        raise PullFailed(f"the selected files are not a complete model: {message}") from None
+    except KeyboardInterrupt:
+        raise PullFailed("stopped; the same command continues from here") from None
+
+
+def _find_pooling(
+    hub: Hub,
+    source: Source,
+    repository: Repository,
+    selection: Selection,
+    folder: Path,
+    tell: Callable[[str], None],
+) -> None:
+    """Fetch the pooling configuration from the original's repository, if this one lacks it.
+
+    The repository's own files are kept. Raises PullFailed for a decoder that generates text, before its weights are
+    fetched, and ConfigurationError for a reranker with an original.
+    """
+    with tempfile.TemporaryDirectory() as own:
+        fetch_description(hub, repository, Path(own))
+        if task_of(Path(own)) is Task.RERANK or (Path(own) / MODULES).is_file():
+            if source.original:
+                raise _no_original_needed(source)
+            return
+        if is_repository_name(repository.base):
+            base = hub.repository(repository.base, None)
+            for name, file in select_pooling(base).files.items():
+                if name in selection.files:
+                    continue
+                tell(f"{name} is fetched from {base.name}, this model's original")
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                hub.fetch(base, file, folder / name)
+        shutil.copytree(folder, own, dirs_exist_ok=True)
+        if task_of(Path(own)) is Task.GENERATE:
+            raise PullFailed(no_model(repository))
+
+
+def _no_original_needed(source: Source) -> ConfigurationError:
+    return ConfigurationError(f"--original {source.original}: {source.name} itself describes how its model is used")
+
+
+def fetch_description(hub: Hub, repository: Repository, folder: Path) -> None:
+    """Fetch the files of a repository that say what its model is for. Raises PullFailed."""
+    for file in repository.files:
+        if file.path in (CONFIG, MODULES):
+            hub.fetch(repository, file, folder / file.path)
+
+
+def checked_name(text: str) -> str:
+    """A repository's name as its owner writes it. The address of its page is accepted, too."""
+    name = text.removeprefix("https://").removeprefix("huggingface.co/").strip("/")
+    if not is_repository_name(name):
+        raise ConfigurationError(f"{quoted(text)} is not the name of a repository, such as owner/name")
+    return name
+
+
+def absolute(path: Path) -> Path:
+    """The absolute path, so that printed commands work in any directory."""
+    return path.expanduser().absolute()
+
+
+def tell_how_to_serve(directory: Path) -> None:
+    """Print the commands that serve the model and chat with it."""
+    quoted = shlex.quote(str(directory))
+    print(f"serve it:  genai-server serve --model-dir {quoted} --model-name {shlex.quote(directory.name)}")
+    if (task := task_of(directory)) is not Task.GENERATE:
+        model = read_pooling_model(directory)
+        print(f"it serves {' and '.join(ENDPOINTS[task])}{f': {model.summary()}' if model else ''}")
+    elif has_chat_template(directory):
+        print(f"try it:    genai-server chat {quoted}")
+    else:
+        print(f"it {NO_CHAT_TEMPLATE}; {GIVE_A_TEMPLATE}")
+
+
+def _former(directory: Path, name: str, selection: Selection) -> store.Origin | None:
+    """The note of the directory; None if there is no directory. Raises ConfigurationError if it is another model's."""
+    if not directory.exists():
+        return None
+    origin = store.read_origin(directory)
+    if origin is None or (origin.source, origin.folder) != (name, selection.folder):
+        what = f"{origin.source} {origin.folder}".strip() if origin else "other files"
+        raise ConfigurationError(f"{directory} already holds {what}; name another directory with --to")
+    return origin
+
+
+def _is_up_to_date(directory: Path, former: store.Origin, wanted: store.Origin) -> bool:
+    is_same = (former.original, former.files) == (wanted.original, wanted.files)
+    return is_same and not store.changed_files(directory, former)

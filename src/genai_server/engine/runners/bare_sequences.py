@@ -1,0 +1,46 @@
+"""Sequences without a client, for warm-up, tuning and measurements."""
+
+from collections.abc import Sequence as Several
+from itertools import count
+from typing import Any
+
+from genai_server.engine.runners.base import Runner, run_pass
+from genai_server.engine.runners.scores import Scores
+from genai_server.engine.scheduling.step import Read
+from genai_server.engine.sequence import Sequence
+from genai_server.messages.generation_request import GenerationRequest
+
+# Negative ids: those of clients' sequences ascend from 0.
+_IDS = count(-1, -1)
+
+
+def open_bare(
+    runner: Runner,
+    prompt: list[int],
+    max_length: int,
+    *,
+    id: int | None = None,
+    reuses_past: bool = False,
+    adapter: object | None = None,
+    **fields: Any,
+) -> Sequence:
+    """Begin a sequence that can grow to `max_length` tokens, and wants all logits; `fields` are the request's."""
+    fields = {"top_logprobs": 0} | fields
+    request = GenerationRequest("", prompt, max(0, max_length - len(prompt)), max_length, **fields)
+    number = next(_IDS) if id is None else id
+    sequence = Sequence(number, (0, 0), request, lambda: 0.0, adapter=adapter, reuses_past=reuses_past)
+    sequence.num_read = runner.open(sequence)
+    return sequence
+
+
+def read_all(runner: Runner, sequences: Several[Sequence]) -> list[Scores]:
+    """Read all unread tokens of some sequences in a pass, and in further ones while any scores are pending.
+
+    Raises RunnerFailed, also for what a runner reports in the scores.
+    """
+    while True:
+        scores = run_pass(runner, [Read.next(sequence, sequence.num_unread) for sequence in sequences])
+        for found in scores:
+            found.chosen()
+        if not any(found.is_pending for found in scores):
+            return scores

@@ -1,0 +1,50 @@
+"""What ONNX Runtime's kernels read alike in any pass, as rules for the tokens of a pass."""
+
+from genai_server.engine.sequence import Sequence
+
+# ONNX Runtime's attention on CPUs processes a chunk in blocks. Measured: 64 tokens with a head size of 32, 128 with 64.
+# A block of one token is not bitwise equal. Block sizes are multiples of this.
+_QUERY_BLOCK = 16
+# Matrix kernels process the tokens of a chunk in groups. Tokens left over at its end are not bitwise equal. Group sizes
+# divide this.
+_ROW_GROUPS = 8
+
+
+def fit_chunk(sequence: Sequence, most: int) -> int:
+    """How many of a prompt's unread tokens to read in a pass that has room for `most`.
+
+    Other kernels, which are not bitwise equal, would read the tokens left over. So a chunk has at least two tokens,
+    unless the prompt has one; it does not end one token beyond a block of the attention; and every chunk but the last
+    has whole groups of tokens.
+
+    When an exact sequence is read again, its own answer is read token by token, as it was decoded.
+    """
+    # The last produced token is left to a pass of its own, from which the sequence decodes as before.
+    left = sequence.num_unread - (1 if sequence.num_produced else 0)
+    if sequence.request.exact and sequence.num_produced:
+        left = len(sequence.request.prompt) - sequence.num_read
+        if left <= 0:
+            return 1
+    group = min(_ROW_GROUPS, 1 << (most.bit_length() - 1))
+
+    def is_read_alike(chunk: int) -> bool:
+        return (chunk == left or chunk % group == 0) and chunk % _QUERY_BLOCK != 1 and left - chunk != 1
+
+    return next(filter(is_read_alike, range(min(most, left), 1, -1)), left)
+
+
+def may_share_pass(sequence: Sequence) -> bool:
+    """Whether a sequence may take part in a pass that decodes and reads a chunk of a prompt.
+
+    Such a pass is not bitwise equal to two passes, and has the logits after the last token of the chunk only.
+    """
+    return sequence.batched and not sequence.request.exact and not sequence.wants_positions
+
+
+def may_draft(sequence: Sequence) -> bool:
+    """Whether a draft may follow a sequence's newest token.
+
+    Several tokens are not bitwise equal to single ones, and a draft's length depends on measured times. So exact
+    sequences have no drafts, and neither have those with a seed, which is given to have the same tokens again.
+    """
+    return not sequence.by_library and not sequence.request.exact and sequence.request.sampling.seed is None

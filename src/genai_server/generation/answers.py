@@ -1,0 +1,315 @@
+"""The running answers of a request: their pieces, finish reasons, usage and timings."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from genai_server.answer_parts import Content, Part, ScoredToken, ToolCallCut, ToolCallStart, WholeAnswer
+from genai_server.apis.shared.base import JsonObject
+from genai_server.apis.shared.usage import Usage
+from genai_server.engine_client.stream import NewTokens, PromptProgress, TokenStream
+from genai_server.generation.prompts import EchoedPrompt
+from genai_server.http.telemetry.request_record import ABORT, usage_of
+from genai_server.messages.generation_request import FinishReason, Sampling
+from genai_server.text.answers.answer_text import AnswerText
+from genai_server.timing import Stopwatch, Timings
+
+# Seconds after which a task gives way to others on the event loop.
+_MAX_SHARE = 0.01
+
+
+class LoopShare:
+    """Limits how long one task may occupy the event loop.
+
+    A task that never has to wait is never suspended: an answer whose tokens arrived faster than they were sent occupied
+    the loop for 2.7 s.
+    """
+
+    def __init__(self) -> None:
+        self._since = time.perf_counter()
+
+    def renew(self) -> None:
+        """Note that the task was suspended, so that other tasks could run."""
+        self._since = time.perf_counter()
+
+    async def give_way(self) -> None:
+        """Let other tasks run if this one has occupied the loop for too long."""
+        if time.perf_counter() - self._since > _MAX_SHARE:
+            await asyncio.sleep(0)
+            self._since = time.perf_counter()
+
+
+class Piece(Struct, frozen=True):
+    """The next piece of an answer; never empty."""
+
+    parts: list[Part]
+    # Empty unless the request asks for log probabilities.
+    tokens: list[ScoredToken]
+    # Prompt progress in the format of llama.cpp's `prompt_progress`; all other fields are then empty.
+    progress: JsonObject | None = None
+
+    @property
+    def plain_text(self) -> str | None:
+        """The text, if the piece consists of content only."""
+        if len(self.parts) != 1 or self.tokens:
+            return None
+        (part,) = self.parts
+        return part.text if type(part) is Content else None
+
+
+class RunningAnswer:
+    """Reads a TokenStream and builds the answer's pieces. Must be closed, which cancels a running answer."""
+
+    def __init__(
+        self,
+        stream: TokenStream,
+        text: AnswerText,
+        stopwatch: Stopwatch,
+        *,
+        echo: EchoedPrompt | None = None,
+        reports_progress: bool = False,
+    ) -> None:
+        # Number of tool calls so far, including the open one.
+        self._num_calls = 0
+        # Returned before the first token; None afterwards.
+        self._echo = echo
+        self._stream = stream
+        self._text = text
+        self._stopwatch = stopwatch
+        # Whether to yield a piece whenever more of the prompt has been processed.
+        self._reports_progress = reports_progress
+        # Number of prompt tokens processed.
+        self._num_read = 0
+
+    async def pieces(self) -> AsyncIterator[Piece]:
+        """The answer, token by token. Incomplete characters, stop strings and markers are held until their last token.
+
+        Raises GenerationFailed after the pieces before the failure, but never after a stop string.
+        """
+        share = LoopShare()
+        while (new := await self._next_tokens(share)) is not None:
+            if new.progress is not None:
+                self._num_read = new.progress.num_read
+                if self._reports_progress:
+                    yield Piece([], [], self._progress(new.progress))
+            for index, token in enumerate(new.tokens):
+                self._stopwatch.count(1)
+                parts, tokens = self._text.feed(token, new.logprobs[index] if new.logprobs else None)
+                if parts or tokens:
+                    yield self._piece(parts, tokens) if self._echo is None else await self._echoed(parts, tokens)
+                if self._text.is_stopped:
+                    break
+            if self._text.is_stopped:
+                # Stop reading: a complete answer does not fail if its engine dies now.
+                await self._stream.stop()
+                break
+        self._stopwatch.stop()
+        parts, tokens = self._text.finish()
+        if self._echo is not None:
+            yield await self._echoed(parts, tokens)
+        elif parts or tokens:
+            yield self._piece(parts, tokens)
+
+    async def _next_tokens(self, share: LoopShare) -> NewTokens | None:
+        """The engine's next tokens; None at the end."""
+        if self._stream.has_items:
+            await share.give_way()
+        else:
+            await self._stream.wait()
+            share.renew()
+        return self._stream.take()
+
+    @property
+    def reason(self) -> FinishReason:
+        """Why the answer ended."""
+        if self._text.is_stopped:
+            return FinishReason.STOP
+        assert self._stream.reason is not None, "pieces() has not ended yet"
+        return self._stream.reason
+
+    @property
+    def calls_tools(self) -> bool:
+        """Whether the answer has a complete tool call."""
+        return self._num_calls > 0
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether the answer was truncated."""
+        return self._stream.reason is not None and self.reason is not FinishReason.STOP
+
+    @property
+    def is_ended(self) -> bool:
+        """Whether the engine has ended the answer."""
+        return self._stream.is_ended
+
+    @property
+    def outcome(self) -> str:
+        """How the answer ended: its finish reason, error code, or `abort` if the client disconnected first."""
+        if self._text.is_stopped or self._stream.reason is not None:
+            return self.reason.value
+        return self._stream.error_code or ABORT
+
+    @property
+    def stop_string(self) -> str | None:
+        """The stop string that ended the answer, if any."""
+        return self._text.stop_string
+
+    @property
+    def num_unread(self) -> int:
+        """Prompt tokens not yet processed, as last reported; 0 from the first token on."""
+        return 0 if self._stopwatch.has_begun or self.is_ended else self._stopwatch.input_tokens - self._num_read
+
+    @property
+    def usage(self) -> Usage:
+        """Token counts so far. Cached and drafted tokens are known only at the end."""
+        watch, stream = self._stopwatch, self._stream
+        # The engine may have continued beyond the stop string that ended the answer.
+        accepted = min(stream.num_accepted, watch.output_tokens)
+        return Usage(
+            watch.input_tokens,
+            watch.output_tokens,
+            stream.num_cached,
+            self._text.num_reasoning,
+            accepted,
+            stream.num_drafted - accepted,
+        )
+
+    @property
+    def num_profiled(self) -> int:
+        """Number of profiled tokens, known at the end."""
+        return self._stream.num_profiled
+
+    def timings(self) -> Timings:
+        """The answer's timings, known at the end."""
+        return self._stopwatch.timings(self._stream.phases, self._stream.num_produced)
+
+    def end(self) -> None:
+        """End the answer at once. Its reader receives the partial answer."""
+        self._stream.finish(FinishReason.STOP, None)
+        self._stream.close()
+
+    def close(self) -> None:
+        """Cancel the answer in the engine if it still runs."""
+        self._stream.close()
+
+    def _progress(self, progress: PromptProgress) -> JsonObject:
+        """The progress in the format of llama.cpp's `prompt_progress`."""
+        return {
+            "total": self._stopwatch.input_tokens,
+            "cache": progress.num_cached,
+            "processed": progress.num_read,
+            "time_ms": int(self._stopwatch.since_submission * 1000),
+        }
+
+    def _piece(self, parts: list[Part], tokens: list[ScoredToken]) -> Piece:
+        for part in parts:
+            self._num_calls += type(part) is ToolCallStart
+            self._num_calls -= type(part) is ToolCallCut
+        return Piece(parts, tokens)
+
+    async def _echoed(self, parts: list[Part], tokens: list[ScoredToken]) -> Piece:
+        """The first piece, which starts with the echoed prompt."""
+        echo, self._echo = self._echo, None
+        assert echo is not None
+        scored = await asyncio.to_thread(
+            lambda: echo.scored([self._text.scored(logprob, 0) for logprob in self._stream.prompt_logprobs])
+        )
+        return self._piece([Content(echo.text), *parts], scored + tokens)
+
+
+@dataclass(frozen=True)
+class Generation:
+    """All answers of a request. Must be closed, which cancels running answers."""
+
+    # The request's id.
+    id: str
+    # The model's name in responses, including the adapter if any.
+    model: str
+    # Answers to the same prompt are adjacent.
+    answers: Sequence[RunningAnswer]
+    num_per_prompt: int
+    # Sampling values with all defaults resolved.
+    sampling: Sampling
+    # Identifies the model and how it is served.
+    fingerprint: str = ""
+
+    async def pieces(self) -> AsyncIterator[tuple[int, RunningAnswer, Piece | None]]:
+        """The pieces of all answers as they arrive, each with its answer and index; None when that answer has ended.
+
+        Raises GenerationFailed as soon as one answer fails.
+        """
+        if len(self.answers) == 1:
+            async for only in self.answers[0].pieces():
+                yield 0, self.answers[0], only
+            yield 0, self.answers[0], None
+            return
+        arrived: asyncio.Queue[tuple[int, Piece | None | Exception]] = asyncio.Queue()
+        readers = [asyncio.ensure_future(_read(index, answer, arrived)) for index, answer in enumerate(self.answers)]
+        try:
+            running, share = len(readers), LoopShare()
+            while running:
+                await share.give_way()
+                index, piece = await arrived.get()
+                if isinstance(piece, Exception):
+                    raise piece
+                running -= piece is None
+                yield index, self.answers[index], piece
+        finally:
+            for reader in readers:
+                reader.cancel()
+
+    async def whole(self) -> list[WholeAnswer]:
+        """Read all answers to their ends. Raises GenerationFailed."""
+        found = [WholeAnswer() for _ in self.answers]
+        async for index, answer, piece in self.pieces():
+            if piece is not None:
+                for part in piece.parts:
+                    # If a truncated answer ends in a call, the partial call is returned: the finish reason shows it.
+                    if type(part) is not ToolCallCut or not answer.is_cut:
+                        found[index].add(part)
+                found[index].tokens.extend(piece.tokens)
+        return found
+
+    @property
+    def progress(self) -> tuple[int, int] | None:
+        """Tokens of all prompts processed and their total number; None when all have been processed."""
+        unread = sum(answer.num_unread for answer in self.answers)
+        total = sum(answer.usage.prompt for answer in self.answers)
+        return (total - unread, total) if unread else None
+
+    def usage(self) -> Usage:
+        """Total token counts of all answers."""
+        return usage_of(self.answers, self.num_per_prompt)
+
+    def metrics(self) -> dict[str, Any]:
+        """The first answer's metrics with six digits, in the format of apis.shared.base.Metrics."""
+        answer = self.answers[0]
+        profiled = {"profiled_tokens": answer.num_profiled} if answer.num_profiled else {}
+        return {**_rounded(msgspec.to_builtins(answer.timings())), "model": self.model, **profiled}
+
+    def close(self) -> None:
+        """Close all answers."""
+        for answer in self.answers:
+            answer.close()
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _rounded(inner) for name, inner in value.items()}
+    return float(f"{value:.6g}") if isinstance(value, float) else value
+
+
+async def _read(
+    index: int, answer: RunningAnswer, arrived: "asyncio.Queue[tuple[int, Piece | None | Exception]]"
+) -> None:
+    try:
+        async for piece in answer.pieces():
+            arrived.put_nowait((index, piece))
+        arrived.put_nowait((index, None))
+    except Exception as error:  # Generation.pieces raises it
+        arrived.put_nowait((index, error))

@@ -1,0 +1,423 @@
+"""The models as an API process knows them: which there are, by the status file, and those that it serves."""
+
+import asyncio
+import contextlib
+import logging
+import re
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+from genai_server.engine_client.client import EngineClient
+from genai_server.engine_client.commands import send_command
+from genai_server.engine_client.router import Router
+from genai_server.errors import (
+    ConfigurationError,
+    ModelNotFound,
+    ModelsBusy,
+    NoEngineReady,
+    QueueFull,
+    TaskUnsupported,
+    in_one_line,
+)
+from genai_server.messages.commands import Command, WantModel
+from genai_server.messages.generation_request import Adapter
+from genai_server.messages.status_file import (
+    ANY_NAME,
+    EngineState,
+    EngineStatus,
+    ModelState,
+    ModelStatus,
+    StatusFileReader,
+)
+from genai_server.pooling_model import Task
+from genai_server.quoted_values import quoted
+from genai_server.text.codec import TextCodec
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+# Seconds between two reads of the status file, and between two requests to load a model.
+_LOOK_EVERY = 0.1
+_ASK_EVERY = 1.0
+# Seconds that a request waits until another model is idle and can be unloaded.
+PATIENCE = 30.0
+# Written around a name by Ollama's clients: the hub's address and the tag.
+_HUB = re.compile(r"^(https://)?(hf|huggingface)\.co/")
+_TAG = ":latest"
+_CANNOT = {
+    Task.GENERATE: "generates no text",
+    Task.EMBED: "makes no embeddings",
+    Task.RERANK: "cannot rerank or score texts",
+}
+# Checks a model directory and reads its text side for each of the devices. The last argument is a chat template that
+# replaces the model's own, or "". May raise any exception: a library reads unchecked files.
+LoadText = Callable[[str, Sequence[str], str], Mapping[str, TextCodec]]
+# Gives a model's `system_fingerprint`. Raises ConfigurationError.
+Fingerprint = Callable[[ModelStatus], str]
+
+
+def plain_name(name: str) -> str:
+    """A model's name without the tag `latest` and the hub's address, which Ollama's clients write around it."""
+    return _HUB.sub("", name).removesuffix(_TAG)
+
+
+def names_of(about: ModelStatus) -> list[str]:
+    """The names by which requests choose a model or one of its adapters."""
+    aliases = [alias for alias in about.aliases if alias != ANY_NAME]
+    return [about.name, *aliases, *(ChosenModel(about, adapter).id for adapter in about.adapters)]
+
+
+def task_unsupported(model: str, task: Task, able: Sequence[str]) -> TaskUnsupported:
+    """The error of a request for what a model cannot do, which names the models that can."""
+    which = f"{', '.join(map(quoted, able))} can" if able else "no model that is served can"
+    return TaskUnsupported(f"model {quoted(model)} {_CANNOT[task]}; {which}", param="model")
+
+
+@dataclass(frozen=True)
+class ChosenModel:
+    """The model that a request has chosen."""
+
+    # Its status when it was chosen.
+    about: ModelStatus
+    # The one of its adapters that the request names, if it names one.
+    adapter: Adapter | None = None
+
+    @property
+    def id(self) -> str:
+        """The name in answers, whichever of its names the request used."""
+        return self.about.name if self.adapter is None else f"{self.about.name}:{self.adapter.name}"
+
+
+class ServedModel:
+    """A loaded model: the clients of its engines, and its text side, read in a thread. Owned by the event loop."""
+
+    def __init__(
+        self, about: ModelStatus, status_file: StatusFileReader, load_text: LoadText, fingerprint: Fingerprint
+    ) -> None:
+        self.name = about.name
+        self.devices = about.devices
+        self.router = Router(about.devices, status_file, about.name, about.serial)
+        # Why the text side cannot be read, if it cannot.
+        self.error: str | None = None
+        # Of its answers; "" until the text side is read.
+        self.fingerprint = ""
+        self._about = about
+        # By device; empty until they are read.
+        self._codecs: Mapping[str, TextCodec] = {}
+        self._reading = asyncio.create_task(self._read_text(load_text, fingerprint))
+        self._attached = asyncio.create_task(self._stay_attached())
+
+    @property
+    def is_readable(self) -> bool:
+        """Whether the text side has been read."""
+        return bool(self._codecs)
+
+    @property
+    def takes_work(self) -> bool:
+        """Whether requests can be sent to an engine."""
+        return self.is_readable and any(engine.is_connected for engine in self.router.engines.values())
+
+    @property
+    def context_length(self) -> int | None:
+        """Most tokens of prompt and answer together that the model takes; None until an engine has told it."""
+        models = [engine.model for engine in self.router.engines.values()]
+        return min((model.context_length for model in models if model is not None), default=None)
+
+    @property
+    def codec(self) -> TextCodec:
+        """The text side of the first device; all devices run the same model. Raises NoEngineReady."""
+        return self.codec_of(self.devices[0])
+
+    def codec_of(self, device: str) -> TextCodec:
+        """The text side for one device. Raises NoEngineReady until it is read, and if it cannot be."""
+        if not self._codecs:
+            raise NoEngineReady(f"the text side of model {self.name} {self.error or 'is still being read'}")
+        return self._codecs[device]
+
+    async def read(self) -> None:
+        """Wait until the text side is read, or cannot be."""
+        await asyncio.shield(self._reading)
+
+    async def leave(self) -> None:
+        """Detach from the engines: this process's requests there fail."""
+        self._attached.cancel()
+        self._reading.cancel()
+        await asyncio.gather(self._attached, self._reading, return_exceptions=True)
+
+    def close(self) -> None:
+        """Free the text side, at the end of the server."""
+        for codec in self._codecs.values():
+            codec.close()
+
+    async def _read_text(self, load_text: LoadText, fingerprint: Fingerprint) -> None:
+        about = self._about
+        try:
+            self.fingerprint = await _reading(about.path, partial(fingerprint, about))
+            load = partial(load_text, about.path, about.devices, about.chat_template)
+            self._codecs = await _reading(about.path, load)
+        except ConfigurationError as error:
+            self.error = f"cannot be read: {error.message}"
+            log.error("the text side of model %s %s", self.name, self.error)
+
+    async def _stay_attached(self) -> None:
+        async with self.router.attached():
+            await asyncio.Event().wait()
+
+
+class Catalog:
+    """Knows all models, and serves those that are loaded. Owned by the event loop."""
+
+    def __init__(self, folder: Path, load_text: LoadText, fingerprint: Fingerprint, max_waiting: int) -> None:
+        self._load_text = load_text
+        self._fingerprint = fingerprint
+        self._status_file = StatusFileReader(folder)
+        # By serial.
+        self._served: dict[int, ServedModel] = {}
+        self._leaving: set[asyncio.Task[None]] = set()
+        # Most requests that wait for one model to be loaded, and how many do, by the model's name.
+        self._max_waiting = max_waiting
+        self._waiting: Counter[str] = Counter()
+
+    @asynccontextmanager
+    async def followed(self) -> AsyncIterator["Catalog"]:
+        """Follow the status file while the block runs. The block begins once all text sides are read."""
+        self._update()
+        for model in list(self._served.values()):
+            await model.read()
+        following = asyncio.create_task(self._follow())
+        try:
+            yield self
+        finally:
+            following.cancel()
+            models = list(self._served.values())
+            await asyncio.gather(following, *(model.leave() for model in models), return_exceptions=True)
+            for model in models:
+                model.close()
+
+    def statuses(self) -> list[ModelStatus]:
+        """The status of all models now. The first is the one for requests that name no model. Thread-safe."""
+        return self._status_file.read().models
+
+    async def check_text(self, path: str, devices: Sequence[str], chat_template: str) -> None:
+        """Read the text side of a model that is not served yet, as LoadText does. Raises ConfigurationError."""
+        await _reading(path, partial(self._load_text, path, devices, chat_template))
+
+    def state(self, about: ModelStatus) -> ModelState:
+        """A model's state for this process's clients.
+
+        It is ready once this process can send it requests, and has failed also if its text side cannot be read.
+        """
+        served = self.served(about)
+        if served is not None and served.error is not None:
+            return ModelState.FAILED
+        if about.state == ModelState.READY and (served is None or not served.takes_work):
+            return ModelState.LOADING
+        return about.state
+
+    def usable(self) -> list[ModelStatus]:
+        """The status of the models that requests can use, now or once they are loaded: all that have not failed."""
+        return [about for about in self.statuses() if self.state(about) != ModelState.FAILED]
+
+    def engine_statuses(self, about: ModelStatus) -> list[EngineStatus]:
+        """The status of each engine of a model, loaded or not."""
+        served = self.served(about)
+        if served is None:
+            return [EngineStatus(device, EngineState.UNLOADED, model=about.name) for device in about.devices]
+        return [engine.status() for engine in served.router.engines.values()]
+
+    def attached_engines(self) -> list[EngineClient]:
+        """The engines of all models that this process serves now, without reading the status file. Thread-safe."""
+        return [engine for served in list(self._served.values()) for engine in served.router.engines.values()]
+
+    def adapter_ids(self) -> list[str]:
+        """The ids by which requests choose the adapters of loaded models. Thread-safe."""
+        loaded = (about for about in self.statuses() if about.state == ModelState.READY)
+        return [f"{about.name}:{adapter.name}" for about in loaded for adapter in about.adapters]
+
+    def served(self, about: ModelStatus) -> ServedModel | None:
+        """The model's engines and text side; None unless it is loaded, being loaded or being unloaded.
+
+        Also None until `_follow` has seen that it is being loaded.
+        """
+        return None if about.state == ModelState.UNLOADED else self._served.get(about.serial)
+
+    def find(self, name: str | None, *, param: str = "model") -> ModelStatus:
+        """The model of this name or alias, or of its `plain_name`; the first without a name.
+
+        Raises ModelNotFound, whose `param` is the given one.
+        """
+        models = [about for about in self.statuses() if not about.leaving]
+        if name is None and models:
+            return models[0]
+        for form in _forms(name):
+            if (found := _named(models, form)) is not None:
+                return found
+        if not models:
+            raise ModelNotFound("no model is served now", param=param)
+        names = ", ".join(quoted(about.name) for about in models)
+        shown = "the model" if name is None else f"model {quoted(name)}"
+        raise ModelNotFound(f"{shown} is not served; {names} {'is' if len(models) == 1 else 'are'}", param=param)
+
+    def choose(self, id: str | None) -> ChosenModel:
+        """The model of an id: NAME or ALIAS, either with :ADAPTER, or any other name if a model has the alias `*`.
+
+        Any other id is looked up by its `plain_name`. Raises ModelNotFound.
+        """
+        models = self.statuses()
+        without_adapter: ModelStatus | None = None
+        for form in _forms(id):
+            if _named(models, form) is not None:
+                return ChosenModel(self.find(form))
+            name, _, adapter = form.rpartition(":")
+            if (about := _named(models, name)) is not None:
+                for known in about.adapters:
+                    if known.name == adapter:
+                        return ChosenModel(self.find(name), known)
+                without_adapter = about
+        if without_adapter is None:
+            return ChosenModel(self.find(ANY_NAME if id is not None and _named(models, ANY_NAME) is not None else id))
+        names = ", ".join(quoted(known.name) for known in without_adapter.adapters) or "none"
+        raise ModelNotFound(
+            f"model {quoted(without_adapter.name)} has no adapter {quoted(adapter)}; its adapters: {names}",
+            param="model",
+        )
+
+    def choose_for(self, id: str | None, task: Task) -> ChosenModel:
+        """The model of an id, as `choose` finds it; without an id, the first one for the task.
+
+        Raises ModelNotFound, and TaskUnsupported for a model of another task.
+        """
+        able = [about for about in self.statuses() if about.task is task and not about.leaving]
+        if id is None and able:
+            return ChosenModel(able[0])
+        chosen = self.choose(id)
+        if chosen.about.task is task:
+            return chosen
+        raise task_unsupported(chosen.about.name, task, [about.name for about in able])
+
+    def engines(self, model: str | None = None, device: str | None = None) -> list[EngineClient]:
+        """The engines of all loaded models, or of one, on all devices, or on one.
+
+        Raises ModelNotFound, InvalidField for a device that no such model is on, and NoEngineReady without a model.
+        """
+        chosen = self.statuses() if model is None else [self.find(model)]
+        loaded = [served for about in chosen if (served := self.served(about)) is not None]
+        if not loaded:
+            raise NoEngineReady("no model is loaded" if model is None else f"model {model} is not loaded")
+        having = [served for served in loaded if device is None or device in served.devices]
+        return [engine for served in having or loaded for engine in served.router.select(device)]
+
+    async def serving(self, chosen: ChosenModel, seconds: float) -> tuple[ChosenModel, ServedModel]:
+        """The chosen model once it is served. One that is loaded on demand is loaded first, within these seconds.
+
+        After waiting, the choice is made again: the adapter may have been unloaded. Raises QueueFull, NoEngineReady or
+        ModelsBusy if the model is not served in time, and ModelNotFound if it was removed.
+        """
+        self._update()
+        about = chosen.about
+        served = self.served(about)
+        is_expected = about.on_demand and self.state(about) != ModelState.FAILED
+        if served is not None and about.state != ModelState.UNLOADING and (served.takes_work or not is_expected):
+            return chosen, served
+        with self._waiting_for(about.name):
+            served = await self.loaded(about.name, seconds)
+        return self.choose(chosen.id), served
+
+    async def loaded(self, name: str, seconds: float) -> ServedModel:
+        """Ask the supervisor for the model of this name until it is loaded, or has failed to load.
+
+        Raises ModelsBusy if no other model can be unloaded for it, NoEngineReady after `seconds`, and ModelNotFound if
+        the model is removed.
+        """
+        began = time.monotonic()
+        asked = began - _ASK_EVERY
+        while True:
+            self._update()
+            about = self.find(name)
+            served = self.served(about)
+            if served is not None and self.state(about) in (ModelState.FAILED, ModelState.READY):
+                return served
+            now = time.monotonic()
+            if about.state == ModelState.UNLOADED and now - began >= PATIENCE:
+                raise ModelsBusy(f"no loaded model was idle for {PATIENCE:g} s (GENAI_MAX_MODELS)", retry_after=5)
+            if now - began >= seconds:
+                raise NoEngineReady(f"model {name} is still {about.state}")
+            if about.state in (ModelState.UNLOADED, ModelState.UNLOADING) and now - asked >= _ASK_EVERY:
+                asked = now
+                await self.command(WantModel(name))
+            await asyncio.sleep(_LOOK_EVERY / 2)
+
+    async def gone(self, about: ModelStatus) -> None:
+        """Wait until a model is removed and its memory is free."""
+        while True:
+            if all(other.serial != about.serial for other in self.statuses()):
+                return
+            await asyncio.sleep(_LOOK_EVERY / 2)
+
+    async def command(self, command: Command) -> None:
+        """Send a command to the supervisor. Raises the error that the supervisor replies with."""
+        await asyncio.to_thread(send_command, self._status_file.read(), command)
+
+    @contextlib.contextmanager
+    def _waiting_for(self, name: str) -> Iterator[None]:
+        """Count a request that waits for a model while the block runs. Raises QueueFull."""
+        if self._waiting[name] >= self._max_waiting:
+            raise QueueFull(f"{self._max_waiting} requests wait for model {name} to be loaded (GENAI_MAX_QUEUE)")
+        self._waiting[name] += 1
+        try:
+            yield
+        finally:
+            self._waiting[name] -= 1
+
+    def _update(self) -> None:
+        """Serve the models that are loaded or being loaded now, and no others."""
+        loaded = {about.serial: about for about in self.statuses() if about.state != ModelState.UNLOADED}
+        for serial in self._served.keys() - loaded.keys():
+            task = asyncio.create_task(self._served.pop(serial).leave())
+            self._leaving.add(task)
+            task.add_done_callback(self._leaving.discard)
+        for serial in loaded.keys() - self._served.keys():
+            self._served[serial] = ServedModel(loaded[serial], self._status_file, self._load_text, self._fingerprint)
+
+    async def _follow(self) -> None:
+        while True:
+            try:
+                self._update()
+            except Exception:  # whatever it was, the next read may succeed
+                log.exception("reading the status file")
+            await asyncio.sleep(_LOOK_EVERY)
+
+
+def _forms(name: str | None) -> list[str]:
+    """The forms in which a name is looked up, in order."""
+    return [] if name is None else list(dict.fromkeys((name, plain_name(name))))
+
+
+def _named(models: Sequence[ModelStatus], name: str) -> ModelStatus | None:
+    """The model with exactly this name or alias."""
+    return next((about for about in models if name == about.name or name in about.aliases), None)
+
+
+async def _reading(path: str, read: Callable[[], T]) -> T:
+    """What `read`, which reads files of a model, returns in a thread. Every exception becomes a ConfigurationError.
+
+    Others would not arrive: a future takes no StopIteration, and SystemExit ends the event loop.
+    """
+
+    def run() -> T:
+        try:
+            return read()
+        except ConfigurationError:
+            raise
+        except BaseException as error:
+            log.exception("reading the files of %s", path)
+            raise ConfigurationError(f"{path} cannot be used: {in_one_line(error)}") from None
+
+    return await asyncio.to_thread(run)

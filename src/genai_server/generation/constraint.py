@@ -1,0 +1,256 @@
+"""What answers must match: combines all constraining fields of a request into one grammar."""
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+from genai_server.apis.shared.chat_parameters import ChatParameters, NamedTool
+from genai_server.apis.shared.chat_parameters import Tool as GivenTool
+from genai_server.apis.shared.sampling import StructuredOutputs
+from genai_server.errors import InvalidField
+from genai_server.grammar_checker.pool import GrammarChecker
+from genai_server.quoted_values import quoted
+from genai_server.text.codec import TextCodec
+from genai_server.text.grammars import grammar
+from genai_server.text.grammars.lark import lark_of_text
+from genai_server.text.grammars.schema_relaxed import EVERYTHING, any_value, relaxed
+from genai_server.text.tool_formats.tool_format import ANY_OBJECT, Tool, ToolFormat
+
+_STRUCTURE, _FORMAT = "structured_outputs", "response_format"
+_SCHEMA = "must be a supported JSON schema"
+# The name of the constraint to text or calls.
+_CALLS = "calls or text"
+
+
+@dataclass(frozen=True)
+class Constraint:
+    """A grammar that an answer must match, and the field that requires it."""
+
+    grammar: str
+    field: str
+    # What the field must be, as text that follows its name: "must be ...".
+    rule: str
+    # The combined constraints, so that an error can name the field concerned.
+    parts: tuple["Constraint", ...] = ()
+    # Whether the request demands it; otherwise it may be relaxed or dropped.
+    is_promised: bool = True
+    # The name of a part among the others.
+    name: str = ""
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether an answer fails if its grammar cannot be followed."""
+        return self.is_promised or self.name != _CALLS
+
+    async def check(self, checker: GrammarChecker) -> frozenset[str]:
+        """Compile the grammar. Returns the names of the parts that must be relaxed first, if any.
+
+        Raises InvalidField with the compiler's message if the constraint is promised, and CheckerUnavailable.
+        """
+        try:
+            await self._check(checker)
+            return frozenset()
+        except InvalidField:
+            loose = {part.name for part in self.parts if not await part._compiles(checker)}
+            # Each part compiles, but the combination does not.
+            loose = loose or {part.name for part in self.parts if not part.is_promised}
+            if loose:
+                return frozenset(loose)
+            if self.is_promised:
+                raise
+            return frozenset({self.name})
+
+    async def _compiles(self, checker: GrammarChecker) -> bool:
+        """Whether a part's grammar compiles. Raises InvalidField if it is promised but does not."""
+        try:
+            await self._check(checker)
+        except InvalidField:
+            if self.is_promised:
+                raise
+            return False
+        return True
+
+    async def _check(self, checker: GrammarChecker) -> None:
+        grammar.check_size(self.grammar, param=self.field)
+        if (words := await checker.complaint(self.grammar)) is not None:
+            raise self.refused(words)
+
+    def refused(self, reason: str) -> InvalidField:
+        """The error with this reason, naming the field."""
+        return InvalidField(f"{self.field} {self.rule}: {reason}", param=self.field)
+
+
+def structure(wanted: StructuredOutputs | None) -> Constraint | None:
+    """The constraint of `structured_outputs`. Raises InvalidField if it cannot be turned into a grammar."""
+    if wanted is None:
+        return None
+    with _naming(_STRUCTURE):
+        if wanted.regex is not None:
+            rule = "must be a regular expression in the syntax of Rust's regex crate"
+            return Constraint(grammar.regex(wanted.regex), f"{_STRUCTURE}.regex", rule)
+        if wanted.choice is not None:
+            return Constraint(grammar.choice(wanted.choice), f"{_STRUCTURE}.choice", "must be a list of texts")
+        if wanted.grammar is not None:
+            rule = "must be a grammar in GBNF or in llguidance's dialect of Lark"
+            field = f"{_STRUCTURE}.grammar"
+            return Constraint(grammar.given_grammar(wanted.grammar, param=field), field, rule)
+        return Constraint(
+            grammar.json_schema(_schema(wanted.json_), param=f"{_STRUCTURE}.json"), f"{_STRUCTURE}.json", _SCHEMA
+        )
+
+
+class ChatConstraint:
+    """Builds the constraint of one chat."""
+
+    def __init__(self, body: ChatParameters, codec: TextCodec, *, best_effort: bool, loose: frozenset[str]) -> None:
+        self.loose = loose
+        # Schema keywords that are not enforced, with their fields.
+        self.left_out: list[str] = []
+        self._body = body
+        self._codec = codec
+        self._best_effort = best_effort
+
+    def build(self, tools: list[GivenTool], *, starts_inside: bool) -> Constraint | None:
+        """The constraint of an answer that may call `tools`, if any.
+
+        With `starts_inside`, the answer begins in reasoning. Raises InvalidField if no grammar can be built.
+        """
+        if _CALLS in self.loose:  # calls cannot be constrained
+            tools = []
+        wanted, reasoning = self._wanted(), self._codec.dialect.reasoning
+        if wanted is not None and reasoning is not None and reasoning.answer_opening:
+            built = grammar.after_text(reasoning.answer_opening, wanted.grammar, self._codec.opaque_tokens)
+            wanted = replace(wanted, grammar=built)
+        forced = self._body.tool_choice not in (None, "none", "auto")
+        chosen = _chosen(self._body.tool_choice, tools)
+        parts = [self._part(place, tool, asks=forced or wanted is not None) for place, tool in enumerate(chosen)]
+        held = [tool for tool, _ in parts]
+        whole = wanted
+        if forced:  # the response format applies to text answers only
+            whole = self._calls(held)
+        elif wanted is not None and held:
+            whole = replace(wanted, grammar=grammar.either(self._calls(held).grammar, wanted.grammar))
+        elif held:
+            is_promised = any(tool.function.strict for tool in chosen)
+            # In formats without a marker, no text could precede calls.
+            if is_promised or self._form.opening is not None:
+                whole = replace(self._calls(held, or_text=True), is_promised=is_promised, name=_CALLS)
+        if whole is None:
+            return None
+        if reasoning is not None:
+            built = grammar.after_reasoning(
+                whole.grammar, reasoning, starts_inside=starts_inside, opaque_tokens=self._codec.opaque_tokens
+            )
+            whole = replace(whole, grammar=built)
+        return replace(whole, parts=(*([wanted] if wanted and not forced else []), *(part for _, part in parts)))
+
+    def _wanted(self) -> Constraint | None:
+        """The constraint of an answer that is not a tool call."""
+        wanted, form = structure(self._body.structured_outputs), self._body.response_format
+        if form is None or form.type == "text":
+            return wanted
+        if wanted is not None:
+            raise InvalidField(f"{_FORMAT} and {_STRUCTURE} cannot be combined", param=_STRUCTURE)
+        if form.json_schema is None or form.json_schema.schema_ is None:
+            return Constraint(grammar.json_object(), _FORMAT, "must be supported")
+        field = f"{_FORMAT}.json_schema.schema"
+        is_promised = bool(form.json_schema.strict) or not self._best_effort
+        schema: Mapping[str, Any] = form.json_schema.schema_
+        if not is_promised:
+            schema = self._relaxed(schema, field, field)
+        with _naming(field):
+            built = grammar.json_schema(schema, param=field)
+        return Constraint(built, field, _SCHEMA, is_promised=is_promised or field in self.loose, name=field)
+
+    def _part(self, place: int, tool: GivenTool, *, asks: bool) -> tuple[Tool, Constraint]:
+        """A function and the constraint of its arguments. `asks`: the request demands a call or a format."""
+        function = tool.function
+        parameters: Mapping[str, Any] | None = function.parameters
+        is_promised = bool(function.strict) or (asks and not self._best_effort)
+        if not is_promised:
+            if function.strict is False and not asks:
+                parameters = ANY_OBJECT
+            elif parameters is not None:
+                parameters = self._relaxed(parameters, function.name, f"tools[{place}].parameters" if asks else None)
+                parameters = parameters if grammar.is_object(parameters) else ANY_OBJECT
+        held = Tool(function.name, parameters, is_promised=is_promised)
+        rule = f"must have supported JSON schemas as their parameters; those of {quoted(held.name)} are not"
+        if lark_of_text(held.schema) is not None:
+            rule = f"must have supported Lark grammars as their formats; that of {quoted(held.name)} is not"
+        try:
+            built = grammar.arguments(held.schema, param="tools")
+        except InvalidField as error:
+            raise InvalidField(f"tools {rule}: {error.message.removeprefix('tools: ')}", param="tools") from None
+        return held, Constraint(
+            built, "tools", rule, is_promised=is_promised or held.name in self.loose, name=held.name
+        )
+
+    def _relaxed(self, schema: Mapping[str, Any], name: str, field: str | None) -> Mapping[str, Any]:
+        """The supported part of a schema. Dropped keywords are reported with the field, if given.
+
+        Raises InvalidField for a format that is not a schema. A tool whose parameters are not a schema accepts any
+        value, so that the other tools can be used.
+        """
+        found, left_out = any_value(schema), [EVERYTHING]
+        try:
+            if name not in self.loose:
+                found, left_out = relaxed(schema)
+        except InvalidField as error:
+            if name == field:
+                raise InvalidField(f"{field}: {error.message}", param=field) from None
+        if field is not None:
+            self.left_out += [f"{field}: {word}" for word in left_out]
+        return found
+
+    @property
+    def _form(self) -> ToolFormat:
+        form = self._codec.dialect.tool_format
+        assert form is not None, "tools are only offered to models with a tool call format"
+        return form
+
+    def _calls(self, tools: list[Tool], *, or_text: bool = False) -> Constraint:
+        """The constraint to calls of these tools, with `or_text` also to text."""
+        form, body = self._form, self._body
+        parallel = body.parallel_tool_calls is not False and not isinstance(body.tool_choice, NamedTool)
+        build = grammar.text_and_calls if or_text else grammar.tool_calls
+        with _naming("tools"):
+            built = build(form, tools, parallel=parallel, opaque_tokens=self._codec.opaque_tokens)
+        return Constraint(built, "tools", "must be functions whose calls can be constrained")
+
+
+def _chosen(choice: object, tools: list[GivenTool]) -> list[GivenTool]:
+    """The tools that may be called. Raises InvalidField if `tool_choice` names another one."""
+    if not isinstance(choice, NamedTool):
+        return tools
+    name = choice.function.name
+    if not (named := [tool for tool in tools if tool.function.name == name]):
+        raise InvalidField(f"tool_choice names the function {quoted(name)}, which is not in tools", param="tool_choice")
+    return named
+
+
+def _schema(given: Any) -> dict[str, Any]:
+    """A schema, possibly given as JSON text. `true` allows any value, `false` none."""
+    field = f"{_STRUCTURE}.json"
+    if isinstance(given, str):
+        try:
+            given = json.loads(given)
+        except ValueError as error:
+            raise InvalidField(f"{field} must be a JSON schema, and is not JSON: {error}", param=field) from None
+    if isinstance(given, bool):
+        given = {} if given else {"not": {}}
+    if not isinstance(given, dict):
+        raise InvalidField(f"{field} must be a JSON schema, an object", param=field)
+    return given
+
+
+@contextmanager
+def _naming(field: str) -> Iterator[None]:
+    """Add the field's name to errors without one."""
+    try:
+        yield
+    except InvalidField as error:
+        if error.param is not None:
+            raise
+        raise InvalidField(f"{field}: {error.message}", param=field) from None

@@ -1,0 +1,35 @@
+"""The `system_fingerprint` of responses. It is the same as long as a model is served in the same way."""
+
+import hashlib
+import json
+import sys
+from pathlib import Path
+
+import msgspec
+
+from genai_server import __version__
+from genai_server.config import Settings, device_options
+from genai_server.messages.status_file import ModelStatus
+
+# Settings that can affect answers, if only by rounding.
+_SETTINGS = ("exact", "max_length", "prefill_weights", "scheduler", "speculation", "threads", "tool_parser")
+# Directories whose names contain library versions. Reading all distributions would take longer.
+_LIBRARIES = "onnxruntime*.dist-info"
+
+
+def fingerprint(settings: Settings, about: ModelStatus) -> str:
+    """`fp_` and a hash of the model's files, the versions of the server and its libraries, and settings.
+
+    Files are identified by name, size and modification time. Slow, so call it in a thread. Raises ConfigurationError.
+    """
+    paths = [path for path in (*Path(about.path).glob("*"), Path(about.chat_template)) if path.is_file()]
+    parts = {
+        "files": sorted((path.name, (stat := path.stat()).st_size, stat.st_mtime_ns) for path in paths),
+        "libraries": sorted(folder.name for path in sys.path for folder in Path(path).glob(_LIBRARIES)),
+        "server": __version__,
+        "settings": {name: getattr(settings, name) for name in _SETTINGS},
+        "chat_template": about.chat_template,
+        "devices": about.devices,
+        "options": msgspec.to_builtins(device_options(settings, about.name, about.devices)),
+    }
+    return f"fp_{hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:12]}"

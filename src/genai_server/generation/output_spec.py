@@ -1,0 +1,102 @@
+"""The output spec of a request: the tools its answers may call, the grammar they must match, and their parser."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from genai_server.apis.shared.chat_parameters import ChatParameters
+from genai_server.apis.shared.sampling import SamplingFields
+from genai_server.generation.constraint import ChatConstraint, Constraint, structure
+from genai_server.generation.prompts import offered_tools
+from genai_server.text.answers.answer_parser import AnswerParser
+from genai_server.text.answers.answer_text import Parser, PlainParser
+from genai_server.text.answers.dialect import Dialect
+from genai_server.text.codec import TextCodec
+
+
+@dataclass(frozen=True)
+class OutputSpec:
+    """What a request's answers may contain and must match."""
+
+    # How the model writes reasoning and tool calls.
+    dialect: Dialect = Dialect()
+    # JSON schemas of the arguments of callable functions, keyed by name.
+    tools: Mapping[str, Mapping[str, Any] | None] = field(default_factory=dict)
+    # Maximum number of tool calls of an answer; None for any number.
+    max_calls: int | None = None
+    # The constraint that an answer must match, if any.
+    constraint: Constraint | None = None
+    # Whether the prompt ends in reasoning.
+    starts_in_reasoning: bool = False
+    # Schema keywords that are not enforced, with their fields.
+    left_out: tuple[str, ...] = ()
+    # Names of the constraint's parts that are relaxed as much as possible.
+    loose: frozenset[str] = frozenset()
+
+    @property
+    def grammar(self) -> str | None:
+        """The grammar in one of llguidance's formats; None without a constraint."""
+        return self.constraint.grammar if self.constraint is not None else None
+
+    @property
+    def needs_grammar(self) -> bool:
+        """Whether an answer fails if its grammar cannot be followed."""
+        return self.constraint is None or self.constraint.is_needed
+
+    @property
+    def shown_tokens(self) -> tuple[str, ...]:
+        """Special tokens that the parser must see."""
+        formats = (self.dialect.tool_format if self.tools else None, self.dialect.reasoning)
+        return tuple(token for one in formats if one is not None for token in one.shown_tokens)
+
+    def parser(self) -> Parser:
+        """A parser for one answer."""
+        if self.dialect.reasoning is None and not self.tools:
+            return PlainParser()
+        form = self.dialect.tool_format
+        return AnswerParser(
+            form,
+            self.tools,
+            reasoning=self.dialect.reasoning,
+            starts_in_reasoning=self.starts_in_reasoning,
+            new_id=form.new_id if form is not None else str,
+        )
+
+
+def chat_output_spec(
+    body: ChatParameters,
+    codec: TextCodec,
+    prompt: list[int],
+    *,
+    best_effort: bool = False,
+    loose: Collection[str] = (),
+) -> OutputSpec:
+    """The output spec of a chat with this encoded prompt. The grammar has not been checked yet.
+
+    With `best_effort`, as much as possible of schemas that are not strict is enforced. `loose` names the constraint's
+    parts that must be relaxed (see `Constraint.check`). Raises InvalidField.
+    """
+    dialect, tools = codec.dialect, offered_tools(body, codec)
+    inside = starts_in_reasoning(codec, prompt)
+    constraint = ChatConstraint(body, codec, best_effort=best_effort, loose=frozenset(loose))
+    return OutputSpec(
+        dialect,
+        tools={tool.function.name: tool.function.parameters for tool in tools},
+        max_calls=1 if body.parallel_tool_calls is False else None,
+        constraint=constraint.build(tools, starts_inside=inside),
+        starts_in_reasoning=inside,
+        left_out=tuple(constraint.left_out),
+        loose=constraint.loose,
+    )
+
+
+def starts_in_reasoning(codec: TextCodec, prompt: list[int]) -> bool:
+    """Whether a chat's prompt ends in reasoning."""
+    reasoning = codec.dialect.reasoning
+    # Only the end matters; a marker is a few tokens at most.
+    return reasoning is not None and reasoning.begins_inside(codec.decode(prompt[-16:]))
+
+
+def plain_output_spec(body: SamplingFields) -> OutputSpec:
+    """The output spec of a text completion. The grammar has not been checked yet. Raises InvalidField."""
+    return OutputSpec(constraint=structure(body.structured_outputs))

@@ -1,0 +1,143 @@
+"""The context of a request for an answer: its ids, its deadline, and whether its client is still connected."""
+
+import asyncio
+from collections.abc import Coroutine
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Annotated, Any, TypeVar
+
+from fastapi import Depends, Request
+from starlette.types import Receive
+
+from genai_server.errors import InvalidField, ServerStopping
+from genai_server.generation.services import TheServices
+from genai_server.http.leniency import Leniency
+from genai_server.http.middleware.authentication import rights
+from genai_server.http.request_state import request_state
+from genai_server.http.telemetry.request_record import RequestRecord
+from genai_server.quoted_values import quoted
+from genai_server.timing import Clock
+
+T = TypeVar("T")
+
+HEADER = "X-Request-Timeout"
+
+
+class ClientLeft(Exception):
+    """The client has disconnected before its answer."""
+
+
+class Deadline:
+    """When an answer must have ended."""
+
+    def __init__(self, limit: int, clock: Clock) -> None:
+        # Seconds from now (GENAI_REQUEST_TIMEOUT).
+        self._limit = limit
+        # In seconds.
+        self._clock = clock
+        self._began = clock()
+        # From the beginning; less where the request says so.
+        self.seconds = float(limit)
+
+    def tighten(self, seconds: float, *, param: str) -> None:
+        """Bring the deadline forward to the value of a field or header. Raises InvalidField beyond the limit."""
+        if not 0 < seconds <= self._limit:
+            raise InvalidField(
+                f"{param} must be greater than 0 and at most {self._limit} seconds (GENAI_REQUEST_TIMEOUT), "
+                f"given {seconds:g}",
+                param=param,
+            )
+        self.seconds = min(self.seconds, seconds)
+
+    @property
+    def seconds_left(self) -> float:
+        """Seconds left now, at least 0."""
+        return max(0.0, self._began + self.seconds - self._clock())
+
+
+@dataclass(frozen=True)
+class RequestContext:
+    """One HTTP request for an answer."""
+
+    deadline: Deadline
+    # Reports when the client disconnects.
+    receive: Receive
+    record: RequestRecord
+    leniency: Leniency
+    # Digest of the API key: requests with different digests share no prefix cache. None where all share one.
+    own_cache: bytes | None = None
+    # What counts for the key while the request runs.
+    counted: ExitStack = field(default_factory=ExitStack)
+
+    @property
+    def request_id(self) -> str:
+        """The client's id, if it gave one. Several requests may have the same."""
+        return self.record.request_id
+
+    @property
+    def unique_id(self) -> str:
+        """The server's own id."""
+        return self.record.unique_id
+
+    def cache_salt(self, given: str | None) -> str | None:
+        """The salt of the engine's prefix cache: a digest, which reveals neither the key nor the body's salt."""
+        if self.own_cache is None and given is None:
+            return None
+        salt = blake2b((given or "").encode(), key=self.own_cache or b"", digest_size=16, person=b"prefix cache")
+        return salt.hexdigest()
+
+    def detach(self) -> ExitStack:
+        """Let the request count, and be recorded, until the result is closed: its answer outlives its HTTP response."""
+        self.record.is_detached = True
+        counted = self.counted.pop_all()
+        counted.callback(self.record.end)
+        return counted
+
+    async def waits_for(self, work: Coroutine[Any, Any, T]) -> T:
+        """The work's result; see `while_connected`."""
+        return await while_connected(work, self.receive)
+
+
+async def while_connected(work: Coroutine[Any, Any, T], receive: Receive) -> T:
+    """The work's result.
+
+    Raises ClientLeft as soon as the client has disconnected, and ServerStopping when the server does not wait any
+    longer. Both cancel the work, possibly before its first step.
+    """
+    working = asyncio.ensure_future(work)
+    leaving = asyncio.ensure_future(_disconnected(receive))
+    try:
+        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientLeft
+        return working.result()
+    except asyncio.CancelledError:
+        raise ServerStopping from None  # nothing else cancels what a client waits for
+    finally:
+        working.cancel()
+        leaving.cancel()
+
+
+async def context(request: Request, services: TheServices) -> RequestContext:
+    """The context of a request. Raises InvalidField for a timeout header that is not a number of seconds."""
+    deadline = Deadline(services.settings.request_timeout, services.clock)
+    given = request.headers.get(HEADER)
+    if given is not None:
+        try:
+            seconds = float(given)
+        except ValueError:
+            raise InvalidField(f"{HEADER} must be a number of seconds, given {quoted(given)}", param=HEADER) from None
+        deadline.tighten(seconds, param=HEADER)
+    own_cache = None if services.settings.shared_prefix_cache else rights(request).digest
+    state = request_state(request.scope)
+    return RequestContext(deadline, request.receive, state.record, state.leniency, own_cache, state.counted)
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+# The type of a route's parameter.
+TheRequestContext = Annotated[RequestContext, Depends(context)]

@@ -1,0 +1,171 @@
+"""API keys from a list in the settings and from a file of names and hashes.
+
+Only hashes are stored and compared. A plain SHA-256 suffices: unlike a password, a key is long and random and cannot be
+guessed. A slow hash, computed for each request, would make denial-of-service attacks cheap.
+"""
+
+import hashlib
+import hmac
+import logging
+import re
+import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from genai_server.config import Settings, environment_variable
+from genai_server.errors import ConfigurationError
+from genai_server.quoted_values import quoted
+
+log = logging.getLogger(__name__)
+
+MIN_KEY_LENGTH = 16
+NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+# Visible characters that have no special meaning in key lists and headers.
+_KEY = re.compile(r"[!-+\--9;-~]+")
+_LINE = re.compile(r"(?P<name>\S+)\s+sha256:(?P<digest>[0-9a-f]{64})(?P<limits>(\s+\S+)*)")
+_LIMIT = re.compile(r"(concurrent|rate)=([0-9]{1,6})")
+
+
+@dataclass(frozen=True)
+class ApiKey:
+    """A known API key."""
+
+    # Name of the key's holder.
+    name: str
+    # SHA-256 of the key.
+    digest: bytes
+    # Limits of concurrent requests and of requests per minute; None uses the settings' limits.
+    concurrent: int | None = None
+    rate: int | None = None
+
+
+@dataclass(frozen=True)
+class Access:
+    """The rights of an authenticated request."""
+
+    # The API key; None for the admin key, and where no key is needed.
+    key: ApiKey | None = None
+    is_admin: bool = False
+    # Differs between keys, the admin key included; None where no key is needed.
+    digest: bytes | None = None
+    # Whether there is an admin key, without which programs on this machine may use the admin endpoints.
+    has_admin_key: bool = False
+    # Whether only this machine can reach the server, as far as is known.
+    on_loopback: bool = False
+
+
+class ApiKeys:
+    """All keys of the settings and the file. Without any, no key is required."""
+
+    def __init__(self, listed: tuple[ApiKey, ...] = (), file: Path | None = None) -> None:
+        self.required = bool(listed) or file is not None
+        self._listed = listed
+        self._file = file
+        self._keys = self._all()
+
+    def find(self, given: str) -> ApiKey | None:
+        """The matching key, if any. Takes equally long for all keys of one length."""
+        digest = hash_key(given)
+        found = None
+        for key in self._keys:
+            if hmac.compare_digest(digest, key.digest):
+                found = key
+        return found
+
+    def reread(self) -> None:
+        """Reload the file. If it is invalid, the keys remain unchanged and the reason is logged."""
+        try:
+            self._keys = self._all()
+        except ConfigurationError as error:
+            log.error("the API keys are unchanged: %s", error)
+        else:
+            log.info("reloaded %s: %d API keys", self._file, len(self._keys))
+
+    def _all(self) -> tuple[ApiKey, ...]:
+        keys = (*self._listed, *(_from_file(self._file) if self._file is not None else ()))
+        names = [key.name for key in keys]
+        for name in names:
+            if names.count(name) > 1:
+                raise ConfigurationError(f"two API keys have the name {name}")
+        return keys
+
+
+def load_keys(settings: Settings) -> ApiKeys:
+    """Load the keys configured in the settings.
+
+    Raises ConfigurationError, which never shows a key, for an invalid key, for one that is also the admin key, and for
+    limits without keys.
+    """
+    listed = tuple(_from_list(settings.api_keys or ""))
+    keys = ApiKeys(listed, Path(settings.api_key_file) if settings.api_key_file else None)
+    if settings.admin_api_key:
+        _check_strength("GENAI_ADMIN_API_KEY", settings.admin_api_key)
+        if (same := keys.find(settings.admin_api_key)) is not None:
+            raise ConfigurationError(
+                f"GENAI_ADMIN_API_KEY: it must differ from all API keys, but is the key of {same.name}"
+            )
+    for name in ("max_concurrent_per_key", "rate_per_key"):
+        if getattr(settings, name) and not keys.required:
+            raise ConfigurationError(
+                f"{environment_variable(name)}={getattr(settings, name)}: it applies to each key; "
+                "set GENAI_API_KEYS or GENAI_API_KEY_FILE"
+            )
+    return keys
+
+
+def make_key() -> str:
+    """Generate a key of 256 random bits."""
+    return f"gs-{secrets.token_urlsafe(32)}"
+
+
+def line_of(name: str, key: str) -> str:
+    """A key's line for the key file, which does not reveal the key. Raises ConfigurationError for an invalid name."""
+    if not NAME.fullmatch(name):
+        raise ConfigurationError(f"the name of a key must match {NAME.pattern}; given {quoted(name)}")
+    return f"{name} sha256:{hash_key(key).hex()}"
+
+
+def hash_key(key: str) -> bytes:
+    """A key's SHA-256."""
+    return hashlib.sha256(key.encode(errors="replace")).digest()
+
+
+def _check_strength(what: str, key: str) -> None:
+    """Raise ConfigurationError, which never shows the key, if a key is too short or has invalid characters."""
+    if len(key) < MIN_KEY_LENGTH or not _KEY.fullmatch(key):
+        raise ConfigurationError(
+            f"{what} must have at least {MIN_KEY_LENGTH} characters, all of them visible ASCII "
+            f"except comma and colon; given {len(key)} (genai-server key generates one)"
+        )
+
+
+def _from_list(text: str) -> Iterator[ApiKey]:
+    for n, entry in enumerate(filter(None, (part.strip() for part in text.split(","))), 1):
+        name, colon, key = entry.rpartition(":")
+        name = name if colon else f"key-{n}"
+        if not NAME.fullmatch(name):
+            raise ConfigurationError(f"GENAI_API_KEYS: the name of entry {n} must match {NAME.pattern}")
+        _check_strength(f"GENAI_API_KEYS: key {name}", key)
+        yield ApiKey(name, hash_key(key))
+
+
+def _from_file(path: Path) -> Iterator[ApiKey]:
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise ConfigurationError(f"GENAI_API_KEY_FILE={path}: cannot be read: {reason}") from None
+    for number, line in enumerate(lines, 1):
+        line = line.partition("#")[0].strip()
+        if not line:
+            continue
+        entry = _LINE.fullmatch(line)
+        limits = [_LIMIT.fullmatch(word) for word in entry["limits"].split()] if entry else []
+        if entry is None or None in limits or not NAME.fullmatch(entry["name"]):
+            raise ConfigurationError(
+                f"GENAI_API_KEY_FILE={path}: line {number} must be NAME sha256:HASH, as genai-server key prints it, "
+                "followed by concurrent=N or rate=N if the key has limits of its own"
+            )
+        own = {limit[1]: int(limit[2]) for limit in limits if limit}
+        yield ApiKey(entry["name"], bytes.fromhex(entry["digest"]), own.get("concurrent"), own.get("rate"))

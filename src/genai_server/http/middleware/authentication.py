@@ -1,0 +1,197 @@
+"""Authentication: which requests may use the API, and which the admin endpoints."""
+
+import hmac
+from collections.abc import Collection, Mapping
+from functools import partial
+from hashlib import blake2b
+from typing import Annotated
+from urllib.parse import urlsplit
+
+from fastapi import Depends, Request
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from genai_server.config import is_loopback
+from genai_server.errors import AdminForbidden, InvalidApiKey, RateLimitExceeded
+from genai_server.http.api_keys import Access, ApiKey, ApiKeys, hash_key
+from genai_server.http.error_responses import error_response
+from genai_server.http.rate_limit import RateLimits
+from genai_server.http.request_state import HttpRequestState, request_state
+
+# Paths that need no key: they tell whether the server lives and works.
+OPEN_PATHS = frozenset({"/", "/health", "/healthz", "/livez", "/readyz"})
+# What is read below these paths can be large.
+_STORED_PATHS = ("/responses/", "/conversations/")
+_FORWARDING_HEADERS = {"forwarded", "via", "x-real-ip", "x-client-ip", "true-client-ip", "cf-connecting-ip"}
+_REMEDY = "set GENAI_ADMIN_API_KEY and send it as a bearer token"
+_NO_KEY = "an API key is required: authorization: Bearer KEY, or x-api-key: KEY"
+_WRONG_KEY = "this server does not know the API key that was given"
+_NO_KEYS = (
+    "this server has no API keys and serves programs on its own machine only, which call it by a name of this machine "
+    "(Host: localhost, or its address); set GENAI_API_KEYS, or GENAI_INSECURE to serve every client that can reach it"
+)
+
+
+class Authentication:
+    """Lets in requests with a key, if one is required, within the key's limits. Plain ASGI, before the body is read.
+
+    Notes the Access in the request's state: None without a key at one of the open paths. `admin_key` opens everything.
+
+    Unless it is `insecure`, a server without keys serves its own machine only. The Host header must name this machine:
+    a web page can have its own name resolve to this machine (DNS rebinding), but cannot send another Host. Unless the
+    server is known to listen on loopback alone (`on_loopback`), the connection must come from this machine, too.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        keys: ApiKeys,
+        limits: RateLimits,
+        *,
+        admin_key: str | None,
+        on_loopback: bool,
+        insecure: bool,
+        open_paths: Collection[str] = OPEN_PATHS,
+    ) -> None:
+        self.app = app
+        self._keys = keys
+        self._limits = limits
+        self._admin = None if admin_key is None else hash_key(admin_key)
+        self._open_paths = open_paths
+        self._on_loopback = on_loopback
+        self._access = partial(Access, has_admin_key=admin_key is not None, on_loopback=on_loopback)
+        self._insecure = insecure
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        state = request_state(scope)
+        access = state.access = self._identify(headers, scope)
+        if access is None and scope["path"] not in self._open_paths:
+            message = (_WRONG_KEY if given_key(headers) else _NO_KEY) if self._keys.required else _NO_KEYS
+            await error_response(InvalidApiKey(message), scope)(scope, receive, send)
+            return
+        with state.counted:
+            if access is not None and access.key is not None:
+                try:
+                    self._count(access.key, scope, state)
+                except RateLimitExceeded as error:
+                    await error_response(error, scope)(scope, receive, send)
+                    return
+            await self.app(scope, receive, send)
+
+    def _count(self, key: ApiKey, scope: Scope, state: HttpRequestState) -> None:
+        """Count a request that makes work against its key's limits. Raises RateLimitExceeded."""
+        if state.receipt.is_counted:
+            return
+        if scope["method"] == "POST":
+            if not scope["path"].endswith("/cancel"):
+                state.counted.enter_context(self._limits.request(key))
+        elif scope["path"].removeprefix("/v1").startswith(_STORED_PATHS):
+            state.counted.enter_context(self._limits.read(key))
+
+    def _identify(self, headers: Headers, scope: Scope) -> Access | None:
+        given = given_key(headers)
+        if given and self._admin is not None and hmac.compare_digest(hash_key(given), self._admin):
+            return self._access(is_admin=True, digest=self._admin if self._keys.required else None)
+        if self._keys.required:
+            key = self._keys.find(given)
+            return None if key is None else self._access(key, digest=key.digest)
+        client = scope.get("client")
+        is_near = client is not None and is_loopback(client[0]) and forwarded_by(headers) is None
+        is_own = _names_this_machine(headers) and (self._on_loopback or is_near)
+        return self._access() if self._insecure or is_own else None
+
+
+def given_key(headers: Mapping[str, str]) -> str:
+    """The key in a request's headers, in OpenAI's or Anthropic's form; empty if there is none."""
+    scheme, _, given = headers.get("authorization", "").partition(" ")
+    return given.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+
+
+def forwarded_by(headers: Mapping[str, str]) -> str | None:
+    """The header of a proxy that forwarded the request; None without one."""
+    return next((name for name in headers if name in _FORWARDING_HEADERS or name.startswith("x-forwarded")), None)
+
+
+def is_own_origin(headers: Mapping[str, str]) -> bool:
+    """Whether a request comes from a page of the server that its Host header names, or from no web page."""
+    origin, host = headers.get("origin"), headers.get("host", "").lower()
+    return origin is None or (host != "" and origin.lower() in (f"http://{host}", f"https://{host}"))
+
+
+def rights(request: Request) -> Access:
+    """The rights of a request for a path that is not open: there all have some."""
+    access = request_state(request.scope).access
+    assert access is not None
+    return access
+
+
+async def holder(request: Request) -> str | None:
+    """Stands for the request's API key, the admin key included; None where no key is needed.
+
+    It is made of the key itself: names may be given to other keys, and what is stored outlives them.
+    """
+    access = rights(request)
+    if access.digest is None:
+        return None
+    return blake2b(access.digest, digest_size=16, person=b"stored responses").hexdigest()
+
+
+# The type of a route's parameter.
+TheHolder = Annotated[str | None, Depends(holder)]
+
+
+async def require_admin(request: Request) -> None:
+    """Let in the admin key, or, where no key at all is set, a program on this machine. Raises AdminForbidden.
+
+    Without a key the server must be bound to loopback, and nothing may hint at a proxy or at a web page, whose requests
+    come from this machine as well.
+    """
+    access = rights(request)
+    if access.is_admin:
+        return
+    if access.has_admin_key:
+        raise AdminForbidden("the admin endpoints need GENAI_ADMIN_API_KEY as a bearer token")
+    if access.key is not None:
+        raise AdminForbidden(f"with API keys the admin endpoints need one of their own; {_REMEDY}")
+    reason = _not_local(request, access)
+    if reason is not None:
+        raise AdminForbidden(f"without an admin key this endpoint serves local programs only, but {reason}; {_REMEDY}")
+
+
+def _not_local(request: Request, access: Access) -> str | None:
+    """Why the request may not come from a local program; None if it does."""
+    client = request.client.host if request.client else ""
+    if not access.on_loopback or not is_loopback(client):
+        return "the server is not known to be bound to loopback alone"
+    if (name := forwarded_by(request.headers)) is not None:
+        return f"the request was forwarded ({name})"
+    host = request.headers.get("host", "")
+    if not host or not _names_this_machine(request.headers):
+        return "the Host header names another machine"
+    if not is_own_origin(request.headers):
+        return "the Origin header names a web page"
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if request.method == "POST" and kind != "application/json":
+        if kind or "transfer-encoding" in request.headers or request.headers.get("content-length", "0") != "0":
+            return "the body is not application/json"
+        # A web page can send an empty body without asking first; browsers name the page in one of these headers.
+        if "origin" in request.headers or request.headers.get("sec-fetch-site", "none") != "none":
+            return "a web page may have sent it without a body"
+    return None
+
+
+def _names_this_machine(headers: Mapping[str, str]) -> bool:
+    """Whether the Host header, which no web page can choose, names this machine, or is missing."""
+    host = headers.get("host", "")
+    return not host or is_loopback(_host_name(f"//{host}"))
+
+
+def _host_name(url: str) -> str:
+    try:
+        return urlsplit(url).hostname or ""
+    except ValueError:
+        return ""

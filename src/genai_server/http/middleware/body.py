@@ -1,0 +1,298 @@
+"""The body of a request: read before its route, within limits of size, time, depth and number; parsed in a thread."""
+
+import asyncio
+import json
+import re
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, cast
+
+from fastapi import Depends, Request
+from fastapi.responses import Response
+from fastapi.routing import APIRoute
+from pydantic import TypeAdapter, ValidationError
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from genai_server.config import Settings
+from genai_server.errors import (
+    BodiesTooLarge,
+    BodyTooLarge,
+    BodyTooSlow,
+    GenaiServerError,
+    MalformedBody,
+    NestedTooDeep,
+    TooManyValues,
+)
+from genai_server.http.error_responses import error_response, from_findings, malformed
+from genai_server.http.leniency import LeaveOut, Leniency
+from genai_server.http.middleware.body_budget import BodyBudget, ParsingThread
+from genai_server.http.request_state import HttpRequestState, request_state
+
+# A body over the limit is read on, and dropped, up to this many times the limit: a client that is still sending when
+# the connection is closed may never see the response.
+_DRAINED = 8
+# Deepest nesting. A JSON schema takes two levels for each of its own; code that walks through a body, such as a chat
+# template, recurses for each.
+MAX_NESTING = 100
+# Most lists and objects. The longest conversation with its tools has 30,000 to 40,000; validating each takes some
+# microseconds.
+MAX_CONTAINERS = 50_000
+# A string without an end extends to the end of the text, so each character is read once.
+_JSON_TEXT = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)', re.DOTALL)
+_BRACKETS = bytes.maketrans(b"{}", b"[]")
+_ALL_ELSE = bytes(set(range(256)) - set(b"[]{}"))
+
+_FORM = "application/x-www-form-urlencoded"
+# Some HTTP clients give it to each body of bytes.
+_BYTES = "application/octet-stream"
+
+
+@dataclass
+class _Reading:
+    """A body while it is received."""
+
+    # The bytes that are kept.
+    body: bytearray = field(default_factory=bytearray)
+    # Bytes that count towards the limit of all bodies.
+    kept: int = 0
+    # Bytes received.
+    size: int = 0
+    # Whether there is more to receive.
+    more: bool = True
+    # Why nothing is kept, if nothing is.
+    error: GenaiServerError | None = None
+
+    def drop(self, error: GenaiServerError) -> None:
+        """Keep nothing of the body."""
+        self.error = error
+        self.body.clear()
+
+
+class BodyLimits:
+    """Reads bodies within limits, and refuses others before any work. Plain ASGI.
+
+    Also refuses a body with more, or more deeply nested, lists and objects than `check_json` allows. Leaves a
+    ParsingThread in the request's state.
+    """
+
+    def __init__(self, app: ASGIApp, limit: int, seconds: float, bodies: BodyBudget) -> None:
+        self.app = app
+        # Most bytes of one body.
+        self.limit = limit
+        # Most seconds for one body to arrive.
+        self.seconds = seconds
+        self._bodies = bodies
+        self._parsing = ParsingThread()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        state = request_state(scope)
+        state.parsing = self._parsing
+        reading = _Reading()
+        try:
+            await self._pass(reading, state, scope, receive, send)
+        finally:
+            self._bodies.resize(reading.kept, 0)
+
+    async def _pass(
+        self, reading: _Reading, state: HttpRequestState, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        try:
+            async with asyncio.timeout(self.seconds):
+                is_whole = await self._read(reading, receive)
+        except TimeoutError:
+            message = (
+                f"the body must come within {self.seconds} seconds (GENAI_BODY_TIMEOUT); "
+                f"{reading.size} bytes had come by then"
+            )
+            await _refuse(BodyTooSlow(message), reading, scope, receive, send)
+            return
+        if not is_whole:
+            return
+        state.record.arrival.received()
+        try:
+            await self._check(reading)
+        except GenaiServerError as error:
+            await _refuse(error, reading, scope, receive, send)
+            return
+        whole: list[Message] = [{"type": "http.request", "body": bytes(reading.body), "more_body": False}]
+        reading.body.clear()
+
+        async def replay() -> Message:
+            return whole.pop() if whole else await receive()
+
+        await self.app(scope, replay, send)
+
+    async def _read(self, reading: _Reading, receive: Receive) -> bool:
+        """Read to the end, or far beyond the limit; returns whether the client is still there."""
+        while reading.more and reading.size <= self.limit * _DRAINED:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return False
+            part: bytes = message.get("body", b"")
+            reading.size += len(part)
+            reading.more = message.get("more_body", False)
+            if reading.error is None:
+                self._keep(reading, part)
+        return True
+
+    def _keep(self, reading: _Reading, part: bytes) -> None:
+        if reading.size > self.limit:
+            reading.drop(BodyTooLarge(""))
+        try:
+            self._bodies.resize(reading.kept, 0 if reading.error else reading.kept + len(part))
+        except BodiesTooLarge as error:
+            reading.drop(error)
+            self._bodies.resize(reading.kept, 0)
+        if reading.error is None:
+            reading.body += part
+        reading.kept = len(reading.body)
+
+    async def _check(self, reading: _Reading) -> None:
+        if reading.size > self.limit:
+            given = f"more than {reading.size}" if reading.more else str(reading.size)
+            raise BodyTooLarge(f"the body may have at most {self.limit} bytes (GENAI_MAX_BODY_BYTES), given {given}")
+        if reading.error is not None:
+            raise reading.error
+        await self._parsing.run(lambda: check_json(reading.body), num_bytes=len(reading.body))
+
+
+def check_json(text: bytes | bytearray) -> None:
+    """Raises MalformedBody for a text that is not UTF-8, NestedTooDeep and TooManyValues; it need not be valid JSON."""
+    if not json.detect_encoding(text).startswith("utf-8"):
+        raise MalformedBody("the body is not JSON in UTF-8")
+    try:
+        text.decode()
+    except UnicodeDecodeError as error:
+        raise malformed(error) from None
+    if text.count(b"[") + text.count(b"{") <= MAX_NESTING:
+        return
+    brackets = brackets_of(text)
+    containers = brackets.count(b"[")
+    if containers > MAX_CONTAINERS:
+        raise TooManyValues(f"the body may have at most {MAX_CONTAINERS} lists and objects in all, given {containers}")
+    if is_nested(brackets, by_more_than=MAX_NESTING):
+        raise NestedTooDeep(
+            f"the lists and objects of the body may be nested {MAX_NESTING} deep, given more than {MAX_NESTING}"
+        )
+
+
+def brackets_of(text: bytes | bytearray) -> bytes:
+    """The brackets of a JSON text outside its strings, braces as `[` and `]`."""
+    return bytes(_JSON_TEXT.sub(b"", text)).translate(_BRACKETS, _ALL_ELSE)
+
+
+def is_nested(brackets: bytes, *, by_more_than: int) -> bool:
+    """Whether brackets, which need not match, are nested more deeply than `by_more_than`."""
+    for _ in range(by_more_than):
+        inner = brackets
+        brackets = inner.replace(b"[]", b"")
+        if brackets == inner:
+            break
+    return b"[]" in brackets or brackets.count(b"[") > by_more_than
+
+
+class BodyRoute(APIRoute):
+    """Gives FastAPI a body that is validated already. Responses name what was left out of it.
+
+    Not for admin routes: the body is validated before the route's dependencies, which check the access.
+    """
+
+    # Whether a body that is not declared as JSON is taken for JSON, unless a web page may have sent it.
+    takes_undeclared = False
+
+    def leniency(self, request: Request) -> Leniency:
+        """Decides what may be left out of a request: nothing."""
+        return Leniency()
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+        if self.body_field is None:
+            return handle
+        adapter: TypeAdapter[Any] = TypeAdapter(cast(type[Any], self.body_field.field_info.annotation))
+
+        async def checked(request: Request) -> Response:
+            leniency = request_state(request.scope).leniency = self.leniency(request)
+            response = await handle(_CheckedRequest(request, adapter, takes_undeclared=self.takes_undeclared))
+            response.headers.update(leniency.report())
+            return response
+
+        return checked
+
+
+def lenient_route(leave_out: LeaveOut, *, caps: bool = False, takes_undeclared: bool = False) -> type[BodyRoute]:
+    """A BodyRoute that takes out of its bodies what `leave_out` does.
+
+    With `caps` it reduces an answer's limit to what fits. With GENAI_STRICT it does neither.
+    """
+    undeclared = takes_undeclared
+
+    class LenientRoute(BodyRoute):
+        takes_undeclared = undeclared
+
+        def leniency(self, request: Request) -> Leniency:
+            settings: Settings = request.app.state.services.settings
+            return Leniency() if settings.strict else Leniency(leave_out, caps=caps and settings.cap_max_tokens)
+
+    return LenientRoute
+
+
+async def leniency(request: Request) -> Leniency:
+    """The request's leniency, which its BodyRoute has made."""
+    return request_state(request.scope).leniency
+
+
+# The type of a route's parameter.
+TheLeniency = Annotated[Leniency, Depends(leniency)]
+
+
+class _CheckedRequest(Request):
+    def __init__(self, request: Request, adapter: TypeAdapter[Any], *, takes_undeclared: bool) -> None:
+        scope = request.scope
+        headers = request.headers
+        if _is_bytes(headers) or (takes_undeclared and _is_undeclared(headers)):
+            others = [(name, value) for name, value in scope["headers"] if name != b"content-type"]
+            scope = {**scope, "headers": [*others, (b"content-type", b"application/json")]}
+        super().__init__(scope, request.receive)
+        self._adapter = adapter
+
+    async def json(self) -> Any:
+        """The validated body. Raises RequestError."""
+        text = await self.body()
+        state = request_state(self.scope)
+        return await state.parsing.run(lambda: _read(text, self._adapter, state.leniency), num_bytes=len(text))
+
+
+def _is_bytes(headers: Mapping[str, str]) -> bool:
+    """Whether the body's type says nothing about it. A web page must ask before it sends this type."""
+    return headers.get("content-type", "").partition(";")[0].strip().lower() == _BYTES
+
+
+def _is_undeclared(headers: Mapping[str, str]) -> bool:
+    """Whether a program that is no browser sends a body as curl does if nothing is said about its type.
+
+    A web page can send such a body without asking first; browsers name the page in one of these headers.
+    """
+    return headers.get("content-type", _FORM) == _FORM and not {"origin", "sec-fetch-site"} & set(headers)
+
+
+def _read(text: bytes, adapter: TypeAdapter[Any], leniency: Leniency) -> Any:
+    try:
+        body = json.loads(text)
+    except ValueError as error:
+        raise malformed(error) from None
+    leniency.apply(body)
+    try:
+        return adapter.validate_python(body)
+    except ValidationError as error:
+        found = [{**finding, "loc": ("body", *finding["loc"])} for finding in error.errors(include_url=False)]
+        raise from_findings(found, body) from None
+
+
+async def _refuse(error: GenaiServerError, reading: _Reading, scope: Scope, receive: Receive, send: Send) -> None:
+    response = error_response(error, scope)
+    if reading.more:
+        response.headers["connection"] = "close"
+    await response(scope, receive, send)

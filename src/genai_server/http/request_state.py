@@ -1,0 +1,85 @@
+"""The state of one HTTP request: all that travels with it, under one key of its ASGI scope."""
+
+import re
+import secrets
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+from starlette.datastructures import Headers
+from starlette.types import Scope
+
+from genai_server.http.api_keys import Access
+from genai_server.http.leniency import Leniency
+from genai_server.http.middleware.body_budget import ParsingThread
+from genai_server.http.telemetry.request_record import RequestRecord
+from genai_server.timing import Arrival, Clock, request_clock
+
+_KEY = "http_request"
+# Where the caller of the app leaves a Receipt.
+_RECEIPT = "receipt"
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """What the caller of the app knows of a request: the HTTP server, a WebSocket, or the ingress of Ray Serve."""
+
+    # When the first byte came, by `request_clock`; None if that is unknown.
+    arrived: float | None = None
+    # The limit of open files, if the connection is beyond it.
+    max_files: float | None = None
+    # Whether the ingress has counted it: the limits of its key hold there.
+    is_counted: bool = False
+
+
+@dataclass
+class HttpRequestState:
+    """All that travels with one HTTP request. The middlewares fill it in, from the outermost on."""
+
+    receipt: Receipt
+    # Has the request's ids.
+    record: RequestRecord
+    # None until it is authenticated, and without a key at an open path.
+    access: Access | None = None
+    # What counts towards the limits of its key until the end. A response in the background takes it over.
+    counted: ExitStack = field(default_factory=ExitStack)
+    # What its endpoint may leave out of it.
+    leniency: Leniency = field(default_factory=Leniency)
+    # Reads its body, if that is long; set by BodyLimits.
+    parsing: ParsingThread = field(init=False, repr=False)
+
+
+def request_state(scope: Scope) -> HttpRequestState:
+    """The state of a request that has begun."""
+    state: HttpRequestState = scope["state"][_KEY]
+    return state
+
+
+def begin_request(scope: Scope, model: str = "", clock: Clock = request_clock) -> HttpRequestState:
+    """Give a request its state, and leave nothing else in the scope's. `model` is recorded until one is chosen.
+
+    The request's id is the client's own if that is a short plain name, or a new one.
+    """
+    receipt = receipt_of(scope.get("state", {}))
+    given = Headers(scope=scope).get("x-request-id", "")
+    unique_id = f"req-{secrets.token_hex(12)}"
+    request_id = given if _PLAIN_NAME.fullmatch(given) else unique_id
+    arrival = Arrival(clock, receipt.arrived)
+    record = RequestRecord(scope, request_id, unique_id, model, arrival, time.time() - arrival.elapsed)
+    state = HttpRequestState(receipt, record)
+    scope["state"] = {_KEY: state}
+    return state
+
+
+def with_receipt(receipt: Receipt) -> dict[str, Any]:
+    """The part of a scope's state that holds a receipt."""
+    return {_RECEIPT: receipt}
+
+
+def receipt_of(state: Mapping[str, Any]) -> Receipt:
+    """The receipt in a scope's state before the request has begun; an empty one by default."""
+    found: Receipt = state.get(_RECEIPT, Receipt())
+    return found

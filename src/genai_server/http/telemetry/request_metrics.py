@@ -1,0 +1,122 @@
+"""Prometheus metrics of requests. Names and meanings are vLLM's where it has them, with another prefix
+(https://docs.vllm.ai/en/stable/usage/metrics/).
+"""
+
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.multiprocess import MultiProcessCollector
+
+from genai_server.grammar_checker.pool import RESULTS
+from genai_server.http.telemetry.request_record import ABORT, AnswerFigures, RequestRecord
+from genai_server.messages.generation_request import FinishReason
+
+_LABELS = ("model_name", "device")
+# Seconds; the same bounds as vLLM's, for dashboards.
+_FIRST_TOKEN = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640),
+    2560,
+)
+_PHASE = (0.05, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
+_TOKEN = (0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
+_NUMBER = tuple(digit * 10**zeros for zeros in range(6) for digit in (1, 2, 5))
+# The parts of Breakdown.
+_PARTS = {
+    "receive": "From a request's first byte to its last.",
+    "load": "Waiting for the model to be loaded.",
+    "prepare": "All else before the first token: checks, template, tokenizer, grammar, messages to the engine.",
+    "queue": "Waiting in the engine, until the first pass began.",
+    "prefill": "From there to the first token.",
+    "decode": "From the first token to the last, in the engine.",
+    "deliver": "All else after the first token: messages from the engine, text, a client that reads slowly.",
+}
+_REASONS = {*FinishReason, ABORT}
+
+
+def request_metrics(shared: Path | None, prefix: str) -> "tuple[CollectorRegistry, Instruments]":
+    """The registry to scrape, and the instruments that count into it. All names begin with `prefix`.
+
+    With a folder that the API processes share, the registry adds up what all of them have counted, those that have
+    ended included. prometheus-client must have been imported with that folder in its environment.
+    """
+    registry = CollectorRegistry()
+    if shared is None:
+        return registry, Instruments(registry, prefix)
+    MultiProcessCollector(registry, str(shared))  # type: ignore[no-untyped-call]
+    return registry, Instruments(CollectorRegistry(), prefix)
+
+
+class Instruments:
+    """Counts each ended answer and each refused request."""
+
+    def __init__(self, registry: CollectorRegistry, prefix: str) -> None:
+        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+            return Histogram(prefix + name, text, _LABELS, buckets=buckets, registry=registry)
+
+        self._ended = Counter(
+            prefix + "request_success",
+            "Answers that have ended, by their reason.",
+            (*_LABELS, "finished_reason"),
+            registry=registry,
+        )
+        self._rejected = Counter(
+            prefix + "request_rejected",
+            "Requests that were refused, by the code of their error.",
+            (*_LABELS, "reason"),
+            registry=registry,
+        )
+        self._checks = Counter(
+            prefix + "grammar_checks",
+            "Grammars that were checked, by how that ended.",
+            ("result",),
+            registry=registry,
+        )
+        for result in RESULTS:
+            self._checks.labels(result)
+        self._ttft = histogram(
+            "time_to_first_token_seconds", "From a request's first byte to the first token.", _FIRST_TOKEN
+        )
+        self._total = histogram(
+            "e2e_request_latency_seconds", "From a request's first byte to the end of the answer.", _PHASE
+        )
+        self._parts = {name: histogram(f"request_{name}_time_seconds", text, _PHASE) for name, text in _PARTS.items()}
+        self._inference = histogram("request_inference_time_seconds", "Prefill and decode together.", _PHASE)
+        self._tpot = histogram("request_time_per_output_token_seconds", "An answer's mean, without the first.", _TOKEN)
+        self._prompt = histogram("request_prompt_tokens", "Tokens of a prompt.", _NUMBER)
+        self._output = histogram("request_generation_tokens", "Tokens of an answer.", _NUMBER)
+        self._longest = histogram(
+            "request_max_num_generation_tokens", "Tokens of the longest answer to a prompt.", _NUMBER
+        )
+
+    def observe(self, record: RequestRecord) -> None:
+        """Count a request that has ended; a refused one that only reads does not count."""
+        labels = (record.model, record.device)
+        if not record.answers and record.status >= 400 and not record.is_look:
+            self._rejected.labels(*labels, record.error_code or str(record.status)).inc()
+        for answer in record.answers:
+            self._observe_answer(answer, labels)
+        for first in range(0, len(record.answers), record.num_per_prompt):
+            to_one = record.answers[first : first + record.num_per_prompt]
+            self._longest.labels(*labels).observe(max(answer.usage.completion for answer in to_one))
+
+    def count_check(self, result: str) -> None:
+        """Count a check of a grammar."""
+        self._checks.labels(result).inc()
+
+    def _observe_answer(self, answer: AnswerFigures, labels: tuple[str, str]) -> None:
+        outcome = answer.outcome
+        self._ended.labels(*labels, outcome if outcome in _REASONS else "error").inc()
+        timings = answer.timings()
+        for instrument, value in (
+            (self._ttft, timings.ttft),
+            (self._total, timings.total_latency),
+            (self._tpot, timings.tpot),
+            (self._prompt, timings.input_tokens),
+            (self._output, timings.output_tokens),
+        ):
+            if value is not None:
+                instrument.labels(*labels).observe(value)
+        if (breakdown := timings.breakdown) is not None:
+            for name, instrument in self._parts.items():
+                instrument.labels(*labels).observe(getattr(breakdown, name))
+            self._inference.labels(*labels).observe(breakdown.prefill + breakdown.decode)

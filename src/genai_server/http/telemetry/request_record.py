@@ -1,0 +1,110 @@
+"""A record of each HTTP request, which the observers (log, metrics, traces) get when it has ended."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from starlette.types import Scope
+
+from genai_server.apis.shared.usage import Usage
+from genai_server.messages.generation_request import GenerationRequest, Sampling
+from genai_server.timing import Arrival, Timings
+
+# The outcome of an answer whose client has left.
+ABORT = "abort"
+
+
+class AnswerFigures(Protocol):
+    """An answer, or a result in one piece, as observers see it."""
+
+    @property
+    def outcome(self) -> str:
+        """How it ended."""
+
+    @property
+    def usage(self) -> Usage:
+        """Tokens used up to now."""
+
+    def timings(self) -> Timings:
+        """Its timings; known at the end."""
+
+    def close(self) -> None:
+        """Cancel it in the engine if it still runs."""
+
+
+def usage_of(answers: Sequence[AnswerFigures], num_per_prompt: int) -> Usage:
+    """The tokens of several answers, with those to the same prompt side by side. Each prompt counts once."""
+    usages = [answer.usage for answer in answers]
+    return Usage(
+        prompt=sum(usage.prompt for usage in usages[::num_per_prompt]),
+        completion=sum(usage.completion for usage in usages),
+        cached=sum(usage.cached for usage in usages[::num_per_prompt]),
+        reasoning=sum(usage.reasoning for usage in usages),
+        accepted=sum(usage.accepted for usage in usages),
+        rejected=sum(usage.rejected for usage in usages),
+    )
+
+
+@dataclass
+class RequestRecord:
+    """One HTTP request. A refused one has a status but no answers."""
+
+    scope: Scope
+    # The client's id if it gave one; several requests may have the same.
+    request_id: str
+    # The server's own id, which no other request has.
+    unique_id: str
+    # The model's name in answers; the first model's until one is chosen.
+    model: str
+    arrival: Arrival
+    # Seconds since 1970 at the arrival.
+    began_at: float
+    # How long the request took; known at its end.
+    seconds: float = 0.0
+    # HTTP's status; 0 until the response has begun.
+    status: int = 0
+    # The code of the error in the response, before or after the headers.
+    error_code: str | None = None
+    # "" until one is chosen.
+    device: str = ""
+    # Answers to the same prompt stand side by side.
+    answers: Sequence[AnswerFigures] = ()
+    num_per_prompt: int = 1
+    is_streamed: bool = False
+    # How tokens are chosen; None until an engine has accepted the request.
+    asked: Sampling | None = None
+    # Most tokens of each answer; None until an engine has accepted the request.
+    max_tokens: int | None = None
+    # Whether it goes on after its HTTP response, until `end` is called.
+    is_detached: bool = False
+    # Passes it to the observers.
+    end: Callable[[], None] = lambda: None
+
+    def answered(self, answers: Sequence[AnswerFigures], num_per_prompt: int, request: GenerationRequest) -> None:
+        """Note the answers that an engine has accepted; `request` is the engine request of any of them."""
+        self.answers, self.num_per_prompt = answers, num_per_prompt
+        self.asked, self.max_tokens = request.sampling, request.max_tokens
+
+    def pooled(self, answer: AnswerFigures) -> None:
+        """Note a request for vectors or scores that an engine has accepted."""
+        self.answers = [answer]
+
+    @property
+    def path(self) -> str:
+        """The route's path with its parameters' names; empty without a route, as clients may send any path."""
+        found: str = getattr(self.scope.get("route"), "path", "")
+        return found
+
+    @property
+    def is_look(self) -> bool:
+        """Whether the request only reads."""
+        return self.scope["method"] in ("GET", "HEAD", "OPTIONS")
+
+    @property
+    def usage(self) -> Usage:
+        """Tokens of all answers together."""
+        return usage_of(self.answers, self.num_per_prompt)
+
+
+# Receives each request that has ended; must not block.
+Observer = Callable[[RequestRecord], None]

@@ -1,0 +1,153 @@
+"""Requests as spans of OpenTelemetry, sent in the background; with the extra `otel` only."""
+
+from collections.abc import Mapping
+
+from msgspec.structs import asdict
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.trace import Span, SpanKind, StatusCode, set_span_in_context
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+from opentelemetry.util.types import AttributeValue
+from starlette.datastructures import Headers
+
+from genai_server import __version__
+from genai_server.http.telemetry.request_record import AnswerFigures, RequestRecord
+
+_NANO = 1_000_000_000
+_OPERATIONS = {
+    "/v1/completions": "text_completion",
+    "/completions": "text_completion",
+    "/v1/embeddings": "embeddings",
+    "/embeddings": "embeddings",
+    "/v1/rerank": "rerank",
+    "/v2/rerank": "rerank",
+    "/rerank": "rerank",
+    "/v1/score": "score",
+    "/score": "score",
+}
+
+
+class Traces:
+    """A span for each request that does more than read, with the parts of each answer's time as children.
+
+    The parent is the client's span, if it names one (`traceparent`). No span has any text. Spans go to `endpoint` as
+    OTLP over HTTP. OpenTelemetry reads all other settings from its own variables, `OTEL_…`.
+    """
+
+    def __init__(self, endpoint: str) -> None:
+        resource = Resource.create({"service.name": "genai-server", "service.version": __version__})
+        self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+        self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint)))
+        self._tracer = self._provider.get_tracer("genai_server", __version__)
+        self._propagator = TraceContextTextMapPropagator()
+
+    def observe(self, record: RequestRecord) -> None:
+        """Record a request that has ended."""
+        if record.is_look:
+            return
+        headers = Headers(scope=record.scope)
+        carried = {name: headers[name] for name in self._propagator.fields if name in headers}
+        span = self._tracer.start_span(
+            _name(record),
+            context=self._propagator.extract(carried),
+            kind=SpanKind.SERVER,
+            attributes=_attributes(record),
+            start_time=_nanoseconds(record, 0.0),
+        )
+        if record.error_code is not None:
+            span.set_attribute("error.type", record.error_code)
+            if record.status < 400 or record.status >= 500:
+                span.set_status(StatusCode.ERROR, record.error_code)
+        for answer in record.answers:
+            self._add_parts(record, answer, span)
+        span.end(_nanoseconds(record, record.seconds))
+
+    def close(self) -> None:
+        """Send the remaining spans."""
+        self._provider.shutdown()
+
+    def _add_parts(self, record: RequestRecord, answer: AnswerFigures, span: Span) -> None:
+        """A child span for each part of the answer's time, one after another; prefill ends with the first token."""
+        breakdown = answer.timings().breakdown
+        if breakdown is None:
+            return
+        context = set_span_in_context(span)
+        end = 0.0
+        for name, seconds in asdict(breakdown).items():
+            child = self._tracer.start_span(name, context, start_time=_nanoseconds(record, end))
+            end += seconds
+            child.end(_nanoseconds(record, end))
+
+
+def _name(record: RequestRecord) -> str:
+    if record.answers:
+        return f"{_operation(record)} {record.model}"
+    return f"{record.scope['method']} {record.path}".strip()
+
+
+def _operation(record: RequestRecord) -> str:
+    return _OPERATIONS.get(record.path, "chat")
+
+
+def _attributes(record: RequestRecord) -> Mapping[str, AttributeValue]:
+    """After https://opentelemetry.io/docs/specs/semconv/http/http-spans/ and, where there are answers,
+    https://github.com/open-telemetry/semantic-conventions-genai. A path without a route is left out.
+    """
+    found: dict[str, AttributeValue] = {
+        "http.request.method": record.scope["method"],
+        "http.response.status_code": record.status,
+        "url.scheme": record.scope["scheme"],
+        "genai_server.request.id": record.request_id,
+    }
+    if record.path:
+        found |= {"http.route": record.path, "url.path": record.scope["path"]}
+    if record.answers:
+        found |= _of_request(record)
+        usage = record.usage
+        found |= {
+            "gen_ai.operation.name": _operation(record),
+            "gen_ai.provider.name": "genai-server",
+            "gen_ai.request.model": record.model,
+            "gen_ai.response.model": record.model,
+            "gen_ai.response.id": record.request_id,
+            "gen_ai.response.finish_reasons": [answer.outcome for answer in record.answers],
+            "gen_ai.usage.input_tokens": usage.prompt,
+            "gen_ai.usage.output_tokens": usage.completion,
+            "gen_ai.usage.cache_read.input_tokens": usage.cached,
+            "gen_ai.usage.reasoning.output_tokens": usage.reasoning,
+            "genai_server.device": record.device,
+        }
+        ttft = record.answers[0].timings().ttft
+        if record.is_streamed and ttft is not None:
+            found["gen_ai.response.time_to_first_chunk"] = ttft
+    return found
+
+
+def _of_request(record: RequestRecord) -> Mapping[str, AttributeValue]:
+    """The request's sampling fields; one without effect is left out."""
+    found: dict[str, AttributeValue] = {"gen_ai.request.stream": record.is_streamed}
+    if record.num_per_prompt > 1:
+        found["gen_ai.request.choice.count"] = record.num_per_prompt
+    if record.max_tokens is not None:
+        found["gen_ai.request.max_tokens"] = record.max_tokens
+    asked = record.asked
+    if asked is None:
+        return found
+    found["gen_ai.request.temperature"] = asked.temperature
+    if asked.temperature > 0:
+        found["gen_ai.request.top_p"] = asked.top_p
+        if asked.top_k:
+            found["gen_ai.request.top_k"] = asked.top_k
+        if asked.seed is not None:
+            found["gen_ai.request.seed"] = asked.seed
+    for name in ("frequency_penalty", "presence_penalty"):
+        if value := getattr(asked, name):
+            found[f"gen_ai.request.{name}"] = value
+    return found
+
+
+def _nanoseconds(record: RequestRecord, seconds: float) -> int:
+    """So many seconds after the request's arrival, as nanoseconds since 1970."""
+    return int((record.began_at + seconds) * _NANO)

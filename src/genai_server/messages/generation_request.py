@@ -1,0 +1,186 @@
+"""The vocabulary of generation that all processes share. It knows no HTTP, no model and no socket."""
+
+from enum import StrEnum
+
+import msgspec
+from msgspec import Struct
+
+
+class Sampling(Struct, frozen=True):
+    """How the next token is chosen from the logits. Each default except the temperature's switches its filter off."""
+
+    # 0 is greedy; `top_k`, `top_p`, `min_p` and `seed` then have no effect.
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    # None for a random one.
+    seed: int | None = None
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    # Added to the logits of these token ids; 100 or more selects a token, -100 or less bans it.
+    logit_bias: dict[int, float] = {}
+    # How many of the last tokens of prompt and answer the three penalties look at; -1 for all, 0 for no penalties.
+    repeat_last_n: int = -1
+
+    @property
+    def penalizes(self) -> bool:
+        """Whether any penalty has an effect."""
+        values = (self.repetition_penalty, self.frequency_penalty, self.presence_penalty)
+        return self.repeat_last_n != 0 and values != (1.0, 0.0, 0.0)
+
+
+class Adapter(Struct, frozen=True):
+    """A LoRA adapter of a model."""
+
+    # The name by which requests choose it.
+    name: str
+    # A file in the format of onnxruntime-genai.
+    path: str
+    # New for each load, so that two adapters with the same name differ.
+    id: str
+
+
+class PooledText(Struct, frozen=True, array_like=True):
+    """A text for which a model gives a vector or a score."""
+
+    num_tokens: int
+    # Where the second text of a pair begins; 0 for a single text.
+    second: int = 0
+    # Number of tokens at the beginning that are read but not pooled.
+    num_left_out: int = 0
+
+
+class GenerationRequest(Struct, frozen=True):
+    """One prompt to continue, or texts to pool, with every default resolved."""
+
+    # The client's name for the request; need not be unique.
+    request_id: str
+    # Token ids; at least one. With `texts`, the tokens of all texts, concatenated.
+    prompt: list[int]
+    # Maximum number of tokens of the answer.
+    max_tokens: int
+    # Maximum number of tokens of prompt and answer together.
+    max_length: int
+    sampling: Sampling = Sampling()
+    # Whether the answer continues after an end-of-sequence token.
+    ignore_eos: bool = False
+    # Whether a cached prefix of the same `cache_salt` may be used.
+    cache_prompt: bool = True
+    cache_salt: str | None = None
+    # Lower values are served earlier.
+    priority: int = 0
+    # Whether the answer must be bitwise independent of other requests.
+    exact: bool = False
+    # Minimum number of tokens before an end-of-sequence token may be chosen.
+    min_tokens: int = 0
+    # Number of most likely tokens to return with each token's log probability; None for no log probabilities.
+    top_logprobs: int | None = None
+    # Whether to return them for the prompt's tokens, too. Such a prompt is not taken from the cache.
+    prompt_logprobs: bool = False
+    # They end the answer and are not part of it, whatever `ignore_eos` says.
+    stop_token_ids: list[int] = []
+    # What the answer must match, in one of llguidance's two forms.
+    grammar: str | None = None
+    # Whether the answer fails where its grammar cannot be followed. Otherwise it continues without it.
+    needs_grammar: bool = True
+    # Seconds after which the answer ends with the tokens so far.
+    timeout: float | None = None
+    # Whether the engine reports the progress of reading the prompt.
+    progress: bool = False
+    adapter: Adapter | None = None
+    # The server's own name for the request, where `request_id` is not unique.
+    unique_id: str = ""
+    # Tokens that the answer may contain, for drafts. Near a tie they may change the chosen token. They have no effect
+    # with `exact` or a seed.
+    prediction: list[int] = []
+    # The texts in the prompt, each of which gets a vector or a score; empty for a prompt to continue.
+    texts: list[PooledText] = []
+
+    @property
+    def own_id(self) -> str:
+        """The id that no other request has."""
+        return self.unique_id or self.request_id
+
+    def after(self, seconds: float) -> "GenerationRequest":
+        """The same request after a wait: its timeout is shorter by this number of seconds."""
+        if self.timeout is None:
+            return self
+        return msgspec.structs.replace(self, timeout=max(0.0, self.timeout - seconds))
+
+
+class TokenLogprob(Struct, frozen=True, array_like=True):
+    """A token with its log probability."""
+
+    token: int
+    # Natural logarithm, from the model's logits before sampling options.
+    logprob: float
+    # The most likely tokens at its position with their log probabilities, in descending order.
+    top: list[tuple[int, float]] = []
+
+
+class FinishReason(StrEnum):
+    """Why a generation ended without an error."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    # Ended by the runtime option terminate_session.
+    TERMINATED = "terminated"
+    # At the request's deadline.
+    TIMEOUT = "timeout"
+    # Ended by an admin call that named the request.
+    CANCELLED = "cancelled"
+
+    @property
+    def is_interruption(self) -> bool:
+        """Whether the answer was ended from outside, for which other servers' APIs have no reason."""
+        return self in (FinishReason.TERMINATED, FinishReason.TIMEOUT, FinishReason.CANCELLED)
+
+
+class Phases(Struct, frozen=True):
+    """Where a request's time went in the engine, in seconds."""
+
+    # Waiting, before the first step.
+    queue: float = 0.0
+    # From the first step to the first token.
+    prefill: float = 0.0
+    # From the first token to the last.
+    decode: float = 0.0
+
+
+class Batching(Struct, frozen=True):
+    """How an engine runs several sequences."""
+
+    # "batched", "library", "generator" or, where texts are pooled, "pooled".
+    scheduler: str = "generator"
+    # Why `scheduler` is "generator".
+    reason: str | None = None
+    # Maximum number of running sequences.
+    num_slots: int = 0
+    # Whether a sequence is bitwise the same alone and in a batch; None if nothing is batched.
+    exact: bool | None = None
+    # Number of the graph's nodes by execution provider, in descending order; None if the library does not report it.
+    nodes: dict[str, int | None] = {}
+    # Whether a step can decode and read a chunk of a prompt in one pass.
+    mixes: bool = False
+    # Minimum number of tokens of a step that uses 8-bit weights; None if no step does.
+    int8_from: int | None = None
+    # Tokens that the KV cache holds for all sequences; 0 if each slot has memory for the longest sequence.
+    kv_tokens: int = 0
+    # Whether the next tokens of a sequence that runs alone are drafted and verified together.
+    speculates: bool = False
+
+
+class ModelInfo(Struct, frozen=True):
+    """What an API process must know of an engine's model."""
+
+    # Tokens of prompt and answer together.
+    context_length: int
+    vocab_size: int
+    # Tokens that end an answer.
+    eos_token_ids: list[int]
+    # For sampling fields that a request leaves out.
+    defaults: Sampling
+    # Whether it can compute the log probabilities of a prompt's tokens.
+    scores_prompts: bool = True

@@ -1,0 +1,157 @@
+"""The Ray Serve application: an ingress, and a deployment of replicas for each model.
+
+Serve imports `build` by its name, from the configuration that `serve deploy` reads.
+"""
+
+import hashlib
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ray import serve
+from ray.serve.config import RequestRouterConfig
+
+from genai_server import __version__
+from genai_server.config import Settings, load_settings
+from genai_server.errors import ConfigurationError
+from genai_server.http.middleware.drain import LAST_WORDS
+from genai_server.pooling_model import Task, task_of
+from genai_server.ray_serve.ingress import Ingress
+from genai_server.ray_serve.model_names import ModelNames
+from genai_server.ray_serve.ray_internals import with_version
+from genai_server.ray_serve.replica import Replica
+
+# Settings of Serve's proxies, which neither ingress nor replicas read.
+OF_SERVE = frozenset({"host", "port", "tls_cert", "tls_key"})
+_ROUTER = "genai_server.ray_serve.ray_internals.PrefixRouter"
+# Calls beside generations that a full replica still takes: admin calls, and reading.
+_SPARE_CALLS = 32
+# Requests that wait in the ingress for a replica. Each does for some milliseconds, even where replicas are idle.
+_MOST_QUEUED = 1_000
+# In seconds.
+_HEALTH_EVERY = 2.0
+_HEALTH_TIMEOUT = 10.0
+_DRAIN_EVERY = 0.5
+# Most requests at once in the ingress, which refuses none itself.
+_MOST_IN_INGRESS = 100_000
+_DEFAULT_CONFIG = "genai-server.toml"
+
+
+def build(args: Mapping[str, Any]) -> Any:
+    """The application of a table of settings, named as in genai-server.toml, and `replicas`: `2`, or `1:4` to scale.
+
+    Other settings come from the environment, as for `serve`. Raises ConfigurationError.
+    """
+    options = {name: str(value) for name, value in args.items()}
+    replicas = options.pop("replicas", "1")
+    if unknown := options.keys() - Settings.model_fields.keys():
+        raise ConfigurationError(f"{', '.join(sorted(unknown))}: not a setting, nor replicas")
+    return application(load_settings(options), replicas)
+
+
+def application(settings: Settings, replicas: str) -> Any:
+    """The application for these settings. Raises ConfigurationError for a wrong number of replicas."""
+    if settings.api_key_file:
+        settings = settings.model_copy(update={"api_key_file": _absolute(settings.api_key_file)})
+    models = {name: _deployment(settings, name, replicas) for name in settings.served}
+    ingress = with_version(
+        serve.deployment(serve.ingress()(Ingress), name="Ingress"),
+        _version(settings),
+        max_ongoing_requests=_MOST_IN_INGRESS,
+        graceful_shutdown_timeout_s=_time_to_stop(settings),
+        graceful_shutdown_wait_loop_s=_DRAIN_EVERY,
+        health_check_period_s=_HEALTH_EVERY,
+        # So that it has its place beside Ray's own processes.
+        ray_actor_options={"num_cpus": 0},
+    )
+    return ingress.bind(ModelNames(settings, tasks_of(settings)), models)
+
+
+def settings_of(settings: Settings, model: str) -> Settings:
+    """The settings of a model's replicas: those of a server with this model alone, which knows no address.
+
+    Where Serve's proxies listen cannot be seen from a replica, so none counts as bound to loopback.
+    """
+    aliases = [alias for alias, name in settings.aliases.items() if name == model]
+    config = settings.config or (_DEFAULT_CONFIG if Path(_DEFAULT_CONFIG).is_file() else "")
+    changes = {
+        "host": "0.0.0.0",
+        "models": f"{model}={_absolute(settings.served[model])}",
+        "adapters": ",".join(f"{name}={_absolute(file)}" for name, file in settings.adapter_files(model).items()),
+        "model_aliases": ",".join(f"{alias}={model}" for alias in aliases),
+        "chat_template": settings.chat_template_of(model),
+        "config": _absolute(config) if config else "",
+        # The ingress answers browsers, and counts the requests of each key.
+        "cors_origins": "",
+        "max_concurrent_per_key": 0,
+        "rate_per_key": 0,
+    }
+    return settings.model_copy(update=changes)
+
+
+def tasks_of(settings: Settings) -> dict[str, Task]:
+    """What each model is for, by its files on this machine."""
+    return {name: task_of(Path(path)) for name, path in settings.served.items()}
+
+
+def _deployment(settings: Settings, model: str, replicas: str) -> Any:
+    own = settings_of(settings, model)
+    kinds = {device.partition(":")[0] for device in settings.devices}
+    deployment = with_version(
+        serve.deployment(Replica, name=re.sub(r"[^\w.-]", "-", model)),
+        _version(own),
+        **_scaling(replicas, settings.max_batch_size),
+        # All that the replica itself does not refuse, so that its own queue is the limit.
+        max_ongoing_requests=settings.max_batch_size + settings.max_queue + _SPARE_CALLS,
+        max_queued_requests=_MOST_QUEUED,
+        graceful_shutdown_timeout_s=_time_to_stop(settings),
+        graceful_shutdown_wait_loop_s=_DRAIN_EVERY,
+        health_check_period_s=_HEALTH_EVERY,
+        health_check_timeout_s=_HEALTH_TIMEOUT,
+        ray_actor_options={"num_cpus": settings.threads or 1, "num_gpus": int("cuda" in kinds)},
+        request_router_config=RequestRouterConfig(
+            request_router_class=_ROUTER,
+            request_router_kwargs={"imbalanced_threshold": max(1, settings.max_batch_size // 2), "do_eviction": True},
+        ),
+    )
+    return deployment.bind(own)
+
+
+def most_replicas(replicas: str) -> int:
+    """The largest number that is meant by `2`, or by `1:4`. Raises ConfigurationError."""
+    return _bounds(replicas)[1]
+
+
+def _scaling(replicas: str, target: int) -> dict[str, Any]:
+    least, most = _bounds(replicas)
+    if ":" not in replicas:
+        return {"num_replicas": most}
+    return {"autoscaling_config": {"min_replicas": least, "max_replicas": most, "target_ongoing_requests": target}}
+
+
+def _bounds(replicas: str) -> tuple[int, int]:
+    found = re.fullmatch(r"([1-9]\d{0,3})(?::([1-9]\d{0,3}))?", replicas)
+    least, most = (int(found[1]), int(found[2] or found[1])) if found else (1, 0)
+    if least > most:
+        raise ConfigurationError(f"replicas={replicas}: expected a number such as 2, or least and most such as 1:4")
+    return least, most
+
+
+def _version(settings: Settings) -> str:
+    """Deploying again with the same version changes the number of replicas, and restarts none.
+
+    Replicas and ingress read keys and the configuration file at their start only, so what these hold is part of it.
+    """
+    files = [Path(name) for name in (settings.api_key_file, settings.config) if name]
+    parts = [__version__.encode(), settings.model_dump_json(exclude=set(OF_SERVE)).encode()]
+    parts += [file.read_bytes() for file in files if file.is_file()]
+    return hashlib.blake2b(b"\0".join(parts), digest_size=16).hexdigest()
+
+
+def _time_to_stop(settings: Settings) -> float:
+    return settings.drain_timeout + LAST_WORDS
+
+
+def _absolute(path: str) -> str:
+    return str(Path(path).absolute())

@@ -1,0 +1,77 @@
+"""A call of all replicas at once."""
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from ray.serve.exceptions import DeploymentUnavailableError
+
+from genai_server.errors import NoEngineReady
+from genai_server.http.error_responses import error_body, http_status
+from genai_server.ray_serve.forwarded import ForwardedRequest, ReplicaAnswer
+from genai_server.ray_serve.ray_internals import replica_results
+
+
+async def ask_replicas(
+    handles: Iterable[Any],
+    request: ForwardedRequest,
+    seconds: float,
+    *,
+    named: str | None = None,
+    is_enough: Callable[[ReplicaAnswer], bool] = lambda answer: False,
+) -> list[ReplicaAnswer]:
+    """The answers of all running replicas of these deployments, or of the named one; those up to one that is enough.
+
+    A replica that has not answered after so many seconds has a 503, and one that dies meanwhile no answer.
+    """
+    ends = time.monotonic() + seconds
+    calls = await asyncio.gather(*(_calls(handle, request, named, seconds) for handle in handles))
+    asked = {task: call for found in calls for task, call in found.items()}
+    waiting, answers = set(asked), dict[asyncio.Task[Any], ReplicaAnswer]()
+    try:
+        while waiting and not any(map(is_enough, answers.values())):
+            left = max(0.0, ends - time.monotonic())
+            done, waiting = await asyncio.wait(waiting, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+            if not done:
+                answers |= {task: _silence(asked[task], seconds) for task in waiting if asked[task].is_meant}
+                break
+            told = {task: task.result() for task in done if not task.cancelled() and task.exception() is None}
+            # Replicas that are not meant answer None.
+            answers |= {task: answer for task, answer in told.items() if answer is not None}
+    finally:
+        for task in waiting:
+            task.cancel()
+    return [answers[task] for task in asked if task in answers]
+
+
+@dataclass(frozen=True)
+class _Call:
+    replica: str
+    model: str
+    is_meant: bool
+
+
+async def _calls(
+    handle: Any, request: ForwardedRequest, named: str | None, seconds: float
+) -> dict["asyncio.Task[Any]", _Call]:
+    """A call of each replica of a deployment; none while none runs."""
+    try:
+        async with asyncio.timeout(seconds):
+            results = await replica_results(handle.broadcast("answer", request, named))
+    except (DeploymentUnavailableError, TimeoutError):
+        return {}
+    model = handle.deployment_name
+    return {
+        asyncio.create_task(result.get_async()): _Call(result.replica, model, named in (None, result.replica))
+        for result in results
+    }
+
+
+def _silence(call: _Call, seconds: float) -> ReplicaAnswer:
+    error = NoEngineReady(f"the replica has not answered for {seconds:.0f} s")
+    status, _ = http_status(error)
+    headers = [(b"content-type", b"application/json")]
+    return ReplicaAnswer(call.replica, call.model, status, headers, json.dumps(error_body(error)).encode())

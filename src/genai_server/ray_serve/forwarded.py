@@ -1,0 +1,122 @@
+"""A request on its way from the ingress to a replica, and a replica's whole answer: all that crosses a Serve handle."""
+
+import json
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.types import Message, Scope
+
+from genai_server.http.request_state import Receipt, with_receipt
+from genai_server.timing import request_clock
+
+# Names the replica that has answered, and in admin calls the one that is meant.
+REPLICA_HEADER = "x-genai-replica"
+# Most characters that the request router compares: longer prefixes are equal to it.
+_MOST_COMPARED = 16_384
+# The fields of all APIs that have a prompt's texts.
+_PROMPT_FIELDS = ("system", "instructions", "messages", "prompt", "input")
+
+
+@dataclass(frozen=True)
+class ForwardedRequest:
+    """A whole HTTP request."""
+
+    method: str
+    path: str
+    raw_path: bytes
+    query_string: bytes
+    headers: list[tuple[bytes, bytes]]
+    body: bytes
+    # Address and port of the client as Serve's proxy sees it.
+    client: tuple[str, int] | None
+    server: tuple[str, int | None] | None
+    scheme: str
+    # The beginning of the prompt's text, by which Serve's request router finds a replica; "" if there is none.
+    prompt: str = ""
+    # Seconds since 1970 at its arrival in the ingress; None for a request of the server's own.
+    arrived_at: float | None = None
+
+    def scope(self) -> Scope:
+        """The ASGI scope of this request in the replica, where the clocks of two machines may differ."""
+        age = 0.0 if self.arrived_at is None else max(0.0, time.time() - self.arrived_at)
+        return {
+            "type": "http",
+            "asgi": {"version": "3.0"},
+            "http_version": "1.1",
+            "method": self.method,
+            "scheme": self.scheme,
+            "path": self.path,
+            "raw_path": self.raw_path,
+            "query_string": self.query_string,
+            "root_path": "",
+            "headers": self.headers,
+            "client": self.client,
+            "server": self.server,
+            "state": with_receipt(Receipt(request_clock() - age, is_counted=True)),
+        }
+
+
+# The question whether a replica takes work; nobody's, so that the answer is for everybody.
+READINESS = ForwardedRequest("GET", "/readyz", b"/readyz", b"", [], b"", None, None, "http")
+
+
+@dataclass(frozen=True)
+class ReplicaAnswer:
+    """The whole answer of one replica."""
+
+    replica: str
+    # The replica's deployment.
+    model: str
+    status: int
+    headers: list[tuple[bytes, bytes]]
+    body: bytes
+
+    @property
+    def content_type(self) -> str:
+        """Without parameters."""
+        found = next((value for name, value in self.headers if name.lower() == b"content-type"), b"")
+        return found.partition(b";")[0].strip().lower().decode("latin-1")
+
+
+def body_fields(body: bytes) -> dict[str, Any]:
+    """The fields of a body, read as the replica reads it, which checks them; none of one that is not a JSON object."""
+    try:
+        fields = json.loads(body)
+    except (ValueError, RecursionError):
+        return {}
+    return fields if isinstance(fields, dict) else {}
+
+
+def prompt_text(fields: Mapping[str, Any]) -> str:
+    """The texts of a prompt in their order, as the request router compares them."""
+    length, found = 0, []
+    for text in _texts([fields.get(name) for name in _PROMPT_FIELDS]):
+        found.append(text)
+        length += len(text)
+        if length >= _MOST_COMPARED:
+            break
+    # Half of a surrogate pair, which JSON may have, cannot be sent to the router's tree.
+    return "\n".join(found)[:_MOST_COMPARED].encode(errors="replace").decode()
+
+
+def with_header(message: Message, name: str, value: str) -> Message:
+    """The start of a response with one header, in place of any by this name; an empty value only removes it."""
+    encoded = name.encode("latin-1")
+    kept = [header for header in message["headers"] if header[0].lower() != encoded]
+    added = [(encoded, value.encode("latin-1"))] if value else []
+    return {**message, "headers": [*kept, *added]}
+
+
+def _texts(value: Any) -> Iterator[str]:
+    match value:
+        case str():
+            yield value
+        case list():
+            for item in value:
+                yield from _texts(item)
+        case {"content": content}:
+            yield from _texts(content)
+        case {"text": str(text)}:
+            yield text

@@ -1,0 +1,312 @@
+"""The ingress of a Ray Serve application: reads a request, chooses the model's deployment and passes its response on.
+
+It knows neither models nor engines. Keys and bodies are checked here as in the app of every replica, so that a
+stranger's body takes no memory and goes to no replica.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from http import HTTPStatus
+from typing import Any
+
+from fastapi.middleware.cors import CORSMiddleware
+from ray.exceptions import RayActorError
+from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
+from starlette.datastructures import Headers
+from starlette.routing import BaseRoute
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from genai_server.apis.admin import adapters, runtime_options
+from genai_server.apis.admin import model_loading as model_admin
+from genai_server.apis.admin import profile_sessions as profiles
+from genai_server.apis.admin import running_requests as requests
+from genai_server.apis.app import cors_options, open_paths
+from genai_server.apis.models import lm_studio
+from genai_server.apis.models import routes as models
+from genai_server.apis.ollama import model_routes as ollama_models
+from genai_server.apis.ollama import pull_routes as ollama_pull
+from genai_server.apis.status import metrics
+from genai_server.config import Settings
+from genai_server.errors import (
+    EngineDied,
+    GenaiServerError,
+    InvalidField,
+    NoEngineReady,
+    QueueFull,
+    UnsupportedEndpoint,
+)
+from genai_server.http.api_keys import load_keys
+from genai_server.http.error_responses import error_response
+from genai_server.http.middleware.authentication import Authentication
+from genai_server.http.middleware.body import BodyLimits
+from genai_server.http.middleware.body_budget import BodyBudget
+from genai_server.http.middleware.request_head import RequestHead
+from genai_server.http.middleware.request_lifetime import RequestLifetime
+from genai_server.http.rate_limit import RateLimits
+from genai_server.http.request_state import request_state
+from genai_server.logs import configure_logging
+from genai_server.quoted_values import quoted
+from genai_server.ray_serve.broadcast import ask_replicas
+from genai_server.ray_serve.endpoints import matches, requested_task
+from genai_server.ray_serve.forwarded import (
+    READINESS,
+    REPLICA_HEADER,
+    ForwardedRequest,
+    ReplicaAnswer,
+    body_fields,
+    prompt_text,
+    with_header,
+)
+from genai_server.ray_serve.merging import joined, merged, merged_metrics
+from genai_server.ray_serve.model_names import ModelNames
+from genai_server.ray_serve.stream_end import is_event, stream_end
+
+log = logging.getLogger(__name__)
+
+# Seconds for a replica to tell what its app knows, to do what an operator asks, and for a named one to do it: nobody
+# else waits for it, and an engine takes the longest pass to answer.
+_LOOK = 5.0
+_ACT = 10.0
+_ACT_ALONE = 25.0
+# For how many seconds an answer about the replicas' health is kept.
+_HEALTH_LASTS = 1.0
+# Whether the ingress itself lives: Serve replaces replicas.
+_LIVENESS = "/livez"
+_HEALTH = frozenset({"/health", "/readyz"})
+# What every replica is asked for.
+_OF_ALL = frozenset({"/healthz"})
+# What one replica of each model is asked for.
+_OF_MODELS = frozenset({"/v1/models", "/models", "/api/tags", "/api/ps", "/api/v0/models", "/api/v1/models"})
+_MODEL_PATHS = ("/v1/models/", "/models/", "/api/v0/models/")
+# Texts for these are no prompts, and leave no prefix in a cache.
+_NO_PROMPTS = ("embed", "rerank", "score", "tokenize")
+_REQUEST_ID = b"x-request-id"
+_UNSUPPORTED = 1008
+
+
+class Ingress:
+    """The deployment: makes its app where Serve runs it. `models` has the handle of each model's deployment."""
+
+    def __init__(self, names: ModelNames, models: Mapping[str, Any]) -> None:
+        self._names = names
+        self._models = models
+
+    def __serve_build_asgi_app__(self) -> ASGIApp:  # the name that Serve looks for
+        return _IngressApp(self._names, self._models)
+
+
+class _IngressApp:
+    """The ASGI app."""
+
+    def __init__(self, names: ModelNames, models: Mapping[str, Any]) -> None:
+        settings = names.settings
+        configure_logging(settings.log_level, settings.log_format)
+        self._names = names
+        self._metrics_path = None if settings.metrics == "off" else metrics.PATH
+        self._replicas = models
+        self._streams = {name: handle.options(stream=True, method_name="stream") for name, handle in models.items()}
+        self._health: tuple[float, ReplicaAnswer | None] = (float("-inf"), None)
+        self._app = self._guarded(settings)
+
+    def _guarded(self, settings: Settings) -> ASGIApp:
+        """The forwarding app behind those checks of the server's own app that a replica must not be asked for."""
+        bodies = BodyBudget(settings.max_bodies_bytes)
+        app: ASGIApp = BodyLimits(self._forward, settings.max_body_bytes, settings.body_timeout, bodies)
+        app = Authentication(
+            app,
+            load_keys(settings),
+            RateLimits(settings.max_concurrent_per_key, settings.rate_per_key, time.monotonic),
+            admin_key=settings.admin_api_key,
+            on_loopback=False,
+            insecure=settings.insecure,
+            open_paths=open_paths(settings),
+        )
+        if settings.cors_origins:
+            app = CORSMiddleware(app, **cors_options(settings))
+        return RequestLifetime(RequestHead(app))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            for kind in ("startup", "shutdown"):
+                await receive()
+                await send({"type": f"lifespan.{kind}.complete"})
+        elif scope["type"] == "websocket":
+            await receive()
+            await send({"type": "websocket.close", "code": _UNSUPPORTED, "reason": "no WebSockets under Ray Serve"})
+        else:
+            # Serve's proxy sets the request's id on the response itself.
+            async def send_unnamed(message: Message) -> None:
+                is_start = message["type"] == "http.response.start"
+                await send(with_header(message, _REQUEST_ID.decode(), "") if is_start else message)
+
+            await self._app(scope, receive, send_unnamed)
+
+    async def _forward(self, scope: Scope, receive: Receive, send: Send) -> None:
+        message = await receive()
+        try:
+            await self._answer(scope, message.get("body", b""), send)
+        except GenaiServerError as error:
+            await error_response(error, scope)(scope, receive, send)
+
+    async def _answer(self, scope: Scope, body: bytes, send: Send) -> None:
+        fields = await request_state(scope).parsing.run(lambda: body_fields(body), num_bytes=len(body))
+        request = _request(scope, body, fields)
+        path, named = scope["path"], Headers(scope=scope).get(REPLICA_HEADER)
+        is_metrics = path == self._metrics_path
+        if matches(_FIXED, scope):
+            raise UnsupportedEndpoint(
+                "what a deployment serves is in its settings: change GENAI_MODELS or GENAI_ADAPTERS, and deploy again"
+            )
+        if path == _LIVENESS:
+            await _send(_ALIVE, send)
+        elif path in _HEALTH:
+            await _send(await self._state(), send)
+        elif is_metrics or path in _OF_ALL or matches(_ADMIN, scope):
+            # Prometheus's own form is asked of replicas, whatever form the scraper wants.
+            asked = replace(request, headers=_without(request.headers, b"accept")) if is_metrics else request
+            seconds = _ACT if matches(_ADMIN, scope) else _LOOK
+            answers = await self._ask_all(asked, seconds if named is None else _ACT_ALONE, named=named)
+            accept = Headers(scope=scope).get("accept", "")
+            await _send(merged_metrics(answers, accept) if is_metrics else merged(answers), send)
+        elif named is not None:
+            raise InvalidField(
+                f"{REPLICA_HEADER} is for admin calls, /metrics and /healthz; the request router chooses otherwise",
+                param=REPLICA_HEADER,
+            )
+        elif matches(_ABOUT_MODELS, scope):
+            meant = self._replicas if path in _OF_MODELS else [self._model(scope, fields)]
+            await _send(joined(await asyncio.gather(*(self._ask_one(request, model) for model in meant))), send)
+        else:
+            await self._pass_on(request, self._model(scope, fields), scope, send)
+
+    def _model(self, scope: Scope, fields: Mapping[str, Any]) -> str:
+        """The model that a request chooses. Raises ModelNotFound and TaskUnsupported."""
+        for prefix in _MODEL_PATHS:
+            if scope["path"].startswith(prefix):
+                return self._names.choose(scope["path"].removeprefix(prefix))
+        model = fields.get("model")
+        # Ollama's older name of it.
+        id = fields.get("name") if model is None else model
+        return self._names.choose(id, requested_task(scope, fields))
+
+    async def _pass_on(self, request: ForwardedRequest, model: str, scope: Scope, send: Send) -> None:
+        """Pass one replica's response on, as it comes.
+
+        A request whose replica dies before its response begins is sent to another one, once; afterwards an event tells
+        of the death.
+        """
+        start: Message | None = None
+        last_event = b""
+        has_ended = False
+        for is_last in (False, True):
+            try:
+                async with aclosing(self._messages(request, model)) as messages:
+                    async for message in messages:
+                        start = start or message
+                        await send(message)
+                        last_event = message["body"] if is_event(message) else last_event
+                        has_ended = message["type"] == "http.response.body" and not message.get("more_body")
+                return
+            except RayActorError:
+                if has_ended:
+                    return
+                log.warning("a replica of %s has died", model)
+                error = EngineDied("the replica that answered this request has died")
+                if start is None and is_last:
+                    raise error from None
+                if start is not None:
+                    await send(stream_end(start, last_event, error, scope))
+                    return
+
+    async def _messages(self, request: ForwardedRequest, model: str) -> AsyncGenerator[Message]:
+        """The messages of one replica's response. Raises QueueFull, NoEngineReady and RayActorError."""
+        handle = self._streams[model]
+        # By a keyword the request router does not look for a prompt, and refuses an empty one otherwise.
+        answers = handle.remote(request) if request.prompt else handle.remote(request=request)
+        try:
+            async for messages in answers:
+                for message in messages:
+                    yield message
+        except BackPressureError as error:
+            raise QueueFull(
+                f"all replicas of {model} are busy, and {error.args[1]} requests wait for one (max_queued_requests)",
+                retry_after=None if error.retry_after_s is None else max(1, round(error.retry_after_s)),
+            ) from None
+        except DeploymentUnavailableError:
+            raise NoEngineReady(f"no replica of {model} can be started; Serve's status has the reason") from None
+        except (asyncio.CancelledError, GeneratorExit):
+            answers.cancel()
+            raise
+
+    async def _ask_one(self, request: ForwardedRequest, model: str) -> ReplicaAnswer:
+        """The answer of the model's replica that answers first. Raises NoEngineReady."""
+        answers = await ask_replicas([self._replicas[model]], request, _LOOK, is_enough=_is_success)
+        if not answers:
+            raise NoEngineReady(f"no replica of {model} is running")
+        return _best(answers)
+
+    async def _ask_all(
+        self, request: ForwardedRequest, seconds: float, *, named: str | None = None, **options: Any
+    ) -> list[ReplicaAnswer]:
+        """The answers that `ask_replicas` gives for all models. Raises NoEngineReady and InvalidField."""
+        answers = await ask_replicas(self._replicas.values(), request, seconds, named=named, **options)
+        if not answers and named is not None:
+            raise InvalidField(f"no replica {quoted(named)} is running", param=REPLICA_HEADER)
+        if not answers:
+            raise NoEngineReady("no replica is running")
+        return answers
+
+    async def _state(self) -> ReplicaAnswer:
+        """The answer of a replica that takes work, or of another; kept for a moment, for balancers ask often."""
+        told, kept = self._health
+        if kept is None or time.monotonic() - told > _HEALTH_LASTS:
+            kept = _best(await self._ask_all(READINESS, _LOOK, is_enough=_is_success))
+            self._health = time.monotonic(), kept
+        return kept
+
+
+_ADMIN: list[BaseRoute] = [route for module in (runtime_options, requests, profiles) for route in module.router.routes]
+# A replica that is started later would not have what these bring.
+_FIXED: list[BaseRoute] = [route for module in (model_admin, adapters, ollama_pull) for route in module.router.routes]
+_ABOUT_MODELS: list[BaseRoute] = [*models.router.routes, *ollama_models.router.routes, *lm_studio.router.routes]
+_ALIVE = ReplicaAnswer("", "", HTTPStatus.OK, [(b"content-type", b"application/json")], b'{"status":"ok"}')
+
+
+def _is_success(answer: ReplicaAnswer) -> bool:
+    return answer.status < HTTPStatus.BAD_REQUEST
+
+
+def _best(answers: Sequence[ReplicaAnswer]) -> ReplicaAnswer:
+    return min(answers, key=lambda answer: answer.status)
+
+
+def _request(scope: Scope, body: bytes, fields: Mapping[str, Any]) -> ForwardedRequest:
+    path: str = scope["path"]
+    record = request_state(scope).record
+    has_prompt = not any(word in path for word in _NO_PROMPTS)
+    return ForwardedRequest(
+        scope["method"],
+        path,
+        scope.get("raw_path") or path.encode(),
+        scope["query_string"],
+        [*_without(scope["headers"], _REQUEST_ID), (_REQUEST_ID, record.request_id.encode())],
+        body,
+        tuple(scope["client"]) if scope.get("client") else None,
+        tuple(scope["server"]) if scope.get("server") else None,
+        scope.get("scheme", "http"),
+        prompt_text(fields) if has_prompt else "",
+        record.began_at,
+    )
+
+
+def _without(headers: Sequence[tuple[bytes, bytes]], name: bytes) -> list[tuple[bytes, bytes]]:
+    return [(bytes(given), bytes(value)) for given, value in headers if given.lower() != name]
+
+
+async def _send(answer: ReplicaAnswer, send: Send) -> None:
+    await send({"type": "http.response.start", "status": answer.status, "headers": answer.headers})
+    await send({"type": "http.response.body", "body": answer.body, "more_body": False})

@@ -1,0 +1,107 @@
+"""Several replicas' answers to one request, as one response."""
+
+import json
+from collections.abc import Iterable, Sequence
+from http import HTTPStatus
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Metric
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
+
+from genai_server.ray_serve.forwarded import ReplicaAnswer
+
+_JSON = "application/json"
+# Fields that list what a replica has, in OpenAI's form and in Ollama's.
+_LISTS = ("data", "models")
+
+
+def merged(answers: Sequence[ReplicaAnswer]) -> ReplicaAnswer:
+    """One answer for those of one or more replicas.
+
+    The first success stands for all unless a replica failed otherwise than by 404: then the first such failure does. A
+    JSON body keeps its fields; its lists are those of all successes, each entry with its `replica`, and `replicas` has
+    each replica's status and body.
+    """
+    failures = [one for one in answers if one.status >= HTTPStatus.BAD_REQUEST]
+    successes = [one for one in answers if one.status < HTTPStatus.BAD_REQUEST]
+    serious = [one for one in failures if one.status != HTTPStatus.NOT_FOUND]
+    chosen = [*serious, *successes, *failures][0]
+    if chosen.content_type != _JSON:
+        return chosen
+    body = _fields(chosen)
+    for name in _LISTS:
+        if isinstance(body.get(name), list) and chosen in successes:
+            body[name] = [entry for one in successes for entry in _entries(one, name)]
+    body["replicas"] = {one.replica: {"model": one.model, "status": one.status, "body": _body(one)} for one in answers}
+    return _with_body(chosen, body)
+
+
+def joined(answers: Sequence[ReplicaAnswer]) -> ReplicaAnswer:
+    """One answer for those of one replica of each model: the lists of all, as a server with all models gives them."""
+    failure = next((one for one in answers if one.status >= HTTPStatus.BAD_REQUEST), None)
+    if failure is not None or len(answers) == 1:
+        return failure or answers[0]
+    body = _fields(answers[0])
+    for name in _LISTS:
+        if isinstance(body.get(name), list):
+            body[name] = [entry for one in answers for entry in _fields(one)[name]]
+            if "last_id" in body:  # Anthropic's form
+                body["last_id"] = _fields(answers[-1])["last_id"]
+    return _with_body(answers[0], body)
+
+
+def merged_metrics(answers: Sequence[ReplicaAnswer], accept: str) -> ReplicaAnswer:
+    """The metrics of all replicas that give them, in the form that a scraper accepts.
+
+    Each series has the label `replica`. The answer is a failure if no replica gives any.
+    """
+    successes = [one for one in answers if one.status < HTTPStatus.BAD_REQUEST]
+    if not successes:
+        return answers[0]
+    registry = CollectorRegistry()
+    registry.register(_Families(successes))
+    encode, content_type = choose_encoder(accept)
+    headers = [(b"content-type", content_type.encode("latin-1"))]
+    return ReplicaAnswer("", "", HTTPStatus.OK, headers, encode(registry))
+
+
+class _Families(Collector):
+    """The families of all replicas' metrics, from Prometheus's text form."""
+
+    def __init__(self, answers: Sequence[ReplicaAnswer]) -> None:
+        self._answers = answers
+
+    def collect(self) -> Iterable[Metric]:
+        families: dict[str, Metric] = {}
+        for one in self._answers:
+            for family in text_string_to_metric_families(one.body.decode()):
+                merged = families.setdefault(family.name, Metric(family.name, family.documentation, family.type))
+                for sample in family.samples:
+                    merged.add_sample(sample.name, {**sample.labels, "replica": one.replica}, sample.value)
+        return families.values()
+
+
+def _entries(answer: ReplicaAnswer, name: str) -> list[Any]:
+    found = _fields(answer).get(name)
+    return [
+        {**entry, "replica": answer.replica} if isinstance(entry, dict) else entry
+        for entry in (found if isinstance(found, list) else [])
+    ]
+
+
+def _body(answer: ReplicaAnswer) -> Any:
+    return json.loads(answer.body) if answer.content_type == _JSON and answer.body else None
+
+
+def _fields(answer: ReplicaAnswer) -> dict[str, Any]:
+    body = _body(answer)
+    return dict(body) if isinstance(body, dict) else {}
+
+
+def _with_body(answer: ReplicaAnswer, body: dict[str, Any]) -> ReplicaAnswer:
+    encoded = json.dumps(body, separators=(",", ":"), ensure_ascii=False).encode()
+    headers = [(name, value) for name, value in answer.headers if name.lower() != b"content-length"]
+    headers.append((b"content-length", str(len(encoded)).encode()))
+    return ReplicaAnswer(answer.replica, answer.model, answer.status, headers, encoded)

@@ -1,0 +1,123 @@
+"""A replica in a Ray Serve deployment: a supervisor with its engines, and the same app as that of `genai-server serve`.
+
+Serve's handles call it in the process of an actor. The app gets ASGI messages there, so no port is opened.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine
+from typing import Any
+
+from ray import serve
+from starlette.types import Message
+from uvicorn import Config
+from uvicorn.lifespan.on import LifespanOn
+
+from genai_server.cli.serve.composition import attached_app
+from genai_server.cli.serve.preflight import check_models
+from genai_server.config import Settings
+from genai_server.errors import ConfigurationError
+from genai_server.logs import configure_logging
+from genai_server.messages.status_file import EngineState
+from genai_server.ray_serve.forwarded import READINESS, REPLICA_HEADER, ForwardedRequest, ReplicaAnswer, with_header
+from genai_server.supervisor.supervisor import Supervisor
+
+_LOOK_EVERY = 0.05
+
+
+class Replica:
+    """One replica of one model. Owned by the event loop of the actor's user code."""
+
+    # Whether it is to be stopped.
+    _is_up = False
+
+    async def __init__(self, settings: Settings) -> None:  # type: ignore[misc]  # Serve waits for it
+        """Return once the model is loaded. Raises ConfigurationError if it cannot be."""
+        configure_logging(settings.log_level, settings.log_format)
+        await asyncio.to_thread(check_models, settings)
+        context = serve.get_replica_context()
+        # Replicas of one machine write no sessions into each other's folders; a dead one's successor has its rank.
+        own = settings.profile_dir / context.deployment / f"replica-{context.rank.rank}"
+        settings = settings.model_copy(update={"profile_dir": own})
+        self._id = context.replica_tag
+        self._model = context.deployment
+        # Requests that the app answers; those whose client has left may end a little later.
+        self._running: set[asyncio.Task[None]] = set()
+        self._supervisor = Supervisor(settings)
+        self._app = attached_app(settings, self._supervisor.folder)
+        self._lifespan = LifespanOn(Config(self._app, lifespan="on", log_config=None))
+        self._supervisor.start()
+        try:
+            await self._lifespan.startup()
+            if self._lifespan.should_exit:
+                raise ConfigurationError("the app does not start; the replica's log says why")
+            while (await self._answer(READINESS)).status != 200:
+                self.check_health()
+                await asyncio.sleep(_LOOK_EVERY)
+        except BaseException:
+            await asyncio.to_thread(self._supervisor.stop)
+            raise
+        self._is_up = True
+
+    def check_health(self) -> None:
+        """Raise ConfigurationError if no device will work again, so that Serve replaces the replica.
+
+        A model that is unloaded while it is idle has no devices, and is well.
+        """
+        statuses = self._supervisor.statuses()
+        if statuses and all(status.state == EngineState.FAILED for status in statuses):
+            raise ConfigurationError("; ".join(f"device {status.device}: {status.error}" for status in statuses))
+
+    async def stream(self, request: ForwardedRequest) -> AsyncIterator[list[Message]]:
+        """The messages of the app's response, those together that are there together.
+
+        When Serve ends the iteration, the app is told that the client has left.
+        """
+        sent: asyncio.Queue[Message | None] = asyncio.Queue()
+        has_left = asyncio.Event()
+        body: list[Message] = [{"type": "http.request", "body": request.body, "more_body": False}]
+
+        async def receive() -> Message:
+            if body:
+                return body.pop()
+            await has_left.wait()
+            return {"type": "http.disconnect"}
+
+        task: asyncio.Task[None] = asyncio.ensure_future(self._app(request.scope(), receive, sent.put))
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+        task.add_done_callback(lambda _: sent.put_nowait(None))
+        try:
+            has_ended = False
+            while not has_ended:
+                messages = [await sent.get()]
+                while not sent.empty():
+                    messages.append(sent.get_nowait())
+                has_ended = messages[-1] is None
+                found = [message for message in messages if message is not None]
+                if found and found[0]["type"] == "http.response.start":
+                    found[0] = with_header(found[0], REPLICA_HEADER, self._id)
+                if found:
+                    yield found
+            await task
+        finally:
+            has_left.set()
+
+    async def answer(self, request: ForwardedRequest, replica: str | None) -> ReplicaAnswer | None:
+        """The whole answer; None if another replica is named. For what is asked of all replicas."""
+        return await self._answer(request) if replica in (None, self._id) else None
+
+    async def _answer(self, request: ForwardedRequest) -> ReplicaAnswer:
+        messages = [message for batch in [batch async for batch in self.stream(request)] for message in batch]
+        body = b"".join(message.get("body", b"") for message in messages)
+        return ReplicaAnswer(self._id, self._model, messages[0]["status"], messages[0]["headers"], body)
+
+    def __del__(self) -> Coroutine[Any, Any, None] | None:
+        """Called by Serve after the drain, which awaits the stop; and later by Python, when nothing is left to do."""
+        if not self._is_up:
+            return None
+        self._is_up = False
+        return self._stop()
+
+    async def _stop(self) -> None:
+        await self._lifespan.shutdown()
+        await asyncio.to_thread(self._supervisor.stop)

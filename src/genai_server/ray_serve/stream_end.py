@@ -1,0 +1,44 @@
+"""The end of a stream whose replica has died: what a single server sends when its engine dies, in each API."""
+
+import json
+
+from starlette.datastructures import Headers
+from starlette.types import Message, Scope
+
+from genai_server.apis.responses import routes as responses
+from genai_server.apis.responses.response import stream_error
+from genai_server.errors import GenaiServerError
+from genai_server.http.error_responses import error_body, speaks_anthropic
+from genai_server.http.ndjson import LineStream, line_bytes
+from genai_server.http.sse import EventStream, event_bytes
+from genai_server.ray_serve.endpoints import matches
+
+_NAMED = b"event: "
+_DATA = b"\ndata: "
+
+
+def is_event(message: Message) -> bool:
+    """Whether a message of a response is an event with a name, which `stream_end` may read."""
+    return bool(message.get("body", b"").startswith(_NAMED))
+
+
+def stream_end(start: Message, last_event: bytes, error: GenaiServerError, scope: Scope) -> Message:
+    """The last message of a response that has begun so: an event or line with the error, where the response has such.
+
+    `last_event` is the last one that was sent with a name: those of /v1/responses are numbered.
+    """
+    kind = Headers(raw=start["headers"]).get("content-type", "")
+    body = b""
+    if kind.startswith(LineStream.MEDIA_TYPE):
+        body = line_bytes(error_body(error, scope))
+    elif kind.startswith(EventStream.MEDIA_TYPE):
+        if matches(responses.router.routes, scope):
+            body = event_bytes(stream_error(error, _next_number(last_event)), named=True)
+        else:
+            body = event_bytes(error_body(error, scope), named=speaks_anthropic(scope))
+    return {"type": "http.response.body", "body": body, "more_body": False}
+
+
+def _next_number(event: bytes) -> int:
+    number: int = json.loads(event.partition(_DATA)[2])["sequence_number"] + 1 if event else 0
+    return number

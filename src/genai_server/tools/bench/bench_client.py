@@ -1,0 +1,131 @@
+"""Sends requests to one OpenAI-style server and records the arrival of each piece.
+
+Client and server often share their cores. While an answer arrives, only times and bytes are noted; they are read after
+the load. aiohttp takes a third of httpx's time for each chunk.
+"""
+
+import asyncio
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+import aiohttp
+
+from genai_server.tools.bench.measured_answer import Answer, AnswerError, read_answer
+
+# Seconds to connect, and to wait for the next byte, before a request counts as failed.
+_TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=10.0, sock_read=600.0)
+_FAILURES = (aiohttp.ClientError, OSError, TimeoutError)
+
+
+@dataclass
+class Recording:
+    """What arrived for one request."""
+
+    # Number of events after which `is_under_way` is set.
+    awaited_events: int = 1
+    sent: float = 0.0
+    # Times in seconds of `time.perf_counter`, and bytes.
+    pieces: list[tuple[float, bytes]] = field(default_factory=list)
+    # Also set at the end, after fewer events.
+    is_under_way: asyncio.Event = field(default_factory=asyncio.Event)
+    error: str | None = None
+
+    def add(self, piece: bytes) -> None:
+        """Note a piece that has just arrived."""
+        self.pieces.append((time.perf_counter(), piece))
+        if self.awaited_events > 0:
+            self.awaited_events -= piece.count(b"data:")
+            if self.awaited_events <= 0:
+                self.is_under_way.set()
+
+    def answer(self) -> Answer:
+        """The recorded answer. Raises AnswerError if it is not complete."""
+        if self.error is not None:
+            raise AnswerError(self.error)
+        return read_answer(self.sent, self.pieces)
+
+
+class Server:
+    """A measured server: its label in reports, its address without a path, and the fields of each request."""
+
+    def __init__(
+        self, label: str, url: str, *, api_key: str | None, model: str | None, body: Mapping[str, Any]
+    ) -> None:
+        self.label = label
+        self.url = url.rstrip("/").removesuffix("/v1")
+        self.model = model
+        self._body = body
+        # No compression: a compressed stream would arrive in other pieces. A connection for each request: llama.cpp's
+        # server ends one after a streamed answer without saying so, and the next request on it would fail.
+        headers = {"accept-encoding": "identity", "connection": "close"} | (
+            {"authorization": f"Bearer {api_key}"} if api_key else {}
+        )
+        self._http = open_http(headers)
+
+    async def find_model(self) -> None:
+        """Use the first model of /v1/models if none was named. Without such a list, requests name no model."""
+        if self.model is not None:
+            return
+        try:
+            async with self._http.get(f"{self.url}/v1/models") as response:
+                self.model = str(json.loads(await response.read())["data"][0]["id"])
+        except (*_FAILURES, ValueError, LookupError, TypeError):
+            self.model = None
+
+    async def ask(
+        self,
+        prompt: str,
+        max_tokens: int,
+        recording: Recording | None = None,
+        more: Mapping[str, Any] = MappingProxyType({}),
+    ) -> Recording:
+        """Request a streamed answer and record it, failures included.
+
+        `recording` lets the caller watch it; `more` are fields of this request alone.
+        """
+        recording = recording or Recording()
+        body = {
+            **({"model": self.model} if self.model is not None else {}),
+            "messages": [{"role": "user", "content": prompt}],
+            "max_tokens": max_tokens,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            **self._body,
+            **more,
+        }
+        data = json.dumps(body).encode()
+        recording.sent = time.perf_counter()
+        try:
+            await self._record(data, recording)
+        except _FAILURES as error:
+            recording.error = f"{type(error).__name__}: {error}".rstrip(": ")
+        finally:
+            recording.is_under_way.set()
+        return recording
+
+    async def _record(self, data: bytes, recording: Recording) -> None:
+        headers = {"content-type": "application/json"}
+        async with self._http.post(f"{self.url}/v1/chat/completions", data=data, headers=headers) as response:
+            if response.status != 200:
+                text = (await response.read()).decode(errors="replace")
+                recording.error = f"{response.status} {text[:300]}"
+                return
+            async for piece in response.content.iter_any():
+                recording.add(piece)
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._http.close()
+
+
+def open_http(headers: Mapping[str, str] | None = None) -> aiohttp.ClientSession:
+    """A client with unlimited connections.
+
+    It ignores the environment's proxies, which would affect the measurement.
+    """
+    connector = aiohttp.TCPConnector(limit=0)
+    return aiohttp.ClientSession(connector=connector, headers=headers, timeout=_TIMEOUT, trust_env=False)

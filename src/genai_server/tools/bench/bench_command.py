@@ -1,0 +1,282 @@
+"""`genai-server bench`: measures OpenAI-style servers in turn, and the bare library for comparison.
+
+Scenarios: `sweep` measures each prompt length with each number of concurrent streams. `prefix` compares the time to the
+first token of a prompt with a cached beginning to that of a cold one. `disturbance` shows how a long prompt affects
+running streams, `fairness` how long a short prompt waits behind a long one. `crowd` sends requests with a common
+beginning at once, and shows how much of their prompts is read. Every prompt is new to the server unless stated
+otherwise.
+"""
+
+import argparse
+import asyncio
+import importlib.util
+import json
+import secrets
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from genai_server.cli.screen import screen
+from genai_server.errors import ConfigurationError
+from genai_server.installation import this_installation
+from genai_server.tools.bench.plan import SCENARIOS, Plan
+
+if TYPE_CHECKING:
+    from genai_server.tools.bench.bench_report import Report
+    from genai_server.tools.bench.bench_session import RequestOptions, Session
+
+_LIBRARIES = ("aiohttp", "matplotlib")
+_PLOTS = (".png", ".svg")
+_DEFAULT_URL = "http://127.0.0.1:8002"
+_DEFAULT_BODY = '{"ignore_eos": true, "temperature": 0}'
+# The streams of a disturbance are cut off at its end, so this length is only a limit.
+_OUTPUT_TOKENS = {"sweep": 64, "prefix": 8, "disturbance": 1024, "fairness": 1024, "crowd": 8}
+_INTERRUPTED = 130
+
+
+def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """The subcommand and its options."""
+    parser = subparsers.add_parser(
+        "bench", help="measure OpenAI-style servers and the bare library", description=__doc__
+    )
+    parser.add_argument(
+        "--url",
+        action="append",
+        help=f"a server; repeat it to compare several in turn (default: {_DEFAULT_URL})",
+    )
+    parser.add_argument("--scenario", choices=SCENARIOS, default="sweep", help="default: sweep")
+    parser.add_argument("--rounds", type=_positive, default=3, metavar="N", help="default: 3")
+    parser.add_argument(
+        "--requests",
+        type=_positive,
+        metavar="N",
+        help="requests of each point, target and round (default: one for each stream, at least 4); "
+        "in the other scenarios, repeats (default: prefix and fairness 3, else 1)",
+    )
+    _add_lengths(parser)
+    _add_requests(parser)
+    parser.add_argument(
+        "--library",
+        type=Path,
+        metavar="MODEL_DIR",
+        help="sweep: also measure the bare og.Generator loop on this model directory",
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures, including those of each round")
+    parser.add_argument("--plot", type=_picture, metavar="FILE", help="draw the figures, as .png or .svg")
+    parser.set_defaults(run=run)
+
+
+def _add_lengths(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--concurrency", type=_numbers, default=(1, 4), metavar="N,N…", help="sweep: streams at once (default: 1,4)"
+    )
+    parser.add_argument(
+        "--prompt-tokens", type=_numbers, default=(64,), metavar="N,N…", help="sweep: prompt lengths (default: 64)"
+    )
+    parser.add_argument(
+        "--output-tokens",
+        type=_positive,
+        metavar="N",
+        help="tokens of each answer (default: 64; disturbance and fairness: 1024 for each stream, cut off at the end; "
+        "always 8 in the other scenarios)",
+    )
+    parser.add_argument(
+        "--prefix-tokens", type=_positive, default=1000, metavar="N", help="prefix, crowd: default 1000"
+    )
+    parser.add_argument("--new-tokens", type=_positive, default=16, metavar="N", help="prefix, crowd: default 16")
+    parser.add_argument(
+        "--disturbing-tokens",
+        type=_positive,
+        default=2000,
+        metavar="N",
+        help="disturbance, fairness: length of the long prompt",
+    )
+    parser.add_argument(
+        "--streams",
+        type=_positive,
+        default=4,
+        metavar="N",
+        help="disturbance, fairness, crowd: streams at once (default: 4)",
+    )
+
+
+def _add_requests(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model", metavar="NAME", help="model of the requests (default: the first of /v1/models)")
+    parser.add_argument("--api-key", metavar="KEY", help="sent as a bearer token")
+    parser.add_argument(
+        "--body",
+        type=_json_object,
+        default=_DEFAULT_BODY,
+        metavar="JSON",
+        help=f"fields merged into each request (default: {_DEFAULT_BODY})",
+    )
+    parser.add_argument("--health-path", default="/healthz", metavar="PATH", help="default: /healthz")
+    parser.add_argument(
+        "--health-every",
+        type=_milliseconds,
+        default=20.0,
+        metavar="MS",
+        help="pause between health probes, which use some of the server's CPU time; 0 for none (default: 20)",
+    )
+    parser.add_argument("--seed", metavar="TEXT", help="seed of the prompts (default: new prompts in every run)")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure and report; status 1 if all requests failed. Raises ConfigurationError."""
+    _check(arguments)
+    # Imported here, because their libraries come with an extra.
+    from genai_server.tools.bench.bench_session import ServerUnusable, Session
+
+    session = Session(_plan(arguments), _request_options(arguments))
+    interrupted = False
+    try:
+        _run_with_progress(session)
+    except KeyboardInterrupt:
+        interrupted = True
+    except ServerUnusable as error:
+        print(f"genai-server bench: {error}", file=sys.stderr)
+        return 1
+    report = session.report(interrupted=interrupted)
+    _write(report, arguments)
+    if interrupted:
+        return _INTERRUPTED
+    return 1 if report.all_failed else 0
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    """Refuse impossible arguments before anything is measured. Raises ConfigurationError."""
+    if any(importlib.util.find_spec(library) is None for library in _LIBRARIES):
+        raise ConfigurationError(
+            f"bench needs {', '.join(_LIBRARIES)}; install it: {this_installation().extra_command('bench')}"
+        )
+    if arguments.library is not None:
+        if arguments.scenario != "sweep":
+            raise ConfigurationError(f"--library: only --scenario sweep supports it, not {arguments.scenario}")
+        if importlib.util.find_spec("onnxruntime_genai") is None:
+            raise ConfigurationError(
+                f"--library needs onnxruntime-genai; install it: {this_installation().command('cpu')}"
+            )
+        from genai_server.engine.model.files import check_model_directory
+
+        check_model_directory(arguments.library)
+    from genai_server.tools.bench.bench_session import MAX_URLS
+
+    if len(arguments.url or ()) > MAX_URLS:
+        raise ConfigurationError(f"--url: {len(arguments.url)} servers are given, at most {MAX_URLS} are possible")
+    for name in ("json", "plot"):
+        path = getattr(arguments, name)
+        if path is not None and not path.absolute().parent.is_dir():
+            raise ConfigurationError(f"--{name}={path}: the folder does not exist")
+
+
+def _plan(arguments: argparse.Namespace) -> Plan:
+    return Plan(
+        scenario=arguments.scenario,
+        rounds=arguments.rounds,
+        requests=arguments.requests,
+        concurrency=arguments.concurrency,
+        prompt_tokens=arguments.prompt_tokens,
+        output_tokens=arguments.output_tokens or _OUTPUT_TOKENS[arguments.scenario],
+        prefix_tokens=arguments.prefix_tokens,
+        new_tokens=arguments.new_tokens,
+        disturbing_tokens=arguments.disturbing_tokens,
+        streams=arguments.streams,
+        library=arguments.library,
+        seed=arguments.seed or secrets.token_hex(4),
+    )
+
+
+def _request_options(arguments: argparse.Namespace) -> "RequestOptions":
+    from genai_server.tools.bench.bench_session import RequestOptions
+
+    return RequestOptions(
+        urls=arguments.url or [_DEFAULT_URL],
+        model=arguments.model,
+        api_key=arguments.api_key,
+        body=arguments.body,
+        health_path=arguments.health_path,
+        health_interval=arguments.health_every / 1000,
+    )
+
+
+def _run_with_progress(session: "Session") -> None:
+    """Run the session with a progress bar on standard error, if that is a terminal."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    console = Console(stderr=True)
+    # Redrawn rarely, because the bar runs on the cores that are measured.
+    with Progress(*columns, console=console, refresh_per_second=1, disable=not console.is_terminal) as progress:
+        task = progress.add_task("examining the servers", total=None)
+
+        def show(done: int, total: int, title: str) -> None:
+            progress.update(task, completed=done, total=total, description=title)
+
+        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            runner.run(session.run(show))
+
+
+def _loop_factory() -> "Callable[[], asyncio.AbstractEventLoop] | None":
+    """uvloop if it is installed, as in the server: the client takes CPU time from the server on the same machine."""
+    if importlib.util.find_spec("uvloop") is None:
+        return None
+    import uvloop
+
+    factory: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
+    return factory
+
+
+def _write(report: "Report", arguments: argparse.Namespace) -> None:
+    from genai_server.tools.bench.bench_report import as_json, as_parts, as_text
+    from genai_server.tools.bench.plot import save_plot
+
+    if (console := screen()) is None:
+        print(as_text(report))
+    else:
+        from genai_server.cli.tables import print_report
+
+        print_report(console, as_parts(report))
+    try:
+        if arguments.json is not None:
+            text = json.dumps(as_json(report), indent=2, ensure_ascii=False)
+            arguments.json.write_text(text + "\n", encoding="utf-8")
+        if arguments.plot is not None:
+            save_plot(report, arguments.plot)
+    except OSError as error:
+        raise ConfigurationError(f"{error.filename}: cannot be written: {error.strerror}") from None
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not at least 1")
+    return number
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(dict.fromkeys(_positive(part) for part in text.split(",")))
+
+
+def _milliseconds(text: str) -> float:
+    number = float(text)
+    if not 0 <= number < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is not 0 or more")
+    return number
+
+
+def _json_object(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"not JSON: {error}") from None
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError("not a JSON object")
+    return value
+
+
+def _picture(text: str) -> Path:
+    if not text.endswith(_PLOTS):
+        raise argparse.ArgumentTypeError(f"{text} ends in none of {', '.join(_PLOTS)}")
+    return Path(text)

@@ -1,0 +1,53 @@
+"""A closed load: a number of concurrent streams, each of which sends its next request when its last one has ended."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from genai_server.tools.bench.bench_client import Recording, Server
+from genai_server.tools.bench.measured_answer import Answer, AnswerError
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The results of the requests."""
+
+    answers: list[Answer]
+    errors: list[str]
+
+
+async def run_load(
+    server: Server,
+    prompts: Sequence[str],
+    max_tokens: int,
+    streams: int,
+    more: Mapping[str, Any] = MappingProxyType({}),
+) -> Outcome:
+    """Send all prompts, `streams` of them at a time, and read the answers when all have ended.
+
+    `more` are fields of these requests alone.
+    """
+    recordings: list[Recording] = []
+    waiting = iter(prompts)
+
+    async def stream() -> None:
+        for prompt in waiting:
+            recordings.append(await server.ask(prompt, max_tokens, more=more))
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(streams):
+            group.create_task(stream())
+    return read_all(recordings)
+
+
+def read_all(recordings: Sequence[Recording]) -> Outcome:
+    """Read the recordings: complete answers, and the errors of the others."""
+    outcome = Outcome([], [])
+    for recording in recordings:
+        try:
+            outcome.answers.append(recording.answer())
+        except AnswerError as error:
+            outcome.errors.append(str(error))
+    return outcome

@@ -1,0 +1,193 @@
+"""A benchmark's report: as text for people, as JSON for programs."""
+
+import dataclasses
+import math
+import os
+import platform
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from genai_server.tools.bench.measurement import Measurement, Summary, summarize
+from genai_server.tools.bench.plan import Plan
+from genai_server.tools.bench.ratios import Ratio, ratios
+from genai_server.tools.bench.statistics import Figures, Spread, latencies
+
+# Title, figure, and the factor from its unit to the shown one.
+_COLUMNS = (
+    ("TTFT p50 ms", "ttft_p50", 1000),
+    ("TTFT p95 ms", "ttft_p95", 1000),
+    ("TPOT p50 ms", "tpot_p50", 1000),
+    ("ITL p50 ms", "itl_p50", 1000),
+    ("ITL p95 ms", "itl_p95", 1000),
+    ("ITL p99 ms", "itl_p99", 1000),
+    ("tokens/s", "tokens_per_second", 1),
+    ("decode tokens/s", "decode_tokens_per_second", 1),
+    ("prefill tokens/s", "prefill_tokens_per_second", 1),
+    ("HTTP core-ms a token", "cpu_per_token", 1000),
+    ("cached", "cached_tokens", 1),
+    ("drafted", "drafted_tokens", 1),
+    ("prompts read", "prompts_read", 1),
+)
+
+
+@dataclass(frozen=True)
+class TargetInfo:
+    """A server in the report."""
+
+    label: str
+    url: str
+    model: str | None
+    # Times of all health probes, in seconds.
+    health: Sequence[float] = ()
+    health_failed: int = 0
+
+
+@dataclass
+class Report:
+    """A finished or interrupted benchmark."""
+
+    plan: Plan
+    targets: Sequence[TargetInfo]
+    measurements: list[Measurement] = field(default_factory=list)
+    interrupted: bool = False
+
+    @property
+    def summaries(self) -> list[Summary]:
+        """Each case on each target over the rounds."""
+        return summarize(self.measurements)
+
+    @property
+    def ratios(self) -> list[Ratio]:
+        """The ratios of the measurements."""
+        return ratios(self.measurements)
+
+    @property
+    def all_failed(self) -> bool:
+        """Whether no request succeeded."""
+        return not any(measurement.completed for measurement in self.measurements)
+
+
+def as_json(report: Report) -> dict[str, Any]:
+    """All figures, including each round. Times are in seconds, rates in tokens per second; null means unknown."""
+    return {
+        "scenario": report.plan.scenario,
+        "interrupted": report.interrupted,
+        "machine": {"platform": platform.platform(), "python": platform.python_version(), "cpus": os.cpu_count()},
+        "plan": {name: _plain(value) for name, value in dataclasses.asdict(report.plan).items()},
+        "targets": [
+            {"label": target.label, "url": target.url, "model": target.model, "health": health_figures(target)}
+            for target in report.targets
+        ],
+        "summaries": [dataclasses.asdict(summary) for summary in report.summaries],
+        "ratios": [dataclasses.asdict(ratio) for ratio in report.ratios],
+        "measurements": [dataclasses.asdict(measurement) for measurement in report.measurements],
+    }
+
+
+def health_figures(target: TargetInfo) -> Figures | None:
+    """The figures of all health probes of a server, in seconds; None if it was not probed."""
+    if not target.health and not target.health_failed:
+        return None
+    found = latencies("health", target.health, 50, 99, 100)
+    return {**found, "probes": len(target.health), "failed": target.health_failed}
+
+
+def as_text(report: Report) -> str:
+    """The report with tables of any width."""
+    return "\n\n".join(part if isinstance(part, str) else _table(part) for part in as_parts(report))
+
+
+def as_parts(report: Report) -> list[str | list[list[str]]]:
+    """The report's texts and tables; a table's first row has the titles."""
+    parts: list[str | list[list[str]]] = [_heading(report)]
+    summaries = report.summaries
+    if summaries:
+        parts.append(_summary_rows(summaries))
+    if report.ratios:
+        rows = [["ratio of each round", "target", "value"]]
+        rows += [[ratio.title, ratio.target, _ratio_cell(ratio.value)] for ratio in report.ratios]
+        parts.append(rows)
+    parts += [line for target in report.targets if (line := _health_line(target))]
+    parts += [
+        f"{summary.failed} failed: {summary.target}, {summary.case.name}, {summary.case.streams} at once: "
+        f"{summary.first_error}"
+        for summary in summaries
+        if summary.failed
+    ]
+    if report.interrupted:
+        parts.append("Interrupted: these are the measurements so far.")
+    return parts
+
+
+def _heading(report: Report) -> str:
+    plan = report.plan
+    of = "1 round" if plan.rounds == 1 else f"{plan.rounds} rounds: median (min–max)"
+    lines = [f"{plan.scenario}, {of}"]
+    lines += [f"{target.label}: {target.url}, model {target.model or 'not named'}" for target in report.targets]
+    return "\n".join(lines)
+
+
+def _summary_rows(summaries: Sequence[Summary]) -> list[list[str]]:
+    columns = [column for column in _COLUMNS if any(summary.figures.get(column[1]) for summary in summaries)]
+    # The cases of a sweep differ only in their numbers.
+    with_name = len({summary.case.name for summary in summaries}) > 1
+    name = ["case"] if with_name else []
+    rows = [["target", *name, "streams", "prompt", "output", *(title for title, _, _ in columns), "failed"]]
+    for summary in summaries:
+        case, total = summary.case, summary.completed + summary.failed
+        lengths = [
+            str(round(measured.median)) if measured else str(wanted)
+            for measured, wanted in (
+                (summary.figures.get("prompt_tokens"), case.prompt_tokens),
+                (summary.figures.get("output_tokens"), case.output_tokens),
+            )
+        ]
+        cells = [_cell(summary.figures.get(figure), scale) for _, figure, scale in columns]
+        name = [case.name] if with_name else []
+        rows.append([summary.target, *name, str(case.streams), *lengths, *cells, f"{summary.failed}/{total}"])
+    return rows
+
+
+def _table(rows: Sequence[Sequence[str]]) -> str:
+    """Left-aligned columns, two spaces apart."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return "\n".join([lines[0], "-" * max(map(len, lines)), *lines[1:]])
+
+
+def _cell(value: Spread | None, scale: float) -> str:
+    if value is None:
+        return "–"
+    shown = _number(value.median * scale)
+    return shown if value.rounds == 1 else f"{shown} ({_number(value.min * scale)}–{_number(value.max * scale)})"
+
+
+def _ratio_cell(value: Spread) -> str:
+    shown = f"{value.median:.3f}"
+    return shown if value.rounds == 1 else f"{shown} ({value.min:.3f}–{value.max:.3f})"
+
+
+def _number(value: float) -> str:
+    """A number with three significant digits."""
+    if value == 0:
+        return "0"
+    return f"{value:.{min(2, max(0, 2 - math.floor(math.log10(abs(value)))))}f}"
+
+
+def _health_line(target: TargetInfo) -> str:
+    figures = health_figures(target)
+    if figures is None:
+        return ""
+    times = ", ".join(
+        f"{title} {_number(value * 1000)} ms"
+        for title, name in (("p50", "health_p50"), ("p99", "health_p99"), ("max", "health_p100"))
+        if (value := figures[name]) is not None
+    )
+    return f"{target.label}: health probe during all of it: {times} ({len(target.health)} probes, " + (
+        f"{target.health_failed} failed)"
+    )
+
+
+def _plain(value: object) -> object:
+    return value if value is None or isinstance(value, str | int | float | tuple) else str(value)

@@ -1,0 +1,45 @@
+"""The plan of a benchmark."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+SCENARIOS = ("sweep", "prefix", "disturbance", "fairness", "crowd")
+# Default repeats of a scenario in each round.
+_REPEATS = {"prefix": 3, "fairness": 3}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to measure. Lengths are in tokens as the server counts them."""
+
+    scenario: str = "sweep"
+    rounds: int = 3
+    # Requests for each point, target and round of a sweep; repeats of the other scenarios. None for the default.
+    requests: int | None = None
+    # Sweep: numbers of streams, each measured with each of `prompt_tokens`.
+    concurrency: tuple[int, ...] = (1, 4)
+    prompt_tokens: tuple[int, ...] = (64,)
+    output_tokens: int = 64
+    # Prefix, crowd: length of the common beginning.
+    prefix_tokens: int = 1000
+    # Prefix, crowd: length after the common beginning. Fairness: length of the short prompt.
+    new_tokens: int = 16
+    # Disturbance, fairness: length of the long prompt.
+    disturbing_tokens: int = 2000
+    # Disturbance, fairness: number of running streams. Crowd: of requests at once.
+    streams: int = 4
+    # Disturbance, fairness: prompt length of the running streams.
+    stream_tokens: int = 64
+    # Sweep: a model directory for the bare library's loop.
+    library: Path | None = None
+    # Generates the prompts. A server that has seen the same seed has its prompts cached.
+    seed: str = "0"
+
+    def requests_at(self, streams: int) -> int:
+        """Requests of one point of a sweep: by default one per stream, and at least four."""
+        return self.requests or max(4, streams)
+
+    @property
+    def repeats(self) -> int:
+        """Repeats of another scenario in each round."""
+        return self.requests or _REPEATS.get(self.scenario, 1)

@@ -1,0 +1,101 @@
+"""Ratios of measurements within a round, in which the effects of a slow or busy machine cancel out."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from genai_server.tools.bench import bare_loop, disturbance, fairness, prefix, sweep
+from genai_server.tools.bench.measurement import Case, Measurement
+from genai_server.tools.bench.statistics import Figures, Spread, spread
+
+_LIBRARIES = {
+    bare_loop.TUNED: "the bare og.Generator loop, same threads",
+    bare_loop.SHIPPED: "the bare og.Generator loop as shipped",
+}
+_SWEEPS = (sweep.NAME, sweep.WITHOUT_DRAFTS)
+_Side = tuple[str, Case]
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """A figure of one case divided by that of another, over the rounds."""
+
+    target: str
+    title: str
+    value: Spread
+
+
+def ratios(measurements: Sequence[Measurement]) -> list[Ratio]:
+    """All ratios that can be formed, in the order of the cases."""
+    found = []
+    figures = {(each.target, each.case, each.round): each.figures for each in measurements}
+    rounds = sorted({each.round for each in measurements})
+    for title, figure, above, below in _pairs(list(dict.fromkeys((each.target, each.case) for each in measurements))):
+        values = []
+        for number in rounds:
+            upper, lower = (figures.get((*side, number), {}) for side in (above, below))
+            is_as_named = _is_as_named(above[1], upper) and _is_as_named(below[1], lower)
+            values.append(_quotient(upper, lower, figure) if is_as_named else None)
+        value = spread(values)
+        if value is not None:
+            found.append(Ratio(above[0], title, value))
+    return found
+
+
+def _quotient(upper: Figures, lower: Figures, figure: str) -> float | None:
+    above, below = upper.get(figure), lower.get(figure)
+    return above / below if above is not None and below else None
+
+
+def _is_as_named(case: Case, figures: Figures) -> bool:
+    """Whether a case without drafts had none: other servers may draft for all requests."""
+    return case.name != sweep.WITHOUT_DRAFTS or not figures.get("drafted_tokens")
+
+
+def _pairs(sides: Sequence[_Side]) -> Iterator[tuple[str, str, _Side, _Side]]:
+    """Title, figure, numerator and denominator of each ratio."""
+    servers = list(dict.fromkeys(target for target, _ in sides if target not in _LIBRARIES))
+    for target, case in sides:
+        if target in _LIBRARIES:
+            continue
+        yield from _own_pairs(target, case, sides)
+        if target != servers[0] and case.name == sweep.NAME:
+            title = f"tokens/s, {_describe(case)}: against {servers[0]}"
+            yield title, "tokens_per_second", (target, case), (servers[0], case)
+
+
+def _own_pairs(target: str, case: Case, sides: Sequence[_Side]) -> Iterator[tuple[str, str, _Side, _Side]]:
+    here = (target, case)
+    for other, below in sides:
+        if case.name in _SWEEPS and below.name in _SWEEPS and _same_lengths(case, below):
+            if other in _LIBRARIES and case.streams == 1:
+                title = f"decode tokens/s, {_describe(case)}: against {_LIBRARIES[other]}"
+                yield title, "decode_tokens_per_second", here, (other, below)
+            elif other == target and below.streams == 1 < case.streams:
+                title = f"decode tokens/s, {_describe(case)}: against one stream{_drafts(below)}"
+                yield title, "decode_tokens_per_second", here, (other, below)
+        elif other == target and (case.name, below.name) == (prefix.CACHED, prefix.COLD):
+            yield "TTFT p50, cached prefix: against cold", "ttft_p50", here, (other, below)
+        elif other == target and (case.name, below.name) == (disturbance.DISTURBED, disturbance.UNDISTURBED):
+            yield "ITL p95, streams during a prompt: against undisturbed", "itl_p95", here, (other, below)
+        elif other == target and (case.name, below.name) == (disturbance.ALONGSIDE, disturbance.ALONE):
+            yield "TTFT p50, prompt alongside streams: against alone", "ttft_p50", here, (other, below)
+        elif other == target and (case.name, below.name) == (fairness.BEHIND, fairness.ALONGSIDE):
+            yield (
+                "TTFT p50, short prompt behind a long one: against alongside streams",
+                "ttft_p50",
+                here,
+                (other, below),
+            )
+
+
+def _same_lengths(one: Case, other: Case) -> bool:
+    return (one.prompt_tokens, one.output_tokens) == (other.prompt_tokens, other.output_tokens)
+
+
+def _describe(case: Case) -> str:
+    streams = "1 stream" if case.streams == 1 else f"{case.streams} streams"
+    return f"{streams} of {case.prompt_tokens}+{case.output_tokens} tokens{_drafts(case)}"
+
+
+def _drafts(case: Case) -> str:
+    return ", no drafts" if case.name == sweep.WITHOUT_DRAFTS else ""

@@ -1,0 +1,130 @@
+"""Figures of answers, and medians over rounds; pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean, median
+
+import numpy as np
+
+from genai_server.tools.bench.measured_answer import Answer
+
+Figures = dict[str, float | None]
+# A rate needs at least this many tokens of each stream.
+_MIN_TOKENS = 8
+
+
+@dataclass(frozen=True)
+class Spread:
+    """The median, minimum and maximum over the rounds."""
+
+    median: float
+    min: float
+    max: float
+    rounds: int
+
+
+def spread(values: Sequence[float | None]) -> Spread | None:
+    """The spread over the rounds in which the figure is known; None if it is always unknown."""
+    known = [value for value in values if value is not None]
+    return Spread(median(known), min(known), max(known), len(known)) if known else None
+
+
+def percentile(values: Sequence[float], percent: float) -> float | None:
+    """Linear interpolation between the nearest ranks, as numpy and vLLM do; None without values."""
+    return float(np.percentile(values, percent)) if values else None
+
+
+def mean(values: Sequence[float]) -> float | None:
+    """The mean; None without values."""
+    return fmean(values) if values else None
+
+
+def latencies(name: str, values: Sequence[float], *percents: int) -> Figures:
+    """The percentiles `{name}_p50` and so on, in the unit of the values."""
+    return {f"{name}_p{percent}": percentile(values, percent) for percent in percents}
+
+
+def answer_figures(answers: Sequence[Answer], streams: int) -> Figures:
+    """The figures of a load with `streams` concurrent streams; times in seconds, rates in tokens per second.
+
+    `tokens_per_second` is all output tokens over the time from the first request to the last end.
+    `prefill_tokens_per_second` is the prompt's tokens without those that were cached, such as the chat template's, over
+    TTFT. It is known for one stream only, since several wait for each other, and if the server reports what was cached.
+    """
+    ttfts = [answer.ttft for answer in answers if answer.ttft is not None]
+    cached = [answer.cached_tokens for answer in answers if answer.cached_tokens is not None]
+    drafted = [answer.drafted_tokens for answer in answers if answer.drafted_tokens is not None]
+    prefill = [
+        (answer.prompt_tokens - answer.cached_tokens) / answer.ttft
+        for answer in answers
+        if answer.ttft and answer.cached_tokens is not None
+    ]
+    return {
+        **latencies("ttft", ttfts, 50, 95, 99),
+        **latencies("tpot", [answer.tpot for answer in answers if answer.tpot is not None], 50, 95, 99),
+        **latencies("itl", [gap for answer in answers for gap in answer.gaps], 50, 95, 99),
+        "tokens_per_second": output_rate(answers),
+        "decode_tokens_per_second": decode_rate(answers, streams),
+        "prefill_tokens_per_second": percentile(prefill, 50) if streams == 1 else None,
+        "prompt_tokens": mean([answer.prompt_tokens for answer in answers]),
+        "cached_tokens": mean(cached),
+        "drafted_tokens": mean(drafted),
+        "output_tokens": mean([answer.output_tokens for answer in answers]),
+    }
+
+
+def output_rate(answers: Sequence[Answer]) -> float | None:
+    """Output tokens per second, from the first request to the last end."""
+    if not answers:
+        return None
+    wall = max(answer.ended for answer in answers) - min(answer.sent for answer in answers)
+    return sum(answer.output_tokens for answer in answers) / wall if wall > 0 else None
+
+
+def per_token(answers: Sequence[Answer], before: float | None, after: float | None) -> float | None:
+    """The use of a resource for each output token, if it is known."""
+    tokens = sum(answer.output_tokens for answer in answers)
+    return (after - before) / tokens if tokens and before is not None and after is not None else None
+
+
+def decode_rate(answers: Sequence[Answer], streams: int) -> float | None:
+    """Tokens per second of all streams together while all of them decode and no prompt is read.
+
+    It counts the time in which exactly `streams` answers are between their first text and their end. For one wave of
+    requests, this is the time from the last first token to the first end. For a single stream it gives (tokens - 1) /
+    (last - first). Tokens after the first text are assumed to arrive in equal parts with each chunk. None if that time
+    has fewer than 8 tokens for each stream.
+    """
+    decoding = [answer for answer in answers if answer.chunks and answer.output_tokens > 1]
+    seconds = tokens = 0.0
+    for start, end in _all_decoding(decoding, streams):
+        seconds += end - start
+        tokens += sum(_tokens_between(answer, start, end) for answer in decoding)
+    return tokens / seconds if seconds > 0 and tokens >= _MIN_TOKENS * streams else None
+
+
+def _all_decoding(answers: Sequence[Answer], streams: int) -> list[tuple[float, float]]:
+    """The spans in which exactly `streams` answers are between their first text and their end."""
+    # At equal times an end (-1) sorts before a beginning.
+    changes = sorted([(answer.chunks[0], 1) for answer in answers] + [(answer.ended, -1) for answer in answers])
+    spans, active = [], 0
+    for (moment, change), (following, _) in zip(changes, changes[1:], strict=False):
+        active += change
+        if active == streams and following > moment:
+            spans.append((moment, following))
+    return spans
+
+
+def _tokens_between(answer: Answer, start: float, end: float) -> float:
+    later = answer.chunks[1:]
+    if not later:
+        inside = answer.chunks[0] <= start and answer.ended <= end
+        return answer.output_tokens - 1 if inside else 0.0
+    if start <= answer.chunks[0] and answer.ended <= end:
+        return answer.output_tokens - 1
+    return sum(start < moment <= end for moment in later) * (answer.output_tokens - 1) / len(later)
+
+
+def gaps_within(times: Sequence[float], start: float, end: float) -> list[float]:
+    """The gaps between arrivals that overlap the span, even in part."""
+    return [after - before for before, after in zip(times, times[1:], strict=False) if after > start and before < end]

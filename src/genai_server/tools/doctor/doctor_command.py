@@ -1,0 +1,75 @@
+"""`genai-server doctor`: checks everything that serving needs, with the settings of serve, and suggests remedies.
+
+Each line is ok, warn or fail. The exit status is 1 if anything failed; serving would then fail, too.
+"""
+
+import argparse
+import logging
+from collections.abc import Iterator
+
+from genai_server.cli.screen import show
+from genai_server.config import Settings, add_options, load_settings
+from genai_server.errors import ConfigurationError
+from genai_server.tools.doctor import machine
+from genai_server.tools.doctor import model_checks as models
+from genai_server.tools.doctor.finding import FAIL, OK, WARN, Finding
+
+_STYLES = {OK: "green", WARN: "yellow", FAIL: "bold red"}
+
+
+def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """The subcommand and its options."""
+    parser = subparsers.add_parser("doctor", help="check what serving needs", description=__doc__)
+    add_options(parser)
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print a line for each finding; returns 1 if one is a failure."""
+    # The findings include what the engines' supervisor would log.
+    logging.getLogger("genai_server").addHandler(logging.NullHandler())
+    failed = False
+    for finding in examine(vars(arguments)):
+        failed |= finding.state == FAIL
+        show((f"{finding.state:<5}", _STYLES[finding.state]), f" {finding.subject}: {finding.found}")
+        if finding.remedy:
+            show(f"      → {finding.remedy}")
+    return 1 if failed else 0
+
+
+def examine(options: dict[str, str | None]) -> Iterator[Finding]:
+    """All findings. With wrong settings, only those that need no settings."""
+    has_library = True
+    for finding in machine.versions():
+        has_library &= finding.state != FAIL
+        yield finding
+    if has_library:  # without it there is no ONNX Runtime either
+        yield from machine.providers()
+    try:
+        settings = load_settings(options)
+    except ConfigurationError as error:
+        yield Finding(FAIL, "settings", error.message, "correct it; see docs/settings.md")
+        return
+    wrong = False
+    for finding in models.checked_settings(settings):
+        wrong |= finding.state == FAIL
+        yield finding
+    if not wrong:
+        yield from _with(settings, has_library=has_library)
+
+
+def _with(settings: Settings, *, has_library: bool) -> Iterator[Finding]:
+    yield from machine.cores(settings)
+    yield from machine.memory(settings)
+    yield from machine.port(settings)
+    yield from machine.cache(settings)
+    if all(device.startswith("scripted") for device in settings.devices):
+        yield from models.devices(settings)
+        return
+    broken = not has_library
+    for name in settings.served:
+        for finding in models.model(settings, name, with_text=has_library):
+            broken |= finding.state == FAIL
+            yield finding
+    if not broken:  # a broken model would only fail again on each device
+        yield from models.devices(settings)

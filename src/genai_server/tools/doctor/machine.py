@@ -1,0 +1,192 @@
+"""`genai-server doctor`'s checks of the machine. Each check yields findings and never raises."""
+
+import importlib.metadata
+import json
+import platform
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+
+from genai_server import __version__
+from genai_server.config import Settings, device_options, engine_environment
+from genai_server.engine.host.cores import cpu_quota, usable_cores
+from genai_server.engine.host.memory import free_memory
+from genai_server.engine.model.files import check_model_directory, weight_bytes
+from genai_server.engine.model.graph import read_decoder_graph
+from genai_server.installation import this_installation
+from genai_server.options.session import THREADS
+from genai_server.tools.doctor.finding import FAIL, MIB, OK, WARN, Finding
+
+_LIBRARIES = (
+    *("onnxruntime-genai", "onnxruntime-genai-cuda"),
+    *("onnxruntime-genai-directml", "onnxruntime-genai-winml"),
+)
+_RUNTIME = "onnxruntime"
+_TESTED = "0.18"
+# Size of packed weights on disk, and of a loaded model in memory, as multiples of the weights on disk.
+_PACKED, _LOADED = 2.2, 1.5
+_TRIAL_TIMEOUT = 60.0
+
+
+def versions() -> Iterator[Finding]:
+    """Python, and the libraries that run models."""
+    yield Finding(OK, "python", f"{platform.python_version()} on {platform.platform()}, genai-server {__version__}")
+    installed = {}
+    for name in _LIBRARIES:
+        try:
+            installed[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    shown = ", ".join(f"{name} {version}" for name, version in installed.items())
+    if not installed:
+        remedy = f"{this_installation().command('cpu')}; or cuda, directml or winml for cpu: exactly one of them"
+        yield Finding(FAIL, "library", "onnxruntime-genai is not installed", remedy)
+    elif len(installed) > 1:
+        remedy = f"pip uninstall {' '.join(installed)}, and install one of them again: all provide the same module"
+        yield Finding(FAIL, "library", shown, remedy)
+    elif not next(iter(installed.values())).startswith(f"{_TESTED}."):
+        yield Finding(WARN, "library", shown, f"this version is not tested; {_TESTED} is")
+    else:
+        # The package for GPUs has another name.
+        runtimes = dict.fromkeys(importlib.metadata.packages_distributions().get(_RUNTIME, []))
+        shown = ", ".join([shown, *(f"{name} {importlib.metadata.version(name)}" for name in runtimes)])
+        yield Finding(OK, "library", shown)
+
+
+def providers() -> Iterator[Finding]:
+    """The execution providers that the onnxruntime of the batched runner can load."""
+    command = [sys.executable, "-m", "genai_server.engine.model.provider_trial"]
+    try:
+        result = subprocess.run(
+            command, capture_output=True, text=True, timeout=_TRIAL_TIMEOUT, check=False, env=engine_environment()
+        )
+        tried: dict[str, str | None] | None = json.loads(result.stdout or "null")
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        yield Finding(FAIL, "providers", f"cannot be tested: {error}", "install genai-server again")
+        return
+    if tried is None:
+        reason = (result.stderr.strip().splitlines() or [f"exit status {result.returncode}"])[-1]
+        yield Finding(FAIL, "providers", f"onnxruntime does not load: {reason}", "install genai-server again")
+        return
+    yield Finding(OK, "providers", ", ".join(name for name, why in tried.items() if why is None) or "none")
+    for name, why in tried.items():
+        if why is not None:
+            yield Finding(
+                WARN, f"provider {name}", " ".join(why.split()), f"install the libraries of {name}, or ignore this"
+            )
+
+
+def cores(settings: Settings, root: Path = Path("/")) -> Iterator[Finding]:
+    """The number of threads against the usable cores, and the usable cores against the machine's."""
+    usable, quota = usable_cores(root), cpu_quota(root)
+    machine = psutil.cpu_count(logical=False) or usable
+    if quota < 1:
+        yield Finding(WARN, "cores", f"a quota of {quota:.1f} CPUs", "give the container at least one CPU")
+    elif quota < machine and quota != int(quota):
+        remedy = f"{usable} threads are used; give the container whole CPUs"
+        yield Finding(WARN, "cores", f"a quota of {quota:.1f} CPUs of {machine}", remedy)
+    elif usable < machine:
+        remedy = "raise the container's CPU quota or the process's affinity if it should use more"
+        yield Finding(WARN, "cores", f"{usable} of the machine's {machine} may be used", remedy)
+    else:
+        yield Finding(OK, "cores", f"{usable}")
+    for name in settings.served:
+        yield from _threads(settings, name, usable)
+
+
+def _threads(settings: Settings, model: str, usable: int) -> Iterator[Finding]:
+    """The thread settings of a model's devices."""
+    for device, options in device_options(settings, model).items():
+        subject = f"threads of {device}" + (f" for {model}" if settings.models else "")
+        threads = int(options.session.get(THREADS, "0")) or settings.threads
+        if threads and threads != usable:
+            why = "they wait for each other" if threads > usable else "the others idle"
+            remedy = f"leave GENAI_THREADS or {THREADS} out, or set it to {usable}"
+            yield Finding(WARN, subject, f"{threads} on {usable} cores: {why}", remedy)
+        elif device.startswith("cpu"):
+            yield Finding(OK, subject, f"{threads or usable} on {usable} cores")
+
+
+def memory(settings: Settings, root: Path = Path("/")) -> Iterator[Finding]:
+    """Free memory, against the needs of the models that are loaded at once.
+
+    Broken models are left out: other findings report them.
+    """
+    free = free_memory(root)
+    needs = sorted(map(_need, settings.served.values(), [settings] * len(settings.served)), reverse=True)
+    needs = [need for need in needs if need[0]][: settings.max_models or None]
+    if not needs:
+        yield Finding(OK, "memory", f"{free / MIB:.0f} MiB are free")
+        return
+    weights = sum(weights for weights, _ in needs) * len(settings.devices)
+    request = max(request for _, request in needs)
+    batches = sum(request for _, request in needs) * settings.max_batch_size * len(settings.devices)
+    of = f" of {len(needs)} models" if len(needs) > 1 else ""
+    shown = (
+        f"{free / MIB:.0f} MiB are free; weights{of} need about {weights / MIB:.0f}, "
+        f"a request up to {request / MIB:.0f}"
+    )
+    if weights + request > free:
+        yield Finding(FAIL, "memory", shown, "use a smaller or further quantized model, or free some memory")
+    elif weights + batches > free:
+        yield Finding(WARN, "memory", shown, "lower GENAI_MAX_LENGTH or GENAI_MAX_BATCH_SIZE")
+    else:
+        yield Finding(OK, "memory", shown)
+
+
+def _need(directory: str, settings: Settings) -> tuple[int, int]:
+    """The bytes of a model's weights, and of one request's keys and values; 0 for what cannot be read."""
+    try:
+        info = check_model_directory(Path(directory))
+        weights = int(weight_bytes(Path(directory)) * _LOADED)
+    except Exception:  # a broken model, which other findings report
+        return 0, 0
+    try:
+        graph = read_decoder_graph(Path(directory))
+        return weights, graph.bytes_per_token * graph.slot_length(min(settings.max_length, info.context_length))
+    except Exception:  # a broken graph, which other findings report
+        return weights, 0
+
+
+def port(settings: Settings) -> Iterator[Finding]:
+    """Whether the server can listen on its address."""
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    where = f"{settings.host} port {settings.port or '(any)'}"
+    try:
+        socket.create_server((settings.host, settings.port), family=family).close()
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        yield Finding(
+            FAIL, "port", f"{where}: {reason}", "stop the program that listens there, or choose another --port"
+        )
+    else:
+        yield Finding(OK, "port", f"{where} is free")
+
+
+def cache(settings: Settings) -> Iterator[Finding]:
+    """Whether packed weights can be kept on disk."""
+    folder = settings.cache_path
+    if folder is None:
+        yield Finding(OK, "cache", "switched off")
+        return
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe = folder / ".doctor"
+        probe.write_bytes(b"")
+        probe.unlink()
+    except OSError as error:
+        remedy = "set GENAI_CACHE_DIR to a writable folder, or to none"
+        yield Finding(WARN, "cache", f"{folder}: {(error.strerror or str(error)).lower()}", remedy)
+        return
+    free = shutil.disk_usage(folder).free
+    need = int(sum(_need(path, settings)[0] for path in set(settings.served.values())) / _LOADED * _PACKED)
+    shown = f"{folder}: {free / MIB:.0f} MiB are free"
+    if free < need:
+        yield Finding(WARN, "cache", f"{shown}, packed weights need {need / MIB:.0f}", "free some disk space")
+    else:
+        yield Finding(OK, "cache", shown)

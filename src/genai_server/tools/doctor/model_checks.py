@@ -1,0 +1,148 @@
+"""`genai-server doctor`'s checks of settings and models. Each check yields findings and never raises."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+from genai_server.cli.serve.loaders import load_traces, text_loader
+from genai_server.cli.serve.preflight import GET_A_MODEL, check_access, check_runners, lone_reloader
+from genai_server.config import Settings, device_options, unknown_variables
+from genai_server.engine.model.files import (
+    GIVE_A_TEMPLATE,
+    NO_CHAT_TEMPLATE,
+    check_model_directory,
+    is_paged,
+    weight_bytes,
+)
+from genai_server.engine.model.graph import DoesNotFit, read_decoder_graph
+from genai_server.engine.model.inventory import inventory
+from genai_server.errors import ChatTemplateError, ConfigurationError, GenaiServerError, ModelDirectoryError
+from genai_server.messages.status_file import EngineState
+from genai_server.pooling_model import Task, task_of
+from genai_server.supervisor.supervisor import Supervisor
+from genai_server.text.codec import TextCodec
+from genai_server.tools.doctor.finding import FAIL, MIB, OK, WARN, Finding
+
+
+def checked_settings(settings: Settings) -> Iterator[Finding]:
+    """The settings as a whole, the options of sessions and providers, and unknown GENAI_* variables."""
+    remedies: dict[Callable[[Settings], object], str] = {
+        check_access: "see README's “Run it for others”",
+        _check_options: "see docs/from-triton.md for all options",
+        _check_traces: "correct the endpoint or install the extra otel",
+    }
+    failed = False
+    for check, remedy in remedies.items():
+        try:
+            check(settings)
+        except ConfigurationError as error:
+            failed = True
+            yield Finding(FAIL, "settings", error.message, remedy)
+    for name, meant in unknown_variables().items():
+        yield Finding(WARN, "settings", f"{name} is not a setting", f"did you mean {meant}?" if meant else "remove it")
+    if warning := lone_reloader(settings):
+        yield Finding(WARN, "settings", warning, "leave one of them out")
+    if failed:
+        return
+    yield Finding(OK, "settings", f"devices {settings.device}, options are right")
+    seen = set()
+    for name in settings.served:
+        for device, given in device_options(settings, name).items():
+            for warning in given.warnings:
+                if (device, warning) not in seen:
+                    seen.add((device, warning))
+                    yield Finding(WARN, f"options of {device}", warning, "change or remove it")
+
+
+def _check_options(settings: Settings) -> None:
+    for name in settings.served:
+        check_runners(settings, name)
+
+
+def _check_traces(settings: Settings) -> None:
+    if (traces := load_traces(settings)) is not None:
+        traces.close()
+
+
+def model(settings: Settings, name: str, *, with_text: bool = True) -> Iterator[Finding]:
+    """The faults of a model's files, and whether its graph can run in a batch.
+
+    Without `with_text`, template and tokenizer are not loaded: that needs the library.
+    """
+    subject = f"model {name}" if settings.models else "model"
+    directory = Path(settings.served[name]).absolute()
+    if not directory.is_dir():
+        yield Finding(FAIL, subject, f"directory {directory} does not exist", GET_A_MODEL)
+        return
+    faults = [entry for entry in inventory(directory) if entry.fault]
+    for entry in faults:
+        where = "" if str(directory) in entry.fault else f"{directory / entry.name} "
+        yield Finding(FAIL, subject, where + entry.fault, entry.remedy or GET_A_MODEL)
+    if faults:
+        return
+    try:
+        info = check_model_directory(directory)
+        codecs: Mapping[str, TextCodec] = {}
+        if with_text:
+            codecs = text_loader(settings)(str(directory), settings.devices, settings.chat_template_of(name))
+    except ChatTemplateError as error:
+        yield Finding(FAIL, subject, f"GENAI_CHAT_TEMPLATE: {error.message}", "name another file or template")
+        return
+    except (ConfigurationError, ModelDirectoryError) as error:
+        remedy = "copy the tokenizer's files and the chat template from the original"
+        yield Finding(FAIL, subject, error.message, remedy)
+        return
+    size, length = weight_bytes(directory) / MIB, f"{info.context_length} tokens of context"
+    yield Finding(OK, subject, f"{directory}: {length}, a vocabulary of {info.vocab_size}, {size:.0f} MiB of weights")
+    if (task := task_of(directory)) is not Task.GENERATE:
+        yield Finding(OK, f"batching of {name}" if settings.models else "batching", f"{task}: texts are read together")
+        return
+    if not all(codec.has_chat_template for codec in codecs.values()):
+        yield Finding(WARN, subject, NO_CHAT_TEMPLATE, GIVE_A_TEMPLATE)
+    yield _batching(f"batching of {name}" if settings.models else "batching", directory)
+
+
+def _batching(subject: str, directory: Path) -> Finding:
+    if is_paged(directory):
+        return Finding(OK, subject, "its attention is paged: it runs in onnxruntime-genai's own batch, on a GPU")
+    try:
+        read_decoder_graph(directory)
+    except DoesNotFit as reason:
+        return Finding(WARN, subject, f"requests run one by one: {reason}", "see docs/models.md for models that batch")
+    except Exception as error:  # an unusual graph may break its reader in any way
+        return Finding(FAIL, subject, f"the graph cannot be read: {error}", "build the model again")
+    return Finding(OK, subject, "the graph can run in a batch")
+
+
+def devices(settings: Settings) -> Iterator[Finding]:
+    """Each device's engine, started as `serve` would start it: it loads the model and warms up."""
+    started = time.monotonic()
+    try:
+        supervisor = Supervisor(settings.model_copy(update={"log_level": "error"}))
+    except GenaiServerError as error:
+        yield Finding(FAIL, "devices", error.message, "correct the options")
+        return
+    try:
+        supervisor.start()
+        waiting = {(status.device, status.serial) for status in supervisor.statuses()}
+        while waiting:
+            for status in supervisor.statuses():
+                which = (status.device, status.serial)
+                if which in waiting and status.state != EngineState.STARTING:
+                    waiting.remove(which)
+                    label = f"{status.device} of {status.model}" if settings.models else status.device
+                    yield _device(label, status.error, time.monotonic() - started)
+            time.sleep(0.05)
+    finally:
+        supervisor.stop()
+    for name in list(settings.served)[settings.max_models :] if settings.max_models else []:
+        yield Finding(OK, f"model {name}", "is loaded by its first request (GENAI_MAX_MODELS); not tried now")
+
+
+def _device(device: str, error: str | None, seconds: float) -> Finding:
+    if error is None:
+        return Finding(OK, f"device {device}", f"ready after {seconds:.1f} s")
+    remedy = (
+        "the reason is the library's own; see docs/troubleshooting.md, and README's “Devices” for what may be missing"
+    )
+    return Finding(FAIL, f"device {device}", error, remedy)

@@ -1,0 +1,36 @@
+"""`genai-server import-triton`: translates a Triton model's config.pbtxt into a configuration file of this server."""
+
+import argparse
+from pathlib import Path
+
+from genai_server.errors import ConfigurationError
+from genai_server.options.pbtxt import read_pbtxt
+from genai_server.options.triton import BACKEND, as_toml, translate
+
+
+def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """The subcommand and its options."""
+    parser = subparsers.add_parser(
+        "import-triton", help="translate a Triton model's config.pbtxt", description=__doc__, allow_abbrev=False
+    )
+    parser.add_argument("config", type=Path, metavar="CONFIG_PBTXT", help="the model's config.pbtxt")
+    parser.add_argument(
+        "--backend-config",
+        action="append",
+        default=[],
+        metavar="BACKEND,KEY=VALUE",
+        help=f"as on Triton's command line, such as {BACKEND},enable-global-threadpool=1; may be repeated",
+    )
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the translation, below comments on fields without a counterpart. Raises ConfigurationError."""
+    try:
+        text = arguments.config.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        reason = (getattr(error, "strerror", None) or str(error)).lower()
+        raise ConfigurationError(f"{arguments.config}: cannot be read: {reason}") from None
+    translation = translate(read_pbtxt(text, str(arguments.config)), arguments.backend_config)
+    print(as_toml(translation), end="")
+    return 0

@@ -1,0 +1,159 @@
+"""`genai-server profile`: reads the profiles of a server, from its folder or from its address.
+
+`report` shows the time by operator, node and layer, and the slow tokens with the nodes that made them slow. `trace`
+merges a session's files into one for https://ui.perfetto.dev, with a track for each token.
+"""
+
+import argparse
+import json
+import sys
+import urllib.error
+import urllib.parse
+import urllib.request
+from http.client import HTTPException
+from pathlib import Path
+
+import msgspec
+
+from genai_server.cli.screen import screen
+from genai_server.errors import ConfigurationError, ProfileNotFound
+from genai_server.profiles.analysis import SLOW_AT, analyse
+from genai_server.profiles.folder import read_profile
+from genai_server.profiles.html_report import as_page
+from genai_server.profiles.report import Report
+from genai_server.profiles.text_report import as_text, for_terminal
+from genai_server.profiles.trace import write_trace
+
+_TIMEOUT = 60.0
+
+
+def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """The subcommand and its own subcommands."""
+    parser = subparsers.add_parser("profile", help="read the profiles of a server", description=__doc__)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    report = commands.add_parser("report", help="show where the time went, and which tokens were slow and why")
+    report.add_argument("source", metavar="DIR|URL", help="a folder or file of profiles, or a server's address")
+    report.add_argument("--session", metavar="ID", help="session to report (default: the last one)")
+    report.add_argument(
+        "--slow",
+        type=_multiple,
+        default=SLOW_AT,
+        metavar="X",
+        help=f"tokens that took X times the median are slow (default: {SLOW_AT})",
+    )
+    report.add_argument("--top", type=_positive, default=10, metavar="N", help="rows of a table (default: 10)")
+    report.add_argument("--api-key", metavar="KEY", help="the server's GENAI_ADMIN_API_KEY")
+    form = report.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="print all figures as JSON")
+    form.add_argument("--html", type=Path, metavar="FILE", help="write a page for a browser")
+    report.set_defaults(run=run_report)
+    trace = commands.add_parser("trace", help="merge a session's files into one trace for https://ui.perfetto.dev")
+    trace.add_argument("source", metavar="DIR|URL", help="a folder or file of profiles, or a server's address")
+    trace.add_argument("out", type=Path, metavar="OUT.json")
+    trace.add_argument("--session", metavar="ID", help="session to export (default: the last one)")
+    trace.add_argument("--api-key", metavar="KEY", help="the server's GENAI_ADMIN_API_KEY")
+    trace.set_defaults(run=run_trace)
+
+
+def run_report(arguments: argparse.Namespace) -> int:
+    """Print or write the report; status 1 if there is no such profile. Raises ConfigurationError."""
+    try:
+        report = _report(arguments)
+    except ProfileNotFound as error:
+        return _fail("report", error.message)
+    if arguments.html is not None:
+        try:
+            arguments.html.write_text(as_page(report), encoding="utf-8")
+        except OSError as error:
+            raise ConfigurationError(f"--html={arguments.html}: cannot be written: {error.strerror}") from None
+    elif arguments.json:
+        print(msgspec.json.encode(report).decode())
+    elif (console := screen()) is None:
+        print(as_text(report, arguments.top))
+    else:
+        from genai_server.cli.tables import print_report
+
+        print_report(console, for_terminal(report, console.width, arguments.top))
+    return 0
+
+
+def run_trace(arguments: argparse.Namespace) -> int:
+    """Write the trace; status 1 if there is no such profile. Raises ConfigurationError."""
+    try:
+        size = _write_trace(arguments)
+    except ProfileNotFound as error:
+        return _fail("trace", error.message)
+    except OSError as error:
+        raise ConfigurationError(f"{error.filename}: {error.strerror}") from None
+    print(f"{arguments.out}: {size}; open it with https://ui.perfetto.dev")
+    return 0
+
+
+def _write_trace(arguments: argparse.Namespace) -> str:
+    """Write the trace of a folder, or one from a server; returns its size in words.
+
+    Raises ProfileNotFound, ConfigurationError and OSError.
+    """
+    if _is_server(arguments.source):
+        return f"{arguments.out.write_bytes(_answer(arguments, 'trace'))} bytes"
+    profile = read_profile(Path(arguments.source), arguments.session)
+    if arguments.out.exists() and any(arguments.out.samefile(profile.folder / one.file) for one in profile.passes):
+        raise ConfigurationError(f"{arguments.out} is a file of the profile")
+    with arguments.out.open("wb") as out:
+        events = write_trace(profile, out)
+    return f"{len(profile.passes)} passes, {events} events"
+
+
+def _report(arguments: argparse.Namespace) -> Report:
+    """The report on a folder, or one from a server. Raises ProfileNotFound and ConfigurationError."""
+    if not _is_server(arguments.source):
+        return analyse(read_profile(Path(arguments.source), arguments.session), arguments.slow)
+    try:
+        return msgspec.json.decode(_answer(arguments, f"report?slow={arguments.slow}"), type=Report)
+    except msgspec.DecodeError as error:
+        raise ProfileNotFound(f"{arguments.source}: {error}") from None
+
+
+def _is_server(source: str) -> bool:
+    return source.startswith(("http://", "https://"))
+
+
+def _answer(arguments: argparse.Namespace, what: str) -> bytes:
+    """A server's answer about a session. Raises ProfileNotFound."""
+    session = urllib.parse.quote(arguments.session or "latest", safe="")
+    url = f"{arguments.source.rstrip('/')}/v1/admin/profiles/{session}/{what}"
+    headers = {"authorization": f"Bearer {arguments.api_key}"} if arguments.api_key else {}
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=_TIMEOUT) as response:
+            body: bytes = response.read()
+            return body
+    except urllib.error.HTTPError as error:
+        raise ProfileNotFound(_reason(error)) from None
+    except (OSError, ValueError, HTTPException) as error:
+        raise ProfileNotFound(f"{arguments.source}: {error}") from None
+
+
+def _reason(error: urllib.error.HTTPError) -> str:
+    try:
+        return str(json.loads(error.read())["error"]["message"])
+    except (ValueError, LookupError, TypeError):
+        return f"{error.url}: {error.code} {error.reason}"
+
+
+def _fail(command: str, message: str) -> int:
+    print(f"genai-server profile {command}: {message}", file=sys.stderr)
+    return 1
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not at least 1")
+    return number
+
+
+def _multiple(text: str) -> float:
+    number = float(text)
+    if not 1 <= number < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text} is not 1 or more")
+    return number

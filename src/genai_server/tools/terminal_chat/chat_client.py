@@ -1,0 +1,179 @@
+"""Sends chat requests to an OpenAI-style server and yields its answer piece by piece."""
+
+import http.client
+import json
+import ssl
+import time
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+from genai_server.errors import ChatFailed
+from genai_server.pooling_model import ENDPOINTS
+from genai_server.tools.terminal_chat.chat_history import Message
+from genai_server.tools.terminal_chat.typed_parameters import Value
+
+# Seconds to connect or list models, and to wait for the next piece of an answer.
+_SHORT, _LONG = 10.0, 600.0
+
+
+@dataclass
+class Answer:
+    """An answer and its figures; times in seconds of `time.monotonic`."""
+
+    sent: float = field(default_factory=time.monotonic)
+    text: str = ""
+    # The server's count. For a stopped answer without a count, the number of pieces.
+    tokens: int = 0
+    first: float | None = None
+    last: float | None = None
+    # Whether the server has counted the tokens.
+    is_counted: bool = False
+
+    def took(self) -> str:
+        """The times in words."""
+        if self.first is None or self.last is None:
+            return "no output"
+        count = f"{self.tokens} tokens" if self.is_counted else f"about {self.tokens} tokens"
+        words = [count, f"first after {self.first - self.sent:.2f} s"]
+        if self.tokens > 1 and self.last > self.first:
+            words.append(f"then {(self.tokens - 1) / (self.last - self.first):.1f} a second")
+        return ", ".join([*words, f"{self.last - self.sent:.2f} s in all"])
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A piece of an answer, or of the reasoning before it."""
+
+    text: str
+    is_reasoning: bool = False
+
+
+class ChatClient:
+    """A client of one server, whose URL may end in `/v1`. Raises ChatFailed for other URLs."""
+
+    def __init__(self, url: str, api_key: str | None = None) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ChatFailed(f"{url} is not the address of a server, such as http://127.0.0.1:8002")
+        self.url = url
+        self._parts = parts
+        self._path = parts.path.rstrip("/").removesuffix("/v1")
+        self._headers = {"content-type": "application/json"} | (
+            {"authorization": f"Bearer {api_key}"} if api_key else {}
+        )
+
+    def is_listening(self) -> bool:
+        """Whether a server is listening."""
+        with closing(self._connect(_SHORT)) as connection:
+            try:
+                connection.connect()
+            except OSError:
+                return False
+            return True
+
+    def models(self) -> list[str]:
+        """The ids of the server's models. Raises ChatFailed."""
+        return list(self._models())
+
+    def first_model(self) -> str:
+        """The id of the first model that generates text; of the first one if none does. Raises ChatFailed."""
+        models = self._models()
+        return next((id for id in models if not self._endpoint(models[id])), next(iter(models), ""))
+
+    def endpoint(self, model: str) -> str:
+        """The endpoint of a model that does not generate text; empty for one that does. Raises ChatFailed."""
+        return self._endpoint(self._models().get(model, {}))
+
+    @staticmethod
+    def _endpoint(entry: dict[str, Any]) -> str:
+        abilities = entry.get("capabilities") or ()
+        return next((paths[0] for task, paths in ENDPOINTS.items() if task in abilities), "")
+
+    def takes_messages(self, model: str) -> bool:
+        """Whether a model takes messages, by the server's list of models. Models without a chat template do not.
+
+        Raises ChatFailed.
+        """
+        return self._models().get(model, {}).get("chat") is not False
+
+    def answer(
+        self, model: str, messages: Sequence[Message], answer: Answer, parameters: Mapping[str, Value] | None = None
+    ) -> Generator[Piece, None, None]:
+        """Send the messages, yield the pieces as they arrive, and fill `answer`. Raises ChatFailed.
+
+        `parameters` are further fields of the request.
+
+        Closing the iterator closes the connection, and the server stops generating.
+        """
+        streamed = {"stream": True, "stream_options": {"include_usage": True}}
+        body = {"model": model, "messages": messages, **streamed, **(parameters or {})}
+        with closing(self._connect(_LONG)) as connection:
+            response = self._response(connection, "POST", "/v1/chat/completions", json.dumps(body).encode())
+            for event in self._events(response):
+                if "error" in event:
+                    raise ChatFailed(_message(event, "the server failed"))
+                if usage := event.get("usage"):
+                    answer.tokens, answer.is_counted = int(usage["completion_tokens"]), True
+                for choice in event.get("choices") or ():
+                    yield from _noted(choice.get("delta") or {}, answer)
+
+    def _models(self) -> dict[str, dict[str, Any]]:
+        with closing(self._connect(_SHORT)) as connection:
+            body = self._response(connection, "GET", "/v1/models", None).read()
+        try:
+            return {str(model["id"]): dict(model) for model in json.loads(body)["data"]}
+        except (ValueError, LookupError, TypeError):
+            raise ChatFailed(f"{self.url}/v1/models is not a list of models") from None
+
+    def _connect(self, patience: float) -> http.client.HTTPConnection:
+        host, port = self._parts.hostname or "", self._parts.port
+        if self._parts.scheme == "https":
+            return http.client.HTTPSConnection(host, port, timeout=patience, context=ssl.create_default_context())
+        return http.client.HTTPConnection(host, port, timeout=patience)
+
+    def _response(
+        self, connection: http.client.HTTPConnection, method: str, path: str, body: bytes | None
+    ) -> http.client.HTTPResponse:
+        try:
+            connection.request(method, self._path + path, body, self._headers)
+            response = connection.getresponse()
+            if response.status == 200:
+                return response
+            text = response.read()
+        except (OSError, http.client.HTTPException) as error:
+            raise ChatFailed(f"{self.url} does not answer: {str(error) or type(error).__name__}") from None
+        try:
+            shown = _message(json.loads(text), text.decode(errors="replace")[:200])
+        except ValueError:
+            shown = response.reason
+        raise ChatFailed(f"{response.status}: {shown}")
+
+    def _events(self, response: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
+        try:
+            for line in response:
+                data = line.removeprefix(b"data:").strip()
+                if line.startswith(b"data:") and data != b"[DONE]":
+                    yield json.loads(data)
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            raise ChatFailed(f"the answer broke off: {str(error) or type(error).__name__}") from None
+
+
+def _noted(delta: dict[str, Any], answer: Answer) -> Iterator[Piece]:
+    for name in ("reasoning_content", "content"):
+        if text := delta.get(name):
+            answer.last = time.monotonic()
+            answer.first = answer.first or answer.last
+            answer.tokens += 1
+            if name == "content":
+                answer.text += text
+            yield Piece(text, name != "content")
+
+
+def _message(body: Any, otherwise: str) -> str:
+    try:
+        return str(body["error"]["message"])
+    except (LookupError, TypeError):
+        return otherwise

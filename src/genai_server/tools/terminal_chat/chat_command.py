@@ -1,0 +1,79 @@
+"""`genai-server chat [URL|DIR]`: a chat in the terminal, with a running server or one of its own.
+
+With a URL it uses that server. With a model directory, or the name of one in GENAI_MODELS_DIR, it starts a server on a
+free port and stops it afterwards. With neither it uses the server at HOST and PORT if one is running, else the model in
+GENAI_MODEL_DIR.
+
+A pasted text of several lines is one question, and so is a text between two \"\"\". In the chat, /help lists the
+commands. Ctrl-C stops an answer, Ctrl-C again exits.
+"""
+
+import argparse
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from genai_server.cli.models_command import find
+from genai_server.config import load_settings
+from genai_server.http.api_keys import make_key
+from genai_server.tools.terminal_chat.chat_client import ChatClient
+from genai_server.tools.terminal_chat.chat_history import Conversation
+from genai_server.tools.terminal_chat.dialogue import Dialogue, choose_model
+from genai_server.tools.terminal_chat.own_server import own_server
+
+
+def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """The subcommand and its options."""
+    parser = subparsers.add_parser(
+        "chat", help="chat in the terminal", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("target", nargs="?", metavar="URL|DIR", help="a server, or a model directory to start one on")
+    parser.add_argument("--model", metavar="NAME", help="model of the requests (default: the server's first)")
+    parser.add_argument("--system", default="", metavar="TEXT", help="the system prompt")
+    parser.add_argument("--api-key", metavar="KEY", help="an API key of the server")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Chat until the user ends it; returns the exit status. Raises ConfigurationError and ChatFailed."""
+    _exit_cleanly_on_signals()
+    try:
+        with _client(arguments.target, arguments.api_key) as client:
+            model = choose_model(client, arguments.model)
+            print(f"{model} at {client.url}; /help lists the commands")
+            Dialogue(client, model, Conversation(arguments.system)).run()
+    except KeyboardInterrupt:  # while the server starts, or ends
+        print()
+    return 0
+
+
+@contextmanager
+def _client(target: str | None, api_key: str | None) -> Iterator[ChatClient]:
+    """A client of the given server, or of one that is started for this chat."""
+    settings = load_settings()
+    if target and "://" in target:
+        yield ChatClient(target, api_key)
+        return
+    if target is None:
+        host = f"[{settings.host}]" if ":" in settings.host else settings.host
+        running = ChatClient(f"{'https' if settings.tls_cert else 'http'}://{host}:{settings.port}", api_key)
+        if running.is_listening():
+            yield running
+            return
+    directory = find(target) if target else Path(settings.model_dir)
+    print(f"starting a server for {directory} …", flush=True)
+    key = make_key()
+    with own_server(directory, f"chat:{key}") as url:
+        yield ChatClient(url, key)
+
+
+def _exit_cleanly_on_signals() -> None:
+    """Turn SIGHUP and SIGTERM into an orderly end, so that the chat's own server ends, too."""
+
+    def end(*_: object) -> None:
+        raise SystemExit(0)
+
+    for name in ("SIGTERM", "SIGHUP"):
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), end)

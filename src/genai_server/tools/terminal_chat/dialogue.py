@@ -1,0 +1,198 @@
+"""The dialogue: reads lines, runs commands or sends questions, and shows the answers."""
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from genai_server.cli.screen import screen, show
+from genai_server.engine.model.files import GIVE_A_TEMPLATE, NO_CHAT_TEMPLATE
+from genai_server.errors import ChatFailed
+from genai_server.quoted_values import quoted
+from genai_server.tools.terminal_chat.chat_client import Answer, ChatClient, Piece
+from genai_server.tools.terminal_chat.chat_history import Conversation, Message
+from genai_server.tools.terminal_chat.questions import Questions
+from genai_server.tools.terminal_chat.saved_chats import SavedChat, load, save
+from genai_server.tools.terminal_chat.typed_parameters import PARAMETERS, Value, parse, require_known
+
+_DEFAULT = "default"
+_HELP = (
+    "/system [TEXT]  /clear  /retry  /set [NAME [VALUE]]  /model [NAME]  /save FILE  /load FILE  /quit   "
+    'Ctrl-C stops an answer, Ctrl-C again exits; """ begins and ends a question of several lines'
+)
+
+
+@dataclass(frozen=True)
+class _Command:
+    """A command that the user types; `run` gets the text after its name."""
+
+    run: Callable[[str], None]
+    # What the text is; "" if it is optional.
+    needs: str = ""
+
+
+def choose_model(client: ChatClient, name: str | None) -> str:
+    """The model to chat with: the server's first one that generates if none is named. Raises ChatFailed."""
+    models = client.models()
+    model = name or client.first_model()
+    if model not in models:
+        raise ChatFailed(f"{client.url} has no model {quoted(model)}; it has: {', '.join(models) or 'none'}")
+    if endpoint := client.endpoint(model):
+        raise ChatFailed(f"{model} does not chat; it serves {client.url.rstrip('/')}{endpoint}")
+    if not client.takes_messages(model):
+        raise ChatFailed(f"{model} {NO_CHAT_TEMPLATE}; {GIVE_A_TEMPLATE}, for the server")
+    return model
+
+
+class Dialogue:
+    """A chat with one server, from the first question to the last."""
+
+    def __init__(self, client: ChatClient, model: str, conversation: Conversation) -> None:
+        self._client = client
+        self._model = model
+        self._conversation = conversation
+        self._parameters: dict[str, Value] = {}
+        self._commands = {
+            "/system": _Command(self._system),
+            "/clear": _Command(self._clear),
+            "/retry": _Command(self._retry),
+            "/set": _Command(self._set),
+            "/model": _Command(self._switch),
+            "/save": _Command(self._save, needs="FILE"),
+            "/load": _Command(self._load, needs="FILE"),
+            "/help": _Command(lambda _: print(_HELP)),
+        }
+        self._questions = Questions([*self._commands, "/quit"])
+
+    def run(self) -> None:
+        """Read lines until the user ends the chat."""
+        was_interrupted = False
+        while True:
+            try:
+                line = self._questions.read()
+                was_interrupted = False
+                if not self._execute(line):
+                    return
+            except EOFError:
+                print()
+                return
+            except KeyboardInterrupt:
+                if was_interrupted:
+                    print()
+                    return
+                was_interrupted = True
+                print("\n(Ctrl-C again exits)")
+            except ChatFailed as error:
+                print(f"error: {error}", file=sys.stderr)
+
+    def _execute(self, line: str) -> bool:
+        """Run a command or ask a question; returns False to end."""
+        name, _, text = line.partition(" ")
+        if name == "/quit":
+            return False
+        command = self._commands.get(name)
+        if command is not None:
+            if command.needs and not text:
+                raise ChatFailed(f"{name} needs a {command.needs}")
+            command.run(text.strip())
+        elif name.startswith("/") and "\n" not in line:
+            print(f"there is no {name}: {_HELP}")
+        elif line:
+            self._ask(self._conversation.ask(line))
+        return True
+
+    def _system(self, text: str) -> None:
+        self._conversation.system = text or self._conversation.system
+        print(f"system prompt: {self._conversation.system or 'none'}")
+
+    def _clear(self, _: str) -> None:
+        self._conversation.clear()
+        print("forgotten")
+
+    def _retry(self, _: str) -> None:
+        messages = self._conversation.ask_again()
+        if messages is None:
+            print("nothing was asked yet")
+        else:
+            self._ask(messages)
+
+    def _set(self, text: str) -> None:
+        """`NAME VALUE` sets, `NAME default` resets, and `NAME` or nothing shows."""
+        name, _, value = text.partition(" ")
+        if name:
+            require_known(name)
+        if value.strip() == _DEFAULT:
+            self._parameters.pop(name, None)
+        elif value:
+            self._parameters[name] = parse(name, value.strip())
+        for each in (name,) if name else PARAMETERS:
+            print(f"{each} = {self._parameters.get(each, _DEFAULT)}")
+
+    def _switch(self, name: str) -> None:
+        if not name:
+            for model in self._client.models():
+                print(f"{'*' if model == self._model else ' '} {model}")
+            return
+        self._model = choose_model(self._client, name)
+        print(f"model: {self._model}")
+
+    def _save(self, text: str) -> None:
+        path = Path(text).expanduser()
+        save(path, SavedChat(self._model, self._conversation, self._parameters))
+        print(f"saved in {path}")
+
+    def _load(self, text: str) -> None:
+        saved = load(Path(text).expanduser())
+        self._conversation, self._parameters = saved.conversation, dict(saved.parameters)
+        if saved.model != self._model and saved.model in self._client.models():
+            self._model = saved.model
+        turns = sum(message["role"] == "user" for message in saved.conversation.messages())
+        print(f"{turns} question{'s' * (turns != 1)} loaded; model: {self._model}")
+
+    def _ask(self, messages: list[Message]) -> None:
+        answer = Answer()
+        try:
+            pieces = self._client.answer(self._model, messages, answer, self._parameters)
+            with contextlib.closing(pieces), _display() as display:
+                for piece in pieces:
+                    display(piece)
+        except KeyboardInterrupt:
+            print(" [stopped]", end="")
+            raise
+        finally:
+            self._conversation.answered(answer.text)
+            if answer.first is not None:
+                print()
+                show((f"[{answer.took()}]", "dim"))
+
+
+@contextmanager
+def _display() -> Iterator[Callable[[Piece], None]]:
+    """A function that shows the pieces of one answer: reasoning dim, and the rest as Markdown on a terminal."""
+    console = screen()
+    is_thinking = False
+    with contextlib.ExitStack() as stack:
+        add: Callable[[str], None] | None = None
+
+        def plain(text: str) -> None:
+            print(text, end="", flush=True)
+
+        def display(piece: Piece) -> None:
+            nonlocal add, is_thinking
+            if is_thinking and not piece.is_reasoning:
+                print("\n")
+            is_thinking = piece.is_reasoning
+            if is_thinking and console is not None:
+                console.print(piece.text, style="dim", end="", soft_wrap=True, markup=False, emoji=False)
+            elif is_thinking or console is None or console.is_dumb_terminal:
+                plain(piece.text)
+            else:
+                if add is None:
+                    from genai_server.tools.terminal_chat.markdown import MarkdownStream
+
+                    add = stack.enter_context(MarkdownStream(console)).add
+                add(piece.text)
+
+        yield display

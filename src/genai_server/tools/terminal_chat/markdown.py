@@ -1,0 +1,102 @@
+"""Shows an answer as Markdown while it arrives."""
+
+import time
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.live import Live
+from rich.markdown import Markdown
+from rich.segment import Segment
+from rich.theme import Theme
+
+# Colours of the terminal's palette, which suits its background, light or dark.
+_THEME = Theme({"markdown.code": "cyan", "markdown.code_block": "none", "markdown.block_quote": "italic"})
+_CODE = "ansi_light"
+# Seconds between two drawings.
+_PAUSE = 0.05
+# Free lines of the screen below an unfinished block.
+_MARGIN = 2
+
+
+class MarkdownStream:
+    """Finished blocks are printed once. The unfinished one is redrawn while it grows; if it is higher than the screen,
+    only its last lines are shown.
+    """
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        # The source of the unfinished block.
+        self._text = ""
+        self._has_blocks = False
+        # Drawn from this thread only: rich's own thread may draw between two parts of a print.
+        self._live = Live("", console=console, auto_refresh=False, transient=True)
+        self._drawn = 0.0
+
+    def __enter__(self) -> Self:
+        self._console.push_theme(_THEME)
+        self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._live.update("")
+        self._live.stop()
+        self._print(self._text)
+        self._console.pop_theme()
+
+    def add(self, piece: str) -> None:
+        """Show a further piece of the answer."""
+        self._text += piece
+        done = finished(self._text) if "\n" in piece else 0
+        if not done and time.monotonic() - self._drawn < _PAUSE:
+            return
+        with self._console:  # written at once
+            if done:
+                block, self._text = self._text[:done], self._text[done:]
+                self._live.update("", refresh=True)
+                self._print(block)
+            self._live.update(_Block(self._text, is_last=True, is_below_others=self._has_blocks), refresh=True)
+        self._drawn = time.monotonic()
+
+    def _print(self, text: str) -> None:
+        if text.strip():
+            if self._has_blocks:
+                self._console.print()
+            self._has_blocks = True
+            self._console.print(_Block(text))
+
+
+def finished(text: str) -> int:
+    """The length of the text's blocks without the last, which may continue."""
+    starts = [token.map[0] for token in Markdown(text).parsed if token.level == 0 and token.map and token.nesting >= 0]
+    if len(starts) < 2:
+        return 0
+    return sum(len(line) + 1 for line in text.split("\n")[: starts[-1]])
+
+
+class _Block:
+    """A text without surrounding empty lines. If it is the last one, it shows as many lines as fit on the screen."""
+
+    def __init__(self, text: str, *, is_last: bool = False, is_below_others: bool = False) -> None:
+        self._text = text
+        self._is_last = is_last
+        self._is_below_others = is_below_others
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        markdown = Markdown(self._text, code_theme=_CODE, inline_code_theme=_CODE)
+        lines = _trimmed(console.render_lines(markdown, options.update(height=None), pad=False))
+        if self._is_last:
+            if lines and self._is_below_others:
+                lines.insert(0, [])
+            lines = lines[-max(1, options.max_height - _MARGIN) :]
+        for line in lines:
+            yield from line
+            yield Segment.line()
+
+
+def _trimmed(lines: list[list[Segment]]) -> list[list[Segment]]:
+    """The lines from the first to the last that has a character."""
+    filled = [number for number, line in enumerate(lines) if any(segment.text.strip() for segment in line)]
+    return lines[filled[0] : filled[-1] + 1] if filled else []

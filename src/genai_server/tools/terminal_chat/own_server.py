@@ -1,0 +1,82 @@
+"""A server that the chat starts and stops."""
+
+import http.client
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from genai_server.errors import ChatFailed
+
+_ADDRESS = re.compile(r"listening on (https?://\S+)")
+# Characters of a directory's name that a model's name must not have.
+_NO_NAME = re.compile(r"[^A-Za-z0-9._-]|^[^A-Za-z0-9]+")
+_POLL = 0.05
+# Seconds to exit; no request is running any more.
+_TIMEOUT = 10.0
+_LAST_LINES = 5
+_ERROR = re.compile(r"\S+ \S+ (ERROR|CRITICAL) ")
+
+
+@contextmanager
+def own_server(directory: Path, key_entry: str) -> Iterator[str]:
+    """The URL of a server for a model directory on a free port of this machine, for the duration of the block.
+
+    Ctrl-C does not reach the server. `key_entry` is an entry of GENAI_API_KEYS. Raises ChatFailed with the errors of
+    its log, or its last lines, if it does not start.
+    """
+    command = [sys.executable, "-m", "genai_server", "serve", "--model-dir", str(directory)]
+    command += ["--model-name", _NO_NAME.sub("", directory.resolve().name) or "model", "--log-level", "info"]
+    command += ["--log-format", "text"]
+    command += ["--host", "127.0.0.1", "--port", "0", "--workers", "1", "--reload", "false", "--api-keys", key_entry]
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder) / "server.log"
+        with log.open("wb") as out:
+            process = _start(command, out.fileno())
+        try:
+            yield _ready(process, log)
+        finally:
+            _end(process)
+
+
+def _start(command: list[str], out: int) -> "subprocess.Popen[bytes]":
+    if sys.platform == "win32":
+        flags = subprocess.CREATE_NEW_PROCESS_GROUP
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, creationflags=flags)
+    else:  # noqa: RET505  mypy takes what follows a return for unreachable on Windows
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True)
+
+
+def _ready(process: "subprocess.Popen[bytes]", log: Path) -> str:
+    """The server's URL, once it is ready."""
+    while process.poll() is None:
+        found = _ADDRESS.search(log.read_text(encoding="utf-8", errors="replace"))
+        if found and _is_ready(found[1]):
+            return found[1]
+        time.sleep(_POLL)
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+    why = [line for line in lines if _ERROR.match(line)] or lines[-_LAST_LINES:]
+    raise ChatFailed("\n".join(["the chat's server did not start:", *why]))
+
+
+def _is_ready(url: str) -> bool:
+    parts = urlsplit(url)
+    with closing(http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=5)) as connection:
+        with suppress(OSError, http.client.HTTPException):
+            connection.request("GET", "/readyz")
+            return connection.getresponse().status == 200
+        return False
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    process.terminate()
+    try:
+        process.wait(_TIMEOUT)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

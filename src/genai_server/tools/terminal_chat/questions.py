@@ -1,0 +1,77 @@
+"""Reads questions and commands from standard input, which may be a terminal."""
+
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from genai_server.cli.screen import screen
+
+if TYPE_CHECKING:
+    from prompt_toolkit import PromptSession
+
+_PROMPT, _MORE = "> ", "… "
+# Begins and ends a text of several lines.
+_QUOTES = '"""'
+
+
+class Questions:
+    """Reads one question or command at a time.
+
+    On a terminal, lines can be edited and recalled, a pasted text is one question, and Tab completes `commands`.
+    """
+
+    def __init__(self, commands: Sequence[str]) -> None:
+        self._session = _session(commands) if _can_edit() else None
+
+    def read(self) -> str:
+        """The next question or command, without quotes. Raises EOFError and KeyboardInterrupt."""
+        text = (self._session.prompt() if self._session is not None else _plain()).strip()
+        return text[len(_QUOTES) :].removesuffix(_QUOTES).strip() if text.startswith(_QUOTES) else text
+
+
+def _can_edit() -> bool:
+    console = screen()
+    return sys.stdin.isatty() and console is not None and not console.is_dumb_terminal
+
+
+def _is_open(text: str) -> bool:
+    """Whether a text in quotes lacks the closing ones."""
+    text = text.strip()
+    return text.startswith(_QUOTES) and not text[len(_QUOTES) :].endswith(_QUOTES)
+
+
+def _plain() -> str:
+    is_typed = sys.stdin.isatty()
+    text = input(_PROMPT if is_typed else "")
+    while _is_open(text):
+        text += "\n" + input(_MORE if is_typed else "")
+    return text
+
+
+def _session(commands: Sequence[str]) -> "PromptSession[str]":
+    from prompt_toolkit import PromptSession
+    from prompt_toolkit.completion import WordCompleter
+    from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+
+    keys = KeyBindings()
+
+    @keys.add("enter")
+    def enter(event: KeyPressEvent) -> None:
+        buffer = event.current_buffer
+        if _is_open(buffer.text):
+            buffer.insert_text("\n")
+        else:
+            buffer.validate_and_handle()
+
+    @keys.add("escape", "enter")
+    def line(event: KeyPressEvent) -> None:
+        event.current_buffer.insert_text("\n")
+
+    return PromptSession(
+        _PROMPT,
+        multiline=True,
+        prompt_continuation=_MORE,
+        key_bindings=keys,
+        completer=WordCompleter(list(commands), sentence=True),
+        complete_while_typing=False,
+    )

@@ -1,0 +1,43 @@
+"""Fields of a chat request that the user may set."""
+
+import difflib
+
+from genai_server.errors import ChatFailed
+from genai_server.quoted_values import quoted
+
+Value = float | int | str
+# The server checks the ranges.
+_KINDS: dict[str, type[float] | type[int] | type[str]] = {
+    "temperature": float,
+    "top_p": float,
+    "top_k": int,
+    "min_p": float,
+    "max_tokens": int,
+    "seed": int,
+    "stop": str,
+    "repetition_penalty": float,
+    "frequency_penalty": float,
+    "presence_penalty": float,
+    "repeat_last_n": int,
+    "reasoning_effort": str,
+}
+PARAMETERS = tuple(_KINDS)
+_WORDS = {float: "a number", int: "a whole number"}
+
+
+def require_known(name: str) -> None:
+    """Raise ChatFailed for an unknown field."""
+    if name not in _KINDS:
+        alike = difflib.get_close_matches(name, PARAMETERS, 1)
+        meant = f"; did you mean {alike[0]}?" if alike else ""
+        raise ChatFailed(f"there is no setting {quoted(name)}{meant} (known: {', '.join(PARAMETERS)})")
+
+
+def parse(name: str, text: str) -> Value:
+    """The value of a field. Raises ChatFailed for an unknown field, and for a value of the wrong kind."""
+    require_known(name)
+    kind = _KINDS[name]
+    try:
+        return kind(text)
+    except ValueError:
+        raise ChatFailed(f"{name} must be {_WORDS[kind]}, not {quoted(text)}") from None

@@ -1,0 +1,321 @@
+"""`genai-server tune`: measures a model on this machine's CPU and writes the best settings into the configuration file.
+
+It tries numbers of threads first. With the best of them it tries batch sizes and prefill chunks. With the original
+weights it also tries the block sizes to quantize them with. Measure on an idle machine: other load distorts the result.
+"""
+
+import argparse
+import math
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from genai_server.cli.serve.loaders import check_library
+from genai_server.config import Settings, device_options, environment_variable, load_settings
+from genai_server.engine.host.cores import usable_cores
+from genai_server.engine.model.files import check_model_directory
+from genai_server.errors import ConfigurationError, ExportFailed
+from genai_server.options.config_file import DEFAULT_FILE
+from genai_server.options.device import DeviceOptions
+from genai_server.options.session import THREADS
+from genai_server.options.toml import with_settings
+from genai_server.pooling_model import Task, task_of
+from genai_server.tools.doctor import machine
+from genai_server.tools.doctor.finding import WARN
+from genai_server.tools.tune.block_sizes import SIZES, Original, Rates, measure_each
+
+if TYPE_CHECKING:
+    from genai_server.engine.measuring.tuning import Tuned
+
+_BATCHES, _CHUNKS = (1, 2, 4, 8, 16, 32), (32, 64, 128, 256, 512)
+_THREADS_CHUNK = 128
+# The smallest value whose rate reaches this share of the best is chosen. A smaller batch needs less memory and makes a
+# stream faster; a smaller chunk delays other requests less.
+_GOOD_ENOUGH = {"max_batch_size": 0.95, "prefill_chunk": 0.9}
+_BEST_BLOCK = 128
+# Maximum share of the cores that other programs may use during the measurement.
+_MAX_BUSY = 0.1
+_HEAD = f"{'':<28}{'prefill':>10}{'decode':>10}  tokens/s"
+
+Show = Callable[[str], None]
+
+
+@dataclass
+class Measured:
+    """Rates in tokens per second, by the value that was tried."""
+
+    prefill_by_threads: dict[int, float] = field(default_factory=dict)
+    decode_by_threads: dict[int, float] = field(default_factory=dict)
+    decode_by_batch: dict[int, float] = field(default_factory=dict)
+    prefill_by_chunk: dict[int, float] = field(default_factory=dict)
+
+    def best(self) -> dict[str, int]:
+        """The settings to choose."""
+        found = {"threads": self.best_threads}
+        if len(self.decode_by_batch) > 1:  # without a batch, requests run one after another in any case
+            found["max_batch_size"] = smallest_good(self.decode_by_batch, _GOOD_ENOUGH["max_batch_size"])
+        found["prefill_chunk"] = smallest_good(self.prefill_by_chunk, _GOOD_ENOUGH["prefill_chunk"])
+        return found
+
+    @property
+    def best_threads(self) -> int:
+        """The number of threads with the best product of prefill and decode rates."""
+        return max(self.prefill_by_threads, key=self._of_both)
+
+    def _of_both(self, threads: int) -> float:
+        return self.prefill_by_threads[threads] * self.decode_by_threads[threads]
+
+
+def smallest_good(rates: Mapping[int, float], share: float) -> int:
+    """The smallest value whose rate is at least this share of the best rate."""
+    return min(tried for tried, rate in rates.items() if rate >= share * max(rates.values()))
+
+
+def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """The subcommand and its options."""
+    parser = subparsers.add_parser("tune", help="find the best settings for this machine", description=__doc__)
+    parser.add_argument("model_dir", metavar="DIR", help="the model's directory")
+    parser.add_argument("--config", metavar="FILE", help=f"file to write (default: GENAI_CONFIG or {DEFAULT_FILE})")
+    parser.add_argument(
+        "--seconds", type=float, default=1.0, metavar="S", help="duration of a measurement (default: 1)"
+    )
+    parser.add_argument("--cache-dir", metavar="TEXT", help="as for serve")
+    parser.add_argument(
+        "--original", type=Path, metavar="DIR", help="the original in Hugging Face's format: also try each block size"
+    )
+    parser.add_argument(
+        "--python",
+        type=Path,
+        default=Path(sys.executable),
+        metavar="FILE",
+        help="Python of an environment with PyTorch, for --original",
+    )
+    parser.add_argument("--dry-run", action="store_true", help="show the best settings and write nothing")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure, show the table and write. Raises ConfigurationError."""
+    check_library()
+    if not arguments.seconds > 0:
+        raise ConfigurationError(f"--seconds={arguments.seconds}: it must be more than 0")
+    target = Path(arguments.config) if arguments.config else None
+    named = {"config": arguments.config} if target is not None and target.exists() else {}
+    settings = load_settings(
+        {"model_dir": arguments.model_dir, "cache_dir": arguments.cache_dir, "device": "cpu"} | named
+    )
+    target = target or Path(settings.config or DEFAULT_FILE)
+    check_model_directory(Path(settings.model_dir))
+    if (task := task_of(Path(settings.model_dir))) is not Task.GENERATE:
+        raise ConfigurationError(f"{settings.model_dir} is a model for {task}: there is nothing to tune")
+    original = Original(arguments.original, arguments.python) if arguments.original else None
+    precision = original.check(Path(settings.model_dir)) if original is not None else ""
+    text = _text_to_change(target, settings, writing=not arguments.dry_run)
+    for finding in machine.cores(settings):
+        if finding.state == WARN and finding.subject == "cores":
+            print(f"genai-server: {finding.found}, which affects the measurement; {finding.remedy}", file=sys.stderr)
+    if warning := busy():
+        print(f"genai-server: {warning}", file=sys.stderr)
+    with _measuring(settings, steps()) as show:
+        measured = measure(settings, arguments.seconds, show)
+    best = measured.best()
+    print(table(measured, best))
+    if not arguments.dry_run:
+        _write(target, with_settings(text, best), best)
+    if original is None:
+        print(_blocks(Path(settings.model_dir)))
+        return 0
+    tuned, length = _tuned(settings)
+
+    def built(directory: Path) -> Rates:
+        return _both(replace(tuned, model_dir=directory, cache_dir=None), best["threads"], length, arguments.seconds)
+
+    with _measuring(settings, len(SIZES)) as show:
+        rates = measure_each(original, tuned.model_dir, precision, built, show)
+    print(table_of_blocks(rates, tuned.model_dir, f"{original.source} --precision {precision}"))
+    return 0
+
+
+def busy(seconds: float = 0.5) -> str:
+    """A warning if other programs use the machine's cores; otherwise ""."""
+    cores = psutil.cpu_count() or 1
+    used = psutil.cpu_percent(seconds) / 100 * cores
+    if used < _MAX_BUSY * cores:
+        return ""
+    return (
+        f"other programs use {used:.1f} of {cores} cores, so the result will not be the best for an idle machine; "
+        "stop them, and tune again"
+    )
+
+
+@contextmanager
+def _measuring(settings: Settings, total: int) -> Iterator[Show]:
+    """Show the progress, and report failures in one line."""
+    try:
+        with _progress(total) as show:
+            yield show
+    except (ConfigurationError, ExportFailed):
+        raise
+    except Exception as error:  # ONNX Runtime's errors have no base of their own
+        raise ConfigurationError(f"{settings.model_dir} cannot be run: {error}; see genai-server doctor") from error
+
+
+def _write(target: Path, text: str, best: Mapping[str, int]) -> None:
+    try:
+        target.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigurationError(f"{target}: cannot be written: {(error.strerror or str(error)).lower()}") from None
+    print(f"written to {target}: {', '.join(f'{name} = {value}' for name, value in best.items())}")
+    served = load_settings({"config": str(target)})
+    for name, value in best.items():
+        if (given := getattr(served, name)) != value:
+            print(f"{environment_variable(name)}={given} in the environment or .env overrides it: remove that")
+
+
+def _options(settings: Settings) -> DeviceOptions:
+    """The CPU's options of the measured model, by the name under which it is served, if it is."""
+    directory = Path(settings.model_dir).resolve()
+    names = (name for name, path in settings.served.items() if Path(path).resolve() == directory)
+    return device_options(settings, next(names, settings.model_name), ["cpu"])["cpu"]
+
+
+def _text_to_change(target: Path, settings: Settings, *, writing: bool) -> str:
+    """The text of the configuration file. Raises ConfigurationError if a result could not be written or would have no
+    effect.
+    """
+    options = _options(settings)
+    if THREADS in options.session:
+        raise ConfigurationError(
+            f"[session] {THREADS}={options.session[THREADS]}: remove it, because it would override the result"
+        )
+    if writing and not os.access(target if target.exists() else target.absolute().parent, os.W_OK):
+        raise ConfigurationError(f"{target}: cannot be written; name another file with --config")
+    try:
+        return target.read_text(encoding="utf-8") if target.exists() else ""
+    except OSError as error:
+        raise ConfigurationError(f"{target}: cannot be read: {(error.strerror or str(error)).lower()}") from None
+
+
+def _tuned(settings: Settings) -> tuple["Tuned", int]:
+    """The model, and the longest sequence allowed."""
+    from genai_server.engine.measuring.tuning import Tuned
+
+    batched = settings.scheduler in ("auto", "batched")
+    model_dir = Path(settings.model_dir)
+    length = min(settings.max_length, check_model_directory(model_dir).context_length)
+    return Tuned(model_dir, settings.cache_path, _options(settings), settings.max_length, batched), length
+
+
+def _both(tuned: "Tuned", threads: int, length: int, seconds: float) -> Rates:
+    from genai_server.engine.measuring.tuning import decode_rate, prefill_rate
+
+    runner = tuned.open(threads, 1)
+    chunk = min(_THREADS_CHUNK, length)
+    return prefill_rate(runner, chunk, length, seconds), decode_rate(runner, 1, length, seconds)
+
+
+def measure(settings: Settings, seconds: float, show: Show) -> Measured:
+    """Try all values. `show` is called before each measurement, at most `steps` times."""
+    from genai_server.engine.measuring.tuning import decode_rate, prefill_rate
+
+    found = Measured()
+    tuned, length = _tuned(settings)
+    for threads in _threads():
+        show(f"{threads} threads")
+        found.prefill_by_threads[threads], found.decode_by_threads[threads] = _both(tuned, threads, length, seconds)
+    runner = tuned.open(found.best_threads, max(_BATCHES))
+    for rows in (rows for rows in _BATCHES if rows <= runner.abilities.max_rows):
+        show(f"{rows} at once")
+        found.decode_by_batch[rows] = decode_rate(runner, rows, length, seconds)
+    for chunk in (chunk for chunk in _CHUNKS if chunk <= length):
+        show(f"{chunk} tokens of a prompt")
+        found.prefill_by_chunk[chunk] = prefill_rate(runner, chunk, length, seconds)
+    return found
+
+
+def steps() -> int:
+    """The maximum number of measurements."""
+    return len(_threads()) + len(_BATCHES) + len(_CHUNKS)
+
+
+def _threads() -> list[int]:
+    """Powers of two and the usable cores. More threads would only wait for each other."""
+    cores = usable_cores()
+    return sorted({cores, *(2**power for power in range(cores.bit_length()) if 2**power <= cores)})
+
+
+def _row(title: str, prefill: float | None, decode: float | None, *, chosen: bool) -> str:
+    rates = "".join(f"{'' if rate is None else f'{rate:.0f}':>10}" for rate in (prefill, decode))
+    return f"{title:<28}{rates}{'  ← best' if chosen else ''}"
+
+
+def table(measured: Measured, best: Mapping[str, int]) -> str:
+    """A table of the rates, the best marked."""
+    lines = [_HEAD]
+
+    def row(title: str, prefill: float | None, decode: float | None, *, chosen: bool) -> None:
+        lines.append(_row(title, prefill, decode, chosen=chosen))
+
+    for threads, prefill in measured.prefill_by_threads.items():
+        chosen = threads == best["threads"]
+        row(f"threads = {threads}", prefill, measured.decode_by_threads[threads], chosen=chosen)
+    for rows, decode in measured.decode_by_batch.items():
+        row(f"max_batch_size = {rows}", None, decode, chosen=rows == best.get("max_batch_size"))
+    for chunk, prefill in measured.prefill_by_chunk.items():
+        row(f"prefill_chunk = {chunk}", prefill, None, chosen=chunk == best["prefill_chunk"])
+    return "\n".join(lines)
+
+
+def table_of_blocks(rates: Mapping[int, Rates], model_dir: Path, export: str) -> str:
+    """A table of the rates by block size, and the command to build with the best one if the model has another.
+
+    `export` are the arguments to build it with.
+    """
+    best = max(rates, key=lambda size: math.prod(rates[size]))
+    lines = [_HEAD, *(_row(f"block size {size}", *rates[size], chosen=size == best) for size in rates)]
+    if _sizes(model_dir) == [best]:
+        return "\n".join([*lines, "the model has the best block size"])
+    return "\n".join([*lines, f"build it again with: genai-server export {export} --extra block_size={best}"])
+
+
+def _sizes(model_dir: Path) -> list[int]:
+    from genai_server.engine.measuring.tuning import quantized_blocks
+
+    return sorted({size for _, size in quantized_blocks(model_dir)})
+
+
+def _blocks(model_dir: Path) -> str:
+    """A sentence on the weights' block size, which cannot be changed without the original weights."""
+    if not (sizes := _sizes(model_dir)):
+        return "block size: the weights are not quantized in blocks"
+    shown = f"block size: {', '.join(map(str, sizes))}"
+    if max(sizes) >= _BEST_BLOCK:
+        return shown
+    return (
+        f"{shown}; --original DIR measures others, which need the original weights. "
+        f"On CPUs {_BEST_BLOCK} is usually faster"
+    )
+
+
+@contextmanager
+def _progress(total: int) -> Iterator[Show]:
+    """A progress bar on a terminal."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    console = Console(stderr=True)
+    # Redrawn rarely, because the bar runs on the cores that are measured.
+    with Progress(*columns, console=console, refresh_per_second=1, disable=not console.is_terminal) as progress:
+        task = progress.add_task("", total=total, completed=-1)
+
+        def show(title: str) -> None:
+            progress.update(task, advance=1, description=f"measuring {title}")
+
+        yield show
+        progress.update(task, completed=total)

@@ -1,0 +1,282 @@
+"""Adapters in a server with scripted devices: selected by id on every endpoint, loaded and unloaded at run time."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from tests.running_server import RunningServer, body, run_server, wait_until
+from tests.server_here import run_here
+
+
+def write(folder: Path, name: str, text: str) -> str:
+    file = folder / f"{name}.txt"
+    file.write_text(text, encoding="utf-8")
+    return str(file)
+
+
+def load(server: RunningServer, **fields: Any) -> httpx.Response:
+    return server.client.post("/v1/admin/adapters/load", json=fields)
+
+
+def unload(server: RunningServer, **fields: Any) -> httpx.Response:
+    return server.client.post("/v1/admin/adapters/unload", json=fields)
+
+
+def refusal(response: httpx.Response) -> tuple[int, str, str | None]:
+    error = response.json()["error"]
+    return response.status_code, error["code"], error["param"]
+
+
+def ids(server: RunningServer) -> list[str]:
+    return [entry["id"] for entry in server.client.get("/v1/models").json()["data"]]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """Two models on two devices with an adapter `sir` each; tests leave it unchanged."""
+    folder = tmp_path_factory.mktemp("adapters")
+    settings = {
+        "GENAI_MODELS": "one=/1,two/b=/2",
+        "GENAI_ADAPTERS": f"sir={write(folder, 'sir', 'Sir, ')},two/b:sir={write(folder, 'b', 'B, ')}",
+    }
+    with run_server(folder, "--device", "scripted:0,scripted:1", settings=settings) as server:
+        wait_until(lambda: all(e["state"] == "ready" for e in server.client.get("/v1/models").json()["data"]))
+        server.client.post("/v1/admin/models/alias", json={"alias": "gpt", "name": "one"})
+        yield server
+
+
+@pytest.fixture
+def extra(tmp_path: Path) -> str:
+    return write(tmp_path, "extra", "Extra! ")
+
+
+# chosen
+
+
+def test_every_endpoint_uses_the_adapter_named_by_id(server: RunningServer) -> None:
+    client = server.client
+    chat = body("say hi", model="one:sir")
+    assert client.post("/v1/chat", json=chat).json()["content"] == "Sir, hi"
+    assert client.post("/v1/chat", json=chat).json()["metrics"]["model"] == "one:sir"
+    completion = client.post("/v1/chat/completions", json=chat).json()
+    assert (completion["model"], completion["choices"][0]["message"]["content"]) == ("one:sir", "Sir, hi")
+    text = client.post("/v1/completions", json={"model": "one:sir", "prompt": "say hi\n\x04"}).json()
+    assert (text["model"], text["choices"][0]["text"]) == ("one:sir", "Sir, hi")
+    response = client.post("/v1/responses", json={"model": "one:sir", "input": "say hi"}).json()
+    assert (response["model"], response["output"][0]["content"][0]["text"]) == ("one:sir", "Sir, hi")
+    message = client.post("/v1/messages", json={**chat, "max_tokens": 50}).json()
+    assert (message["model"], message["content"][0]["text"]) == ("one:sir", "Sir, hi")
+    with server.stream("say hi", model="one:sir") as events:
+        assert "".join(json.loads(event)["token"] for event in list(events)[:-1]) == "Sir, hi"
+
+
+@pytest.mark.parametrize(
+    ("id", "said"), [(None, "hi"), ("one", "hi"), ("gpt:sir", "Sir, hi"), ("two/b:sir", "B, hi"), ("two/b", "hi")]
+)
+def test_adapter_is_found_under_each_name_of_its_model(server: RunningServer, id: str | None, said: str) -> None:
+    fields = {} if id is None else {"model": id}
+    assert server.chat("say hi", **fields).json()["content"] == said
+
+
+@pytest.mark.parametrize("path", ["/v1/chat", "/v1/chat/completions", "/tokenize", "/apply-template"])
+@pytest.mark.parametrize(
+    ("id", "message"),
+    [
+        ("one:madam", 'model "one" has no adapter "madam"; its adapters: "sir"'),
+        ("one:", 'model "one" has no adapter ""; its adapters: "sir"'),
+        ("one:sir:sir", 'model "one:sir:sir" is not served; "one", "two/b" are'),
+        ("one:../sir", 'model "one" has no adapter "../sir"; its adapters: "sir"'),
+        ("three:sir", 'model "three:sir" is not served; "one", "two/b" are'),
+        (":sir", 'model ":sir" is not served; "one", "two/b" are'),
+    ],
+)
+def test_unknown_adapter_id_is_model_not_found(server: RunningServer, path: str, id: str, message: str) -> None:
+    response = server.client.post(path, json=body("say hi", model=id))
+    assert refusal(response) == (404, "model_not_found", "model")
+    assert response.json()["error"]["message"] == message
+
+
+def test_several_answers_and_prompts_all_use_the_adapter(server: RunningServer) -> None:
+    fields = {"model": "one:sir", "prompt": ["say a\n\x04", "say b\n\x04"], "n": 2}
+    choices = server.client.post("/v1/completions", json=fields).json()["choices"]
+    assert [choice["text"] for choice in choices] == ["Sir, a", "Sir, a", "Sir, b", "Sir, b"]
+
+
+# listed
+
+
+def test_adapters_are_listed_with_their_models(server: RunningServer) -> None:
+    data = {entry["id"]: entry for entry in server.client.get("/v1/models").json()["data"]}
+    assert list(data) == ["one", "gpt", "one:sir", "two/b", "two/b:sir"]
+    entry = data["two/b:sir"]
+    assert (entry["parent"], entry["root"], entry["state"]) == ("two/b", "two/b:sir", "ready")
+    assert "parent" not in data["one"]
+    assert server.client.get("/v1/models/two/b:sir").json() == entry
+    assert server.client.get("/v1/models/gpt:sir").json() == data["one:sir"] | {"id": "gpt:sir"}
+    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+    assert "one:sir" in [model.id for model in client.models.list()]
+
+
+def test_metrics_log_and_request_list_name_the_adapter(server: RunningServer) -> None:
+    with server.stream("delay 0.02; count 1000", model="two/b:sir") as events:
+        next(iter(events))
+        (entry,) = server.client.get("/v1/requests").json()["data"]
+        assert entry["model"] == "two/b:sir"
+        assert "adapter" not in entry
+    server.chat("say x", model="two/b:sir")
+    assert 'finished_reason="stop",model_name="two/b:sir"' in server.client.get("/metrics").text
+    assert "model=two/b:sir" in server.log()
+
+
+# loaded and unloaded
+
+
+def test_adapter_is_loaded_and_unloaded_while_streams_run(server: RunningServer, extra: str) -> None:
+    with server.stream("delay 0.02; count 40", model="one") as events:
+        reader = iter(events)
+        next(reader)
+        loaded = load(server, model="one", name="extra", path=extra).json()
+        assert (loaded["id"], loaded["parent"], loaded["state"]) == ("one:extra", "one", "ready")
+        for device in ("scripted:0", "scripted:1"):
+            assert server.chat("say x", model="one:extra", device=device).json()["content"] == "Extra! x"
+        assert refusal(server.chat("say x", model="two/b:extra")) == (404, "model_not_found", "model")
+        gone = {"id": "one:extra", "object": "model", "unloaded": True, "running": []}
+        assert unload(server, model="one", name="extra").json() == gone
+        assert refusal(server.chat("say x", model="one:extra")) == (404, "model_not_found", "model")
+        assert json.loads(list(reader)[-1])["finish_reason"] == "stop"
+
+
+def test_running_request_keeps_its_unloaded_adapter(server: RunningServer, extra: str) -> None:
+    load(server, name="extra", path=extra)
+    url = f"{server.url}/v1/chat/stream"
+    fields = body("delay 0.02; say " + "x" * 60, model="one:extra")
+    with httpx.stream("POST", url, json=fields, headers={"x-request-id": "late"}, timeout=30) as response:
+        lines = response.iter_lines()
+        next(lines)
+        assert unload(server, name="extra").json()["running"] == ["late"]
+        other = write(Path(extra).parent, "other", "Other! ")
+        assert load(server, name="extra", path=other).status_code == 200
+        assert server.chat("say x", model="one:extra").json()["content"] == "Other! x"
+        events = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: ")]
+    assert "".join(event["token"] for event in events[:-1]) == ("Extra! " + "x" * 60)[1:]
+    assert events[-1]["finish_reason"] == "stop"
+    unload(server, name="extra")
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"name": "sir"}, (400, "invalid_value", "name")),
+        ({"name": "a/b"}, (400, "invalid_value", "name")),
+        ({"name": "a:b"}, (400, "invalid_value", "name")),
+        ({"name": ".."}, (400, "invalid_value", "name")),
+        ({"name": "x" * 65}, (400, "invalid_value", "name")),
+        ({"name": "x", "model": "three"}, (404, "model_not_found", "model")),
+        ({"name": "x", "path": "/nowhere"}, (400, "adapter_load_failed", "path")),
+        ({"name": "x", "path": None}, (400, "missing_required_parameter", "path")),
+    ],
+)
+def test_invalid_adapter_is_refused_and_changes_nothing(
+    server: RunningServer, extra: str, fields: dict[str, Any], expected: Any
+) -> None:
+    before = ids(server)
+    given = {"path": extra} | fields
+    assert refusal(load(server, **{name: value for name, value in given.items() if value is not None})) == expected
+    assert ids(server) == before
+    assert server.chat("say hi", model="one:sir").json()["content"] == "Sir, hi"
+
+
+def test_unknown_adapter_cannot_be_unloaded(server: RunningServer) -> None:
+    response = unload(server, model="two/b", name="madam")
+    assert refusal(response) == (404, "model_not_found", "name")
+    assert response.json()["error"]["message"] == 'model "two/b" has no adapter "madam"; it has: sir'
+    assert refusal(unload(server, model="three", name="sir")) == (404, "model_not_found", "model")
+
+
+def test_loading_and_unloading_are_for_operators_only(own_folder: Path, extra: str) -> None:
+    with run_here(own_folder, "--device", "scripted", "--admin-api-key", "a-secret-of-operators") as server:
+        assert load(server, name="extra", path=extra).status_code == 403
+        assert unload(server, name="extra").status_code == 403
+        server.client.headers["authorization"] = "Bearer a-secret-of-operators"
+        assert load(server, name="extra", path=extra).status_code == 200
+
+
+def test_every_worker_knows_an_adapter_as_soon_as_it_is_loaded(workers: RunningServer, extra: str) -> None:
+    def statuses() -> set[int]:
+        """Status codes of requests on separate connections, which reach both processes."""
+        fields = body("say x", model="onnx-genai:extra")
+        return {httpx.post(f"{workers.url}/v1/chat", json=fields, timeout=30).status_code for _ in range(12)}
+
+    assert statuses() == {404}
+    assert load(workers, name="extra", path=extra).status_code == 200
+    assert statuses() == {200}
+    unload(workers, name="extra")
+    assert statuses() == {404}
+
+
+@pytest.fixture(scope="module")
+def mortal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """A server whose engine the tests crash, with an adapter `given` and an adapter `lost`."""
+    folder = tmp_path_factory.mktemp("mortal")
+    given, lost = write(folder, "given", "Given! "), write(folder, "lost", "Lost! ")
+    with run_server(folder, "--device", "scripted", "--adapters", f"given={given},lost={lost}") as server:
+        yield server
+
+
+def crash(server: RunningServer) -> None:
+    """Crash the engine and wait for the next."""
+    pid = server.device("scripted")["pid"]
+    assert server.chat("say xyz; crash at 2").status_code == 500
+    wait_until(lambda: server.is_ready() and server.device("scripted")["pid"] != pid)
+
+
+def test_an_engine_that_died_answers_with_adapters_again(mortal: RunningServer, extra: str) -> None:
+    load(mortal, name="extra", path=extra)
+    crash(mortal)
+    assert mortal.chat("say x", model="onnx-genai:given").json()["content"] == "Given! x"
+    assert mortal.chat("say x", model="onnx-genai:extra").json()["content"] == "Extra! x"
+    unload(mortal, name="extra")
+
+
+def test_restarted_engine_reports_an_adapter_whose_file_is_gone(mortal: RunningServer) -> None:
+    lost = mortal.folder / "lost.txt"
+    lost.unlink()
+    crash(mortal)
+    assert mortal.chat("say x").json()["content"] == "x"
+    response = mortal.chat("say x", model="onnx-genai:lost")
+    assert refusal(response) == (503, "unavailable", "model")
+    assert response.json()["error"]["message"] == 'adapter "lost" cannot be loaded; see the server log'
+    assert f'adapter "lost": {lost} cannot be read' in mortal.log()
+
+
+def test_a_model_that_was_idle_comes_back_with_its_adapters(own_folder: Path, extra: str) -> None:
+    with run_here(own_folder, "--device", "scripted", settings={"GENAI_IDLE_UNLOAD": "1"}) as server:
+        load(server, name="extra", path=extra)
+        model = "/v1/models/onnx-genai:extra"
+        wait_until(lambda: server.client.get(model).json()["state"] == "unloaded")
+        assert server.chat("say x", model="onnx-genai:extra").json()["content"] == "Extra! x"
+        wait_until(lambda: server.client.get(model).json()["state"] == "unloaded")
+        assert load(server, name="more", path=extra).json()["state"] == "ready"
+        wait_until(lambda: server.client.get(model).json()["state"] == "unloaded")
+        assert unload(server, name="more").json()["running"] == []
+
+
+# at the start
+
+
+def test_missing_file_ends_the_start_with_its_name(refused_start: Callable[..., str]) -> None:
+    line = refused_start("--device", "scripted", "--adapters", "law=/nowhere")
+    assert "GENAI_ADAPTERS: onnx-genai:law=/nowhere: there is no such file" in line
+
+
+def test_unfit_file_is_the_reason_of_a_failed_load(own_folder: Path, adapted: Path) -> None:
+    wrong = adapted / "chat_template.jinja"
+    options = ("--model-dir", str(adapted), "--adapters", f"law={wrong}")
+    with run_server(own_folder, *options, ready=False) as server:
+        assert server.process.wait(40) == 1
+        assert f'adapter "law": {wrong} is not an adapter file' in server.log()

@@ -1,0 +1,195 @@
+"""The runtime options over real sockets, on scripted engines; tests/engine/runners covers the real library."""
+
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.running_server import RunningServer, wait_until
+from tests.server_here import run_here
+
+SLOW = "delay 0.02; count 1000"
+
+
+@pytest.fixture
+def server(own_scripted: RunningServer) -> Iterator[RunningServer]:
+    yield own_scripted
+    own_scripted.recover()
+
+
+@pytest.fixture(scope="module")
+def narrow_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """A server that answers one request at a time and keeps four profiles."""
+    options = ("--device", "scripted", "--max-batch-size", "1", "--profile-max-files", "4")
+    with run_here(tmp_path_factory.mktemp("narrow"), *options) as server:
+        yield server
+
+
+@pytest.fixture
+def narrow(narrow_server: RunningServer) -> Iterator[RunningServer]:
+    yield narrow_server
+    narrow_server.recover()
+
+
+def options(server: RunningServer, device: str) -> dict[str, Any]:
+    found: dict[str, Any] = server.client.get("/v1/admin/runtime_options").json()["devices"][device]
+    return found
+
+
+def test_terminate_ends_running_requests_with_their_partial_text(server: RunningServer) -> None:
+    with server.stream(SLOW, device="scripted:0") as events:
+        reader = iter(events)
+        first = json.loads(next(reader))["token"]
+        state = server.options(terminate_session="1", device="scripted:0").json()
+        assert state["devices"]["scripted:0"]["terminate_session"] == "1"
+        found = [json.loads(event) for event in reader]
+    assert first == "1"
+    assert found[-1]["finish_reason"] == "terminated"
+    assert found[-1]["done"] is True
+
+
+def test_terminate_ends_queued_requests(narrow: RunningServer) -> None:
+    answers: list[dict[str, Any]] = []
+    threads = [threading.Thread(target=lambda: answers.append(narrow.chat(SLOW).json())) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    wait_until(lambda: (narrow.device("scripted")["running"], narrow.device("scripted")["waiting"]) == (1, 2))
+    narrow.options(terminate_session="1")
+    for thread in threads:
+        thread.join(10)
+    assert [answer["finish_reason"] for answer in answers] == ["terminated"] * 3
+    assert sorted(bool(answer["content"]) for answer in answers) == [False, False, True]
+
+
+def test_requests_are_refused_between_termination_and_recovery(server: RunningServer) -> None:
+    server.options(terminate_session="1")
+    response = server.chat("say x")
+    assert response.status_code == 503
+    assert response.json()["error"]["code"] == "session_terminated"
+    with server.stream("say x") as events:
+        assert events.response.status_code == 503
+    assert server.client.get("/readyz").status_code == 503
+    assert server.client.get("/livez").status_code == 200
+    pid = server.device("scripted:0")["pid"]
+    server.options(terminate_session="0")
+    assert server.chat("say x").json()["content"] == "x"
+    assert server.device("scripted:0")["pid"] == pid
+
+
+def test_terminating_one_device_leaves_the_other_alone(server: RunningServer) -> None:
+    server.options(terminate_session="1", device="scripted:0")
+    assert server.chat("say x").json()["content"] == "x"
+    assert server.chat("say x", device="scripted:0").status_code == 503
+    assert server.client.get("/readyz").status_code == 200
+
+
+def test_terminating_one_request_leaves_the_others(server: RunningServer) -> None:
+    with (
+        server.stream(SLOW, device="scripted:0") as victim,
+        server.stream("delay 0.02; count 20", device="scripted:0") as other,
+    ):
+        name = victim.response.headers["x-request-id"]
+        response = server.options(terminate_session="1", request_id=name)
+        assert response.json()["devices"]["scripted:0"]["terminate_session"] == "0"
+        assert json.loads(list(victim)[-1])["finish_reason"] == "terminated"
+        assert json.loads(list(other)[-1])["finish_reason"] == "stop"
+    assert server.chat("say x").status_code == 200
+
+
+def test_openai_stream_ends_with_length_and_the_own_reason(server: RunningServer) -> None:
+    with server.stream(SLOW, path="/v1/chat/completions", stream=True) as events:
+        reader = iter(events)
+        next(reader)
+        server.options(terminate_session="1")
+        last = json.loads(list(reader)[-2])["choices"][0]
+    assert (last["finish_reason"], last["genai_finish_reason"]) == ("length", "terminated")
+
+
+def test_unknown_request_is_a_404(server: RunningServer) -> None:
+    response = server.options(terminate_session="1", request_id="missing")
+    assert response.status_code == 404
+    assert response.json()["error"]["code"] == "request_not_found"
+    assert server.chat("say x").status_code == 200
+
+
+def test_profiling_writes_one_file_per_pass_while_it_is_on(server: RunningServer) -> None:
+    with server.stream("delay 0.02; count 50", device="scripted:1") as events:
+        reader = iter(events)
+        for _ in range(3):
+            next(reader)
+        name = events.response.headers["x-request-id"]
+        on = server.options(enable_profiling="mine", device="scripted:1").json()["devices"]["scripted:1"]
+        assert on["enable_profiling"] == "mine"
+        assert [request["request_id"] for request in on["requests"]] == [name]
+        first = on["requests"][0]["from_token"]
+        assert first >= 3
+        before = on["profile_files"]
+        for _ in range(first + 5 - 3):  # some were sent before the switch and are still in the socket's buffer
+            next(reader)
+        off = server.options(enable_profiling="0", device="scripted:1").json()["devices"]["scripted:1"]
+        assert off["enable_profiling"] == "0"
+        assert off["requests"] == []
+        written = off["profile_files"] - before
+        assert written >= 5
+        assert len(list(reader)) > 50
+    assert options(server, "scripted:1")["profile_files"] == off["profile_files"]
+    files = list(Path(off["profile_dir"]).glob("mine_*.json"))
+    assert len(files) == written
+
+
+def test_both_options_at_once_profile_first_and_then_terminate(server: RunningServer) -> None:
+    with server.stream(SLOW, device="scripted:0") as events:
+        name = events.response.headers["x-request-id"]
+        response = server.options(terminate_session="1", enable_profiling="1", request_id=name)
+        assert response.status_code == 200
+        assert json.loads(list(events)[-1])["finish_reason"] == "terminated"
+
+
+def test_profiling_may_concern_one_request_only(server: RunningServer) -> None:
+    with server.stream(SLOW, device="scripted:0") as one, server.stream(SLOW, device="scripted:0") as other:
+        name = one.response.headers["x-request-id"]
+        next(iter(other))
+        on = server.options(enable_profiling="1", request_id=name).json()["devices"]["scripted:0"]
+        assert on["enable_profiling"] == "0"
+        assert [request["request_id"] for request in on["requests"]] == [name]
+
+
+def test_generation_continues_when_profiling_reaches_its_limit(narrow: RunningServer) -> None:
+    narrow.options(enable_profiling="1")
+    answer = narrow.chat("count 10").json()
+    assert answer["content"] == "1, 2, 3, 4, 5, 6, 7, 8, 9, 10"
+    state = options(narrow, "scripted")
+    assert state["profile_files"] == 4
+    assert state["enable_profiling"] == "0"
+    assert state["profile_stopped"] == "4 profiles reach GENAI_PROFILE_MAX_FILES (4)"
+    files = sorted((narrow.folder / "profiles").rglob("*.json"))
+    assert len(files) == 4
+    assert all(file.name.startswith("onnxruntime_run_profile_") for file in files)
+    files[0].unlink()
+    narrow.options(enable_profiling="1")
+    assert options(narrow, "scripted")["profile_stopped"] is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({}, "terminate_session"),
+        ({"terminate_session": "2"}, "terminate_session"),
+        ({"terminate_session": 1}, "terminate_session"),
+        ({"enable_profiling": "../x"}, "enable_profiling"),
+        ({"enable_profiling": "a/b"}, "enable_profiling"),
+        ({"enable_profiling": ""}, "enable_profiling"),
+        ({"enable_profiling": "x" * 65}, "enable_profiling"),
+        ({"disable_profiling": "1"}, "disable_profiling"),
+        ({"terminate_session": "1", "device": "gpu"}, "device"),
+        ({"terminate_session": "0", "request_id": "x"}, "request_id"),
+    ],
+)
+def test_unknown_options_and_values_are_refused(server: RunningServer, fields: dict[str, Any], param: str) -> None:
+    response = server.options(**fields)
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == param
+    assert options(server, "scripted:0")["terminate_session"] == "0"

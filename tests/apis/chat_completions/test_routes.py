@@ -1,0 +1,377 @@
+"""OpenAI's endpoints, through OpenAI's client where possible."""
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+from openai import OpenAI
+from openai.types.chat import ChatCompletion
+
+from tests.running_server import RunningServer, body, wait_until
+
+
+@pytest.fixture(scope="module")
+def client(scripted: RunningServer) -> Iterator[OpenAI]:
+    with OpenAI(base_url=f"{scripted.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+def test_a_completion_has_openais_form(client: OpenAI) -> None:
+    completion = client.chat.completions.create(model="onnx-genai", messages=[{"role": "user", "content": "say hi"}])
+    assert completion.object == "chat.completion"
+    assert completion.choices[0].message.role == "assistant"
+    assert completion.choices[0].message.content == "hi"
+    assert completion.choices[0].finish_reason == "stop"
+    assert completion.usage is not None
+    assert completion.usage.completion_tokens == 2
+    assert completion.usage.total_tokens == completion.usage.prompt_tokens + 2
+
+
+def test_a_stream_of_chunks_makes_the_same_answer(client: OpenAI) -> None:
+    chunks = list(
+        client.chat.completions.create(
+            model="onnx-genai", messages=[{"role": "user", "content": "count 5"}], stream=True
+        )
+    )
+    assert len({chunk.id for chunk in chunks}) == 1
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "1, 2, 3, 4, 5"
+    assert [chunk.choices[0].finish_reason for chunk in chunks][-2:] == [None, "stop"]
+    assert all(chunk.usage is None for chunk in chunks)
+
+
+@pytest.mark.parametrize(("path", "prefix"), [("/v1/chat/completions", "chatcmpl-"), ("/v1/completions", "cmpl-")])
+def test_id_names_the_request_and_the_fingerprint_the_model(scripted: RunningServer, path: str, prefix: str) -> None:
+    fields: Any = {"prompt": "say x\n\x04"} if path == "/v1/completions" else body("say x")
+    found = []
+    for request_id in (None, "mine.1"):
+        headers = {} if request_id is None else {"x-request-id": request_id}
+        response = scripted.client.post(path, json=fields, headers=headers)
+        answer = response.json()
+        assert answer["id"] == prefix + response.headers["x-request-id"].removeprefix("req-")
+        found.append(answer["system_fingerprint"])
+    streamed = scripted.client.post(path, json={**fields, "stream": True, "stream_options": {"include_usage": True}})
+    chunks = [line.removeprefix("data: ") for line in streamed.text.splitlines() if line.startswith("data: {")]
+    found += [json.loads(chunk)["system_fingerprint"] for chunk in chunks]
+    assert len(found) > 4
+    assert re.fullmatch("fp_[0-9a-f]{12}", found[0])
+    assert set(found) == {found[0]}
+
+
+def test_requested_usage_comes_in_a_last_chunk_without_choices(client: OpenAI) -> None:
+    chunks = list(
+        client.chat.completions.create(
+            model="onnx-genai",
+            messages=[{"role": "user", "content": "say abc"}],
+            stream=True,
+            stream_options={"include_usage": True},
+        )
+    )
+    assert chunks[-1].choices == []
+    assert chunks[-1].usage is not None
+    assert chunks[-1].usage.completion_tokens == 3
+
+
+def test_a_stream_ends_with_done(scripted: RunningServer) -> None:
+    with scripted.stream("say x", path="/v1/chat/completions", stream=True) as events:
+        assert list(events)[-1] == "[DONE]"
+
+
+def test_max_completion_tokens_is_max_tokens(client: OpenAI) -> None:
+    completion = client.chat.completions.create(
+        model="onnx-genai", messages=[{"role": "user", "content": "say hello"}], max_completion_tokens=2
+    )
+    assert completion.choices[0].message.content == "he"
+    assert completion.choices[0].finish_reason == "length"
+
+
+def test_stream_error_raises_an_exception_in_openais_client(client: OpenAI) -> None:
+    stream = client.chat.completions.create(
+        model="onnx-genai", messages=[{"role": "user", "content": "fail at 1; say hello"}], stream=True
+    )
+    with pytest.raises(openai.APIError, match="scripted failure"):
+        list(stream)
+
+
+def test_bad_input_reaches_openais_client_as_its_own_classes(client: OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as bad:
+        client.chat.completions.create(
+            model="onnx-genai", messages=[{"role": "user", "content": "x"}], extra_body={"max_tokens": 0}
+        )
+    assert bad.value.param == "max_tokens"
+    with pytest.raises(openai.NotFoundError) as missing:
+        client.chat.completions.create(model="gpt-9", messages=[{"role": "user", "content": "x"}])
+    assert missing.value.code == "model_not_found"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"max_completion_tokens": 0}, "max_completion_tokens"),
+        ({"max_completion_tokens": 5000}, "max_completion_tokens"),
+        ({"max_tokens": 5, "max_completion_tokens": 5}, "max_tokens"),
+        ({"logit_bias": {"x": 1}}, "logit_bias"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]}, "messages[0].content[0].type"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].tool_call_id"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+        ({"stream_options": {"include": True}}, "stream_options.include"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+    ],
+)
+def test_invalid_or_unsupported_field_is_named(scripted: RunningServer, fields: dict[str, object], param: str) -> None:
+    response = scripted.client.post("/v1/chat/completions", json=body("x", **fields))
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == param
+
+
+# constraints on answers
+
+
+def _chat(client: OpenAI, content: str, **fields: Any) -> ChatCompletion:
+    completion: ChatCompletion = client.chat.completions.create(
+        model="onnx-genai", messages=[{"role": "user", "content": content}], **fields
+    )
+    return completion
+
+
+@pytest.mark.parametrize(
+    ("stop", "shown"),
+    [("4", "1, 2, 3, "), (["9", ", 5"], "1, 2, 3, 4"), ("x", "1, 2, 3, 4, 5, 6"), (["6"], "1, 2, 3, 4, 5, ")],
+)
+def test_a_stop_string_ends_the_answer_and_is_not_part_of_it(
+    client: OpenAI, scripted: RunningServer, stop: str | list[str], shown: str
+) -> None:
+    whole = _chat(client, "count 6", stop=stop)
+    assert (whole.choices[0].message.content, whole.choices[0].finish_reason) == (shown, "stop")
+    with scripted.stream("count 6", path="/v1/chat/completions", stream=True, stop=stop) as events:
+        chunks = [json.loads(event)["choices"][0] for event in events if event != "[DONE]"]
+    assert "".join(chunk["delta"].get("content", "") for chunk in chunks) == shown
+    assert chunks[-1]["finish_reason"] == "stop"
+
+
+def test_stopped_answer_frees_its_slot_and_counts_its_tokens(client: OpenAI, scripted: RunningServer) -> None:
+    usage = _chat(client, "delay 0.01; count 1000", stop="5", max_tokens=1900).usage
+    assert usage is not None
+    assert len("1, 2, 3, 4, 5") <= usage.completion_tokens < 100
+    wait_until(lambda: scripted.idle("scripted:0") and scripted.idle("scripted:1"))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_stop_token_ends_the_answer_and_is_not_part_of_it(scripted: RunningServer, stream: bool) -> None:
+    for path, fields in (
+        ("/v1/chat/completions", body("say hello")),
+        ("/v1/completions", {"prompt": "say hello\n\x04"}),
+    ):
+        asked = {**fields, "stop_token_ids": [ord("z"), ord("l")], "ignore_eos": True, "stream": stream}
+        text = scripted.client.post(path, json=asked).text
+        lines = [line.removeprefix("data: ") for line in text.splitlines() if line.startswith("data: {")] or [text]
+        choices = [json.loads(line)["choices"][0] for line in lines]
+        parts = [choice.get("message") or choice.get("delta") or {"content": choice.get("text")} for choice in choices]
+        assert "".join(part.get("content") or "" for part in parts) == "he"
+        assert choices[-1]["finish_reason"] == "stop"
+
+
+def test_a_stop_token_does_not_end_an_answer_too_early(scripted: RunningServer) -> None:
+    asked = body("say hello", stop_token_ids=[ord("e"), ord("o")], min_tokens=3)
+    answer = scripted.client.post("/v1/chat/completions", json=asked).json()
+    assert "o" not in answer["choices"][0]["message"]["content"]
+    assert answer["usage"]["completion_tokens"] >= 3
+
+
+@pytest.mark.parametrize(
+    ("ids", "says"),
+    [
+        ([257], "stop_token_ids must have token ids below 257, the model's vocabulary size, given 257"),
+        ([-1], "stop_token_ids[0] must be at least 0; given -1"),
+        (["a"], "stop_token_ids[0] must be an integer"),
+        ([1] * 129, "stop_token_ids must have at most 128 element(s)"),
+    ],
+)
+def test_invalid_stop_tokens_are_refused_with_the_limit(scripted: RunningServer, ids: list[Any], says: str) -> None:
+    response = scripted.client.post("/v1/chat/completions", json=body("x", stop_token_ids=ids))
+    assert response.status_code == 400
+    assert response.json()["error"]["message"].startswith(says)
+
+
+def test_n_is_the_number_of_answers(client: OpenAI) -> None:
+    whole = _chat(client, "say hello", n=3)
+    assert [(choice.index, choice.message.content) for choice in whole.choices] == [(i, "hello") for i in range(3)]
+    assert whole.usage is not None
+    assert whole.usage.completion_tokens == 3 * 5
+    texts = ["", "", ""]
+    ends = set()
+    for chunk in client.chat.completions.create(
+        model="onnx-genai", messages=[{"role": "user", "content": "say hello"}], n=3, stream=True
+    ):
+        choice = chunk.choices[0]
+        texts[choice.index] += choice.delta.content or ""
+        ends |= {choice.index} if choice.finish_reason else set()
+    assert (texts, ends) == (["hello"] * 3, {0, 1, 2})
+
+
+TOOLS: Any = [
+    {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}},
+    {"type": "function", "function": {"name": "now"}},
+]
+ADD = '<tool_call> {"name": "add", "arguments": {"a": 1}} </tool_call>'
+NOW = '<tool_call> {"name": "now", "arguments": {}} </tool_call>'
+
+
+def test_tool_calls_are_separated_from_the_content(client: OpenAI) -> None:
+    choice = _chat(client, f"say So: {ADD} {NOW}", tools=TOOLS).choices[0]
+    assert (choice.finish_reason, choice.message.content) == ("tool_calls", "So:")
+    calls = [call.function for call in choice.message.tool_calls or [] if call.type == "function"]
+    assert [(call.name, call.arguments) for call in calls] == [("add", '{"a": 1}'), ("now", "{}")]
+
+
+def test_tool_calls_are_streamed_in_fragments(client: OpenAI) -> None:
+    with client.chat.completions.stream(
+        model="onnx-genai", messages=[{"role": "user", "content": f"say {ADD} {NOW}"}], tools=TOOLS
+    ) as stream:
+        fragments = sum(event.type == "tool_calls.function.arguments.delta" for event in stream)
+        final = stream.get_final_completion().choices[0]
+    assert fragments > 2
+    calls = [call.function for call in final.message.tool_calls or []]
+    assert [(call.name, call.arguments) for call in calls] == [("add", '{"a": 1}'), ("now", "{}")]
+    assert final.finish_reason == "tool_calls"
+
+
+def test_answer_without_parallel_calls_ends_after_the_first(client: OpenAI) -> None:
+    choice = _chat(client, f"say {ADD} {NOW}", tools=TOOLS, parallel_tool_calls=False).choices[0]
+    calls = [call.function for call in choice.message.tool_calls or [] if call.type == "function"]
+    assert [(call.name, call.arguments) for call in calls] == [("add", '{"a": 1}')]
+    assert choice.finish_reason == "tool_calls"
+
+
+@pytest.mark.parametrize("fields", [{}, {"tools": TOOLS, "tool_choice": "none"}], ids=["no tools", "none chosen"])
+def test_call_syntax_without_tools_is_content(client: OpenAI, fields: dict[str, Any]) -> None:
+    choice = _chat(client, f"say {ADD}", **fields).choices[0]
+    assert (choice.message.content, choice.message.tool_calls, choice.finish_reason) == (ADD, None, "stop")
+
+
+def test_each_piece_of_reasoning_has_both_names(client: OpenAI, scripted: RunningServer) -> None:
+    with scripted.stream("say <think>hm so</think>yes", path="/v1/chat/completions", stream=True) as events:
+        deltas = [json.loads(event)["choices"][0]["delta"] for event in events if event != "[DONE]"]
+    assert "".join(delta.get("reasoning", "") for delta in deltas) == "hm so"
+    assert all(delta.get("reasoning") == delta.get("reasoning_content") for delta in deltas)
+    # Clients send back the message that they received.
+    answer = _chat(client, "say <think>hm</think>yes").choices[0].message.model_dump(exclude_none=True)
+    asked: Any = [{"role": "user", "content": "x"}, answer, {"role": "user", "content": "say z"}]
+    again = client.chat.completions.create(model="onnx-genai", messages=asked)
+    assert again.choices[0].message.content == "z"
+
+
+def test_reasoning_accompanies_the_content(client: OpenAI) -> None:
+    whole = _chat(client, "say <think>hm</think>yes")
+    assert (whole.choices[0].message.content, whole.choices[0].message.model_extra) == (
+        "yes",
+        {"reasoning_content": "hm", "reasoning": "hm"},
+    )
+    assert whole.usage is not None
+    assert whole.usage.completion_tokens_details is not None
+    assert whole.usage.completion_tokens_details.reasoning_tokens == 2
+
+
+def test_continuous_usage_and_metrics_come_on_request(scripted: RunningServer) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    with scripted.stream(
+        "say abc", path="/v1/chat/completions", stream=True, stream_options=options, include_metrics=True
+    ) as events:
+        chunks = [json.loads(event) for event in events if event != "[DONE]"]
+    used = [chunk["usage"]["completion_tokens"] for chunk in chunks if chunk["usage"]]
+    assert used == sorted(used)
+    assert used[-1] == 3
+    assert chunks[-1]["metrics"]["output_tokens"] == 3
+    whole = scripted.client.post("/v1/chat/completions", json=body("say abc", include_metrics=True)).json()
+    assert whole["metrics"]["output_tokens"] == 3
+    assert whole["metrics"].keys() == chunks[-1]["metrics"].keys()
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tool_choice": {"type": "function", "function": {"name": "sub"}}, "tools": TOOLS}, "tool_choice"),
+        ({"structured_outputs": {"regex": "("}}, "structured_outputs.regex"),
+        ({"structured_outputs": {"json": "{"}}, "structured_outputs.json"),
+        ({"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}}, "structured_outputs"),
+        ({"chat_template_kwargs": {"surprise": 1}}, "chat_template_kwargs"),
+        ({"logit_bias": {"257": 1}}, "logit_bias"),
+    ],
+    ids=json.dumps,
+)
+def test_invalid_parameter_is_named_in_the_error(scripted: RunningServer, fields: dict[str, Any], param: str) -> None:
+    response = scripted.client.post("/v1/chat/completions", json=body("x", **fields))
+    assert response.status_code == 400, response.text
+    assert response.json()["error"]["param"] == param
+
+
+# prompt progress
+
+
+def _progress(server: RunningServer, content: str, **fields: Any) -> list[dict[str, Any]]:
+    with server.stream(content, path="/v1/chat/completions", return_progress=True, stream=True, **fields) as events:
+        return [json.loads(event) for event in events if event != "[DONE]"]
+
+
+def test_progress_follows_each_prompt_chunk_before_the_answer(scripted: RunningServer) -> None:
+    prompt = " " * 1000 + "say a"
+    with scripted.stream("count 900; delay 0.02", device="scripted:0") as other:
+        next(iter(other))  # next to this stream, each round reads one chunk of a prompt
+        chunks = _progress(scripted, prompt, device="scripted:0")
+    progress = [chunk["prompt_progress"] for chunk in chunks if "prompt_progress" in chunk]
+    total = len(prompt) + 2
+    assert len(progress) > 1
+    assert [each["processed"] for each in progress] == sorted({each["processed"] for each in progress})
+    assert progress[-1]["processed"] == total
+    assert {(each["total"], each["cache"]) for each in progress} == {(total, 0)}
+    assert [each["time_ms"] for each in progress] == sorted(each["time_ms"] for each in progress)
+    (choice,) = chunks[1]["choices"]
+    assert (choice["delta"], choice["finish_reason"]) == ({}, None)
+    first = next(place for place, chunk in enumerate(chunks) if chunk["choices"][0]["delta"].get("content"))
+    assert not any("prompt_progress" in chunk for chunk in chunks[first:])
+
+
+def test_each_answer_has_its_progress(scripted: RunningServer) -> None:
+    chunks = _progress(scripted, "say a", n=2)
+    assert {chunk["choices"][0]["index"] for chunk in chunks if "prompt_progress" in chunk} == {0, 1}
+
+
+def test_progress_needs_a_stream_and_return_progress(scripted: RunningServer) -> None:
+    with scripted.stream("say a", path="/v1/chat/completions", stream=True) as events:
+        assert not any("prompt_progress" in event for event in events)
+    answer = scripted.client.post("/v1/chat/completions", json=body("say a", return_progress=True))
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "return_progress")
+
+
+# predictions
+
+
+def test_a_predicted_answer_is_the_same(demo: RunningServer) -> None:
+    with OpenAI(base_url=f"{demo.url}/v1", api_key="none", max_retries=0) as client:
+        plain = _chat(client, "What is the capital of Italy?", temperature=0)
+        content = plain.choices[0].message.content or ""
+        predicted = _chat(
+            client, "What is the capital of Italy?", temperature=0, prediction={"type": "content", "content": content}
+        )
+    assert predicted.choices[0].message.content == content
+
+
+def test_prediction_has_no_effect_without_drafts(client: OpenAI) -> None:
+    parts = [{"type": "text", "text": "he"}, {"type": "text", "text": "llo"}]
+    whole = _chat(client, "say hello", prediction={"type": "content", "content": parts})
+    assert whole.choices[0].message.content == "hello"
+    assert whole.usage is not None
+    assert whole.usage.completion_tokens_details is not None
+    assert whole.usage.completion_tokens_details.accepted_prediction_tokens == 0
+    assert whole.usage.completion_tokens_details.rejected_prediction_tokens == 0
+
+
+def test_prediction_above_max_length_is_refused_with_the_limit(client: OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        _chat(client, "say hello", prediction={"type": "content", "content": "x" * 100_000})
+    assert caught.value.param == "prediction"
+    assert "GENAI_MAX_LENGTH), given 100000" in caught.value.message

@@ -1,0 +1,314 @@
+"""OpenAI's embeddings, reranking and scores, with the demo models on real engines."""
+
+import asyncio
+import base64
+import json
+import math
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from genai_server.apis.embeddings import embed as embedding
+from genai_server.generation.catalog import Catalog
+from genai_server.timing import request_clock
+from tests.running_server import DEMO, ROOT, RunningServer, body, wait_until
+from tests.server_here import run_here
+
+VECTORS, SCORES = ROOT / "models" / "demo-embeddings", ROOT / "models" / "demo-reranker"
+ABOUT = ["Paris is the capital of France.", "It will rain all afternoon.", "PORT sets the port; the default is 8002."]
+# The results of sentence-transformers 6.2 for these weights.
+RECORDED = json.loads((Path(__file__).parent / "demo_vectors.json").read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    models = {"chat": DEMO, "vectors": VECTORS, "scores": SCORES}
+    settings = {"GENAI_MODELS": ",".join(f"{name}={path}" for name, path in models.items())}
+    with run_here(tmp_path_factory.mktemp("pooled"), "--device", "cpu", settings=settings) as running:
+        wait_until(lambda: all(m["state"] == "ready" for m in running.client.get("/v1/models").json()["data"]))
+        yield running
+
+
+def embed(server: RunningServer, input: Any, **fields: Any) -> list[list[float]]:
+    answer = server.client.post("/v1/embeddings", json={"input": input, **fields}).json()
+    return [entry["embedding"] for entry in answer["data"]]
+
+
+def refusal(response: httpx.Response) -> tuple[int, str, str | None]:
+    error = response.json()["error"]
+    return response.status_code, error["code"], error["param"]
+
+
+def test_waiting_for_the_model_counts_as_loading(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    serving, held = Catalog.serving, 0.0
+
+    async def held_up(*args: Any) -> Any:
+        nonlocal held
+        began = request_clock()
+        await asyncio.sleep(0.2)
+        held += request_clock() - began
+        return await serving(*args)
+
+    monkeypatch.setattr(Catalog, "serving", held_up)
+    header = server.client.post("/v1/embeddings", json={"input": "rain"}).headers["server-timing"]
+    times = {name: float(value) / 1000 for name, value in (part.split(";dur=") for part in header.split(", "))}
+    assert times["total"] >= times["load"] >= held - 1e-6 > 0  # three digits of milliseconds
+    assert sum(times.values()) == pytest.approx(2 * times["total"], abs=1e-5)
+    held = 0.0
+    found = server.client.post("/api/embed", json={"model": "vectors", "input": "rain"}).json()
+    assert found["total_duration"] >= found["load_duration"] >= held * 1e9 - 1 > 0
+
+
+def product(first: list[float], second: list[float]) -> float:
+    return sum(a * b for a, b in zip(first, second, strict=True))
+
+
+def test_vectors_equal_those_of_sentence_transformers(server: RunningServer) -> None:
+    found = embed(server, RECORDED["texts"])
+    for vector, recorded in zip(found, RECORDED["vectors"], strict=True):
+        assert max(abs(a - b) for a, b in zip(vector, recorded, strict=True)) < 1e-3
+
+
+def test_scores_equal_those_of_sentence_transformers(server: RunningServer) -> None:
+    pairs = RECORDED["pairs"]
+    texts = {"text_1": [first for first, _ in pairs], "text_2": [second for _, second in pairs]}
+    found = server.client.post("/v1/score", json=texts).json()
+    scores = [entry["score"] for entry in found["data"]]
+    assert max(abs(a - b) for a, b in zip(scores, RECORDED["scores"], strict=True)) < 1e-3
+
+
+def test_a_text_has_the_same_vector_alone_and_among_others(server: RunningServer) -> None:
+    texts = ["a", *ABOUT, "word " * 100]
+    for alone, among in zip([embed(server, text)[0] for text in texts], embed(server, texts), strict=True):
+        assert max(abs(a - b) for a, b in zip(alone, among, strict=True)) < 1e-5
+
+
+def test_the_nearest_text_is_the_one_about_the_same(server: RunningServer) -> None:
+    question, *others = embed(server, ["Which of these is about France?", *ABOUT])
+    near = [product(question, other) for other in others]
+    assert near.index(max(near)) == 0
+
+
+def test_base64_and_numbers_are_the_same_vector(server: RunningServer) -> None:
+    (numbers,), (text,) = embed(server, "rain"), embed(server, "rain", encoding_format="base64")
+    assert numbers == list(struct.unpack("<128f", base64.b64decode(str(text))))
+
+
+def test_shorter_vectors_are_the_beginning_with_length_1(server: RunningServer) -> None:
+    (whole,), (short,) = embed(server, "rain"), embed(server, "rain", dimensions=32)
+    assert len(short) == 32
+    assert math.isclose(math.hypot(*short), 1.0, abs_tol=1e-5)
+    length = math.hypot(*whole[:32])
+    assert all(math.isclose(a / length, b, abs_tol=1e-6) for a, b in zip(whole[:32], short, strict=True))
+
+
+def test_long_work_on_vectors_is_done_in_threads(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """None of it runs on the event loop's thread."""
+    loops = []
+
+    def noted(method: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            loops.append(asyncio._get_running_loop())
+            return method(*arguments, **options)
+
+        return call
+
+    monkeypatch.setattr(embedding, "_shortened", noted(embedding._shortened))
+    monkeypatch.setattr(embedding._PooledRequest, "_in_order", noted(embedding._PooledRequest._in_order))
+    assert len(embed(server, ["rain"] * 3, dimensions=32)) == 3
+    assert loops == [None, None]
+
+
+def test_untrained_dimensions_are_refused_with_the_trained_ones(server: RunningServer) -> None:
+    refused = server.client.post("/v1/embeddings", json={"input": "rain", "dimensions": 100})
+    assert refusal(refused) == (400, "invalid_value", "dimensions")
+    assert refused.json()["error"]["message"] == ("dimensions must be supported by the model (32, 64, 128); given 100")
+
+
+def test_token_ids_are_read_as_they_are(server: RunningServer) -> None:
+    tokens = server.client.post("/tokenize", json={"model": "vectors", "prompt": "rain today"}).json()["tokens"]
+    assert embed(server, tokens) == embed(server, [tokens]) == embed(server, "rain today")
+
+
+def test_a_token_that_the_model_does_not_have_is_refused(server: RunningServer) -> None:
+    refused = server.client.post("/v1/embeddings", json={"input": [[1], [10**6]]})
+    assert refusal(refused) == (400, "invalid_value", "input[1]")
+    refused = server.client.post("/v1/embeddings", json={"input": [1, 10**6]})
+    assert refusal(refused) == (400, "invalid_value", "input")
+
+
+def test_usage_counts_the_tokens_of_all_texts(server: RunningServer) -> None:
+    answer = server.client.post("/v1/embeddings", json={"input": [[1, 2], [1, 2, 3]]}).json()
+    assert answer["usage"] == {"prompt_tokens": 5, "total_tokens": 5}
+    assert (answer["object"], answer["model"]) == ("list", "vectors")
+
+
+def test_a_long_text_is_refused_with_the_limit_or_cut(server: RunningServer) -> None:
+    long = "rain " * 400
+    refused = server.client.post("/v1/embeddings", json={"input": ["a", long]})
+    assert refusal(refused) == (400, "context_length_exceeded", "input[1]")
+    assert "encodes to 402 tokens; the limit is 256 (the model's limit)" in refused.text
+    refused = server.client.post("/v1/embeddings", json={"input": "a", "truncate_prompt_tokens": 257})
+    assert "must be at most 256 (the model's limit), given 257" in refused.text
+    assert embed(server, long, truncate_prompt_tokens=-1) == embed(server, "rain " * 254)
+    assert embed(server, long, truncate_prompt_tokens=12) == embed(server, "rain " * 10)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"input": []}, "input"),
+        ({"input": ""}, None),
+        ({"input": ["a"] * 2049}, "input"),
+        ({"input": {"a": 1}}, "input"),
+        ({"input": [{"text": "a"}]}, "input"),
+        ({"input": [None]}, "input"),
+        ({"input": [1, "a"]}, "input[1]"),
+        ({"input": "a", "encoding_format": "int8"}, "encoding_format"),
+        ({"input": "a", "dimensions": 0}, "dimensions"),
+        ({"input": "a", "truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
+        ({"input": "a", "truncate_prompt_tokens": 2}, "truncate_prompt_tokens"),
+        ({"input": "a", "truncate_prompt_tokens": 257}, "truncate_prompt_tokens"),
+        ({"input": "a", "prompt_name": "query"}, "prompt_name"),
+        ({"input": "a", "nonsense": 1}, "nonsense"),
+        ({}, "input"),
+    ],
+)
+def test_wrong_bodies_are_refused_with_the_field(
+    server: RunningServer, fields: dict[str, Any], param: str | None
+) -> None:
+    answer = server.client.post("/v1/embeddings", json=fields)
+    if param is None:
+        assert answer.status_code == 200
+    else:
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+
+
+def test_openais_client_gets_vectors(server: RunningServer) -> None:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none") as client:
+        found = client.embeddings.create(model="vectors", input=["rain", "France"], dimensions=64)
+        as_numbers = client.embeddings.create(model="vectors", input="rain", encoding_format="float")
+    assert [len(entry.embedding) for entry in found.data] == [64, 64]
+    assert as_numbers.data[0].embedding == embed(server, "rain")[0]
+
+
+def test_documents_are_ranked_by_their_relevance(server: RunningServer) -> None:
+    asked = {"query": "Which of these is about France?", "documents": [*ABOUT[1:], {"text": ABOUT[0]}], "top_n": 2}
+    answer = server.client.post("/v1/rerank", json=asked).json()
+    assert [result["index"] for result in answer["results"]][0] == 2
+    assert answer["results"][0]["document"] == {"text": ABOUT[0]}
+    assert answer["results"][0]["relevance_score"] > 0.5 > answer["results"][1]["relevance_score"]
+    assert (len(answer["results"]), answer["model"]) == (2, "scores")
+    assert answer["usage"]["total_tokens"] == answer["meta"]["tokens"]["input_tokens"] > 0
+
+
+def test_coheres_second_form_returns_documents_only_on_demand(server: RunningServer) -> None:
+    asked = {"model": "scores", "query": "rain", "documents": ABOUT}
+    assert all("document" not in r for r in server.client.post("/v2/rerank", json=asked).json()["results"])
+    shown = server.client.post("/v2/rerank", json={**asked, "return_documents": True}).json()
+    assert all("document" in result for result in shown["results"])
+    assert server.client.post("/rerank", json=asked).json()["results"][0]["index"] == 1
+
+
+def test_one_text_is_scored_with_each_of_several(server: RunningServer) -> None:
+    one = server.client.post("/v1/score", json={"text_1": "rain", "text_2": ABOUT}).json()
+    several = server.client.post("/v1/score", json={"text_1": ["rain"] * 3, "text_2": ABOUT}).json()
+    assert [entry["score"] for entry in one["data"]] == [entry["score"] for entry in several["data"]]
+    refused = server.client.post("/v1/score", json={"text_1": ["a", "b"], "text_2": ABOUT})
+    assert refusal(refused) == (400, "invalid_value", "text_1")
+
+
+def test_long_documents_are_refused_or_cut(server: RunningServer) -> None:
+    asked = {"query": "rain", "documents": ["a", "rain " * 400]}
+    assert refusal(server.client.post("/v1/rerank", json=asked)) == (400, "context_length_exceeded", "documents[1]")
+    long = {"query": "rain " * 400, "documents": ["a"]}
+    assert refusal(server.client.post("/v1/rerank", json=long)) == (400, "context_length_exceeded", "query")
+    long = {"text_1": ["a", "rain " * 400], "text_2": ["a", "b"]}
+    assert refusal(server.client.post("/v1/score", json=long)) == (400, "context_length_exceeded", "text_1[1]")
+    for more in ({"truncate_prompt_tokens": -1}, {"max_tokens_per_doc": 50}):
+        assert server.client.post("/v1/rerank", json={**asked, **more}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "message"),
+    [
+        ("embeddings", {"input": "a", "model": "chat"}, 'model "chat" makes no embeddings; "vectors" can'),
+        ("embeddings", {"input": "a", "model": "scores"}, 'model "scores" makes no embeddings; "vectors" can'),
+        (
+            "rerank",
+            {"query": "a", "documents": ["b"], "model": "vectors"},
+            'model "vectors" cannot rerank or score texts; "scores" can',
+        ),
+        ("completions", {"prompt": "a", "model": "vectors"}, 'model "vectors" generates no text; "chat" can'),
+        ("chat/completions", {**body("hi"), "model": "scores"}, 'model "scores" generates no text; "chat" can'),
+        ("completions/render", {"prompt": "a", "model": "vectors"}, 'model "vectors" generates no text; "chat" can'),
+        ("chat/completions/render", {**body("hi"), "model": "scores"}, 'model "scores" generates no text; "chat" can'),
+        ("responses/input_tokens", {"input": "a", "model": "scores"}, 'model "scores" generates no text; "chat" can'),
+        ("tokenize", {**body("hi"), "model": "scores"}, 'model "scores" generates no text; "chat" can'),
+        ("apply-template", {**body("hi"), "model": "scores"}, 'model "scores" generates no text; "chat" can'),
+    ],
+)
+def test_unsupported_task_is_refused_with_models_that_support_it(
+    server: RunningServer, path: str, fields: dict[str, Any], message: str
+) -> None:
+    refused = server.client.post(f"/v1/{path}", json=fields)
+    assert refusal(refused) == (400, "unsupported_task", "model")
+    assert refused.json()["error"]["message"] == message
+
+
+def test_models_say_what_they_can_do(server: RunningServer) -> None:
+    entries = {entry["id"]: entry for entry in server.client.get("/v1/models").json()["data"]}
+    assert "completion" in entries["chat"]["capabilities"]
+    assert (entries["vectors"]["capabilities"], entries["vectors"]["dimensions"]) == (["embedding"], 128)
+    assert (entries["scores"]["capabilities"], entries["scores"]["chat"]) == (["rerank"], False)
+    assert entries["vectors"]["max_model_len"] == 256
+
+
+def test_metrics_and_health_count_texts_as_they_count_answers(server: RunningServer) -> None:
+    server.client.post("/v1/embeddings", json={"input": "rain"})
+    assert server.health()["models"]["vectors"]["devices"]["cpu"]["batching"]["scheduler"] == "pooled"
+
+    def counted() -> bool:
+        lines = server.client.get("/metrics").text.splitlines()
+        wanted = 'genai:request_success_total{device="cpu",finished_reason="stop",model_name="vectors"}'
+        tokens = 'genai:prompt_tokens_total{device="cpu",model_name="vectors"}'
+        return all(
+            any(line.startswith(name) and float(line.split()[-1]) > 0 for line in lines) for name in (wanted, tokens)
+        )
+
+    wait_until(counted)
+
+
+def test_chat_continues_next_to_many_texts(server: RunningServer) -> None:
+    texts = [f"{number} {'rain ' * 200}" for number in range(60)]
+    done = threading.Event()
+
+    def read() -> None:
+        embed(server, texts)
+        done.set()
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    answer = server.client.post("/v1/chat/completions", json=body("What is the capital of France?", model="chat"))
+    assert "Paris" in answer.json()["choices"][0]["message"]["content"]
+    thread.join()
+    assert done.is_set()
+
+
+def test_disconnected_clients_request_ends(server: RunningServer) -> None:
+    texts = ["rain " * 200] * 900
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(f"{server.url}/v1/embeddings", json={"input": texts}, timeout=0.5)
+    wait_until(lambda: server.health()["models"]["vectors"]["devices"]["cpu"]["running"] == 0)
+
+
+def test_request_beyond_its_timeout_fails_with_that_reason(server: RunningServer) -> None:
+    refused = server.client.post("/v1/embeddings", json={"input": ["rain " * 200] * 900, "timeout": 0.6})
+    assert refusal(refused) == (504, "timeout", None)
+    assert "did not finish within 0.6 s" in refused.text

@@ -1,0 +1,130 @@
+"""Fields that are removed from bodies of the Messages API, and fields that are left to be refused."""
+
+from copy import deepcopy
+from typing import Any
+
+import pytest
+
+from genai_server.apis.messages.leniency import leave_out
+
+TOOL = {"name": "add", "input_schema": {"type": "object"}}
+IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AA=="}}
+NO_IMAGE = {"type": "text", "text": "[image left out: this model reads text only]"}
+
+
+@pytest.mark.parametrize(
+    ("given", "left", "names"),
+    [
+        ({"context_management": {"edits": []}}, {}, ["context_management"]),
+        ({"context_management": None}, {}, []),
+        ({"tools": [{**TOOL, "defer_loading": True}]}, {"tools": [TOOL]}, ["tools[0].defer_loading"]),
+        (
+            {"tools": [TOOL, {"type": "web_search_20250305", "name": "web_search"}]},
+            {"tools": [TOOL]},
+            ["tools[1] (web_search_20250305)"],
+        ),
+        (
+            {"tools": [{"type": "tool_search_tool_regex_20251119"}, {"type": "tool_search_tool_bm25"}]},
+            {"tools": []},
+            ["tools[0] (tool_search_tool_regex_20251119)", "tools[1] (tool_search_tool_bm25)"],
+        ),
+        (
+            {"thinking": {"type": "disabled"}, "output_config": {"effort": "high"}},
+            {"thinking": {"type": "disabled"}, "output_config": {}},
+            ["output_config.effort"],
+        ),
+        (
+            {"messages": [{"role": "user", "content": [IMAGE]}]},
+            {"messages": [{"role": "user", "content": [NO_IMAGE]}]},
+            ["messages[0].content[0] (image)"],
+        ),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "tool_result", "content": [IMAGE]}]}]},
+            {"messages": [{"role": "user", "content": [{"type": "tool_result", "content": [NO_IMAGE]}]}]},
+            ["messages[0].content[0].content[0] (image)"],
+        ),
+    ],
+    ids=[
+        "field",
+        "null",
+        "field of a tool",
+        "server tool",
+        "tool search",
+        "effort without thinking",
+        "image",
+        "image of a result",
+    ],
+)
+def test_ignored_fields_are_removed_and_named(given: dict[str, Any], left: dict[str, Any], names: list[str]) -> None:
+    body = deepcopy(given)
+    assert (leave_out(body), body) == (names, left)
+
+
+@pytest.mark.parametrize(
+    ("document", "text", "names"),
+    [
+        ({"source": {"type": "text", "media_type": "text/plain", "data": "a"}}, "a", []),
+        ({"source": {"type": "text", "data": "a"}, "title": "T", "context": "C"}, "T\nC\na", []),
+        ({"source": {"type": "text", "data": "a"}, "citations": {"enabled": True}}, "a", ["citations"]),
+        ({"source": {"type": "content", "content": "a"}, "title": None}, "a", []),
+        (
+            {"source": {"type": "content", "content": [{"type": "text", "text": "a"}, IMAGE]}},
+            f"a\n{NO_IMAGE['text']}",
+            ["source.content[1] (image)"],
+        ),
+    ],
+)
+def test_a_document_of_plain_text_becomes_its_text(document: dict[str, Any], text: str, names: list[str]) -> None:
+    body = {
+        "messages": [
+            {"role": "user", "content": [{"type": "document", **deepcopy(document)}]},
+            {
+                "role": "user",
+                "content": [{"type": "tool_result", "content": [{"type": "document", **deepcopy(document)}]}],
+            },
+        ]
+    }
+    places = ("messages[0].content[0]", "messages[1].content[0].content[0]")
+    assert leave_out(body) == [f"{place}.{name}" for place in places for name in names]
+    whole = {"type": "text", "text": text}
+    assert [message["content"] for message in body["messages"]] == [
+        [whole],
+        [{"type": "tool_result", "content": [whole]}],
+    ]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        {"type": "base64", "media_type": "application/pdf", "data": "AA=="},
+        {"type": "url", "url": "https://example.com/a.pdf"},
+        {"type": "file", "file_id": "f"},
+        {"type": "content", "content": [{"type": "search_result"}]},
+        {"type": "text", "data": 5},
+        None,
+    ],
+)
+def test_other_documents_are_left_out(source: Any) -> None:
+    body = {"messages": [{"role": "user", "content": [{"type": "document", "source": source}]}]}
+    assert leave_out(body) == ["messages[0].content[0] (document)"]
+    replaced = [{"type": "text", "text": "[document left out: this model reads text only]"}]
+    assert body["messages"] == [{"role": "user", "content": replaced}]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"unknown": 1},
+        {"output_config": {"effort": "high"}, "thinking": {"type": "enabled"}},
+        {"tools": [{"type": "bash_20250124", "name": "bash"}]},
+        {"tools": [{"type": "custom", **TOOL}]},
+        {"tools": [{"type": "tool_search_tool_other"}, {"type": "tool_search_tool_é"}]},
+        {"tools": 5, "messages": [3, {"content": "x"}, {"content": [None, {"type": ["image"]}]}], "thinking": "off"},
+        [],
+        None,
+    ],
+)
+def test_all_else_stays(body: Any) -> None:
+    before = repr(body)
+    assert leave_out(body) == []
+    assert repr(body) == before

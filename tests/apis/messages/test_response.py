@@ -1,0 +1,198 @@
+"""Messages and the events of their streams as Anthropic's client parses them."""
+
+import pytest
+from anthropic.types import (
+    Message,
+    RawContentBlockDeltaEvent,
+    RawContentBlockStartEvent,
+    RawMessageDeltaEvent,
+    RawMessageStartEvent,
+    RawMessageStreamEvent,
+    TextBlock,
+    ThinkingBlock,
+    ToolUseBlock,
+)
+from pydantic import TypeAdapter
+
+from genai_server.answer_parts import Content, Part, ToolCallArguments, ToolCallCut, ToolCallStart
+from genai_server.apis.messages.response import MessageBuilder
+from genai_server.apis.shared.base import JsonObject
+from genai_server.apis.shared.usage import Usage
+from genai_server.messages.generation_request import FinishReason
+from tests.answer_parts import PARTS, whole
+
+EVENT: TypeAdapter[RawMessageStreamEvent] = TypeAdapter(RawMessageStreamEvent)
+USAGE = Usage(prompt=10, completion=4, cached=7, reasoning=2)
+
+
+def _build(*, shows_thinking: bool = True) -> MessageBuilder:
+    return MessageBuilder("msg_1", "m", 5, shows_thinking=shows_thinking)
+
+
+def _complete(
+    parts: list[Part],
+    reason: FinishReason = FinishReason.STOP,
+    usage: Usage = USAGE,
+    *,
+    stop_string: str | None = None,
+    shows_thinking: bool = True,
+) -> Message:
+    build = _build(shows_thinking=shows_thinking)
+    return Message.model_validate(build.complete(whole(parts), reason, usage, stop_string=stop_string))
+
+
+def _stream(parts: list[Part], *, shows_thinking: bool = True) -> list[RawMessageStreamEvent]:
+    build = _build(shows_thinking=shows_thinking)
+    events: list[JsonObject] = [build.first(Usage(10))]
+    for part in parts:
+        events += build.parts([part])
+    return [EVENT.validate_python(event) for event in [*events, *build.last(FinishReason.STOP, USAGE)]]
+
+
+def test_complete_message_has_blocks_of_thinking_text_and_calls() -> None:
+    message = _complete(PARTS)
+    assert (message.id, message.type, message.role, message.model) == ("msg_1", "message", "assistant", "m")
+    assert [block.to_dict() for block in message.content] == [
+        {"type": "thinking", "thinking": "so be it", "signature": "unsigned"},
+        {"type": "text", "text": "Hello"},
+        {"type": "tool_use", "id": "toolu_1", "name": "add", "input": {"a": 1}},
+        {"type": "tool_use", "id": "toolu_2", "name": "sub", "input": {}},
+    ]
+
+
+def test_the_input_of_a_cut_call_has_what_is_complete() -> None:
+    cut = _complete([*PARTS[:5], ToolCallArguments(0, '{"a": [1, 2], "b": "x')], FinishReason.LENGTH)
+    assert isinstance(cut.content[-1], ToolUseBlock)
+    assert cut.content[-1].input == {"a": [1, 2]}
+
+
+def test_invalid_call_is_text_and_not_a_tool_use() -> None:
+    parts: list[Part] = [ToolCallStart(0, "call_1", "add"), ToolCallArguments(0, '{"a'), ToolCallCut(0, '<call>{"a')]
+    message = _complete([*parts, Content("!")])
+    assert [block.to_dict() for block in message.content] == [{"type": "text", "text": '<call>{"a!'}]
+    assert message.stop_reason == "end_turn"
+    end = _stream(parts)[-2]
+    assert isinstance(end, RawMessageDeltaEvent)
+    assert end.delta.stop_reason == "end_turn"
+
+
+@pytest.mark.parametrize("arguments", ["", "[1]", "{'a'", '{"a": NaN}'])
+def test_arguments_that_are_not_an_object_give_no_input(arguments: str) -> None:
+    (block,) = _complete([ToolCallStart(0, "call_1", "add"), ToolCallArguments(0, arguments)]).content
+    assert isinstance(block, ToolUseBlock)
+    assert block.input == {}
+
+
+@pytest.mark.parametrize(
+    ("reason", "parts", "completion", "stop_string", "expected"),
+    [
+        (FinishReason.STOP, PARTS[:4], 4, None, ("end_turn", None)),
+        (FinishReason.STOP, PARTS, 4, None, ("tool_use", None)),
+        (FinishReason.STOP, PARTS, 4, "###", ("stop_sequence", "###")),
+        (FinishReason.LENGTH, PARTS, 5, None, ("max_tokens", None)),
+        (FinishReason.LENGTH, PARTS, 4, None, ("model_context_window_exceeded", None)),
+        (FinishReason.TERMINATED, PARTS, 4, None, ("max_tokens", None)),
+    ],
+)
+def test_the_stop_reason_is_one_of_anthropics(
+    reason: FinishReason,
+    parts: list[Part],
+    completion: int,
+    stop_string: str | None,
+    expected: tuple[str, str | None],
+) -> None:
+    message = _complete(parts, reason, Usage(3, completion), stop_string=stop_string)
+    assert (message.stop_reason, message.stop_sequence) == expected
+
+
+@pytest.mark.parametrize("reason", ["terminated", "timeout", "cancelled"])
+def test_own_finish_reason_accompanies_anthropics(reason: str) -> None:
+    message = _complete(PARTS, FinishReason(reason))
+    assert (message.stop_reason, message.model_extra) == ("max_tokens", {"genai_finish_reason": reason})
+
+
+def test_cached_tokens_are_not_among_input_tokens() -> None:
+    usage = _complete(PARTS).usage
+    assert (usage.input_tokens, usage.cache_read_input_tokens, usage.cache_creation_input_tokens) == (3, 7, 0)
+    assert usage.output_tokens == 4
+    assert usage.output_tokens_details is not None
+    assert usage.output_tokens_details.thinking_tokens == 2
+
+
+def test_the_events_of_a_stream_come_in_anthropics_order() -> None:
+    types = [event.type.removeprefix("content_") for event in _stream(PARTS)]
+    thinking = ["block_start", "block_delta", "block_delta", "block_delta", "block_stop"]
+    text = ["block_start", "block_delta", "block_delta", "block_stop"]
+    calls = ["block_start", "block_delta", "block_delta", "block_stop", "block_start", "block_delta", "block_stop"]
+    assert types == ["message_start", *thinking, *text, *calls, "message_delta", "message_stop"]
+
+
+def test_stream_and_complete_answer_have_the_same_blocks() -> None:
+    blocks: list[TextBlock | ThinkingBlock | ToolUseBlock] = []
+    written: dict[int, str] = {}
+    for event in _stream(PARTS):
+        if isinstance(event, RawContentBlockStartEvent):
+            assert event.index == len(blocks)
+            assert isinstance(event.content_block, TextBlock | ThinkingBlock | ToolUseBlock)
+            blocks.append(event.content_block)
+        elif isinstance(event, RawContentBlockDeltaEvent):
+            assert event.index == len(blocks) - 1
+            delta = event.delta.to_dict()
+            for kind in ("text", "thinking", "partial_json"):
+                written[event.index] = written.get(event.index, "") + str(delta.get(kind, ""))
+    assert [block.type for block in blocks] == ["thinking", "text", "tool_use", "tool_use"]
+    assert written == {0: "so be it", 1: "Hello", 2: '{"a": 1}', 3: "{}"}
+    assert [(block.id, block.name) for block in blocks if isinstance(block, ToolUseBlock)] == [
+        ("toolu_1", "add"),
+        ("toolu_2", "sub"),
+    ]
+
+
+def test_an_id_that_the_models_template_needs_stays() -> None:
+    message = _complete([ToolCallStart(0, "a1B2c3D4e", "add"), ToolCallArguments(0, "{}")])
+    assert [block.to_dict()["id"] for block in message.content] == ["a1B2c3D4e"]
+
+
+def test_simultaneous_parts_are_separate_events() -> None:
+    assert _build().parts(PARTS) == [event for build in [_build()] for part in PARTS for event in build.parts([part])]
+
+
+def test_text_after_a_call_is_a_block_of_its_own() -> None:
+    starts = [
+        event.content_block.type
+        for event in _stream([*PARTS, Content("!")])
+        if isinstance(event, RawContentBlockStartEvent)
+    ]
+    assert starts[-2:] == ["tool_use", "text"]
+
+
+def test_thoughts_are_signed_before_their_block_ends() -> None:
+    deltas = [event.delta for event in _stream(PARTS[:2]) if isinstance(event, RawContentBlockDeltaEvent)]
+    assert [delta.type for delta in deltas] == ["thinking_delta", "thinking_delta", "signature_delta"]
+
+
+def test_thoughts_that_are_not_shown_leave_an_empty_block() -> None:
+    (block, *_) = _complete(PARTS, shows_thinking=False).content
+    assert isinstance(block, ThinkingBlock)
+    assert (block.thinking, block.signature) == ("", "unsigned")
+    deltas = [
+        event.delta.type
+        for event in _stream(PARTS[:2], shows_thinking=False)
+        if isinstance(event, RawContentBlockDeltaEvent)
+    ]
+    assert deltas == ["signature_delta"]
+
+
+def test_an_empty_answer_is_a_message_without_blocks() -> None:
+    assert _complete([]).content == []
+    assert [event.type for event in _stream([])] == ["message_start", "message_delta", "message_stop"]
+
+
+def test_first_event_counts_the_prompt_and_message_delta_all() -> None:
+    first, *_, end, _ = _stream(PARTS)
+    assert isinstance(first, RawMessageStartEvent)
+    assert (first.message.usage.input_tokens, first.message.usage.output_tokens) == (10, 0)
+    assert (first.message.content, first.message.stop_reason) == ([], None)
+    assert isinstance(end, RawMessageDeltaEvent)
+    assert (end.usage.input_tokens, end.usage.cache_read_input_tokens, end.usage.output_tokens) == (3, 7, 4)
+    assert end.delta.stop_reason == "tool_use"

@@ -1,0 +1,312 @@
+"""Anthropic's Messages API, through Anthropic's client where possible."""
+
+import asyncio
+import json
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import anthropic
+import pytest
+from anthropic import Anthropic, AsyncAnthropic, beta_tool
+from anthropic.types import Message, ThinkingBlock, ToolUseBlock
+from pydantic import BaseModel
+
+from tests.running_server import RunningServer
+
+TOOLS: list[Any] = [{"name": "add", "input_schema": {"type": "object"}}]
+CALL = '<tool_call> {"name": "add", "arguments": {"a": 1}} </tool_call>'
+WEATHER: Any = {
+    "name": "get_weather",
+    "description": "Get the weather of a city.",
+    "input_schema": {
+        "type": "object",
+        "properties": {"city": {"type": "string", "maxLength": 9}},
+        "required": ["city"],
+    },
+}
+SCRIPT = f"say <think>so</think>Sum: {CALL}"
+
+
+class Answer(BaseModel):
+    """The schema of an answer."""
+
+    right: bool
+    number: Literal[1, 2, 3]
+
+
+@pytest.fixture(scope="module")
+def client(scripted: RunningServer) -> Iterator[Anthropic]:
+    with Anthropic(base_url=scripted.url, api_key="none", max_retries=0) as client:
+        yield client
+
+
+def _turn(content: str) -> Any:
+    return {"role": "user", "content": content}
+
+
+def _create(client: Anthropic, content: str, *, max_tokens: int = 200, **fields: Any) -> Message:
+    message = client.messages.create(
+        model="onnx-genai", max_tokens=max_tokens, messages=[_turn(content)], stream=False, **fields
+    )
+    assert isinstance(message, Message)
+    return message
+
+
+def _text(message: Message) -> str:
+    return "".join(block.text for block in message.content if block.type == "text")
+
+
+def test_a_message_has_anthropics_form(client: Anthropic) -> None:
+    message = _create(client, "say hi", system="Be brief.")
+    assert (message.type, message.role, message.model) == ("message", "assistant", "onnx-genai")
+    assert [block.to_dict() for block in message.content] == [{"type": "text", "text": "hi"}]
+    assert (message.stop_reason, message.stop_sequence) == ("end_turn", None)
+    assert message.usage.output_tokens == 2
+    assert message.usage.input_tokens > len("Be brief.say hi")
+
+
+def test_message_id_names_the_request(client: Anthropic) -> None:
+    message = _create(client, "say hi")
+    assert message._request_id is not None
+    assert message.id == f"msg_{message._request_id.removeprefix('req-')}"
+
+
+def test_a_stream_accumulates_to_the_same_message(client: Anthropic) -> None:
+    plain = _create(client, SCRIPT, tools=TOOLS)
+    with client.messages.stream(model="onnx-genai", max_tokens=200, messages=[_turn(SCRIPT)], tools=TOOLS) as stream:
+        kinds = [event.type for event in stream]
+        final = stream.get_final_message()
+    assert kinds[0] == "message_start"
+    assert kinds[-2:] == ["message_delta", "message_stop"]
+    assert [block.type for block in final.content] == ["thinking", "text", "tool_use"]
+
+    def content_of(message: Message) -> list[dict[str, object]]:
+        return [{name: value for name, value in block.to_dict().items() if name != "id"} for block in message.content]
+
+    assert content_of(final) == content_of(plain)
+    assert (final.stop_reason, final.usage) == (plain.stop_reason, plain.usage)
+
+
+def test_thinking_is_signed_and_can_be_sent_back_as_it_is(client: Anthropic) -> None:
+    asked: Any = {"model": "onnx-genai", "max_tokens": 200}
+    question = _turn("say <think>hm</think>yes")
+    whole = client.messages.create(messages=[question], **asked)
+    with client.messages.stream(messages=[question], **asked) as stream:
+        streamed = stream.get_final_message()
+    for message in (whole, streamed):
+        (thinking, _) = message.content
+        assert isinstance(thinking, ThinkingBlock)
+        assert (thinking.thinking, bool(thinking.signature)) == ("hm", True)
+        back: Any = {"role": "assistant", "content": [block.to_dict() for block in message.content]}
+        again = client.messages.create(messages=[question, back, _turn("say z")], **asked)
+        assert _text(again) == "z"
+
+
+def test_text_comes_token_by_token(client: Anthropic) -> None:
+    with client.messages.stream(model="onnx-genai", max_tokens=200, messages=[_turn("say abc")]) as stream:
+        assert list(stream.text_stream) == ["a", "b", "c"]
+        assert stream.request_id is not None
+
+
+def test_each_event_is_named_by_its_type(scripted: RunningServer) -> None:
+    body = {"max_tokens": 9, "messages": [_turn("say ab")], "stream": True}
+    with scripted.client.stream("POST", "/v1/messages", json=body) as response:
+        lines = [line for line in response.iter_lines() if line]
+    names = [line.removeprefix("event: ") for line in lines[::2]]
+    assert names == [json.loads(line.removeprefix("data: "))["type"] for line in lines[1::2]]
+    assert response.headers["content-type"].startswith("text/event-stream")
+
+
+def test_the_asynchronous_client_works_too(scripted: RunningServer) -> None:
+    async def run() -> tuple[str, str]:
+        async with AsyncAnthropic(base_url=scripted.url, api_key="none", max_retries=0) as client:
+            fields: Any = {"model": "onnx-genai", "max_tokens": 99, "messages": [_turn("count 3")]}
+            plain = await client.messages.create(**fields)
+            async with client.messages.stream(**fields) as stream:
+                return _text(plain), await stream.get_final_text()
+
+    assert asyncio.run(run()) == ("1, 2, 3", "1, 2, 3")
+
+
+@pytest.mark.parametrize(
+    ("content", "fields", "reason", "sequence"),
+    [
+        ("say hello", {"max_tokens": 2}, "max_tokens", None),
+        ("count 9", {"stop_sequences": ["7", "5,"]}, "stop_sequence", "5,"),
+        (SCRIPT, {"tools": TOOLS}, "tool_use", None),
+        (f"say {'x' * 1100}", {"max_tokens": 1999}, "model_context_window_exceeded", None),
+    ],
+)
+@pytest.mark.parametrize("streams", [False, True], ids=["plain", "streamed"])
+def test_stop_reason_is_returned(
+    client: Anthropic, content: str, fields: dict[str, Any], reason: str, sequence: str | None, *, streams: bool
+) -> None:
+    given = {"max_tokens": 200, "messages": [_turn(content)], "model": "onnx-genai", **fields}
+    if streams:
+        with client.messages.stream(**given) as stream:
+            message: Message = stream.get_final_message()
+    else:
+        message = client.messages.create(**given)
+    assert (message.stop_reason, message.stop_sequence) == (reason, sequence)
+
+
+def test_a_stop_sequence_is_not_part_of_the_text(client: Anthropic) -> None:
+    assert _text(_create(client, "count 9", stop_sequences=["5"])) == "1, 2, 3, 4, "
+
+
+def test_thoughts_can_be_left_out(client: Anthropic) -> None:
+    thinking: Any = {"type": "adaptive", "display": "omitted"}
+    (thought, text) = _create(client, "say <think>so</think>hi", thinking=thinking).content
+    assert isinstance(thought, ThinkingBlock)
+    assert (thought.thinking, text.to_dict()["text"]) == ("", "hi")
+
+
+@pytest.mark.parametrize("prefix", ["/v1", ""])
+def test_counting_counts_the_tokens_of_the_prompt(scripted: RunningServer, prefix: str) -> None:
+    body = {"messages": [_turn("say hi")], "system": "ä"}
+    counted = scripted.client.post(f"{prefix}/messages/count_tokens", json=body)
+    assert counted.json() == {"input_tokens": len("ä\nsay hi\n\x04".encode())}
+    answered = scripted.client.post(f"{prefix}/messages", json={**body, "max_tokens": 9}).json()
+    assert (
+        answered["usage"]["input_tokens"] + answered["usage"]["cache_read_input_tokens"]
+        == counted.json()["input_tokens"]
+    )
+
+
+def test_the_client_counts_tokens(client: Anthropic) -> None:
+    assert client.messages.count_tokens(model="onnx-genai", messages=[_turn("say hi")]).input_tokens == 8
+
+
+def test_own_options_are_accepted_with_anthropics(client: Anthropic) -> None:
+    message = _create(
+        client, "say abcdef", extra_body={"ignore_eos": True, "seed": 1, "temperature": 0.0}, max_tokens=8
+    )
+    assert (message.usage.output_tokens, message.stop_reason) == (8, "max_tokens")
+
+
+@pytest.mark.parametrize(
+    ("content", "fields", "kind", "type", "words"),
+    [
+        ("x", {"thinking": {"type": "on"}}, anthropic.BadRequestError, "invalid_request_error", "thinking.type must"),
+        ("x", {"model": "claude"}, anthropic.NotFoundError, "not_found_error", '"claude" is not served'),
+        ("fail at 1; say abc", {}, anthropic.InternalServerError, "api_error", "scripted failure"),
+        (
+            "x" * 2100,
+            {},
+            anthropic.BadRequestError,
+            "invalid_request_error",
+            "prompt is too long: 2102 tokens > 2000 maximum",
+        ),
+    ],
+)
+def test_an_error_is_one_of_the_clients_own(
+    client: Anthropic, content: str, fields: dict[str, Any], kind: type[anthropic.APIStatusError], type: str, words: str
+) -> None:
+    given: Any = {"max_tokens": 9, "model": "onnx-genai", "messages": [_turn(content)], **fields}
+    with pytest.raises(kind) as caught:
+        client.messages.create(**given)
+    assert caught.value.type == type
+    assert words in (caught.value.api_message or "")
+    assert isinstance(caught.value.body, dict)
+    assert caught.value.body["request_id"] == caught.value.request_id is not None
+
+
+def test_an_error_in_a_stream_is_an_event_and_the_last(client: Anthropic) -> None:
+    kinds = []
+    with (
+        pytest.raises(anthropic.APIStatusError) as caught,
+        client.messages.stream(model="onnx-genai", max_tokens=9, messages=[_turn("fail at 1; say abc")]) as stream,
+    ):
+        kinds += [event.type for event in stream]
+    assert (caught.value.type, caught.value.api_message) == ("api_error", "scripted failure")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "content", "status", "kind"),
+    [
+        ("GET", "/v1/messages", "", 405, "invalid_request_error"),
+        ("GET", "/v1/messages/batches", "", 404, "not_found_error"),
+        ("POST", "/v1/messages", '{"messages": [', 400, "invalid_request_error"),
+        ("POST", "/messages", " " * 1_100_000, 400, "invalid_request_error"),
+        (
+            "POST",
+            "/v1/messages/count_tokens",
+            '{"model": "x", "messages": [{"role": "user", "content": "x"}]}',
+            404,
+            "not_found_error",
+        ),
+    ],
+)
+def test_every_error_of_these_paths_has_anthropics_form(
+    scripted: RunningServer, method: str, path: str, content: str, status: int, kind: str
+) -> None:
+    response = scripted.client.request(method, path, content=content, headers={"content-type": "application/json"})
+    assert response.status_code == status
+    body = response.json()
+    assert (body["type"], body["error"]["type"]) == ("error", kind)
+    assert body["request_id"] == response.headers["request-id"] == response.headers["x-request-id"]
+
+
+def test_a_call_and_its_result_can_be_sent_back(demo: RunningServer) -> None:
+    question = _turn("What is the weather in Paris?")
+    with Anthropic(base_url=demo.url, api_key="none", max_retries=0) as client:
+        fields: Any = {"model": "onnx-genai", "max_tokens": 100, "tools": [WEATHER]}
+        called = client.messages.create(messages=[question], **fields)
+        (call,) = (block for block in called.content if isinstance(block, ToolUseBlock))
+        result: Any = {"type": "tool_result", "tool_use_id": call.id, "content": '{"temperature": 21}'}
+        answer = client.messages.create(
+            messages=[question, called.to_param(), {"role": "user", "content": [result]}], **fields
+        )
+    assert (called.stop_reason, call.name, call.input) == ("tool_use", "get_weather", {"city": "Paris"})
+    assert (answer.stop_reason, "21" in _text(answer)) == ("end_turn", True)
+
+
+def test_clients_own_loop_runs_a_tool_and_sends_its_result(demo: RunningServer) -> None:
+    called = []
+
+    @beta_tool  # type: ignore[untyped-decorator]
+    def get_weather(city: str) -> str:
+        """Get the weather of a city."""
+        called.append(city)
+        return '{"temperature": 21}'
+
+    with Anthropic(base_url=demo.url, api_key="none", max_retries=0) as client:
+        last = client.beta.messages.tool_runner(
+            model="onnx-genai",
+            max_tokens=100,
+            tools=[get_weather],
+            messages=[_turn("What is the weather in Paris?")],
+        ).until_done()
+    assert called == ["Paris"]
+    assert "21" in str(last.content[0].to_dict()["text"])
+
+
+def test_an_answer_fits_the_class_that_it_is_parsed_to(demo: RunningServer) -> None:
+    with Anthropic(base_url=demo.url, api_key="none", max_retries=0) as client:
+        fields: Any = {"model": "onnx-genai", "max_tokens": 200, "messages": [_turn("What is 2 + 3?")]}
+        parsed = client.messages.parse(output_format=Answer, **fields).parsed_output
+        with client.messages.stream(output_format=Answer, **fields) as stream:
+            streamed = stream.get_final_message().parsed_output
+    assert isinstance(parsed, Answer)
+    assert parsed == streamed
+
+
+@pytest.mark.parametrize("choice", [{"type": "any"}, {"type": "tool", "name": "get_weather"}])
+def test_a_call_can_be_forced(demo: RunningServer, choice: Any) -> None:
+    with Anthropic(base_url=demo.url, api_key="none", max_retries=0) as client:
+        message = client.messages.create(
+            model="onnx-genai", max_tokens=100, tools=[WEATHER], tool_choice=choice, messages=[_turn("Hello!")]
+        )
+    (call,) = message.content
+    assert isinstance(call, ToolUseBlock)
+    assert (message.stop_reason, call.name, set(call.input)) == ("tool_use", "get_weather", {"city"})
+
+
+def test_turn_started_by_the_client_continues(demo: RunningServer) -> None:
+    with Anthropic(base_url=demo.url, api_key="none", max_retries=0) as client:
+        message = client.messages.create(
+            model="onnx-genai",
+            max_tokens=50,
+            messages=[_turn("Count from 1 to 9."), {"role": "assistant", "content": "1, 2, 3, 4, 5,"}],
+        )
+    assert _text(message) == " 6, 7, 8, 9"

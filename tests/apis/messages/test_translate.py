@@ -1,0 +1,155 @@
+"""Anthropic's bodies translated to chat parameters, and errors translated back."""
+
+from typing import Any
+
+import pytest
+
+from genai_server.apis.messages.schemas import CountTokensRequest, MessagesRequest
+from genai_server.apis.messages.translate import Translation
+from genai_server.apis.shared.chat_parameters import ChatParameters, NamedTool
+from genai_server.errors import InvalidField, PromptTooLong, ThreadUnsupported
+
+HELLO = {"role": "user", "content": "x"}
+TOOL = {"name": "add", "description": "Adds.", "input_schema": {"type": "object"}, "strict": True}
+
+
+def _translation(**fields: Any) -> Translation:
+    return Translation(MessagesRequest.model_validate({"max_tokens": 5, "messages": [HELLO], **fields}))
+
+
+def _chat(**fields: Any) -> ChatParameters:
+    return _translation(**fields).chat
+
+
+def test_sampling_fields_and_stop_sequences_are_translated() -> None:
+    sampling = {"temperature": 0.5, "top_p": 0.9, "top_k": 3, "seed": 1, "ignore_eos": True, "min_p": 0.1}
+    chat = _chat(model="m", device="d", stop_sequences=["a"], **sampling)
+    assert {name: getattr(chat, name) for name in sampling} == sampling
+    assert (chat.model, chat.device, chat.max_tokens, chat.stop_strings) == ("m", "d", 5, ["a"])
+    assert _chat(stop_sequences=[]).stop is None
+
+
+def test_a_tool_is_a_function() -> None:
+    (tool,) = _chat(tools=[TOOL]).tools or []
+    assert tool.function.model_dump() == {
+        "name": "add",
+        "description": "Adds.",
+        "parameters": {"type": "object"},
+        "strict": True,
+    }
+
+
+@pytest.mark.parametrize(("given", "expected"), [("auto", "auto"), ("any", "required"), ("none", "none")])
+def test_the_choice_of_tools_has_openais_name(given: str, expected: str) -> None:
+    assert _chat(tools=[TOOL], tool_choice={"type": given}).tool_choice == expected
+
+
+def test_a_named_tool_and_a_single_call_can_be_demanded() -> None:
+    chat = _chat(tools=[TOOL], tool_choice={"type": "tool", "name": "add", "disable_parallel_tool_use": True})
+    assert isinstance(chat.tool_choice, NamedTool)
+    assert chat.tool_choice.function.name == "add"
+    assert chat.parallel_tool_calls is False
+    assert _chat(tools=[TOOL], tool_choice={"type": "any"}).parallel_tool_calls is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "effort"),
+    [
+        ({}, None),
+        ({"thinking": {"type": "adaptive"}}, None),
+        ({"thinking": {"type": "enabled"}}, "high"),
+        ({"thinking": {"type": "disabled"}}, "none"),
+        ({"output_config": {"effort": "low"}}, "low"),
+        ({"thinking": {"type": "enabled"}, "output_config": {"effort": "low"}}, "low"),
+    ],
+)
+def test_thinking_is_effort(fields: dict[str, Any], effort: str | None) -> None:
+    assert _chat(**fields).reasoning_effort == effort
+
+
+def test_the_format_of_the_output_is_the_response_format() -> None:
+    schema = {"type": "object"}
+    wanted = _chat(output_config={"format": {"type": "json_schema", "schema": schema}}).response_format
+    assert wanted is not None
+    assert wanted.json_schema is not None
+    assert wanted.json_schema.schema_ == schema
+
+
+def test_last_assistant_message_starts_the_answer() -> None:
+    chat = _chat(messages=[HELLO, {"role": "assistant", "content": "The answer is"}])
+    assert chat.chat_template_kwargs == {"continue_final_message": True}
+    assert _chat().chat_template_kwargs is None
+
+
+def test_counted_prompt_is_the_generated_one() -> None:
+    fields = {"messages": [HELLO], "system": "s", "tools": [TOOL], "thinking": {"type": "disabled"}}
+    counted = Translation(CountTokensRequest.model_validate(fields)).chat
+    assert counted == _chat(**fields).model_copy(update={"max_tokens": None})
+
+
+@pytest.mark.parametrize("thread", [{"type": "create"}, {"type": "continue", "previous_message_id": "msg_1"}])
+def test_conversation_for_the_server_to_store_is_refused(thread: dict[str, str]) -> None:
+    with pytest.raises(ThreadUnsupported):
+        _translation(thread=thread)
+    assert _translation(thread=None).chat == _chat()
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "message", "outer_param", "outer_message"),
+    [
+        ({}, "response_format", "response_format is x", "output_config.format", "output_config.format is x"),
+        ({}, "response_format.json_schema.schema", "no", "output_config.format.schema", "no"),
+        (
+            {"thinking": {"type": "enabled"}},
+            "reasoning_effort",
+            'reasoning_effort "high" has no effect',
+            "thinking.type",
+            'thinking.type "enabled" has no effect',
+        ),
+        (
+            {"output_config": {"effort": "low"}},
+            "reasoning_effort",
+            'reasoning_effort "low" has no effect',
+            "output_config.effort",
+            'output_config.effort "low" has no effect',
+        ),
+        (
+            {"system": "s"},
+            "messages[1].content",
+            "messages[1].content is x; messages[0] is y",
+            "messages[0].content",
+            "messages[0].content is x; system is y",
+        ),
+        (
+            {"messages": [HELLO, HELLO, {"role": "assistant", "content": "y"}]},
+            "chat_template_kwargs",
+            "chat_template_kwargs.continue_final_message: no",
+            "messages[2]",
+            "messages[2]: no",
+        ),
+        ({}, "max_tokens", "max_tokens must be at most 4", "max_tokens", "max_tokens must be at most 4"),
+        ({}, None, "the messages are x", None, "the messages are x"),
+    ],
+)
+def test_an_error_names_the_field_of_the_body(
+    fields: dict[str, Any], param: str | None, message: str, outer_param: str | None, outer_message: str
+) -> None:
+    error = _translation(**fields).outer(InvalidField(message, param=param))
+    assert (error.param, error.message) == (outer_param, outer_message)
+
+
+@pytest.mark.parametrize("results", [4094, 4095])
+def test_conversation_is_limited_to_4096_turns_with_tool_results(results: int) -> None:
+    call = {"type": "tool_use", "id": "t1", "name": "add", "input": {}}
+    said = [{"type": "tool_result", "tool_use_id": "t1", "content": "2"}] * results
+    messages = [HELLO, {"role": "assistant", "content": [call]}, {"role": "user", "content": said}]
+    if results == 4094:
+        assert len(_chat(messages=messages).messages) == 4096
+        return
+    with pytest.raises(InvalidField, match="at most 4096 turns, .* given 4097") as caught:
+        _chat(messages=messages)
+    assert caught.value.param == "messages"
+
+
+def test_an_error_stays_of_its_class() -> None:
+    assert isinstance(_translation().outer(PromptTooLong("x")), PromptTooLong)

@@ -1,0 +1,86 @@
+"""LM Studio's lists of models over real sockets, with the fields of its documentation."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.running_server import DEMO, ROOT, RunningServer, wait_until
+from tests.server_here import run_here
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """Two models; the second is loaded by its first request."""
+    settings = {
+        "GENAI_MODELS": f"one={DEMO},org/two={DEMO}",
+        "GENAI_MODEL_ALIASES": "gpt=one,*=one",
+        "GENAI_MAX_MODELS": "1",
+        "GENAI_MAX_LENGTH": "700",
+    }
+    with run_here(tmp_path_factory.mktemp("server"), "--device", "scripted", settings=settings) as server:
+        yield server
+
+
+def test_v0_lists_each_name_with_state_and_context(server: RunningServer) -> None:
+    found = server.client.get("/api/v0/models").json()
+    assert (found["object"], [entry["id"] for entry in found["data"]]) == ("list", ["one", "gpt", "org/two"])
+    loaded, alias, unloaded = found["data"]
+    assert loaded == alias | {"id": "one"}
+    assert loaded == {
+        "id": "one",
+        "object": "model",
+        "type": "llm",
+        "publisher": "genai-server",
+        "arch": "llama",
+        "compatibility_type": "onnx",
+        "quantization": "unknown",
+        "state": "loaded",
+        "max_context_length": 700,
+        "loaded_context_length": 700,
+        "capabilities": ["tool_use"],
+    }
+    assert (unloaded["state"], unloaded["publisher"], unloaded["max_context_length"]) == ("not-loaded", "org", 700)
+    assert "loaded_context_length" not in unloaded
+
+
+def test_v0_returns_one_model_by_any_of_its_names(server: RunningServer) -> None:
+    listed = server.client.get("/api/v0/models").json()["data"]
+    for entry in listed:
+        assert server.client.get(f"/api/v0/models/{entry['id']}").json() == entry
+    assert server.client.get("/api/v0/models/one:latest").json() == listed[0] | {"id": "one:latest"}
+
+
+def test_an_unknown_model_is_an_error_in_openais_form(scripted: RunningServer) -> None:
+    refused = scripted.client.get("/api/v0/models/none")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (404, "model_not_found")
+
+
+def test_v1_lists_each_name_with_its_loaded_instances(server: RunningServer) -> None:
+    loaded, _, unloaded = server.client.get("/api/v1/models").json()["models"]
+    assert loaded == {
+        "type": "llm",
+        "publisher": "genai-server",
+        "key": "one",
+        "display_name": "one",
+        "architecture": "llama",
+        "quantization": None,
+        "size_bytes": sum(path.stat().st_size for path in DEMO.iterdir() if path.is_file()),
+        "params_string": None,
+        "loaded_instances": [{"id": "one", "config": {"context_length": 700}}],
+        "max_context_length": 700,
+        "format": None,
+        "capabilities": {"vision": False, "trained_for_tool_use": True},
+    }
+    assert (unloaded["key"], unloaded["loaded_instances"], unloaded["max_context_length"]) == ("org/two", [], 700)
+
+
+def test_models_for_embeddings_are_listed_and_rerankers_are_not(tmp_path: Path) -> None:
+    models = ROOT / "models"
+    settings = {"GENAI_MODELS": f"vectors={models / 'demo-embeddings'},scores={models / 'demo-reranker'}"}
+    with run_here(tmp_path, "--device", "cpu", settings=settings) as server:
+        wait_until(lambda: {model["state"] for model in server.health()["models"].values()} == {"ready"})
+        (v0,) = server.client.get("/api/v0/models").json()["data"]
+        (v1,) = server.client.get("/api/v1/models").json()["models"]
+        assert (v0["id"], v0["type"], v1["key"], v1["type"]) == ("vectors", "embeddings", "vectors", "embedding")
+        assert not {"architecture", "capabilities"} & v1.keys()

@@ -1,0 +1,109 @@
+"""The lists of models as OpenAI's and Anthropic's clients parse them, and the names of models."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import anthropic
+import openai
+import pytest
+from openai import OpenAI
+
+from tests.running_server import RunningServer, body, wait_until
+from tests.server_here import run_here
+
+
+@pytest.fixture
+def client(scripted: RunningServer) -> OpenAI:
+    return OpenAI(base_url=f"{scripted.url}/v1", api_key="none", max_retries=0)
+
+
+def test_models_lists_the_served_model(client: OpenAI) -> None:
+    assert [(model.id, model.owned_by) for model in client.models.list()] == [("onnx-genai", "genai-server")]
+
+
+def test_a_model_is_found_by_its_id_and_no_other(client: OpenAI) -> None:
+    assert client.models.retrieve("onnx-genai").id == "onnx-genai"
+    with pytest.raises(openai.NotFoundError) as missing:
+        client.models.retrieve("gpt-9")
+    assert missing.value.code == "model_not_found"
+
+
+def test_the_base_path_may_lack_v1(scripted: RunningServer) -> None:
+    documented = scripted.client.get("/openapi.json").json()["paths"]
+    # Paths of this server alone, which have one name.
+    own = ("/v1/admin/", "/v1/requests", "/v1/chat/stream")
+    paths = [path for path in documented if path.startswith("/v1/") and path != "/v1/chat" and not path.startswith(own)]
+    assert len(paths) > 12
+    for path in paths:
+        asked = path.replace("{model}", "onnx-genai").replace("{response_id}", "resp_1")
+        for method in documented[path]:
+            with_v1, without = (
+                scripted.client.request(
+                    method, place, json={"unknown": 0} if method == "post" else None, headers={"x-request-id": "r"}
+                )
+                for place in (asked, asked.removeprefix("/v1"))
+            )
+            assert with_v1.json() == without.json(), (method, path)
+            assert with_v1.status_code == without.status_code != 405
+
+
+def test_model_has_its_length_and_capabilities(scripted: RunningServer, demo: RunningServer) -> None:
+    entry = scripted.client.get("/v1/models/onnx-genai").json()
+    assert (entry["max_model_len"], entry["context_length"]) == (2000, 2000)
+    (entry,) = demo.client.get("/v1/models").json()["data"]
+    assert entry["max_model_len"] == demo.client.post("/tokenize", json={"prompt": "x"}).json()["max_model_len"]
+    assert entry["capabilities"] == ["completion", "tools"]
+
+
+def test_anthropics_client_lists_the_models_and_finds_one(scripted: RunningServer) -> None:
+    with anthropic.Anthropic(base_url=scripted.url, api_key="none", max_retries=0) as client:
+        (model,) = client.models.list()
+        assert (model.id, model.display_name, model.type, model.max_input_tokens) == (
+            "onnx-genai",
+            "onnx-genai",
+            "model",
+            2000,
+        )
+        assert client.models.retrieve("onnx-genai") == model
+        with pytest.raises(anthropic.NotFoundError) as missing:
+            client.models.retrieve("claude-9")
+    assert missing.value.response.json()["type"] == "error"
+    page = scripted.client.get("/models", headers={"anthropic-version": "2023-06-01"}).json()
+    assert {name: value for name, value in page.items() if name != "data"} == {
+        "has_more": False,
+        "first_id": "onnx-genai",
+        "last_id": "onnx-genai",
+    }
+
+
+@pytest.fixture(scope="module")
+def aliased(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    settings = {"GENAI_MODELS": "one=/1,two=/2", "GENAI_MODEL_ALIASES": "gpt-4o=two,qwen3:4b=one,*=two"}
+    with run_here(tmp_path_factory.mktemp("aliased"), "--device", "scripted", settings=settings) as running:
+        wait_until(lambda: {entry["state"] for entry in running.client.get("/v1/models").json()["data"]} == {"ready"})
+        yield running
+
+
+@pytest.mark.parametrize(
+    ("name", "model"),
+    [("one", "one"), ("gpt-4o", "two"), ("qwen3:4b", "one"), ("claude-9", "two"), ("no:such", "two"), (None, "one")],
+)
+def test_a_request_gets_the_model_of_the_alias_that_it_names(
+    aliased: RunningServer, name: str | None, model: str
+) -> None:
+    fields: dict[str, Any] = {} if name is None else {"model": name}
+    for path in ("/v1/chat/completions", "/v1/messages"):
+        answer = aliased.client.post(path, json=body("say x", max_tokens=9, **fields)).json()
+        assert answer["model"] == model
+    assert aliased.client.post("/tokenize", json={"prompt": "x", **fields}).status_code == 200
+
+
+def test_aliases_are_listed_but_not_the_one_for_all_other_names(aliased: RunningServer) -> None:
+    data = {entry["id"]: entry["root"] for entry in aliased.client.get("/v1/models").json()["data"]}
+    assert data == {"one": "one", "qwen3:4b": "one", "two": "two", "gpt-4o": "two"}
+    assert aliased.client.get("/v1/models/claude-9").json()["root"] == "two"
+
+
+def test_an_operator_must_name_a_model_as_it_is(aliased: RunningServer) -> None:
+    response = aliased.options(terminate_session="1", model="claude-9")
+    assert (response.status_code, response.json()["error"]["code"]) == (404, "model_not_found")

@@ -1,0 +1,81 @@
+"""Ollama's answers built from parts, complete and line by line."""
+
+from genai_server.answer_parts import (
+    Content,
+    Reasoning,
+    ScoredToken,
+    ToolCallArguments,
+    ToolCallCut,
+    ToolCallStart,
+    WholeAnswer,
+    WholeToolCall,
+)
+from genai_server.apis.ollama.response import AnswerBuilder, Ending
+from genai_server.apis.shared.usage import Usage
+from genai_server.messages.generation_request import FinishReason
+from genai_server.timing import Breakdown
+
+PARTS = Breakdown(receive=0.01, load=0.25, prepare=0.02, queue=0.03, prefill=0.5, decode=1.0, deliver=0.04)
+END = Ending(FinishReason.STOP, Usage(5, 3), total=2.0, breakdown=PARTS)
+
+
+def test_call_is_sent_complete_when_something_follows() -> None:
+    build = AnswerBuilder("m", is_chat=True)
+    first = build.part([Content("Sum: "), ToolCallStart(0, "call_1", "add")])
+    assert first is not None
+    assert first["message"] == {"role": "assistant", "content": "Sum: "}
+    assert build.part([ToolCallArguments(0, '{"a"')]) is None
+    second = build.part([ToolCallArguments(0, ": 1}"), ToolCallStart(1, "call_2", "times")])
+    assert second is not None
+    function = {"index": 0, "name": "add", "arguments": {"a": 1}}
+    assert second["message"]["tool_calls"] == [{"id": "call_1", "function": function}]
+    called, last = build.last(END)
+    assert called["message"]["tool_calls"][0]["function"] == {"index": 1, "name": "times", "arguments": {}}
+    assert (called["done"], last["done"], last["message"]) == (False, True, {"role": "assistant", "content": ""})
+
+
+def test_invalid_call_is_text() -> None:
+    build = AnswerBuilder("m", is_chat=True)
+    build.part([ToolCallStart(0, "call_1", "add")])
+    line = build.part([ToolCallCut(0, "<tool_call>{")])
+    assert line is not None
+    assert line["message"] == {"role": "assistant", "content": "<tool_call>{"}
+    assert len(build.last(END)) == 1
+
+
+def test_an_answer_to_a_prompt_is_a_text_with_its_thoughts() -> None:
+    build = AnswerBuilder("m", is_chat=False)
+    line = build.part([Reasoning("so"), Content("yes")])
+    assert line is not None
+    assert {name: line[name] for name in ("model", "response", "thinking", "done")} == {
+        "model": "m",
+        "response": "yes",
+        "thinking": "so",
+        "done": False,
+    }
+
+
+def test_complete_answer_has_all_parts() -> None:
+    answer = WholeAnswer("yes", "so", [WholeToolCall("call_1", "add", '{"a": 1, "b')], [ScoredToken(b"yes", -0.5)])
+    found = AnswerBuilder("m", is_chat=True).complete(answer, END)
+    assert found["message"]["tool_calls"][0]["function"]["arguments"] == {"a": 1}
+    assert (found["message"]["content"], found["message"]["thinking"]) == ("yes", "so")
+    assert found["logprobs"] == [{"token": "yes", "logprob": -0.5, "bytes": (121, 101, 115)}]
+
+
+def test_durations_are_nanoseconds() -> None:
+    assert END.to_json() == {
+        "done": True,
+        "done_reason": "stop",
+        "total_duration": 2_000_000_000,
+        "load_duration": 250_000_000,
+        "prompt_eval_count": 5,
+        "prompt_eval_duration": 500_000_000,
+        "eval_count": 3,
+        "eval_duration": 1_000_000_000,
+    }
+
+
+def test_interruption_is_a_length_with_its_own_finish_reason() -> None:
+    found = Ending(FinishReason.CANCELLED, Usage(1), 1, None).to_json()
+    assert (found["done_reason"], found["genai_finish_reason"]) == ("length", "cancelled")

@@ -1,0 +1,307 @@
+"""Ollama's /api/chat and /api/generate over real sockets."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from genai_server.http.leniency import HEADER
+from tests.model_edits import code_model
+from tests.running_server import RunningServer, wait_until
+from tests.server_here import run_here
+
+END = "\x04"  # ends a raw prompt for the scripted runner
+TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+CALL = '<tool_call> {"name": "add", "arguments": {"a": 1}} </tool_call>'
+FIGURES = {
+    "prompt_eval_count",
+    "eval_count",
+    "total_duration",
+    "load_duration",
+    "prompt_eval_duration",
+    "eval_duration",
+}
+USER_KEY, ADMIN_KEY = "user-key-0123456789", "admin-key-0123456789"
+
+
+def chat(server: RunningServer, content: str = "say hi", **fields: Any) -> httpx.Response:
+    body = {"model": "onnx-genai", "messages": [{"role": "user", "content": content}], "stream": False, **fields}
+    return server.client.post("/api/chat", json=body)
+
+
+def generate(server: RunningServer, prompt: str = "say hi", **fields: Any) -> httpx.Response:
+    return server.client.post(
+        "/api/generate", json={"model": "onnx-genai", "prompt": prompt, "stream": False, **fields}
+    )
+
+
+def lines(response: httpx.Response) -> list[dict[str, Any]]:
+    assert response.status_code == 200, response.text
+    assert response.headers["content-type"] == "application/x-ndjson"
+    return [json.loads(line) for line in response.text.splitlines()]
+
+
+def test_a_chat_has_ollamas_form(scripted: RunningServer) -> None:
+    found = chat(scripted).json()
+    assert found["message"] == {"role": "assistant", "content": "hi"}
+    assert (found["model"], found["done"], found["done_reason"], found["eval_count"]) == ("onnx-genai", True, "stop", 2)
+    assert found.keys() >= FIGURES
+    assert found["total_duration"] >= found["prompt_eval_duration"] + found["eval_duration"]
+
+
+def test_an_answer_to_a_prompt_has_ollamas_form(scripted: RunningServer) -> None:
+    found = generate(scripted, system="Be brief.").json()
+    assert (found["response"], found["done"], found["done_reason"]) == ("hi", True, "stop")
+    assert found["prompt_eval_count"] > len("Be brief.say hi")
+    assert found.keys() >= FIGURES
+
+
+@pytest.mark.parametrize("ask", [chat, generate])
+def test_a_stream_has_a_line_for_each_token_and_one_end(scripted: RunningServer, ask: Any) -> None:
+    found = lines(ask(scripted, "say abc", stream=True))
+    texts = [line["message"]["content"] if "message" in line else line["response"] for line in found]
+    assert texts == ["a", "b", "c", ""]
+    assert [line["done"] for line in found] == [False, False, False, True]
+    assert found[-1].keys() >= FIGURES
+    assert lines(ask(scripted, "say abc", stream=None))[-1]["done"]
+
+
+def test_lines_come_as_they_are_generated(scripted: RunningServer) -> None:
+    # The complete answer would take longer than the test's time limit.
+    body = {"messages": [{"role": "user", "content": "delay 0.2; count 900"}]}
+    with scripted.client.stream("POST", "/api/chat", json=body) as response:
+        first = json.loads(next(response.iter_lines()))
+    assert (first["message"]["content"], first["done"]) == ("1", False)
+
+
+def test_thoughts_and_calls_accompany_the_text(scripted: RunningServer) -> None:
+    content = f"say <think>so</think>Sum: {CALL}"
+    whole = chat(scripted, content, tools=[TOOL]).json()["message"]
+    assert (whole["thinking"], whole["content"].strip()) == ("so", "Sum:")
+    (call,) = whole["tool_calls"]
+    assert call["function"] == {"index": 0, "name": "add", "arguments": {"a": 1}}
+    streamed = lines(chat(scripted, content, tools=[TOOL], stream=True))
+    assert "".join(line["message"].get("thinking", "") for line in streamed) == "so"
+    assert [line["message"]["tool_calls"][0]["function"] for line in streamed if "tool_calls" in line["message"]] == [
+        call["function"]
+    ]
+
+
+def test_a_call_and_its_result_can_be_sent_back(scripted: RunningServer) -> None:
+    turns = [
+        {"role": "user", "content": "x"},
+        {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "add", "arguments": {"a": 1}}}]},
+        {"role": "tool", "tool_name": "add", "content": "say 2"},
+    ]
+    found = scripted.client.post("/api/chat", json={"messages": turns, "tools": [TOOL], "stream": False}).json()
+    assert found["message"]["content"] == "2"
+
+
+@pytest.mark.parametrize("ask", [chat, generate])
+def test_an_answer_fits_its_format(demo: RunningServer, ask: Any) -> None:
+    schema = {"type": "object", "properties": {"n": {"enum": [1, 2]}}, "required": ["n"], "additionalProperties": False}
+    for format in (schema, "json"):
+        found = ask(demo, "Give me a number.", format=format, options={"num_predict": 40}).json()
+        text = found["message"]["content"] if "message" in found else found["response"]
+        assert text.startswith("{")
+    assert json.loads(ask(demo, format=schema).json().get("response", '{"n": 1}'))["n"] in (1, 2)
+
+
+def test_a_raw_prompt_has_no_template(scripted: RunningServer) -> None:
+    found = generate(scripted, f"say hi{END}", raw=True).json()
+    assert (found["response"], found["prompt_eval_count"]) == ("hi", len("say hi") + 1)
+    assert generate(scripted, f"count 30{END}", raw=True).json()["response"].endswith("30")
+
+
+def test_a_suffix_fills_in_the_middle(tmp_path: Path, scripted: RunningServer) -> None:
+    refused = generate(scripted, suffix="end")
+    assert (refused.status_code, "suffix" in refused.json()["error"]) == (400, True)
+    code_model(tmp_path / "model")
+    with run_here(tmp_path, "--model-dir", str(tmp_path / "model")) as server:
+        assert generate(server, "a", suffix="b", options={"num_predict": 2}).json()["eval_count"] <= 2
+
+
+def test_scores_come_with_the_text(scripted: RunningServer, demo: RunningServer) -> None:
+    found = chat(demo, "Hello!", logprobs=True, top_logprobs=2, options={"num_predict": 3}).json()
+    assert [len(token["top_logprobs"]) for token in found["logprobs"]] == [2] * found["eval_count"]
+    streamed = lines(generate(demo, "Hello!", logprobs=True, stream=True, options={"num_predict": 3}))
+    scored = [token for line in streamed for token in line.get("logprobs", [])]
+    assert len(scored) == streamed[-1]["eval_count"]
+
+
+def test_options_end_an_answer(scripted: RunningServer) -> None:
+    cut = chat(scripted, "count 30", options={"num_predict": 4}).json()
+    assert (cut["done_reason"], cut["eval_count"]) == ("length", 4)
+    stopped = chat(scripted, "say a, b, c", options={"stop": [f"x{n}" for n in range(30)] + [", c"]}).json()
+    assert (stopped["done_reason"], stopped["message"]["content"]) == ("stop", "a, b")
+
+
+def test_limit_above_the_context_is_capped(scripted: RunningServer) -> None:
+    for response in (
+        chat(scripted, options={"num_predict": 100_000}),
+        generate(scripted, f"say hi{END}", raw=True, options={"num_predict": 100_000}),
+    ):
+        assert response.status_code == 200
+        assert response.headers[HEADER].startswith("options.num_predict (capped to 19")
+
+
+def test_ignored_fields_are_named_in_the_header(scripted: RunningServer, demo: RunningServer) -> None:
+    response = chat(scripted, options={"num_ctx": 4096, "num_gpu": 1}, truncate=True)
+    assert (response.status_code, response.headers[HEADER]) == (200, "options.num_ctx, options.num_gpu, truncate")
+    assert chat(demo, think=True, options={"num_predict": 1}).headers[HEADER] == "think"
+    body = {"messages": [{"role": "user", "content": "what?", "images": ["AA=="]}], "stream": False}
+    response = scripted.client.post("/api/chat", json=body)
+    assert response.json()["message"]["content"] == "[image left out: this model reads text only]"
+    assert response.headers[HEADER] == "messages[0].images[0] (image)"
+
+
+def test_strict_refuses_the_ignored_fields(tmp_path: Path) -> None:
+    with run_here(tmp_path, "--device", "scripted", settings={"GENAI_STRICT": "true"}) as server:
+        for response, named in (
+            (chat(server, options={"num_ctx": 4096}), "options.num_ctx"),
+            (chat(server, options={"num_predict": 100_000}), "options.num_predict must be at most"),
+            (generate(server, images=["AA=="]), "images"),
+            (chat(server, truncate=True), "truncate"),
+        ):
+            assert (response.status_code, named in response.json()["error"]) == (400, True)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "says"),
+    [
+        ("/api/chat", {"model": "gpt-9", "messages": []}, 404, 'model "gpt-9" not found, try pulling it first'),
+        ("/api/chat", {"messages": 1}, 400, "messages must be a list"),
+        ("/api/chat", {"nonsense": 1}, 400, "nonsense is not a field"),
+        ("/api/generate", {"prompt": "x", "context": [1]}, 400, "context is not supported"),
+        ("/api/generate", {"prompt": "x" * 3000}, 400, "the input length exceeds the context length"),
+        ("/api/embed", {"model": "onnx-genai", "input": "x"}, 400, 'model "onnx-genai" makes no embeddings'),
+        ("/api/embed", {"model": "gpt-9", "input": "x"}, 404, "gpt-9"),
+        ("/api/create", {"model": "x", "from": "y"}, 400, "/api/create is not supported"),
+        ("/api/copy", {}, 400, "not supported"),
+        ("/api/push", {}, 400, "not supported"),
+        ("/api/blobs/sha256:00", {}, 400, "not supported"),
+        ("/api/nowhere", {}, 404, "Not Found"),
+        ("/api/tags", {}, 405, "Method Not Allowed"),
+    ],
+)
+def test_every_error_has_ollamas_form(scripted: RunningServer, path: str, body: Any, status: int, says: str) -> None:
+    response = scripted.client.post(path, json=body)
+    assert (response.status_code, list(response.json())) == (status, ["error"])
+    assert says in response.json()["error"]
+
+
+def test_a_model_cannot_be_deleted(scripted: RunningServer) -> None:
+    response = scripted.client.request("DELETE", "/api/delete", json={"model": "onnx-genai"})
+    assert (response.status_code, "not supported" in response.json()["error"]) == (400, True)
+    assert scripted.client.head("/api/blobs/sha256:00").status_code == 400
+
+
+def test_an_error_after_the_headers_is_the_last_line(scripted: RunningServer) -> None:
+    found = lines(chat(scripted, "fail at 2; say abc", stream=True))
+    assert [list(line) for line in found[2:]] == [["error"]]
+    assert chat(scripted, "fail at 2; say abc").status_code == 500
+
+
+def test_json_content_type_is_optional_except_for_web_pages(scripted: RunningServer) -> None:
+    text = json.dumps({"messages": [{"role": "user", "content": "say hi"}], "stream": False})
+    for kind in ({"content-type": "application/x-www-form-urlencoded"}, {}):
+        assert scripted.client.post("/api/chat", content=text, headers=kind).status_code == 200
+        for more in ({"origin": "http://localhost:3000"}, {"sec-fetch-site": "cross-site"}):
+            assert scripted.client.post("/api/chat", content=text, headers=kind | more).status_code == 400
+    assert scripted.client.post("/api/chat", content=text, headers={"content-type": "text/plain"}).status_code == 400
+
+
+@pytest.mark.parametrize("path", ["/api/chat", "/v1/chat/completions", "/v1/chat"])
+def test_a_body_of_bytes_counts_as_json(scripted: RunningServer, path: str) -> None:
+    text = json.dumps({"messages": [{"role": "user", "content": "say hi"}]})
+    for kind in ("application/octet-stream", "Application/Octet-Stream; charset=utf-8"):
+        answer = scripted.client.post(path, content=text, headers={"content-type": kind})
+        assert answer.status_code == 200, answer.text
+
+
+def test_disconnected_clients_answer_ends(scripted: RunningServer) -> None:
+    body = {"messages": [{"role": "user", "content": "delay 0.05; count 1000"}]}
+    with httpx.Client(base_url=scripted.url) as client, client.stream("POST", "/api/chat", json=body) as response:
+        next(response.iter_lines())
+    wait_until(lambda: scripted.idle("scripted:0") and scripted.idle("scripted:1"))
+
+
+@pytest.mark.parametrize(("path", "more"), [("/api/chat", {}), ("/api/chat", {"messages": []}), ("/api/generate", {})])
+def test_empty_request_loads_the_model(scripted: RunningServer, path: str, more: Any) -> None:
+    response = scripted.client.post(path, json={"model": "onnx-genai:latest", **more})
+    found = response.json()
+    assert (found["done"], found["done_reason"], found["model"]) == (True, "load", "onnx-genai:latest")
+
+
+@pytest.fixture(scope="module")
+def keyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    settings = {"GENAI_API_KEYS": f"user:{USER_KEY}", "GENAI_ADMIN_API_KEY": ADMIN_KEY, "GENAI_RATE_PER_KEY": "60"}
+    more = {"GENAI_CORS_ORIGINS": "https://app.example", "GENAI_MAX_BODY_BYTES": "2000"}
+    with run_here(tmp_path_factory.mktemp("keyed"), "--device", "scripted", settings=settings | more) as server:
+        yield server
+
+
+def _state(server: RunningServer, key: str) -> str:
+    (entry,) = server.client.get("/v1/models", headers={"authorization": f"Bearer {key}"}).json()["data"]
+    return str(entry["state"])
+
+
+def test_a_model_is_kept_as_long_as_an_operator_says(keyed: RunningServer) -> None:
+    admin, user = ({"authorization": f"Bearer {key}"} for key in (ADMIN_KEY, USER_KEY))
+    body = {"model": "onnx-genai", "prompt": "say hi", "stream": False}
+
+    def ask(headers: dict[str, str], **fields: Any) -> httpx.Response:
+        return keyed.client.post("/api/generate", json=body | fields, headers=headers)
+
+    response = ask(user, keep_alive=0)
+    assert (response.status_code, response.headers[HEADER]) == (200, "keep_alive")
+    refused = ask(user, prompt="", keep_alive=0)
+    assert (refused.status_code, refused.json()["error"].startswith("keep_alive: ")) == (403, True)
+    assert _state(keyed, USER_KEY) == "ready"
+    assert HEADER not in ask(admin, keep_alive="10m").headers
+    expires = keyed.client.get("/api/ps", headers=user).json()["models"][0]["expires_at"]
+    assert ask(admin, keep_alive=-1).status_code == 200
+    wait_until(lambda: keyed.client.get("/api/ps", headers=user).json()["models"][0]["expires_at"][:4] > expires[:4])
+    found = ask(admin, prompt="", keep_alive=0).json()
+    assert (found["done"], found["done_reason"]) == (True, "unload")
+    wait_until(lambda: _state(keyed, USER_KEY) == "unloaded")
+    assert keyed.client.get("/api/ps", headers=user).json() == {"models": []}
+    assert ask(user).json()["response"] == "hi"  # it is reloaded and stays loaded
+    assert ask(admin, keep_alive="0s").json()["response"] == "hi"
+    wait_until(lambda: _state(keyed, USER_KEY) == "unloaded")
+
+
+def test_keys_bodies_and_web_pages_are_treated_as_on_other_paths(keyed: RunningServer) -> None:
+    for method, path in (("GET", "/api/tags"), ("GET", "/api/version"), ("POST", "/api/chat"), ("POST", "/api/pull")):
+        response = keyed.client.request(method, path, json={} if method == "POST" else None)
+        assert (response.status_code, list(response.json())) == (401, ["error"])
+    user = {"authorization": f"Bearer {USER_KEY}"}
+    assert keyed.client.post("/api/pull", json={"model": "org/name"}, headers=user).status_code == 403
+    too_large = keyed.client.post("/api/chat", json={"messages": ["x" * 3000]}, headers=user)
+    assert (too_large.status_code, "GENAI_MAX_BODY_BYTES" in too_large.json()["error"]) == (400, True)
+    asked = {"origin": "https://app.example", "access-control-request-method": "POST"}
+    allowed = keyed.client.options("/api/chat", headers=asked)
+    assert allowed.headers["access-control-allow-origin"] == "https://app.example"
+
+
+def test_a_key_over_its_rate_is_refused_in_ollamas_form(tmp_path: Path) -> None:
+    settings = {"GENAI_API_KEYS": f"user:{USER_KEY}", "GENAI_RATE_PER_KEY": "1"}
+    with run_here(tmp_path, "--device", "scripted", settings=settings) as server:
+        server.client.headers["authorization"] = f"Bearer {USER_KEY}"
+        assert chat(server).status_code == 200
+        refused = chat(server)
+        assert (refused.status_code, list(refused.json())) == (429, ["error"])
+
+
+def test_requests_count_in_the_metrics_and_have_an_id(own_scripted: RunningServer) -> None:
+    def ended() -> float:
+        text = own_scripted.client.get("/metrics").text
+        found = [line for line in text.splitlines() if line.startswith("genai:request_success_total")]
+        return sum(float(line.rpartition(" ")[2]) for line in found)
+
+    before = ended()
+    assert chat(own_scripted, stream=True).headers["x-request-id"]
+    wait_until(lambda: ended() == before + 1)

@@ -1,0 +1,144 @@
+"""Ollama's bodies translated to those of chats and text completions."""
+
+import json
+from typing import Any
+
+import pytest
+
+from genai_server.apis.ollama.schemas import GenerateRequest
+from genai_server.apis.ollama.schemas import OllamaChatRequest as ChatRequest
+from genai_server.apis.ollama.translate import Chat, Raw, Translation
+from genai_server.errors import InvalidField
+
+ADD = {"function": {"name": "add", "arguments": {"a": 1}}}
+
+
+def chat(*messages: Any, **fields: Any) -> Chat:
+    found = Translation(ChatRequest.model_validate({"messages": list(messages), **fields}), "m").body
+    assert isinstance(found, Chat)
+    return found
+
+
+def question(**fields: Any) -> Chat | Raw:
+    return Translation(GenerateRequest.model_validate({"prompt": "say hi", **fields}), "m").body
+
+
+def test_options_are_sampling_fields() -> None:
+    given = {
+        "num_predict": 7,
+        "temperature": 0.5,
+        "top_k": 3,
+        "top_p": 0.9,
+        "min_p": 0.1,
+        "repeat_penalty": 1.2,
+        "presence_penalty": 0.3,
+        "frequency_penalty": 0.4,
+        "seed": 42,
+        "stop": ["a", "b"],
+    }
+    found = chat({"role": "user", "content": "x"}, options=given).model_dump(exclude_none=True)
+    names = {"num_predict": "max_tokens", "repeat_penalty": "repetition_penalty"}
+    assert found.items() >= {names.get(name, name): value for name, value in given.items()}.items()
+
+
+def test_ollamas_values_for_unlimited_set_no_limit() -> None:
+    for number in (-2, -1, 0):
+        assert question(options={"num_predict": number}).max_tokens is None
+    assert question(options={"top_k": -1}).top_k == 0
+    assert question(options={"seed": -1}).seed is None
+    assert question(options={"stop": []}).stop_strings == []
+
+
+@pytest.mark.parametrize(
+    ("options", "num_penalized"),
+    [
+        ({"repeat_penalty": 1.1}, 64),
+        ({"presence_penalty": 0.5}, 64),
+        ({"frequency_penalty": 0.5}, 64),
+        ({"repeat_penalty": 1.1, "repeat_last_n": 7}, 7),
+        ({"repeat_penalty": 1.1, "repeat_last_n": 0}, 0),
+        ({"repeat_penalty": 1.1, "repeat_last_n": -1}, -1),
+        ({"repeat_last_n": 3.0}, 3),
+        ({"temperature": 1}, None),
+        ({}, None),
+    ],
+)
+def test_penalties_look_at_the_last_64_tokens_by_default(options: dict[str, float], num_penalized: int | None) -> None:
+    assert question(options=options).repeat_last_n == num_penalized
+
+
+def test_a_raw_answer_has_all_that_fits() -> None:
+    found = question(raw=True)
+    assert isinstance(found, Raw)
+    assert (found.prompts, found.max_tokens, found.default_max_tokens) == (["say hi"], None, None)
+
+
+def test_a_prompt_is_a_question_unless_it_is_raw_or_has_a_suffix() -> None:
+    asked = question(system="Be brief.")
+    assert isinstance(asked, Chat)
+    assert [(one.role, one.content) for one in asked.messages] == [("system", "Be brief."), ("user", "say hi")]
+    infill = question(suffix="end")
+    assert isinstance(infill, Raw)
+    assert infill.suffix == "end"
+
+
+@pytest.mark.parametrize(
+    ("given", "effort"), [(None, None), (True, "medium"), (False, "none"), ("low", "low"), ("max", "max")]
+)
+def test_thinking_is_effort(given: Any, effort: str | None) -> None:
+    assert chat({"role": "user", "content": "x"}, think=given).reasoning_effort == effort
+
+
+def test_a_format_is_a_response_format() -> None:
+    schema = {"type": "object", "properties": {}}
+    for given, wanted in (("json", "json_object"), (schema, "json_schema"), ("", None)):
+        form = chat({"role": "user", "content": "x"}, format=given).response_format
+        assert (form and form.type) == wanted
+    assert question(raw=True, format="json").structured_outputs is not None
+
+
+def test_results_without_id_match_calls_by_tool_and_order() -> None:
+    times = {"function": {"name": "times", "arguments": {}}}
+    found = chat(
+        {"role": "user", "content": "x"},
+        {"role": "assistant", "content": "", "tool_calls": [ADD, times, ADD]},
+        {"role": "tool", "content": "one", "tool_name": "times"},
+        {"role": "tool", "content": "two"},
+        {"role": "tool", "content": "three", "tool_name": "add"},
+        {"role": "tool", "content": "of no call"},
+    )
+    calls = found.messages[1].tool_calls or []
+    assert [call.function.arguments for call in calls] == [json.dumps({"a": 1}), "{}", json.dumps({"a": 1})]
+    ids = [call.id for call in calls]
+    assert len(set(ids)) == 3
+    results = found.messages[2:]
+    assert [one.tool_call_id for one in results[:3]] == [ids[1], ids[0], ids[2]]
+    assert [one.name for one in results] == ["times", "add", "add", None]
+    assert results[3].tool_call_id not in ids
+
+
+def test_given_ids_and_thoughts_are_kept() -> None:
+    found = chat(
+        {"role": "assistant", "thinking": "so", "tool_calls": [{"id": "call_1", **ADD}]},
+        {"role": "tool", "content": "2", "tool_call_id": "call_1"},
+    )
+    assert found.messages[0].reasoning_content == "so"
+    assert (found.messages[0].tool_calls or [])[0].id == found.messages[1].tool_call_id == "call_1"
+
+
+@pytest.mark.parametrize(
+    ("inner", "outer"),
+    [
+        ("max_tokens (capped to 7)", "options.num_predict (capped to 7)"),
+        ("response_format.json_schema.schema: not", "format: not"),
+        ('reasoning_effort "medium" has no effect', "think true has no effect"),
+        ("reasoning_effort", "think"),
+        ("messages[0].content has", "system has"),
+        ("messages[1] must be", "prompt must be"),
+        ("structured_outputs.json must be", "format must be"),
+    ],
+)
+def test_fields_are_named_as_in_the_body(inner: str, outer: str) -> None:
+    body = GenerateRequest.model_validate({"prompt": "x", "system": "y", "think": True})
+    error = Translation(body, "m").outer(InvalidField(inner, param="max_tokens"))
+    assert (error.message, error.param) == (outer, "options.num_predict")

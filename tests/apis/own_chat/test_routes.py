@@ -1,0 +1,278 @@
+"""/v1/chat and /v1/chat/stream over real sockets."""
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.running_server import RunningServer, body, wait_until
+
+
+def test_chat_accepts_the_parameters_of_openais_endpoint(scripted: RunningServer) -> None:
+    fields: dict[str, Any] = {"max_completion_tokens": 2, "store": True, "parallel_tool_calls": False, "logprobs": True}
+    answer = scripted.chat("say hello", **fields).json()
+    assert (answer["content"], answer["finish_reason"]) == ("he", "length")
+    with scripted.stream("say hello", **fields) as events:
+        assert "".join(json.loads(event)["token"] for event in events).removesuffix("[DONE]") == "he"
+
+
+def test_chat_answers_in_one_piece_with_metrics(scripted: RunningServer) -> None:
+    response = scripted.chat("say hello")
+    assert response.status_code == 200
+    answer = response.json()
+    assert answer["content"] == "hello"
+    assert answer["finish_reason"] == "stop"
+    assert answer["id"] == response.headers["x-request-id"]
+    metrics = answer["metrics"]
+    assert set(metrics) == {
+        "ttft",
+        "total_latency",
+        "tokens_per_second",
+        "output_tokens_per_second",
+        "input_tokens",
+        "output_tokens",
+        "tpot",
+        "breakdown",
+        "model",
+    }
+    assert metrics["ttft"] is None
+    assert metrics["output_tokens"] == 5
+    assert metrics["model"] == "onnx-genai"
+    assert metrics["output_tokens_per_second"] == pytest.approx(1 / metrics["tpot"], rel=1e-4)
+    total = metrics["input_tokens"] + metrics["output_tokens"]
+    assert metrics["tokens_per_second"] == pytest.approx(total / metrics["total_latency"], rel=1e-4)
+
+
+def test_rates_of_a_single_token_are_unknown(scripted: RunningServer) -> None:
+    metrics = scripted.chat("say x").json()["metrics"]
+    assert metrics["output_tokens"] == 1
+    assert metrics["tpot"] is None
+    assert metrics["output_tokens_per_second"] is None
+
+
+def test_stream_sends_each_token_and_ends_with_done_and_metrics(scripted: RunningServer) -> None:
+    with scripted.stream("count 3") as events:
+        assert events.response.headers["content-type"].startswith("text/event-stream")
+        found = [json.loads(event) for event in events]
+    assert [event["token"] for event in found[:-1]] == list("1, 2, 3")
+    last = found[-1]
+    assert last["done"] is True
+    assert last["token"] == "[DONE]"
+    assert last["finish_reason"] == "stop"
+    assert last["id"] == events.response.headers["x-request-id"]
+    assert 0 < last["metrics"]["ttft"] <= last["metrics"]["total_latency"]
+
+
+def test_tokens_are_sent_while_the_answer_is_made(scripted: RunningServer) -> None:
+    with scripted.stream("hold 1 at 5; count 20") as events:
+        reader = iter(events)
+        first = [json.loads(next(reader))["token"] for _ in range(5)]
+        assert "".join(first) == "1, 2,"
+        assert scripted.device("scripted:0")["running"] + scripted.device("scripted:1")["running"] == 1
+        rest = [json.loads(event)["token"] for event in reader]
+    assert "".join(rest[:-1]) == " 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20"
+
+
+def test_a_character_of_several_tokens_is_never_shown_broken(scripted: RunningServer) -> None:
+    with scripted.stream("say é👋世") as events:
+        found = [json.loads(event)["token"] for event in events]
+    assert found == ["é", "👋", "世", "[DONE]"]
+
+
+def test_unicode_line_separators_are_escaped(scripted: RunningServer) -> None:
+    with scripted.stream("say a\u2028b\u2029c\x85d") as events:
+        found = [json.loads(event)["token"] for event in events]
+    assert "".join(found[:-1]) == "a\u2028b\u2029c\x85d"
+
+
+def test_a_character_cut_by_max_tokens_is_left_out(scripted: RunningServer) -> None:
+    answer = scripted.chat("say ab👋", max_tokens=4).json()
+    assert answer["content"] == "ab"
+    assert answer["finish_reason"] == "length"
+    assert answer["metrics"]["output_tokens"] == 4
+
+
+def test_max_tokens_ends_an_answer_with_length(scripted: RunningServer) -> None:
+    answer = scripted.chat("say hello", max_tokens=3).json()
+    assert (answer["content"], answer["finish_reason"]) == ("hel", "length")
+
+
+def test_max_length_bounds_prompt_plus_answer(scripted: RunningServer) -> None:
+    metrics = scripted.chat("count 1000" + " " * 1900, max_tokens=2000).json()["metrics"]
+    assert metrics["input_tokens"] + metrics["output_tokens"] == 2000
+
+
+def test_ignore_eos_continues_to_max_tokens(scripted: RunningServer) -> None:
+    answer = scripted.chat("say hi", ignore_eos=True, max_tokens=50).json()
+    assert (answer["content"], answer["finish_reason"]) == ("hi", "length")
+    assert answer["metrics"]["output_tokens"] == 50
+
+
+def test_the_request_runs_on_the_device_that_it_names(scripted: RunningServer) -> None:
+    for device in ("scripted:0", "scripted:1"):
+        with scripted.stream("delay 0.02; count 300", device=device) as events:
+            next(iter(events))
+            assert scripted.device(device)["running"] == 1
+        wait_until(lambda device=device: scripted.idle(device))  # type: ignore[misc]
+
+
+def test_default_device_is_the_least_loaded(scripted: RunningServer) -> None:
+    with scripted.stream("delay 0.02; count 300", device="scripted:0") as busy:
+        next(iter(busy))
+        with scripted.stream("delay 0.02; count 300") as events:
+            next(iter(events))
+            assert scripted.device("scripted:1")["running"] == 1
+
+
+def test_disconnected_streaming_client_frees_its_slot(scripted: RunningServer) -> None:
+    with scripted.stream("delay 0.02; count 1000", device="scripted:0") as events:
+        next(iter(events))
+    wait_until(lambda: scripted.idle("scripted:0"), 5)
+
+
+def test_disconnected_client_without_a_stream_frees_its_slot(scripted: RunningServer) -> None:
+    import socket
+
+    payload = json.dumps(body("delay 0.02; count 1000", device="scripted:0")).encode()
+    host, port = scripted.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port))) as sock:
+        head = f"POST /v1/chat HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/json\r\n"
+        sock.sendall(head.encode() + f"content-length: {len(payload)}\r\n\r\n".encode() + payload)
+        wait_until(lambda: scripted.device("scripted:0")["running"] == 1)
+    wait_until(lambda: scripted.idle("scripted:0"), 5)
+
+
+def test_a_failure_after_the_headers_is_the_last_event(scripted: RunningServer) -> None:
+    with scripted.stream("fail at 2; say hello") as events:
+        found = [json.loads(event) for event in events]
+    assert [event.get("token") for event in found[:-1]] == ["h", "e"]
+    assert found[-1] == {
+        "error": {"message": "scripted failure", "type": "server_error", "param": None, "code": "runner_failed"}
+    }
+
+
+def test_a_failure_of_a_plain_answer_is_a_500(scripted: RunningServer) -> None:
+    response = scripted.chat("fail at 2; say hello")
+    assert response.status_code == 500
+    assert response.json()["error"]["code"] == "runner_failed"
+
+
+def test_the_failure_of_one_request_disturbs_no_other(scripted: RunningServer) -> None:
+    with scripted.stream("delay 0.02; count 30", device="scripted:0") as events:
+        reader = iter(events)
+        next(reader)
+        assert scripted.chat("fail at 0", device="scripted:0").status_code == 500
+        found = [json.loads(event) for event in reader]
+    assert found[-1]["finish_reason"] == "stop"
+
+
+BAD_BODIES: list[tuple[dict[str, Any], str, str]] = [
+    ({}, "messages", "messages is required"),
+    ({"messages": []}, "messages", "must have at least 1 element(s); given []"),
+    (
+        {"messages": body("x")["messages"] * 4097},
+        "messages",
+        "must have at most 4096 element(s), given 4097; given [",
+    ),
+    ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role", 'given "robot"'),
+    ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role", 'must be "system", "'),
+    ({"messages": [{"role": "user"}]}, "messages[0].content", "is required"),
+    ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content", "given 5"),
+    ({"messages": "x"}, "messages", 'given "x"'),
+    (body("x", temperature=3), "temperature", "must be at most 2.0; given 3"),
+    (body("x", temperature="warm"), "temperature", 'given "warm"'),
+    (body("x", temperature=-0.1), "temperature", "must be at least 0.0; given -0.1"),
+    (body("x", top_p=-0.1), "top_p", "must be at least 0.0; given -0.1"),
+    (body("x", top_k=-1), "top_k", "given -1"),
+    (body("x", seed=2**63), "seed", "given 9223372036854775808"),
+    (body("x", seed=True), "seed", "given true"),
+    (body("x", max_tokens=0), "max_tokens", "must be at least 1; given 0"),
+    (body("x", max_tokens=2001), "max_tokens", "at most 2000 (GENAI_MAX_LENGTH), given 2001"),
+    (body("x" * 3000), "messages", "This model's maximum context length is 2000 tokens. However, your messages"),
+    (body("x", device="cuda"), "device", 'one of: scripted:0, scripted:1; given: "cuda"'),
+    (body("x", best_of=2), "best_of", "best_of is not a field"),
+]
+
+
+@pytest.mark.parametrize(("bad", "param", "says"), BAD_BODIES, ids=lambda value: str(value)[:40])
+@pytest.mark.parametrize("path", ["/v1/chat", "/v1/chat/stream"])
+def test_bad_input_is_a_400_that_names_the_field(
+    scripted: RunningServer, path: str, bad: dict[str, Any], param: str, says: str
+) -> None:
+    response = scripted.client.post(path, json=bad)
+    error = response.json()["error"]
+    assert response.status_code == 400
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["type"] == "invalid_request_error"
+    assert error["param"] == param
+    assert says in error["message"]
+
+
+def test_a_model_that_is_not_served_is_a_404(scripted: RunningServer) -> None:
+    response = scripted.chat("x", model="gpt-9")
+    assert response.status_code == 404
+    assert response.json()["error"]["code"] == "model_not_found"
+    assert response.json()["error"]["param"] == "model"
+
+
+def test_the_served_model_may_be_named(scripted: RunningServer) -> None:
+    assert scripted.chat("say x", model="onnx-genai").json()["content"] == "x"
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "other"), [("/v1/chat", True, "/v1/chat/stream"), ("/v1/chat/stream", False, "/v1/chat")]
+)
+def test_the_other_way_to_answer_is_refused_with_its_endpoint(
+    scripted: RunningServer, path: str, value: bool, other: str
+) -> None:
+    error = scripted.client.post(path, json=body("say x", stream=value)).json()["error"]
+    assert error["param"] == "stream"
+    assert f"POST {other} " in error["message"]
+    assert scripted.client.post(path, json=body("say x", stream=not value)).status_code == 200
+
+
+def _sampled(path: str, top_p: float) -> dict[str, Any]:
+    """The body for a sampled answer to a greeting, in the form of each API."""
+    messages = [{"role": "user", "content": "Hello!"}]
+    sampling = {"temperature": 1.0, "top_p": top_p}
+    match path:
+        case "/v1/completions":
+            return {"prompt": "Hello!", "max_tokens": 12, **sampling}
+        case "/v1/responses":
+            return {"input": "Hello!", "max_output_tokens": 16, **sampling}
+        case "/api/chat":
+            return {"messages": messages, "model": "onnx-genai", "stream": False, "options": sampling}
+        case "/api/generate":
+            return {"prompt": "Hello!", "model": "onnx-genai", "stream": False, "options": sampling}
+        case _:
+            return {"messages": messages, "max_tokens": 12, **sampling}
+
+
+def _text(path: str, answer: dict[str, Any]) -> Any:
+    match path:
+        case "/v1/chat" | "/v1/messages":
+            return answer["content"]
+        case "/v1/chat/completions":
+            return answer["choices"][0]["message"]["content"]
+        case "/v1/completions":
+            return answer["choices"][0]["text"]
+        case "/v1/responses":
+            return answer["output"][0]["content"][0]["text"]
+        case "/api/chat":
+            return answer["message"]["content"]
+        case _:
+            return answer["response"]
+
+
+PATHS = ["/v1/chat", "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/api/chat"]
+
+
+@pytest.mark.parametrize("path", [*PATHS, "/api/generate"])
+def test_top_p_0_is_greedy_in_each_api(demo: RunningServer, path: str) -> None:
+    greedy = _sampled(path, 1.0)
+    greedy.get("options", greedy)["temperature"] = 0.0
+    expected = _text(path, demo.client.post(path, json=greedy).json())
+    for _ in range(3):
+        response = demo.client.post(path, json=_sampled(path, 0))
+        assert response.status_code == 200, response.text
+        assert _text(path, response.json()) == expected

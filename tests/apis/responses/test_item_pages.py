@@ -1,0 +1,41 @@
+"""Pages of items in OpenAI's form."""
+
+import asyncio
+import json
+import threading
+from typing import Any
+
+import msgspec
+import pytest
+
+from genai_server.apis.responses.item_pages import items_response, page_response
+from genai_server.apis.responses.records import Page
+
+
+def test_a_page_names_its_first_and_last_item() -> None:
+    page = Page([("a", {"id": "a"}), ("b", msgspec.Raw(b'{"id": "b"}'))], has_more=True)
+    assert json.loads(bytes(asyncio.run(page_response(page)).body)) == {
+        "object": "list",
+        "data": [{"id": "a"}, {"id": "b"}],
+        "first_id": "a",
+        "last_id": "b",
+        "has_more": True,
+    }
+
+
+def test_an_empty_page_names_none() -> None:
+    body = json.loads(bytes(asyncio.run(items_response([])).body))
+    assert (body["data"], body["first_id"], body["last_id"], body["has_more"]) == ([], None, None, False)
+
+
+def test_a_page_is_encoded_outside_of_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    encode, threads = msgspec.json.encode, set()
+
+    def noted(part: Any) -> bytes:
+        threads.add(threading.current_thread())
+        return encode(part)
+
+    monkeypatch.setattr(msgspec.json, "encode", noted)
+    asyncio.run(items_response([{"id": "a"}]))
+    assert threads
+    assert threading.main_thread() not in threads

@@ -1,0 +1,145 @@
+"""Items of conversations: as sent, as stored and as chat messages."""
+
+from typing import Any
+
+import pytest
+from openai.types.responses import ResponseItem
+from pydantic import TypeAdapter, ValidationError
+
+from genai_server.apis.responses.items import encrypted, given_items, to_messages
+from genai_server.apis.responses.schemas import ResponsesRequest
+from genai_server.apis.shared.base import JsonObject
+from genai_server.errors import InvalidField
+
+ITEMS: TypeAdapter[Any] = TypeAdapter(list[ResponseItem])
+CALL = {"type": "function_call", "call_id": "call_1", "name": "add", "arguments": '{"a": 1}'}
+OUTPUT = {"type": "function_call_output", "call_id": "call_1", "output": "2"}
+THOUGHT = {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "so"}]}
+
+
+def _given(given: Any, kept: dict[str, JsonObject] | None = None) -> list[JsonObject]:
+    return given_items(ResponsesRequest.model_validate({"input": given}).input, kept or {})
+
+
+def _messages(*given: Any) -> list[dict[str, Any]]:
+    return [message.for_template() for message in to_messages(_given(list(given)))]
+
+
+def test_a_text_is_a_message_of_the_user() -> None:
+    (item,) = _given("hi")
+    assert (item["role"], item["content"]) == ("user", [{"type": "input_text", "text": "hi"}])
+
+
+def test_all_items_are_kept_in_a_form_that_openais_client_reads() -> None:
+    items = _given(
+        [
+            {"role": "developer", "content": "Be brief."},
+            {"role": "user", "content": [{"type": "input_text", "text": "1 + 1?"}]},
+            THOUGHT,
+            CALL,
+            OUTPUT,
+            {**OUTPUT, "output": [{"type": "input_text", "text": "2"}]},
+            {"role": "assistant", "content": [{"type": "output_text", "text": "2", "annotations": []}]},
+        ]
+    )
+    read = ITEMS.validate_python(items)
+    assert [item.type for item in read] == [item["type"] for item in items]
+    assert {item.status for item in read} == {"completed"}
+    assert len({item.id for item in read}) == len(items)
+
+
+def test_an_item_that_comes_back_keeps_its_id_and_status() -> None:
+    (item,) = _given([{**CALL, "id": "fc_7", "status": "incomplete"}])
+    assert (item["id"], item["status"]) == ("fc_7", "incomplete")
+
+
+def test_reference_resolves_to_its_item() -> None:
+    kept = {"msg_1": {"id": "msg_1", "type": "message"}}
+    assert _given([{"type": "item_reference", "id": "msg_1"}, {"id": "msg_1"}], kept) == [kept["msg_1"]] * 2
+    with pytest.raises(InvalidField, match='"msg_2"') as unknown:
+        _given([{"role": "user", "content": "hi"}, {"id": "msg_2"}], kept)
+    assert unknown.value.param == "input[1].id"
+
+
+def test_null_fields_that_openais_client_adds_are_accepted() -> None:
+    call = {
+        **CALL,
+        "id": "fc_1",
+        "status": "completed",
+        "caller": {"type": "direct"},
+        "namespace": None,
+        "async_": None,
+    }
+    output = {**OUTPUT, "caller": None, "namespace": None, "created_by": None}
+    assert _messages(call, output) == _messages(CALL, OUTPUT)
+    with pytest.raises(ValidationError):
+        _given([{**CALL, "caller": {"type": "program", "caller_id": "c"}}])
+
+
+def test_namespaced_call_keeps_its_namespace_and_name_for_models() -> None:
+    call = {**CALL, "namespace": "crm"}
+    (kept,) = _given([call])
+    assert (kept["name"], kept["namespace"]) == ("add", "crm")
+    (turn,) = _messages(call)
+    assert turn["tool_calls"][0]["function"]["name"] == "crm__add"
+
+
+def test_each_message_keeps_its_role_and_its_text() -> None:
+    messages = _messages(
+        {"role": "system", "content": "s"},
+        {"role": "developer", "content": "d"},
+        {"role": "user", "content": [{"type": "input_text", "text": "a"}, {"type": "input_text", "text": "b"}]},
+        {"role": "assistant", "content": "c"},
+    )
+    assert [(message["role"], message["content"]) for message in messages] == [
+        ("system", "s"),
+        ("developer", "d"),
+        ("user", "ab"),
+        ("assistant", "c"),
+    ]
+
+
+def test_reasoning_text_and_calls_of_one_turn_are_one_message() -> None:
+    said = {"role": "assistant", "content": "I add."}
+    other = {**CALL, "call_id": "call_2"}
+    turn, *outputs = _messages(THOUGHT, said, CALL, other, OUTPUT, {**OUTPUT, "call_id": "call_2", "name": "add"})
+    assert (turn["reasoning_content"], turn["content"]) == ("so", "I add.")
+    assert [call["id"] for call in turn["tool_calls"]] == ["call_1", "call_2"]
+    assert turn["tool_calls"][0]["function"] == {"name": "add", "arguments": '{"a": 1}'}
+    assert outputs == [
+        {"role": "tool", "tool_call_id": "call_1", "content": "2"},
+        {"role": "tool", "tool_call_id": "call_2", "content": "2", "name": "add"},
+    ]
+
+
+def test_lone_calls_have_null_content_and_lone_thoughts_empty() -> None:
+    assert _messages(CALL)[0]["content"] is None
+    assert _messages(THOUGHT)[0]["content"] == ""
+
+
+def test_a_new_thought_or_a_second_message_begins_a_new_turn() -> None:
+    said = {"role": "assistant", "content": "x"}
+    assert len(_messages(said, said)) == 2
+    assert len(_messages(said, THOUGHT)) == 2
+    assert len(_messages(CALL, THOUGHT)) == 2
+    assert len(_messages(THOUGHT, THOUGHT)) == 1
+    assert len(_messages(CALL, said)) == 1
+
+
+def test_output_of_an_unknown_call_is_refused() -> None:
+    with pytest.raises(InvalidField, match='"call_1"') as refused:
+        _messages({"role": "user", "content": "x"}, OUTPUT, CALL)
+    assert refused.value.param == "input"
+
+
+def test_encrypted_reasoning_comes_back_as_it_was() -> None:
+    bare = {"type": "reasoning", "summary": [], "encrypted_content": encrypted("só")}
+    assert _messages(bare)[0]["reasoning_content"] == "só"
+    with pytest.raises(InvalidField) as foreign:
+        _given([{**bare, "encrypted_content": "gAAA_-"}])
+    assert foreign.value.param == "input[0].encrypted_content"
+
+
+def test_reasoning_without_content_is_its_summary() -> None:
+    bare = {"type": "reasoning", "summary": [{"type": "summary_text", "text": "so"}]}
+    assert _messages(bare)[0]["reasoning_content"] == "so"

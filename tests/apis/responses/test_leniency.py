@@ -1,0 +1,71 @@
+"""Fields that are removed from bodies of the Responses API, and fields that are left to be refused."""
+
+from copy import deepcopy
+from typing import Any
+
+import pytest
+
+from genai_server.apis.responses.leniency import leave_out
+
+FUNCTION = {"type": "function", "name": "add", "parameters": {"type": "object"}}
+IMAGE = {"type": "input_image", "image_url": "data:image/png;base64,AA=="}
+NO_IMAGE = {"type": "input_text", "text": "[image left out: this model reads text only]"}
+
+
+@pytest.mark.parametrize(
+    ("given", "left", "names"),
+    [
+        ({"client_metadata": {"a": "b"}}, {}, ["client_metadata"]),
+        ({"text": {"verbosity": "low"}}, {"text": {}}, ["text.verbosity"]),
+        (
+            {"tools": [{"type": "web_search"}, FUNCTION, {"type": "mcp"}]},
+            {"tools": [FUNCTION]},
+            ["tools[0] (web_search)", "tools[2] (mcp)"],
+        ),
+        (
+            {"input": [{"role": "user", "content": [IMAGE]}]},
+            {"input": [{"role": "user", "content": [NO_IMAGE]}]},
+            ["input[0].content[0] (image)"],
+        ),
+        (
+            {"input": [{"type": "function_call_output", "output": [IMAGE]}]},
+            {"input": [{"type": "function_call_output", "output": [NO_IMAGE]}]},
+            ["input[0].output[0] (image)"],
+        ),
+    ],
+    ids=["field", "value", "server tools", "image", "image of an output"],
+)
+def test_ignored_fields_are_removed_and_named(given: dict[str, Any], left: dict[str, Any], names: list[str]) -> None:
+    body = deepcopy(given)
+    assert (leave_out(body), body) == (names, left)
+
+
+def test_namespace_is_replaced_by_its_functions_with_its_name() -> None:
+    body = {"tools": [{"type": "namespace", "name": "math", "tools": [FUNCTION]}, FUNCTION]}
+    assert leave_out(body) == []
+    assert body == {"tools": [{**FUNCTION, "namespace": "math"}, FUNCTION]}
+
+
+def test_a_function_keeps_its_namespaces_description() -> None:
+    functions: list[Any] = [{**FUNCTION, "description": "Adds."}, 5]
+    body: Any = {"tools": [{"type": "namespace", "name": "math", "description": "Numbers.", "tools": functions}]}
+    assert leave_out(body) == []
+    assert body["tools"] == [{**functions[0], "namespace": "math", "namespace_description": "Numbers."}, 5]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"unknown": 1},
+        {"text": {"verbosity": "loud"}, "reasoning": {"summary": "auto"}},
+        {"tools": [{"type": "custom", "name": "patch"}, {"type": "namespace", "name": "a"}, {"type": []}, 5]},
+        {"background": True, "truncation": "auto", "conversation": "c"},
+        {"input": "x", "tools": 5},
+        [],
+        None,
+    ],
+)
+def test_all_else_stays(body: Any) -> None:
+    before = repr(body)
+    assert leave_out(body) == []
+    assert repr(body) == before

@@ -1,0 +1,545 @@
+"""What is stored of responses and conversations, and for how long. Memory and file behave alike; the file may be full,
+read-only or damaged, and outlives the server.
+"""
+
+import json
+import os
+import sqlite3
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from genai_server.apis.responses import record_database
+from genai_server.apis.responses.record_database import Key, RecordDatabase
+from genai_server.apis.responses.records import Record, encode_items, encode_record
+from genai_server.apis.responses.schemas import InputItemsParameters
+from genai_server.apis.shared.base import JsonObject
+from genai_server.errors import InvalidField, StoreUnavailable
+from tests.apis.responses.test_records import record
+
+NAME = "responses.sqlite"
+MANY = 10**9
+Make = Callable[..., RecordDatabase]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / NAME
+
+
+@pytest.fixture
+def file(path: Path) -> Iterator[RecordDatabase]:
+    with closing(RecordDatabase(path, 1000, 2_000_000)) as file:
+        yield file
+
+
+@pytest.fixture(params=["memory", "file"])
+def database(request: pytest.FixtureRequest, path: Path) -> Make:
+    def make(*ids: str, size: int = 3, num_bytes: int = 100_000) -> RecordDatabase:
+        made = RecordDatabase(path if request.param == "file" else None, size, num_bytes)
+        request.addfinalizer(made.close)
+        for id in ids:
+            put(made, record(id))
+        return made
+
+    return make
+
+
+def put(database: RecordDatabase, stored: Record) -> None:
+    database.put(encode_record(stored))
+    make_room(database, stored.owner)
+
+
+def make_room(database: RecordDatabase, owner: str | None = None) -> list[str]:
+    evicted = []
+    while (id := database.evict(owner)) is not None:
+        evicted.append(id)
+    return evicted
+
+
+def conversation(num_items: int, text: str = "", owner: str | None = None) -> Record:
+    items = [{"id": f"i{number}", "role": "user", "text": text} for number in range(num_items)]
+    return Record({"id": "conv", "object": "conversation", "metadata": {}}, items, owner)
+
+
+CONV = Key("conversation", "conv", None)
+
+
+def response(id: str, owner: str | None = None) -> Key:
+    return Key("response", id, owner)
+
+
+def got(database: RecordDatabase, id: str, owner: str | None = None) -> JsonObject | None:
+    """A response as a client sees it."""
+    found = database.get(response(id, owner))
+    if found is None:
+        return None
+    return {**found.value, "output": [json.loads(bytes(item)) for item in found.value["output"]]}
+
+
+def kept(database: RecordDatabase, *ids: str, owner: str | None = None) -> list[str]:
+    return [id for id in ids if database.find_items({f"in_{id}": 1}, owner, MANY)]
+
+
+def query(**given: Any) -> InputItemsParameters:
+    return InputItemsParameters.model_validate(given)
+
+
+def page_ids(database: RecordDatabase, key: Key, **given: Any) -> list[str]:
+    page = database.page(key, query(**given))
+    assert page is not None
+    return [id for id, _ in page.items]
+
+
+def history(database: RecordDatabase, key: Key, **given: Any) -> list[str]:
+    found = database.history(key, **{"max_bytes": MANY, **given})
+    assert found is not None
+    return [json.loads(item)["id"] for item in found.items]
+
+
+# limits
+
+
+def test_the_record_used_last_is_kept_longest(database: Make) -> None:
+    store = database("a", "b", "c")
+    assert got(store, "a") == record("a").value
+    put(store, record("d"))
+    assert kept(store, "a", "b", "c", "d") == ["a", "c", "d"]
+
+
+def test_all_records_together_have_a_size(database: Make) -> None:
+    store = database(num_bytes=3000)
+    for id in "abcd":
+        put(store, record(id, text="x" * 1000))
+    assert kept(store, "a", "b", "c", "d") == ["c", "d"]
+    assert store.delete("c", None)
+    put(store, record("e", text="x" * 1000))
+    assert kept(store, "c", "d", "e") == ["d", "e"]
+
+
+def test_a_record_larger_than_the_limit_evicts_none(database: Make) -> None:
+    store = database("a", num_bytes=1000)
+    with pytest.raises(InvalidField, match="at most 1000 .GENAI_RESPONSE_STORE_BYTES"):
+        put(store, record("b", text="x" * 1000))
+    assert kept(store, "a", "b") == ["a"]
+
+
+def test_a_record_has_a_largest_number_of_items(database: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(record_database, "MAX_ROWS", 3)
+    store = database()
+    with pytest.raises(InvalidField, match="4 items and events, .* at most 3"):
+        put(store, conversation(4))
+    put(store, conversation(2))
+    with pytest.raises(InvalidField, match="would have 4"):
+        store.append(CONV, encode_items([{"id": "x"}, {"id": "y"}]))
+    assert history(store, CONV) == ["i0", "i1"]
+
+
+def test_owner_with_most_records_is_evicted_from(database: Make) -> None:
+    store = database()
+    put(store, record("a", owner="alice"))
+    for id in "bcde":
+        put(store, record(id, owner="bob"))
+    assert kept(store, *"bcde", owner="bob") == ["d", "e"]
+    assert kept(store, "a", owner="alice") == ["a"]
+    for id in "fg":
+        put(store, record(id, owner="alice"))
+    assert kept(store, *"afg", owner="alice") == ["f", "g"]
+    assert kept(store, *"de", owner="bob") == ["e"]
+
+
+def test_an_owner_of_large_records_evicts_no_small_ones(database: Make) -> None:
+    store = database("a", "b", "c", size=100, num_bytes=3000)
+    for id in "lm":
+        put(store, record(id, text="x" * 1500, owner="alice"))
+    assert kept(store, "a", "b", "c") == ["a", "b", "c"]
+    assert got(store, "l", "alice") is None
+    assert got(store, "m", "alice") is not None
+
+
+def test_one_eviction_removes_one_record(database: Make) -> None:
+    store = database("a", "b", "c", num_bytes=2000)
+    store.put(encode_record(record("d", text="x" * 1800)))
+    assert store.evict(None) == "a"
+    assert kept(store, *"abcd") == ["b", "c", "d"]
+    assert make_room(store) == ["b"]
+
+
+def test_appending_to_a_conversation_evicts_others(database: Make) -> None:
+    store = database("a", num_bytes=1000)
+    put(store, conversation(1))
+    assert store.append(CONV, encode_items([{"id": "x" * 850}]))
+    assert make_room(store) == ["a"]
+
+
+def test_a_running_response_is_evicted_last(database: Make) -> None:
+    store = database()
+    put(store, replace(record("a", "in_progress"), run="now"))
+    for id in "bcd":
+        put(store, record(id))
+    assert kept(store, *"abcd") == ["a", "c", "d"]
+    assert store.complete(encode_record(record("a", text="end")))
+    got(store, "c")
+    got(store, "d")
+    put(store, record("e"))
+    assert kept(store, *"acde") == ["c", "d", "e"]
+
+
+# look-ups
+
+
+def test_a_record_is_visible_to_its_owner_only(database: Make) -> None:
+    store = database()
+    put(store, record("a", owner="alice"))
+    put(store, conversation(1, owner="alice"))
+    assert got(store, "a", "alice") == record("a").value
+    for stranger in ("bob", None):
+        for key in (response("a", stranger), Key("conversation", "conv", stranger)):
+            assert store.get(key) is None
+            assert store.page(key, query()) is None
+            assert store.history(key, MANY) is None
+            assert store.item(key, "i0") is None
+            assert store.events(key, -1) is None
+            assert not store.append(key, encode_items([{"id": "x"}]))
+            assert not store.remove_item(key, "i0")
+            assert store.set_value(key, dict) is None
+            assert not store.delete(key.id, stranger)
+        assert not store.complete(encode_record(record("a", owner=stranger)))
+        assert store.find_items({"in_a": 1, "i0": 1}, stranger, MANY) == {}
+    assert store.delete("a", "alice")
+    assert store.find_items({"in_a": 1}, "alice", MANY) == {}
+
+
+def test_conversation_id_is_not_a_response_id(database: Make) -> None:
+    store = database("a")
+    put(store, conversation(1))
+    assert store.get(response("conv")) is None
+    assert store.get(Key("conversation", "a", None)) is None
+
+
+def test_items_are_found_in_input_and_output(database: Make) -> None:
+    store = database("a")
+    found = store.find_items({"in_a": 1, "out_a": 1, "x": 1}, None, MANY)
+    assert found == {"in_a": b'{"id":"in_a"}', "out_a": b'{"id":"out_a","text":""}'}
+
+
+def test_an_item_of_several_records_is_the_newest(database: Make) -> None:
+    store = database()
+    for id, text in (("a", "old"), ("b", "new")):
+        put(store, Record({"id": id, "object": "conversation"}, [{"id": "x", "text": text}]))
+    assert json.loads(store.find_items({"x": 1}, None, MANY)["x"])["text"] == "new"
+    assert json.loads(store.item(Key("conversation", "a", None), "x") or b"")["text"] == "old"
+
+
+def test_references_count_each_time(database: Make) -> None:
+    store = database("a")
+    size = len(b'{"id":"in_a"}')
+    assert store.find_items({"in_a": 3}, None, 3 * size)
+    with pytest.raises(InvalidField, match=f"at most {3 * size - 1} bytes"):
+        store.find_items({"in_a": 3}, None, 3 * size - 1)
+
+
+def test_pages_have_the_requested_items(database: Make) -> None:
+    store = database()
+    put(store, conversation(5))
+    assert page_ids(store, CONV) == ["i4", "i3", "i2", "i1", "i0"]
+    assert page_ids(store, CONV, order="asc", limit=2) == ["i0", "i1"]
+    assert page_ids(store, CONV, order="asc", limit=2, after="i1") == ["i2", "i3"]
+    assert page_ids(store, CONV, limit=2, after="i3") == ["i2", "i1"]
+    assert page_ids(store, CONV, after="i0") == []
+    with pytest.raises(InvalidField, match='after must be the id of an input item, given "x"'):
+        page_ids(store, CONV, after="x")
+    for limit, has_more in ((4, True), (5, False)):
+        page = store.page(CONV, query(limit=limit))
+        assert page is not None
+        assert page.has_more is has_more
+
+
+def test_a_page_of_large_items_ends_early(database: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = database()
+    put(store, conversation(9, text="x" * 1000))
+    monkeypatch.setattr(record_database, "MAX_PAGE_BYTES", 3000)
+    assert page_ids(store, CONV, order="asc") == ["i0", "i1"]
+    monkeypatch.setattr(record_database, "MAX_PAGE_BYTES", 10)  # a page has at least one item
+    page = store.page(CONV, query(order="asc", after="i7"))
+    assert page is not None
+    assert [id for id, _ in page.items] == ["i8"]
+
+
+def test_a_history_has_items_and_output_in_order(database: Make) -> None:
+    store = database("a")
+    assert history(store, response("a")) == ["in_a", "out_a"]
+
+
+def test_a_history_that_is_too_large_is_refused_or_cut(database: Make) -> None:
+    store = database()
+    put(store, conversation(9, text="x" * 1000))
+    with pytest.raises(InvalidField, match='"conv" has more than 2500 bytes'):
+        history(store, CONV, max_bytes=2500)
+    found = store.history(CONV, 5000, is_shortened=True)
+    assert found is not None
+    assert found.first is not None
+    assert [json.loads(item)["id"] for item in (found.first, *found.items)] == ["i0", "i7", "i8"]
+
+
+def test_events_are_read_from_a_place_on(database: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = database("b")
+    put(store, replace(record("a"), events=[{"number": number} for number in range(5)]))
+    assert [store.get(response(id)).has_events for id in "ab"] == [True, False]  # type: ignore[union-attr]
+    monkeypatch.setattr(record_database, "_MAX_PAGE_EVENTS", 2)
+    for after, numbers in ((-1, [0, 1]), (1, [2, 3]), (3, [4]), (4, [])):
+        events = store.events(response("a"), after)
+        assert [json.loads(event)["number"] for event in events or []] == numbers
+
+
+# changes
+
+
+def test_items_are_added_and_removed(database: Make) -> None:
+    store = database()
+    put(store, conversation(3))
+    assert store.remove_item(CONV, "i2")
+    assert not store.remove_item(CONV, "i2")
+    assert store.append(CONV, encode_items([{"id": "new"}, {"id": "i0"}]))
+    assert history(store, CONV) == ["i0", "i1", "new", "i0"]
+    assert store.remove_item(CONV, "i0")  # the first of two
+    assert history(store, CONV) == ["i1", "new", "i0"]
+    assert page_ids(store, CONV, order="asc", after="new") == ["i0"]
+
+
+def test_a_conversation_is_not_added_to_beyond_the_limit(database: Make) -> None:
+    store = database(num_bytes=1000)
+    put(store, conversation(1))
+    with pytest.raises(InvalidField, match="at most 1000 .GENAI_RESPONSE_STORE_BYTES"):
+        store.append(CONV, encode_items([{"id": "x" * 1000}]))
+    assert history(store, CONV) == ["i0"]
+
+
+def test_a_value_is_changed_or_stays_as_it_was(database: Make) -> None:
+    store = database(num_bytes=1000)
+    put(store, conversation(1))
+    changed = store.set_value(CONV, lambda old: {**old, "metadata": {"a": "b"}})
+    assert changed == {"id": "conv", "object": "conversation", "metadata": {"a": "b"}}
+
+    def fails(old: JsonObject) -> JsonObject:
+        raise InvalidField("no")
+
+    for change in (fails, lambda old: {**old, "metadata": {"a": "x" * 1000}}):
+        with pytest.raises(InvalidField):
+            store.set_value(CONV, change)
+    found = store.get(CONV)
+    assert found is not None
+    assert found.value == changed
+
+
+def test_a_record_takes_the_place_of_the_one_before(database: Make) -> None:
+    store = database("a", "b")
+    put(store, record("a", text="new"))
+    assert got(store, "a") == record("a", text="new").value
+    assert kept(store, "a", "b") == ["a", "b"]
+
+
+def test_a_response_deleted_while_it_runs_is_not_stored(database: Make) -> None:
+    store = database()
+    put(store, replace(record("a", "in_progress"), run="now"))
+    assert store.delete("a", None)
+    assert not store.complete(encode_record(record("a")))
+    assert kept(store, "a") == []
+
+
+def test_sums_of_owners_are_those_of_their_records(database: Make) -> None:
+    store = database(size=5)
+    for number in range(9):
+        put(store, record(f"r{number}", text="x" * number, owner="alice" if number % 3 else None))
+    put(store, record("r8", text="longer", owner="alice"))
+    put(store, conversation(3))
+    store.append(CONV, encode_items([{"id": "new"}]))
+    store.remove_item(CONV, "i1")
+    store.set_value(CONV, lambda old: {**old, "metadata": {"a": "b"}})
+    store.delete("r6", None)
+    assert store._open is not None
+    sums = "SELECT owner, COUNT(*), SUM(size) FROM records GROUP BY owner"
+    assert store._open.execute("SELECT * FROM owners").fetchall() == store._open.execute(sums).fetchall()
+    sizes = "SELECT LENGTH(value) + (SELECT SUM(LENGTH(json)) FROM parts WHERE record = key) FROM records"
+    assert store._open.execute("SELECT size FROM records").fetchall() == store._open.execute(sizes).fetchall()
+
+
+# counted work
+
+
+def accesses() -> Iterator[tuple[str, Callable[[RecordDatabase], Any]]]:
+    yield "get", lambda store: store.get(CONV)
+    yield "item", lambda store: store.item(CONV, "i500")
+    yield "page", lambda store: page_ids(store, CONV, after="i500", limit=3)
+    yield "references", lambda store: store.find_items({"i1": 1, "i900": 1}, None, MANY)
+    yield "a history that is cut", lambda store: store.history(CONV, 3000, is_shortened=True)
+    yield "append", lambda store: store.append(CONV, encode_items([{"id": "new"}]))
+    yield "remove", lambda store: store.remove_item(CONV, "i500")
+    yield "value", lambda store: store.set_value(CONV, lambda old: {**old, "metadata": {"a": "b"}})
+    yield "another owner's put", lambda store: put(store, record("a", owner="alice"))
+
+
+@pytest.mark.parametrize(("access"), [access for _, access in accesses()], ids=[name for name, _ in accesses()])
+def test_an_access_reads_what_it_returns(database: Make, access: Callable[[RecordDatabase], Any]) -> None:
+    store = database(num_bytes=10_000_000)
+    put(store, conversation(1000, text="x" * 1000))
+    assert store._open is not None
+    read: list[int] = []
+    steps: list[str] = []
+
+    def count(cursor: sqlite3.Cursor, row: tuple[Any, ...]) -> tuple[Any, ...]:
+        read.append(sum(len(value) for value in row if isinstance(value, bytes)))
+        return row
+
+    store._open.row_factory = count
+    store._open.set_trace_callback(steps.append)
+    work = [0]
+
+    def step() -> int:
+        work[0] += 1
+        return 0
+
+    store._open.set_progress_handler(step, 100)
+    access(store)
+    assert sum(read) < 6000, "bytes of rows"
+    assert len(read) < 20, "rows"
+    assert len(steps) < 25, "statements"
+    assert work[0] < 20, "hundreds of instructions; each of the 1,000 items would take several"
+
+
+def test_references_read_each_item_once(database: Make) -> None:
+    store = database(num_bytes=20_000_000)
+    put(store, conversation(4000, text="x" * 3000))
+    rows: list[Any] = []
+    assert store._open is not None
+
+    def note(cursor: sqlite3.Cursor, row: Any) -> Any:
+        rows.append(row)
+        return row
+
+    store._open.row_factory = note
+    wanted = Counter(f"i{number}" for number in range(1000))
+    assert len(store.find_items(wanted, None, MANY)) == 1000
+    assert len(rows) == 1000
+
+
+def test_a_deadline_stops_the_work(database: Make) -> None:
+    store = database(num_bytes=10_000_000)
+    put(store, conversation(2000, text="x" * 1000))
+    store.deadline = time.monotonic() - 1
+    with pytest.raises(StoreUnavailable, match="interrupted"):
+        store.history(CONV, MANY)
+    with pytest.raises(StoreUnavailable, match="interrupted"):
+        store.delete("conv", None)
+    store.deadline = float("inf")
+    assert len(history(store, CONV)) == 2000
+
+
+# the file
+
+
+def test_records_survive_a_restart(file: RecordDatabase, path: Path) -> None:
+    put(file, record("a", text="é", owner="alice"))
+    file.close()
+    with closing(RecordDatabase(path, 1000, 2_000_000)) as again:
+        assert got(again, "a", "alice") == record("a", text="é").value
+        assert kept(again, "a", owner="alice") == ["a"]
+
+
+def test_two_processes_share_a_file(file: RecordDatabase, path: Path) -> None:
+    with closing(RecordDatabase(path, 1000, 2_000_000)) as other:
+        put(other, record("a"))
+        assert got(file, "a") == record("a").value
+        file.delete("a", None)
+        assert got(other, "a") is None
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such bits")
+def test_others_cannot_read_the_file(file: RecordDatabase, path: Path) -> None:
+    put(file, record("a"))
+    assert {found.stat().st_mode & 0o777 for found in path.parent.iterdir()} == {0o600}
+
+
+def test_deleted_records_are_erased_from_the_file(file: RecordDatabase, path: Path) -> None:
+    put(file, record("a", text="a secret"))
+    put(file, conversation(1, text="a secret"))
+    file.delete("a", None)
+    file.remove_item(CONV, "i0")
+    file.close()
+    assert b"a secret" not in path.read_bytes()
+
+
+def test_invalid_file_is_named_and_left_unchanged(file: RecordDatabase, path: Path) -> None:
+    junk = b"junk" * 5000
+    path.write_bytes(junk)
+    for job in (
+        lambda: put(file, record("a")),
+        lambda: got(file, "a"),
+        lambda: file.find_items({"in_a": 1}, None, MANY),
+    ):
+        with pytest.raises(StoreUnavailable, match=f"{NAME}: file is not a database"):
+            job()
+    assert path.read_bytes() == junk
+    path.unlink()
+    put(file, record("a"))
+
+
+def test_a_file_overwritten_while_it_is_open_is_noticed(file: RecordDatabase, path: Path) -> None:
+    for number in range(50):
+        put(file, record(f"r{number}", text="x" * 2000))
+    file.close()
+    got(file, "r1")
+    with path.open("r+b") as damaged:
+        damaged.seek(0)
+        damaged.write(os.urandom(path.stat().st_size))
+    with pytest.raises(StoreUnavailable, match=NAME):
+        for number in range(50):
+            got(file, f"r{number}")
+            put(file, record(f"s{number}"))
+
+
+def test_full_disk_loses_only_records_that_do_not_fit(file: RecordDatabase) -> None:
+    put(file, record("a"))
+    assert file._open is not None
+    (pages,) = file._open.execute("PRAGMA page_count").fetchone()
+    file._open.execute(f"PRAGMA max_page_count = {pages}")  # as SQLite itself reports ENOSPC
+    with pytest.raises(StoreUnavailable, match="full"):
+        put(file, record("b", text="x" * 100_000))
+    assert got(file, "a") == record("a").value
+    assert got(file, "b") is None
+    put(file, record("b", text="x" * 100_000))
+
+
+def test_a_missing_folder_is_named(tmp_path: Path) -> None:
+    with pytest.raises(StoreUnavailable, match="No such file or directory|cannot find"):
+        put(RecordDatabase(tmp_path / "nowhere" / NAME, 10, 1000), record("a"))
+
+
+def test_a_read_only_file_can_be_read(file: RecordDatabase) -> None:
+    put(file, record("a"))
+    assert file._open is not None
+    file._open.execute("PRAGMA query_only = ON")
+    assert got(file, "a") == record("a").value
+    with pytest.raises(StoreUnavailable, match="readonly"):
+        put(file, record("b"))
+
+
+def test_the_file_has_a_largest_size(path: Path) -> None:
+    with closing(RecordDatabase(path, 1000, 2_000_000)) as file:
+        for number in range(300):
+            put(file, record(f"r{number}", text="x" * 20_000))
+    assert path.stat().st_size < 2 * 2_000_000 + 2**20
+
+
+def test_records_of_small_items_fill_no_file(path: Path) -> None:
+    items = [{"id": f"rs_{number:048}", "type": "reasoning", "summary": []} for number in range(1000)]
+    with closing(RecordDatabase(path, 1000, 2_000_000)) as file:
+        for number in range(60):
+            put(file, replace(record(f"resp_{number:048}", owner="a" * 32), items=items))

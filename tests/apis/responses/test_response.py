@@ -1,0 +1,306 @@
+"""Responses and the events of their streams as OpenAI's client parses them."""
+
+import json
+from typing import Any
+
+import pytest
+from openai.types.responses import Response, ResponseStreamEvent
+from pydantic import TypeAdapter
+
+from genai_server.answer_parts import (
+    Content,
+    Part,
+    Reasoning,
+    ScoredToken,
+    ToolCallArguments,
+    ToolCallCut,
+    ToolCallStart,
+)
+from genai_server.apis.responses.response import ResponseBuilder
+from genai_server.apis.responses.schemas import ResponsesRequest
+from genai_server.apis.responses.translate import new_response, tools_by_name
+from genai_server.apis.shared.usage import Usage
+from genai_server.errors import RunnerFailed
+from genai_server.messages.generation_request import FinishReason, Sampling
+from tests.answer_parts import PARTS
+
+EVENTS: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
+PATCH = {"type": "update_file", "path": "a.txt", "diff": "@@\n-a\n+b"}
+USAGE = Usage(3, 4, cached=2, reasoning=1)
+
+
+def _builder(*, is_encrypted: bool = False, **fields: Any) -> ResponseBuilder:
+    body = ResponsesRequest.model_validate({"input": "x", **fields})
+    begun = new_response(body, model="m", sampling=Sampling(temperature=0.5), created=1234, is_stored=True)
+    return ResponseBuilder(begun, is_encrypted=is_encrypted)
+
+
+def _add(build: ResponseBuilder, parts: list[Part]) -> list[dict[str, Any]]:
+    return [event for part in parts for event in build.add([part], [])]
+
+
+def _whole(parts: list[Part], reason: FinishReason = FinishReason.STOP) -> Response:
+    build = _builder()
+    _add(build, parts)
+    build.finish(reason, USAGE, 1240)
+    return Response.model_validate(build.response)
+
+
+def _summary(event: dict[str, Any]) -> str:
+    """An event in short: its type without the prefix, and its text."""
+    name: str = event["type"].removeprefix("response.")
+    return f"{name} {event['delta']}" if "delta" in event else name
+
+
+def test_events_are_openais_and_numbered_without_gaps() -> None:
+    build = _builder()
+    events = [*build.begin(), *_add(build, PARTS), *build.finish(FinishReason.STOP, USAGE, 1240)]
+    read = [EVENTS.validate_python(event) for event in events]
+    assert [event.type for event in read] == [event["type"] for event in events]
+    assert [event.sequence_number for event in read] == list(range(len(events)))
+
+
+def test_events_come_in_openais_order() -> None:
+    build = _builder()
+    events = [*build.begin(), *_add(build, PARTS[:7]), *build.finish(FinishReason.STOP, USAGE, 1240)]
+    assert [_summary(event) for event in events] == [
+        "created",
+        "in_progress",
+        "output_item.added",
+        "content_part.added",
+        "reasoning_text.delta so",
+        "reasoning_text.delta  be it",
+        "reasoning_text.done",
+        "content_part.done",
+        "output_item.done",
+        "output_item.added",
+        "content_part.added",
+        "output_text.delta Hel",
+        "output_text.delta lo",
+        "output_text.done",
+        "content_part.done",
+        "output_item.done",
+        "output_item.added",
+        'function_call_arguments.delta {"a": ',
+        "function_call_arguments.delta 1}",
+        "function_call_arguments.done",
+        "output_item.done",
+        "completed",
+    ]
+    assert [event["output_index"] for event in events[2:-1]] == [0] * 7 + [1] * 7 + [2] * 5
+
+
+def test_items_start_empty_and_end_as_in_the_response() -> None:
+    build = _builder()
+    events = [*_add(build, PARTS), *build.finish(FinishReason.STOP, USAGE, 1240)]
+    added = [event["item"] for event in events if event["type"] == "response.output_item.added"]
+    done = [event["item"] for event in events if event["type"] == "response.output_item.done"]
+    assert [item["status"] for item in added] == ["in_progress"] * 4
+    assert [item.get("content", item.get("arguments")) for item in added] == [[], [], "", ""]
+    assert done == build.response["output"] == events[-1]["response"]["output"]
+    assert [item["id"] for item in added] == [item["id"] for item in done]
+
+
+def test_the_first_events_have_no_output_whatever_comes_later() -> None:
+    build = _builder()
+    first = build.begin()
+    _add(build, PARTS)
+    assert [(event["response"]["status"], event["response"]["output"]) for event in first] == [("in_progress", [])] * 2
+
+
+def test_a_whole_response_has_all_items_and_the_usage() -> None:
+    read = _whole(PARTS)
+    assert (read.status, read.completed_at, read.error, read.incomplete_details) == ("completed", 1240, None, None)
+    assert read.output_text == "Hello"
+    reasoning, message, add, sub = read.output
+    assert reasoning.type == "reasoning"
+    assert [part.text for part in reasoning.content or []] == ["so be it"]
+    assert message.type == "message"
+    assert message.role == "assistant"
+    assert [(call.call_id, call.name, call.arguments) for call in (add, sub) if call.type == "function_call"] == [
+        ("call_1", "add", '{"a": 1}'),
+        ("call_2", "sub", "{}"),
+    ]
+    assert {item.status for item in (reasoning, message, add, sub)} == {"completed"}
+    assert read.usage is not None
+    assert read.usage.input_tokens_details.cached_tokens == 2
+    assert read.usage.output_tokens_details.reasoning_tokens == 1
+    assert (read.usage.input_tokens, read.usage.output_tokens, read.usage.total_tokens) == (3, 4, 7)
+
+
+def test_answer_at_its_limit_and_its_last_item_are_incomplete() -> None:
+    read = _whole(PARTS[:6], FinishReason.LENGTH)
+    assert read.status == "incomplete"
+    assert read.completed_at is None
+    assert read.incomplete_details is not None
+    assert read.incomplete_details.to_dict() == {"reason": "max_output_tokens"}
+    assert [item.status for item in read.output] == ["completed", "completed", "incomplete"]
+
+
+def test_cut_call_is_incomplete_though_the_response_is_complete() -> None:
+    cut: list[Part] = [ToolCallStart(0, "call_1", "add"), ToolCallArguments(0, '{"a'), ToolCallCut(0, '<call>{"a')]
+    read = _whole([*cut, Content("!")])
+    assert [(item.type, item.status) for item in read.output] == [
+        ("function_call", "incomplete"),
+        ("message", "completed"),
+    ]
+    assert read.status == "completed"
+    assert [item.status for item in _whole(cut).output] == ["incomplete"]
+
+
+def test_terminated_answer_has_its_own_reason_and_openais() -> None:
+    read = _whole(PARTS[:3], FinishReason.TERMINATED)
+    assert read.incomplete_details is not None
+    assert read.incomplete_details.to_dict() == {
+        "reason": "max_output_tokens",
+        "genai_finish_reason": "terminated",
+    }
+
+
+@pytest.mark.parametrize("parts", [[], PARTS[:1]])
+def test_a_complete_answer_has_a_message_even_if_it_is_empty(parts: list[Part]) -> None:
+    read = _whole(parts)
+    assert read.output[-1].type == "message"
+    assert [part.to_dict() for part in read.output[-1].content] == [
+        {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+    ]
+    assert _whole(parts, FinishReason.LENGTH).output_text == ""
+    assert len(_whole(parts, FinishReason.LENGTH).output) == len(parts)
+
+
+def test_a_cancelled_response_ends_with_what_there_is() -> None:
+    build = _builder()
+    _add(build, [Content("Hel")])
+    events = build.cancel(USAGE)
+    assert [_summary(event) for event in events] == [
+        "output_text.done",
+        "content_part.done",
+        "output_item.done",
+        "incomplete",
+    ]
+    assert all(EVENTS.validate_python(event).type == event["type"] for event in events)
+    read = Response.model_validate(build.response)
+    assert (read.status, read.incomplete_details, read.output_text) == ("cancelled", None, "Hel")
+    assert build.is_ended
+
+
+def test_a_failed_response_has_the_error_and_what_came_before() -> None:
+    build = _builder()
+    _add(build, [Content("Hel")])
+    event = EVENTS.validate_python(build.fail(RunnerFailed("why"), USAGE))
+    assert event.type == "response.failed"
+    assert event.response.status == "failed"
+    assert event.response.error.code == "server_error"
+    assert (event.response.error.message, event.response.error.type) == ("why", "runner_failed")
+    assert event.response.output_text == "Hel"
+    assert event.response.output[0].status == "incomplete"
+
+
+def test_a_failure_after_the_end_changes_nothing() -> None:
+    build = _builder()
+    (*_, last) = build.finish(FinishReason.STOP, USAGE, 1240)
+    again = build.fail(RunnerFailed("late"), USAGE)
+    assert {**again, "sequence_number": last["sequence_number"]} == last
+
+
+def test_a_response_repeats_what_was_asked_for() -> None:
+    asked: dict[str, Any] = {
+        "instructions": "Be brief.",
+        "max_output_tokens": 7,
+        "metadata": {"a": "b"},
+        "parallel_tool_calls": False,
+        "previous_response_id": "resp_1",
+        "reasoning": {"effort": "low"},
+        "safety_identifier": "s",
+        "text": {
+            "format": {"type": "json_schema", "name": "n", "schema": {"type": "object"}, "strict": True},
+            "verbosity": "medium",
+        },
+        "tool_choice": {"type": "function", "name": "add"},
+        "tools": [{"type": "function", "name": "add", "parameters": {"type": "object"}}],
+        "top_logprobs": 0,
+        "truncation": "disabled",
+        "user": "u",
+    }
+    read = Response.model_validate(_builder(**asked).response)
+    repeated = read.model_dump(exclude_none=True, by_alias=True)
+    assert {name: repeated[name] for name in asked} == asked
+    assert (read.temperature, read.top_p, read.model, read.created_at) == (0.5, 1.0, "m", 1234)
+
+
+def test_unset_fields_have_openais_defaults() -> None:
+    read = Response.model_validate(_builder().response)
+    assert read.tool_choice == "auto"
+    assert read.parallel_tool_calls is True
+    assert read.text is not None
+    assert read.text.format is not None
+    assert read.text.format.type == "text"
+    assert (read.metadata, read.tools, read.background) == ({}, [], False)
+
+
+def test_encrypted_reasoning_is_returned_only_on_request() -> None:
+    for is_encrypted in (False, True):
+        build = _builder(is_encrypted=is_encrypted)
+        build.add([Reasoning("so")], [])
+        assert ("encrypted_content" in build.response["output"][0]) is is_encrypted
+
+
+def _scored(*texts: bytes) -> list[ScoredToken]:
+    return [ScoredToken(text, -0.5, (ScoredToken(text, -0.5),)) for text in texts]
+
+
+def test_log_probabilities_are_those_of_the_message_alone() -> None:
+    build = _builder()
+    events = build.add([Reasoning("so")], _scored(b"<think>", b"so"))
+    events += build.add([], _scored(b"</think>", b"\n"))
+    events += build.add([Content("é<")], _scored(b"\xc3", b"\xa9", b"<"))
+    events += build.add([], _scored(b"<tool"))
+    events += build.add([Content("<toolbox")], _scored(b"box"))
+    events += build.add([ToolCallStart(0, "call_1", "add")], _scored(b"add"))
+    events += build.finish(FinishReason.STOP, USAGE, 1240)
+    read = Response.model_validate(build.response)
+    message = next(item for item in read.output if item.type == "message")
+    assert message.content[0].type == "output_text"
+    logprobs = message.content[0].logprobs or []
+    assert [bytes(one.bytes) for one in logprobs] == [b"\xc3", b"\xa9", b"<", b"<tool", b"box"]
+    assert [one.top_logprobs[0].logprob for one in logprobs] == [-0.5] * 5
+    deltas = [EVENTS.validate_python(event) for event in events if event["type"] == "response.output_text.delta"]
+    assert [len(delta.logprobs) for delta in deltas] == [3, 2]
+    (done,) = [EVENTS.validate_python(event) for event in events if event["type"] == "response.output_text.done"]
+    assert len(done.logprobs) == 5
+
+
+def _patched(reason: FinishReason, *more: Part, arguments: str = json.dumps(PATCH)) -> tuple[list[Any], Response]:
+    body = ResponsesRequest.model_validate({"input": "x", "tools": [{"type": "apply_patch"}]})
+    begun = new_response(body, model="m", sampling=Sampling(), created=1234, is_stored=True)
+    build = ResponseBuilder(begun, tools=tools_by_name(body))
+    parts: list[Part] = [ToolCallStart(0, "c", "apply_patch"), ToolCallArguments(0, arguments), *more]
+    events = [*build.begin(), *_add(build, parts), *build.finish(reason, USAGE, 1240)]
+    return [_summary(event) for event in events[2:-1]], Response.model_validate(build.response)
+
+
+def test_a_patch_is_shown_when_it_is_complete() -> None:
+    events, response = _patched(FinishReason.STOP)
+    assert events == ["output_item.added", "output_item.done"]
+    (call,) = response.output
+    assert call.type == "apply_patch_call"
+    assert (call.status, call.operation.to_dict()) == ("completed", PATCH)
+
+
+def test_a_deletion_has_no_diff() -> None:
+    _, response = _patched(FinishReason.STOP, arguments='{"type": "delete_file", "path": "a", "diff": ""}')
+    (call,) = response.output
+    assert call.type == "apply_patch_call"
+    assert call.operation.to_dict() == {"type": "delete_file", "path": "a"}
+
+
+def test_part_of_a_patch_is_never_shown() -> None:
+    events, response = _patched(FinishReason.LENGTH, arguments='{"type": "upd')
+    assert (events, response.status, response.output) == ([], "incomplete", [])
+
+
+def test_items_after_a_hidden_patch_are_numbered_without_a_gap() -> None:
+    events, response = _patched(FinishReason.STOP, ToolCallCut(0, "x"), Content("sorry"), arguments="{")
+    assert events[0] == "output_item.added"
+    (said,) = response.output
+    assert said.type == "message"

@@ -1,0 +1,324 @@
+"""Requests for responses translated to chats."""
+
+import json
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from genai_server.apis.responses.items import function_call, given_items, message, to_messages
+from genai_server.apis.responses.schemas import ResponsesRequest
+from genai_server.apis.responses.translate import new_response, outer_error, shortened, to_chat
+from genai_server.apis.shared.base import JsonObject
+from genai_server.apis.shared.chat_parameters import ChatParameters
+from genai_server.errors import InvalidField, ModelNotFound, PromptTooLong
+from genai_server.messages.generation_request import Sampling
+
+TOOL = {"type": "function", "name": "add", "description": "Adds.", "parameters": {"type": "object"}, "strict": True}
+
+
+def _chat(**fields: Any) -> ChatParameters:
+    body = ResponsesRequest.model_validate({"input": "x", **fields})
+    return to_chat(body, given_items(body.input, {}))
+
+
+def test_minimal_request_sets_no_parameters() -> None:
+    assert _chat().model_dump(exclude_none=True) == {"messages": [{"role": "user", "content": "x"}]}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"temperature": 0.5, "top_p": 0.9, "top_k": 3, "min_p": 0.1, "seed": 7},
+        {"stop": ["a"], "ignore_eos": True, "min_tokens": 3, "logit_bias": {"1": 2.0}},
+        {"frequency_penalty": 0.5, "presence_penalty": 0.5, "repetition_penalty": 1.1},
+        {"cache_prompt": False, "priority": 1, "exact": True, "device": "cpu", "model": "m"},
+        {"structured_outputs": {"regex": "a+"}},
+        {"parallel_tool_calls": False, "chat_template_kwargs": {"a": 1}},
+    ],
+)
+def test_fields_that_a_chat_has_too_are_the_same(fields: dict[str, Any]) -> None:
+    chat = _chat(**fields).model_dump(exclude_none=True)
+    assert {name: chat[name] for name in fields} == fields
+
+
+def test_fields_with_other_names_mean_the_same() -> None:
+    chat = _chat(max_output_tokens=5, reasoning={"effort": "low", "summary": "auto"})
+    assert (chat.max_tokens, chat.reasoning_effort) == (5, "low")
+
+
+def test_instructions_are_a_system_message_before_all_others() -> None:
+    chat = _chat(instructions="Be brief.", input=[{"role": "system", "content": "s"}, {"role": "user", "content": "u"}])
+    assert [(message.role, message.content) for message in chat.messages] == [
+        ("system", "Be brief."),
+        ("system", "s"),
+        ("user", "u"),
+    ]
+
+
+def test_tool_is_translated_to_the_chat() -> None:
+    chat = _chat(tools=[TOOL], tool_choice={"type": "function", "name": "add"}).model_dump(exclude_none=True)
+    function = {name: value for name, value in TOOL.items() if name != "type"}
+    assert chat["tools"] == [{"type": "function", "function": function}]
+    assert chat["tool_choice"] == {"type": "function", "function": {"name": "add"}}
+
+
+def test_model_sees_only_the_allowed_tools() -> None:
+    allowed = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "sub"}]}
+    chat = _chat(tools=[TOOL, {**TOOL, "name": "sub"}], tool_choice=allowed)
+    assert [tool.function.name for tool in chat.tools or []] == ["sub"]
+    assert chat.tool_choice == "required"
+
+
+ADDS = [{**TOOL, "namespace": "math"}, {**TOOL, "namespace": "ints"}]
+NAMED = {"type": "function", "name": "add"}
+
+
+@pytest.mark.parametrize(
+    ("tools", "named", "expected"),
+    [
+        (ADDS[:1], NAMED, "math__add"),
+        (ADDS, {**NAMED, "namespace": "ints"}, "ints__add"),
+        ([*ADDS, TOOL], {**NAMED, "namespace": "math"}, "math__add"),
+    ],
+)
+def test_a_function_of_a_namespace_can_be_chosen(tools: Any, named: Any, expected: str) -> None:
+    forced = _chat(tools=tools, tool_choice=named).model_dump()
+    assert forced["tool_choice"] == {"type": "function", "function": {"name": expected}}
+    allowed = _chat(tools=tools, tool_choice={"type": "allowed_tools", "mode": "auto", "tools": [named]})
+    assert [tool.function.name for tool in allowed.tools or []] == [expected]
+
+
+@pytest.mark.parametrize(
+    ("tools", "named", "rule"),
+    [
+        (ADDS, NAMED, "2 tools have this name: add its namespace"),
+        ([*ADDS[:1], TOOL], NAMED, "2 tools have this name: add its namespace"),
+        (ADDS, {**NAMED, "namespace": "other"}, "is not in tools"),
+        (ADDS, {**NAMED, "name": "sub"}, "is not in tools"),
+    ],
+)
+def test_a_choice_that_is_not_one_function_is_refused(tools: Any, named: Any, rule: str) -> None:
+    for choice in (named, {"type": "allowed_tools", "mode": "auto", "tools": [named]}):
+        with pytest.raises(ValidationError, match=rule):
+            _chat(tools=tools, tool_choice=choice)
+
+
+@pytest.mark.parametrize("kind", ["text", "json_object"])
+def test_format_without_a_schema_is_translated(kind: str) -> None:
+    chat = _chat(text={"format": {"type": kind}}).model_dump(exclude_none=True)
+    assert chat["response_format"] == {"type": kind}
+
+
+def test_schema_is_translated_to_the_chat() -> None:
+    schema = {"name": "n", "schema": {"type": "object"}, "strict": True}
+    chat = _chat(text={"format": {"type": "json_schema", **schema}}).model_dump(exclude_none=True, by_alias=True)
+    assert chat["response_format"] == {"type": "json_schema", "json_schema": schema}
+
+
+def test_log_probabilities_are_asked_for_by_include() -> None:
+    asked = _chat(include=["message.output_text.logprobs"], top_logprobs=3)
+    assert (asked.logprobs, asked.top_logprobs) == (True, 3)
+    assert _chat(top_logprobs=0).logprobs is None
+
+
+@pytest.mark.parametrize(
+    ("error", "param", "message"),
+    [
+        (InvalidField("the messages x", param="messages"), "input", "the messages x"),
+        (PromptTooLong("x", param="messages"), "input", "x"),
+        (InvalidField("messages[2].content[0]: no", param="messages[2].content[0]"), "input", "input (content[0]): no"),
+        (InvalidField("messages[2] must be", param="messages[2]"), "input", "input must be"),
+        (InvalidField("max_tokens must be 5", param="max_tokens"), "max_output_tokens", "max_output_tokens must be 5"),
+        (InvalidField("x", param="response_format"), "text.format", "x"),
+        (
+            InvalidField("response_format.json_schema.schema x", param="response_format.json_schema.schema"),
+            "text.format.schema",
+            "text.format.schema x",
+        ),
+        (InvalidField("reasoning_effort 1", param="reasoning_effort"), "reasoning.effort", "reasoning.effort 1"),
+        (InvalidField("no response_format", param="structured_outputs"), "structured_outputs", "no text.format"),
+        (ModelNotFound("x", param="model"), "model", "x"),
+        (InvalidField("x"), None, "x"),
+    ],
+)
+def test_errors_about_the_chat_name_the_field_that_was_given(
+    error: InvalidField, param: str | None, message: str
+) -> None:
+    found = outer_error(error)
+    assert (type(found), found.param, found.message) == (type(error), param, message)
+
+
+@pytest.mark.parametrize(
+    ("fields", "place"),
+    [
+        ({"input": 5}, ("input",)),
+        ({"input": []}, ("input", "items")),
+        ({"input": [{"type": "web_search_call"}]}, ("input", "items", 0)),
+        ({"input": [{"type": ["message"]}]}, ("input", "items", 0)),
+        ({"input": ["x"]}, ("input", "items", 0)),
+        ({"tools": [{"type": "web_search"}]}, ("tools", 0)),
+        ({"tools": [{"type": 5}]}, ("tools", 0)),
+        ({"tools": [5]}, ("tools", 0)),
+        ({"tools": [{**TOOL, "defer_loading": True}]}, ("tools", 0, "function", "defer_loading")),
+        ({"background": 1}, ("background",)),
+        ({"truncation": "never"}, ("truncation",)),
+        ({"prompt": {"id": "p"}}, ("prompt",)),
+        ({"context_management": []}, ("context_management",)),
+        ({"reasoning": {"summary": "detailed"}}, ("reasoning", "summary")),
+        ({"text": {"verbosity": "low"}}, ("text", "verbosity")),
+        ({"max_tokens": 5}, ("max_tokens",)),
+        ({"max_output_tokens": 0}, ("max_output_tokens",)),
+        ({"n": 2}, ("n",)),
+        ({"metadata": {str(n): "x" for n in range(17)}}, ("metadata",)),
+        ({"metadata": {"a": "x" * 513}}, ("metadata", "a")),
+        ({"include": ["everything"]}, ("include", 0)),
+    ],
+)
+def test_unsupported_field_is_refused_with_its_place(fields: dict[str, Any], place: tuple[str | int, ...]) -> None:
+    with pytest.raises(ValidationError) as refused:
+        ResponsesRequest.model_validate({"input": "x", **fields})
+    assert place in [error["loc"] for error in refused.value.errors()]
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"top_logprobs": 1}, "top_logprobs"),
+        ({"stream_options": {}}, "stream_options"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "name": "add"}, "tools": []}, "tool_choice"),
+        (
+            {
+                "tools": [TOOL],
+                "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "b"}]},
+            },
+            "tool_choice",
+        ),
+        ({"text": {"format": {"type": "json_schema", "name": "n"}}}, "schema"),
+        ({"text": {"format": {"type": "text", "name": "n"}}}, "name"),
+        ({"text": {"format": {"type": "text", "strict": True}}}, "type"),
+    ],
+)
+def test_fields_that_do_not_belong_together_are_refused(fields: dict[str, Any], named: str) -> None:
+    with pytest.raises(ValidationError) as refused:
+        ResponsesRequest.model_validate({"input": "x", **fields})
+    assert [error["ctx"]["field"] for error in refused.value.errors()] == [named]
+
+
+def test_instructions_count_among_the_4096_messages() -> None:
+    turns = [{"role": "user", "content": "x"}] * 4096
+    assert len(_chat(input=turns).messages) == 4096
+    with pytest.raises(InvalidField, match="at most 4096 messages, .* given 4097") as caught:
+        _chat(input=turns, instructions="Be brief.")
+    assert caught.value.param == "input"
+
+
+def test_ids_are_never_the_same() -> None:
+    body = ResponsesRequest.model_validate({"input": "x"})
+    ids = {new_response(body, model="m", sampling=Sampling(), created=1, is_stored=True)["id"] for _ in range(100)}
+    assert len(ids) == 100
+    assert all(len(id) == len("resp_") + 48 for id in ids)
+
+
+def _said(role: str, text: str) -> JsonObject:
+    return message(role, [{"type": "input_text", "text": text}])
+
+
+def test_shortening_drops_the_oldest_turns() -> None:
+    turns = [_said(role, f"{number}" * 50) for number in range(8) for role in ("user", "assistant")]
+    conversation = [_said("system", "Be brief."), *turns]
+    found = shortened(conversation, 0.5)
+    assert found is not None
+    assert found[0] == conversation[0]
+    assert found[1:] == turns[-len(found) + 1 :]
+    assert (found[1]["role"], 6 <= len(found) <= 9) == ("user", True)
+    assert shortened(conversation, 0.0) == [conversation[0], *turns[-2:]]
+    assert shortened(conversation[:2], 0.5) is None
+
+
+def test_shortening_keeps_calls_with_their_outputs() -> None:
+    calls = [
+        item
+        for number in range(6)
+        for item in (
+            function_call(f"c{number}", "f", "{}"),
+            {"type": "function_call_output", "id": "x", "call_id": f"c{number}", "output": "x" * 100},
+        )
+    ]
+    user = _said("user", "Go on.")
+    found = shortened([user, *calls], 0.5)
+    assert found is not None
+    assert found == [user, *calls[-len(found) + 1 :]]
+    assert found[1]["type"] == "function_call"
+    to_messages(found)
+
+
+def test_a_custom_tool_is_a_function_with_one_text() -> None:
+    form = {"type": "grammar", "syntax": "regex", "definition": "a|b"}
+    tool = {"type": "custom", "name": "patch", "description": "d", "format": form}
+    (tool_of_chat,) = _chat(tools=[tool], tool_choice={"type": "custom", "name": "patch"}).model_dump()["tools"]
+    text = {"type": "string", "pattern": "^(?:a|b)$"}
+    assert tool_of_chat["function"] == {
+        "name": "patch",
+        "description": "d",
+        "parameters": {"type": "object", "properties": {"input": text}, "required": ["input"]},
+        "strict": True,
+    }
+    with pytest.raises(ValidationError, match="names the custom tool"):
+        _chat(tools=[tool], tool_choice={"type": "custom", "name": "other"})
+
+
+def test_a_namespaces_description_precedes_the_functions_own() -> None:
+    tool = {"type": "function", "name": "add", "namespace": "math", "namespace_description": "Numbers."}
+    tools = [tool, {**tool, "name": "sub", "description": "Subtracts."}]
+    translated = _chat(tools=tools).model_dump()["tools"]
+    assert [one["function"]["description"] for one in translated] == ["Numbers.", "Numbers.\nSubtracts."]
+
+
+PATCH = {"type": "update_file", "path": "a.txt", "diff": "@@\n-a\n+b"}
+
+
+def test_apply_patch_is_a_function_of_an_operation() -> None:
+    for choice in ({"type": "apply_patch"}, {"type": "allowed_tools", "mode": "required"}):
+        allowed = {"tools": [{"type": "apply_patch"}]} if "mode" in choice else {}
+        chat = _chat(tools=[{"type": "apply_patch"}], tool_choice={**choice, **allowed}).model_dump()
+        (tool_of_chat,) = chat["tools"]
+        assert (tool_of_chat["function"]["name"], tool_of_chat["function"]["strict"]) == ("apply_patch", True)
+        assert tool_of_chat["function"]["parameters"]["required"] == ["type", "path", "diff"]
+    with pytest.raises(ValidationError, match="names the tool"):
+        _chat(tools=[{"type": "custom", "name": "apply_patch"}], tool_choice={"type": "apply_patch"})
+
+
+@pytest.mark.parametrize(
+    ("output", "expected"),
+    [
+        ({"status": "completed"}, "completed"),
+        ({"status": "completed", "output": "1 line changed"}, "1 line changed"),
+        ({"status": "failed"}, "Error: failed"),
+        ({"status": "failed", "output": "no such file"}, "Error: no such file"),
+    ],
+)
+def test_result_of_a_patch_is_sent_to_the_model(output: dict[str, Any], expected: str) -> None:
+    deletion = {"type": "delete_file", "path": "a.txt"}
+    items = [
+        {"role": "user", "content": "x"},
+        {"type": "apply_patch_call", "call_id": "1", "status": "completed", "operation": deletion},
+        {"type": "apply_patch_call_output", "call_id": "1", **output},
+    ]
+    body = ResponsesRequest.model_validate({"input": items})
+    assert not isinstance(body.input, str)
+    _, call, result = to_messages(given_items(body.input, {}))
+    assert call.tool_calls is not None
+    assert json.loads(call.tool_calls[0].function.arguments) == {**deletion, "diff": ""}
+    assert (result.role, result.content) == ("tool", expected)
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [{"type": "create_file", "path": "a"}, {"type": "delete_file", "path": "a", "diff": "x"}, {**PATCH, "path": ""}],
+)
+def test_invalid_operation_is_refused(operation: dict[str, Any]) -> None:
+    item = {"type": "apply_patch_call", "call_id": "1", "operation": operation}
+    with pytest.raises(ValidationError):
+        ResponsesRequest.model_validate({"input": [{"role": "user", "content": "x"}, item]})

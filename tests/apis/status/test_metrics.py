@@ -1,0 +1,174 @@
+"""/metrics: what is counted, whichever API process is asked, and which clients may read it."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+from fastapi.testclient import TestClient
+
+from genai_server.cli.serve.composition import attached_app
+from genai_server.config import load_settings
+from genai_server.messages.status_file import (
+    EngineState,
+    EngineStatus,
+    ModelState,
+    ModelStatus,
+    ServerStatus,
+    write_status_file,
+)
+from tests.running_server import RunningServer, body, run_server, wait_until
+from tests.scraped import Scraped, scrape
+
+# vLLM's names: a dashboard replaces only the prefix.
+OF_VLLM = """
+num_requests_running num_requests_waiting kv_cache_usage_perc prefix_cache_queries_total prefix_cache_hits_total
+prompt_tokens_total generation_tokens_total request_success_total time_to_first_token_seconds_bucket
+inter_token_latency_seconds_bucket e2e_request_latency_seconds_bucket request_queue_time_seconds_bucket
+request_prefill_time_seconds_bucket request_decode_time_seconds_bucket request_inference_time_seconds_bucket
+request_time_per_output_token_seconds_bucket request_prompt_tokens_bucket request_generation_tokens_bucket
+request_max_num_generation_tokens_bucket spec_decode_num_draft_tokens_total spec_decode_num_accepted_tokens_total
+"""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    with run_server(tmp_path_factory.mktemp("metrics"), "--device", "scripted", "--max-queue", "0") as server:
+        yield server
+
+
+def _ended(scraped: Scraped, **labels: str) -> float:
+    return scraped.value("request_success_total", **labels)
+
+
+def test_an_answer_is_counted_with_its_tokens_and_times(server: RunningServer) -> None:
+    before = scrape(server)
+    assert server.chat("say hello").status_code == 200
+    after = scrape(server)
+
+    def more(name: str, **labels: str) -> float:
+        return after.value(name, **labels) - before.value(name, **labels)
+
+    assert more("request_success_total", finished_reason="stop", device="scripted", model_name="onnx-genai") == 1
+    assert more("request_generation_tokens_sum") == 5
+    assert more("request_prompt_tokens_sum") == len("say hello\n\x04")
+    for name in ("time_to_first_token", "e2e_request_latency", "request_queue_time", "request_decode_time"):
+        assert more(f"{name}_seconds_count") == 1
+        assert more(f"{name}_seconds_sum") > 0
+
+
+def test_each_of_several_answers_counts(server: RunningServer) -> None:
+    before = scrape(server)
+    server.client.post("/v1/chat/completions", json=body("say abc", n=3)).raise_for_status()
+    after = scrape(server)
+    assert _ended(after) - _ended(before) == 3
+    for name, value in (("request_generation_tokens", 9), ("request_max_num_generation_tokens", 3)):
+        assert after.value(f"{name}_sum") - before.value(f"{name}_sum") == value
+
+
+def test_all_of_vllms_names_are_there_with_this_servers_prefix(server: RunningServer) -> None:
+    assert server.chat("say hello").status_code == 200
+    wait_until(lambda: "genai:prompt_tokens_total" in scrape(server).names())
+    assert {f"genai:{name}" for name in OF_VLLM.split()} <= scrape(server).names()
+
+
+def test_refusals_are_counted_by_code_and_health_checks_not(server: RunningServer) -> None:
+    before = scrape(server)
+    assert server.chat("say a", strem=True).status_code == 400
+    assert server.client.get("/nowhere").status_code == 404
+    after = scrape(server)
+    rejected = "request_rejected_total"
+    assert after.value(rejected, reason="unknown_parameter") - before.value(rejected, reason="unknown_parameter") == 1
+    assert after.value(rejected) - before.value(rejected) == 1
+    assert _ended(after) == _ended(before)
+
+
+def test_disconnected_clients_answer_is_counted_as_aborted(server: RunningServer) -> None:
+    before = scrape(server)
+    with server.stream("count 500; delay 0.02") as events:
+        next(iter(events))
+    wait_until(lambda: _ended(scrape(server), finished_reason="abort") - _ended(before, finished_reason="abort") == 1)
+    assert _ended(scrape(server)) - _ended(before) == 1
+
+
+def test_metrics_are_available_while_the_engine_is_blocked(server: RunningServer) -> None:
+    with server.stream("count 9; hold 1.5 at 2") as events:
+        tokens = iter(events)
+        next(tokens)
+        held = scrape(server)
+        assert held.value("num_requests_running") == 1
+        assert held.value("engine_up") == 1
+        *_, last = tokens
+    assert '"done":true' in last
+
+
+def test_engine_counters_restart_after_its_death(own_folder: Path) -> None:
+    with run_server(own_folder, "--device", "scripted") as server:
+        assert server.chat("say hello").status_code == 200
+        wait_until(lambda: scrape(server).value("generation_tokens_total") == 5)
+        metrics = scrape(server)
+        assert metrics.value("prompt_tokens_total") == len("say hello\n\x04")
+        assert metrics.value("inter_token_latency_seconds_count") == 4
+        assert metrics.value("decode_batch_size_count") == metrics.value("decode_step_time_seconds_count") > 0
+        with server.stream("count 9; crash at 3") as events:
+            list(events)
+        wait_until(lambda: scrape(server).value("engine_restarts_total") == 1 and server.is_ready())
+        assert server.chat("say hi").status_code == 200
+        wait_until(lambda: scrape(server).value("generation_tokens_total") == 2)
+        assert _ended(scrape(server), finished_reason="error") == 1
+        assert _ended(scrape(server), finished_reason="stop") == 2
+
+
+def test_api_processes_report_the_same_sums(own_folder: Path) -> None:
+    with run_server(own_folder, "--device", "scripted", "--workers", "2") as server:
+        answered = 0
+
+        def both_have_counted() -> bool:
+            nonlocal answered
+            with httpx.Client(base_url=server.url, timeout=30) as client:  # a connection of its own
+                client.post("/v1/chat", json=body("say hello")).raise_for_status()
+            answered += 1
+            return len({file.name for file in shared.glob("counter_*.db")}) == 2
+
+        shared = _shared_folder(server)
+        wait_until(both_have_counted)
+        wait_until(lambda: scrape(server).value("generation_tokens_total") == 5 * answered)
+        for _ in range(8):
+            with httpx.Client(base_url=server.url) as client:
+                server.client, kept = client, server.client
+                try:
+                    found = scrape(server)
+                finally:
+                    server.client = kept
+            assert _ended(found) == answered
+            assert found.value("time_to_first_token_seconds_count") == answered
+            assert found.value("generation_tokens_total") == 5 * answered
+    assert not shared.exists()
+
+
+def _shared_folder(server: RunningServer) -> Path:
+    for child in psutil.Process(server.process.pid).children():
+        if folder := child.environ().get("PROMETHEUS_MULTIPROC_DIR"):
+            return Path(folder)
+    raise AssertionError("no API process")
+
+
+@pytest.mark.parametrize(("who", "stranger", "holder"), [("key", 401, 200), ("open", 200, 200), ("off", 401, 404)])
+def test_the_operator_says_who_may_read_them(tmp_path: Path, who: str, stranger: int, holder: int) -> None:
+    values = {"device": "scripted", "api_keys": "a-key-of-sixteen-characters", "metrics": who}
+    about = ModelStatus("onnx-genai", "", ["scripted"], 0, ModelState.LOADING, 0)
+    write_status_file(tmp_path, ServerStatus("secret", [EngineStatus("scripted", EngineState.STARTING)], [about]))
+    app = attached_app(load_settings(values, environ={}, dotenv=None), tmp_path)
+    with TestClient(app, base_url="http://localhost") as client:
+        assert client.get("/metrics").status_code == stranger
+        bearer = {"authorization": "Bearer a-key-of-sixteen-characters"}
+        assert client.get("/metrics", headers=bearer).status_code == holder
+
+
+def test_prometheus_gets_the_form_that_it_asks_for(server: RunningServer) -> None:
+    plain = server.client.get("/metrics")
+    assert plain.headers["content-type"].startswith("text/plain")
+    newer = server.client.get("/metrics", headers={"accept": "application/openmetrics-text; version=1.0.0"})
+    assert newer.headers["content-type"].startswith("application/openmetrics-text")
+    assert newer.text.endswith("# EOF\n")

@@ -1,0 +1,58 @@
+"""What stands before every route."""
+
+import asyncio
+
+from fastapi import FastAPI
+from prometheus_client import CollectorRegistry
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from genai_server.apis.app import Telemetry, _add_middleware
+from genai_server.config import Settings
+from genai_server.http.api_keys import ApiKeys
+from genai_server.http.middleware.body_budget import BodyBudget
+from genai_server.http.middleware.drain import Drain
+
+
+def _app() -> FastAPI:
+    app = FastAPI()
+    settings = Settings.model_validate({"model_dir": "/m", "device": "scripted"})
+    telemetry = Telemetry(CollectorRegistry(), [])
+    _add_middleware(app, settings, BodyBudget(1000), Drain(1), ApiKeys(), telemetry, on_loopback=True)
+    return app
+
+
+def test_at_most_six_middlewares_are_our_own() -> None:
+    assert 0 < len(_app().user_middleware) <= 6
+
+
+def test_one_middleware_wraps_send() -> None:
+    sends: list[Send] = []
+
+    def noting(app: ASGIApp) -> ASGIApp:
+        async def noted(scope: Scope, receive: Receive, send: Send) -> None:
+            sends.append(send)
+            await app(scope, receive, send)
+
+        return noted
+
+    app = noting(Response())
+    for middleware in reversed(_app().user_middleware):
+        app = noting(middleware.cls(app, *middleware.args, **middleware.kwargs))
+    sent: list[Message] = []
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    scope = {"type": "http", "method": "GET", "path": "/x", "query_string": b"", "client": ("127.0.0.1", 1)}
+
+    async def run() -> None:
+        await app({**scope, "headers": []}, receive, send)
+
+    asyncio.run(run())
+    assert sent[0]["status"] == 200
+    assert len(sends) == len(_app().user_middleware) + 1
+    assert len(set(sends)) == 2

@@ -1,0 +1,207 @@
+"""Profile sessions over real sockets: token ranges, slow tokens as triggers, state and end."""
+
+import json
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.running_server import RunningServer, wait_until
+
+PATH = "/v1/admin/profiles"
+SLOW = "delay 0.02; count 1000"
+
+
+@pytest.fixture
+def server(own_scripted: RunningServer) -> Iterator[RunningServer]:
+    yield own_scripted
+    for session in own_scripted.client.get(PATH).json()["data"]:
+        while own_scripted.client.delete(f"{PATH}/{session['id']}").json().get("deleted") is False:
+            pass
+
+
+def start(server: RunningServer, **fields: Any) -> dict[str, Any]:
+    response = server.client.post(PATH, json={"device": "scripted:0"} | fields)
+    assert response.status_code == 200, response.text
+    found: dict[str, Any] = response.json()
+    return found
+
+
+def show(server: RunningServer, session: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = server.client.get(f"{PATH}/{session['id']}").json()
+    return found
+
+
+def chat(server: RunningServer, content: str, **fields: Any) -> dict[str, Any]:
+    response = server.chat(content, device="scripted:0", **fields)
+    assert response.status_code == 200, response.text
+    found: dict[str, Any] = response.json()
+    return found
+
+
+def tokens(session: dict[str, Any]) -> list[int]:
+    return [one["token"] for one in session["passes"]]
+
+
+@pytest.mark.parametrize(
+    ("window", "expected"),
+    [
+        ({"phase": "prefill"}, [0]),
+        ({"first_tokens": 3}, [0, 1, 2]),
+        ({"tokens": [5, 7]}, [5, 6, 7]),
+        ({"phase": "decode", "max_tokens": 4}, [1, 2, 3, 4]),
+    ],
+)
+def test_only_requested_tokens_have_files(server: RunningServer, window: dict[str, Any], expected: list[int]) -> None:
+    session = start(server, prefix="window", **window)
+    assert (session["state"], session["open"], session["files"]) == ("waiting", True, 0)
+    answer = chat(server, "count 12")
+    assert answer["content"] == chat(server, "count 12", max_tokens=500)["content"]
+    assert tokens(show(server, session))[: len(expected)] == expected
+    assert answer["metrics"]["profiled_tokens"] == len(expected)
+
+
+def test_an_answer_without_profiled_tokens_says_nothing_of_them(server: RunningServer) -> None:
+    start(server, tokens=[500, 600])
+    assert "profiled_tokens" not in chat(server, "say x")["metrics"]
+
+
+def test_session_records_the_plan_and_ends_with_a_reason(server: RunningServer) -> None:
+    with server.stream(SLOW, device="scripted:0") as events:
+        reader = iter(events)
+        next(reader)
+        session = start(server, request_id=events.response.headers["x-request-id"], max_tokens=3)
+        wait_until(lambda: show(server, session)["state"] == "ended")
+        found = show(server, session)
+    assert found["reason"] == "3 tokens are profiled (max_tokens)"
+    assert found["profiled"]["tokens"] == len(found["passes"]) == 3
+    assert found["profiled"]["step_ms"] > 20
+    assert found["plan"]["max_tokens"] == 3
+    assert found["ended"] >= found["started"]
+
+
+def test_session_of_a_request_runs_on_its_device_until_its_end(server: RunningServer) -> None:
+    with server.stream(SLOW, device="scripted:1") as events:
+        next(iter(events))
+        name = events.response.headers["x-request-id"]
+        response = server.client.post(PATH, json={"request_id": name})
+        session = response.json()
+        assert (response.status_code, session["device"]) == (200, "scripted:1")
+        wait_until(lambda: show(server, session)["state"] == "recording")
+        wait_until(lambda: show(server, session)["files"] > 0)
+    wait_until(lambda: show(server, session)["state"] == "ended")
+    assert show(server, session)["reason"] == f'request "{name}" has ended'
+    assert show(server, session)["requests"] == [name]
+
+
+@pytest.mark.parametrize("trigger", [{"slow_token_ms": 300}, {"slow_token_ratio": 20}])
+def test_slow_token_triggers_profiling_up_to_the_hourly_limit(server: RunningServer, trigger: dict[str, float]) -> None:
+    session = start(server, prefix="late", **trigger, next_tokens=3, max_per_hour=1)
+    chat(server, "delay 0.005; hold 0.5 at 22; hold 0.5 at 30; count 20")
+    found = show(server, session)
+    assert tokens(found) == [23, 24, 25]
+    assert (found["state"], found["profiled"]["triggers"]) == ("waiting", 1)
+    chat(server, "hold 0.5 at 22; count 20")
+    assert tokens(show(server, session)) == [23, 24, 25]
+
+
+def test_delete_ends_a_session_and_then_removes_it(server: RunningServer) -> None:
+    session = start(server, prefix="gone")
+    chat(server, "say x")
+    path = f"{PATH}/{session['id']}"
+    assert server.client.delete(path).json() == {"id": session["id"], "object": "profile", "deleted": False}
+    found = show(server, session)
+    assert (found["state"], found["open"], found["reason"]) == ("ended", False, None)
+    assert "profiled_tokens" not in chat(server, "say x")["metrics"]
+    assert server.client.delete(path).json()["deleted"] is True
+    assert server.client.get(path).status_code == 404
+
+
+def test_the_switch_and_a_session_do_not_share_a_prefix(server: RunningServer) -> None:
+    start(server, prefix="mine")
+    response = server.options(enable_profiling="mine", device="scripted:0")
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "enable_profiling"
+    again = server.client.post(PATH, json={"device": "scripted:0", "prefix": "mine"})
+    assert (again.status_code, again.json()["error"]["param"]) == (400, "prefix")
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "said"),
+    [
+        ({}, "device", "scripted:0, scripted:1"),
+        ({"device": "cuda"}, "device", '"cuda"'),
+        ({"request_id": "missing"}, "request_id", '"missing"'),
+        ({"prefix": "../x"}, "prefix", '"../x"'),
+        ({"prefix": "0"}, "prefix", '"0"'),
+        ({"phase": "all"}, "phase", '"all"'),
+        ({"tokens": [3]}, "tokens", "at least 2"),
+        ({"tokens": [5, 4]}, "tokens", "[5, 4]"),
+        ({"tokens": [-1, 4]}, "tokens[0]", "at least 0; given -1"),
+        ({"first_tokens": 0}, "first_tokens", "at least 1; given 0"),
+        ({"first_tokens": 3, "tokens": [1, 2]}, "tokens", "combined with first_tokens"),
+        ({"max_tokens": 0}, "max_tokens", "at least 1; given 0"),
+        ({"max_seconds": 604801}, "max_seconds", "604800"),
+        ({"slow_token_ratio": 1}, "slow_token_ratio", "greater than 1"),
+        ({"slow_token_ms": 5, "slow_token_ratio": 2}, "slow_token_ratio", "combined with slow_token_ms"),
+        ({"slow_token_ms": 5, "phase": "prefill"}, "slow_token_ms", "prefill"),
+        ({"next_tokens": 5}, "next_tokens", "slow_token_ms"),
+        ({"slow_token_ms": 5, "max_per_hour": 3601}, "max_per_hour", "3600"),
+        ({"every": 5}, "every", "not a field"),
+    ],
+)
+def test_invalid_plan_is_refused_with_field_limit_and_value(
+    server: RunningServer, body: dict[str, Any], param: str, said: str
+) -> None:
+    response = server.client.post(PATH, json=body)
+    assert response.status_code in (400, 404)
+    assert response.json()["error"]["param"] == param
+    assert said in response.json()["error"]["message"]
+
+
+def test_starting_a_session_is_for_admins_only(server: RunningServer) -> None:
+    response = server.client.post(PATH, json={"device": "scripted:0"}, headers={"x-forwarded-for": "10.0.0.1"})
+    assert response.status_code == 403
+
+
+def test_a_session_whose_engine_has_gone_has_ended(server: RunningServer) -> None:
+    session = start(server, device="scripted:1")
+    server.chat("crash at 2; count 5", device="scripted:1")
+    wait_until(lambda: server.device("scripted:1")["restarts"] == 1 and server.device("scripted:1")["state"] == "ready")
+    assert (show(server, session)["state"], show(server, session)["reason"]) == ("ended", "its engine has ended")
+    assert start(server, device="scripted:1")["state"] == "waiting"
+
+
+QUESTIONS = ("What is the capital of France?", "Count from 1 to 12.", "Count from 1 to 30.")
+
+
+def test_profile_sessions_do_not_change_the_answers_of_a_model(demo: RunningServer) -> None:
+    def ask(server: RunningServer) -> list[dict[str, Any]]:
+        """Ask all questions at once, in a batch."""
+        found: dict[str, dict[str, Any]] = {}
+
+        def one(question: str) -> None:
+            found[question] = json.loads(server.chat(question, temperature=0, max_tokens=100).content)
+
+        threads = [threading.Thread(target=one, args=(question,)) for question in QUESTIONS]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(30)
+        return [found[question] for question in QUESTIONS]
+
+    alone = ask(demo)
+    plans: list[dict[str, Any]] = [{"tokens": [5, 7]}, {"first_tokens": 3}, {"slow_token_ms": 0.001}]
+    for number, fields in enumerate(plans):
+        session = start(demo, device=None, prefix=f"p{number}", **fields)
+        answers = ask(demo)
+        assert [answer["content"] for answer in answers] == [answer["content"] for answer in alone]
+        profiled = sum(answer["metrics"].get("profiled_tokens", 0) for answer in answers)
+        found = show(demo, session)
+        assert profiled == found["profiled"]["tokens"] > 0
+        assert found["profiled"]["other_step_ms"] > 0
+        demo.client.delete(f"{PATH}/{session['id']}")
+    report: httpx.Response = demo.client.get(f"{PATH}/{session['id']}/report", params={"format": "text"})
+    assert "an unprofiled one" in report.text

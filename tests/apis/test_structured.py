@@ -1,0 +1,301 @@
+"""Constrained answers fit their constraint, whatever the model prefers."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.running_server import RunningServer, body, run_server, wait_until
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"enum": ["Paris", "Rome"]}, "big": {"type": "boolean"}},
+    "required": ["name", "big"],
+    "additionalProperties": False,
+}
+TOOL = {"type": "function", "function": {"name": "look_up", "parameters": SCHEMA}}
+
+
+def _content(server: RunningServer, **fields: Any) -> tuple[str, str]:
+    response = server.client.post("/v1/chat/completions", json=body("Hello!", max_tokens=100, **fields))
+    assert response.status_code == 200, response.text
+    choice = response.json()["choices"][0]
+    return choice["message"]["content"], choice["finish_reason"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "pattern"),
+    [
+        ({"structured_outputs": {"regex": "[a-f]{3}-[0-9]{2}"}}, "[a-f]{3}-[0-9]{2}"),
+        ({"structured_outputs": {"choice": ["yes", "no way", "ünsure"]}}, "yes|no way|ünsure"),
+        ({"structured_outputs": {"grammar": 'start: "a" (" b" | " c")'}}, "a (b|c)"),
+        ({"structured_outputs": {"grammar": 'root ::= "a" rest\nrest ::= " b" | " c"'}}, "a (b|c)"),
+        ({"structured_outputs": {"json": {"enum": [1, 2]}}}, "[12]"),
+        ({"structured_outputs": {"json": '{"const": "x"}'}}, '"x"'),
+        ({"response_format": {"type": "text"}}, "(?s).+"),
+    ],
+    ids=lambda value: json.dumps(value),
+)
+def test_an_answer_fits_what_it_is_asked_to_fit(demo: RunningServer, fields: dict[str, Any], pattern: str) -> None:
+    content, reason = _content(demo, **fields)
+    assert reason == "stop"
+    assert re.fullmatch(pattern, content)
+
+
+OTHER_NAMES = [
+    ({"guided_json": {"enum": [1, 2]}}, "[12]"),
+    ({"guided_json": '{"const": "x"}'}, '"x"'),
+    ({"guided_regex": "[a-f]{3}"}, "[a-f]{3}"),
+    ({"guided_choice": ["yes", "no"]}, "yes|no"),
+    ({"guided_grammar": 'start: "a" (" b" | " c")'}, "a (b|c)"),
+    ({"regex": "[a-f]{3}"}, "[a-f]{3}"),
+    ({"ebnf": 'start: "a" (" b" | " c")'}, "a (b|c)"),
+    ({"ebnf": "root ::= [a-c]{2} # as SGLang has it"}, "[a-c]{2}"),
+    # The form in which guidance sends them.
+    ({"guided_grammar": 'start: "a"', "structured_outputs": {"grammar": 'start: "a"'}}, "a"),
+]
+
+
+@pytest.mark.parametrize(("fields", "pattern"), OTHER_NAMES, ids=str)
+def test_other_servers_names_constrain_answers_too(demo: RunningServer, fields: dict[str, Any], pattern: str) -> None:
+    content, reason = _content(demo, **fields)
+    assert (reason, re.fullmatch(pattern, content) is not None) == ("stop", True)
+    response = demo.client.post("/v1/completions", json={"prompt": "Hello!", "max_tokens": 100, **fields})
+    assert re.fullmatch(pattern, response.json()["choices"][0]["text"])
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"guided_regex": "("}, "guided_regex"),
+        ({"ebnf": "root ::= nothing"}, "ebnf"),
+        ({"guided_json": {"type": "text"}}, "guided_json"),
+        ({"guided_choice": []}, "guided_choice"),
+        ({"guided_regex": "a", "regex": "a"}, "regex"),
+        ({"guided_regex": "a", "structured_outputs": {"regex": "b"}}, "guided_regex"),
+        ({"regex": "a", "response_format": {"type": "json_object"}}, "regex"),
+    ],
+    ids=str,
+)
+def test_other_servers_names_are_refused_by_these(demo: RunningServer, fields: dict[str, Any], param: str) -> None:
+    response = demo.client.post("/v1/chat/completions", json=body("Hello!", **fields))
+    assert response.status_code == 400, response.text
+    error = response.json()["error"]
+    assert (error["param"], param in error["message"]) == (param, True), error
+
+
+@pytest.mark.parametrize("strict", [None, True, False])
+def test_a_schema_holds_whether_strict_or_not(demo: RunningServer, strict: bool | None) -> None:
+    wanted = {"type": "json_schema", "json_schema": {"name": "city", "schema": SCHEMA, "strict": strict}}
+    content, reason = _content(demo, response_format=wanted)
+    assert reason == "stop"
+    city = json.loads(content)
+    assert city.keys() == {"name", "big"}
+    assert city["name"] in ("Paris", "Rome")
+    assert isinstance(city["big"], bool)
+
+
+def test_an_answer_that_is_cut_is_the_beginning_of_one_that_fits(demo: RunningServer) -> None:
+    wanted = {"type": "json_schema", "json_schema": {"name": "city", "schema": SCHEMA}}
+    response = demo.client.post(
+        "/v1/chat/completions", json=body("Hello!", max_tokens=4, response_format=wanted)
+    ).json()["choices"][0]
+    assert response["finish_reason"] == "length"
+    assert any(
+        f'{{"name": "{name}", "big": {big}}}'.startswith(response["message"]["content"])
+        for name in ("Paris", "Rome")
+        for big in ("true", "false")
+    )
+
+
+def test_a_json_object_is_one(demo: RunningServer) -> None:
+    content, reason = _content(demo, response_format={"type": "json_object"}, logit_bias={})
+    assert content.startswith("{")
+    if reason == "stop":
+        assert isinstance(json.loads(content), dict)
+
+
+@pytest.mark.parametrize(
+    "choice", ["required", {"type": "function", "function": {"name": "look_up"}}], ids=["required", "named"]
+)
+def test_a_forced_call_fits_its_parameters(demo: RunningServer, choice: Any) -> None:
+    response = demo.client.post(
+        "/v1/chat/completions",
+        json=body("Hello!", max_tokens=100, tools=[TOOL], tool_choice=choice, parallel_tool_calls=False),
+    )
+    message = response.json()["choices"][0]["message"]
+    (call,) = message["tool_calls"]
+    assert call["function"]["name"] == "look_up"
+    arguments = json.loads(call["function"]["arguments"])
+    assert arguments.keys() == {"name", "big"}
+    assert message["content"] is None
+
+
+def _allowed(mode: str, *names: str) -> dict[str, Any]:
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
+def test_model_calls_only_allowed_tools(demo: RunningServer) -> None:
+    other = {"type": "function", "function": {"name": "forget", "parameters": {"type": "object"}}}
+    fields = {"tools": [other, TOOL], "tool_choice": _allowed("required", "look_up"), "parallel_tool_calls": False}
+    choice = demo.client.post("/v1/chat/completions", json=body("Hello!", max_tokens=100, **fields)).json()["choices"][
+        0
+    ]
+    (call,) = choice["message"]["tool_calls"]
+    assert call["function"]["name"] == "look_up"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "says"),
+    [
+        ({"tools": [TOOL], "tool_choice": _allowed("auto", "fly")}, "tool_choice", '"fly", which is not in tools'),
+        ({"tools": [TOOL, TOOL]}, "tools", 'unique function names, given "look_up" twice'),
+    ],
+    ids=["allowed", "twice"],
+)
+def test_tools_are_distinguished_by_their_names(
+    demo: RunningServer, fields: dict[str, Any], param: str, says: str
+) -> None:
+    response = demo.client.post("/v1/chat/completions", json=body("Hello!", **fields))
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == param
+    assert says in response.json()["error"]["message"]
+
+
+def test_format_binds_answers_that_are_not_calls(demo: RunningServer) -> None:
+    response = demo.client.post(
+        "/v1/chat/completions",
+        json=body("Hello!", max_tokens=100, tools=[TOOL], response_format={"type": "json_object"}, temperature=0),
+    )
+    assert response.status_code == 200, response.text
+    message = response.json()["choices"][0]["message"]
+    assert message.get("tool_calls") or message["content"].startswith("{")
+
+
+def _format(schema: Any, *, strict: bool = False) -> dict[str, Any]:
+    return {
+        "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema, "strict": strict}}
+    }
+
+
+def _forced(*, strict: bool, **schema: Any) -> dict[str, Any]:
+    tools = [TOOL, {"type": "function", "function": {"name": "wrong", "parameters": schema, "strict": strict}}]
+    return {"tools": tools, "tool_choice": "required"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "words"),
+    [
+        ({"structured_outputs": {"grammar": "start: nowhere"}}, "structured_outputs.grammar", "nowhere"),
+        # errors that only the engine finds, because it knows the model's tokens
+        ({"structured_outputs": {"grammar": "start: <[999999]>"}}, "structured_outputs.grammar", "999999"),
+        ({"structured_outputs": {"regex": "(?=x)"}}, "structured_outputs.regex", "look-around"),
+        ({"structured_outputs": {"json": {"type": "strin"}}}, "structured_outputs.json", "strin"),
+        ({"structured_outputs": {"json": "{"}}, "structured_outputs.json", "is not JSON"),
+        ({"structured_outputs": {"json": "[]"}}, "structured_outputs.json", "an object"),
+        ({"structured_outputs": {"choice": ["a" * 300_000]}}, "structured_outputs.choice", "at most 262144"),
+        ({"structured_outputs": {"regex": "a" * 300_000}}, "structured_outputs.regex", "at most 262144"),
+        (_format({"type": "strin"}), "response_format.json_schema.schema", "strin"),
+        (_format({"uniqueItems": True}, strict=True), "response_format.json_schema.schema", "uniqueItems"),
+        ({**_format({"type": "strin"}), "tools": [TOOL]}, "response_format.json_schema.schema", "strin"),
+        (_forced(strict=True, properties={"a": {"type": "text"}}), "tools", 'given "text"'),
+        (_forced(strict=True, type="string"), "tools", "the parameters of tool wrong must be an object"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_unsupported_grammar_is_refused_by_field_with_the_reason(
+    demo: RunningServer, fields: dict[str, Any], param: str, words: str
+) -> None:
+    response = demo.client.post("/v1/chat/completions", json=body("Hello!", **fields))
+    assert response.status_code == 400
+    error = response.json()["error"]
+    assert error["param"] == param
+    assert "must" in error["message"] or "at most" in error["message"]
+    assert words in error["message"]
+
+
+def test_ignored_schema_keywords_are_named(demo: RunningServer) -> None:
+    schema = {"type": "array", "items": {"enum": [1, 2]}, "uniqueItems": True, "maxItems": 3}
+    response = demo.client.post("/v1/chat/completions", json=body("Hello!", max_tokens=20, **_format(schema)))
+    assert response.headers["x-genai-ignored"] == "response_format.json_schema.schema: uniqueItems"
+    assert set(json.loads(response.json()["choices"][0]["message"]["content"])) <= {1, 2}
+
+
+def test_a_text_completion_names_its_field_too(demo: RunningServer) -> None:
+    response = demo.client.post("/v1/completions", json={"prompt": "x", "structured_outputs": {"regex": "("}})
+    assert response.status_code == 400
+    error = response.json()["error"]
+    assert error["param"] == "structured_outputs.regex"
+    assert error["message"].startswith("structured_outputs.regex must be a regular expression")
+    assert error["message"].endswith("unclosed group")
+
+
+def test_grammar_that_becomes_too_ambiguous_is_a_client_error(scripted: RunningServer) -> None:
+    ambiguous = {"grammar": 'start: a\na: a a | "x" | "x" a "x" a'}
+    asked = body("say " + "x" * 1000, max_tokens=400, structured_outputs=ambiguous)
+    response = scripted.client.post("/v1/chat/completions", json=asked)
+    assert (response.status_code, response.json()["error"]["code"]) == (400, "grammar_failed")
+
+
+_CHAIN = "start: a0\n" + "\n".join(f"a{n}: a{n + 1}" for n in range(3000)) + '\na3000: "x"'
+_TIED = [{"type": "integer", "multipleOf": int("1" * 4000)}, {"multipleOf": int("3" * 4000)}]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        (
+            _format({"type": "integer", "minimum": -(2**63), "maximum": -(2**63)}, strict=True),
+            "response_format.json_schema.schema",
+        ),
+        (
+            _format({"type": "integer", "minimum": -(2**70), "maximum": -(2**65)}, strict=True),
+            "response_format.json_schema.schema",
+        ),
+        (
+            _forced(strict=True, properties={"a": {"type": "integer", "minimum": -(2**63), "maximum": -(2**63)}}),
+            "tools",
+        ),
+        ({"structured_outputs": {"grammar": _CHAIN}}, "structured_outputs.grammar"),
+        ({"structured_outputs": {"json": {"allOf": _TIED}}}, "structured_outputs.json"),
+    ],
+    ids=["int64", "beyond int64", "in a tool", "a chain of rules", "thousands of digits"],
+)
+def test_grammar_that_crashes_the_compiler_leaves_engines_alone(
+    demo: RunningServer, fields: dict[str, Any], param: str
+) -> None:
+    engine = demo.device("cpu")
+    response = demo.client.post("/v1/chat/completions", json=body("Hello!", max_tokens=2, **fields))
+    assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+    assert demo.process.poll() is None
+    assert (demo.device("cpu")["pid"], demo.device("cpu")["restarts"]) == (engine["pid"], engine["restarts"])
+
+
+def test_killed_grammar_checker_is_replaced(own_folder: Path) -> None:
+    asked = body("say 7", structured_outputs={"regex": "[0-9]"}, max_tokens=2)
+    with run_server(own_folder, "--device", "scripted") as server:
+        for number in range(2):
+            asked["structured_outputs"] = {"regex": f"[0-9{number}]"}
+            assert server.client.post("/v1/chat/completions", json=asked).status_code == 200
+            _kill_the_checker(server)
+        assert server.client.get("/metrics").text.count('genai:grammar_checks_total{result="passed"} 2.0') == 1
+
+
+def _kill_the_checker(server: RunningServer) -> None:
+    family = psutil.Process(server.process.pid).children()
+    (checker,) = (process for process in family if "genai_server.grammar_checker.process" in process.cmdline())
+    checker.kill()
+    wait_until(lambda: checker.status() == psutil.STATUS_ZOMBIE)
+
+
+@pytest.mark.parametrize("grammar", ['start: /x*/ "x"', "start: A A\nA: /x+/", 'start: "say "? B "y"\nB: /[a-z ]*/'])
+def test_grammar_without_an_end_stops_at_the_limit(scripted: RunningServer, grammar: str) -> None:
+    engine = scripted.device("scripted:0")["pid"]
+    asked = body("say " + "x" * 40, max_tokens=30, device="scripted:0", structured_outputs={"grammar": grammar})
+    choice = scripted.client.post("/v1/chat/completions", json=asked).json()["choices"][0]
+    assert (choice["finish_reason"], choice["message"]["content"]) == ("length", "x" * 30)
+    assert scripted.device("scripted:0")["pid"] == engine

@@ -1,0 +1,181 @@
+"""The endpoints that convert text and token ids."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from genai_server.cli.serve.composition import attached_app
+from genai_server.config import load_settings
+from genai_server.messages.status_file import (
+    EngineState,
+    EngineStatus,
+    ModelState,
+    ModelStatus,
+    ServerStatus,
+    write_status_file,
+)
+from tests.running_server import DEMO, RunningServer, body
+
+PATHS = ["/tokenize", "/v1/tokenize"]
+TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
+
+
+def _loading(folder: Path) -> Path:
+    """The folder of a supervisor whose engine is not ready yet."""
+    about = ModelStatus("onnx-genai", str(DEMO), ["cpu"], 0, ModelState.LOADING, 0)
+    write_status_file(folder, ServerStatus("secret", [EngineStatus("cpu", EngineState.STARTING)], [about]))
+    return folder
+
+
+def _post(server: RunningServer, path: str, **fields: Any) -> dict[str, Any]:
+    response = server.client.post(path, json=fields)
+    assert response.status_code == 200, response.text
+    answer: dict[str, Any] = response.json()
+    return answer
+
+
+def _refusal(server: RunningServer, path: str, **fields: Any) -> tuple[int, str | None, str]:
+    response = server.client.post(path, json=fields)
+    error = response.json()["error"]
+    return response.status_code, error["param"], error["message"]
+
+
+# /tokenize
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_prompt_has_tokens(demo: RunningServer, path: str) -> None:
+    answer = _post(demo, path, prompt="Hello<|im_end|>", model="onnx-genai")
+    assert answer["tokens"][-1] == 2
+    assert answer == {"tokens": answer["tokens"], "count": len(answer["tokens"]), "max_model_len": 2048}
+
+
+def test_llama_cpps_name_for_a_prompt_is_taken_with_its_options(demo: RunningServer) -> None:
+    assert _post(demo, "/tokenize", content="<|im_end|>")["tokens"] == [2]
+    assert 2 not in _post(demo, "/tokenize", content="<|im_end|>", parse_special=False)["tokens"]
+    for option in ({"add_special": True}, {"add_special": False}):
+        assert _post(demo, "/tokenize", content="hi", **option) == _post(demo, "/tokenize", prompt="hi")
+
+
+def test_messages_have_the_tokens_of_their_prompt(demo: RunningServer) -> None:
+    fields = {**body("say <|im_end|>"), "tools": [TOOL]}
+    prompt = _post(demo, "/apply-template", **fields)["prompt"]
+    tokens = _post(demo, "/tokenize", **fields)["tokens"]
+    assert _post(demo, "/detokenize", tokens=tokens)["prompt"] == prompt
+    assert tokens.count(2) == prompt.count("<|im_end|>") - 1
+
+
+def test_the_count_is_the_one_that_a_chat_reports(demo: RunningServer) -> None:
+    count = _post(demo, "/tokenize", **body("Hello"))["count"]
+    assert demo.chat("Hello", max_tokens=1).json()["metrics"]["input_tokens"] == count
+
+
+def test_pieces_are_texts_or_bytes(demo: RunningServer) -> None:
+    answer = _post(demo, "/tokenize", prompt="Hi 👋<|im_end|>", with_pieces=True)
+    assert len(answer["pieces"]) == answer["count"]
+    assert answer["pieces"][-5:] == [[0xF0], [0x9F], [0x91], [0x8B], "<|im_end|>"]
+    assert "".join(answer["pieces"][:-5]) == "Hi "
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "reason"),
+    [
+        ({}, None, "the body must have one of prompt, content and messages"),
+        (body("x", prompt="x"), "messages", "messages cannot be combined with prompt"),
+        ({"prompt": "x", "content": "x"}, "content", "content cannot be combined with prompt"),
+        ({"prompt": "x", "add_special": True}, "add_special", "add_special is only allowed with content"),
+        ({"content": "x", "tools": []}, "tools", "tools is only allowed with messages"),
+        ({"prompt": "x", "device": "cpu"}, "device", "device is not a field of this endpoint"),
+        ({"prompt": ["x"]}, "prompt", "prompt must be a string"),
+        ({"messages": []}, "messages", "messages must have at least 1 element"),
+        ({"prompt": "x", "model": "gpt-9"}, "model", 'model "gpt-9" is not served'),
+        (body("x", chat_template_kwargs={"effort": 1}), "chat_template_kwargs", "chat_template_kwargs.effort is not"),
+    ],
+)
+def test_invalid_body_is_refused(demo: RunningServer, fields: dict[str, Any], param: str | None, reason: str) -> None:
+    status, found, message = _refusal(demo, "/tokenize", **fields)
+    assert (status, found) == (404 if param == "model" else 400, param)
+    assert message.startswith(reason)
+
+
+# /detokenize
+
+
+@pytest.mark.parametrize("path", ["/detokenize", "/v1/detokenize"])
+@pytest.mark.parametrize("text", ["", "plain", "é👋\n", "<|im_start|>user\n<|im_end|>", "nul\0nul"])
+def test_a_text_comes_back_from_its_tokens(demo: RunningServer, path: str, text: str) -> None:
+    tokens = _post(demo, "/tokenize", prompt=text)["tokens"]
+    assert _post(demo, path, tokens=tokens) == {"prompt": text, "content": text}
+
+
+@pytest.mark.parametrize("token", [-1, 1920, 10**30])
+def test_unknown_token_id_is_refused(demo: RunningServer, token: int) -> None:
+    status, param, message = _refusal(demo, "/detokenize", tokens=[5, token])
+    assert (status, param) == (400, "tokens")
+    assert message == f"tokens[1] must be a token of this model, which has 1920; given {token}"
+
+
+def test_tokens_are_whole_numbers(demo: RunningServer) -> None:
+    assert _refusal(demo, "/detokenize", tokens=["5"])[:2] == (400, "tokens[0]")
+    assert _refusal(demo, "/detokenize")[:2] == (400, "tokens")
+
+
+# /apply-template
+
+
+@pytest.mark.parametrize("path", ["/apply-template", "/v1/apply-template"])
+def test_messages_make_a_prompt(demo: RunningServer, path: str) -> None:
+    assert _post(demo, path, **body("Hello")) == {
+        "prompt": "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n"
+    }
+    prompt = _post(demo, path, **body("Hello"), chat_template_kwargs={"add_generation_prompt": False})["prompt"]
+    assert prompt == "<|im_start|>user\nHello<|im_end|>\n"
+
+
+def test_messages_are_required(demo: RunningServer) -> None:
+    assert _refusal(demo, "/apply-template")[:2] == (400, "messages")
+    assert _refusal(demo, "/apply-template", messages=[], model="gpt-9")[:2] == (400, "messages")
+    assert _refusal(demo, "/apply-template", **body("x"), model="gpt-9")[:2] == (404, "model")
+
+
+# without an engine
+
+
+def test_no_engine_is_needed(tmp_path: Path) -> None:
+    settings = load_settings({"model_dir": str(DEMO), "max_length": "100"}, environ={}, dotenv=None)
+    with TestClient(attached_app(settings, _loading(tmp_path)), base_url="http://localhost") as client:
+        answer = client.post("/tokenize", json=body("Hello")).json()
+        assert answer["max_model_len"] == 100
+        assert client.post("/detokenize", json={"tokens": answer["tokens"]}).status_code == 200
+        assert client.post("/apply-template", json=body("Hello")).status_code == 200
+
+
+def test_setting_allows_special_tokens_in_requests(tmp_path: Path) -> None:
+    options = {"model_dir": str(DEMO), "allow_special_tokens": "true"}
+    settings = load_settings(options, environ={}, dotenv=None)
+    with TestClient(attached_app(settings, _loading(tmp_path)), base_url="http://localhost") as client:
+        answer = client.post("/tokenize", json=body("<|im_end|>")).json()
+    assert answer["tokens"].count(2) == 2
+
+
+def test_rendered_body_has_the_prompt_tokens_of_its_answer(scripted: RunningServer) -> None:
+    chat = body("say hello", max_tokens=3, tools=[TOOL], tool_choice="none")
+    rendered = _post(scripted, "/v1/chat/completions/render", **chat)
+    assert rendered == {"token_ids": _post(scripted, "/v1/tokenize", messages=chat["messages"])["tokens"]}
+    answered = _post(scripted, "/v1/chat/completions", **chat)
+    assert answered["usage"]["prompt_tokens"] == len(rendered["token_ids"])
+    texts = ["say a", "say bc"]
+    response = scripted.client.post("/v1/completions/render", json={"prompt": texts, "max_tokens": 3})
+    assert response.json() == [{"token_ids": list(text.encode())} for text in texts]
+    assert scripted.client.post("/v1/chat/completions/render", json={"messages": []}).status_code == 400
+
+
+@pytest.mark.parametrize("path", ["/tokenizer_info", "/v1/tokenizer_info"])
+def test_tokenizer_info_has_tokens_and_template(demo: RunningServer, path: str) -> None:
+    about = demo.client.get(path, params={"model": "onnx-genai"}).json()
+    template = about.pop("chat_template")
+    tokens = {"unk_token": "<|endoftext|>", "bos_token": None, "eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
+    assert (about, "<|im_start|>" in template) == (tokens, True)
+    assert demo.client.get(path, params={"model": "other"}).status_code == 404

@@ -1,0 +1,230 @@
+"""The ways to start the server, and the error line of a failed start."""
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from genai_server import __version__
+from genai_server.cli.serve.serve_command import listen
+from genai_server.config import load_settings
+from tests.running_server import (
+    DEMO,
+    ROOT,
+    RunningServer,
+    body,
+    clean_environment,
+    environment_without,
+    free_port,
+    run_command,
+    run_server,
+    wait_until,
+)
+from tests.running_server import serve_with_uvicorn as uvicorn
+
+
+def start(
+    *arguments: str, cwd: Path = ROOT, settings: Mapping[str, str] | None = None
+) -> "subprocess.CompletedProcess[str]":
+    """Run a command that is expected to end."""
+    command = [sys.executable, "-m", *arguments]
+    environment = clean_environment(**(settings or {}))
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=30, check=False)
+
+
+def serve(
+    *options: str, cwd: Path = ROOT, settings: Mapping[str, str] | None = None
+) -> "subprocess.CompletedProcess[str]":
+    """`genai-server serve`, where it is expected to end."""
+    return run_command("serve", *options, environment=clean_environment(**(settings or {})), cwd=cwd)
+
+
+def is_ready(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/readyz").status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        ({"PORT": "many"}, 'PORT="many": '),
+        ({"PORT": "70000"}, 'PORT="70000": '),
+        ({"WORKERS": "0"}, 'WORKERS="0": '),
+        ({"RELOAD": "perhaps"}, 'RELOAD="perhaps": '),
+        ({"GENAI_DEVICE": "tpu"}, 'GENAI_DEVICE="tpu": unknown device "tpu"; known are cpu, cuda, tensorrt'),
+        ({"GENAI_DEVICE": "cpu,cpu"}, 'GENAI_DEVICE="cpu,cpu": a device is named twice'),
+        ({"GENAI_MAX_LENGTH": "-1"}, 'GENAI_MAX_LENGTH="-1": '),
+        (
+            {"GENAI_MODEL_DIR": "/none"},
+            "--model-dir or GENAI_MODEL_DIR=/none: model directory /none does not exist; genai-server pull microsoft/",
+        ),
+    ],
+)
+def test_invalid_setting_ends_the_start_with_one_line_and_code_2(
+    refused_start: Callable[..., str], settings: dict[str, str], line: str
+) -> None:
+    assert refused_start(**settings).startswith(f"genai-server: {line}")
+
+
+def test_invalid_setting_ends_a_separate_process_with_code_2() -> None:
+    result = serve(settings={"PORT": "many"})
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.startswith('genai-server: PORT="many": ')
+    assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "missing", ["genai_config.json", "model.onnx", "model.onnx.data", "tokenizer.json", "tokenizer_config.json"]
+)
+def test_incomplete_model_directory_ends_the_start_with_the_file(
+    refused_start: Callable[..., str], tmp_path: Path, missing: str
+) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(DEMO, model)
+    (model / missing).unlink()
+    line = refused_start("--model-dir", str(model))
+    assert f"GENAI_MODEL_DIR={model}: " in line
+    assert missing in line
+
+
+@pytest.mark.parametrize(
+    ("file", "content"), [("tokenizer.json", "{}"), ("chat_template.jinja", "{% for %}"), ("genai_config.json", "[]")]
+)
+def test_unusable_model_file_ends_the_start_with_one_line(
+    refused_start: Callable[..., str], tmp_path: Path, file: str, content: str
+) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(DEMO, model)
+    (model / file).write_text(content, encoding="utf-8")
+    for options in ((), ("--workers", "2")):
+        assert f"GENAI_MODEL_DIR={model}: " in refused_start("--model-dir", str(model), *options)
+
+
+def test_missing_chat_template_ends_the_start_with_one_line(refused_start: Callable[..., str]) -> None:
+    line = refused_start("--model-dir", str(DEMO), "--chat-template", "chatmll")
+    assert "--chat-template or GENAI_CHAT_TEMPLATE: chatmll: no such file" in line
+
+
+def test_the_command_line_names_its_own_option(refused_start: Callable[..., str]) -> None:
+    assert refused_start("--max-length", "none").startswith('genai-server: --max-length="none": ')
+
+
+def test_a_wrong_line_of_the_env_file_names_the_file(
+    refused_start: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / ".env").write_text("PORT=x\n", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    assert refused_start().startswith('genai-server: PORT in .env="x": ')
+
+
+def test_server_without_a_loading_device_ends_with_the_reason(tmp_path: Path) -> None:
+    result = serve("--device", "cuda", "--port", str(free_port()))
+    assert result.returncode == 1
+    assert "model onnx-genai on device cuda cannot be loaded: " in result.stderr
+
+
+def test_a_device_that_cannot_load_leaves_the_others_serving(own_folder: Path) -> None:
+    with run_server(own_folder, "--device", "cpu,cuda", "--model-dir", str(DEMO)) as server:
+        wait_until(lambda: server.device("cuda")["state"] == "failed")
+        assert "uda" in server.device("cuda")["error"]
+        assert server.device("cpu")["state"] == "ready"
+        assert server.chat("Hello", max_tokens=2).status_code == 200
+        response = server.chat("Hello", device="cuda")
+        assert response.status_code == 503
+        assert response.json()["error"]["code"] == "no_engine_ready"
+
+
+def test_missing_kv_events_packages_are_reported_with_the_extra(tmp_path: Path) -> None:
+    settings = environment_without("zmq", tmp_path) | {"GENAI_KV_EVENTS": "tcp://*:5557"}
+    result = serve("--device", "scripted", settings=settings)
+    assert result.returncode == 2
+    assert "GENAI_KV_EVENTS=tcp://*:5557: zmq" in result.stderr
+    assert "kv-events" in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_missing_library_is_reported_with_the_one_to_install(tmp_path: Path) -> None:
+    result = serve("--model-dir", str(DEMO), settings=environment_without("onnxruntime_genai", tmp_path))
+    assert result.returncode == 2
+    assert "-m pip install" in result.stderr
+    assert "[cpu]" in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_a_port_in_use_ends_the_start(refused_start: Callable[..., str], scripted: RunningServer) -> None:
+    port = scripted.url.rpartition(":")[2]
+    line = refused_start("--device", "scripted", "--port", port)
+    assert f"HOST=127.0.0.1 PORT={port}: cannot listen: address already in use" in line
+
+
+def test_version_is_printed() -> None:
+    result = start("genai_server", "--version")
+    assert result.stdout == f"genai-server {__version__}\n"
+
+
+def test_uvicorn_alone_serves_with_an_engine_of_its_own(tmp_path: Path) -> None:
+    with uvicorn(tmp_path, GENAI_DEVICE="scripted") as (process, url, _):
+        wait_until(lambda: is_ready(url))
+        assert httpx.post(f"{url}/v1/chat", json=body("say hi")).json()["content"] == "hi"
+        engine = psutil.Process(httpx.get(f"{url}/healthz").json()["devices"]["scripted"]["pid"])
+        assert engine.ppid() == process.pid
+    assert not engine.is_running()
+
+
+def test_second_worker_of_plain_uvicorn_names_the_right_command(tmp_path: Path) -> None:
+    with uvicorn(tmp_path, "--workers", "2", GENAI_DEVICE="scripted") as (process, _, log):
+        process.wait(120)
+        text = log.read_text(encoding="utf-8")
+        assert "genai-server serve --workers N" in text
+        assert "Traceback" not in text
+
+
+def test_workers_of_plain_uvicorn_with_a_wrong_setting_end(tmp_path: Path) -> None:
+    with uvicorn(tmp_path, "--workers", "2", GENAI_DEVICE="tpu") as (process, _, log):
+        process.wait(120)
+        text = log.read_text(encoding="utf-8")
+    assert 'GENAI_DEVICE="tpu"' in text
+    assert "Traceback" not in text
+
+
+def test_a_wrong_setting_under_uvicorn_is_one_line_too(tmp_path: Path) -> None:
+    result = start("uvicorn", "genai_server.asgi:app", settings={"GENAI_DEVICE": "tpu"})
+    assert result.returncode == 2
+    assert result.stderr.count("\n") == 1
+    assert 'GENAI_DEVICE="tpu"' in result.stderr
+
+
+def test_reload_restarts_the_api_only_and_drains_as_configured(tmp_path: Path) -> None:
+    source = ROOT / "src" / "genai_server" / "asgi.py"
+    # Both settings, as in the guide of the backend that this server replaces.
+    settings = {"RELOAD": "true", "WORKERS": "2", "GENAI_DRAIN_TIMEOUT": "1"}
+    with run_server(tmp_path, "--device", "scripted", settings=settings) as server:
+        assert "RELOAD=true WORKERS=2: reloading works with one API process only; one is started" in server.log()
+        engine = server.device("scripted")["pid"]
+        workers = {child.pid for child in psutil.Process(server.process.pid).children()}
+        os.utime(source)
+        wait_until(lambda: {child.pid for child in psutil.Process(server.process.pid).children()} - workers != set())
+        wait_until(server.is_ready)
+        assert server.device("scripted")["pid"] == engine
+        assert server.chat("say hi").json()["content"] == "hi"
+        with server.stream("delay 0.02; count 1000") as events:
+            next(iter(events))
+            server.process.send_signal(signal.SIGTERM)
+            assert '"server_stopping"' in list(events)[-1]
+        assert server.process.wait(20) == 3
+
+
+def test_small_answers_are_not_delayed(tmp_path: Path) -> None:
+    settings = load_settings({"port": "0"}, environ={}, dotenv=None)
+    with listen(settings) as listener:
+        assert listener.proto == socket.IPPROTO_TCP

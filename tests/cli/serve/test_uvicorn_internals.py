@@ -1,0 +1,160 @@
+"""What `cli/serve` overrides and reads of uvicorn's classes. None of it is documented, so a new version may differ."""
+
+import asyncio
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from uvicorn import Config
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from uvicorn.server import ServerState
+from uvicorn.supervisors import Multiprocess
+from uvicorn.supervisors.basereload import BaseReload
+from uvicorn.supervisors.multiprocess import Process
+from uvicorn.supervisors.statreload import StatReload
+
+
+async def _app(scope: Any, receive: Any, send: Any) -> None: ...
+
+
+def _config() -> Config:
+    return Config(_app, log_config=None, lifespan="off")
+
+
+# Overridden or called, with the parameters after `self`.
+METHODS: dict[type, dict[str, list[str]]] = {
+    HttpToolsProtocol: {
+        "connection_made": ["transport"],
+        "connection_lost": ["exc"],
+        "data_received": ["data"],
+        "eof_received": [],
+        "pause_writing": [],
+        "resume_writing": [],
+        "on_message_begin": [],
+        "on_headers_complete": [],
+        "on_body": ["body"],
+        "on_message_complete": [],
+        "on_response_complete": [],
+        "send_400_response": ["msg"],
+    },
+    WebSocketsSansIOProtocol: {
+        "connection_lost": ["exc"],
+        "data_received": ["data"],
+        "pause_writing": [],
+        "resume_writing": [],
+        "handle_text": ["event"],
+        "handle_bytes": ["event"],
+        "handle_cont": ["event"],
+        "send_receive_event_to_app": [],
+        "receive": [],
+    },
+    Process: {
+        "start": [],
+        "target": ["sockets"],
+        "terminate": [],
+        "kill": [],
+    },
+    Multiprocess: {
+        "init_processes": [],
+        "keep_subprocess_alive": [],
+        "terminate_all": [],
+        "join_all": [],
+        "handle_hup": [],
+        "handle_ttin": [],
+        "handle_ttou": [],
+    },
+    StatReload: {"signal_handler": ["sig", "frame"], "startup": [], "restart": [], "shutdown": []},
+}
+# Read or set.
+ATTRIBUTES: dict[str, set[str]] = {
+    "HttpToolsProtocol": {
+        "app",
+        "app_state",
+        "config",
+        "cycle",
+        "expect_100_continue",
+        "headers",
+        "loop",
+        "parser",
+        "pipeline",
+        "scheme",
+        "scope",
+        "timeout_keep_alive",
+        "transport",
+    },
+    "RequestResponseCycle": {
+        "chunked_encoding",
+        "disconnected",
+        "expected_content_length",
+        "keep_alive",
+        "message_event",
+        "response_complete",
+        "response_started",
+        "scope",
+    },
+    "WebSocketsSansIOProtocol": {
+        "app_state",
+        "close_sent",
+        "conn",
+        "curr_msg_data_type",
+        "disconnected",
+        "frames",
+        "loop",
+        "queue",
+        "read_paused",
+        "transport",
+    },
+    "Process": {"child_conn", "config", "exitcode", "parent_conn", "pid", "process"},
+    "Multiprocess": {"config", "processes", "processes_num", "should_exit", "signal_queue", "sockets"},
+    "StatReload": {"config", "should_exit", "sockets"},
+}
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "parameters"),
+    [(owner, name, parameters) for owner, methods in METHODS.items() for name, parameters in methods.items()],
+    ids=lambda value: getattr(value, "__name__", value if isinstance(value, str) else ""),
+)
+def test_uvicorn_has_the_methods_that_are_overridden(owner: type, name: str, parameters: list[str]) -> None:
+    method = getattr(owner, name, None)
+    assert method is not None, f"uvicorn's {owner.__name__}.{name} has gone, which cli/serve overrides or calls"
+    found = list(inspect.signature(method).parameters)[1:]
+    assert found == parameters, f"uvicorn's {owner.__name__}.{name} has other parameters than cli/serve expects"
+
+
+@pytest.fixture(scope="module")
+def instances() -> Iterator[dict[str, Any]]:
+    """One object of each class."""
+
+    async def connected() -> list[Any]:
+        loop, state = asyncio.get_running_loop(), ServerState()
+        parameters = inspect.signature(RequestResponseCycle).parameters
+        return [
+            HttpToolsProtocol(_config(), state, {}, loop),
+            WebSocketsSansIOProtocol(_config(), state, {}, loop),
+            RequestResponseCycle(**dict.fromkeys(parameters, None)),  # type: ignore[arg-type]
+        ]
+
+    processes = [Process(_config(), []), Multiprocess(_config(), []), StatReload(_config(), target=print, sockets=[])]
+    yield {type(one).__name__: one for one in [*asyncio.run(connected()), *processes]}
+
+
+@pytest.mark.parametrize("name", ATTRIBUTES)
+def test_uvicorn_has_the_attributes_that_are_read(instances: dict[str, Any], name: str) -> None:
+    missing = {attribute for attribute in ATTRIBUTES[name] if not hasattr(instances[name], attribute)}
+    assert not missing, f"uvicorn's {name} lacks attributes that cli/serve reads or sets"
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: inspect.signature(Process).bind(_config(), []),
+        lambda: inspect.signature(Multiprocess).bind(_config(), []),
+        lambda: inspect.signature(BaseReload).bind(_config(), target=print, sockets=[]),
+        lambda: inspect.signature(HttpToolsProtocol).bind(config=None, server_state=None, app_state={}),
+    ],
+)
+def test_uvicorn_is_made_with_the_same_arguments(call: Callable[[], Any]) -> None:
+    call()

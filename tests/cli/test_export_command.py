@@ -1,0 +1,139 @@
+"""`genai-server export` as a user runs it: with a builder that writes the demo model, and with the real one."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.fake_builder import fake_builder
+from tests.local_hub import HubRepository, run_hub
+from tests.running_server import ROOT, clean_environment
+
+SOURCE = {"config.json": b"{}", "model.safetensors": b"w" * 100, "tokenizer.json": b'{"original": true}'}
+
+
+@pytest.fixture
+def libraries(tmp_path: Path) -> Path:
+    return fake_builder(tmp_path / "libraries")
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    folder = tmp_path / "tiny"
+    folder.mkdir()
+    for name, content in SOURCE.items():
+        (folder / name).write_bytes(content)
+    return folder
+
+
+def export(
+    tmp_path: Path, libraries: Path | None, *arguments: str, **environment: str
+) -> "subprocess.CompletedProcess[str]":
+    paths = [*([str(libraries)] if libraries else []), str(ROOT / "src")]
+    kept = {name: value for name, value in clean_environment().items() if not name.startswith("HF_")}
+    settings = {"PYTHONPATH": os.pathsep.join(paths), "GENAI_MODELS_DIR": str(tmp_path / "models")}
+    return subprocess.run(
+        [sys.executable, "-m", "genai_server", "export", *arguments],
+        cwd=tmp_path,
+        env=kept | settings | environment,
+        capture_output=True,
+        text=True,
+        timeout=55,
+        check=False,
+    )
+
+
+def test_directory_becomes_a_checked_model_with_fast_settings(tmp_path: Path, libraries: Path, source: Path) -> None:
+    done = export(tmp_path, libraries, str(source))
+    assert done.returncode == 0, done.stderr
+    directory = tmp_path / "models" / "tiny-int4-cpu"
+    assert "Reading layer 0\n" in done.stdout
+    assert "a line for the log only" not in done.stdout
+    assert f"genai-server serve --model-dir {directory} --model-name tiny-int4-cpu" in done.stdout
+    log = (directory / "export.log").read_text(encoding="utf-8")
+    assert "a line for the log only" in log
+    assert "1 1 [" in log
+    for option in ("'int4'", "'cpu'", "'prune_lm_head=true'", "'block_size=128'", "'accuracy_level=4'"):
+        assert option in log
+    # The original, not the builder's output.
+    assert json.loads((directory / "tokenizer.json").read_bytes()) == {"original": True}
+    assert "block_size=128" in json.loads((directory / ".genai-server.json").read_bytes())["built"]
+    assert sorted(path.name for path in (tmp_path / "models").iterdir()) == ["tiny-int4-cpu"]
+
+
+def test_model_without_a_chat_template_is_kept_and_reported(tmp_path: Path, libraries: Path, source: Path) -> None:
+    done = export(tmp_path, libraries, str(source), "--extra", "lose=chat_template.jinja")
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "models" / "tiny-int4-cpu" / "model.onnx").is_file()
+    assert "it has no chat template: it takes raw prompts (/v1/completions)" in done.stdout
+    assert "genai-server chat" not in done.stdout
+
+
+def test_the_users_options_come_before_ours(tmp_path: Path, libraries: Path, source: Path) -> None:
+    options = ["--extra", "block_size=32", "filename=model.onnx", "--to", str(tmp_path / "out")]
+    assert export(tmp_path, libraries, str(source), *options).returncode == 0
+    log = (tmp_path / "out" / "export.log").read_text(encoding="utf-8")
+    assert "'block_size=32'" in log
+    assert "'block_size=128'" not in log
+
+
+def test_another_device_has_the_builders_own_blocks(tmp_path: Path, libraries: Path, source: Path) -> None:
+    assert export(tmp_path, libraries, str(source), "--device", "directml").returncode == 0
+    log = (tmp_path / "models" / "tiny-int4-directml" / "export.log").read_text(encoding="utf-8")
+    assert "'dml'" in log
+    assert "block_size" not in log
+
+
+def test_failed_builder_shows_its_last_lines_and_leaves_a_log(tmp_path: Path, libraries: Path, source: Path) -> None:
+    done = export(tmp_path, libraries, str(source), "--extra", "fail=1")
+    assert done.returncode == 1
+    assert done.stderr.startswith("genai-server: the model builder failed (status 1); its log is ")
+    assert done.stderr.endswith("out of something\n")
+    (log,) = (tmp_path / "models").iterdir()
+    assert str(log) in done.stderr
+    assert "a line for the log only" in log.read_text(encoding="utf-8")
+
+
+def test_built_model_without_a_file_is_discarded(tmp_path: Path, libraries: Path, source: Path) -> None:
+    done = export(tmp_path, libraries, str(source), "--extra", "lose=model.onnx.data")
+    assert done.returncode == 1
+    assert "the builder's output is not a complete model" in done.stderr
+    assert list((tmp_path / "models").iterdir()) == []
+
+
+def test_a_repository_is_fetched_built_and_its_original_removed(tmp_path: Path, libraries: Path) -> None:
+    with run_hub() as hub:
+        hub.repositories["org/tiny"] = HubRepository(SOURCE | {"pytorch_model.bin": b"x"})
+        done = export(tmp_path, libraries, "org/tiny", HF_ENDPOINT=hub.url)
+        commit = hub.repositories["org/tiny"].commit
+    assert done.returncode == 0, done.stderr
+    assert "pytorch_model.bin" not in [path for path, _ in hub.sent]
+    assert [path.name for path in (tmp_path / "models").iterdir()] == ["tiny-int4-cpu"]
+    note = json.loads((tmp_path / "models" / "tiny-int4-cpu" / ".genai-server.json").read_bytes())
+    assert (note["source"], note["revision"]) == ("org/tiny", commit)
+
+
+def test_missing_pytorch_is_reported_before_any_download(tmp_path: Path, libraries: Path) -> None:
+    (libraries / "torch.py").unlink()
+    (libraries / "transformers.py").unlink()
+    shutil.rmtree(libraries / "onnxruntime_genai" / "models")
+    done = export(tmp_path, libraries, "org/tiny", HF_ENDPOINT="http://127.0.0.1:9")
+    assert done.returncode == 2
+    assert "onnxruntime_genai.models.builder: " in done.stderr
+    assert "[cpu,export]'" in done.stderr
+
+
+def test_existing_directory_is_not_overwritten(tmp_path: Path, libraries: Path, source: Path) -> None:
+    done = export(tmp_path, libraries, str(source), "--to", str(source))
+    assert done.returncode == 2
+    assert "already exists" in done.stderr
+
+
+def test_an_option_without_a_value_is_refused(tmp_path: Path, libraries: Path, source: Path) -> None:
+    done = export(tmp_path, libraries, str(source), "--extra", "block_size")
+    assert done.returncode == 2
+    assert "an option is NAME=VALUE" in done.stderr

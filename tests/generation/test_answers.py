@@ -1,0 +1,54 @@
+"""An answer as its reader sees it, and its figures."""
+
+import asyncio
+
+import pytest
+
+from genai_server.engine_client.stream import TokenStream
+from genai_server.errors import EngineDied
+from genai_server.generation.answers import RunningAnswer
+from genai_server.messages.generation_request import FinishReason, Phases
+from genai_server.text.answers.answer_text import AnswerText, PlainParser
+from genai_server.text.tokenizer import ByteTokenizer
+from genai_server.timing import Arrival, Stopwatch
+
+
+def _answer(stream: TokenStream, *stop: str) -> RunningAnswer:
+    tokenizer = ByteTokenizer()
+    text = AnswerText(tokenizer.decoder(), list(stop), PlainParser(), tokenizer.token_bytes)
+    return RunningAnswer(stream, text, Stopwatch(Arrival(lambda: 0.0), 2))
+
+
+def _read(answer: RunningAnswer) -> None:
+    async def read() -> None:
+        async for _ in answer.pieces():
+            pass
+
+    asyncio.run(read())
+
+
+@pytest.mark.parametrize("batches", [[b"abcd", b"efgh"], [b"a", b"bcdefg", b"h"], [b"abcdefgh"]])
+def test_the_time_per_token_is_that_of_all_tokens_made(batches: list[bytes]) -> None:
+    """The engine produces tokens until it learns of the stop string; their time is divided by all of them."""
+    stream = TokenStream(lambda: None)
+    answer = _answer(stream, "bc")
+    for batch in batches:
+        stream.deliver(batch)
+    stream.finish(FinishReason.STOP, Phases(decode=0.7))
+    _read(answer)
+    timings = answer.timings()
+    assert (answer.reason, timings.output_tokens) == (FinishReason.STOP, 3)
+    assert timings.tpot == pytest.approx(0.7 / (len("abcdefgh") - 1))
+
+
+def test_an_answer_that_the_engine_did_not_end_has_no_breakdown() -> None:
+    ended, failed = TokenStream(lambda: None), TokenStream(lambda: None)
+    answers = [_answer(ended), _answer(failed)]
+    for stream in (ended, failed):
+        stream.deliver(b"abc")
+    answers[0].end()
+    failed.fail(EngineDied("gone"))
+    _read(answers[0])
+    with pytest.raises(EngineDied):
+        _read(answers[1])
+    assert [(answer.timings().breakdown, answer.timings().tpot) for answer in answers] == [(None, None)] * 2

@@ -1,0 +1,113 @@
+"""Output specs are built once for equal tools, formats and models, and separately where any of these differ."""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+import pytest
+
+from genai_server.apis.shared.chat_parameters import ChatParameters
+from genai_server.errors import InvalidField
+from genai_server.generation import checked_specs
+from genai_server.generation.checked_specs import CheckedSpecs
+from genai_server.generation.output_spec import OutputSpec, chat_output_spec
+from genai_server.grammar_checker.pool import GrammarChecker
+from genai_server.text.codec import TextCodec, load_text_codec
+from tests.running_server import DEMO
+
+Made = list[ChatParameters]
+
+
+@pytest.fixture(scope="module")
+def codec() -> TextCodec:
+    return load_text_codec(DEMO, "cpu")
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[Made]:
+    """The bodies for which a spec was built."""
+    found: Made = []
+
+    def counted(body: ChatParameters, *arguments: Any, **options: Any) -> OutputSpec:
+        found.append(body)
+        return chat_output_spec(body, *arguments, **options)
+
+    monkeypatch.setattr(checked_specs, "chat_output_spec", counted)
+    yield found
+
+
+def _tool(name: str = "now", **schema: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "parameters": {"type": "object", **schema}}}
+
+
+def _body(**fields: Any) -> ChatParameters:
+    return ChatParameters.model_validate({"messages": [{"role": "user", "content": "Hello!"}], **fields})
+
+
+def _specs(codec: TextCodec, *bodies: ChatParameters) -> list[OutputSpec]:
+    """The specs of these bodies, in order."""
+
+    async def ask() -> list[OutputSpec]:
+        with closing(GrammarChecker(timeout=20)) as grammars:
+            specs = CheckedSpecs(grammars, best_effort=True)
+            return [await specs.of(body, codec, [1]) for body in bodies]
+
+    return asyncio.run(ask())
+
+
+def test_the_same_tools_make_one_grammar_whatever_else_differs(codec: TextCodec, made: Made) -> None:
+    first, second = _specs(codec, _body(tools=[_tool()]), _body(tools=[_tool()], temperature=0.5, max_tokens=3))
+    assert first.grammar is not None
+    assert first == second
+    assert len(made) == 1
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"tools": [_tool("later")]},
+        {"tools": [_tool(properties={"a": {"const": None}})]},
+        {"tools": [_tool(properties={"a": {"const": float("nan")}})]},
+        {"tools": [_tool(properties={"a": {"const": 1.0}})]},
+        {"tools": [_tool()], "tool_choice": "required"},
+        {"tools": [_tool()], "parallel_tool_calls": False},
+        {"tools": [_tool()], "response_format": {"type": "json_object"}},
+        {"tools": [_tool()], "structured_outputs": {"regex": "a+"}},
+    ],
+)
+def test_different_grammar_inputs_are_not_shared(codec: TextCodec, made: Made, other: dict[str, Any]) -> None:
+    base = {"tools": [_tool(properties={"a": {"const": 1}})]}
+    _specs(codec, _body(**base), _body(tools=[_tool()]), _body(**other))
+    assert len(made) == 3
+
+
+def test_ignored_keywords_are_reported_each_time(codec: TextCodec, made: Made) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
+    body = _body(response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": schema}})
+    first, second = _specs(codec, body, body)
+    assert first.left_out == second.left_out == ("response_format.json_schema.schema: uniqueItems",)
+    assert len(made) == 1
+
+
+def test_a_grammar_that_does_not_compile_is_refused_each_time(codec: TextCodec) -> None:
+    async def ask() -> None:
+        with closing(GrammarChecker(timeout=20)) as grammars:
+            specs = CheckedSpecs(grammars, best_effort=True)
+            for _ in range(2):
+                with pytest.raises(InvalidField, match="structured_outputs.regex"):
+                    await specs.of(_body(structured_outputs={"regex": "("}), codec, [1])
+
+    asyncio.run(ask())
+
+
+def test_the_last_used_are_kept(codec: TextCodec, made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checked_specs, "_MAX_KEPT", 2)
+    a, b, c = (_body(tools=[_tool(name)]) for name in "abc")
+    _specs(codec, a, b, a, c, a, b)
+    assert made == [a, b, c, b]
+
+
+def test_unconstrained_chat_is_not_cached(codec: TextCodec, made: Made) -> None:
+    assert [spec.constraint for spec in _specs(codec, _body(), _body())] == [None, None]
+    assert len(made) == 2

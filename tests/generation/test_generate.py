@@ -1,0 +1,75 @@
+"""How answers are started: the model is selected once, and the checks of one request delay no other."""
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import pytest
+
+from genai_server.generation.catalog import Catalog, ChosenModel
+from genai_server.grammar_checker.checker_process import CheckerProcess
+from genai_server.pooling_model import Task
+from tests.running_server import body
+from tests.server_here import run_here
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
+    """A client of a server in this process, whose steps can be held up."""
+    with run_here(tmp_path_factory.mktemp("here"), "--device", "scripted") as server:
+        yield server.client
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [("/v1/chat/completions", body("say yes")), ("/v1/completions", {"prompt": "say yes\n\x04"})],
+    ids=["chat", "completion"],
+)
+def test_others_go_on_while_a_grammar_is_compiled(
+    here: httpx.Client, monkeypatch: pytest.MonkeyPatch, path: str, fields: dict[str, Any]
+) -> None:
+    compiling, go_on = threading.Event(), threading.Event()
+
+    def held(*_: Any, **__: Any) -> None:
+        compiling.set()
+        assert go_on.wait(60)
+
+    monkeypatch.setattr(CheckerProcess, "check", held)
+    with ThreadPoolExecutor() as threads:
+        guided = threads.submit(here.post, path, json={**fields, "structured_outputs": {"choice": ["yes", "no"]}})
+        try:
+            assert compiling.wait(20)
+            assert here.get("/healthz").status_code == 200
+            stream = here.post("/v1/chat/stream", json=body("say hello")).text
+            assert not guided.done()
+        finally:
+            go_on.set()
+        assert '"done":true' in stream
+        assert guided.result().status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/v1/chat", body("say yes")),
+        ("/v1/chat/completions", body("say yes")),
+        ("/v1/completions", {"prompt": "say yes\n\x04"}),
+        ("/v1/responses", {"input": "say yes"}),
+        ("/v1/messages", body("say yes", max_tokens=9)),
+    ],
+)
+def test_every_endpoint_chooses_its_model_once(
+    here: httpx.Client, monkeypatch: pytest.MonkeyPatch, path: str, fields: dict[str, Any]
+) -> None:
+    chosen = []
+    choose = Catalog.choose_for
+
+    def counted(self: Catalog, id: str | None, task: Task) -> ChosenModel:
+        chosen.append(id)
+        return choose(self, id, task)
+
+    monkeypatch.setattr(Catalog, "choose_for", counted)
+    assert here.post(path, json=fields).status_code == 200
+    assert len(chosen) == 1

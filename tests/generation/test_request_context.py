@@ -1,0 +1,185 @@
+"""How long a request waits for its answer, and what happens when its client disconnects."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.types import Message, Receive
+
+from genai_server.errors import InvalidField, ServerStopping
+from genai_server.generation.request_context import ClientLeft, Deadline, RequestContext
+from genai_server.http.api_keys import hash_key
+from genai_server.http.leniency import Leniency
+from genai_server.http.telemetry.request_record import RequestRecord
+from genai_server.timing import Arrival
+from tests.engine.test_sequence import HandClock
+from tests.running_server import DEMO, RunningServer, body
+from tests.server_here import run_here
+
+
+def test_default_deadline_is_the_setting_from_arrival_on() -> None:
+    clock = HandClock()
+    deadline = Deadline(600, clock)
+    clock.wait(20)
+    assert deadline.seconds_left == 580
+    clock.wait(600)
+    assert deadline.seconds_left == 0
+
+
+@pytest.mark.parametrize("order", [(5.0, 2.5), (2.5, 5.0)])
+def test_the_sooner_of_two_counts(order: tuple[float, float]) -> None:
+    clock = HandClock()
+    deadline = Deadline(600, clock)
+    clock.wait(1)
+    for seconds in order:
+        deadline.tighten(seconds, param="timeout")
+    assert deadline.seconds_left == 1.5
+
+
+@pytest.mark.parametrize("seconds", [0.0, -1.0, 600.5, float("inf"), float("nan")])
+def test_timeout_out_of_range_is_refused_by_name(seconds: float) -> None:
+    with pytest.raises(InvalidField, match=r"at most 600 seconds \(GENAI_REQUEST_TIMEOUT\), given") as wrong:
+        Deadline(600, HandClock()).tighten(seconds, param="timeout")
+    assert wrong.value.param == "timeout"
+
+
+# the prefix cache
+
+
+def _cached(server: RunningServer, path: str, text: str, key: str = "", **fields: Any) -> int:
+    """The number of cached tokens of an answer to a text."""
+    headers = {"x-api-key": key} if key else {}
+    answer = server.client.post(path, json={**_asked(path, text), **fields}, headers=headers)
+    assert answer.status_code == 200, answer.text
+    usage = answer.json()["usage"]
+    details = usage.get("prompt_tokens_details") or usage.get("input_tokens_details") or usage
+    found: int = details["cache_read_input_tokens" if path == "/v1/messages" else "cached_tokens"]
+    return found
+
+
+def _asked(path: str, text: str) -> dict[str, Any]:
+    if path == "/v1/responses":
+        return {"input": text, "max_output_tokens": 1}
+    return {"prompt": text, "max_tokens": 1} if path == "/v1/completions" else body(text, max_tokens=1)
+
+
+TEXT = "one two three four five six seven eight nine ten "
+GENERATING = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")
+KEYS = {"alice": "alice-0123456789abcdef", "bob": "bob-0123456789abcdef", "admin": "admin-0123456789abcdef"}
+
+
+@pytest.mark.parametrize("is_shared", [False, True], ids=["apart", "shared"])
+def test_prefix_cache_is_separate_by_key_unless_shared(own_folder: Path, is_shared: bool) -> None:
+    settings = {
+        "GENAI_API_KEYS": f"alice:{KEYS['alice']},bob:{KEYS['bob']}",
+        "GENAI_ADMIN_API_KEY": KEYS["admin"],
+        "GENAI_SHARED_PREFIX_CACHE": str(is_shared).lower(),
+    }
+    with run_here(own_folder, "--model-dir", str(DEMO), settings=settings) as server:
+        for path in GENERATING:
+            text = f"{path} {TEXT}"
+            for number, key in enumerate(KEYS.values()):
+                first, again = _cached(server, path, text, key), _cached(server, path, text, key)
+                assert again > 20, path
+                assert (first > 20) is (is_shared and number > 0), path
+
+
+@pytest.mark.parametrize("path", GENERATING)
+def test_prefix_cache_is_separate_by_salt(demo: RunningServer, path: str) -> None:
+    text = f"{path} salted {TEXT}"
+    first, again = _cached(demo, path, text), _cached(demo, path, text)
+    assert first < 20 < again
+    # Fields of OpenAI's clients for their own cache separate nothing here.
+    other = {} if path == "/v1/messages" else {"prompt_cache_key": "k", "user": "u"}
+    assert _cached(demo, path, text, **other) == again
+    for salt in ("a", "b" * 1024):
+        assert _cached(demo, path, text, cache_salt=salt) < 20
+        assert _cached(demo, path, text, cache_salt=salt) == again
+
+
+@pytest.mark.parametrize("salt", ["", "x" * 1025, 5])
+@pytest.mark.parametrize("path", GENERATING)
+def test_invalid_salt_is_refused_by_name(scripted: RunningServer, path: str, salt: Any) -> None:
+    answer = scripted.client.post(path, json={**_asked(path, "x"), "cache_salt": salt})
+    assert answer.status_code == 400
+    assert "cache_salt must" in answer.json()["error"]["message"]
+
+
+def test_prefix_cache_is_shared_unless_keys_or_salts_differ() -> None:
+    def salt(own_cache: bytes | None, given: str | None) -> str | None:
+        return _context(no_messages, own_cache).cache_salt(given)
+
+    async def no_messages() -> Message:
+        raise AssertionError("no message is read")
+
+    alice, bob = hash_key("alice's key"), hash_key("bob's key")
+    assert salt(None, None) is None
+    parts = [salt(None, "x"), salt(None, "y"), *(salt(key, given) for key in (alice, bob) for given in (None, "x"))]
+    assert len({None, *parts}) == 7
+    assert parts[0] == salt(None, "x")
+    assert all(part is not None and len(part) == 32 and part not in alice.hex() for part in parts)
+
+
+def _context(receive: Receive, own_cache: bytes | None = None) -> RequestContext:
+    record = RequestRecord({}, "r", "req-1", "m", Arrival(HandClock()), 0.0)
+    return RequestContext(Deadline(600, HandClock()), receive, record, Leniency(), own_cache)
+
+
+class Work:
+    """Waits for `go`, and records whether it was cancelled before."""
+
+    def __init__(self) -> None:
+        self.go = asyncio.Event()
+        self.begun = asyncio.Event()
+        self.ended = asyncio.Event()
+
+    async def run(self) -> str:
+        self.begun.set()
+        try:
+            await self.go.wait()
+        except asyncio.CancelledError:
+            self.ended.set()
+            raise
+        return "done"
+
+
+async def _silence() -> Any:
+    await asyncio.Event().wait()
+
+
+def test_work_of_a_connected_client_returns_its_result() -> None:
+    async def run() -> str:
+        work = Work()
+        work.go.set()
+        return await _context(_silence).waits_for(work.run())
+
+    assert asyncio.run(run()) == "done"
+
+
+def test_work_of_a_disconnected_client_is_cancelled() -> None:
+    async def run() -> None:
+        work = Work()
+
+        async def leave() -> Any:
+            await work.begun.wait()
+            return {"type": "http.disconnect"}
+
+        with pytest.raises(ClientLeft):
+            await _context(leave).waits_for(work.run())
+        await asyncio.wait_for(work.ended.wait(), 10)
+
+    asyncio.run(run())
+
+
+def test_stopping_server_cancels_the_work_with_a_reason() -> None:
+    async def run() -> None:
+        work = Work()
+        waiting = asyncio.ensure_future(_context(_silence).waits_for(work.run()))
+        await work.begun.wait()
+        waiting.cancel()
+        with pytest.raises(ServerStopping):
+            await waiting
+        await asyncio.wait_for(work.ended.wait(), 10)
+
+    asyncio.run(run())

@@ -1,0 +1,397 @@
+"""Access to the API and to the admin endpoints."""
+
+import asyncio
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import anthropic
+import httpx
+import openai
+import psutil
+import pytest
+from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
+
+from genai_server.http.api_keys import ApiKeys, line_of
+from genai_server.http.middleware.authentication import Authentication
+from genai_server.http.rate_limit import RateLimits
+from genai_server.http.request_state import begin_request
+from tests.running_server import RunningServer, body, run_server, wait_until
+from tests.server_here import run_here
+
+PATH = "/v1/admin/runtime_options"
+ALICE, BOB, ADMIN = "alice-0123456789abcdef", "bob-0123456789abcdef", "admin-0123456789abcdef"
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    folder = tmp_path_factory.mktemp("guarded")
+    settings = {"GENAI_DEVICE": "scripted", "GENAI_ADMIN_API_KEY": ADMIN}
+    with run_here(folder, settings=settings) as server:
+        yield server
+
+
+def test_the_key_as_a_bearer_token_opens(guarded: RunningServer) -> None:
+    headers = {"authorization": f"Bearer {ADMIN}", "x-forwarded-for": "10.0.0.1"}
+    assert guarded.client.get(PATH, headers=headers).status_code == 200
+
+
+@pytest.mark.parametrize("authorization", ["", "Bearer wrong", ADMIN, f"Basic {ADMIN}", f"Bearer {ADMIN}é"])
+def test_no_or_a_wrong_key_is_refused_with_the_remedy(guarded: RunningServer, authorization: str) -> None:
+    headers = {b"authorization": authorization.encode()}
+    response = guarded.client.get(PATH, headers=headers)
+    assert response.status_code == 403
+    assert "GENAI_ADMIN_API_KEY" in response.json()["error"]["message"]
+    assert ADMIN not in response.text
+
+
+def test_local_program_needs_no_key(scripted: RunningServer) -> None:
+    assert scripted.client.get(PATH).status_code == 200
+    assert scripted.client.get(PATH, headers={"origin": scripted.url}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("header", "value", "says"),
+    [
+        ("x-forwarded-for", "10.0.0.1", "forwarded"),
+        ("forwarded", "for=10.0.0.1", "forwarded"),
+        ("x-real-ip", "10.0.0.1", "forwarded"),
+        ("origin", "https://evil.example", "Origin"),
+        ("origin", "null", "Origin"),
+        ("origin", "http://localhost:1", "Origin"),
+        ("origin", "http://[", "Origin"),
+        ("x-forwarded-server", "proxy", "forwarded"),
+        ("cf-connecting-ip", "10.0.0.1", "forwarded"),
+    ],
+)
+def test_proxies_and_web_pages_need_a_key(scripted: RunningServer, header: str, value: str, says: str) -> None:
+    response = scripted.client.get(PATH, headers={header: value})
+    assert response.status_code == 403
+    assert says in response.json()["error"]["message"]
+    assert "GENAI_ADMIN_API_KEY" in response.json()["error"]["message"]
+
+
+OTHER_NAMES = ["evil.example", "127.0.0.1.evil.example", "localhost.evil.example:80", "["]
+
+
+@pytest.mark.parametrize("host", OTHER_NAMES)
+def test_request_with_another_host_name_is_refused_without_keys(scripted: RunningServer, host: str) -> None:
+    for path in ("/v1/models", PATH):
+        response = scripted.client.get(path, headers={"host": host})
+        assert response.status_code == 401
+        assert "GENAI_INSECURE" in response.json()["error"]["message"]
+    healthz = scripted.client.get("/healthz", headers={"host": host})
+    assert set(healthz.json()) == {"status", "devices"}  # the public fields
+
+
+def test_insecure_server_accepts_any_host_except_for_operators(tmp_path: Path) -> None:
+    with run_here(tmp_path, "--device", "scripted", "--insecure") as server:
+        for host in OTHER_NAMES:
+            assert server.client.get("/v1/models", headers={"host": host}).status_code == 200
+            response = server.client.get(PATH, headers={"host": host})
+            assert response.status_code == 403
+            assert "the Host header names another machine" in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("host", ["localhost", "LOCALHOST:1", "127.0.0.1", "127.8.0.1:80", "[::1]", "[::1]:8002"])
+def test_loopback_names_are_accepted_without_keys(scripted: RunningServer, host: str) -> None:
+    assert scripted.client.get("/v1/models", headers={"host": host}).status_code == 200
+
+
+@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", ""])
+def test_json_content_type_is_required_without_a_key(scripted: RunningServer, kind: str) -> None:
+    headers = {"content-type": kind} if kind else {}
+    response = scripted.client.post(PATH, content='{"terminate_session": "1"}', headers=headers)
+    assert response.status_code == 403
+    assert scripted.chat("say x").status_code == 200
+
+
+LOAD_TOOLS = ["/stop_profile", "/reset_prefix_cache", "/v1/admin/reset_prefix_cache"]
+
+
+@pytest.mark.parametrize("path", LOAD_TOOLS)
+@pytest.mark.parametrize("headers", [{}, {"sec-fetch-site": "none"}])
+def test_load_tools_send_no_body(scripted: RunningServer, path: str, headers: dict[str, str]) -> None:
+    response = scripted.client.post(path, headers=headers)
+    assert (response.status_code, list(response.json()["devices"])) == (200, ["scripted:0", "scripted:1"])
+
+
+@pytest.mark.parametrize("path", LOAD_TOOLS)
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"origin": "https://evil.example"},
+        {"origin": "null"},
+        {"sec-fetch-site": "cross-site"},
+        {"sec-fetch-site": "same-site"},
+        {"sec-fetch-site": "same-origin"},
+        {"content-type": "text/plain"},
+        {"x-forwarded-for": "10.0.0.1"},
+    ],
+)
+def test_a_web_page_cannot_send_no_body_in_their_place(
+    scripted: RunningServer, path: str, headers: dict[str, str]
+) -> None:
+    assert scripted.client.post(path, headers=headers).status_code == 403
+    assert scripted.client.post(path, headers={"origin": scripted.url}).status_code == 403
+
+
+def test_no_body_needs_no_content_type_but_a_body_does(scripted: RunningServer) -> None:
+    assert scripted.client.post("/stop_profile", content=b"x").status_code == 403
+    assert scripted.client.post("/stop_profile", content=iter([b"x"])).status_code == 403
+    assert scripted.client.post(PATH).status_code == 400
+
+
+def test_load_tools_must_send_the_admin_key(guarded: RunningServer) -> None:
+    for path in LOAD_TOOLS:
+        assert guarded.client.post(path).status_code == 403
+        assert guarded.client.post(path, headers=bearer(ADMIN)).status_code == 200
+
+
+def test_public_server_refuses_operators_without_a_key(tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.mktemp("open")
+    with run_here(folder, "--device", "scripted", "--host", "0.0.0.0", "--insecure") as server:
+        response = server.client.get(PATH)
+        assert response.status_code == 403
+        assert "loopback" in response.json()["error"]["message"]
+
+
+@pytest.fixture(scope="module")
+def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """A server with a key in the settings, one in a file, and one for the operator."""
+    folder = tmp_path_factory.mktemp("locked")
+    (folder / "keys").write_text(f"# clients\n\n{line_of('bob', BOB)}  # since May\n")
+    settings = {
+        "GENAI_DEVICE": "scripted",
+        "GENAI_API_KEYS": f"alice:{ALICE}",
+        "GENAI_API_KEY_FILE": str(folder / "keys"),
+        "GENAI_ADMIN_API_KEY": ADMIN,
+        "GENAI_CORS_ORIGINS": "https://app.example",
+        "HOST": "0.0.0.0",
+    }
+    with run_here(folder, settings=settings) as server:
+        yield server
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}
+
+
+@pytest.mark.parametrize("headers", [bearer(ALICE), {"authorization": f"bearer  {BOB}"}, {"x-api-key": ALICE}])
+def test_a_key_of_the_settings_or_of_the_file_opens(locked: RunningServer, headers: dict[str, str]) -> None:
+    assert locked.client.post("/v1/chat", json=body("say x"), headers=headers).json()["content"] == "x"
+
+
+def test_response_is_visible_only_to_its_key(locked: RunningServer) -> None:
+    client, alice, bob = locked.client, bearer(ALICE), bearer(BOB)
+    made = client.post("/v1/responses", json={"input": "say x"}, headers=alice).json()
+    path, [said] = f"/v1/responses/{made['id']}", made["output"]
+    for method, of in (("GET", path), ("DELETE", path), ("GET", f"{path}/input_items"), ("POST", f"{path}/cancel")):
+        assert client.request(method, of, headers=bob).status_code == 404
+    for fields in ({"previous_response_id": made["id"]}, {"input": [{"type": "item_reference", "id": said["id"]}]}):
+        for end in ("", "/input_tokens"):
+            asked = {"input": "say y", **fields}
+            assert client.post(f"/v1/responses{end}", json=asked, headers=bob).status_code == 400
+            assert client.post(f"/v1/responses{end}", json=asked, headers=alice).status_code == 200
+    assert client.delete(path, headers=alice).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"authorization": f"Basic {ALICE}"},
+        bearer(ALICE[:-1]),
+        bearer(f"{ALICE}x"),
+        {"authorization": ALICE},
+        {"x-api-key": "é" * 20},
+    ],
+)
+@pytest.mark.parametrize("path", ["/v1/models", "/docs", "/openapi.json", "/nowhere", "/healthz/", PATH])
+def test_no_key_or_a_wrong_one_is_a_401(locked: RunningServer, path: str, headers: dict[str, str]) -> None:
+    response = locked.client.get(path, headers={name.encode(): value.encode() for name, value in headers.items()})
+    assert response.status_code == 401
+    assert response.headers["www-authenticate"] == "Bearer"
+    assert response.json()["error"]["code"] == "invalid_api_key"
+    assert response.json()["error"]["type"] == "invalid_request_error"
+    assert ALICE[:-1] not in response.text
+
+
+def test_anthropics_paths_answer_a_wrong_key_in_their_form(locked: RunningServer) -> None:
+    response = locked.client.post("/v1/messages", json={}, headers={"x-api-key": "wrong"})
+    assert response.status_code == 401
+    assert response.json()["error"]["type"] == "authentication_error"
+
+
+def test_the_real_clients_send_their_keys_and_know_the_errors(locked: RunningServer) -> None:
+    with openai.OpenAI(base_url=f"{locked.url}/v1", api_key=ALICE) as client:
+        assert client.models.list().data[0].id == "onnx-genai"
+    with (
+        openai.OpenAI(base_url=f"{locked.url}/v1", api_key="wrong") as client,
+        pytest.raises(openai.AuthenticationError),
+    ):
+        client.models.list()
+    message = {"role": "user", "content": "say x"}
+    with anthropic.Anthropic(base_url=locked.url, api_key=BOB) as speaker:
+        answer = speaker.messages.create(model="onnx-genai", max_tokens=9, messages=[message])
+        assert answer.content[0].text == "x"
+    wrong = anthropic.Anthropic(base_url=locked.url, api_key="wrong")
+    with wrong as speaker, pytest.raises(anthropic.AuthenticationError):
+        speaker.messages.create(model="onnx-genai", max_tokens=9, messages=[message])
+
+
+def test_strangers_see_health_without_details(locked: RunningServer) -> None:
+    assert locked.client.get("/readyz").status_code == 200
+    assert locked.health() == {"status": "ok", "devices": {"scripted": {"state": "ready"}}}
+    known = locked.client.get("/healthz", headers=bearer(BOB)).json()
+    assert known["model_dir"]
+    assert known["devices"]["scripted"]["pid"]
+
+
+@pytest.fixture(scope="module")
+def mortal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """A server with an API key and no admin key, whose device fails at the first crash of its engine."""
+    options = ("--device", "scripted", "--api-keys", ALICE, "--max-restarts", "0")
+    with run_here(tmp_path_factory.mktemp("mortal"), *options) as server:
+        yield server
+
+
+def test_strangers_see_that_a_device_has_failed_but_not_why(mortal: RunningServer) -> None:
+    mortal.client.post("/v1/chat", json=body("crash at 0"), headers=bearer(ALICE))
+    wait_until(lambda: mortal.device("scripted")["state"] == "failed")
+    ready = mortal.client.get("/readyz")
+    assert ready.status_code == 503
+    assert ready.json() == {
+        "status": "not ready",
+        "reason": "device scripted is failed",
+        "devices": {"scripted": "failed"},
+    }
+    known = mortal.client.get("/readyz", headers=bearer(ALICE)).json()
+    assert "exit status 70" in known["reason"]
+    assert "exit status 70" in known["devices"]["scripted"]
+
+
+def test_admin_key_opens_everything_and_other_keys_do_not(locked: RunningServer) -> None:
+    assert locked.client.get(PATH, headers=bearer(ADMIN)).status_code == 200
+    assert locked.client.get("/v1/models", headers=bearer(ADMIN)).status_code == 200
+    assert locked.client.get(PATH, headers=bearer(ALICE)).status_code == 403
+
+
+def test_admin_endpoints_are_closed_without_an_admin_key(mortal: RunningServer) -> None:
+    response = mortal.client.get(PATH, headers=bearer(ALICE))
+    assert response.status_code == 403
+    assert "GENAI_ADMIN_API_KEY" in response.json()["error"]["message"]
+    assert mortal.client.get(PATH).status_code == 401
+
+
+def test_a_listed_origins_page_may_read_answers_and_errors(locked: RunningServer) -> None:
+    asked = {"origin": "https://app.example", "access-control-request-method": "POST"}
+    preflight = locked.client.options("/v1/chat", headers={**asked, "access-control-request-headers": "authorization"})
+    assert preflight.status_code == 200
+    for response in (preflight, locked.client.get("/v1/models", headers=asked)):
+        assert response.headers["access-control-allow-origin"] == "https://app.example"
+    asked["origin"] = "https://app.example.evil.example"
+    refused = locked.client.options("/v1/chat", headers=asked)
+    assert "access-control-allow-origin" not in refused.headers
+
+
+@pytest.fixture(scope="module", params=[1, 2], ids=["one", "workers"])
+def keyed(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[RunningServer, int]]:
+    """A server of one or two API processes, with a key of Alice in its file; tests leave it there."""
+    folder = tmp_path_factory.mktemp("keyed")
+    (folder / "keys").write_text(line_of("alice", ALICE))
+    settings = {"GENAI_DEVICE": "scripted", "GENAI_API_KEY_FILE": str(folder / "keys"), "WORKERS": str(request.param)}
+    with run_server(folder, settings=settings) as server:
+        wait_until(lambda: server.log().count("Application startup complete") == request.param)
+        yield server, request.param
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGHUP")
+def test_the_file_of_keys_is_read_again_on_sighup(keyed: tuple[RunningServer, int]) -> None:
+    server, _ = keyed
+
+    def statuses() -> set[tuple[int, int]]:
+        """The status codes for Alice and Bob over several connections, and so of several processes."""
+        found = set()
+        for _ in range(8):
+            try:
+                with httpx.Client(base_url=server.url) as client:
+                    alice, bob = (client.get("/v1/models", headers=bearer(key)).status_code for key in (ALICE, BOB))
+            except httpx.TransportError:
+                return set()
+            found.add((alice, bob))
+        return found
+
+    def becomes(expected: tuple[int, int]) -> bool:
+        return statuses() == {expected}
+
+    assert statuses() == {(200, 401)}
+    processes = psutil.Process(server.process.pid).children(recursive=True)
+    for name, key, expected in (("bob", BOB, (401, 200)), ("alice", ALICE, (200, 401))):
+        (server.folder / "keys").write_text(line_of(name, key))
+        server.process.send_signal(signal.SIGHUP)
+        wait_until(partial(becomes, expected))
+    # No process was restarted: requests continue.
+    assert psutil.Process(server.process.pid).children(recursive=True) == processes
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGHUP")
+def test_a_wrong_file_of_keys_leaves_them_as_they_are(keyed: tuple[RunningServer, int]) -> None:
+    server, workers = keyed
+    (server.folder / "keys").write_text(f"alice {ALICE}")
+    server.process.send_signal(signal.SIGHUP)
+    wait_until(lambda: server.log().count("the API keys are unchanged") == workers)
+    assert "line 1 must be NAME sha256:HASH" in server.log()
+    assert ALICE not in server.log()
+    assert server.client.get("/v1/models", headers=bearer(ALICE)).status_code == 200
+    (server.folder / "keys").write_text(line_of("alice", ALICE))
+
+
+def test_plain_uvicorn_without_keys_serves_loopback_only() -> None:
+    keys = ApiKeys()
+    gate = Authentication(
+        answer_204, keys, RateLimits(0, 0, time.monotonic), admin_key=None, on_loopback=False, insecure=False
+    )
+    assert status(gate, client=("127.0.0.1", 1)) == 204
+    assert status(gate, client=("10.0.0.1", 1)) == 401
+    assert status(gate, client=("127.0.0.1", 1), headers=[(b"x-forwarded-for", b"127.0.0.1")]) == 401
+    assert status(gate, client=None) == 401
+    assert status(gate, client=("10.0.0.1", 1), path="/healthz") == 204
+    assert status(gate, client=("10.0.0.1", 1), path="/health") == 204
+    everybody = Authentication(
+        answer_204, keys, RateLimits(0, 0, time.monotonic), admin_key=None, on_loopback=False, insecure=True
+    )
+    assert status(everybody, client=("10.0.0.1", 1)) == 204
+
+
+def status(
+    gate: Authentication,
+    *,
+    client: tuple[str, int] | None,
+    headers: list[tuple[bytes, bytes]] | None = None,
+    path: str = "/v1/x",
+) -> int:
+    """The status of the middleware's response to a request."""
+    scope: Scope = {"type": "http", "method": "GET", "path": path, "headers": headers or [], "client": client}
+    begin_request(scope)
+    sent: list[Message] = []
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    async def receive() -> Message:
+        return {"type": "http.request"}
+
+    asyncio.run(gate(scope, receive, send))
+    found: int = sent[0]["status"]
+    return found
+
+
+async def answer_204(scope: Scope, receive: Receive, send: Send) -> None:
+    await Response(status_code=204)(scope, receive, send)

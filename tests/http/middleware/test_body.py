@@ -1,0 +1,237 @@
+"""The limits of a request's body, and of all bodies together: size, time, number and depth."""
+
+import asyncio
+import contextlib
+import json
+import logging
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from websockets.exceptions import ConnectionClosed
+from websockets.frames import Frame, Opcode
+from websockets.sync.client import connect
+from websockets.sync.connection import Connection
+
+from genai_server.http.middleware.body_budget import ParsingThread
+from tests.running_server import SCRIPTED, RunningServer, body, wait_until
+from tests.server_here import run_here
+
+JSON = {"content-type": "application/json"}
+_FRAGMENTS = (Opcode.TEXT, Opcode.CONT)
+
+
+def test_a_body_over_the_limit_is_refused_with_limit_and_size(scripted: RunningServer) -> None:
+    response = scripted.client.post("/v1/chat", content=b" " * 1_100_000, headers={"content-type": "application/json"})
+    assert response.status_code == 400
+    error = response.json()["error"]
+    assert error["code"] == "body_too_large"
+    assert "at most 1048576 bytes (GENAI_MAX_BODY_BYTES), given 1100000" in error["message"]
+    assert response.headers["x-request-id"]
+
+
+def test_a_body_of_unknown_length_is_refused_too(scripted: RunningServer) -> None:
+    chunks = (b" " * 65536 for _ in range(64))
+    response = scripted.client.post("/v1/chat", content=chunks, headers={"content-type": "application/json"})
+    assert response.json()["error"]["code"] == "body_too_large"
+
+
+def test_a_body_without_end_is_not_read_for_ever(scripted: RunningServer) -> None:
+    sent = 0
+
+    def chunks() -> Iterator[bytes]:
+        nonlocal sent
+        while sent < 4096:
+            sent += 1
+            yield b" " * 65536
+
+    # The response may be lost if the server closes the connection while the body is sent.
+    with contextlib.suppress(httpx.TransportError):
+        response = scripted.client.post("/v1/chat", content=chunks(), headers={"content-type": "application/json"})
+        assert response.json()["error"]["code"] == "body_too_large"
+    assert sent < 2048  # eight times a MiB, and the system's buffers
+
+
+def test_a_body_that_is_not_json_is_a_400(scripted: RunningServer) -> None:
+    response = scripted.client.post("/v1/chat", content='{"messages": [', headers={"content-type": "application/json"})
+    assert response.status_code == 400
+    assert response.json()["error"]["code"] == "invalid_json"
+
+
+def test_json_that_is_not_declared_as_such_says_so(scripted: RunningServer) -> None:
+    response = scripted.client.post("/v1/chat", content='{"messages": []}')
+    assert response.status_code == 400
+    assert "content-type: application/json" in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("content", ["[1, 2]", '"x"', "7", "null", "", "\x00", "[" * 100_000, '{"messages": NaN}'])
+def test_body_that_is_not_an_object_is_a_400(scripted: RunningServer, content: str) -> None:
+    response = scripted.client.post("/v1/chat", content=content, headers={"content-type": "application/json"})
+    assert response.status_code == 400
+    assert response.json()["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [b"[" * 50_000, b'{"messages":' * 50_000, b'["' + b'\\"[' * 300_000 + b'",' + b"[" * 101],
+    ids=["lists", "objects", "behind a text"],
+)
+def test_a_body_that_is_nested_too_deep_is_a_400(scripted: RunningServer, text: bytes) -> None:
+    response = scripted.client.post("/v1/chat", content=text, headers={"content-type": "application/json"})
+    assert response.status_code == 400
+    assert response.json()["error"]["code"] == "nested_too_deep"
+    assert "may be nested 100 deep" in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("deep", [60, 90])
+def test_nesting_below_the_limit_is_accepted_everywhere(scripted: RunningServer, deep: int) -> None:
+    """In a template variable, in a tool's schema, in a schema of the answer, in a field without effect."""
+    value: object = {}
+    for _ in range(deep):
+        value = {"a": value}
+    schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "object", "properties": value}}}
+    function = {"name": "f", "parameters": {"type": "object", "properties": value}}
+    for fields in (
+        {"chat_template_kwargs": {"tools_": value}},
+        {"tools": [{"type": "function", "function": function}]},
+        {"response_format": schema},
+        {"metadata": value},
+    ):
+        assert scripted.chat("say x", max_tokens=2, **fields).status_code in (200, 400)
+
+
+def test_a_body_in_another_encoding_is_refused(scripted: RunningServer) -> None:
+    for encoding in ("utf-16", "utf-16-be", "utf-32"):
+        content = '{"messages": []}'.encode(encoding)
+        response = scripted.client.post("/v1/chat", content=content, headers={"content-type": "application/json"})
+        assert response.status_code == 400
+        assert response.json()["error"]["code"] == "invalid_json"
+
+
+def test_a_number_of_a_million_digits_is_a_400(scripted: RunningServer) -> None:
+    content = b'{"messages": [], "seed": ' + b"9" * 1_000_000 + b"}"
+    response = scripted.client.post("/v1/chat", content=content, headers={"content-type": "application/json"})
+    assert response.status_code == 400
+
+
+def test_too_many_lists_and_objects_are_a_400_everywhere(scripted: RunningServer) -> None:
+    for path, content in (
+        ("/v1/responses", b'{"input":[{"role":"user","content":[' + b"{}," * 345_000 + b"{}]}]}"),
+        ("/v1/chat/completions", b'{"messages":[],"metadata":[' + b"{}," * 60_000 + b"{}]}"),
+        ("/v1/admin/runtime_options", b"[" + b"[]," * 60_000 + b"[]]"),
+    ):
+        response = scripted.client.post(path, content=content, headers=JSON)
+        assert response.status_code == 400
+        assert response.json()["error"]["code"] == "too_many_values"
+        assert "at most 50000 lists and objects in all, given" in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("path", ["/v1/chat", "/v1/admin/runtime_options"])
+def test_invalid_unicode_and_huge_numbers_are_named_in_errors(scripted: RunningServer, path: str) -> None:
+    for content, reason in (
+        (b'{"messages": "\xff"}', "not UTF-8: byte 0xff at 14, invalid start byte"),
+        (b'{"seed": ' + b"9" * 4400 + b"}", "limit (4300 digits) for integer string conversion: value has 4400 digits"),
+        (b'{"messages": [}', "not JSON: Expecting value at character 14"),
+    ):
+        response = scripted.client.post(path, content=content, headers=JSON)
+        assert response.status_code == 400
+        assert response.json()["error"]["code"] == "invalid_json"
+        assert reason in response.json()["error"]["message"]
+
+
+@contextlib.contextmanager
+def _unfinished(server: RunningServer, size: int) -> Iterator[socket.socket]:
+    """A connection that has sent this many bytes of a body of 100,000."""
+    head = f"POST /v1/chat HTTP/1.1\r\nhost: localhost\r\ncontent-type: {JSON['content-type']}\r\n"
+    with socket.create_connection(("127.0.0.1", httpx.URL(server.url).port or 0)) as connection:
+        connection.sendall(f"{head}content-length: 100000\r\n\r\n".encode() + b" " * size)
+        yield connection
+
+
+@contextlib.contextmanager
+def _unfinished_message(server: RunningServer, size: int, *, before: bytes = b"") -> Iterator[Connection]:
+    """A WebSocket with a message of this size without its last byte, after these frames."""
+    fragment = Frame(Opcode.TEXT, b" " * (size // 3), fin=False)
+    more = [Frame(Opcode.CONT, fragment.data, fin=False), Frame(Opcode.CONT, fragment.data)]
+    sent = b"".join(frame.serialize(mask=True, extensions=[]) for frame in (fragment, *more))
+    with connect(f"ws{server.url.removeprefix('http')}/v1/responses") as connection:
+        connection.socket.sendall(before + sent[:-1])
+        yield connection
+
+
+@contextlib.contextmanager
+def _empty_fragments(server: RunningServer, number: int) -> Iterator[Connection]:
+    """A WebSocket with a message of this number of empty fragments, without the last one."""
+    first, more = (Frame(opcode, b"", fin=False).serialize(mask=True, extensions=[]) for opcode in _FRAGMENTS)
+    with connect(f"ws{server.url.removeprefix('http')}/v1/responses") as connection:
+        connection.socket.sendall(first + number * more)
+        yield connection
+
+
+def test_concurrent_bodies_have_a_limit_that_asks_to_retry(own_folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    settings = {"GENAI_MAX_BODY_BYTES": "100000", "GENAI_MAX_BODIES_BYTES": "200000"}
+    with run_here(own_folder, *SCRIPTED, settings=settings) as server:
+
+        def ask(size: int) -> httpx.Response:
+            asked = json.dumps(body("say hi", metadata="x" * size)).encode()
+            return server.client.post("/v1/chat", content=asked, headers=JSON)
+
+        @contextlib.contextmanager
+        def filled(size: int) -> Iterator[None]:
+            """Unfinished bodies that leave no capacity for one more of their size."""
+            with contextlib.ExitStack() as connections:
+                while ask(size).status_code != 503:
+                    connections.enter_context(_unfinished(server, size))
+                yield
+
+        with filled(90_000):
+            refused = ask(90_000)
+            error = refused.json()["error"]
+            assert error["code"] == "bodies_too_large"
+            assert "at most 200000 bytes (GENAI_MAX_BODIES_BYTES), and 1" in error["message"]
+            assert refused.headers["retry-after"] == "1"
+            assert ask(5_000).status_code == 200
+        wait_until(lambda: ask(90_000).status_code == 200)
+        with _unfinished(server, 60_000) as late, filled(30_000):
+            late.sendall(b" " * 40_000)  # finally, it no longer fits
+            assert b"503 " in late.recv(100)
+        wait_until(lambda: ask(90_000).status_code == 200)
+        assert [ask(90_000).status_code for _ in range(5)] == [200] * 5
+        with contextlib.ExitStack() as sockets:
+            while ask(90_000).status_code != 503:
+                sockets.enter_context(_unfinished_message(server, 90_000))
+            with _unfinished_message(server, 90_000) as surplus, pytest.raises(ConnectionClosed, match="1013"):
+                surplus.recv(timeout=20)
+            with _empty_fragments(server, 4_000) as surplus, pytest.raises(ConnectionClosed, match="1013"):
+                surplus.recv(timeout=20)
+            whole = Frame(Opcode.TEXT, b"{}").serialize(mask=True, extensions=[])
+            with _unfinished_message(server, 90_000, before=whole) as surplus, pytest.raises(ConnectionClosed):
+                surplus.recv(timeout=20)
+            assert not [entry for entry in caplog.records if entry.levelno >= logging.ERROR]
+        wait_until(lambda: ask(90_000).status_code == 200)
+
+
+def test_long_bodies_are_parsed_in_a_thread_one_at_a_time() -> None:
+    async def run() -> list[str]:
+        parsing, happened, go_on = ParsingThread(), [], threading.Event()
+        loop, here, begun = asyncio.get_running_loop(), threading.get_ident(), asyncio.Event()
+
+        def look(name: str) -> None:
+            happened.append(f"{name} here" if threading.get_ident() == here else f"{name} aside")
+            loop.call_soon_threadsafe(begun.set)
+            if name == "first":
+                go_on.wait(20)
+                happened.append("first ends")
+
+        first = asyncio.create_task(parsing.run(lambda: look("first"), num_bytes=100_000))
+        second = asyncio.create_task(parsing.run(lambda: look("second"), num_bytes=100_000))
+        await begun.wait()
+        await parsing.run(lambda: look("short"), num_bytes=100)
+        go_on.set()
+        await asyncio.gather(first, second)
+        return happened
+
+    assert asyncio.run(run()) == ["first aside", "short here", "first ends", "second aside"]

@@ -1,0 +1,72 @@
+"""Bodies are validated in a thread, with the errors of FastAPI's own validation."""
+
+import asyncio
+import threading
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import APIRouter, FastAPI
+from pydantic import field_validator
+
+from genai_server.apis.shared.base import Wire
+from genai_server.http.error_handlers import install_error_handlers
+from genai_server.http.middleware.body import BodyLimits, BodyRoute
+from genai_server.http.middleware.body_budget import BodyBudget
+from genai_server.http.middleware.request_lifetime import RequestLifetime
+
+
+class Body(Wire):
+    text: str = ""
+    number: int
+
+    @field_validator("number")
+    @classmethod
+    def _where(cls, number: int) -> int:
+        return threading.get_ident() if number == 0 else number
+
+
+async def _ask(content: bytes, kind: str = "application/json") -> tuple[int, Any]:
+    app, router = FastAPI(), APIRouter(route_class=BodyRoute)
+
+    @router.post("/")
+    async def where(body: Body) -> list[int]:
+        return [body.number, threading.get_ident()]
+
+    app.add_middleware(BodyLimits, limit=1_000_000, seconds=5, bodies=BodyBudget(1_000_000))
+    app.add_middleware(RequestLifetime)
+    install_error_handlers(app)
+    app.include_router(router)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://here") as client:
+        response = await client.post("/", content=content, headers={"content-type": kind})
+        return response.status_code, response.json()
+
+
+def test_long_body_is_validated_in_a_thread_and_a_short_one_not() -> None:
+    _, short = asyncio.run(_ask(b'{"number": 0}'))
+    assert short[0] == short[1]
+    _, long = asyncio.run(_ask(b'{"number": 0, "text": "' + b"x" * 100_000 + b'"}'))
+    assert long[0] != long[1]
+
+
+@pytest.mark.parametrize("padding", [0, 100_000], ids=["short", "long"])
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b'{"number": "x"}', 'number must be an integer; given "x"'),
+        (b'{"number": 1, "numbre": 1}', "numbre is not a field of this endpoint"),
+        (b"[1]", "the body must be an object; given [1]"),
+        (b"null", "a JSON body is required"),
+        (b'{"number": }', "the body is not JSON: Expecting value at character 11"),
+    ],
+)
+def test_invalid_body_is_refused_with_the_reason(content: bytes, message: str, padding: int) -> None:
+    status, reply = asyncio.run(_ask(content + b" " * padding))
+    assert (status, reply["error"]["message"]) == (400, message)
+
+
+def test_missing_and_undeclared_bodies_are_reported() -> None:
+    assert asyncio.run(_ask(b""))[1]["error"]["message"] == "a JSON body is required"
+    status, reply = asyncio.run(_ask(b'{"number": 1}', "text/plain"))
+    assert (status, reply["error"]["code"]) == (400, "invalid_json")
+    assert "is not declared as JSON" in reply["error"]["message"]

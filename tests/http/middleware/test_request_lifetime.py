@@ -1,0 +1,138 @@
+"""The end of a request: what its observers are recorded, and where the time of an answer went."""
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import nullcontext, suppress
+from typing import Any
+
+import httpx
+import pytest
+from starlette.types import Message, Receive, Scope, Send
+
+from genai_server.http.middleware.request_lifetime import RequestLifetime
+from genai_server.http.telemetry.request_record import RequestRecord
+from tests.apis.admin.test_running_requests import ENDLESS
+from tests.running_server import RunningServer, body, wait_until
+from tests.server_here import run_here
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """A server in this process, which a test can break."""
+    with run_here(tmp_path_factory.mktemp("here"), "--device", "scripted") as server:
+        yield server
+
+
+def _times(header: str) -> dict[str, float]:
+    return {name: float(value) for name, _, value in (part.strip().partition(";dur=") for part in header.split(","))}
+
+
+def test_an_answer_in_one_piece_says_where_its_time_went(scripted: RunningServer) -> None:
+    answer = scripted.chat("count 3; delay 0.01")
+    times = _times(answer.headers["server-timing"])
+    *parts, total = times
+    assert (parts, total) == (["receive", "load", "prepare", "queue", "prefill", "decode", "deliver"], "total")
+    assert times["decode"] >= 10 * (answer.json()["metrics"]["output_tokens"] - 1)
+    assert sum(times[part] for part in parts) == pytest.approx(times["total"], abs=0.01)  # three digits each
+
+
+def test_all_apis_send_server_timing(scripted: RunningServer) -> None:
+    for path, fields in (
+        ("/v1/chat/completions", body("say a")),
+        ("/v1/completions", {"prompt": "say a", "max_tokens": 4}),
+        ("/v1/responses", {"input": "say a"}),
+        ("/v1/messages", {"max_tokens": 4, "model": "onnx-genai", **body("say a")}),
+    ):
+        answer = scripted.client.post(path, json=fields)
+        assert answer.status_code == 200, answer.text
+        assert "server-timing" in answer.headers, path
+
+
+def test_server_timing_omits_what_is_unknown_at_the_headers(scripted: RunningServer) -> None:
+    with scripted.stream("say a") as events:
+        assert "server-timing" not in events.response.headers
+        list(events)
+    assert "server-timing" not in scripted.chat("say a", strem=True).headers
+
+
+def test_failing_recorder_affects_neither_answer_nor_others() -> None:
+    recorded: list[RequestRecord] = []
+
+    def fail(record: RequestRecord) -> None:
+        raise OSError("no space left")
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 204, "headers": []})
+
+    sent: list[Message] = []
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    async def receive() -> Message:
+        raise AssertionError("no message is read")
+
+    scope = {"type": "http", "method": "POST", "path": "/", "headers": [(b"x-request-id", b"r1")]}
+    asyncio.run(RequestLifetime(app, "model", lambda: 2.0, [fail, recorded.append])(scope, receive, send))
+    assert [message["status"] for message in sent] == [204]
+    (record,) = recorded
+    assert (record.request_id, record.status, record.seconds) == ("r1", 204, 0.0)
+
+
+@pytest.mark.parametrize(("error", "is_raised"), [(ValueError, False), (asyncio.CancelledError, True)])
+def test_an_exception_without_a_response_is_recorded_as_500(error: type[BaseException], is_raised: bool) -> None:
+    reported: list[RequestRecord] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        raise error
+
+    async def nothing(*_: Any) -> Any:
+        return None
+
+    scope = {"type": "http", "method": "POST", "path": "/", "headers": []}
+    with pytest.raises(error) if is_raised else nullcontext():
+        asyncio.run(RequestLifetime(app, observers=[reported.append])(scope, nothing, nothing))
+    assert [record.status for record in reported] == [500]
+
+
+def test_an_exception_after_the_start_of_a_response_is_raised() -> None:
+    reported: list[RequestRecord] = []
+    sent: list[Message] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        raise ValueError
+
+    async def receive() -> Message:
+        raise AssertionError("the body is not read")
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "method": "POST", "path": "/", "headers": []}
+    with pytest.raises(ValueError):
+        asyncio.run(RequestLifetime(app, observers=[reported.append])(scope, receive, send))
+    assert ([record.status for record in reported], len(sent)) == ([200], 1)
+
+
+@pytest.mark.parametrize(
+    ("path", "builder", "fields"),
+    [
+        ("/v1/chat", "own_chat.routes.ChatBuilder", body(ENDLESS)),
+        ("/v1/chat/completions", "chat_completions.routes.ChatCompletionBuilder", body(ENDLESS)),
+        ("/v1/chat/completions", "chat_completions.routes.ChatCompletionBuilder", body(ENDLESS, stream=True)),
+        ("/v1/completions", "completions.routes.CompletionBuilder", {"prompt": f"{ENDLESS}\x04", "max_tokens": 900}),
+        ("/v1/responses", "responses.routes.ResponseBuilder", {"input": ENDLESS}),
+        ("/v1/messages", "messages.routes.MessageBuilder", {"model": "onnx-genai", **body(ENDLESS, max_tokens=900)}),
+    ],
+)
+def test_an_answer_ends_if_its_response_cannot_be_built(
+    here: RunningServer, monkeypatch: pytest.MonkeyPatch, path: str, builder: str, fields: dict[str, Any]
+) -> None:
+    def broken(*_: Any, **__: Any) -> None:
+        raise ValueError("a defect")
+
+    monkeypatch.setattr(f"genai_server.apis.{builder}", broken)
+    with suppress(httpx.ReadError):  # the connection ends after the 500, or before it
+        assert httpx.post(f"{here.url}{path}", json=fields, timeout=30).status_code == 500
+    wait_until(lambda: here.idle("scripted"), 5)

@@ -1,0 +1,102 @@
+"""The keys of the API."""
+
+from pathlib import Path
+
+import pytest
+
+from genai_server.cli import main
+from genai_server.config import load_settings
+from genai_server.errors import ConfigurationError
+from genai_server.http.api_keys import ApiKeys, hash_key, line_of, load_keys, make_key
+
+KEY = "0123456789abcdef"
+
+
+def keys(**environ: str) -> ApiKeys:
+    return load_keys(load_settings(environ=environ, dotenv=None))
+
+
+def test_key_is_not_required_if_none_is_configured() -> None:
+    assert not keys().required
+    assert keys().find("") is None
+
+
+def test_keys_of_the_list_have_names_or_numbers() -> None:
+    found = keys(GENAI_API_KEYS=f" ann:{KEY}1, {KEY}2 ,")
+    assert found.required
+    assert [key.name for n in (1, 2) if (key := found.find(f"{KEY}{n}"))] == ["ann", "key-2"]
+    assert found.find(KEY) is None
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ("short", "at least 16 characters"),
+        (f"ann:{KEY} x", "visible ASCII"),
+        (f"ann:{KEY}é", "visible ASCII"),
+        (f"a/b:{KEY}", "the name of entry 1"),
+        (f":{KEY}", "the name of entry 1"),
+        (f"a:b:{KEY}", "the name of entry 1"),
+        (f"ann:{KEY},ann:{KEY}2", "two API keys have the name ann"),
+    ],
+)
+def test_a_wrong_list_is_refused_without_showing_a_key(given: str, says: str) -> None:
+    with pytest.raises(ConfigurationError, match=says) as raised:
+        keys(GENAI_API_KEYS=given)
+    assert KEY not in raised.value.message
+    assert "short" not in raised.value.message
+
+
+def test_a_file_has_names_hashes_and_limits(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text(
+        f"# all of them\n\n{line_of('ann', KEY)} rate=60 concurrent=2\n  {line_of('bob', KEY + 'b')}  # x\n"
+    )
+    found = keys(GENAI_API_KEY_FILE=str(file))
+    ann, bob = found.find(KEY), found.find(KEY + "b")
+    assert ann is not None
+    assert (ann.name, ann.concurrent, ann.rate, ann.digest) == ("ann", 2, 60, hash_key(KEY))
+    assert bob is not None
+    assert (bob.name, bob.concurrent, bob.rate) == ("bob", None, None)
+    assert KEY not in file.read_text()
+
+
+def test_empty_key_file_accepts_no_key(tmp_path: Path) -> None:
+    (tmp_path / "keys").touch()
+    assert keys(GENAI_API_KEY_FILE=str(tmp_path / "keys")).required
+
+
+@pytest.mark.parametrize(
+    "line", [f"ann {KEY}", f"a/b sha256:{'0' * 64}", f"ann sha256:{'0' * 63}", f"ann sha256:{'0' * 64} speed=9"]
+)
+def test_a_wrong_line_is_named_by_its_number(tmp_path: Path, line: str) -> None:
+    (tmp_path / "keys").write_text(f"\n{line}\n")
+    with pytest.raises(ConfigurationError, match="line 2 must be NAME sha256:HASH"):
+        keys(GENAI_API_KEY_FILE=str(tmp_path / "keys"))
+
+
+@pytest.mark.parametrize(("content", "says"), [(None, "No such file"), (b"\xff", "not UTF-8")])
+def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path, content: bytes | None, says: str) -> None:
+    if content is not None:
+        (tmp_path / "keys").write_bytes(content)
+    with pytest.raises(ConfigurationError, match=f"GENAI_API_KEY_FILE=.*cannot be read: .*{says}"):
+        keys(GENAI_API_KEY_FILE=str(tmp_path / "keys"))
+
+
+def test_the_command_makes_a_key_and_the_line_that_knows_it(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["key", "ann"]) == 0
+    first, second = capsys.readouterr().out.splitlines()
+    (tmp_path / "keys").write_text(second.partition(": ")[2])
+    found = keys(GENAI_API_KEY_FILE=str(tmp_path / "keys")).find(first.split()[-1])
+    assert found is not None
+    assert found.name == "ann"
+
+
+def test_the_command_refuses_a_name_that_no_line_can_have(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["key", "ann b"]) == 2
+    assert "must match" in capsys.readouterr().err
+
+
+def test_made_keys_differ_and_are_long() -> None:
+    assert len({make_key() for _ in range(100)}) == 100
+    assert len(make_key()) > 40

@@ -1,0 +1,171 @@
+"""The table of errors and HTTP statuses."""
+
+import json
+from typing import Any
+
+import pytest
+
+from genai_server.errors import (
+    ALL_ERRORS,
+    EngineDied,
+    GenaiServerError,
+    InvalidField,
+    ModelNotFound,
+    NoEngineReady,
+    QueueFull,
+    ServerStopping,
+)
+from genai_server.http.error_responses import (
+    TABLE,
+    error_body,
+    error_response,
+    from_findings,
+    http_status,
+)
+from genai_server.http.request_state import begin_request
+from tests.running_server import RunningServer, body
+
+
+@pytest.mark.parametrize("error", ALL_ERRORS, ids=lambda error: error.__name__)
+def test_every_error_has_a_status_and_a_body(error: type[GenaiServerError]) -> None:
+    status, kind = http_status(error("what"))
+    assert 400 <= status < 600
+    assert error_body(error("what", param="where")) == {
+        "error": {"message": "what", "type": kind, "param": "where", "code": error.code}
+    }
+
+
+def test_statuses_follow_whose_fault_it_is() -> None:
+    statuses = {error: http_status(error("x"))[0] for error in (InvalidField, ModelNotFound, QueueFull, EngineDied)}
+    assert statuses == {InvalidField: 400, ModelNotFound: 404, QueueFull: 503, EngineDied: 500}
+
+
+def test_no_row_of_the_table_says_what_its_ancestor_says_already() -> None:
+    for error, row in TABLE.items():
+        ancestors = [TABLE[ancestor] for ancestor in error.__mro__[1:] if ancestor in TABLE]
+        assert not ancestors or ancestors[0] != row, error
+
+
+@pytest.mark.parametrize(("method", "path", "status"), [("GET", "/nowhere", 404), ("GET", "/v1/chat", 405)])
+def test_unknown_paths_and_methods_answer_in_the_same_form(
+    scripted: RunningServer, method: str, path: str, status: int
+) -> None:
+    response = scripted.client.request(method, path)
+    assert response.status_code == status
+    assert set(response.json()["error"]) == {"message", "type", "param", "code"}
+
+
+def test_a_405_names_all_methods_of_the_path(scripted: RunningServer) -> None:
+    assert scripted.client.delete("/v1/admin/runtime_options").headers["allow"] == "GET, HEAD, POST"
+    assert scripted.client.put("/v1/responses/resp_1").headers["allow"] == "DELETE, GET, HEAD"
+    assert scripted.client.put("/v1/responses/input_tokens").headers["allow"] == "POST"
+
+
+def test_rule_with_braces_is_quoted_unchanged(scripted: RunningServer) -> None:
+    tool = {"type": "function", "function": {"name": "a b"}}
+    response = scripted.client.post("/v1/chat", json={"messages": [{"role": "user", "content": "x"}], "tools": [tool]})
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "tools[0].function.name"
+    assert "{1,128}" in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "code"),
+    [
+        ({"temprature": 1}, "temprature", "unknown_parameter"),
+        ({"messages": [{"role": "user", "content": "x", "mood": 1}]}, "messages[0].mood", "unknown_parameter"),
+        ({"messages": [{"content": "x"}]}, "messages[0].role", "missing_required_parameter"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "missing_required_parameter"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].tool_call_id", "missing_required_parameter"),
+        ({"web_search_options": {}}, "web_search_options", "unsupported_parameter"),
+        ({"structured_outputs": {"regex": "a", "json": {}}}, "structured_outputs.regex", "invalid_value"),
+        ({"structured_outputs": {}}, "structured_outputs", "invalid_value"),
+        (
+            {"response_format": {"type": "text", "json_schema": {"name": "x"}}},
+            "response_format.json_schema",
+            "invalid_value",
+        ),
+        ({"messages": "x"}, "messages", "invalid_type"),
+        ({"temperature": "hot"}, "temperature", "invalid_type"),
+        ({"temperature": 9}, "temperature", "invalid_value"),
+        ({"tool_choice": "any"}, "tool_choice", "invalid_value"),
+    ],
+)
+def test_a_code_says_in_openais_words_what_is_wrong_with_a_field(
+    scripted: RunningServer, fields: dict[str, Any], param: str, code: str
+) -> None:
+    response = scripted.client.post("/v1/chat/completions", json={**body("x"), **fields})
+    assert response.status_code == 400
+    error = response.json()["error"]
+    assert (error["param"], error["code"]) == (param, code)
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param", "rule"),
+    [
+        ("/v1/chat/completions", {"stop": list("abcde")}, "stop", "at most 4 element(s)"),
+        ("/v1/chat/completions", {"stop": []}, "stop", "at least 1 element(s)"),
+        ("/v1/chat/completions", {"stop": ["a", ""]}, "stop[1]", "at least 1 character(s)"),
+        ("/v1/completions", {"prompt": ["a"] * 129}, "prompt", "at most 128 element(s)"),
+        ("/v1/completions", {"prompt": [[1], []]}, "prompt[1]", "at least 1 element(s)"),
+        ("/v1/completions", {"prompt": []}, "prompt", "at least 1 element(s)"),
+    ],
+)
+def test_wrong_number_of_elements_is_refused_with_the_limit(
+    scripted: RunningServer, path: str, fields: dict[str, Any], param: str, rule: str
+) -> None:
+    given = fields if "prompt" in fields else {**body("x"), **fields}
+    error = scripted.client.post(path, json=given).json()["error"]
+    assert error["param"] == param
+    assert rule in error["message"]
+
+
+def test_retry_after_is_sent_only_for_temporary_errors() -> None:
+    scope: dict[str, Any] = {"path": "/v1/chat", "headers": []}
+    begin_request(scope)
+    found = [
+        error_response(error, scope).headers.get("retry-after")
+        for error in (
+            NoEngineReady("x"),
+            QueueFull("x", retry_after=17),
+            ServerStopping(),
+            InvalidField("x"),
+            EngineDied("x"),
+        )
+    ]
+    assert found == ["1", "17", "1", None, None]
+
+
+@pytest.mark.parametrize("path", ["/v1/chat", "/v1/messages", "/v1/responses", "/v1/admin/runtime_options"])
+def test_field_name_that_is_not_unicode_is_refused_escaped(scripted: RunningServer, path: str) -> None:
+    response = scripted.client.post(path, content=b'{"a\\ud800": 1}', headers={"content-type": "application/json"})
+    assert response.status_code == 400
+    assert r"a\ud800" in response.json()["error"]["message"]
+
+
+def test_long_value_is_quoted_by_its_beginning_only() -> None:
+    written = 0
+
+    class Item:
+        def __repr__(self) -> str:
+            nonlocal written
+            written += 1
+            return "x"
+
+    items = [Item() for _ in range(10_000)]
+    cases: list[tuple[Any, str]] = [
+        (items, '["x", "x", "x"'),
+        ([[items, []]] * 3, '[[["x", "x"'),
+        ({"a": {}, "b": items}, '{"a": {}, "b": ["x", "x"'),
+        ("a" * 1000, '"aaaaa'),
+    ]
+    for value, begin in cases:
+        finding: dict[str, Any] = {"type": "list_type", "loc": ("body", "field"), "input": value, "msg": ""}
+        message = from_findings([finding], {"field": value}).message
+        assert message.startswith(f"field must be a list; given {begin}")
+        assert message.endswith("…")
+        assert len(message) < 150
+    assert written < 500
+    given: dict[str, Any] = {"a": [1, {}, []], "b": None, "c": [], "d": "it's"}
+    finding = {"type": "list_type", "loc": ("body", "field"), "input": given, "msg": ""}
+    assert from_findings([finding], {}).message.endswith(f"given {json.dumps(given)}")

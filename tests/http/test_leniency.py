@@ -1,0 +1,209 @@
+"""Fields that lenient endpoints ignore instead of refusing them, over real sockets."""
+
+import json
+import logging
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import httpx
+import pytest
+
+from genai_server.http.leniency import HEADER, Leniency
+from tests.running_server import SCRIPTED, RunningServer
+from tests.server_here import run_here
+
+WEB_SEARCH = {"type": "web_search_20250305", "name": "web_search"}
+FUNCTION = {"type": "function", "name": "add", "parameters": {"type": "object"}}
+CALL = 'say <tool_call>⏎{"name": "math__add", "arguments": {"a": 1}}⏎</tool_call>'
+IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AA=="}}
+
+
+@pytest.fixture(scope="module")
+def strict(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    with run_here(tmp_path_factory.mktemp("strict"), *SCRIPTED, settings={"GENAI_STRICT": "true"}) as server:
+        yield server
+
+
+def _message(server: RunningServer, *, path: str = "/v1/messages", content: Any = "say hi", **fields: Any) -> Any:
+    body = {"max_tokens": 50, "messages": [{"role": "user", "content": content}], **fields}
+    return server.client.post(path, json=body)
+
+
+def _response(server: RunningServer, **fields: Any) -> httpx.Response:
+    return server.client.post("/v1/responses", json={"input": "say hi", **fields})
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_message_names_ignored_fields(scripted: RunningServer, stream: bool) -> None:
+    fields: Any = {"context_management": {"edits": []}, "tools": [WEB_SEARCH], "stream": stream}
+    response = _message(scripted, **fields)
+    assert (response.status_code, response.headers[HEADER]) == (
+        200,
+        "context_management, tools[0] (web_search_20250305)",
+    )
+    assert "hi" in response.text
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_response_names_ignored_fields(scripted: RunningServer, stream: bool) -> None:
+    response = _response(scripted, client_metadata={"a": "b"}, tools=[{"type": "web_search"}], stream=stream)
+    assert (response.status_code, response.headers[HEADER]) == (200, "client_metadata, tools[0] (web_search)")
+    assert "hi" in response.text
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_verbosity_of_chat_completions_is_named(scripted: RunningServer, stream: bool) -> None:
+    path, fields = "/v1/chat/completions", {"messages": [{"role": "user", "content": "say hi"}], "stream": stream}
+    response = scripted.client.post(path, json={**fields, "verbosity": "low"})
+    assert (response.status_code, response.headers[HEADER]) == (200, "verbosity")
+    assert HEADER not in scripted.client.post(path, json={**fields, "verbosity": "medium"}).headers
+    assert scripted.client.post(path, json={**fields, "verbosity": "loud"}).status_code == 400
+
+
+def test_an_image_of_chat_completions_becomes_a_text(scripted: RunningServer, strict: RunningServer) -> None:
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
+    asked = {"messages": [{"role": "user", "content": [{"type": "text", "text": "x"}, image]}]}
+    response = scripted.client.post("/v1/chat/completions", json=asked)
+    assert response.json()["choices"][0]["message"]["content"] == "[image left out: this model reads text only]"
+    assert response.headers[HEADER] == "messages[0].content[1] (image)"
+    assert strict.client.post("/v1/chat/completions", json=asked).status_code == 400
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_options_of_vllms_grammars_are_named(scripted: RunningServer, strict: RunningServer, path: str) -> None:
+    asked: dict[str, Any] = {"messages": [{"role": "user", "content": "x"}]} if "chat" in path else {"prompt": "x"}
+    asked |= {"guided_decoding_backend": "guidance", "guided_whitespace_pattern": " "}
+    asked |= {"structured_outputs": {"regex": "x", "whitespace_pattern": " "}}
+    response = scripted.client.post(path, json=asked)
+    assert response.status_code == 200
+    named = "guided_decoding_backend, guided_whitespace_pattern, structured_outputs.whitespace_pattern"
+    assert response.headers[HEADER] == named
+    assert strict.client.post(path, json=asked).status_code == 400
+
+
+def test_header_is_absent_if_nothing_is_ignored(scripted: RunningServer) -> None:
+    assert HEADER not in _message(scripted).headers
+    assert HEADER not in _response(scripted).headers
+
+
+def test_strict_refuses_the_ignored_fields(strict: RunningServer) -> None:
+    for response in (
+        _message(strict, context_management={}),
+        _message(strict, max_tokens=32_000),
+        _message(strict, content=[IMAGE]),
+        _message(strict, tools=[WEB_SEARCH]),
+        _response(strict, client_metadata={}),
+        strict.client.post(
+            "/v1/chat/completions", json={"messages": [{"role": "user", "content": "x"}], "verbosity": "low"}
+        ),
+        _response(strict, tools=[{"type": "namespace", "name": "math", "tools": [FUNCTION]}]),
+    ):
+        assert response.status_code == 400
+        assert HEADER not in response.headers
+
+
+def test_other_endpoints_are_strict(scripted: RunningServer) -> None:
+    body = {"messages": [{"role": "user", "content": "x"}], "client_metadata": {}}
+    assert scripted.client.post("/v1/chat/completions", json=body).status_code == 400
+
+
+def test_a_tool_that_is_left_out_cannot_be_forced(scripted: RunningServer) -> None:
+    response = _message(scripted, tools=[WEB_SEARCH], tool_choice={"type": "any"})
+    assert (response.status_code, "tool_choice" in response.text) == (400, True)
+
+
+def test_effort_is_ignored_by_a_model_that_does_not_reason(demo: RunningServer) -> None:
+    for path in ("/v1/messages", "/v1/messages/count_tokens"):
+        fields = {} if path.endswith("tokens") else {"max_tokens": 1}
+        body = {"messages": [{"role": "user", "content": "x"}], "output_config": {"effort": "high"}, **fields}
+        response = demo.client.post(path, json=body)
+        assert (response.status_code, response.headers[HEADER]) == (200, "output_config.effort")
+    chat = {"messages": [{"role": "user", "content": "x"}], "reasoning_effort": "high", "max_tokens": 1}
+    response = demo.client.post("/v1/chat/completions", json=chat)
+    assert (response.status_code, response.headers[HEADER]) == (200, "reasoning_effort")
+    assert demo.client.post("/v1/chat", json=chat).status_code == 400
+    response = _response(demo, reasoning={"effort": "high"}, max_output_tokens=1)
+    assert (response.status_code, response.headers[HEADER]) == (200, "reasoning.effort")
+
+
+def test_limit_above_the_context_is_capped(scripted: RunningServer) -> None:
+    whole = _message(scripted, max_tokens=32_000)
+    assert (whole.json()["stop_reason"], whole.headers[HEADER]) == ("end_turn", "max_tokens (capped to 1992)")
+    cut = _message(scripted, content="x" * 1990, max_tokens=32_000)
+    ended = (cut.json()["stop_reason"], cut.json()["usage"]["output_tokens"])
+    assert ended == ("model_context_window_exceeded", 8)
+
+
+def test_an_image_becomes_a_text(scripted: RunningServer) -> None:
+    response = _message(scripted, content=[{"type": "text", "text": "x"}, IMAGE])
+    assert response.json()["content"][0]["text"] == "[image left out: this model reads text only]"
+    assert response.headers[HEADER] == "messages[0].content[1] (image)"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_call_of_a_function_in_a_namespace_has_both_names(scripted: RunningServer, stream: bool) -> None:
+    tools: list[Any] = [{"type": "namespace", "name": "math", "description": "Numbers.", "tools": [FUNCTION]}, FUNCTION]
+    response = _response(scripted, input=CALL, tools=tools, stream=stream)
+    last = response.text.strip().splitlines()[-1].removeprefix("data: ")
+    found = json.loads(last)["response"] if stream else response.json()
+    (call,) = found["output"]
+    assert (call["namespace"], call["name"]) == ("math", "add")
+    functions = [{**FUNCTION, "description": None, "strict": None}]
+    assert found["tools"] == [{**tools[0], "tools": functions}, *functions]
+    assert "math__add" not in response.text
+
+
+def test_a_call_of_a_function_in_a_namespace_can_be_sent_back(scripted: RunningServer) -> None:
+    call = {"type": "function_call", "call_id": "1", "name": "add", "namespace": "math", "arguments": "{}"}
+    result = {"type": "function_call_output", "call_id": "1", "output": "say 2"}
+    response = _response(scripted, input=[{"role": "user", "content": "x"}, call, result])
+    assert response.json()["output"][0]["content"][0]["text"] == "2"
+
+
+def test_too_long_full_name_is_refused_in_tools_and_calls(scripted: RunningServer) -> None:
+    long = {**FUNCTION, "name": "n" * 128}
+    call = {"type": "function_call", "call_id": "1", "name": "n" * 128, "namespace": "m" * 128, "arguments": "{}"}
+    for fields, param in (
+        ({"tools": [{"type": "namespace", "name": "m" * 128, "tools": [long]}]}, "tools[0].namespace"),
+        ({"input": [{"role": "user", "content": "x"}, call]}, "input[1].namespace"),
+    ):
+        response = _response(scripted, **fields)
+        assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    "kind", ["tool_search_tool_é", "tool_search_tool_x", "web_search_\u0661\u0662\u0663\u0664\u0665\u0666\u0667\u0668"]
+)
+def test_unknown_server_tool_is_refused(scripted: RunningServer, kind: str, stream: bool) -> None:
+    response = _message(scripted, tools=[{"type": kind, "name": "x"}], stream=stream)
+    assert (response.status_code, HEADER in response.headers) == (400, False)
+
+
+def _named(index: int, body: list[str]) -> list[str]:
+    return [f"a_name[{index}].x", *body]
+
+
+def test_each_name_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        for index in range(3):
+            leniency = Leniency(partial(_named, index))
+            leniency.apply(["a_second_name"])
+            leniency.report()
+    assert [record.args for record in caplog.records] == [("a_name[0].x",), ("a_second_name",)]
+
+
+def test_a_long_header_is_cut_after_a_name() -> None:
+    leniency = Leniency(lambda body: [f"messages[{index}] (image)" for index in range(500)])
+    leniency.apply({})
+    value = leniency.report()[HEADER]
+    assert len(value) < 2100
+    assert value.endswith(" (image), ...")
+
+
+def test_any_name_fits_the_header() -> None:
+    leniency = Leniency(lambda body: ["é" * 5000])
+    leniency.apply({})
+    value = leniency.report()[HEADER]
+    assert (value[:8], len(value) < 2100, value.isascii()) == ("\\xe9\\xe9", True, True)

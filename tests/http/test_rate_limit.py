@@ -1,0 +1,229 @@
+"""The limits of each key."""
+
+import asyncio
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from genai_server.errors import RateLimitExceeded
+from genai_server.http.api_keys import ApiKey, line_of
+from genai_server.http.rate_limit import RateLimits
+from tests.running_server import RunningServer, body, wait_until
+from tests.server_here import run_here
+
+ANN, BOB, CID = ApiKey("ann", b"a"), ApiKey("bob", b"b"), ApiKey("cid", b"c", concurrent=2, rate=0)
+KEY = "0123456789abcdef"
+
+
+class Time:
+    """A clock that is set by hand."""
+
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def refused(limits: RateLimits, key: ApiKey) -> RateLimitExceeded:
+    with pytest.raises(RateLimitExceeded) as raised, limits.request(key):
+        raise AssertionError("let in")
+    return raised.value
+
+
+def test_requests_at_once_are_limited_by_key_and_released() -> None:
+    limits = RateLimits(1, 0, Time())
+    with pytest.raises(KeyError), limits.request(ANN):
+        assert "may have 1 concurrent requests, and has 1" in refused(limits, ANN).message
+        with limits.request(BOB):
+            pass
+        raise KeyError
+    with limits.request(ANN):
+        pass
+
+
+def test_retry_after_is_derived_from_the_keys_durations() -> None:
+    time = Time()
+    limits = RateLimits(1, 0, time)
+    with limits.request(ANN):
+        assert refused(limits, ANN).retry_after == 1
+        time.now += 40
+    with limits.request(ANN):
+        assert refused(limits, ANN).retry_after == 8  # a fifth of it, because it was the first
+
+
+def test_requests_within_a_minute_are_limited_by_key() -> None:
+    time = Time()
+    limits = RateLimits(0, 2, time)
+    with limits.request(ANN):
+        pass
+    time.now += 20.5
+    with limits.request(ANN):
+        pass
+    error = refused(limits, ANN)
+    assert "may start 2 requests per minute, and has started 2" in error.message
+    assert error.retry_after == 40
+    time.now += 39.5
+    with limits.request(ANN):
+        pass
+    assert refused(limits, ANN).retry_after == 21
+
+
+def test_refused_request_is_not_counted() -> None:
+    time = Time()
+    limits = RateLimits(1, 2, time)
+    with limits.request(ANN):
+        for _ in range(5):
+            refused(limits, ANN)
+    with limits.request(ANN):
+        pass
+    assert "per minute" in refused(limits, ANN).message
+
+
+def test_limits_of_a_key_override_the_settings() -> None:
+    limits = RateLimits(1, 1, Time())
+    with limits.request(CID), limits.request(CID):
+        assert "may have 2 concurrent requests" in refused(limits, CID).message
+
+
+def test_reads_at_once_count_apart_from_requests() -> None:
+    limits = RateLimits(1, 1, Time())
+    with limits.request(ANN), limits.read(ANN):
+        with pytest.raises(RateLimitExceeded, match="may have 1 concurrent reads of stored responses, and has 1"):
+            limits.read(ANN).__enter__()
+        with limits.read(BOB):
+            pass
+    for _ in range(3):  # within one minute
+        with limits.read(ANN):
+            pass
+
+
+@pytest.fixture(scope="module")
+def limited(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    folder = tmp_path_factory.mktemp("limited")
+    lines = [line_of("slow", f"slow-{KEY}") + " concurrent=1", line_of("often", f"often-{KEY}") + " rate=1"]
+    (folder / "keys").write_text("\n".join(lines))
+    options = ("--api-key-file", str(folder / "keys"), "--cors-origins", "https://app.example")
+    with run_here(folder, "--device", "scripted", *options) as server:
+        yield server
+
+
+def bearer(name: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {name}-{KEY}"}
+
+
+def chat(server: RunningServer, name: str, path: str = "/v1/chat", content: str = "say x") -> httpx.Response:
+    return server.client.post(path, json=body(content), headers=bearer(name))
+
+
+@pytest.mark.parametrize("end", ["whole", "cut", "failed"])
+def test_running_request_holds_the_keys_slot_until_it_ends(limited: RunningServer, end: str) -> None:
+    script = {"whole": "count 9; delay 0.1", "cut": "count 999; delay 0.1", "failed": "count 9; delay 0.1; fail at 9"}[
+        end
+    ]
+    with (
+        httpx.Client(base_url=limited.url, timeout=30) as client,
+        client.stream("POST", "/v1/chat/stream", json=body(script), headers=bearer("slow")) as response,
+    ):
+        lines = response.iter_lines()
+        next(lines)
+        refusal = chat(limited, "slow")
+        assert refusal.status_code == 429
+        assert refusal.json()["error"]["type"] == "rate_limit_error"
+        assert refusal.json()["error"]["code"] == "rate_limit_exceeded"
+        assert int(refusal.headers["retry-after"]) >= 1
+        assert limited.client.get("/v1/models", headers=bearer("slow")).status_code == 200
+        if end != "cut":
+            assert list(lines)
+    wait_until(lambda: chat(limited, "slow").status_code == 200)
+
+
+def test_reads_of_what_is_stored_count_for_their_key(limited: RunningServer) -> None:
+    wait_until(lambda: chat(limited, "slow").status_code == 200)
+    asked = {"input": "count 999; delay 0.1", "background": True, "stream": True}
+    with httpx.Client(base_url=limited.url, timeout=30, headers=bearer("slow")) as client:
+        with client.stream("POST", "/v1/responses", json=asked) as response:
+            (created,) = [line for line, _ in zip(response.iter_lines(), range(2), strict=False) if "data: " in line]
+        path = f"/v1/responses/{json.loads(created.removeprefix('data: '))['response']['id']}"
+        # A background response counts as a request, but does not prevent its client from reading it.
+        assert client.get(path).json()["status"] in ("queued", "in_progress")
+        with client.stream("GET", path, params={"stream": True}) as followed:
+            lines = followed.iter_lines()
+            next(lines)
+            for method, read in (("GET", path), ("GET", f"{path}/input_items"), ("DELETE", "/v1/conversations/conv")):
+                refusal = limited.client.request(method, read, headers=bearer("slow"))
+                assert refusal.status_code == 429, read
+                assert "reads of stored responses" in refusal.json()["error"]["message"]
+            assert limited.client.get("/v1/models", headers=bearer("slow")).status_code == 200
+            assert limited.client.post(f"{path}/cancel", headers=bearer("slow")).status_code == 200
+            assert list(lines)
+        wait_until(lambda: limited.client.get(path, headers=bearer("slow")).status_code == 200)
+    wait_until(lambda: chat(limited, "slow").status_code == 200)
+
+
+def test_refused_request_is_not_parsed_and_has_the_apis_form(limited: RunningServer) -> None:
+    wait_until(lambda: chat(limited, "often").status_code in (200, 429))
+    whole = limited.client.post("/v1/messages", json={}, headers=bearer("often"))
+    assert whole.status_code == 429  # although the body is invalid: it was not read
+    assert whole.json()["error"]["type"] == "rate_limit_error"
+    assert 1 <= int(whole.headers["retry-after"]) <= 60
+
+
+def test_a_web_page_of_a_listed_origin_reads_a_stream_and_a_429(limited: RunningServer) -> None:
+    headers = {**bearer("slow"), "origin": "https://app.example"}
+    wait_until(lambda: chat(limited, "slow").status_code == 200)
+    with (
+        httpx.Client(base_url=limited.url, timeout=30) as client,
+        client.stream("POST", "/v1/chat/stream", json=body("count 99; delay 0.1"), headers=headers) as stream,
+    ):
+        lines = stream.iter_lines()
+        next(lines)
+        refusal = limited.client.post("/v1/chat", json=body("say x"), headers=headers)
+        assert refusal.status_code == 429
+        for response in (stream, refusal):
+            assert response.headers["access-control-allow-origin"] == "https://app.example"
+            assert "retry-after" in response.headers["access-control-expose-headers"]
+        unlisted = {**headers, "origin": "https://evil.example"}
+        refusal = limited.client.post("/v1/chat", json=body("say x"), headers=unlisted)
+        assert refusal.status_code == 429
+        assert "access-control-allow-origin" not in refusal.headers
+    wait_until(lambda: chat(limited, "slow").status_code == 200)
+
+
+def test_openais_client_tries_again_after_a_429(limited: RunningServer) -> None:
+    """Its second attempt follows when the slot is free, as Retry-After says."""
+    attempts: list[int] = []
+
+    async def ask() -> str | None:
+        refused = asyncio.Event()
+
+        async def note(response: Any) -> None:
+            attempts.append(response.status_code)
+            if response.status_code == 429:
+                refused.set()
+
+        http = openai.DefaultAsyncHttpxClient(event_hooks={"response": [note]})
+        async with openai.AsyncOpenAI(base_url=f"{limited.url}/v1", api_key=f"slow-{KEY}", http_client=http) as client:
+            first = await client.chat.completions.create(
+                model="onnx-genai", stream=True, messages=[{"role": "user", "content": "count 999; delay 0.05"}]
+            )
+            second = asyncio.ensure_future(
+                client.chat.completions.create(model="onnx-genai", messages=[{"role": "user", "content": "say again"}])
+            )
+            await refused.wait()
+            await first.close()
+            content: str | None = (await second).choices[0].message.content
+            return content
+
+    assert asyncio.run(ask()) == "again"
+    assert attempts[0] == 200
+    assert attempts[1] == 429
+    assert attempts[-1] == 200
+
+
+@pytest.mark.parametrize("name", ["GENAI_MAX_CONCURRENT_PER_KEY", "GENAI_RATE_PER_KEY"])
+def test_limits_for_each_key_need_keys(refused_start: Callable[..., str], name: str) -> None:
+    assert f"{name}=5: it applies to each key" in refused_start(GENAI_DEVICE="scripted", **{name: "5"})

@@ -1,0 +1,136 @@
+"""The application on Ray Serve, before it is deployed."""
+
+from importlib import import_module
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from genai_server import __version__
+from genai_server.config import Settings, load_settings
+from genai_server.errors import ConfigurationError
+from genai_server.pooling_model import Task
+from tests.running_server import DEMO, ROOT
+
+FOLDER = ROOT / "deploy" / "ray"
+DEMO_EMBEDDINGS, DEMO_RERANKER = (ROOT / "models" / name for name in ("demo-embeddings", "demo-reranker"))
+
+
+@pytest.fixture(scope="module")
+def application(ray_serve: Any) -> Any:
+    """The module."""
+    return import_module("genai_server.ray_serve.application")
+
+
+def _settings() -> Settings:
+    return load_settings(
+        {
+            "models": f"small={DEMO},big=/srv/big",
+            "model_aliases": "gpt=big,s=small",
+            "adapters": "law=/a/law.onnx_adapter,big:tax=/a/tax.onnx_adapter",
+            "chat_template": "chatml,big=llama3",
+        },
+        environ={},
+        dotenv=None,
+    )
+
+
+def test_replicas_have_the_settings_of_a_single_model_server(application: Any) -> None:
+    found = application.settings_of(_settings(), "big")
+    assert found.served == {"big": "/srv/big"}
+    assert found.aliases == {"gpt": "big"}
+    assert found.adapter_files("big") == {"tax": "/a/tax.onnx_adapter"}
+    assert found.chat_template_of("big") == "llama3"
+    assert application.settings_of(_settings(), "small").adapter_files("small") == {"law": "/a/law.onnx_adapter"}
+    assert not found.on_loopback
+
+
+def test_the_ingress_alone_counts_the_requests_of_a_key(application: Any) -> None:
+    settings = _settings().model_copy(update={"max_concurrent_per_key": 1, "rate_per_key": 1})
+    found = application.settings_of(settings, "big")
+    assert (found.max_concurrent_per_key, found.rate_per_key) == (0, 0)
+
+
+def test_the_ingress_knows_what_each_model_is_for(application: Any) -> None:
+    settings = load_settings(
+        {"models": f"chat={DEMO},vectors={DEMO_EMBEDDINGS},ranks={DEMO_RERANKER},lost=/srv/none"},
+        environ={},
+        dotenv=None,
+    )
+    assert application.tasks_of(settings) == {
+        "chat": Task.GENERATE,
+        "vectors": Task.EMBED,
+        "ranks": Task.RERANK,
+        "lost": Task.GENERATE,
+    }
+
+
+def test_folders_are_absolute_where_replicas_work_in_others(application: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    found = application.settings_of(load_settings({}, environ={}, dotenv=None), "onnx-genai")
+    assert found.served == {"onnx-genai": str(DEMO)}
+
+
+def test_changed_keys_change_the_version_of_a_deployment(application: Any, tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    settings = load_settings({"api_key_file": str(keys)}, environ={}, dotenv=None)
+    versions = []
+    for text in ("me:sk-0123456789abcdef", "me:sk-0123456789abcdef", "me:sk-fedcba9876543210"):
+        keys.write_text(text, encoding="utf-8")
+        versions.append(application._version(settings))
+    assert versions[0] == versions[1] != versions[2]
+
+
+def test_another_address_of_serves_proxies_restarts_nothing(application: Any) -> None:
+    first, second = (load_settings({"port": port}, environ={}, dotenv=None) for port in ("8002", "8003"))
+    assert application._version(first) == application._version(second)
+
+
+@pytest.mark.parametrize("replicas", ["0", "x", "2:1", "1:", "-1", "1:2:3", "12345"])
+def test_a_wrong_number_of_replicas_is_refused(application: Any, replicas: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"replicas={replicas}: expected a number"):
+        application.most_replicas(replicas)
+    assert (application.most_replicas("3"), application.most_replicas("1:4")) == (3, 4)
+
+
+def test_an_unknown_argument_is_refused(application: Any) -> None:
+    with pytest.raises(ConfigurationError, match="max_lenght: not a setting"):
+        application.build({"max_lenght": 1})
+
+
+def test_example_and_manifest_are_one_valid_configuration(application: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    example = yaml.safe_load((FOLDER / "serve-config.yaml").read_text(encoding="utf-8"))
+    service = yaml.safe_load((FOLDER / "rayservice.yaml").read_text(encoding="utf-8"))
+    assert yaml.safe_load(service["spec"]["serveConfigV2"]) == example
+    (deployed,) = example["applications"]
+    module, _, name = deployed["import_path"].partition(":")
+    assert (module, name) == (application.__name__, application.build.__name__)
+    assert application.build(deployed["args"]) is not None
+
+
+def test_manifest_matches_configuration_image_and_settings() -> None:
+    pytest.importorskip("ray", reason="Ray Serve is not installed (extra ray)")
+    service = yaml.safe_load((FOLDER / "rayservice.yaml").read_text(encoding="utf-8"))
+    config = yaml.safe_load(service["spec"]["serveConfigV2"])
+    arguments = config["applications"][0]["args"]
+    cluster = service["spec"]["rayClusterConfig"]
+    (workers,) = cluster["workerGroupSpecs"]
+    groups = [cluster["headGroupSpec"], workers]
+    assert cluster["rayVersion"] == version("ray")
+    assert f"{workers['minReplicas']}:{workers['maxReplicas']}" == arguments["replicas"]
+    assert workers["template"]["spec"]["terminationGracePeriodSeconds"] == arguments["drain_timeout"] + 15
+    known = {field.alias for field in Settings.model_fields.values()}
+    (path,) = cluster["autoscalerOptions"]["env"]
+    dockerfile = (ROOT / "Dockerfile").read_text(encoding="utf-8")
+    for group in groups:
+        (container,) = group["template"]["spec"]["containers"]
+        assert container["image"] == f"genai-server:{__version__}-ray"
+        assert config["http_options"]["port"] in {port["containerPort"] for port in container["ports"]}
+        variables = {one["name"]: one.get("value", "") for one in container["env"]}
+        assert {name for name in variables if name.startswith("GENAI_")} <= known
+        assert variables["PATH"] == path["value"]
+        assert Path(variables["PATH"].partition(":")[0]).name == "bin"
+        assert f"WORKDIR {Path(variables['PATH'].partition(':')[0]).parents[1]}\n" in dockerfile

@@ -1,0 +1,49 @@
+"""The model of a deployment that a request selects."""
+
+import pytest
+
+from genai_server.config import load_settings
+from genai_server.errors import ModelNotFound, TaskUnsupported
+from genai_server.pooling_model import Task
+from genai_server.ray_serve.model_names import ModelNames
+
+
+def _names(aliases: str = "gpt=big,s=small", **tasks: Task) -> ModelNames:
+    settings = load_settings({"models": "small=/s,big=/b", "model_aliases": aliases}, environ={}, dotenv=None)
+    return ModelNames(settings, {"small": Task.GENERATE, "big": Task.GENERATE} | tasks)
+
+
+def test_a_request_chooses_a_model_by_all_its_names() -> None:
+    names = _names()
+    chosen = {
+        id: names.choose(id)
+        for id in (None, "small", "big", "gpt", "big:tax", "gpt:tax", "s", 7, "big:latest", "hf.co/gpt")
+    }
+    assert chosen == {
+        None: "small",
+        "small": "small",
+        "big": "big",
+        "gpt": "big",
+        "big:tax": "big",
+        "gpt:tax": "big",
+        "s": "small",
+        7: "small",
+        "big:latest": "big",
+        "hf.co/gpt": "big",
+    }
+    with pytest.raises(ModelNotFound, match='"x" is not served; "small", "big" are'):
+        names.choose("x")
+    assert _names("*=big").choose("x") == "big"
+
+
+def test_default_model_is_the_first_for_the_task() -> None:
+    names = _names(small=Task.EMBED)
+    tasks = {task: names.choose(None, task) for task in (None, Task.EMBED, Task.GENERATE)}
+    assert tasks == {None: "small", Task.EMBED: "small", Task.GENERATE: "big"}
+    # Its replica replies that no model supports the task.
+    assert names.choose(None, Task.RERANK) == "small"
+
+
+def test_a_model_of_another_task_is_refused_also_by_an_alias() -> None:
+    with pytest.raises(TaskUnsupported, match='model "big" makes no embeddings; "small" can'):
+        _names(small=Task.EMBED).choose("gpt", Task.EMBED)

@@ -1,0 +1,52 @@
+"""A replica without an engine."""
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from genai_server.errors import ConfigurationError
+from genai_server.messages.status_file import EngineState, EngineStatus
+
+pytestmark = pytest.mark.usefixtures("ray_serve")
+
+FAILED = EngineStatus("cpu", EngineState.FAILED, model="m", error="no more restarts")
+READY = EngineStatus("cuda:0", EngineState.READY, model="m")
+
+
+def _check(*statuses: EngineStatus) -> None:
+    from genai_server.ray_serve.replica import Replica  # takes seconds
+
+    replica: Any = SimpleNamespace(_supervisor=SimpleNamespace(statuses=lambda: list(statuses)))
+    Replica.check_health(replica)
+
+
+def test_replica_is_healthy_unless_all_devices_failed() -> None:
+    _check(FAILED, READY)
+    _check()
+
+
+def test_a_replica_without_a_device_that_will_work_is_replaced() -> None:
+    with pytest.raises(ConfigurationError, match="device cpu: no more restarts"):
+        _check(FAILED)
+
+
+def test_replica_stops_on_ray_serves_call_not_on_collection() -> None:
+    from genai_server.ray_serve.replica import Replica
+
+    class Stopped(Replica):
+        stops = 0
+
+        async def _stop(self) -> None:
+            Stopped.stops += 1
+
+    never_up = Stopped.__new__(Stopped)
+    assert never_up.__del__() is None
+    replica = Stopped.__new__(Stopped)
+    replica._is_up = True
+    stopping = replica.__del__()
+    assert stopping is not None
+    asyncio.run(stopping)
+    assert replica.__del__() is None
+    assert Stopped.stops == 1

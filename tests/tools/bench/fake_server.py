@@ -1,0 +1,75 @@
+"""A server with a minimal part of OpenAI's protocol: no model list, no health, and prompts of known duration."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+TOKENS_PER_WORD, TEMPLATE_TOKENS = 2, 10
+
+
+class FakeServer:
+    """Seconds for each output token, for each one during a prompt, and for each prompt token."""
+
+    def __init__(self, *, token: float = 0.001, disturbed_token: float = 0.02, prompt_token: float = 0.0) -> None:
+        self.url = ""
+        self.heads: list[str] = []
+        self.bodies: list[dict[str, Any]] = []
+        self._token = token
+        self._disturbed_token = disturbed_token
+        self._prompt_token = prompt_token
+        self._seen: set[str] = set()
+        self._prefilling = 0
+
+    async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Serve one connection with one request."""
+        try:
+            head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+            if not head.startswith("post /v1/chat/completions "):
+                writer.write(b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
+                return
+            size = int(head.partition("content-length: ")[2].partition("\r\n")[0])
+            body = json.loads(await reader.readexactly(size))
+            self.heads.append(head)
+            self.bodies.append(body)
+            if "refuse" in body:
+                writer.write(b"HTTP/1.1 400 Bad Request\r\ncontent-length: 9\r\nconnection: close\r\n\r\nno refuse")
+                return
+            await self._stream(body, writer)
+        except ConnectionError:
+            pass
+        finally:
+            writer.close()
+
+    async def _stream(self, body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+        prompt = body["messages"][0]["content"]
+        tokens = TEMPLATE_TOKENS + TOKENS_PER_WORD * len(prompt.split())
+        beginning = " ".join(prompt.split()[:20])
+        new = 0 if beginning in self._seen else tokens
+        self._seen.add(beginning)
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n")
+        self._prefilling += 1
+        await asyncio.sleep(self._prompt_token * new)
+        self._prefilling -= 1
+        for number in range(body["max_tokens"]):
+            self._send(writer, {"choices": [{"delta": {"content": f"{number} "}, "finish_reason": None}]})
+            await writer.drain()
+            await asyncio.sleep(self._disturbed_token if self._prefilling else self._token)
+        self._send(writer, {"choices": [{"delta": {}, "finish_reason": "length"}]})
+        self._send(writer, {"choices": [], "usage": {"prompt_tokens": tokens, "completion_tokens": body["max_tokens"]}})
+        writer.write(b"data: [DONE]\n\n")
+        await writer.drain()
+
+    def _send(self, writer: asyncio.StreamWriter, event: dict[str, Any]) -> None:
+        writer.write(b"data: " + json.dumps(event).encode() + b"\r\n\r\n")
+
+
+@asynccontextmanager
+async def fake_server(**seconds: float) -> AsyncIterator[FakeServer]:
+    """A fake server on a free port of this event loop."""
+    fake = FakeServer(**seconds)
+    server = await asyncio.start_server(fake.answer, "127.0.0.1", 0)
+    fake.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async with server:
+        yield fake

@@ -1,0 +1,40 @@
+"""The processor time of a server on this machine."""
+
+import os
+import socket
+import time
+from multiprocessing import get_context
+
+import psutil
+
+from genai_server.tools.bench.process_times import ServerProcesses, server_processes
+
+
+def test_processes_behind_a_port_are_found_with_their_cpu_time() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        found = server_processes(f"http://localhost:{listener.getsockname()[1]}")
+        assert found is not None
+        before = found.cpu_seconds()
+        end = time.process_time() + 0.2
+        while time.process_time() < end:
+            pass
+        after = found.cpu_seconds()
+        assert before is not None
+        assert after is not None
+        assert after - before > 0.1
+
+
+def test_remote_and_unused_ports_have_no_known_processes() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        assert server_processes(f"http://192.0.2.1:{port}") is None
+        assert server_processes(f"http://example.org:{port}") is None
+    assert server_processes(f"http://127.0.0.1:{port}") is None
+
+
+def test_ended_process_has_no_cpu_time() -> None:
+    child = get_context("spawn").Process(target=os.getpid)
+    child.start()
+    processes = ServerProcesses([psutil.Process(child.pid)])
+    child.join()
+    assert processes.cpu_seconds() is None

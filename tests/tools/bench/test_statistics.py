@@ -1,0 +1,106 @@
+"""Figures computed from answers."""
+
+import pytest
+
+from genai_server.tools.bench.measured_answer import Answer
+from genai_server.tools.bench.statistics import (
+    Spread,
+    answer_figures,
+    decode_rate,
+    gaps_within,
+    latencies,
+    output_rate,
+    per_token,
+    percentile,
+    spread,
+)
+
+
+def stream(sent: float, first: float, step: float, count: int, cached: int | None = None) -> Answer:
+    """An answer whose tokens arrive at regular times."""
+    chunks = tuple(first + step * number for number in range(count))
+    return Answer(sent, chunks, chunks[-1], prompt_tokens=100, output_tokens=count, cached_tokens=cached)
+
+
+def test_a_percentile_lies_between_the_nearest_values() -> None:
+    assert percentile([1.0, 2.0, 3.0, 4.0], 50) == 2.5
+    assert percentile([], 50) is None
+    assert latencies("itl", [3.0], 50, 99) == {"itl_p50": 3.0, "itl_p99": 3.0}
+
+
+def test_the_spread_over_the_rounds_leaves_out_what_is_unknown() -> None:
+    assert spread([3.0, None, 1.0, 2.0]) == Spread(median=2.0, min=1.0, max=3.0, rounds=3)
+    assert spread([None]) is None
+
+
+def test_output_rate_spans_the_first_request_to_the_last_end() -> None:
+    assert output_rate([stream(0.0, 1.0, 0.1, 11), stream(1.0, 2.0, 0.2, 11)]) == pytest.approx(22 / 4.0)
+    assert output_rate([]) is None
+
+
+def test_one_streams_decode_rate_leaves_out_its_first_token() -> None:
+    assert decode_rate([stream(0.0, 5.0, 0.1, 21)], 1) == pytest.approx(10.0)
+
+
+def test_decode_rate_of_one_stream_excludes_prompts() -> None:
+    answers = [stream(0.0, 5.0, 0.1, 21), stream(7.0, 12.0, 0.1, 21)]
+    assert decode_rate(answers, 1) == pytest.approx(10.0)
+
+
+def test_decode_rate_of_several_streams_is_that_of_their_overlap() -> None:
+    # From 3.0 on both decode; the first one ends at 5.0.
+    answers = [stream(0.0, 1.0, 0.1, 41), stream(0.0, 3.0, 0.2, 41)]
+    assert decode_rate(answers, 2) == pytest.approx(10.0 + 5.0)
+
+
+def test_several_waves_count_together() -> None:
+    wave = [stream(0.0, 1.0, 0.1, 21), stream(0.0, 1.0, 0.1, 21)]
+    later = [stream(10.0, 11.0, 0.2, 21), stream(10.0, 11.0, 0.2, 21)]
+    assert decode_rate([*wave, *later], 2) == pytest.approx(80 / (2.0 + 4.0))
+
+
+def test_a_chunk_of_several_tokens_counts_as_many() -> None:
+    assert decode_rate([Answer(0.0, (1.0, 2.0, 3.0), 3.0, 100, 41)], 1) == pytest.approx(20.0)
+
+
+@pytest.mark.parametrize(
+    "answers",
+    [
+        [],
+        [stream(0.0, 1.0, 0.1, 5)],
+        [stream(0.0, 1.0, 0.1, 40), stream(0.0, 4.5, 0.1, 40)],
+        [stream(0.0, 1.0, 0.1, 40), stream(0.0, 9.0, 0.1, 40)],
+    ],
+    ids=["nothing", "too short", "too little together", "never together"],
+)
+def test_there_is_no_decode_rate_from_too_little(answers: list[Answer]) -> None:
+    assert decode_rate(answers, max(1, len(answers))) is None
+
+
+def test_figures_are_in_seconds_and_tokens_per_second() -> None:
+    figures = answer_figures([stream(0.0, 0.5, 0.1, 21)], 1)
+    assert figures["ttft_p50"] == 0.5
+    assert figures["tpot_p50"] == pytest.approx(0.1)
+    assert figures["itl_p99"] == pytest.approx(0.1)
+    assert figures["cached_tokens"] is None
+
+
+def test_cached_tokens_do_not_count_in_the_prefill_rate() -> None:
+    assert answer_figures([stream(0.0, 0.5, 0.1, 21, cached=20)], 1)["prefill_tokens_per_second"] == 160.0
+    assert answer_figures([stream(0.0, 0.5, 0.1, 21)], 1)["prefill_tokens_per_second"] is None  # number unknown
+
+
+def test_several_streams_have_no_prefill_rate() -> None:
+    assert answer_figures([stream(0.0, 0.5, 0.1, 21, cached=0)] * 2, 2)["prefill_tokens_per_second"] is None
+
+
+def test_gaps_that_a_span_cuts_belong_to_it() -> None:
+    assert gaps_within([0.0, 1.0, 3.0, 6.0, 10.0], 2.0, 5.0) == [2.0, 3.0]
+    assert gaps_within([0.0, 1.0, 3.0, 6.0, 10.0], 1.0, 3.0) == [2.0]
+
+
+def test_cost_per_token_is_unknown_without_a_start_or_tokens() -> None:
+    answers = [stream(0.0, 0.5, 0.1, 21), stream(0.0, 0.5, 0.1, 19)]
+    assert per_token(answers, 2.0, 4.0) == 0.05
+    assert per_token(answers, None, 4.0) is None
+    assert per_token([], 2.0, 4.0) is None

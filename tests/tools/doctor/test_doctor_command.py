@@ -1,0 +1,321 @@
+"""What doctor reports about misconfigured machines."""
+
+import importlib.metadata
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from genai_server.cli import main
+from genai_server.config import Settings, load_settings
+from genai_server.engine.host.cores import usable_cores
+from genai_server.tools.doctor import machine
+from genai_server.tools.doctor import model_checks as models
+from genai_server.tools.doctor.finding import FAIL, OK, WARN, Finding
+from tests.model_edits import base_model, edited_config
+from tests.running_server import DEMO, clean_environment, free_port, run_server
+
+
+def settings(**options: str) -> Settings:
+    return load_settings({"model_dir": str(DEMO)} | options, environ={}, dotenv=None)
+
+
+def states(found: list[Finding]) -> list[str]:
+    return [finding.state for finding in found]
+
+
+def doctor(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
+    status = main(["doctor", "--port", "0", *arguments])
+    return status, capsys.readouterr().out
+
+
+def test_each_line_is_ok_where_nothing_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status, printed = doctor(capsys, "--model-dir", str(DEMO), "--cache-dir", str(tmp_path))
+    assert status == 0
+    assert "ok    device cpu: ready after" in printed
+    assert "fail" not in printed
+
+
+def test_a_failure_is_the_exit_status_and_has_a_remedy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status, printed = doctor(capsys, "--model-dir", str(tmp_path / "none"), "--cache-dir", "none")
+    assert status == 1
+    assert "fail  model: " in printed
+    assert printed.splitlines()[-1].startswith("      → ")
+    assert "device cpu" not in printed  # it would only repeat the reason
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "line"),
+    [
+        ("--max-length", "many", 'fail  settings: --max-length="many"'),
+        ("--options", "session.execution_mod = 1", "did you mean execution_mode?"),
+    ],
+)
+def test_wrong_settings_are_a_finding(option: str, value: str, line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    status, printed = doctor(capsys, option, value)
+    assert status == 1
+    assert line in printed
+
+
+def test_device_that_cannot_load_shows_the_librarys_reason(capsys: pytest.CaptureFixture[str]) -> None:
+    status, printed = doctor(capsys, "--device", "openvino,scripted", "--model-dir", str(DEMO), "--cache-dir", "none")
+    assert status == 1
+    assert "fail  device openvino: OpenVINO" in printed
+    assert "ok    device scripted: ready" in printed
+
+
+def test_the_reason_of_a_failed_load_is_printed_once() -> None:
+    """In a separate process, because pytest captures log records."""
+    command = [sys.executable, "-m", "genai_server", "doctor", "--port", "0", "--device", "openvino"]
+    command += ["--model-dir", str(DEMO), "--cache-dir", "none"]
+    done = subprocess.run(command, env=clean_environment(), capture_output=True, text=True, check=False)
+    (reason,) = re.findall(r"^fail  device openvino: (.*)$", done.stdout, re.MULTILINE)
+    assert (done.stdout + done.stderr).count(reason) == 1
+
+
+@pytest.mark.parametrize(
+    ("installed", "state", "words"),
+    [
+        ({}, FAIL, "exactly one of them"),
+        ({"onnxruntime-genai": "0.18.0", "onnxruntime-genai-cuda": "0.18.0"}, FAIL, "pip uninstall"),
+        ({"onnxruntime-genai": "0.19.0", "onnxruntime": "1"}, WARN, "is not tested"),
+        ({"onnxruntime-genai": "0.18.1", "onnxruntime": "1"}, OK, ""),
+    ],
+)
+def test_exactly_one_library_of_the_tested_version_is_right(
+    installed: dict[str, str], state: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def version(name: str) -> str:
+        if name not in installed:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return installed[name]
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    library = list(machine.versions())[1]
+    assert library.state == state
+    assert words in library.remedy
+
+
+def test_the_cpus_provider_loads() -> None:
+    (found,) = machine.providers()
+    assert (found.state, found.found) == (OK, "cpu")
+
+
+def test_an_onnx_runtime_that_does_not_load_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.executable", shutil.which("false"))
+    (found,) = machine.providers()
+    assert found.state == FAIL
+
+
+def test_idle_or_waiting_threads_get_a_warning() -> None:
+    cores = usable_cores()
+    found = list(machine.cores(settings(threads=str(cores + 7))))[-1]
+    assert (found.state, "wait for each other" in found.found) == (WARN, True)
+    by_option = settings(options=f"session.intra_op_num_threads = {cores + 7}")
+    assert list(machine.cores(by_option))[-1].state == WARN
+    assert list(machine.cores(settings()))[-1].state == OK
+
+
+@pytest.mark.parametrize(("quota", "remedy"), [("50000 100000", "at least one CPU"), ("max 100000", "")])
+def test_quota_below_one_cpu_gets_a_warning(tmp_path: Path, quota: str, remedy: str) -> None:
+    (tmp_path / "sys/fs/cgroup").mkdir(parents=True)
+    (tmp_path / "sys/fs/cgroup/cpu.max").write_text(quota, encoding="utf-8")
+    assert remedy in next(machine.cores(settings(), tmp_path)).remedy
+
+
+def damaged(tmp_path: Path, *files: str) -> Path:
+    """A copy of the demo model with a tenth of each of these files."""
+    shutil.copytree(DEMO, tmp_path / "model")
+    for name in files:
+        file = tmp_path / "model" / name
+        os.truncate(file, file.stat().st_size // 10)
+    return tmp_path / "model"
+
+
+def test_each_broken_file_of_a_model_is_a_failure(tmp_path: Path) -> None:
+    files = ["genai_config.json", "tokenizer.json", "model.onnx.data"]
+    model = damaged(tmp_path, *files)
+    found = list(models.model(settings(model_dir=str(model)), "onnx-genai"))
+    assert states(found) == [FAIL, FAIL]  # without the configuration, the kind of weights is unknown
+    shutil.copy(DEMO / "genai_config.json", model)
+    found = list(models.model(settings(model_dir=str(model)), "onnx-genai"))
+    assert {(finding.state, finding.subject) for finding in found} == {(FAIL, "model")}
+    assert [name for name in files if any(str(model / name) in finding.found for finding in found)] == files[1:]
+    assert all(finding.remedy for finding in found)
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "words"),
+    [
+        ("model.onnx", "\0" * 100, "cannot be read"),
+        ("tokenizer.json", "{}", "cannot be loaded"),
+        ("chat_template.jinja", "{% if %}", "chat template is not valid"),
+        ("genai_config.json", "{}", "lacks or has a wrong value"),
+    ],
+)
+def test_complete_but_invalid_model_file_is_a_failure(tmp_path: Path, file: str, text: str, words: str) -> None:
+    model = damaged(tmp_path)
+    (model / file).write_text(text, encoding="utf-8")
+    (found,) = models.model(settings(model_dir=str(model)), "onnx-genai")
+    assert found.state == FAIL
+    assert words in found.found
+    assert found.found.count(str(model)) <= 1
+
+
+def test_graph_that_cannot_be_batched_gets_a_warning(tmp_path: Path) -> None:
+    model = damaged(tmp_path)
+    config = json.loads((model / "genai_config.json").read_text(encoding="utf-8"))
+    config["model"]["decoder"]["num_hidden_layers"] = 99
+    (model / "genai_config.json").write_text(json.dumps(config), encoding="utf-8")
+    found = list(models.model(settings(model_dir=str(model)), "onnx-genai"))
+    assert states(found) == [OK, WARN]
+    assert len(found[-1].found) < 200
+
+
+def test_model_without_a_chat_template_gets_a_warning(tmp_path: Path) -> None:
+    directory = str(base_model(tmp_path / "base"))
+    found = list(models.model(settings(model_dir=directory), "onnx-genai"))
+    assert states(found) == [OK, WARN, OK]
+    assert "has no chat template: it takes raw prompts (/v1/completions)" in found[1].found
+    assert "GENAI_CHAT_TEMPLATE" in found[1].remedy
+    given = settings(model_dir=directory, chat_template="chatml")
+    assert states(list(models.model(given, "onnx-genai"))) == [OK, OK]
+    (found_wrong,) = models.model(settings(model_dir=directory, chat_template="nobodys"), "onnx-genai")
+    assert (found_wrong.state, "nobodys: no such file" in found_wrong.found) == (FAIL, True)
+
+
+def test_each_of_several_models_is_checked_under_its_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = damaged(tmp_path, "model.onnx.data")
+    status, printed = doctor(capsys, "--models", f"small={DEMO},big={model},none={tmp_path}/none")
+    assert status == 1
+    assert "ok    model small: " in printed
+    assert "ok    batching of small: " in printed
+    assert f"fail  model big: {model / 'model.onnx.data'} has " in printed
+    assert f"fail  model none: directory {tmp_path}/none does not exist\n      → genai-server pull " in printed
+    assert "device cpu" not in printed
+
+
+def test_models_are_loaded_and_those_on_demand_are_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ("--models", f"small={DEMO},big={DEMO}", "--cache-dir", str(tmp_path), "--reload", "true")
+    status, printed = doctor(capsys, *options)
+    assert status == 0
+    assert printed.index("ok    device cpu of small: ready") > 0
+    assert printed.index("ok    device cpu of big: ready") > 0
+    assert "weights of 2 models need" in printed
+    status, printed = doctor(capsys, *options, "--max-models", "1")
+    assert status == 0
+    assert "ok    device cpu of small: ready" in printed
+    assert "ok    model big: is loaded by its first request (GENAI_MAX_MODELS); not tried now" in printed
+
+
+def test_the_runtime_of_a_gpu_is_known_by_its_own_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    installed = {"onnxruntime-genai-cuda": "0.18.0", "onnxruntime-gpu": "1.31.1"}
+
+    def version(name: str) -> str:
+        if name not in installed:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return installed[name]
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    monkeypatch.setattr(importlib.metadata, "packages_distributions", lambda: {"onnxruntime": ["onnxruntime-gpu"]})
+    found = list(machine.versions())[-1]
+    assert (found.state, found.found) == (OK, "onnxruntime-genai-cuda 0.18.0, onnxruntime-gpu 1.31.1")
+
+
+def test_reload_with_several_workers_gets_a_warning() -> None:
+    found = list(models.checked_settings(settings(reload="true", workers="2")))
+    assert states(found) == [WARN, OK]
+    assert "one API process only; one is started" in found[0].found
+
+
+def test_an_option_is_checked_for_each_model_that_it_is_for() -> None:
+    wrong = settings(models=f"small={DEMO},big={DEMO}", options="models.big.session.levle = 1")
+    (found,) = models.checked_settings(wrong)
+    assert (found.state, "did you mean level?" in found.found) == (FAIL, True)
+    more = settings(models=f"small={DEMO},big={DEMO}", options="models.big.session.intra_op_num_threads = 900")
+    assert states(list(machine.cores(more)))[-2:] == [OK, WARN]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"host": "0.0.0.0"}, "there are no API keys"),
+        ({"tls_cert": "/none.pem"}, "GENAI_TLS_CERT=/none.pem"),
+    ],
+)
+def test_configuration_that_serve_refuses_is_a_failure(options: dict[str, str], words: str) -> None:
+    (found,) = models.checked_settings(settings(**options))
+    assert (found.state, words in found.found, bool(found.remedy)) == (FAIL, True, True)
+
+
+def test_unknown_variable_gets_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GENAI_THREAD", "3")
+    found = next(finding for finding in models.checked_settings(settings()) if finding.state == WARN)
+    assert (found.found, found.remedy) == ("GENAI_THREAD is not a setting", "did you mean GENAI_THREADS?")
+
+
+def test_checks_that_need_no_library_run_without_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(name: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", missing)
+    status, printed = doctor(capsys, "--model-dir", str(DEMO), "--cache-dir", "none")
+    assert status == 1
+    assert [line for line in printed.splitlines() if line.startswith("fail")] == [
+        "fail  library: onnxruntime-genai is not installed"
+    ]
+    assert "ok    batching: the graph can run in a batch" in printed
+
+
+def test_scripted_device_needs_no_onnx_runtime(tmp_path: Path) -> None:
+    shadow = tmp_path / "shadow"
+    for name in ("onnxruntime", "onnxruntime_genai"):
+        (shadow / name).mkdir(parents=True)
+        (shadow / name / "__init__.py").write_text("raise ImportError('not installed')", encoding="utf-8")
+    paths = os.pathsep.join([str(shadow), *filter(None, [os.environ.get("PYTHONPATH")])])
+    with run_server(tmp_path, "--device", "scripted", settings={"PYTHONPATH": paths}) as server:
+        assert server.chat("say hello").json()["content"] == "hello"
+
+
+def test_a_model_that_does_not_fit_the_memory_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert states(list(machine.memory(settings()))) == [OK]
+    monkeypatch.setattr(machine, "free_memory", lambda root: 30 * 2**20)
+    assert states(list(machine.memory(settings()))) == [WARN]
+    monkeypatch.setattr(machine, "free_memory", lambda root: 2**20)
+    assert states(list(machine.memory(settings()))) == [FAIL]
+
+
+def test_a_port_that_is_taken_is_a_failure() -> None:
+    port = free_port()
+    assert states(list(machine.port(settings(port=str(port))))) == [OK]
+    with socket.create_server(("127.0.0.1", port)):
+        assert states(list(machine.port(settings(port=str(port))))) == [FAIL]
+
+
+def test_unwritable_cache_gets_a_warning(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    assert states(list(machine.cache(settings(cache_dir=str(tmp_path / "file" / "cache"))))) == [WARN]
+    assert states(list(machine.cache(settings(cache_dir=str(tmp_path / "cache"))))) == [OK]
+    assert states(list(machine.cache(settings(cache_dir="none")))) == [OK]
+
+
+def test_option_without_effect_gets_a_warning() -> None:
+    found = list(models.checked_settings(settings(options="session.inter_op_num_threads = 2")))
+    assert states(found) == [OK, WARN]
+
+
+def test_a_model_with_paged_attention_runs_in_the_librarys_batch(tmp_path: Path) -> None:
+    directory = tmp_path / "model"
+    shutil.copytree(DEMO, directory)
+    with edited_config(directory) as config:
+        config["model"]["decoder"]["inputs"]["block_table"] = "block_table"
+    batching = list(models.model(settings(model_dir=str(directory)), "onnx-genai"))[-1]
+    assert (batching.state, "onnxruntime-genai's own batch" in batching.found) == (OK, True)

@@ -1,0 +1,60 @@
+"""The chat's client, over real sockets."""
+
+import pytest
+
+from genai_server.errors import ChatFailed
+from genai_server.tools.terminal_chat.chat_client import Answer, ChatClient
+from genai_server.tools.terminal_chat.chat_history import Message
+from tests.running_server import RunningServer, free_port, wait_until
+
+
+def messages(text: str) -> list[Message]:
+    return [Message(role="user", content=text)]
+
+
+def test_an_answer_comes_in_pieces_and_is_counted_by_the_server(scripted: RunningServer) -> None:
+    client = ChatClient(scripted.url)
+    answer = Answer()
+    pieces = [piece.text for piece in client.answer(client.models()[0], messages("count 9; delay 0.02"), answer)]
+    assert len(pieces) > 1
+    assert "".join(pieces) == answer.text == "1, 2, 3, 4, 5, 6, 7, 8, 9"
+    assert answer.is_counted
+    assert answer.took().startswith(f"{answer.tokens} tokens, first after 0.")
+
+
+def test_closing_the_pieces_ends_the_answer(scripted: RunningServer) -> None:
+    client = ChatClient(scripted.url + "/v1/")
+    pieces = client.answer(client.models()[0], messages("count 500; delay 0.05"), Answer())
+    next(pieces)
+    pieces.close()
+    wait_until(lambda: scripted.idle("scripted:0") and scripted.idle("scripted:1"))
+
+
+def test_refusal_of_the_server_is_quoted(scripted: RunningServer) -> None:
+    with pytest.raises(ChatFailed, match=r"^404: .*missing"):
+        list(ChatClient(scripted.url).answer("missing", messages("x"), Answer()))
+
+
+def test_failure_mid_answer_is_raised_after_the_text(scripted: RunningServer) -> None:
+    client = ChatClient(scripted.url)
+    answer = Answer()
+    with pytest.raises(ChatFailed):
+        list(client.answer(client.models()[0], messages("count 9; fail at 4"), answer))
+    assert answer.text
+
+
+def test_unreachable_server_is_named() -> None:
+    client = ChatClient(f"http://127.0.0.1:{free_port()}")
+    assert not client.is_listening()
+    with pytest.raises(ChatFailed, match="does not answer"):
+        client.models()
+
+
+@pytest.mark.parametrize("url", ["ftp://x", "http://", "127.0.0.1:8002"])
+def test_invalid_address_is_refused(url: str) -> None:
+    with pytest.raises(ChatFailed, match="is not the address of a server"):
+        ChatClient(url)
+
+
+def test_empty_answer_is_reported() -> None:
+    assert Answer().took() == "no output"

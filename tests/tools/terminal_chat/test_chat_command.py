@@ -1,0 +1,296 @@
+"""`genai-server chat`: the real command on a pseudo-terminal, with a running server and with one of its own."""
+
+import contextlib
+import json
+import os
+import re
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.running_server import DEMO, ROOT, RunningServer, clean_environment, free_port, run_command, wait_until
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="there are no such terminals there")
+CTRL_C, CTRL_D = "\x03", "\x04"
+# The sequences that a terminal sends around pasted text.
+PASTE, PASTED = "\x1b[200~", "\x1b[201~"
+# A terminal that redraws its screen, and is not asked for its cursor position.
+DRAWN = {"TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1"}
+# The sequence that makes such a terminal mark pasted text: a line is being read.
+READS = "\x1b[?2004h"
+
+
+class Terminal:
+    """A program on a terminal, the text of its screen, and a simulated user."""
+
+    def __init__(self, *arguments: str, **settings: str) -> None:
+        import fcntl
+        import pty
+        import termios
+
+        self._master, slave = pty.openpty()
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "genai_server", "chat", *arguments],
+            cwd=ROOT,
+            env=clean_environment(**{"TERM": "dumb", **settings}),
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            start_new_session=True,
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+        )
+        os.close(slave)
+        self.text = ""
+        self._seen = 0
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        with contextlib.suppress(OSError):  # Linux's way to report that the other side is closed
+            while piece := os.read(self._master, 4096):
+                self.text += piece.decode(errors="replace")
+
+    def type(self, text: str) -> None:
+        os.write(self._master, text.encode())
+
+    def see(self, text: str) -> None:
+        """Wait until this text appears after what was seen before."""
+        wait_until(lambda: text in self.text[self._seen :] or self.process.poll() is not None)
+        found = self.text.find(text, self._seen)
+        assert found >= 0, self.text
+        self._seen = found + len(text)
+
+    def status(self) -> int:
+        status = self.process.wait(20)
+        self._reader.join(20)
+        return status
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        self._reader.join(20)
+        os.close(self._master)
+
+
+@contextlib.contextmanager
+def terminal(*arguments: str, **settings: str) -> Iterator[Terminal]:
+    opened = Terminal(*arguments, **settings)
+    try:
+        yield opened
+    finally:
+        opened.close()
+
+
+def test_a_question_is_answered_with_its_times_and_asked_again(scripted: RunningServer) -> None:
+    with terminal(scripted.url) as chat:
+        chat.see("> ")
+        chat.type("say hello\r")
+        chat.see("\nhello")
+        chat.see("tokens, first after")
+        chat.type("/retry\r")
+        chat.see("\nhello")
+        chat.see("s in all")
+        chat.type("/system be brief\r")
+        chat.see("system prompt: be brief")
+        chat.type("/clear\r")
+        chat.see("forgotten")
+        chat.type("/retry\r")
+        chat.see("nothing was asked yet")
+        chat.type("/nonsense\r")
+        chat.see("there is no /nonsense")
+        chat.type("/quit\r")
+        assert chat.status() == 0
+
+
+def test_ctrl_c_stops_the_answer_and_twice_ends_the_program(scripted: RunningServer) -> None:
+    with terminal(scripted.url) as chat:
+        chat.see("> ")
+        chat.type("count 500; delay 0.05\r")
+        chat.see("1, 2, 3")
+        chat.type(CTRL_C)
+        chat.see("[stopped]")
+        chat.see("about ")
+        chat.see("> ")
+        wait_until(lambda: scripted.idle("scripted:0") and scripted.idle("scripted:1"))
+        chat.type("say still here\r")
+        chat.see("\nstill here")
+        chat.see("> ")
+        chat.type(CTRL_C)
+        chat.see("(Ctrl-C again exits)")
+        chat.see("> ")
+        assert chat.process.poll() is None
+        chat.type(CTRL_C)
+        assert chat.status() == 0
+
+
+def test_failed_answer_is_reported_and_the_chat_continues(scripted: RunningServer) -> None:
+    with terminal(scripted.url) as chat:
+        chat.see("> ")
+        chat.type("count 9; fail at 4\r")
+        chat.see("error: ")
+        chat.see("> ")
+        chat.type("say on\r")
+        chat.see("\non")
+        chat.type(CTRL_D)
+        assert chat.status() == 0
+
+
+def test_a_pasted_text_of_several_lines_is_one_question(scripted: RunningServer, tmp_path: Path) -> None:
+    with terminal(scripted.url, **DRAWN) as chat:
+        chat.see(READS)
+        chat.type(f"{PASTE}say one\nsay two\r\nsay three{PASTED}\r")
+        chat.see("s in all")
+        chat.see(READS)
+        chat.type(f"/save {tmp_path}/chat.json\r")
+        chat.see("saved in")
+        chat.see(READS)
+        chat.type("/quit\r")
+        assert chat.status() == 0
+    messages = json.loads((tmp_path / "chat.json").read_text(encoding="utf-8"))["messages"]
+    assert [message["content"] for message in messages if message["role"] == "user"] == ["say one\nsay two\nsay three"]
+
+
+@pytest.mark.parametrize("settings", [{}, DRAWN])
+def test_a_text_in_quotes_is_one_question(scripted: RunningServer, tmp_path: Path, settings: dict[str, str]) -> None:
+    with terminal(scripted.url, **settings) as chat:
+        chat.see(READS if settings else "> ")
+        chat.type('"""say one\r')
+        chat.see("…")
+        chat.type('say two"""\r')
+        chat.see("s in all")
+        chat.type(f"/save {tmp_path}/chat.json\r")
+        chat.see("saved in")
+        chat.type("/quit\r")
+        assert chat.status() == 0
+    messages = json.loads((tmp_path / "chat.json").read_text(encoding="utf-8"))["messages"]
+    assert messages[0] == {"role": "user", "content": "say one\nsay two"}
+
+
+def test_an_answer_is_shown_as_markdown_where_the_terminal_can(scripted: RunningServer) -> None:
+    with terminal(scripted.url, **DRAWN) as chat:
+        chat.see(READS)
+        chat.type("say a **strong** word\r")
+        chat.see("\x1b[1mstrong\x1b[0m")
+        chat.see("s in all")
+        chat.see(READS)
+        chat.type("/quit\r")
+        assert chat.status() == 0
+
+
+def test_output_without_a_terminal_is_the_plain_answer(scripted: RunningServer) -> None:
+    asked = 'say a **strong** word\n/clear\n"""say x\ny"""\n'
+    done = run_command("chat", scripted.url, environment=clean_environment(TERM="xterm"), said=asked)
+    assert done.returncode == 0, done.stderr
+    lines = [re.sub(r"[0-9.]+ s|[0-9.]+ a second", "N", line) for line in done.stdout.splitlines()]
+    assert "\x1b" not in done.stdout
+    assert lines[1] == "a **strong** word"
+    assert lines[2].startswith("[")
+    assert lines[3] == "forgotten"
+
+
+def test_fields_models_and_chats_are_set_by_commands(scripted: RunningServer, tmp_path: Path) -> None:
+    model = scripted.client.get("/v1/models").json()["data"][0]["id"]
+    with terminal(scripted.url) as chat:
+        chat.see("> ")
+        chat.type("/set max_tokens 2\r")
+        chat.see("max_tokens = 2")
+        chat.type("count 9\r")
+        chat.see("[2 tokens")
+        chat.type("/set max_tokens\r")
+        chat.see("max_tokens = 2")
+        chat.type("/set temprature 1\r")
+        chat.see("did you mean temperature?")
+        chat.type("/set min_q default\r")
+        chat.see("did you mean min_p?")
+        chat.type("/set seed x\r")
+        chat.see('seed must be a whole number, not "x"')
+        chat.type("/model\r")
+        chat.see(f"* {model}")
+        chat.type("/model nonsense\r")
+        chat.see('has no model "nonsense"')
+        chat.type(f"/model {model}\r")
+        chat.see(f"model: {model}")
+        chat.type(f"/save {tmp_path}/chat.json\r")
+        chat.see("saved in")
+        chat.type("/set max_tokens default\r")
+        chat.see("max_tokens = default")
+        chat.type("/clear\r")
+        chat.see("forgotten")
+        chat.type(f"/load {tmp_path}/chat.json\r")
+        chat.see(f"1 question loaded; model: {model}")
+        chat.type("/retry\r")
+        chat.see("[2 tokens")
+        chat.type("/load\r")
+        chat.see("/load needs a FILE")
+        chat.type("/quit\r")
+        assert chat.status() == 0
+
+
+def test_directory_gets_its_own_server_for_the_chat(tmp_path: Path) -> None:
+    with terminal(str(DEMO), "--system", "Be brief.", GENAI_CACHE_DIR=str(tmp_path)) as chat:
+        chat.see("demo at http://127.0.0.1:")
+        chat.see("> ")
+        family = psutil.Process(chat.process.pid).children(recursive=True)
+        assert len(family) >= 2
+        chat.type("What is the capital of France?\r")
+        chat.see("Paris")
+        chat.see("> ")
+        chat.type("/quit\r")
+        assert chat.status() == 0
+        wait_until(lambda: not any(process.is_running() for process in family))
+
+
+def test_terminated_chat_ends_its_server(tmp_path: Path) -> None:
+    with terminal(str(DEMO), GENAI_CACHE_DIR=str(tmp_path)) as chat:
+        chat.see("> ")
+        family = psutil.Process(chat.process.pid).children(recursive=True)
+        assert family
+        chat.process.terminate()
+        assert chat.status() == 0
+        wait_until(lambda: not any(process.is_running() for process in family))
+
+
+def test_default_target_is_the_configured_host_and_port(scripted: RunningServer) -> None:
+    with terminal(PORT=scripted.url.rpartition(":")[2]) as chat:
+        chat.see(f"at {scripted.url};")
+
+
+def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:
+    with terminal(str(tmp_path)) as chat:
+        chat.see("genai_config.json is missing")
+        assert chat.status() == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        (("http://127.0.0.1:{port}",), 1, "does not answer"),
+        (("no-such-model",), 2, "there is neither a directory no-such-model"),
+    ],
+)
+def test_missing_target_ends_the_chat(arguments: tuple[str, ...], status: int, message: str) -> None:
+    with terminal(*(argument.format(port=free_port()) for argument in arguments)) as chat:
+        chat.see(message)
+        assert chat.status() == status
+
+
+def test_unknown_model_is_refused_with_the_known_ones(scripted: RunningServer) -> None:
+    with terminal(scripted.url, "--model", "missing") as chat:
+        chat.see('has no model "missing"; it has: onnx-genai')
+        assert chat.status() == 1
+
+
+def test_lines_from_a_pipe_are_questions_too(scripted: RunningServer) -> None:
+    done = run_command("chat", scripted.url, environment=clean_environment(), said="say one\nsay two\n")
+    assert done.returncode == 0, done.stderr
+    assert "one\n[" in done.stdout
+    assert "two\n[" in done.stdout
+    assert "\x1b" not in done.stdout

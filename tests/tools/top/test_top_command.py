@@ -1,0 +1,173 @@
+"""`genai-server top`: its figures of a server, and its display."""
+
+import io
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from genai_server.tools.top.snapshot import Interval, Place, Poller, ServerUnreachable, Snapshot
+from genai_server.tools.top.top_command import view
+from tests.running_server import ROOT, RunningServer, clean_environment, free_port, run_command
+from tests.server_here import run_here
+
+CPU = Place("m", "cpu")
+
+
+def _snapshot(at: float, **values: float) -> Snapshot:
+    return Snapshot(at, {}, {(name, CPU): value for name, value in values.items()})
+
+
+def _top(*arguments: str) -> "subprocess.CompletedProcess[str]":
+    return run_command("top", *arguments, environment=clean_environment(COLUMNS="200"))
+
+
+def test_rates_and_means_are_of_the_time_between_two_looks() -> None:
+    interval = Interval(
+        _snapshot(10, tokens_total=100, gap_sum=1, gap_count=4), _snapshot(12, tokens_total=150, gap_sum=2, gap_count=8)
+    )
+    assert interval.rate("tokens_total", CPU) == 25
+    assert interval.mean("gap", CPU) == 0.25
+
+
+def test_counters_of_a_new_engine_start_at_zero() -> None:
+    assert Interval(_snapshot(1, tokens_total=100), _snapshot(2, tokens_total=30)).rate("tokens_total", CPU) == 30
+
+
+def test_unknown_figures_are_none() -> None:
+    interval = Interval(None, _snapshot(2, tokens_total=30))
+    assert interval.rate("tokens_total", CPU) is None
+    assert interval.mean("gap", CPU) is None
+    assert interval.now.value("nothing", CPU) is None
+
+
+def test_devices_and_their_requests_are_shown(scripted: RunningServer) -> None:
+    with scripted.stream("count 900; delay 0.02", device="scripted:1") as events:
+        next(iter(events))
+        name = events.response.headers["x-request-id"]
+        shown = _top(scripted.url, "--once", "--interval", "1.5")
+    assert shown.returncode == 0, shown.stderr
+    rows = {cells[0]: cells for line in shown.stdout.splitlines() if (cells := line.replace("│", " ").split())}
+    assert rows["scripted:0"][1:4] == ["ready", "0/16", "0"]
+    assert rows["scripted:1"][1:4] == ["ready", "1/16", "0"]
+    assert float(rows["scripted:1"][6]) > 0
+    assert rows[name][1:3] == ["scripted:1", "decode"]
+
+
+def _shown(width: int | None, *models: str) -> list[str]:
+    """The table of a server with these models, each on two devices and with one request."""
+    status = {"state": "ready"}
+    health = {"version": "1", "models": {name: {"devices": {"cpu": status, "cuda:0": status}} for name in models}}
+    figures = {"phase": "decode", "age": 1.0, "prompt_tokens": 5, "cached_tokens": 4, "output_tokens": 3}
+    requests = [{"id": f"req-{'0' * 24}", "device": "cpu", "model": name, **figures} for name in models]
+    samples = {("num_slots", Place(name, "cpu")): float(number) for number, name in enumerate(models, 16)}
+    out = io.StringIO()
+    console = Console(file=out, width=width or 200, force_terminal=width is not None, color_system=None)
+    console.print(view(Interval(None, Snapshot(1, health, samples, requests)), width))
+    return out.getvalue().splitlines()
+
+
+@pytest.mark.parametrize("width", [60, 80, 200])
+def test_terminal_rows_name_the_model_and_fit_the_width(width: int) -> None:
+    lines = _shown(width, "phi", "a-model-whose-name-is-longer-than-others")
+    rows = [line.split() for line in lines if line.startswith("cpu")]
+    assert [row[1][:9] for row in rows] == ["phi", "a-model-w"]
+    assert [row[3] for row in rows] == ["–/16", "–/17"]
+    assert any(line.startswith("req-00000") and " phi " in line and " decode " in line for line in lines)
+    assert max(map(len, lines)) <= width
+    assert any("q quits" in line for line in lines)
+
+
+def test_plain_output_names_models_only_if_there_are_several() -> None:
+    assert not any("phi" in line for line in _shown(None, "phi"))
+    assert any("phi" in line for line in _shown(None, "phi", "qwen"))
+
+
+def test_top_without_the_admin_key_shows_what_is_public(own_folder: Path) -> None:
+    settings = {"GENAI_API_KEYS": "a-key-of-sixteen-characters"}
+    with run_here(own_folder, "--device", "scripted", settings=settings) as server:
+        shown = _top(server.url, "--once", "--interval", "0.1", "--api-key", "a-key-of-sixteen-characters")
+        refused = _top(server.url, "--once", "--interval", "0.1")
+    assert shown.returncode == 0, shown.stderr
+    assert "requests are not shown: /v1/requests:" in shown.stdout
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert "an API key is required" in refused.stderr
+
+
+def test_unreachable_server_is_reported_in_one_line() -> None:
+    shown = _top(f"http://127.0.0.1:{free_port()}")
+    assert shown.returncode == 1
+    assert len(shown.stderr.splitlines()) == 1
+    assert "refused" in shown.stderr
+
+
+@pytest.mark.parametrize(
+    ("answers", "message"),
+    [
+        ([b"SSH-2.0-OpenSSH_9.2\r\n"], "SSH-2.0"),
+        ([b"HTTP/1.0 200 OK\r\ncontent-length: 99\r\n\r\n{"], "IncompleteRead"),
+        ([b"HTTP/1.0 200 OK\r\n\r\n[]"], "is not a genai-server"),
+        ([b'HTTP/1.0 200 OK\r\n\r\n{"status": "ok"}'], "is not a genai-server"),
+        ([b'HTTP/1.0 200 OK\r\n\r\n{"devices": {}}', b"HTTP/1.0 200 OK\r\n\r\n<p>"], "/metrics has no metrics"),
+    ],
+)
+def test_other_kind_of_server_is_refused(answers: list[bytes], message: str) -> None:
+    def answer() -> None:
+        for each in answers:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(65536)
+                connection.sendall(each)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=answer)
+        thread.start()
+        with pytest.raises(ServerUnreachable, match=message):
+            Poller(f"http://127.0.0.1:{listener.getsockname()[1]}", None).poll()
+        thread.join(20)
+
+
+def test_invalid_interval_is_refused() -> None:
+    assert "--interval: soon is not between 0.1 and 3600" in _top("--interval", "soon").stderr
+
+
+@pytest.mark.parametrize("end", ["signal", "q", "\x03"])
+def test_terminal_is_refreshed_until_q_or_ctrl_c(scripted: RunningServer, end: str) -> None:
+    pty = pytest.importorskip("pty")
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "genai_server", "top", scripted.url, "--interval", "0.2"]
+    process = subprocess.Popen(
+        command, cwd=ROOT, env=clean_environment(TERM="xterm"), stdin=theirs, stdout=theirs, stderr=theirs
+    )
+    os.close(theirs)
+    try:
+        assert _read_until(ours, "0 requests")
+        with scripted.stream("count 900; delay 0.02") as events:
+            next(iter(events))
+            assert _read_until(ours, "1 request")
+        if end == "signal":
+            process.send_signal(signal.SIGINT)
+        else:
+            os.write(ours, end.encode())
+        assert process.wait(10) == 0
+    finally:
+        process.kill()
+        process.wait()
+        os.close(ours)
+
+
+def _read_until(terminal: int, text: str) -> bool:
+    """Whether the text appears within a time limit."""
+    seen, end = "", time.monotonic() + 20
+    while text not in seen and time.monotonic() < end:
+        if select.select([terminal], [], [], 0.2)[0]:
+            seen += os.read(terminal, 65536).decode(errors="replace")
+    return text in seen
