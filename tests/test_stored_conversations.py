@@ -160,7 +160,7 @@ def test_sigterm_ends_the_busy_server(tmp_path: Path, place: str) -> None:
 
     with run_server(tmp_path, *options, settings=KEYS) as server:
         large = Large(server)
-        with ThreadPoolExecutor(4) as pool:
+        with closing(large.alice), closing(large.bob), ThreadPoolExecutor(4) as pool:
             loops = [pool.submit(loop, attempt) for attempt in large.attempts()]
             answered = large.bob.get("/v1/models")
             server.process.send_signal(signal.SIGTERM)
