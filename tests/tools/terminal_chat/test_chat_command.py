@@ -111,21 +111,21 @@ def test_a_question_is_answered_with_its_times_and_asked_again(scripted: Running
 
 
 def test_ctrl_c_stops_the_answer_and_twice_ends_the_program(scripted: RunningServer) -> None:
-    with terminal(scripted.url) as chat:
-        chat.see("> ")
+    with terminal(scripted.url, **DRAWN) as chat:
+        chat.see(READS)
         chat.type("count 500; delay 0.05\r")
         chat.see("1, 2, 3")
         chat.type(CTRL_C)
         chat.see("[stopped]")
         chat.see("about ")
-        chat.see("> ")
+        chat.see(READS)
         wait_until(lambda: scripted.idle("scripted:0") and scripted.idle("scripted:1"))
         chat.type("say still here\r")
-        chat.see("\nstill here")
-        chat.see("> ")
+        chat.see("\x1b[2Kstill here")
+        chat.see(READS)
         chat.type(CTRL_C)
         chat.see("(Ctrl-C again exits)")
-        chat.see("> ")
+        chat.see(READS)
         assert chat.process.poll() is None
         chat.type(CTRL_C)
         assert chat.status() == 0
