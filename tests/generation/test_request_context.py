@@ -152,7 +152,7 @@ def test_work_of_a_connected_client_returns_its_result() -> None:
     async def run() -> str:
         work = Work()
         work.go.set()
-        return await _context(_silence).waits_for(work.run())
+        return await _context(_silence).run_while_connected(work.run())
 
     assert asyncio.run(run()) == "done"
 
@@ -166,7 +166,7 @@ def test_work_of_a_disconnected_client_is_cancelled() -> None:
             return {"type": "http.disconnect"}
 
         with pytest.raises(ClientLeft):
-            await _context(leave).waits_for(work.run())
+            await _context(leave).run_while_connected(work.run())
         await asyncio.wait_for(work.ended.wait(), 10)
 
     asyncio.run(run())
@@ -175,7 +175,7 @@ def test_work_of_a_disconnected_client_is_cancelled() -> None:
 def test_stopping_server_cancels_the_work_with_a_reason() -> None:
     async def run() -> None:
         work = Work()
-        waiting = asyncio.ensure_future(_context(_silence).waits_for(work.run()))
+        waiting = asyncio.ensure_future(_context(_silence).run_while_connected(work.run()))
         await work.begun.wait()
         waiting.cancel()
         with pytest.raises(ServerStopping):

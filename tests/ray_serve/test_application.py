@@ -91,8 +91,8 @@ def test_another_address_of_serves_proxies_restarts_nothing(application: Any) ->
 @pytest.mark.parametrize("replicas", ["0", "x", "2:1", "1:", "-1", "1:2:3", "12345"])
 def test_a_wrong_number_of_replicas_is_refused(application: Any, replicas: str) -> None:
     with pytest.raises(ConfigurationError, match=f"replicas={replicas}: expected a number"):
-        application.most_replicas(replicas)
-    assert (application.most_replicas("3"), application.most_replicas("1:4")) == (3, 4)
+        application.max_replicas(replicas)
+    assert (application.max_replicas("3"), application.max_replicas("1:4")) == (3, 4)
 
 
 def test_an_unknown_argument_is_refused(application: Any) -> None:

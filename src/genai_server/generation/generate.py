@@ -37,7 +37,7 @@ async def generate(services: Services, body: Body, context: RequestContext, *, i
     Raises RequestError, Unavailable, and ClientLeft as soon as the client has disconnected, after which nothing is left
     running.
     """
-    return await context.waits_for(_generate(services, body, context, is_streamed=is_streamed))
+    return await context.run_while_connected(_generate(services, body, context, is_streamed=is_streamed))
 
 
 async def _generate(services: Services, body: Body, context: RequestContext, *, is_streamed: bool) -> Generation:

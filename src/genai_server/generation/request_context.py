@@ -94,7 +94,7 @@ class RequestContext:
         counted.callback(self.record.end)
         return counted
 
-    async def waits_for(self, work: Coroutine[Any, Any, T]) -> T:
+    async def run_while_connected(self, work: Coroutine[Any, Any, T]) -> T:
         """The work's result; see `while_connected`."""
         return await while_connected(work, self.receive)
 

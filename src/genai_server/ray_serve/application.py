@@ -28,13 +28,13 @@ _ROUTER = "genai_server.ray_serve.ray_internals.PrefixRouter"
 # Calls beside generations that a full replica still takes: admin calls, and reading.
 _SPARE_CALLS = 32
 # Requests that wait in the ingress for a replica. Each does for some milliseconds, even where replicas are idle.
-_MOST_QUEUED = 1_000
+_MAX_QUEUED = 1_000
 # In seconds.
 _HEALTH_EVERY = 2.0
 _HEALTH_TIMEOUT = 10.0
 _DRAIN_EVERY = 0.5
 # Most requests at once in the ingress, which refuses none itself.
-_MOST_IN_INGRESS = 100_000
+_MAX_IN_INGRESS = 100_000
 _DEFAULT_CONFIG = "genai-server.toml"
 
 
@@ -58,7 +58,7 @@ def application(settings: Settings, replicas: str) -> Any:
     ingress = with_version(
         serve.deployment(serve.ingress()(Ingress), name="Ingress"),
         _version(settings),
-        max_ongoing_requests=_MOST_IN_INGRESS,
+        max_ongoing_requests=_MAX_IN_INGRESS,
         graceful_shutdown_timeout_s=_time_to_stop(settings),
         graceful_shutdown_wait_loop_s=_DRAIN_EVERY,
         health_check_period_s=_HEALTH_EVERY,
@@ -104,7 +104,7 @@ def _deployment(settings: Settings, model: str, replicas: str) -> Any:
         **_scaling(replicas, settings.max_batch_size),
         # All that the replica itself does not refuse, so that its own queue is the limit.
         max_ongoing_requests=settings.max_batch_size + settings.max_queue + _SPARE_CALLS,
-        max_queued_requests=_MOST_QUEUED,
+        max_queued_requests=_MAX_QUEUED,
         graceful_shutdown_timeout_s=_time_to_stop(settings),
         graceful_shutdown_wait_loop_s=_DRAIN_EVERY,
         health_check_period_s=_HEALTH_EVERY,
@@ -118,7 +118,7 @@ def _deployment(settings: Settings, model: str, replicas: str) -> Any:
     return deployment.bind(own)
 
 
-def most_replicas(replicas: str) -> int:
+def max_replicas(replicas: str) -> int:
     """The largest number that is meant by `2`, or by `1:4`. Raises ConfigurationError."""
     return _bounds(replicas)[1]
 

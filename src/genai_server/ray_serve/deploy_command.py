@@ -75,9 +75,9 @@ def configuration(settings: Settings, replicas: str) -> str:
     """
     import yaml
 
-    from genai_server.ray_serve.application import OF_SERVE, most_replicas
+    from genai_server.ray_serve.application import OF_SERVE, max_replicas
 
-    most_replicas(replicas)
+    max_replicas(replicas)
     plain = Settings.model_validate({})
     changed = {
         name: str(value) if isinstance(value, Path) else value
@@ -123,7 +123,7 @@ def _deploy(settings: Settings, replicas: str, address: str | None) -> int:
     import ray
     from ray import serve
 
-    from genai_server.ray_serve.application import application, most_replicas
+    from genai_server.ray_serve.application import application, max_replicas
     from genai_server.ray_serve.ray_internals import http_config
 
     deployed = application(settings, replicas)
@@ -132,7 +132,7 @@ def _deploy(settings: Settings, replicas: str, address: str | None) -> int:
             address="local",
             include_dashboard=False,
             # Ray counts cores only to place replicas; each is to have its place here.
-            num_cpus=most_replicas(replicas) * len(settings.served) * (settings.threads or 1) + 1,
+            num_cpus=max_replicas(replicas) * len(settings.served) * (settings.threads or 1) + 1,
             object_store_memory=_OBJECT_BYTES,
         )
         # In place of Ray's handlers. A deployment that waits for devices which are not there must end, too.

@@ -14,7 +14,7 @@ from genai_server.timing import request_clock
 # Names the replica that has answered, and in admin calls the one that is meant.
 REPLICA_HEADER = "x-genai-replica"
 # Most characters that the request router compares: longer prefixes are equal to it.
-_MOST_COMPARED = 16_384
+_MAX_COMPARED = 16_384
 # The fields of all APIs that have a prompt's texts.
 _PROMPT_FIELDS = ("system", "instructions", "messages", "prompt", "input")
 
@@ -95,10 +95,10 @@ def prompt_text(fields: Mapping[str, Any]) -> str:
     for text in _texts([fields.get(name) for name in _PROMPT_FIELDS]):
         found.append(text)
         length += len(text)
-        if length >= _MOST_COMPARED:
+        if length >= _MAX_COMPARED:
             break
     # Half of a surrogate pair, which JSON may have, cannot be sent to the router's tree.
-    return "\n".join(found)[:_MOST_COMPARED].encode(errors="replace").decode()
+    return "\n".join(found)[:_MAX_COMPARED].encode(errors="replace").decode()
 
 
 def with_header(message: Message, name: str, value: str) -> Message:

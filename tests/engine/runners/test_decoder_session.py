@@ -181,12 +181,12 @@ def test_weights_of_eight_bits_are_tried_at_the_start(
     four_bits: Sessions, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
-    assert four_bits.runner(replace(four_bits.all, least_gain=0.0)).abilities.int8_from in (4, 16, 64)
+    assert four_bits.runner(replace(four_bits.all, min_gain=0.0)).abilities.int8_from in (4, 16, 64)
     assert "weights of 8 bits are used from" in caplog.text
-    assert four_bits.runner(replace(four_bits.all, least_gain=1000.0)).abilities.int8_from is None
+    assert four_bits.runner(replace(four_bits.all, min_gain=1000.0)).abilities.int8_from is None
     assert "weights of 8 bits are not used" in caplog.text
-    monkeypatch.setattr("genai_server.engine.runners.trials._MOST_DIFFERENCE", 0.0)
-    assert four_bits.runner(replace(four_bits.all, least_gain=0.0)).abilities.int8_from is None
+    monkeypatch.setattr("genai_server.engine.runners.trials._MAX_DIFFERENCE", 0.0)
+    assert four_bits.runner(replace(four_bits.all, min_gain=0.0)).abilities.int8_from is None
 
 
 def test_runner_without_those_sessions_has_no_mixing_or_int8(demo_sessions: Sessions) -> None:

@@ -4,11 +4,11 @@ import math
 
 import pytest
 
-from genai_server.engine.scheduling.step_time import LEAST_CHUNK, PROMPT_SHARE, StepTimeModel
+from genai_server.engine.scheduling.step_time import MIN_CHUNK, PROMPT_SHARE, StepTimeModel
 
 
 def test_unmeasured_chunk_is_small() -> None:
-    assert StepTimeModel().chunk(100) == LEAST_CHUNK
+    assert StepTimeModel().chunk(100) == MIN_CHUNK
 
 
 def test_chunk_takes_its_share_of_the_rounds_decoding_time() -> None:
@@ -19,7 +19,7 @@ def test_chunk_takes_its_share_of_the_rounds_decoding_time() -> None:
     step_times.decoded(1, 3.0)
     assert step_times.chunk(1000) == int(PROMPT_SHARE * 50)
     step_times.begin_round()
-    assert step_times.chunk(1000) == LEAST_CHUNK
+    assert step_times.chunk(1000) == MIN_CHUNK
 
 
 def test_a_prompts_tokens_are_timed_over_several_passes() -> None:

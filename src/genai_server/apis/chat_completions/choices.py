@@ -88,7 +88,7 @@ async def choices_response(
     """The response with all answers. `is_long`: it may be large. Raises ClientLeft and GenerationFailed."""
     if body.stream:
         return EventStream(generation, chunks(generation, build, body))
-    answers = await context.waits_for(generation.whole())
+    answers = await context.run_while_connected(generation.whole())
 
     def whole() -> JsonObject:
         # Choices are encoded one by one: encoding holds the GIL, and other threads can run in between.

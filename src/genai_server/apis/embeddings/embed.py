@@ -122,7 +122,7 @@ async def embed(
         return texts.encode(inputs, limit, prompt=named_prompt(model, prompt_name))
 
     request = _PooledRequest(services, context, options, Task.EMBED, "input")
-    pooled = await context.waits_for(request.run(check, encode))
+    pooled = await context.run_while_connected(request.run(check, encode))
     vectors = pooled.vectors
     if dimensions is not None and dimensions < len(vectors[0]):
         vectors = await asyncio.to_thread(_shortened, vectors, dimensions, normalizes=pooled.about.normalizes)
@@ -150,7 +150,7 @@ async def score(
         return texts.encode_pairs(pairs, limit, instruction=instruction, param=param)
 
     request = _PooledRequest(services, context, options, Task.RERANK, param)
-    pooled = await context.waits_for(request.run(lambda model: None, encode))
+    pooled = await context.run_while_connected(request.run(lambda model: None, encode))
     return PairScores(pooled.model, [vector[0] for vector in pooled.vectors], pooled.num_tokens)
 
 

@@ -46,7 +46,7 @@ async def create_message(
     )
     if body.stream:
         return EventStream(generation, _events(generation, build), named=True)
-    (whole,) = await context.waits_for(generation.whole())
+    (whole,) = await context.run_while_connected(generation.whole())
     (answer,) = generation.answers
     return JSONResponse(build.complete(whole, answer.reason, answer.usage, stop_string=answer.stop_string))
 

@@ -49,5 +49,5 @@ async def load(services: Services, context: RequestContext, chosen: ChosenModel,
     context.record.model = chosen.id
     if seconds != 0:
         with context.record.arrival.loading():
-            await context.waits_for(services.models.serving(chosen, context.deadline.seconds_left))
+            await context.run_while_connected(services.models.serving(chosen, context.deadline.seconds_left))
     await keep(services, chosen.about, seconds)

@@ -81,7 +81,7 @@ async def _response(
     await keep(services, chosen.about, kept)
     if is_streamed:
         return LineStream(generation, _lines(generation, build, context))
-    (whole,) = await context.waits_for(generation.whole())
+    (whole,) = await context.run_while_connected(generation.whole())
     ending = _ending(generation, context)
     return await built_response(lambda: build.complete(whole, ending), is_long=bool(body.logprobs))
 

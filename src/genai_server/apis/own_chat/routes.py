@@ -32,7 +32,7 @@ async def chat(
         raise InvalidField("stream must be false; POST /v1/chat/stream streams the answer", param="stream")
     generation = await generate(services, body, context)
     build = ChatBuilder(context.request_id, has_logprobs=bool(body.logprobs))
-    (whole,) = await context.waits_for(generation.whole())
+    (whole,) = await context.run_while_connected(generation.whole())
     (answer,) = generation.answers
     return await built_response(
         lambda: build.complete(whole, answer.reason, generation.metrics()), is_long=bool(body.logprobs)

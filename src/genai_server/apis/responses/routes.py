@@ -124,7 +124,7 @@ async def compact_response(
     with context.leniency.in_words(outer_name, outer_error):
         _, generation = await _begun(begin, conversation, is_shortened=True)
     try:
-        (whole,) = await context.waits_for(generation.whole())
+        (whole,) = await context.run_while_connected(generation.whole())
     finally:
         generation.close()
     return {

@@ -148,7 +148,7 @@ class RunningResponse:
         Raises ClientLeft as soon as the client has disconnected, and GenerationFailed.
         """
         try:
-            await context.waits_for(self._read())
+            await context.run_while_connected(self._read())
         except BaseException:
             self._is_abandoned = True
             self._keeping.store.abandon(self.response["id"])

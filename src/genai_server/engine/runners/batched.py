@@ -58,7 +58,7 @@ class MoreSessions:
     # Does both.
     mixed_int8: Any = None
     # How many times faster a chunk must be with 8-bit matrices.
-    least_gain: float = 1.2
+    min_gain: float = 1.2
 
 
 NO_MORE = MoreSessions()
@@ -105,9 +105,9 @@ class BatchedRunner(Runner):
         self._take_memory(trials.ROWS, trials.TOKENS + 1)
         row_group = trials.smallest_row_group(self._try, self.buffers, model.vocab_size)
         if self._int8 is not None:
-            self._take_memory(1, trials.MOST_TIMED)
-            int8_from = trials.least_int8_tokens(
-                self._try, partial(self._try, on=self._int8), model.vocab_size, more.least_gain
+            self._take_memory(1, trials.MAX_TIMED)
+            int8_from = trials.min_int8_tokens(
+                self._try, partial(self._try, on=self._int8), model.vocab_size, more.min_gain
             )
         # Whether exact rows of one length need a padding row of another.
         self._splits_even_rows = limits.num_slots > 1 and self._try_long_rows(row_group, limits.max_length)
@@ -333,7 +333,7 @@ class BatchedRunner(Runner):
         """
         if not isinstance(self.buffers, CpuBuffers):
             return False
-        context = max(1, min(max_length, trials.MOST_CONTEXT) - 1)
+        context = max(1, min(max_length, trials.MAX_CONTEXT) - 1)
         self._take_memory(max(2, row_group), context + 1)
         return trials.splits_even_rows(self._try, self.buffers, self._graph, row_group, context)
 

@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 # The share of the free memory that 8-bit weights may take if the settings leave the choice to the engine.
 INT8_SHARE = 0.25
 # How many times faster 8-bit weights must be, in the same case.
-LEAST_GAIN = 1.2
+MIN_GAIN = 1.2
 
 
 def load_runners(spec: EngineSpec) -> RunnerPair:
@@ -215,7 +215,7 @@ def _more_sessions(spec: EngineSpec, graph: "DecoderGraph", model_dir: Path) -> 
         mixed,
         open_session(int8_graph, settings.threads, optimized=True, options=spec.options),
         mixed and open_mixed_session(int8_graph, settings.threads, optimized=True, options=spec.options),
-        LEAST_GAIN if settings.prefill_weights == "auto" else 1.0,
+        MIN_GAIN if settings.prefill_weights == "auto" else 1.0,
     )
 
 

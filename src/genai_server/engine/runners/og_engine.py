@@ -29,7 +29,7 @@ from genai_server.messages.generation_request import GenerationRequest
 
 log = logging.getLogger(__name__)
 # After this many runs in a row without a token, because KV cache memory is full, one turn is ended.
-_MOST_BLOCKED = 100
+_MAX_BLOCKED = 100
 
 # The llguidance in onnxruntime-genai 0.18 is older than ours, and refuses this option of schemas. Without the option,
 # strings in an answer may have other JSON escapes, too.
@@ -205,7 +205,7 @@ class OgEngineRunner(Runner):
         if is_well and not brings and not self._engine.has_pending_requests():
             self._fail_all("its turn has stopped without a finish reason")
         self._blocked = self._blocked + 1 if is_blocked and not brings else 0
-        if self._blocked >= _MOST_BLOCKED:
+        if self._blocked >= _MAX_BLOCKED:
             self._make_room()
         return is_well
 

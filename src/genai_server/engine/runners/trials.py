@@ -17,15 +17,15 @@ log = logging.getLogger(__name__)
 TOKENS = 8
 ROWS = 8
 # The longest context of the trial of long rows, in tokens. Attention on CPUs splits keys that exceed the L2 cache.
-MOST_CONTEXT = 16384
+MAX_CONTEXT = 16384
 # Tokens of the short row in a ragged pass.
 _SHORT = 8
 # Chunk sizes, in tokens, that 8-bit weights are timed with. Each runs twice: the first run reads the weights' file.
 _TIMED_TOKENS = (4, 16, 64)
-MOST_TIMED = max(_TIMED_TOKENS)
+MAX_TIMED = max(_TIMED_TOKENS)
 # The largest accepted difference between the logits of the longest chunk, as a share of their standard deviation.
 # Rounding to 8 bits costs about 0.02; 4 bits have cost about 0.1.
-_MOST_DIFFERENCE = 0.1
+_MAX_DIFFERENCE = 0.1
 
 
 class Pass(Protocol):
@@ -77,10 +77,10 @@ def splits_even_rows(run: Pass, buffers: BatchBuffers, graph: DecoderGraph, row_
     return not np.array_equal(alone[0], run(ids, ragged)[0])
 
 
-def least_int8_tokens(own: Pass, int8: Pass, vocab_size: int, least_gain: float) -> int | None:
+def min_int8_tokens(own: Pass, int8: Pass, vocab_size: int, min_gain: float) -> int | None:
     """The least tokens of a step that 8-bit weights make faster than the model's own.
 
-    None if they are not `least_gain` times as fast, or if their logits differ too much. Slot 0 has MOST_TIMED tokens.
+    None if they are not `min_gain` times as fast, or if their logits differ too much. Slot 0 has MAX_TIMED tokens.
     """
     seconds = np.zeros((2, len(_TIMED_TOKENS)))
     logits = []
@@ -95,7 +95,7 @@ def least_int8_tokens(own: Pass, int8: Pass, vocab_size: int, least_gain: float)
     gains = seconds[0] / seconds[1]
     difference = float(np.sqrt(np.square(logits[0] - logits[1]).mean()) / logits[0].std())
     figures = f"{gains[-1]:.2f} times as fast, logits differ by {difference:.3f} of their standard deviation"
-    if gains[-1] < least_gain or not difference <= _MOST_DIFFERENCE:
+    if gains[-1] < min_gain or not difference <= _MAX_DIFFERENCE:
         log.info("weights of 8 bits are not used: %s", figures)
         return None
     first = next(n for n, gain in zip(_TIMED_TOKENS, gains, strict=True) if gain > 1 or n == _TIMED_TOKENS[-1])

@@ -15,17 +15,17 @@ from genai_server.messages.generation_request import PooledText
 # A pass should take so many seconds, within these numbers of tokens. Fewer would leave the cores idle at its edges;
 # more would not be faster.
 _SECONDS = 0.25
-_LEAST_TOKENS, _MOST_TOKENS = 512, 8192
+_MIN_TOKENS, _MAX_TOKENS = 512, 8192
 # Most texts of a step: their vectors go out at once, and an API process with too many unread bytes is disconnected.
-_MOST_TEXTS = 256
+_MAX_TEXTS = 256
 
 
 class PoolingScheduler(Scheduler):
     """A scheduler of requests whose texts are pooled."""
 
     def _passes(self) -> Iterator[Step]:
-        room = int(min(_MOST_TOKENS, max(_LEAST_TOKENS, self._step_times.tokens_read_in(_SECONDS))))
-        left = _MOST_TEXTS
+        room = int(min(_MAX_TOKENS, max(_MIN_TOKENS, self._step_times.tokens_read_in(_SECONDS))))
+        left = _MAX_TEXTS
         reads: list[Read] = []
         for sequence in sorted(self.running, key=self._urgency):
             if (read := _next_texts(sequence, room, left, is_first=not reads)) is not None:

@@ -10,7 +10,7 @@ import math
 PROMPT_SHARE = 3.0
 # Smaller chunks would cost the prompt more than they give the others, because each pass reads all weights. A lone
 # stream waits about 50 ms for such a chunk, with a model of 0.4 B parameters on two cores.
-LEAST_CHUNK = 16
+MIN_CHUNK = 16
 # Weight of the newest measurement in the moving averages.
 _WEIGHT = 0.3
 # The same for passes of a lone sequence, if it is faster or slower than the average: slow ones are often disturbed.
@@ -84,7 +84,7 @@ class StepTimeModel:
         return 0.0 if nearest is None else self._by_rows[nearest]
 
     def chunk(self, most: int, *, decoding: float | None = None, crowd: float = 1.0, target: float = 0.0) -> int:
-        """How many tokens of a prompt to read now, at most `most`. At most LEAST_CHUNK before any measurement.
+        """How many tokens of a prompt to read now, at most `most`. At most MIN_CHUNK before any measurement.
 
         `decoding` is how many seconds the step's decoding takes; None means what this round's decoding took. With a
         `target`, the whole step may take so many seconds. Without one, the chunk may take PROMPT_SHARE times the
@@ -93,7 +93,7 @@ class StepTimeModel:
         decoding = self._decoding if decoding is None else decoding
         seconds = target - decoding if target else PROMPT_SHARE * max(1.0, crowd) * decoding
         fitting = seconds / self._per_token if self._per_token else 0.0
-        return min(most, max(LEAST_CHUNK, int(fitting)))
+        return min(most, max(MIN_CHUNK, int(fitting)))
 
     def tokens_read_in(self, seconds: float) -> float:
         """How many tokens of prompts can be read in this time; 0 before any measurement."""
