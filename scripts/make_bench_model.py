@@ -34,14 +34,19 @@ def main() -> None:
         "--block-size", type=int, default=128, choices=(32, 128), help="weights per scale (default 128)"
     )
     parser.add_argument("--precision", default="int4", choices=("int4", "int8", "fp32"))
+    parser.add_argument(
+        "--vocabulary", type=int, default=VOCABULARY, metavar="N", help=f"number of tokens (default {VOCABULARY})"
+    )
     parser.add_argument("--checkpoint", type=Path, metavar="DIR", help="also keep what it is exported from")
     arguments = parser.parse_args()
+    if arguments.vocabulary < VOCABULARY:
+        parser.error(f"--vocabulary={arguments.vocabulary}: at least {VOCABULARY}")
     ensure_environment()
 
     from _models.export import export
-    from _models.tokenizer import save_tokenizer, train_tokenizer
+    from _models.tokenizer import pad_vocabulary, save_tokenizer, train_tokenizer
 
-    tokenizer = train_tokenizer(_standard_library(), VOCABULARY)
+    tokenizer = pad_vocabulary(train_tokenizer(_standard_library(), VOCABULARY), arguments.vocabulary)
     with tempfile.TemporaryDirectory() as temporary:
         source = arguments.checkpoint or Path(temporary)
         source.mkdir(parents=True, exist_ok=True)

@@ -34,6 +34,15 @@ def train_tokenizer(texts: Iterable[str], vocabulary_size: int) -> Tokenizer:
     return tokenizer
 
 
+def pad_vocabulary(tokenizer: Tokenizer, size: int) -> Tokenizer:
+    """The same tokenizer with further tokens, which decode to words but which no text is encoded to."""
+    found = json.loads(tokenizer.to_str())
+    vocabulary: dict[str, int] = found["model"]["vocab"]
+    for token in range(tokenizer.get_vocab_size(), size):
+        vocabulary[f"{SPACE}w{token}"] = token
+    return Tokenizer.from_str(json.dumps(found))
+
+
 def train_copying_tokenizer(texts: list[str], vocabulary_size: int, spaced_words: int) -> Tokenizer:
     """Like `train_tokenizer`, but a rare word has the same tokens after a space as after a quote.
 
