@@ -56,9 +56,9 @@ def main() -> None:
         runner = runner_of(model, cache, "int8")
         if not runner.has_int8:
             parser.exit(1, f"{model} has no matrices of 4 bits, or they cannot be stored in 8\n")
-        for name, int8_from, mixed in (("own", None, False), ("8 bits", 1, False), ("8 bits, mixed steps", 1, True)):
+        for name, int8_from in (("own", None), ("8 bits", 1)):
             runner.runner.abilities = replace(runner.abilities, int8_from=int8_from)
-            found[name] = read(runner, ids, mixed=mixed)
+            found[name] = read(runner, ids)
     print(table([HEAD, *rows(found, following(ids))], markdown=arguments.markdown))
 
 
@@ -98,20 +98,14 @@ def following(ids: list[int]) -> NDArray[np.int64]:
     return np.array(found)
 
 
-def read(runner: Driven, ids: list[int], *, mixed: bool = False) -> NDArray[np.float32]:
-    """The logits [chunks, vocab_size] after each chunk of the text, with a sequence that decodes or alone."""
+def read(runner: Driven, ids: list[int]) -> NDArray[np.float32]:
+    """The logits [chunks, vocab_size] after each chunk of the text."""
     found = []
     for piece in windows(ids):
         runner.open(1, piece, WINDOW, reuse=False)
-        if mixed:
-            runner.open(2, piece[:CHUNK], WINDOW, reuse=False)
-            runner.prefill(2, piece[:CHUNK])
         for start in range(0, len(piece), CHUNK):
-            decoding = [(2, [piece[start]], True)] if mixed else []
-            reading = (1, piece[start : start + CHUNK], False)
-            found.append(runner.read(*decoding, reading)[-1].logits[-1].copy())
-        for sequence in (1, 2) if mixed else (1,):
-            runner.close(sequence)
+            found.append(runner.prefill(1, piece[start : start + CHUNK]).copy())
+        runner.close(1)
         runner.forget()
     return np.array(found)
 

@@ -23,6 +23,7 @@ from genai_server.engine.model.weights import int8_model, prepacked_model
 from genai_server.engine.process import IDLE_CHUNK
 from genai_server.engine.runners.cpu_buffers import CpuBuffers
 from genai_server.engine.runners.decoder_session import DecoderSession
+from genai_server.engine.runners.layout import Row, lay_out
 
 MIN_SHARE = 0.01
 
@@ -59,15 +60,15 @@ def profile(graph: DecoderGraph, vocab_size: int, chunks: list[int], rounds: int
     profiled = ProfiledSession(graph, folder, optimized=True)
     session = DecoderSession(graph, profiled.timed)
     tokens, chance = sum(chunks), np.random.default_rng(1)
-    session.use(CpuBuffers(graph, 1, tokens), 1, tokens)
+    session.use(CpuBuffers(graph, 1, tokens))
     taken: dict[int, list[Step]] = {}
     for number in range(rounds):
         read, taken[number] = 0, []
         for chunk in chunks:
-            read += chunk
             logits = np.empty((1, 1, vocab_size), graph.logits_type)
-            ids = chance.integers(0, vocab_size, (1, chunk))
-            binding = session.bind(ids, 0, np.array([read]), 1, {graph.logits: logits})
+            layout = lay_out([Row(0, read, chance.integers(0, vocab_size, chunk).tolist())])
+            read += chunk
+            binding = session.bind(layout, {graph.logits: logits})
             begun, passes = time.perf_counter(), len(profiled.timed.seconds)
             profiled.timed.run_with_iobinding(binding, None)
             taken[number].append(Step(time.perf_counter() - begun, profiled.timed.seconds[-1], 0.0, passes))

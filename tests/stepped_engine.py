@@ -8,24 +8,23 @@ import shutil
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from genai_server.engine.ipc.mailbox import Connected
 from genai_server.engine.loop import EngineLoop
 from genai_server.engine.model.graph import read_decoder_graph
-from genai_server.engine.model.session import open_mixed_session, open_session
+from genai_server.engine.model.session import open_session
 from genai_server.engine.profiling.folder import ProfileFolder
 from genai_server.engine.profiling.runtime_options import PROFILING, TERMINATE, RuntimeOptionState
 from genai_server.engine.runners.base import Interrupted
-from genai_server.engine.runners.batched import BatchedRunner, BatchLimits, MoreSessions
+from genai_server.engine.runners.batched import BatchedRunner, BatchLimits
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.runners.scores import Logits, Scores
 from genai_server.engine.sampling.grammar import model_guidance
 from genai_server.engine.scheduling.scheduler import Scheduler
-from genai_server.engine.scheduling.step import Step
+from genai_server.engine.scheduling.step import Read, Step
 from genai_server.messages.admin import ResetPrefixCache, SetRuntimeOption, StartProfile
 from genai_server.messages.generation_request import GenerationRequest
 from genai_server.messages.protocol import Cancel, Failed, Finished, Refused, Submit, ToApi, Tokens
@@ -45,12 +44,16 @@ class ChanceInterrupted(BatchedRunner):
     chance: random.Random | None = None
     num_interrupted = 0
 
-    def _execute(self, session: Any, binding: Any, *, may_interrupt: bool) -> None:
-        super()._execute(session, binding, may_interrupt=may_interrupt)
-        reads = may_interrupt or (self._mixed is not None and session is self._mixed.session)
-        if self.chance is not None and reads and self.chance.random() < 0.05:
+    def forward(self, reads: Sequence[Read]) -> list[Scores]:
+        slots = {read.sequence.id: len(self.slots.of(read.sequence.id).tokens) for read in reads}
+        scores = super().forward(reads)
+        if self.chance is not None and not all(read.decodes for read in reads) and self.chance.random() < 0.05:
             self.num_interrupted += 1
+            for sequence, length in slots.items():
+                slot = self.slots.of(sequence)
+                slot.tokens, slot.num_prefilled = slot.tokens[:length], min(slot.num_prefilled, length)
             raise Interrupted
+        return scores
 
 
 class Overheard(RunnerPair):
@@ -78,9 +81,8 @@ class SteppedEngine:
         graph = read_decoder_graph(model_dir)
         session = open_session(graph, 1, optimized=False)
         self.generator = OgGeneratorRunner(model_dir, "cpu", threads=1)
-        more = MoreSessions(open_mixed_session(graph, 1, optimized=False))
         limits = BatchLimits(SLOTS, MAX_LENGTH)
-        self.batched = ChanceInterrupted(graph, session, self.generator.model, limits, more=more)
+        self.batched = ChanceInterrupted(graph, session, self.generator.model, limits)
         self.profiles = profiles
         self.begin(random.Random(0))
 
@@ -236,7 +238,7 @@ class SteppedEngine:
         """
         running, slots = self.scheduler.running, self.batched.slots
         batched = {sequence.id: sequence for sequence in running if sequence.batched}
-        assert 0 <= slots.num_decoding <= slots.num_running == len(batched)
+        assert slots.num_running == len(batched)
         pasts = {slot.sequence: slot.tokens for slot in slots.slots if slot.sequence is not None}
         assert pasts == {id: sequence.tokens[: sequence.num_read] for id, sequence in batched.items()}
         assert all(slot.num_prefilled <= len(slot.tokens) <= MAX_LENGTH for slot in slots.slots)

@@ -173,14 +173,10 @@ def ragged(batch: Batch, longest: int) -> None:
 
 
 def alone(batch: Batch, longest: int) -> None:
-    """One row alone, and one with a padding row because it must be exact."""
-    row_group = batch.runner.slots.row_group
-    batch.begin(0, prompt(longest))
-    batch.finish([0])
-    batch.runner.slots.row_group = 2
-    batch.begin(0, prompt(longest), exact=True)
-    batch.finish([0])
-    batch.runner.slots.row_group = row_group
+    """One row alone, and one whose passes are padded because it must be exact."""
+    for exact in (False, True):
+        batch.begin(0, prompt(longest), exact=exact)
+        batch.finish([0])
 
 
 def joining_and_leaving(batch: Batch, longest: int) -> None:
@@ -188,7 +184,7 @@ def joining_and_leaving(batch: Batch, longest: int) -> None:
     chance = random.Random(5)
     running: set[int] = set()
     for number in range(40):
-        if len(running) < batch.runner.max_rows and chance.random() < 0.7:
+        if len(running) < batch.runner.abilities.max_rows and chance.random() < 0.7:
             batch.begin(number, prompt(chance.randint(1, longest), number), chunk=chance.choice((2, 7, 16)))
             running.add(number)
         if ready := [sequence for sequence in sorted(running) if batch.can_step(sequence)]:
@@ -222,12 +218,17 @@ def copied_past(batch: Batch, longest: int) -> None:
             cached = batch.begin(number, [*common, *prompt(5 + 5 * number % 20, 20 + number)], exact=exact)
             assert (cached > 0) == (number > 0)
         batch.finish(range(4))
-        assert batch.begin(4, [*common, *prompt(12, 30)], exact=exact) == len(common)
+        assert batch.begin(4, [*common, *prompt(12, 30)], exact=exact) == reusable(batch, len(common), exact=exact)
         batch.begin(5, prompt(9, 31), exact=exact)
         batch.finish([4, 5])
         shorter = common[: len(common) // 2]
-        assert batch.begin(6, shorter, exact=exact) == len(shorter) - 2
+        assert batch.begin(6, shorter, exact=exact) == reusable(batch, len(shorter) - 2, exact=exact)
         batch.finish([6])
+
+
+def reusable(batch: Batch, num_tokens: int, *, exact: bool) -> int:
+    """How many of some cached tokens are reused; an exact sequence reuses complete groups."""
+    return num_tokens - num_tokens % (batch.runner.slots.row_group if exact else 1)
 
 
 def conversation(batch: Batch, longest: int) -> None:

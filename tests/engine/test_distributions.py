@@ -302,7 +302,8 @@ class Device:
 def drafts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sequences with seeds have drafts, too, and all drafts are assumed to pay."""
     monkeypatch.setattr(TableRunner, "may_draft", lambda *_: True)
-    monkeypatch.setattr(StepTimeModel, "seconds_to_verify", lambda times, num_tokens: 1.0)
+    monkeypatch.setattr(StepTimeModel, "curve", lambda times, num_tokens: [1.0] * (num_tokens + 1))
+    monkeypatch.setattr(StepTimeModel, "has_timed", lambda times, num_tokens: True)
 
 
 @pytest.mark.parametrize("grammar", GRAMMARS)

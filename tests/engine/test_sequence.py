@@ -2,7 +2,7 @@
 
 import pytest
 
-from genai_server.engine.sequence import Sequence
+from genai_server.engine.sequence import Sequence, common_length
 from genai_server.messages.generation_request import GenerationRequest, Phases
 
 
@@ -141,3 +141,11 @@ def test_one_token_takes_no_time_of_decoding() -> None:
     sequence.append(1)
     clock.wait(2)
     assert sequence.phases() == Phases(queue=0, prefill=2, decode=0)
+
+
+@pytest.mark.parametrize("num_common", [0, 1, 2, 63, 64, 65, 99, 100])
+def test_the_common_beginning_ends_where_two_prompts_differ(num_common: int) -> None:
+    one = list(range(100))
+    other = [*one[:num_common], *(-token for token in one[num_common:] if token)]
+    assert common_length(one, other) == common_length(other, one) == num_common
+    assert common_length(one[:num_common], one) == num_common

@@ -45,7 +45,8 @@ def guidance(generator: OgGeneratorRunner) -> Guidance:
 
 @pytest.fixture(autouse=True)
 def passes_of_any_length_take_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(StepTimeModel, "seconds_to_verify", lambda times, num_tokens: 1.0)
+    monkeypatch.setattr(StepTimeModel, "curve", lambda times, num_tokens: [1.0] * (num_tokens + 1))
+    monkeypatch.setattr(StepTimeModel, "has_timed", lambda times, num_tokens: True)
 
 
 @pytest.fixture
@@ -146,7 +147,7 @@ def test_only_accepted_tokens_are_cached(runners: RunnerPair, drafting: DemoDevi
         drafting.step()
         if drafting.scheduler.running:
             (sequence,) = drafting.scheduler.running
-            slot = runners.main.slots.slots[runners.main.slots.index(sequence.id)]
+            slot = runners.main.slots.of(sequence.id)
             assert slot.tokens == sequence.tokens[: sequence.num_read]
     drafting.run(1)
 
@@ -158,14 +159,14 @@ def test_seeded_and_exact_answers_have_no_drafts(drafting: DemoDevice, fields: d
     assert drafting.end(2).num_drafted == 0
 
 
-def test_concurrent_answers_have_no_drafts(drafting: DemoDevice) -> None:
+def test_concurrent_answers_have_drafts(drafting: DemoDevice) -> None:
     wanted = answer(drafting, 1)
     fields: dict[str, Any] = {"max_tokens": len(wanted), "prediction": wanted}
     for key in (2, 3):
         drafting.submit(key, COUNT, **fields)
     drafting.run(2, 3)
     assert drafting.tokens(2) == drafting.tokens(3) == wanted
-    assert drafting.end(2).num_drafted == 0
+    assert all(drafting.end(key).num_accepted > len(wanted) / 2 for key in (2, 3))
 
 
 def test_a_profiled_answer_has_no_drafts(drafting: DemoDevice) -> None:
@@ -205,7 +206,7 @@ def test_a_failed_pass_with_a_draft_ends_its_answer_only(
         raise RunnerFailed("no memory")
 
     with monkeypatch.context() as patch:
-        patch.setattr(BatchedRunner, "_verify", fail)
+        patch.setattr(BatchedRunner, "_run", fail)
         drafting.submit(2, COUNT, prediction=wanted)
         drafting.run(2)
     assert answer(drafting, 3, prediction=wanted) == wanted

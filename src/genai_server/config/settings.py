@@ -190,8 +190,8 @@ class Settings(BaseModel):
         "auto",
         alias="GENAI_SPECULATION",
         pattern="^(auto|off)$",
-        description="`auto` drafts the next tokens of an answer that runs alone in the batch on the CPU, and checks "
-        "them in one step where that is faster; `off` disables drafts.",
+        description="`auto` drafts the next tokens of answers in the batch on the CPU, and checks them in one step "
+        "where that is faster; `off` disables drafts.",
     )
     threads: int = Field(
         0,

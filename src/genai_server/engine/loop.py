@@ -213,7 +213,7 @@ class EngineLoop:
         """Run a pass, sample from it and send the tokens. Only a pass that runs to its end is measured."""
         self._has_worked = True
         is_usual = not step.reads_more
-        num_before = step.sequences[0].num_produced
+        num_before = sum(sequence.num_produced for sequence in step.sequences)
         try:
             seconds = self._run(step)
         except Exception as error:
@@ -223,9 +223,8 @@ class EngineLoop:
         with self._failing([]):  # no request fails, because its tokens are sent
             if is_usual:
                 self._scheduler.observe(step, seconds)
-            # A step with a draft has one sequence, and perhaps several tokens.
-            num_tokens = step.sequences[0].num_produced - num_before
-            self._options.observe(step, seconds / max(1, num_tokens))
+            num_tokens = sum(sequence.num_produced for sequence in step.sequences) - num_before
+            self._options.observe(step, seconds * min(1, len(step.reads) / max(1, num_tokens)))
             self._meter.passed(step, seconds)
 
     def _run(self, step: Step) -> float:
@@ -291,7 +290,7 @@ class EngineLoop:
     def _choose(self, sequence: Sequence, scores: Scores, draft: Several[int]) -> None:
         """Choose the token after each one that the pass has read, up to the first which the draft does not have.
 
-        A draft is short, and its sequence runs alone. Otherwise a slow grammar is followed in another thread.
+        A draft is short. Without one, a slow grammar is followed in another thread.
         """
         if sequence in self._slow and not draft:
             self._choice_threads.choose(sequence, scores)

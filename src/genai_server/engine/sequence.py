@@ -4,9 +4,9 @@ import math
 from enum import StrEnum
 from functools import cached_property
 
-from genai_server.engine.sampling.drafts import Drafter
 from genai_server.engine.sampling.grammar import Guide
 from genai_server.engine.sampling.sampler import Sampler
+from genai_server.engine.scheduling.drafts import Drafter
 from genai_server.messages.admin import RequestPhase, RequestState
 from genai_server.messages.generation_request import GenerationRequest, Phases
 from genai_server.timing import Clock
@@ -89,7 +89,7 @@ class Sequence:
 
     @cached_property
     def drafter(self) -> Drafter:
-        """Drafts its next tokens. Made when first used: most sequences never run alone."""
+        """Drafts its next tokens. Made when first used: many sequences may have no drafts."""
         return Drafter(self.request.prompt, self.request.prediction)
 
     @cached_property
@@ -171,3 +171,15 @@ class Sequence:
         first = now if self._first is None else self._first
         last = first if self.last is None else self.last
         return Phases(queue=started - self._arrived, prefill=first - started, decode=last - first)
+
+
+def common_length(one: list[int], other: list[int]) -> int:
+    """How many tokens two sequences begin with in common."""
+    same, different = 0, min(len(one), len(other)) + 1
+    while different - same > 1:
+        middle = (same + different) // 2
+        if one[same:middle] == other[same:middle]:  # much faster than a Python loop
+            same = middle
+        else:
+            different = middle
+    return same

@@ -158,17 +158,17 @@ class Batching(Struct, frozen=True):
     reason: str | None = None
     # Maximum number of running sequences.
     num_slots: int = 0
-    # Whether a sequence is bitwise the same alone and in a batch; None if nothing is batched.
+    # Whether every sequence is bitwise the same alone and in a batch, not only an exact one; None without a batch.
     exact: bool | None = None
     # Number of the graph's nodes by execution provider, in descending order; None if the library does not report it.
     nodes: dict[str, int | None] = {}
-    # Whether a step can decode and read a chunk of a prompt in one pass.
+    # Whether a pass can read any number of tokens of any sequences.
     mixes: bool = False
     # Minimum number of tokens of a step that uses 8-bit weights; None if no step does.
     int8_from: int | None = None
     # Tokens that the KV cache holds for all sequences; 0 if each slot has memory for the longest sequence.
     kv_tokens: int = 0
-    # Whether the next tokens of a sequence that runs alone are drafted and verified together.
+    # Whether the next tokens of sequences are drafted and verified together.
     speculates: bool = False
 
 

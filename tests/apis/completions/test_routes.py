@@ -98,10 +98,10 @@ def test_a_token_that_only_the_model_has_is_named_in_the_prompt(demo: RunningSer
     assert (response.status_code, response.json()["error"]["param"]) == (400, "prompt")
 
 
-def test_prompt_is_not_scored_by_a_graph_with_pruned_logits(tmp_path: Path) -> None:
+def test_generator_does_not_score_prompts_with_pruned_logits(tmp_path: Path) -> None:
     make_pruned_model(tmp_path / "model")
     fields = {"prompt": "The capital of France", "max_tokens": 2}
-    with run_here(tmp_path, "--model-dir", str(tmp_path / "model")) as server:
+    with run_here(tmp_path, "--model-dir", str(tmp_path / "model"), "--scheduler", "generator") as server:
         for more in ({}, {"stream": True}):
             refused = server.client.post("/v1/completions", json={**fields, **more, "echo": True, "logprobs": 1})
             assert refused.status_code == 400, refused.text

@@ -15,6 +15,7 @@ from genai_server.engine.kv_memory import UNSHARED
 from genai_server.engine.model import session
 from genai_server.engine.model.files import check_model_directory
 from genai_server.engine.model.graph import DecoderGraph, DoesNotFit, read_decoder_graph
+from genai_server.engine.model.ragged import slot_length
 from genai_server.engine.model.session import open_session
 from genai_server.engine.runners import buffers, choose, cpu_buffers
 from genai_server.engine.runners.batched import BatchedRunner
@@ -71,7 +72,7 @@ def test_unshared_slots_are_bounded_by_memory_and_named(
 ) -> None:
     monkeypatch.setattr(cpu_buffers, "can_reserve", lambda *_: False)
     graph = read_decoder_graph(DEMO)
-    given = spec(128, max_queue=0, kv_cache_bytes=slots * graph.bytes_per_token * graph.slot_length(128))
+    given = spec(128, max_queue=0, kv_cache_bytes=slots * graph.bytes_per_token * slot_length(128))
     batched = choose.load_batched(given, DEMO, check_model_directory(DEMO))
     assert len(batched.slots.slots) == batched.abilities.max_rows == fits
     assert batched.abilities.memory == UNSHARED
@@ -182,7 +183,7 @@ def test_impossible_batch_is_refused_before_the_model_loads(device: str, message
         choose.load_runners(given)
 
 
-def test_device_batch_has_its_memory_there_and_one_row_fewer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_device_batch_has_its_memory_there_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a device: the session and the memory are the CPU's."""
     opened: list[DeviceOptions] = []
 
@@ -205,7 +206,7 @@ def test_device_batch_has_its_memory_there_and_one_row_fewer(monkeypatch: pytest
         options=check_device({}, "cuda:1"),
     )
     runner = choose.load_batched(given, DEMO, check_model_directory(DEMO))
-    assert runner.abilities.max_rows == 2
+    assert runner.abilities.max_rows == 3
     assert made == [Place("cuda", 1, "CUDAExecutionProvider")]
     assert [provider.name for provider in opened[0].providers] == ["cuda"]
     driven = Driven(runner)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from genai_server.engine.model.graph import DecoderGraph, read_decoder_graph
+from genai_server.engine.model.ragged import slot_length
 from genai_server.engine.runners.cpu_buffers import CpuBuffers, page_tokens
 from tests.resident import resident_bytes
 from tests.running_server import DEMO
@@ -42,7 +43,7 @@ def test_memory_is_taken_as_it_is_written(buffers: CpuBuffers, graph: DecoderGra
 def test_rows_are_whole_pages_only_where_memory_is_reserved(
     graph: DecoderGraph, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    length, tokens = graph.slot_length(MAX_LENGTH), page_tokens(graph)
+    length, tokens = slot_length(MAX_LENGTH), page_tokens(graph)
     assert length % tokens
     assert CpuBuffers(graph, ROWS, MAX_LENGTH).arrays[0].shape[2] == length + -length % tokens
     monkeypatch.setattr(sys, "platform", "win32")

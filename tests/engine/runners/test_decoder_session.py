@@ -1,4 +1,4 @@
-"""Mixed steps and steps with 8-bit weights, compared with separate steps with the model's own weights."""
+"""Passes over several rows and with 8-bit weights, compared with separate passes with the model's own weights."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -11,9 +11,8 @@ import pytest
 from genai_server.engine.model.files import check_model_directory
 from genai_server.engine.model.graph import read_decoder_graph
 from genai_server.engine.model.int8_matrices import write_int8_model
-from genai_server.engine.model.session import open_mixed_session, open_session
-from genai_server.engine.runners import kv_cache
-from genai_server.engine.runners.batched import NO_MORE, BatchedRunner, BatchLimits, MoreSessions
+from genai_server.engine.model.session import open_session
+from genai_server.engine.runners.batched import BatchedRunner, BatchLimits, Int8Session
 from genai_server.engine.runners.scores import Logits
 from scripts._models.driven import Driven, Tokens
 from scripts._models.requantized import write_requantized
@@ -30,16 +29,12 @@ class Sessions:
     def __init__(self, model_dir: Path, int8_dir: Path | None = None) -> None:
         self.graph = read_decoder_graph(model_dir)
         self.own = open_session(self.graph, 2, optimized=False)
-        mixed = open_mixed_session(self.graph, 2, optimized=False)
-        int8 = mixed_int8 = None
+        self.int8 = None
         if int8_dir is not None:
-            graph = read_decoder_graph(int8_dir)
-            int8 = open_session(graph, 2, optimized=False)
-            mixed_int8 = open_mixed_session(graph, 2, optimized=False)
-        self.all = MoreSessions(mixed, int8, mixed_int8)
+            self.int8 = Int8Session(open_session(read_decoder_graph(int8_dir), 2, optimized=False))
 
-    def runner(self, more: MoreSessions = NO_MORE) -> Driven:
-        return Driven(BatchedRunner(self.graph, self.own, MODEL, BatchLimits(SLOTS, MAX_LENGTH), more=more))
+    def runner(self, int8: Int8Session | None = None) -> Driven:
+        return Driven(BatchedRunner(self.graph, self.own, MODEL, BatchLimits(SLOTS, MAX_LENGTH), int8=int8))
 
 
 @pytest.fixture(scope="module")
@@ -77,46 +72,57 @@ def logits_of(runner: Driven, step: list[Tokens]) -> list[Logits]:
 
 
 @pytest.mark.parametrize("num_rows", [1, 2, 5])
-def test_a_mixed_step_gives_the_bits_of_two_steps(demo_sessions: Sessions, num_rows: int) -> None:
+def test_a_pass_gives_the_bits_of_separate_passes(demo_sessions: Sessions, num_rows: int) -> None:
     prompt, found = text(80, 9), []
-    for runner in (demo_sessions.runner(), demo_sessions.runner(demo_sessions.all)):
+    for is_mixed in (False, True):
+        runner = demo_sessions.runner()
         for sequence in range(num_rows):
             begin(runner, sequence, text(20 + 7 * sequence), reuse=False)
         decoding = rows({sequence: 100 + sequence for sequence in range(num_rows)})
         runner.open(9, prompt, MAX_LENGTH, reuse=False)
         given: list[Logits] = []
-        for start in range(0, len(prompt), 16):
-            reading = chunk(9, prompt[start : start + 16])
-            steps = [[*decoding, reading]] if runner.abilities.mixes else [decoding, [reading]]
-            for step in steps:
+        for start in range(0, len(prompt), 20):
+            reading = chunk(9, prompt[start : start + 20])
+            for step in [[*decoding, reading]] if is_mixed else [decoding, [reading]]:
                 given += logits_of(runner, step)
         given += logits_of(runner, rows({9: 7}))
         found.append(given)
     assert all(np.array_equal(one, other) for one, other in zip(*found, strict=True))
 
 
-@pytest.mark.parametrize("length", [80, MAX_LENGTH])
-def test_chunk_in_a_slot_before_decoding_rows_is_preserved(
-    demo_sessions: Sessions, length: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The slot is a padding row of the same pass, also if nothing can be written behind the chunk."""
-    prompt, found = text(length, 9), []
-    monkeypatch.setattr(kv_cache, "_TOKENS_OF_A_ROW", 1e-9)  # so that no move pays
-    for runner in (demo_sessions.runner(), demo_sessions.runner(demo_sessions.all)):
-        runner.open(9, prompt, MAX_LENGTH, reuse=False)
-        begin(runner, 1, text(20), reuse=False)
-        given: list[Logits] = []
-        for start in range(0, length, 16):
-            decoding, reading = rows({1: 100 + start}), chunk(9, prompt[start : start + 16])
-            for step in [[*decoding, reading]] if runner.abilities.mixes else [decoding, [reading]]:
-                given += logits_of(runner, step)
-        assert (runner.slots.index(9), runner.slots.index(1)) == (0, 1)
+def test_prompts_of_any_length_share_a_pass(demo_sessions: Sessions) -> None:
+    lengths, found = (3, 16, 17, 40, 200), []
+    for is_shared in (False, True):
+        runner = demo_sessions.runner()
+        chunks = [chunk(sequence, text(length)) for sequence, length in enumerate(lengths)]
+        for sequence, tokens, _ in chunks:
+            runner.open(sequence, tokens, MAX_LENGTH, reuse=False)
+        steps = [chunks] if is_shared else [[each] for each in chunks]
+        given = [logits for step in steps for logits in logits_of(runner, step)]
+        given += logits_of(runner, rows(dict.fromkeys(range(len(lengths)), 7)))
         found.append(given)
     assert all(np.array_equal(one, other) for one, other in zip(*found, strict=True))
 
 
-def test_row_outside_a_mixed_step_continues_unchanged(demo_sessions: Sessions) -> None:
-    runner, alone = demo_sessions.runner(demo_sessions.all), demo_sessions.runner()
+def test_chunk_in_a_slot_between_decoding_rows_is_preserved(demo_sessions: Sessions) -> None:
+    prompt, found = text(MAX_LENGTH, 9), []
+    for is_mixed in (False, True):
+        runner = demo_sessions.runner()
+        begin(runner, 1, text(20), reuse=False)
+        runner.open(9, prompt, MAX_LENGTH, reuse=False)
+        begin(runner, 2, text(30), reuse=False)
+        given: list[Logits] = []
+        for start in range(0, len(prompt), 32):
+            decoding, reading = rows({1: 100 + start, 2: 90 + start}), chunk(9, prompt[start : start + 32])
+            for step in [[*decoding, reading]] if is_mixed else [decoding, [reading]]:
+                given += logits_of(runner, step)
+        assert [runner.slots.of(sequence).index for sequence in (1, 9, 2)] == [0, 1, 2]
+        found.append(given)
+    assert all(np.array_equal(one, other) for one, other in zip(*found, strict=True))
+
+
+def test_row_outside_a_pass_continues_unchanged(demo_sessions: Sessions) -> None:
+    runner, alone = demo_sessions.runner(), demo_sessions.runner()
     for each in (runner, alone):
         begin(each, 1, text(30))
         each.decode([1], [5])
@@ -129,7 +135,7 @@ def test_row_outside_a_mixed_step_continues_unchanged(demo_sessions: Sessions) -
 
 
 def test_weights_of_eight_bits_answer_nearly_as_those_of_four(four_bits: Sessions) -> None:
-    own, runner = four_bits.runner(), four_bits.runner(four_bits.all)
+    own, runner = four_bits.runner(), four_bits.runner(four_bits.int8)
     has_int8_from(runner, 1)
     for each in (own, runner):
         begin(each, 2, text(30, 2), reuse=False)
@@ -138,22 +144,14 @@ def test_weights_of_eight_bits_answer_nearly_as_those_of_four(four_bits: Session
     for each in (own, runner):
         decoded = logits_of(each, rows({2: 5}))
         reading = chunk(3, text(60, 3)[:40])
-        both = (
-            logits_of(each, [*rows({2: 6}), reading])
-            if each.abilities.mixes
-            else [
-                *logits_of(each, rows({2: 6})),
-                *logits_of(each, [reading]),
-            ]
-        )
-        given.append([*decoded, *both])
+        given.append([*decoded, *logits_of(each, [*rows({2: 6}), reading])])
     for one, other in zip(*given, strict=True):
         assert not np.array_equal(one, other)
         assert np.sqrt(np.square(one - other).mean()) < 0.15 * one.std()
 
 
 def test_steps_of_few_tokens_have_the_models_own_weights(four_bits: Sessions) -> None:
-    own, runner = four_bits.runner(), four_bits.runner(four_bits.all)
+    own, runner = four_bits.runner(), four_bits.runner(four_bits.int8)
     has_int8_from(runner, 16)
     prompt = text(64, 4)
     for tokens, is_own in ((prompt[:15], True), (prompt[:16], False)):
@@ -166,7 +164,7 @@ def test_steps_of_few_tokens_have_the_models_own_weights(four_bits: Sessions) ->
 def test_exact_sequence_never_uses_requantized_weights(
     four_bits: Sessions,
 ) -> None:
-    own, runner = four_bits.runner(), four_bits.runner(four_bits.all)
+    own, runner = four_bits.runner(), four_bits.runner(four_bits.int8)
     has_int8_from(runner, 1)
     prompt = text(64, 5)
     begin(runner, 1, prompt)
@@ -180,15 +178,15 @@ def test_exact_sequence_never_uses_requantized_weights(
 def test_weights_of_eight_bits_are_tried_at_the_start(
     four_bits: Sessions, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    assert four_bits.int8 is not None
     caplog.set_level("INFO")
-    assert four_bits.runner(replace(four_bits.all, min_gain=0.0)).abilities.int8_from in (4, 16, 64)
+    assert four_bits.runner(replace(four_bits.int8, min_gain=0.0)).abilities.int8_from in (4, 16, 64)
     assert "weights of 8 bits are used from" in caplog.text
-    assert four_bits.runner(replace(four_bits.all, min_gain=1000.0)).abilities.int8_from is None
+    assert four_bits.runner(replace(four_bits.int8, min_gain=1000.0)).abilities.int8_from is None
     assert "weights of 8 bits are not used" in caplog.text
     monkeypatch.setattr("genai_server.engine.runners.trials._MAX_DIFFERENCE", 0.0)
-    assert four_bits.runner(replace(four_bits.all, min_gain=0.0)).abilities.int8_from is None
+    assert four_bits.runner(replace(four_bits.int8, min_gain=0.0)).abilities.int8_from is None
 
 
-def test_runner_without_those_sessions_has_no_mixing_or_int8(demo_sessions: Sessions) -> None:
-    runner = demo_sessions.runner()
-    assert (runner.abilities.mixes, runner.abilities.int8_from) == (False, None)
+def test_runner_without_such_weights_has_no_int8(demo_sessions: Sessions) -> None:
+    assert demo_sessions.runner().abilities.int8_from is None

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from genai_server.engine.kv_memory import UNSHARED, KvMemory
-from genai_server.engine.runners.kv_cache import KvSlots, common_length
+from genai_server.engine.runners.kv_cache import KvSlots
 from genai_server.errors import RunnerFailed
 
 EMPTY = -1
@@ -21,7 +21,7 @@ class TokenBuffers:
     def __init__(self, num_slots: int) -> None:
         self.rows = [[EMPTY] * LENGTH for _ in range(num_slots)]
         self.copies: list[tuple[int, int, int]] = []
-        self.fails = False  # the next copy or swap raises an error
+        self.fails = False  # the next copy raises an error
 
     def fail_once(self) -> None:
         if self.fails:
@@ -37,16 +37,6 @@ class TokenBuffers:
 
     def give_back(self, slot: int, first: int) -> None:
         self.rows[slot][first:] = [GIVEN_BACK] * (LENGTH - first)
-
-    def swap(self, one: int, other: int, length: int) -> None:
-        if self.fails:  # halfway through
-            self.rows[other][:length] = self.rows[one][:length]
-        self.fail_once()
-        assert one != other
-        assert 0 <= length <= LENGTH
-        kept = self.rows[one][:length]
-        self.rows[one][:length] = self.rows[other][:length]
-        self.rows[other][:length] = kept
 
 
 class Bench:
@@ -78,19 +68,10 @@ class Bench:
     def read(self, sequence: int, tokens: list[int], *, prefilled: bool = True) -> None:
         """A pass: keys and values are appended, then noted."""
         self.slots.reserve(sequence, len(tokens))
-        index = self.slots.index(sequence)
+        index = self.slots.of(sequence).index
         start = len(self.slots.slots[index].tokens)
         self.buffers.rows[index][start : start + len(tokens)] = tokens
         self.slots.append(sequence, tokens, prefilled=prefilled)
-        self.check()
-
-    def write_behind(self, row: int, num_tokens: int = 1) -> None:
-        """Writes of a pass behind the end of a row, which have no effect."""
-        end = len(self.slots.slots[row].tokens)
-        self.buffers.rows[row][end : end + num_tokens] = [-7] * num_tokens
-
-    def start_decoding(self, sequence: int) -> None:
-        self.slots.start_decoding(sequence)
         self.check()
 
     def release(self, sequence: int) -> None:
@@ -106,7 +87,6 @@ class Bench:
     def leave_behind(self, sequence: int, prompt: list[int], answer: list[int] | None = None) -> None:
         """Run a sequence with its answer and release it, without reuse."""
         self.prefill(sequence, prompt, reuse=False)
-        self.start_decoding(sequence)
         self.read(sequence, answer or [], prefilled=False)
         self.release(sequence)
 
@@ -117,17 +97,13 @@ class Bench:
 
     def tokens(self, sequence: int) -> list[int]:
         """The contents of a sequence's slot according to the buffer."""
-        index = self.slots.index(sequence)
+        index = self.slots.of(sequence).index
         return self.buffers.rows[index][: len(self.slots.slots[index].tokens)]
 
     def check(self) -> None:
         slots = self.slots
-        assert 0 <= slots.num_decoding <= slots.num_running <= len(slots.slots)
         running = [slot.sequence for slot in slots.slots if slot.sequence is not None]
         assert len(set(running)) == len(running) == slots.num_running
-        assert sum(slot.decodes for slot in slots.slots) == slots.num_decoding <= slots.num_rows
-        assert all(slot.sequence is not None for slot in slots.slots if slot.decodes)
-        assert not any(slot.decodes for slot in slots.slots[slots.num_rows :])
         assert len({id(slot) for slot in slots.slots}) == len(self.buffers.rows)
         assert [slot.index for slot in slots.slots] == list(range(len(slots.slots)))
         assert all(slots.has(sequence) for sequence in running)
@@ -153,80 +129,21 @@ def bench() -> Bench:
 def test_a_sequence_takes_the_first_empty_row_and_stays_there(bench: Bench) -> None:
     for sequence in (1, 2, 3):
         bench.prefill(sequence, [sequence, 10, 20])
-    bench.start_decoding(3)
-    assert (bench.slots.num_decoding, bench.slots.num_rows) == (1, 3)
-    bench.start_decoding(1)
-    assert [bench.slots.index(sequence) for sequence in (1, 2, 3)] == [0, 1, 2]
+    assert [bench.slots.of(sequence).index for sequence in (1, 2, 3)] == [0, 1, 2]
     bench.release(3)
-    assert (bench.slots.num_decoding, bench.slots.num_rows, bench.slots.num_running) == (1, 1, 2)
+    assert bench.slots.num_running == 2
 
 
 @pytest.mark.parametrize("leaving", [1, 2, 3, 4])
 def test_released_row_is_taken_by_the_next_and_others_stay(bench: Bench, leaving: int) -> None:
     for sequence in (1, 2, 3, 4):
         bench.prefill(sequence, [sequence] * (3 + sequence))
-        bench.start_decoding(sequence)
     bench.release(leaving)
     assert bench.pasts() == [[leaving] * (3 + leaving)]
     bench.prefill(5, [5] * 9)
-    assert bench.slots.index(5) == leaving - 1
-    assert all(bench.slots.index(sequence) == sequence - 1 for sequence in {1, 2, 3, 4} - {leaving})
+    assert bench.slots.of(5).index == leaving - 1
+    assert all(bench.slots.of(sequence).index == sequence - 1 for sequence in {1, 2, 3, 4} - {leaving})
     assert bench.buffers.copies == []
-
-
-def test_a_hole_is_closed_when_it_has_cost_as_much_as_the_move(bench: Bench) -> None:
-    for sequence in (1, 2, 3):
-        bench.prefill(sequence, [sequence] * 20)
-        bench.start_decoding(sequence)
-    bench.release(1)
-    bench.slots.close_holes()  # one row: 32 of 40 tokens
-    assert bench.slots.index(3) == 2
-    bench.slots.close_holes()
-    assert (bench.slots.index(3), bench.slots.num_rows) == (0, 2)
-    bench.check()
-    assert bench.pasts() == [[1] * 20]
-
-
-def test_hole_with_the_fewest_tokens_is_closed_first(bench: Bench) -> None:
-    for sequence, length in ((1, 20), (2, 5), (3, 20)):
-        bench.prefill(sequence, [sequence] * length)
-    bench.start_decoding(3)
-    bench.slots.close_holes()
-    assert [bench.slots.index(sequence) for sequence in (3, 1, 2)] == [1, 0, 2]
-    bench.check()
-
-
-def test_hole_loses_its_cached_prefix_when_memory_is_short() -> None:
-    bench = shared_bench(13)
-    for sequence in (1, 2):
-        bench.prefill(sequence, [sequence] * 20)
-        bench.start_decoding(sequence)
-    bench.release(1)
-    for _ in range(2):
-        bench.slots.close_holes()
-    bench.check()
-    assert bench.slots.index(2) == 0
-    assert bench.pasts() == []
-
-
-def test_a_hole_stays_where_memory_is_too_short_for_a_move() -> None:
-    bench = shared_bench(10)
-    for sequence in (1, 2, 3):
-        bench.prefill(sequence, [sequence] * 12)
-    bench.start_decoding(3)
-    for _ in range(9):
-        bench.slots.close_holes()
-    bench.check()
-    assert bench.slots.index(3) == 2
-
-
-def test_sequence_far_behind_swaps_with_a_cached_prefix() -> None:
-    bench = Bench(12)
-    for sequence in range(12):
-        bench.leave_behind(sequence, [sequence] * 20)
-    assert bench.acquire(20, [*[9] * 20, 1, 2]) == 20
-    assert bench.slots.index(20) < 3
-    assert len(bench.pasts()) == 11
 
 
 def test_released_sequence_has_no_slot(bench: Bench) -> None:
@@ -234,19 +151,8 @@ def test_released_sequence_has_no_slot(bench: Bench) -> None:
     bench.release(1)
     assert not bench.slots.has(1)
     with pytest.raises(KeyError):
-        bench.slots.index(1)
-    assert (bench.slots.num_running, bench.slots.num_decoding) == (0, 0)
-
-
-def test_writes_behind_the_end_of_a_row_have_no_effect(bench: Bench) -> None:
-    bench.prefill(1, [1, 2, 3, 4])
-    bench.start_decoding(1)
-    bench.write_behind(0)
-    bench.write_behind(1)
-    bench.prefill(2, [1, 2, 3, 4, 5, 6])
-    bench.read(1, [9], prefilled=False)
-    assert bench.tokens(1) == [1, 2, 3, 4, 9]
-    assert bench.tokens(2) == [1, 2, 3, 4, 5, 6]
+        bench.slots.of(1)
+    assert bench.slots.num_running == 0
 
 
 # reuse of pasts
@@ -308,7 +214,6 @@ def test_idle_past_is_preferred_among_equal_matches(bench: Bench) -> None:
 
 def test_past_of_a_running_sequence_is_copied_undisturbed(bench: Bench) -> None:
     bench.prefill(1, [1, 2, 3, 4])
-    bench.start_decoding(1)
     bench.read(1, [5], prefilled=False)
     assert bench.prefill(2, [1, 2, 3, 4, 7, 8]) == 4
     bench.read(1, [6], prefilled=False)
@@ -399,21 +304,6 @@ def test_a_sequence_whose_copy_fails_leaves_no_cached_prefix(bench: Bench) -> No
     assert bench.pasts() == []
 
 
-def test_rows_whose_exchange_fails_keep_nothing() -> None:
-    bench = Bench(16)
-    for sequence in range(12):
-        bench.prefill(sequence, [sequence] * 20, reuse=False)
-    for sequence in range(11):
-        bench.release(sequence)
-    bench.buffers.fails = True
-    with pytest.raises(RunnerFailed):
-        while True:
-            bench.start_decoding(11)
-            bench.slots.close_holes()
-    bench.check()
-    assert bench.tokens(11) == []
-
-
 def test_second_match_copies_longer_prefixes_from_idle_slots(bench: Bench) -> None:
     bench.leave_behind(1, [1, 2, 3])
     assert bench.acquire(2, [1, 2, 3, 4, 5, 6, 7, 8]) == 3
@@ -433,14 +323,6 @@ def test_second_match_needs_the_same_salt_and_prefilled_tokens(bench: Bench) -> 
     bench.acquire(4, prompt)
     bench.read(4, prompt, prefilled=False)
     assert bench.match_again(2, prompt, exact=True) == 0
-
-
-@pytest.mark.parametrize("num_common", [0, 1, 2, 63, 64, 65, 99, 100])
-def test_the_common_beginning_ends_where_two_prompts_differ(num_common: int) -> None:
-    one = list(range(100))
-    other = [*one[:num_common], *(-token for token in one[num_common:] if token)]
-    assert common_length(one, other) == common_length(other, one) == num_common
-    assert common_length(one[:num_common], one) == num_common
 
 
 def test_an_exact_sequence_gets_only_what_was_prefilled(bench: Bench) -> None:
@@ -483,7 +365,6 @@ def test_exact_sequence_reuses_complete_row_groups_only() -> None:
 
 def test_a_copied_past_knows_what_of_it_was_prefilled(bench: Bench) -> None:
     bench.prefill(1, [1, 2, 3, 4])
-    bench.start_decoding(1)
     bench.read(1, [5, 6], prefilled=False)
     assert bench.prefill(2, [1, 2, 3, 4, 5, 6, 7, 8]) == 6
     bench.release(1)
@@ -556,16 +437,6 @@ def test_memory_behind_cached_tokens_is_freed_before_prefixes() -> None:
     assert bench.pasts() == [[3] * 8]
     bench.prefill(4, [4] * 12)
     assert bench.pasts() == [[3] * 8]
-
-
-def test_writes_further_behind_a_padding_row_take_memory() -> None:
-    bench = shared_bench(num_pages=4)
-    bench.leave_behind(1, list(range(15)))  # the token after the next starts another page
-    bench.leave_behind(2, list(range(20, 26)))
-    bench.slots.reserve_behind(0, 2)
-    bench.write_behind(0, 2)
-    bench.check()
-    assert bench.pasts() == [list(range(15))]
 
 
 def test_cached_prefix_is_taken_over_without_memory_for_a_copy() -> None:
@@ -657,7 +528,7 @@ class Crowd:
         exact = self.chance.random() < 0.2
         salt = self.chance.choices([None, "a", "b"], [8, 1, 1])[0]
         found = self.bench.acquire(self.num_come, prompt, reuse=self.chance.random() < 0.9, exact=exact, salt=salt)
-        slot = self.bench.slots.slots[self.bench.slots.index(self.num_come)]
+        slot = self.bench.slots.of(self.num_come)
         assert found <= max(0, len(prompt) - 2)
         assert slot.tokens == prompt[:found]
         assert slot.num_prefilled == found or not exact
@@ -676,7 +547,6 @@ class Crowd:
         rest = self.texts[sequence][done : done + self.chance.randint(1, 20)]
         self.bench.read(sequence, rest)
         if done + len(rest) == len(self.texts[sequence]):
-            self.bench.start_decoding(sequence)
             self.decoding.add(sequence)
 
     def decode(self) -> None:
@@ -693,13 +563,6 @@ class Crowd:
             del self.texts[sequence]
             self.decoding.discard(sequence)
 
-    def write_behind(self) -> None:
-        self.bench.write_behind(self.chance.randrange(len(self.bench.slots.slots)))
-
-    def close_holes(self) -> None:
-        for _ in range(self.chance.randint(1, 3)):
-            self.bench.slots.close_holes()
-
     def forget(self) -> None:
         if self.chance.random() < 0.1:
             self.bench.slots.forget()
@@ -707,8 +570,7 @@ class Crowd:
     def check(self) -> None:
         slots = self.bench.slots
         self.bench.check()
-        assert (slots.num_running, slots.num_decoding) == (len(self.texts), len(self.decoding))
-        assert all(slots.slots[slots.index(sequence)].decodes for sequence in self.decoding)
+        assert slots.num_running == len(self.texts)
         for sequence, text in self.texts.items():
             tokens = self.bench.tokens(sequence)
             assert tokens == (text if sequence in self.decoding else text[: len(tokens)])
@@ -728,8 +590,7 @@ def test_random_operations_respect_short_memory(num_whole: float, seed: int) -> 
 
 
 def live(crowd: Crowd) -> None:
-    actions = [crowd.come] * 2 + [crowd.read] * 3 + [crowd.decode, crowd.leave, crowd.write_behind, crowd.forget]
-    actions.append(crowd.close_holes)
+    actions = [crowd.come] * 2 + [crowd.read] * 3 + [crowd.decode, crowd.leave, crowd.forget]
     for _ in range(2500):
         crowd.chance.choice(actions)()
         crowd.check()

@@ -115,7 +115,7 @@ def test_a_block_in_several_slots_is_stored_and_removed_once() -> None:
     blocks, router = CachedBlocks(slots.slots), Subscriber()
     for sequence, end in ((1, 1000), (2, 2000)):
         slots.acquire(sequence, [*LONG, end])
-        slots.append(sequence, [*LONG, end][len(slots.slots[slots.index(sequence)].tokens) :], prefilled=True)
+        slots.append(sequence, [*LONG, end][len(slots.of(sequence).tokens) :], prefilled=True)
         router.receive(blocks.changes())
     assert set(router.prefixes.values()) == cached(slots)
     slots.release(1)
@@ -151,7 +151,7 @@ def test_router_state_always_matches_the_slots(seed: int) -> None:
             running[number] = prompt
         elif running:
             sequence = chance.choice(list(running))
-            have = slots.slots[slots.index(sequence)].tokens
+            have = slots.of(sequence).tokens
             if len(have) >= 64 or chance.random() < 0.2:
                 slots.release(sequence)
                 del running[sequence]

@@ -67,7 +67,7 @@ def engine(generator: OgGeneratorRunner, session: Any) -> Iterator[Engine]:
     engine = Engine(RunnerPair(generator, batched))
     yield engine
     engine.end(*engine.scheduler.running)
-    assert batched.slots.num_running == batched.slots.num_decoding == 0
+    assert batched.slots.num_running == 0
     assert generator._generators == {}
 
 
@@ -176,7 +176,9 @@ def test_an_interrupt_reaches_a_runner_without_a_batch(monkeypatch: pytest.Monke
 
 
 def test_batching_is_described(engine: Engine) -> None:
-    assert engine.runners.batching == Batching("batched", None, SLOTS, True, dict(engine.runners.main.nodes))
+    assert engine.runners.batching == Batching(
+        "batched", None, SLOTS, False, dict(engine.runners.main.nodes), mixes=True
+    )
 
 
 # moves
@@ -234,20 +236,19 @@ def test_sequence_moved_within_its_prompt_reads_tokens_once(
         engine.step()
     engine.runners.to_batch(sequence)
     assert 0 < sequence.num_read < 70
-    assert read in (0, 16, 32)
+    assert read in (0, 16, 32, 48, 64)
     engine.run(sequence, STEPS)
     assert produced(sequence, STEPS) == undisturbed(text(70), STEPS)
     assert produced(other, STEPS) == undisturbed(text(30, 1), STEPS)
 
 
-@pytest.mark.parametrize("exact", [False, True])
 @pytest.mark.parametrize("passes", [1, 4])
 def test_sequence_moved_back_early_continues_in_the_batch(
-    engine: Engine, undisturbed: Undisturbed, passes: int, exact: bool
+    engine: Engine, undisturbed: Undisturbed, passes: int
 ) -> None:
-    prompt = text(20) if exact else counting(70)
+    prompt = counting(70)
     other = engine.begin(1, text(11))
-    sequence = engine.begin(2, prompt, exact=exact)
+    sequence = engine.begin(2, prompt)
     engine.run(sequence, 60)
     engine.runners.to_generator(sequence)
     for _ in range(2 * passes):

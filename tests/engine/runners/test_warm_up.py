@@ -116,10 +116,10 @@ def test_a_model_is_known_to_score_prompts_by_trying_it() -> None:
     assert runners.main.slots.num_running == 0
 
 
-def test_graph_with_a_pruned_head_scores_prompts_on_no_runner(tmp_path: Path) -> None:
+def test_graph_with_a_pruned_head_scores_prompts_in_a_batch_only(tmp_path: Path) -> None:
     make_pruned_model(tmp_path / "model")
     runners = load_runners(msgspec.structs.replace(spec(128), model_dir=str(tmp_path / "model")))
     assert isinstance(runners.main, BatchedRunner)
-    assert not scores_prompts(runners, 128)
+    assert scores_prompts(runners, 128)
     assert not scores_prompts(RunnerPair(runners.generator, reason="alone"), 128)
     assert runners.main.slots.num_running == 0

@@ -12,8 +12,8 @@ import pytest
 
 from genai_server.engine.model.files import check_model_directory
 from genai_server.engine.model.graph import read_decoder_graph
-from genai_server.engine.model.session import open_mixed_session, open_session
-from genai_server.engine.runners.batched import NO_MORE, BatchedRunner, BatchLimits, MoreSessions
+from genai_server.engine.model.session import open_session
+from genai_server.engine.runners.batched import BatchedRunner, BatchLimits
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.scheduling.step import Read, Step
@@ -112,12 +112,6 @@ def test_a_past_longer_than_the_window_is_used_again(windowed: Path, generator: 
     assert first == answer(generator, shorter, 1)[0]
 
 
-def test_slots_are_never_shorter_than_the_window(windowed: Path, generator: OgGeneratorRunner) -> None:
-    assert read_decoder_graph(windowed).slot_length(10) == WINDOW
-    runner = batched_runner(windowed, generator, max_length=10)
-    assert answer(runner, text(5), 5) == answer(generator, text(5), 5)
-
-
 @pytest.mark.parametrize("returned", [2, 9])
 def test_sequence_back_from_a_generator_recomputes_its_tokens(
     windowed: Path, generator: OgGeneratorRunner, returned: int
@@ -172,20 +166,19 @@ def test_the_window_matters(generator: OgGeneratorRunner) -> None:
 
 
 @pytest.mark.parametrize("layers", [2, 6])
-def test_a_mixed_step_gives_the_bits_of_two_steps(tmp_path: Path, layers: int) -> None:
+def test_a_pass_gives_the_bits_of_separate_passes(tmp_path: Path, layers: int) -> None:
     graph = read_decoder_graph(write_windowed(tmp_path / "model", layers))
-    session, mixed = open_session(graph, 2, optimized=False), open_mixed_session(graph, 2, optimized=False)
+    session = open_session(graph, 2, optimized=False)
     long, prompt, found = text(3 * WINDOW, 1), text(4 * WINDOW, 2), []
-    for more in (NO_MORE, MoreSessions(mixed)):
-        limits = BatchLimits(4, MAX_LENGTH)
-        runner = Driven(BatchedRunner(graph, session, check_model_directory(DEMO), limits, more=more))
+    for is_mixed in (False, True):
+        runner = Driven(BatchedRunner(graph, session, check_model_directory(DEMO), BatchLimits(4, MAX_LENGTH)))
         runner.open(1, long, MAX_LENGTH, reuse=False)
         runner.prefill(1, long)
         runner.open(2, prompt, MAX_LENGTH, reuse=False)
         given = []
-        for start in range(0, len(prompt), 16):
-            decoding, reading = (1, [7], True), (2, prompt[start : start + 16], False)
-            for step in [[decoding, reading]] if runner.abilities.mixes else [[decoding], [reading]]:
+        for start in range(0, len(prompt), 32):
+            decoding, reading = (1, [7], True), (2, prompt[start : start + 32], False)
+            for step in [[decoding, reading]] if is_mixed else [[decoding], [reading]]:
                 given += [scores.logits[-1].copy() for scores in runner.read(*step)]
         given.append(runner.decode([2], [5])[0])
         found.append(given)

@@ -11,9 +11,9 @@ from genai_server.messages.generation_request import GenerationRequest
 
 def _step_times(*, per_round: float = 0.5, per_token: float = 0.1, answer: int | None = 20) -> StepTimeModel:
     step_times = StepTimeModel()
-    step_times.decoded(1, per_round)
+    step_times.passed(1, 1, per_round)
     step_times.begin_round()
-    step_times.prefilled(1, per_token)
+    step_times.passed(0, 1, per_token)
     if answer is not None:
         step_times.answered(answer)
     return step_times

@@ -7,7 +7,7 @@ import pytest
 from genai_server.engine.kv_memory import KvMemory
 from genai_server.engine.runners.base import Abilities
 from genai_server.engine.runners.scripted import ScriptedRunner
-from genai_server.engine.sampling.drafts import Drafter
+from genai_server.engine.scheduling.drafts import Drafter
 from genai_server.engine.scheduling.scheduler import Scheduler
 from genai_server.engine.scheduling.step import Read, Step, StepPolicy
 from genai_server.engine.sequence import Sequence, SequenceState
@@ -620,15 +620,44 @@ def test_unbatched_sequences_have_their_own_passes() -> None:
     assert _passes(scheduler, 4) == "aqaq"
 
 
-def test_exact_and_scored_sequences_have_separate_passes() -> None:
+def test_exact_and_scored_sequences_share_passes() -> None:
     scheduler = _mixing(_batched("a", decoding=True, exact=True), _batched("p", num_prompt=50))
-    assert _passes(scheduler, 4) == "apap"
+    assert _passes(scheduler, 4) == "(ap)(ap)(ap)(ap)"
     scheduler = _mixing(_batched("a", decoding=True), _batched("p", num_prompt=50, exact=True))
-    assert _passes(scheduler, 4) == "apap"
+    assert _passes(scheduler, 4) == "(ap)(ap)(ap)(ap)"
     scored = GenerationRequest("p", [1] * 50, 10, 2000, prompt_logprobs=True)
     prompt = Sequence(0, (0, 0), scored, lambda: 0.0)
     prompt.batched = True
-    assert _passes(_mixing(_batched("a", decoding=True), prompt), 4) == "apap"
+    assert _passes(_mixing(_batched("a", decoding=True), prompt), 4) == "(ap)(ap)(ap)(ap)"
+
+
+def _read(scheduler: Scheduler) -> list[tuple[str, int]]:
+    """The names and numbers of tokens of the next pass."""
+    step = scheduler.next_step()
+    assert step is not None
+    return [(read.sequence.request.request_id, read.num_tokens) for read in step.reads]
+
+
+def test_short_prompts_share_a_pass_of_a_usual_chunk() -> None:
+    prompts = [_batched(name, num_prompt=20) for name in "pqrs"]
+    assert _read(_mixing(*prompts)) == [("p", 20), ("q", 20), ("r", 20)]
+
+
+def test_part_of_a_further_prompt_fills_the_pass() -> None:
+    assert _read(_mixing(_batched("p", num_prompt=20), _batched("q", num_prompt=90))) == [("p", 20), ("q", 40)]
+
+
+def test_prompt_beside_a_large_chunk_waits() -> None:
+    assert _read(_mixing(_batched("p", num_prompt=100), _batched("q", num_prompt=120))) == [("p", 100)]
+
+
+def test_prompt_that_begins_like_one_being_read_waits() -> None:
+    prompts = []
+    for name, num_common in (("p", 25), ("q", 20), ("r", 10)):
+        request = GenerationRequest(name, [1] * num_common + [9] * (25 - num_common), 10, 2000)
+        prompts.append(Sequence(0, (0, 0), request, lambda: 0.0, reuses_past=True))
+        prompts[-1].batched = True
+    assert _read(_mixing(*prompts)) == [("p", 25), ("r", 25)]
 
 
 def test_a_prompt_alone_is_read_in_large_chunks() -> None:
@@ -822,9 +851,18 @@ def test_no_draft_is_longer_than_what_is_left_of_the_answer() -> None:
         sequence.append(1)
 
 
-def test_sequences_running_with_others_have_no_drafts() -> None:
-    assert _drafted(_speculating(_repeating("a"), _repeating("b"))) == [0, 0]
-    assert _drafted(_speculating(_repeating("a"), _sequence("p", num_prompt=50))) == [0]
+def test_sequences_beside_others_have_drafts() -> None:
+    scheduler = _speculating(_repeating("a"), _repeating("b"))
+    assert _drafted(scheduler) == [0, 0]  # no pass of two tokens has been measured
+    scheduler.observe(Step([Read.next(_batched(name, decoding=True)) for name in "st"]), 1.0)
+    assert min(_drafted(scheduler)) > 0
+
+
+def test_step_that_reads_a_prompt_has_no_drafts() -> None:
+    scheduler = _speculating(_repeating("a"), _batched("p", num_prompt=50))
+    step = scheduler.next_step()
+    assert step is not None
+    assert [len(read.draft) for read in step.reads] == [0, 0]
 
 
 def test_exact_and_unbatched_sequences_have_no_drafts() -> None:

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from genai_server.engine.scheduling.step_time import MIN_CHUNK, PROMPT_SHARE, StepTimeModel
+from genai_server.engine.scheduling.step_time import MAX_TIMED, MIN_CHUNK, PROMPT_SHARE, StepTimeModel
 
 
 def test_unmeasured_chunk_is_small() -> None:
@@ -13,10 +13,10 @@ def test_unmeasured_chunk_is_small() -> None:
 
 def test_chunk_takes_its_share_of_the_rounds_decoding_time() -> None:
     step_times = StepTimeModel()
-    step_times.prefilled(10, 1.0)
+    step_times.passed(0, 10, 1.0)
     step_times.begin_round()
-    step_times.decoded(1, 2.0)
-    step_times.decoded(1, 3.0)
+    step_times.passed(1, 1, 2.0)
+    step_times.passed(1, 1, 3.0)
     assert step_times.chunk(1000) == int(PROMPT_SHARE * 50)
     step_times.begin_round()
     assert step_times.chunk(1000) == MIN_CHUNK
@@ -24,17 +24,17 @@ def test_chunk_takes_its_share_of_the_rounds_decoding_time() -> None:
 
 def test_a_prompts_tokens_are_timed_over_several_passes() -> None:
     step_times = StepTimeModel()
-    step_times.prefilled(10, 1.0)
-    step_times.prefilled(10, 2.0)
-    step_times.decoded(1, 13.0)
+    step_times.passed(0, 10, 1.0)
+    step_times.passed(0, 10, 2.0)
+    step_times.passed(1, 1, 13.0)
     assert step_times.chunk(1000) == int(PROMPT_SHARE * 100)
 
 
 @pytest.mark.parametrize("most", [2, 7, 50])
 def test_chunk_never_exceeds_the_maximum(most: int) -> None:
     step_times = StepTimeModel()
-    step_times.prefilled(1000, 0.001)
-    step_times.decoded(1, 100.0)
+    step_times.passed(0, 1000, 0.001)
+    step_times.passed(1, 1, 100.0)
     assert step_times.chunk(most) == most
 
 
@@ -45,15 +45,15 @@ def test_unmeasured_work_takes_no_time() -> None:
 
 def test_times_follow_what_was_measured_lately() -> None:
     step_times = StepTimeModel()
-    step_times.prefilled(10, 1.0)
+    step_times.passed(0, 10, 1.0)
     for _ in range(2):
-        step_times.decoded(1, 0.2)
+        step_times.passed(1, 1, 0.2)
         step_times.begin_round()
     step_times.begin_round()  # a round without decoding teaches nothing
     assert step_times.seconds_to_read(30) == pytest.approx(3.0)
     assert step_times.seconds_to_decode(5) == pytest.approx(1.0)
     for _ in range(50):
-        step_times.decoded(1, 0.4)
+        step_times.passed(1, 1, 0.4)
         step_times.begin_round()
     assert step_times.seconds_to_decode(5) == pytest.approx(2.0)
 
@@ -67,68 +67,57 @@ def test_expected_answer_length_is_the_recent_average() -> None:
 
 def test_mixed_pass_attributes_decoding_time_to_decoding() -> None:
     step_times = StepTimeModel()
-    step_times.decoded(4, 0.1)
-    step_times.mixed(4, 50, 0.2)
+    step_times.passed(4, 4, 0.1)
+    step_times.passed(4, 54, 0.2)
     assert step_times.seconds_to_read(100) == pytest.approx(0.2)
 
 
 def test_a_mixed_pass_before_any_other_is_shared_by_tokens() -> None:
     step_times = StepTimeModel()
-    step_times.mixed(10, 40, 1.0)
+    step_times.passed(10, 50, 1.0)
     assert step_times.seconds_to_read(40) == pytest.approx(0.8)
-
-
-def test_decoding_time_is_that_of_the_nearest_number_of_rows() -> None:
-    step_times = StepTimeModel()
-    assert step_times.seconds_to_step(3) == 0.0
-    step_times.decoded(1, 0.1)
-    step_times.decoded(8, 0.4)
-    assert [step_times.seconds_to_step(rows) for rows in (1, 3, 6, 16)] == [0.1, 0.1, 0.4, 0.4]
 
 
 def test_tokens_read_in_a_time_follow_the_measured_speed() -> None:
     step_times = StepTimeModel()
     assert step_times.tokens_read_in(10.0) == 0.0
-    step_times.prefilled(10, 1.0)
+    step_times.passed(0, 10, 1.0)
     assert step_times.tokens_read_in(2.0) == pytest.approx(20)
 
 
-# passes of a single sequence
+# passes that only decode
 
 
-def test_verification_time_is_estimated_from_other_passes() -> None:
+def test_time_of_a_pass_is_estimated_from_other_passes() -> None:
     times = StepTimeModel()
-    assert times.seconds_to_verify(4) == 0.0
-    times.decoded(1, 1.0)
-    assert times.seconds_to_verify(1) == 1.0
-    assert 1.0 < times.seconds_to_verify(4) < 2.0
-    times.verified(4, 2.5)
-    assert times.seconds_to_verify(4) == 2.5
-    assert times.seconds_to_verify(3) == pytest.approx(2.0)
-    assert times.seconds_to_verify(8) == pytest.approx(4.5)
+    assert times.curve(3) == [0.0] * 4
+    times.passed(2, 2, 1.0)
+    assert times.seconds(1) == times.seconds(2) == 1.0
+    assert 1.0 < times.seconds(4) < 2.0
+    times.passed(4, 4, 2.0)
+    assert times.curve(8) == pytest.approx([1.0, 1.0, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0])
 
 
-def test_verification_is_never_faster_than_plain_decoding() -> None:
+def test_more_tokens_never_take_less_time() -> None:
     times = StepTimeModel()
-    times.decoded(1, 2.0)
-    times.verified(3, 1.0)
-    assert [times.seconds_to_verify(number) for number in (2, 3, 8, 16)] == [2.0] * 4
+    times.passed(1, 1, 2.0)
+    times.passed(3, 3, 1.0)
+    assert [times.seconds(number) for number in (1, 2, 3, 8)] == [2.0] * 4
 
 
-def test_a_slow_pass_with_a_draft_counts_less_than_a_fast_one() -> None:
+def test_a_slow_pass_counts_less_than_a_fast_one() -> None:
     times = StepTimeModel()
-    times.decoded(1, 1.0)
-    times.verified(4, 2.0)
-    times.verified(4, 12.0)
-    assert times.seconds_to_verify(4) == pytest.approx(3.0)
-    times.verified(4, 1.0)
-    assert times.seconds_to_verify(4) == pytest.approx(2.0)
+    times.passed(1, 1, 1.0)
+    times.passed(4, 4, 2.0)
+    times.passed(4, 4, 12.0)
+    assert times.seconds(4) == pytest.approx(3.0)
+    times.passed(4, 4, 1.0)
+    assert times.seconds(4) == pytest.approx(2.0)
 
 
-def test_a_pass_with_a_draft_is_no_measure_of_decoding() -> None:
+def test_a_long_pass_is_not_measured_as_a_short_one() -> None:
     times = StepTimeModel()
-    times.decoded(1, 1.0)
-    times.verified(4, 3.0)
-    times.begin_round()
-    assert times.seconds_to_step(1) == 1.0
-    assert times.seconds_to_decode(10) == 10.0
+    times.passed(MAX_TIMED, MAX_TIMED, 1.0)
+    times.passed(MAX_TIMED + 1, MAX_TIMED + 1, 9.0)
+    assert times.has_timed(MAX_TIMED)
+    assert not times.has_timed(MAX_TIMED + 1)

@@ -10,7 +10,7 @@ import onnx
 from genai_server.engine.model.adapter_file import optional_inputs
 from genai_server.engine.model.files import read_config
 
-_ATTENTION = "GroupQueryAttention"
+ATTENTION = "GroupQueryAttention"
 _OTHER_ATTENTION = {"Attention", "MultiHeadAttention", "PagedAttention", "LinearAttention", "SparseAttention"}
 # Maximum number of names in a message.
 _SHOWN = 4
@@ -41,8 +41,7 @@ class DecoderGraph:
     cache_type: Any
     # A numpy type.
     logits_type: Any
-    # Maximum number of tokens that some layers keep; 0 if all keep everything. The operator keeps everything in a
-    # longer buffer, so the slots are at least this long.
+    # Maximum number of tokens that some layers keep in a Generator; 0 if all keep everything.
     window: int = 0
     # Longest row of a batch; None for no limit. A longer row would change the rope of all rows.
     switches_at: int | None = None
@@ -50,10 +49,6 @@ class DecoderGraph:
     gives_last_logits_only: bool = False
     # Whether it has inputs for adapters, which stay at their defaults in batches.
     takes_adapters: bool = False
-
-    def slot_length(self, max_length: int) -> int:
-        """The length of a slot in tokens: one more than a sequence may have, and at least the window."""
-        return max(max_length + 1, self.window)
 
     @property
     def bytes_per_token(self) -> int:
@@ -152,8 +147,8 @@ def _float_type(what: str, element: "onnx.TensorProto.DataType") -> Any:
 
 def _check_operators(graph: onnx.GraphProto) -> None:
     operators = {node.op_type for node in graph.node}
-    if _ATTENTION not in operators:
-        raise DoesNotFit(f"its attention is not {_ATTENTION}")
+    if ATTENTION not in operators:
+        raise DoesNotFit(f"its attention is not {ATTENTION}")
     if others := sorted(operators & _OTHER_ATTENTION):
         raise DoesNotFit(f"its attention is partly {', '.join(others)}")
 
@@ -170,7 +165,7 @@ def _cache_shape(decoder: dict[str, Any], shapes: list[Any]) -> tuple[int, int]:
 
 def _window(graph: onnx.GraphProto) -> int:
     """The widest window among the layers that keep only a window; 0 if all keep everything."""
-    attributes = ({a.name: a.i for a in node.attribute} for node in graph.node if node.op_type == _ATTENTION)
+    attributes = ({a.name: a.i for a in node.attribute} for node in graph.node if node.op_type == ATTENTION)
     return max((a["local_window_size"] for a in attributes if a.get("sliding_window_cache")), default=0)
 
 

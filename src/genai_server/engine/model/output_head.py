@@ -1,7 +1,7 @@
 """The end of a decoder's graph, which turns the last layer's states into logits.
 
 In a small model with a large vocabulary, it contains a third of the weights, and a prompt needs logits only after its
-last token. So the graph of a session gets an additional input: the position from which the head reads.
+last token. So the graph of a session gets an additional input: the positions that the head reads.
 
 If logits are in a device's memory, most answers need few of them: the best one, or the best `top_k`. So such a graph
 gets two additional outputs: the best logits, and their tokens.
@@ -11,11 +11,8 @@ from dataclasses import dataclass
 
 import onnx
 
-FIRST_POSITION = "genai_server.first_position"
 LAST_POSITIONS = "genai_server.last_positions"
 _STATES = "genai_server.read_states"
-_TO_THE_END = 2**63 - 1
-_POSITIONS = 1  # axis of states [rows, positions, hidden_size]
 _PRODUCTS = {"MatMul", "MatMulNBits"}
 EIGHT_BITS = "MatMulIntegerToFloat"
 # Operators that the model builder puts between the product and the logits: casts, scales and Gemma's soft cap.
@@ -64,23 +61,6 @@ def find_head(graph: onnx.GraphProto, logits: str) -> Head | None:
     states = makers[quantized.input[0]].input[0] if quantized.input[0] in makers else ""
     readers = [node for node in graph.node if states in node.input]
     return Head(states, readers) if [node.op_type for node in readers] == ["Abs", "Div"] else None
-
-
-def narrow_head(graph: onnx.GraphProto, logits: str) -> bool:
-    """Make the product for `logits` read the positions from input FIRST_POSITION on, int64 [1]; negative ones count
-    from the end.
-
-    Returns False, with the graph as it was, where there is no such product.
-    """
-    head = find_head(graph, logits)
-    if head is None:
-        return False
-    ends, axes = (f"{_STATES}.{name}" for name in ("ends", "axes"))
-    for name, value in ((ends, _TO_THE_END), (axes, _POSITIONS)):
-        graph.initializer.append(onnx.helper.make_tensor(name, onnx.TensorProto.INT64, [1], [value]))
-    graph.input.append(onnx.helper.make_tensor_value_info(FIRST_POSITION, onnx.TensorProto.INT64, [1]))
-    head.read_through(graph, onnx.helper.make_node("Slice", [head.states, FIRST_POSITION, ends, axes], [_STATES]))
-    return True
 
 
 def read_last(graph: onnx.GraphProto, logits: str) -> bool:

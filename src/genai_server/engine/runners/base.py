@@ -35,9 +35,9 @@ class Abilities:
     name: str
     # Sequences that one pass can decode, at most.
     max_rows: int = 1
-    # Whether a pass can decode sequences and read a chunk of another's prompt.
+    # Whether a pass can read any number of tokens of any sequences.
     mixes: bool = False
-    # Whether a sequence that has a pass to itself may have a draft.
+    # Whether sequences may have drafts.
     drafts: bool = False
     # Whether a sequence alone is bitwise equal to the same sequence in any batch.
     exact: bool = True
@@ -70,6 +70,11 @@ class Runner(ABC):
     present_names: tuple[str, ...] = ()
 
     @property
+    def mixes(self) -> bool:
+        """Whether a pass can read any number of tokens of any sequences."""
+        return self.abilities.mixes
+
+    @property
     def nodes(self) -> Mapping[str, int | None]:
         """Nodes of the graph that each provider runs; None where this is unknown."""
         return {}
@@ -82,8 +87,8 @@ class Runner(ABC):
     def forward(self, reads: Several[Read]) -> list[Scores]:
         """Run a pass; returns the scores of each read, in their order.
 
-        The reads are of different sequences, and what they may have side by side follows from the abilities: at most
-        `max_rows` that decode, or one other; where it `mixes`, both; and where it `drafts`, a lone one with a draft.
+        The reads are of different sequences: at most `max_rows`, of any number of tokens where it `mixes`; otherwise
+        all decode, or there is one. Where it `drafts`, some that decode may have drafts.
 
         A draft does not count as read, except for what is given to `accept` before the next pass. Pending scores mean
         that the read's tokens were not read, and must be given again. The next pass may overwrite the arrays. Raises
@@ -103,10 +108,6 @@ class Runner(ABC):
     def fit_chunk(self, sequence: Sequence, most: int) -> int:
         """How many of a prompt's unread tokens to read in a pass that has room for `most`; one more in rare cases."""
         return pass_rules.fit_chunk(sequence, most)
-
-    def may_mix(self, sequences: Several[Sequence]) -> bool:
-        """Whether one pass may read a chunk of the first sequence's prompt and decode the others."""
-        return self.abilities.mixes and all(map(pass_rules.may_share_pass, sequences))
 
     def may_draft(self, sequence: Sequence) -> bool:
         """Whether a draft may follow a sequence's newest token."""

@@ -30,7 +30,7 @@ from genai_server.pooling_model import Task, read_pooling_model, task_of
 
 if TYPE_CHECKING:
     from genai_server.engine.model.graph import DecoderGraph
-    from genai_server.engine.runners.batched import BatchedRunner, BatchLimits, MoreSessions
+    from genai_server.engine.runners.batched import BatchedRunner, BatchLimits, Int8Session
 
 log = logging.getLogger(__name__)
 # The share of the free memory that 8-bit weights may take if the settings leave the choice to the engine.
@@ -128,21 +128,23 @@ def load_batched(spec: EngineSpec, model_dir: Path, model: ModelInfo) -> "Batche
         )
     limits = _limits(spec, graph, max_length)
     prefix = _session_profile(spec)
+    optimized = model_dir != Path(spec.model_dir)
     session = open_session(
         graph,
         settings.threads,
-        optimized=model_dir != Path(spec.model_dir),
+        optimized=optimized,
         offers_best=not _on_cpu(spec),
         options=spec.options,
         profile_prefix=f"{prefix}_batch" if prefix else "",
     )
+    int8 = _int8_graph(spec, graph) if optimized and _on_cpu(spec) and not prefix else None
     try:
         return BatchedRunner(
             graph,
             session,
             model,
             limits,
-            more=_more_sessions(spec, graph, model_dir),
+            int8=None if int8 is None else _int8_session(spec, int8),
             run_entries=spec.options.run,
             make_buffers=buffers_on(spec.device, spec.options),
         )
@@ -155,26 +157,24 @@ def _limits(spec: EngineSpec, graph: "DecoderGraph", max_length: int) -> "BatchL
 
     Raises DoesNotFit or ConfigurationError if there is too little memory for one.
     """
+    from genai_server.engine.model.ragged import slot_length
     from genai_server.engine.runners.batched import BatchLimits
     from genai_server.engine.runners.cpu_buffers import can_reserve, page_tokens
-    from genai_server.engine.runners.trials import ROWS
 
     settings = spec.settings
     most = settings.max_batch_size
-    # A device's memory is allocated at once, with one additional row for swaps.
-    spare_pages = 0 if _on_cpu(spec) else 1
-    # A runner has at most two groups of padding rows, and no group has more rows than its trial.
-    shares = _on_cpu(spec) and can_reserve(graph, most + 2 * ROWS, max_length)
-    tokens = page_tokens(graph) if shares else graph.slot_length(max_length)
+    # A device's memory is allocated at once.
+    shares = _on_cpu(spec) and can_reserve(graph, most, max_length)
+    tokens = page_tokens(graph) if shares else slot_length(max_length)
     page_bytes = graph.bytes_per_token * tokens
     allowed = settings.kv_cache_bytes or free_memory() // 2
     shared = max_length // tokens  # pages of the longest sequence beside its slot's own
-    num_pages = allowed // page_bytes - spare_pages
+    num_pages = allowed // page_bytes
     num_slots = min(most, num_pages - shared)
     source = "GENAI_KV_CACHE_BYTES" if settings.kv_cache_bytes else "half of the memory that is free"
     need = f"keys and values of {max_length} tokens (GENAI_MAX_LENGTH) need {(1 + shared) * page_bytes} bytes"
     if num_slots < 1 and settings.kv_cache_bytes:
-        least = (1 + shared + spare_pages) * page_bytes
+        least = (1 + shared) * page_bytes
         raise ConfigurationError(f"GENAI_KV_CACHE_BYTES={allowed}: at least {least} are needed for a request: {need}")
     need += f", {source} is {allowed}"
     if num_slots < 1:
@@ -190,33 +190,28 @@ def _limits(spec: EngineSpec, graph: "DecoderGraph", max_length: int) -> "BatchL
     return BatchLimits(num_slots, max_length, memory)
 
 
-def _more_sessions(spec: EngineSpec, graph: "DecoderGraph", model_dir: Path) -> "MoreSessions":
-    """The sessions that `MoreSessions` describes. They need prepacked weights, which all sessions share."""
+def _int8_graph(spec: EngineSpec, graph: "DecoderGraph") -> "DecoderGraph | None":
+    """The graph with matrices of 8 bits in place of 4-bit ones, made if needed; None if the settings leave it out."""
     from genai_server.engine.model.int8_matrices import int8_bytes
-    from genai_server.engine.model.session import open_mixed_session, open_session
     from genai_server.engine.model.weights import int8_model
-    from genai_server.engine.runners.batched import NO_MORE, MoreSessions
 
-    own_dir, settings = Path(spec.model_dir), spec.settings
-    if not _on_cpu(spec) or model_dir == own_dir or _session_profile(spec):
-        return NO_MORE
-    mixed = open_mixed_session(graph, settings.threads, optimized=True, options=spec.options)
+    settings = spec.settings
     needed, allowed = int8_bytes(graph.path), int(INT8_SHARE * free_memory())
     if settings.prefill_weights == "int4" or not needed:
-        return MoreSessions(mixed)
+        return None
     if settings.prefill_weights == "auto" and needed > allowed:
         log.info("weights of 8 bits are not used: they need %d bytes, and may have %d", needed, allowed)
-        return MoreSessions(mixed)
-    int8_dir = int8_model(own_dir, Path(settings.cache_dir), spec.options, settings.threads)
-    if int8_dir is None:
-        return MoreSessions(mixed)
-    int8_graph = replace(graph, path=int8_dir / graph.path.name)
-    return MoreSessions(
-        mixed,
-        open_session(int8_graph, settings.threads, optimized=True, options=spec.options),
-        mixed and open_mixed_session(int8_graph, settings.threads, optimized=True, options=spec.options),
-        MIN_GAIN if settings.prefill_weights == "auto" else 1.0,
-    )
+        return None
+    int8_dir = int8_model(Path(spec.model_dir), Path(settings.cache_dir), spec.options, settings.threads)
+    return None if int8_dir is None else replace(graph, path=int8_dir / graph.path.name)
+
+
+def _int8_session(spec: EngineSpec, graph: "DecoderGraph") -> "Int8Session":
+    from genai_server.engine.model.session import open_session
+    from genai_server.engine.runners.batched import Int8Session
+
+    session = open_session(graph, spec.settings.threads, optimized=True, options=spec.options)
+    return Int8Session(session, MIN_GAIN if spec.settings.prefill_weights == "auto" else 1.0)
 
 
 def profile_folder(spec: EngineSpec) -> ProfileFolder:

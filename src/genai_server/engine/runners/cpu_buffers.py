@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from genai_server.engine.model.graph import DecoderGraph
+from genai_server.engine.model.ragged import slot_length
 
 # Linux would otherwise refuse more than there is memory for, written or not. Python before 3.13 has no name for it.
 _NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
@@ -58,7 +59,7 @@ class CpuBuffers:
     """
 
     def __init__(self, graph: DecoderGraph, num_rows: int, max_length: int) -> None:
-        length = graph.slot_length(max_length)
+        length = slot_length(max_length)
         if sys.platform == "linux":
             length += -length % page_tokens(graph)  # so that the heads of a row share no page
         shape = (num_rows, graph.num_kv_heads, length, graph.head_size)
@@ -86,12 +87,6 @@ class CpuBuffers:
     def copy(self, source: int, target: int, length: int) -> None:
         for array in self.arrays:
             array[target, :, :length] = array[source, :, :length]
-
-    def swap(self, one: int, other: int, length: int) -> None:
-        for array in self.arrays:
-            kept = array[one, :, :length].copy()
-            array[one, :, :length] = array[other, :, :length]
-            array[other, :, :length] = kept
 
     def bind(self, binding: Any, first: int, rows: int, part: str = "") -> None:
         """Bind the slots `first` to `first + rows` as past and as present, whose names begin with `part`."""

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from onnx import helper
 
 from genai_server.engine.model.graph import DecoderGraph
+from genai_server.engine.model.ragged import slot_length
 from genai_server.errors import RunnerFailed
 
 _IR_VERSION, _OPSET = 8, 16
@@ -30,8 +31,8 @@ class Place:
 class DeviceBuffers:
     """Keys and values of all layers in a device's memory: one array [rows, kv_heads, length, head_size] each.
 
-    The interface is that of CpuBuffers. All memory is allocated at once, with one additional row for swaps. Whole rows
-    are moved whatever the length, because this is faster than telling a device which pieces to move.
+    The interface is that of CpuBuffers. All memory is allocated at once. Whole rows are copied whatever the length,
+    because this is faster than telling a device which pieces to copy.
 
     Raises RuntimeError with ONNX Runtime's reason if there is no such device, or if its memory is too small.
     """
@@ -39,11 +40,10 @@ class DeviceBuffers:
     def __init__(self, place: Place, graph: DecoderGraph, num_rows: int, max_length: int) -> None:
         self._place = place
         self._names = list(zip(graph.past_names, graph.present_names, strict=True))
-        self._row_shape = (graph.num_kv_heads, graph.slot_length(max_length), graph.head_size)
+        self._row_shape = (graph.num_kv_heads, slot_length(max_length), graph.head_size)
         self._dtype = np.dtype(graph.cache_type)
         self._row_bytes = int(np.prod(self._row_shape)) * self._dtype.itemsize
-        self._spare = num_rows
-        nothing = np.zeros((num_rows + 1, *self._row_shape), self._dtype)
+        nothing = np.zeros((num_rows, *self._row_shape), self._dtype)
         self._values = [
             onnxruntime.OrtValue.ortvalue_from_shape_and_type(
                 nothing.shape, self._dtype.type, place.device_type, place.device_id
@@ -65,11 +65,6 @@ class DeviceBuffers:
             self._move_all.run_with_iobinding(binding)
         except RuntimeError as error:
             raise RunnerFailed(f"onnxruntime: {error}") from error
-
-    def swap(self, one: int, other: int, length: int) -> None:
-        self.copy(one, self._spare, length)
-        self.copy(other, one, length)
-        self.copy(self._spare, other, length)
 
     def give_back(self, slot: int, first: int) -> None:
         """Does nothing: all memory stays allocated."""

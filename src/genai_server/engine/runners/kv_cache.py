@@ -1,28 +1,24 @@
 """KV cache slots: which sequence has which row of the key-value buffers, and which prefixes idle rows keep.
 
-A slot is one row of every layer's buffer. A pass decodes the rows up to the last decoding sequence. Holes among these
-are padding rows: idle slots, and sequences whose prompt is being read. A new sequence takes a hole, so its tokens need
-no copy. A row is moved only after the holes have cost more than that. Idle slots keep the tokens of finished sequences
-as cached prefixes. This module only does the bookkeeping; the buffers move the data.
+A slot is one row of every layer's buffer. A sequence stays in its slot to its end: idle slots between others cost a
+pass nearly nothing. Idle slots keep the tokens of finished sequences as cached prefixes. This module only does the
+bookkeeping; the buffers move the data.
 
-Where memory is limited, a row takes pages as tokens are added. It keeps them until another row needs memory. Given back
-are then, in this order: pages behind a row's cached tokens, cached prefixes that another row begins with, and cached
+Where memory is limited, a row takes pages as tokens are added, and keeps them until another row needs memory. Pages are
+then freed in this order: pages behind a row's cached tokens, cached prefixes that another row begins with, and cached
 prefixes by their last use.
 """
 
-import math
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Protocol
 
 from genai_server.engine.kv_memory import UNSHARED, KvMemory
+from genai_server.engine.sequence import common_length
 
 # An idle slot with at most this many tokens beyond the common prefix is taken over. Reading these tokens again is
 # cheaper than copying the prefix.
 _LITTLE = 16
-# A padding row costs a pass more than copying the keys and values of this many tokens. But a copy delays all streams at
-# once, and a hole is often closed by the next sequence.
-_TOKENS_OF_A_ROW = 32
 
 
 class Buffers(Protocol):
@@ -30,10 +26,6 @@ class Buffers(Protocol):
 
     def copy(self, source: int, target: int, length: int) -> None:
         """Copy the keys and values of the first `length` tokens of one slot into another. Raises RunnerFailed."""
-        ...
-
-    def swap(self, one: int, other: int, length: int) -> None:
-        """Exchange the keys and values of the first `length` tokens of two slots. Raises RunnerFailed."""
         ...
 
     def give_back(self, slot: int, first: int) -> None:
@@ -55,8 +47,6 @@ class Slot:
     salt: str | None = None
     # The running sequence that has the slot; None for an idle slot.
     sequence: int | None = None
-    # Whether the sequence's prompt has been read.
-    decodes: bool = False
     # Tokens behind these that the next pass may write.
     num_coming: int = 0
     # Orders slots by the last release or reuse of their tokens; 0 for a slot that was never used or was emptied.
@@ -68,14 +58,11 @@ class KvSlots:
 
     def __init__(self, num_slots: int, buffers: Buffers, *, row_group: int = 1, memory: KvMemory = UNSHARED) -> None:
         self.slots = [Slot(index) for index in range(num_slots)]
-        # Kernels process rows in groups of this size. Rows left over at a pass's end are not bitwise equal.
+        # Kernels process tokens in groups of this size. Those left over at a pass's end are not bitwise equal.
         self.row_group = row_group
-        self.num_running = 0
-        self.num_decoding = 0
         self._buffers = buffers
         self._running: dict[int, Slot] = {}
         self._num_uses = 0
-        self._num_padded = 0.0  # padding rows of the passes since the last move
         self._memory = memory
         self._pages = [0] * num_slots  # the shared pages that each row has
 
@@ -84,13 +71,13 @@ class KvSlots:
         return sequence in self._running
 
     @property
-    def num_rows(self) -> int:
-        """The rows of a pass that decodes all decoding sequences."""
-        return next((slot.index + 1 for slot in reversed(self.slots) if slot.decodes), 0)
+    def num_running(self) -> int:
+        """How many slots have a running sequence."""
+        return len(self._running)
 
-    def index(self, sequence: int) -> int:
+    def of(self, sequence: int) -> Slot:
         """The slot of a running sequence."""
-        return self._running[sequence].index
+        return self._running[sequence]
 
     def acquire(
         self,
@@ -127,12 +114,6 @@ class KvSlots:
         taken.num_prefilled = min(taken.num_prefilled, len(taken.tokens))
         taken.sequence, taken.salt = sequence, salt
         self._running[sequence] = taken
-        self.num_running += 1
-        last = self.num_running + self.num_running // 8
-        if taken.index > last:  # its pass would have many padding rows
-            before = [slot for slot in self.slots[: last + 1] if slot.sequence is None and slot is not source]
-            if before and self._fits(taken, hole := min(before, key=_price)):
-                self._exchange(taken, hole)
         if source is not None and taken is not source:
             self._copy(source, taken, length)
         return length
@@ -167,45 +148,10 @@ class KvSlots:
         slot.num_coming = 0
         self._take_pages(slot)
 
-    def reserve_behind(self, row: int, num_tokens: int) -> None:
-        """Take memory for tokens that the next pass writes behind a padding row's own; rows beyond the slots have it.
-
-        For a single token there always is.
-        """
-        if row < len(self.slots):
-            slot = self.slots[row]
-            before, slot.num_coming = slot.num_coming, num_tokens - 1
-            self._take_pages(slot, slot)
-            slot.num_coming = before
-
-    def start_decoding(self, sequence: int) -> None:
-        """Count a sequence whose prompt has been read as a decoding one."""
-        slot = self._running[sequence]
-        self.num_decoding += not slot.decodes
-        slot.decodes = True
-
-    def close_holes(self) -> None:
-        """Move the last decoding sequences into holes that have cost more than that. Called before each decoding pass.
-
-        The cheapest hole is taken: its slot's tokens go the other way.
-        """
-        num_rows = self.num_rows
-        self._num_padded = self._num_padded + num_rows - self.num_decoding if num_rows > self.num_decoding else 0.0
-        while num_rows > self.num_decoding:
-            last, hole = self.slots[num_rows - 1], min(self.slots[:num_rows], key=_price)
-            price = (len(last.tokens) + len(hole.tokens)) / _TOKENS_OF_A_ROW
-            if price > self._num_padded or not self._evict_for(last, hole):
-                return
-            self._exchange(last, hole)
-            self._num_padded -= price
-            num_rows = self.num_rows
-
     def release(self, sequence: int) -> None:
         """Make an ended sequence's slot idle; its tokens stay cached until the slot or its memory is needed."""
         slot = self._running.pop(sequence)
-        self.num_running -= 1
-        self.num_decoding -= slot.decodes
-        slot.sequence, slot.decodes, slot.num_coming = None, False, 0
+        slot.sequence, slot.num_coming = None, 0
         self._use(slot)
 
     def forget(self) -> int:
@@ -297,48 +243,6 @@ class KvSlots:
     def _whole_groups(self, num_tokens: int) -> int:
         return num_tokens // self.row_group * self.row_group
 
-    def _fits(self, first: Slot, second: Slot) -> bool:
-        """Whether two slots can exchange rows without an eviction."""
-        all_needed = sum(map(self._needed_pages, self.slots))
-        return all_needed + self._needed_pages(first) + self._needed_pages(second) <= self._memory.num_pages
-
-    def _evict_for(self, last: Slot, hole: Slot) -> bool:
-        """Evict cached prefixes, until a decoding sequence can be moved into a hole; False if it never can."""
-        one, other = self._needed_pages(last), self._needed_pages(hole)
-        if one + (0 if hole.sequence is None else other) > self._free_pages():
-            return False
-        if not self._fits(last, hole):
-            for slot in self._cached():
-                _empty(slot)
-                if self._fits(last, hole):
-                    break
-        return True
-
-    def _exchange(self, first: Slot, second: Slot) -> None:
-        """Exchange the rows of two slots, which must fit."""
-        one, other = self._needed_pages(first), self._needed_pages(second)
-        self._make_room(one + other, first, second)
-        row, target = first.index, second.index
-        self._pages[row], self._pages[target] = max(self._pages[row], other), max(self._pages[target], one)
-        if not second.tokens:
-            self._buffers.copy(row, target, len(first.tokens))
-        elif not first.tokens:
-            self._buffers.copy(target, row, len(second.tokens))
-        else:
-            try:
-                self._buffers.swap(row, target, max(len(first.tokens), len(second.tokens)))
-            except Exception:  # what each row has now is unknown
-                _empty(first)
-                _empty(second)
-                raise
-        self.slots[row], self.slots[target] = second, first
-        first.index, second.index = target, row
-
-
-def _price(slot: Slot) -> float:
-    """The tokens to move from a slot for a decoding sequence; infinite if it has one."""
-    return math.inf if slot.decodes else len(slot.tokens)
-
 
 def _empty(slot: Slot) -> None:
     slot.tokens, slot.num_prefilled, slot.used = [], 0, 0
@@ -348,15 +252,3 @@ def _begins_with(slot: Slot, other: Slot) -> bool:
     """Whether a slot can serve every prompt that the other can."""
     same = slot.salt == other.salt and slot.num_prefilled >= other.num_prefilled
     return same and slot.tokens[: len(other.tokens)] == other.tokens
-
-
-def common_length(one: list[int], other: list[int]) -> int:
-    """How many tokens two sequences begin with in common."""
-    same, different = 0, min(len(one), len(other)) + 1
-    while different - same > 1:
-        middle = (same + different) // 2
-        if one[same:middle] == other[same:middle]:  # much faster than a Python loop
-            same = middle
-        else:
-            different = middle
-    return same

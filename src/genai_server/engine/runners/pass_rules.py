@@ -33,18 +33,10 @@ def fit_chunk(sequence: Sequence, most: int) -> int:
     return next(filter(is_read_alike, range(min(most, left), 1, -1)), left)
 
 
-def may_share_pass(sequence: Sequence) -> bool:
-    """Whether a sequence may take part in a pass that decodes and reads a chunk of a prompt.
-
-    Such a pass is not bitwise equal to two passes, and has the logits after the last token of the chunk only.
-    """
-    return sequence.batched and not sequence.request.exact and not sequence.wants_positions
-
-
 def may_draft(sequence: Sequence) -> bool:
     """Whether a draft may follow a sequence's newest token.
 
-    Several tokens are not bitwise equal to single ones, and a draft's length depends on measured times. So exact
+    Several tokens are not bitwise equal to single ones, and a draft's length follows measured times. So exact
     sequences have no drafts, and neither have those with a seed, which is given to have the same tokens again.
     """
     return not sequence.by_library and not sequence.request.exact and sequence.request.sampling.seed is None

@@ -7,8 +7,6 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from genai_server.engine.model.graph import DecoderGraph
-from genai_server.engine.runners.buffers import BatchBuffers
 from genai_server.engine.runners.kv_cache import Buffers
 from genai_server.engine.runners.scores import Logits
 
@@ -16,10 +14,6 @@ log = logging.getLogger(__name__)
 # Prompt length and number of rows of the trial of row groups.
 TOKENS = 8
 ROWS = 8
-# The longest context of the trial of long rows, in tokens. Attention on CPUs splits keys that exceed the L2 cache.
-MAX_CONTEXT = 16384
-# Tokens of the short row in a ragged pass.
-_SHORT = 8
 # Chunk sizes, in tokens, that 8-bit weights are timed with. Each runs twice: the first run reads the weights' file.
 _TIMED_TOKENS = (4, 16, 64)
 MAX_TIMED = max(_TIMED_TOKENS)
@@ -57,24 +51,6 @@ def smallest_row_group(run: Pass, buffers: Buffers, vocab_size: int) -> int:
         return all(np.array_equal(run(following[:rows], lengths[:rows]), together[:rows]) for rows in passes)
 
     return next(group for group in (1, 2, 4, ROWS) if is_whole(group))
-
-
-def splits_even_rows(run: Pass, buffers: BatchBuffers, graph: DecoderGraph, row_group: int, context: int) -> bool:
-    """Whether rows of one length are not bitwise equal to the same rows beside one of another length.
-
-    With more threads than heads in a pass, attention on CPUs splits the keys of its rows among the threads, but only if
-    all rows have one length. A row alone always has. `buffers` have at least two rows and whole groups of rows, with
-    `context` + 1 tokens each.
-    """
-    rows = max(2, row_group)
-    shape = (1, graph.num_kv_heads, context, graph.head_size)
-    values = np.random.default_rng(0).standard_normal(shape, np.float32)
-    for name in graph.present_names[:2]:  # the other layers' zeros take no memory
-        buffers.write(0, name, values.astype(graph.cache_type))
-    ids, even, ragged = np.ones((rows, 1), np.int64), np.full(rows, context + 1), np.full(rows, context + 1)
-    ragged[-1] = min(context, _SHORT)
-    alone = run(ids[:row_group], even[:row_group])
-    return not np.array_equal(alone[0], run(ids, ragged)[0])
 
 
 def min_int8_tokens(own: Pass, int8: Pass, vocab_size: int, min_gain: float) -> int | None:

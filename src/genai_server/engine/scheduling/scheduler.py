@@ -1,12 +1,12 @@
-"""Chooses the sequences of the next forward pass: pure policy, without model or thread.
+"""Chooses the reads of the next forward pass: pure policy, without model or thread.
 
-A round decodes one token of every decoding sequence and reads one chunk of a prompt. Where the runner mixes them, both
-are one pass. Otherwise the batched sequences share a pass, each other sequence has its own, and the chunk comes last.
-So prompts cost a running stream one chunk's time for each token, however many prompts wait. The chunk's size follows
-from the measured times of passes (engine/scheduling/step_time.py).
+A step decodes one token of every decoding sequence, with drafts behind some, and reads chunks of prompts, where the
+runner mixes them. Otherwise the batched sequences share a pass, and a chunk has its own. Sequences that are not batched
+follow in passes of their own. So prompts cost a running stream one chunk's time for each token, however many prompts
+wait. The chunk's size follows from the measured times of passes (engine/scheduling/step_time.py).
 
 The prompt with the fewest tokens left is read first, so that short prompts do not wait for long ones. Waiting counts
-like tokens that have been read, so every prompt has its turn.
+like tokens that have been read, so no prompt waits forever. Short prompts are read together.
 
 A sequence runs only if the batch's memory holds all running sequences at their full lengths. The first waiting sequence
 for which there is no memory lets no other pass, so that long requests have their turn.
@@ -16,10 +16,11 @@ import logging
 import math
 from collections.abc import Callable, Collection, Iterator
 
+from genai_server.engine.scheduling.drafts import NO_DRAFT, Draft, fit_drafts
 from genai_server.engine.scheduling.queue_wait import queue_wait
 from genai_server.engine.scheduling.step import DEFAULT_POLICY, PassRules, Read, Step, StepPolicy
-from genai_server.engine.scheduling.step_time import StepTimeModel
-from genai_server.engine.sequence import Sequence, SequenceState
+from genai_server.engine.scheduling.step_time import MAX_TIMED, MIN_CHUNK, StepTimeModel
+from genai_server.engine.sequence import Sequence, SequenceState, common_length
 from genai_server.errors import QueueFull
 from genai_server.messages.figures import Capacity
 
@@ -178,80 +179,107 @@ class Scheduler:
 
     def observe(self, step: Step, seconds: float) -> None:
         """Learn how long a pass took."""
-        num_rows = step.num_decoding
-        if step.decodes and step.num_tokens > num_rows:
-            self._step_times.verified(step.num_tokens, seconds)
-        elif step.decodes:
-            self._step_times.decoded(num_rows, seconds)
-        elif num_rows:
-            self._step_times.mixed(num_rows, step.num_tokens - num_rows, seconds)
-        else:
-            self._step_times.prefilled(step.num_tokens, seconds)
+        num_decoded = sum(read.num_tokens for read in step.reads if read.decodes)
+        self._step_times.passed(num_decoded, step.num_tokens, seconds)
 
     def _passes(self) -> Iterator[Step]:
         """One round. Each pass is composed when it is asked for, so it sees what has changed since the last one."""
         self._step_times.begin_round()
         batch = [sequence for sequence in self.running if sequence.batched and _decodes(sequence)]
-        if batch:
-            reading = self._next_prompt()
-            chunk = [self._next_chunk(reading, batch)] if reading is not None and self._may_mix(reading, batch) else []
-            yield Step([*(self._next_tokens(sequence) for sequence in batch), *chunk])
+        chunks = self._next_chunks(batch) if self._runner.mixes else []
+        if batch or chunks:
+            yield Step([*(self._next_tokens(batch) if not chunks else map(Read.next, batch)), *chunks])
         for sequence in [sequence for sequence in self.running if not sequence.batched]:
             if sequence in self.running and not sequence.batched and _decodes(sequence):
                 yield Step([Read.next(sequence)])
-        reading = self._next_prompt()
-        if reading is not None and not self._may_mix(reading, [s for s in batch if s in self.running]):
-            yield Step([self._next_chunk(reading)])
+        alone = [sequence for sequence in self._prompts() if not self._mixes(sequence)]
+        if alone:
+            yield Step([self._next_chunk(alone[0], self._room_for(alone[0]))])
 
-    def _next_tokens(self, sequence: Sequence) -> Read:
-        """The newest token of a sequence of the batch. If it runs alone, a draft may follow.
+    def _mixes(self, sequence: Sequence) -> bool:
+        """Whether a sequence's tokens can be read in any pass of the batch."""
+        return sequence.batched and self._runner.mixes
+
+    def _next_tokens(self, batch: list[Sequence]) -> list[Read]:
+        """The newest token of each sequence of the batch, with drafts where they are expected to pay."""
+        num_rows = len(batch)
+        if not self._policy.speculates or not self._step_times.has_timed(num_rows):
+            return [Read.next(sequence) for sequence in batch]
+        drafts = [self._draft(sequence) for sequence in batch]
+        num_drafted = sum(len(draft.tokens) for draft in drafts)
+        lengths = [0] * num_rows
+        if num_drafted:
+            lengths = fit_drafts(drafts, self._step_times.curve(min(num_rows + num_drafted, MAX_TIMED)))
+        return [
+            Read.next(sequence, draft=draft.tokens[:length])
+            for sequence, draft, length in zip(batch, drafts, lengths, strict=True)
+        ]
+
+    def _draft(self, sequence: Sequence) -> Draft:
+        """Tokens that may follow a sequence's newest one.
 
         A grammar that is slow to follow would have to be followed once for each token of the draft.
         """
-        is_slow = sequence.guide is not None and sequence.guide.is_slow
-        if not self._policy.speculates or not self._runner.may_draft(sequence) or is_slow or len(self.running) > 1:
-            return Read.next(sequence)
+        if not self._runner.may_draft(sequence) or (sequence.guide is not None and sequence.guide.is_slow):
+            return NO_DRAFT
         try:
             forced = [] if sequence.guide is None else sequence.guide.forced()
-            most, seconds = sequence.num_left - 1, self._step_times.seconds_to_verify
-            draft = sequence.drafter.draft(sequence.tokens, most, seconds, forced)
+            return sequence.drafter.draft(sequence.tokens, sequence.num_left - 1, forced)
         except Exception:  # the engine must not end for what would only save time
             log.exception("request %s: its next tokens could not be drafted", sequence.request.request_id)
-            return Read.next(sequence)
-        return Read.next(sequence, draft=draft)
+            return NO_DRAFT
 
-    def _may_mix(self, reading: Sequence, batch: list[Sequence]) -> bool:
-        """Whether a batch's pass may read the prompt's chunk, too."""
-        return bool(batch) and self._runner.may_mix([reading, *batch])
-
-    def _next_prompt(self) -> Sequence | None:
-        """The sequence whose prompt is read next."""
+    def _prompts(self) -> list[Sequence]:
+        """The sequences whose prompts are read, the next one first."""
         prompts = [sequence for sequence in self.running if not sequence.is_decoding and not sequence.is_choosing]
-        return min(prompts, key=self._urgency, default=None)
+        return sorted(prompts, key=self._urgency)
 
     def _urgency(self, sequence: Sequence) -> tuple[float, float, int]:
         """The sort key of prompts; the least is read first."""
         gained = _AGEING * self._step_times.tokens_read_in(sequence.age)
         return _priority(sequence), sequence.num_unread - gained, sequence.id
 
-    def _next_chunk(self, sequence: Sequence, batch: Collection[Sequence] = ()) -> Read:
-        """The next chunk of a prompt, in a pass with a batch or in its own."""
+    def _next_chunks(self, batch: list[Sequence]) -> list[Read]:
+        """Chunks of prompts for the batch's next pass: of the first prompt, and of others that fit beside it."""
+        chunks: list[Read] = []
+        room = 0
+        for sequence in filter(self._mixes, self._prompts()):
+            if not chunks:
+                room = self._room_for(sequence, batch)
+            elif any(_begin_alike(sequence, read.sequence) for read in chunks):
+                continue  # it reuses what is read now
+            elif room < min(sequence.num_unread, MIN_CHUNK):
+                break
+            chunks.append(self._next_chunk(sequence, room))
+            # A pass of several prompts cannot be interrupted, so it is short.
+            room = min(room, self._prefill_chunk) - chunks[-1].num_tokens
+        return chunks
+
+    def _next_chunk(self, sequence: Sequence, room: int) -> Read:
+        """The next chunk of a prompt, in a pass that has room for so many tokens."""
         if not sequence.num_produced and sequence.num_read == sequence.num_cached:
             self.before_first_chunk(sequence)
-        return Read.next(sequence, self._chunk(sequence, batch))
+        return Read.next(sequence, self._runner.fit_chunk(sequence, room))
 
-    def _chunk(self, sequence: Sequence, batch: Collection[Sequence]) -> int:
-        """How many tokens of a prompt to read in one pass."""
+    def _room_for(self, sequence: Sequence, batch: Collection[Sequence] = ()) -> int:
+        """How many tokens of prompts to read in a pass that also decodes a batch."""
         num_decoding = sum(other.is_decoding for other in self.running)
-        most = self._prefill_chunk if not sequence.batched else self._idle_chunk
-        if num_decoding:
-            most = self._step_times.chunk(
-                self._prefill_chunk,
-                decoding=self._step_times.seconds_to_step(len(batch)) if batch else None,
-                crowd=(len(self.running) - num_decoding) / num_decoding,
-                target=self._policy.itl_target,
-            )
-        return self._runner.fit_chunk(sequence, most)
+        if not num_decoding:
+            return self._idle_chunk if sequence.batched else self._prefill_chunk
+        return self._step_times.chunk(
+            self._prefill_chunk,
+            decoding=self._step_times.seconds(len(batch)) if batch else None,
+            crowd=(len(self.running) - num_decoding) / num_decoding,
+            target=self._policy.itl_target,
+        )
+
+
+def _begin_alike(sequence: Sequence, other: Sequence) -> bool:
+    """Whether the prompt of a sequence begins with enough unread tokens of another's to wait for these."""
+    if not sequence.reuses_past or sequence.num_read or sequence.request.cache_salt != other.request.cache_salt:
+        return False
+    start = other.num_read
+    return start + MIN_CHUNK <= common_length(sequence.tokens, other.tokens)
 
 
 def _num_prompt_tokens(sequences: list[Sequence]) -> int:

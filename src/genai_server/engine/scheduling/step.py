@@ -86,12 +86,13 @@ class Step:
 class PassRules(Protocol):
     """What a runner can read in one pass."""
 
-    def fit_chunk(self, sequence: Sequence, most: int) -> int:
-        """How many of a prompt's unread tokens to read in a pass that has room for `most`; one more in rare cases."""
+    @property
+    def mixes(self) -> bool:
+        """Whether a pass can read any number of tokens of any sequences."""
         ...
 
-    def may_mix(self, sequences: Several[Sequence]) -> bool:
-        """Whether one pass may read a chunk of the first sequence's prompt and decode the others."""
+    def fit_chunk(self, sequence: Sequence, most: int) -> int:
+        """How many of a prompt's unread tokens to read in a pass that has room for `most`; one more in rare cases."""
         ...
 
     def may_draft(self, sequence: Sequence) -> bool:
@@ -107,7 +108,7 @@ class StepPolicy:
     itl_target: float = 0.0
     # Must hold the keys and values of all running sequences.
     memory: KvMemory = UNSHARED
-    # Whether a step of a lone sequence may read a draft.
+    # Whether steps may read drafts.
     speculates: bool = False
     # The setting that the number of running sequences comes from.
     limited_by: str = "GENAI_MAX_BATCH_SIZE"

@@ -5,6 +5,8 @@ A step's time is shared between the decoding sequences and the prompt that is re
 
 import math
 
+import numpy as np
+
 # A chunk of a prompt may take this many times as long as the step's decoding. A running stream's tokens then take about
 # four times as long. The prompt takes 4/3 of its time alone, plus the overhead of small chunks.
 PROMPT_SHARE = 3.0
@@ -13,10 +15,12 @@ PROMPT_SHARE = 3.0
 MIN_CHUNK = 16
 # Weight of the newest measurement in the moving averages.
 _WEIGHT = 0.3
-# The same for passes of a lone sequence, if it is faster or slower than the average: slow ones are often disturbed.
+# The same for a pass that is faster or slower than the average: slow ones are often disturbed.
 _WEIGHT_FASTER, _WEIGHT_SLOWER = 0.5, 0.1
-# What a further token of such a pass costs before any is measured, as a share of a single one's pass.
+# What a further token costs before any pass of more tokens is measured, as a share of the pass.
 _SHARE_PER_TOKEN = 0.2
+# Passes of at most this many tokens are learned one by one. The time of longer ones is proportional to their tokens.
+MAX_TIMED = 64
 
 
 class StepTimeModel:
@@ -26,8 +30,7 @@ class StepTimeModel:
         self._decoding = 0.0  # seconds of decoding in this round up to now
         self._per_round: float | None = None  # seconds of decoding in a round
         self._per_token: float | None = None  # seconds for a token of a prompt
-        self._by_rows: dict[int, float] = {}  # seconds of a decode pass, by its number of rows
-        self._lone: dict[int, float] = {}  # seconds of a lone sequence's pass, by its tokens: the newest and a draft
+        self._passes: dict[int, float] = {}  # seconds of a pass, by its number of tokens
         self._answer: float | None = None  # tokens of an answer
 
     def begin_round(self) -> None:
@@ -36,52 +39,45 @@ class StepTimeModel:
             self._per_round = _mean(self._per_round, self._decoding)
         self._decoding = 0.0
 
-    def decoded(self, num_rows: int, seconds: float) -> None:
-        """Learn how long a decode pass took."""
-        self._decoding += seconds
-        self._by_rows[num_rows] = _mean(self._by_rows.get(num_rows), seconds)
-        if num_rows == 1:
-            self.verified(1, seconds)
-
-    def prefilled(self, num_tokens: int, seconds: float) -> None:
-        """Learn how long a pass took which read `num_tokens` of a prompt."""
-        self._per_token = _mean(self._per_token, seconds / num_tokens)
-
-    def mixed(self, num_rows: int, num_tokens: int, seconds: float) -> None:
-        """Learn how long a pass took which decoded `num_rows` and read `num_tokens` of a prompt."""
-        decoding = min(seconds, self.seconds_to_step(num_rows) or seconds * num_rows / (num_rows + num_tokens))
+    def passed(self, num_decoded: int, num_tokens: int, seconds: float) -> None:
+        """Learn how long a pass of `num_tokens` took, of which `num_decoded` belong to answers and their drafts."""
+        decoding = seconds
+        if num_prompt := num_tokens - num_decoded:
+            estimated = self.seconds(num_decoded) or seconds * num_decoded / num_tokens
+            decoding = min(seconds, estimated) if num_decoded else 0.0
+            self._per_token = _mean(self._per_token, (seconds - decoding) / num_prompt)
+        elif num_tokens <= MAX_TIMED:
+            before = self._passes.get(num_tokens, seconds)
+            weight = _WEIGHT_FASTER if seconds < before else _WEIGHT_SLOWER
+            self._passes[num_tokens] = before + weight * (seconds - before)
         self._decoding += decoding
-        self.prefilled(num_tokens, seconds - decoding)
 
-    def verified(self, num_tokens: int, seconds: float) -> None:
-        """Learn how long a pass took which read the newest token of a lone sequence and a draft."""
-        before = self._lone.get(num_tokens, seconds)
-        weight = _WEIGHT_FASTER if seconds < before else _WEIGHT_SLOWER
-        self._lone[num_tokens] = before + weight * (seconds - before)
+    def seconds(self, num_tokens: int) -> float:
+        """Seconds of a pass that only decodes; 0 before any measurement."""
+        return float(self.curve(num_tokens)[-1])
 
-    def seconds_to_verify(self, num_tokens: int) -> float:
-        """Seconds of such a pass over `num_tokens`, estimated from other numbers of tokens; 0 before a pass of one.
+    def curve(self, num_tokens: int) -> list[float]:
+        """Seconds of passes that only decode, of 0 to `num_tokens` tokens. All are 0 before any measurement.
 
-        Never less than a pass of one token takes, however uneven the measurements are.
+        A pass of more tokens never takes less time, however uneven the measurements are.
         """
-        if (single := self._lone.get(1)) is None:
-            return 0.0
-        if num_tokens in self._lone:
-            return max(single, self._lone[num_tokens])
-        before = max(number for number in self._lone if number < num_tokens)
-        after = min((number for number in self._lone if number > num_tokens), default=None)
-        if after is not None:
-            slope = (self._lone[after] - self._lone[before]) / (after - before)
-        elif before > 1:
-            slope = (self._lone[before] - single) / (before - 1)
-        else:
-            slope = _SHARE_PER_TOKEN * single
-        return max(single, self._lone[before] + slope * (num_tokens - before))
+        if not self._passes:
+            return [0.0] * (num_tokens + 1)
+        known = sorted(self._passes)
+        times = np.maximum.accumulate([self._passes[number] for number in known])
+        numbers = np.arange(num_tokens + 1)
+        found = np.interp(numbers, known, times)
+        if num_tokens > known[-1]:
+            slope = _SHARE_PER_TOKEN * times[-1] / known[-1]
+            if len(known) > 1:
+                slope = (times[-1] - times[0]) / (known[-1] - known[0])
+            further = numbers[known[-1] :] - known[-1]
+            found[known[-1] :] = times[-1] + slope * further
+        return [float(value) for value in found]
 
-    def seconds_to_step(self, num_rows: int) -> float:
-        """Seconds to decode `num_rows` rows, from the nearest number of rows measured; 0 before any measurement."""
-        nearest = min(self._by_rows, key=lambda rows: abs(rows - num_rows), default=None)
-        return 0.0 if nearest is None else self._by_rows[nearest]
+    def has_timed(self, num_tokens: int) -> bool:
+        """Whether a pass of so many tokens was measured."""
+        return num_tokens in self._passes
 
     def chunk(self, most: int, *, decoding: float | None = None, crowd: float = 1.0, target: float = 0.0) -> int:
         """How many tokens of a prompt to read now, at most `most`. At most MIN_CHUNK before any measurement.

@@ -18,6 +18,7 @@ from genai_server.engine.host.cores import cpu_quota, usable_cores
 from genai_server.engine.host.memory import free_memory
 from genai_server.engine.model.files import check_model_directory, weight_bytes
 from genai_server.engine.model.graph import read_decoder_graph
+from genai_server.engine.model.ragged import slot_length
 from genai_server.installation import this_installation
 from genai_server.options.session import THREADS
 from genai_server.tools.doctor.finding import FAIL, MIB, OK, WARN, Finding
@@ -148,7 +149,7 @@ def _need(directory: str, settings: Settings) -> tuple[int, int]:
         return 0, 0
     try:
         graph = read_decoder_graph(Path(directory))
-        return weights, graph.bytes_per_token * graph.slot_length(min(settings.max_length, info.context_length))
+        return weights, graph.bytes_per_token * slot_length(min(settings.max_length, info.context_length))
     except Exception:  # a broken graph, which other findings report
         return weights, 0
 

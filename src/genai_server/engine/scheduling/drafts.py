@@ -5,16 +5,17 @@ The latter is speculative decoding by prompt lookup (n-grams). One pass verifies
 enough of its tokens are accepted.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
-# Lengths of drafts in tokens.
-LENGTHS = (1, 2, 3, 5, 7, 11, 15)
+# Maximum length of a draft in tokens.
+MAX_LENGTH = 15
 # Maximum length of a match in tokens, and maximum number of earlier positions that are compared.
 _MAX_MATCH = 16
 _MAX_PLACES = 8
 # Minimum length of a long match: more of its drafts are accepted, so these are counted separately.
 _LONG_MATCH = 4
-# Minimum expected speed-up, in tokens per second, for a draft.
+# Minimum expected speed-up of a pass, in tokens per second, for drafts.
 _MIN_GAIN = 1.05
 # Tokens until a draft that is not expected to pay is tried anyway. The number doubles with each rejected draft.
 _FIRST_PAUSE = 8
@@ -24,12 +25,9 @@ _DECAY = 0.7
 # Separates unrelated texts; not a token.
 _GAP = -1
 
-# Seconds of a pass of one sequence over a number of tokens; 0 if unknown.
-PassSeconds = Callable[[int], float]
-
 
 class Acceptance:
-    """The acceptance of recent drafts, and the decision how long the next one is."""
+    """The acceptance of recent drafts, and when one is tried that is not expected to pay."""
 
     def __init__(self, share: float) -> None:
         # Accepted tokens, and tokens up to the first rejected one.
@@ -37,26 +35,63 @@ class Acceptance:
         self._pause = _FIRST_PAUSE
         self._last = 0  # tokens of the text at the last draft
 
-    def length(self, limit: int, num_tokens: int, seconds: PassSeconds) -> int:
-        """The number of tokens to draft, at most `limit`, after a text of `num_tokens`; 0 if it would not pay."""
-        single, share = seconds(1), self._right / self._tried
-        if not single or limit < LENGTHS[0]:
-            return 0
-        best, gain = 0, 0.0
-        for length in LENGTHS:
-            expected = sum(share**n for n in range(length + 1))
-            if length <= limit and expected * single / seconds(1 + length) > gain:
-                best, gain = length, expected * single / seconds(1 + length)
-        if gain < _MIN_GAIN and num_tokens - self._last < self._pause:
-            return 0
-        self._last = num_tokens
-        return best
+    @property
+    def share(self) -> float:
+        """The chance that a token of a draft is accepted, if those before it are."""
+        return self._right / self._tried
 
-    def count(self, num_drafted: int, num_accepted: int) -> None:
-        """Record how many tokens of a draft were accepted."""
+    def is_due(self, num_tokens: int) -> bool:
+        """Whether a draft after a text of `num_tokens` is tried anyway."""
+        return num_tokens - self._last >= self._pause
+
+    def count(self, num_drafted: int, num_accepted: int, num_tokens: int) -> None:
+        """Record how many tokens of a draft after a text of `num_tokens` were accepted."""
+        self._last = num_tokens
         self._right = _DECAY * self._right + num_accepted
         self._tried = _DECAY * self._tried + min(num_accepted + 1, num_drafted)
         self._pause = _FIRST_PAUSE if num_accepted else min(2 * self._pause, _MAX_PAUSE)
+
+
+@dataclass(frozen=True)
+class Draft:
+    """Tokens that may follow a sequence's newest one."""
+
+    tokens: Sequence[int]
+    # The chance that a token is accepted, if those before it are.
+    share: float = 0.0
+    # Whether to try a token even if it is not expected to pay.
+    is_due: bool = False
+
+
+NO_DRAFT = Draft(())
+
+
+def fit_drafts(drafts: Sequence[Draft], seconds: Sequence[float]) -> list[int]:
+    """How many tokens of each sequence's draft to read in a pass.
+
+    `seconds` are those of passes of 0, 1, … tokens; no pass has more. A pass without drafts has one token for each
+    sequence. The drafted tokens are taken by their chance to be accepted, as many as maximize the accepted tokens per
+    second.
+    """
+    num_rows = len(drafts)
+    # A row's chances descend, so the sorted order takes each of its tokens after the one before.
+    chances = [
+        (draft.share**place, row) for row, draft in enumerate(drafts) for place in range(1, len(draft.tokens) + 1)
+    ]
+    chances.sort(key=lambda chance: -chance[0])
+    del chances[max(0, len(seconds) - 1 - num_rows) :]
+    best, gain, expected = 0, _MIN_GAIN * num_rows / seconds[num_rows], float(num_rows)
+    for number, (chance, _) in enumerate(chances, 1):
+        expected += chance
+        if expected / seconds[num_rows + number] > gain:
+            best, gain = number, expected / seconds[num_rows + number]
+    lengths = [0] * num_rows
+    for _, row in chances[:best]:
+        lengths[row] += 1
+    for row, draft in enumerate(drafts):
+        if not lengths[row] and draft.tokens and draft.is_due and num_rows + sum(lengths) + 1 < len(seconds):
+            lengths[row] = 1
+    return lengths
 
 
 class Drafter:
@@ -80,26 +115,30 @@ class Drafter:
             end = prompt[-_MAX_MATCH:]
             self._add([_GAP, *end, *prediction, _GAP, *end])
 
-    def draft(self, tokens: list[int], limit: int, seconds: PassSeconds, forced: Sequence[int] = ()) -> Sequence[int]:
-        """At most `limit` tokens that may follow prompt and answer `tokens`; none if no draft is expected to pay.
+    def draft(self, tokens: list[int], limit: int, forced: Sequence[int] = ()) -> Draft:
+        """At most `limit` tokens that may follow prompt and answer `tokens`, which begin with those of the last call.
 
-        They are the `forced` tokens of a grammar, if there are any. `tokens` must begin with those of the last call.
+        They are the `forced` tokens of a grammar, if there are any.
         """
         self._add(tokens[self._num_known :])
         self._num_known = len(tokens)
+        limit = min(limit, MAX_LENGTH)
+        if limit < 1:
+            return NO_DRAFT
         if forced:
             self._used = self._forced
-            return forced[: self._used.length(min(limit, len(forced)), len(tokens), seconds)]
-        place, length = self._longest_match()
-        if not length:
-            return []
-        self._used = self._long if length >= _LONG_MATCH else self._short
-        wanted = self._used.length(limit, len(tokens), seconds)
-        return self._following(place, wanted) if wanted else []
+            found = forced[:limit]
+        else:
+            place, length = self._longest_match()
+            if not length:
+                return NO_DRAFT
+            self._used = self._long if length >= _LONG_MATCH else self._short
+            found = self._following(place, limit)
+        return Draft(found, self._used.share, self._used.is_due(self._num_known))
 
     def count(self, num_drafted: int, num_accepted: int) -> None:
         """Record how many tokens of the last draft were accepted."""
-        self._used.count(num_drafted, num_accepted)
+        self._used.count(num_drafted, num_accepted, self._num_known)
 
     def _add(self, tokens: Iterable[int]) -> None:
         for token in tokens:

@@ -4,24 +4,14 @@ import random
 
 import pytest
 
-from genai_server.engine.sampling.drafts import LENGTHS, Drafter
+from genai_server.engine.scheduling.drafts import MAX_LENGTH, NO_DRAFT, Draft, Drafter, fit_drafts
 
 # Prompt tokens without repetition.
 PROMPT = list(range(100, 120))
 
 
-def _free(num_tokens: int) -> float:
-    """Passes of any length take the same time."""
-    return 1.0
-
-
-def _by_token(num_tokens: int) -> float:
-    """Each token of a pass takes as long as the first."""
-    return float(num_tokens)
-
-
 def _draft(prompt: list[int], answer: list[int], *, prediction: list[int] | None = None, most: int = 15) -> list[int]:
-    return list(Drafter(prompt, prediction or []).draft([*prompt, *answer], most, _free))
+    return list(Drafter(prompt, prediction or []).draft([*prompt, *answer], most).tokens)
 
 
 @pytest.mark.parametrize("tokens", [[], [1], [1, 2], [1, 1]])
@@ -32,7 +22,7 @@ def test_text_without_repetition_gives_no_draft(tokens: list[int]) -> None:
 
 def test_continuation_of_the_last_two_tokens_is_drafted() -> None:
     assert _draft(PROMPT, [1, 103, 104]) == PROMPT[5:20]
-    assert _draft(PROMPT, [1, 103, 104], most=4) == PROMPT[5:8]
+    assert _draft(PROMPT, [1, 103, 104], most=3) == PROMPT[5:8]
 
 
 def test_one_equal_token_is_no_match() -> None:
@@ -55,9 +45,9 @@ def test_a_loop_is_drafted_further_than_it_has_come() -> None:
 
 def test_prediction_is_drafted_from_its_start_to_its_end() -> None:
     drafter = Drafter(PROMPT, [1, 2, 3, 4])
-    assert drafter.draft(PROMPT, 15, _free) == [1, 2, 3, 4]
-    assert drafter.draft([*PROMPT, 1], 15, _free) == [2, 3, 4]
-    assert drafter.draft([*PROMPT, 1, 2, 3, 4], 15, _free) == []
+    assert drafter.draft(PROMPT, 15).tokens == [1, 2, 3, 4]
+    assert drafter.draft([*PROMPT, 1], 15).tokens == [2, 3, 4]
+    assert drafter.draft([*PROMPT, 1, 2, 3, 4], 15).tokens in ([], ())
 
 
 def test_a_prediction_is_found_again_after_what_differs() -> None:
@@ -72,18 +62,20 @@ def test_drafts_are_independent_of_how_tokens_arrive() -> None:
     for number in range(len(answer)):
         together = Drafter(prompt, [])
         tokens = [*prompt, *answer[:number]]
-        assert one_by_one.draft(tokens, 3, _free) == together.draft(tokens, 3, _free)
-
-
-def test_nothing_is_drafted_before_step_times_are_known() -> None:
-    assert Drafter(PROMPT, [1, 2]).draft(PROMPT, 15, lambda num_tokens: 0.0) == []
+        assert one_by_one.draft(tokens, 3) == together.draft(tokens, 3)
 
 
 def test_no_more_is_drafted_than_the_answer_may_have() -> None:
     for most in range(17):
-        assert len(_draft(PROMPT, [1, 102, 103], most=most)) <= min(most, LENGTHS[-1])
+        assert len(_draft(PROMPT, [1, 102, 103], most=most)) <= min(most, MAX_LENGTH)
     assert _draft(PROMPT, [1, 102, 103], most=0) == []
     assert _draft(PROMPT, [1, 102, 103], most=-1) == []
+
+
+def fitted(draft: Draft, seconds: float) -> list[int]:
+    """The tokens of a draft that a pass reads; each further one takes this multiple of the time of the first."""
+    (length,) = fit_drafts([draft], [0.0, *(1 + seconds * number for number in range(16))])
+    return list(draft.tokens[:length])
 
 
 def _answer(drafter: Drafter, wanted: list[int], seconds: float) -> tuple[int, int]:
@@ -92,7 +84,7 @@ def _answer(drafter: Drafter, wanted: list[int], seconds: float) -> tuple[int, i
     """
     tokens, drafted, accepted = list(PROMPT), 0, 0
     while wanted:
-        draft = drafter.draft(tokens, len(wanted) - 1, lambda number: 1 + seconds * (number - 1))
+        draft = fitted(drafter.draft(tokens, len(wanted) - 1), seconds)
         right = next((n for n, pair in enumerate(zip(draft, wanted, strict=False)) if pair[0] != pair[1]), len(draft))
         if draft:
             drafter.count(len(draft), right)
@@ -127,22 +119,54 @@ def test_drafts_that_are_right_again_are_made_again() -> None:
 def test_drafts_are_rare_if_time_grows_with_tokens() -> None:
     drafted, _ = _answer(Drafter(PROMPT, []), PROMPT * 20, 1.0)
     assert drafted < 0.2 * 20 * len(PROMPT)
-    assert Drafter(PROMPT, []).draft([*PROMPT, 1, 102, 103], 15, _by_token) != []  # tried once
+    assert fitted(Drafter(PROMPT, []).draft([*PROMPT, 1, 102, 103], 15), 1.0) == [104]  # tried once
 
 
 def test_forced_tokens_are_drafted_before_repetitions() -> None:
     drafter = Drafter(PROMPT, [])
-    assert drafter.draft([*PROMPT, 103, 104], 15, _free, forced=[7, 8, 9]) == [7, 8, 9]
-    assert drafter.draft([*PROMPT, 103, 104], 2, _free, forced=[7, 8, 9]) == [7, 8]
-    assert drafter.draft([*PROMPT, 103, 104], 15, _free) == PROMPT[5:20]
+    assert drafter.draft([*PROMPT, 103, 104], 15, forced=[7, 8, 9]).tokens == [7, 8, 9]
+    assert drafter.draft([*PROMPT, 103, 104], 2, forced=[7, 8, 9]).tokens == [7, 8]
+    assert drafter.draft([*PROMPT, 103, 104], 15).tokens == PROMPT[5:20]
 
 
 def test_forced_tokens_that_are_rejected_are_no_longer_drafted() -> None:
     drafter, answer = Drafter(PROMPT, []), [1]
     for _ in range(20):
-        drafted = drafter.draft([*PROMPT, *answer], 15, lambda tokens: 1 + tokens / 4, forced=[7, 8, 9])
+        drafted = fitted(drafter.draft([*PROMPT, *answer], 15, forced=[7, 8, 9]), 0.25)
         if not drafted:
             break
         drafter.count(len(drafted), 0)
         answer.append(2)
     assert not drafted
+
+
+# drafts of several sequences
+
+LINEAR = [float(number) for number in range(100)]
+FLAT = [1.0] * 100
+
+
+def drafts(*shares: float, is_due: bool = False) -> list[Draft]:
+    return [Draft([1] * 15, share, is_due) for share in shares]
+
+
+def test_budget_goes_to_the_likeliest_tokens_of_all_sequences() -> None:
+    steep = [10.0] * 8 + [100.0] * 50
+    assert fit_drafts(drafts(0.9, 0.1, 0.9), steep) == [2, 0, 2]
+    assert fit_drafts(drafts(0.7, 0.9, 0.0), steep) == [1, 3, 0]
+
+
+def test_draft_is_as_long_as_passes_of_all_sequences_allow() -> None:
+    assert fit_drafts(drafts(0.9, 0.9), FLAT) == [15, 15]
+    assert sum(fit_drafts(drafts(0.9, 0.9), FLAT[:13])) == 10
+    assert fit_drafts(drafts(0.9, 0.9), FLAT[:3]) == [0, 0]
+
+
+def test_no_sequence_has_a_draft_that_does_not_pay() -> None:
+    assert fit_drafts(drafts(0.9, 0.9), LINEAR) == [0, 0]
+    assert fit_drafts([NO_DRAFT, NO_DRAFT], FLAT) == [0, 0]
+
+
+def test_due_draft_is_tried_with_one_token() -> None:
+    assert fit_drafts([*drafts(0.1, is_due=True), *drafts(0.1), NO_DRAFT], LINEAR) == [1, 0, 0]
+    assert fit_drafts(drafts(0.1, is_due=True), LINEAR[:2]) == [0]

@@ -1,0 +1,184 @@
+"""A decoder's graph for passes over any number of tokens of any rows.
+
+All tokens of a pass lie in one flat row [1, T], so each matrix is read once for them. Only attention needs rows: it is
+split into two groups, for rows of few tokens and of many. A group is a range of B slots, padded to S tokens, the number
+of its longest row. GatherND makes [B, S, …] of the flat row before attention, and flat tokens after it. The operator's
+input `query_seqlens` (ONNX Runtime 1.32) says how many of the S tokens each row has. With none, the row is idle and
+stays unchanged.
+
+Each group has at least one row, idle or not: ONNX Runtime 1.32 ends the process with SIGFPE for a group without rows.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from genai_server.engine.model.graph import ATTENTION, DecoderGraph, DoesNotFit
+from genai_server.engine.model.output_head import find_head
+
+# int64 [K]: the flat positions whose logits are computed.
+WANTED = "genai_server.wanted"
+# Prefixes of the inputs of the two groups. Past keys and values are `{group}{name}`.
+NARROW, WIDE = "genai_server.narrow.", "genai_server.wide."
+# For each group: PADDED int64 [B, S, 2] has the flat position (0, t) of each padded place; PLACES int64 [1, T_group, 2]
+# has the padded place (row, s) of each of the group's flat tokens; LAST int32 [B] is each row's length after the pass,
+# less one; BOUND int32 [] is at least each row's length and S; NEW int32 [B] is the number of each row's tokens.
+PADDED, PLACES, LAST, BOUND, NEW = "padded", "places", "last", "bound", "new"
+# Maximum number of tokens of a row in the narrow group.
+NARROW_WIDTH = 16
+_STATES = "genai_server.wanted_states"
+# Inputs of a GroupQueryAttention.
+_QUERIES, _PAST, _LENGTHS, _POSITIONS, _BIAS, _QUERY_SEQLENS = slice(0, 3), slice(3, 5), slice(5, 7), 9, 10, 16
+_PRESENT = slice(1, 3)
+# With this attribute, the operator keeps only a window of a short buffer. A slot is never that short.
+_WINDOW_CACHE = "sliding_window_cache"
+
+
+def slot_length(max_length: int) -> int:
+    """The length of a slot for sequences of at most `max_length` tokens.
+
+    A row is padded to the longest of its group; the padding has to fit behind its tokens, but is never written.
+    """
+    return max_length + NARROW_WIDTH
+
+
+def make_ragged(graph: onnx.GraphProto, decoder: DecoderGraph) -> None:
+    """Change a decoder's graph to take flat tokens. Raises DoesNotFit, with the graph half changed."""
+    _choose_positions(graph, decoder)
+    if decoder.switches_at is not None:
+        _never_switch(graph)
+    inputs = {value.name: value for value in graph.input}
+    outputs = {value.name: value for value in graph.output}
+    nodes: list[onnx.NodeProto] = []
+    new_inputs = [_value(WANTED, TensorProto.INT64, ["wanted"])]
+    new_outputs = [outputs[decoder.logits]]
+    for group in (NARROW, WIDE):
+        rows = group + "rows"
+        new_inputs += [
+            _value(group + PADDED, TensorProto.INT64, [rows, group + "width", 2]),
+            _value(group + PLACES, TensorProto.INT64, [1, group + "tokens", 2]),
+            _value(group + LAST, TensorProto.INT32, [rows]),
+            _value(group + BOUND, TensorProto.INT32, []),
+            _value(group + NEW, TensorProto.INT32, [rows]),
+        ]
+    for node in graph.node:
+        if node.op_type != ATTENTION:
+            nodes.append(node)
+            continue
+        nodes += _split(node)
+        for group in (NARROW, WIDE):
+            new_inputs += [_cache(inputs[name], group) for name in node.input[_PAST]]
+            new_outputs += [_cache(outputs[name], group) for name in node.output[_PRESENT]]
+    _set(graph.node, nodes)
+    _set(graph.value_info, [])
+    _set(graph.output, new_outputs)
+    _drop_unread(graph)
+    read = {name for node in graph.node for name in node.input}
+    if decoder.attention_mask in read:
+        raise DoesNotFit("its graph reads the attention mask outside of attention")
+    _set(graph.input, [value for value in [*graph.input, *new_inputs] if value.name in read])
+
+
+def _choose_positions(graph: onnx.GraphProto, decoder: DecoderGraph) -> None:
+    """Compute the logits [1, K, vocab_size] of the wanted positions only."""
+    head = find_head(graph, decoder.logits)
+    if head is not None and decoder.gives_last_logits_only:
+        states = _all_states(graph, head.states)
+        head.read_through(graph, helper.make_node("Gather", [states, WANTED], [_STATES], axis=1))
+    elif head is not None:
+        head.read_through(graph, helper.make_node("Gather", [head.states, WANTED], [_STATES], axis=1))
+    elif decoder.gives_last_logits_only:
+        raise DoesNotFit("its graph gives the logits of the last token only")
+    else:  # all logits are computed
+        complete = f"{decoder.logits}.all"
+        for node in graph.node:
+            for names in (node.input, node.output):
+                for position, name in enumerate(names):
+                    if name == decoder.logits:
+                        names[position] = complete
+        graph.node.append(helper.make_node("Gather", [complete, WANTED], [decoder.logits], axis=1))
+    logits = next(value for value in graph.output if value.name == decoder.logits)
+    logits.type.tensor_type.shape.dim[0].dim_value = 1
+    logits.type.tensor_type.shape.dim[1].dim_param = "wanted"
+
+
+def _all_states(graph: onnx.GraphProto, last: str) -> str:
+    """The states that a graph selects those of the last token from. Raises DoesNotFit if they are not found."""
+    makers = {output: node for node in graph.node for output in node.output}
+    while (maker := makers.get(last)) is not None and maker.op_type in {"Squeeze", "Unsqueeze"}:
+        last = maker.input[0]
+    if maker is None or maker.op_type not in {"Gather", "Slice"}:
+        raise DoesNotFit("its graph gives the logits of the last token only")
+    states: str = maker.input[0]
+    return states
+
+
+def _never_switch(graph: onnx.GraphProto) -> None:
+    """Keep the constants for short rows: a batch has no longer ones (`DecoderGraph.switches_at`)."""
+    never = "genai_server.never"
+    graph.initializer.append(numpy_helper.from_array(np.array(False), never))
+    for node in graph.node:
+        if node.op_type == "If":
+            node.input[0] = never
+
+
+def _split(node: onnx.NodeProto) -> list[onnx.NodeProto]:
+    """The nodes that replace an attention: one for each group, and those that pad, flatten and join."""
+    if len(node.input) > _BIAS and node.input[_BIAS]:
+        raise DoesNotFit("its attention has a bias")
+    made, out, parts = [], node.output[0], []
+    for group in (NARROW, WIDE):
+        inputs = [*node.input, *[""] * (_QUERY_SEQLENS + 1 - len(node.input))]
+        for position in (*range(_QUERIES.stop), _POSITIONS):
+            if inputs[position]:
+                padded = f"{group}{out}.{position}"
+                made.append(helper.make_node("GatherND", [inputs[position], group + PADDED], [padded]))
+                inputs[position] = padded
+        inputs[_PAST] = [group + name for name in node.input[_PAST]]
+        inputs[_LENGTHS] = [group + LAST, group + BOUND]
+        inputs[_QUERY_SEQLENS] = group + NEW
+        copy = onnx.NodeProto()
+        copy.CopyFrom(node)
+        copy.name = group + node.name
+        _set(copy.input, inputs)
+        _set(copy.output, [group + out, *(group + name for name in node.output[_PRESENT])])
+        _set(copy.attribute, [attribute for attribute in node.attribute if attribute.name != _WINDOW_CACHE])
+        parts.append(f"{group}{out}.flat")
+        made += [copy, helper.make_node("GatherND", [group + out, group + PLACES], parts[-1:])]
+    return [*made, helper.make_node("Concat", parts, [out], axis=1)]
+
+
+def _drop_unread(graph: onnx.GraphProto) -> None:
+    """Remove nodes without read outputs, such as those that took lengths from the attention mask."""
+    wanted = {value.name for value in graph.output}
+    kept = []
+    for node in reversed(graph.node):  # in a graph each node follows the nodes that it reads
+        if wanted.intersection(node.output):
+            kept.append(node)
+            wanted.update(node.input)
+            wanted.update(name for a in node.attribute for inner in a.g.node for name in inner.input)
+    _set(graph.node, kept[::-1])
+
+
+def _cache(value: onnx.ValueInfoProto, group: str) -> onnx.ValueInfoProto:
+    """A buffer of one of the groups, with its own number of rows."""
+    found = onnx.ValueInfoProto()
+    found.CopyFrom(value)
+    found.name = group + value.name
+    found.type.tensor_type.shape.dim[0].dim_param = group + "rows"
+    found.type.tensor_type.shape.dim[2].dim_param = "slot_length"
+    return found
+
+
+def _value(name: str, kind: int, shape: list[int | str]) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, kind, shape)
+
+
+def _set(field: Any, values: Iterable[Any]) -> None:
+    """Replace the values of a repeated field."""
+    values = list(values)
+    del field[:]
+    field.extend(values)

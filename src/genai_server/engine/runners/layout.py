@@ -1,0 +1,129 @@
+"""Where the tokens of a pass lie: in the flat row, in the two groups of attention, and in the KV cache slots.
+
+The inputs are those of engine/model/ragged.py.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from genai_server.engine.model.ragged import BOUND, LAST, NARROW, NARROW_WIDTH, NEW, PADDED, PLACES, WANTED, WIDE
+
+# With a single place for each row, attention on CPUs takes another kernel. Its results may depend on the other rows.
+_EXACT_WIDTH = 2
+# Wide rows share a pass if padding makes their places at most this many times their tokens. Padding costs copies only.
+_MAX_PADDING = 3
+
+
+@dataclass(frozen=True)
+class Row:
+    """The tokens that a pass reads behind those of a slot."""
+
+    slot: int
+    num_cached: int
+    tokens: Sequence[int]
+    # The logits after this many of the last tokens are wanted.
+    num_logits: int = 1
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether the row is in the wide group."""
+        return len(self.tokens) > NARROW_WIDTH
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A pass over some rows."""
+
+    # Flat tokens and their positions in their sequences, int64 [1, T].
+    ids: NDArray[np.int64]
+    positions: NDArray[np.int64]
+    # The other inputs, by name.
+    inputs: dict[str, NDArray[np.int64] | NDArray[np.int32]]
+    # For the narrow and the wide group, the first slot and the number of slots.
+    spans: tuple[tuple[int, int], tuple[int, int]]
+    # The number of logits that the pass computes, and for each row the range of its own.
+    num_logits: int
+    logits: list[slice]
+
+    @property
+    def num_tokens(self) -> int:
+        """Flat tokens, with those that fill groups up."""
+        return self.ids.size
+
+
+def split_passes(rows: Iterable[Row], slot_length: int) -> list[list[Row]]:
+    """The rows of each pass. A further one is needed only for wide rows that are far apart or differ much in length."""
+    rows = list(rows)
+    spans: list[list[Row]] = []
+    for row in sorted((row for row in rows if row.is_wide), key=lambda row: row.slot):
+        if spans and _may_join([*spans[-1], row], slot_length):
+            spans[-1].append(row)
+        else:
+            spans.append([row])
+    narrow = [row for row in rows if not row.is_wide]
+    first, *others = spans or [[]]
+    return [[*narrow, *first], *others]
+
+
+def _may_join(rows: list[Row], slot_length: int) -> bool:
+    width = max(len(row.tokens) for row in rows)
+    if max(row.num_cached for row in rows) + width > slot_length:
+        return False
+    num_places = (rows[-1].slot + 1 - rows[0].slot) * width
+    return num_places <= _MAX_PADDING * sum(len(row.tokens) for row in rows)
+
+
+def lay_out(rows: Sequence[Row], *, exact_group: int | None = None) -> Layout:
+    """Lay out a pass.
+
+    With an `exact_group`, each row is bitwise the same beside any others: the flat tokens and the logits are filled up
+    to complete groups of this size with some that nothing reads.
+    """
+    row_group, min_width = (1, 1) if exact_group is None else (exact_group, _EXACT_WIDTH)
+    ids: list[int] = []
+    positions: list[int] = []
+    wanted: list[int] = []
+    inputs: dict[str, NDArray[np.int64] | NDArray[np.int32]] = {}
+    spans: list[tuple[int, int]] = []
+    logits: dict[int, slice] = {}
+    for group in (NARROW, WIDE):
+        members = [(number, row) for number, row in enumerate(rows) if row.is_wide == (group is WIDE)]
+        first = min((row.slot for _, row in members), default=0)
+        num_rows = max((row.slot + 1 - first for _, row in members), default=1)  # at least one, idle or not
+        width = max([min_width, *(len(row.tokens) for _, row in members)])
+        padded = np.zeros((num_rows, width, 2), np.int64)
+        last, new = np.zeros(num_rows, np.int32), np.zeros(num_rows, np.int32)
+        places: list[tuple[int, int]] = []
+        for number, row in members:
+            index, num_tokens, start = row.slot - first, len(row.tokens), len(ids)
+            padded[index, :num_tokens, 1] = np.arange(start, start + num_tokens)
+            last[index], new[index] = row.num_cached + num_tokens - 1, num_tokens
+            places += [(index, place) for place in range(num_tokens)]
+            ids += row.tokens
+            positions += range(row.num_cached, row.num_cached + num_tokens)
+            logits[number] = slice(len(wanted), len(wanted) + row.num_logits)
+            wanted += range(len(ids) - row.num_logits, len(ids))
+        if group is WIDE:
+            missing = -len(ids) % row_group
+            ids += [0] * missing
+            positions += [0] * missing
+            places += [(0, 0)] * missing
+        spans.append((first, num_rows))
+        inputs[group + PADDED] = padded
+        inputs[group + PLACES] = np.array(places, np.int64).reshape(1, -1, 2)
+        inputs[group + LAST], inputs[group + NEW] = last, new
+        inputs[group + BOUND] = np.array(max(int(last.max()) + 1, width), np.int32)
+    wanted += [0] * (-len(wanted) % row_group)
+    inputs[WANTED] = np.array(wanted, np.int64)
+    narrow, wide = spans
+    return Layout(
+        ids=np.array([ids], np.int64),
+        positions=np.array([positions], np.int64),
+        inputs=inputs,
+        spans=(narrow, wide),
+        num_logits=len(wanted),
+        logits=[logits[number] for number in range(len(rows))],
+    )

@@ -1,0 +1,105 @@
+"""Which graphs can be made ragged, and what the changed graph has."""
+
+from dataclasses import replace
+
+import onnx
+import pytest
+from onnx import helper
+
+from genai_server.engine.model.graph import ATTENTION, DoesNotFit, read_decoder_graph
+from genai_server.engine.model.ragged import LAST, NARROW, NEW, PADDED, PLACES, WANTED, WIDE, make_ragged
+from tests.running_server import DEMO
+
+DECODER = read_decoder_graph(DEMO)
+
+
+def _graph() -> onnx.GraphProto:
+    return onnx.load(str(DECODER.path), load_external_data=False).graph
+
+
+def _attentions(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
+    return [node for node in graph.node if node.op_type == ATTENTION]
+
+
+def test_ragged_graph_has_two_attentions_with_caches_for_each() -> None:
+    before, graph = _graph(), _graph()
+    make_ragged(graph, DECODER)
+    assert len(_attentions(graph)) == 2 * len(_attentions(before))
+    inputs = {value.name for value in graph.input}
+    assert {DECODER.input_ids, WANTED} <= inputs
+    assert DECODER.attention_mask not in inputs
+    for group in (NARROW, WIDE):
+        assert {group + name for name in (PADDED, PLACES, LAST, NEW, *DECODER.past_names)} <= inputs
+    made = {value.name for value in graph.output}
+    assert made == {DECODER.logits, *(group + name for group in (NARROW, WIDE) for name in DECODER.present_names)}
+
+
+def test_ragged_graph_has_no_unused_nodes() -> None:
+    graph = _graph()
+    make_ragged(graph, DECODER)
+    read = {name for node in graph.node for name in node.input} | {value.name for value in graph.output}
+    assert all(read.intersection(node.output) for node in graph.node)
+    assert all(value.name in read for value in graph.input)
+
+
+def test_graph_without_the_states_of_all_positions_does_not_fit() -> None:
+    with pytest.raises(DoesNotFit, match="last token only"):
+        make_ragged(_graph(), replace(DECODER, gives_last_logits_only=True))
+
+
+def test_selection_of_the_last_position_is_replaced() -> None:
+    graph = _graph()
+    head = next(node for node in graph.node if DECODER.logits in node.output)
+    graph.initializer.append(helper.make_tensor("last_position", onnx.TensorProto.INT64, [1], [-1]))
+    place = list(graph.node).index(head)
+    graph.node.insert(place, helper.make_node("Gather", [head.input[0], "last_position"], ["last_states"], axis=1))
+    graph.node[place + 1].input[0] = "last_states"
+    make_ragged(graph, replace(DECODER, gives_last_logits_only=True))
+    assert "last_states" not in {name for node in graph.node for name in node.output}
+
+
+def test_unknown_output_is_left_out() -> None:
+    graph = _graph()
+    graph.node.insert(0, helper.make_node("Cast", [DECODER.attention_mask], ["as_floats"], to=1))
+    graph.output.append(helper.make_tensor_value_info("as_floats", 1, ["rows", "length"]))
+    make_ragged(graph, DECODER)
+    assert "as_floats" not in {value.name for value in graph.output}
+
+
+def test_graph_whose_mask_is_read_elsewhere_does_not_fit() -> None:
+    graph = _graph()
+    first = _attentions(graph)[0]
+    graph.node.insert(0, helper.make_node("Cast", [DECODER.attention_mask], ["as_floats"], to=1))
+    graph.node.insert(1, helper.make_node("ReduceSum", ["as_floats"], ["sum"], keepdims=0))
+    index = list(graph.node).index(first)
+    graph.node.insert(index, helper.make_node("Add", [first.input[0], "sum"], ["shifted"]))
+    first.input[0] = "shifted"
+    with pytest.raises(DoesNotFit, match="attention mask"):
+        make_ragged(graph, DECODER)
+
+
+def test_positions_of_attention_are_padded_like_its_queries() -> None:
+    graph = _graph()
+    for node in _attentions(graph):
+        node.input[:] = [*node.input, *[""] * 10][:9] + ["positions"]
+    make_ragged(graph, DECODER)
+    makers = {output: node for node in graph.node for output in node.output}
+    for node in _attentions(graph):
+        assert list(makers[node.input[9]].input) == ["positions", makers[node.input[0]].input[1]]
+
+
+def test_attention_with_a_bias_does_not_fit() -> None:
+    graph = _graph()
+    first = _attentions(graph)[0]
+    first.input[:] = [*first.input, *[""] * 10][:10] + ["bias"]
+    with pytest.raises(DoesNotFit, match="bias"):
+        make_ragged(graph, DECODER)
+
+
+def test_logits_that_come_from_no_product_are_selected() -> None:
+    graph = _graph()
+    graph.node.append(helper.make_node("Softmax", [DECODER.logits], ["chances"]))
+    graph.output.append(helper.make_tensor_value_info("chances", 1, ["rows", "positions", 2]))
+    make_ragged(graph, replace(DECODER, logits="chances"))
+    (selection,) = (node for node in graph.node if WANTED in node.input)
+    assert list(selection.output) == ["chances"]

@@ -1,0 +1,84 @@
+"""Where the tokens of a pass lie."""
+
+import numpy as np
+import pytest
+
+from genai_server.engine.model.ragged import (
+    BOUND,
+    LAST,
+    NARROW,
+    NARROW_WIDTH,
+    NEW,
+    PADDED,
+    PLACES,
+    WANTED,
+    WIDE,
+)
+from genai_server.engine.runners.layout import Layout, Row, lay_out, split_passes
+
+
+def padded_ids(layout: Layout, group: str) -> list[list[int]]:
+    """The tokens [rows, width] that attention sees, with the first flat token at padded places."""
+    return [[int(layout.ids[tuple(place)]) for place in row] for row in layout.inputs[group + PADDED]]
+
+
+def test_rows_are_padded_and_flattened_in_their_group() -> None:
+    rows = [Row(4, 10, [41, 42]), Row(0, 0, list(range(100, 120)), 20), Row(2, 7, [21])]
+    layout = lay_out(rows)
+    assert layout.spans == ((2, 3), (0, 1))
+    assert layout.ids.tolist() == [[41, 42, 21, *range(100, 120)]]
+    assert layout.positions.tolist() == [[10, 11, 7, *range(20)]]
+    assert padded_ids(layout, NARROW) == [[21, 41], [41, 41], [41, 42]]
+    assert layout.inputs[NARROW + PLACES].tolist() == [[[2, 0], [2, 1], [0, 0]]]
+    assert layout.inputs[NARROW + LAST].tolist() == [7, 0, 11]
+    assert layout.inputs[NARROW + NEW].tolist() == [1, 0, 2]
+    assert layout.inputs[NARROW + BOUND] == 12
+    assert padded_ids(layout, WIDE) == [list(range(100, 120))]
+    assert layout.inputs[WANTED].tolist() == [1, 2, *range(3, 23)]
+    assert layout.logits == [slice(0, 1), slice(2, 22), slice(1, 2)]
+
+
+@pytest.mark.parametrize("rows", [[Row(0, 5, [1])], [Row(3, 0, [1] * 40)]])
+def test_unused_group_has_one_idle_row(rows: list[Row]) -> None:
+    layout = lay_out(rows)
+    unused = WIDE if len(rows[0].tokens) == 1 else NARROW
+    assert layout.inputs[unused + NEW].tolist() == layout.inputs[unused + LAST].tolist() == [0]
+    assert layout.inputs[unused + PADDED].shape == (1, 1, 2)
+    assert layout.inputs[unused + PLACES].shape == (1, 0, 2)
+
+
+@pytest.mark.parametrize(("exact_group", "width"), [(None, 1), (1, 2), (4, 2)])
+def test_only_exact_rows_of_one_token_are_padded(exact_group: int | None, width: int) -> None:
+    assert lay_out([Row(0, 5, [1])], exact_group=exact_group).inputs[NARROW + PADDED].shape == (1, width, 2)
+
+
+@pytest.mark.parametrize("group", [1, 2, 4, 8])
+def test_tokens_and_logits_are_filled_up_to_complete_groups(group: int) -> None:
+    layout = lay_out([Row(0, 5, [1]), Row(1, 0, [2] * 18)], exact_group=group)
+    assert layout.num_tokens % group == layout.num_logits % group == 0
+    assert layout.num_tokens - 19 < group
+    assert layout.logits == [slice(0, 1), slice(1, 2)]
+    # The added tokens are read by no row.
+    read = np.concatenate([layout.inputs[part + PADDED][:, :, 1].ravel() for part in (NARROW, WIDE)])
+    assert read.max() == 18
+
+
+def wide(slot: int, num_tokens: int, num_cached: int = 0) -> Row:
+    return Row(slot, num_cached, [1] * num_tokens)
+
+
+@pytest.mark.parametrize(
+    ("rows", "num_passes"),
+    [
+        ([wide(0, 20), wide(1, 30), Row(5, 9, [1])], 1),
+        ([wide(0, 20), wide(2, 20)], 1),
+        ([wide(0, 20), wide(9, 20)], 2),
+        ([wide(0, 200), wide(1, 17), wide(2, 17), wide(3, 17)], 2),
+        ([wide(0, 20, num_cached=80), wide(1, 40)], 2),
+        ([Row(0, 0, [1] * NARROW_WIDTH), Row(9, 0, [1] * NARROW_WIDTH)], 1),
+    ],
+)
+def test_only_rows_with_little_padding_share_a_pass(rows: list[Row], num_passes: int) -> None:
+    passes = split_passes(rows, slot_length=110)
+    assert len(passes) == num_passes
+    assert sorted(row.slot for members in passes for row in members) == sorted(row.slot for row in rows)
