@@ -28,6 +28,7 @@ def engine_spec(
         max_length=max_length,
         scheduler="auto",
         kv_cache_bytes=0,
+        kv_cache_type="fp32",
         prefill_weights="int4",
         cache_dir=str(cache_dir or ""),
         profile_dir="",

@@ -118,6 +118,14 @@ class Settings(BaseModel):
         description="Maximum memory for a batch's keys and values, in bytes; 0 uses half of the memory that is free "
         "at startup. On Linux CPUs each running request reserves memory for its prompt plus `max_tokens`.",
     )
+    kv_cache_type: str = Field(
+        "fp32",
+        alias="GENAI_KV_CACHE_TYPE",
+        pattern="^(auto|fp32|fp16)$",
+        description="Numbers of a batch's keys and values on CPUs: `fp32`, `fp16` (half the memory, slower decoding), "
+        "or `auto`: `fp16` if the memory does not hold `GENAI_MAX_BATCH_SIZE` requests of `GENAI_MAX_LENGTH` in 32 "
+        "bits. A model built with 16 bits keeps them.",
+    )
     exact: bool = Field(
         False,
         alias="GENAI_EXACT",

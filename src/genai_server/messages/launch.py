@@ -30,6 +30,7 @@ class EngineSettings(Struct, frozen=True):
     scheduler: str
     # Maximum bytes of the batch's KV cache; 0 uses half of the free memory.
     kv_cache_bytes: int
+    kv_cache_type: str
     # Weights for CPU steps of many tokens: auto, int4 or int8.
     prefill_weights: str
     # Folder for packed weights; "" for no cache.

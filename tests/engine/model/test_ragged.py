@@ -2,9 +2,10 @@
 
 from dataclasses import replace
 
+import numpy as np
 import onnx
 import pytest
-from onnx import helper
+from onnx import TensorProto, helper
 
 from genai_server.engine.model.graph import ATTENTION, DoesNotFit, read_decoder_graph
 from genai_server.engine.model.ragged import LAST, NARROW, NEW, PADDED, PLACES, WANTED, WIDE, make_ragged
@@ -103,3 +104,17 @@ def test_logits_that_come_from_no_product_are_selected() -> None:
     make_ragged(graph, replace(DECODER, logits="chances"))
     (selection,) = (node for node in graph.node if WANTED in node.input)
     assert list(selection.output) == ["chances"]
+
+
+def test_keys_and_values_of_16_bits_have_casts_around_attention() -> None:
+    graph = _graph()
+    make_ragged(graph, replace(DECODER, cache_type=np.float16))
+    kinds = {value.name: value.type.tensor_type.elem_type for value in [*graph.input, *graph.output]}
+    for group in (NARROW, WIDE):
+        for name in (*DECODER.past_names, *DECODER.present_names):
+            assert kinds[group + name] == TensorProto.FLOAT16
+    assert kinds[DECODER.logits] == TensorProto.FLOAT
+    casts = [node for node in graph.node if node.op_type == "Cast"]
+    made = [output for node in casts for output in node.output]
+    assert len(set(made)) == len(made)
+    assert sum("cos" in name or "sin" in name for name in made) == 2  # once for all layers

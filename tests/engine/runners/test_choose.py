@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 from genai_server.config import Settings, engine_settings
@@ -19,7 +20,7 @@ from genai_server.engine.model.ragged import slot_length
 from genai_server.engine.model.session import open_session
 from genai_server.engine.runners import buffers, choose, cpu_buffers
 from genai_server.engine.runners.batched import BatchedRunner
-from genai_server.engine.runners.cpu_buffers import page_tokens
+from genai_server.engine.runners.cpu_buffers import CpuBuffers, page_tokens
 from genai_server.engine.runners.device_buffers import Place
 from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.runners.runner_rules import runs_by_library
@@ -91,6 +92,33 @@ def test_shared_slots_always_fit_one_request_of_full_length(bytes_: float, num_s
     runners = RunnerPair(ScriptedRunner(), choose.load_batched(given, DEMO, check_model_directory(DEMO)))
     assert (runners.batching.num_slots, runners.batching.kv_tokens) == (num_slots, num_tokens)
     assert runners.main.abilities.memory.pages(128) <= runners.main.abilities.memory.num_pages
+
+
+@pytest.mark.parametrize(
+    ("kind", "requests", "found"),
+    [
+        ("fp32", 1.5, np.float32),
+        ("fp16", 5, np.float16),
+        ("auto", 5, np.float32),
+        ("auto", 3.5, np.float16),
+    ],
+)
+def test_keys_and_values_have_the_chosen_number_of_bits(kind: str, requests: float, found: type) -> None:
+    """The memory holds this number of requests of full length in 32 bits, and up to four run."""
+    given = spec(128, kv_cache_bytes=int(requests * slot_bytes(128)), kv_cache_type=kind)
+    batched = choose.load_batched(given, DEMO, check_model_directory(DEMO))
+    assert isinstance(batched.buffers, CpuBuffers)
+    assert {array.dtype for array in batched.buffers.arrays} == {np.dtype(found)}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="slots share memory on Linux")
+def test_16_bits_hold_twice_the_tokens() -> None:
+    tokens = []
+    for kind in ("fp32", "fp16"):
+        given = spec(128, kv_cache_bytes=2 * slot_bytes(128), kv_cache_type=kind)
+        batched = choose.load_batched(given, DEMO, check_model_directory(DEMO))
+        tokens.append(batched.abilities.memory.num_tokens(batched.abilities.max_rows))
+    assert tokens[1] == pytest.approx(2 * tokens[0], rel=0.1)
 
 
 @pytest.mark.parametrize(

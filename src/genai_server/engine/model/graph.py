@@ -37,7 +37,7 @@ class DecoderGraph:
     present_names: tuple[str, ...]
     num_kv_heads: int
     head_size: int
-    # A numpy type.
+    # A numpy type, of the buffers. The graph's own may have more bits.
     cache_type: Any
     # A numpy type.
     logits_type: Any

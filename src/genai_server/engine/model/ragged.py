@@ -30,9 +30,13 @@ PADDED, PLACES, LAST, BOUND, NEW = "padded", "places", "last", "bound", "new"
 # Maximum number of tokens of a row in the narrow group.
 NARROW_WIDTH = 16
 _STATES = "genai_server.wanted_states"
+# Ends the names of values in 16 bits.
+_HALF = ".half"
 # Inputs of a GroupQueryAttention.
 _QUERIES, _PAST, _LENGTHS, _POSITIONS, _BIAS, _QUERY_SEQLENS = slice(0, 3), slice(3, 5), slice(5, 7), 9, 10, 16
 _PRESENT = slice(1, 3)
+# Inputs of the type of the queries: these, keys, values, cosines, sines, a sink for each head, and norms.
+_FLOATS = (0, 1, 2, 7, 8, 11, 14, 15)
 # With this attribute, the operator keeps only a window of a short buffer. A slot is never that short.
 _WINDOW_CACHE = "sliding_window_cache"
 
@@ -46,13 +50,19 @@ def slot_length(max_length: int) -> int:
 
 
 def make_ragged(graph: onnx.GraphProto, decoder: DecoderGraph) -> None:
-    """Change a decoder's graph to take flat tokens. Raises DoesNotFit, with the graph half changed."""
+    """Change a decoder's graph to take flat tokens, and keys and values of the decoder's type.
+
+    Raises DoesNotFit, with the graph half changed.
+    """
     _choose_positions(graph, decoder)
     if decoder.switches_at is not None:
         _never_switch(graph)
     inputs = {value.name: value for value in graph.input}
     outputs = {value.name: value for value in graph.output}
+    kind = helper.np_dtype_to_tensor_dtype(np.dtype(decoder.cache_type))
+    is_narrowed = inputs[decoder.past_names[0]].type.tensor_type.elem_type != kind
     nodes: list[onnx.NodeProto] = []
+    halved: dict[str, str] = {}
     new_inputs = [_value(WANTED, TensorProto.INT64, ["wanted"])]
     new_outputs = [outputs[decoder.logits]]
     for group in (NARROW, WIDE):
@@ -68,10 +78,15 @@ def make_ragged(graph: onnx.GraphProto, decoder: DecoderGraph) -> None:
         if node.op_type != ATTENTION:
             nodes.append(node)
             continue
+        if is_narrowed:
+            nodes += _in_half(node, halved)
         nodes += _split(node)
         for group in (NARROW, WIDE):
-            new_inputs += [_cache(inputs[name], group) for name in node.input[_PAST]]
-            new_outputs += [_cache(outputs[name], group) for name in node.output[_PRESENT]]
+            new_inputs += [_cache(inputs[name], group, kind) for name in node.input[_PAST]]
+            new_outputs += [_cache(outputs[name], group, kind) for name in node.output[_PRESENT]]
+        if is_narrowed:
+            half = node.output[0]
+            nodes.append(helper.make_node("Cast", [half], [half.removesuffix(_HALF)], to=TensorProto.FLOAT))
     _set(graph.node, nodes)
     _set(graph.value_info, [])
     _set(graph.output, new_outputs)
@@ -125,6 +140,19 @@ def _never_switch(graph: onnx.GraphProto) -> None:
             node.input[0] = never
 
 
+def _in_half(node: onnx.NodeProto, halved: dict[str, str]) -> list[onnx.NodeProto]:
+    """Let an attention compute in 16 bits: returns the casts of its inputs. Those in `halved` exist already."""
+    made = []
+    for position in _FLOATS:
+        if position < len(node.input) and (name := node.input[position]):
+            if name not in halved:
+                halved[name] = name + _HALF
+                made.append(helper.make_node("Cast", [name], [halved[name]], to=TensorProto.FLOAT16))
+            node.input[position] = halved[name]
+    node.output[0] += _HALF
+    return made
+
+
 def _split(node: onnx.NodeProto) -> list[onnx.NodeProto]:
     """The nodes that replace an attention: one for each group, and those that pad, flatten and join."""
     if len(node.input) > _BIAS and node.input[_BIAS]:
@@ -163,11 +191,12 @@ def _drop_unread(graph: onnx.GraphProto) -> None:
     _set(graph.node, kept[::-1])
 
 
-def _cache(value: onnx.ValueInfoProto, group: str) -> onnx.ValueInfoProto:
-    """A buffer of one of the groups, with its own number of rows."""
+def _cache(value: onnx.ValueInfoProto, group: str, kind: int) -> onnx.ValueInfoProto:
+    """A buffer of one of the groups, with its own number of rows, of an element type."""
     found = onnx.ValueInfoProto()
     found.CopyFrom(value)
     found.name = group + value.name
+    found.type.tensor_type.elem_type = kind
     found.type.tensor_type.shape.dim[0].dim_param = group + "rows"
     found.type.tensor_type.shape.dim[2].dim_param = "slot_length"
     return found

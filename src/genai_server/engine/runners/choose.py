@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 from msgspec import structs
 
 from genai_server.engine.host.memory import free_memory
@@ -126,6 +127,8 @@ def load_batched(spec: EngineSpec, model_dir: Path, model: ModelInfo) -> "Batche
             f"its rope changes for a whole batch as soon as one row has more than {graph.switches_at} tokens, and "
             f"GENAI_MAX_LENGTH allows {max_length}"
         )
+    if _takes_half(spec, graph, max_length):
+        graph = replace(graph, cache_type=np.float16)
     limits = _limits(spec, graph, max_length)
     prefix = _session_profile(spec)
     optimized = model_dir != Path(spec.model_dir)
@@ -152,6 +155,20 @@ def load_batched(spec: EngineSpec, model_dir: Path, model: ModelInfo) -> "Batche
         raise DoesNotFit(f"its first pass in a batch failed: {error.message}") from error
 
 
+def _takes_half(spec: EngineSpec, graph: "DecoderGraph", max_length: int) -> bool:
+    """Whether keys and values of 32 bits are kept in 16."""
+    wanted = spec.settings.kv_cache_type
+    if wanted == "auto":
+        needed = spec.settings.max_batch_size * max_length * graph.bytes_per_token
+        wanted = "fp16" if needed > _allowed_bytes(spec) else "fp32"
+        log.info("keys and values have the type %s: a full batch needs %d bytes in 32 bits", wanted, needed)
+    return wanted == "fp16" and _on_cpu(spec)
+
+
+def _allowed_bytes(spec: EngineSpec) -> int:
+    return spec.settings.kv_cache_bytes or free_memory() // 2
+
+
 def _limits(spec: EngineSpec, graph: "DecoderGraph", max_length: int) -> "BatchLimits":
     """How many sequences of at most `max_length` tokens run at once, and which memory they share.
 
@@ -167,7 +184,7 @@ def _limits(spec: EngineSpec, graph: "DecoderGraph", max_length: int) -> "BatchL
     shares = _on_cpu(spec) and can_reserve(graph, most, max_length)
     tokens = page_tokens(graph) if shares else slot_length(max_length)
     page_bytes = graph.bytes_per_token * tokens
-    allowed = settings.kv_cache_bytes or free_memory() // 2
+    allowed = _allowed_bytes(spec)
     shared = max_length // tokens  # pages of the longest sequence beside its slot's own
     num_pages = allowed // page_bytes
     num_slots = min(most, num_pages - shared)
