@@ -20,6 +20,7 @@ from statistics import median
 from _models.engine_spec import engine_spec
 from _models.table import table
 from llguidance import LLMatcher
+from msgspec import structs
 
 from genai_server.engine.ipc.mailbox import Connected
 from genai_server.engine.loop import EngineLoop
@@ -97,6 +98,7 @@ def main() -> None:
         spec = engine_spec(
             arguments.model_dir, arguments.clients, PROMPT + arguments.tokens, arguments.cache or Path(folder) / "cache"
         )
+        spec = structs.replace(spec, settings=structs.replace(spec.settings, prefill_weights="auto"))
         runners = load_runners(spec)
         if not runners.main.abilities.drafts:
             parser.exit(1, f"{arguments.model_dir} cannot have drafts\n")
