@@ -177,7 +177,7 @@ def test_requests_beyond_max_running_queue_in_arrival_order(tmp_path: Path) -> N
     for key in (1, 2, 3):
         bench.submit(key, "say ab")
     bench.steps(1)
-    assert (API, Load(running=1, waiting=2, room=0, retry_after=1, capacity=Capacity(1, 2))) in bench.sent
+    assert (API, Load(running=1, waiting=2, num_free=0, retry_after=1, capacity=Capacity(1, 2))) in bench.sent
     bench.run()
     ends = [message.key for _, message in bench.sent if isinstance(message, Finished)]
     assert ends == [1, 2, 3]
@@ -220,7 +220,7 @@ def test_the_requests_of_an_api_process_that_died_are_dropped(bench: Bench) -> N
     bench.submit(1, "count 20", connection=OTHER_API)
     bench.steps(4)
     capacity = bench.scheduler.capacity
-    assert (API, Load(running=2, others=1, room=6, capacity=capacity)) in bench.sent
+    assert (API, Load(running=2, others=1, num_free=6, capacity=capacity)) in bench.sent
     bench.inbox.put((OTHER_API, Disconnected()))
     bench.steps(1)
     assert len(bench.scheduler.running) == 1

@@ -200,23 +200,23 @@ def test_a_refusal_is_raised_by_submit(narrow_engines: Supervisor) -> None:
 def test_a_full_engine_is_known_to_be_full_without_asking_it(narrow_engines: Supervisor) -> None:
     async def test(router: Router) -> None:
         engine = router.engines["scripted:0"]
-        await until(lambda: engine.load.room == 2)
+        await until(lambda: engine.load.num_free == 2)
         engine.require_capacity(2, [10**6, 100], param="n")
         with pytest.raises(InvalidField, match="n may make 2 answers .* given 3"):
             engine.require_capacity(3, param="n")  # however long it would wait
         (running,) = await engine.in_flight.submit(request("delay 0.01; count 100"))
-        await until(lambda: engine.load.room == 1)
+        await until(lambda: engine.load.num_free == 1)
         engine.require_capacity(1, [100], param="n")
         with pytest.raises(QueueFull, match=r"would have 101 tokens .*: GENAI_MAX_QUEUE_TOKENS lets 100 wait"):
             engine.require_capacity(1, [101], param="n")
         (waiting,) = await engine.in_flight.submit(request("say x"))
-        await until(lambda: engine.load.room == 0)
+        await until(lambda: engine.load.num_free == 0)
         with pytest.raises(QueueFull, match=r"2 requests are on device scripted:0 already: .* lets 1 run") as full:
             engine.require_capacity(1, param="n")
         assert full.value.retry_after == engine.load.retry_after >= 1
         assert router.pick(None)[0] is router.engines["scripted:1"]
         waiting.close()
-        await until(lambda: engine.load.room == 1)
+        await until(lambda: engine.load.num_free == 1)
         running.close()
 
     attach(narrow_engines, test)

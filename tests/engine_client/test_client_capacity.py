@@ -11,7 +11,7 @@ from genai_server.errors import InvalidField, QueueFull
 from genai_server.messages.figures import Capacity, Load
 from genai_server.messages.status_file import StatusFileReader
 
-IDLE = Load(room=6, capacity=Capacity(running=2, waiting=4, waiting_tokens=100))
+IDLE = Load(num_free=6, capacity=Capacity(running=2, waiting=4, waiting_tokens=100))
 
 
 def engine(load: Load) -> EngineClient:
@@ -42,11 +42,11 @@ def test_more_tokens_than_capacity_are_a_client_error() -> None:
 
 
 def test_any_number_of_tokens_may_wait_where_there_is_no_limit() -> None:
-    engine(Load(room=6, capacity=Capacity(2, 4))).require_capacity(6, [10**6] * 6, param="n")
+    engine(Load(num_free=6, capacity=Capacity(2, 4))).require_capacity(6, [10**6] * 6, param="n")
 
 
 def test_full_queue_is_a_temporary_refusal() -> None:
-    busy = engine(Load(running=2, waiting=1, room=3, room_tokens=40, retry_after=7, capacity=IDLE.capacity))
+    busy = engine(Load(running=2, waiting=1, num_free=3, free_tokens=40, retry_after=7, capacity=IDLE.capacity))
     busy.require_capacity(2, [20, 20], param="n")
     with pytest.raises(
         QueueFull, match=r"would have 101 tokens with this one's 41: GENAI_MAX_QUEUE_TOKENS lets 100 wait"

@@ -105,7 +105,7 @@ TO_API: list[ToApi] = [
     Welcome(4321, ModelInfo(8192, 151_936, [1, 2], _SAMPLING), Batching()),
     Welcome(1, ModelInfo(8, 9, [], _SAMPLING, scores_prompts=False), Batching("batched", None, 16, exact=False)),
     Load(running=1, waiting=2, others=3, terminated=True),
-    Load(room=0, room_tokens=2**40, retry_after=600, capacity=Capacity(1, 2, 2**40)),
+    Load(num_free=0, free_tokens=2**40, retry_after=600, capacity=Capacity(1, 2, 2**40)),
     Load(capacity=Capacity(16, 256)),
     Figures(
         1, 2, 3, 4, 5, 6, 7, 8, 9, 10, _HISTOGRAM, _HISTOGRAM, Histogram([], [0], 0.0), Histogram([], [2**40], 1e9)

@@ -169,7 +169,7 @@ class EngineLoop:
                 self._tell(connection, self._admin.reply(message))
 
     def _leave(self, connection: int, key: int, *, answered: bool) -> None:
-        """End an answer that its reader no longer wants; with `answered`, the reader still gets its figures."""
+        """End an answer that its reader has abandoned; with `answered`, the reader still gets its figures."""
         sequence = self._requests.find(connection, key)
         if sequence is not None and answered:
             self._requests.finish(sequence, FinishReason.STOP)
@@ -193,7 +193,7 @@ class EngineLoop:
             self._meter.opened(sequence)
 
     def _match_again(self, sequence: Sequence) -> None:
-        """Find what others have read of a prompt meanwhile; if that fails, it is read as it is."""
+        """Find what others have read of a prompt in the meantime; if that fails, it is read as it is."""
         if not sequence.reuses_past:
             return
         try:
@@ -230,7 +230,7 @@ class EngineLoop:
     def _run(self, step: Step) -> float:
         """Run a pass and sample from it; returns the seconds it took."""
         started = self._clock()
-        self._heartbeat.beat(step.most_tokens)
+        self._heartbeat.beat(step.max_tokens)
         for sequence in step.sequences:
             sequence.start()
         self._options.before_step(step)

@@ -29,7 +29,7 @@ class RequestTable:
         self._sequences: dict[tuple[int, int], Sequence] = {}
         self.num_terminated = 0  # sequences ended by the runtime option terminate_session
         self._num_changes = 0  # of the sequences and their states up to the admission, which the scheduler makes
-        self._told: tuple[object, ...] = ()  # what the load told last followed from
+        self._sent_state: tuple[object, ...] = ()  # what the load ended last followed from
 
     def __iter__(self) -> Iterator[Sequence]:
         return iter(self._sequences.values())
@@ -112,11 +112,11 @@ class RequestTable:
     def tell_load(self, *, terminated: bool) -> None:
         """Send the API processes what has changed in the device's load."""
         state = self._num_changes, self._outbox.num_connected, len(self._scheduler.running), terminated
-        if state != self._told:
-            self._told = state
+        if state != self._sent_state:
+            self._sent_state = state
             self._outbox.tell_load(self._scheduler, self.accepted, terminated=terminated)
 
-    def _end(self, sequence: Sequence, told: Finished | Failed | None = None) -> bool:
+    def _end(self, sequence: Sequence, ended: Finished | Failed | None = None) -> bool:
         """Remove a sequence and free what it holds; returns False, and sends nothing, if it had ended before.
 
         The message is sent first, so that an error while memory is freed cannot lose it.
@@ -125,10 +125,10 @@ class RequestTable:
             return False
         del self._sequences[sequence.origin]
         self._num_changes += 1
-        if told is not None:
+        if ended is not None:
             if sequence.state is SequenceState.WAITING_FOR_GRAMMAR:
                 self.accept(sequence)
-            self._outbox.tell(sequence.origin[0], told)
+            self._outbox.tell(sequence.origin[0], ended)
         self._scheduler.remove(sequence)
         self._runners.close(sequence)
         return True

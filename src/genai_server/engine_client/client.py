@@ -76,22 +76,23 @@ class EngineClient:
         `lengths` are the numbers of prompt tokens of each answer, where known. `param` is the field that asks for
         several answers. The engine decides again, in the same words, when the requests arrive.
         """
-        capacity, room, room_tokens = self.load.capacity, self.load.room, self.load.room_tokens
+        capacity, num_free, free_tokens = self.load.capacity, self.load.num_free, self.load.free_tokens
         if capacity is None:
             return
         _require_possible(capacity, self.device, num_answers, lengths, param)
         retry_after = self.load.retry_after or None
-        if room is not None and num_answers > room:
+        if num_free is not None and num_answers > num_free:
+            present = capacity.requests - num_free
             raise QueueFull(
-                f"{capacity.requests - room} requests are on device {self.device} already: {capacity.limited_by} lets "
+                f"{present} requests are on device {self.device} already: {capacity.limited_by} lets "
                 f"{capacity.running} run and GENAI_MAX_QUEUE lets {capacity.waiting} wait, given {num_answers} more",
                 retry_after=retry_after,
             )
         num_tokens, most = sum(lengths), capacity.waiting_tokens
-        if room_tokens is not None and most is not None and num_tokens > room_tokens:
+        if free_tokens is not None and most is not None and num_tokens > free_tokens:
             raise QueueFull(
                 f"the prompts of the requests that wait for device {self.device} would have "
-                f"{most - room_tokens + num_tokens} tokens with this one's {num_tokens}: "
+                f"{most - free_tokens + num_tokens} tokens with this one's {num_tokens}: "
                 f"GENAI_MAX_QUEUE_TOKENS lets {most} wait",
                 retry_after=retry_after,
             )

@@ -53,7 +53,7 @@ class Router:
         engines = self.select(device)
         running = [(engine, engine.model) for engine in engines if engine.is_connected and engine.model is not None]
         if running:
-            return min(running, key=lambda pair: (pair[0].load.terminated, pair[0].load.room == 0, pair[0].work))
+            return min(running, key=lambda pair: (pair[0].load.terminated, pair[0].load.num_free == 0, pair[0].work))
         states = "; ".join(f"{engine.device} is {describe(engine.status())}" for engine in engines)
         raise NoEngineReady(f"no engine can take work: {states}")
 

@@ -126,7 +126,7 @@ class ServedModel:
 
     @property
     def context_length(self) -> int | None:
-        """Most tokens of prompt and answer together that the model takes; None until an engine has told it."""
+        """Most tokens of prompt and answer together that the model takes; None until an engine has reported it."""
         models = [engine.model for engine in self.router.engines.values()]
         return min((model.context_length for model in models if model is not None), default=None)
 
@@ -178,7 +178,7 @@ class Catalog:
         self._load_text = load_text
         self._fingerprint = fingerprint
         self._status_file = StatusFileReader(folder)
-        # By serial.
+        # Keyed by serial number.
         self._served: dict[int, ServedModel] = {}
         self._leaving: set[asyncio.Task[None]] = set()
         # Most requests that wait for one model to be loaded, and how many do, by the model's name.

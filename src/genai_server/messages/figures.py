@@ -31,9 +31,9 @@ class Load(Struct, frozen=True, tag=True):
     # Whether terminate_session has ended the device's session.
     terminated: bool = False
     # Requests that would be accepted now; None while unknown.
-    room: int | None = None
+    num_free: int | None = None
     # Tokens that their prompts may have together; None for no limit.
-    room_tokens: int | None = None
+    free_tokens: int | None = None
     # Seconds until a full queue has capacity again, as last estimated; else 0.
     retry_after: int = 0
     # None while unknown.

@@ -25,7 +25,7 @@ from genai_server.ray_serve.replica import Replica
 # Settings of Serve's proxies, which neither ingress nor replicas read.
 OF_SERVE = frozenset({"host", "port", "tls_cert", "tls_key"})
 _ROUTER = "genai_server.ray_serve.ray_internals.PrefixRouter"
-# Calls beside generations that a full replica still takes: admin calls, and reading.
+# Calls other than generations that a full replica still takes: admin calls, and reading.
 _SPARE_CALLS = 32
 # Requests that wait in the ingress for a replica. Each does for some milliseconds, even where replicas are idle.
 _MAX_QUEUED = 1_000
@@ -62,7 +62,7 @@ def application(settings: Settings, replicas: str) -> Any:
         graceful_shutdown_timeout_s=_time_to_stop(settings),
         graceful_shutdown_wait_loop_s=_DRAIN_EVERY,
         health_check_period_s=_HEALTH_EVERY,
-        # So that it has its place beside Ray's own processes.
+        # So that it runs next to Ray's own processes.
         ray_actor_options={"num_cpus": 0},
     )
     return ingress.bind(ModelNames(settings, tasks_of(settings)), models)

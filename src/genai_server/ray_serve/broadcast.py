@@ -25,7 +25,7 @@ async def ask_replicas(
 ) -> list[ReplicaAnswer]:
     """The answers of all running replicas of these deployments, or of the named one; those up to one that is enough.
 
-    A replica that has not answered after so many seconds has a 503, and one that dies meanwhile no answer.
+    A replica that has not answered after this number of seconds has a 503, and one that dies before has no answer.
     """
     ends = time.monotonic() + seconds
     calls = await asyncio.gather(*(_calls(handle, request, named, seconds) for handle in handles))
@@ -38,9 +38,9 @@ async def ask_replicas(
             if not done:
                 answers |= {task: _silence(asked[task], seconds) for task in waiting if asked[task].is_meant}
                 break
-            told = {task: task.result() for task in done if not task.cancelled() and task.exception() is None}
+            answered = {task: task.result() for task in done if not task.cancelled() and task.exception() is None}
             # Replicas that are not meant answer None.
-            answers |= {task: answer for task, answer in told.items() if answer is not None}
+            answers |= {task: answer for task, answer in answered.items() if answer is not None}
     finally:
         for task in waiting:
             task.cancel()

@@ -1,4 +1,4 @@
-"""The endpoint that a request is for, and what it wants of a model."""
+"""The endpoint that a request is for, and what it needs of a model."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -27,7 +27,7 @@ _ROUTES = {task: [route for module in modules for route in module.router.routes]
 
 
 def requested_task(scope: Scope, fields: Mapping[str, Any]) -> Task | None:
-    """What a request with these fields wants of its model; None for what every model can do."""
+    """What a request with these fields needs of its model; None for what every model can do."""
     if matches(tokens.router.routes, scope):
         # The prompt that they make, or its tokens.
         return None if fields.get("messages") is None else Task.GENERATE

@@ -1,4 +1,4 @@
-"""A request on its way from the ingress to a replica, and a replica's whole answer: all that crosses a Serve handle."""
+"""What crosses a Serve handle: a request from the ingress to a replica, and the replica's complete answer."""
 
 import json
 import time
@@ -64,7 +64,7 @@ READINESS = ForwardedRequest("GET", "/readyz", b"/readyz", b"", [], b"", None, N
 
 @dataclass(frozen=True)
 class ReplicaAnswer:
-    """The whole answer of one replica."""
+    """The complete answer of one replica."""
 
     replica: str
     # The replica's deployment.

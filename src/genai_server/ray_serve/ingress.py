@@ -166,7 +166,7 @@ class _IngressApp:
         elif path in _HEALTH:
             await _send(await self._state(), send)
         elif is_metrics or path in _OF_ALL or matches(_ADMIN, scope):
-            # Prometheus's own form is asked of replicas, whatever form the scraper wants.
+            # Prometheus's own form is asked of replicas, whatever form the scraper asks for.
             asked = replace(request, headers=_without(request.headers, b"accept")) if is_metrics else request
             seconds = _ACT if matches(_ADMIN, scope) else _LOOK
             answers = await self._ask_all(asked, seconds if named is None else _ACT_ALONE, named=named)
@@ -262,8 +262,8 @@ class _IngressApp:
 
     async def _state(self) -> ReplicaAnswer:
         """The answer of a replica that takes work, or of another; kept for a moment, for balancers ask often."""
-        told, kept = self._health
-        if kept is None or time.monotonic() - told > _HEALTH_LASTS:
+        checked, kept = self._health
+        if kept is None or time.monotonic() - checked > _HEALTH_LASTS:
             kept = _best(await self._ask_all(READINESS, _LOOK, is_enough=_is_success))
             self._health = time.monotonic(), kept
         return kept

@@ -70,7 +70,7 @@ class Replica:
     async def stream(self, request: ForwardedRequest) -> AsyncIterator[list[Message]]:
         """The messages of the app's response, those together that are there together.
 
-        When Serve ends the iteration, the app is told that the client has left.
+        When Serve ends the iteration, the app gets the disconnection of the client.
         """
         sent: asyncio.Queue[Message | None] = asyncio.Queue()
         has_left = asyncio.Event()
@@ -103,7 +103,7 @@ class Replica:
             has_left.set()
 
     async def answer(self, request: ForwardedRequest, replica: str | None) -> ReplicaAnswer | None:
-        """The whole answer; None if another replica is named. For what is asked of all replicas."""
+        """The complete answer; None if another replica is named. For what is asked of all replicas."""
         return await self._answer(request) if replica in (None, self._id) else None
 
     async def _answer(self, request: ForwardedRequest) -> ReplicaAnswer:

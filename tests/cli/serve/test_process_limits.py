@@ -15,10 +15,10 @@ print(*resource.getrlimit(resource.RLIMIT_NOFILE), hard)
 """
 MOST = """
 import resource
-from genai_server.cli.serve.process_limits import most_files
+from genai_server.cli.serve.process_limits import max_files
 for soft in (64, resource.RLIM_INFINITY):
     resource.getrlimit = lambda which: (soft, soft)
-    print(most_files())
+    print(max_files())
 """
 
 

@@ -356,12 +356,12 @@ def test_prompt_tokens_count_as_progress_but_not_as_step_time() -> None:
     pair.open(sequence)
     step = Step([Read.next(sequence)])
     assert (sequence.is_decoding, sequence.num_unread, sequence.num_cached) == (True, 1, 0)
-    assert (step.reads_more, step.most_tokens) == (True, 9)
+    assert (step.reads_more, step.max_tokens) == (True, 9)
     for is_pending in (True, True, False):
         (scores,) = pair.forward(step)
         assert scores.is_pending is is_pending
     choose_next_token(sequence, scores, [EOS])
-    assert (step.reads_more, step.most_tokens) == (False, 1)
+    assert (step.reads_more, step.max_tokens) == (False, 1)
 
 
 def test_the_context_is_what_the_pages_hold_of_one() -> None:

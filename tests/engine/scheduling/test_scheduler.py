@@ -274,9 +274,9 @@ def test_sequence_without_memory_is_not_overtaken() -> None:
 def test_prompts_that_wait_for_memory_count_as_waiting_tokens() -> None:
     scheduler = _sharing(10, max_waiting_tokens=100)
     scheduler.add(_sequence("a", num_prompt=60))
-    assert scheduler.room_tokens() is None
+    assert scheduler.free_tokens() is None
     scheduler.add(_sequence("b", num_prompt=60))
-    assert scheduler.room_tokens() == 40
+    assert scheduler.free_tokens() == 40
     with pytest.raises(QueueFull, match="would have 101 tokens with this one's 41"):
         scheduler.add(_sequence("c", num_prompt=41))
 
@@ -292,7 +292,7 @@ def test_sequences_waiting_for_grammars_count_in_the_queue() -> None:
     scheduler.add(_sequence("a"))
     scheduler.admit()
     scheduler.add(_without_grammar("b", num_prompt=60))
-    assert (scheduler.room(), scheduler.room_tokens()) == (8, 40)
+    assert (scheduler.num_free(), scheduler.free_tokens()) == (8, 40)
     with pytest.raises(QueueFull):
         scheduler.add(_sequence("c", num_prompt=41))
     scheduler.add(_sequence("c", num_prompt=40))
@@ -319,11 +319,11 @@ def test_capacity_of_an_idle_device_is_known() -> None:
 
 def test_free_capacity_is_given_in_requests_and_tokens() -> None:
     scheduler = _bounded(max_running=2, max_waiting=2)
-    found = [(scheduler.room(), scheduler.room_tokens())]
+    found = [(scheduler.num_free(), scheduler.free_tokens())]
     for name in "abcd":
         scheduler.add(_sequence(name, num_prompt=30))
         scheduler.admit()
-        found.append((scheduler.room(), scheduler.room_tokens()))
+        found.append((scheduler.num_free(), scheduler.free_tokens()))
     assert found == [(4, None), (3, None), (2, 100), (1, 70), (0, 40)]
 
 
@@ -331,7 +331,7 @@ def test_queue_without_a_token_limit_accepts_any_number() -> None:
     scheduler = _bounded(max_waiting_tokens=0)
     for name in "abc":
         scheduler.add(_sequence(name, num_prompt=10**6))
-    assert scheduler.room_tokens() is None
+    assert scheduler.free_tokens() is None
 
 
 def test_refusal_estimates_when_the_queue_has_capacity() -> None:

@@ -58,7 +58,7 @@ def status_of_a_failed_start() -> int:
 
 
 def attached_app(settings: Settings, folder: Path) -> FastAPI:
-    """An app beside engines that another process supervises. Raises ConfigurationError."""
+    """An app for engines that another process supervises. Raises ConfigurationError."""
     drain = Drain(settings.drain_timeout)
     orders = _orders(settings)
 

@@ -19,7 +19,7 @@ def raise_file_limit() -> None:
             log.debug("the limit of open files stays at %d", soft)
 
 
-def most_files() -> float:
+def max_files() -> float:
     """The most files that may be open at once."""
     most = math.inf
     if sys.platform != "win32":

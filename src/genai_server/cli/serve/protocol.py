@@ -16,7 +16,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from genai_server.cli.serve.half_closed import HalfClosed
 from genai_server.cli.serve.http10 import Unchunked
-from genai_server.cli.serve.process_limits import most_files
+from genai_server.cli.serve.process_limits import max_files
 from genai_server.errors import GenaiServerError, HeadTooLarge, MalformedHead, TooManyConnections
 from genai_server.http.error_responses import FOR_BROWSERS, error_body, http_status
 from genai_server.http.request_state import Receipt, receipt_of, with_receipt
@@ -25,7 +25,7 @@ from genai_server.timing import request_clock
 log = logging.getLogger(__name__)
 
 _DEFAULT_HEAD = 65_536
-# Framing bytes allowed for each byte of a body: chunks may be short, but framing alone must not go on forever.
+# Framing bytes allowed for each byte of a body: chunks may be short, but framing alone must not continue forever.
 _FRAMING = 16
 # Open files reserved for everything but connections: starting an engine, its socket, the status file, downloads.
 _RESERVE = 16
@@ -207,7 +207,7 @@ class GuardedProtocol(ReaderGuard, HttpToolsProtocol):
 
     def _count_files(self) -> None:
         """Estimate the open files left: the system always gives the lowest free number."""
-        most = most_files()
+        most = max_files()
         reserve = min(_RESERVE, most / 4)
         left = most - self.transport.get_extra_info("socket").fileno()
         if left > reserve:

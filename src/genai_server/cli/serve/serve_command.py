@@ -168,7 +168,7 @@ def _export(settings: Settings, engines: Path) -> None:
     """Pass to the API processes what they need through the environment.
 
     This comes before the supervisor's threads start engines. A process that is being started reads the environment,
-    which must not change meanwhile (seen: `Bad address`).
+    which must not change until then (seen: `Bad address`).
     """
     export_settings(settings)
     export_engines(engines)

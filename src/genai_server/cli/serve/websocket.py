@@ -12,12 +12,12 @@ from genai_server.errors import BodiesTooLarge
 from genai_server.http.middleware.body_budget import BODY_BUDGET, BodyBudget
 from genai_server.timing import ARRIVED, request_clock
 
-# Bytes that a fragment takes beside its data.
+# Bytes that a fragment takes in addition to its data.
 _FRAGMENT = 48
 
 
 class GuardedWebSocket(ReaderGuard, WebSocketsSansIOProtocol):
-    """A WebSocket, which is closed if a message has no room among all bodies, or takes too long to arrive.
+    """A WebSocket, which is closed if a message does not fit into the limit of all bodies, or takes too long to arrive.
 
     A message counts among the bodies from its first byte until the app receives it.
     """

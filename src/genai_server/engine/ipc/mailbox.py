@@ -93,13 +93,15 @@ class Outbox:
         """Send the changes of the load to each API process; `accepted` are the running and waiting sequences."""
         running = len(scheduler.running)
         waiting = len(accepted) - running
-        room, room_tokens = scheduler.room(), scheduler.room_tokens()
+        num_free, free_tokens = scheduler.num_free(), scheduler.free_tokens()
         own = Counter(sequence.origin[0] for sequence in accepted)
         for connection, last in self._loads.items():
             others = len(accepted) - own[connection]
-            load = Load(running, waiting, others, terminated, room, room_tokens, last.retry_after, scheduler.capacity)
+            load = Load(
+                running, waiting, others, terminated, num_free, free_tokens, last.retry_after, scheduler.capacity
+            )
             if load != last:
                 # Not sent while nothing else changes, because it changes on its own.
-                retry_after = scheduler.queue_wait() if 0 in (room, room_tokens) else 0
+                retry_after = scheduler.queue_wait() if 0 in (num_free, free_tokens) else 0
                 self._loads[connection] = structs.replace(load, retry_after=retry_after)
                 self.tell(connection, self._loads[connection])

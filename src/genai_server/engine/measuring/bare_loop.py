@@ -58,7 +58,7 @@ class BareLoop:
         self._model = self._library.Model(config)
 
     def run(self, prompt_tokens: int, output_tokens: int) -> dict[str, Any]:
-        """Read a random prompt and generate so many tokens, whatever they are.
+        """Read a random prompt and generate a number of tokens, whatever they are.
 
         `sent`, `prefilled` and `tokens` are times in seconds of one clock.
         """

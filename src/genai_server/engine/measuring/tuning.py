@@ -40,7 +40,7 @@ class Tuned:
     batched: bool = True
 
     def open(self, threads: int, rows: int) -> Runner:
-        """The runner that would serve the model: a batch of so many rows, or one Generator if the model cannot be
+        """The runner that would serve the model: a batch of that many rows, or one Generator if the model cannot be
         batched.
         """
         model = check_model_directory(self.model_dir)
@@ -72,9 +72,9 @@ def prefill_rate(runner: Runner, chunk: int, length: int, seconds: float, clock:
 
 
 def decode_rate(runner: Runner, rows: int, length: int, seconds: float, clock: Clock = time.perf_counter) -> float:
-    """Tokens per second of so many rows together."""
+    """Tokens per second of this number of rows together."""
     sequences: list[Sequence] = []
-    room = length - _PROMPT
+    num_left = length - _PROMPT
 
     def decode() -> None:
         for sequence in sequences:
@@ -85,14 +85,14 @@ def decode_rate(runner: Runner, rows: int, length: int, seconds: float, clock: C
         for _ in range(rows):
             sequences.append(open_bare(runner, [1] * _PROMPT, length))
             read_all(runner, sequences[-1:])
-        return rows / _time_of_one(decode, seconds, clock, most=room)
+        return rows / _time_of_one(decode, seconds, clock, most=num_left)
     finally:
         for sequence in sequences:
             runner.close(sequence.id)
 
 
 def _time_of_one(act: Callable[[], object], seconds: float, clock: Clock, most: int = 1_000_000) -> float:
-    """The median time of a call, after a first one to warm up: of as many calls as fit into so many seconds."""
+    """The median time of a call, after a first one to warm up: of as many calls as fit into this number of seconds."""
     act()
     times: list[float] = []
     started = clock()

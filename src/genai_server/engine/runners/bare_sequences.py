@@ -24,7 +24,7 @@ def open_bare(
     adapter: object | None = None,
     **fields: Any,
 ) -> Sequence:
-    """Begin a sequence that can grow to `max_length` tokens, and wants all logits; `fields` are the request's."""
+    """Begin a sequence that can grow to `max_length` tokens, and needs all logits; `fields` are the request's."""
     fields = {"top_logprobs": 0} | fields
     request = GenerationRequest("", prompt, max(0, max_length - len(prompt)), max_length, **fields)
     number = next(_IDS) if id is None else id

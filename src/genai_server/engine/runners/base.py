@@ -41,9 +41,9 @@ class Abilities:
     drafts: bool = False
     # Whether a sequence alone is bitwise equal to the same sequence in any batch.
     exact: bool = True
-    # Whether it reads whole texts, and returns a vector or a score for each, in place of a prompt to continue.
+    # Whether it reads complete texts, and returns a vector or a score for each, in place of a prompt to continue.
     pools: bool = False
-    # Whether it reads prompts and chooses tokens by itself. Then `open` begins the answer.
+    # Whether it reads prompts and chooses tokens itself. Then `open` begins the answer.
     chooses: bool = False
     # Whether it keeps the prompts of ended sequences for later ones that begin alike.
     caches_prefixes: bool = False
@@ -106,7 +106,7 @@ class Runner(ABC):
             raise InvalidField(f"this model takes {wanted}", param="model")
 
     def fit_chunk(self, sequence: Sequence, most: int) -> int:
-        """How many of a prompt's unread tokens to read in a pass that has room for `most`; one more in rare cases."""
+        """How many of a prompt's unread tokens to read in a pass of at most `most` tokens; one more in rare cases."""
         return pass_rules.fit_chunk(sequence, most)
 
     def may_draft(self, sequence: Sequence) -> bool:

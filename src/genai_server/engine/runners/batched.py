@@ -63,7 +63,7 @@ class BatchedRunner(Runner):
 
     Kernels process the tokens of a pass in groups, such as pairs. Tokens left over at the end are not bitwise equal to
     those of a whole group. A trial at start finds the group's size. A pass with an exact sequence is filled up to whole
-    groups, and has the model's own weights; then a row is bitwise the same alone and beside any others.
+    groups, and has the model's own weights; then a row is bitwise the same alone and next to any others.
     """
 
     slots: KvSlots

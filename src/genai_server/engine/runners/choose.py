@@ -99,7 +99,7 @@ def _pooled(spec: EngineSpec, model_dir: Path) -> RunnerPair:
     )
     _log_nodes(runner)
     runner.warm_up()
-    return RunnerPair(runner, reason="it gives vectors or scores of whole texts")
+    return RunnerPair(runner, reason="it gives vectors or scores of complete texts")
 
 
 def _on_cpu(spec: EngineSpec) -> bool:
@@ -185,7 +185,7 @@ def _limits(spec: EngineSpec, graph: "DecoderGraph", max_length: int) -> "BatchL
     tokens = page_tokens(graph) if shares else slot_length(max_length)
     page_bytes = graph.bytes_per_token * tokens
     allowed = _allowed_bytes(spec)
-    shared = max_length // tokens  # pages of the longest sequence beside its slot's own
+    shared = max_length // tokens  # pages of the longest sequence, without its slot's own
     num_pages = allowed // page_bytes
     num_slots = min(most, num_pages - shared)
     source = "GENAI_KV_CACHE_BYTES" if settings.kv_cache_bytes else "half of the memory that is free"

@@ -41,7 +41,7 @@ def _give_back(memory: mmap.mmap, start: int, size: int) -> None:
 
 
 def can_reserve(graph: DecoderGraph, num_rows: int, max_length: int) -> bool:
-    """Whether address space for so many rows can be had, and whether the system takes single pages back."""
+    """Whether address space for this number of rows is available, and whether the system takes single pages back."""
     can = False
     if sys.platform == "linux":
         # A limit of the process's address space, or a system that promises no more than it has.
@@ -54,7 +54,7 @@ def can_reserve(graph: DecoderGraph, num_rows: int, max_length: int) -> bool:
 class CpuBuffers:
     """Keys and values of all layers in CPU memory: one array [rows, kv_heads, length, head_size] each.
 
-    Each row has room for one token more than a sequence may have. On Linux the memory is reserved, and allocated
+    Each row is longer than a sequence may have. On Linux the memory is reserved, and allocated
     page by page when written.
     """
 

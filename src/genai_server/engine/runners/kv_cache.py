@@ -183,7 +183,7 @@ class KvSlots:
         target.num_coming = 0
 
     def _may_copy(self, source: Slot, length: int) -> bool:
-        """Whether a copy fits beside its source and the running sequences' tokens."""
+        """Whether a copy fits in addition to its source and the running sequences' tokens."""
         return self._memory.pages(length) <= self._free_pages(source)
 
     def _free_pages(self, *keep: Slot) -> int:
@@ -202,7 +202,7 @@ class KvSlots:
             self._pages[slot.index] = needed
 
     def _make_room(self, num_pages: int, *keep: Slot) -> None:
-        """Give pages back until so many are free, but nothing of what lies in running slots and in some others."""
+        """Free pages until this number is free, but nothing of what lies in running slots and in some others."""
         most = self._memory.num_pages - num_pages
         for slot in self.slots:
             if sum(self._pages) <= most:

@@ -79,7 +79,7 @@ def _may_join(rows: list[Row], slot_length: int) -> bool:
 def lay_out(rows: Sequence[Row], *, exact_group: int | None = None) -> Layout:
     """Lay out a pass.
 
-    With an `exact_group`, each row is bitwise the same beside any others: the flat tokens and the logits are filled up
+    With an `exact_group`, each row is bitwise the same next to any others: the flat tokens and the logits are filled up
     to complete groups of this size with some that nothing reads.
     """
     row_group, min_width = (1, 1) if exact_group is None else (exact_group, _EXACT_WIDTH)

@@ -1,6 +1,6 @@
 """The runner over onnxruntime-genai's own batching, `og.Engine`, which models with paged attention are made for.
 
-The library reads prompts and chooses tokens by itself, and gives no logits. So some fields of requests are not
+The library reads prompts and chooses tokens itself, and gives no logits. So some fields of requests are not
 supported here. Each sequence has one request of the library's, with one turn. The turn's input is the prompt, and each
 run of the engine brings a token for every turn whose prompt has been read.
 
@@ -222,7 +222,7 @@ class OgEngineRunner(Runner):
         turn.has_ended |= event.finish_reason != reasons.NONE
 
     def _make_room(self) -> None:
-        """End the newest turn. The library never preempts a running turn, so otherwise none would go on."""
+        """End the newest turn. The library never preempts a running turn, so otherwise none would continue."""
         youngest = [turn for turn in self._turns.values() if turn.request is not None and not turn.is_ready][-1:]
         for turn in youngest:
             turn.failure = "there is no memory left for its keys and values"

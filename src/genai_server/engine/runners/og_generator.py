@@ -44,7 +44,7 @@ _TRIED_TOKENS = 2
 
 
 class OgGeneratorRunner(Runner):
-    """Loads a model directory on a device. Loading may take long, and may hold Python's lock meanwhile.
+    """Loads a model directory on a device. Loading may take long, and may hold Python's lock while it does.
 
     The runner takes those of the `options` that reach a Generator. Without a provider among them, it uses the device's
     own. With a `profile_prefix`, ONNX Runtime profiles the whole session into files whose names begin with it.

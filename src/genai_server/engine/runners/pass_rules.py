@@ -11,7 +11,7 @@ _ROW_GROUPS = 8
 
 
 def fit_chunk(sequence: Sequence, most: int) -> int:
-    """How many of a prompt's unread tokens to read in a pass that has room for `most`.
+    """How many of a prompt's unread tokens to read in a pass of at most `most` tokens.
 
     Other kernels, which are not bitwise equal, would read the tokens left over. So a chunk has at least two tokens,
     unless the prompt has one; it does not end one token beyond a block of the attention; and every chunk but the last

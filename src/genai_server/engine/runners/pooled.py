@@ -33,7 +33,7 @@ Ids = NDArray[np.int64]
 _STATES = ("token_embeddings", "last_hidden_state", "hidden_states")
 _LOGITS = "logits"
 _IDS, _MASK, _TYPES, _POSITIONS, _PAST = "input_ids", "attention_mask", "token_type_ids", "position_ids", "past_"
-# A pass has at most so many tokens with its padding, unless it is of a single text: larger ones are not faster, and
+# Limit of tokens of a pass with its padding, unless it is of a single text: larger ones are not faster, and
 # take more memory.
 _PASS_TOKENS = 2048
 # A text is in a pass with a shorter one if that is filled up by at most this share of it, or by so few tokens.

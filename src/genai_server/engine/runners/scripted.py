@@ -155,7 +155,7 @@ class ScriptedRunner(Runner):
 
 
 class ScriptedPooledRunner(ScriptedRunner):
-    """Gives vectors or scores that follow from how often a text has each byte."""
+    """Gives vectors or scores derived from how often a text has each byte."""
 
     def __init__(self, pooling: PoolingModel) -> None:
         super().__init__()

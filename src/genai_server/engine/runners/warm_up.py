@@ -21,7 +21,7 @@ _SHORT = 2
 def warm_up(runners: RunnerPair, chunk: int, max_length: int) -> None:
     """Read a chunk of a prompt, and decode one row and all rows, where requests run. Nothing of it is kept.
 
-    A generator beside a batch reads only a very short prompt. Raises what a runner raises, so that a model which
+    Next to a batch, a generator reads only a very short prompt. Raises what a runner raises, so that a model which
     cannot run never becomes ready.
     """
     started = time.perf_counter()

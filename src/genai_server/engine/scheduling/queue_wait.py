@@ -1,4 +1,4 @@
-"""Estimates when a full queue has room again, from the measured times of steps and lengths of answers."""
+"""Estimates when a full queue takes requests again, from the measured times of steps and lengths of answers."""
 
 import math
 from collections import deque

@@ -3,13 +3,13 @@
 A step decodes one token of every decoding sequence, with drafts behind some, and reads chunks of prompts, where the
 runner mixes them. Otherwise the batched sequences share a pass, and a chunk has its own. Sequences that are not batched
 follow in passes of their own. So prompts cost a running stream one chunk's time for each token, however many prompts
-wait. The chunk's size follows from the measured times of passes (engine/scheduling/step_time.py).
+wait. The chunk's size is derived from the measured times of passes (engine/scheduling/step_time.py).
 
 The prompt with the fewest tokens left is read first, so that short prompts do not wait for long ones. Waiting counts
 like tokens that have been read, so no prompt waits forever. Short prompts are read together.
 
 A sequence runs only if the batch's memory holds all running sequences at their full lengths. The first waiting sequence
-for which there is no memory lets no other pass, so that long requests have their turn.
+for which there is no memory blocks all others, so that long requests run, too.
 """
 
 import logging
@@ -25,7 +25,7 @@ from genai_server.errors import QueueFull
 from genai_server.messages.figures import Capacity
 
 log = logging.getLogger(__name__)
-# A waiting prompt gains on the others as if this share of the tokens read meanwhile had been its own.
+# A waiting prompt gains on the others as if this share of the tokens read in the meantime had been its own.
 _AGEING = 0.5
 # Seconds of waiting which count as one step of priority.
 _SECONDS_PER_PRIORITY = 30.0
@@ -60,7 +60,7 @@ class Scheduler:
         self._idle_chunk = max(prefill_chunk, idle_chunk or 0)
         self._policy = policy
         self._memory = policy.memory
-        # Called before a prompt's first chunk is chosen: other sequences may have read the same beginning meanwhile.
+        # Called before a prompt's first chunk is chosen: others may have read the same beginning by then.
         self.before_first_chunk: Callable[[Sequence], None] = lambda sequence: None
         self._step_times = StepTimeModel()
         self._round: Iterator[Step] = iter(())
@@ -78,7 +78,7 @@ class Scheduler:
 
     def _require_capacity(self, sequence: Sequence) -> None:
         present = len(self.running) + len(self.waiting)
-        if self.room() == 0:
+        if self.num_free() == 0:
             raise QueueFull(
                 f"{present} requests are on this device already: {self._policy.limited_by} lets {self._max_running} "
                 f"run and GENAI_MAX_QUEUE lets {self._max_waiting} wait",
@@ -100,11 +100,11 @@ class Scheduler:
         tokens = None if self._max_waiting_tokens == math.inf else int(self._max_waiting_tokens)
         return Capacity(self._max_running, self._max_waiting, tokens, self._policy.limited_by)
 
-    def room(self) -> int:
+    def num_free(self) -> int:
         """How many more sequences could be added."""
         return max(0, self._max_running + self._max_waiting - len(self.running) - len(self.waiting))
 
-    def room_tokens(self) -> int | None:
+    def free_tokens(self) -> int | None:
         """How many tokens the prompt of one more sequence may have; None without a limit, or if it might not wait."""
         late = self._late(self.waiting)
         if self._max_waiting_tokens == math.inf or (
@@ -114,7 +114,7 @@ class Scheduler:
         return max(0, int(self._max_waiting_tokens - _num_prompt_tokens(late)))
 
     def queue_wait(self, num_tokens: int = 0) -> int:
-        """Estimated seconds until a full queue has room for one more sequence with `num_tokens` of prompt."""
+        """Estimated seconds until a full queue takes one more sequence with `num_tokens` of prompt."""
         return queue_wait(self.running, self.waiting, self._step_times, num_tokens, self._memory)
 
     def _late(self, waiting: list[Sequence]) -> list[Sequence]:
@@ -128,11 +128,11 @@ class Scheduler:
         return []
 
     def _pages(self, sequence: Sequence) -> int:
-        """Pages of memory that a sequence can come to need."""
+        """Pages of memory that a sequence may need."""
         return self._memory.pages(sequence.max_length)
 
     def _free_pages(self) -> int:
-        """Pages that no running sequence can come to need."""
+        """Pages that no running sequence may need."""
         return self._memory.num_pages - sum(map(self._pages, self.running))
 
     def remove(self, sequence: Sequence) -> None:
@@ -141,7 +141,7 @@ class Scheduler:
         sequences.remove(sequence)
 
     def admit(self) -> list[Sequence]:
-        """Move waiting sequences to the running ones while there is room; returns those moved.
+        """Move waiting sequences to the running ones while places are free; returns those moved.
 
         A sequence that waits for its grammar is passed over, and keeps its place. A sequence with the same prompt as
         one being read waits for that, and then reuses its keys and values. One for which there is no memory is not
@@ -174,7 +174,7 @@ class Scheduler:
         return found
 
     def answered(self, sequence: Sequence) -> None:
-        """Learn the length of an answer that ended by itself."""
+        """Learn the length of an answer that ended without a limit."""
         self._step_times.answered(sequence.num_produced)
 
     def observe(self, step: Step, seconds: float) -> None:
@@ -194,7 +194,7 @@ class Scheduler:
                 yield Step([Read.next(sequence)])
         alone = [sequence for sequence in self._prompts() if not self._mixes(sequence)]
         if alone:
-            yield Step([self._next_chunk(alone[0], self._room_for(alone[0]))])
+            yield Step([self._next_chunk(alone[0], self._prompt_budget(alone[0]))])
 
     def _mixes(self, sequence: Sequence) -> bool:
         """Whether a sequence's tokens can be read in any pass of the batch."""
@@ -240,28 +240,28 @@ class Scheduler:
         return _priority(sequence), sequence.num_unread - gained, sequence.id
 
     def _next_chunks(self, batch: list[Sequence]) -> list[Read]:
-        """Chunks of prompts for the batch's next pass: of the first prompt, and of others that fit beside it."""
+        """Chunks of prompts for the batch's next pass: of the first prompt, and of others that fit into it, too."""
         chunks: list[Read] = []
-        room = 0
+        budget = 0
         for sequence in filter(self._mixes, self._prompts()):
             if not chunks:
-                room = self._room_for(sequence, batch)
+                budget = self._prompt_budget(sequence, batch)
             elif any(_begin_alike(sequence, read.sequence) for read in chunks):
                 continue  # it reuses what is read now
-            elif room < min(sequence.num_unread, MIN_CHUNK):
+            elif budget < min(sequence.num_unread, MIN_CHUNK):
                 break
-            chunks.append(self._next_chunk(sequence, room))
+            chunks.append(self._next_chunk(sequence, budget))
             # A pass of several prompts cannot be interrupted, so it is short.
-            room = min(room, self._prefill_chunk) - chunks[-1].num_tokens
+            budget = min(budget, self._prefill_chunk) - chunks[-1].num_tokens
         return chunks
 
-    def _next_chunk(self, sequence: Sequence, room: int) -> Read:
-        """The next chunk of a prompt, in a pass that has room for so many tokens."""
+    def _next_chunk(self, sequence: Sequence, budget: int) -> Read:
+        """The next chunk of a prompt, in a pass that has a budget of tokens for prompts."""
         if not sequence.num_produced and sequence.num_read == sequence.num_cached:
             self.before_first_chunk(sequence)
-        return Read.next(sequence, self._runner.fit_chunk(sequence, room))
+        return Read.next(sequence, self._runner.fit_chunk(sequence, budget))
 
-    def _room_for(self, sequence: Sequence, batch: Collection[Sequence] = ()) -> int:
+    def _prompt_budget(self, sequence: Sequence, batch: Collection[Sequence] = ()) -> int:
         """How many tokens of prompts to read in a pass that also decodes a batch."""
         num_decoding = sum(other.is_decoding for other in self.running)
         if not num_decoding:

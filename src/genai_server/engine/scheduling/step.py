@@ -73,11 +73,11 @@ class Step:
 
     @property
     def reads_more(self) -> bool:
-        """Whether a runner which reads prompts by itself may read some in this step, too."""
+        """Whether a runner which schedules prompts itself may read some in this step, too."""
         return any(sequence.by_library and not sequence.num_produced for sequence in self.sequences)
 
     @property
-    def most_tokens(self) -> int:
+    def max_tokens(self) -> int:
         """The most tokens that the model may read in this step."""
         new = [s for s in self.sequences if s.by_library and not s.num_produced]
         return self.num_tokens + sum(len(sequence.request.prompt) for sequence in new)
@@ -92,7 +92,7 @@ class PassRules(Protocol):
         ...
 
     def fit_chunk(self, sequence: Sequence, most: int) -> int:
-        """How many of a prompt's unread tokens to read in a pass that has room for `most`; one more in rare cases."""
+        """How many of a prompt's unread tokens to read in a pass of at most `most` tokens; one more in rare cases."""
         ...
 
     def may_draft(self, sequence: Sequence) -> bool:
@@ -104,7 +104,7 @@ class PassRules(Protocol):
 class StepPolicy:
     """What steps may contain."""
 
-    # Target seconds of a step beside running streams; the smallest chunk may exceed it. 0 uses PROMPT_SHARE instead.
+    # Target seconds of a step with running streams; the smallest chunk may exceed it. 0 uses PROMPT_SHARE instead.
     itl_target: float = 0.0
     # Must hold the keys and values of all running sequences.
     memory: KvMemory = UNSHARED

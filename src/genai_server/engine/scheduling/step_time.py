@@ -76,14 +76,14 @@ class StepTimeModel:
         return [float(value) for value in found]
 
     def has_timed(self, num_tokens: int) -> bool:
-        """Whether a pass of so many tokens was measured."""
+        """Whether a pass of this number of tokens was measured."""
         return num_tokens in self._passes
 
     def chunk(self, most: int, *, decoding: float | None = None, crowd: float = 1.0, target: float = 0.0) -> int:
         """How many tokens of a prompt to read now, at most `most`. At most MIN_CHUNK before any measurement.
 
         `decoding` is how many seconds the step's decoding takes; None means what this round's decoding took. With a
-        `target`, the whole step may take so many seconds. Without one, the chunk may take PROMPT_SHARE times the
+        `target`, the step may take this number of seconds. Without one, the chunk may take PROMPT_SHARE times the
         decoding, and `crowd` times that if `crowd` is above 1.
         """
         decoding = self._decoding if decoding is None else decoding
@@ -104,7 +104,7 @@ class StepTimeModel:
         return num_tokens * (self._per_token or 0.0)
 
     def seconds_to_decode(self, num_tokens: float) -> float:
-        """Seconds for `num_tokens` of an answer beside the other answers; 0 before any measurement."""
+        """Seconds for `num_tokens` of an answer while the other answers run; 0 before any measurement."""
         return num_tokens * (self._per_round or 0.0)
 
     def tokens_left(self, num_produced: int) -> float:

@@ -26,7 +26,7 @@ class BodyBudget:
     def resize(self, old: int, new: int) -> None:
         """Count `new` bytes of a body, of which `old` count already.
 
-        Raises BodiesTooLarge if it has grown and there is no room; then it counts as before.
+        Raises BodiesTooLarge if it has grown beyond the limit; then it counts as before.
         """
         others = self._used - old
         if new > old and others > 0 and others + new > self._max_bytes:

@@ -75,7 +75,7 @@ class RequestRecord:
     asked: Sampling | None = None
     # Most tokens of each answer; None until an engine has accepted the request.
     max_tokens: int | None = None
-    # Whether it goes on after its HTTP response, until `end` is called.
+    # Whether it continues after its HTTP response, until `end` is called.
     is_detached: bool = False
     # Passes it to the observers.
     end: Callable[[], None] = lambda: None
