@@ -208,6 +208,12 @@ def body(content: str, **fields: Any) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": content}], **fields}
 
 
+def refusal(response: httpx.Response) -> tuple[int, str, str | None]:
+    """Status, code and parameter of a refusal."""
+    error = response.json()["error"]
+    return response.status_code, error["code"], error["param"]
+
+
 @contextmanager
 def run_server(
     folder: Path,

@@ -11,7 +11,7 @@ import httpx
 import psutil
 import pytest
 
-from tests.running_server import DEMO, RunningServer, body, run_server, wait_until
+from tests.running_server import DEMO, RunningServer, body, refusal, run_server, wait_until
 from tests.server_here import run_here
 
 SLOW = "delay 0.02; count 1000"
@@ -60,11 +60,6 @@ def pids(server: RunningServer) -> dict[str, Any]:
     """The process of each model's first device."""
     models = server.health()["models"]
     return {name: next(iter(model["devices"].values())).get("pid") for name, model in models.items()}
-
-
-def refusal(response: httpx.Response) -> tuple[int, str, str | None]:
-    error = response.json()["error"]
-    return response.status_code, error["code"], error["param"]
 
 
 def test_request_gets_the_named_model_or_the_first(server: RunningServer) -> None:

@@ -9,7 +9,7 @@ import httpx
 import openai
 import pytest
 
-from tests.running_server import RunningServer, body, run_server, wait_until
+from tests.running_server import RunningServer, body, refusal, run_server, wait_until
 from tests.server_here import run_here
 
 
@@ -25,11 +25,6 @@ def load(server: RunningServer, **fields: Any) -> httpx.Response:
 
 def unload(server: RunningServer, **fields: Any) -> httpx.Response:
     return server.client.post("/v1/admin/adapters/unload", json=fields)
-
-
-def refusal(response: httpx.Response) -> tuple[int, str, str | None]:
-    error = response.json()["error"]
-    return response.status_code, error["code"], error["param"]
 
 
 def ids(server: RunningServer) -> list[str]:

@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections.abc import Iterator
 from typing import Any
 
 import openai
@@ -11,12 +10,6 @@ from openai import OpenAI
 from openai.types.chat import ChatCompletion
 
 from tests.running_server import RunningServer, body, wait_until
-
-
-@pytest.fixture(scope="module")
-def client(scripted: RunningServer) -> Iterator[OpenAI]:
-    with OpenAI(base_url=f"{scripted.url}/v1", api_key="none", max_retries=0) as client:
-        yield client
 
 
 def test_a_completion_has_openais_form(client: OpenAI) -> None:

@@ -1,7 +1,6 @@
 """/v1/completions, through OpenAI's client where possible."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +14,6 @@ from tests.running_server import RunningServer
 from tests.server_here import run_here
 
 END = "\x04"  # ends a prompt for the scripted runner
-
-
-@pytest.fixture(scope="module")
-def client(scripted: RunningServer) -> Iterator[OpenAI]:
-    with OpenAI(base_url=f"{scripted.url}/v1", api_key="none", max_retries=0) as client:
-        yield client
 
 
 def test_text_is_continued(client: OpenAI) -> None:

@@ -17,7 +17,7 @@ import pytest
 from genai_server.apis.embeddings import embed as embedding
 from genai_server.generation.catalog import Catalog
 from genai_server.timing import request_clock
-from tests.running_server import DEMO, ROOT, RunningServer, body, wait_until
+from tests.running_server import DEMO, ROOT, RunningServer, body, refusal, wait_until
 from tests.server_here import run_here
 
 VECTORS, SCORES = ROOT / "models" / "demo-embeddings", ROOT / "models" / "demo-reranker"
@@ -38,11 +38,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
 def embed(server: RunningServer, input: Any, **fields: Any) -> list[list[float]]:
     answer = server.client.post("/v1/embeddings", json={"input": input, **fields}).json()
     return [entry["embedding"] for entry in answer["data"]]
-
-
-def refusal(response: httpx.Response) -> tuple[int, str, str | None]:
-    error = response.json()["error"]
-    return response.status_code, error["code"], error["param"]
 
 
 def test_waiting_for_the_model_counts_as_loading(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,11 +12,6 @@ from tests.running_server import RunningServer, body, wait_until
 from tests.server_here import run_here
 
 
-@pytest.fixture
-def client(scripted: RunningServer) -> OpenAI:
-    return OpenAI(base_url=f"{scripted.url}/v1", api_key="none", max_retries=0)
-
-
 def test_models_lists_the_served_model(client: OpenAI) -> None:
     assert [(model.id, model.owned_by) for model in client.models.list()] == [("onnx-genai", "genai-server")]
 

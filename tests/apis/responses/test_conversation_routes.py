@@ -1,6 +1,5 @@
 """The Conversations API, through OpenAI's client."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +12,6 @@ from tests.server_here import run_here
 
 MODEL = "onnx-genai"
 ALICE, BOB = "alice-0123456789abcdef", "bob-0123456789abcdef"
-
-
-@pytest.fixture(scope="module")
-def client(scripted: RunningServer) -> Iterator[OpenAI]:
-    with OpenAI(base_url=f"{scripted.url}/v1", api_key="none", max_retries=0) as client:
-        yield client
 
 
 def _texts(client: OpenAI, id: str) -> list[str]:

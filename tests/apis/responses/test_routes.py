@@ -29,12 +29,6 @@ PATCH = {"type": "custom", "name": "patch", "description": "Change a file."}
 CALL = '<tool_call>{"name": "get_weather", "arguments": {"city": "Paris"}}</tool_call>'
 
 
-@pytest.fixture(scope="module")
-def client(scripted: RunningServer) -> Iterator[OpenAI]:
-    with OpenAI(base_url=f"{scripted.url}/v1", api_key="none", max_retries=0) as client:
-        yield client
-
-
 def _post(server: RunningServer, **fields: Any) -> httpx.Response:
     return server.client.post("/v1/responses", json={"input": "say x", **fields})
 

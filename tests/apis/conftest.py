@@ -1,0 +1,14 @@
+"""OpenAI's client of the scripted server."""
+
+from collections.abc import Iterator
+
+import pytest
+from openai import OpenAI
+
+from tests.running_server import RunningServer
+
+
+@pytest.fixture(scope="module")
+def client(scripted: RunningServer) -> Iterator[OpenAI]:
+    with OpenAI(base_url=f"{scripted.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
