@@ -265,7 +265,7 @@ class EngineLoop:
                 self._requests.fail(sequences, error)
             case _:
                 log.exception("requests %s met an internal error", [s.request.request_id for s in sequences])
-                self._requests.fail(sequences, RunnerFailed("internal error; the server's log has more"))
+                self._requests.fail(sequences, RunnerFailed("internal error; see the server log"))
 
     def _advance(self, sequence: Sequence, scores: Scores, draft: Several[int]) -> None:
         """Send what a pass brought for a sequence, and choose its next tokens."""
