@@ -58,3 +58,11 @@ def test_invalid_address_is_refused(url: str) -> None:
 
 def test_empty_answer_is_reported() -> None:
     assert Answer().took() == "no output"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "rate"), [(0.0, ""), (0.0001, ""), (0.5, "then 8.0 a second, "), (2.0, "then 2.0 a second, ")]
+)
+def test_rate_needs_a_measurable_time(seconds: float, rate: str) -> None:
+    answer = Answer(sent=10.0, tokens=5, first=10.5, last=10.5 + seconds, is_counted=True)
+    assert answer.took() == f"5 tokens, first after 0.50 s, {rate}{0.5 + seconds:.2f} s in all"

@@ -17,6 +17,8 @@ from genai_server.tools.terminal_chat.typed_parameters import Value
 
 # Seconds to connect or list models, and to wait for the next piece of an answer.
 _SHORT, _LONG = 10.0, 600.0
+# Minimum seconds between the first and the last piece for a rate: short answers often arrive in one read.
+_MEASURABLE = 0.02
 
 
 @dataclass
@@ -38,7 +40,7 @@ class Answer:
             return "no output"
         count = f"{self.tokens} tokens" if self.is_counted else f"about {self.tokens} tokens"
         words = [count, f"first after {self.first - self.sent:.2f} s"]
-        if self.tokens > 1 and self.last > self.first:
+        if self.tokens > 1 and self.last - self.first >= _MEASURABLE:
             words.append(f"then {(self.tokens - 1) / (self.last - self.first):.1f} a second")
         return ", ".join([*words, f"{self.last - self.sent:.2f} s in all"])
 
