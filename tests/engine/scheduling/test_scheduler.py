@@ -858,6 +858,16 @@ def test_sequences_beside_others_have_drafts() -> None:
     assert min(_drafted(scheduler)) > 0
 
 
+def test_large_batch_has_no_drafts() -> None:
+    policy, number = StepPolicy(speculates=True), 70
+    scheduler = Scheduler(_able(), max_running=number, max_waiting=0, prefill_chunk=64, policy=policy)
+    for index in range(number):
+        scheduler.add(_repeating(f"{index}"))
+    scheduler.admit()
+    scheduler.observe(Step([Read.next(_batched("s", decoding=True)) for _ in range(number)]), 1.0)
+    assert _drafted(scheduler) == [0] * number
+
+
 def test_step_that_reads_a_prompt_has_no_drafts() -> None:
     scheduler = _speculating(_repeating("a"), _batched("p", num_prompt=50))
     step = scheduler.next_step()

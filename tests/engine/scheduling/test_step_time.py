@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from genai_server.engine.scheduling.step_time import MAX_TIMED, MIN_CHUNK, PROMPT_SHARE, StepTimeModel
+from genai_server.engine.scheduling.step_time import MIN_CHUNK, PROMPT_SHARE, StepTimeModel
 
 
 def test_unmeasured_chunk_is_small() -> None:
@@ -115,9 +115,9 @@ def test_a_slow_pass_counts_less_than_a_fast_one() -> None:
     assert times.seconds(4) == pytest.approx(2.0)
 
 
-def test_a_long_pass_is_not_measured_as_a_short_one() -> None:
+def test_passes_of_large_batches_are_measured() -> None:
     times = StepTimeModel()
-    times.passed(MAX_TIMED, MAX_TIMED, 1.0)
-    times.passed(MAX_TIMED + 1, MAX_TIMED + 1, 9.0)
-    assert times.has_timed(MAX_TIMED)
-    assert not times.has_timed(MAX_TIMED + 1)
+    times.passed(200, 200, 1.0)
+    assert (times.seconds(1), times.seconds(200)) == (1.0, 1.0)
+    times.passed(0, 100, 0.5)
+    assert times.chunk(1000, decoding=times.seconds(200)) == int(PROMPT_SHARE * 200)

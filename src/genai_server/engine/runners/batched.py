@@ -29,7 +29,7 @@ from genai_server.engine.runners.layout import Layout, Row, lay_out, split_passe
 from genai_server.engine.runners.scores import Logits, Scores
 from genai_server.engine.sampling.next_token import num_choices
 from genai_server.engine.scheduling.step import Read
-from genai_server.engine.scheduling.step_time import MAX_TIMED
+from genai_server.engine.scheduling.step_time import MAX_DRAFTED
 from genai_server.engine.sequence import Sequence as Scheduled
 from genai_server.errors import RunnerFailed
 from genai_server.messages.generation_request import ModelInfo
@@ -226,7 +226,7 @@ class BatchedRunner(Runner):
         except (RuntimeError, OSError, MemoryError) as error:
             raise RunnerFailed(f"no memory for keys and values: {error}") from error
         # Written by each pass that does not have more logits.
-        self._step_logits = np.empty((max(num_rows, MAX_TIMED), self.model.vocab_size), self._graph.logits_type)
+        self._step_logits = np.empty((max(num_rows, MAX_DRAFTED), self.model.vocab_size), self._graph.logits_type)
         for session in sessions:
             session.use(self.buffers)
 

@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Iterator
 from genai_server.engine.scheduling.drafts import NO_DRAFT, Draft, fit_drafts
 from genai_server.engine.scheduling.queue_wait import queue_wait
 from genai_server.engine.scheduling.step import DEFAULT_POLICY, PassRules, Read, Step, StepPolicy
-from genai_server.engine.scheduling.step_time import MAX_TIMED, MIN_CHUNK, StepTimeModel
+from genai_server.engine.scheduling.step_time import MAX_DRAFTED, MIN_CHUNK, StepTimeModel
 from genai_server.engine.sequence import Sequence, SequenceState, common_length
 from genai_server.errors import QueueFull
 from genai_server.messages.figures import Capacity
@@ -203,13 +203,13 @@ class Scheduler:
     def _next_tokens(self, batch: list[Sequence]) -> list[Read]:
         """The newest token of each sequence of the batch, with drafts where they are expected to pay."""
         num_rows = len(batch)
-        if not self._policy.speculates or not self._step_times.has_timed(num_rows):
+        if not self._policy.speculates or num_rows >= MAX_DRAFTED or not self._step_times.has_timed(num_rows):
             return [Read.next(sequence) for sequence in batch]
         drafts = [self._draft(sequence) for sequence in batch]
         num_drafted = sum(len(draft.tokens) for draft in drafts)
         lengths = [0] * num_rows
         if num_drafted:
-            lengths = fit_drafts(drafts, self._step_times.curve(min(num_rows + num_drafted, MAX_TIMED)))
+            lengths = fit_drafts(drafts, self._step_times.curve(min(num_rows + num_drafted, MAX_DRAFTED)))
         return [
             Read.next(sequence, draft=draft.tokens[:length])
             for sequence, draft, length in zip(batch, drafts, lengths, strict=True)

@@ -19,8 +19,8 @@ _WEIGHT = 0.3
 _WEIGHT_FASTER, _WEIGHT_SLOWER = 0.5, 0.1
 # What a further token costs before any pass of more tokens is measured, as a share of the pass.
 _SHARE_PER_TOKEN = 0.2
-# Passes of at most this many tokens are learned one by one. The time of longer ones is proportional to their tokens.
-MAX_TIMED = 64
+# Maximum number of tokens of a pass with drafts: longer ones take as much time for each token as a prompt.
+MAX_DRAFTED = 64
 
 
 class StepTimeModel:
@@ -46,7 +46,7 @@ class StepTimeModel:
             estimated = self.seconds(num_decoded) or seconds * num_decoded / num_tokens
             decoding = min(seconds, estimated) if num_decoded else 0.0
             self._per_token = _mean(self._per_token, (seconds - decoding) / num_prompt)
-        elif num_tokens <= MAX_TIMED:
+        else:
             before = self._passes.get(num_tokens, seconds)
             weight = _WEIGHT_FASTER if seconds < before else _WEIGHT_SLOWER
             self._passes[num_tokens] = before + weight * (seconds - before)
