@@ -344,13 +344,10 @@ def test_top_tokens_equal_those_of_a_stable_sort(values: list[float], k: int) ->
     assert top_tokens(_logits(*values), k).tolist() == expected[:k]
 
 
-@given(TIED.filter(lambda values: len(values) > 1), st.data())
-def test_the_highest_are_the_top_tokens_in_their_places(values: list[float], data: st.DataObject) -> None:
-    logits, k = _logits(*values), data.draw(st.integers(1, len(values) - 1))
-    found = highest(logits, k)
-    kept = np.flatnonzero(found > -np.inf)
-    assert kept.tolist() == sorted(top_tokens(logits, k).tolist())
-    assert np.array_equal(found[kept], logits[kept])
+@given(TIED, st.integers(1, 300))
+def test_the_highest_are_the_top_tokens_by_their_ids(values: list[float], k: int) -> None:
+    logits = _logits(*values)
+    assert highest(logits, k).tolist() == sorted(top_tokens(logits, k).tolist())
 
 
 @pytest.mark.parametrize("fields", [{}, {"top_p": 0.5}, {"min_p": 0.3}, {"top_p": 0.9, "min_p": 0.5}])
@@ -392,11 +389,10 @@ def test_the_nucleus_is_what_a_sorted_sum_takes(values: list[float], top_p: floa
     wanted = top_p * float(weights.sum(dtype=np.float64))
     # If the sum is reached only up to rounding, both results are right.
     surely, maybe = (set(order[before < wanted * factor].tolist()) for factor in (1 - 1e-6, 1 + 1e-6))
-    found = nucleus(weights, top_p)
-    kept = set(np.flatnonzero(found).tolist())
-    assert {token for token in surely if weights[token]} <= kept <= maybe
-    assert all(found[token] == weights[token] for token in kept)
+    kept = nucleus(weights, top_p).tolist()
+    assert kept == sorted(kept)
+    assert {token for token in surely if weights[token]} <= set(kept) <= maybe
 
 
 def test_nucleus_of_a_flat_vocabulary_keeps_the_lowest_ids() -> None:
-    assert np.flatnonzero(nucleus(np.full(100_000, 0.5, np.float32), 0.25)).tolist() == list(range(25_000))
+    assert nucleus(np.full(100_000, 0.5, np.float32), 0.25).tolist() == list(range(25_000))
