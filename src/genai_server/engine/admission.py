@@ -56,7 +56,8 @@ class Admission:
                 self._check(each.request)
                 sequence = self._add(connection, each)
                 taken.append(sequence)
-                sequence.adapter = self._runners.adapters.find(each.request.adapter)
+                if each.request.adapter is not None:
+                    sequence.adapter = self._runners.adapters.find(each.request.adapter)
                 self._give_guide(sequence)
         except GenaiServerError as error:
             for sequence in taken:

@@ -238,7 +238,8 @@ class EngineLoop:
         with self.interrupts.within(step, until_deadline):
             scores = self._runners.forward(step)
         self._options.after_step(step, self._requests)
-        self._slow = slow_grammars(step.sequences)
+        guided = [sequence for sequence in step.sequences if sequence.guide is not None]
+        self._slow = slow_grammars(guided) if guided else set()
         for read, found in zip(step.reads, scores, strict=True):
             try:
                 self._advance(read.sequence, found, read.draft)

@@ -44,10 +44,6 @@ def test_adapter_is_loaded_once_for_all_requests(adapters: Adapters, adapter: Ad
     assert runner.num_loaded == 1
 
 
-def test_no_adapter_is_found_for_none(adapters: Adapters) -> None:
-    assert adapters.find(None) is None
-
-
 def test_restarted_engine_loads_the_adapter_of_a_request(adapters: Adapters, adapter: Adapter) -> None:
     assert adapters.find(adapter) == b"Sir, "
 

@@ -37,14 +37,12 @@ class Adapters:
         self._loaded.pop(id, None)
         self._unloaded.add(id)
 
-    def find(self, adapter: Adapter | None) -> object | None:
-        """The runner's form of a request's adapter; None for no adapter.
+    def find(self, adapter: Adapter) -> object:
+        """The runner's form of a request's adapter.
 
         A restarted engine loads it with the first request. Raises ModelNotFound if it was unloaded while the request
         was on its way. Raises Unavailable if it cannot be loaded, for instance because its file is gone.
         """
-        if adapter is None:
-            return None
         if adapter.id in self._unloaded:
             raise ModelNotFound(f"adapter {quoted(adapter.name)} was unloaded", param="model")
         try:

@@ -10,13 +10,19 @@ from typing import Any
 from numpy.typing import NDArray
 
 from genai_server.engine.kv_memory import UNSHARED, KvMemory
-from genai_server.engine.runners import pass_rules
 from genai_server.engine.runners.kv_cache import KvSlots
 from genai_server.engine.runners.scores import Scores
 from genai_server.engine.scheduling.step import Read
 from genai_server.engine.sequence import Sequence
 from genai_server.errors import AdapterLoadFailed, InvalidField, RunnerFailed
 from genai_server.messages.generation_request import GenerationRequest, ModelInfo
+
+# ONNX Runtime's attention on CPUs processes a chunk in blocks. Measured: 64 tokens with a head size of 32, 128 with 64.
+# A block of one token is not bitwise equal. Block sizes are multiples of this.
+_QUERY_BLOCK = 16
+# Matrix kernels process the tokens of a chunk in groups. Tokens left over at its end are not bitwise equal. Group sizes
+# divide this.
+_ROW_GROUPS = 8
 
 
 class Terminated(Exception):
@@ -106,12 +112,35 @@ class Runner(ABC):
             raise InvalidField(f"this model takes {wanted}", param="model")
 
     def fit_chunk(self, sequence: Sequence, most: int) -> int:
-        """How many of a prompt's unread tokens to read in a pass of at most `most` tokens; one more in rare cases."""
-        return pass_rules.fit_chunk(sequence, most)
+        """How many of a prompt's unread tokens to read in a pass of at most `most` tokens; one more in rare cases.
+
+        Other kernels of ONNX Runtime, which are not bitwise equal, would read the tokens left over. So a chunk has at
+        least two tokens, unless the prompt has one; it does not end one token beyond a block of the attention; and
+        every chunk but the last has whole groups of tokens.
+
+        When an exact sequence is read again, its own answer is read token by token, as it was decoded.
+        """
+        # The last produced token is left to a pass of its own, from which the sequence decodes as before.
+        left = sequence.num_unread - (1 if sequence.num_produced else 0)
+        if sequence.request.exact and sequence.num_produced:
+            left = len(sequence.request.prompt) - sequence.num_read
+            if left <= 0:
+                return 1
+        group = min(_ROW_GROUPS, 1 << (most.bit_length() - 1))
+
+        def is_read_alike(chunk: int) -> bool:
+            return (chunk == left or chunk % group == 0) and chunk % _QUERY_BLOCK != 1 and left - chunk != 1
+
+        return next(filter(is_read_alike, range(min(most, left), 1, -1)), left)
 
     def may_draft(self, sequence: Sequence) -> bool:
-        """Whether a draft may follow a sequence's newest token."""
-        return self.abilities.drafts and pass_rules.may_draft(sequence)
+        """Whether a draft may follow a sequence's newest token.
+
+        Several tokens are not bitwise equal to single ones, and a draft's length follows measured times. So exact
+        sequences have no drafts, and neither have those with a seed, which is given to have the same tokens again.
+        """
+        request = sequence.request
+        return self.abilities.drafts and not sequence.by_library and not request.exact and request.sampling.seed is None
 
     def match_again(self, sequence: Sequence) -> int:
         """Look for a longer cached prefix before a prompt's first chunk; returns the same as `open`.
