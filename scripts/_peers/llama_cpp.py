@@ -29,32 +29,44 @@ _CONVERT = Path(__file__).with_name("llama_convert.py")
 
 def prepare(folder: Path, model: Model) -> Launch:
     """Build server and quantizer, convert the checkpoint. All matrices have 4 bits, including the output's."""
-    environment, server, quantize = built(folder)
-    weights = folder / "model-q4_0.gguf"
-    if not weights.exists():
-        whole = folder / "model-bf16.gguf"
-        convert(environment, checkpoint_of(model), whole, "bf16")
-        unfinished = weights.with_suffix(".part")
-        environment.run([quantize, "--pure", whole, unfinished, "Q4_0"])
-        unfinished.rename(weights)
+    _, server, _ = built(folder)
+    weights = quantized(folder, model)
+    options = [*serving(weights), "--no-kv-unified", "--no-ui"]
     return Launch(
-        command=lambda port: [str(server), "--port", str(port), *_serving(weights)],
-        version=_version(server),
+        command=lambda port: [str(server), "--port", str(port), *options],
+        version=f"llama.cpp {version(server)}",
         weights="Q4_0",
     )
+
+
+def quantized(folder: Path, model: Model) -> Path:
+    """The checkpoint in llama.cpp's format, with 4 bits, made on first use."""
+    environment, _, quantize = built(folder)
+    weights = folder / "model-q4_0.gguf"
+    if not weights.exists():
+        complete = folder / "model-bf16.gguf"
+        convert(environment, checkpoint_of(model), complete, "bf16")
+        unfinished = weights.with_suffix(".part")
+        environment.run([quantize, "--pure", complete, unfinished, "Q4_0"])
+        unfinished.rename(weights)
+    return weights
 
 
 def built(folder: Path) -> tuple[Environment, Path, Path]:
     """The environment, the server and the quantizer, built on first use."""
     environment = Environment(folder)
     environment.install(_TOOLS)
-    sources = sources_of(environment) / "vendor" / "llama.cpp"
-    build = folder / "build"
+    return environment, *build(environment, sources_of(environment) / "vendor" / "llama.cpp")
+
+
+def build(environment: Environment, sources: Path) -> tuple[Path, Path]:
+    """The server and the quantizer of these sources, built on first use in an environment that has `_TOOLS`."""
+    build = environment.folder / "build"
     server, quantize = build / "bin" / "llama-server", build / "bin" / "llama-quantize"
     if not (server.exists() and quantize.exists()):
         environment.run(["cmake", "-G", "Ninja", "-S", sources, "-B", build, *_OPTIONS])
         environment.run(["ninja", "-C", build, f"-j{THREADS}", server.name, quantize.name])
-    return environment, server, quantize
+    return server, quantize
 
 
 def convert(environment: Environment, checkpoint: Path, weights: Path, precision: str, words: str = "qwen2") -> None:
@@ -88,15 +100,16 @@ def sources_of(environment: Environment) -> Path:
     return sources
 
 
-def _serving(weights: Path) -> list[str]:
-    """A slot for each client, with its own keys and values. Prompts are cached by default."""
-    slots = ["--parallel", str(SLOTS), "--ctx-size", str(SLOTS * MAX_LENGTH), "--no-kv-unified"]
-    return ["--model", str(weights), "--threads", str(THREADS), *slots, "--no-ui"]
+def serving(weights: Path) -> list[str]:
+    """Options for a slot for each client. Prompts are cached by default."""
+    slots = ["--parallel", str(SLOTS), "--ctx-size", str(SLOTS * MAX_LENGTH)]
+    return ["--model", str(weights), "--threads", str(THREADS), *slots]
 
 
-def _version(server: Path) -> str:
+def version(server: Path) -> str:
+    """The version that a server reports. Raises PeerUnavailable if it does not start."""
     done = subprocess.run([server, "--version"], capture_output=True, text=True, check=False)
     for line in (done.stdout + done.stderr).splitlines():
         if line.startswith("version:"):
-            return "llama.cpp " + line.removeprefix("version:").strip()
+            return line.removeprefix("version:").strip()
     raise PeerUnavailable(f"{server} --version ended with status {done.returncode}")
