@@ -6,8 +6,8 @@ from typing import Any
 
 from genai_server.answer_parts import Content, Part, Reasoning, ToolCallArguments, ToolCallCut, ToolCallStart
 from genai_server.text.answers.answer_parser import AnswerParser
+from genai_server.text.answers.dialect import TOOL_FORMATS
 from genai_server.text.answers.reasoning import ReasoningFormat
-from genai_server.text.tool_formats.registry import TOOL_FORMATS
 
 NAMES = ("get_weather", "now")
 # Names of functions, or a mapping to the schemas of their arguments.

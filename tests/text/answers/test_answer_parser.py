@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from genai_server.answer_parts import Content, Part, ToolCallArguments, ToolCallCut, ToolCallStart, WholeAnswer
+from genai_server.text.answers.dialect import TOOL_FORMATS
 from genai_server.text.answers.reasoning import HARMONY, THINK, ReasoningFormat
-from genai_server.text.tool_formats.registry import TOOL_FORMATS
 from tests.text.parsing import NAMES, call, merged, parse_all, parser, stream
 
 # Answers composed of the formats' markers, so that many are almost calls.

@@ -12,11 +12,10 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from genai_server.text.answers.json_text import read_value
 from genai_server.text.answers.lookahead import Lookahead, Reader
 from genai_server.text.grammars.lark import ANYTHING, SPACES, any_of, fits, quoted, spelled, text_up_to
-from genai_server.text.tool_formats.call_object import pass_on
-from genai_server.text.tool_formats.tool_format import Call, Calls, Tool, random_id, write_json
+from genai_server.text.tool_formats.call_object import read_arguments
+from genai_server.text.tool_formats.tool_format import Call, Calls, Tool, ToolFormat, write_json
 
 START, CHANNEL, CONSTRAIN, MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"
 END, CALL, RETURN = "<|end|>", "<|call|>", "<|return|>"
@@ -46,13 +45,11 @@ class Header(NamedTuple):
         return self.recipient.removeprefix(_NAMESPACE)
 
 
-class Harmony:
+class Harmony(ToolFormat):
     """See the module docstring."""
 
     name = "harmony"
-    result_role = "tool"
     shown_tokens = MARKERS
-    beginnings = "<"
     opening = _OPENING
 
     def read_calls(self, text: Lookahead, calls: Calls, *, new_line: bool) -> Reader[bool]:
@@ -60,9 +57,8 @@ class Harmony:
         if header is None or header.function not in calls.names or (yield from text.skip_space()) not in ("{", ""):
             return False
         calls.start(str(header.function), text.at)
-        if not (yield from pass_on(text, read_value(text), calls)):
+        if not (yield from read_arguments(text, calls)):
             return False
-        calls.end(text.at)
         yield from text.take_space()
         yield from read_end(text)
         return True
@@ -98,9 +94,6 @@ class Harmony:
             f"{_OPENING}{call.name} {CONSTRAIN}json{MESSAGE}{write_json(call.arguments)}{CALL}" for call in calls
         )
         return f"{START}assistant".join(written)
-
-    def new_id(self) -> str:
-        return random_id()
 
 
 def read_header(text: Lookahead) -> Reader[Header | None]:
