@@ -16,8 +16,7 @@ from genai_server.text.answers.reasoning import MISTRAL_THINK, THINK, ReasoningF
 from genai_server.text.grammars import grammar
 from genai_server.text.tool_formats.tagged import Tagged
 from genai_server.text.tool_formats.tool_format import Tool
-from tests.running_server import DEMO
-from tests.text.guided import draw, fits, matcher, tokenizer_with, validate
+from tests.text.guided import draw, fits, matcher, validate
 from tests.text.parsing import merged, parser, stream
 
 KEYS = st.sampled_from(["a", "b", "from", "é", "x-y"])
@@ -244,16 +243,6 @@ CALLS = {
     "phi4mini": '<|tool_call|>[{"name": "f", "arguments": {"city": "Oslo"}}, '
     '{"name": "now", "arguments": {}}]<|/tool_call|>',
 }
-# Flagged like the tokenizers of Qwen 3, Llama 3, Phi-4-mini and Mistral.
-ADDED = {
-    **dict.fromkeys(["<tool_call>", "</tool_call>", "<think>", "</think>", "<|tool_call|>", "<|/tool_call|>"], False),
-    **dict.fromkeys(["<|python_tag|>", "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]", "[THINK]", "[/THINK]"], True),
-}
-
-
-@pytest.fixture(scope="module")
-def model() -> tuple[LLTokenizer, dict[str, Any]]:
-    return tokenizer_with(DEMO / "tokenizer.json", ADDED)
 
 
 @pytest.mark.parametrize("form", sorted(CALLS))
