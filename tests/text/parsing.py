@@ -15,14 +15,16 @@ NAMES = ("get_weather", "now")
 _PIECES = re.findall(
     r"\S+",
     """
-    ( ) = ** [ ] { } ; : , . < > " ' \\ x é 1 true NAME get_weather 'x' "name" "NAME" "n\\u0061me" "arguments"
-    "parameters" "id" "a" {"a":1} <tool_call> </tool_call> <|tool_call|> <|/tool_call|> functools [TOOL_CALLS] [ARGS] [CALL_ID]
-    <|python_tag|> [NAME( NAME( NAME(a=1) <think> </think> <function=NAME> <function= <parameter=a> <parameter=city>
-    </parameter> </function> <arg_key>a</arg_key> <arg_key>city</arg_key> <arg_value> </arg_value> <minimax:tool_call>
+    ( ) = ** [ ] { } ; : , . < > " ' \\ x é 1 true NAME get_weather 'x' "name" "NAME" "n\\u0061me"
+    "arguments" "parameters" "id" "a" {"a":1} <tool_call> </tool_call> <|tool_call|> <|/tool_call|>
+    functools [TOOL_CALLS] [ARGS] [CALL_ID] <|python_tag|> [NAME( NAME( NAME(a=1) <think> </think>
+    <function=NAME> <function= <parameter=a> <parameter=city> </parameter> </function>
+    <arg_key>a</arg_key> <arg_key>city</arg_key> <arg_value> </arg_value> <minimax:tool_call>
     </minimax:tool_call> </invoke> function <｜tool▁calls▁begin｜> <｜tool▁call▁begin｜> <｜tool▁sep｜>
-    NAME<｜tool▁sep｜> <｜tool▁call▁end｜> <｜tool▁calls▁end｜> <|tool_calls_section_begin|> <|tool_call_begin|> functions.NAME:0
-    <|tool_call_argument_begin|> <|tool_call_end|> <|tool_calls_section_end|> <|start|>assistant <|channel|>analysis
-    <|message|> <|end|> Hi Rome Paris city="Rome") city="Paris")
+    NAME<｜tool▁sep｜> <｜tool▁call▁end｜> <｜tool▁calls▁end｜> <|tool_calls_section_begin|>
+    <|tool_call_begin|> functions.NAME:0 <|tool_call_argument_begin|> <|tool_call_end|>
+    <|tool_calls_section_end|> <|start|>assistant <|channel|>analysis <|message|> <|end|> Hi Rome Paris
+    city="Rome") city="Paris")
     """,
 )
 _PIECES += [" ", "\n", "\r", ", ", "; ", "\nNAME", "\nNAME\n", "<tool_call>\n", "\n</tool_call>", "```json\n", "\n```"]

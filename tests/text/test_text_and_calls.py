@@ -22,7 +22,7 @@ from tests.text.parsing import merged, parser, pieces, stream
 
 CITY = {"properties": {"city": {"enum": ["Oslo", "Rome"]}}, "required": ["city"]}
 TOOLS = [Tool("f", CITY), Tool("g", ANY_OBJECT)]
-# gpt-oss writes messages, for text as well: answers/test_harmony_messages.py.
+# gpt-oss writes messages, for text as well: tool_formats/test_harmony.py.
 FORMS = sorted(TOOL_FORMATS.keys() - {"harmony"})
 # One call of a function with one argument in each format, without and with the model's own tokens.
 CALLS = {

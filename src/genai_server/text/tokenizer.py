@@ -4,8 +4,9 @@ import codecs
 import json
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from functools import cached_property
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -134,24 +135,17 @@ class ModelTokenizer(Tokenizer):
         self.unknown = self._special_ids.intersection(self.encode(_RARE))
 
     def encode(self, *pieces: str) -> list[int]:
-        # The method for a single text holds the GIL and computes each token's position in the text.
-        tokens: list[int] = []
-        for start in range(0, len(pieces), _BATCH):
-            batch = list(pieces[start : start + _BATCH])
-            for encoding in self._tokenizer.encode_batch_fast(batch, add_special_tokens=False):
-                tokens += encoding.ids
-        return tokens
+        return list(chain.from_iterable(self._encoded(pieces)))
 
     def encode_each(self, texts: Sequence[Sequence[str]]) -> list[list[int]]:
-        pieces = [piece for text in texts for piece in text]
-        encoded: list[list[int]] = []
+        encoded = self._encoded([piece for text in texts for piece in text])
+        return [list(chain.from_iterable(islice(encoded, len(text)))) for text in texts]
+
+    def _encoded(self, pieces: Sequence[str]) -> Iterator[list[int]]:
+        # The method for a single text holds the GIL and computes each token's position in the text.
         for start in range(0, len(pieces), _BATCH):
-            batch = pieces[start : start + _BATCH]
-            encoded += [part.ids for part in self._tokenizer.encode_batch_fast(batch, add_special_tokens=False)]
-        if len(pieces) == len(texts):
-            return encoded
-        parts = iter(encoded)
-        return [[token for _ in text for token in next(parts)] for text in texts]
+            batch = list(pieces[start : start + _BATCH])
+            yield from (part.ids for part in self._tokenizer.encode_batch_fast(batch, add_special_tokens=False))
 
     def framed_pair(self, first: list[int], second: list[int]) -> tuple[list[int], int]:
         before, middle, after, is_typed = self._pair_frame

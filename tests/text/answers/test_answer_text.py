@@ -6,11 +6,11 @@ import pytest
 
 from genai_server.answer_parts import Content, Part, ScoredToken, ToolCallArguments, ToolCallStart, WholeAnswer
 from genai_server.messages.generation_request import TokenLogprob
-from genai_server.text.answers.answer_text import AnswerText, Parser, PlainParser
+from genai_server.text.answers.answer_text import AnswerText, PlainParser
 from genai_server.text.tokenizer import ByteTokenizer
 
 
-class CallOnDigit:
+class CallOnDigit(PlainParser):
     """Parses each digit as a call without arguments, and everything else as content."""
 
     def feed(self, text: str) -> list[Part]:
@@ -23,7 +23,9 @@ class CallOnDigit:
         return [ToolCallArguments(9, "rest")]
 
 
-def _answer(stop: list[str], parser: Parser | None = None, max_calls: int | None = None, offset: int = 0) -> AnswerText:
+def _answer(
+    stop: list[str], parser: PlainParser | None = None, max_calls: int | None = None, offset: int = 0
+) -> AnswerText:
     tokenizer = ByteTokenizer()
     return AnswerText(
         tokenizer.decoder(),

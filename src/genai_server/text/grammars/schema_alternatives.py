@@ -4,7 +4,7 @@ from collections.abc import Hashable, Sequence
 from typing import Any
 
 from genai_server.errors import InvalidField
-from genai_server.text.grammars.schema_joins import target
+from genai_server.text.grammars.grammar_cost import target
 
 _ALL_TYPES = ("array", "boolean", "null", "number", "object", "string")
 # Maximum length of a chain of references.

@@ -4,7 +4,7 @@ variables, and guards special tokens.
 
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from genai_server.errors import InvalidField, NoChatTemplate
 from genai_server.quoted_values import quoted
@@ -22,14 +22,6 @@ CONTINUE = "continue_final_message"
 _RESERVED = {"messages", "tools"}
 # Marks the end of a final message that the answer continues. Neither valid text nor special_tokens.py uses it.
 _END = "\ud800"
-
-
-class Options(NamedTuple):
-    """Parsed `chat_template_kwargs`."""
-
-    add_generation_prompt: bool
-    continue_final_message: bool
-    variables: dict[str, Any]
 
 
 class PromptWriter:
@@ -90,24 +82,24 @@ class PromptWriter:
         self.require_template()
         template = self._templates[_WITH_TOOLS if tools and _WITH_TOOLS in self._templates else DEFAULT]
         _check_that_nothing_is_ignored(template, messages, tools, self._tool_format)
-        options = _options(template, template_kwargs or {})
-        variables = {name: self._guard.cover(value, _KWARGS) for name, value in options.variables.items()}
+        given, add_prompt, continues = _options(template, template_kwargs or {})
+        variables = {name: self._guard.cover(value, _KWARGS) for name, value in given.items()}
         variables |= {
             "documents": variables.get("documents"),
             "tools": self._guard.cover(tools, "tools") or None,
-            _GENERATION_PROMPT: options.add_generation_prompt,
+            _GENERATION_PROMPT: add_prompt,
         }
         error = None
         for form in _forms(template, messages, tools):
             covered = self._covered(template, form)
-            if options.continue_final_message:
+            if continues:
                 covered[-1] = _with_end(covered[-1])
             try:
                 rendered = template.render({**variables, "messages": covered})
             except TypeError as again:
                 error = error or again
                 continue
-            return self._guard.uncover(_up_to_end(rendered) if options.continue_final_message else rendered)
+            return self._guard.uncover(_up_to_end(rendered) if continues else rendered)
         assert error is not None
         raise refused(error)
 
@@ -254,7 +246,8 @@ def _check_that_nothing_is_ignored(
                 raise InvalidField(f"{param}: this model's chat template does not support tool calls", param=param)
 
 
-def _options(template: ChatTemplate, given: Mapping[str, Any]) -> Options:
+def _options(template: ChatTemplate, given: Mapping[str, Any]) -> tuple[dict[str, Any], bool, bool]:
+    """The template's variables, whether to add the generation prompt, and whether to continue the final message."""
     variables = dict(given)
     continues = _flag(variables, CONTINUE, default=False)
     if _GENERATION_PROMPT not in template.variables:
@@ -272,7 +265,7 @@ def _options(template: ChatTemplate, given: Mapping[str, Any]) -> Options:
             raise InvalidField(
                 f"{_KWARGS}.{name} is not read by the model's chat template, which reads {shown}", param=_KWARGS
             )
-    return Options(add_prompt, continues, variables)
+    return variables, add_prompt, continues
 
 
 def _flag(variables: dict[str, Any], name: str, *, default: bool) -> bool:
