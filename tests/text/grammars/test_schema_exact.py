@@ -12,13 +12,7 @@ from genai_server.text.answers.dialect import TOOL_FORMATS
 from genai_server.text.grammars import grammar
 from genai_server.text.tool_formats.tool_format import Tool
 from tests.running_server import ROOT, clean_environment
-from tests.text.guided import fits, validate
-
-
-def taken(schema: dict[str, Any]) -> str:
-    built = grammar.json_schema(schema)
-    validate(built, param="response_format")
-    return built
+from tests.text.guided import fits, followed
 
 
 @pytest.mark.timeout(120)
@@ -32,7 +26,7 @@ def test_no_answer_drawn_at_random_breaks_its_schema() -> None:
 
 
 def test_a_key_cannot_pass_for_another_by_escapes() -> None:
-    built = taken({"type": "object", "properties": {"a": {"type": "integer"}}})
+    built = followed({"type": "object", "properties": {"a": {"type": "integer"}}})
     assert fits(built, '{"a": 1, "b": "x"}')
     assert not fits(built, '{"\\u0061": "x"}')
     call = '<tool_call>\n{"name": "f", "arguments": {"\\u0061": "x"}}\n</tool_call>'
@@ -43,34 +37,34 @@ def test_a_key_cannot_pass_for_another_by_escapes() -> None:
 
 
 def test_control_characters_are_accepted_except_in_keys() -> None:
-    assert fits(taken({"enum": ["\x01", "\x7f"]}), '"\\u0001"')
+    assert fits(followed({"enum": ["\x01", "\x7f"]}), '"\\u0001"')
     with pytest.raises(InvalidField, match="control characters"):
-        taken({"type": "object", "properties": {"a": {"const": "\x01"}}})
+        followed({"type": "object", "properties": {"a": {"const": "\x01"}}})
 
 
 def test_min_properties_are_refused_if_keys_could_coincide() -> None:
     with pytest.raises(InvalidField, match="minProperties .*: 1; given 2"):
-        taken({"type": "object", "minProperties": 2})
-    taken({"type": "object", "minProperties": 2, "properties": {"a": {}}, "required": ["a"]})
-    taken({"type": "object", "minProperties": 1})
+        followed({"type": "object", "minProperties": 2})
+    followed({"type": "object", "minProperties": 2, "properties": {"a": {}}, "required": ["a"]})
+    followed({"type": "object", "minProperties": 1})
 
 
 def test_array_keywords_of_two_drafts_are_refused() -> None:
     with pytest.raises(InvalidField, match="prefixItems and additionalItems"):
-        taken({"type": "array", "prefixItems": [{"type": "integer"}], "additionalItems": False})
+        followed({"type": "array", "prefixItems": [{"type": "integer"}], "additionalItems": False})
 
 
 def test_reference_to_a_value_that_is_not_a_schema_is_refused() -> None:
     with pytest.raises(InvalidField, match="refers to no schema"):
-        taken({"$ref": "#/enum/0", "enum": [{"minimum": 5}]})
-    assert fits(taken({"$ref": "#/components/schemas/A", "components": {"schemas": {"A": {"const": 1}}}}), "1")
+        followed({"$ref": "#/enum/0", "enum": [{"minimum": 5}]})
+    assert fits(followed({"$ref": "#/components/schemas/A", "components": {"schemas": {"A": {"const": 1}}}}), "1")
 
 
 def test_annotations_and_names_may_have_any_characters() -> None:
     said = {"title": "Größe", "description": "é 漢字", "default": "ü", "examples": ["ß"], "$comment": "ñ"}
     city = {"type": "string", "enum": ["Köln", "東京"], **said}
     schema = {**said, "type": "object", "properties": {"Straße": city}, "propertyNames": {"type": "string"}}
-    assert fits(taken(schema), '{"Straße": "東京"}')
+    assert fits(followed(schema), '{"Straße": "東京"}')
     forced = grammar.tool_calls(TOOL_FORMATS["hermes"], [Tool("f", schema)], parallel=False, opaque_tokens={})
     grammar.check_size(forced, param="tools")
     assert fits(forced, '<tool_call>\n{"name": "f", "arguments": {"Straße": "Köln"}}\n</tool_call>')
@@ -78,16 +72,16 @@ def test_annotations_and_names_may_have_any_characters() -> None:
 
 
 def test_properties_may_be_named_like_annotations() -> None:
-    built = taken({"type": "object", "properties": {"title": {"type": "integer"}}, "required": ["title"]})
+    built = followed({"type": "object", "properties": {"title": {"type": "integer"}}, "required": ["title"]})
     assert fits(built, '{"title": 1}')
     assert not fits(built, '{"title": "x"}')
     with pytest.raises(InvalidField, match="dependencies"):
-        taken({"type": "object", "dependencies": {"title": {"required": ["a"]}}})
+        followed({"type": "object", "dependencies": {"title": {"required": ["a"]}}})
 
 
 def test_names_that_are_keywords_are_names() -> None:
     properties = {"pattern": {"type": "string"}, "enum": {"type": "integer"}, "minimum": {"type": "null"}}
-    built = taken({"type": "object", "properties": properties, "additionalProperties": False})
+    built = followed({"type": "object", "properties": properties, "additionalProperties": False})
     assert fits(built, '{"pattern": "(", "enum": 1, "minimum": null}')
 
 
@@ -193,4 +187,4 @@ WRITTEN: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize("generator", WRITTEN)
 def test_schemas_as_generators_write_them_are_followed(generator: str) -> None:
     schema, answer = WRITTEN[generator]
-    assert fits(taken(schema), answer)
+    assert fits(followed(schema), answer)
