@@ -12,7 +12,7 @@ from genai_server.text.answers.dialect import TOOL_FORMATS
 from genai_server.text.grammars import grammar
 from genai_server.text.tool_formats.tool_format import Tool
 from tests.running_server import ROOT, clean_environment
-from tests.text.guided import fits, followed
+from tests.text.guided import assert_answers, fits, followed
 
 
 @pytest.mark.timeout(120)
@@ -36,30 +36,6 @@ def test_a_key_cannot_pass_for_another_by_escapes() -> None:
     assert not fits(forced, call)
 
 
-def test_control_characters_are_accepted_except_in_keys() -> None:
-    assert fits(followed({"enum": ["\x01", "\x7f"]}), '"\\u0001"')
-    with pytest.raises(InvalidField, match="control characters"):
-        followed({"type": "object", "properties": {"a": {"const": "\x01"}}})
-
-
-def test_min_properties_are_refused_if_keys_could_coincide() -> None:
-    with pytest.raises(InvalidField, match="minProperties .*: 1; given 2"):
-        followed({"type": "object", "minProperties": 2})
-    followed({"type": "object", "minProperties": 2, "properties": {"a": {}}, "required": ["a"]})
-    followed({"type": "object", "minProperties": 1})
-
-
-def test_array_keywords_of_two_drafts_are_refused() -> None:
-    with pytest.raises(InvalidField, match="prefixItems and additionalItems"):
-        followed({"type": "array", "prefixItems": [{"type": "integer"}], "additionalItems": False})
-
-
-def test_reference_to_a_value_that_is_not_a_schema_is_refused() -> None:
-    with pytest.raises(InvalidField, match="refers to no schema"):
-        followed({"$ref": "#/enum/0", "enum": [{"minimum": 5}]})
-    assert fits(followed({"$ref": "#/components/schemas/A", "components": {"schemas": {"A": {"const": 1}}}}), "1")
-
-
 def test_annotations_and_names_may_have_any_characters() -> None:
     said = {"title": "Größe", "description": "é 漢字", "default": "ü", "examples": ["ß"], "$comment": "ñ"}
     city = {"type": "string", "enum": ["Köln", "東京"], **said}
@@ -71,18 +47,51 @@ def test_annotations_and_names_may_have_any_characters() -> None:
     assert not fits(forced, '<tool_call>\n{"name": "f", "arguments": {"Straße": "Bonn"}}\n</tool_call>')
 
 
-def test_properties_may_be_named_like_annotations() -> None:
-    built = followed({"type": "object", "properties": {"title": {"type": "integer"}}, "required": ["title"]})
-    assert fits(built, '{"title": 1}')
-    assert not fits(built, '{"title": "x"}')
-    with pytest.raises(InvalidField, match="dependencies"):
-        followed({"type": "object", "dependencies": {"title": {"required": ["a"]}}})
+KEYWORDS = {"pattern": {"type": "string"}, "enum": {"type": "integer"}, "minimum": {"type": "null"}}
 
 
-def test_names_that_are_keywords_are_names() -> None:
-    properties = {"pattern": {"type": "string"}, "enum": {"type": "integer"}, "minimum": {"type": "null"}}
-    built = followed({"type": "object", "properties": properties, "additionalProperties": False})
-    assert fits(built, '{"pattern": "(", "enum": 1, "minimum": null}')
+@pytest.mark.parametrize(
+    ("schema", "good", "bad"),
+    [
+        # Properties may be named like annotations and other keywords.
+        (
+            {"type": "object", "properties": {"title": {"type": "integer"}}, "required": ["title"]},
+            ['{"title": 1}'],
+            ['{"title": "x"}'],
+        ),
+        (
+            {"type": "object", "properties": KEYWORDS, "additionalProperties": False},
+            ['{"pattern": "(", "enum": 1, "minimum": null}'],
+            [],
+        ),
+        # Control characters are accepted except in keys.
+        ({"enum": ["\x01", "\x7f"]}, ['"\\u0001"'], []),
+        ({"type": "object", "minProperties": 2, "properties": {"a": {}}, "required": ["a"]}, [], []),
+        ({"type": "object", "minProperties": 1}, [], []),
+        ({"$ref": "#/components/schemas/A", "components": {"schemas": {"A": {"const": 1}}}}, ["1"], []),
+    ],
+)
+def test_schema_is_followed(schema: dict[str, Any], good: list[str], bad: list[str]) -> None:
+    assert_answers(followed(schema), good, bad)
+
+
+@pytest.mark.parametrize(
+    ("schema", "words"),
+    [
+        ({"type": "object", "dependencies": {"title": {"required": ["a"]}}}, "dependencies"),
+        ({"type": "object", "properties": {"a": {"const": "\x01"}}}, "control characters"),
+        # Keys could coincide.
+        ({"type": "object", "minProperties": 2}, "minProperties .*: 1; given 2"),
+        (
+            {"type": "array", "prefixItems": [{"type": "integer"}], "additionalItems": False},
+            "prefixItems and additionalItems",
+        ),
+        ({"$ref": "#/enum/0", "enum": [{"minimum": 5}]}, "refers to no schema"),
+    ],
+)
+def test_schema_that_cannot_be_followed_is_refused(schema: dict[str, Any], words: str) -> None:
+    with pytest.raises(InvalidField, match=words):
+        followed(schema)
 
 
 INT64 = {"minimum": -9223372036854775808, "maximum": 9223372036854775807}

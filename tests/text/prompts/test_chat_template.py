@@ -85,18 +85,16 @@ def test_a_template_can_refuse_messages_with_a_reason() -> None:
     [
         "{{ messages[0].nothing.at.all }}",
         "{{ messages[5].content }}",
+        # changes
         "{{ messages.append(1) }}",
-        "{{ messages[0].__class__.__mro__ }}",
         "{{ messages[0].update({'role': 'system'}) }}",
+        # Python's internals
+        "{{ messages[0].__class__.__mro__ }}",
+        "{{ ''.__class__.x }}",
+        "{{ range.__globals__.x }}",
+        "{{ lipsum() }}",
+        # takes too long
         "{% for n in range(10**9) %}{% endfor %}",
-    ],
-    ids=[
-        "missing attribute",
-        "missing message",
-        "changes the list",
-        "leaves the sandbox",
-        "changes a message",
-        "loops for long",
     ],
 )
 def test_invalid_operation_of_a_template_refuses_the_messages(source: str) -> None:
