@@ -6,6 +6,7 @@ import pytest
 
 from genai_server.errors import InvalidField
 from genai_server.text.grammars import grammar
+from genai_server.text.grammars.schema_keywords import are_disjoint
 from tests.text.guided import assert_answers, fits, followed
 
 
@@ -100,3 +101,43 @@ THREE = {"type": "object", "properties": dict.fromkeys("abc", INTEGER), "additio
 )
 def test_keywords_are_followed(schema: dict[str, Any], good: list[str], bad: list[str]) -> None:
     assert_answers(followed(schema), good, bad)
+
+
+def kind(*values: str, required: bool = True) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "object", "properties": {"kind": {"enum": list(values)}, "other": {}}}
+    return {**schema, "required": ["other", "kind"]} if required else schema
+
+
+@pytest.mark.parametrize(
+    "branches",
+    [
+        [{"type": "string"}, {"type": ["integer", "null"]}],
+        [{"const": 1}, {"const": True}, {"enum": ["a", [1]]}],
+        [kind("a"), kind("b", "c")],
+        [kind("a"), kind("b"), {"type": "null"}, False],
+        [{"$ref": "#/$defs/a"}, kind("b")],
+        [{"type": "object"}, {"type": "array"}],
+    ],
+)
+def test_branches_with_different_types_or_values_are_disjoint(branches: list[Any]) -> None:
+    assert are_disjoint(branches, {"$defs": {"a": kind("a")}})
+
+
+@pytest.mark.parametrize(
+    "branches",
+    [
+        [{"type": "integer"}, {"type": "number"}],
+        [{"const": 1}, {"const": 1.0}],
+        [{"enum": [{"a": [1]}]}, {"const": {"a": [1.0]}}],
+        [kind("a"), kind("a", "b")],
+        [kind("a"), kind("b", required=False)],
+        [kind("a"), {"type": "object"}],
+        [kind("a"), {}],
+        [{"const": "a"}, {"type": "string"}],
+        [{"$ref": "#/$defs/none"}, {"type": "null"}],
+        [{"$ref": "#/$defs/loop"}, {"type": "null"}],
+        [True, {"type": "null"}],
+    ],
+)
+def test_other_branches_are_not_called_disjoint(branches: list[Any]) -> None:
+    assert not are_disjoint(branches, {"$defs": {"loop": {"$ref": "#/$defs/loop"}}})
