@@ -17,8 +17,8 @@ from typing import Any
 
 from genai_server.answer_parts import WholeAnswer
 from genai_server.text.answers.answer_parser import AnswerParser
+from genai_server.text.answers.dialect import TOOL_FORMATS
 from genai_server.text.answers.reasoning import HARMONY
-from genai_server.text.tool_formats.registry import TOOL_FORMATS
 
 _WORDS = ["Hm", " <b>", "\n", "to=", " so", "é", "😀", ' {"a": 1}', "functions.now", "<|", "|>", " analysis", "code"]
 _ARGUMENTS = ["{}", '{"city": "Oslo \\"é😀\\n"}', '{"a": [1, {"b": null}]}', '{"text": "<b> to=x"}']

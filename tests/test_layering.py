@@ -68,7 +68,7 @@ FORBIDDEN: dict[str, tuple[str, ...]] = {
     # The HTTP side imports neither models nor runners.
     "apis": ("engine", "supervisor", "hub"),
     "generation": ("engine", "supervisor", "profiles", "hub", "web"),
-    "http": ("text", "profiles", "hub", "grammar_checker.checker_process", "web"),
+    "http": ("text", "profiles", "hub", "grammar_checker.process", "grammar_checker.compiler", "web"),
     "http.middleware": ("http.telemetry.request_log", "http.telemetry.request_metrics", "http.telemetry.traces"),
     "http.telemetry": ("http.middleware",),
     # An engine's process combines these; each works without the others.
@@ -104,10 +104,10 @@ LIBRARIES: dict[str, tuple[str, ...]] = {
     "torch": ("hub.export_encoder",),
     "transformers": ("hub.export_encoder",),
     # It parses untrusted input, and must not do so in the API process.
-    "llguidance": ("engine.sampling.grammar", "grammar_checker.compiler", "text.grammars.gbnf"),
+    "llguidance": ("engine.sampling.grammar", "grammar_checker.compiler", "text.grammars.grammar"),
     "tokenizers": ("text.tokenizer",),
     "google": ("options.pbtxt",),
-    "jinja2": ("text.prompts.chat_template", "text.prompts.template_meter", "text.prompts.template_sandbox"),
+    "jinja2": ("text.prompts.chat_template", "text.prompts.template_sandbox"),
     "fastapi": _HTTP,
     "starlette": _HTTP,
     "uvicorn": ("cli.serve.*", "ray_serve.*"),

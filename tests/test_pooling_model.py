@@ -17,6 +17,7 @@ POOLING = {"path": "1_Pooling", "type": "sentence_transformers.models.Pooling"}
 NORMALIZE = {"path": "2_Normalize", "type": "sentence_transformers.models.Normalize"}
 WIDTH = {"word_embedding_dimension": 8}
 MEAN = {"word_embedding_dimension": 8, "pooling_mode_mean_tokens": True, "pooling_mode_cls_token": False}
+ENCODER = {"config.json": BERT, "modules.json": [TRANSFORMER, POOLING], "1_Pooling/config.json": MEAN}
 
 
 def written(folder: Path, files: dict[str, Any], *, graph: str = "model.onnx") -> Path:
@@ -28,14 +29,16 @@ def written(folder: Path, files: dict[str, Any], *, graph: str = "model.onnx") -
     return folder
 
 
-def encoder(folder: Path, **files: Any) -> PoolingModel:
-    """An encoder with mean pooling, and these files instead of its own."""
-    usual = {"config.json": BERT, "modules.json": [TRANSFORMER, POOLING], "1_Pooling/config.json": MEAN}
-    found = read_pooling_model(
-        written(folder, usual | {name.replace("__", "/"): value for name, value in files.items()})
-    )
+def pooling_model(folder: Path) -> PoolingModel:
+    found = read_pooling_model(folder)
     assert found is not None
     return found
+
+
+def encoder(folder: Path, **files: Any) -> PoolingModel:
+    """An encoder with mean pooling, and these files instead of its own."""
+    own = {name.replace("__", "/"): value for name, value in files.items()}
+    return pooling_model(written(folder, ENCODER | own))
 
 
 def test_a_directory_of_onnxruntime_genai_alone_generates_text() -> None:
@@ -48,12 +51,10 @@ def test_missing_directory_counts_as_generating(tmp_path: Path) -> None:
 
 
 def test_the_demo_models_say_what_they_are() -> None:
-    vectors = read_pooling_model(ROOT / "models" / "demo-embeddings")
-    assert vectors is not None
+    vectors = pooling_model(ROOT / "models" / "demo-embeddings")
     assert (vectors.task, vectors.modes, vectors.normalizes) == (Task.EMBED, ("mean",), True)
     assert (vectors.dimensions, vectors.max_tokens, vectors.lengths()) == (128, 256, "32, 64, 128")
-    scores = read_pooling_model(ROOT / "models" / "demo-reranker")
-    assert scores is not None
+    scores = pooling_model(ROOT / "models" / "demo-reranker")
     assert (scores.task, scores.true_token, scores.has_sigmoid) == (Task.RERANK, None, True)
 
 
@@ -116,23 +117,17 @@ def test_shorter_vectors_are_those_that_the_configuration_names(tmp_path: Path) 
     assert not encoder(tmp_path, **{"config.json": BERT}).takes_length(4)
 
 
-def test_a_classifier_with_one_label_reranks(tmp_path: Path) -> None:
-    model = read_pooling_model(written(tmp_path, {"config.json": CLASSIFIER}))
-    assert model is not None
-    assert (model.task, model.has_sigmoid) == (Task.RERANK, True)
-
-
 @pytest.mark.parametrize(
-    "more",
+    ("more", "has_sigmoid"),
     [
-        {"sbert_ce_default_activation_function": "torch.nn.modules.linear.Identity"},
-        {"sentence_transformers": {"activation_fn": "torch.nn.modules.linear.Identity"}},
+        ({}, True),
+        ({"sbert_ce_default_activation_function": "torch.nn.modules.linear.Identity"}, False),
+        ({"sentence_transformers": {"activation_fn": "torch.nn.modules.linear.Identity"}}, False),
     ],
 )
-def test_a_reranker_may_have_no_sigmoid(tmp_path: Path, more: dict[str, Any]) -> None:
-    model = read_pooling_model(written(tmp_path, {"config.json": CLASSIFIER | more}))
-    assert model is not None
-    assert not model.has_sigmoid
+def test_classifier_with_one_label_reranks(tmp_path: Path, more: dict[str, Any], has_sigmoid: bool) -> None:
+    model = pooling_model(written(tmp_path, {"config.json": CLASSIFIER | more}))
+    assert (model.task, model.has_sigmoid) == (Task.RERANK, has_sigmoid)
 
 
 def test_a_classifier_with_more_labels_is_refused(tmp_path: Path) -> None:
@@ -148,8 +143,7 @@ def test_a_decoder_reranks_by_the_tokens_of_its_module(tmp_path: Path) -> None:
         "modules.json": [TRANSFORMER, {"path": "1_LogitScore", "type": "x.LogitScore"}],
         "1_LogitScore/config.json": {"true_token_id": 7, "false_token_id": 3},
     }
-    model = read_pooling_model(written(tmp_path, files))
-    assert model is not None
+    model = pooling_model(written(tmp_path, files))
     assert (model.task, model.true_token, model.false_token) == (Task.RERANK, 7, 3)
     assert is_decoder(tmp_path)
     written(tmp_path, {"1_LogitScore/config.json": {"true_token_id": 7, "false_token_id": 10**6}})
@@ -163,9 +157,7 @@ def test_a_decoder_without_modules_generates_text(tmp_path: Path) -> None:
 
 
 def test_only_graph_of_a_repository_is_found_anywhere(tmp_path: Path) -> None:
-    files = {"config.json": BERT, "modules.json": [TRANSFORMER, POOLING], "1_Pooling/config.json": MEAN}
-    model = read_pooling_model(written(tmp_path, files, graph="onnx/model_quantized.onnx"))
-    assert model is not None
+    model = pooling_model(written(tmp_path, ENCODER, graph="onnx/model_quantized.onnx"))
     assert model.graph == "onnx/model_quantized.onnx"
     (tmp_path / "onnx" / "model_fp16.onnx").touch()
     with pytest.raises(ModelDirectoryError, match=r"several graphs and no model.onnx: onnx/model_fp16.onnx, "):

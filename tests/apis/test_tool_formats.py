@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 
 from genai_server.cli.serve import loaders
-from genai_server.text.answers.dialect import read_dialect
+from genai_server.text.answers.dialect import TOOL_FORMATS, read_dialect
 from genai_server.text.codec import TextCodec, load_text_codec
 from genai_server.text.prompts.chat_template import SCRIPTED_TEMPLATE
-from genai_server.text.tool_formats.registry import TOOL_FORMATS
 from tests.running_server import RunningServer
 from tests.server_here import run_here
 

@@ -2,6 +2,7 @@
 
 import json
 import random
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -10,17 +11,30 @@ from llguidance import LLMatcher, LLTokenizer
 
 from genai_server.errors import InvalidField
 from genai_server.grammar_checker.compiler import complaint
-from genai_server.text.grammars.grammar import check_size
+from genai_server.text.grammars import grammar
 
 # Tokens that end strings, numbers and containers, so that drawn answers end.
 _ENDING = [ord(char) for char in '"}],:)>']
 
 
-def validate(grammar: str, *, param: str) -> None:
+def validate(built: str, *, param: str) -> None:
     """Check a grammar like the server, with the compiler in this process."""
-    check_size(grammar, param=param)
-    if (words := complaint(grammar)) is not None:
+    grammar.check_size(built, param=param)
+    if (words := complaint(built)) is not None:
         raise InvalidField(f"{param} cannot be used: {words}", param=param)
+
+
+def followed(schema: dict[str, Any]) -> str:
+    """The grammar of a schema, which is checked."""
+    built = grammar.json_schema(schema)
+    validate(built, param="response_format")
+    return built
+
+
+def assert_answers(built: str, good: Iterable[str], bad: Iterable[str]) -> None:
+    """Check which texts are complete answers, and which are not."""
+    assert [text for text in good if not fits(built, text)] == []
+    assert [text for text in bad if fits(built, text)] == []
 
 
 @cache
@@ -39,25 +53,25 @@ def tokenizer_with(path: Path, added: dict[str, bool]) -> tuple[LLTokenizer, dic
     return LLTokenizer(json.dumps(content)), content
 
 
-def matcher(tokenizer: LLTokenizer, grammar: str) -> LLMatcher:
+def matcher(tokenizer: LLTokenizer, built: str) -> LLMatcher:
     """A matcher at the start of an answer."""
-    made = LLMatcher(tokenizer, grammar, log_level=0)
+    made = LLMatcher(tokenizer, built, log_level=0)
     assert not made.is_error(), made.get_error()
     return made
 
 
-def fits(grammar: str, text: str) -> bool:
+def fits(built: str, text: str) -> bool:
     """Whether a text is a complete answer; its markers are text."""
     tokenizer = byte_tokenizer()
-    state = matcher(tokenizer, grammar)
+    state = matcher(tokenizer, built)
     tokens = list(text.encode())
     return state.validate_tokens(tokens) == len(tokens) and state.consume_tokens(tokens) and state.is_accepting()
 
 
-def draw(grammar: str, seed: int, max_tokens: int = 2_000) -> str | None:
+def draw(built: str, seed: int, max_tokens: int = 2_000) -> str | None:
     """A complete answer of bytes, or None if it did not end."""
     tokenizer, choices = byte_tokenizer(), random.Random(seed)
-    state, answer = matcher(tokenizer, grammar), bytearray()
+    state, answer = matcher(tokenizer, built), bytearray()
     for _ in range(max_tokens):
         if state.is_stopped() or (state.is_accepting() and choices.random() < 0.5):
             return answer.decode()

@@ -1,17 +1,50 @@
 """Answers parsed for tests."""
 
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from itertools import combinations, count
 from typing import Any
 
 from genai_server.answer_parts import Content, Part, Reasoning, ToolCallArguments, ToolCallCut, ToolCallStart
 from genai_server.text.answers.answer_parser import AnswerParser
+from genai_server.text.answers.dialect import TOOL_FORMATS
 from genai_server.text.answers.reasoning import ReasoningFormat
-from genai_server.text.tool_formats.registry import TOOL_FORMATS
 
 NAMES = ("get_weather", "now")
+# Markers and other parts of answers in all formats, and parts with whitespace. NAME stands for a function's name.
+_PIECES = re.findall(
+    r"\S+",
+    """
+    ( ) = ** [ ] { } ; : , . < > " ' \\ x é 1 true NAME get_weather 'x' "name" "NAME" "n\\u0061me"
+    "arguments" "parameters" "id" "a" {"a":1} <tool_call> </tool_call> <|tool_call|> <|/tool_call|>
+    functools [TOOL_CALLS] [ARGS] [CALL_ID] <|python_tag|> [NAME( NAME( NAME(a=1) <think> </think>
+    <function=NAME> <function= <parameter=a> <parameter=city> </parameter> </function>
+    <arg_key>a</arg_key> <arg_key>city</arg_key> <arg_value> </arg_value> <minimax:tool_call>
+    </minimax:tool_call> </invoke> function <｜tool▁calls▁begin｜> <｜tool▁call▁begin｜> <｜tool▁sep｜>
+    NAME<｜tool▁sep｜> <｜tool▁call▁end｜> <｜tool▁calls▁end｜> <|tool_calls_section_begin|>
+    <|tool_call_begin|> functions.NAME:0 <|tool_call_argument_begin|> <|tool_call_end|>
+    <|tool_calls_section_end|> <|start|>assistant <|channel|>analysis <|message|> <|end|> Hi Rome Paris
+    city="Rome") city="Paris")
+    """,
+)
+_PIECES += [" ", "\n", "\r", ", ", "; ", "\nNAME", "\nNAME\n", "<tool_call>\n", "\n</tool_call>", "```json\n", "\n```"]
+_PIECES += [
+    '{"name": "NAME", "arguments": ',
+    '{"name": "NAME"}',
+    '[{"name": "NAME"}]',
+    '{"name": "NAME", ',
+    '"id": 1, ',
+]
+_PIECES += ['"arguments": ', '"parameters": ', '{"a": 1}', '{"city": "Rome"}', '{"city": "Paris"}']
+_PIECES += ['{"parameters": {"city": 1}, "name": "NAME"}', "<|channel|>commentary to=functions.NAME"]
+_PIECES += ['<invoke name="NAME">', '<parameter name="a">', '<parameter name="city">']
 # Names of functions, or a mapping to the schemas of their arguments.
 Functions = Collection[str] | Mapping[str, Mapping[str, Any] | None]
+
+
+def pieces(name: str) -> list[str]:
+    """Parts of answers, of which many make almost a call of this function."""
+    return [piece.replace("NAME", name) for piece in _PIECES]
 
 
 def parser(

@@ -210,27 +210,6 @@ def test_a_prompt_has_the_same_tokens_wherever_it_is_encoded(demo: TextCodec, me
 # tokens to text
 
 
-def test_each_answer_has_a_decoder_of_its_own() -> None:
-    codec = _codec("")
-    first, second = codec.tokenizer.decoder(), codec.tokenizer.decoder()
-    first.decode([0xC3])
-    assert second.decode([97]) == "a"
-    assert first.decode([0xA9]) == "é"
-
-
-def test_special_tokens_are_shown_on_request(demo: TextCodec) -> None:
-    assert demo.tokenizer.special_tokens["<|im_end|>"] == END
-    assert demo.tokenizer.decoder().decode([END]) == ""
-    assert demo.tokenizer.decoder(show=["<|im_end|>"]).decode([END]) == "<|im_end|>"
-
-
-def test_one_token_has_bytes(demo: TextCodec) -> None:
-    first = asyncio.run(demo.encode_text("é"))[0]
-    assert demo.tokenizer.token_bytes(first) == b"\xc3"
-    assert demo.tokenizer.token_bytes(END) == b"<|im_end|>"
-    assert demo.tokenizer.token_bytes(demo.tokenizer.vocab_size) == b""
-
-
 @pytest.mark.parametrize("token", [-1, 1920])
 def test_unknown_token_id_is_refused_by_its_place(demo: TextCodec, token: int) -> None:
     with pytest.raises(InvalidField) as caught:

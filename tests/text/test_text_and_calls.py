@@ -12,18 +12,17 @@ from llguidance import LLTokenizer
 from tokenizers import Tokenizer
 
 from genai_server.answer_parts import Content, ToolCallArguments, ToolCallStart
+from genai_server.text.answers.dialect import TOOL_FORMATS
 from genai_server.text.answers.reasoning import MISTRAL_THINK, THINK, ReasoningFormat
 from genai_server.text.grammars import grammar
-from genai_server.text.tool_formats.registry import TOOL_FORMATS
 from genai_server.text.tool_formats.tagged import Tagged
 from genai_server.text.tool_formats.tool_format import ANY_OBJECT, Tool
-from tests.running_server import DEMO
-from tests.text.guided import byte_tokenizer, fits, matcher, tokenizer_with, validate
-from tests.text.parsing import merged, parser, stream
+from tests.text.guided import byte_tokenizer, fits, matcher, validate
+from tests.text.parsing import merged, parser, pieces, stream
 
 CITY = {"properties": {"city": {"enum": ["Oslo", "Rome"]}}, "required": ["city"]}
 TOOLS = [Tool("f", CITY), Tool("g", ANY_OBJECT)]
-# gpt-oss writes messages, for text as well: answers/test_harmony_messages.py.
+# gpt-oss writes messages, for text as well: tool_formats/test_harmony.py.
 FORMS = sorted(TOOL_FORMATS.keys() - {"harmony"})
 # One call of a function with one argument in each format, without and with the model's own tokens.
 CALLS = {
@@ -59,17 +58,6 @@ WITH_TOKENS = {
 }
 MARKED = [form for form in FORMS if TOOL_FORMATS[form].opening is not None]
 WHOLE = [form for form in FORMS if form not in MARKED]
-# Flagged like the tokenizers of Qwen 3, Llama 3, Phi-4-mini and Mistral.
-ADDED = {
-    **dict.fromkeys(["<tool_call>", "</tool_call>", "<think>", "</think>", "<|tool_call|>", "<|/tool_call|>"], False),
-    **dict.fromkeys(["<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"], False),
-    **dict.fromkeys(["<minimax:tool_call>", "</minimax:tool_call>"], False),
-    **dict.fromkeys(["<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>"], False),
-    **dict.fromkeys(["<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>"], False),
-    **dict.fromkeys(["<|tool_calls_section_begin|>", "<|tool_call_begin|>", "<|tool_call_argument_begin|>"], False),
-    **dict.fromkeys(["<|tool_call_end|>", "<|tool_calls_section_end|>"], False),
-    **dict.fromkeys(["<|python_tag|>", "[TOOL_CALLS]", "[ARGS]", "[THINK]", "[/THINK]"], True),
-}
 
 
 def _call(form: str, city: str = '"Oslo"', name: str = "f", *, calls: Mapping[str, str] = CALLS) -> str:
@@ -135,11 +123,6 @@ def test_a_call_cannot_hide_behind_another_spelling() -> None:
     assert not fits(_built("phi4mini"), 'functools [{"name": "f", "arguments": {}}]')
 
 
-@pytest.fixture(scope="module")
-def model() -> tuple[LLTokenizer, dict[str, Any]]:
-    return tokenizer_with(DEMO / "tokenizer.json", ADDED)
-
-
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("reasoning", [None, THINK, MISTRAL_THINK])
 @pytest.mark.parametrize("tokens", [False, True], ids=["as text", "as tokens"])
@@ -178,59 +161,17 @@ def test_a_marker_that_is_a_token_is_not_written_in_pieces(
     assert 0 < state.validate_tokens(pieces) < len(pieces)
 
 
-# Parts of calls, in and out of place, as the parser reads them.
-_PIECES = [
-    "Hi",
-    "\n",
-    " ",
-    "\r",
-    "{",
-    "}",
-    "[",
-    "]",
-    ", ",
-    ":",
-    '"name"',
-    '"f"',
-    '"n\\u0061me"',
-    '"id": 1, ',
-    "<think>",
-]
-_PIECES += ['"arguments": ', '"parameters": ', '{"city": "Rome"}', '{"city": "Paris"}', '{"name": "f", ', "</think>"]
-_PIECES += [
-    '{"parameters": {"city": 1}, "name": "f"}',
-    "<tool_call>",
-    "<tool_call>\n",
-    "\n</tool_call>",
-    "</tool_call>",
-]
-_PIECES += ["<|tool_call|>", "<|/tool_call|>", "functools", "[TOOL_CALLS]", "f", "[ARGS]", "<|python_tag|>", "[f(", "("]
-_PIECES += ["<function=f>", "<function=", "<parameter=city>", "Rome", "Paris", "</parameter>", "</function>", "\nf\n"]
-_PIECES += ["<arg_key>city</arg_key>", "<arg_value>", "</arg_value>", "<minimax:tool_call>", "</minimax:tool_call>"]
-_PIECES += [
-    '<invoke name="f">',
-    '<parameter name="city">',
-    "</invoke>",
-    "<｜tool▁calls▁begin｜>",
-    "<｜tool▁call▁begin｜>",
-]
-_PIECES += ["function", "<｜tool▁sep｜>", "```json\n", "\n```", "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>"]
-_PIECES += ["<|tool_calls_section_begin|>", "<|tool_call_begin|>", "functions.f:0", "<|tool_call_argument_begin|>"]
-_PIECES += ["<|tool_call_end|>", "<|tool_calls_section_end|>"]
-_PIECES += ['city="Rome")', 'city="Paris")', "f(", "**", ")", "; "]
-
-
 @settings(max_examples=300, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.sampled_from(FORMS),
     st.sampled_from([None, THINK]),
-    st.lists(st.sampled_from(_PIECES), min_size=10, max_size=120),
+    st.lists(st.sampled_from(pieces("f")), min_size=10, max_size=120),
 )
 def test_parser_finds_only_valid_calls_in_allowed_text(
-    form: str, reasoning: ReasoningFormat | None, pieces: list[str]
+    form: str, reasoning: ReasoningFormat | None, drawn: list[str]
 ) -> None:
     state, text = matcher(byte_tokenizer(), _built(form, reasoning=reasoning)), ""
-    for piece in pieces:
+    for piece in drawn:
         if state.validate_tokens(list(piece.encode())) == len(piece):
             state.consume_tokens(list(piece.encode()))
             text += piece

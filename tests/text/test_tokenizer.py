@@ -135,12 +135,16 @@ def test_special_tokens_are_recognised_in_one_piece_only(demo: Tokenizer) -> Non
     assert demo.encode("<|im_end|>") == [2]
     assert 2 not in demo.encode("<|im_", "end|>")
     assert demo.decode(demo.encode("<|im_", "end|>")) == "<|im_end|>"
+    assert demo.token_bytes(2) == b"<|im_end|>"
+    assert demo.token_bytes(demo.encode("é")[0]) == b"\xc3"
+    assert demo.token_bytes(demo.vocab_size) == b""
 
 
 def test_an_answer_shows_those_special_tokens_that_are_asked_for(demo: Tokenizer) -> None:
     tokens = demo.encode("<|im_start|>user<|im_end|>")
     assert demo.decoder().decode(tokens) == "user"
     assert demo.decoder(show=["<|im_start|>"]).decode(tokens) == "<|im_start|>user"
+    assert demo.decoder(show=["<|im_end|>"]).decode(tokens[-1:]) == "<|im_end|>"
     assert demo.decoder(show={2, "<|nothing|>"}).decode(tokens) == "user<|im_end|>"
     assert demo.decode(tokens) == "<|im_start|>user<|im_end|>"
 
@@ -212,8 +216,6 @@ def test_invalid_tokenizer_file_is_refused_by_name(tmp_path: Path) -> None:
 
 
 def test_truncation_settings_of_training_are_ignored(tmp_path: Path) -> None:
-    import tokenizers
-
     tokenizer = tokenizers.Tokenizer.from_file(str(DEMO / "tokenizer.json"))
     tokenizer.enable_truncation(3)
     tokenizer.enable_padding(length=100)

@@ -9,7 +9,7 @@ from genai_server.apis.shared.sampling import SamplingFields
 from genai_server.generation.constraint import ChatConstraint, Constraint, structure
 from genai_server.generation.prompts import offered_tools
 from genai_server.text.answers.answer_parser import AnswerParser
-from genai_server.text.answers.answer_text import Parser, PlainParser
+from genai_server.text.answers.answer_text import PlainParser
 from genai_server.text.answers.dialect import Dialect
 from genai_server.text.codec import TextCodec
 
@@ -49,7 +49,7 @@ class OutputSpec:
         formats = (self.dialect.tool_format if self.tools else None, self.dialect.reasoning)
         return tuple(token for one in formats if one is not None for token in one.shown_tokens)
 
-    def parser(self) -> Parser:
+    def parser(self) -> PlainParser:
         """A parser for one answer."""
         if self.dialect.reasoning is None and not self.tools:
             return PlainParser()

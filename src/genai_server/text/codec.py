@@ -15,8 +15,7 @@ from genai_server.text.answers.dialect import AUTOMATIC, PLAIN, Dialect, read_di
 from genai_server.text.grammars.grammar import find_opaque_tokens
 from genai_server.text.pooled_texts import PooledTexts
 from genai_server.text.prompts.chat_template import MAX_CHARACTERS, SCRIPTED_TEMPLATE, ChatTemplate
-from genai_server.text.prompts.conversation import Message, Tool
-from genai_server.text.prompts.prompt import PromptWriter
+from genai_server.text.prompts.prompt import Message, PromptWriter, Tool
 from genai_server.text.prompts.special_tokens import Prompt, SpecialTokenGuard, blaming
 from genai_server.text.prompts.template_files import (
     DEFAULT,

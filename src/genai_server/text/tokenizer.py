@@ -3,10 +3,12 @@
 import codecs
 import json
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from functools import cached_property
+from itertools import chain, islice
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import tokenizers
 
@@ -46,69 +48,59 @@ class Decoder:
         return text
 
 
-class Tokenizer(Protocol):
+class Tokenizer(ABC):
     """Converts between text and token ids. Thread-safe."""
 
-    @property
-    def special_tokens(self) -> Mapping[str, int]:
-        """The ids of the special tokens, keyed by text."""
-        ...
+    # The ids of the special tokens, keyed by text.
+    special_tokens: Mapping[str, int]
+    # The token for unknown text, if any.
+    unknown: Set[int]
+    # Number of tokens of the tokenizer. The model may have more.
+    vocab_size: int
+    # The special tokens that the tokenizer puts before and after a text.
+    frame: tuple[list[int], list[int]]
 
-    @property
-    def unknown(self) -> Set[int]:
-        """The token for unknown text, if any."""
-        ...
-
-    @property
-    def vocab_size(self) -> int:
-        """Number of tokens of the tokenizer. The model may have more."""
-        ...
-
+    @abstractmethod
     def encode(self, *pieces: str) -> list[int]:
         """The token ids of a text. Special tokens within one piece are recognised.
 
         The text must be valid Unicode.
         """
-        ...
 
+    @abstractmethod
     def encode_each(self, texts: Sequence[Sequence[str]]) -> list[list[int]]:
         """The token ids of each text, given as pieces like those of `encode`."""
-        ...
-
-    @property
-    def frame(self) -> tuple[list[int], list[int]]:
-        """The special tokens that the tokenizer puts before and after a text."""
-        ...
 
     def framed(self, tokens: list[int]) -> list[int]:
         """A text's tokens with the tokenizer's special tokens around them."""
-        ...
+        before, after = self.frame
+        return [*before, *tokens, *after]
 
+    @abstractmethod
     def framed_pair(self, first: list[int], second: list[int]) -> tuple[list[int], int]:
         """The tokens of a pair of texts with special tokens, and the position where the second text begins."""
-        ...
 
+    @abstractmethod
     def decode(self, tokens: Sequence[int]) -> str:
         """The text including special tokens. Invalid UTF-8 is decoded to U+FFFD."""
-        ...
 
+    @abstractmethod
     def decoder(self, show: Collection[int | str] = (), *, continues: bool = False) -> Decoder:
         """A decoder for one answer. It shows only the special tokens in `show`, given as ids or texts.
 
         With `continues`, the answer continues a text, so a leading space is kept.
         """
-        ...
 
+    @abstractmethod
     def token_bytes(self, token: int) -> bytes:
         """A token's text in UTF-8, possibly a partial character; empty for an unknown id."""
-        ...
 
+    @abstractmethod
     def knows(self, token: int) -> bool:
         """Whether the id is a token."""
-        ...
 
 
-class ModelTokenizer:
+class ModelTokenizer(Tokenizer):
     """The tokenizer of a model directory, read from tokenizer.json by Hugging Face's library.
 
     Raises ModelDirectoryError if the file is missing or cannot be used.
@@ -123,8 +115,9 @@ class ModelTokenizer:
         # Both settings may be left over from training.
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
+        self.vocab_size: int = self._tokenizer.get_vocab_size(with_added_tokens=True)
         added = self._tokenizer.get_added_tokens_decoder()
-        self._special_tokens = {token.content: id for id, token in added.items() if token.special}
+        self.special_tokens = {token.content: id for id, token in added.items() if token.special}
         kinds = _kinds(self._tokenizer.decoder)
         self._has_byte_tokens = "ByteFallback" in kinds
         self._bytes: dict[int, bytes] = {}
@@ -137,46 +130,22 @@ class ModelTokenizer:
         self._anchor = self.encode("a")
         if not self._anchor:
             raise ModelDirectoryError(f'the tokenizer {path} cannot be used: it encodes "a" to zero tokens')
-        self._frame = self._around_anchor(self._tokenizer.encode("a").ids)
-        self._special_ids = frozenset(self._special_tokens.values())
+        self.frame = self._around_anchor(self._tokenizer.encode("a").ids)
+        self._special_ids = frozenset(self.special_tokens.values())
         self.unknown = self._special_ids.intersection(self.encode(_RARE))
 
-    @property
-    def special_tokens(self) -> Mapping[str, int]:
-        return self._special_tokens
-
-    @property
-    def vocab_size(self) -> int:
-        size: int = self._tokenizer.get_vocab_size(with_added_tokens=True)
-        return size
-
     def encode(self, *pieces: str) -> list[int]:
-        # The method for a single text holds the GIL and computes each token's position in the text.
-        tokens: list[int] = []
-        for start in range(0, len(pieces), _BATCH):
-            batch = list(pieces[start : start + _BATCH])
-            for encoding in self._tokenizer.encode_batch_fast(batch, add_special_tokens=False):
-                tokens += encoding.ids
-        return tokens
+        return list(chain.from_iterable(self._encoded(pieces)))
 
     def encode_each(self, texts: Sequence[Sequence[str]]) -> list[list[int]]:
-        pieces = [piece for text in texts for piece in text]
-        encoded: list[list[int]] = []
+        encoded = self._encoded([piece for text in texts for piece in text])
+        return [list(chain.from_iterable(islice(encoded, len(text)))) for text in texts]
+
+    def _encoded(self, pieces: Sequence[str]) -> Iterator[list[int]]:
+        # The method for a single text holds the GIL and computes each token's position in the text.
         for start in range(0, len(pieces), _BATCH):
-            batch = pieces[start : start + _BATCH]
-            encoded += [part.ids for part in self._tokenizer.encode_batch_fast(batch, add_special_tokens=False)]
-        if len(pieces) == len(texts):
-            return encoded
-        parts = iter(encoded)
-        return [[token for _ in text for token in next(parts)] for text in texts]
-
-    @property
-    def frame(self) -> tuple[list[int], list[int]]:
-        return self._frame
-
-    def framed(self, tokens: list[int]) -> list[int]:
-        before, after = self._frame
-        return [*before, *tokens, *after]
+            batch = list(pieces[start : start + _BATCH])
+            yield from (part.ids for part in self._tokenizer.encode_batch_fast(batch, add_special_tokens=False))
 
     def framed_pair(self, first: list[int], second: list[int]) -> tuple[list[int], int]:
         before, middle, after, is_typed = self._pair_frame
@@ -208,7 +177,7 @@ class ModelTokenizer:
         return data.decode(errors="replace")
 
     def decoder(self, show: Collection[int | str] = (), *, continues: bool = False) -> Decoder:
-        shown = {self._special_tokens.get(token, -1) if isinstance(token, str) else token for token in show}
+        shown = {self.special_tokens.get(token, -1) if isinstance(token, str) else token for token in show}
         first_bytes = self.token_bytes if continues else self._first_bytes
         return Decoder(self.token_bytes, first_bytes, self._special_ids - shown)
 
@@ -273,25 +242,19 @@ def _byte_characters() -> dict[str, int]:
 _BYTE_OF = _byte_characters()
 
 
-class ByteTokenizer:
+class ByteTokenizer(Tokenizer):
     """The scripted runner's tokenizer: tokens are UTF-8 bytes; ids above 255 have no text."""
 
     special_tokens: Mapping[str, int] = {}
     unknown: Set[int] = frozenset()
     vocab_size = 257
+    frame: tuple[list[int], list[int]] = ([], [])
 
     def encode(self, *pieces: str) -> list[int]:
         return list("".join(pieces).encode())
 
     def encode_each(self, texts: Sequence[Sequence[str]]) -> list[list[int]]:
         return [self.encode(*text) for text in texts]
-
-    @property
-    def frame(self) -> tuple[list[int], list[int]]:
-        return [], []
-
-    def framed(self, tokens: list[int]) -> list[int]:
-        return tokens
 
     def framed_pair(self, first: list[int], second: list[int]) -> tuple[list[int], int]:
         return [*first, *second], 0

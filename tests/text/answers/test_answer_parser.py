@@ -9,64 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from genai_server.answer_parts import Content, Part, ToolCallArguments, ToolCallCut, ToolCallStart, WholeAnswer
+from genai_server.text.answers.dialect import TOOL_FORMATS
 from genai_server.text.answers.reasoning import HARMONY, THINK, ReasoningFormat
-from genai_server.text.tool_formats.registry import TOOL_FORMATS
-from tests.text.parsing import NAMES, call, merged, parse_all, parser, stream
+from tests.text.parsing import NAMES, call, merged, parse_all, parser, pieces, stream
 
-# Answers composed of the formats' markers, so that many are almost calls.
-PIECES = [
-    *("<tool_call>", "</tool_call>", "<|tool_call|>", "<|/tool_call|>", "functools", "<|python_tag|>", "[TOOL_CALLS]"),
-    *("[ARGS]", "[CALL_ID]", "<think>", "</think>", "now", "get_weather", "(", ")", "=", "**", "[", "]", "{", "}", ";"),
-    *(
-        '"name"',
-        '"arguments"',
-        '"parameters"',
-        '"now"',
-        '"id"',
-        ":",
-        ",",
-        '"a"',
-        "1",
-        "true",
-        "'x'",
-        '"',
-        "'",
-        "\\",
-        "x",
-    ),
-    *(
-        " ",
-        "\n",
-        "é",
-        "<",
-        '{"name": "now", "arguments": ',
-        '{"a": 1}',
-        "now(a=1)",
-        '{"name": "now"}',
-        '[{"name": "now"}]',
-    ),
-    *(
-        "<function=",
-        "<parameter=a>",
-        "</parameter>",
-        "</function>",
-        ">",
-        "\nnow",
-        "<arg_key>a</arg_key>",
-        "<arg_value>",
-    ),
-    *("</arg_value>", "<minimax:tool_call>", '<invoke name="now">', '<parameter name="a">', "</invoke>"),
-    *(
-        "<｜tool▁calls▁begin｜>",
-        "<｜tool▁call▁begin｜>",
-        "now<｜tool▁sep｜>",
-        "<｜tool▁call▁end｜>",
-        "<｜tool▁calls▁end｜>",
-    ),
-    *("<|tool_calls_section_begin|>", "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"),
-    *("<|start|>assistant", "<|channel|>commentary to=functions.now", "<|channel|>analysis", "<|message|>", "<|end|>"),
-]
-ANSWERS = st.lists(st.sampled_from(PIECES), max_size=25).map("".join)
+# Many are almost calls.
+ANSWERS = st.lists(st.sampled_from(pieces("now")), max_size=25).map("".join)
 untimed = settings(deadline=None)
 FORMATS = st.sampled_from(sorted(TOOL_FORMATS))
 

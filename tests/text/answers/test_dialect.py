@@ -3,9 +3,9 @@
 import pytest
 
 from genai_server.errors import ConfigurationError
-from genai_server.text.answers.dialect import Dialect, read_dialect
+from genai_server.text.answers.dialect import TOOL_FORMATS, Dialect, detect_tool_format, read_dialect
 from genai_server.text.answers.reasoning import HARMONY, THINK
-from genai_server.text.tool_formats.registry import TOOL_FORMATS
+from tests.running_server import DEMO
 
 
 def test_template_without_markers_has_no_formats() -> None:
@@ -30,3 +30,58 @@ def test_a_model_of_harmony_reasons_in_its_messages() -> None:
 def test_an_unknown_format_is_refused_with_those_that_are_known() -> None:
     with pytest.raises(ConfigurationError, match=r"GENAI_TOOL_PARSER=yaml: .*hermes"):
         read_dialect("", "yaml")
+
+
+# The lines are the telling ones of the named models' templates.
+@pytest.mark.parametrize(
+    ("template", "name"),
+    [
+        # Qwen 2.5 and 3, Hermes 2 Pro
+        ('{{- \'<tool_call>\\n{"name": "\' + tool_call.name }}', "hermes"),
+        # Llama 3.1 and 3.2
+        ('Respond in the format {"name": function name, "parameters": dictionary of argument name and', "llama3_json"),
+        ('{{- "<|python_tag|>" + tool_call.name + ".call(" }}', "llama3_json"),
+        # vLLM's for Llama 3.2 and 4
+        ("Respond in the format [func_name1(params_name1=params_value1, params_name2=", "pythonic"),
+        # Mistral 7B v0.3, Magistral
+        ('{{- "[TOOL_CALLS] [" }}', "mistral"),
+        ("{{- '[TOOL_CALLS]' }}{{- name + '[ARGS]' + arguments }}", "mistral"),
+        # Phi-4-mini, and vLLM's for it
+        ("{{ '<|tool|>' + message['tools'] + '<|/tool|>' }}", "phi4mini"),
+        ('a single JSON list formatted as functools[{"name": [function name]', "phi4mini"),
+        # Qwen3-Coder
+        ("{{- '<tool_call>\\n<function=' + tool_call.name + '>' }}{{- '<parameter=' + name + '>' }}", "qwen3_coder"),
+        # GLM 4.5 to 4.7
+        ("<tool_call>{function-name}\n<arg_key>{arg-key-1}</arg_key>", "glm"),
+        # MiniMax M2
+        ("{%- set toolcall_begin_token = '<minimax:tool_call>' -%}<parameter name=", "minimax"),
+        # DeepSeek V3 and R1, V3.1
+        ("'<｜tool▁call▁begin｜>' + tool['type'] + '<｜tool▁sep｜>' + name + '\\n' + '```json'", "deepseek_v3"),
+        ("'<｜tool▁call▁begin｜>' + tool['function']['name'] + '<｜tool▁sep｜>'", "deepseek_v31"),
+        # Kimi K2
+        ("<|tool_call_begin|>{{ id }}<|tool_call_argument_begin|>{{ arguments }}<|tool_call_end|>", "kimi"),
+        # gpt-oss
+        ('{{- "functions." + tool_call.name + "<|channel|>commentary " }}', "harmony"),
+        # Granite 3.0 to 3.3, 4.0
+        ("{{ '<|start_of_role|>' }} respond only with <|tool_call|> followed by a JSON list", "granite"),
+        ("{{ '<|start_of_role|>' }}{{- '\\n<tool_call>\\n{\"name\": \"' + tool_call.name }}", "hermes"),
+        # Seed-OSS, whose calls are in tags of its own
+        ("<seed:tool_call>\n<function=example_function_name>\n<parameter=example_parameter_1>value_1", None),
+        # Llama 3.1 with functions of the user
+        ("reply with <function=example_function_name>{parameters}</function>", None),
+        ("{{ message.content }}", None),
+    ],
+)
+def test_template_determines_the_format(template: str, name: str | None) -> None:
+    assert detect_tool_format(template) == name
+
+
+def test_the_demo_model_writes_calls_as_hermes_does() -> None:
+    assert detect_tool_format((DEMO / "chat_template.jinja").read_text(encoding="utf-8")) == "hermes"
+
+
+def test_formats_have_their_names() -> None:
+    first = {"hermes", "llama3_json", "pythonic", "mistral", "phi4mini"}
+    newer = {"granite", "qwen3_coder", "glm", "minimax", "deepseek_v3", "deepseek_v31", "kimi", "harmony"}
+    assert set(TOOL_FORMATS) == first | newer
+    assert all(name == form.name for name, form in TOOL_FORMATS.items())

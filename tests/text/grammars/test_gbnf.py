@@ -1,10 +1,12 @@
+"""Grammars in GBNF."""
+
 import random
 
 import pytest
 from llguidance import LLMatcher
 
 from genai_server.errors import InvalidField
-from genai_server.text.grammars.gbnf import MAX_LENGTH, is_gbnf, to_lark
+from genai_server.text.grammars.grammar import MAX_GBNF, is_gbnf, lark_of_gbnf
 
 ARITHMETIC = """
 # From llama.cpp's guide.
@@ -22,8 +24,8 @@ def test_a_grammar_is_gbnf_if_it_has_the_rule_root() -> None:
 
 
 def test_gbnf_becomes_a_grammar_that_compiles() -> None:
-    lark = to_lark(ARITHMETIC, param="grammar")
-    assert LLMatcher.validate_grammar(LLMatcher.grammar_from_lark(lark)) == ""
+    converted = lark_of_gbnf(ARITHMETIC, param="grammar")
+    assert LLMatcher.validate_grammar(LLMatcher.grammar_from_lark(converted)) == ""
 
 
 @pytest.mark.parametrize(
@@ -34,15 +36,15 @@ def test_gbnf_becomes_a_grammar_that_compiles() -> None:
         ("root ::= [", "not a valid GBNF grammar"),
         ("root ::= " + "(" * 5000 + '"a"' + ")" * 5000, "nested too deeply"),
         (
-            "root ::= " + '"a" ' * MAX_LENGTH,
-            f"at most {MAX_LENGTH} characters if it is GBNF, given {4 * MAX_LENGTH + 9}",
+            "root ::= " + '"a" ' * MAX_GBNF,
+            f"at most {MAX_GBNF} characters if it is GBNF, given {4 * MAX_GBNF + 9}",
         ),
     ],
     ids=lambda value: value[:20],
 )
 def test_wrong_gbnf_is_refused_by_its_field(source: str, words: str) -> None:
     with pytest.raises(InvalidField, match="ebnf") as refused:
-        to_lark(source, param="ebnf")
+        lark_of_gbnf(source, param="ebnf")
     assert refused.value.param == "ebnf"
     assert words in refused.value.message
 
@@ -54,6 +56,6 @@ def test_changed_gbnf_is_converted_or_refused() -> None:
         at = chance.randint(0, len(ARITHMETIC))
         changed = ARITHMETIC[:at] + chance.choice(pieces) + ARITHMETIC[at + chance.randint(0, 3) :]
         try:
-            assert to_lark(changed, param="grammar")
+            assert lark_of_gbnf(changed, param="grammar")
         except InvalidField as refused:
             assert refused.param == "grammar"

@@ -55,6 +55,7 @@ def _allows(source: str, text: str) -> bool:
             ["a"],
         ),
         ('start: "Hi"i', ["hI"], ["h"]),
+        ('start: "\\u007f\\n"', ["\x7f\n"], ["\n"]),
         ('start: WS "a" ESCAPED_STRING\n%import common.WS\n%import common.ESCAPED_STRING', ['\n a"x\\"y"'], ["a"]),
         (PATCH, ['*** Begin "Patch"\n+say "x"\\\n-\t\n*** End\n'], ["*** Begin"]),
     ],

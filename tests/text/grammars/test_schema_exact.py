@@ -8,17 +8,11 @@ from typing import Any
 import pytest
 
 from genai_server.errors import InvalidField
+from genai_server.text.answers.dialect import TOOL_FORMATS
 from genai_server.text.grammars import grammar
-from genai_server.text.tool_formats.registry import TOOL_FORMATS
 from genai_server.text.tool_formats.tool_format import Tool
 from tests.running_server import ROOT, clean_environment
-from tests.text.guided import fits, validate
-
-
-def taken(schema: dict[str, Any]) -> str:
-    built = grammar.json_schema(schema)
-    validate(built, param="response_format")
-    return built
+from tests.text.guided import assert_answers, fits, followed
 
 
 @pytest.mark.timeout(120)
@@ -32,7 +26,7 @@ def test_no_answer_drawn_at_random_breaks_its_schema() -> None:
 
 
 def test_a_key_cannot_pass_for_another_by_escapes() -> None:
-    built = taken({"type": "object", "properties": {"a": {"type": "integer"}}})
+    built = followed({"type": "object", "properties": {"a": {"type": "integer"}}})
     assert fits(built, '{"a": 1, "b": "x"}')
     assert not fits(built, '{"\\u0061": "x"}')
     call = '<tool_call>\n{"name": "f", "arguments": {"\\u0061": "x"}}\n</tool_call>'
@@ -42,53 +36,62 @@ def test_a_key_cannot_pass_for_another_by_escapes() -> None:
     assert not fits(forced, call)
 
 
-def test_control_characters_are_accepted_except_in_keys() -> None:
-    assert fits(taken({"enum": ["\x01", "\x7f"]}), '"\\u0001"')
-    with pytest.raises(InvalidField, match="control characters"):
-        taken({"type": "object", "properties": {"a": {"const": "\x01"}}})
-
-
-def test_min_properties_are_refused_if_keys_could_coincide() -> None:
-    with pytest.raises(InvalidField, match="minProperties .*: 1; given 2"):
-        taken({"type": "object", "minProperties": 2})
-    taken({"type": "object", "minProperties": 2, "properties": {"a": {}}, "required": ["a"]})
-    taken({"type": "object", "minProperties": 1})
-
-
-def test_array_keywords_of_two_drafts_are_refused() -> None:
-    with pytest.raises(InvalidField, match="prefixItems and additionalItems"):
-        taken({"type": "array", "prefixItems": [{"type": "integer"}], "additionalItems": False})
-
-
-def test_reference_to_a_value_that_is_not_a_schema_is_refused() -> None:
-    with pytest.raises(InvalidField, match="refers to no schema"):
-        taken({"$ref": "#/enum/0", "enum": [{"minimum": 5}]})
-    assert fits(taken({"$ref": "#/components/schemas/A", "components": {"schemas": {"A": {"const": 1}}}}), "1")
-
-
 def test_annotations_and_names_may_have_any_characters() -> None:
     said = {"title": "Größe", "description": "é 漢字", "default": "ü", "examples": ["ß"], "$comment": "ñ"}
     city = {"type": "string", "enum": ["Köln", "東京"], **said}
     schema = {**said, "type": "object", "properties": {"Straße": city}, "propertyNames": {"type": "string"}}
-    assert fits(taken(schema), '{"Straße": "東京"}')
+    assert fits(followed(schema), '{"Straße": "東京"}')
     forced = grammar.tool_calls(TOOL_FORMATS["hermes"], [Tool("f", schema)], parallel=False, opaque_tokens={})
     grammar.check_size(forced, param="tools")
     assert fits(forced, '<tool_call>\n{"name": "f", "arguments": {"Straße": "Köln"}}\n</tool_call>')
     assert not fits(forced, '<tool_call>\n{"name": "f", "arguments": {"Straße": "Bonn"}}\n</tool_call>')
 
 
-def test_properties_may_be_named_like_annotations() -> None:
-    built = taken({"type": "object", "properties": {"title": {"type": "integer"}}, "required": ["title"]})
-    assert fits(built, '{"title": 1}')
-    assert not fits(built, '{"title": "x"}')
-    with pytest.raises(InvalidField, match="dependencies"):
-        taken({"type": "object", "dependencies": {"title": {"required": ["a"]}}})
+KEYWORDS = {"pattern": {"type": "string"}, "enum": {"type": "integer"}, "minimum": {"type": "null"}}
 
 
-def test_names_that_are_keywords_are_names() -> None:
-    properties = {"pattern": {"type": "string"}, "enum": {"type": "integer"}, "minimum": {"type": "null"}}
-    built = taken({"type": "object", "properties": properties, "additionalProperties": False})
-    assert fits(built, '{"pattern": "(", "enum": 1, "minimum": null}')
+@pytest.mark.parametrize(
+    ("schema", "good", "bad"),
+    [
+        # Properties may be named like annotations and other keywords.
+        (
+            {"type": "object", "properties": {"title": {"type": "integer"}}, "required": ["title"]},
+            ['{"title": 1}'],
+            ['{"title": "x"}'],
+        ),
+        (
+            {"type": "object", "properties": KEYWORDS, "additionalProperties": False},
+            ['{"pattern": "(", "enum": 1, "minimum": null}'],
+            [],
+        ),
+        # Control characters are accepted except in keys.
+        ({"enum": ["\x01", "\x7f"]}, ['"\\u0001"'], []),
+        ({"type": "object", "minProperties": 2, "properties": {"a": {}}, "required": ["a"]}, [], []),
+        ({"type": "object", "minProperties": 1}, [], []),
+        ({"$ref": "#/components/schemas/A", "components": {"schemas": {"A": {"const": 1}}}}, ["1"], []),
+    ],
+)
+def test_schema_is_followed(schema: dict[str, Any], good: list[str], bad: list[str]) -> None:
+    assert_answers(followed(schema), good, bad)
+
+
+@pytest.mark.parametrize(
+    ("schema", "words"),
+    [
+        ({"type": "object", "dependencies": {"title": {"required": ["a"]}}}, "dependencies"),
+        ({"type": "object", "properties": {"a": {"const": "\x01"}}}, "control characters"),
+        # Keys could coincide.
+        ({"type": "object", "minProperties": 2}, "minProperties .*: 1; given 2"),
+        (
+            {"type": "array", "prefixItems": [{"type": "integer"}], "additionalItems": False},
+            "prefixItems and additionalItems",
+        ),
+        ({"$ref": "#/enum/0", "enum": [{"minimum": 5}]}, "refers to no schema"),
+    ],
+)
+def test_schema_that_cannot_be_followed_is_refused(schema: dict[str, Any], words: str) -> None:
+    with pytest.raises(InvalidField, match=words):
+        followed(schema)
 
 
 INT64 = {"minimum": -9223372036854775808, "maximum": 9223372036854775807}
@@ -193,4 +196,4 @@ WRITTEN: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize("generator", WRITTEN)
 def test_schemas_as_generators_write_them_are_followed(generator: str) -> None:
     schema, answer = WRITTEN[generator]
-    assert fits(taken(schema), answer)
+    assert fits(followed(schema), answer)

@@ -4,8 +4,7 @@ import json
 
 import pytest
 
-from genai_server.text.grammars import grammar
-from tests.text.guided import fits, validate
+from tests.text.guided import assert_answers, followed
 
 LONG = "a" * 64
 
@@ -36,17 +35,12 @@ LONG = "a" * 64
 def test_a_format_is_what_its_standard_says(
     format: str, good: list[str], bad: list[str], more: dict[str, object]
 ) -> None:
-    built = grammar.json_schema({"type": ["string", "null"], "format": format, **more})
-    validate(built, param="response_format")
-    assert [text for text in good if not fits(built, json.dumps(text))] == []
-    assert [text for text in bad if fits(built, json.dumps(text))] == []
-    assert fits(built, "null")
+    built = followed({"type": ["string", "null"], "format": format, **more})
+    assert_answers(built, ["null", *map(json.dumps, good)], map(json.dumps, bad))
 
 
 @pytest.mark.parametrize("format", ["email", "hostname"])
 def test_format_is_followed_together_with_a_pattern(format: str) -> None:
-    built = grammar.json_schema({"type": "string", "format": format, "pattern": "example\\.com$"})
-    validate(built, param="response_format")
+    built = followed({"type": "string", "format": format, "pattern": "example\\.com$"})
     name = "a@example.com" if format == "email" else "example.com"
-    assert fits(built, f'"{name}"')
-    assert not fits(built, f'"{name}.org"')
+    assert_answers(built, [f'"{name}"'], [f'"{name}.org"'])

@@ -6,13 +6,8 @@ import pytest
 
 from genai_server.errors import InvalidField
 from genai_server.text.grammars import grammar
-from tests.text.guided import fits, validate
-
-
-def taken(schema: dict[str, Any]) -> str:
-    built = grammar.json_schema(schema)
-    validate(built, param="response_format")
-    return built
+from genai_server.text.grammars.schema_keywords import are_disjoint
+from tests.text.guided import assert_answers, fits, followed
 
 
 @pytest.mark.parametrize(
@@ -47,7 +42,7 @@ def test_unsupported_keyword_is_refused_by_name(keyword: str, value: Any) -> Non
     ids=lambda schema: next(iter(schema)),
 )
 def test_keywords_that_restrict_nothing_are_accepted(schema: dict[str, Any]) -> None:
-    assert fits(taken({"type": "object", "properties": {"x": schema}}), '{"x": 1}')
+    assert fits(followed({"type": "object", "properties": {"x": schema}}), '{"x": 1}')
 
 
 @pytest.mark.parametrize(
@@ -67,50 +62,82 @@ def test_refusal_names_what_is_possible(schema: dict[str, Any], words: str) -> N
         grammar.json_schema(schema)
 
 
-@pytest.mark.parametrize("keyword", ["dependencies", "dependentRequired"])
-def test_a_key_that_needs_others_comes_with_them_or_not_at_all(keyword: str) -> None:
-    integer = {"type": "integer"}
-    built = taken(
-        {
-            "type": "object",
-            "properties": {"a": integer, "b": integer, "c": integer},
-            keyword: {"a": ["b"], "c": []},
-            "additionalProperties": False,
-        }
-    )
-    for good in ("{}", '{"b": 1}', '{"a": 1, "b": 2}', '{"c": 3}'):
-        assert fits(built, good), good
-    for bad in ('{"a": 1}', '{"a": 1, "c": 3}'):
-        assert not fits(built, bad), bad
-
-
-def test_one_of_schemas_that_exclude_each_other_is_any_of_them() -> None:
-    cat = {
-        "type": "object",
-        "properties": {"kind": {"const": "cat"}, "lives": {"type": "integer"}},
-        "required": ["kind"],
-    }
-    dog = {"type": "object", "properties": {"kind": {"const": "dog"}, "name": {"type": "string"}}, "required": ["kind"]}
-    built = taken({"oneOf": [cat, {"$ref": "#/$defs/dog"}, {"type": "null"}], "$defs": {"dog": dog}})
-    assert fits(built, '{"kind": "cat", "lives": 9}')
-    assert fits(built, '{"kind": "dog", "name": "x"}')
-    assert fits(built, "null")
-    assert not fits(built, '{"kind": "fox"}')
-    both = taken({"oneOf": [{"const": "a"}, {"const": "b"}], "anyOf": [{"const": "b"}, {"const": "c"}]})
-    assert fits(both, '"b"')
-    assert not fits(both, '"a"')
+INTEGER = {"type": "integer"}
+CAT, DOG = (
+    {"type": "object", "properties": {"kind": {"const": kind}, "name": {"type": "string"}}, "required": ["kind"]}
+    for kind in ("cat", "dog")
+)
+THREE = {"type": "object", "properties": dict.fromkeys("abc", INTEGER), "additionalProperties": False}
 
 
 @pytest.mark.parametrize(
-    ("name", "good", "bad"),
+    ("schema", "good", "bad"),
     [
-        ("url", "https://example.org/a", "no url"),
-        ("uuid4", "12345678-1234-4234-9234-123456789abc", "12345678-1234-1234-9234-123456789abc"),
-        ("json-pointer", "/a~1b/0", "a"),
-        ("idn-email", "a@example.org", "a"),
+        # A key that requires others comes with them or not at all.
+        *(
+            (
+                {**THREE, keyword: {"a": ["b"], "c": []}},
+                ["{}", '{"b": 1}', '{"a": 1, "b": 2}', '{"c": 3}'],
+                ['{"a": 1}', '{"a": 1, "c": 3}'],
+            )
+            for keyword in ("dependencies", "dependentRequired")
+        ),
+        # One of schemas that exclude each other is any of them.
+        (
+            {"oneOf": [CAT, {"$ref": "#/$defs/dog"}, {"type": "null"}], "$defs": {"dog": DOG}},
+            ['{"kind": "cat", "name": "x"}', '{"kind": "dog", "name": "x"}', "null"],
+            ['{"kind": "fox"}'],
+        ),
+        ({"oneOf": [{"const": "a"}, {"const": "b"}], "anyOf": [{"const": "b"}, {"const": "c"}]}, ['"b"'], ['"a"']),
+        ({"type": "string", "format": "url"}, ['"https://example.org/a"'], ['"no url"']),
+        (
+            {"type": "string", "format": "uuid4"},
+            ['"12345678-1234-4234-9234-123456789abc"'],
+            ['"12345678-1234-1234-9234-123456789abc"'],
+        ),
+        ({"type": "string", "format": "json-pointer"}, ['"/a~1b/0"'], ['"a"']),
+        ({"type": "string", "format": "idn-email"}, ['"a@example.org"'], ['"a"']),
     ],
 )
-def test_formats_of_other_names_are_known(name: str, good: str, bad: str) -> None:
-    built = taken({"type": "string", "format": name})
-    assert fits(built, f'"{good}"')
-    assert not fits(built, f'"{bad}"')
+def test_keywords_are_followed(schema: dict[str, Any], good: list[str], bad: list[str]) -> None:
+    assert_answers(followed(schema), good, bad)
+
+
+def kind(*values: str, required: bool = True) -> dict[str, Any]:
+    schema: dict[str, Any] = {"type": "object", "properties": {"kind": {"enum": list(values)}, "other": {}}}
+    return {**schema, "required": ["other", "kind"]} if required else schema
+
+
+@pytest.mark.parametrize(
+    "branches",
+    [
+        [{"type": "string"}, {"type": ["integer", "null"]}],
+        [{"const": 1}, {"const": True}, {"enum": ["a", [1]]}],
+        [kind("a"), kind("b", "c")],
+        [kind("a"), kind("b"), {"type": "null"}, False],
+        [{"$ref": "#/$defs/a"}, kind("b")],
+        [{"type": "object"}, {"type": "array"}],
+    ],
+)
+def test_branches_with_different_types_or_values_are_disjoint(branches: list[Any]) -> None:
+    assert are_disjoint(branches, {"$defs": {"a": kind("a")}})
+
+
+@pytest.mark.parametrize(
+    "branches",
+    [
+        [{"type": "integer"}, {"type": "number"}],
+        [{"const": 1}, {"const": 1.0}],
+        [{"enum": [{"a": [1]}]}, {"const": {"a": [1.0]}}],
+        [kind("a"), kind("a", "b")],
+        [kind("a"), kind("b", required=False)],
+        [kind("a"), {"type": "object"}],
+        [kind("a"), {}],
+        [{"const": "a"}, {"type": "string"}],
+        [{"$ref": "#/$defs/none"}, {"type": "null"}],
+        [{"$ref": "#/$defs/loop"}, {"type": "null"}],
+        [True, {"type": "null"}],
+    ],
+)
+def test_other_branches_are_not_called_disjoint(branches: list[Any]) -> None:
+    assert not are_disjoint(branches, {"$defs": {"loop": {"$ref": "#/$defs/loop"}}})

@@ -14,50 +14,53 @@ def _render(source: str, messages: list[dict[str, Any]] = HELLO, **special_token
     return ChatTemplate(source, special_tokens).render({"messages": messages})
 
 
-# the environment of apply_chat_template
-
-
-def test_lines_that_hold_only_a_block_leave_no_trace() -> None:
-    source = (
-        "{% for m in messages %}\n    {% if true %}\n{{ m.role }}: {{ m.content }}\n    {% endif %}\n{% endfor %}\nend"
-    )
-    assert _render(source) == "user: Hello\nend"
-
-
-def test_loop_supports_break_and_continue() -> None:
-    source = (
+RENDERED: dict[str, tuple[str, list[dict[str, Any]], str]] = {
+    "lines with only a block leave no trace": (
+        "{% for m in messages %}\n    {% if true %}\n{{ m.role }}: {{ m.content }}\n    {% endif %}\n{% endfor %}\nend",
+        HELLO,
+        "user: Hello\nend",
+    ),
+    "loops have break and continue": (
         "{% for n in range(9) %}{% if n == 1 %}{% continue %}{% endif %}{% if n == 3 %}{% break %}{% endif %}{{ n }}"
-    )
-    assert _render(source + "{% endfor %}") == "02"
+        "{% endfor %}",
+        HELLO,
+        "02",
+    ),
+    "JSON keeps characters": (
+        "{{ messages[0] | tojson }}",
+        [{"content": "<é & 'ü'> 🦜"}],
+        '{"content": "<é & \'ü\'> 🦜"}',
+    ),
+    "JSON can be indented": ("{{ messages[0] | tojson(indent=2) }}", [{"a": 1}], '{\n  "a": 1\n}'),
+    "JSON can be in ASCII and sorted": (
+        "{{ messages[0] | tojson(ensure_ascii=true, sort_keys=true, separators=(',', ':')) }}",
+        [{"b": "é🦜", "a": 1}],
+        r'{"a":1,"b":"\u00e9\ud83e\udd9c"}',
+    ),
+    "special tokens are variables": ("{{ bos_token }}{{ messages[0].content }}{{ eos_token }}", HELLO, "<s>Hello</s>"),
+    "generation markers for training are ignored": (
+        "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}",
+        HELLO,
+        "Hello",
+    ),
+    "the scripted template has a line per message and an end": (
+        SCRIPTED_TEMPLATE,
+        [*HELLO, {"role": "user", "content": "count 3"}],
+        "Hello\ncount 3\n\x04",
+    ),
+}
 
 
-def test_json_keeps_characters_as_they_are() -> None:
-    assert _render("{{ messages[0] | tojson }}", [{"content": "<é & 'ü'> 🦜"}]) == '{"content": "<é & \'ü\'> 🦜"}'
-
-
-def test_json_can_be_indented() -> None:
-    assert _render("{{ messages[0] | tojson(indent=2) }}", [{"a": 1}]) == '{\n  "a": 1\n}'
-
-
-def test_special_tokens_are_variables() -> None:
-    assert _render("{{ bos_token }}{{ messages[0].content }}{{ eos_token }}", bos_token="<s>", eos_token="</s>") == (
-        "<s>Hello</s>"
-    )
+@pytest.mark.parametrize("case", RENDERED)
+def test_template_renders_as_apply_chat_template(case: str) -> None:
+    source, messages, text = RENDERED[case]
+    assert _render(source, messages, bos_token="<s>", eos_token="</s>") == text
 
 
 def test_the_date_can_be_written() -> None:
     year = _render("{{ strftime_now('%Y') }}")
     assert len(year) == 4
     assert year.isdigit()
-
-
-def test_json_can_be_in_ascii_and_sorted() -> None:
-    source = "{{ messages[0] | tojson(ensure_ascii=true, sort_keys=true, separators=(',', ':')) }}"
-    assert _render(source, [{"b": "é🦜", "a": 1}]) == r'{"a":1,"b":"\u00e9\ud83e\udd9c"}'
-
-
-def test_generation_markers_for_training_are_ignored() -> None:
-    assert _render("{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}") == "Hello"
 
 
 # user text stays text
@@ -82,18 +85,16 @@ def test_a_template_can_refuse_messages_with_a_reason() -> None:
     [
         "{{ messages[0].nothing.at.all }}",
         "{{ messages[5].content }}",
+        # changes
         "{{ messages.append(1) }}",
-        "{{ messages[0].__class__.__mro__ }}",
         "{{ messages[0].update({'role': 'system'}) }}",
+        # Python's internals
+        "{{ messages[0].__class__.__mro__ }}",
+        "{{ ''.__class__.x }}",
+        "{{ range.__globals__.x }}",
+        "{{ lipsum() }}",
+        # takes too long
         "{% for n in range(10**9) %}{% endfor %}",
-    ],
-    ids=[
-        "missing attribute",
-        "missing message",
-        "changes the list",
-        "leaves the sandbox",
-        "changes a message",
-        "loops for long",
     ],
 )
 def test_invalid_operation_of_a_template_refuses_the_messages(source: str) -> None:
@@ -148,13 +149,6 @@ def test_a_template_mentions_what_stands_in_it() -> None:
     template = ChatTemplate("{{ '<tool_call>' }}")
     assert template.mentions("<tool_call>")
     assert not template.mentions("<tool>")
-
-
-# the scripted runner's
-
-
-def test_scripted_template_writes_a_line_per_message_and_an_end() -> None:
-    assert _render(SCRIPTED_TEMPLATE, [*HELLO, {"role": "user", "content": "count 3"}]) == "Hello\ncount 3\n\x04"
 
 
 @pytest.mark.parametrize(

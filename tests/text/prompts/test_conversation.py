@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from genai_server.errors import InvalidField
-from genai_server.text.prompts.conversation import conversation_forms
+from genai_server.text.prompts.prompt import conversation_forms
 
 
 def _forms(*messages: dict[str, Any], knows_developer: bool = False) -> list[list[dict[str, Any]]]:

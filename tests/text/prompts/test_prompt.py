@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 
 from genai_server.errors import InvalidField
+from genai_server.text.answers.dialect import TOOL_FORMATS
 from genai_server.text.prompts.chat_template import ChatTemplate
 from genai_server.text.prompts.prompt import PromptWriter
 from genai_server.text.prompts.special_tokens import Prompt
-from genai_server.text.tool_formats.registry import TOOL_FORMATS
 from genai_server.text.tool_formats.tool_format import ToolFormat
 
 HELLO: list[dict[str, Any]] = [{"role": "user", "content": "Hello"}]
@@ -38,55 +38,52 @@ def _refusal(*arguments: Any, **template_kwargs: Any) -> tuple[str | None, str]:
     return caught.value.param, caught.value.message
 
 
-# like apply_chat_template
+DEVELOPER = [{"role": "developer", "content": "x"}]
+EACH_TOOL = "{% for tool in tools %}{{ tool.function.name }}{% endfor %}"
+ARGUMENTS = "messages[1].tool_calls[0].function.arguments"
+RENDERED: dict[str, tuple[str, list[dict[str, Any]], list[dict[str, Any]] | None, str]] = {
+    "up to where the answer begins": (TURNS, HELLO, None, "user: Hello.assistant: "),
+    "tools and documents are none, not undefined": ("{{ tools is none and documents is none }}", HELLO, None, "True"),
+    "empty tools are none": ("{{ tools is none }}", HELLO, [], "True"),
+    "tools as they were sent": (EACH_TOOL, HELLO, [TOOL], "add"),
+    "a message's name": ("{{ messages[0].name }}", [{**HELLO[0], "name": "Ann"}], None, "Ann"),
+    "arguments of calls as objects": (f"{{{{ {ARGUMENTS}.a }}}}", CALLED, None, "1"),
+    "arguments as text": (f"{{{{ 'arguments: ' + {ARGUMENTS} }}}}", CALLED, None, 'arguments: {"a": 1}'),
+    "no content and arguments as text": (
+        f"{{{{ messages[1].content is none }}}}{{{{ '' + {ARGUMENTS} }}}}",
+        CALLED,
+        None,
+        'True{"a": 1}',
+    ),
+    "content as text": (f"{{{{ '[' + messages[1].content + ']' }}}}{{{{ {ARGUMENTS}.a }}}}", CALLED, None, "[]1"),
+    "content and arguments as text": (f"{{{{ messages[1].content + {ARGUMENTS} }}}}", CALLED, None, '{"a": 1}'),
+    "a developer is the system": ("{{ messages[0].role }}", DEVELOPER, None, "system"),
+    "unless the template knows one": ("{{ messages[0].role }}{# developer #}", DEVELOPER, None, "developer"),
+    "tools that are read in a message stay objects": (
+        "{% for tool in messages[0].tools %}{{ tool.function.name }}{% endfor %}",
+        HELLO,
+        [TOOL],
+        "add",
+    ),
+    "a template that reads tools gets none in a message": (
+        "{{ tools | length }}{{ messages[0].tools is defined }}",
+        HELLO,
+        [TOOL],
+        "1False",
+    ),
+}
 
 
-def test_the_prompt_goes_up_to_where_the_answer_begins() -> None:
-    assert _write(TURNS) == "user: Hello.assistant: "
-
-
-def test_tools_and_documents_are_none_rather_than_undefined() -> None:
-    assert _write("{{ tools is none and documents is none }}") == "True"
-    assert _write("{{ tools is none }}", HELLO, []) == "True"
-
-
-def test_tools_come_as_they_were_sent() -> None:
-    assert _write("{% for tool in tools %}{{ tool.function.name }}{% endfor %}", HELLO, [TOOL]) == "add"
-
-
-def test_a_messages_name_goes_to_the_template() -> None:
-    named = [{"role": "user", "content": "x", "name": "Ann"}]
-    assert _write("{% for message in messages %}{{ message.name }}{% endfor %}", named) == "Ann"
+@pytest.mark.parametrize("case", RENDERED)
+def test_template_gets_what_it_can_use(case: str) -> None:
+    source, messages, tools, text = RENDERED[case]
+    assert _write(source, messages, tools) == text
 
 
 def test_template_for_tools_is_used_with_tools() -> None:
     sources = {"default": "plain", "tool_use": "{{ tools[0].function.name }}"}
     assert _write(sources, HELLO, [TOOL]) == "add"
     assert _write(sources) == "plain"
-
-
-def test_arguments_of_calls_are_objects() -> None:
-    assert _write("{{ messages[1].tool_calls[0].function.arguments.a }}", CALLED) == "1"
-
-
-@pytest.mark.parametrize(
-    ("source", "text"),
-    [
-        ("{{ 'arguments: ' + messages[1].tool_calls[0].function.arguments }}", 'arguments: {"a": 1}'),
-        ("{{ messages[1].content is none }}{{ '' + messages[1].tool_calls[0].function.arguments }}", 'True{"a": 1}'),
-        ("{{ '[' + messages[1].content + ']' }}{{ messages[1].tool_calls[0].function.arguments.a }}", "[]1"),
-        ("{{ messages[1].content + messages[1].tool_calls[0].function.arguments }}", '{"a": 1}'),
-    ],
-    ids=["text as arguments", "no content and text as arguments", "text as content", "both"],
-)
-def test_a_template_that_adds_texts_gets_texts(source: str, text: str) -> None:
-    assert _write(source, CALLED) == text
-
-
-def test_a_developer_is_the_system_where_the_template_knows_none() -> None:
-    developer = [{"role": "developer", "content": "x"}]
-    assert _write("{{ messages[0].role }}", developer) == "system"
-    assert _write("{{ messages[0].role }}{# developer #}", developer) == "developer"
 
 
 # templates that support tools only in a message, and no calls
@@ -107,15 +104,6 @@ def test_tools_are_in_the_system_message_for_such_templates() -> None:
 
 def test_system_message_is_added_for_tools() -> None:
     assert _write(IN_MESSAGE, HELLO, [TOOL]) == f"system:<{FUNCTIONS}>;user:Hello;"
-
-
-def test_tools_stay_objects_unless_the_template_needs_text() -> None:
-    source = "{% for tool in messages[0].tools %}{{ tool.function.name }}{% endfor %}"
-    assert _write(source, HELLO, [TOOL]) == "add"
-
-
-def test_a_template_that_reads_tools_gets_none_in_a_message() -> None:
-    assert _write("{{ tools | length }}{{ messages[0].tools is defined }}", HELLO, [TOOL]) == "1False"
 
 
 def _written(source: str, messages: list[dict[str, Any]], tool_format: ToolFormat = PHI) -> Prompt:

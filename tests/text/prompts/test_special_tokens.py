@@ -1,5 +1,6 @@
 """Special tokens in a request stay text, whatever a template does with it."""
 
+import re
 from functools import cache
 from typing import Any
 
@@ -31,27 +32,7 @@ TEMPLATES = {
     "the role": "<|{{ messages[0].role }}|>{{ messages[0].content }}",
 }
 # Texts that form tokens, alone and combined.
-PARTS = [
-    "<|a|>",
-    "<|A|>",
-    "<|ab|>",
-    "[x]",
-    "[X]",
-    "<s>",
-    "<|",
-    "|>",
-    "<",
-    ">",
-    "|",
-    "a",
-    "ab",
-    "b",
-    "[",
-    "]",
-    "x",
-    "-",
-    " ",
-]
+PARTS = [*re.findall(r"\S+", "<|a|> <|A|> <|ab|> [x] [X] <s> <| |> < > | a ab b [ ] x -"), " "]
 FORGED = st.lists(st.sampled_from(PARTS), max_size=8).map("".join)
 
 

@@ -6,8 +6,9 @@ import tracemalloc
 import pytest
 
 from genai_server.errors import InvalidField
-from genai_server.text.prompts import template_meter
+from genai_server.text.prompts import template_sandbox
 from genai_server.text.prompts.chat_template import ChatTemplate
+from genai_server.text.prompts.template_sandbox import Meter, TooCostly
 
 LIMIT = 100_000
 MESSAGES = [{"role": "user", "content": "hello " * 1000}]
@@ -91,7 +92,7 @@ HOSTILE |= {
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_template_ends_soon_with_an_error(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Processor time with a generous limit: the point is that it ends at all."""
-    monkeypatch.setattr(template_meter, "MAX_SECONDS", 0.2)
+    monkeypatch.setattr(template_sandbox, "MAX_SECONDS", 0.2)
     template = ChatTemplate(HOSTILE[name], max_characters=LIMIT)
     begin = time.thread_time()
     with pytest.raises((InvalidField, TypeError)):
@@ -141,13 +142,6 @@ def test_ordinary_template_renders_as_in_jinja(source: str, text: str) -> None:
     assert ChatTemplate(source, max_characters=LIMIT).render({"messages": [{"n": 1}, {"n": 2}]}) == text
 
 
-def test_template_cannot_access_python_internals() -> None:
-    for source in ["{{ ''.__class__ }}", "{{ messages.append(1) }}", "{{ range.__globals__ }}", "{{ lipsum() }}"]:
-        with pytest.raises(InvalidField):
-            text = ChatTemplate(source + "{{ x.y.z }}").render({"messages": []})
-            raise AssertionError(text)
-
-
 def test_the_pattern_of_a_date_is_cut_where_it_would_be_long() -> None:
     text = ChatTemplate("{{ strftime_now('x' * 9999) }}").render({"messages": []})
     assert len(text) == 256
@@ -155,6 +149,27 @@ def test_the_pattern_of_a_date_is_cut_where_it_would_be_long() -> None:
 
 def test_template_that_times_out_does_not_affect_the_next() -> None:
     template = ChatTemplate("{% for a in range(n) %}{% for b in range(n) %}{% endfor %}{% endfor %}x")
-    with pytest.raises(InvalidField, match=f"more than {template_meter.MAX_SECONDS:g} s"):
+    with pytest.raises(InvalidField, match=f"more than {template_sandbox.MAX_SECONDS:g} s"):
         template.render({"n": 99999})
     assert template.render({"n": 2}) == "x"
+
+
+def nested(depth: int) -> list[object]:
+    """A list that contains the same list twice, and so on: few objects, reached 2**depth times."""
+    value: list[object] = []
+    for _ in range(depth):
+        value = [value, value]
+    return value
+
+
+def test_repeated_value_is_counted_twice() -> None:
+    assert Meter(100).weigh(nested(3)) == 2 + 2 * 2 + 4 * 2
+    with pytest.raises(TooCostly, match="more than 13 characters"):
+        Meter(13).weigh(nested(3))
+
+
+@pytest.mark.parametrize("value", [nested(12), [[]] * 5000, {"a": ["x"] * 5000}, ("x",) * 5000])
+def test_the_time_ends_while_a_value_is_weighed(value: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(template_sandbox, "MAX_SECONDS", -1)
+    with pytest.raises(TooCostly, match="more than -1 s"):
+        Meter(1_000_000).weigh(value)

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from genai_server.answer_parts import Content, ToolCallArguments, ToolCallCut, ToolCallStart, WholeAnswer
 from genai_server.errors import InvalidField
+from genai_server.text.answers.dialect import TOOL_FORMATS
 from genai_server.text.grammars import grammar
 from genai_server.text.grammars.lark import LARK
-from genai_server.text.tool_formats.registry import TOOL_FORMATS
 from genai_server.text.tool_formats.tool_format import ANY_OBJECT, Call, Tool
 from tests.text.guided import draw, fits, validate
 from tests.text.parsing import assert_cuts_change_nothing, call, parse, parse_all

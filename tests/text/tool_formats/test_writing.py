@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from genai_server.answer_parts import ToolCallArguments, ToolCallStart
-from genai_server.text.tool_formats.registry import TOOL_FORMATS
+from genai_server.text.answers.dialect import TOOL_FORMATS
 from genai_server.text.tool_formats.tagged import Tagged
 from genai_server.text.tool_formats.tool_format import Call
 from tests.text.parsing import NAMES, parse

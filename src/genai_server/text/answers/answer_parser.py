@@ -5,15 +5,16 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from genai_server.answer_parts import Content, Part, Reasoning, ToolCallArguments
-from genai_server.text.answers.harmony_messages import read_messages
+from genai_server.text.answers.answer_text import PlainParser
 from genai_server.text.answers.lookahead import SPACE, Lookahead, Reader
 from genai_server.text.answers.reasoning import HARMONY, ReasoningFormat, read_reasoning
+from genai_server.text.tool_formats.harmony import read_messages
 from genai_server.text.tool_formats.tool_format import Calls, ToolFormat
 
 _ANYTHING = re.compile(".*", re.DOTALL)
 
 
-class AnswerParser:
+class AnswerParser(PlainParser):
     """Parses the text of an answer incrementally. The result does not depend on how the text is split.
 
     `tools` maps the names of callable functions to the JSON schemas of their arguments.
@@ -48,14 +49,12 @@ class AnswerParser:
         self._is_plain = False
 
     def feed(self, text: str) -> list[Part]:
-        """The parts that this piece of text completes. Adjacent parts of one kind are joined."""
         if self._is_plain:
-            return [Content(text)] if text else []
+            return super().feed(text)
         self._text.append(text)
         return self._resume()
 
     def finish(self) -> list[Part]:
-        """The parts that were held back."""
         self._text.end()
         return self._resume()
 

@@ -1,7 +1,6 @@
 """The text of an answer while it is generated: converts tokens to parts and scored tokens, up to a stop string."""
 
 from collections.abc import Callable, Collection
-from typing import Protocol
 
 from genai_server.answer_parts import Content, Part, Reasoning, ScoredToken, ToolCallStart
 from genai_server.messages.generation_request import TokenLogprob
@@ -11,25 +10,15 @@ from genai_server.text.tokenizer import Decoder
 _IMPOSSIBLE = -9999.0
 
 
-class Parser(Protocol):
-    """Separates the parts of an answer; see text/answers/answer_parser.py."""
-
-    def feed(self, text: str) -> list[Part]:
-        """The parts completed by this text."""
-        ...
-
-    def finish(self) -> list[Part]:
-        """The remaining parts when the answer has ended."""
-        ...
-
-
 class PlainParser:
-    """Treats all text as content."""
+    """Treats all text as content. Others separate the parts of an answer (text/answers/answer_parser.py)."""
 
     def feed(self, text: str) -> list[Part]:
+        """The parts completed by this text. Adjacent parts of one kind are joined."""
         return [Content(text)] if text else []
 
     def finish(self) -> list[Part]:
+        """The remaining parts when the answer has ended."""
         return []
 
 
@@ -103,7 +92,7 @@ class AnswerText:
         self,
         decoder: Decoder,
         stop_strings: Collection[str],
-        parser: Parser,
+        parser: PlainParser,
         token_bytes: Callable[[int], bytes],
         *,
         offset: int = 0,

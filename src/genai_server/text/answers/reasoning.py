@@ -2,7 +2,7 @@
 
 Qwen 3, DeepSeek R1 and most others write `<think>…</think>`, Mistral's models `[THINK]…[/THINK]`; the chat templates of
 some open it themselves, so that the answer begins inside. gpt-oss writes messages on channels, of which `analysis` is
-reasoning; others may stand between (harmony_messages.py). (Chat templates of Qwen3, DeepSeek-R1, Ministral 3 and
+reasoning; others may stand between (tool_formats/harmony.py). (Chat templates of Qwen3, DeepSeek-R1, Ministral 3 and
 gpt-oss.)
 """
 

@@ -11,7 +11,6 @@ from typing import Any
 
 from genai_server.errors import InvalidField
 from genai_server.text.answers.reasoning import REASONING_FORMATS, ReasoningFormat
-from genai_server.text.grammars import gbnf
 from genai_server.text.grammars.grammar_cost import check_cost, check_schema
 from genai_server.text.grammars.lark import (
     ANYTHING,
@@ -32,6 +31,9 @@ from genai_server.text.tool_formats.harmony import Harmony
 from genai_server.text.tool_formats.tool_format import Tool, ToolFormat
 
 LONGEST_GRAMMAR = 256 * 1024
+# Longest GBNF in characters. Converting a million takes several seconds.
+MAX_GBNF = 32_768
+_GBNF_ROOT = re.compile(r"^\s*root\s*::=", re.MULTILINE)
 
 
 def find_opaque_tokens(tokenizer: Mapping[str, Any]) -> dict[str, int]:
@@ -100,10 +102,35 @@ def given_grammar(source: str, *, param: str) -> str:
 
     Raises InvalidField, naming `param`, for invalid GBNF and for schemas in Lark that are too expensive.
     """
-    if gbnf.is_gbnf(source):
-        source = gbnf.to_lark(source, param=param)
+    if is_gbnf(source):
+        source = lark_of_gbnf(source, param=param)
     check_lark(source, param=param)
     return lark(unforced(source))
+
+
+def is_gbnf(source: str) -> bool:
+    """Whether a grammar has the root rule of GBNF, the format of llama.cpp, SGLang and XGrammar."""
+    return _GBNF_ROOT.search(source) is not None
+
+
+def lark_of_gbnf(source: str, *, param: str) -> str:
+    """Convert a grammar in GBNF (llama.cpp, "GBNF Guide") to Lark with the root rule `start`.
+
+    Raises InvalidField, naming `param`.
+    """
+    # Imported here because it loads a native library that few requests need.
+    from llguidance.gbnf_to_lark import gbnf_to_lark
+
+    if len(source) > MAX_GBNF:
+        raise InvalidField(
+            f"{param} must have at most {MAX_GBNF} characters if it is GBNF, given {len(source)}", param=param
+        )
+    try:
+        return gbnf_to_lark(source)
+    except RecursionError:
+        raise InvalidField(f"{param}: the groups of the grammar are nested too deeply", param=param) from None
+    except Exception as error:  # the library raises Exception itself, and IndexError at an unexpected end
+        raise InvalidField(f"{param} is not a valid GBNF grammar:  {error}", param=param) from None
 
 
 def check_lark(source: str, *, param: str) -> None:

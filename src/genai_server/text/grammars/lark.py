@@ -44,8 +44,8 @@ def unforced(source: str) -> str:
 
 
 def quoted(text: str) -> str:
-    """Exactly this text."""
-    return json.dumps(text, ensure_ascii=False)
+    """Exactly this text. llguidance refuses U+007F in literals, which JSON does not escape."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def expression(pattern: str) -> str:

@@ -183,12 +183,11 @@ def _literal(text: str, folded: str, param: str) -> _Part:
     written = json.dumps(value, ensure_ascii=False)[1:-1]
     if written == value:
         return _Part(text + folded, text + folded)
-    lexeme = json.dumps(written, ensure_ascii=False)
     pieces = [piece for piece in re.split(r"(\\u[0-9a-f]{4}|\\.)", written) if piece]
     # An escape is case-sensitive: another letter would be another character.
     alternatives = [_text(piece) + ("" if piece.startswith("\\") else folded) for piece in pieces]
-    return _Part(lexeme, f"({' '.join(alternatives)})", has_escape=True)
+    return _Part(_text(written), f"({' '.join(alternatives)})", has_escape=True)
 
 
 def _text(written: str) -> str:
-    return json.dumps(written, ensure_ascii=False)
+    return json.dumps(written, ensure_ascii=False).replace("\x7f", "\\u007f")

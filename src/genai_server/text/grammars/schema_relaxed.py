@@ -4,9 +4,8 @@ from collections.abc import Mapping, Set
 from typing import Any
 
 from genai_server.errors import InvalidField
-from genai_server.text.grammars.grammar_cost import check_schema
+from genai_server.text.grammars.grammar_cost import check_schema, target
 from genai_server.text.grammars.schema_exact import exact, rewritten
-from genai_server.text.grammars.schema_joins import target
 from genai_server.text.grammars.schema_keywords import Schema, any_of, keyword_steps, without_effect
 
 # Wrong values of these are mistakes, and nothing that a grammar cannot say.

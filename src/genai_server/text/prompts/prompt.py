@@ -1,16 +1,20 @@
-"""Renders the prompt of a conversation: chooses the template, fills in variables, and guards special tokens."""
+"""Renders the prompt of a conversation: chooses the template, converts the messages to a form that it accepts, fills in
+variables, and guards special tokens.
+"""
 
+import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from genai_server.errors import InvalidField, NoChatTemplate
 from genai_server.quoted_values import quoted
 from genai_server.text.prompts.chat_template import ChatTemplate, refused
-from genai_server.text.prompts.conversation import Message, Tool, conversation_forms, with_calls_as_content, with_tools
 from genai_server.text.prompts.special_tokens import Prompt, SpecialTokenGuard
 from genai_server.text.prompts.template_files import DEFAULT
-from genai_server.text.tool_formats.tool_format import ToolFormat
+from genai_server.text.tool_formats.tool_format import Call, ToolFormat
 
+Message = Mapping[str, Any]
+Tool = Mapping[str, Any]
 _WITH_TOOLS = "tool_use"
 _KWARGS = "chat_template_kwargs"
 _GENERATION_PROMPT = "add_generation_prompt"
@@ -18,14 +22,6 @@ CONTINUE = "continue_final_message"
 _RESERVED = {"messages", "tools"}
 # Marks the end of a final message that the answer continues. Neither valid text nor special_tokens.py uses it.
 _END = "\ud800"
-
-
-class Options(NamedTuple):
-    """Parsed `chat_template_kwargs`."""
-
-    add_generation_prompt: bool
-    continue_final_message: bool
-    variables: dict[str, Any]
 
 
 class PromptWriter:
@@ -86,24 +82,24 @@ class PromptWriter:
         self.require_template()
         template = self._templates[_WITH_TOOLS if tools and _WITH_TOOLS in self._templates else DEFAULT]
         _check_that_nothing_is_ignored(template, messages, tools, self._tool_format)
-        options = _options(template, template_kwargs or {})
-        variables = {name: self._guard.cover(value, _KWARGS) for name, value in options.variables.items()}
+        given, add_prompt, continues = _options(template, template_kwargs or {})
+        variables = {name: self._guard.cover(value, _KWARGS) for name, value in given.items()}
         variables |= {
             "documents": variables.get("documents"),
             "tools": self._guard.cover(tools, "tools") or None,
-            _GENERATION_PROMPT: options.add_generation_prompt,
+            _GENERATION_PROMPT: add_prompt,
         }
         error = None
         for form in _forms(template, messages, tools):
             covered = self._covered(template, form)
-            if options.continue_final_message:
+            if continues:
                 covered[-1] = _with_end(covered[-1])
             try:
                 rendered = template.render({**variables, "messages": covered})
             except TypeError as again:
                 error = error or again
                 continue
-            return self._guard.uncover(_up_to_end(rendered) if options.continue_final_message else rendered)
+            return self._guard.uncover(_up_to_end(rendered) if continues else rendered)
         assert error is not None
         raise refused(error)
 
@@ -113,7 +109,7 @@ class PromptWriter:
             return covered
         role = "tool" if "tool" in template.constants else self._tool_format.result_role
         # Added after covering, because the format's markers are genuine special tokens.
-        return [with_calls_as_content(message, self._tool_format, role) for message in covered]
+        return [_with_calls_as_content(message, self._tool_format, role) for message in covered]
 
 
 def _knows_calls(template: ChatTemplate) -> bool:
@@ -132,9 +128,107 @@ def _forms(
         reads_thinking=template.mentions("message.thinking"),
     ):
         if tools and "tools" not in template.variables:
-            yield from with_tools(form, tools)
+            yield from _with_tools(form, tools)
         else:
             yield form
+
+
+def conversation_forms(
+    messages: Sequence[Message], *, knows_developer: bool, knows_calls: bool = True, reads_thinking: bool = False
+) -> Iterator[list[dict[str, Any]]]:
+    """The forms that templates accept, the most common one first.
+
+    In the most common form, tool call arguments are objects rather than JSON text, and a message without content has
+    None. Some templates concatenate either of them to a text, and therefore need a text. Templates without tool calls
+    do not concatenate arguments. Other fields that are null or an empty list are omitted. Content parts are joined by
+    line breaks. The role developer becomes system unless the template knows it. With `reads_thinking`, reasoning is
+    also in the field `thinking`, which gpt-oss's template requires; it refuses both reasoning and content next to
+    calls.
+
+    Raises InvalidField, naming the field, for arguments that are not a JSON object and for parts that are not text.
+    """
+    plain = [_with_plain_fields(message, f"messages[{n}]", knows_developer) for n, message in enumerate(messages)]
+    if reads_thinking:
+        plain = [_with_thinking(message) for message in plain]
+    usual = [_with_objects(message, f"messages[{n}]") for n, message in enumerate(plain)]
+    forms = [usual] if usual == plain or not knows_calls else [usual, plain]
+    yield from forms
+    if any(message["content"] is None for message in plain):
+        for form in forms:
+            yield [{**message, "content": message["content"] or ""} for message in form]
+
+
+def _with_tools(messages: list[dict[str, Any]], tools: Sequence[Tool]) -> Iterator[list[dict[str, Any]]]:
+    """The messages with the tools in the first one, a system message, in the forms that templates accept.
+
+    These are the tools unchanged and, for templates that concatenate them to a text, the functions as JSON.
+    """
+    first, *others = messages if messages[0]["role"] == "system" else [{"role": "system", "content": ""}, *messages]
+    functions = [tool.get("function", tool) for tool in tools]
+    for given in (list(tools), json.dumps(functions, ensure_ascii=False)):
+        yield [{**first, "tools": given}, *others]
+
+
+def _with_calls_as_content(message: dict[str, Any], tool_format: ToolFormat, result_role: str) -> dict[str, Any]:
+    """A message, whose arguments are objects, for a template without tool calls.
+
+    Tool calls become the text that the model would write. A result gets the given role.
+    """
+    if message["role"] == "tool":
+        return {**message, "role": result_role}
+    given = [call["function"] for call in message.get("tool_calls", [])]
+    if not given:
+        return message
+    text = tool_format.write_calls([Call(one["name"], one["arguments"]) for one in given])
+    content = f"{message['content']}\n{text}" if message["content"] else text
+    return {**message, "content": content}
+
+
+def _with_plain_fields(message: Message, place: str, knows_developer: bool) -> dict[str, Any]:
+    # Some templates check whether a message has a field, not its value.
+    plain = {name: value for name, value in message.items() if value is not None and value != []}
+    plain.setdefault("content", None)
+    if isinstance(plain["content"], list):
+        plain["content"] = "\n".join(_text_of(part, f"{place}.content[{n}]") for n, part in enumerate(plain["content"]))
+    if plain.get("role") == "developer" and not knows_developer:
+        plain["role"] = "system"
+    return plain
+
+
+def _with_thinking(message: dict[str, Any]) -> dict[str, Any]:
+    thought = message.get("reasoning_content")
+    if thought is None or (message["content"] and "tool_calls" in message):
+        return message
+    return {**message, "thinking": thought}
+
+
+def _text_of(part: Any, place: str) -> str:
+    text = part.get("text") if isinstance(part, Mapping) and part.get("type") == "text" else None
+    if not isinstance(text, str):
+        raise InvalidField(f"{place} must be a part of type text; this model supports no other type", param=place)
+    return text
+
+
+def _with_objects(message: dict[str, Any], place: str) -> dict[str, Any]:
+    calls = message.get("tool_calls")
+    if not calls:
+        return message
+    return {**message, "tool_calls": [_with_object(call, f"{place}.tool_calls[{n}]") for n, call in enumerate(calls)]}
+
+
+def _with_object(call: Any, place: str) -> Any:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
+        return call
+    param = f"{place}.function.arguments"
+    try:
+        # Some models write an empty text for no arguments, and their clients send it back.
+        arguments = json.loads(function["arguments"] or "{}")
+    except (ValueError, RecursionError) as error:
+        raise InvalidField(f"{param} must be JSON: {error}", param=param) from None
+    if not isinstance(arguments, dict):
+        raise InvalidField(f"{param} must be a JSON object; given {quoted(function['arguments'])}", param=param)
+    return {**call, "function": {**function, "arguments": arguments}}
 
 
 def _check_that_nothing_is_ignored(
@@ -152,7 +246,8 @@ def _check_that_nothing_is_ignored(
                 raise InvalidField(f"{param}: this model's chat template does not support tool calls", param=param)
 
 
-def _options(template: ChatTemplate, given: Mapping[str, Any]) -> Options:
+def _options(template: ChatTemplate, given: Mapping[str, Any]) -> tuple[dict[str, Any], bool, bool]:
+    """The template's variables, whether to add the generation prompt, and whether to continue the final message."""
     variables = dict(given)
     continues = _flag(variables, CONTINUE, default=False)
     if _GENERATION_PROMPT not in template.variables:
@@ -170,7 +265,7 @@ def _options(template: ChatTemplate, given: Mapping[str, Any]) -> Options:
             raise InvalidField(
                 f"{_KWARGS}.{name} is not read by the model's chat template, which reads {shown}", param=_KWARGS
             )
-    return Options(add_prompt, continues, variables)
+    return variables, add_prompt, continues
 
 
 def _flag(variables: dict[str, Any], name: str, *, default: bool) -> bool:

@@ -7,18 +7,27 @@ far below these limits.
 """
 
 import functools
+import re
 import threading
-from collections.abc import Callable, Iterable, Iterator
+import time
+from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, ValuesView
 from contextlib import contextmanager
 from typing import Any, cast
 
-from jinja2 import nodes
+from jinja2 import TemplateError, nodes
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
-from genai_server.text.prompts.template_meter import Meter, check_bits, check_count, check_widths
-
+# Processor time, which does not depend on the machine's load.
+MAX_SECONDS = 1.0
+_MAX_WIDTH = 1000
+_MAX_SORTED = 100_000
+_MAX_BITS = 4096
+# Values measured between two checks of the time, which takes about a millisecond.
+_UNTIMED = 1000
+_WIDE = re.compile(r"[0-9]{4,}|\*")
 # Maximum growth of an operation on two texts.
 _GROWTH = 16
 # Methods and filters that pad a text to a given width, and format strings that contain a width.
@@ -45,6 +54,47 @@ _SHALLOW_TESTS = frozenset(
     true undefined
     """.split()  # noqa: SIM905
 )
+
+
+class TooCostly(TemplateError):
+    """A template exceeds a limit."""
+
+
+class Meter:
+    """The remaining resources of one rendering."""
+
+    def __init__(self, characters: int) -> None:
+        self.characters = characters
+        self._end = time.thread_time() + MAX_SECONDS
+
+    def tick(self) -> None:
+        """Check the time."""
+        if time.thread_time() > self._end:
+            raise TooCostly(f"it takes more than {MAX_SECONDS:g} s")
+
+    def weigh(self, *values: Any) -> int:
+        """Estimate how many characters the values have as text. A value that occurs twice counts twice.
+
+        Values that hold many others take long to weigh, so the time is checked on the way.
+        """
+        weight = seen = 0
+        waiting: list[Iterable[Any]] = [values]
+        while waiting:
+            for value in waiting.pop():
+                seen += 1
+                if seen % _UNTIMED == 0:
+                    self.tick()
+                outside, inside = _sides(value)
+                weight += outside
+                if weight > self.characters:
+                    raise TooCostly(f"it creates a value of more than {self.characters} characters")
+                waiting += inside
+        return weight
+
+    def check(self, size: int, growth: int = 1) -> None:
+        """Check that the result of an operation, or its upper bound, is not too large."""
+        if size > self.characters * growth:
+            raise TooCostly(f"it creates a value of more than {self.characters} characters")
 
 
 class TemplateSandbox(ImmutableSandboxedEnvironment):
@@ -110,13 +160,13 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
                 meter.check(len(left) + len(right))
         elif operator == "%" and isinstance(left, str):
             meter.weigh(right)
-            check_widths((left, right))
+            _check_widths((left, right))
         elif operator == "*" and not _are_numbers(left, right):
             text, times = (right, left) if isinstance(left, int) else (left, right)
             if isinstance(times, int) and hasattr(text, "__len__"):
                 meter.check(len(text) * times)
         elif operator in ("*", "**"):
-            check_bits(left, right, is_power=operator == "**")
+            _check_bits(left, right, is_power=operator == "**")
         return super().call_binop(context, operator, left, right)
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
@@ -128,7 +178,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         if isinstance(owner, str):
             meter.check(len(owner) * (1 + weight), _GROWTH)
             if method.__name__ in _WIDE_METHODS:
-                check_widths((owner, *args, *kwargs.values()))
+                _check_widths((owner, *args, *kwargs.values()))
         result = super().call(__context, __obj, *args, **kwargs)
         if isinstance(result, str):
             meter.check(len(result))
@@ -154,9 +204,9 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
                 weights = [meter.weigh(arg) for arg in (*args, *kwargs.values())]
                 meter.check(max(weights) * (1 + sum(weights) - max(weights)), _GROWTH)
             if sorts:
-                check_count(args)
+                _check_count(args)
             if wide:
-                check_widths(number for number in (*args[1:], *kwargs.values()) if isinstance(number, int))
+                _check_widths(number for number in (*args[1:], *kwargs.values()) if isinstance(number, int))
             result = function(*args, **kwargs)
             if isinstance(result, str):
                 meter.check(len(result))
@@ -224,3 +274,41 @@ def _is_constant(node: nodes.Expr) -> bool:
 
 def _are_numbers(*values: Any) -> bool:
     return all(isinstance(value, int | float) for value in values)
+
+
+def _check_widths(values: Iterable[Any]) -> None:
+    """Check that no value requests a text that is too wide."""
+    for value in values:
+        inner = value if isinstance(value, tuple | list) else (value,)
+        for one in inner:
+            if (isinstance(one, int) and abs(one) > _MAX_WIDTH) or (isinstance(one, str) and _WIDE.search(one)):
+                raise TooCostly(f"it writes a text with a width of more than {_MAX_WIDTH}")
+
+
+def _check_count(values: Iterable[Any]) -> None:
+    """Check that no long list is sorted."""
+    if any(len(value) > _MAX_SORTED for value in values if hasattr(value, "__len__")):
+        raise TooCostly(f"it sorts more than {_MAX_SORTED} values")
+
+
+def _check_bits(left: Any, right: Any, *, is_power: bool) -> None:
+    """Check that the number of bits of a result is within the limit."""
+    if isinstance(left, int) and isinstance(right, int):
+        bits = left.bit_length() * max(right, 0) if is_power else left.bit_length() + right.bit_length()
+        if bits > _MAX_BITS:
+            raise TooCostly(f"it creates a number of more than {_MAX_BITS} bits")
+
+
+def _sides(value: Any) -> tuple[int, tuple[Iterable[Any], ...]]:
+    """The size of a value without its elements, and its elements."""
+    if isinstance(value, str | bytes):
+        return len(value), ()
+    if isinstance(value, int):
+        return value.bit_length() >> 2, ()
+    if isinstance(value, list | tuple | set | frozenset | KeysView | ValuesView | ItemsView):
+        return len(value), (value,)
+    if isinstance(value, Namespace):
+        value = value._Namespace__attrs
+    if isinstance(value, dict):
+        return len(value), (value, value.values())
+    return (len(value) if isinstance(value, range) else 1), ()

@@ -13,7 +13,7 @@ from typing import Any
 from genai_server.errors import InvalidField
 from genai_server.text.answers.json_text import is_json
 from genai_server.text.answers.python_literal import to_json
-from genai_server.text.grammars.schema_joins import target
+from genai_server.text.grammars.grammar_cost import target
 from genai_server.text.tool_formats.tool_format import write_json
 
 TEXT = "string"

@@ -6,7 +6,7 @@ them as a string that holds the object, which is emitted at once.
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from genai_server.text.answers.json_text import is_json, read_colon, read_string, read_value
 from genai_server.text.answers.lookahead import Lookahead, Reader
@@ -52,19 +52,6 @@ def read_call_object(text: Lookahead, calls: Calls) -> Reader[bool]:
             return False
 
 
-def read_section(text: Lookahead, read_call: Callable[[], Reader[bool]], *, begin: str, closing: str) -> Reader[bool]:
-    """Read calls that begin with a token, up to the section's end; returns like `ToolFormat.read_calls`."""
-    while (yield from read_call()):
-        place = text.at
-        if not (yield from text.skip_space()) or (yield from text.take_last(closing)):
-            return True
-        if not (yield from text.take(begin)):
-            text.at = place
-            return True
-        text.at -= len(begin)
-    return False
-
-
 class _Call:
     """Reads the members of one call."""
 
@@ -103,7 +90,7 @@ class _Call:
         char = yield from text.skip_space()
         if char == "{" and self._named:
             self._is_emitted = True
-            return (yield from pass_on(text, read_value(text), self._calls))
+            return (yield from _emit_value(text, self._calls))
         place = text.at
         if char not in ("{", '"', "n") or not (yield from read_value(text)):
             return False
@@ -111,9 +98,17 @@ class _Call:
         return self._waiting is not None
 
 
-def pass_on(text: Lookahead, reader: Reader[bool], calls: Calls) -> Reader[bool]:
-    """Run a reader of arguments, and emit the text read whenever it waits and at its end."""
-    place = text.at
+def read_arguments(text: Lookahead, calls: Calls) -> Reader[bool]:
+    """Read the open call's arguments, a JSON object, and end the call; returns like `ToolFormat.read_calls`."""
+    if (yield from text.skip_space()) != "{" or not (yield from _emit_value(text, calls)):
+        return False
+    calls.end(text.at)
+    return True
+
+
+def _emit_value(text: Lookahead, calls: Calls) -> Reader[bool]:
+    """Read a JSON value as arguments, and emit the text read whenever it waits and at its end."""
+    place, reader = text.at, read_value(text)
     while True:
         try:
             next(reader)

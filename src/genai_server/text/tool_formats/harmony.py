@@ -1,22 +1,26 @@
-"""Tool calls as gpt-oss writes them: messages of OpenAI's Harmony with a function as their recipient.
+"""Answers of gpt-oss: messages in OpenAI's Harmony format, each on a channel; its tool calls are messages to functions.
 
+    <|channel|>analysis<|message|>Simple.<|end|><|start|>assistant<|channel|>final<|message|>2 + 2 = 4.<|return|>
     <|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{"city": "Oslo"}<|call|>
+
+`analysis` is reasoning; `final` is for the user, and so is `commentary` that announces calls. Two messages of one kind
+are separated by an empty line. Messages to other recipients are kept unchanged, unless they are reasoning, and so are
+invalid calls. Text without a header is for the user. An incomplete header at the end of the answer is dropped because
+its message is empty.
 
 The recipient may stand before the channel, as the chat template has it, and the type of the content may be missing.
 The model stops after a call; where its end token does not stop it, others follow, each after `<|start|>assistant`.
-Everything else that it writes are messages, too: text/answers/harmony_messages.py reads them. (OpenAI's "Harmony
-response format" and the chat template of gpt-oss.)
+(OpenAI's "Harmony response format" and the chat template of gpt-oss.)
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from genai_server.text.answers.json_text import read_value
 from genai_server.text.answers.lookahead import Lookahead, Reader
 from genai_server.text.grammars.lark import ANYTHING, SPACES, any_of, fits, quoted, spelled, text_up_to
-from genai_server.text.tool_formats.call_object import pass_on
-from genai_server.text.tool_formats.tool_format import Call, Calls, Tool, random_id, write_json
+from genai_server.text.tool_formats.call_object import read_arguments
+from genai_server.text.tool_formats.tool_format import Call, Calls, Tool, ToolFormat, write_json
 
 START, CHANNEL, CONSTRAIN, MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"
 END, CALL, RETURN = "<|end|>", "<|call|>", "<|return|>"
@@ -28,6 +32,13 @@ _NAMESPACE = "functions."
 _OPENING = f"{CHANNEL}commentary to={_NAMESPACE}"
 _WORDS = re.compile(r"[^<\n]*")
 _RECIPIENT = re.compile(r"(?:^|\s)to=(\S+)")
+_PLAIN = re.compile(r"[^<]+")
+_BETWEEN = "\n\n"
+_ANALYSIS = "analysis"
+# The beginning of a header. Less than a complete marker is text.
+_HALF_HEADER = re.compile(
+    r"(<\|start\|>(assistant)?( to(=\S*)?)?)?(<\|channel\|>\w*( to(=\S*)?)?( ?<\|constrain\|>\w*| \w*)?)?"
+)
 
 
 class Header(NamedTuple):
@@ -46,25 +57,22 @@ class Header(NamedTuple):
         return self.recipient.removeprefix(_NAMESPACE)
 
 
-class Harmony:
+class Harmony(ToolFormat):
     """See the module docstring."""
 
     name = "harmony"
-    result_role = "tool"
     shown_tokens = MARKERS
-    beginnings = "<"
     opening = _OPENING
 
     def read_calls(self, text: Lookahead, calls: Calls, *, new_line: bool) -> Reader[bool]:
-        header = yield from read_header(text)
+        header = yield from _read_header(text)
         if header is None or header.function not in calls.names or (yield from text.skip_space()) not in ("{", ""):
             return False
         calls.start(str(header.function), text.at)
-        if not (yield from pass_on(text, read_value(text), calls)):
+        if not (yield from read_arguments(text, calls)):
             return False
-        calls.end(text.at)
         yield from text.take_space()
-        yield from read_end(text)
+        yield from _read_end(text)
         return True
 
     def lark(self, tools: Sequence[Tool], *, parallel: bool, opaque_tokens: Mapping[str, int]) -> str:
@@ -99,11 +107,8 @@ class Harmony:
         )
         return f"{START}assistant".join(written)
 
-    def new_id(self) -> str:
-        return random_id()
 
-
-def read_header(text: Lookahead) -> Reader[Header | None]:
+def _read_header(text: Lookahead) -> Reader[Header | None]:
     """Read a message's header and the marker before its content; None if the header is invalid."""
     words, channel, in_channel = "", "", False
     while True:
@@ -121,9 +126,105 @@ def read_header(text: Lookahead) -> Reader[Header | None]:
             return None
 
 
-def read_end(text: Lookahead) -> Reader[bool]:
+def _read_end(text: Lookahead) -> Reader[bool]:
     """Read the marker at the end of a message, or its beginning at the end of the text."""
     for marker in (END, CALL, RETURN):
         if (yield from text.take(marker)):
             return True
     return False
+
+
+def read_messages(
+    text: Lookahead,
+    calls: Calls,
+    *,
+    inside: bool,
+    read_calls: Callable[[], Reader[bool]],
+    emit: Callable[[str, bool], None],
+) -> Reader[None]:
+    """Read all messages of an answer, which begins inside reasoning (`inside`) or with a header.
+
+    `read_calls` reads a call and emits it to `calls`; it returns whether the call is complete. `emit` receives a text
+    and whether it is reasoning.
+    """
+    messages = _Messages(text, emit)
+    if inside:
+        yield from messages.read_content(is_reasoning=True)
+    while True:
+        text.forget()
+        space = yield from text.take_space()
+        if not (yield from text.peek()):
+            return
+        place = text.at
+        if (yield from text.take("to=")) or (yield from text.peek()) == "<":
+            text.at = place
+            if (yield from read_calls()):
+                continue
+            if calls.emitted_to > place:
+                rest = text.since(calls.emitted_to)
+                yield from messages.read_content(is_reasoning=False, written=rest, continues=True)
+            else:
+                text.at = place
+                yield from messages.read_message()
+        else:
+            yield from messages.read_content(is_reasoning=False, written=space)
+
+
+class _Messages:
+    """Reads the messages of an answer that are not calls."""
+
+    def __init__(self, text: Lookahead, emit: Callable[[str, bool], None]) -> None:
+        self._text = text
+        self._emit = emit
+        # Whether there has been a reasoning message (True) and a message for the user (False).
+        self._had = {True: False, False: False}
+
+    def read_message(self) -> Reader[None]:
+        """Read a message, or text that begins like one."""
+        text = self._text
+        place = text.kept_from = text.at
+        header = yield from _read_header(text)
+        text.kept_from = None
+        is_reasoning = header is not None and header.channel == _ANALYSIS
+        written = ""
+        if header is None and text.at == place:
+            text.at += 1
+        if header is None or (header.recipient is not None and not is_reasoning):
+            written = text.since(place)
+        if header is None and _HALF_HEADER.fullmatch(written) and not (yield from text.peek()):
+            return
+        yield from self.read_content(is_reasoning=is_reasoning, written=written)
+
+    def read_content(self, *, is_reasoning: bool, written: str = "", continues: bool = False) -> Reader[None]:
+        """Read a message's content and its end; `written` is the content read so far.
+
+        With `continues`, part of the message has been emitted.
+        """
+        text = self._text
+        between = _BETWEEN if self._had[is_reasoning] and not continues else ""
+        while True:
+            if written:
+                self._had[is_reasoning] = True
+                self._emit(between + written, is_reasoning)
+                between = ""
+            text.forget()
+            written = text.take_here(_PLAIN)
+            if written:
+                continue
+            char = yield from text.peek()
+            if char == "<":
+                if (yield from _read_end(text)):
+                    return
+                if (yield from self._begins_message()):
+                    return
+                text.at += 1
+                written = char
+            elif not char:
+                return
+
+    def _begins_message(self) -> Reader[bool]:
+        for marker in (START, CHANNEL):
+            if (yield from self._text.take(marker)):
+                self._text.at -= len(marker)
+                return True
+        return False

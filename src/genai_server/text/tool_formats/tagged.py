@@ -19,8 +19,8 @@ from genai_server.text.tool_formats.tool_format import (
     Call,
     Calls,
     Tool,
+    ToolFormat,
     can_be_split,
-    random_id,
     write_json,
 )
 
@@ -31,7 +31,7 @@ _ANY_KEY = r"/[A-Za-z_][0-9A-Za-z_.-]*/"
 
 
 @dataclass(frozen=True)
-class Tagged:
+class Tagged(ToolFormat):
     """See the module. Line breaks in the tags are those that models write; whitespace between tags may differ."""
 
     name: str
@@ -55,17 +55,9 @@ class Tagged:
     may_be_bare: bool = False
 
     @property
-    def result_role(self) -> str:
-        return "tool"
-
-    @property
     def shown_tokens(self) -> tuple[str, ...]:
         tags = (self.opening, self.closing, self.before_name, self.before_key, self.after_key, self.before_value)
         return tuple(filter(None, map(str.strip, (*tags, self.after_value, self.end))))
-
-    @property
-    def beginnings(self) -> str:
-        return self.opening[0]
 
     def read_calls(self, text: Lookahead, calls: Calls, *, new_line: bool) -> Reader[bool]:
         if not (yield from text.take(self.opening)) and not self.may_be_bare:
@@ -149,7 +141,7 @@ class Tagged:
         return f"{self.after_value}\n"
 
     def _lark_call(self, number: int, tool: Tool, opaque_tokens: Mapping[str, int]) -> list[str]:
-        head = spelled(f"{self.before_name.lstrip()}", opaque_tokens)
+        head = spelled(self.before_name.lstrip(), opaque_tokens)
         after = spelled(f"{self.after_name}\n", opaque_tokens)
         parts, rules = self._lark_arguments(number, tool, opaque_tokens)
         end = spelled(self.end, opaque_tokens)
@@ -215,9 +207,6 @@ class Tagged:
             for key, value in call.arguments.items()
         )
         return f"{self.before_name.lstrip()}{call.name}{self.after_name}\n{''.join(arguments)}{self.end}"
-
-    def new_id(self) -> str:
-        return random_id()
 
 
 def _refused(tool: Tool, reason: str) -> InvalidField:

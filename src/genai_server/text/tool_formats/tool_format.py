@@ -4,13 +4,14 @@ import json
 import re
 import secrets
 import string
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from genai_server.answer_parts import Part, ToolCallArguments, ToolCallCut, ToolCallStart
 from genai_server.text.answers.lookahead import Lookahead, Reader
-from genai_server.text.grammars.lark import to_text
+from genai_server.text.grammars.lark import ANYTHING, to_text
 
 # With these a schema says more about its properties than "properties" does.
 _ABOUT_PROPERTIES = {"additionalProperties", "patternProperties", "allOf", "anyOf", "oneOf", "$ref", "if"}
@@ -68,64 +69,56 @@ def can_be_split(schema: Mapping[str, Any]) -> bool:
     )
 
 
-class ToolFormat(Protocol):
+class ToolFormat(ABC):
     """The tool call format of a model family."""
 
-    @property
-    def name(self) -> str:
-        """The format's name in settings."""
-        ...
+    # The format's name in settings.
+    name: str
+    # The marker that begins calls anywhere in an answer; None if calls are recognized without a marker.
+    opening: str | None
+    # The role of a call's result in prompts, for chat templates without tool calls that accept any role.
+    result_role: str = "tool"
 
     @property
-    def result_role(self) -> str:
-        """The role of a call's result in prompts, for chat templates without tool calls that accept any role."""
-        ...
-
-    @property
+    @abstractmethod
     def shown_tokens(self) -> tuple[str, ...]:
         """Special tokens that the decoder must show."""
-        ...
 
     @property
     def beginnings(self) -> str:
         """The characters with which calls may begin."""
-        ...
+        return (self.opening or "")[:1]
 
-    @property
-    def opening(self) -> str | None:
-        """The marker that begins calls anywhere in an answer; None if calls are recognized without a marker."""
-        ...
-
+    @abstractmethod
     def read_calls(self, text: Lookahead, calls: "Calls", *, new_line: bool) -> Reader[bool]:
         """Read one or several calls at `text.at` and emit them to `calls`.
 
         `new_line` says whether a line begins here, or other calls come before. Returns False where the text is not, or
         no longer, one of calls; the text after `calls.emitted_to` is then something else.
         """
-        ...
 
+    @abstractmethod
     def lark(self, tools: Sequence[Tool], *, parallel: bool, opaque_tokens: Mapping[str, int]) -> str:
         """Rules of llguidance's Lark with `calls` on top: one call or, if `parallel`, one or more.
 
         They begin with the rule `opening`, which is left to the caller, where there is an `opening`. For
         `opaque_tokens` see text/grammars/grammar.py.
         """
-        ...
 
     def lark_beginning(self, names: Sequence[str]) -> str:
         """An expression of Rust's regex for text up to and with what `read_calls` takes for a call's beginning.
 
         It ends no later than the first lexeme of `calls`, which is lost if other text continues past its end.
         """
-        ...
+        return f"{ANYTHING}{re.escape(self.opening or '')}"
 
+    @abstractmethod
     def write_calls(self, calls: Sequence[Call]) -> str:
         """The text of these calls, as read by `read_calls`."""
-        ...
 
     def new_id(self) -> str:
         """An id for a call that the model's chat template accepts."""
-        ...
+        return random_id()
 
 
 class Calls:

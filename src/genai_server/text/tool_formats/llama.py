@@ -1,9 +1,6 @@
-"""Tool calls as Llama 3.2 and 4 write them in Python: a list of calls with keyword arguments that are literals.
+"""Tool calls of Llama 3.1 to 4, in JSON and in Python.
 
-    [get_weather(city="Oslo"), add(a=1, b=2)]
-
-They begin a line, or stand after `<|python_tag|>` or between `<|python_start|>` and `<|python_end|>`. Each argument is
-emitted when it is complete. (Meta's prompt formats of Llama 3.2 and 4, "Zero shot function calling".)
+They begin a line, or stand after `<|python_tag|>` or between `<|python_start|>` and `<|python_end|>`.
 """
 
 import json
@@ -13,50 +10,92 @@ from typing import Any
 
 from genai_server.text.answers.lookahead import Lookahead, Reader
 from genai_server.text.answers.python_literal import read_literal, to_json
-from genai_server.text.grammars.lark import SPACES, any_of, fits, quoted
-from genai_server.text.tool_formats.llama3_json import (
-    PYTHON_END,
-    PYTHON_START,
-    PYTHON_TAG,
-    lark_line_or_tag,
-    lark_python_tag,
-    read_python_tag,
-)
+from genai_server.text.grammars.lark import ANYTHING, SPACES, any_of, fits, marker, quoted, separated
+from genai_server.text.tool_formats.call_object import CALL_KEYS, lark_object, read_call_object, write_call_object
 from genai_server.text.tool_formats.tool_format import (
     ANY_OBJECT,
     Call,
     Calls,
     Tool,
+    ToolFormat,
     can_be_split,
-    random_id,
     read_closing,
     write_json,
 )
 
+_PYTHON_TAG = "<|python_tag|>"
+_PYTHON_START, _PYTHON_END = "<|python_start|>", "<|python_end|>"
 _NAME = re.compile(r"[\w.-]*")
 _WORD, _KEY = re.compile(r"\w*"), re.compile(r"\w+")
 _ANY_KEY = "[A-Za-z_][0-9A-Za-z_]*"
 _STARS = "**"
 
 
-class Pythonic:
-    """See the module docstring."""
+class _Llama(ToolFormat):
+    """Calls without a marker, or after one of several."""
 
-    name = "pythonic"
-    result_role = "tool"
-    shown_tokens = (PYTHON_TAG, PYTHON_START, PYTHON_END)
-    beginnings = "<["
     opening = None
+    shown_tokens = (_PYTHON_TAG, _PYTHON_START, _PYTHON_END)
+
+
+class Llama3Json(_Llama):
+    """Objects with "parameters", `;` between several.
+
+        <|python_tag|>{"name": "get_weather", "parameters": {"city": "Oslo"}}
+
+    (Meta's prompt formats of Llama 3.1, "JSON based tool calling", and the chat templates of Llama 3.2 and 4.)
+    """
+
+    name = "llama3_json"
+    beginnings = "<{"
 
     def read_calls(self, text: Lookahead, calls: Calls, *, new_line: bool) -> Reader[bool]:
-        if not (yield from read_python_tag(text)) and not new_line:
+        if not (yield from _read_python_tag(text)) and not new_line:
+            return False
+        while (yield from read_call_object(text, calls)):
+            place = text.at
+            yield from text.skip_space()
+            if not (yield from text.take(";")):
+                text.at = place
+                yield from read_closing(text, _PYTHON_END)
+                return True
+        return False
+
+    def lark(self, tools: Sequence[Tool], *, parallel: bool, opaque_tokens: Mapping[str, int]) -> str:
+        return (
+            f"calls: {_lark_python_tag(opaque_tokens)} {separated('object', '; ', several=parallel)}\n"
+            + lark_object(tools, key="parameters")
+        )
+
+    def lark_beginning(self, names: Sequence[str]) -> str:
+        # A key may contain escapes.
+        return _lark_line_or_tag(rf'\{{{SPACES}"(({"|".join(CALL_KEYS)})"|[^"\\]*\\)')
+
+    def write_calls(self, calls: Sequence[Call]) -> str:
+        return "; ".join(write_call_object(call, key="parameters") for call in calls)
+
+
+class Pythonic(_Llama):
+    """A list of calls with keyword arguments that are Python literals.
+
+        [get_weather(city="Oslo"), add(a=1, b=2)]
+
+    Each argument is emitted when it is complete. (Meta's prompt formats of Llama 3.2 and 4, "Zero shot function
+    calling".)
+    """
+
+    name = "pythonic"
+    beginnings = "<["
+
+    def read_calls(self, text: Lookahead, calls: Calls, *, new_line: bool) -> Reader[bool]:
+        if not (yield from _read_python_tag(text)) and not new_line:
             return False
         if not (yield from text.take("[")):
             return False
         while (yield from _read_call(text, calls)):
             yield from text.skip_space()
             if (yield from text.take("]")):
-                yield from read_closing(text, PYTHON_END)
+                yield from read_closing(text, _PYTHON_END)
                 return True
             if not (yield from text.take(",")):
                 return False
@@ -64,7 +103,7 @@ class Pythonic:
 
     def lark(self, tools: Sequence[Tool], *, parallel: bool, opaque_tokens: Mapping[str, int]) -> str:
         more = f"({quoted(', ')} call)*" if parallel else ""
-        rules = [f"calls: {lark_python_tag(opaque_tokens)} first_call {more} {quoted(']')}"]
+        rules = [f"calls: {_lark_python_tag(opaque_tokens)} first_call {more} {quoted(']')}"]
         for rule, before in (("first_call", "["), ("call", "")):
             calls = (f"{quoted(f'{before}{tool.name}(')} call_{number}" for number, tool in enumerate(tools))
             rules.append(f"{rule}: {any_of(calls)}")
@@ -73,13 +112,29 @@ class Pythonic:
         return "\n".join(rules) + "\n"
 
     def lark_beginning(self, names: Sequence[str]) -> str:
-        return lark_line_or_tag(rf"\[{SPACES}({'|'.join(map(re.escape, names))})\(")
+        return _lark_line_or_tag(rf"\[{SPACES}({'|'.join(map(re.escape, names))})\(")
 
     def write_calls(self, calls: Sequence[Call]) -> str:
         return f"[{', '.join(f'{call.name}({_keywords(call.arguments)})' for call in calls)}]"
 
-    def new_id(self) -> str:
-        return random_id()
+
+def _read_python_tag(text: Lookahead) -> Reader[bool]:
+    """Read the optional tag before calls and the whitespace after it."""
+    tagged = (yield from text.take(_PYTHON_TAG)) or (yield from text.take(_PYTHON_START))
+    if tagged:
+        yield from text.skip_space()
+    return tagged
+
+
+def _lark_python_tag(opaque_tokens: Mapping[str, int]) -> str:
+    """The Lark expression for the optional tag before calls."""
+    return f"{marker(_PYTHON_TAG, opaque_tokens)}?" if _PYTHON_TAG in opaque_tokens else ""
+
+
+def _lark_line_or_tag(beginning: str) -> str:
+    """The expression for text up to and with a tag before calls, or with a line of this beginning."""
+    tags = "|".join(map(re.escape, (_PYTHON_TAG, _PYTHON_START)))
+    return rf"({ANYTHING}({tags})|({ANYTHING}\n)?{SPACES}{beginning})"
 
 
 def _read_call(text: Lookahead, calls: Calls) -> Reader[bool]:

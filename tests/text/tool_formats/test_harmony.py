@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from genai_server.answer_parts import Content, Part, Reasoning, ToolCallArguments, ToolCallCut, ToolCallStart
+from genai_server.text.answers.dialect import TOOL_FORMATS
 from genai_server.text.answers.reasoning import HARMONY
 from genai_server.text.grammars import grammar
 from genai_server.text.tokenizer import ModelTokenizer
 from genai_server.text.tool_formats.harmony import MARKERS
-from genai_server.text.tool_formats.registry import TOOL_FORMATS
 from genai_server.text.tool_formats.tool_format import Call, Tool
 from tests.running_server import DEMO
 from tests.text.guided import fits, matcher, tokenizer_with, validate

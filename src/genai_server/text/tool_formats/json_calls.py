@@ -1,0 +1,158 @@
+"""Tool calls as JSON objects after a marker, as Hermes, Qwen, Granite, Phi and Mistral's models write them."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from genai_server.text.answers.lookahead import Lookahead, Reader
+from genai_server.text.grammars.lark import ANYTHING, SPACES, any_of, fits, marker, quoted, separated, spelled
+from genai_server.text.tool_formats.call_object import (
+    lark_object,
+    read_arguments,
+    read_call_list,
+    read_call_object,
+    write_call_object,
+)
+from genai_server.text.tool_formats.tool_format import Call, Calls, Tool, ToolFormat, random_id, read_closing
+
+_CALL_ID, _ARGS = "[CALL_ID]", "[ARGS]"
+_NAME = re.compile(r"[^\s\[{]*")
+_ID = re.compile(r"[0-9A-Za-z]*")
+# The chat templates of Mistral's models up to version 11 refuse ids of any other length.
+_ID_LENGTH = 9
+
+
+class Hermes(ToolFormat):
+    """One object in `<tool_call>` tags for each call, on lines of its own, as Hermes and Qwen 2.5 and 3 write it.
+
+        <tool_call>
+        {"name": "get_weather", "arguments": {"city": "Oslo"}}
+        </tool_call>
+
+    (Chat templates of Hermes-2-Pro, Qwen2.5-Instruct and Qwen3.)
+    """
+
+    name = "hermes"
+    opening = "<tool_call>"
+    closing = "</tool_call>"
+    shown_tokens = (opening, closing)
+
+    def read_calls(self, text: Lookahead, calls: Calls, *, new_line: bool) -> Reader[bool]:
+        if not (yield from text.take(self.opening)) or not (yield from read_call_object(text, calls)):
+            return False
+        yield from read_closing(text, self.closing)
+        return True
+
+    def lark(self, tools: Sequence[Tool], *, parallel: bool, opaque_tokens: Mapping[str, int]) -> str:
+        calls, newline = separated("call", "\n", several=parallel), quoted("\n")
+        closing = marker(self.closing, opaque_tokens)
+        return f"calls: {calls}\ncall: opening {newline} object {newline} {closing}\n" + lark_object(tools)
+
+    def write_calls(self, calls: Sequence[Call]) -> str:
+        return "\n".join(f"{self.opening}\n{write_call_object(call)}\n{self.closing}" for call in calls)
+
+
+@dataclass(frozen=True)
+class JsonList(ToolFormat):
+    """A JSON array of calls, or one object instead of the array."""
+
+    name: str
+    opening: str
+    # After the array; "" without a marker.
+    closing: str
+    # Another beginning that models write now and then, and the expression that recognizes it.
+    other_opening: str
+    other_beginning: str
+    result_role: str = "tool_response"
+
+    @property
+    def shown_tokens(self) -> tuple[str, ...]:
+        return tuple(filter(None, (self.opening, self.closing, self.other_opening)))
+
+    @property
+    def beginnings(self) -> str:
+        return self.opening[:1] + self.other_opening[:1]
+
+    def read_calls(self, text: Lookahead, calls: Calls, *, new_line: bool) -> Reader[bool]:
+        if not (yield from text.take(self.opening)) and not (yield from text.take(self.other_opening)):
+            return False
+        if not (yield from read_call_list(text, calls)):
+            return False
+        if self.closing:
+            yield from read_closing(text, self.closing)
+        return True
+
+    def lark(self, tools: Sequence[Tool], *, parallel: bool, opaque_tokens: Mapping[str, int]) -> str:
+        objects, closing = separated("object", ", ", several=parallel), spelled(self.closing, opaque_tokens)
+        return f"calls: opening {quoted('[')} {objects} {quoted(']')} {closing}\n" + lark_object(tools)
+
+    def lark_beginning(self, names: Sequence[str]) -> str:
+        return f"{ANYTHING}({re.escape(self.opening)}|{self.other_beginning})"
+
+    def write_calls(self, calls: Sequence[Call]) -> str:
+        return f"{self.opening}[{', '.join(map(write_call_object, calls))}]{self.closing}"
+
+
+# Granite 3, whose result of a call has the role `tool_response`. Granite 3.1 now and then writes the marker without its
+# bars. Granite 4 writes as Hermes does. (Model cards and chat templates of Granite 3.0 to 3.3 and 4.0.)
+#
+#     <|tool_call|>[{"name": "get_weather", "arguments": {"city": "Oslo"}}]
+GRANITE = JsonList("granite", "<|tool_call|>", closing="", other_opening="<tool_call>", other_beginning="<tool_call>")
+
+# Phi-4-mini. With other prompts it writes `functools[…]` without an end, or one object instead of the array. The result
+# of a call has a role, and so a token, of its own, `<|tool_response|>`; `<|tool|>` stands before the tools. (Tokenizer
+# and model card of Phi-4-mini-instruct; chat templates for it of vLLM and llama.cpp.)
+#
+#     <|tool_call|>[{"name": "get_weather", "arguments": {"city": "Oslo"}}]<|/tool_call|>
+PHI4MINI = JsonList(
+    "phi4mini",
+    "<|tool_call|>",
+    closing="<|/tool_call|>",
+    other_opening="functools",
+    other_beginning=rf"functools{SPACES}[\[{{]",
+)
+
+
+class Mistral(ToolFormat):
+    """After the token `[TOOL_CALLS]`, an array of objects or, with tokenizers from version 11 on, one name and its
+    arguments and then, for the next call, the token again. Version 11 has `[CALL_ID]` and an id before `[ARGS]`.
+
+        [TOOL_CALLS][{"name": "get_weather", "arguments": {"city": "Oslo"}}]
+        [TOOL_CALLS]get_weather[ARGS]{"city": "Oslo"}
+
+    (mistral-common's chat templates, versions 3 to 15.)
+    """
+
+    name = "mistral"
+    opening = "[TOOL_CALLS]"
+    shown_tokens = (opening, _CALL_ID, _ARGS)
+
+    def read_calls(self, text: Lookahead, calls: Calls, *, new_line: bool) -> Reader[bool]:
+        if not (yield from text.take(self.opening)):
+            return False
+        char = yield from text.skip_space()
+        if char and char in "[{":
+            return (yield from read_call_list(text, calls))
+        name = yield from text.take_all(_NAME)
+        if name not in calls.names or not (yield from text.skip_space()):
+            return False
+        calls.start(name, text.at)
+        if (yield from text.take(_CALL_ID)):
+            yield from text.take_all(_ID)
+        yield from text.take_last(_ARGS)
+        return (yield from read_arguments(text, calls))
+
+    def lark(self, tools: Sequence[Tool], *, parallel: bool, opaque_tokens: Mapping[str, int]) -> str:
+        if _ARGS not in opaque_tokens:
+            objects = separated("object", ", ", several=parallel)
+            return f"calls: opening {quoted(' ')}? {quoted('[')} {objects} {quoted(']')}\n" + lark_object(tools)
+        call_id = f"({marker(_CALL_ID, opaque_tokens)} /[0-9A-Za-z]{{{_ID_LENGTH}}}/)?"
+        between = f"{call_id if _CALL_ID in opaque_tokens else ''} {marker(_ARGS, opaque_tokens)}"
+        named = [f"{quoted(tool.name)} {between} {fits(tool.schema)}" for tool in tools]
+        return f"calls: {'call+' if parallel else 'call'}\ncall: opening {any_of(named)}\n"
+
+    def write_calls(self, calls: Sequence[Call]) -> str:
+        return f"{self.opening}[{', '.join(map(write_call_object, calls))}]"
+
+    def new_id(self) -> str:
+        return random_id(prefix="", length=_ID_LENGTH)

@@ -1,0 +1,178 @@
+"""Tool calls in a section of the answer, between tokens of their own, as DeepSeek's models and Kimi K2 write them."""
+
+import re
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from genai_server.text.answers.lookahead import Lookahead, Reader
+from genai_server.text.grammars.lark import any_of, fits, quoted, separated, spelled
+from genai_server.text.tool_formats.call_object import read_arguments
+from genai_server.text.tool_formats.tool_format import Call, Calls, Tool, ToolFormat, read_closing, write_json
+
+_FENCE = "```"
+_DEEPSEEK_SEPARATOR, _TYPE = "<｜tool▁sep｜>", "function"
+_DEEPSEEK_NAME = re.compile(r"[^\s<`{]*")
+_KIMI_ARGUMENTS = "<|tool_call_argument_begin|>"
+_KIMI_ID = re.compile(r"[^\s<{]*")
+_KIMI_NAMED = re.compile(r"(?:functions\.)?(?P<name>.+?)(?::\d+)?")
+_KIMI_COUNTED = re.compile(r"functions\..+:\d+")
+
+
+class Sections(ToolFormat):
+    """What the formats with sections share: each call has a head with its name, and its arguments in JSON."""
+
+    opening: str
+    closing: str
+    # Around each call.
+    call_begin: str
+    call_end: str
+
+    @property
+    def between(self) -> str:
+        """The text between two calls."""
+        return ""
+
+    def read_calls(self, text: Lookahead, calls: Calls, *, new_line: bool) -> Reader[bool]:
+        if not (yield from text.take(self.opening)):
+            return False
+        while (yield from self._read_call(text, calls)):
+            place = text.at
+            if not (yield from text.skip_space()) or (yield from text.take_last(self.closing)):
+                return True
+            if not (yield from text.take(self.call_begin)):
+                text.at = place
+                return True
+            text.at -= len(self.call_begin)
+        return False
+
+    def _read_call(self, text: Lookahead, calls: Calls) -> Reader[bool]:
+        yield from text.skip_space()
+        if not (yield from text.take(self.call_begin)):
+            return False
+        fence = yield from self.read_head(text, calls)
+        if fence is None or not (yield from read_arguments(text, calls)):
+            return False
+        if fence:
+            yield from read_closing(text, fence)
+        yield from read_closing(text, self.call_end)
+        return True
+
+    @abstractmethod
+    def read_head(self, text: Lookahead, calls: Calls) -> Reader[str | None]:
+        """Read a call's head, and start the call; returns the end of the fence around its arguments, "" without one.
+
+        None if this is no call.
+        """
+
+    @abstractmethod
+    def head(self, name: str, number: int) -> str:
+        """The text of a call before its arguments; `number` is its place among the calls."""
+
+    @property
+    def tail(self) -> str:
+        """The text of a call after its arguments."""
+        return self.call_end
+
+    def lark_head(self, name: str, opaque_tokens: Mapping[str, int]) -> str:
+        """The Lark expression for `head`."""
+        return spelled(self.head(name, 0), opaque_tokens)
+
+    def lark(self, tools: Sequence[Tool], *, parallel: bool, opaque_tokens: Mapping[str, int]) -> str:
+        tail = spelled(self.tail, opaque_tokens)
+        called = any_of(f"{self.lark_head(tool.name, opaque_tokens)} {fits(tool.schema)} {tail}" for tool in tools)
+        several = separated("call", self.between, several=parallel) if self.between else "call+" if parallel else "call"
+        return f"calls: opening {several} {spelled(self.closing, opaque_tokens)}\ncall: {called}\n"
+
+    def write_calls(self, calls: Sequence[Call]) -> str:
+        written = (
+            f"{self.head(call.name, number)}{write_json(call.arguments)}{self.tail}"
+            for number, call in enumerate(calls)
+        )
+        return f"{self.opening}{self.between.join(written)}{self.closing}"
+
+
+@dataclass(frozen=True)
+class DeepSeek(Sections):
+    """V3.1 and later writes the name and JSON; V3 and R1 a type before them, and the JSON in a fence.
+
+        <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>now<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>
+
+        <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather
+        ```json
+        {"city": "Oslo"}
+        ```<｜tool▁call▁end｜><｜tool▁calls▁end｜>
+
+    Both are read; the format says which is written. (Model cards and chat templates of DeepSeek-V3-0324, R1 and V3.1.)
+    """
+
+    name: str
+    # Whether calls have a type before the name, and a fence around the JSON.
+    is_fenced: bool
+
+    opening, closing = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
+    call_begin, call_end = "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>"
+    shown_tokens = (opening, closing, call_begin, _DEEPSEEK_SEPARATOR, call_end)
+
+    @property
+    def between(self) -> str:
+        return "\n" if self.is_fenced else ""
+
+    def read_head(self, text: Lookahead, calls: Calls) -> Reader[str | None]:
+        name = yield from text.take_all(_DEEPSEEK_NAME)
+        if not (yield from text.take(_DEEPSEEK_SEPARATOR)):
+            return None
+        if (yield from text.skip_space()) not in ("{", ""):
+            name = yield from text.take_all(_DEEPSEEK_NAME)
+        if name not in calls.names or not (yield from text.skip_space()):
+            return None
+        calls.start(name, text.at)
+        if not (yield from text.take(_FENCE)):
+            return ""
+        yield from text.take("json")
+        return _FENCE
+
+    def head(self, name: str, number: int) -> str:
+        if self.is_fenced:
+            return f"{self.call_begin}{_TYPE}{_DEEPSEEK_SEPARATOR}{name}\n{_FENCE}json\n"
+        return f"{self.call_begin}{name}{_DEEPSEEK_SEPARATOR}"
+
+    @property
+    def tail(self) -> str:
+        return f"\n{_FENCE}{self.call_end}" if self.is_fenced else self.call_end
+
+
+class Kimi(Sections):
+    """Each call has its id.
+
+        <|tool_calls_section_begin|><|tool_call_begin|>functions.get_weather:0<|tool_call_argument_begin|>{"city":
+        "Oslo"}<|tool_call_end|><|tool_calls_section_end|>
+
+    All of it is one line. The id names the function and counts the conversation's calls; the chat template shows it to
+    the model again, with the call and its result. So the id that the model wrote is the call's. (Chat template and
+    "Tool calling guide" of Kimi-K2.)
+    """
+
+    name = "kimi"
+    opening, closing = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
+    call_begin, call_end = "<|tool_call_begin|>", "<|tool_call_end|>"
+    shown_tokens = (opening, closing, call_begin, _KIMI_ARGUMENTS, call_end)
+
+    def read_head(self, text: Lookahead, calls: Calls) -> Reader[str | None]:
+        yield from text.skip_space()
+        id = yield from text.take_all(_KIMI_ID)
+        named = _KIMI_NAMED.fullmatch(id)
+        if named is None or named["name"] not in calls.names:
+            return None
+        yield from text.skip_space()
+        if not (yield from text.take(_KIMI_ARGUMENTS)):
+            return None
+        calls.start(named["name"], text.at, id=id if _KIMI_COUNTED.fullmatch(id) else None)
+        return ""
+
+    def head(self, name: str, number: int) -> str:
+        return f"{self.call_begin}functions.{name}:{number}{_KIMI_ARGUMENTS}"
+
+    def lark_head(self, name: str, opaque_tokens: Mapping[str, int]) -> str:
+        begin, end = (spelled(text, opaque_tokens) for text in (self.call_begin, _KIMI_ARGUMENTS))
+        return f"{begin} {quoted(f'functions.{name}:')} /[0-9]+/ {end}"

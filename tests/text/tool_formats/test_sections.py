@@ -1,0 +1,139 @@
+"""Tool calls of DeepSeek's models and Kimi K2. The texts are those of their chat templates, model cards and guides."""
+
+from typing import Any
+
+import pytest
+
+from genai_server.answer_parts import Content, Part, ToolCallArguments, ToolCallCut, ToolCallStart
+from genai_server.text.answers.dialect import TOOL_FORMATS
+from genai_server.text.grammars import grammar
+from genai_server.text.tool_formats.tool_format import Tool
+from tests.text.guided import fits, validate
+from tests.text.parsing import assert_cuts_change_nothing, call, parse, parse_all
+
+ARGUMENTS = '{"city": "Oslo ``` <｜tool▁call▁end｜> ü"}'
+V31 = (
+    f"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get_weather<｜tool▁sep｜>{ARGUMENTS}<｜tool▁call▁end｜>"
+    "<｜tool▁call▁begin｜>now<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
+)
+V3 = (
+    "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>get_weather\n```json\n"
+    f"{ARGUMENTS}\n```<｜tool▁call▁end｜>\n"
+    "<｜tool▁call▁begin｜>function<｜tool▁sep｜>now\n```json\n{}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
+)
+DEEPSEEK_CALLS = call(0, "get_weather", ARGUMENTS) + call(1, "now", "{}")
+HEAD = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>now<｜tool▁sep｜>"
+
+KIMI_ARGUMENTS = '{"city": "Oslo <|tool_call_end|> ü"}'
+KIMI_CALL = "<|tool_call_begin|>{}<|tool_call_argument_begin|>{}<|tool_call_end|>"
+FIRST = KIMI_CALL.format("functions.get_weather:3", KIMI_ARGUMENTS)
+SECOND = KIMI_CALL.format("functions.now:4", "{}")
+KIMI = f"<|tool_calls_section_begin|>{FIRST}{SECOND}<|tool_calls_section_end|>"
+# They have the ids that the model wrote.
+KIMI_CALLS: list[Part] = [
+    ToolCallStart(0, "functions.get_weather:3", "get_weather"),
+    ToolCallArguments(0, KIMI_ARGUMENTS),
+    ToolCallStart(1, "functions.now:4", "now"),
+    ToolCallArguments(1, "{}"),
+]
+TEXTS = [("deepseek_v3", V3), ("deepseek_v31", V31), ("kimi", KIMI)]
+
+
+@pytest.mark.parametrize(
+    ("form", "text", "calls"),
+    [
+        *((form, text, DEEPSEEK_CALLS) for form in ("deepseek_v3", "deepseek_v31") for text in (V3, V31)),
+        ("kimi", KIMI, KIMI_CALLS),
+    ],
+)
+def test_calls_are_read_without_the_text_around_them(form: str, text: str, calls: list[Part]) -> None:
+    assert parse(f"I look.\n{text}\nSo.", form) == [Content("I look."), *calls, Content("\nSo.")]
+
+
+@pytest.mark.parametrize(
+    ("form", "text", "calls"),
+    [
+        *(
+            ("deepseek_v3", text.removesuffix(end), DEEPSEEK_CALLS)
+            for text in (V3, V31)
+            for end in ("<｜tool▁calls▁end｜>", "<｜tool▁call▁end｜><｜tool▁calls▁end｜>")
+        ),
+        ("kimi", KIMI.removesuffix("<|tool_call_end|><|tool_calls_section_end|>"), KIMI_CALLS),
+    ],
+)
+def test_markers_at_the_end_may_be_missing(form: str, text: str, calls: list[Part]) -> None:
+    assert parse(text, form) == calls
+
+
+def test_whitespace_may_stand_between_kimis_markers() -> None:
+    assert parse(KIMI.replace("<|tool_call", "\n <|tool_call"), "kimi")[:1] == KIMI_CALLS[:1]
+
+
+def test_duplicate_or_unnumbered_id_is_replaced() -> None:
+    twice = f"<|tool_calls_section_begin|>{SECOND}{SECOND}<|tool_calls_section_end|>"
+    starts = [part for part in parse(twice, "kimi") if isinstance(part, ToolCallStart)]
+    assert [start.id for start in starts] == ["functions.now:4", "0"]
+    for id in ("now", "now:1", "functions.now"):
+        assert parse(f"<|tool_calls_section_begin|>{KIMI_CALL.format(id, '{}')}", "kimi") == call(0, "now", "{}")
+
+
+@pytest.mark.parametrize(
+    ("form", "text"),
+    [
+        *(
+            ("deepseek_v3", text)
+            for text in (
+                "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>unknown<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+                "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>unknown\n```json\n{}\n```<｜tool▁call▁end｜>",
+                HEAD,
+                "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>now\n",
+                "<｜tool▁calls▁begin｜>",
+                "now<｜tool▁sep｜>{}",
+            )
+        ),
+        *(
+            ("kimi", text)
+            for text in (
+                KIMI.replace("get_weather", "unknown"),
+                "<|tool_calls_section_begin|><|tool_call_begin|>functions.now:0<|tool_call_argument",
+                "<|tool_calls_section_begin|><|tool_calls_section_end|>",
+                SECOND,
+                "<|tool_calls_section_begin|><|tool_call_begin|>",
+            )
+        ),
+    ],
+)
+def test_text_that_is_not_a_call_is_unchanged(form: str, text: str) -> None:
+    assert parse(f"A {text}", form) == [Content(f"A {text}")]
+
+
+def test_call_that_ends_early_or_continues_wrongly_is_cut() -> None:
+    start = [*call(0, "now", '{"a": [1'), ToolCallCut(0, f'{HEAD}{{"a": [1')]
+    assert parse_all(f'{HEAD}{{"a": [1', "deepseek_v31") == start
+    parts = parse_all(f'{HEAD}{{"a": [1}}<｜tool▁call▁end｜>', "deepseek_v31")
+    assert parts == [*start, Content("}<｜tool▁call▁end｜>")]
+    written = KIMI[: KIMI.index("Oslo")]
+    assert parse_all(written, "kimi")[-1] == ToolCallCut(0, written)
+
+
+@pytest.mark.parametrize(
+    ("form", "text", "short"),
+    [
+        *((form, text, text.replace("get_weather", "now").replace(ARGUMENTS, "{}")[:90]) for form, text in TEXTS[:2]),
+        ("kimi", KIMI, f"<|tool_calls_section_begin|>{SECOND}"),
+    ],
+)
+def test_cuts_change_nothing(form: str, text: str, short: str) -> None:
+    assert_cuts_change_nothing(f"a {text} b", form)
+    assert_cuts_change_nothing(short, form, pairs=True)
+
+
+@pytest.mark.parametrize(("form", "text"), TEXTS)
+@pytest.mark.parametrize("build", [grammar.tool_calls, grammar.text_and_calls])
+def test_grammar_binds_calls_as_the_template_writes_them(form: str, text: str, build: Any) -> None:
+    tools = [Tool("get_weather", {"properties": {"city": {"type": "string"}}, "required": ["city"]}), Tool("now")]
+    built = build(TOOL_FORMATS[form], tools, parallel=True, opaque_tokens={})
+    validate(built, param="tools")
+    assert fits(built, text)
+    assert not fits(built, text.replace("city", "town"))
+    assert not fits(built, text.replace("now", "later"))
