@@ -12,6 +12,7 @@ from fastapi import FastAPI, Request
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import Response
 from prometheus_client import CollectorRegistry
+from starlette.routing import WebSocketRoute
 
 from genai_server import __version__
 from genai_server.apis.admin import adapters, runtime_options
@@ -153,6 +154,7 @@ def create_app(
         docs_url=None,
         redoc_url=None,
         separate_input_output_schemas=False,
+        routes=[WebSocketRoute("/{path:path}", ResponsesSocket(settings.origins))],
     )
     _add_middleware(app, settings, bodies, drain, keys, telemetry, on_loopback=on_loopback)
     install_error_handlers(app)
@@ -237,7 +239,6 @@ def _add_middleware(
         observers=telemetry.observers,
         drain=drain,
     )
-    app.add_middleware(ResponsesSocket, origins=settings.origins)
 
 
 def cors_options(settings: Settings) -> dict[str, Any]:
