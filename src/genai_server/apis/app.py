@@ -34,8 +34,8 @@ from genai_server.apis.ollama import routes as ollama
 from genai_server.apis.own_chat import routes as chat
 from genai_server.apis.responses import conversation_routes as conversations
 from genai_server.apis.responses import routes as responses
-from genai_server.apis.responses.record_database import RecordDatabase
-from genai_server.apis.responses.response_store import EndRequest, ResponseStore
+from genai_server.apis.responses.store import EndRequest, ResponseStore
+from genai_server.apis.responses.store_database import RecordDatabase
 from genai_server.apis.responses.websocket import ResponsesSocket
 from genai_server.apis.status import health, metrics
 from genai_server.apis.status.engine_metrics import EngineMetrics

@@ -10,8 +10,8 @@ import pytest
 
 from genai_server.answer_parts import Content
 from genai_server.apis.responses.response import ResponseBuilder
-from genai_server.apis.responses.response_store import ResponseStore
 from genai_server.apis.responses.running_response import Keeping, RunningResponse
+from genai_server.apis.responses.store import ResponseStore
 from genai_server.apis.shared.usage import Usage
 from genai_server.generation.answers import Generation, Piece
 from genai_server.messages.generation_request import FinishReason

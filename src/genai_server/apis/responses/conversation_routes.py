@@ -1,22 +1,17 @@
 """OpenAI's /v1/conversations: stored items that responses continue and append to."""
 
-import asyncio
 import time
-from collections.abc import Sequence
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Response
 
-from genai_server.apis.responses.caller_store import CallerStore, TheStore
-from genai_server.apis.responses.conversation_schemas import ConversationRequest, ConversationUpdate, ItemsRequest
-from genai_server.apis.responses.item_pages import items_response, page_response
-from genai_server.apis.responses.item_schemas import InputItem
-from genai_server.apis.responses.items import given_items, new_id
+from genai_server.apis.responses.item_schemas import MAX_ITEMS, InputItem
+from genai_server.apis.responses.items import new_id
 from genai_server.apis.responses.leniency import leave_out_of_items
-from genai_server.apis.responses.records import Record
-from genai_server.apis.responses.routes import found_items, not_stored
-from genai_server.apis.responses.schemas import InputItemsParameters
-from genai_server.apis.shared.base import ErrorResponse, JsonObject
+from genai_server.apis.responses.schemas import InputItemsParameters, Metadata
+from genai_server.apis.responses.store_access import TheStore, not_stored, page_response
+from genai_server.apis.responses.store_records import Page, Record
+from genai_server.apis.shared.base import ErrorResponse, Wire, elements
 from genai_server.errors import InvalidField
 from genai_server.http.json_response import json_response
 from genai_server.http.middleware.body import lenient_route
@@ -28,6 +23,25 @@ router = APIRouter(
 )
 
 
+class ConversationRequest(Wire):
+    """Body of POST /v1/conversations."""
+
+    items: Annotated[list[InputItem], elements(MAX_ITEMS)] | None = None
+    metadata: Metadata | None = None
+
+
+class ConversationUpdate(Wire):
+    """Body of POST /v1/conversations/{id}."""
+
+    metadata: Metadata | None
+
+
+class ItemsRequest(Wire):
+    """Body of POST /v1/conversations/{id}/items."""
+
+    items: Annotated[list[InputItem], elements(MAX_ITEMS, min_length=1)]
+
+
 @router.post("/v1/conversations")
 @router.post("/conversations", include_in_schema=False)
 async def create_conversation(body: ConversationRequest, stored: TheStore, response: Response) -> dict[str, Any]:
@@ -35,7 +49,7 @@ async def create_conversation(body: ConversationRequest, stored: TheStore, respo
     store = stored.store
     if not store.is_on:
         raise InvalidField("this server does not store conversations (GENAI_RESPONSE_STORE_SIZE)", param=None)
-    items = await _given(body.items or [], stored, "items")
+    items = await stored.given_items(body.items or [], "items")
     value = {
         "id": new_id("conv"),
         "object": "conversation",
@@ -75,9 +89,9 @@ async def delete_conversation(conversation_id: str, stored: TheStore) -> dict[st
 @router.post("/conversations/{conversation_id}/items", include_in_schema=False)
 async def add_items(conversation_id: str, body: ItemsRequest, stored: TheStore) -> Response:
     """Append items to a conversation; returns these items."""
-    items = await _given(body.items, stored, "items")
+    items = await stored.given_items(body.items, "items")
     await stored.store.add_items(conversation_id, stored.owner, items)
-    return await items_response(items)
+    return await page_response(Page([(item["id"], item) for item in items], has_more=False))
 
 
 @router.get("/v1/conversations/{conversation_id}/items")
@@ -101,8 +115,3 @@ async def get_item(conversation_id: str, item_id: str, stored: TheStore) -> Resp
 async def delete_item(conversation_id: str, item_id: str, stored: TheStore) -> dict[str, Any]:
     """Delete one item of a conversation; returns the conversation."""
     return await stored.store.remove_item(conversation_id, stored.owner, item_id)
-
-
-async def _given(given: Sequence[InputItem], stored: CallerStore, field: str) -> list[JsonObject]:
-    kept = await found_items(given, stored, field)
-    return await asyncio.to_thread(given_items, given, kept, field=field)

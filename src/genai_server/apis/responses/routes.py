@@ -8,13 +8,9 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query
 from fastapi.responses import Response
 
-from genai_server.apis.responses.caller_store import CallerStore, TheStore
-from genai_server.apis.responses.item_pages import page_response
 from genai_server.apis.responses.item_schemas import InputItem
-from genai_server.apis.responses.items import given_items, listed, new_id, referenced_ids
-from genai_server.apis.responses.kept_response import KeptResponse
+from genai_server.apis.responses.items import listed, new_id
 from genai_server.apis.responses.leniency import leave_out
-from genai_server.apis.responses.records import RUNNING
 from genai_server.apis.responses.response import ResponseBuilder
 from genai_server.apis.responses.running_response import Following, Keeping, RunningResponse
 from genai_server.apis.responses.schemas import (
@@ -25,6 +21,8 @@ from genai_server.apis.responses.schemas import (
     ResponsesRequest,
     RetrieveParameters,
 )
+from genai_server.apis.responses.store_access import CallerStore, TheStore, not_stored, page_response
+from genai_server.apis.responses.store_records import RUNNING, KeptResponse
 from genai_server.apis.responses.translate import (
     compacted,
     compacting,
@@ -49,8 +47,6 @@ from genai_server.http.sse import STREAMS, EventStream
 from genai_server.pooling_model import Task
 from genai_server.quoted_values import quoted
 
-# Response header with the reason why a response or conversation was not stored.
-NOT_STORED = "x-genai-not-stored"
 # Safety margin when shortening a prompt that is too long: the number of tokens per character varies.
 _MARGIN = 0.95
 
@@ -174,11 +170,6 @@ async def list_input_items(
     return await page_response(page, shown=listed)
 
 
-def not_stored(reason: str | None) -> dict[str, str]:
-    """The header with the reason why something was not stored, if any."""
-    return {} if reason is None else {NOT_STORED: reason.encode("ascii", "backslashreplace").decode()}
-
-
 def _followed(kept: KeptResponse, after: int | None = None) -> EventStream:
     """A stream of events of a response that does not depend on the stream. Raises InvalidField."""
     source = Following(kept)
@@ -248,21 +239,12 @@ async def _begun(
             items = fewer
 
 
-async def found_items(given: str | Sequence[InputItem], stored: CallerStore, field: str) -> dict[str, JsonObject]:
-    """The stored items that a request's field refers to, keyed by id. Raises InvalidField and StoreUnavailable."""
-    try:
-        return await stored.store.find_items(referenced_ids(given), stored.owner)
-    except InvalidField as error:
-        raise error.reworded(error.message, param=field) from None
-
-
 async def _items(
     body: ResponsesRequest | CompactRequest, stored: CallerStore
 ) -> tuple[list[JsonObject], list[JsonObject]]:
     """The items of all earlier turns, and those of this request. Raises InvalidField and StoreUnavailable."""
     given: str | list[InputItem] = [] if body.input is None else body.input
-    kept = await found_items(given, stored, "input")
-    return await _earlier(body, stored), await asyncio.to_thread(given_items, given, kept)
+    return await _earlier(body, stored), await stored.given_items(given, "input")
 
 
 async def _earlier(body: ResponsesRequest | CompactRequest, stored: CallerStore) -> list[JsonObject]:

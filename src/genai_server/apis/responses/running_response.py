@@ -8,10 +8,9 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 
-from genai_server.apis.responses.kept_response import KeptResponse
-from genai_server.apis.responses.records import LatestResponse, Record, not_cancelled, not_streamed
 from genai_server.apis.responses.response import ResponseBuilder, stream_error
-from genai_server.apis.responses.response_store import ResponseStore
+from genai_server.apis.responses.store import ResponseStore
+from genai_server.apis.responses.store_records import KeptResponse, LatestResponse, Record, not_cancelled, not_streamed
 from genai_server.apis.shared.base import JsonObject
 from genai_server.errors import ConversationNotFound, GenaiServerError, InvalidField, ServerStopping, StoreUnavailable
 from genai_server.generation.answers import Generation

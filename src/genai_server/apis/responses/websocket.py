@@ -12,8 +12,8 @@ import msgspec
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from genai_server.apis.responses.caller_store import TurnReceipt
-from genai_server.apis.responses.records import LatestResponse
+from genai_server.apis.responses.store_access import TurnReceipt
+from genai_server.apis.responses.store_records import LatestResponse
 from genai_server.apis.shared.base import JsonObject
 from genai_server.errors import InvalidField, RequestError
 from genai_server.http.middleware.authentication import is_own_origin

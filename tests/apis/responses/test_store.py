@@ -15,11 +15,11 @@ from typing import Any, TypeVar
 import msgspec
 import pytest
 
-from genai_server.apis.responses import record_database, response_store
-from genai_server.apis.responses.kept_response import KeptResponse
-from genai_server.apis.responses.record_database import RecordDatabase
-from genai_server.apis.responses.records import EncodedRecord, Record, encode_record
-from genai_server.apis.responses.response_store import EndRequest, ResponseStore
+from genai_server.apis.responses import store as response_store
+from genai_server.apis.responses import store_database, store_fallback
+from genai_server.apis.responses.store import EndRequest, ResponseStore
+from genai_server.apis.responses.store_database import RecordDatabase
+from genai_server.apis.responses.store_records import EncodedRecord, KeptResponse, Record, encode_record
 from genai_server.apis.shared.base import JsonObject
 from genai_server.errors import (
     ConversationNotFound,
@@ -29,8 +29,8 @@ from genai_server.errors import (
     StoreUnavailable,
     Unavailable,
 )
-from tests.apis.responses.test_record_database import query
-from tests.apis.responses.test_records import record
+from tests.apis.responses.test_store_database import query
+from tests.apis.responses.test_store_records import record
 
 T = TypeVar("T")
 TwoProcesses = Callable[[EndRequest], tuple[ResponseStore, ResponseStore]]
@@ -197,7 +197,7 @@ def test_records_are_visible_only_to_their_owner(file: RecordDatabase) -> None:
                         await store.history("response", id, stranger)
                 with pytest.raises(ConversationNotFound):
                     await store.delete_conversation("conv", stranger)
-            assert (await store.get("b", "alice")).owner == "alice"
+            assert (await store.get("b", "alice")).response["id"] == "b"
 
     run(job())
 
@@ -249,7 +249,7 @@ def test_damaged_file_fails_no_answer_and_is_logged_once(
 
 
 def test_hanging_disk_fails_no_answer(file: RecordDatabase, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(response_store, "_FILE_TIMEOUT", 0.05)
+    monkeypatch.setattr(store_fallback, "FILE_TIMEOUT", 0.05)
     is_over, has_ended = threading.Event(), threading.Event()
 
     def hang(encoded: EncodedRecord) -> None:
@@ -282,7 +282,7 @@ def test_record_written_late_is_read_in_its_newest_state(file: RecordDatabase, m
 
     async def job() -> None:
         with monkeypatch.context() as patched:
-            patched.setattr(response_store, "_FILE_TIMEOUT", 0.2)
+            patched.setattr(store_fallback, "FILE_TIMEOUT", 0.2)
             patched.setattr(file, "put", slow)
             store = ResponseStore(9, 9000, file)
             assert await store.put(_conversation()) is not None
@@ -492,7 +492,7 @@ def test_a_long_history_is_refused_or_shortened(role: str, kept: list[str]) -> N
 
 
 def test_a_stored_stream_is_followed_from_any_event(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(record_database, "_MAX_PAGE_EVENTS", 2)
+    monkeypatch.setattr(store_database, "_MAX_PAGE_EVENTS", 2)
 
     async def job() -> list[list[int]]:
         store = ResponseStore(9, 9000)
@@ -504,7 +504,7 @@ def test_a_stored_stream_is_followed_from_any_event(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_stream_removed_while_it_is_followed_ends_in_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(record_database, "_MAX_PAGE_EVENTS", 1)
+    monkeypatch.setattr(store_database, "_MAX_PAGE_EVENTS", 1)
 
     async def job() -> None:
         store = ResponseStore(9, 9000)

@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 
 import pytest
 
-from genai_server.apis.responses.database_thread import DatabaseThread
-from genai_server.apis.responses.record_database import RecordDatabase
+from genai_server.apis.responses.store_database import RecordDatabase
+from genai_server.apis.responses.store_thread import DatabaseThread
 from genai_server.errors import InvalidField, StoreUnavailable
 
 T = TypeVar("T")
@@ -157,8 +157,8 @@ def test_closing_the_database_runs_queued_jobs() -> None:
 def test_hanging_disk_does_not_block_the_process() -> None:
     script = """
 import asyncio, time
-from genai_server.apis.responses.database_thread import DatabaseThread
-from genai_server.apis.responses.record_database import RecordDatabase
+from genai_server.apis.responses.store_thread import DatabaseThread
+from genai_server.apis.responses.store_database import RecordDatabase
 from genai_server.errors import StoreUnavailable
 
 async def main():

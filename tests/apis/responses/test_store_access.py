@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from genai_server.apis.responses.item_pages import items_response, page_response
-from genai_server.apis.responses.records import Page
+from genai_server.apis.responses.store_access import page_response
+from genai_server.apis.responses.store_records import Page
 
 
 def test_a_page_names_its_first_and_last_item() -> None:
@@ -24,7 +24,7 @@ def test_a_page_names_its_first_and_last_item() -> None:
 
 
 def test_an_empty_page_names_none() -> None:
-    body = json.loads(bytes(asyncio.run(items_response([])).body))
+    body = json.loads(bytes(asyncio.run(page_response(Page([], has_more=False))).body))
     assert (body["data"], body["first_id"], body["last_id"], body["has_more"]) == ([], None, None, False)
 
 
@@ -36,6 +36,6 @@ def test_a_page_is_encoded_outside_of_the_event_loop(monkeypatch: pytest.MonkeyP
         return encode(part)
 
     monkeypatch.setattr(msgspec.json, "encode", noted)
-    asyncio.run(items_response([{"id": "a"}]))
+    asyncio.run(page_response(Page([("a", {"id": "a"})], has_more=False)))
     assert threads
     assert threading.main_thread() not in threads

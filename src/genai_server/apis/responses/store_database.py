@@ -14,8 +14,8 @@ from typing import Literal, NamedTuple, TypeVar
 
 import msgspec
 
-from genai_server.apis.responses.record_schema import prepare
-from genai_server.apis.responses.records import (
+from genai_server.apis.responses.schemas import InputItemsParameters
+from genai_server.apis.responses.store_records import (
     EVENT,
     ITEM,
     OUTPUT,
@@ -26,7 +26,7 @@ from genai_server.apis.responses.records import (
     size_of,
     to_json,
 )
-from genai_server.apis.responses.schemas import InputItemsParameters
+from genai_server.apis.responses.store_tables import prepare
 from genai_server.apis.shared.base import JsonObject
 from genai_server.errors import InvalidField, StoreUnavailable
 from genai_server.quoted_values import quoted
