@@ -3,14 +3,13 @@
 import asyncio
 import os
 import sqlite3
-import subprocess
 import sys
 import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Sequence, Set
 from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 import pytest
@@ -32,7 +31,8 @@ from genai_server.errors import (
 from tests.apis.responses.test_store_database import query
 from tests.apis.responses.test_store_records import record
 
-T = TypeVar("T")
+pytestmark = pytest.mark.anyio
+
 TwoProcesses = Callable[[EndRequest], tuple[ResponseStore, ResponseStore]]
 
 
@@ -86,10 +86,6 @@ def value_of(kept: KeptResponse) -> JsonObject:
     return response
 
 
-def run(job: Coroutine[Any, Any, T]) -> T:
-    return asyncio.run(job)
-
-
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "responses.sqlite"
@@ -125,130 +121,105 @@ async def _keep(store: ResponseStore, ended: Record) -> str | None:
     return await store.finish(ended)
 
 
-def test_running_responses_are_kept_regardless_of_their_number() -> None:
-    async def job() -> list[str]:
-        store = ResponseStore(1, 1000)
-        for id in "abc":
-            store.begin(running(id))
-        return [(await store.get(id)).response["status"] for id in "abc"]
-
-    assert run(job()) == ["in_progress"] * 3
+async def test_running_responses_are_kept_regardless_of_their_number() -> None:
+    store = ResponseStore(1, 1000)
+    for id in "abc":
+        store.begin(running(id))
+    assert [(await store.get(id)).response["status"] for id in "abc"] == ["in_progress"] * 3
 
 
-def test_a_response_that_is_deleted_while_it_runs_is_not_kept() -> None:
-    async def job() -> None:
-        store = ResponseStore(3, 1000)
-        store.begin(running("a"))
-        await store.delete("a")
-        await store.finish(record("a"))
-        with pytest.raises(ResponseNotFound):
-            await store.get("a")
-
-    run(job())
+async def test_a_response_that_is_deleted_while_it_runs_is_not_kept() -> None:
+    store = ResponseStore(3, 1000)
+    store.begin(running("a"))
+    await store.delete("a")
+    await store.finish(record("a"))
+    with pytest.raises(ResponseNotFound):
+        await store.get("a")
 
 
-def test_abandoned_response_is_not_kept() -> None:
-    async def job() -> dict[str, Any]:
-        store = ResponseStore(3, 1000)
-        store.begin(running("a"))
-        store.abandon("a")
-        await store.finish(record("a"))
-        return await store.find_items({"in_a"})
-
-    assert run(job()) == {}
+async def test_abandoned_response_is_not_kept() -> None:
+    store = ResponseStore(3, 1000)
+    store.begin(running("a"))
+    store.abandon("a")
+    await store.finish(record("a"))
+    assert await store.find_items({"in_a"}) == {}
 
 
 @pytest.mark.parametrize("method", ["get", "delete"])
-def test_an_unknown_response_is_not_found(method: str) -> None:
+async def test_an_unknown_response_is_not_found(method: str) -> None:
     with pytest.raises(ResponseNotFound, match='"x"'):
-        run(getattr(ResponseStore(3, 1000), method)("x"))
+        await getattr(ResponseStore(3, 1000), method)("x")
 
 
-def test_records_are_visible_only_to_their_owner(file: RecordDatabase) -> None:
-    async def job() -> None:
-        for store in (ResponseStore(9, 9000), ResponseStore(9, 9000, file)):
-            store.begin(running("a", "alice"))
-            await _keep(store, record("b", owner="alice"))
-            await store.put(_conversation("alice"))
-            assert set(await store.find_items({"in_a", "in_b"}, "alice")) == {"in_a", "in_b"}
-            for stranger in ("bob", None):
-                assert await store.find_items({"in_a", "in_b"}, stranger) == {}
-                for id in "ab":
+async def test_records_are_visible_only_to_their_owner(file: RecordDatabase) -> None:
+    for store in (ResponseStore(9, 9000), ResponseStore(9, 9000, file)):
+        store.begin(running("a", "alice"))
+        await _keep(store, record("b", owner="alice"))
+        await store.put(_conversation("alice"))
+        assert set(await store.find_items({"in_a", "in_b"}, "alice")) == {"in_a", "in_b"}
+        for stranger in ("bob", None):
+            assert await store.find_items({"in_a", "in_b"}, stranger) == {}
+            for id in "ab":
+                for call in (store.get(id, stranger), store.delete(id, stranger)):
                     with pytest.raises(ResponseNotFound):
-                        await store.get(id, stranger)
-                    with pytest.raises(ResponseNotFound):
-                        await store.delete(id, stranger)
+                        await call
+                with pytest.raises(ResponseNotFound):
+                    await store.history("response", id, stranger)
+            conv: tuple[str, str | None] = ("conv", stranger)
+            calls: list[Coroutine[Any, Any, object]] = [
+                store.conversation(*conv),
+                store.update_conversation(*conv, dict),
+                store.add_items(*conv, [{"id": "x"}]),
+                store.remove_item(*conv, "x"),
+                store.conversation_item(*conv, "x"),
+                store.conversation_items(*conv, query()),
+                store.history("conversation", *conv),
+                store.delete_conversation(*conv),
+            ]
+            for conversation_call in calls:
                 with pytest.raises(ConversationNotFound):
-                    await store.conversation("conv", stranger)
-                with pytest.raises(ConversationNotFound):
-                    await store.update_conversation("conv", stranger, dict)
-                with pytest.raises(ConversationNotFound):
-                    await store.add_items("conv", stranger, [{"id": "x"}])
-                with pytest.raises(ConversationNotFound):
-                    await store.remove_item("conv", stranger, "x")
-                with pytest.raises(ConversationNotFound):
-                    await store.conversation_item("conv", stranger, "x")
-                with pytest.raises(ConversationNotFound):
-                    await store.conversation_items("conv", stranger, query())
-                with pytest.raises(ConversationNotFound):
-                    await store.history("conversation", "conv", stranger)
-                for id in "ab":
-                    with pytest.raises(ResponseNotFound):
-                        await store.history("response", id, stranger)
-                with pytest.raises(ConversationNotFound):
-                    await store.delete_conversation("conv", stranger)
-            assert (await store.get("b", "alice")).response["id"] == "b"
-
-    run(job())
+                    await conversation_call
+        assert (await store.get("b", "alice")).response["id"] == "b"
 
 
-def test_conversation_and_response_ids_are_distinct() -> None:
-    async def job() -> None:
-        store = ResponseStore(9, 9000)
-        await store.put(_conversation())
-        await _keep(store, record("a"))
-        with pytest.raises(ResponseNotFound):
-            await store.get("conv")
-        with pytest.raises(ConversationNotFound):
-            await store.conversation("a", None)
-
-    run(job())
+async def test_conversation_and_response_ids_are_distinct() -> None:
+    store = ResponseStore(9, 9000)
+    await store.put(_conversation())
+    await _keep(store, record("a"))
+    with pytest.raises(ResponseNotFound):
+        await store.get("conv")
+    with pytest.raises(ConversationNotFound):
+        await store.conversation("a", None)
 
 
-def test_a_response_outlives_the_server_in_the_file(file: RecordDatabase) -> None:
-    async def job() -> None:
-        assert await _keep(ResponseStore(9, 9000, file), record("a")) is None
-        assert value_of(await ResponseStore(9, 9000, file).get("a")) == record("a").value
-
-    run(job())
+async def test_a_response_outlives_the_server_in_the_file(file: RecordDatabase) -> None:
+    assert await _keep(ResponseStore(9, 9000, file), record("a")) is None
+    assert value_of(await ResponseStore(9, 9000, file).get("a")) == record("a").value
 
 
-def test_record_larger_than_the_store_is_reported() -> None:
-    assert "GENAI_RESPONSE_STORE_BYTES" in str(run(_keep(ResponseStore(9, 100), record("a", text="x" * 200))))
+async def test_record_larger_than_the_store_is_reported() -> None:
+    assert "GENAI_RESPONSE_STORE_BYTES" in str(await _keep(ResponseStore(9, 100), record("a", text="x" * 200)))
 
 
-def test_damaged_file_fails_no_answer_and_is_logged_once(
+async def test_damaged_file_fails_no_answer_and_is_logged_once(
     file: RecordDatabase, path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def job() -> None:
-        store = ResponseStore(9, 9000, file)
-        damage(path)
-        for id in "ab":
-            reason = await _keep(store, record(id))
-            assert reason is not None
-            assert "file is not a database" in reason
-            assert (await store.get(id)).response["id"] == id  # from memory
-        with pytest.raises(StoreUnavailable):  # it may be in the file
-            await store.get("c")
-        repair(path)
-        assert await _keep(store, record("c")) is None
-
-    run(job())
+    store = ResponseStore(9, 9000, file)
+    damage(path)
+    for id in "ab":
+        reason = await _keep(store, record(id))
+        assert reason is not None
+        assert "file is not a database" in reason
+        assert (await store.get(id)).response["id"] == id  # from memory
+    with pytest.raises(StoreUnavailable):  # it may be in the file
+        await store.get("c")
+    repair(path)
+    assert await _keep(store, record("c")) is None
     value_of = [entry.getMessage() for entry in caplog.records if "GENAI_RESPONSE_STORE_FILE" in entry.getMessage()]
     assert len(value_of) == 1
 
 
-def test_hanging_disk_fails_no_answer(file: RecordDatabase, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_hanging_disk_fails_no_answer(file: RecordDatabase, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store_fallback, "FILE_TIMEOUT", 0.05)
     is_over, has_ended = threading.Event(), threading.Event()
 
@@ -258,54 +229,47 @@ def test_hanging_disk_fails_no_answer(file: RecordDatabase, monkeypatch: pytest.
 
     monkeypatch.setattr(file, "put", hang)
 
-    async def job() -> None:
-        store = ResponseStore(9, 9000, file)
-        try:
-            reason = await _keep(store, record("a"))
-            assert value_of(await store.get("a")) == record("a").value
-            assert not has_ended.is_set()
-            assert "the store did not respond within" in str(reason)
-        finally:
-            is_over.set()
-        await store.close()
-        assert has_ended.is_set()
-
-    run(job())
+    store = ResponseStore(9, 9000, file)
+    try:
+        reason = await _keep(store, record("a"))
+        assert value_of(await store.get("a")) == record("a").value
+        assert not has_ended.is_set()
+        assert "the store did not respond within" in str(reason)
+    finally:
+        is_over.set()
+    await store.close()
+    assert has_ended.is_set()
 
 
-def test_record_written_late_is_read_in_its_newest_state(file: RecordDatabase, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_record_written_late_is_read_in_its_newest_state(
+    file: RecordDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
     put, is_over = file.put, threading.Event()
 
     def slow(encoded: EncodedRecord) -> None:
         put(encoded)
         is_over.wait(60)
 
-    async def job() -> None:
-        with monkeypatch.context() as patched:
-            patched.setattr(store_fallback, "FILE_TIMEOUT", 0.2)
-            patched.setattr(file, "put", slow)
-            store = ResponseStore(9, 9000, file)
-            assert await store.put(_conversation()) is not None
-            is_over.set()
-        while True:
-            with suppress(StoreUnavailable):
-                await store.add_items("conv", None, [{"id": "new"}])
-                break
-        assert await store.history("conversation", "conv", None) == [{"id": "new"}]
-        await store.close()
-
-    run(job())
+    with monkeypatch.context() as patched:
+        patched.setattr(store_fallback, "FILE_TIMEOUT", 0.2)
+        patched.setattr(file, "put", slow)
+        store = ResponseStore(9, 9000, file)
+        assert await store.put(_conversation()) is not None
+        is_over.set()
+    while True:
+        with suppress(StoreUnavailable):
+            await store.add_items("conv", None, [{"id": "new"}])
+            break
+    assert await store.history("conversation", "conv", None) == [{"id": "new"}]
+    await store.close()
 
 
-def test_a_response_of_a_server_that_was_killed_has_failed(file: RecordDatabase) -> None:
-    async def job() -> None:
-        begun = replace(_running(), run="the first")
-        file.put(encode_record(begun))
-        assert (await ResponseStore(9, 9000, file, run="the first").get("a")).response["status"] == "in_progress"
-        found = (await ResponseStore(9, 9000, file, run="the second").get("a")).response
-        assert (found["status"], found["error"]["type"]) == ("failed", "server_stopping")
-
-    run(job())
+async def test_a_response_of_a_server_that_was_killed_has_failed(file: RecordDatabase) -> None:
+    begun = replace(_running(), run="the first")
+    file.put(encode_record(begun))
+    assert (await ResponseStore(9, 9000, file, run="the first").get("a")).response["status"] == "in_progress"
+    found = (await ResponseStore(9, 9000, file, run="the second").get("a")).response
+    assert (found["status"], found["error"]["type"]) == ("failed", "server_stopping")
 
 
 def _running(id: str = "a", **fields: Any) -> Record:
@@ -323,119 +287,97 @@ def two_processes(file: RecordDatabase, others_file: RecordDatabase) -> TwoProce
     return stores
 
 
-def test_response_of_another_process_is_cancelled_by_its_request(two_processes: TwoProcesses) -> None:
-    async def job() -> None:
-        async def end(request: str) -> None:
-            ended.append(request)
-            assert await here.was_ended_elsewhere("a", None)
-            await here.finish(record("a", "cancelled", text="half"))
+async def test_response_of_another_process_is_cancelled_by_its_request(two_processes: TwoProcesses) -> None:
+    async def end(request: str) -> None:
+        ended.append(request)
+        assert await here.was_ended_elsewhere("a", None)
+        await here.finish(record("a", "cancelled", text="half"))
 
-        ended: list[str] = []
-        here, there = two_processes(end)
-        await here.begin_background(Background(_running()))
-        assert not await here.was_ended_elsewhere("a", None)
-        assert value_of(await there.cancel("a")) == record("a", "cancelled", text="half").value
-        assert ended == ["req_a"]
-
-    run(job())
+    ended: list[str] = []
+    here, there = two_processes(end)
+    await here.begin_background(Background(_running()))
+    assert not await here.was_ended_elsewhere("a", None)
+    assert value_of(await there.cancel("a")) == record("a", "cancelled", text="half").value
+    assert ended == ["req_a"]
 
 
 @pytest.mark.parametrize("replies", ["never", "with an error"])
-def test_cancelling_elsewhere_works_though_an_engine_is_silent(two_processes: TwoProcesses, replies: str) -> None:
-    async def job() -> None:
-        async def end(request: str) -> None:
-            await here.finish(record("a", "cancelled"))
-            if replies == "never":
-                await asyncio.Event().wait()
-            raise NoEngineReady("the engine of device cuda has not answered for 20 s")
+async def test_cancelling_elsewhere_works_though_an_engine_is_silent(two_processes: TwoProcesses, replies: str) -> None:
+    async def end(request: str) -> None:
+        await here.finish(record("a", "cancelled"))
+        if replies == "never":
+            await asyncio.Event().wait()
+        raise NoEngineReady("the engine of device cuda has not answered for 20 s")
 
-        here, there = two_processes(end)
-        await here.begin_background(Background(_running()))
-        assert (await there.cancel("a")).response["status"] == "cancelled"
-
-    run(job())
+    here, there = two_processes(end)
+    await here.begin_background(Background(_running()))
+    assert (await there.cancel("a")).response["status"] == "cancelled"
 
 
-def test_response_that_ends_before_its_cancellation_is_unchanged(two_processes: TwoProcesses) -> None:
-    async def job() -> None:
-        async def end(request: str) -> None:
-            await here.finish(record("a"))
+async def test_response_that_ends_before_its_cancellation_is_unchanged(two_processes: TwoProcesses) -> None:
+    async def end(request: str) -> None:
+        await here.finish(record("a"))
 
-        here, there = two_processes(end)
-        await here.begin_background(Background(_running()))
-        with pytest.raises(InvalidField, match="a is completed"):
-            await there.cancel("a")
-        await there.close()
-        assert value_of(await here.get("a")) == record("a").value
-
-    run(job())
+    here, there = two_processes(end)
+    await here.begin_background(Background(_running()))
+    with pytest.raises(InvalidField, match="a is completed"):
+        await there.cancel("a")
+    await there.close()
+    assert value_of(await here.get("a")) == record("a").value
 
 
-def test_late_cancellation_is_reported(two_processes: TwoProcesses, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_late_cancellation_is_reported(two_processes: TwoProcesses, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(response_store, "_CANCEL_TIMEOUT", 0.2)
 
-    async def job() -> None:
-        async def end(request: str) -> None:
-            """No engine has the request."""
+    async def end(request: str) -> None:
+        """No engine has the request."""
 
-        here, there = two_processes(end)
-        await here.begin_background(Background(_running()))
-        with pytest.raises(Unavailable, match="response a has not ended yet"):
-            await there.cancel("a")
-
-    run(job())
+    here, there = two_processes(end)
+    await here.begin_background(Background(_running()))
+    with pytest.raises(Unavailable, match="response a has not ended yet"):
+        await there.cancel("a")
 
 
-def test_response_deleted_elsewhere_ends_and_stays_deleted(
+async def test_response_deleted_elsewhere_ends_and_stays_deleted(
     two_processes: TwoProcesses, others_file: RecordDatabase
 ) -> None:
-    async def job() -> None:
-        async def end(request: str) -> None:
-            ended.append(request)
+    async def end(request: str) -> None:
+        ended.append(request)
 
-        ended: list[str] = []
-        here, there = two_processes(end)
-        await here.begin_background(Background(_running()))
-        await there.delete("a")
-        assert await here.was_ended_elsewhere("a", None)
-        assert await here.finish(record("a", "cancelled")) is None
-        for store in (here, there):
-            with pytest.raises(ResponseNotFound):
-                await store.get("a")
-            with pytest.raises(ResponseNotFound):
-                await store.delete("a")
-            assert await store.find_items({"in_a", "out_a"}) == {}
-        await there.close()
-        assert ended == ["req_a"]
-
-    run(job())
+    ended: list[str] = []
+    here, there = two_processes(end)
+    await here.begin_background(Background(_running()))
+    await there.delete("a")
+    assert await here.was_ended_elsewhere("a", None)
+    assert await here.finish(record("a", "cancelled")) is None
+    for store in (here, there):
+        with pytest.raises(ResponseNotFound):
+            await store.get("a")
+        with pytest.raises(ResponseNotFound):
+            await store.delete("a")
+        assert await store.find_items({"in_a", "out_a"}) == {}
+    await there.close()
+    assert ended == ["req_a"]
 
 
-def test_response_deleted_here_ends_and_leaves_no_record(file: RecordDatabase) -> None:
-    async def job() -> None:
-        store = ResponseStore(9, 9000, file, run="now")
-        begun = Background(_running())
-        await store.begin_background(begun)
-        await store.delete("a")
-        assert begun.is_cancelled
-        await store.finish(record("a", "cancelled"))
-        await store.close()
-
-    run(job())
+async def test_response_deleted_here_ends_and_leaves_no_record(file: RecordDatabase) -> None:
+    store = ResponseStore(9, 9000, file, run="now")
+    begun = Background(_running())
+    await store.begin_background(begun)
+    await store.delete("a")
+    assert begun.is_cancelled
+    await store.finish(record("a", "cancelled"))
+    await store.close()
     assert file._path is not None
     with closing(sqlite3.connect(file._path)) as read:
         assert read.execute("SELECT COUNT(*) FROM records").fetchone() == (0,)
 
 
-def test_a_response_whose_process_has_died_has_failed(file: RecordDatabase) -> None:
-    with subprocess.Popen([sys.executable, "-c", ""]) as process:
-        pass
+async def test_a_response_whose_process_has_died_has_failed(file: RecordDatabase) -> None:
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", "")
+    await process.wait()
     file.put(encode_record(replace(_running(), pid=process.pid)))
-
-    async def job() -> None:
-        assert (await ResponseStore(9, 9000, file, run="now").get("a")).response["status"] == "failed"
-
-    run(job())
+    assert (await ResponseStore(9, 9000, file, run="now").get("a")).response["status"] == "failed"
 
 
 def _many(number: int, text: str = "", role: str = "user") -> Record:
@@ -443,102 +385,87 @@ def _many(number: int, text: str = "", role: str = "user") -> Record:
     return replace(_conversation(), items=items)
 
 
-def test_a_page_of_a_running_response_is_one_of_its_items() -> None:
-    async def pages() -> list[list[str]]:
-        store = ResponseStore(9, 9000)
-        store.begin(Background(replace(record("a", "in_progress"), items=_many(5).items)))
-        asked: list[dict[str, Any]] = [{}, {"order": "asc", "limit": 2}, {"limit": 2, "after": "i3"}, {"after": "i0"}]
-        found = [await store.input_items("a", None, query(**given)) for given in asked]
-        with pytest.raises(InvalidField, match='given "x"'):
-            await store.input_items("a", None, query(after="x"))
-        assert [page.has_more for page in found] == [False, True, True, False]
-        return [[id for id, _ in page.items] for page in found]
-
-    assert run(pages()) == [["i4", "i3", "i2", "i1", "i0"], ["i0", "i1"], ["i2", "i1"], []]
-
-
-def test_more_references_than_allowed_are_refused() -> None:
-    async def job() -> None:
-        store = ResponseStore(9, 9000)
-        await store.put(_many(1))
-        assert len(await store.find_items(["i0"] * response_store.MAX_REFERENCES)) == 1
-        with pytest.raises(InvalidField, match="at most 1024 items of type item_reference, given 1025"):
-            await store.find_items(["i0"] * (response_store.MAX_REFERENCES + 1))
-
-    run(job())
+async def test_a_page_of_a_running_response_is_one_of_its_items() -> None:
+    store = ResponseStore(9, 9000)
+    store.begin(Background(replace(record("a", "in_progress"), items=_many(5).items)))
+    asked: list[dict[str, Any]] = [{}, {"order": "asc", "limit": 2}, {"limit": 2, "after": "i3"}, {"after": "i0"}]
+    found = [await store.input_items("a", None, query(**given)) for given in asked]
+    with pytest.raises(InvalidField, match='given "x"'):
+        await store.input_items("a", None, query(after="x"))
+    assert [page.has_more for page in found] == [False, True, True, False]
+    assert [[id for id, _ in page.items] for page in found] == [
+        ["i4", "i3", "i2", "i1", "i0"],
+        ["i0", "i1"],
+        ["i2", "i1"],
+        [],
+    ]
 
 
-def test_references_to_a_running_response_have_a_limit_too() -> None:
-    async def job() -> None:
-        store = ResponseStore(9, 9000, max_body_bytes=100)
-        store.begin(Background(replace(record("a", "in_progress"), items=_many(1, text="x" * 500).items)))
-        assert await store.find_items(["i0"])
-        with pytest.raises(InvalidField, match="at most 800 bytes in total"):
-            await store.find_items(["i0", "i0"])
+async def test_more_references_than_allowed_are_refused() -> None:
+    store = ResponseStore(9, 9000)
+    await store.put(_many(1))
+    assert len(await store.find_items(["i0"] * response_store.MAX_REFERENCES)) == 1
+    with pytest.raises(InvalidField, match="at most 1024 items of type item_reference, given 1025"):
+        await store.find_items(["i0"] * (response_store.MAX_REFERENCES + 1))
 
-    run(job())
+
+async def test_references_to_a_running_response_have_a_limit_too() -> None:
+    store = ResponseStore(9, 9000, max_body_bytes=100)
+    store.begin(Background(replace(record("a", "in_progress"), items=_many(1, text="x" * 500).items)))
+    assert await store.find_items(["i0"])
+    with pytest.raises(InvalidField, match="at most 800 bytes in total"):
+        await store.find_items(["i0", "i0"])
 
 
 @pytest.mark.parametrize(("role", "kept"), [("system", ["i0", "i8", "i9"]), ("user", ["i8", "i9"])])
-def test_a_long_history_is_refused_or_shortened(role: str, kept: list[str]) -> None:
-    async def job() -> list[str]:
-        store = ResponseStore(9, 90_000, max_body_bytes=1000)
-        await store.put(_many(10, text="x" * 900, role=role))
-        with pytest.raises(InvalidField, match='"conv" has more than 8000 bytes'):
-            await store.history("conversation", "conv", None)
-        return [item["id"] for item in await store.history("conversation", "conv", None, is_shortened=True)]
-
-    assert run(job()) == kept
+async def test_a_long_history_is_refused_or_shortened(role: str, kept: list[str]) -> None:
+    store = ResponseStore(9, 90_000, max_body_bytes=1000)
+    await store.put(_many(10, text="x" * 900, role=role))
+    with pytest.raises(InvalidField, match='"conv" has more than 8000 bytes'):
+        await store.history("conversation", "conv", None)
+    assert [item["id"] for item in await store.history("conversation", "conv", None, is_shortened=True)] == kept
 
 
-def test_a_stored_stream_is_followed_from_any_event(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_stored_stream_is_followed_from_any_event(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store_database, "_MAX_PAGE_EVENTS", 2)
 
-    async def job() -> list[list[int]]:
-        store = ResponseStore(9, 9000)
-        await store.put(replace(record("a"), events=[{"sequence_number": number} for number in range(5)]))
-        kept = await store.get("a")
-        return [[event["sequence_number"] async for event in kept.follow(after)] for after in (None, 2, 4)]
+    store = ResponseStore(9, 9000)
+    await store.put(replace(record("a"), events=[{"sequence_number": number} for number in range(5)]))
+    kept = await store.get("a")
+    assert [[event["sequence_number"] async for event in kept.follow(after)] for after in (None, 2, 4)] == [
+        [0, 1, 2, 3, 4],
+        [3, 4],
+        [],
+    ]
 
-    assert run(job()) == [[0, 1, 2, 3, 4], [3, 4], []]
 
-
-def test_a_stream_removed_while_it_is_followed_ends_in_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_stream_removed_while_it_is_followed_ends_in_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store_database, "_MAX_PAGE_EVENTS", 1)
 
-    async def job() -> None:
-        store = ResponseStore(9, 9000)
-        await store.put(replace(record("a"), events=[{"sequence_number": number} for number in range(5)]))
-        events = (await store.get("a")).follow(None)
+    store = ResponseStore(9, 9000)
+    await store.put(replace(record("a"), events=[{"sequence_number": number} for number in range(5)]))
+    events = (await store.get("a")).follow(None)
+    await anext(events)
+    await store.delete("a")
+    with pytest.raises(ResponseNotFound):
         await anext(events)
-        await store.delete("a")
-        with pytest.raises(ResponseNotFound):
-            await anext(events)
-
-    run(job())
 
 
-def test_a_response_larger_than_its_keys_share_is_not_stored() -> None:
-    async def job() -> str | None:
-        store = ResponseStore(9, 3000)
-        for owner in ("alice", "bob"):
-            await store.put(replace(record(owner, text="x" * 800), owner=owner))
-        return await store.put(record("a", text="x" * 1500))
-
-    assert "this API key's share of GENAI_RESPONSE_STORE_BYTES" in str(run(job()))
+async def test_a_response_larger_than_its_keys_share_is_not_stored() -> None:
+    store = ResponseStore(9, 3000)
+    for owner in ("alice", "bob"):
+        await store.put(replace(record(owner, text="x" * 800), owner=owner))
+    assert "this API key's share of GENAI_RESPONSE_STORE_BYTES" in str(await store.put(record("a", text="x" * 1500)))
 
 
-def test_an_ended_response_that_is_too_large_leaves_nothing(file: RecordDatabase) -> None:
-    async def job() -> None:
-        store = ResponseStore(9, 9000, file, run="now")
-        await store.begin_background(Background(_running()))
-        reason = await store.finish(record("a", text="x" * 1_000_000))
-        assert "GENAI_RESPONSE_STORE_BYTES" in str(reason)
-        with pytest.raises(ResponseNotFound):
-            await store.get("a")
-        await store.close()
-
-    run(job())
+async def test_an_ended_response_that_is_too_large_leaves_nothing(file: RecordDatabase) -> None:
+    store = ResponseStore(9, 9000, file, run="now")
+    await store.begin_background(Background(_running()))
+    reason = await store.finish(record("a", text="x" * 1_000_000))
+    assert "GENAI_RESPONSE_STORE_BYTES" in str(reason)
+    with pytest.raises(ResponseNotFound):
+        await store.get("a")
+    await store.close()
 
 
 def test_a_store_without_a_size_is_off(file: RecordDatabase) -> None:
