@@ -3,28 +3,23 @@
 import time
 from collections.abc import Sequence
 
-from fastapi import APIRouter
 from fastapi.responses import Response
 
 from genai_server.apis.embeddings.embed import Pooled, score
 from genai_server.apis.embeddings.routes import options_of
 from genai_server.apis.embeddings.schemas import RerankRequest, RerankResponse, ScoreRequest, ScoreResponse
-from genai_server.apis.shared.base import ErrorResponse, JsonObject
+from genai_server.apis.shared.base import JsonObject
+from genai_server.apis.shared.router import VersionedRouter
 from genai_server.generation.request_context import RequestContext, TheRequestContext
 from genai_server.generation.services import Services, TheServices
 from genai_server.http.json_response import json_response
 from genai_server.http.middleware.body import BodyRoute
 from genai_server.text.pooled_texts import Pair
 
-router = APIRouter(
-    route_class=BodyRoute,
-    tags=["rerank"],
-    responses={code: {"model": ErrorResponse} for code in (400, 404, 500, 503, 504)},
-)
+router = VersionedRouter(BodyRoute, "rerank", codes=(504,))
 
 
 @router.post("/v1/rerank", response_model=RerankResponse, response_model_exclude_none=True)
-@router.post("/rerank", include_in_schema=False)
 async def rerank(body: RerankRequest, services: TheServices, context: TheRequestContext) -> Response:
     """Jina's rerank API, also used by vLLM and llama.cpp, and version 1 of Cohere's."""
     return _ranked(body, await _scores(body, services, context), context, shows=body.return_documents is not False)
@@ -37,7 +32,6 @@ async def rerank_v2(body: RerankRequest, services: TheServices, context: TheRequ
 
 
 @router.post("/v1/score", response_model=ScoreResponse)
-@router.post("/score", include_in_schema=False)
 async def score_pairs(body: ScoreRequest, services: TheServices, context: TheRequestContext) -> Response:
     """vLLM's score API: score pairs of texts."""
     pairs = [

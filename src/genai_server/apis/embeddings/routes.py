@@ -4,28 +4,23 @@ import base64
 import sys
 from array import array
 
-from fastapi import APIRouter
 from fastapi.responses import Response
 
 from genai_server.apis.embeddings.embed import Pooled, PoolingOptions, embed
 from genai_server.apis.embeddings.schemas import EmbeddingRequest, EmbeddingResponse, PooledFields
-from genai_server.apis.shared.base import ErrorResponse, JsonObject
+from genai_server.apis.shared.base import JsonObject
+from genai_server.apis.shared.router import VersionedRouter
 from genai_server.generation.request_context import TheRequestContext
 from genai_server.generation.services import TheServices
 from genai_server.http.json_response import built_response
 from genai_server.http.middleware.body import BodyRoute
 
-router = APIRouter(
-    route_class=BodyRoute,
-    tags=["openai"],
-    responses={code: {"model": ErrorResponse} for code in (400, 404, 500, 503, 504)},
-)
+router = VersionedRouter(BodyRoute, "openai", codes=(504,))
 # Responses with more numbers are encoded in a thread.
 FEW_NUMBERS = 4096
 
 
 @router.post("/v1/embeddings", response_model=EmbeddingResponse)
-@router.post("/embeddings", include_in_schema=False)
 async def create_embeddings(body: EmbeddingRequest, services: TheServices, context: TheRequestContext) -> Response:
     """OpenAI's embeddings API, for embedding models only."""
     found = await embed(

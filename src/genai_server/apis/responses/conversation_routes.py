@@ -3,7 +3,7 @@
 import time
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Response
+from fastapi import Query, Response
 
 from genai_server.apis.responses.item_schemas import MAX_ITEMS, InputItem
 from genai_server.apis.responses.items import new_id
@@ -11,16 +11,13 @@ from genai_server.apis.responses.leniency import leave_out_of_items
 from genai_server.apis.responses.schemas import InputItemsParameters, Metadata
 from genai_server.apis.responses.store_access import TheStore, not_stored, page_response
 from genai_server.apis.responses.store_records import Page, Record
-from genai_server.apis.shared.base import ErrorResponse, Wire, elements
+from genai_server.apis.shared.base import Wire, elements
+from genai_server.apis.shared.router import VersionedRouter
 from genai_server.errors import InvalidField
 from genai_server.http.json_response import json_response
 from genai_server.http.middleware.body import lenient_route
 
-router = APIRouter(
-    route_class=lenient_route(leave_out_of_items),
-    tags=["openai"],
-    responses={code: {"model": ErrorResponse} for code in (400, 404, 500, 503)},
-)
+router = VersionedRouter(lenient_route(leave_out_of_items), "openai")
 
 
 class ConversationRequest(Wire):
@@ -43,7 +40,6 @@ class ItemsRequest(Wire):
 
 
 @router.post("/v1/conversations")
-@router.post("/conversations", include_in_schema=False)
 async def create_conversation(body: ConversationRequest, stored: TheStore, response: Response) -> dict[str, Any]:
     """Create a conversation with these items."""
     store = stored.store
@@ -61,14 +57,12 @@ async def create_conversation(body: ConversationRequest, stored: TheStore, respo
 
 
 @router.get("/v1/conversations/{conversation_id}")
-@router.get("/conversations/{conversation_id}", include_in_schema=False)
 async def get_conversation(conversation_id: str, stored: TheStore) -> dict[str, Any]:
     """A conversation without its items."""
     return await stored.store.conversation(conversation_id, stored.owner)
 
 
 @router.post("/v1/conversations/{conversation_id}")
-@router.post("/conversations/{conversation_id}", include_in_schema=False)
 async def update_conversation(conversation_id: str, body: ConversationUpdate, stored: TheStore) -> dict[str, Any]:
     """Replace a conversation's metadata."""
     metadata = body.metadata or {}
@@ -78,7 +72,6 @@ async def update_conversation(conversation_id: str, body: ConversationUpdate, st
 
 
 @router.delete("/v1/conversations/{conversation_id}")
-@router.delete("/conversations/{conversation_id}", include_in_schema=False)
 async def delete_conversation(conversation_id: str, stored: TheStore) -> dict[str, Any]:
     """Delete a conversation and its items. Responses that continued it keep the items they need."""
     await stored.store.delete_conversation(conversation_id, stored.owner)
@@ -86,7 +79,6 @@ async def delete_conversation(conversation_id: str, stored: TheStore) -> dict[st
 
 
 @router.post("/v1/conversations/{conversation_id}/items")
-@router.post("/conversations/{conversation_id}/items", include_in_schema=False)
 async def add_items(conversation_id: str, body: ItemsRequest, stored: TheStore) -> Response:
     """Append items to a conversation; returns these items."""
     items = await stored.given_items(body.items, "items")
@@ -95,7 +87,6 @@ async def add_items(conversation_id: str, body: ItemsRequest, stored: TheStore) 
 
 
 @router.get("/v1/conversations/{conversation_id}/items")
-@router.get("/conversations/{conversation_id}/items", include_in_schema=False)
 async def list_items(
     conversation_id: str, query: Annotated[InputItemsParameters, Query()], stored: TheStore
 ) -> Response:
@@ -104,14 +95,12 @@ async def list_items(
 
 
 @router.get("/v1/conversations/{conversation_id}/items/{item_id}")
-@router.get("/conversations/{conversation_id}/items/{item_id}", include_in_schema=False)
 async def get_item(conversation_id: str, item_id: str, stored: TheStore) -> Response:
     """One item of a conversation."""
     return json_response(await stored.store.conversation_item(conversation_id, stored.owner, item_id))
 
 
 @router.delete("/v1/conversations/{conversation_id}/items/{item_id}")
-@router.delete("/conversations/{conversation_id}/items/{item_id}", include_in_schema=False)
 async def delete_item(conversation_id: str, item_id: str, stored: TheStore) -> dict[str, Any]:
     """Delete one item of a conversation; returns the conversation."""
     return await stored.store.remove_item(conversation_id, stored.owner, item_id)

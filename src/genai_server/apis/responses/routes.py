@@ -5,13 +5,13 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query
+from fastapi import Query
 from fastapi.responses import Response
 
 from genai_server.apis.responses.item_schemas import InputItem
 from genai_server.apis.responses.items import listed, new_id
 from genai_server.apis.responses.leniency import leave_out
-from genai_server.apis.responses.response import ResponseBuilder
+from genai_server.apis.responses.response import ResponseBuilder, stream_error
 from genai_server.apis.responses.running_response import Following, Keeping, RunningResponse
 from genai_server.apis.responses.schemas import (
     ENCRYPTED_REASONING,
@@ -33,8 +33,9 @@ from genai_server.apis.responses.translate import (
     to_chat,
     tools_by_name,
 )
-from genai_server.apis.shared.base import ErrorResponse, JsonObject
+from genai_server.apis.shared.base import JsonObject
 from genai_server.apis.shared.chat_parameters import ChatParameters
+from genai_server.apis.shared.router import VersionedRouter
 from genai_server.errors import ConversationNotFound, InvalidField, PreviousNotFound, PromptTooLong, ResponseNotFound
 from genai_server.generation.answers import Generation
 from genai_server.generation.generate import generate
@@ -50,15 +51,10 @@ from genai_server.quoted_values import quoted
 # Safety margin when shortening a prompt that is too long: the number of tokens per character varies.
 _MARGIN = 0.95
 
-router = APIRouter(
-    route_class=lenient_route(leave_out),
-    tags=["openai"],
-    responses={code: {"model": ErrorResponse} for code in (400, 404, 500, 503)},
-)
+router = VersionedRouter(lenient_route(leave_out), "openai")
 
 
 @router.post("/v1/responses", responses=STREAMS)
-@router.post("/responses", include_in_schema=False)
 async def create_response(
     body: ResponsesRequest,
     services: TheServices,
@@ -85,14 +81,12 @@ async def create_response(
 
 
 @router.get("/v1/responses", include_in_schema=False)
-@router.get("/responses", include_in_schema=False)
 async def upgrade_required() -> Response:
     """Reached by WebSocket handshakes (apis/responses/websocket.py), or by a plain GET."""
     return Response(status_code=426, headers={"upgrade": "websocket", "connection": "upgrade"})
 
 
 @router.post("/v1/responses/input_tokens", response_model=InputTokens)
-@router.post("/responses/input_tokens", include_in_schema=False)
 async def count_input_tokens(
     body: ResponsesRequest, services: TheServices, stored: TheStore, leniency: TheLeniency
 ) -> InputTokens:
@@ -105,7 +99,6 @@ async def count_input_tokens(
 
 
 @router.post("/v1/responses/compact")
-@router.post("/responses/compact", include_in_schema=False)
 async def compact_response(
     body: CompactRequest, services: TheServices, context: TheRequestContext, stored: TheStore
 ) -> dict[str, Any]:
@@ -133,7 +126,6 @@ async def compact_response(
 
 
 @router.get("/v1/responses/{response_id}", responses=STREAMS)
-@router.get("/responses/{response_id}", include_in_schema=False)
 async def get_response(response_id: str, query: Annotated[RetrieveParameters, Query()], stored: TheStore) -> Response:
     """A response in its current state, or the events of a streamed background response."""
     kept = await stored.store.get(response_id, stored.owner)
@@ -145,7 +137,6 @@ async def get_response(response_id: str, query: Annotated[RetrieveParameters, Qu
 
 
 @router.delete("/v1/responses/{response_id}")
-@router.delete("/responses/{response_id}", include_in_schema=False)
 async def delete_response(response_id: str, stored: TheStore) -> dict[str, Any]:
     """Delete a response. Responses that continued it keep the items they need."""
     await stored.store.delete(response_id, stored.owner)
@@ -153,7 +144,6 @@ async def delete_response(response_id: str, stored: TheStore) -> dict[str, Any]:
 
 
 @router.post("/v1/responses/{response_id}/cancel")
-@router.post("/responses/{response_id}/cancel", include_in_schema=False)
 async def cancel_response(response_id: str, stored: TheStore) -> Response:
     """Cancel a running response; returns it with its partial answer."""
     kept = await stored.store.cancel(response_id, stored.owner)
@@ -161,7 +151,6 @@ async def cancel_response(response_id: str, stored: TheStore) -> Response:
 
 
 @router.get("/v1/responses/{response_id}/input_items")
-@router.get("/responses/{response_id}/input_items", include_in_schema=False)
 async def list_input_items(
     response_id: str, query: Annotated[InputItemsParameters, Query()], stored: TheStore
 ) -> Response:
@@ -172,8 +161,8 @@ async def list_input_items(
 
 def _followed(kept: KeptResponse, after: int | None = None) -> EventStream:
     """A stream of events of a response that does not depend on the stream. Raises InvalidField."""
-    source = Following(kept)
-    return EventStream(source, kept.follow(after), named=True, tell_error=source.tell_error)
+    events = kept.follow(after)
+    return EventStream(Following(kept), events, named=True, tell_error=lambda error: stream_error(error, 0))
 
 
 async def _start(

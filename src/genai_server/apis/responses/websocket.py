@@ -170,7 +170,8 @@ class _Turn:
             data = b"".join(line[6:] for line in event.split(b"\n") if line.startswith(b"data: "))
             if data:
                 await self._send({"type": "websocket.send", "text": data.decode()})
-                self.is_finished = self.is_finished or _is_last(event)
+                name = event.partition(b"\n")[0].removeprefix(b"event: ").decode()
+                self.is_finished = self.is_finished or name in _LAST_EVENTS
 
     async def _refused(self) -> None:
         """Send what the app has answered in place of events."""
@@ -260,11 +261,6 @@ def _http_scope(scope: Scope, method: str, body: bytes, receipt: Receipt) -> Sco
         "extensions": {},
         "state": with_receipt(receipt),
     }
-
-
-def _is_last(event: bytes) -> bool:
-    name = event.partition(b"\n")[0].removeprefix(b"event: ").decode()
-    return name in _LAST_EVENTS
 
 
 def _refusal(status: int, message: str, code: str) -> _Answer:
