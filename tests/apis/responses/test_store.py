@@ -172,7 +172,7 @@ async def test_records_are_visible_only_to_their_owner(file: RecordDatabase) -> 
                 store.add_items(*conv, [{"id": "x"}]),
                 store.remove_item(*conv, "x"),
                 store.conversation_item(*conv, "x"),
-                store.conversation_items(*conv, query()),
+                store.page("conversation", *conv, query()),
                 store.history("conversation", *conv),
                 store.delete_conversation(*conv),
             ]
@@ -186,10 +186,16 @@ async def test_conversation_and_response_ids_are_distinct() -> None:
     store = ResponseStore(9, 9000)
     await store.put(_conversation())
     await _keep(store, record("a"))
+    store.begin(running("b"))
     with pytest.raises(ResponseNotFound):
         await store.get("conv")
     with pytest.raises(ConversationNotFound):
         await store.conversation("a", None)
+    for id in "ab":
+        with pytest.raises(ConversationNotFound):
+            await store.page("conversation", id, None, query())
+        with pytest.raises(ConversationNotFound):
+            await store.history("conversation", id, None)
 
 
 async def test_a_response_outlives_the_server_in_the_file(file: RecordDatabase) -> None:
@@ -389,9 +395,9 @@ async def test_a_page_of_a_running_response_is_one_of_its_items() -> None:
     store = ResponseStore(9, 9000)
     store.begin(Background(replace(record("a", "in_progress"), items=_many(5).items)))
     asked: list[dict[str, Any]] = [{}, {"order": "asc", "limit": 2}, {"limit": 2, "after": "i3"}, {"after": "i0"}]
-    found = [await store.input_items("a", None, query(**given)) for given in asked]
+    found = [await store.page("response", "a", None, query(**given)) for given in asked]
     with pytest.raises(InvalidField, match='given "x"'):
-        await store.input_items("a", None, query(after="x"))
+        await store.page("response", "a", None, query(after="x"))
     assert [page.has_more for page in found] == [False, True, True, False]
     assert [[id for id, _ in page.items] for page in found] == [
         ["i4", "i3", "i2", "i1", "i0"],

@@ -91,7 +91,7 @@ async def list_items(
     conversation_id: str, query: Annotated[InputItemsParameters, Query()], stored: TheStore
 ) -> Response:
     """A conversation's items, page by page."""
-    return await page_response(await stored.store.conversation_items(conversation_id, stored.owner, query))
+    return await page_response(await stored.store.page("conversation", conversation_id, stored.owner, query))
 
 
 @router.get("/v1/conversations/{conversation_id}/items/{item_id}")

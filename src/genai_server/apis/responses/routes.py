@@ -155,7 +155,7 @@ async def list_input_items(
     response_id: str, query: Annotated[InputItemsParameters, Query()], stored: TheStore
 ) -> Response:
     """A page of a response's input items, including those of earlier turns."""
-    page = await stored.store.input_items(response_id, stored.owner, query)
+    page = await stored.store.page("response", response_id, stored.owner, query)
     return await page_response(page, shown=listed)
 
 

@@ -139,22 +139,27 @@ class ResponseStore:
 
     async def get(self, id: str, owner: str | None = None) -> KeptResponse:
         """A response of this owner. Raises ResponseNotFound and StoreUnavailable."""
-        running = self._running_of(id, owner)
+        key = Key("response", id, owner)
+        running = self._running_of(key)
         if running is not None:
             return running
-        key = Key("response", id, owner)
         record = await self._find(key, lambda database: database.get(key))
         if record.is_running and (record.run != self._run or not psutil.pid_exists(record.pid)):
             error = error_of(ServerStopping("the server or its API process ended while the response was running"))
             record = replace(record, run="", value={**record.value, "status": "failed", "error": error})
         return StoredResponse(record, lambda after: self._events(key, after))
 
-    async def input_items(self, id: str, owner: str | None, query: InputItemsParameters) -> Page:
-        """A page of a response's input items. Raises ResponseNotFound, StoreUnavailable and InvalidField."""
-        running = self._running_of(id, owner)
+    async def page(
+        self, object: Literal["response", "conversation"], id: str, owner: str | None, query: InputItemsParameters
+    ) -> Page:
+        """A page of a response's input items or of a conversation's items.
+
+        Raises ResponseNotFound or ConversationNotFound, StoreUnavailable, and InvalidField.
+        """
+        key = Key(object, id, owner)
+        running = self._running_of(key)
         if running is not None:
             return _page(running.items, query)
-        key = Key("response", id, owner)
         return await self._find(key, lambda database: database.page(key, query))
 
     async def history(
@@ -165,10 +170,10 @@ class ResponseStore:
         Raises ResponseNotFound or ConversationNotFound, StoreUnavailable, and InvalidField if it is too long to
         continue. With `is_shortened`, the oldest turns are dropped instead.
         """
-        running = self._running_of(id, owner)
+        key, max_bytes = Key(object, id, owner), self._max_history // (2 if is_shortened else 1)
+        running = self._running_of(key)
         if running is not None:
             return [*running.items, *running.response["output"]]
-        key, max_bytes = Key(object, id, owner), self._max_history // (2 if is_shortened else 1)
         found = await self._find(key, lambda database: database.history(key, max_bytes, is_shortened=is_shortened))
         return await asyncio.to_thread(_decoded, found)
 
@@ -217,11 +222,6 @@ class ResponseStore:
         """A conversation of this owner, without its items. Raises ConversationNotFound and StoreUnavailable."""
         key = Key("conversation", id, owner)
         return (await self._find(key, lambda database: database.get(key))).value
-
-    async def conversation_items(self, id: str, owner: str | None, query: InputItemsParameters) -> Page:
-        """A page of a conversation's items. Raises ConversationNotFound, StoreUnavailable and InvalidField."""
-        key = Key("conversation", id, owner)
-        return await self._find(key, lambda database: database.page(key, query))
 
     async def conversation_item(self, id: str, owner: str | None, item: str) -> msgspec.Raw:
         """One item of a conversation. Raises ConversationNotFound and StoreUnavailable."""
@@ -319,9 +319,9 @@ class ResponseStore:
             with suppress(NoEngineReady):  # the response has ended with its engine
                 await self._end_request(running.request)
 
-    def _running_of(self, id: str, owner: str | None) -> Running | None:
-        running = self._running.get(id)
-        return running if running is not None and running.owner == owner else None
+    def _running_of(self, key: Key) -> Running | None:
+        running = self._running.get(key.id) if key.object == "response" else None
+        return running if running is not None and running.owner == key.owner else None
 
     async def _events(self, key: Key, after: int) -> Sequence[JsonObject]:
         events = await self._find(key, lambda database: database.events(key, after))
