@@ -5,7 +5,7 @@ import os
 import sqlite3
 import sys
 import threading
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Sequence, Set
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Set
 from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -40,34 +40,17 @@ class Background:
     """The record of a response that runs in the background."""
 
     def __init__(self, at_first: Record) -> None:
-        self._record = at_first
+        self.response, self.items = at_first.value, at_first.items
+        self.owner, self.request = at_first.owner, at_first.request
+        self.progress = None
         self.is_cancelled = False
-
-    @property
-    def response(self) -> JsonObject:
-        return self._record.value
-
-    @property
-    def items(self) -> Sequence[JsonObject]:
-        return self._record.items
-
-    @property
-    def owner(self) -> str | None:
-        return self._record.owner
-
-    @property
-    def request(self) -> str:
-        return self._record.request
-
-    @property
-    def progress(self) -> None:
-        return None
 
     def follow(self, after: int | None) -> AsyncGenerator[JsonObject]:
         raise AssertionError("not streamed")
 
     def find_items(self, ids: Set[str]) -> dict[str, JsonObject]:
-        return {item["id"]: item for item in self._record.all_items if item["id"] in ids}
+        items = [*self.items, *self.response["output"]]
+        return {item["id"]: item for item in items if item["id"] in ids}
 
     def cancel(self) -> None:
         self.is_cancelled = True

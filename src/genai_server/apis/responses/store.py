@@ -103,7 +103,7 @@ class ResponseStore:
         """Add a response that runs without a client, also to the file, so that all processes can find it."""
         id = running.response["id"]
         self._running[id] = self._background[id] = running
-        if self._records.has_file:
+        if self._records.file is not None:
             begun = Record(
                 running.response, running.items, running.owner, run=self._run, pid=os.getpid(), request=running.request
             )
@@ -205,11 +205,11 @@ class ResponseStore:
 
     async def was_ended_elsewhere(self, id: str, owner: str | None) -> bool:
         """Whether another process has cancelled or deleted a background response of this process."""
-        if id not in self._in_file:
+        file, key = self._records.file, Key("response", id, owner)
+        if file is None or id not in self._in_file:
             return False
-        key = Key("response", id, owner)
         try:
-            record = await self._records.on_file(owner, lambda file: file.get(key))
+            record = await file.run(owner, lambda database: database.get(key))
         except StoreUnavailable:
             return False
         return record is None or record.is_cancelled
@@ -301,7 +301,8 @@ class ResponseStore:
     async def _cancel_elsewhere(self, id: str, running: StoredRecord) -> KeptResponse:
         """Have another process end its response, and return the stored result."""
         key = Key("response", id, running.owner)
-        await self._records.on_file(running.owner, lambda file: file.mark_cancelled(key))
+        assert self._records.file is not None
+        await self._records.file.run(running.owner, lambda database: database.mark_cancelled(key))
         # Runs in a task because other engines than the response's may not reply.
         self.later(self._end_elsewhere(running))
         try:
