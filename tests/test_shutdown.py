@@ -252,7 +252,7 @@ HANGS = {
         "from concurrent.futures import ThreadPoolExecutor\nThreadPoolExecutor(1).submit(threading.Event().wait)\n"
     ),
     "the event loop": (
-        "from genai_server.apis.responses.response_store import ResponseStore\n"
+        "from genai_server.apis.responses.store import ResponseStore\n"
         "ResponseStore.close = lambda *_: threading.Event().wait()\n"
     ),
     "the supervisor": (
@@ -261,7 +261,7 @@ HANGS = {
     ),
     "standard error": (
         "import asyncio, fcntl, os\n"
-        "from genai_server.apis.responses.response_store import ResponseStore\n"
+        "from genai_server.apis.responses.store import ResponseStore\n"
         "async def fill(*_):\n"
         "    ours, theirs = os.pipe()\n"
         "    os.dup2(theirs, 2)\n"

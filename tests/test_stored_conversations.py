@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from genai_server.apis.responses import response_store
+from genai_server.apis.responses import store_fallback
 from genai_server.cli.serve.exit_status import CUT_OFF
 from tests.running_server import RunningServer, run_server
 from tests.server_here import run_here
@@ -67,7 +67,7 @@ def large(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     folder = tmp_path_factory.mktemp("large")
     with pytest.MonkeyPatch.context() as patched:
         # On a busy machine one access may take longer than the 2 s allowed for a disk.
-        patched.setattr(response_store, "_FILE_TIMEOUT", 30.0)
+        patched.setattr(store_fallback, "FILE_TIMEOUT", 30.0)
         with run_here(folder, *_options(folder, request.param), settings=KEYS) as server:
             made = Large(server)
             with closing(made.alice), closing(made.bob):

@@ -1,4 +1,4 @@
-"""OpenAI's client of the scripted server."""
+"""OpenAI's client of the scripted server, and the event loop of asynchronous tests."""
 
 from collections.abc import Iterator
 
@@ -12,3 +12,9 @@ from tests.running_server import RunningServer
 def client(scripted: RunningServer) -> Iterator[OpenAI]:
     with OpenAI(base_url=f"{scripted.url}/v1", api_key="none", max_retries=0) as client:
         yield client
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    """What runs asynchronous tests."""
+    return "asyncio"

@@ -12,6 +12,7 @@ from fastapi import FastAPI, Request
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import Response
 from prometheus_client import CollectorRegistry
+from starlette.routing import WebSocketRoute
 
 from genai_server import __version__
 from genai_server.apis.admin import adapters, runtime_options
@@ -33,8 +34,8 @@ from genai_server.apis.ollama import routes as ollama
 from genai_server.apis.own_chat import routes as chat
 from genai_server.apis.responses import conversation_routes as conversations
 from genai_server.apis.responses import routes as responses
-from genai_server.apis.responses.record_database import RecordDatabase
-from genai_server.apis.responses.response_store import EndRequest, ResponseStore
+from genai_server.apis.responses.store import EndRequest, ResponseStore
+from genai_server.apis.responses.store_database import RecordDatabase
 from genai_server.apis.responses.websocket import ResponsesSocket
 from genai_server.apis.status import health, metrics
 from genai_server.apis.status.engine_metrics import EngineMetrics
@@ -153,6 +154,7 @@ def create_app(
         docs_url=None,
         redoc_url=None,
         separate_input_output_schemas=False,
+        routes=[WebSocketRoute("/{path:path}", ResponsesSocket(settings.origins))],
     )
     _add_middleware(app, settings, bodies, drain, keys, telemetry, on_loopback=on_loopback)
     install_error_handlers(app)
@@ -237,7 +239,6 @@ def _add_middleware(
         observers=telemetry.observers,
         drain=drain,
     )
-    app.add_middleware(ResponsesSocket, origins=settings.origins)
 
 
 def cors_options(settings: Settings) -> dict[str, Any]:

@@ -10,11 +10,13 @@ import pytest
 
 from genai_server.answer_parts import Content
 from genai_server.apis.responses.response import ResponseBuilder
-from genai_server.apis.responses.response_store import ResponseStore
 from genai_server.apis.responses.running_response import Keeping, RunningResponse
+from genai_server.apis.responses.store import ResponseStore
 from genai_server.apis.shared.usage import Usage
 from genai_server.generation.answers import Generation, Piece
 from genai_server.messages.generation_request import FinishReason
+
+pytestmark = pytest.mark.anyio
 
 
 class _Endless:
@@ -52,69 +54,57 @@ def _running(store: ResponseStore, generation: _Endless, items: Sequence[dict[st
     return RunningResponse(cast(Generation, generation), build, list(items), keeping, keeps_events=True)
 
 
-def test_response_stopped_before_its_first_step_has_an_end() -> None:
-    async def job() -> None:
-        store, generation, counted = ResponseStore(9, 9000), _Endless(), ExitStack()
-        uncounted: list[bool] = []
-        counted.callback(uncounted.append, True)
-        running = _running(store, generation)
-        await running.begin_in_background(counted, nullcontext)
-        await running.stop()
-        assert running.response["status"] == "failed"
-        assert [event["type"] async for event in running.follow()] == ["response.failed"]
-        kept = await store.get("resp_1")
-        assert kept is not running
-        assert kept.response["error"]["type"] == "server_stopping"
-        assert generation.is_closed
-        assert uncounted == [True]
-
-    asyncio.run(job())
+async def test_response_stopped_before_its_first_step_has_an_end() -> None:
+    store, generation, counted = ResponseStore(9, 9000), _Endless(), ExitStack()
+    uncounted: list[bool] = []
+    counted.callback(uncounted.append, True)
+    running = _running(store, generation)
+    await running.begin_in_background(counted, nullcontext)
+    await running.stop()
+    assert running.response["status"] == "failed"
+    assert [event["type"] async for event in running.follow()] == ["response.failed"]
+    kept = await store.get("resp_1")
+    assert kept is not running
+    assert kept.response["error"]["type"] == "server_stopping"
+    assert generation.is_closed
+    assert uncounted == [True]
 
 
-def test_items_of_a_running_response_are_found_by_their_ids() -> None:
-    async def job() -> None:
-        store = ResponseStore(9, 9000)
-        running = _running(store, _Endless(), items=[{"id": "in_1"}, {"id": "in_2"}])
-        await running.begin_in_background(ExitStack(), nullcontext)
-        async for event in running.follow():
-            if event["type"] == "response.output_text.delta":
-                break
-        (message,) = running.response["output"]
-        assert await store.find_items(["in_2", message["id"], "x"]) == {"in_2": {"id": "in_2"}, message["id"]: message}
-        await running.stop()
-
-    asyncio.run(job())
+async def test_items_of_a_running_response_are_found_by_their_ids() -> None:
+    store = ResponseStore(9, 9000)
+    running = _running(store, _Endless(), items=[{"id": "in_1"}, {"id": "in_2"}])
+    await running.begin_in_background(ExitStack(), nullcontext)
+    async for event in running.follow():
+        if event["type"] == "response.output_text.delta":
+            break
+    (message,) = running.response["output"]
+    assert await store.find_items(["in_2", message["id"], "x"]) == {"in_2": {"id": "in_2"}, message["id"]: message}
+    await running.stop()
 
 
-def test_a_response_that_is_stopped_later_keeps_its_text() -> None:
-    async def job() -> None:
-        store, generation = ResponseStore(9, 9000), _Endless()
-        running = _running(store, generation)
-        await running.begin_in_background(ExitStack(), nullcontext)
-        async for event in running.follow():
-            if event["type"] == "response.output_text.delta":
-                await running.stop()
-        (message,) = await store.history("response", "resp_1", None)
-        assert message["content"][0]["text"] == "half"
-
-    asyncio.run(job())
+async def test_a_response_that_is_stopped_later_keeps_its_text() -> None:
+    store, generation = ResponseStore(9, 9000), _Endless()
+    running = _running(store, generation)
+    await running.begin_in_background(ExitStack(), nullcontext)
+    async for event in running.follow():
+        if event["type"] == "response.output_text.delta":
+            await running.stop()
+    (message,) = await store.history("response", "resp_1", None)
+    assert message["content"][0]["text"] == "half"
 
 
-def test_cancellation_during_a_remote_check_ends_it_once(
+async def test_cancellation_during_a_remote_check_ends_it_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def job() -> None:
-        store = ResponseStore(9, 9000)
-        running = _running(store, _Cancelled())
+    store = ResponseStore(9, 9000)
+    running = _running(store, _Cancelled())
 
-        async def cancel_meanwhile(id: str, owner: str | None) -> bool:
-            running.cancel()
-            return False
+    async def cancel_meanwhile(id: str, owner: str | None) -> bool:
+        running.cancel()
+        return False
 
-        monkeypatch.setattr(store, "was_ended_elsewhere", cancel_meanwhile)
-        await running.begin_in_background(ExitStack(), nullcontext)
-        numbers = [event["sequence_number"] async for event in running.follow()]
-        assert numbers == list(range(len(numbers)))
-        assert (await store.get("resp_1")).response["status"] == "cancelled"
-
-    asyncio.run(job())
+    monkeypatch.setattr(store, "was_ended_elsewhere", cancel_meanwhile)
+    await running.begin_in_background(ExitStack(), nullcontext)
+    numbers = [event["sequence_number"] async for event in running.follow()]
+    assert numbers == list(range(len(numbers)))
+    assert (await store.get("resp_1")).response["status"] == "cancelled"

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from genai_server.apis.responses.items import function_call, given_items, message, to_messages
+from genai_server.apis.responses.items import given_items, message, new_item, to_messages
 from genai_server.apis.responses.schemas import ResponsesRequest
 from genai_server.apis.responses.translate import new_response, outer_error, shortened, to_chat
 from genai_server.apis.shared.base import JsonObject
@@ -242,7 +242,7 @@ def test_shortening_keeps_calls_with_their_outputs() -> None:
         item
         for number in range(6)
         for item in (
-            function_call(f"c{number}", "f", "{}"),
+            new_item("function_call", call_id=f"c{number}", name="f", arguments="{}"),
             {"type": "function_call_output", "id": "x", "call_id": f"c{number}", "output": "x" * 100},
         )
     ]

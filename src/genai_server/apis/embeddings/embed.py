@@ -8,10 +8,11 @@ import math
 import sys
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 
+from genai_server.apis.shared.base import JsonObject
 from genai_server.apis.shared.usage import Usage
 from genai_server.engine_client.client import EngineClient
 from genai_server.engine_client.stream import TokenStream
@@ -44,8 +45,8 @@ class PoolingOptions:
 
 
 @dataclass(frozen=True)
-class Embeddings:
-    """Embedding vectors."""
+class Pooled:
+    """Embeddings of texts, or scores of text pairs."""
 
     # The model's name in responses.
     model: str
@@ -53,18 +54,18 @@ class Embeddings:
     vectors: Sequence["array[float]"]
     # Tokens of all texts, including special tokens.
     num_tokens: int
+    # Whether vectors have length 1.
+    is_normalized: bool = False
 
+    @property
+    def scores(self) -> list[float]:
+        """The scores of text pairs; higher is better."""
+        return [vector[0] for vector in self.vectors]
 
-@dataclass(frozen=True)
-class PairScores:
-    """Scores of text pairs; higher is better."""
-
-    # The model's name in responses.
-    model: str
-    # In the order of the pairs.
-    scores: Sequence[float]
-    # Tokens of all pairs, including special tokens.
-    num_tokens: int
+    @property
+    def usage(self) -> JsonObject:
+        """The usage in OpenAI's format, which other APIs share."""
+        return {"prompt_tokens": self.num_tokens, "total_tokens": self.num_tokens}
 
 
 class PooledAnswer:
@@ -102,7 +103,7 @@ async def embed(
     *,
     dimensions: int | None = None,
     prompt_name: str | None = None,
-) -> Embeddings:
+) -> Pooled:
     """The embeddings of texts or of token ids, which are used unchanged.
 
     `dimensions` truncates the vectors, and `prompt_name` selects one of the model's prompts to prepend. Raises
@@ -110,23 +111,21 @@ async def embed(
     nothing is left running.
     """
 
-    def check(model: PoolingModel) -> None:
-        named_prompt(model, prompt_name)
+    def encode(texts: PooledTexts, model: PoolingModel, limit: TextLimit) -> list[EncodedText]:
+        prompt = named_prompt(model, prompt_name)
         if dimensions is not None and not model.takes_length(dimensions):
             raise InvalidField(
                 f"dimensions must be supported by the model ({model.lengths()}); given {dimensions}",
                 param="dimensions",
             )
-
-    def encode(texts: PooledTexts, model: PoolingModel, limit: TextLimit) -> list[EncodedText]:
-        return texts.encode(inputs, limit, prompt=named_prompt(model, prompt_name))
+        return texts.encode(inputs, limit, prompt=prompt)
 
     request = _PooledRequest(services, context, options, Task.EMBED, "input")
-    pooled = await context.run_while_connected(request.run(check, encode))
-    vectors = pooled.vectors
-    if dimensions is not None and dimensions < len(vectors[0]):
-        vectors = await asyncio.to_thread(_shortened, vectors, dimensions, normalizes=pooled.about.normalizes)
-    return Embeddings(pooled.model, vectors, pooled.num_tokens)
+    pooled = await context.run_while_connected(request.run(encode))
+    if dimensions is None or dimensions >= len(pooled.vectors[0]):
+        return pooled
+    vectors = await asyncio.to_thread(_shortened, pooled.vectors, dimensions, normalizes=pooled.is_normalized)
+    return replace(pooled, vectors=vectors)
 
 
 async def score(
@@ -138,7 +137,7 @@ async def score(
     param: str,
     instruction: str | None = None,
     document_tokens: int | None = None,
-) -> PairScores:
+) -> Pooled:
     """The scores of query and document pairs.
 
     `param` is the name of the documents' field. `instruction` says what makes a document relevant, for models that
@@ -150,16 +149,7 @@ async def score(
         return texts.encode_pairs(pairs, limit, instruction=instruction, param=param)
 
     request = _PooledRequest(services, context, options, Task.RERANK, param)
-    pooled = await context.run_while_connected(request.run(lambda model: None, encode))
-    return PairScores(pooled.model, [vector[0] for vector in pooled.vectors], pooled.num_tokens)
-
-
-@dataclass(frozen=True)
-class _Pooled:
-    model: str
-    about: PoolingModel
-    vectors: Sequence["array[float]"]
-    num_tokens: int
+    return await context.run_while_connected(request.run(encode))
 
 
 @dataclass(frozen=True)
@@ -173,11 +163,7 @@ class _PooledRequest:
     # The name of the texts' field.
     param: str
 
-    async def run(
-        self,
-        check: Callable[[PoolingModel], None],
-        encode: Callable[[PooledTexts, PoolingModel, TextLimit], list[EncodedText]],
-    ) -> _Pooled:
+    async def run(self, encode: Callable[[PooledTexts, PoolingModel, TextLimit], list[EncodedText]]) -> Pooled:
         """Encode the texts and run the model on them."""
         self.services.drain.require_open()
         chosen, served = await self._model()
@@ -188,7 +174,6 @@ class _PooledRequest:
         about = codec.pooling
         if about is None:
             raise InvalidField(f"model {chosen.id} has been replaced by one that generates text", param="model")
-        check(about)
         limit = self._limit(info)
         order, texts, prompt = await codec.encode_pooled(
             lambda pooled: self._in_order(encode(pooled, about, limit), info.vocab_size)
@@ -199,7 +184,7 @@ class _PooledRequest:
         vectors: list[array[float]] = [found[0]] * len(texts)
         for number, vector in zip(order, found, strict=True):
             vectors[number] = vector
-        return _Pooled(chosen.id, about, vectors, len(prompt))
+        return Pooled(chosen.id, vectors, len(prompt), about.normalizes)
 
     async def _model(self) -> tuple[ChosenModel, ServedModel]:
         models, context = self.services.models, self.context

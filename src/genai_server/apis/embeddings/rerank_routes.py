@@ -1,30 +1,25 @@
 """/v1/rerank and /v1/score, for reranking models."""
 
 import time
+from collections.abc import Sequence
 
-from fastapi import APIRouter
 from fastapi.responses import Response
 
-from genai_server.apis.embeddings.embed import PairScores, score
-from genai_server.apis.embeddings.response import rerank_body, scores_body
+from genai_server.apis.embeddings.embed import Pooled, score
 from genai_server.apis.embeddings.routes import options_of
 from genai_server.apis.embeddings.schemas import RerankRequest, RerankResponse, ScoreRequest, ScoreResponse
-from genai_server.apis.shared.base import ErrorResponse
+from genai_server.apis.shared.base import JsonObject
+from genai_server.apis.shared.router import VersionedRouter
 from genai_server.generation.request_context import RequestContext, TheRequestContext
 from genai_server.generation.services import Services, TheServices
 from genai_server.http.json_response import json_response
 from genai_server.http.middleware.body import BodyRoute
 from genai_server.text.pooled_texts import Pair
 
-router = APIRouter(
-    route_class=BodyRoute,
-    tags=["rerank"],
-    responses={code: {"model": ErrorResponse} for code in (400, 404, 500, 503, 504)},
-)
+router = VersionedRouter(BodyRoute, "rerank", codes=(504,))
 
 
 @router.post("/v1/rerank", response_model=RerankResponse, response_model_exclude_none=True)
-@router.post("/rerank", include_in_schema=False)
 async def rerank(body: RerankRequest, services: TheServices, context: TheRequestContext) -> Response:
     """Jina's rerank API, also used by vLLM and llama.cpp, and version 1 of Cohere's."""
     return _ranked(body, await _scores(body, services, context), context, shows=body.return_documents is not False)
@@ -37,7 +32,6 @@ async def rerank_v2(body: RerankRequest, services: TheServices, context: TheRequ
 
 
 @router.post("/v1/score", response_model=ScoreResponse)
-@router.post("/score", include_in_schema=False)
 async def score_pairs(body: ScoreRequest, services: TheServices, context: TheRequestContext) -> Response:
     """vLLM's score API: score pairs of texts."""
     pairs = [
@@ -46,7 +40,7 @@ async def score_pairs(body: ScoreRequest, services: TheServices, context: TheReq
     ]
     found = await score(services, context, pairs, options_of(body), param="text_2", instruction=body.instruction)
     id = f"score-{context.request_id.removeprefix('req-')}"
-    return json_response(scores_body(id, int(time.time()), found.model, found.scores, found.num_tokens))
+    return json_response(scores_body(id, int(time.time()), found))
 
 
 def _place(field: str, given: str | list[str], number: int) -> str:
@@ -54,7 +48,7 @@ def _place(field: str, given: str | list[str], number: int) -> str:
     return field if isinstance(given, str) or len(given) == 1 else f"{field}[{number}]"
 
 
-async def _scores(body: RerankRequest, services: Services, context: RequestContext) -> PairScores:
+async def _scores(body: RerankRequest, services: Services, context: RequestContext) -> Pooled:
     return await score(
         services,
         context,
@@ -66,9 +60,27 @@ async def _scores(body: RerankRequest, services: Services, context: RequestConte
     )
 
 
-def _ranked(body: RerankRequest, found: PairScores, context: RequestContext, *, shows: bool) -> Response:
+def _ranked(body: RerankRequest, found: Pooled, context: RequestContext, *, shows: bool) -> Response:
     id = f"rerank-{context.request_id.removeprefix('req-')}"
     documents = body.texts if shows else None
-    return json_response(
-        rerank_body(id, found.model, found.scores, found.num_tokens, top_n=body.top_n, documents=documents)
-    )
+    return json_response(rerank_body(id, found, top_n=body.top_n, documents=documents))
+
+
+def rerank_body(id: str, found: Pooled, *, top_n: int | None, documents: Sequence[str] | None) -> JsonObject:
+    """Jina's list of results, best first, with the fields that Cohere's clients read. `documents` are returned."""
+    scores = found.scores
+    ranked = sorted(range(len(scores)), key=lambda index: -scores[index])[: top_n or None]
+    results: list[JsonObject] = [{"index": index, "relevance_score": scores[index]} for index in ranked]
+    if documents is not None:
+        for result in results:
+            result["document"] = {"text": documents[result["index"]]}
+    meta = {"tokens": {"input_tokens": found.num_tokens, "output_tokens": 0}}
+    whole = {"id": id, "object": "list", "model": found.model, "results": results}
+    return whole | {"usage": found.usage, "meta": meta}
+
+
+def scores_body(id: str, created: int, found: Pooled) -> JsonObject:
+    """vLLM's list of scores, in the order of the pairs."""
+    entries = [{"object": "score", "index": index, "score": score} for index, score in enumerate(found.scores)]
+    whole = {"id": id, "object": "list", "created": created, "model": found.model, "data": entries}
+    return whole | {"usage": found.usage}

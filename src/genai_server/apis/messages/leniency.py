@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from genai_server.apis.shared.raw_body import objects_at, remove, replace_media
+from genai_server.apis.shared.raw_body import objects_at, remove, remove_tools, replace_media
 
 # Fields that cannot affect answers of this server's models, or only save time or tokens.
 WITHOUT_EFFECT = (
@@ -30,7 +30,7 @@ def leave_out(body: Any) -> list[str]:
         found += replace_media(body, f"{path}.source.content[]", MEDIA, "text")
         found += _documents_to_text(body, path)
         found += replace_media(body, path, MEDIA, "text")
-    return found + _tools(body) + _effort(body)
+    return found + remove_tools(body, SERVER_TOOLS.fullmatch) + _effort(body)
 
 
 def _documents_to_text(body: Any, path: str) -> Iterator[str]:
@@ -53,18 +53,6 @@ def _plain_text(source: Any) -> str | None:
             if all(isinstance(block, dict) and isinstance(block.get("text"), str) for block in blocks):
                 return "\n".join(block["text"] for block in blocks)
     return None
-
-
-def _tools(body: Any) -> list[str]:
-    found = {
-        place: tool
-        for place, tool in objects_at(body, "tools[]")
-        if isinstance(tool.get("type"), str) and SERVER_TOOLS.fullmatch(tool["type"])
-    }
-    if found:
-        dropped = [id(tool) for tool in found.values()]
-        body["tools"] = [tool for tool in body["tools"] if id(tool) not in dropped]
-    return [f"{place} ({tool['type']})" for place, tool in found.items()]
 
 
 def _effort(body: Any) -> list[str]:

@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import AsyncGenerator
 
-from fastapi import APIRouter
 from fastapi.responses import JSONResponse, Response
 
 from genai_server.apis.messages.leniency import leave_out
@@ -11,6 +10,7 @@ from genai_server.apis.messages.response import MessageBuilder
 from genai_server.apis.messages.schemas import AnthropicErrorResponse, CountTokensRequest, MessagesRequest
 from genai_server.apis.messages.translate import Translation
 from genai_server.apis.shared.base import JsonObject
+from genai_server.apis.shared.router import VersionedRouter
 from genai_server.generation.answers import Generation
 from genai_server.generation.generate import generate
 from genai_server.generation.prompts import encode_chat
@@ -20,15 +20,10 @@ from genai_server.http.middleware.body import TheLeniency, lenient_route
 from genai_server.http.sse import STREAMS, EventStream
 from genai_server.pooling_model import Task
 
-router = APIRouter(
-    route_class=lenient_route(leave_out, caps=True),
-    tags=["anthropic"],
-    responses={code: {"model": AnthropicErrorResponse} for code in (400, 404, 500, 503)},
-)
+router = VersionedRouter(lenient_route(leave_out, caps=True), "anthropic", error=AnthropicErrorResponse)
 
 
 @router.post("/v1/messages", responses=STREAMS)
-@router.post("/messages", include_in_schema=False)
 async def create_message(
     body: MessagesRequest,
     services: TheServices,
@@ -52,7 +47,6 @@ async def create_message(
 
 
 @router.post("/v1/messages/count_tokens")
-@router.post("/messages/count_tokens", include_in_schema=False)
 async def count_tokens(body: CountTokensRequest, services: TheServices, leniency: TheLeniency) -> dict[str, int]:
     """Count the tokens of a prompt. Needs no engine."""
     codec = (await services.served(body.model, Task.GENERATE)).codec

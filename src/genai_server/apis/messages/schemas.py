@@ -10,9 +10,9 @@ from genai_server.apis.shared.base import (
     Text,
     Wire,
     WritableObject,
+    check_with_type,
     elements,
     field_error,
-    missing_error,
 )
 from genai_server.apis.shared.chat_parameters import MAX_MESSAGES, MAX_PARTS, MAX_TOOLS, DirectCaller, FunctionName
 from genai_server.apis.shared.sampling import MAX_STOP_STRINGS, SamplingFields, StopText
@@ -154,10 +154,7 @@ class ToolChoice(Wire):
 
     @model_validator(mode="after")
     def _has_name(self) -> Self:
-        if self.type == "tool" and self.name is None:
-            raise missing_error("name", "with type tool")
-        if self.type != "tool" and self.name is not None:
-            raise field_error("name", "is only allowed with type tool")
+        check_with_type(self.type, "tool", name=self.name)
         return self
 
 

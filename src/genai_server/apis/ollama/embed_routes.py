@@ -6,7 +6,7 @@ from dataclasses import replace
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from genai_server.apis.embeddings.embed import Embeddings, PoolingOptions, embed
+from genai_server.apis.embeddings.embed import Pooled, PoolingOptions, embed
 from genai_server.apis.embeddings.routes import FEW_NUMBERS
 from genai_server.apis.ollama.duration import nanoseconds
 from genai_server.apis.ollama.keep_alive import keep, load, seconds_to_keep
@@ -69,7 +69,7 @@ async def _embeddings(
     request: Request,
     services: Services,
     context: RequestContext,
-) -> Embeddings | None:
+) -> Pooled | None:
     """The texts' embeddings; None without texts."""
     name = None if body.model is None else find_model(services.models, body.model).id
     chosen = services.models.choose_for(name, Task.EMBED)

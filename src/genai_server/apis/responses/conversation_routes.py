@@ -1,41 +1,51 @@
 """OpenAI's /v1/conversations: stored items that responses continue and append to."""
 
-import asyncio
 import time
-from collections.abc import Sequence
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Response
+from fastapi import Query, Response
 
-from genai_server.apis.responses.caller_store import CallerStore, TheStore
-from genai_server.apis.responses.conversation_schemas import ConversationRequest, ConversationUpdate, ItemsRequest
-from genai_server.apis.responses.item_pages import items_response, page_response
-from genai_server.apis.responses.item_schemas import InputItem
-from genai_server.apis.responses.items import given_items, new_id
+from genai_server.apis.responses.item_schemas import MAX_ITEMS, InputItem
+from genai_server.apis.responses.items import new_id
 from genai_server.apis.responses.leniency import leave_out_of_items
-from genai_server.apis.responses.records import Record
-from genai_server.apis.responses.routes import found_items, not_stored
-from genai_server.apis.responses.schemas import InputItemsParameters
-from genai_server.apis.shared.base import ErrorResponse, JsonObject
+from genai_server.apis.responses.schemas import InputItemsParameters, Metadata
+from genai_server.apis.responses.store_access import TheStore, not_stored, page_response
+from genai_server.apis.responses.store_records import Page, Record
+from genai_server.apis.shared.base import Wire, elements
+from genai_server.apis.shared.router import VersionedRouter
 from genai_server.errors import InvalidField
 from genai_server.http.json_response import json_response
 from genai_server.http.middleware.body import lenient_route
 
-router = APIRouter(
-    route_class=lenient_route(leave_out_of_items),
-    tags=["openai"],
-    responses={code: {"model": ErrorResponse} for code in (400, 404, 500, 503)},
-)
+router = VersionedRouter(lenient_route(leave_out_of_items), "openai")
+
+
+class ConversationRequest(Wire):
+    """Body of POST /v1/conversations."""
+
+    items: Annotated[list[InputItem], elements(MAX_ITEMS)] | None = None
+    metadata: Metadata | None = None
+
+
+class ConversationUpdate(Wire):
+    """Body of POST /v1/conversations/{id}."""
+
+    metadata: Metadata | None
+
+
+class ItemsRequest(Wire):
+    """Body of POST /v1/conversations/{id}/items."""
+
+    items: Annotated[list[InputItem], elements(MAX_ITEMS, min_length=1)]
 
 
 @router.post("/v1/conversations")
-@router.post("/conversations", include_in_schema=False)
 async def create_conversation(body: ConversationRequest, stored: TheStore, response: Response) -> dict[str, Any]:
     """Create a conversation with these items."""
     store = stored.store
     if not store.is_on:
         raise InvalidField("this server does not store conversations (GENAI_RESPONSE_STORE_SIZE)", param=None)
-    items = await _given(body.items or [], stored, "items")
+    items = await stored.given_items(body.items or [], "items")
     value = {
         "id": new_id("conv"),
         "object": "conversation",
@@ -47,14 +57,12 @@ async def create_conversation(body: ConversationRequest, stored: TheStore, respo
 
 
 @router.get("/v1/conversations/{conversation_id}")
-@router.get("/conversations/{conversation_id}", include_in_schema=False)
 async def get_conversation(conversation_id: str, stored: TheStore) -> dict[str, Any]:
     """A conversation without its items."""
     return await stored.store.conversation(conversation_id, stored.owner)
 
 
 @router.post("/v1/conversations/{conversation_id}")
-@router.post("/conversations/{conversation_id}", include_in_schema=False)
 async def update_conversation(conversation_id: str, body: ConversationUpdate, stored: TheStore) -> dict[str, Any]:
     """Replace a conversation's metadata."""
     metadata = body.metadata or {}
@@ -64,7 +72,6 @@ async def update_conversation(conversation_id: str, body: ConversationUpdate, st
 
 
 @router.delete("/v1/conversations/{conversation_id}")
-@router.delete("/conversations/{conversation_id}", include_in_schema=False)
 async def delete_conversation(conversation_id: str, stored: TheStore) -> dict[str, Any]:
     """Delete a conversation and its items. Responses that continued it keep the items they need."""
     await stored.store.delete_conversation(conversation_id, stored.owner)
@@ -72,37 +79,28 @@ async def delete_conversation(conversation_id: str, stored: TheStore) -> dict[st
 
 
 @router.post("/v1/conversations/{conversation_id}/items")
-@router.post("/conversations/{conversation_id}/items", include_in_schema=False)
 async def add_items(conversation_id: str, body: ItemsRequest, stored: TheStore) -> Response:
     """Append items to a conversation; returns these items."""
-    items = await _given(body.items, stored, "items")
+    items = await stored.given_items(body.items, "items")
     await stored.store.add_items(conversation_id, stored.owner, items)
-    return await items_response(items)
+    return await page_response(Page([(item["id"], item) for item in items], has_more=False))
 
 
 @router.get("/v1/conversations/{conversation_id}/items")
-@router.get("/conversations/{conversation_id}/items", include_in_schema=False)
 async def list_items(
     conversation_id: str, query: Annotated[InputItemsParameters, Query()], stored: TheStore
 ) -> Response:
     """A conversation's items, page by page."""
-    return await page_response(await stored.store.conversation_items(conversation_id, stored.owner, query))
+    return await page_response(await stored.store.page("conversation", conversation_id, stored.owner, query))
 
 
 @router.get("/v1/conversations/{conversation_id}/items/{item_id}")
-@router.get("/conversations/{conversation_id}/items/{item_id}", include_in_schema=False)
 async def get_item(conversation_id: str, item_id: str, stored: TheStore) -> Response:
     """One item of a conversation."""
     return json_response(await stored.store.conversation_item(conversation_id, stored.owner, item_id))
 
 
 @router.delete("/v1/conversations/{conversation_id}/items/{item_id}")
-@router.delete("/conversations/{conversation_id}/items/{item_id}", include_in_schema=False)
 async def delete_item(conversation_id: str, item_id: str, stored: TheStore) -> dict[str, Any]:
     """Delete one item of a conversation; returns the conversation."""
     return await stored.store.remove_item(conversation_id, stored.owner, item_id)
-
-
-async def _given(given: Sequence[InputItem], stored: CallerStore, field: str) -> list[JsonObject]:
-    kept = await found_items(given, stored, field)
-    return await asyncio.to_thread(given_items, given, kept, field=field)

@@ -6,6 +6,7 @@ import base64
 import json
 import secrets
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from genai_server.apis.responses.item_schemas import (
     APPLY_PATCH,
@@ -35,6 +36,18 @@ CUSTOM_INPUT = "input"
 # Types of tool call items, and of their results.
 CALLS = ("function_call", "custom_tool_call", "apply_patch_call")
 OUTPUTS = tuple(f"{call}_output" for call in CALLS)
+# Beginnings of the items' ids.
+_PREFIXES = {
+    "message": "msg",
+    "reasoning": "rs",
+    "function_call": "fc",
+    "function_call_output": "fco",
+    "custom_tool_call": "ctc",
+    "custom_tool_call_output": "fco",
+    "apply_patch_call": "apc",
+    "apply_patch_call_output": "apco",
+    "compaction": "cmp",
+}
 # Precedes the summary of a compacted conversation.
 _COMPACTED = "Summary of the conversation up to here:"
 
@@ -44,9 +57,15 @@ def new_id(prefix: str) -> str:
     return f"{prefix}_{secrets.token_hex(24)}"
 
 
+def new_item(type: str, id: str | None = None, **fields: Any) -> JsonObject:
+    """An item of this type, with a new id if none is given. Fields that are None are left out."""
+    given = {name: value for name, value in fields.items() if value is not None}
+    return {"id": id or new_id(_PREFIXES[type]), "type": type, **given}
+
+
 def message(role: str, content: list[JsonObject], id: str | None = None, status: Status = "completed") -> JsonObject:
     """A message item; `input_text` and `output_text` build its content."""
-    return {"id": id or new_id("msg"), "type": "message", "status": status, "role": role, "content": content}
+    return new_item("message", id, status=status, role=role, content=content)
 
 
 def input_text(text: str) -> JsonObject:
@@ -57,11 +76,6 @@ def input_text(text: str) -> JsonObject:
 def output_text(text: str, logprobs: list[JsonObject] | None = None) -> JsonObject:
     """A content part of a message by the model."""
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs or []}
-
-
-def reasoning(content: list[JsonObject], id: str | None = None, status: Status = "completed") -> JsonObject:
-    """A reasoning item; `reasoning_text` builds its content."""
-    return {"id": id or new_id("rs"), "type": "reasoning", "status": status, "summary": [], "content": content}
 
 
 def reasoning_text(text: str) -> JsonObject:
@@ -77,43 +91,10 @@ def encrypted(text: str) -> str:
     return base64.b64encode(text.encode()).decode()
 
 
-def function_call(
-    call_id: str,
-    name: str,
-    arguments: str,
-    id: str | None = None,
-    status: Status = "completed",
-    namespace: str | None = None,
-) -> JsonObject:
-    """A function call item."""
-    called = {"call_id": call_id, "name": name, "arguments": arguments}
-    within = {"namespace": namespace} if namespace else {}
-    return {"id": id or new_id("fc"), "type": "function_call", "status": status, **called, **within}
-
-
-def custom_tool_call(call_id: str, name: str, input: str, id: str | None = None) -> JsonObject:
-    """A custom tool call item."""
-    called = {"call_id": call_id, "name": name, "input": input}
-    return {"id": id or new_id("ctc"), "type": "custom_tool_call", **called}
-
-
-def apply_patch_call(
-    call_id: str, operation: JsonObject, id: str | None = None, status: Status = "completed"
-) -> JsonObject:
-    """An apply_patch call item."""
-    called = {"call_id": call_id, "operation": operation}
-    return {"id": id or new_id("apc"), "type": "apply_patch_call", "status": status, **called}
-
-
 def listed(item: JsonObject) -> JsonObject:
     """An item as listed by `input_items`, where custom tool calls have a status."""
     is_custom = item["type"] in ("custom_tool_call", "custom_tool_call_output")
     return {**item, "status": "completed"} if is_custom else item
-
-
-def compaction(summary: str, id: str | None = None) -> JsonObject:
-    """A compaction item."""
-    return {"id": id or new_id("cmp"), "type": "compaction", "encrypted_content": encrypted(summary)}
 
 
 def referenced_ids(given: str | Sequence[InputItem]) -> list[str]:
@@ -149,26 +130,25 @@ def _given_item(item: Item, place: str) -> JsonObject:
             texts = [item.content] if isinstance(item.content, str) else [one.text for one in item.content]
             return message(item.role, [part(text) for text in texts], item.id, status)
         case FunctionCallItem():
-            return function_call(item.call_id, item.name, item.arguments, item.id, status, item.namespace)
+            called = {"call_id": item.call_id, "name": item.name, "arguments": item.arguments}
+            return new_item(item.type, item.id, status=status, **called, namespace=item.namespace)
         case ReasoningItem():
-            return reasoning([reasoning_text(text) for text in _thoughts(item, place)], item.id, status)
+            content = [reasoning_text(text) for text in _thoughts(item, place)]
+            return new_item(item.type, item.id, status=status, summary=[], content=content)
         case CustomToolCallItem():
-            return custom_tool_call(item.call_id, item.name, item.input, item.id)
+            return new_item(item.type, item.id, call_id=item.call_id, name=item.name, input=item.input)
         case ApplyPatchCallItem():
-            return apply_patch_call(item.call_id, item.operation.model_dump(exclude_none=True), item.id)
+            operation = item.operation.model_dump(exclude_none=True)
+            return new_item(item.type, item.id, status="completed", call_id=item.call_id, operation=operation)
         case ApplyPatchCallOutputItem():
-            output_field = {} if item.output is None else {"output": item.output}
-            id = item.id or new_id("apco")
-            return {"id": id, "type": item.type, "status": item.status, "call_id": item.call_id, **output_field}
+            return new_item(item.type, item.id, status=item.status, call_id=item.call_id, output=item.output)
         case CompactionItem():
-            return compaction(_decrypted(item.encrypted_content, place), item.id)
+            return new_item(item.type, item.id, encrypted_content=encrypted(_decrypted(item.encrypted_content, place)))
         case FunctionCallOutputItem() | CustomToolCallOutputItem():
             output = item.output if isinstance(item.output, str) else [input_text(part.text) for part in item.output]
-            named = {"name": item.name} if item.name else {}
-            id = item.id or new_id("fco")
-            common: JsonObject = {"id": id, "type": item.type, "call_id": item.call_id, "output": output}
-            is_custom = isinstance(item, CustomToolCallOutputItem)
-            return {**common, **({} if is_custom else {"status": status}), **named}
+            shown_status = status if isinstance(item, FunctionCallOutputItem) else None
+            result = {"call_id": item.call_id, "output": output, "status": shown_status}
+            return new_item(item.type, item.id, **result, name=item.name)
     raise AssertionError(item)
 
 

@@ -2,8 +2,7 @@
 
 from typing import Any
 
-from genai_server.apis.shared.base import JsonObject
-from genai_server.apis.shared.raw_body import objects_at, remove, remove_values, replace_media
+from genai_server.apis.shared.raw_body import objects_at, remove, remove_tools, remove_values, replace_media
 
 # Fields that cannot affect answers of this server's models, or only save time or tokens.
 WITHOUT_EFFECT = (
@@ -43,7 +42,10 @@ def leave_out(body: Any) -> list[str]:
     found = [place for path in WITHOUT_EFFECT for place in remove(body, path)] + remove_values(body, VALUES)
     for path in _PLACES_OF_MEDIA:
         found += replace_media(body, path, MEDIA, "input_text")
-    return found + _tools(body)
+    found += remove_tools(body, SERVER_TOOLS.__contains__)
+    if any(tool.get("type") == "namespace" for _, tool in objects_at(body, "tools[]")):
+        body["tools"] = [one for tool in body["tools"] for one in _flattened(tool)]
+    return found
 
 
 def leave_out_of_items(body: Any) -> list[str]:
@@ -51,26 +53,11 @@ def leave_out_of_items(body: Any) -> list[str]:
     return [place for path in _PLACES_IN_ITEMS for place in replace_media(body, path, MEDIA, "input_text")]
 
 
-def _tools(body: Any) -> list[str]:
-    tools = dict(objects_at(body, "tools[]"))
-    dropped = {place: tool for place, tool in tools.items() if tool.get("type") in SERVER_TOOLS}
-    if dropped or any(tool.get("type") == "namespace" for tool in tools.values()):
-        gone = [id(tool) for tool in dropped.values()]
-        body["tools"] = [one for tool in body["tools"] if id(tool) not in gone for one in _flattened(tool)]
-    return [f"{place} ({tool['type']})" for place, tool in dropped.items()]
-
-
 def _flattened(tool: Any) -> list[Any]:
     """The functions of a namespace, each with the namespace's name; any other tool unchanged."""
     if not isinstance(tool, dict) or tool.get("type") != "namespace" or not isinstance(tool.get("tools"), list):
         return [tool]
-    return [_within(tool, function) for function in tool["tools"]]
-
-
-def _within(namespace: JsonObject, function: Any) -> JsonObject | Any:
-    """The function with its namespace's name and description."""
-    if not isinstance(function, dict):
-        return function
-    found = {**function, "namespace": namespace.get("name")}
-    about = namespace.get("description")
-    return {**found, "namespace_description": about} if isinstance(about, str) else found
+    space = {"namespace": tool.get("name")}
+    if isinstance(tool.get("description"), str):
+        space["namespace_description"] = tool["description"]
+    return [{**function, **space} if isinstance(function, dict) else function for function in tool["tools"]]

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from genai_server.answer_parts import ScoredToken
 from genai_server.apis.chat_completions.response import logprobs
-from genai_server.apis.responses import items as items
+from genai_server.apis.responses import items
 from genai_server.apis.responses.item_schemas import Status
 from genai_server.apis.shared.base import JsonObject
 
@@ -21,8 +21,10 @@ NamedEvent = tuple[str, JsonObject]
 class OutputItem(ABC):
     """An output item whose text arrives in pieces."""
 
-    def __init__(self, prefix: str) -> None:
-        self.id = items.new_id(prefix)
+    type: ClassVar[str]
+
+    def __init__(self) -> None:
+        self.id: str = items.new_item(self.type)["id"]
         self.status: Status = "in_progress"
         self._texts: list[str] = []
 
@@ -44,9 +46,10 @@ class OutputItem(ABC):
         """The events that open the item."""
         yield "output_item.added", {"item": self.to_json()}
 
-    @abstractmethod
     def more(self, text: str, tokens: Sequence[ScoredToken]) -> Iterator[NamedEvent]:
-        """The events for more text. `tokens` are the text's tokens if log probabilities are requested."""
+        """Add text; yields its events. `tokens` are the text's tokens if log probabilities are requested."""
+        self._texts.append(text)
+        yield from ()
 
     def closing(self) -> Iterator[NamedEvent]:
         """The events that close the item."""
@@ -56,14 +59,17 @@ class OutputItem(ABC):
 class FunctionCall(OutputItem):
     """A function call; its text is the arguments."""
 
+    type = "function_call"
+
     def __init__(self, call_id: str, name: str, namespace: str | None = None) -> None:
-        super().__init__("fc")
+        super().__init__()
         self._call_id = call_id
         self._name = name
         self._namespace = namespace
 
     def to_json(self) -> JsonObject:
-        return items.function_call(self._call_id, self._name, self.text, self.id, self.status, self._namespace)
+        called = {"call_id": self._call_id, "name": self._name, "arguments": self.text, "namespace": self._namespace}
+        return items.new_item(self.type, self.id, status=self.status, **called)
 
     def more(self, text: str, tokens: Sequence[ScoredToken]) -> Iterator[NamedEvent]:
         self._texts.append(text)
@@ -77,15 +83,18 @@ class FunctionCall(OutputItem):
 class CustomCall(OutputItem):
     """A custom tool call, which the model writes as a function call whose only argument is the text."""
 
+    type = "custom_tool_call"
+
     def __init__(self, call_id: str, name: str) -> None:
-        super().__init__("ctc")
+        super().__init__()
         self._call_id = call_id
         self._name = name
         # Number of characters of the text that have been sent.
         self._num_sent = 0
 
     def to_json(self) -> JsonObject:
-        return items.custom_tool_call(self._call_id, self._name, given_input(self.text), self.id)
+        called = {"call_id": self._call_id, "name": self._name, "input": given_input(self.text)}
+        return items.new_item(self.type, self.id, **called)
 
     def more(self, text: str, tokens: Sequence[ScoredToken]) -> Iterator[NamedEvent]:
         self._texts.append(text)
@@ -106,8 +115,10 @@ class CustomCall(OutputItem):
 class ApplyPatchCall(OutputItem):
     """An apply_patch call. It is shown when complete, because a partial patch must not be applied."""
 
+    type = "apply_patch_call"
+
     def __init__(self, call_id: str) -> None:
-        super().__init__("apc")
+        super().__init__()
         self._call_id = call_id
 
     @property
@@ -118,13 +129,9 @@ class ApplyPatchCall(OutputItem):
         operation = json.loads(self.text)
         if operation["type"] == "delete_file":
             del operation["diff"]
-        return items.apply_patch_call(self._call_id, operation, self.id, self.status)
+        return items.new_item(self.type, self.id, status=self.status, call_id=self._call_id, operation=operation)
 
     def opening(self) -> Iterator[NamedEvent]:
-        yield from ()
-
-    def more(self, text: str, tokens: Sequence[ScoredToken]) -> Iterator[NamedEvent]:
-        self._texts.append(text)
         yield from ()
 
     def closing(self) -> Iterator[NamedEvent]:
@@ -158,10 +165,6 @@ class TextItem(OutputItem):
 
     kind: ClassVar[str]
 
-    def __init__(self, prefix: str) -> None:
-        super().__init__(prefix)
-        self._content: list[JsonObject] = []
-
     @abstractmethod
     def part(self) -> JsonObject:
         """The part in its current state."""
@@ -188,27 +191,30 @@ class TextItem(OutputItem):
 class Reasoning(TextItem):
     """A reasoning item, with `encrypted_content` if `is_encrypted`."""
 
+    type = "reasoning"
     kind = "reasoning_text"
 
     def __init__(self, *, is_encrypted: bool) -> None:
-        super().__init__("rs")
+        super().__init__()
         self._is_encrypted = is_encrypted
 
     def part(self) -> JsonObject:
         return items.reasoning_text(self.text)
 
     def to_json(self) -> JsonObject:
-        item = items.reasoning(self.parts(), self.id, self.status)
-        return {**item, "encrypted_content": items.encrypted(self.text)} if self._is_encrypted else item
+        encrypted = items.encrypted(self.text) if self._is_encrypted else None
+        content = {"summary": [], "content": self.parts(), "encrypted_content": encrypted}
+        return items.new_item(self.type, self.id, status=self.status, **content)
 
 
 class Message(TextItem):
     """A message by the model."""
 
+    type = "message"
     kind = "output_text"
 
     def __init__(self) -> None:
-        super().__init__("msg")
+        super().__init__()
         self._logprobs: list[JsonObject] = []
 
     def part(self) -> JsonObject:

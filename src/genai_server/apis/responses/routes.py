@@ -5,17 +5,13 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query
+from fastapi import Query
 from fastapi.responses import Response
 
-from genai_server.apis.responses.caller_store import CallerStore, TheStore
-from genai_server.apis.responses.item_pages import page_response
 from genai_server.apis.responses.item_schemas import InputItem
-from genai_server.apis.responses.items import given_items, listed, new_id, referenced_ids
-from genai_server.apis.responses.kept_response import KeptResponse
+from genai_server.apis.responses.items import listed, new_id
 from genai_server.apis.responses.leniency import leave_out
-from genai_server.apis.responses.records import RUNNING
-from genai_server.apis.responses.response import ResponseBuilder
+from genai_server.apis.responses.response import ResponseBuilder, stream_error
 from genai_server.apis.responses.running_response import Following, Keeping, RunningResponse
 from genai_server.apis.responses.schemas import (
     ENCRYPTED_REASONING,
@@ -25,6 +21,8 @@ from genai_server.apis.responses.schemas import (
     ResponsesRequest,
     RetrieveParameters,
 )
+from genai_server.apis.responses.store_access import CallerStore, TheStore, not_stored, page_response
+from genai_server.apis.responses.store_records import RUNNING, KeptResponse
 from genai_server.apis.responses.translate import (
     compacted,
     compacting,
@@ -35,8 +33,9 @@ from genai_server.apis.responses.translate import (
     to_chat,
     tools_by_name,
 )
-from genai_server.apis.shared.base import ErrorResponse, JsonObject
+from genai_server.apis.shared.base import JsonObject
 from genai_server.apis.shared.chat_parameters import ChatParameters
+from genai_server.apis.shared.router import VersionedRouter
 from genai_server.errors import ConversationNotFound, InvalidField, PreviousNotFound, PromptTooLong, ResponseNotFound
 from genai_server.generation.answers import Generation
 from genai_server.generation.generate import generate
@@ -49,20 +48,13 @@ from genai_server.http.sse import STREAMS, EventStream
 from genai_server.pooling_model import Task
 from genai_server.quoted_values import quoted
 
-# Response header with the reason why a response or conversation was not stored.
-NOT_STORED = "x-genai-not-stored"
 # Safety margin when shortening a prompt that is too long: the number of tokens per character varies.
 _MARGIN = 0.95
 
-router = APIRouter(
-    route_class=lenient_route(leave_out),
-    tags=["openai"],
-    responses={code: {"model": ErrorResponse} for code in (400, 404, 500, 503)},
-)
+router = VersionedRouter(lenient_route(leave_out), "openai")
 
 
 @router.post("/v1/responses", responses=STREAMS)
-@router.post("/responses", include_in_schema=False)
 async def create_response(
     body: ResponsesRequest,
     services: TheServices,
@@ -89,14 +81,12 @@ async def create_response(
 
 
 @router.get("/v1/responses", include_in_schema=False)
-@router.get("/responses", include_in_schema=False)
 async def upgrade_required() -> Response:
     """Reached by WebSocket handshakes (apis/responses/websocket.py), or by a plain GET."""
     return Response(status_code=426, headers={"upgrade": "websocket", "connection": "upgrade"})
 
 
 @router.post("/v1/responses/input_tokens", response_model=InputTokens)
-@router.post("/responses/input_tokens", include_in_schema=False)
 async def count_input_tokens(
     body: ResponsesRequest, services: TheServices, stored: TheStore, leniency: TheLeniency
 ) -> InputTokens:
@@ -109,7 +99,6 @@ async def count_input_tokens(
 
 
 @router.post("/v1/responses/compact")
-@router.post("/responses/compact", include_in_schema=False)
 async def compact_response(
     body: CompactRequest, services: TheServices, context: TheRequestContext, stored: TheStore
 ) -> dict[str, Any]:
@@ -137,7 +126,6 @@ async def compact_response(
 
 
 @router.get("/v1/responses/{response_id}", responses=STREAMS)
-@router.get("/responses/{response_id}", include_in_schema=False)
 async def get_response(response_id: str, query: Annotated[RetrieveParameters, Query()], stored: TheStore) -> Response:
     """A response in its current state, or the events of a streamed background response."""
     kept = await stored.store.get(response_id, stored.owner)
@@ -149,7 +137,6 @@ async def get_response(response_id: str, query: Annotated[RetrieveParameters, Qu
 
 
 @router.delete("/v1/responses/{response_id}")
-@router.delete("/responses/{response_id}", include_in_schema=False)
 async def delete_response(response_id: str, stored: TheStore) -> dict[str, Any]:
     """Delete a response. Responses that continued it keep the items they need."""
     await stored.store.delete(response_id, stored.owner)
@@ -157,7 +144,6 @@ async def delete_response(response_id: str, stored: TheStore) -> dict[str, Any]:
 
 
 @router.post("/v1/responses/{response_id}/cancel")
-@router.post("/responses/{response_id}/cancel", include_in_schema=False)
 async def cancel_response(response_id: str, stored: TheStore) -> Response:
     """Cancel a running response; returns it with its partial answer."""
     kept = await stored.store.cancel(response_id, stored.owner)
@@ -165,24 +151,18 @@ async def cancel_response(response_id: str, stored: TheStore) -> Response:
 
 
 @router.get("/v1/responses/{response_id}/input_items")
-@router.get("/responses/{response_id}/input_items", include_in_schema=False)
 async def list_input_items(
     response_id: str, query: Annotated[InputItemsParameters, Query()], stored: TheStore
 ) -> Response:
     """A page of a response's input items, including those of earlier turns."""
-    page = await stored.store.input_items(response_id, stored.owner, query)
+    page = await stored.store.page("response", response_id, stored.owner, query)
     return await page_response(page, shown=listed)
-
-
-def not_stored(reason: str | None) -> dict[str, str]:
-    """The header with the reason why something was not stored, if any."""
-    return {} if reason is None else {NOT_STORED: reason.encode("ascii", "backslashreplace").decode()}
 
 
 def _followed(kept: KeptResponse, after: int | None = None) -> EventStream:
     """A stream of events of a response that does not depend on the stream. Raises InvalidField."""
-    source = Following(kept)
-    return EventStream(source, kept.follow(after), named=True, tell_error=source.tell_error)
+    events = kept.follow(after)
+    return EventStream(Following(kept), events, named=True, tell_error=lambda error: stream_error(error, 0))
 
 
 async def _start(
@@ -248,21 +228,12 @@ async def _begun(
             items = fewer
 
 
-async def found_items(given: str | Sequence[InputItem], stored: CallerStore, field: str) -> dict[str, JsonObject]:
-    """The stored items that a request's field refers to, keyed by id. Raises InvalidField and StoreUnavailable."""
-    try:
-        return await stored.store.find_items(referenced_ids(given), stored.owner)
-    except InvalidField as error:
-        raise error.reworded(error.message, param=field) from None
-
-
 async def _items(
     body: ResponsesRequest | CompactRequest, stored: CallerStore
 ) -> tuple[list[JsonObject], list[JsonObject]]:
     """The items of all earlier turns, and those of this request. Raises InvalidField and StoreUnavailable."""
     given: str | list[InputItem] = [] if body.input is None else body.input
-    kept = await found_items(given, stored, "input")
-    return await _earlier(body, stored), await asyncio.to_thread(given_items, given, kept)
+    return await _earlier(body, stored), await stored.given_items(given, "input")
 
 
 async def _earlier(body: ResponsesRequest | CompactRequest, stored: CallerStore) -> list[JsonObject]:

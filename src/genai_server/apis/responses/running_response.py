@@ -8,10 +8,9 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 
-from genai_server.apis.responses.kept_response import KeptResponse
-from genai_server.apis.responses.records import LatestResponse, Record, not_cancelled, not_streamed
-from genai_server.apis.responses.response import ResponseBuilder, stream_error
-from genai_server.apis.responses.response_store import ResponseStore
+from genai_server.apis.responses.response import ResponseBuilder
+from genai_server.apis.responses.store import ResponseStore
+from genai_server.apis.responses.store_records import KeptResponse, LatestResponse, Record, not_cancelled, not_streamed
 from genai_server.apis.shared.base import JsonObject
 from genai_server.errors import ConversationNotFound, GenaiServerError, InvalidField, ServerStopping, StoreUnavailable
 from genai_server.generation.answers import Generation
@@ -244,13 +243,13 @@ class RunningResponse:
         async for event in self.events():
             self._add_event(event)
 
-    async def _was_ended_elsewhere(self) -> bool:
-        store = self._keeping.store
-        return self._task is not None and await store.was_ended_elsewhere(self.response["id"], self.owner)
-
     async def _ended(self, reason: FinishReason) -> list[JsonObject]:
         """End the response for the reason that ended its answer; returns the last events."""
-        was_ended_elsewhere = reason is FinishReason.CANCELLED and await self._was_ended_elsewhere()
+        was_ended_elsewhere = (
+            reason is FinishReason.CANCELLED
+            and self._task is not None
+            and await self._keeping.store.was_ended_elsewhere(self.response["id"], self.owner)
+        )
         if self._build.is_ended:  # it was cancelled in this process while waiting
             return self._last_events
         if was_ended_elsewhere:
@@ -265,11 +264,8 @@ class RunningResponse:
 
     def _add_last_events(self, error: GenaiServerError) -> None:
         """Add the last events, those of an error unless the response has already ended."""
-        num_events = 0 if self._events is None else len(self._events)
-        last = self._last_events if self._build.is_ended else [self.fail(error)]
-        for event in last:
-            if event["sequence_number"] >= num_events:
-                self._add_event(event)
+        for event in self._missing(self._last_events if self._build.is_ended else [self.fail(error)]):
+            self._add_event(event)
 
     def _wake(self) -> None:
         self._news.set()
@@ -293,12 +289,13 @@ class RunningResponse:
                 answer.end()
 
     def _record(self) -> Record:
-        events = None if self._events is None else self._all_events(self._events)
+        events = None if self._events is None else [*self._events, *self._missing(self._last_events)]
         return Record(self.response, self.items, self.owner, events)
 
-    def _all_events(self, events: list[JsonObject]) -> list[JsonObject]:
-        """The events added so far and the last ones."""
-        return [*events, *(event for event in self._last_events if event["sequence_number"] >= len(events))]
+    def _missing(self, last: list[JsonObject]) -> list[JsonObject]:
+        """Those of the last events that have not been added."""
+        num_events = len(self._events or [])
+        return [event for event in last if event["sequence_number"] >= num_events]
 
     async def _read(self) -> None:
         async for _ in self.events():
@@ -318,7 +315,3 @@ class Following:
 
     def close(self) -> None:
         """Do nothing: the response continues."""
-
-    def tell_error(self, error: GenaiServerError) -> JsonObject:
-        """The last event of a stream that ends before its response."""
-        return stream_error(error, 0)

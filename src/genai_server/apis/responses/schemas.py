@@ -12,6 +12,7 @@ from genai_server.apis.shared.base import (
     Text,
     Wire,
     WithoutEffect,
+    check_with_type,
     elements,
     field_error,
     members,
@@ -72,16 +73,18 @@ class ToolGrammar(Wire):
 
     @model_validator(mode="after")
     def _has_a_grammar(self) -> Self:
-        for field in ("syntax", "definition"):
-            is_given = getattr(self, field) is not None
-            if self.type == "grammar" and not is_given:
-                raise missing_error(field, "with type grammar")
-            if self.type != "grammar" and is_given:
-                raise field_error(field, "is only allowed with type grammar")
+        check_with_type(self.type, "grammar", syntax=self.syntax, definition=self.definition)
         return self
 
 
-class CustomTool(Wire):
+class _WithoutNamespace(Wire):
+    @property
+    def namespace(self) -> None:
+        """None: only functions have namespaces."""
+        return
+
+
+class CustomTool(_WithoutNamespace):
     """A tool that the model calls with free-form text."""
 
     type: Literal["custom"]
@@ -89,13 +92,8 @@ class CustomTool(Wire):
     description: Text | None = None
     format: ToolGrammar | None = Field(None, description="Format of the tool's input; by default any text.")
 
-    @property
-    def namespace(self) -> None:
-        """None: only functions have namespaces."""
-        return
 
-
-class NamedApplyPatch(Wire):
+class NamedApplyPatch(_WithoutNamespace):
     """Refers to the apply_patch tool in `tools`."""
 
     type: Literal["apply_patch"]
@@ -105,11 +103,6 @@ class NamedApplyPatch(Wire):
         """The tool's name in the prompt."""
         return APPLY_PATCH
 
-    @property
-    def namespace(self) -> None:
-        """None: only functions have namespaces."""
-        return
-
 
 class ApplyPatchTool(NamedApplyPatch):
     """OpenAI's tool for creating, updating and deleting files. The client applies the patches."""
@@ -117,16 +110,11 @@ class ApplyPatchTool(NamedApplyPatch):
     allowed_callers: Annotated[list[Literal["direct"]], elements(8)] | None = None
 
 
-class NamedCustom(Wire):
+class NamedCustom(_WithoutNamespace):
     """Refers to a custom tool in `tools` by its name."""
 
     type: Literal["custom"]
     name: FunctionName
-
-    @property
-    def namespace(self) -> None:
-        """None: only functions have namespaces."""
-        return
 
 
 class NamedResponseFunction(Wire):
@@ -146,7 +134,7 @@ class AllowedResponseTools(Wire):
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
     tools: Annotated[
-        list[Annotated[NamedResponseFunction | NamedCustom | NamedApplyPatch, Field(discriminator="type")]],
+        list[Annotated[ChosenTool, Field(discriminator="type")]],
         elements(MAX_TOOLS, min_length=1),
     ]
 
@@ -162,12 +150,7 @@ class TextFormat(Wire):
 
     @model_validator(mode="after")
     def _has_schema(self) -> Self:
-        for field, alias in (("name", "name"), ("schema_", "schema")):
-            given = getattr(self, field) is not None
-            if self.type == "json_schema" and not given:
-                raise missing_error(alias, "with type json_schema")
-            if self.type != "json_schema" and given:
-                raise field_error(alias, "is only allowed with type json_schema")
+        check_with_type(self.type, "json_schema", name=self.name, schema=self.schema_)
         if self.type != "json_schema" and (self.description is not None or self.strict is not None):
             raise field_error("type", "must be json_schema if description or strict is given")
         return self
@@ -234,14 +217,7 @@ class ResponsesRequest(GenerationFields):
         None, ge=1, description="Maximum number of tokens of the answer; by default all that fit."
     )
     tools: Annotated[list[ResponseTool], elements(MAX_TOOLS)] | None = None
-    tool_choice: (
-        Literal["none", "auto", "required"]
-        | NamedResponseFunction
-        | NamedCustom
-        | NamedApplyPatch
-        | AllowedResponseTools
-        | None
-    ) = None
+    tool_choice: Literal["none", "auto", "required"] | ChosenTool | AllowedResponseTools | None = None
     parallel_tool_calls: bool | None = Field(None, description="Whether an answer may call several tools.")
     text: TextConfig | None = None
     reasoning: ReasoningConfig | None = None
@@ -285,14 +261,10 @@ class ResponsesRequest(GenerationFields):
             raise field_error("background", "is only allowed with store: true")
         if self.conversation is not None and self.previous_response_id is not None:
             raise field_error("conversation", "cannot be combined with previous_response_id")
-        if self.tool_choice not in (None, "none", "auto"):
-            self._check_tool_choice()
-        return self
-
-    def _check_tool_choice(self) -> None:
-        if not self.tools:
+        if self.tool_choice not in (None, "none", "auto") and not self.tools:
             raise field_error("tool_choice", "is only allowed with tools")
         self.chosen_names()
+        return self
 
     @property
     def conversation_id(self) -> str | None:
@@ -315,15 +287,12 @@ class ResponsesRequest(GenerationFields):
 def _full_name(chosen: ChosenTool, namespaces: set[str | None]) -> str:
     found = namespaces & {chosen.namespace} if chosen.namespace else namespaces
     if not found:
-        raise field_error("tool_choice", f"names the {_kind(chosen)} {quoted(chosen.name)}, which is not in tools")
+        kind = {"function": "function", "custom": "custom tool", "apply_patch": "tool"}[chosen.type]
+        raise field_error("tool_choice", f"names the {kind} {quoted(chosen.name)}, which is not in tools")
     if len(found) > 1:
         rule = f"names the function {quoted(chosen.name)}, but {len(found)} tools have this name: add its namespace"
         raise field_error("tool_choice", rule)
     return full_name(chosen.name, *found)
-
-
-def _kind(chosen: ChosenTool) -> str:
-    return {"function": "function", "custom": "custom tool", "apply_patch": "tool"}[chosen.type]
 
 
 class CompactRequest(WithoutEffect):

@@ -13,9 +13,10 @@ from genai_server.apis.responses.items import (
     CALLS,
     CUSTOM_INPUT,
     OUTPUTS,
-    compaction,
+    encrypted,
     message,
     new_id,
+    new_item,
     to_messages,
 )
 from genai_server.apis.responses.items import input_text as text_part
@@ -236,7 +237,7 @@ def compacting(body: CompactRequest, conversation: Sequence[JsonObject]) -> Chat
 def compacted(conversation: Sequence[JsonObject], summary: str) -> list[JsonObject]:
     """The compacted form of a conversation: its user messages and a summary of everything."""
     users = [item for item in conversation if item["type"] == "message" and item["role"] == "user"]
-    return [*users, compaction(summary)]
+    return [*users, new_item("compaction", encrypted_content=encrypted(summary))]
 
 
 def shortened(conversation: Sequence[JsonObject], share: float) -> list[JsonObject] | None:

@@ -1,6 +1,6 @@
 """The Responses API over a WebSocket, as defined by Open Responses and OpenAI: each turn becomes a POST to the app.
 
-Authentication, limits, logs and metrics therefore apply to turns as to all other requests. Plain ASGI.
+Authentication, limits, logs and metrics therefore apply to turns as to all other requests.
 """
 
 import asyncio
@@ -12,8 +12,8 @@ import msgspec
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from genai_server.apis.responses.caller_store import TurnReceipt
-from genai_server.apis.responses.records import LatestResponse
+from genai_server.apis.responses.store_access import TurnReceipt
+from genai_server.apis.responses.store_records import LatestResponse
 from genai_server.apis.shared.base import JsonObject
 from genai_server.errors import InvalidField, RequestError
 from genai_server.http.middleware.authentication import is_own_origin
@@ -30,27 +30,25 @@ MAX_SECONDS = 3600.0
 _UPGRADE = 426
 # Headers of the handshake that are not passed on to its turns.
 _HANDSHAKE_HEADERS = {"connection", "upgrade", "content-length", "content-type", "transfer-encoding", "x-request-id"}
+# What a turn's scope has of the handshake's.
+_PASSED_ON = ("asgi", "http_version", "path", "raw_path", "root_path", "query_string", "client", "server")
 _LAST_EVENTS = {"response.completed", "response.failed", "response.incomplete"}
 _GOING_AWAY = 1001
 _MAX_SHOWN = 100
 
 
 class ResponsesSocket:
-    """Accepts WebSockets at the Responses API's paths and refuses all others. The outermost middleware.
+    """The ASGI app of all WebSockets: accepts those at the Responses API's paths and refuses the others.
 
     The handshake passes through the app as a GET and is refused like one. Browsers allow any web page to open
     WebSockets to any server without a preflight request, so the origin must be the server's own or one of `origins`.
     """
 
-    def __init__(self, app: ASGIApp, origins: Collection[str]) -> None:
-        self.app = app
+    def __init__(self, origins: Collection[str]) -> None:
         self._origins = origins
         self._parsing = ParsingThread()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "websocket":
-            await self.app(scope, receive, send)
-            return
         await receive()  # websocket.connect
         refusal = await self._refusal(scope)
         if refusal is not None:
@@ -59,7 +57,7 @@ class ResponsesSocket:
         await send({"type": "websocket.accept"})
         try:
             async with asyncio.timeout(MAX_SECONDS):
-                await _Connection(self.app, self._parsing, scope, receive, send).serve()
+                await _Connection(self._parsing, scope, receive, send).serve()
         except TimeoutError:
             error = {
                 "code": "websocket_connection_limit_reached",
@@ -79,17 +77,15 @@ class ResponsesSocket:
         if scope["path"] not in PATHS:
             return _refusal(404, f"there is no WebSocket at {scope['path'][:_MAX_SHOWN]}", "not_found")
         answer = _Answer()
-        await self.app(
-            _http_scope(scope, "GET", b"", receipt_of(scope.get("state", {}))), _Request(b"").receive, answer.send
-        )
+        get = _http_scope(scope, "GET", b"", receipt_of(scope.get("state", {})))
+        await scope["app"](get, _Request(b"").receive, answer.send)
         return None if answer.status == _UPGRADE else answer
 
 
 class _Connection:
     """One WebSocket, whose turns run one after another."""
 
-    def __init__(self, app: ASGIApp, parsing: ParsingThread, scope: Scope, receive: Receive, send: Send) -> None:
-        self._app = app
+    def __init__(self, parsing: ParsingThread, scope: Scope, receive: Receive, send: Send) -> None:
         self._parsing = parsing
         self._scope = scope
         self._latest = LatestResponse()
@@ -125,7 +121,7 @@ class _Connection:
             return
         receipt = TurnReceipt(arrived, receipt_of(self._scope.get("state", {})).max_files, latest=self._latest)
         scope = _http_scope(self._scope, "POST", body, receipt)
-        self._turn = _Turn(self._app, scope, body, self._send, lambda: self._latest.forget(previous))
+        self._turn = _Turn(self._scope["app"], scope, body, self._send, lambda: self._latest.forget(previous))
 
     async def _send_error(self, message: str, code: str, param: str | None) -> None:
         error = {"message": message, "type": "invalid_request_error", "param": param, "code": code}
@@ -174,7 +170,8 @@ class _Turn:
             data = b"".join(line[6:] for line in event.split(b"\n") if line.startswith(b"data: "))
             if data:
                 await self._send({"type": "websocket.send", "text": data.decode()})
-                self.is_finished = self.is_finished or _is_last(event)
+                name = event.partition(b"\n")[0].removeprefix(b"event: ").decode()
+                self.is_finished = self.is_finished or name in _LAST_EVENTS
 
     async def _refused(self) -> None:
         """Send what the app has answered in place of events."""
@@ -256,7 +253,7 @@ def _http_scope(scope: Scope, method: str, body: bytes, receipt: Receipt) -> Sco
     if body:
         headers += [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     return {
-        **{name: scope[name] for name in scope if name not in ("type", "subprotocols", "extensions", "state")},
+        **{name: scope[name] for name in _PASSED_ON if name in scope},
         "type": "http",
         "method": method,
         "scheme": {"ws": "http", "wss": "https"}.get(scope.get("scheme", "ws"), "http"),
@@ -264,11 +261,6 @@ def _http_scope(scope: Scope, method: str, body: bytes, receipt: Receipt) -> Sco
         "extensions": {},
         "state": with_receipt(receipt),
     }
-
-
-def _is_last(event: bytes) -> bool:
-    name = event.partition(b"\n")[0].removeprefix(b"event: ").decode()
-    return name in _LAST_EVENTS
 
 
 def _refusal(status: int, message: str, code: str) -> _Answer:

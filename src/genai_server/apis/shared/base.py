@@ -22,6 +22,15 @@ def missing_error(field: str, rule: str) -> PydanticCustomError:
     return PydanticCustomError("missing_field", "{rule}", {"field": field, "rule": f"is required {rule}"})
 
 
+def check_with_type(given: str, wanted: str, **fields: Any) -> None:
+    """Raise unless these fields are given with the wanted type of their object, and only with it."""
+    for field, value in fields.items():
+        if given == wanted and value is None:
+            raise missing_error(field, f"with type {wanted}")
+        if given != wanted and value is not None:
+            raise field_error(field, f"is only allowed with type {wanted}")
+
+
 def elements(max_length: int, *, min_length: int | None = None) -> Any:
     """Length limits of a list. Validation stops at the first wrong element because there may be many thousands."""
     return Field(min_length=min_length, max_length=max_length, fail_fast=True)

@@ -8,6 +8,7 @@ from genai_server.apis.shared.base import (
     NonEmptyText,
     Text,
     Wire,
+    check_with_type,
     elements,
     field_error,
     missing_error,
@@ -174,10 +175,7 @@ class ResponseFormat(Wire):
 
     @model_validator(mode="after")
     def _has_schema(self) -> Self:
-        if self.type == "json_schema" and self.json_schema is None:
-            raise missing_error("json_schema", "with type json_schema")
-        if self.type != "json_schema" and self.json_schema is not None:
-            raise field_error("json_schema", "is only allowed with type json_schema")
+        check_with_type(self.type, "json_schema", json_schema=self.json_schema)
         return self
 
 

@@ -1,6 +1,6 @@
 """Edits to a body before validation. In a path such as `tools[].name`, `[]` stands for each element."""
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 from genai_server.apis.shared.base import JsonObject
@@ -45,6 +45,19 @@ def remove_values(body: Any, table: Mapping[str, Collection[str]]) -> list[str]:
         if any(value.get(field) in values for _, value in objects_at(body, parent)):
             found += remove(body, path)
     return found
+
+
+def remove_tools(body: Any, is_removed: Callable[[str], object]) -> list[str]:
+    """Remove the tools whose type is one to be removed; returns the locations, each with the type."""
+    found = {
+        place: tool
+        for place, tool in objects_at(body, "tools[]")
+        if isinstance(tool.get("type"), str) and is_removed(tool["type"])
+    }
+    if found:
+        removed = [id(tool) for tool in found.values()]
+        body["tools"] = [tool for tool in body["tools"] if id(tool) not in removed]
+    return [f"{place} ({tool['type']})" for place, tool in found.items()]
 
 
 def replace_media(body: Any, path: str, kinds: Mapping[str, str], text_type: str) -> Iterator[str]:

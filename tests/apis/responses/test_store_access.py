@@ -1,6 +1,5 @@
 """Pages of items in OpenAI's form."""
 
-import asyncio
 import json
 import threading
 from typing import Any
@@ -8,13 +7,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from genai_server.apis.responses.item_pages import items_response, page_response
-from genai_server.apis.responses.records import Page
+from genai_server.apis.responses.store_access import page_response
+from genai_server.apis.responses.store_records import Page
+
+pytestmark = pytest.mark.anyio
 
 
-def test_a_page_names_its_first_and_last_item() -> None:
+async def test_a_page_names_its_first_and_last_item() -> None:
     page = Page([("a", {"id": "a"}), ("b", msgspec.Raw(b'{"id": "b"}'))], has_more=True)
-    assert json.loads(bytes(asyncio.run(page_response(page)).body)) == {
+    assert json.loads(bytes((await page_response(page)).body)) == {
         "object": "list",
         "data": [{"id": "a"}, {"id": "b"}],
         "first_id": "a",
@@ -23,12 +24,12 @@ def test_a_page_names_its_first_and_last_item() -> None:
     }
 
 
-def test_an_empty_page_names_none() -> None:
-    body = json.loads(bytes(asyncio.run(items_response([])).body))
+async def test_an_empty_page_names_none() -> None:
+    body = json.loads(bytes((await page_response(Page([], has_more=False))).body))
     assert (body["data"], body["first_id"], body["last_id"], body["has_more"]) == ([], None, None, False)
 
 
-def test_a_page_is_encoded_outside_of_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_page_is_encoded_outside_of_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     encode, threads = msgspec.json.encode, set()
 
     def noted(part: Any) -> bytes:
@@ -36,6 +37,6 @@ def test_a_page_is_encoded_outside_of_the_event_loop(monkeypatch: pytest.MonkeyP
         return encode(part)
 
     monkeypatch.setattr(msgspec.json, "encode", noted)
-    asyncio.run(items_response([{"id": "a"}]))
+    await page_response(Page([("a", {"id": "a"})], has_more=False))
     assert threads
     assert threading.main_thread() not in threads

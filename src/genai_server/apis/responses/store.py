@@ -1,8 +1,7 @@
-"""Running responses, and stored responses and conversations, in a file or in memory."""
+"""Running responses, and stored responses and conversations, as their owners find them."""
 
 import asyncio
 import json
-import logging
 import os
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
@@ -13,26 +12,27 @@ from typing import Any, Literal, TypeVar
 import msgspec
 import psutil
 
-from genai_server.apis.responses.database_thread import DatabaseThread
-from genai_server.apis.responses.kept_response import KeptResponse, Running, RunningInBackground, StoredResponse
-from genai_server.apis.responses.record_database import (
+from genai_server.apis.responses.response import error_of
+from genai_server.apis.responses.schemas import InputItemsParameters
+from genai_server.apis.responses.store_database import (
     History,
     Key,
     RecordDatabase,
     no_such_item,
     references_too_large,
 )
-from genai_server.apis.responses.records import (
+from genai_server.apis.responses.store_fallback import FILE_TIMEOUT, FileWithFallback
+from genai_server.apis.responses.store_records import (
     RUNNING,
+    KeptResponse,
     Page,
     Record,
+    Running,
     StoredRecord,
+    StoredResponse,
     encode_items,
-    encode_record,
     to_json,
 )
-from genai_server.apis.responses.response import error_of
-from genai_server.apis.responses.schemas import InputItemsParameters
 from genai_server.apis.shared.base import JsonObject
 from genai_server.errors import (
     ConversationNotFound,
@@ -46,12 +46,6 @@ from genai_server.errors import (
 )
 from genai_server.quoted_values import quoted
 
-log = logging.getLogger(__name__)
-
-# Timeout of a file access in seconds, so that a slow disk does not delay answers longer.
-_FILE_TIMEOUT = 2.0
-# Timeout of an access in memory, which only a lack of processor time can slow down.
-_MEMORY_TIMEOUT = 10.0
 # Seconds that another process may take to end its response: its engine first completes a forward pass.
 _CANCEL_TIMEOUT = 20.0
 # Seconds between two checks whether it has ended.
@@ -67,10 +61,7 @@ EndRequest = Callable[[str], Awaitable[object]]
 
 
 class ResponseStore:
-    """Finds responses and conversations for their owners. Belongs to the event loop; must be closed.
-
-    Records that cannot be written to the file stay in memory, so that disk failures do not lose answers.
-    """
+    """Finds responses and conversations for their owners. Belongs to the event loop; must be closed."""
 
     def __init__(
         self,
@@ -85,19 +76,15 @@ class ResponseStore:
         self._is_on = size > 0
         # Maximum size in bytes of the items that a request may continue or refer to.
         self._max_history = _HISTORY_FACTOR * max_body_bytes
-        memory = RecordDatabase(None, size, num_bytes)
-        self._memory = DatabaseThread(memory, "response-store-memory", _MEMORY_TIMEOUT)
-        self._file: DatabaseThread | None = None
-        if file is not None and self._is_on:
-            self._file = DatabaseThread(file, "response-store", _FILE_TIMEOUT)
+        self._records = FileWithFallback(RecordDatabase(None, size, num_bytes), file if size > 0 else None)
         # Identifies this start of the server: running responses of other starts have ended.
         self._run = run
         # None if the file is not shared.
         self._end_request = end_request
-        self._is_broken = False
         # Keyed by id.
         self._running: dict[str, Running] = {}
-        self._background: dict[str, RunningInBackground] = {}
+        # Those without a client. They stay until they end, even if they are deleted before.
+        self._background: dict[str, Running] = {}
         # Ids of background responses that are in the file.
         self._in_file: set[str] = set()
         # Tasks that store responses without a waiting client.
@@ -112,24 +99,17 @@ class ResponseStore:
         """Add a running response."""
         self._running[running.response["id"]] = running
 
-    async def begin_background(self, running: RunningInBackground) -> None:
+    async def begin_background(self, running: Running) -> None:
         """Add a response that runs without a client, also to the file, so that all processes can find it."""
         id = running.response["id"]
         self._running[id] = self._background[id] = running
-        if self._file is not None:
+        if self._records.file is not None:
             begun = Record(
-                running.response,
-                running.items,
-                running.owner,
-                run=self._run,
-                pid=os.getpid(),
-                request=running.request,
+                running.response, running.items, running.owner, run=self._run, pid=os.getpid(), request=running.request
             )
-            encoded = await asyncio.to_thread(encode_record, begun)
             with suppress(StoreUnavailable, InvalidField):  # the ended response is stored in memory, or nowhere
-                await self._on_file(running.owner, lambda file: file.put(encoded))
+                await self._records.put_in_file(begun)
                 self._in_file.add(id)
-                await self._evict(self._file, running.owner)
 
     async def finish(self, ended: Record) -> str | None:
         """Replace a running response by the ended one, unless it has been deleted.
@@ -141,10 +121,10 @@ class ResponseStore:
         self._in_file.discard(ended.id)
         if ended.id not in self._running:
             return None
-        reason = await self.put(ended, is_begun=is_in_file)
+        reason = await self._records.put(ended, is_begun=is_in_file)
         if self._running.pop(ended.id, None) is None:
             with suppress(StoreUnavailable):
-                await self._delete(ended.id, ended.owner)
+                await self._records.delete(ended.id, ended.owner)
         return reason
 
     def abandon(self, id: str) -> None:
@@ -159,28 +139,28 @@ class ResponseStore:
 
     async def get(self, id: str, owner: str | None = None) -> KeptResponse:
         """A response of this owner. Raises ResponseNotFound and StoreUnavailable."""
-        running = self._running_of(id, owner)
+        key = Key("response", id, owner)
+        running = self._running_of(key)
         if running is not None:
             return running
-        key = Key("response", id, owner)
         record = await self._find(key, lambda database: database.get(key))
-        if record is None:
-            raise _no_response(id)
         if record.is_running and (record.run != self._run or not psutil.pid_exists(record.pid)):
             error = error_of(ServerStopping("the server or its API process ended while the response was running"))
             record = replace(record, run="", value={**record.value, "status": "failed", "error": error})
         return StoredResponse(record, lambda after: self._events(key, after))
 
-    async def input_items(self, id: str, owner: str | None, query: InputItemsParameters) -> Page:
-        """A page of a response's input items. Raises ResponseNotFound, StoreUnavailable and InvalidField."""
-        running = self._running_of(id, owner)
+    async def page(
+        self, object: Literal["response", "conversation"], id: str, owner: str | None, query: InputItemsParameters
+    ) -> Page:
+        """A page of a response's input items or of a conversation's items.
+
+        Raises ResponseNotFound or ConversationNotFound, StoreUnavailable, and InvalidField.
+        """
+        key = Key(object, id, owner)
+        running = self._running_of(key)
         if running is not None:
             return _page(running.items, query)
-        key = Key("response", id, owner)
-        page = await self._find(key, lambda database: database.page(key, query))
-        if page is None:
-            raise _no_response(id)
-        return page
+        return await self._find(key, lambda database: database.page(key, query))
 
     async def history(
         self, object: Literal["response", "conversation"], id: str, owner: str | None, *, is_shortened: bool = False
@@ -190,13 +170,11 @@ class ResponseStore:
         Raises ResponseNotFound or ConversationNotFound, StoreUnavailable, and InvalidField if it is too long to
         continue. With `is_shortened`, the oldest turns are dropped instead.
         """
-        running = self._running_of(id, owner)
+        key, max_bytes = Key(object, id, owner), self._max_history // (2 if is_shortened else 1)
+        running = self._running_of(key)
         if running is not None:
             return [*running.items, *running.response["output"]]
-        key, max_bytes = Key(object, id, owner), self._max_history // (2 if is_shortened else 1)
         found = await self._find(key, lambda database: database.history(key, max_bytes, is_shortened=is_shortened))
-        if found is None:
-            raise _no_response(id) if object == "response" else _no_conversation(id)
         return await asyncio.to_thread(_decoded, found)
 
     async def cancel(self, id: str, owner: str | None = None) -> KeptResponse:
@@ -218,7 +196,7 @@ class ResponseStore:
         """
         kept = await self.get(id, owner)
         self._running.pop(id, None)
-        await self._delete(id, owner)
+        await self._records.delete(id, owner)
         if (running := self._background.get(id)) is not None:
             with suppress(InvalidField):  # it has just ended
                 running.cancel()
@@ -227,61 +205,28 @@ class ResponseStore:
 
     async def was_ended_elsewhere(self, id: str, owner: str | None) -> bool:
         """Whether another process has cancelled or deleted a background response of this process."""
-        if id not in self._in_file:
+        file, key = self._records.file, Key("response", id, owner)
+        if file is None or id not in self._in_file:
             return False
-        key = Key("response", id, owner)
         try:
-            record = await self._on_file(owner, lambda file: file.get(key))
+            record = await file.run(owner, lambda database: database.get(key))
         except StoreUnavailable:
             return False
         return record is None or record.is_cancelled
 
-    async def put(self, record: Record, *, is_begun: bool = False) -> str | None:
-        """Store a record, or with `is_begun` complete one in the file unless it was deleted there.
-
-        Returns the reason why it is not in the file; None if it is, or if there is no file.
-        """
-        encoded = await asyncio.to_thread(encode_record, record)
-        database, reason = self._file or self._memory, None
-        try:
-            await self._on(database, record.owner, lambda one: one.complete(encoded) if is_begun else one.put(encoded))
-        except InvalidField as error:  # it is too large
-            with suppress(StoreUnavailable):
-                await self._delete(record.id, record.owner)
-            return error.message
-        except StoreUnavailable as error:
-            if self._file is None:
-                return error.message
-            database, reason = self._memory, error.message
-            with suppress(StoreUnavailable, InvalidField):
-                await self._memory.run(record.owner, lambda memory: memory.put(encoded))
-        else:
-            with suppress(StoreUnavailable):
-                await self._forget_in_memory(record.id, record.owner)
-        if record.id in await self._evict(database, record.owner):
-            reason = "it exceeds this API key's share of GENAI_RESPONSE_STORE_BYTES"
-        return reason
+    async def put(self, record: Record) -> str | None:
+        """Store a record. Returns the reason why it is not in the file; None if it is, or if there is no file."""
+        return await self._records.put(record)
 
     async def conversation(self, id: str, owner: str | None) -> JsonObject:
         """A conversation of this owner, without its items. Raises ConversationNotFound and StoreUnavailable."""
         key = Key("conversation", id, owner)
-        record = await self._find(key, lambda database: database.get(key))
-        if record is None:
-            raise _no_conversation(id)
-        return record.value
-
-    async def conversation_items(self, id: str, owner: str | None, query: InputItemsParameters) -> Page:
-        """A page of a conversation's items. Raises ConversationNotFound, StoreUnavailable and InvalidField."""
-        key = Key("conversation", id, owner)
-        page = await self._find(key, lambda database: database.page(key, query))
-        if page is None:
-            raise _no_conversation(id)
-        return page
+        return (await self._find(key, lambda database: database.get(key))).value
 
     async def conversation_item(self, id: str, owner: str | None, item: str) -> msgspec.Raw:
         """One item of a conversation. Raises ConversationNotFound and StoreUnavailable."""
         key = Key("conversation", id, owner)
-        found = await self._find(key, lambda database: database.item(key, item))
+        found = await self._records.find(key, lambda database: database.item(key, item))
         if found is None:
             await self.conversation(id, owner)
             raise _no_item(id, item)
@@ -294,9 +239,9 @@ class ResponseStore:
         without a change.
         """
         key = Key("conversation", id, owner)
-        changed = await self._change(key, lambda database: database.set_value(key, change))
+        changed = await self._records.change(key, lambda database: database.set_value(key, change))
         if changed is None:
-            raise _no_conversation(id)
+            raise _not_found(key)
         return changed
 
     async def add_items(self, id: str, owner: str | None, items: Sequence[JsonObject]) -> None:
@@ -306,24 +251,22 @@ class ResponseStore:
         a change.
         """
         key, rows = Key("conversation", id, owner), await asyncio.to_thread(encode_items, items)
-        if not await self._change(key, lambda database: database.append(key, rows)):
-            raise _no_conversation(id)
-        for database in (self._file, self._memory):
-            if database is not None and database.is_started:
-                await self._evict(database, owner)
+        if not await self._records.change(key, lambda database: database.append(key, rows)):
+            raise _not_found(key)
+        await self._records.evict(owner)
 
     async def remove_item(self, id: str, owner: str | None, item: str) -> JsonObject:
         """Delete an item of a conversation; returns the conversation. Raises ConversationNotFound, StoreUnavailable."""
         conversation = await self.conversation(id, owner)
         key = Key("conversation", id, owner)
-        if not await self._change(key, lambda database: database.remove_item(key, item)):
+        if not await self._records.change(key, lambda database: database.remove_item(key, item)):
             raise _no_item(id, item)
         return conversation
 
     async def delete_conversation(self, id: str, owner: str | None) -> None:
         """Remove a conversation of this owner. Raises ConversationNotFound and StoreUnavailable."""
         await self.conversation(id, owner)
-        await self._delete(id, owner)
+        await self._records.delete(id, owner)
 
     async def find_items(self, ids: Iterable[str], owner: str | None = None) -> dict[str, JsonObject]:
         """The owner's items with these ids, keyed by id. Unknown ids are omitted.
@@ -338,15 +281,8 @@ class ResponseStore:
                 f"a request may have at most {MAX_REFERENCES} items of type item_reference, given {wanted.total()}",
                 param=None,
             )
-        max_bytes, rows = self._max_history, dict[str, bytes]()
-
-        def find(database: RecordDatabase) -> dict[str, bytes]:
-            return database.find_items(wanted, owner, max_bytes)
-
-        if self._memory.is_started:
-            rows |= await self._memory.run(owner, find)
-        if self._file is not None:
-            rows |= await self._on_file(owner, find)
+        max_bytes = self._max_history
+        rows = await self._records.find_all(owner, lambda database: database.find_items(wanted, owner, max_bytes))
         for running in self._running.values():
             if running.owner == owner:
                 rows |= {id: to_json(item) for id, item in running.find_items(wanted.keys()).items()}
@@ -359,15 +295,14 @@ class ResponseStore:
         for running in list(self._background.values()):
             await running.stop()
         if self._storing:
-            await asyncio.wait(self._storing, timeout=_FILE_TIMEOUT)
-        for database in (self._file, self._memory):
-            if database is not None:
-                await database.close()
+            await asyncio.wait(self._storing, timeout=FILE_TIMEOUT)
+        await self._records.close()
 
     async def _cancel_elsewhere(self, id: str, running: StoredRecord) -> KeptResponse:
         """Have another process end its response, and return the stored result."""
         key = Key("response", id, running.owner)
-        await self._on_file(running.owner, lambda file: file.mark_cancelled(key))
+        assert self._records.file is not None
+        await self._records.file.run(running.owner, lambda database: database.mark_cancelled(key))
         # Runs in a task because other engines than the response's may not reply.
         self.later(self._end_elsewhere(running))
         try:
@@ -385,76 +320,25 @@ class ResponseStore:
             with suppress(NoEngineReady):  # the response has ended with its engine
                 await self._end_request(running.request)
 
-    def _running_of(self, id: str, owner: str | None) -> Running | None:
-        running = self._running.get(id)
-        return running if running is not None and running.owner == owner else None
+    def _running_of(self, key: Key) -> Running | None:
+        running = self._running.get(key.id) if key.object == "response" else None
+        return running if running is not None and running.owner == key.owner else None
 
     async def _events(self, key: Key, after: int) -> Sequence[JsonObject]:
         events = await self._find(key, lambda database: database.events(key, after))
-        if events is None:
-            raise _no_response(key.id)
         return await asyncio.to_thread(lambda: [json.loads(event) for event in events])
 
-    async def _forget_in_memory(self, id: str, owner: str | None) -> None:
-        """Delete the copy in memory of a record that is in the file."""
-        if self._file is not None and self._memory.is_started:
-            await self._memory.run(owner, lambda memory: memory.delete(id, owner))
-
-    async def _evict(self, database: DatabaseThread, owner: str | None) -> set[str]:
-        """Delete records, each in a separate job, until the limits are met; returns their ids."""
-        evicted = set()
-        with suppress(StoreUnavailable):  # the next record continues the eviction
-            while (id := await self._on(database, owner, lambda one: one.evict(owner))) is not None:
-                evicted.add(id)
-        return evicted
-
-    async def _find(self, key: Key, job: Callable[[RecordDatabase], T | None]) -> T | None:
-        """Run a job in memory, and in the file if memory has no result."""
-        found = None
-        if self._file is None or self._memory.is_started:
-            found = await self._memory.run(key.owner, job)
-        return found if found is not None or self._file is None else await self._on_file(key.owner, job)
-
-    async def _change(self, key: Key, job: Callable[[RecordDatabase], T]) -> T:
-        """Run a job that changes a record in the file, or in memory if the file does not have it."""
-        if self._file is None:
-            return await self._memory.run(key.owner, job)
-        changed = await self._on_file(key.owner, job)
-        if changed:  # a slow write to the file may have succeeded after its timeout
-            await self._forget_in_memory(key.id, key.owner)
-        elif self._memory.is_started:
-            changed = await self._memory.run(key.owner, job)
-        return changed
-
-    async def _delete(self, id: str, owner: str | None) -> None:
-        await self._forget_in_memory(id, owner)
-        await self._on(self._file or self._memory, owner, lambda one: one.delete(id, owner))
-
-    async def _on(self, database: DatabaseThread, owner: str | None, job: Callable[[RecordDatabase], T]) -> T:
-        return await (self._on_file(owner, job) if database is self._file else database.run(owner, job))
-
-    async def _on_file(self, owner: str | None, job: Callable[[RecordDatabase], T]) -> T:
-        """Run a job on the file. Raises StoreUnavailable, and logs the first of consecutive failures."""
-        assert self._file is not None
-        try:
-            found = await self._file.run(owner, job)
-        except StoreUnavailable as error:
-            if not self._is_broken:
-                log.warning("%s; they are kept in memory (GENAI_RESPONSE_STORE_FILE)", error.message)
-            self._is_broken = True
-            raise
-        if self._is_broken:
-            log.info("responses are stored in the file again")
-        self._is_broken = False
+    async def _find(self, key: Key, job: Callable[[RecordDatabase], T | None]) -> T:
+        """Read from a record. Raises ResponseNotFound, ConversationNotFound and StoreUnavailable."""
+        found = await self._records.find(key, job)
+        if found is None:
+            raise _not_found(key)
         return found
 
 
-def _no_response(id: str) -> GenaiServerError:
-    return ResponseNotFound(f"no response {quoted(id)} is stored", param="response_id")
-
-
-def _no_conversation(id: str) -> GenaiServerError:
-    return ConversationNotFound(f"no conversation {quoted(id)} is stored", param="conversation_id")
+def _not_found(key: Key) -> GenaiServerError:
+    error = ResponseNotFound if key.object == "response" else ConversationNotFound
+    return error(f"no {key.object} {quoted(key.id)} is stored", param=f"{key.object}_id")
 
 
 def _no_item(id: str, item: str) -> GenaiServerError:

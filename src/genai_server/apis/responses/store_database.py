@@ -14,8 +14,8 @@ from typing import Literal, NamedTuple, TypeVar
 
 import msgspec
 
-from genai_server.apis.responses.record_schema import prepare
-from genai_server.apis.responses.records import (
+from genai_server.apis.responses.schemas import InputItemsParameters
+from genai_server.apis.responses.store_records import (
     EVENT,
     ITEM,
     OUTPUT,
@@ -26,7 +26,7 @@ from genai_server.apis.responses.records import (
     size_of,
     to_json,
 )
-from genai_server.apis.responses.schemas import InputItemsParameters
+from genai_server.apis.responses.store_tables import prepare
 from genai_server.apis.shared.base import JsonObject
 from genai_server.errors import InvalidField, StoreUnavailable
 from genai_server.quoted_values import quoted
@@ -157,15 +157,14 @@ class RecordDatabase:
         """
 
         def read(file: sqlite3.Connection, record: int) -> Page:
-            is_up = query.order == "asc"
-            start = -1 if is_up else 2**62
+            beyond, start = (">", -1) if query.order == "asc" else ("<", 2**62)
             if query.after is not None:
                 place = _place(file, record, key.owner, query.after)
                 if place is None:
                     raise no_such_item(query.after)
                 start = place
             rows = file.execute(
-                f"SELECT id, json FROM parts WHERE record = ? AND kind = ? AND place {'>' if is_up else '<'} ?"
+                f"SELECT id, json FROM parts WHERE record = ? AND kind = ? AND place {beyond} ?"
                 f" ORDER BY place {query.order} LIMIT ?",
                 (record, ITEM, start, query.limit + 1),
             )
@@ -183,15 +182,11 @@ class RecordDatabase:
     def item(self, key: Key, id: str) -> bytes | None:
         """One item of a record as JSON; None if the record or the item does not exist."""
 
-        def read(file: sqlite3.Connection, record: int) -> bytes | None:
-            place = _place(file, record, key.owner, id)
-            sql = "SELECT json FROM parts WHERE record = ? AND kind = ? AND place = ?"
-            found: bytes | None = None
-            if place is not None:
-                (found,) = file.execute(sql, (record, ITEM, place)).fetchone()
-            return found
-
-        return self._read(key, read)
+        sql = "SELECT json FROM parts WHERE owner = ? AND id = ? AND record = ? AND kind = ? ORDER BY place LIMIT 1"
+        row: tuple[bytes] | None = self._read(
+            key, lambda file, record: file.execute(sql, (key.owner or "", id, record, ITEM)).fetchone()
+        )
+        return None if row is None else row[0]
 
     def history(self, key: Key, max_bytes: int, *, is_shortened: bool = False) -> History | None:
         """A record's items and a response's output; None if the record does not exist.
@@ -267,7 +262,8 @@ class RecordDatabase:
             if record is None:
                 return False
             (size,) = file.execute("SELECT size FROM records WHERE key = ?", (record,)).fetchone()
-            place = _end(file, record, ITEM)
+            sql = "SELECT COALESCE(MAX(place) + 1, 0) FROM parts WHERE record = ? AND kind = ?"
+            (place,) = file.execute(sql, (record, ITEM)).fetchone()
             self._check(key.id, size + size_of(rows), place + len(rows))
             _add(file, record, key.owner or "", rows, place)
             file.execute("UPDATE records SET size = size + ?, used = ? WHERE key = ?", (size_of(rows), _now(), record))
@@ -422,12 +418,6 @@ def _place(file: sqlite3.Connection, record: int, owner: str | None, id: str) ->
         (owner or "", id, record, ITEM),
     ).fetchone()
     return None if row is None else row[0]
-
-
-def _end(file: sqlite3.Connection, record: int, kind: int) -> int:
-    """The position after a record's last row of a kind."""
-    (last,) = file.execute("SELECT MAX(place) FROM parts WHERE record = ? AND kind = ?", (record, kind)).fetchone()
-    return 0 if last is None else last + 1
 
 
 def _stored(file: sqlite3.Connection, record: int, owner: str | None) -> StoredRecord:

@@ -1,8 +1,9 @@
-"""Stored form of responses and conversations: a head, and one row for each item."""
+"""Responses and conversations as the store has them: running in this process, or stored as a head and rows of items."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence, Set
 from dataclasses import dataclass
+from typing import Protocol
 
 import msgspec
 
@@ -89,6 +90,87 @@ class StoredRecord:
     def is_running(self) -> bool:
         """Whether it is a response that has not ended."""
         return self.value.get("status") in RUNNING
+
+
+class Running(Protocol):
+    """A response running in this process."""
+
+    @property
+    def response(self) -> JsonObject:
+        """The response in its current state."""
+        ...
+
+    @property
+    def owner(self) -> str | None:
+        """Digest of the API key that the response was requested with."""
+        ...
+
+    @property
+    def request(self) -> str:
+        """The unique id of the request."""
+        ...
+
+    @property
+    def items(self) -> Sequence[JsonObject]:
+        """The conversation's items up to this response."""
+        ...
+
+    @property
+    def progress(self) -> tuple[int, int] | None:
+        """Prompt tokens processed and their total number; None when all have been processed."""
+        ...
+
+    def find_items(self, ids: Set[str]) -> dict[str, JsonObject]:
+        """The conversation and output items with these ids, keyed by id."""
+        ...
+
+    def follow(self, after: int | None) -> AsyncGenerator[JsonObject]:
+        """The stream's events after this sequence number. Raises InvalidField if the response has no events."""
+        ...
+
+    def cancel(self) -> None:
+        """Cancel the response. Raises InvalidField if it has ended in another way."""
+        ...
+
+    async def stop(self) -> None:
+        """End the response because the server is stopping."""
+        ...
+
+
+@dataclass(frozen=True)
+class StoredResponse:
+    """A stored response, with the same methods for its clients as a running one."""
+
+    record: StoredRecord
+    # Reads the next stream events after a sequence number. Raises ResponseNotFound and StoreUnavailable.
+    read_events: Callable[[int], Awaitable[Sequence[JsonObject]]]
+    # Its prompt has been processed.
+    progress: None = None
+
+    @property
+    def response(self) -> JsonObject:
+        """The response. Its output items are raw JSON."""
+        return self.record.value
+
+    def cancel(self) -> None:
+        """Do nothing if the response was cancelled; else raise InvalidField."""
+        if self.response["status"] != "cancelled":
+            raise not_cancelled(self.response)
+
+    def follow(self, after: int | None) -> AsyncGenerator[JsonObject]:
+        """The stream's events after this sequence number. Raises InvalidField if none are stored."""
+        if not self.record.has_events:
+            raise not_streamed(self.response["id"])
+        return self._events(-1 if after is None else after)
+
+    async def _events(self, after: int) -> AsyncGenerator[JsonObject]:
+        while events := await self.read_events(after):
+            for event in events:
+                yield event
+            after += len(events)
+
+
+KeptResponse = Running | StoredResponse
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 import json
 
-from genai_server.apis.responses.records import (
+from genai_server.apis.responses.store_records import (
     EVENT,
     ITEM,
     OUTPUT,

@@ -3,7 +3,7 @@
 import sqlite3
 from collections.abc import Iterator
 
-from genai_server.apis.responses.records import EVENT, ITEM, OUTPUT
+from genai_server.apis.responses.store_records import EVENT, ITEM, OUTPUT
 
 # Files of unknown versions are not changed.
 _VERSION = 4

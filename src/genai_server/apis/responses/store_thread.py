@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from genai_server.apis.responses.record_database import RecordDatabase
+from genai_server.apis.responses.store_database import RecordDatabase
 from genai_server.errors import StoreUnavailable
 
 # Waiting jobs of one owner; each may hold a response.

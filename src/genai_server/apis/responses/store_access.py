@@ -1,0 +1,82 @@
+"""What routes need of the store: the caller's view of it, and responses with stored items."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated
+
+import msgspec
+from fastapi import Depends, Request, Response
+
+from genai_server.apis.responses.item_schemas import InputItem
+from genai_server.apis.responses.items import given_items, referenced_ids
+from genai_server.apis.responses.store import ResponseStore
+from genai_server.apis.responses.store_records import LatestResponse, Page
+from genai_server.apis.shared.base import JsonObject
+from genai_server.errors import InvalidField
+from genai_server.http.json_response import built_response
+from genai_server.http.middleware.authentication import TheHolder
+from genai_server.http.request_state import Receipt, request_state
+
+# Response header with the reason why a response or conversation was not stored.
+NOT_STORED = "x-genai-not-stored"
+
+
+@dataclass(frozen=True)
+class TurnReceipt(Receipt):
+    """The receipt of a turn on a WebSocket."""
+
+    # The latest response on the connection.
+    latest: LatestResponse = field(default_factory=LatestResponse)
+
+
+@dataclass(frozen=True)
+class CallerStore:
+    """The store, and the owner whose responses and conversations the caller may use."""
+
+    store: ResponseStore
+    # Digest of the caller's API key; None without API keys.
+    owner: str | None
+    # The latest response on the same WebSocket; None for an HTTP request.
+    latest: LatestResponse | None = None
+
+    async def given_items(self, given: str | Sequence[InputItem], field: str) -> list[JsonObject]:
+        """The items of a request's field, with the stored items that it refers to.
+
+        Raises InvalidField and StoreUnavailable.
+        """
+        try:
+            kept = await self.store.find_items(referenced_ids(given), self.owner)
+        except InvalidField as error:
+            raise error.reworded(error.message, param=field) from None
+        return await asyncio.to_thread(given_items, given, kept, field=field)
+
+
+async def caller_store(request: Request, owner: TheHolder) -> CallerStore:
+    """The store for the caller of a request."""
+    receipt = request_state(request.scope).receipt
+    latest = receipt.latest if isinstance(receipt, TurnReceipt) else None
+    return CallerStore(request.app.state.responses, owner, latest)
+
+
+# The type of a route's parameter.
+TheStore = Annotated[CallerStore, Depends(caller_store)]
+
+
+def not_stored(reason: str | None) -> dict[str, str]:
+    """The header with the reason why something was not stored, if any."""
+    return {} if reason is None else {NOT_STORED: reason.encode("ascii", "backslashreplace").decode()}
+
+
+async def page_response(page: Page, shown: Callable[[JsonObject], JsonObject] | None = None) -> Response:
+    """A page of items in OpenAI's format, each converted by `shown` if given. It is encoded in a thread."""
+
+    def build() -> JsonObject:
+        ids = [id for id, _ in page.items]
+        items = [item for _, item in page.items]
+        if shown is not None:
+            items = [shown(msgspec.json.decode(item) if isinstance(item, msgspec.Raw) else item) for item in items]
+        ends = {"first_id": ids[0], "last_id": ids[-1]} if ids else {"first_id": None, "last_id": None}
+        return {"object": "list", "data": items, **ends, "has_more": page.has_more}
+
+    return await built_response(build, is_long=True)

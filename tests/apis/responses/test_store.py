@@ -1,0 +1,461 @@
+"""Where responses and conversations are found; a failing disk fails no answer."""
+
+import asyncio
+import os
+import sqlite3
+import sys
+import threading
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Set
+from contextlib import closing, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from genai_server.apis.responses import store as response_store
+from genai_server.apis.responses import store_database, store_fallback
+from genai_server.apis.responses.store import EndRequest, ResponseStore
+from genai_server.apis.responses.store_database import RecordDatabase
+from genai_server.apis.responses.store_records import EncodedRecord, KeptResponse, Record, encode_record
+from genai_server.apis.shared.base import JsonObject
+from genai_server.errors import (
+    ConversationNotFound,
+    InvalidField,
+    NoEngineReady,
+    ResponseNotFound,
+    StoreUnavailable,
+    Unavailable,
+)
+from tests.apis.responses.test_store_database import query
+from tests.apis.responses.test_store_records import record
+
+pytestmark = pytest.mark.anyio
+
+TwoProcesses = Callable[[EndRequest], tuple[ResponseStore, ResponseStore]]
+
+
+class Background:
+    """The record of a response that runs in the background."""
+
+    def __init__(self, at_first: Record) -> None:
+        self.response, self.items = at_first.value, at_first.items
+        self.owner, self.request = at_first.owner, at_first.request
+        self.progress = None
+        self.is_cancelled = False
+
+    def follow(self, after: int | None) -> AsyncGenerator[JsonObject]:
+        raise AssertionError("not streamed")
+
+    def find_items(self, ids: Set[str]) -> dict[str, JsonObject]:
+        items = [*self.items, *self.response["output"]]
+        return {item["id"]: item for item in items if item["id"] in ids}
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+
+    async def stop(self) -> None:
+        self.cancel()
+
+
+def running(id: str, owner: str | None = None) -> Background:
+    return Background(record(id, "in_progress", owner=owner))
+
+
+def value_of(kept: KeptResponse) -> JsonObject:
+    """A response as its client sees it."""
+    response: JsonObject = msgspec.json.decode(msgspec.json.encode(kept.response))
+    return response
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "responses.sqlite"
+
+
+@pytest.fixture
+def file(path: Path) -> Iterator[RecordDatabase]:
+    with closing(RecordDatabase(path, 100, 1_000_000)) as file:
+        yield file
+
+
+@pytest.fixture
+def others_file(path: Path) -> Iterator[RecordDatabase]:
+    """The same file, opened by another process."""
+    with closing(RecordDatabase(path, 100, 1_000_000)) as file:
+        yield file
+
+
+def damage(path: Path) -> None:
+    path.write_bytes(b"junk" * 5000)
+
+
+def repair(path: Path) -> None:
+    path.unlink()
+
+
+def _conversation(owner: str | None = None) -> Record:
+    return Record({"id": "conv", "object": "conversation", "metadata": {}}, [], owner)
+
+
+async def _keep(store: ResponseStore, ended: Record) -> str | None:
+    store.begin(Background(ended))
+    return await store.finish(ended)
+
+
+async def test_running_responses_are_kept_regardless_of_their_number() -> None:
+    store = ResponseStore(1, 1000)
+    for id in "abc":
+        store.begin(running(id))
+    assert [(await store.get(id)).response["status"] for id in "abc"] == ["in_progress"] * 3
+
+
+async def test_a_response_that_is_deleted_while_it_runs_is_not_kept() -> None:
+    store = ResponseStore(3, 1000)
+    store.begin(running("a"))
+    await store.delete("a")
+    await store.finish(record("a"))
+    with pytest.raises(ResponseNotFound):
+        await store.get("a")
+
+
+async def test_abandoned_response_is_not_kept() -> None:
+    store = ResponseStore(3, 1000)
+    store.begin(running("a"))
+    store.abandon("a")
+    await store.finish(record("a"))
+    assert await store.find_items({"in_a"}) == {}
+
+
+@pytest.mark.parametrize("method", ["get", "delete"])
+async def test_an_unknown_response_is_not_found(method: str) -> None:
+    with pytest.raises(ResponseNotFound, match='"x"'):
+        await getattr(ResponseStore(3, 1000), method)("x")
+
+
+async def test_records_are_visible_only_to_their_owner(file: RecordDatabase) -> None:
+    for store in (ResponseStore(9, 9000), ResponseStore(9, 9000, file)):
+        store.begin(running("a", "alice"))
+        await _keep(store, record("b", owner="alice"))
+        await store.put(_conversation("alice"))
+        assert set(await store.find_items({"in_a", "in_b"}, "alice")) == {"in_a", "in_b"}
+        for stranger in ("bob", None):
+            assert await store.find_items({"in_a", "in_b"}, stranger) == {}
+            for id in "ab":
+                for call in (store.get(id, stranger), store.delete(id, stranger)):
+                    with pytest.raises(ResponseNotFound):
+                        await call
+                with pytest.raises(ResponseNotFound):
+                    await store.history("response", id, stranger)
+            conv: tuple[str, str | None] = ("conv", stranger)
+            calls: list[Coroutine[Any, Any, object]] = [
+                store.conversation(*conv),
+                store.update_conversation(*conv, dict),
+                store.add_items(*conv, [{"id": "x"}]),
+                store.remove_item(*conv, "x"),
+                store.conversation_item(*conv, "x"),
+                store.page("conversation", *conv, query()),
+                store.history("conversation", *conv),
+                store.delete_conversation(*conv),
+            ]
+            for conversation_call in calls:
+                with pytest.raises(ConversationNotFound):
+                    await conversation_call
+        assert (await store.get("b", "alice")).response["id"] == "b"
+
+
+async def test_conversation_and_response_ids_are_distinct() -> None:
+    store = ResponseStore(9, 9000)
+    await store.put(_conversation())
+    await _keep(store, record("a"))
+    store.begin(running("b"))
+    with pytest.raises(ResponseNotFound):
+        await store.get("conv")
+    with pytest.raises(ConversationNotFound):
+        await store.conversation("a", None)
+    for id in "ab":
+        with pytest.raises(ConversationNotFound):
+            await store.page("conversation", id, None, query())
+        with pytest.raises(ConversationNotFound):
+            await store.history("conversation", id, None)
+
+
+async def test_a_response_outlives_the_server_in_the_file(file: RecordDatabase) -> None:
+    assert await _keep(ResponseStore(9, 9000, file), record("a")) is None
+    assert value_of(await ResponseStore(9, 9000, file).get("a")) == record("a").value
+
+
+async def test_record_larger_than_the_store_is_reported() -> None:
+    assert "GENAI_RESPONSE_STORE_BYTES" in str(await _keep(ResponseStore(9, 100), record("a", text="x" * 200)))
+
+
+async def test_damaged_file_fails_no_answer_and_is_logged_once(
+    file: RecordDatabase, path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = ResponseStore(9, 9000, file)
+    damage(path)
+    for id in "ab":
+        reason = await _keep(store, record(id))
+        assert reason is not None
+        assert "file is not a database" in reason
+        assert (await store.get(id)).response["id"] == id  # from memory
+    with pytest.raises(StoreUnavailable):  # it may be in the file
+        await store.get("c")
+    repair(path)
+    assert await _keep(store, record("c")) is None
+    value_of = [entry.getMessage() for entry in caplog.records if "GENAI_RESPONSE_STORE_FILE" in entry.getMessage()]
+    assert len(value_of) == 1
+
+
+async def test_hanging_disk_fails_no_answer(file: RecordDatabase, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_fallback, "FILE_TIMEOUT", 0.05)
+    is_over, has_ended = threading.Event(), threading.Event()
+
+    def hang(encoded: EncodedRecord) -> None:
+        is_over.wait()
+        has_ended.set()
+
+    monkeypatch.setattr(file, "put", hang)
+
+    store = ResponseStore(9, 9000, file)
+    try:
+        reason = await _keep(store, record("a"))
+        assert value_of(await store.get("a")) == record("a").value
+        assert not has_ended.is_set()
+        assert "the store did not respond within" in str(reason)
+    finally:
+        is_over.set()
+    await store.close()
+    assert has_ended.is_set()
+
+
+async def test_record_written_late_is_read_in_its_newest_state(
+    file: RecordDatabase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put, is_over = file.put, threading.Event()
+
+    def slow(encoded: EncodedRecord) -> None:
+        put(encoded)
+        is_over.wait(60)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(store_fallback, "FILE_TIMEOUT", 0.2)
+        patched.setattr(file, "put", slow)
+        store = ResponseStore(9, 9000, file)
+        assert await store.put(_conversation()) is not None
+        is_over.set()
+    while True:
+        with suppress(StoreUnavailable):
+            await store.add_items("conv", None, [{"id": "new"}])
+            break
+    assert await store.history("conversation", "conv", None) == [{"id": "new"}]
+    await store.close()
+
+
+async def test_a_response_of_a_server_that_was_killed_has_failed(file: RecordDatabase) -> None:
+    begun = replace(_running(), run="the first")
+    file.put(encode_record(begun))
+    assert (await ResponseStore(9, 9000, file, run="the first").get("a")).response["status"] == "in_progress"
+    found = (await ResponseStore(9, 9000, file, run="the second").get("a")).response
+    assert (found["status"], found["error"]["type"]) == ("failed", "server_stopping")
+
+
+def _running(id: str = "a", **fields: Any) -> Record:
+    return replace(record(id, "in_progress"), run="now", pid=os.getpid(), request=f"req_{id}", **fields)
+
+
+@pytest.fixture
+def two_processes(file: RecordDatabase, others_file: RecordDatabase) -> TwoProcesses:
+    """The stores of two processes that share a file; the second asks engines to end a request."""
+
+    def stores(end_request: EndRequest) -> tuple[ResponseStore, ResponseStore]:
+        other = ResponseStore(9, 9000, others_file, run="now", end_request=end_request)
+        return ResponseStore(9, 9000, file, run="now"), other
+
+    return stores
+
+
+async def test_response_of_another_process_is_cancelled_by_its_request(two_processes: TwoProcesses) -> None:
+    async def end(request: str) -> None:
+        ended.append(request)
+        assert await here.was_ended_elsewhere("a", None)
+        await here.finish(record("a", "cancelled", text="half"))
+
+    ended: list[str] = []
+    here, there = two_processes(end)
+    await here.begin_background(Background(_running()))
+    assert not await here.was_ended_elsewhere("a", None)
+    assert value_of(await there.cancel("a")) == record("a", "cancelled", text="half").value
+    assert ended == ["req_a"]
+
+
+@pytest.mark.parametrize("replies", ["never", "with an error"])
+async def test_cancelling_elsewhere_works_though_an_engine_is_silent(two_processes: TwoProcesses, replies: str) -> None:
+    async def end(request: str) -> None:
+        await here.finish(record("a", "cancelled"))
+        if replies == "never":
+            await asyncio.Event().wait()
+        raise NoEngineReady("the engine of device cuda has not answered for 20 s")
+
+    here, there = two_processes(end)
+    await here.begin_background(Background(_running()))
+    assert (await there.cancel("a")).response["status"] == "cancelled"
+
+
+async def test_response_that_ends_before_its_cancellation_is_unchanged(two_processes: TwoProcesses) -> None:
+    async def end(request: str) -> None:
+        await here.finish(record("a"))
+
+    here, there = two_processes(end)
+    await here.begin_background(Background(_running()))
+    with pytest.raises(InvalidField, match="a is completed"):
+        await there.cancel("a")
+    await there.close()
+    assert value_of(await here.get("a")) == record("a").value
+
+
+async def test_late_cancellation_is_reported(two_processes: TwoProcesses, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(response_store, "_CANCEL_TIMEOUT", 0.2)
+
+    async def end(request: str) -> None:
+        """No engine has the request."""
+
+    here, there = two_processes(end)
+    await here.begin_background(Background(_running()))
+    with pytest.raises(Unavailable, match="response a has not ended yet"):
+        await there.cancel("a")
+
+
+async def test_response_deleted_elsewhere_ends_and_stays_deleted(
+    two_processes: TwoProcesses, others_file: RecordDatabase
+) -> None:
+    async def end(request: str) -> None:
+        ended.append(request)
+
+    ended: list[str] = []
+    here, there = two_processes(end)
+    await here.begin_background(Background(_running()))
+    await there.delete("a")
+    assert await here.was_ended_elsewhere("a", None)
+    assert await here.finish(record("a", "cancelled")) is None
+    for store in (here, there):
+        with pytest.raises(ResponseNotFound):
+            await store.get("a")
+        with pytest.raises(ResponseNotFound):
+            await store.delete("a")
+        assert await store.find_items({"in_a", "out_a"}) == {}
+    await there.close()
+    assert ended == ["req_a"]
+
+
+async def test_response_deleted_here_ends_and_leaves_no_record(file: RecordDatabase) -> None:
+    store = ResponseStore(9, 9000, file, run="now")
+    begun = Background(_running())
+    await store.begin_background(begun)
+    await store.delete("a")
+    assert begun.is_cancelled
+    await store.finish(record("a", "cancelled"))
+    await store.close()
+    assert file._path is not None
+    with closing(sqlite3.connect(file._path)) as read:
+        assert read.execute("SELECT COUNT(*) FROM records").fetchone() == (0,)
+
+
+async def test_a_response_whose_process_has_died_has_failed(file: RecordDatabase) -> None:
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", "")
+    await process.wait()
+    file.put(encode_record(replace(_running(), pid=process.pid)))
+    assert (await ResponseStore(9, 9000, file, run="now").get("a")).response["status"] == "failed"
+
+
+def _many(number: int, text: str = "", role: str = "user") -> Record:
+    items = [{"id": f"i{place}", "role": role if place == 0 else "user", "text": text} for place in range(number)]
+    return replace(_conversation(), items=items)
+
+
+async def test_a_page_of_a_running_response_is_one_of_its_items() -> None:
+    store = ResponseStore(9, 9000)
+    store.begin(Background(replace(record("a", "in_progress"), items=_many(5).items)))
+    asked: list[dict[str, Any]] = [{}, {"order": "asc", "limit": 2}, {"limit": 2, "after": "i3"}, {"after": "i0"}]
+    found = [await store.page("response", "a", None, query(**given)) for given in asked]
+    with pytest.raises(InvalidField, match='given "x"'):
+        await store.page("response", "a", None, query(after="x"))
+    assert [page.has_more for page in found] == [False, True, True, False]
+    assert [[id for id, _ in page.items] for page in found] == [
+        ["i4", "i3", "i2", "i1", "i0"],
+        ["i0", "i1"],
+        ["i2", "i1"],
+        [],
+    ]
+
+
+async def test_more_references_than_allowed_are_refused() -> None:
+    store = ResponseStore(9, 9000)
+    await store.put(_many(1))
+    assert len(await store.find_items(["i0"] * response_store.MAX_REFERENCES)) == 1
+    with pytest.raises(InvalidField, match="at most 1024 items of type item_reference, given 1025"):
+        await store.find_items(["i0"] * (response_store.MAX_REFERENCES + 1))
+
+
+async def test_references_to_a_running_response_have_a_limit_too() -> None:
+    store = ResponseStore(9, 9000, max_body_bytes=100)
+    store.begin(Background(replace(record("a", "in_progress"), items=_many(1, text="x" * 500).items)))
+    assert await store.find_items(["i0"])
+    with pytest.raises(InvalidField, match="at most 800 bytes in total"):
+        await store.find_items(["i0", "i0"])
+
+
+@pytest.mark.parametrize(("role", "kept"), [("system", ["i0", "i8", "i9"]), ("user", ["i8", "i9"])])
+async def test_a_long_history_is_refused_or_shortened(role: str, kept: list[str]) -> None:
+    store = ResponseStore(9, 90_000, max_body_bytes=1000)
+    await store.put(_many(10, text="x" * 900, role=role))
+    with pytest.raises(InvalidField, match='"conv" has more than 8000 bytes'):
+        await store.history("conversation", "conv", None)
+    assert [item["id"] for item in await store.history("conversation", "conv", None, is_shortened=True)] == kept
+
+
+async def test_a_stored_stream_is_followed_from_any_event(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_database, "_MAX_PAGE_EVENTS", 2)
+
+    store = ResponseStore(9, 9000)
+    await store.put(replace(record("a"), events=[{"sequence_number": number} for number in range(5)]))
+    kept = await store.get("a")
+    assert [[event["sequence_number"] async for event in kept.follow(after)] for after in (None, 2, 4)] == [
+        [0, 1, 2, 3, 4],
+        [3, 4],
+        [],
+    ]
+
+
+async def test_a_stream_removed_while_it_is_followed_ends_in_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_database, "_MAX_PAGE_EVENTS", 1)
+
+    store = ResponseStore(9, 9000)
+    await store.put(replace(record("a"), events=[{"sequence_number": number} for number in range(5)]))
+    events = (await store.get("a")).follow(None)
+    await anext(events)
+    await store.delete("a")
+    with pytest.raises(ResponseNotFound):
+        await anext(events)
+
+
+async def test_a_response_larger_than_its_keys_share_is_not_stored() -> None:
+    store = ResponseStore(9, 3000)
+    for owner in ("alice", "bob"):
+        await store.put(replace(record(owner, text="x" * 800), owner=owner))
+    assert "this API key's share of GENAI_RESPONSE_STORE_BYTES" in str(await store.put(record("a", text="x" * 1500)))
+
+
+async def test_an_ended_response_that_is_too_large_leaves_nothing(file: RecordDatabase) -> None:
+    store = ResponseStore(9, 9000, file, run="now")
+    await store.begin_background(Background(_running()))
+    reason = await store.finish(record("a", text="x" * 1_000_000))
+    assert "GENAI_RESPONSE_STORE_BYTES" in str(reason)
+    with pytest.raises(ResponseNotFound):
+        await store.get("a")
+    await store.close()
+
+
+def test_a_store_without_a_size_is_off(file: RecordDatabase) -> None:
+    assert not ResponseStore(0, 1000, file).is_on
