@@ -5,6 +5,7 @@ import os
 import signal
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from genai_server.config import load_settings
 from genai_server.engine_client.client import EngineClient
 from genai_server.engine_client.router import Router
 from genai_server.errors import EngineDied, InvalidField, NoEngineReady, QueueFull, SessionTerminated
+from genai_server.messages.admin import ListRequests, SetRuntimeOption
 from genai_server.messages.generation_request import FinishReason, GenerationRequest
 from genai_server.messages.status_file import StatusFileReader
 from genai_server.supervisor.supervisor import Supervisor
@@ -235,7 +237,7 @@ def test_request_cancelled_before_its_acceptance_is_dropped(engines: Supervisor)
             await asking
         assert engine.work == 1
         assert [batch async for batch in busy]
-        assert await engine.admin.requests() == []
+        assert (await engine.admin.ask(ListRequests)).requests == []
 
     attach(engines, test)
 
@@ -247,7 +249,7 @@ def test_router_picks_the_least_loaded_and_terminated_last(engines: Supervisor) 
         assert first.work == 1
         assert router.pick(None)[0] is second
         assert router.pick("scripted:0")[0] is first
-        reply = await second.admin.set_runtime_option("terminate_session", "1", None)
+        reply = await second.admin.ask(partial(SetRuntimeOption, option="terminate_session", value="1"))
         assert reply.options.terminate_session == "1"
         await until(lambda: second.load.terminated)
         assert router.pick(None)[0] is first
@@ -256,7 +258,7 @@ def test_router_picks_the_least_loaded_and_terminated_last(engines: Supervisor) 
         with pytest.raises(InvalidField, match="scripted:0, scripted:1"):
             router.pick("cpu")
         running.close()
-        await second.admin.set_runtime_option("terminate_session", "0", None)
+        await second.admin.ask(partial(SetRuntimeOption, option="terminate_session", value="0"))
 
     attach(engines, test)
 

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import sys
 from collections.abc import Callable, Sequence
-from typing import cast
+from typing import Any, cast
 
 import msgspec
 
@@ -19,7 +19,7 @@ from genai_server.errors import (
     NoEngineReady,
     QueueFull,
 )
-from genai_server.messages.admin import AdapterReply, CacheReset, OpenProfiles, Reply, RequestList
+from genai_server.messages.admin import AdminReply, Call
 from genai_server.messages.figures import Capacity, Figures, Load
 from genai_server.messages.generation_request import Batching, ModelInfo
 from genai_server.messages.protocol import Hello, ToApi, ToEngine, Tokens, Welcome, api_decoder, encode_frame
@@ -148,12 +148,12 @@ class EngineClient:
                 self.load = message
             case Figures():
                 self.figures = message
-            case Reply() | OpenProfiles() | CacheReset() | RequestList() | AdapterReply():
+            case _ if isinstance(message, AdminReply):
                 self.admin.receive(message)
             case _:
                 self.in_flight.receive(message)
 
-    def _send(self, *messages: ToEngine) -> None:
+    def _send(self, *messages: ToEngine | Call[Any]) -> None:
         """Send all messages, or raise NoEngineReady."""
         # Between the loss of a connection and `_forget` it is closing; uvloop then raises an error of its own.
         if self._writer is None or self._writer.is_closing():
