@@ -29,7 +29,7 @@ from genai_server.messages.admin import (
     UnloadAdapter,
 )
 from genai_server.messages.error import ErrorInfo
-from genai_server.messages.figures import Capacity, Figures, Histogram, Load
+from genai_server.messages.figures import Figures, Histogram
 from genai_server.messages.generation_request import (
     Adapter,
     Batching,
@@ -44,9 +44,11 @@ from genai_server.messages.protocol import (
     MAX_FRAME_BYTES,
     Accepted,
     Cancel,
+    Capacity,
     Failed,
     Finished,
     Hello,
+    Load,
     Progress,
     PromptLogprobs,
     Refused,

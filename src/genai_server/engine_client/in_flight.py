@@ -130,16 +130,16 @@ class InFlight:
                 self._retries.forget(key)
                 self._sent[key] = _Sent(retry.stream, retry.group)
 
-    def lose(self, death: GenerationFailed) -> None:
+    def lose(self, error: GenerationFailed) -> None:
         """Handle the loss of the engine: requests with a token fail. The others wait for the next engine."""
         lost, self._sent = self._sent, {}
         for key, sent in lost.items():
-            if isinstance(death, ModelUnloaded) or not self._retries.keep(key, sent.stream, sent.group):
-                sent.stream.fail(death)
+            if isinstance(error, ModelUnloaded) or not self._retries.keep(key, sent.stream, sent.group):
+                sent.stream.fail(error)
 
-    def give_up(self, death: GenerationFailed, *, all: bool) -> None:
+    def give_up(self, error: GenerationFailed, *, all: bool) -> None:
         """Fail those that have waited too long for the next engine, or all of them."""
-        self._retries.fail(death, all=all)
+        self._retries.fail(error, all=all)
 
     # An engine drops the requests of a lost connection, and `lose` ends their streams.
 
