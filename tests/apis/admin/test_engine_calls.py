@@ -7,15 +7,16 @@ import signal
 import pytest
 
 from genai_server.apis.admin.engine_calls import ask
-from genai_server.engine_client.client import Router
 from genai_server.errors import NoEngineReady
 from genai_server.messages.admin import ListRequests
-from tests.engine_client.test_client import attach, supervised
+from tests.engine_client.test_client import own_router
+
+pytestmark = pytest.mark.anyio
 
 
 @pytest.mark.parametrize("needs_all", [False, True])
-def test_an_engine_that_ends_during_a_call_is_left_out(needs_all: bool) -> None:
-    async def test(router: Router) -> None:
+async def test_an_engine_that_ends_during_a_call_is_left_out(needs_all: bool) -> None:
+    async with own_router() as router:
         engines = [router.engines["scripted:0"], router.engines["scripted:1"]]
         pid = engines[0].status().pid
         assert pid is not None
@@ -30,12 +31,9 @@ def test_an_engine_that_ends_during_a_call_is_left_out(needs_all: bool) -> None:
         else:
             assert [(engine, found.requests) for engine, found in await call] == [(engines[1], [])]
 
-    with supervised() as supervisor:
-        attach(supervisor, test)
 
-
-def test_a_call_fails_if_all_its_engines_end() -> None:
-    async def test(router: Router) -> None:
+async def test_a_call_fails_if_all_its_engines_end() -> None:
+    async with own_router() as router:
         engine = router.engines["scripted:0"]
         pid = engine.status().pid
         assert pid is not None
@@ -45,6 +43,3 @@ def test_a_call_fails_if_all_its_engines_end() -> None:
         os.kill(pid, signal.SIGKILL)
         with pytest.raises(NoEngineReady, match="scripted:0 died"):
             await call
-
-    with supervised() as supervisor:
-        attach(supervisor, test)
