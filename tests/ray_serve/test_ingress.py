@@ -12,7 +12,7 @@ import pytest
 from genai_server.config import Settings
 from genai_server.pooling_model import Task
 from genai_server.ray_serve.forwarded import ForwardedRequest, ReplicaAnswer
-from genai_server.ray_serve.model_names import ModelNames
+from genai_server.ray_serve.model_choice import ModelNames
 
 pytestmark = pytest.mark.usefixtures("ray_serve")
 

@@ -18,7 +18,7 @@ from genai_server.errors import ConfigurationError
 from genai_server.http.middleware.drain import LAST_WORDS
 from genai_server.pooling_model import Task, task_of
 from genai_server.ray_serve.ingress import Ingress
-from genai_server.ray_serve.model_names import ModelNames
+from genai_server.ray_serve.model_choice import ModelNames
 from genai_server.ray_serve.ray_internals import with_version
 from genai_server.ray_serve.replica import Replica
 

@@ -51,7 +51,6 @@ from genai_server.http.request_state import request_state
 from genai_server.logs import configure_logging
 from genai_server.quoted_values import quoted
 from genai_server.ray_serve.broadcast import ask_replicas
-from genai_server.ray_serve.endpoints import matches, requested_task
 from genai_server.ray_serve.forwarded import (
     READINESS,
     REPLICA_HEADER,
@@ -62,7 +61,7 @@ from genai_server.ray_serve.forwarded import (
     with_header,
 )
 from genai_server.ray_serve.merging import joined, merged, merged_metrics
-from genai_server.ray_serve.model_names import ModelNames
+from genai_server.ray_serve.model_choice import ModelNames, matches, requested_task
 from genai_server.ray_serve.stream_end import is_event, stream_end
 
 log = logging.getLogger(__name__)

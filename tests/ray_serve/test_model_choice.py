@@ -1,11 +1,35 @@
-"""The model of a deployment that a request selects."""
+"""The endpoint of a request, and the model of a deployment that it chooses."""
+
+from typing import Any
 
 import pytest
 
 from genai_server.config import load_settings
 from genai_server.errors import ModelNotFound, TaskUnsupported
 from genai_server.pooling_model import Task
-from genai_server.ray_serve.model_names import ModelNames
+from genai_server.ray_serve.model_choice import ModelNames, requested_task
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "fields", "task"),
+    [
+        ("POST", "/v1/messages", {}, Task.GENERATE),
+        ("POST", "/v1/responses", {}, Task.GENERATE),
+        ("GET", "/v1/responses/resp_1", {}, Task.GENERATE),
+        ("POST", "/embeddings", {}, Task.EMBED),
+        ("POST", "/rerank", {}, Task.RERANK),
+        ("POST", "/tokenize", {"prompt": "x"}, None),
+        ("POST", "/tokenize", {"messages": []}, Task.GENERATE),
+        ("POST", "/detokenize", {"tokens": [1]}, None),
+        # Ollama's generations do not depend on the task on a single server, either.
+        ("POST", "/api/chat", {}, None),
+        ("POST", "/v1/nothing", {}, None),
+    ],
+)
+def test_the_task_of_a_request_is_that_of_its_endpoint(
+    method: str, path: str, fields: dict[str, Any], task: Task | None
+) -> None:
+    assert requested_task({"type": "http", "method": method, "path": path, "headers": []}, fields) is task
 
 
 def _names(aliases: str = "gpt=big,s=small", **tasks: Task) -> ModelNames:
