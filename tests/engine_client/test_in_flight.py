@@ -6,7 +6,7 @@ from itertools import chain
 import msgspec
 import pytest
 
-from genai_server.engine_client.in_flight import PATIENCE, InFlight, Retries
+from genai_server.engine_client.in_flight import PATIENCE, InFlight
 from genai_server.engine_client.stream import TokenStream
 from genai_server.errors import EngineDied, ModelUnloaded, NoEngineReady, QueueFull
 from genai_server.messages.error import ErrorInfo
@@ -29,9 +29,9 @@ def flight(sent: list[ToEngine]) -> InFlight:
     return InFlight(lambda *messages: sent.extend(messages))
 
 
-async def submitted(flight: InFlight, key: int) -> TokenStream:
+async def submitted(flight: InFlight, key: int, request: GenerationRequest = REQUEST) -> TokenStream:
     """A request that the engine accepted, with the key that it will have."""
-    asking = asyncio.ensure_future(flight.submit(REQUEST))
+    asking = asyncio.ensure_future(flight.submit(request))
     await asyncio.sleep(0)
     flight.receive(Accepted(key))
     (stream,) = await asking
@@ -270,63 +270,60 @@ async def test_a_group_is_resumed_without_answers_that_were_closed() -> None:
 # waiting for the next engine
 
 
-def unsent_stream() -> TokenStream:
-    return TokenStream(lambda: None, request=REQUEST)
+class Patient(InFlight):
+    """Requests in flight on a clock that the test sets."""
 
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.sent: list[ToEngine] = []
+        super().__init__(lambda *messages: self.sent.extend(messages), lambda: self.now)
 
-async def test_a_request_is_kept_once() -> None:
-    retries, waiting = Retries(), unsent_stream()
-    assert retries.keep(1, waiting, 1)
-    (group,) = retries.groups()
-    assert [(key, retry.request, retry.stream) for key, retry in group.items()] == [(1, REQUEST, waiting)]
-    retries.forget(1)
-    assert not retries.keep(1, waiting, 1)
-    assert len(retries) == 0
-
-
-async def test_a_request_with_a_token_or_with_its_end_is_not_kept() -> None:
-    begun, ended = unsent_stream(), unsent_stream()
-    begun.deliver([5])
-    ended.fail(EngineDied("x"))
-    retries = Retries()
-    assert not retries.keep(1, begun, 1)
-    assert not retries.keep(2, ended, 2)
+    def resumed(self) -> list[ToEngine]:
+        """The messages to the next engine."""
+        self.sent.clear()
+        self.resume()
+        return self.sent
 
 
 async def test_a_deadline_goes_on_while_a_request_waits() -> None:
-    times = iter([0.0, 2.0, 2.0, 7.5])
-    retries = Retries(clock=lambda: next(times))
-    timed = msgspec.structs.replace(REQUEST, timeout=5.0)
-    waiting, late = (TokenStream(lambda: None, request=timed) for _ in range(2))
-    retries.keep(1, waiting, 1)
-    ((retry,),) = (group.values() for group in retries.groups())
-    assert retry.request.timeout == pytest.approx(3.0, abs=0.5)
-    retries.forget(1)
-    retries.keep(2, late, 2)
-    retries.fail(EngineDied("lost"), all=False)
-    assert len(retries) == 0
+    patient, timed = Patient(), msgspec.structs.replace(REQUEST, timeout=5.0)
+    waiting = await submitted(patient, 0, timed)
+    patient.lose(DEATH)
+    patient.now = 2.0
+    (again,) = patient.resumed()
+    assert isinstance(again, Submit)
+    assert again.request.timeout == pytest.approx(3.0, abs=0.5)
+    waiting.close()
+    late = await submitted(patient, 1, timed)
+    patient.lose(DEATH)
+    patient.now = 7.5
+    patient.give_up(EngineDied("lost"), all=False)
+    assert len(patient) == 0
     await late.accepted()
     with pytest.raises(StopAsyncIteration):
         await anext(late)
     assert late.reason is FinishReason.TIMEOUT
 
 
-async def test_retry_fails_after_its_patience_only() -> None:
-    times = iter([0.0, PATIENCE - 1, PATIENCE - 1, PATIENCE, PATIENCE])
-    retries, late, early = Retries(clock=lambda: next(times)), unsent_stream(), unsent_stream()
-    retries.keep(1, late, 1)
-    retries.keep(2, early, 2)
-    retries.fail(EngineDied("lost"), all=False)
-    assert len(retries) == 2
-    retries.fail(EngineDied("lost"), all=False)
+async def test_request_fails_after_its_patience_only() -> None:
+    patient = Patient()
+    late = await submitted(patient, 0)
+    patient.lose(DEATH)
+    patient.now = 1.0
+    await submitted(patient, 1)
+    patient.lose(DEATH)
+    patient.now = PATIENCE - 0.5
+    patient.give_up(EngineDied("lost"), all=False)
+    assert len(patient) == 2
+    patient.now = PATIENCE
+    patient.give_up(EngineDied("lost"), all=False)
     with pytest.raises(EngineDied, match="lost"):
         await anext(late)
-    assert [list(group) for group in retries.groups()] == [[2]]
+    assert [again.key for again in patient.resumed() if isinstance(again, Submit)] == [1]
 
 
-async def test_all_fail_when_no_engine_will_come() -> None:
-    retries, waiting = Retries(), unsent_stream()
-    retries.keep(1, waiting, 1)
-    retries.fail(EngineDied("lost"), all=True)
-    assert waiting.is_ended
-    assert len(retries) == 0
+async def test_request_with_its_end_is_not_kept(flight: InFlight) -> None:
+    ended = await submitted(flight, 0)
+    ended.fail(EngineDied("x"))
+    flight.lose(DEATH)
+    assert len(flight) == 0

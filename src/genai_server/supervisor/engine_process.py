@@ -36,6 +36,13 @@ class Watchdog:
         self._beat = Beat(0, 0)
         self._seconds = 0.0
 
+    def run(self, file: Path, ended: threading.Event, on_hang: Callable[[str], None]) -> None:
+        """Check until `ended` is set or the engine hangs; `on_hang` is called once."""
+        while not ended.wait(LOOK_EVERY):
+            if reason := self.look(read_beat(file)):
+                on_hang(reason)
+                return
+
     def look(self, beat: Beat) -> str | None:
         """Check the newest heartbeat, LOOK_EVERY seconds after the previous check; returns what is wrong if it is too
         old.
@@ -49,14 +56,6 @@ class Watchdog:
             return None
         what = f"a step of {beat.tokens} tokens" if beat.tokens else "the engine's loop"
         return f"{what} has not ended for {allowed:g} s (GENAI_STEP_TIMEOUT={self._step_timeout:g})"
-
-
-def watch(watchdog: Watchdog, file: Path, ended: threading.Event, on_hang: Callable[[str], None]) -> None:
-    """Check until `ended` is set or the engine hangs; `on_hang` is called once."""
-    while not ended.wait(LOOK_EVERY):
-        if reason := watchdog.look(read_beat(file)):
-            on_hang(reason)
-            return
 
 
 class EngineProcess:
@@ -123,7 +122,8 @@ class EngineProcess:
             self._kill(reason)
 
         ended = threading.Event()
-        watching = (Watchdog(step_timeout), Path(self._spec.heartbeat_file), ended, kill)
+        watching = (Path(self._spec.heartbeat_file), ended, kill)
+        watch = Watchdog(step_timeout).run
         threading.Thread(target=watch, args=watching, name=f"watchdog-{self._spec.device}", daemon=True).start()
         status = self._process.wait()
         ended.set()

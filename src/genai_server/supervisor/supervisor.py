@@ -34,8 +34,7 @@ from genai_server.messages.status_file import EngineState, EngineStatus, ModelSt
 from genai_server.options.device import DeviceOptions
 from genai_server.supervisor.command_listener import CommandListener
 from genai_server.supervisor.engine_watch import EngineWatch, Restarts
-from genai_server.supervisor.managed_model import ManagedModel, new_status
-from genai_server.supervisor.model_pool import ModelPool
+from genai_server.supervisor.model_pool import ManagedModel, ModelPool, new_status
 
 log = logging.getLogger(__name__)
 # Seconds between two updates of the models' use.
