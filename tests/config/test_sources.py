@@ -4,13 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from genai_server.config import Settings, engine_settings, load_settings, unknown_variables
+from genai_server.config import engine_settings, load_settings, unknown_variables
 from genai_server.errors import ConfigurationError
-
-
-def _load(**options: str | None) -> Settings:
-    """Settings from the command line alone."""
-    return load_settings(options, environ={}, dotenv=None)
+from tests.given_settings import given
 
 
 @pytest.fixture
@@ -37,12 +33,12 @@ def test_zero_on_the_command_line_is_given(dotenv: Path) -> None:
 
 
 def test_a_missing_file_is_no_error(tmp_path: Path) -> None:
-    assert load_settings(environ={}, dotenv=tmp_path / ".env") == _load()
+    assert load_settings(environ={}, dotenv=tmp_path / ".env") == given()
 
 
 def test_other_variables_and_options_are_ignored() -> None:
     environ = {"PATH": "/bin", "port": "1", "GENAI_UNHEARD_OF": "1"}
-    assert load_settings({"run": "serve"}, environ=environ, dotenv=None) == _load()
+    assert load_settings({"run": "serve"}, environ=environ, dotenv=None) == given()
 
 
 def test_unknown_variables_are_reported_with_the_likely_name(dotenv: Path) -> None:

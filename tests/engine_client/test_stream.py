@@ -4,9 +4,10 @@ import asyncio
 
 import pytest
 
-from genai_server.engine_client.stream import NewTokens, PromptProgress, TokenStream
+from genai_server.engine_client.stream import NewTokens, TokenStream
 from genai_server.errors import EngineDied, QueueFull
 from genai_server.messages.generation_request import FinishReason, Phases, TokenLogprob
+from genai_server.messages.protocol import Progress
 
 pytestmark = pytest.mark.anyio
 PHASES = Phases(0.1, 0.2, 0.3)
@@ -180,8 +181,8 @@ def test_cancellation_is_sent_once() -> None:
 
 
 async def test_progress_precedes_tokens_and_only_the_last_is_kept(stream: TokenStream) -> None:
-    stream.deliver_progress(PromptProgress(8, 4))
-    stream.deliver_progress(PromptProgress(16, 4))
+    stream.deliver_progress(Progress(0, 8, 4))
+    stream.deliver_progress(Progress(0, 16, 4))
     stream.deliver([1, 2])
     stream.finish(FinishReason.STOP, Phases())
-    assert [batch async for batch in stream] == [NewTokens([], progress=PromptProgress(16, 4)), NewTokens([1, 2])]
+    assert [batch async for batch in stream] == [NewTokens([], progress=Progress(0, 16, 4)), NewTokens([1, 2])]

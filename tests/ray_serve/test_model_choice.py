@@ -4,10 +4,10 @@ from typing import Any
 
 import pytest
 
-from genai_server.config import load_settings
 from genai_server.errors import ModelNotFound, TaskUnsupported
 from genai_server.pooling_model import Task
 from genai_server.ray_serve.model_choice import ModelNames, requested_task
+from tests.given_settings import given
 
 
 @pytest.mark.parametrize(
@@ -33,28 +33,14 @@ def test_the_task_of_a_request_is_that_of_its_endpoint(
 
 
 def _names(aliases: str = "gpt=big,s=small", **tasks: Task) -> ModelNames:
-    settings = load_settings({"models": "small=/s,big=/b", "model_aliases": aliases}, environ={}, dotenv=None)
+    settings = given(models="small=/s,big=/b", model_aliases=aliases)
     return ModelNames(settings, {"small": Task.GENERATE, "big": Task.GENERATE} | tasks)
 
 
 def test_a_request_chooses_a_model_by_all_its_names() -> None:
     names = _names()
-    chosen = {
-        id: names.choose(id)
-        for id in (None, "small", "big", "gpt", "big:tax", "gpt:tax", "s", 7, "big:latest", "hf.co/gpt")
-    }
-    assert chosen == {
-        None: "small",
-        "small": "small",
-        "big": "big",
-        "gpt": "big",
-        "big:tax": "big",
-        "gpt:tax": "big",
-        "s": "small",
-        7: "small",
-        "big:latest": "big",
-        "hf.co/gpt": "big",
-    }
+    assert {names.choose(id) for id in (None, "small", "s", 7)} == {"small"}
+    assert {names.choose(id) for id in ("big", "gpt", "big:tax", "gpt:tax", "big:latest", "hf.co/gpt")} == {"big"}
     with pytest.raises(ModelNotFound, match='"x" is not served; "small", "big" are'):
         names.choose("x")
     assert _names("*=big").choose("x") == "big"

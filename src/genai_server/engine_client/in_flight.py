@@ -9,7 +9,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from genai_server.engine_client.stream import PromptProgress, TokenStream
+from genai_server.engine_client.stream import TokenStream
 from genai_server.errors import GenerationFailed, ModelUnloaded, NoEngineReady
 from genai_server.messages.generation_request import FinishReason, GenerationRequest
 from genai_server.messages.protocol import (
@@ -114,7 +114,7 @@ class InFlight:
                 stream.deliver_vectors(message.data)
                 return
             case Progress():
-                stream.deliver_progress(PromptProgress(message.num_read, message.num_cached))
+                stream.deliver_progress(message)
                 return
             case Finished():
                 stream.finish(
