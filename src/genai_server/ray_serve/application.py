@@ -33,7 +33,7 @@ _MAX_QUEUED = 1_000
 _HEALTH_EVERY = 2.0
 _HEALTH_TIMEOUT = 10.0
 _DRAIN_EVERY = 0.5
-# Most requests at once in the ingress, which refuses none itself.
+# Maximum number of requests at once in the ingress; high enough that it never refuses one.
 _MAX_IN_INGRESS = 100_000
 _DEFAULT_CONFIG = "genai-server.toml"
 

@@ -1,7 +1,7 @@
 """The ingress of a Ray Serve application: reads a request, chooses the model's deployment and passes its response on.
 
-It knows neither models nor engines. Keys and bodies are checked here as in the app of every replica, so that a
-stranger's body takes no memory and goes to no replica.
+It knows neither models nor engines. It checks keys and bodies like the app of every replica, so the body of a client
+without a key takes no memory and goes to no replica.
 """
 
 import asyncio
@@ -66,8 +66,8 @@ from genai_server.ray_serve.stream_end import is_event, stream_end
 
 log = logging.getLogger(__name__)
 
-# Seconds for a replica to tell what its app knows, to do what an operator asks, and for a named one to do it: nobody
-# else waits for it, and an engine takes the longest pass to answer.
+# Seconds for replicas to report what their apps know, and to carry out an admin call. A call of one named replica has
+# more, because no other waits for it, and an engine replies only after its longest pass.
 _LOOK = 5.0
 _ACT = 10.0
 _ACT_ALONE = 25.0
