@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from genai_server.options import session
-from genai_server.options.cuda import DEPRECATED
+from genai_server.options.nvidia import DEPRECATED
 from genai_server.options.providers import PROVIDERS
 from genai_server.options.session import ENTRIES, RUN, SESSION
 from genai_server.options.table import Reach, Row

@@ -23,8 +23,7 @@ from _models.engine_spec import engine_spec
 from _models.table import table
 
 from genai_server.config import Settings, load_settings
-from genai_server.engine_client.client import EngineClient
-from genai_server.engine_client.router import Router
+from genai_server.engine_client.client import EngineClient, Router
 from genai_server.messages.generation_request import GenerationRequest
 from genai_server.messages.status_file import StatusFileReader
 from genai_server.supervisor.supervisor import Supervisor

@@ -146,3 +146,9 @@ def short_folder() -> Iterator[Path]:
     """A folder for temporary files, with a name short enough for a Unix socket: at most 107 bytes."""
     with tempfile.TemporaryDirectory() as folder:
         yield Path(folder)
+
+
+@pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    """Runs the coroutines among the tests, which are marked with `anyio`, on asyncio's event loop."""
+    return "asyncio"

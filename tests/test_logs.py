@@ -15,6 +15,8 @@ from starlette.types import Receive, Scope, Send
 
 from genai_server.logs import DiscreetFormatter, configure_logging
 
+pytestmark = pytest.mark.usefixtures("untouched_logging")
+
 
 @pytest.fixture
 def untouched_logging() -> Iterator[None]:
@@ -28,14 +30,12 @@ def untouched_logging() -> Iterator[None]:
         logger.setLevel(level)
 
 
-@pytest.mark.usefixtures("untouched_logging")
 def test_asyncio_stays_quiet_at_debug() -> None:
     configure_logging("debug")
     assert logging.getLogger("genai_server").isEnabledFor(logging.DEBUG)
     assert not logging.getLogger("asyncio").isEnabledFor(logging.DEBUG)
 
 
-@pytest.mark.usefixtures("untouched_logging")
 def test_asyncio_is_never_louder_than_the_rest() -> None:
     configure_logging("error")
     assert not logging.getLogger("asyncio").isEnabledFor(logging.WARNING)
@@ -77,7 +77,6 @@ def test_exceptions_in_a_cycle_are_logged_once() -> None:
     assert logged(first).count("builtins.TypeError") == 1
 
 
-@pytest.mark.usefixtures("untouched_logging")
 def test_unawaited_task_fails_without_its_message_in_the_log(capsys: pytest.CaptureFixture[str]) -> None:
     configure_logging("info")
 
@@ -102,7 +101,6 @@ async def failing(scope: Scope, receive: Receive, send: Send) -> None:
     raise LookupError("sword" + "fish")
 
 
-@pytest.mark.usefixtures("untouched_logging")
 def test_internal_error_of_a_request_is_logged_without_message(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -131,7 +129,6 @@ def _formatted(form: str, message: str, capsys: pytest.CaptureFixture[str], **fi
     return capsys.readouterr().err
 
 
-@pytest.mark.usefixtures("untouched_logging")
 def test_json_log_has_one_object_per_line(capsys: pytest.CaptureFixture[str]) -> None:
     text = _formatted("json", "two\nlines", capsys, id="r1", seconds=0.5)
     assert text.count("\n") == 1
@@ -146,7 +143,6 @@ def test_json_log_has_one_object_per_line(capsys: pytest.CaptureFixture[str]) ->
     }
 
 
-@pytest.mark.usefixtures("untouched_logging")
 def test_json_log_keeps_an_exception_in_its_line(capsys: pytest.CaptureFixture[str]) -> None:
     configure_logging("info", "json")
     try:
@@ -157,6 +153,5 @@ def test_json_log_keeps_an_exception_in_its_line(capsys: pytest.CaptureFixture[s
     assert json.loads(line)["exception"].endswith("builtins.ValueError")
 
 
-@pytest.mark.usefixtures("untouched_logging")
 def test_text_log_has_fields_after_the_message(capsys: pytest.CaptureFixture[str]) -> None:
     assert _formatted("text", "done", capsys, id="r1", n=2).endswith("INFO genai_server.x: done id=r1 n=2\n")

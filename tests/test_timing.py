@@ -5,16 +5,7 @@ from msgspec.structs import asdict
 
 from genai_server.messages.generation_request import Phases
 from genai_server.timing import Arrival, Breakdown, Stopwatch
-
-
-class HandClock:
-    """A clock that advances only when the test says so."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.engine.test_sequence import HandClock
 
 
 @pytest.fixture

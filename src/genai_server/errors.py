@@ -1,62 +1,11 @@
 """The errors of the server in one tree, without HTTP: http/error_responses.py maps them.
 
-GenaiServerError
-├── ConfigurationError          a setting or the installation is wrong: the start ends with one line
-│   ├── ModelDirectoryError     the model directory is missing or incomplete
-│   └── ChatTemplateError       the chat template that an operator gives cannot be used
-├── PullFailed                  a model could not be fetched; the incomplete folder is not used
-├── ExportFailed                a model could not be built; the incomplete folder is not used
-├── ChatFailed                  there is no server to chat with, or it does not answer
-├── RequestError                the request is wrong; raised before any work is done
-│   ├── InvalidField            a field has a value that cannot be used
-│   │   ├── UnknownField        a field that the endpoint does not know
-│   │   ├── UnsupportedField    a field of the API that this server does not support
-│   │   ├── MissingField        a required field is missing
-│   │   ├── WrongType           a field has the wrong JSON type
-│   │   ├── NoChatTemplate      the model has no chat template, and so takes no messages
-│   │   ├── PromptTooLong       the prompt does not fit the length that the server allows
-│   │   ├── TaskUnsupported     the model cannot do what the request asks for
-│   │   └── PreviousNotFound    the response to continue is not kept
-│   ├── MalformedHead           the head of the request is not valid HTTP
-│   ├── HeadTooLarge            the head is over the size limit
-│   ├── MalformedBody           the body is not JSON
-│   ├── BodyTooLarge            the body is over the size limit
-│   ├── ModelNotFound           no such model is served
-│   ├── UnsupportedEndpoint     the API has this endpoint, and this server does not support it
-│   ├── ModelLoadFailed         the model that an operator wants to serve cannot be loaded
-│   ├── AdapterLoadFailed       the adapter that an operator wants to load cannot be loaded
-│   ├── RequestNotFound         no such request is running or waiting
-│   ├── AmbiguousRequest        several running or waiting requests have this name
-│   ├── ThreadUnsupported       the request asks the server to keep its conversation
-│   ├── ResponseNotFound        no such response is kept
-│   ├── ConversationNotFound    no such conversation, or no such item of it, is kept
-│   ├── BodyTooSlow             the body did not arrive in time
-│   ├── TooManyValues           the body has too many lists and objects
-│   ├── NestedTooDeep           the body's lists and objects are nested too deeply
-│   ├── InvalidApiKey           the request has no key, or a wrong one
-│   ├── RateLimitExceeded       the key is over its limit of requests for now
-│   ├── ProfileNotFound         there is no such profile, or nothing of it can be read
-│   └── AdminForbidden          the request may not use the admin endpoints
-├── Unavailable                 the same request may succeed later
-│   ├── QueueFull               the limit of waiting requests, or of their tokens, is reached
-│   ├── SessionTerminated       the operator has terminated the device's session
-│   ├── BodiesTooLarge          the bodies of all requests together are over the size limit
-│   ├── NoEngineReady           no engine process can take work now
-│   ├── TooManyConnections      the limit of open connections is reached
-│   ├── ModelsBusy              all models that may be loaded at once are in use
-│   ├── CheckerUnavailable      no process that checks grammars can be started
-│   ├── StoreUnavailable        the file of stored responses cannot be read or written
-│   ├── ServerStarting          no process of the API is ready yet
-│   └── ServerDraining          the server is stopping and accepts no new requests
-└── GenerationFailed            accepted, then failed
-    ├── GrammarFailed           the answer's grammar cannot be followed further
-    ├── DeadlinePassed          the request's time is over, and no part of its result can be returned
-    ├── RequestCancelled        an operator has cancelled it, and no part of its result can be returned
-    ├── ModelUnloaded           the model was unloaded while the request ran
-    ├── EngineDied              the engine process ended while the request was in it
-    │   └── EngineHung          it hung in a step, and was killed
-    ├── ServerStopping          the server is stopping, and its time to wait is over
-    └── RunnerFailed            the library raised while it ran this request
+Below GenaiServerError there are four branches and the errors of single commands:
+
+- ConfigurationError: a setting or the installation is wrong. The start ends with one line.
+- RequestError: the request is wrong. It is raised before any work is done.
+- Unavailable: the same request may succeed later.
+- GenerationFailed: the request was accepted, then failed.
 """
 
 from copy import copy
@@ -77,6 +26,9 @@ class GenaiServerError(Exception):
     # For errors that are always raised for the same reason.
     default_message: ClassVar[str] = ""
     default_retry_after: ClassVar[int | None] = None
+
+    def __init_subclass__(cls, *, code: str) -> None:
+        cls.code = code
 
     def __init__(self, message: str = "", *, param: str | None = None, retry_after: int | None = None) -> None:
         self.message = _encodable(message or self.default_message)
@@ -106,88 +58,60 @@ def in_one_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
-class ConfigurationError(GenaiServerError):
+class ConfigurationError(GenaiServerError, code="configuration_error"):
     """A setting or the installation is wrong; the message names key and value."""
 
-    code = "configuration_error"
 
-
-class ModelDirectoryError(ConfigurationError):
+class ModelDirectoryError(ConfigurationError, code="model_directory_error"):
     """The model directory is missing or incomplete; the message names the file."""
 
-    code = "model_directory_error"
 
-
-class ChatTemplateError(ConfigurationError):
+class ChatTemplateError(ConfigurationError, code="chat_template_error"):
     """The chat template that an operator gives in place of the model's own cannot be used; the message says why."""
 
-    code = "chat_template_error"
 
-
-class PullFailed(GenaiServerError):
+class PullFailed(GenaiServerError, code="pull_failed"):
     """A model could not be fetched from a hub; the message says why, and what to do."""
 
-    code = "pull_failed"
 
-
-class ExportFailed(GenaiServerError):
+class ExportFailed(GenaiServerError, code="export_failed"):
     """A model directory could not be built; the message says why, and where the builder's log is."""
 
-    code = "export_failed"
 
-
-class ChatFailed(GenaiServerError):
+class ChatFailed(GenaiServerError, code="chat_failed"):
     """The terminal chat has no server, or did not get an answer from it; the message says why."""
 
-    code = "chat_failed"
 
-
-class RequestError(GenaiServerError):
+class RequestError(GenaiServerError, code="invalid_request"):
     """The request is at fault; no work was done for it."""
 
-    code = "invalid_request"
 
-
-class InvalidField(RequestError):
+class InvalidField(RequestError, code="invalid_value"):
     """A field has a value that cannot be used; `param` names it."""
 
-    code = "invalid_value"
 
-
-class UnknownField(InvalidField):
+class UnknownField(InvalidField, code="unknown_parameter"):
     """The endpoint does not know a field."""
 
-    code = "unknown_parameter"
 
-
-class UnsupportedField(InvalidField):
+class UnsupportedField(InvalidField, code="unsupported_parameter"):
     """The API has this field, and this server does not support it."""
 
-    code = "unsupported_parameter"
 
-
-class MissingField(InvalidField):
+class MissingField(InvalidField, code="missing_required_parameter"):
     """A required field is missing."""
 
-    code = "missing_required_parameter"
 
-
-class WrongType(InvalidField):
+class WrongType(InvalidField, code="invalid_type"):
     """A field has the wrong JSON type."""
 
-    code = "invalid_type"
 
-
-class NoChatTemplate(InvalidField):
+class NoChatTemplate(InvalidField, code="no_chat_template"):
     """The model has no chat template, so it takes raw prompts but no messages."""
 
-    code = "no_chat_template"
 
-
-class PromptTooLong(InvalidField):
+class PromptTooLong(InvalidField, code="context_length_exceeded"):
     """The prompt leaves no token for the answer; http/error_responses.py says so in the words of each API."""
-
-    code = "context_length_exceeded"
 
     def __init__(
         self,
@@ -208,263 +132,183 @@ class PromptTooLong(InvalidField):
         self.limited_by = limited_by
 
 
-class TaskUnsupported(InvalidField):
+class TaskUnsupported(InvalidField, code="unsupported_task"):
     """The model cannot do what the request asks for; the message names the models that can."""
 
-    code = "unsupported_task"
 
-
-class PreviousNotFound(InvalidField):
+class PreviousNotFound(InvalidField, code="previous_response_not_found"):
     """The response that a request continues is not kept, or not any more."""
 
-    code = "previous_response_not_found"
 
-
-class MalformedHead(RequestError):
+class MalformedHead(RequestError, code="invalid_http"):
     """The head of the request is not valid HTTP, or can be read in more than one way."""
 
-    code = "invalid_http"
 
-
-class HeadTooLarge(RequestError):
+class HeadTooLarge(RequestError, code="head_too_large"):
     """The head of the request is over the size limit; the message names the limit."""
 
-    code = "head_too_large"
 
-
-class MalformedBody(RequestError):
+class MalformedBody(RequestError, code="invalid_json"):
     """The body is not JSON."""
 
-    code = "invalid_json"
 
-
-class BodyTooLarge(RequestError):
+class BodyTooLarge(RequestError, code="body_too_large"):
     """The body is over the size limit."""
 
-    code = "body_too_large"
 
-
-class ModelNotFound(RequestError):
+class ModelNotFound(RequestError, code="model_not_found"):
     """No such model is served."""
 
-    code = "model_not_found"
 
-
-class UnsupportedEndpoint(RequestError):
+class UnsupportedEndpoint(RequestError, code="unsupported_endpoint"):
     """The API has this endpoint, and this server does not support it; the message says what does the same."""
 
-    code = "unsupported_endpoint"
 
-
-class ModelLoadFailed(RequestError):
+class ModelLoadFailed(RequestError, code="model_load_failed"):
     """The model in the directory that an operator has named cannot be loaded; the message has the library's reason."""
 
-    code = "model_load_failed"
 
-
-class AdapterLoadFailed(RequestError):
+class AdapterLoadFailed(RequestError, code="adapter_load_failed"):
     """The adapter in the file that an operator has named cannot be loaded; the message says what does not fit."""
 
-    code = "adapter_load_failed"
 
-
-class RequestNotFound(RequestError):
+class RequestNotFound(RequestError, code="request_not_found"):
     """No such request is running or waiting."""
 
-    code = "request_not_found"
 
-
-class AmbiguousRequest(RequestError):
+class AmbiguousRequest(RequestError, code="request_ambiguous"):
     """Several running or waiting requests have this name; the message has the unique id of each."""
 
-    code = "request_ambiguous"
 
-
-class ThreadUnsupported(RequestError):
+class ThreadUnsupported(RequestError, code="thread_unsupported_request"):
     """The request asks the server to keep the conversation. With this code Anthropic's client continues without."""
 
-    code = "thread_unsupported_request"
 
-
-class ResponseNotFound(RequestError):
+class ResponseNotFound(RequestError, code="response_not_found"):
     """No such response is kept, or not any more."""
 
-    code = "response_not_found"
 
-
-class ConversationNotFound(RequestError):
+class ConversationNotFound(RequestError, code="conversation_not_found"):
     """No such conversation, or no such item of it, is kept, or not any more."""
 
-    code = "conversation_not_found"
 
-
-class BodyTooSlow(RequestError):
+class BodyTooSlow(RequestError, code="body_too_slow"):
     """The body did not arrive in time."""
 
-    code = "body_too_slow"
 
-
-class TooManyValues(RequestError):
+class TooManyValues(RequestError, code="too_many_values"):
     """The body has more lists and objects than are allowed."""
 
-    code = "too_many_values"
 
-
-class NestedTooDeep(RequestError):
+class NestedTooDeep(RequestError, code="nested_too_deep"):
     """The body's lists and objects are nested too deeply."""
 
-    code = "nested_too_deep"
 
-
-class InvalidApiKey(RequestError):
+class InvalidApiKey(RequestError, code="invalid_api_key"):
     """The request has no key, or an unknown one."""
 
-    code = "invalid_api_key"
 
-
-class RateLimitExceeded(RequestError):
+class RateLimitExceeded(RequestError, code="rate_limit_exceeded"):
     """The key has reached its limit of running requests, or of requests within a minute."""
 
-    code = "rate_limit_exceeded"
 
-
-class ProfileNotFound(RequestError):
+class ProfileNotFound(RequestError, code="profile_not_found"):
     """There is no such profile, or nothing of it can be read."""
 
-    code = "profile_not_found"
 
-
-class AdminForbidden(RequestError):
+class AdminForbidden(RequestError, code="admin_forbidden"):
     """The request may not use the admin endpoints; the message says what would allow it."""
 
-    code = "admin_forbidden"
 
-
-class Unavailable(GenaiServerError):
+class Unavailable(GenaiServerError, code="unavailable"):
     """The server cannot take this request now; the same request may succeed later."""
 
-    code = "unavailable"
     # Engines restart and queues move on within seconds.
     default_retry_after = 1
 
 
-class QueueFull(Unavailable):
+class QueueFull(Unavailable, code="queue_full"):
     """The limit of requests that wait for the device, or of their prompts' tokens, is reached."""
 
-    code = "queue_full"
 
-
-class BodiesTooLarge(Unavailable):
+class BodiesTooLarge(Unavailable, code="bodies_too_large"):
     """The bodies of all requests together have reached their memory limit."""
 
-    code = "bodies_too_large"
 
-
-class SessionTerminated(Unavailable):
+class SessionTerminated(Unavailable, code="session_terminated"):
     """The operator has set terminate_session to "1" on the device."""
 
-    code = "session_terminated"
 
-
-class NoEngineReady(Unavailable):
+class NoEngineReady(Unavailable, code="no_engine_ready"):
     """No engine process can take work now."""
 
-    code = "no_engine_ready"
 
-
-class TooManyConnections(Unavailable):
+class TooManyConnections(Unavailable, code="too_many_connections"):
     """All files that the process may open for connections are in use."""
 
-    code = "too_many_connections"
 
-
-class ModelsBusy(Unavailable):
+class ModelsBusy(Unavailable, code="models_busy"):
     """All models that may be loaded at once (GENAI_MAX_MODELS) have requests, so none can be unloaded."""
 
-    code = "models_busy"
 
-
-class CheckerUnavailable(Unavailable):
+class CheckerUnavailable(Unavailable, code="checker_unavailable"):
     """The process that checks grammars cannot be started."""
 
-    code = "checker_unavailable"
 
-
-class StoreUnavailable(Unavailable):
+class StoreUnavailable(Unavailable, code="store_unavailable"):
     """The file of stored responses cannot be read or written; the message has the reason."""
 
-    code = "store_unavailable"
 
-
-class ServerStarting(Unavailable):
+class ServerStarting(Unavailable, code="server_starting"):
     """No process of the API is ready yet."""
 
-    code = "server_starting"
     default_message = "the server is starting; try again"
 
 
-class ServerDraining(Unavailable):
+class ServerDraining(Unavailable, code="server_draining"):
     """The server is stopping: running requests continue, and new ones are refused."""
 
-    code = "server_draining"
     default_message = "the server is about to stop and accepts no new requests"
 
 
-class GenerationFailed(GenaiServerError):
+class GenerationFailed(GenaiServerError, code="generation_failed"):
     """An accepted request failed."""
 
-    code = "generation_failed"
 
-
-class GrammarFailed(GenerationFailed):
+class GrammarFailed(GenerationFailed, code="grammar_failed"):
     """The grammar of the request cannot be followed further, which shows only during the answer."""
 
-    code = "grammar_failed"
 
-
-class DeadlinePassed(GenerationFailed):
+class DeadlinePassed(GenerationFailed, code="timeout"):
     """The request's deadline has passed, and no part of its result can be returned."""
 
-    code = "timeout"
 
-
-class RequestCancelled(GenerationFailed):
+class RequestCancelled(GenerationFailed, code="cancelled"):
     """An operator has cancelled the request, and no part of its result can be returned."""
 
-    code = "cancelled"
 
-
-class ModelUnloaded(GenerationFailed):
+class ModelUnloaded(GenerationFailed, code="model_unloaded"):
     """The model was unloaded, and its time for running answers is over; or the request came too late."""
 
-    code = "model_unloaded"
 
-
-class EngineDied(GenerationFailed):
+class EngineDied(GenerationFailed, code="engine_died"):
     """The engine process ended while the request was in it."""
 
-    code = "engine_died"
 
-
-class EngineHung(EngineDied):
+class EngineHung(EngineDied, code="engine_hung"):
     """The engine process did not finish a step in time, and was killed."""
 
-    code = "engine_hung"
 
-
-class ServerStopping(GenerationFailed):
+class ServerStopping(GenerationFailed, code="server_stopping"):
     """The server is stopping, and its time to wait for running answers is over."""
 
-    code = "server_stopping"
     default_message = "the server is stopping"
     # Another server takes its place, or it starts again.
     default_retry_after = 1
 
 
-class RunnerFailed(GenerationFailed):
+class RunnerFailed(GenerationFailed, code="runner_failed"):
     """The library raised while it ran this request. Other requests continue."""
-
-    code = "runner_failed"
 
 
 def _tree(root: type[GenaiServerError]) -> list[type[GenaiServerError]]:

@@ -4,12 +4,8 @@ import argparse
 
 import pytest
 
-from genai_server.config import Settings, add_options, load_settings, option
-
-
-def _load(**options: str | None) -> Settings:
-    """Settings from the command line alone."""
-    return load_settings(options, environ={}, dotenv=None)
+from genai_server.config import Settings, add_options, option
+from tests.given_settings import given
 
 
 def _parse(*arguments: str) -> dict[str, str | None]:
@@ -23,7 +19,7 @@ def test_every_setting_has_an_option_that_is_unset_by_default() -> None:
 
 
 def test_an_option_is_named_after_its_setting() -> None:
-    assert _load(**_parse("--max-length", "77", "--model-dir", "x")).max_length == 77
+    assert given(**_parse("--max-length", "77", "--model-dir", "x")).max_length == 77
 
 
 @pytest.mark.parametrize(
@@ -31,7 +27,7 @@ def test_an_option_is_named_after_its_setting() -> None:
     [(["--reload"], True), (["--reload", "true"], True), (["--reload", "false"], False), ([], False)],
 )
 def test_a_switch_may_stand_alone_or_with_a_value(arguments: list[str], reload: bool) -> None:
-    assert _load(**_parse(*arguments)).reload is reload
+    assert given(**_parse(*arguments)).reload is reload
 
 
 def test_the_help_names_variable_and_default(capsys: pytest.CaptureFixture[str]) -> None:

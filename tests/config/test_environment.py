@@ -5,11 +5,7 @@ from pathlib import Path
 
 from genai_server import config
 from genai_server.config import Settings, load_settings
-
-
-def _load(**options: str | None) -> Settings:
-    """Settings from the command line alone."""
-    return load_settings(options, environ={}, dotenv=None)
+from tests.given_settings import given
 
 
 def _from_environment(environ: Mapping[str, str]) -> Settings:
@@ -17,7 +13,7 @@ def _from_environment(environ: Mapping[str, str]) -> Settings:
 
 
 def test_exported_settings_load_as_the_same() -> None:
-    settings = _load(
+    settings = given(
         host="::1",
         port="0",
         workers="2",
@@ -35,7 +31,7 @@ def test_exported_settings_load_as_the_same() -> None:
 
 def test_exported_settings_overrule_what_the_environment_said() -> None:
     environ = {"GENAI_ADMIN_API_KEY": "old", "PORT": "1"}
-    config.export_settings(_load(port="2"), environ)
+    config.export_settings(given(port="2"), environ)
     settings = _from_environment(environ)
     assert (settings.admin_api_key, settings.port) == (None, 2)
 

@@ -5,14 +5,10 @@ import re
 import pytest
 from pydantic import ValidationError
 
-from genai_server.config import Settings, load_settings, option
+from genai_server.config import Settings, option
 from genai_server.errors import ConfigurationError
 from genai_server.quoted_values import quoted
-
-
-def _load(**options: str | None) -> Settings:
-    """Settings from the command line alone."""
-    return load_settings(options, environ={}, dotenv=None)
+from tests.given_settings import given
 
 
 @pytest.mark.parametrize(
@@ -31,14 +27,14 @@ def _load(**options: str | None) -> Settings:
     ],
 )
 def test_a_number_is_taken_up_to_its_bounds_and_refused_beyond(name: str, lowest: int, highest: int | None) -> None:
-    assert getattr(_load(**{name: str(lowest)}), name) == lowest
+    assert getattr(given(**{name: str(lowest)}), name) == lowest
     refused = [lowest - 1]
     if highest is not None:
-        assert getattr(_load(**{name: str(highest)}), name) == highest
+        assert getattr(given(**{name: str(highest)}), name) == highest
         refused.append(highest + 1)
     for value in refused:
         with pytest.raises(ConfigurationError, match=f'^{option(name)}="{value}": '):
-            _load(**{name: str(value)})
+            given(**{name: str(value)})
 
 
 @pytest.mark.parametrize(
@@ -60,18 +56,18 @@ def test_a_number_is_taken_up_to_its_bounds_and_refused_beyond(name: str, lowest
 )
 def test_a_wrong_value_is_refused_by_name(name: str, value: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
-        _load(**{name: value})
+        given(**{name: value})
     assert caught.value.message.startswith(f"{option(name)}={quoted(value, limit=1000)}: ")
 
 
 def test_unknown_device_is_refused_with_the_known_ones() -> None:
     with pytest.raises(ConfigurationError, match='unknown device "tpu"; known are cpu, cuda, tensorrt'):
-        _load(device="cpu,tpu")
+        given(device="cpu,tpu")
 
 
 def test_a_repeated_device_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="twice"):
-        _load(device="cpu, cpu")
+        given(device="cpu, cpu")
 
 
 def test_a_setting_that_does_not_exist_is_refused() -> None:
@@ -80,121 +76,95 @@ def test_a_setting_that_does_not_exist_is_refused() -> None:
 
 
 def test_devices_keep_their_order_and_lose_their_blanks() -> None:
-    settings = _load(device=" cuda:1 , cpu,cuda:0")
+    settings = given(device=" cuda:1 , cpu,cuda:0")
     assert settings.devices == ["cuda:1", "cpu", "cuda:0"]
     assert settings.device == "cuda:1,cpu,cuda:0"
 
 
 def test_the_admin_key_is_not_shown_with_the_settings() -> None:
-    settings = _load(admin_api_key="s3cret")
+    settings = given(admin_api_key="s3cret")
     assert settings.admin_api_key == "s3cret"
     assert "s3cret" not in repr(settings) + str(settings)
 
 
 def test_settings_cannot_be_changed() -> None:
     with pytest.raises(ValidationError, match="frozen"):
-        _load().port = 1
+        given().port = 1
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "localhost"])
 def test_a_loopback_address_is_reachable_from_this_machine_only(host: str) -> None:
-    assert _load(host=host).on_loopback
+    assert given(host=host).on_loopback
 
 
 @pytest.mark.parametrize(
     "host", ["0.0.0.0", "::", "10.0.0.1", "localhost.example.com", "127.example.com", "1127.0.0.1"]
 )
 def test_any_other_address_is_not_taken_for_loopback(host: str) -> None:
-    assert not _load(host=host).on_loopback
+    assert not given(host=host).on_loopback
 
 
 def test_adapters_belong_to_the_first_or_the_named_model() -> None:
-    found = _load(models="small=./small,big/1=./big", adapters="law=./law.a, big/1:law=/srv/b=2.a,small:chess=c.a")
+    found = given(models="small=./small,big/1=./big", adapters="law=./law.a, big/1:law=/srv/b=2.a,small:chess=c.a")
     assert found.adapter_files("small") == {"law": "./law.a", "chess": "c.a"}
     assert found.adapter_files("big/1") == {"law": "/srv/b=2.a"}
-    assert _load().adapter_files("onnx-genai") == {}
-    assert _load(adapters="onnx-genai:law=./a").adapter_files("onnx-genai") == {"law": "./a"}
-
-
-@pytest.mark.parametrize(
-    ("value", "reason"),
-    [
-        ("law", '"law" is not an adapter with its file, such as law=./law.onnx_adapter'),
-        ("law=", '"law" is not an adapter with its file'),
-        ("../law=./a", '"../law" is not an adapter with its file'),
-        ("a:b:law=./a", '"a:b:law" belongs to a model that is not served'),
-        ("other:law=./a", '"other:law" belongs to a model that is not served'),
-        ("law=./a,law=./b", "an adapter is named twice"),
-        ("law=./a,onnx-genai:law=./b", "an adapter is named twice"),
-    ],
-)
-def test_invalid_adapters_are_refused(value: str, reason: str) -> None:
-    with pytest.raises(ConfigurationError, match=re.escape(reason)):
-        _load(adapters=value)
+    assert given().adapter_files("onnx-genai") == {}
+    assert given(adapters="onnx-genai:law=./a").adapter_files("onnx-genai") == {"law": "./a"}
 
 
 def test_chat_templates_belong_to_the_first_or_the_named_model() -> None:
-    found = _load(models="small=./small,big/1=./big", chat_template="chatml, big/1=/srv/b=2.jinja")
+    found = given(models="small=./small,big/1=./big", chat_template="chatml, big/1=/srv/b=2.jinja")
     assert [found.chat_template_of(name) for name in found.served] == ["chatml", "/srv/b=2.jinja"]
-    assert _load(chat_template="./a.jinja").chat_template_of("onnx-genai") == "./a.jinja"
-    assert _load().chat_template_of("onnx-genai") == ""
-    only_second = _load(models="small=./small,big=./big", chat_template="big=alpaca")
+    assert given(chat_template="./a.jinja").chat_template_of("onnx-genai") == "./a.jinja"
+    assert given().chat_template_of("onnx-genai") == ""
+    only_second = given(models="small=./small,big=./big", chat_template="big=alpaca")
     assert [only_second.chat_template_of(name) for name in only_second.served] == ["", "alpaca"]
 
 
-@pytest.mark.parametrize(
-    ("value", "reason"),
-    [
-        ("other=chatml", '"other=chatml" is for a model that is not served'),
-        ("onnx-genai=", '"onnx-genai=" is not a chat template, such as chatml, ./chat.jinja or big=chatml'),
-        ("chatml,", '"" is not a chat template'),
-        ("chatml,onnx-genai=gemma", "a model has two chat templates"),
-    ],
-)
-def test_invalid_chat_templates_are_refused(value: str, reason: str) -> None:
-    with pytest.raises(ConfigurationError, match=re.escape(reason)):
-        _load(chat_template=value)
-
-
 def test_aliases_are_names_of_served_models() -> None:
-    found = _load(models="small=./small,big/1=./big", model_aliases="gpt-4o=big/1, qwen3:4b=small,*=small")
+    found = given(models="small=./small,big/1=./big", model_aliases="gpt-4o=big/1, qwen3:4b=small,*=small")
     assert found.aliases == {"gpt-4o": "big/1", "qwen3:4b": "small", "*": "small"}
-    assert _load(model_aliases="gpt-4o=onnx-genai").aliases == {"gpt-4o": "onnx-genai"}
-    assert _load().aliases == {}
-
-
-@pytest.mark.parametrize(
-    ("value", "reason"),
-    [
-        ("gpt-4o=other", '"gpt-4o" is an alias of "other", a model that is not served'),
-        ("*=other", '"*" is an alias of "other", a model that is not served'),
-        ("gpt-4o", '"gpt-4o" is not an alias with its model, such as gpt-4o=onnx-genai'),
-        ("gpt*=onnx-genai", '"gpt*" is not an alias with its model'),
-        ("onnx-genai=onnx-genai", '"onnx-genai" is the name of a model'),
-        ("a=onnx-genai,a=onnx-genai", "an alias is named twice"),
-    ],
-)
-def test_invalid_aliases_are_refused(value: str, reason: str) -> None:
-    with pytest.raises(ConfigurationError, match=re.escape(reason)):
-        _load(model_aliases=value)
+    assert given(model_aliases="gpt-4o=onnx-genai").aliases == {"gpt-4o": "onnx-genai"}
+    assert given().aliases == {}
 
 
 def test_models_are_named_directories_or_a_single_model() -> None:
-    several = _load(models="small=./models/demo, b/2=/srv/b=2")
+    several = given(models="small=./models/demo, b/2=/srv/b=2")
     assert several.served == {"small": "./models/demo", "b/2": "/srv/b=2"}
-    one = _load(model_name="a", model_dir="/x")
+    one = given(model_name="a", model_dir="/x")
     assert one.served == {"a": "/x"}
 
 
 @pytest.mark.parametrize(
-    ("value", "reason"),
+    ("name", "value", "reason"),
     [
-        ("./models/demo", '"./models/demo" is not a model with its directory'),
-        ("a=", '"a" is not a model with its directory'),
-        ("a b=/x", '"a b" is not a model with its directory'),
-        ("a=/x,a=/y", "a model is named twice"),
+        ("adapters", "law", '"law" is not an adapter with its file, such as law=./law.onnx_adapter'),
+        ("adapters", "law=", '"law" is not an adapter with its file'),
+        ("adapters", "../law=./a", '"../law" is not an adapter with its file'),
+        ("adapters", "a:b:law=./a", '"a:b:law" belongs to a model that is not served'),
+        ("adapters", "other:law=./a", '"other:law" belongs to a model that is not served'),
+        ("adapters", "law=./a,law=./b", "an adapter is named twice"),
+        ("adapters", "law=./a,onnx-genai:law=./b", "an adapter is named twice"),
+        ("chat_template", "other=chatml", '"other=chatml" is for a model that is not served'),
+        (
+            "chat_template",
+            "onnx-genai=",
+            '"onnx-genai=" is not a chat template, such as chatml, ./chat.jinja or big=chatml',
+        ),
+        ("chat_template", "chatml,", '"" is not a chat template'),
+        ("chat_template", "chatml,onnx-genai=gemma", "a model has two chat templates"),
+        ("model_aliases", "gpt-4o=other", '"gpt-4o" is an alias of "other", a model that is not served'),
+        ("model_aliases", "*=other", '"*" is an alias of "other", a model that is not served'),
+        ("model_aliases", "gpt-4o", '"gpt-4o" is not an alias with its model, such as gpt-4o=onnx-genai'),
+        ("model_aliases", "gpt*=onnx-genai", '"gpt*" is not an alias with its model'),
+        ("model_aliases", "onnx-genai=onnx-genai", '"onnx-genai" is the name of a model'),
+        ("model_aliases", "a=onnx-genai,a=onnx-genai", "an alias is named twice"),
+        ("models", "./models/demo", '"./models/demo" is not a model with its directory'),
+        ("models", "a=", '"a" is not a model with its directory'),
+        ("models", "a b=/x", '"a b" is not a model with its directory'),
+        ("models", "a=/x,a=/y", "a model is named twice"),
     ],
 )
-def test_invalid_models_are_refused(value: str, reason: str) -> None:
+def test_invalid_entry_is_refused_with_the_reason(name: str, value: str, reason: str) -> None:
     with pytest.raises(ConfigurationError, match=re.escape(reason)):
-        _load(models=value)
+        given(**{name: value})

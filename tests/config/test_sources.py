@@ -1,16 +1,12 @@
-"""The sources of a setting's value, and its name in errors."""
+"""The sources of a setting's value, its name in errors, and what engines receive."""
 
 from pathlib import Path
 
 import pytest
 
-from genai_server.config import Settings, load_settings, unknown_variables
+from genai_server.config import engine_settings, load_settings, unknown_variables
 from genai_server.errors import ConfigurationError
-
-
-def _load(**options: str | None) -> Settings:
-    """Settings from the command line alone."""
-    return load_settings(options, environ={}, dotenv=None)
+from tests.given_settings import given
 
 
 @pytest.fixture
@@ -37,12 +33,12 @@ def test_zero_on_the_command_line_is_given(dotenv: Path) -> None:
 
 
 def test_a_missing_file_is_no_error(tmp_path: Path) -> None:
-    assert load_settings(environ={}, dotenv=tmp_path / ".env") == _load()
+    assert load_settings(environ={}, dotenv=tmp_path / ".env") == given()
 
 
 def test_other_variables_and_options_are_ignored() -> None:
     environ = {"PATH": "/bin", "port": "1", "GENAI_UNHEARD_OF": "1"}
-    assert load_settings({"run": "serve"}, environ=environ, dotenv=None) == _load()
+    assert load_settings({"run": "serve"}, environ=environ, dotenv=None) == given()
 
 
 def test_unknown_variables_are_reported_with_the_likely_name(dotenv: Path) -> None:
@@ -75,3 +71,19 @@ def test_installed_copy_serves_its_bundled_model_by_default(tmp_path: Path, monk
     assert load_settings({"model_dir": "other"}, environ={}, dotenv=None).model_dir == "other"
     (tmp_path / "models" / "demo").mkdir(parents=True)
     assert load_settings(environ={}, dotenv=None).model_dir == "./models/demo"
+
+
+def test_an_engine_gets_each_setting_by_its_name() -> None:
+    settings = load_settings({}, environ={"GENAI_MAX_QUEUE": "7", "GENAI_LOG_FORMAT": "json"}, dotenv=None)
+    found = engine_settings(settings)
+    for name in set(found.__struct_fields__) - {"cache_dir", "profile_dir"}:
+        assert getattr(found, name) == getattr(settings, name)
+    assert (found.max_queue, found.log_format) == (7, "json")
+
+
+def test_folder_settings_are_paths_and_none_disables_the_cache() -> None:
+    environ = {"GENAI_CACHE_DIR": "none", "GENAI_PROFILE_DIR": "/tmp/profiles"}
+    found = engine_settings(load_settings({}, environ=environ, dotenv=None))
+    assert (found.cache_dir, found.profile_dir) == ("", str(Path("/tmp/profiles")))
+    settings = load_settings({}, environ={}, dotenv=None)
+    assert engine_settings(settings).cache_dir == str(settings.cache_path)

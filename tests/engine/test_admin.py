@@ -1,19 +1,21 @@
 """How operators list and cancel requests; the runtime options are in test_loop.py."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from genai_server.engine.ipc.mailbox import Connected
 from genai_server.messages.admin import (
     AdapterReply,
+    AdminCall,
+    AdminReply,
+    CallFailed,
     CancelRequest,
     EndProfile,
     ListProfiles,
     ListRequests,
     LoadAdapter,
-    OpenProfiles,
-    RequestList,
     RequestState,
     StartProfile,
     UnloadAdapter,
@@ -39,15 +41,20 @@ def bench(tmp_path: Path, clock: HandClock) -> Bench:
     return found
 
 
-def ask(bench: Bench, question: ListRequests | CancelRequest) -> list[RequestState]:
-    bench.inbox.put((OTHER_API, question))
+def reply_to(bench: Bench, call: AdminCall) -> Any:
+    bench.inbox.put((OTHER_API, call))
     bench.steps(1)
-    (found,) = [
+    (reply,) = [
         message
         for connection, message in bench.sent
-        if connection == OTHER_API and isinstance(message, RequestList) and message.call == question.call
+        if connection == OTHER_API and isinstance(message, AdminReply) and message.call == call.call
     ]
-    return found.requests
+    return reply
+
+
+def ask(bench: Bench, question: ListRequests | CancelRequest) -> list[RequestState]:
+    requests: list[RequestState] = reply_to(bench, question).requests
+    return requests
 
 
 def test_requests_are_listed_in_arrival_order_with_their_phase(bench: Bench, clock: HandClock) -> None:
@@ -116,39 +123,32 @@ def test_unknown_name_cancels_no_request(bench: Bench) -> None:
 # profile sessions
 
 
-def ask_profiles(bench: Bench, question: StartProfile | EndProfile | ListProfiles) -> OpenProfiles:
-    bench.inbox.put((OTHER_API, question))
-    bench.steps(1)
-    (found,) = [m for _, m in bench.sent if isinstance(m, OpenProfiles) and m.call == question.call]
-    return found
-
-
 def test_starting_a_session_returns_it_and_listing_returns_all(bench: Bench) -> None:
-    one = ask_profiles(bench, StartProfile(1, ProfilePlan("one"))).sessions
-    other = ask_profiles(bench, StartProfile(2, ProfilePlan("other"))).sessions
+    one = reply_to(bench, StartProfile(1, ProfilePlan("one"))).sessions
+    other = reply_to(bench, StartProfile(2, ProfilePlan("other"))).sessions
     assert [[state.id.partition("_")[0] for state in states] for states in (one, other)] == [["one"], ["other"]]
-    assert ask_profiles(bench, ListProfiles(3)).sessions == one + other
-    assert ask_profiles(bench, EndProfile(4, one[0].id)).sessions == other
-    assert ask_profiles(bench, ListProfiles(5)).sessions == other
+    assert reply_to(bench, ListProfiles(3)).sessions == one + other
+    assert reply_to(bench, EndProfile(4, one[0].id)).sessions == other
+    assert reply_to(bench, ListProfiles(5)).sessions == other
 
 
 def test_session_that_ends_at_once_is_still_returned(bench: Bench) -> None:
-    (begun,) = ask_profiles(bench, StartProfile(1, ProfilePlan("one", max_seconds=5e-324))).sessions
-    assert (begun.state, ask_profiles(bench, ListProfiles(2)).sessions) == ("waiting", [])
+    (begun,) = reply_to(bench, StartProfile(1, ProfilePlan("one", max_seconds=5e-324))).sessions
+    assert (begun.state, reply_to(bench, ListProfiles(2)).sessions) == ("waiting", [])
 
 
 def test_invalid_session_is_refused_with_code_and_field(bench: Bench) -> None:
-    reply = ask_profiles(bench, StartProfile(1, ProfilePlan("one", request_id="missing")))
-    assert reply.error == ErrorInfo("request_not_found", 'no request "missing" is running or waiting', "request_id")
-    refusal = ask_profiles(bench, EndProfile(2, "one_1")).error
-    assert refusal is not None
-    assert refusal.code == "profile_not_found"
+    reply = reply_to(bench, StartProfile(1, ProfilePlan("one", request_id="missing")))
+    error = ErrorInfo("request_not_found", 'no request "missing" is running or waiting', "request_id")
+    assert reply == CallFailed(1, error)
+    assert reply_to(bench, EndProfile(2, "one_1")).error.code == "profile_not_found"
 
 
 def test_session_is_refused_if_its_folder_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("a file", encoding="utf-8")
-    refusal = ask_profiles(Bench(tmp_path / "taken"), StartProfile(1, ProfilePlan("one"))).error
-    assert refusal is not None
+    bench = Bench(tmp_path / "taken")
+    bench.inbox.put((OTHER_API, Connected()))
+    refusal = reply_to(bench, StartProfile(1, ProfilePlan("one"))).error
     assert refusal.code == "unavailable"
     assert "taken" in refusal.message
 
@@ -160,15 +160,8 @@ def polite(tmp_path: Path) -> Adapter:
     return Adapter("polite", str(file), "id-1")
 
 
-def adapter_reply(bench: Bench, question: LoadAdapter | UnloadAdapter) -> AdapterReply:
-    bench.inbox.put((OTHER_API, question))
-    bench.steps(1)
-    (found,) = [m for _, m in bench.sent if isinstance(m, AdapterReply) and m.call == question.call]
-    return found
-
-
 def test_request_is_answered_with_its_adapter(bench: Bench, polite: Adapter) -> None:
-    assert adapter_reply(bench, LoadAdapter(7, polite)) == AdapterReply(7)
+    assert reply_to(bench, LoadAdapter(7, polite)) == AdapterReply(7)
     bench.submit(1, "say hello", adapter=polite)
     bench.submit(2, "say hello")
     bench.run()
@@ -178,8 +171,7 @@ def test_request_is_answered_with_its_adapter(bench: Bench, polite: Adapter) -> 
 def test_invalid_adapter_is_refused_without_side_effects(bench: Bench, polite: Adapter) -> None:
     bench.submit(1, "say hello")
     bench.steps(2)
-    reply = adapter_reply(bench, LoadAdapter(7, Adapter("bad", "/nowhere", "id-2")))
-    assert reply.error is not None
+    reply = reply_to(bench, LoadAdapter(7, Adapter("bad", "/nowhere", "id-2")))
     assert (reply.call, reply.error.code, reply.error.param) == (7, "adapter_load_failed", "path")
     bench.run()
     assert bench.reason(1) == FinishReason.STOP
@@ -188,12 +180,12 @@ def test_invalid_adapter_is_refused_without_side_effects(bench: Bench, polite: A
 @pytest.mark.parametrize("steps", [1, 30])
 def test_requests_continue_with_an_unloaded_adapter(bench: Bench, polite: Adapter, steps: int) -> None:
     """Requests that are queued, prefilling or decoding."""
-    adapter_reply(bench, LoadAdapter(6, polite))
+    reply_to(bench, LoadAdapter(6, polite))
     for key in (1, 2, 3):
         bench.submit(key, "say hello" + " " * 40 + "world", adapter=polite)
     bench.submit(4, "say hello")
     bench.steps(steps)
-    assert adapter_reply(bench, UnloadAdapter(7, polite.id)) == AdapterReply(7, ["r1", "r2", "r3"])
+    assert reply_to(bench, UnloadAdapter(7, polite.id)) == AdapterReply(7, ["r1", "r2", "r3"])
     bench.submit(5, "say hello", adapter=polite)
     bench.run()
     for key in (1, 2, 3):

@@ -12,9 +12,18 @@ import pytest
 from genai_server.engine.ipc.mailbox import Disconnected
 from genai_server.messages.admin import SetRuntimeOption
 from genai_server.messages.error import ErrorInfo
-from genai_server.messages.figures import Load
 from genai_server.messages.generation_request import FinishReason, GenerationRequest, Sampling, TokenLogprob
-from genai_server.messages.protocol import Accepted, Cancel, Failed, Finished, PromptLogprobs, Refused, Submit, Tokens
+from genai_server.messages.protocol import (
+    Accepted,
+    Cancel,
+    Failed,
+    Finished,
+    Load,
+    PromptLogprobs,
+    Refused,
+    Submit,
+    Tokens,
+)
 from tests.engine.test_loop import API, OTHER_API, Bench
 from tests.loop_steps import step_or_wait
 

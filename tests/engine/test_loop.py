@@ -27,13 +27,14 @@ from genai_server.engine.scheduling.step import Read, Step
 from genai_server.errors import RunnerFailed
 from genai_server.messages.admin import CacheReset, GetRuntimeOptions, Reply, ResetPrefixCache, SetRuntimeOption
 from genai_server.messages.error import ErrorInfo
-from genai_server.messages.figures import Capacity, Load
 from genai_server.messages.generation_request import FinishReason, GenerationRequest, PooledText
 from genai_server.messages.protocol import (
     Accepted,
     Cancel,
+    Capacity,
     Failed,
     Finished,
+    Load,
     Progress,
     Refused,
     Submit,

@@ -1,18 +1,18 @@
 """Calls to an engine and the matching of replies, without an engine; the tests of the endpoints use one."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 
 from genai_server.engine_client.admin import EngineAdmin
 from genai_server.errors import InvalidField, NoEngineReady
 from genai_server.messages.admin import (
-    AdminCall,
     CacheReset,
+    Call,
+    CallFailed,
     CancelRequest,
     ListRequests,
-    OpenProfiles,
     RequestList,
     RequestPhase,
     RequestState,
@@ -22,70 +22,60 @@ from genai_server.messages.admin import (
 from genai_server.messages.error import ErrorInfo
 from genai_server.profile_plan import ProfilePlan
 
+pytestmark = pytest.mark.anyio
 STATE = RequestState("r1", RequestPhase.DECODE, 0.5, 7, 3, 20)
 
 
-def asking(test: Callable[[EngineAdmin, list[AdminCall]], Awaitable[None]]) -> None:
-    """Run a test on the event loop, with an operator and the messages that it sent."""
-
-    async def run() -> None:
-        sent: list[AdminCall] = []
-        await test(EngineAdmin(sent.append), sent)
-
-    asyncio.run(run())
+@pytest.fixture
+def sent() -> list[Call[Any]]:
+    """The messages to the engine."""
+    return []
 
 
-def test_replies_are_matched_to_calls_by_number() -> None:
-    async def test(operator: EngineAdmin, sent: list[AdminCall]) -> None:
-        slots = asyncio.ensure_future(operator.reset_prefix_cache())
-        requests = asyncio.ensure_future(operator.requests())
-        ended = asyncio.ensure_future(operator.cancel_request("r1"))
-        await asyncio.sleep(0)
-        assert sent == [ResetPrefixCache(0), ListRequests(1), CancelRequest(2, "r1")]
-        operator.receive(RequestList(2, [STATE]))
-        operator.receive(RequestList(1, []))
-        operator.receive(CacheReset(0, 5))
-        assert (await slots, await requests, await ended) == (5, [], [STATE])
-
-    asking(test)
+@pytest.fixture
+def operator(sent: list[Call[Any]]) -> EngineAdmin:
+    return EngineAdmin(sent.append)
 
 
-def test_engine_error_is_raised_with_its_field() -> None:
-    async def test(operator: EngineAdmin, sent: list[AdminCall]) -> None:
-        plan = ProfilePlan("slow")
-        begun = asyncio.ensure_future(operator.start_profile(plan))
-        await asyncio.sleep(0)
-        assert sent == [StartProfile(0, plan)]
-        operator.receive(OpenProfiles(0, error=ErrorInfo("invalid_value", "not this", "prefix")))
-        with pytest.raises(InvalidField, match="not this") as raised:
-            await begun
-        assert raised.value.param == "prefix"
-
-    asking(test)
+async def test_replies_are_matched_to_calls_by_number(operator: EngineAdmin, sent: list[Call[Any]]) -> None:
+    reset = asyncio.ensure_future(operator.ask(ResetPrefixCache))
+    listed = asyncio.ensure_future(operator.ask(ListRequests))
+    ended = asyncio.ensure_future(operator.ask(lambda number: CancelRequest(number, "r1")))
+    await asyncio.sleep(0)
+    assert sent == [ResetPrefixCache(0), ListRequests(1), CancelRequest(2, "r1")]
+    replies = RequestList(2, [STATE]), RequestList(1, []), CacheReset(0, 5)
+    for reply in replies:
+        operator.receive(reply)
+    assert (await ended, await listed, await reset) == replies
 
 
-def test_pending_calls_fail_when_the_engine_is_lost() -> None:
-    async def test(operator: EngineAdmin, sent: list[AdminCall]) -> None:
-        waiting = [asyncio.ensure_future(operator.requests()) for _ in range(2)]
-        await asyncio.sleep(0)
-        operator.lose("it died")
-        for one in waiting:
-            with pytest.raises(NoEngineReady, match="it died"):
-                await one
-        operator.receive(RequestList(0, []))  # the call was abandoned
-
-    asking(test)
+async def test_engine_error_is_raised_with_its_field(operator: EngineAdmin, sent: list[Call[Any]]) -> None:
+    plan = ProfilePlan("slow")
+    begun = asyncio.ensure_future(operator.ask(lambda number: StartProfile(number, plan)))
+    await asyncio.sleep(0)
+    assert sent == [StartProfile(0, plan)]
+    operator.receive(CallFailed(0, ErrorInfo("invalid_value", "not this", "prefix")))
+    with pytest.raises(InvalidField, match="not this") as raised:
+        await begun
+    assert raised.value.param == "prefix"
 
 
-def test_reply_to_an_abandoned_call_is_dropped() -> None:
-    async def test(operator: EngineAdmin, sent: list[AdminCall]) -> None:
-        left, stays = asyncio.ensure_future(operator.requests()), asyncio.ensure_future(operator.requests())
-        await asyncio.sleep(0)
-        left.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await left
-        operator.receive(RequestList(0, [STATE]))
-        operator.receive(RequestList(1, []))
-        assert await stays == []
+async def test_pending_calls_fail_when_the_engine_is_lost(operator: EngineAdmin) -> None:
+    waiting = [asyncio.ensure_future(operator.ask(ListRequests)) for _ in range(2)]
+    await asyncio.sleep(0)
+    operator.lose("it died")
+    for one in waiting:
+        with pytest.raises(NoEngineReady, match="it died"):
+            await one
+    operator.receive(RequestList(0, []))  # the call was abandoned
 
-    asking(test)
+
+async def test_reply_to_an_abandoned_call_is_dropped(operator: EngineAdmin) -> None:
+    left, stays = (asyncio.ensure_future(operator.ask(ListRequests)) for _ in range(2))
+    await asyncio.sleep(0)
+    left.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await left
+    operator.receive(RequestList(0, [STATE]))
+    operator.receive(RequestList(1, []))
+    assert (await stays).requests == []

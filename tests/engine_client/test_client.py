@@ -3,19 +3,22 @@
 import asyncio
 import os
 import signal
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
 
 from genai_server.config import load_settings
-from genai_server.engine_client.client import EngineClient
-from genai_server.engine_client.router import Router
+from genai_server.engine_client.client import EngineClient, Router
 from genai_server.errors import EngineDied, InvalidField, NoEngineReady, QueueFull, SessionTerminated
+from genai_server.messages.admin import ListRequests, SetRuntimeOption
 from genai_server.messages.generation_request import FinishReason, GenerationRequest
 from genai_server.messages.status_file import StatusFileReader
 from genai_server.supervisor.supervisor import Supervisor
+
+pytestmark = pytest.mark.anyio
 
 
 @contextmanager
@@ -43,18 +46,32 @@ def narrow_engines() -> Iterator[Supervisor]:
         yield supervisor
 
 
-def attach(supervisor: Supervisor, test: Callable[[Router], Awaitable[None]]) -> None:
-    """Run a test on the event loop, attached to engines."""
+@asynccontextmanager
+async def attached(supervisor: Supervisor) -> AsyncIterator[Router]:
+    """A router attached to the ready engines of a supervisor."""
+    async with Router(["scripted:0", "scripted:1"], StatusFileReader(supervisor.folder)).attached() as router:
+        await until(lambda: all(engine.is_ready for engine in router.engines.values()))
+        yield router
 
-    async def attached() -> None:
-        async with (
-            asyncio.timeout(30),
-            Router(["scripted:0", "scripted:1"], StatusFileReader(supervisor.folder)).attached() as router,
-        ):
-            await until(lambda: all(engine.is_ready for engine in router.engines.values()))
-            await test(router)
 
-    asyncio.run(attached())
+@asynccontextmanager
+async def own_router(**values: str) -> AsyncIterator[Router]:
+    """A router attached to engines of the test alone."""
+    with supervised(**values) as supervisor:
+        async with attached(supervisor) as router:
+            yield router
+
+
+@pytest.fixture
+async def router(engines: Supervisor) -> AsyncIterator[Router]:
+    async with attached(engines) as router:
+        yield router
+
+
+@pytest.fixture
+async def narrow_router(narrow_engines: Supervisor) -> AsyncIterator[Router]:
+    async with attached(narrow_engines) as router:
+        yield router
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -80,31 +97,25 @@ async def read(engine: EngineClient, script: str) -> str:
     return bytes(tokens).decode()
 
 
-def test_many_requests_at_once_each_get_their_own_answer(engines: Supervisor) -> None:
-    async def test(router: Router) -> None:
-        engine = router.engines["scripted:0"]
-        answers = await asyncio.gather(*(read(engine, f"count {number}") for number in range(1, 40)))
-        assert [answer.rpartition(" ")[2] for answer in answers] == [str(number) for number in range(1, 40)]
-        assert engine.work == 0
-
-    attach(engines, test)
+async def test_many_requests_at_once_each_get_their_own_answer(router: Router) -> None:
+    engine = router.engines["scripted:0"]
+    answers = await asyncio.gather(*(read(engine, f"count {number}") for number in range(1, 40)))
+    assert [answer.rpartition(" ")[2] for answer in answers] == [str(number) for number in range(1, 40)]
+    assert engine.work == 0
 
 
-def test_closing_a_stream_early_frees_the_engine(engines: Supervisor) -> None:
-    async def test(router: Router) -> None:
-        engine = router.engines["scripted:0"]
-        (stream,) = await engine.in_flight.submit(request("delay 0.01; count 100"))
-        await anext(stream)
-        assert engine.load.running == 1
-        stream.close()
-        await until(lambda: engine.load.running == 0)
-        assert await read(engine, "say next") == "next"
-
-    attach(engines, test)
+async def test_closing_a_stream_early_frees_the_engine(router: Router) -> None:
+    engine = router.engines["scripted:0"]
+    (stream,) = await engine.in_flight.submit(request("delay 0.01; count 100"))
+    await anext(stream)
+    assert engine.load.running == 1
+    stream.close()
+    await until(lambda: engine.load.running == 0)
+    assert await read(engine, "say next") == "next"
 
 
-def test_engine_death_fails_only_its_own_streams() -> None:
-    async def test(router: Router) -> None:
+async def test_engine_death_fails_only_its_own_streams() -> None:
+    async with own_router() as router:
         victim, other = router.engines["scripted:0"], router.engines["scripted:1"]
         doomed = await victim.in_flight.submit(*(request("delay 0.01; count 100") for _ in range(3)))
         (survivor,) = await other.in_flight.submit(request("delay 0.01; count 30"))
@@ -125,12 +136,9 @@ def test_engine_death_fails_only_its_own_streams() -> None:
         assert await read(victim, "say again") == "again"
         assert victim.status().restarts == 1
 
-    with supervised() as supervisor:
-        attach(supervisor, test)
 
-
-def test_request_without_a_token_moves_to_the_next_engine() -> None:
-    async def test(router: Router) -> None:
+async def test_request_without_a_token_moves_to_the_next_engine() -> None:
+    async with own_router(max_batch_size="1") as router:
         engine = router.engines["scripted:0"]
         (running,) = await engine.in_flight.submit(request("delay 0.01; count 100"))
         await anext(running)
@@ -150,12 +158,9 @@ def test_request_without_a_token_moves_to_the_next_engine() -> None:
         assert [logprob.token for logprob in waiting.prompt_logprobs] == list(b"ay abc\n\x04")
         assert engine.work == 0
 
-    with supervised(max_batch_size="1") as supervisor:
-        attach(supervisor, test)
 
-
-def test_request_that_kills_engines_is_tried_twice() -> None:
-    async def test(router: Router) -> None:
+async def test_request_that_kills_engines_is_tried_twice() -> None:
+    async with own_router() as router:
         engine = router.engines["scripted:0"]
         with pytest.raises(EngineDied):
             await read(engine, "crash at 0")
@@ -163,12 +168,9 @@ def test_request_that_kills_engines_is_tried_twice() -> None:
         assert engine.status().restarts == 2
         assert router.engines["scripted:1"].status().restarts == 0
 
-    with supervised() as supervisor:
-        attach(supervisor, test)
 
-
-def test_requests_do_not_wait_for_a_failed_engine() -> None:
-    async def test(router: Router) -> None:
+async def test_requests_do_not_wait_for_a_failed_engine() -> None:
+    async with own_router(max_restarts="0") as router:
         engine = router.engines["scripted:0"]
         with pytest.raises(EngineDied):
             await read(engine, "crash at 0")
@@ -178,101 +180,83 @@ def test_requests_do_not_wait_for_a_failed_engine() -> None:
             "given up after 0 restarts in a row (GENAI_MAX_RESTARTS): the engine process died, exit status 70"
         )
 
-    with supervised(max_restarts="0") as supervisor:
-        attach(supervisor, test)
+
+async def test_a_refusal_is_raised_by_submit(narrow_router: Router) -> None:
+    engine = narrow_router.engines["scripted:0"]
+    (running,) = await engine.in_flight.submit(request("delay 0.01; count 100"))
+    await anext(running)
+    (waiting,) = await engine.in_flight.submit(request("say x"))
+    with pytest.raises(QueueFull):
+        await engine.in_flight.submit(request("say x"))
+    assert engine.work == 2
+    waiting.close()
+    running.close()
 
 
-def test_a_refusal_is_raised_by_submit(narrow_engines: Supervisor) -> None:
-    async def test(router: Router) -> None:
-        engine = router.engines["scripted:0"]
-        (running,) = await engine.in_flight.submit(request("delay 0.01; count 100"))
-        await anext(running)
-        (waiting,) = await engine.in_flight.submit(request("say x"))
-        with pytest.raises(QueueFull):
-            await engine.in_flight.submit(request("say x"))
-        assert engine.work == 2
-        waiting.close()
-        running.close()
-
-    attach(narrow_engines, test)
-
-
-def test_a_full_engine_is_known_to_be_full_without_asking_it(narrow_engines: Supervisor) -> None:
-    async def test(router: Router) -> None:
-        engine = router.engines["scripted:0"]
-        await until(lambda: engine.load.num_free == 2)
-        engine.require_capacity(2, [10**6, 100], param="n")
-        with pytest.raises(InvalidField, match="n may make 2 answers .* given 3"):
-            engine.require_capacity(3, param="n")  # however long it would wait
-        (running,) = await engine.in_flight.submit(request("delay 0.01; count 100"))
-        await until(lambda: engine.load.num_free == 1)
-        engine.require_capacity(1, [100], param="n")
-        with pytest.raises(QueueFull, match=r"would have 101 tokens .*: GENAI_MAX_QUEUE_TOKENS lets 100 wait"):
-            engine.require_capacity(1, [101], param="n")
-        (waiting,) = await engine.in_flight.submit(request("say x"))
-        await until(lambda: engine.load.num_free == 0)
-        with pytest.raises(QueueFull, match=r"2 requests are on device scripted:0 already: .* lets 1 run") as full:
-            engine.require_capacity(1, param="n")
-        assert full.value.retry_after == engine.load.retry_after >= 1
-        assert router.pick(None)[0] is router.engines["scripted:1"]
-        waiting.close()
-        await until(lambda: engine.load.num_free == 1)
-        running.close()
-
-    attach(narrow_engines, test)
+async def test_a_full_engine_is_known_to_be_full_without_asking_it(narrow_router: Router) -> None:
+    engine = narrow_router.engines["scripted:0"]
+    await until(lambda: engine.load.num_free == 2)
+    engine.require_capacity(2, [10**6, 100], param="n")
+    with pytest.raises(InvalidField, match="n may make 2 answers .* given 3"):
+        engine.require_capacity(3, param="n")  # however long it would wait
+    (running,) = await engine.in_flight.submit(request("delay 0.01; count 100"))
+    await until(lambda: engine.load.num_free == 1)
+    engine.require_capacity(1, [100], param="n")
+    with pytest.raises(QueueFull, match=r"would have 101 tokens .*: GENAI_MAX_QUEUE_TOKENS lets 100 wait"):
+        engine.require_capacity(1, [101], param="n")
+    (waiting,) = await engine.in_flight.submit(request("say x"))
+    await until(lambda: engine.load.num_free == 0)
+    with pytest.raises(QueueFull, match=r"2 requests are on device scripted:0 already: .* lets 1 run") as full:
+        engine.require_capacity(1, param="n")
+    assert full.value.retry_after == engine.load.retry_after >= 1
+    assert narrow_router.pick(None)[0] is narrow_router.engines["scripted:1"]
+    waiting.close()
+    await until(lambda: engine.load.num_free == 1)
+    running.close()
 
 
-def test_request_cancelled_before_its_acceptance_is_dropped(engines: Supervisor) -> None:
-    async def test(router: Router) -> None:
-        engine = router.engines["scripted:0"]
-        (busy,) = await engine.in_flight.submit(request("hold 0.5 at 1; count 9"))
-        await anext(busy)
-        asking = asyncio.ensure_future(engine.in_flight.submit(request("delay 0.01; count 100")))
-        await asyncio.sleep(0)
-        assert engine.work == 2
-        asking.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await asking
-        assert engine.work == 1
-        assert [batch async for batch in busy]
-        assert await engine.admin.requests() == []
-
-    attach(engines, test)
+async def test_request_cancelled_before_its_acceptance_is_dropped(router: Router) -> None:
+    engine = router.engines["scripted:0"]
+    (busy,) = await engine.in_flight.submit(request("hold 0.5 at 1; count 9"))
+    await anext(busy)
+    asking = asyncio.ensure_future(engine.in_flight.submit(request("delay 0.01; count 100")))
+    await asyncio.sleep(0)
+    assert engine.work == 2
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    assert engine.work == 1
+    assert [batch async for batch in busy]
+    assert (await engine.admin.ask(ListRequests)).requests == []
 
 
-def test_router_picks_the_least_loaded_and_terminated_last(engines: Supervisor) -> None:
-    async def test(router: Router) -> None:
-        first, second = router.engines.values()
-        (running,) = await router.pick(None)[0].in_flight.submit(request("delay 0.01; count 100"))
-        assert first.work == 1
-        assert router.pick(None)[0] is second
-        assert router.pick("scripted:0")[0] is first
-        reply = await second.admin.set_runtime_option("terminate_session", "1", None)
-        assert reply.options.terminate_session == "1"
-        await until(lambda: second.load.terminated)
-        assert router.pick(None)[0] is first
-        with pytest.raises(SessionTerminated):
-            await router.pick("scripted:1")[0].in_flight.submit(request("say x"))
-        with pytest.raises(InvalidField, match="scripted:0, scripted:1"):
-            router.pick("cpu")
-        running.close()
-        await second.admin.set_runtime_option("terminate_session", "0", None)
-
-    attach(engines, test)
+async def test_router_picks_the_least_loaded_and_terminated_last(router: Router) -> None:
+    first, second = router.engines.values()
+    (running,) = await router.pick(None)[0].in_flight.submit(request("delay 0.01; count 100"))
+    assert first.work == 1
+    assert router.pick(None)[0] is second
+    assert router.pick("scripted:0")[0] is first
+    reply = await second.admin.ask(partial(SetRuntimeOption, option="terminate_session", value="1"))
+    assert reply.options.terminate_session == "1"
+    await until(lambda: second.load.terminated)
+    assert router.pick(None)[0] is first
+    with pytest.raises(SessionTerminated):
+        await router.pick("scripted:1")[0].in_flight.submit(request("say x"))
+    with pytest.raises(InvalidField, match="scripted:0, scripted:1"):
+        router.pick("cpu")
+    running.close()
+    await second.admin.ask(partial(SetRuntimeOption, option="terminate_session", value="0"))
 
 
-def test_a_connection_that_closes_takes_nothing_more(engines: Supervisor) -> None:
-    async def test(router: Router) -> None:
-        engine = router.engines["scripted:0"]
-        writer = engine._writer
-        assert writer is not None
-        writer.close()  # as if the engine had just died, before anything else has run
-        with pytest.raises(NoEngineReady):
-            await engine.in_flight.submit(request("say x"))
-        await until(lambda: engine.is_ready and engine._writer is not writer)
-        assert await read(engine, "say x") == "x"
-
-    attach(engines, test)
+async def test_a_connection_that_closes_takes_nothing_more(router: Router) -> None:
+    engine = router.engines["scripted:0"]
+    writer = engine._writer
+    assert writer is not None
+    writer.close()  # as if the engine had just died, before anything else has run
+    with pytest.raises(NoEngineReady):
+        await engine.in_flight.submit(request("say x"))
+    await until(lambda: engine.is_ready and engine._writer is not writer)
+    assert await read(engine, "say x") == "x"
 
 
 def test_router_without_a_supervisor_is_not_ready(tmp_path: Any) -> None:
@@ -283,44 +267,35 @@ def test_router_without_a_supervisor_is_not_ready(tmp_path: Any) -> None:
         router.pick(None)
 
 
-def test_logprobs_cross_processes_with_their_tokens(engines: Supervisor) -> None:
-    async def test(router: Router) -> None:
-        (stream,) = await router.engines["scripted:0"].in_flight.submit(
-            request("say abc", top_logprobs=2, prompt_logprobs=True, max_tokens=2)
-        )
-        first = await anext(stream)
-        assert [logprob.token for logprob in stream.prompt_logprobs] == list(b"ay abc\n\x04")
-        batches = [first, *[batch async for batch in stream]]
-        tokens = [token for batch in batches for token in batch.tokens]
-        logprobs = [logprob for batch in batches for logprob in batch.logprobs]
-        assert bytes(tokens) == b"ab"
-        assert [logprob.token for logprob in logprobs] == tokens
-        assert all(len(logprob.top) == 2 for logprob in logprobs)
-
-    attach(engines, test)
+async def test_logprobs_cross_processes_with_their_tokens(router: Router) -> None:
+    (stream,) = await router.engines["scripted:0"].in_flight.submit(
+        request("say abc", top_logprobs=2, prompt_logprobs=True, max_tokens=2)
+    )
+    first = await anext(stream)
+    assert [logprob.token for logprob in stream.prompt_logprobs] == list(b"ay abc\n\x04")
+    batches = [first, *[batch async for batch in stream]]
+    tokens = [token for batch in batches for token in batch.tokens]
+    logprobs = [logprob for batch in batches for logprob in batch.logprobs]
+    assert bytes(tokens) == b"ab"
+    assert [logprob.token for logprob in logprobs] == tokens
+    assert all(len(logprob.top) == 2 for logprob in logprobs)
 
 
-def test_a_prompt_that_is_only_read_ends_without_a_batch(engines: Supervisor) -> None:
-    async def test(router: Router) -> None:
-        (stream,) = await router.engines["scripted:0"].in_flight.submit(
-            request("say abc", prompt_logprobs=True, max_tokens=0)
-        )
-        assert [batch async for batch in stream] == []
-        assert stream.reason == FinishReason.LENGTH
-        assert len(stream.prompt_logprobs) == len("ay abc\n\x04")
-
-    attach(engines, test)
+async def test_a_prompt_that_is_only_read_ends_without_a_batch(router: Router) -> None:
+    (stream,) = await router.engines["scripted:0"].in_flight.submit(
+        request("say abc", prompt_logprobs=True, max_tokens=0)
+    )
+    assert [batch async for batch in stream] == []
+    assert stream.reason == FinishReason.LENGTH
+    assert len(stream.prompt_logprobs) == len("ay abc\n\x04")
 
 
-def test_grammar_is_followed_or_refused_with_its_field(engines: Supervisor) -> None:
-    async def test(router: Router) -> None:
-        engine = router.engines["scripted:0"]
-        (stream,) = await engine.in_flight.submit(request("say 42 and more", grammar="start: /[0-9]{2}/"))
-        assert bytes([token async for batch in stream for token in batch.tokens]) == b"42"
-        assert stream.reason == FinishReason.STOP
-        with pytest.raises(InvalidField, match="Expected token") as raised:
-            await engine.in_flight.submit(request("say 42", grammar="start: ("))
-        assert raised.value.param == "grammar"
-        assert engine.work == 0
-
-    attach(engines, test)
+async def test_grammar_is_followed_or_refused_with_its_field(router: Router) -> None:
+    engine = router.engines["scripted:0"]
+    (stream,) = await engine.in_flight.submit(request("say 42 and more", grammar="start: /[0-9]{2}/"))
+    assert bytes([token async for batch in stream for token in batch.tokens]) == b"42"
+    assert stream.reason == FinishReason.STOP
+    with pytest.raises(InvalidField, match="Expected token") as raised:
+        await engine.in_flight.submit(request("say 42", grammar="start: ("))
+    assert raised.value.param == "grammar"
+    assert engine.work == 0

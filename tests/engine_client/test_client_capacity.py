@@ -8,7 +8,7 @@ import pytest
 
 from genai_server.engine_client.client import EngineClient
 from genai_server.errors import InvalidField, QueueFull
-from genai_server.messages.figures import Capacity, Load
+from genai_server.messages.protocol import Capacity, Load
 from genai_server.messages.status_file import StatusFileReader
 
 IDLE = Load(num_free=6, capacity=Capacity(running=2, waiting=4, waiting_tokens=100))

@@ -1,36 +1,37 @@
 """Requests in flight, without an engine; dying engines are covered by the tests of the client."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from itertools import chain
 
 import msgspec
 import pytest
 
-from genai_server.engine_client.in_flight import PATIENCE, InFlight, Retries
+from genai_server.engine_client.in_flight import PATIENCE, InFlight
 from genai_server.engine_client.stream import TokenStream
 from genai_server.errors import EngineDied, ModelUnloaded, NoEngineReady, QueueFull
 from genai_server.messages.error import ErrorInfo
 from genai_server.messages.generation_request import FinishReason, GenerationRequest, Phases
 from genai_server.messages.protocol import Accepted, Cancel, Finished, Refused, Stop, Submit, ToEngine, Tokens
 
+pytestmark = pytest.mark.anyio
 REQUEST = GenerationRequest("r", [1, 2], 5, 9)
 DEATH = EngineDied("it died")
 
 
-def flying(test: Callable[[InFlight, list[ToEngine]], Awaitable[None]]) -> None:
-    """Run a test on the event loop, with the requests in flight and the messages sent."""
-
-    async def run() -> None:
-        sent: list[ToEngine] = []
-        await test(InFlight(lambda *messages: sent.extend(messages)), sent)
-
-    asyncio.run(run())
+@pytest.fixture
+def sent() -> list[ToEngine]:
+    """The messages to the engine."""
+    return []
 
 
-async def submitted(flight: InFlight, key: int) -> TokenStream:
+@pytest.fixture
+def flight(sent: list[ToEngine]) -> InFlight:
+    return InFlight(lambda *messages: sent.extend(messages))
+
+
+async def submitted(flight: InFlight, key: int, request: GenerationRequest = REQUEST) -> TokenStream:
     """A request that the engine accepted, with the key that it will have."""
-    asking = asyncio.ensure_future(flight.submit(REQUEST))
+    asking = asyncio.ensure_future(flight.submit(request))
     await asyncio.sleep(0)
     flight.receive(Accepted(key))
     (stream,) = await asking
@@ -41,151 +42,121 @@ async def tokens(stream: TokenStream) -> list[int]:
     return [token async for batch in stream for token in batch.tokens]
 
 
-def test_each_request_receives_its_own_messages_until_its_end() -> None:
-    async def test(flight: InFlight, sent: list[ToEngine]) -> None:
-        first, second = await submitted(flight, 0), await submitted(flight, 1)
-        assert sent == [Submit(0, REQUEST), Submit(1, REQUEST)]
-        flight.receive(Tokens(1, [7]))
-        flight.receive(Tokens(0, [5]))
-        flight.receive(Finished(0, FinishReason.STOP, Phases(), num_cached=2))
-        assert len(flight) == 1
-        assert await tokens(first) == [5]
-        assert (first.reason, first.num_cached) == (FinishReason.STOP, 2)
-        flight.receive(Finished(1, FinishReason.LENGTH, Phases()))
-        assert await tokens(second) == [7]
-        assert len(flight) == 0
-
-    flying(test)
+async def test_each_request_receives_its_own_messages_until_its_end(flight: InFlight, sent: list[ToEngine]) -> None:
+    first, second = await submitted(flight, 0), await submitted(flight, 1)
+    assert sent == [Submit(0, REQUEST), Submit(1, REQUEST)]
+    flight.receive(Tokens(1, [7]))
+    flight.receive(Tokens(0, [5]))
+    flight.receive(Finished(0, FinishReason.STOP, Phases(), num_cached=2))
+    assert len(flight) == 1
+    assert await tokens(first) == [5]
+    assert (first.reason, first.num_cached) == (FinishReason.STOP, 2)
+    flight.receive(Finished(1, FinishReason.LENGTH, Phases()))
+    assert await tokens(second) == [7]
+    assert len(flight) == 0
 
 
-def test_a_refusal_is_raised_and_leaves_nothing_behind() -> None:
-    async def test(flight: InFlight, sent: list[ToEngine]) -> None:
-        asking = asyncio.ensure_future(flight.submit(REQUEST))
-        await asyncio.sleep(0)
-        flight.receive(Refused(0, ErrorInfo("queue_full", "no room", retry_after=17)))
-        with pytest.raises(QueueFull, match="no room") as raised:
-            await asking
-        assert raised.value.retry_after == 17
-        assert len(flight) == 0
-        assert sent == [Submit(0, REQUEST)]
-
-    flying(test)
+async def test_a_refusal_is_raised_and_leaves_nothing_behind(flight: InFlight, sent: list[ToEngine]) -> None:
+    asking = asyncio.ensure_future(flight.submit(REQUEST))
+    await asyncio.sleep(0)
+    flight.receive(Refused(0, ErrorInfo("queue_full", "no room", retry_after=17)))
+    with pytest.raises(QueueFull, match="no room") as raised:
+        await asking
+    assert raised.value.retry_after == 17
+    assert len(flight) == 0
+    assert sent == [Submit(0, REQUEST)]
 
 
-def test_group_is_submitted_before_any_reply() -> None:
-    async def test(flight: InFlight, sent: list[ToEngine]) -> None:
-        asking = asyncio.ensure_future(flight.submit(REQUEST, REQUEST, REQUEST))
-        await asyncio.sleep(0)
-        assert sent == [Submit(0, REQUEST, more=True), Submit(1, REQUEST, more=True), Submit(2, REQUEST)]
-        for key in (2, 0, 1):
-            assert not asking.done()
-            flight.receive(Accepted(key))
-        streams = await asking
-        flight.receive(Tokens(2, [7]))
-        flight.receive(Finished(2, FinishReason.STOP, Phases()))
-        assert await tokens(streams[2]) == [7]
-
-    flying(test)
+async def test_group_is_submitted_before_any_reply(flight: InFlight, sent: list[ToEngine]) -> None:
+    asking = asyncio.ensure_future(flight.submit(REQUEST, REQUEST, REQUEST))
+    await asyncio.sleep(0)
+    assert sent == [Submit(0, REQUEST, more=True), Submit(1, REQUEST, more=True), Submit(2, REQUEST)]
+    for key in (2, 0, 1):
+        assert not asking.done()
+        flight.receive(Accepted(key))
+    streams = await asking
+    flight.receive(Tokens(2, [7]))
+    flight.receive(Finished(2, FinishReason.STOP, Phases()))
+    assert await tokens(streams[2]) == [7]
 
 
 @pytest.mark.parametrize("refused", [0, 1, 2])
-def test_refused_request_cancels_its_group(refused: int) -> None:
-    async def test(flight: InFlight, sent: list[ToEngine]) -> None:
-        asking = asyncio.ensure_future(flight.submit(REQUEST, REQUEST, REQUEST))
-        await asyncio.sleep(0)
-        others = [key for key in range(3) if key != refused]
-        for key in others:
-            flight.receive(Accepted(key))
-        flight.receive(Refused(refused, ErrorInfo("queue_full", "no room", retry_after=17)))
-        with pytest.raises(QueueFull, match="no room"):
-            await asking
-        assert sent[3:] == [Cancel(key) for key in others]
-        assert len(flight) == 0
-
-    flying(test)
+async def test_refused_request_cancels_its_group(flight: InFlight, sent: list[ToEngine], refused: int) -> None:
+    asking = asyncio.ensure_future(flight.submit(REQUEST, REQUEST, REQUEST))
+    await asyncio.sleep(0)
+    others = [key for key in range(3) if key != refused]
+    for key in others:
+        flight.receive(Accepted(key))
+    flight.receive(Refused(refused, ErrorInfo("queue_full", "no room", retry_after=17)))
+    with pytest.raises(QueueFull, match="no room"):
+        await asking
+    assert sent[3:] == [Cancel(key) for key in others]
+    assert len(flight) == 0
 
 
-def test_cancellation_before_acceptance_cancels_the_group() -> None:
-    async def test(flight: InFlight, sent: list[ToEngine]) -> None:
-        asking = asyncio.ensure_future(flight.submit(REQUEST, REQUEST))
-        await asyncio.sleep(0)
-        flight.receive(Accepted(0))
-        asking.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await asking
-        assert sent[2:] == [Cancel(0), Cancel(1)]
-        assert len(flight) == 0
-
-    flying(test)
+async def test_cancellation_before_acceptance_cancels_the_group(flight: InFlight, sent: list[ToEngine]) -> None:
+    asking = asyncio.ensure_future(flight.submit(REQUEST, REQUEST))
+    await asyncio.sleep(0)
+    flight.receive(Accepted(0))
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    assert sent[2:] == [Cancel(0), Cancel(1)]
+    assert len(flight) == 0
 
 
-def test_closed_stream_cancels_once_and_receives_nothing() -> None:
-    async def test(flight: InFlight, sent: list[ToEngine]) -> None:
-        stream = await submitted(flight, 0)
-        stream.close()
-        stream.close()
-        flight.receive(Tokens(0, [5]))
-        assert sent == [Submit(0, REQUEST), Cancel(0)]
-        assert len(flight) == 0
-
-    flying(test)
+async def test_closed_stream_cancels_once_and_receives_nothing(flight: InFlight, sent: list[ToEngine]) -> None:
+    stream = await submitted(flight, 0)
+    stream.close()
+    stream.close()
+    flight.receive(Tokens(0, [5]))
+    assert sent == [Submit(0, REQUEST), Cancel(0)]
+    assert len(flight) == 0
 
 
-def test_a_reader_that_has_enough_stops_and_waits_for_the_end() -> None:
-    async def test(flight: InFlight, sent: list[ToEngine]) -> None:
-        stream = await submitted(flight, 0)
-        stopping = asyncio.ensure_future(stream.stop())
-        await asyncio.sleep(0)
-        assert sent[1:] == [Stop(0)]
-        flight.receive(Finished(0, FinishReason.STOP, Phases()))
-        await stopping
-        assert len(flight) == 0
-
-    flying(test)
+async def test_a_reader_that_has_enough_stops_and_waits_for_the_end(flight: InFlight, sent: list[ToEngine]) -> None:
+    stream = await submitted(flight, 0)
+    stopping = asyncio.ensure_future(stream.stop())
+    await asyncio.sleep(0)
+    assert sent[1:] == [Stop(0)]
+    flight.receive(Finished(0, FinishReason.STOP, Phases()))
+    await stopping
+    assert len(flight) == 0
 
 
-def test_only_untouched_requests_are_resubmitted_once() -> None:
-    async def test(flight: InFlight, sent: list[ToEngine]) -> None:
-        untouched, begun = await submitted(flight, 0), await submitted(flight, 1)
-        flight.receive(Tokens(1, [7]))
-        flight.lose(DEATH)
-        assert len(flight) == 1
-        flight.resume()
-        again = sent[-1]
-        assert isinstance(again, Submit)
-        assert (again.key, again.request.prompt) == (0, REQUEST.prompt)
-        flight.lose(DEATH)
-        assert len(flight) == 0
-        for stream in (untouched, begun):
-            with pytest.raises(EngineDied, match="it died"):
-                await tokens(stream)
-
-    flying(test)
-
-
-def test_nothing_waits_for_a_model_that_was_unloaded() -> None:
-    async def test(flight: InFlight, sent: list[ToEngine]) -> None:
-        stream = await submitted(flight, 0)
-        flight.lose(ModelUnloaded("the model m was unloaded"))
-        assert len(flight) == 0
-        with pytest.raises(ModelUnloaded):
+async def test_only_untouched_requests_are_resubmitted_once(flight: InFlight, sent: list[ToEngine]) -> None:
+    untouched, begun = await submitted(flight, 0), await submitted(flight, 1)
+    flight.receive(Tokens(1, [7]))
+    flight.lose(DEATH)
+    assert len(flight) == 1
+    flight.resume()
+    again = sent[-1]
+    assert isinstance(again, Submit)
+    assert (again.key, again.request.prompt) == (0, REQUEST.prompt)
+    flight.lose(DEATH)
+    assert len(flight) == 0
+    for stream in (untouched, begun):
+        with pytest.raises(EngineDied, match="it died"):
             await tokens(stream)
 
-    flying(test)
+
+async def test_nothing_waits_for_a_model_that_was_unloaded(flight: InFlight) -> None:
+    stream = await submitted(flight, 0)
+    flight.lose(ModelUnloaded("the model m was unloaded"))
+    assert len(flight) == 0
+    with pytest.raises(ModelUnloaded):
+        await tokens(stream)
 
 
-def test_resubmission_can_be_abandoned() -> None:
-    async def test(flight: InFlight, sent: list[ToEngine]) -> None:
-        stream = await submitted(flight, 0)
-        flight.lose(DEATH)
-        flight.give_up(DEATH, all=False)
-        assert len(flight) == 1
-        flight.give_up(DEATH, all=True)
-        with pytest.raises(EngineDied):
-            await tokens(stream)
-        assert len(flight) == 0
-
-    flying(test)
+async def test_resubmission_can_be_abandoned(flight: InFlight) -> None:
+    stream = await submitted(flight, 0)
+    flight.lose(DEATH)
+    flight.give_up(DEATH, all=False)
+    assert len(flight) == 1
+    flight.give_up(DEATH, all=True)
+    with pytest.raises(EngineDied):
+        await tokens(stream)
+    assert len(flight) == 0
 
 
 # connections that end during a send
@@ -210,192 +181,149 @@ class Connection:
 
 
 @pytest.mark.parametrize("num_answers", [1, 2, 5])
-def test_a_submit_without_a_connection_leaves_nothing_behind(num_answers: int) -> None:
-    async def test() -> None:
-        connection = Connection(0)
-        flight = InFlight(connection.send)
-        with pytest.raises(NoEngineReady):
-            await flight.submit(*[REQUEST] * num_answers)
-        assert len(flight) == 0
-        flight.lose(DEATH)
-        connection.num_calls = 9
-        flight.resume()
-        assert connection.sent == []
-
-    on_the_loop(test)
+async def test_a_submit_without_a_connection_leaves_nothing_behind(num_answers: int) -> None:
+    connection = Connection(0)
+    flight = InFlight(connection.send)
+    with pytest.raises(NoEngineReady):
+        await flight.submit(*[REQUEST] * num_answers)
+    assert len(flight) == 0
+    flight.lose(DEATH)
+    connection.num_calls = 9
+    flight.resume()
+    assert connection.sent == []
 
 
-def test_a_group_is_sent_in_one_call() -> None:
-    async def test() -> None:
-        connection = Connection(1)
-        asking = asyncio.ensure_future(InFlight(connection.send).submit(*[REQUEST] * 3))
-        await asyncio.sleep(0)
-        assert connection.submits() == [(0, True), (1, True), (2, False)]
-        asking.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await asking
-
-    on_the_loop(test)
+async def test_a_group_is_sent_in_one_call() -> None:
+    connection = Connection(1)
+    asking = asyncio.ensure_future(InFlight(connection.send).submit(*[REQUEST] * 3))
+    await asyncio.sleep(0)
+    assert connection.submits() == [(0, True), (1, True), (2, False)]
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
 
 
-def test_a_cancelled_group_is_forgotten_without_a_connection() -> None:
-    async def test() -> None:
-        connection = Connection(1)
-        flight = InFlight(connection.send)
-        asking = asyncio.ensure_future(flight.submit(*[REQUEST] * 3))
-        await asyncio.sleep(0)
-        asking.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await asking
-        assert len(flight) == 0
-
-    on_the_loop(test)
+async def test_a_cancelled_group_is_forgotten_without_a_connection() -> None:
+    connection = Connection(1)
+    flight = InFlight(connection.send)
+    asking = asyncio.ensure_future(flight.submit(*[REQUEST] * 3))
+    await asyncio.sleep(0)
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+    assert len(flight) == 0
 
 
-def test_a_stopped_answer_is_complete_without_a_connection() -> None:
-    async def test() -> None:
-        connection = Connection(1)
-        flight = InFlight(connection.send)
-        stream = await submitted(flight, 0)
-        flight.receive(Tokens(0, [7]))
-        stopping = asyncio.ensure_future(stream.stop())
-        await asyncio.sleep(0)
-        assert not stopping.done()
-        flight.lose(DEATH)
-        await stopping
-
-    on_the_loop(test)
+async def test_a_stopped_answer_is_complete_without_a_connection() -> None:
+    connection = Connection(1)
+    flight = InFlight(connection.send)
+    stream = await submitted(flight, 0)
+    flight.receive(Tokens(0, [7]))
+    stopping = asyncio.ensure_future(stream.stop())
+    await asyncio.sleep(0)
+    assert not stopping.done()
+    flight.lose(DEATH)
+    await stopping
 
 
 @pytest.mark.parametrize("num_sent", [0, 1, 2])
-def test_requests_of_a_failed_resume_wait_for_the_next_engine(num_sent: int) -> None:
-    async def test() -> None:
-        connection = Connection(3)
-        flight = InFlight(connection.send)
-        asking = [asyncio.ensure_future(flight.submit(*[REQUEST] * size)) for size in (1, 2, 1)]
-        await asyncio.sleep(0)
-        groups = [[(0, False)], [(1, True), (2, False)], [(3, False)]]
-        assert connection.submits() == list(chain(*groups))
-        flight.lose(DEATH)
-        connection.sent, connection.num_calls = [], num_sent
-        with pytest.raises(NoEngineReady):
-            flight.resume()
-        assert connection.submits() == list(chain(*groups[:num_sent]))
-        assert len(flight) == 4
-        flight.lose(DEATH)
-        for task in asking[:num_sent]:
-            with pytest.raises(EngineDied):
-                await task
-        connection.sent, connection.num_calls = [], 3
+async def test_requests_of_a_failed_resume_wait_for_the_next_engine(num_sent: int) -> None:
+    connection = Connection(3)
+    flight = InFlight(connection.send)
+    asking = [asyncio.ensure_future(flight.submit(*[REQUEST] * size)) for size in (1, 2, 1)]
+    await asyncio.sleep(0)
+    groups = [[(0, False)], [(1, True), (2, False)], [(3, False)]]
+    assert connection.submits() == list(chain(*groups))
+    flight.lose(DEATH)
+    connection.sent, connection.num_calls = [], num_sent
+    with pytest.raises(NoEngineReady):
         flight.resume()
-        assert connection.submits() == list(chain(*groups[num_sent:]))
-        for key, _ in connection.submits():
-            flight.receive(Accepted(key))
-        await asyncio.gather(*asking[num_sent:])
+    assert connection.submits() == list(chain(*groups[:num_sent]))
+    assert len(flight) == 4
+    flight.lose(DEATH)
+    for task in asking[:num_sent]:
+        with pytest.raises(EngineDied):
+            await task
+    connection.sent, connection.num_calls = [], 3
+    flight.resume()
+    assert connection.submits() == list(chain(*groups[num_sent:]))
+    for key, _ in connection.submits():
+        flight.receive(Accepted(key))
+    await asyncio.gather(*asking[num_sent:])
 
-    on_the_loop(test)
 
-
-def test_a_group_is_resumed_without_answers_that_were_closed() -> None:
-    async def test() -> None:
-        connection = Connection(9)
-        flight = InFlight(connection.send)
-        asking = asyncio.ensure_future(flight.submit(*[REQUEST] * 3))
-        await asyncio.sleep(0)
-        for key in range(3):
-            flight.receive(Accepted(key))
-        streams = await asking
-        flight.lose(DEATH)
-        streams[2].close()
-        connection.sent = []
-        flight.resume()
-        assert connection.submits() == [(0, True), (1, False)]
-
-    on_the_loop(test)
+async def test_a_group_is_resumed_without_answers_that_were_closed() -> None:
+    connection = Connection(9)
+    flight = InFlight(connection.send)
+    asking = asyncio.ensure_future(flight.submit(*[REQUEST] * 3))
+    await asyncio.sleep(0)
+    for key in range(3):
+        flight.receive(Accepted(key))
+    streams = await asking
+    flight.lose(DEATH)
+    streams[2].close()
+    connection.sent = []
+    flight.resume()
+    assert connection.submits() == [(0, True), (1, False)]
 
 
 # waiting for the next engine
 
 
-def on_the_loop(test: Callable[[], Awaitable[None]]) -> None:
-    async def run() -> None:
-        await test()
+class Patient(InFlight):
+    """Requests in flight on a clock that the test sets."""
 
-    asyncio.run(run())
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.sent: list[ToEngine] = []
+        super().__init__(lambda *messages: self.sent.extend(messages), lambda: self.now)
 
-
-def unsent_stream() -> TokenStream:
-    return TokenStream(lambda: None, request=REQUEST)
-
-
-def test_a_request_is_kept_once() -> None:
-    async def test() -> None:
-        retries, waiting = Retries(), unsent_stream()
-        assert retries.keep(1, waiting, 1)
-        (group,) = retries.groups()
-        assert [(key, retry.request, retry.stream) for key, retry in group.items()] == [(1, REQUEST, waiting)]
-        retries.forget(1)
-        assert not retries.keep(1, waiting, 1)
-        assert len(retries) == 0
-
-    on_the_loop(test)
+    def resumed(self) -> list[ToEngine]:
+        """The messages to the next engine."""
+        self.sent.clear()
+        self.resume()
+        return self.sent
 
 
-def test_a_request_with_a_token_or_with_its_end_is_not_kept() -> None:
-    async def test() -> None:
-        begun, ended = unsent_stream(), unsent_stream()
-        begun.deliver([5])
-        ended.fail(EngineDied("x"))
-        retries = Retries()
-        assert not retries.keep(1, begun, 1)
-        assert not retries.keep(2, ended, 2)
-
-    on_the_loop(test)
-
-
-def test_a_deadline_goes_on_while_a_request_waits() -> None:
-    async def test() -> None:
-        times = iter([0.0, 2.0, 2.0, 7.5])
-        retries = Retries(clock=lambda: next(times))
-        timed = msgspec.structs.replace(REQUEST, timeout=5.0)
-        waiting, late = (TokenStream(lambda: None, request=timed) for _ in range(2))
-        retries.keep(1, waiting, 1)
-        ((retry,),) = (group.values() for group in retries.groups())
-        assert retry.request.timeout == pytest.approx(3.0, abs=0.5)
-        retries.forget(1)
-        retries.keep(2, late, 2)
-        retries.fail(EngineDied("lost"), all=False)
-        assert len(retries) == 0
-        await late.accepted()
-        with pytest.raises(StopAsyncIteration):
-            await anext(late)
-        assert late.reason is FinishReason.TIMEOUT
-
-    on_the_loop(test)
+async def test_a_deadline_goes_on_while_a_request_waits() -> None:
+    patient, timed = Patient(), msgspec.structs.replace(REQUEST, timeout=5.0)
+    waiting = await submitted(patient, 0, timed)
+    patient.lose(DEATH)
+    patient.now = 2.0
+    (again,) = patient.resumed()
+    assert isinstance(again, Submit)
+    assert again.request.timeout == pytest.approx(3.0, abs=0.5)
+    waiting.close()
+    late = await submitted(patient, 1, timed)
+    patient.lose(DEATH)
+    patient.now = 7.5
+    patient.give_up(EngineDied("lost"), all=False)
+    assert len(patient) == 0
+    await late.accepted()
+    with pytest.raises(StopAsyncIteration):
+        await anext(late)
+    assert late.reason is FinishReason.TIMEOUT
 
 
-def test_retry_fails_after_its_patience_only() -> None:
-    async def test() -> None:
-        times = iter([0.0, PATIENCE - 1, PATIENCE - 1, PATIENCE, PATIENCE])
-        retries, late, early = Retries(clock=lambda: next(times)), unsent_stream(), unsent_stream()
-        retries.keep(1, late, 1)
-        retries.keep(2, early, 2)
-        retries.fail(EngineDied("lost"), all=False)
-        assert len(retries) == 2
-        retries.fail(EngineDied("lost"), all=False)
-        with pytest.raises(EngineDied, match="lost"):
-            await anext(late)
-        assert [list(group) for group in retries.groups()] == [[2]]
+async def test_request_fails_after_its_patience_only() -> None:
+    patient = Patient()
+    late = await submitted(patient, 0)
+    patient.lose(DEATH)
+    patient.now = 1.0
+    await submitted(patient, 1)
+    patient.lose(DEATH)
+    patient.now = PATIENCE - 0.5
+    patient.give_up(EngineDied("lost"), all=False)
+    assert len(patient) == 2
+    patient.now = PATIENCE
+    patient.give_up(EngineDied("lost"), all=False)
+    with pytest.raises(EngineDied, match="lost"):
+        await anext(late)
+    assert [again.key for again in patient.resumed() if isinstance(again, Submit)] == [1]
 
-    on_the_loop(test)
 
-
-def test_all_fail_when_no_engine_will_come() -> None:
-    async def test() -> None:
-        retries, waiting = Retries(), unsent_stream()
-        retries.keep(1, waiting, 1)
-        retries.fail(EngineDied("lost"), all=True)
-        assert waiting.is_ended
-        assert len(retries) == 0
-
-    on_the_loop(test)
+async def test_request_with_its_end_is_not_kept(flight: InFlight) -> None:
+    ended = await submitted(flight, 0)
+    ended.fail(EngineDied("x"))
+    flight.lose(DEATH)
+    assert len(flight) == 0

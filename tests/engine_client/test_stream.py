@@ -1,22 +1,21 @@
 """The end of a request in the API process: order, exactly one end, and the cancellation when a reader leaves."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
 
 import pytest
 
-from genai_server.engine_client.stream import NewTokens, PromptProgress, TokenStream
+from genai_server.engine_client.stream import NewTokens, TokenStream
 from genai_server.errors import EngineDied, QueueFull
 from genai_server.messages.generation_request import FinishReason, Phases, TokenLogprob
+from genai_server.messages.protocol import Progress
 
+pytestmark = pytest.mark.anyio
 PHASES = Phases(0.1, 0.2, 0.3)
 
 
-def _run(scenario: Callable[[TokenStream], Awaitable[None]]) -> None:
-    async def run() -> None:
-        await scenario(TokenStream(lambda: None))
-
-    asyncio.run(run())
+@pytest.fixture
+def stream() -> TokenStream:
+    return TokenStream(lambda: None)
 
 
 async def _until_it_waits() -> None:
@@ -28,212 +27,162 @@ async def _until_it_waits() -> None:
 # tokens
 
 
-def test_slow_reader_gets_missed_tokens_at_once_in_order() -> None:
-    async def scenario(stream: TokenStream) -> None:
-        stream.deliver([1])
-        stream.deliver([2, 3])
-        assert await anext(stream) == NewTokens([1, 2, 3])
-        stream.deliver([4])
-        assert await anext(stream) == NewTokens([4])
-
-    _run(scenario)
+async def test_slow_reader_gets_missed_tokens_at_once_in_order(stream: TokenStream) -> None:
+    stream.deliver([1])
+    stream.deliver([2, 3])
+    assert await anext(stream) == NewTokens([1, 2, 3])
+    stream.deliver([4])
+    assert await anext(stream) == NewTokens([4])
 
 
-def test_a_waiting_reader_gets_each_batch_as_it_comes() -> None:
-    async def scenario(stream: TokenStream) -> None:
-        async def read() -> list[NewTokens]:
-            return [batch async for batch in stream]
+async def test_a_waiting_reader_gets_each_batch_as_it_comes(stream: TokenStream) -> None:
+    async def read() -> list[NewTokens]:
+        return [batch async for batch in stream]
 
-        reading = asyncio.create_task(read())
-        for tokens in ([1], [2, 3]):
-            await _until_it_waits()
-            assert not reading.done()
-            stream.deliver(tokens)
+    reading = asyncio.create_task(read())
+    for tokens in ([1], [2, 3]):
         await _until_it_waits()
-        stream.finish(FinishReason.STOP, PHASES)
-        assert await reading == [NewTokens([1]), NewTokens([2, 3])]
-
-    _run(scenario)
-
-
-def test_a_batch_is_the_readers_own() -> None:
-    async def scenario(stream: TokenStream) -> None:
-        batch = [1]
-        stream.deliver(batch)
-        batch.append(2)
-        assert await anext(stream) == NewTokens([1])
-
-    _run(scenario)
+        assert not reading.done()
+        stream.deliver(tokens)
+    await _until_it_waits()
+    stream.finish(FinishReason.STOP, PHASES)
+    assert await reading == [NewTokens([1]), NewTokens([2, 3])]
 
 
-def test_a_reader_that_gave_up_waiting_loses_nothing() -> None:
-    async def scenario(stream: TokenStream) -> None:
-        waiting = asyncio.ensure_future(anext(stream))
-        await _until_it_waits()
-        waiting.cancel()
-        await _until_it_waits()
-        stream.deliver([1])
-        assert await anext(stream) == NewTokens([1])
+async def test_a_batch_is_the_readers_own(stream: TokenStream) -> None:
+    batch = [1]
+    stream.deliver(batch)
+    batch.append(2)
+    assert await anext(stream) == NewTokens([1])
 
-    _run(scenario)
+
+async def test_a_reader_that_gave_up_waiting_loses_nothing(stream: TokenStream) -> None:
+    waiting = asyncio.ensure_future(anext(stream))
+    await _until_it_waits()
+    waiting.cancel()
+    await _until_it_waits()
+    stream.deliver([1])
+    assert await anext(stream) == NewTokens([1])
 
 
 # log probabilities
 
 
-def test_log_probabilities_come_with_their_tokens() -> None:
+async def test_log_probabilities_come_with_their_tokens(stream: TokenStream) -> None:
     one, two, three = (TokenLogprob(token, -token / 2, [(9, -0.1)]) for token in (1, 2, 3))
-
-    async def scenario(stream: TokenStream) -> None:
-        stream.deliver([1], [one])
-        stream.deliver([2], [two])
-        assert await anext(stream) == NewTokens([1, 2], [one, two])
-        stream.deliver([3], [three])
-        assert await anext(stream) == NewTokens([3], [three])
-
-    _run(scenario)
+    stream.deliver([1], [one])
+    stream.deliver([2], [two])
+    assert await anext(stream) == NewTokens([1, 2], [one, two])
+    stream.deliver([3], [three])
+    assert await anext(stream) == NewTokens([3], [three])
 
 
-def test_prompt_logprobs_are_collected_next_to_the_tokens() -> None:
+async def test_prompt_logprobs_are_collected_next_to_the_tokens(stream: TokenStream) -> None:
     read = [TokenLogprob(token, -0.5) for token in range(3)]
-
-    async def scenario(stream: TokenStream) -> None:
-        stream.deliver_prompt(read[:2])
-        stream.deliver_prompt(read[2:])
-        stream.deliver([1])
-        assert await anext(stream) == NewTokens([1])
-        assert stream.prompt_logprobs == read
-
-    _run(scenario)
+    stream.deliver_prompt(read[:2])
+    stream.deliver_prompt(read[2:])
+    stream.deliver([1])
+    assert await anext(stream) == NewTokens([1])
+    assert stream.prompt_logprobs == read
 
 
 # the end
 
 
-def test_the_end_comes_after_the_tokens_and_stays() -> None:
-    async def scenario(stream: TokenStream) -> None:
-        stream.deliver([1])
-        stream.finish(FinishReason.LENGTH, PHASES)
-        assert [batch async for batch in stream] == [NewTokens([1])]
-        assert [batch async for batch in stream] == []
-        assert (stream.reason, stream.phases, stream.is_ended) == (FinishReason.LENGTH, PHASES, True)
-
-    _run(scenario)
+async def test_the_end_comes_after_the_tokens_and_stays(stream: TokenStream) -> None:
+    stream.deliver([1])
+    stream.finish(FinishReason.LENGTH, PHASES)
+    assert [batch async for batch in stream] == [NewTokens([1])]
+    assert [batch async for batch in stream] == []
+    assert (stream.reason, stream.phases, stream.is_ended) == (FinishReason.LENGTH, PHASES, True)
 
 
-def test_an_error_comes_after_the_tokens_and_stays() -> None:
-    async def scenario(stream: TokenStream) -> None:
-        stream.deliver([1])
-        stream.fail(EngineDied("gone"))
-        assert stream.is_ended
-        assert await anext(stream) == NewTokens([1])
-        for _ in range(2):
-            with pytest.raises(EngineDied, match="gone"):
-                await anext(stream)
-        assert stream.reason is None
-
-    _run(scenario)
-
-
-def test_an_error_wakes_a_waiting_reader() -> None:
-    async def scenario(stream: TokenStream) -> None:
-        waiting = asyncio.ensure_future(anext(stream))
-        await _until_it_waits()
-        stream.fail(EngineDied("gone"))
-        with pytest.raises(EngineDied):
-            await waiting
-
-    _run(scenario)
-
-
-def test_the_first_of_two_ends_holds() -> None:
-    async def scenario(stream: TokenStream) -> None:
-        stream.finish(FinishReason.STOP, PHASES)
-        stream.fail(EngineDied("gone"))
-        stream.finish(FinishReason.LENGTH, Phases())
-        assert [batch async for batch in stream] == []
-        assert (stream.reason, stream.phases) == (FinishReason.STOP, PHASES)
-
-    async def other_way(stream: TokenStream) -> None:
-        stream.fail(EngineDied("first"))
-        stream.fail(EngineDied("second"))
-        stream.finish(FinishReason.STOP, PHASES)
-        assert stream.reason is None
-        with pytest.raises(EngineDied, match="first"):
+async def test_an_error_comes_after_the_tokens_and_stays(stream: TokenStream) -> None:
+    stream.deliver([1])
+    stream.fail(EngineDied("gone"))
+    assert stream.is_ended
+    assert await anext(stream) == NewTokens([1])
+    for _ in range(2):
+        with pytest.raises(EngineDied, match="gone"):
             await anext(stream)
-
-    _run(scenario)
-    _run(other_way)
+    assert stream.reason is None
 
 
-def test_a_new_stream_has_not_ended() -> None:
-    async def scenario(stream: TokenStream) -> None:
-        assert (stream.is_ended, stream.reason) == (False, None)
-        stream.accept()
-        stream.deliver([1])
-        assert not stream.is_ended
+async def test_an_error_wakes_a_waiting_reader(stream: TokenStream) -> None:
+    waiting = asyncio.ensure_future(anext(stream))
+    await _until_it_waits()
+    stream.fail(EngineDied("gone"))
+    with pytest.raises(EngineDied):
+        await waiting
 
-    _run(scenario)
+
+async def test_nothing_follows_a_complete_end(stream: TokenStream) -> None:
+    stream.finish(FinishReason.STOP, PHASES)
+    stream.fail(EngineDied("gone"))
+    stream.finish(FinishReason.LENGTH, Phases())
+    assert [batch async for batch in stream] == []
+    assert (stream.reason, stream.phases) == (FinishReason.STOP, PHASES)
+
+
+async def test_nothing_follows_an_error(stream: TokenStream) -> None:
+    stream.fail(EngineDied("first"))
+    stream.fail(EngineDied("second"))
+    stream.finish(FinishReason.STOP, PHASES)
+    assert stream.reason is None
+    with pytest.raises(EngineDied, match="first"):
+        await anext(stream)
+
+
+async def test_a_new_stream_has_not_ended(stream: TokenStream) -> None:
+    assert (stream.is_ended, stream.reason) == (False, None)
+    stream.accept()
+    stream.deliver([1])
+    assert not stream.is_ended
 
 
 # acceptance
 
 
-def test_acceptance_is_waited_for() -> None:
-    async def scenario(stream: TokenStream) -> None:
-        waiting = asyncio.ensure_future(stream.accepted())
-        await _until_it_waits()
-        assert not waiting.done()
-        stream.accept()
+async def test_acceptance_is_waited_for(stream: TokenStream) -> None:
+    waiting = asyncio.ensure_future(stream.accepted())
+    await _until_it_waits()
+    assert not waiting.done()
+    stream.accept()
+    await waiting
+
+
+async def test_refusal_is_raised_while_waiting_for_acceptance(stream: TokenStream) -> None:
+    waiting = asyncio.ensure_future(stream.accepted())
+    await _until_it_waits()
+    stream.fail(QueueFull("full"))
+    with pytest.raises(QueueFull, match="full"):
         await waiting
 
-    _run(scenario)
 
-
-def test_refusal_is_raised_while_waiting_for_acceptance() -> None:
-    async def scenario(stream: TokenStream) -> None:
-        waiting = asyncio.ensure_future(stream.accepted())
-        await _until_it_waits()
-        stream.fail(QueueFull("full"))
-        with pytest.raises(QueueFull, match="full"):
-            await waiting
-
-    _run(scenario)
-
-
-def test_request_that_failed_at_once_was_still_accepted() -> None:
-    async def scenario(stream: TokenStream) -> None:
-        stream.accept()
-        stream.deliver([1])
-        stream.fail(EngineDied("gone"))
-        await stream.accepted()
-        assert await anext(stream) == NewTokens([1])
-        with pytest.raises(EngineDied):
-            await anext(stream)
-
-    _run(scenario)
+async def test_request_that_failed_at_once_was_still_accepted(stream: TokenStream) -> None:
+    stream.accept()
+    stream.deliver([1])
+    stream.fail(EngineDied("gone"))
+    await stream.accepted()
+    assert await anext(stream) == NewTokens([1])
+    with pytest.raises(EngineDied):
+        await anext(stream)
 
 
 # cancellation
 
 
 def test_cancellation_is_sent_once() -> None:
-    async def scenario() -> None:
-        left = []
-        stream = TokenStream(lambda: left.append("left"))
-        stream.close()
-        stream.close()
-        assert left == ["left"]
-
-    asyncio.run(scenario())
+    left = []
+    stream = TokenStream(lambda: left.append("left"))
+    stream.close()
+    stream.close()
+    assert left == ["left"]
 
 
-def test_progress_precedes_tokens_and_only_the_last_is_kept() -> None:
-    async def scenario(stream: TokenStream) -> None:
-        stream.deliver_progress(PromptProgress(8, 4))
-        stream.deliver_progress(PromptProgress(16, 4))
-        stream.deliver([1, 2])
-        stream.finish(FinishReason.STOP, Phases())
-        assert [batch async for batch in stream] == [NewTokens([], progress=PromptProgress(16, 4)), NewTokens([1, 2])]
-
-    _run(scenario)
+async def test_progress_precedes_tokens_and_only_the_last_is_kept(stream: TokenStream) -> None:
+    stream.deliver_progress(Progress(0, 8, 4))
+    stream.deliver_progress(Progress(0, 16, 4))
+    stream.deliver([1, 2])
+    stream.finish(FinishReason.STOP, Phases())
+    assert [batch async for batch in stream] == [NewTokens([], progress=Progress(0, 16, 4)), NewTokens([1, 2])]

@@ -1,4 +1,4 @@
-"""The folder of models: names, notes of origin, and atomic changes."""
+"""The folder of models: names, notes of origin, digests of files, and atomic changes."""
 
 import os
 from pathlib import Path
@@ -7,7 +7,7 @@ import pytest
 
 from genai_server.errors import ConfigurationError, PullFailed
 from genai_server.hub import store
-from genai_server.hub.store import ORIGIN, Origin, digest_of
+from genai_server.hub.store import ORIGIN, Origin, digest_of, has_digest
 
 
 def make(directory: Path, **files: bytes) -> Path:
@@ -93,3 +93,19 @@ def test_two_processes_do_not_build_one_directory_at_once(tmp_path: Path) -> Non
     with store.locked(tmp_path / "name"), pytest.raises(PullFailed, match="another process is working"), second:
         pass
     assert list(tmp_path.iterdir()) == []
+
+
+def test_both_kinds_of_digests_are_those_of_their_tools(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"hello\n")
+    assert digest_of(path, "git") == "git:ce013625030ba8dba906f756967f9e9ca394464a"
+    assert digest_of(path, "sha256") == "sha256:5891b5b522d5df086d0ff0b110fbd9d21bb4fc7163af34d08286a2e846f6be03"
+
+
+def test_a_changed_file_has_another_digest(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"hello\n")
+    digest = digest_of(path, "sha256")
+    assert has_digest(path, digest)
+    path.write_bytes(b"hellO\n")
+    assert not has_digest(path, digest)

@@ -9,6 +9,7 @@ import pytest
 from genai_server.messages.admin import (
     AdapterReply,
     CacheReset,
+    CallFailed,
     CancelRequest,
     EndProfile,
     GetRuntimeOptions,
@@ -28,7 +29,7 @@ from genai_server.messages.admin import (
     UnloadAdapter,
 )
 from genai_server.messages.error import ErrorInfo
-from genai_server.messages.figures import Capacity, Figures, Histogram, Load
+from genai_server.messages.figures import Figures, Histogram
 from genai_server.messages.generation_request import (
     Adapter,
     Batching,
@@ -43,9 +44,11 @@ from genai_server.messages.protocol import (
     MAX_FRAME_BYTES,
     Accepted,
     Cancel,
+    Capacity,
     Failed,
     Finished,
     Hello,
+    Load,
     Progress,
     PromptLogprobs,
     Refused,
@@ -125,14 +128,13 @@ TO_API: list[ToApi] = [
     Finished(1, FinishReason.STOP, Phases(), num_profiled=7),
     Finished(1, FinishReason.STOP, Phases(), num_drafted=2**40, num_accepted=7),
     OpenProfiles(9, [ProfileState("slow_2026", "recording", Profiled(3, 1, 12.5, 9.25))]),
-    OpenProfiles(9, error=ErrorInfo("invalid_value", "not this", "prefix")),
+    CallFailed(9, ErrorInfo("invalid_value", "not this", "prefix")),
     Failed(1, ErrorInfo("engine_died", "gone")),
     Failed(1, ErrorInfo("invalid_value", "nothing left", "logit_bias")),
     Reply(5, _OPTIONS, matched=False),
     CacheReset(6, 3),
     RequestList(7, []),
     RequestList(8, [RequestState("r1", RequestPhase.DECODE, 0.5, 7, 3, 2**20, "law")]),
-    AdapterReply(9, error=ErrorInfo("adapter_load_failed", "no file", "path")),
     AdapterReply(10, ["r1", "r2"]),
 ]
 

@@ -9,6 +9,7 @@ from genai_server.config import Settings, device_options, load_settings
 from genai_server.errors import ConfigurationError
 from genai_server.options.config_file import device_options as options_of
 from genai_server.options.device import DeviceOptions
+from tests.given_settings import given
 
 
 def options(text: str, device: str = "cpu", model: str = "onnx-genai", over: str = "") -> DeviceOptions:
@@ -60,10 +61,6 @@ def test_an_unknown_table_is_refused() -> None:
         options("[devices.cpu.sesion]\nx = 1")
 
 
-def given(**options: str) -> Settings:
-    return load_settings(options, environ={}, dotenv=None)
-
-
 def load(folder: Path, text: str, **environ: str) -> Settings:
     path = folder / "genai-server.toml"
     path.write_text(text, encoding="utf-8")
@@ -81,9 +78,9 @@ def test_settings_come_from_the_file_after_all_others(tmp_path: Path) -> None:
 
 def test_the_file_of_this_folder_is_taken_if_none_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert load_settings(environ={}, dotenv=None).port == 8002
+    assert given().port == 8002
     (tmp_path / "genai-server.toml").write_text("port = 9000", encoding="utf-8")
-    assert load_settings(environ={}, dotenv=None).port == 9000
+    assert given().port == 9000
 
 
 @pytest.mark.parametrize(
@@ -103,7 +100,7 @@ def test_a_wrong_file_is_refused_with_the_key(tmp_path: Path, text: str, message
 
 def test_a_file_that_is_named_must_be_there(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"none.toml: cannot be read: no such file"):
-        load_settings({"config": str(tmp_path / "none.toml")}, environ={}, dotenv=None)
+        given(config=str(tmp_path / "none.toml"))
 
 
 def test_device_options_come_from_the_file_and_the_environment(tmp_path: Path) -> None:

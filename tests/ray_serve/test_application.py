@@ -9,9 +9,10 @@ import pytest
 import yaml
 
 from genai_server import __version__
-from genai_server.config import Settings, load_settings
+from genai_server.config import Settings
 from genai_server.errors import ConfigurationError
 from genai_server.pooling_model import Task
+from tests.given_settings import given
 from tests.running_server import DEMO, ROOT
 
 FOLDER = ROOT / "deploy" / "ray"
@@ -25,15 +26,11 @@ def application(ray_serve: Any) -> Any:
 
 
 def _settings() -> Settings:
-    return load_settings(
-        {
-            "models": f"small={DEMO},big=/srv/big",
-            "model_aliases": "gpt=big,s=small",
-            "adapters": "law=/a/law.onnx_adapter,big:tax=/a/tax.onnx_adapter",
-            "chat_template": "chatml,big=llama3",
-        },
-        environ={},
-        dotenv=None,
+    return given(
+        models=f"small={DEMO},big=/srv/big",
+        model_aliases="gpt=big,s=small",
+        adapters="law=/a/law.onnx_adapter,big:tax=/a/tax.onnx_adapter",
+        chat_template="chatml,big=llama3",
     )
 
 
@@ -54,28 +51,20 @@ def test_the_ingress_alone_counts_the_requests_of_a_key(application: Any) -> Non
 
 
 def test_the_ingress_knows_what_each_model_is_for(application: Any) -> None:
-    settings = load_settings(
-        {"models": f"chat={DEMO},vectors={DEMO_EMBEDDINGS},ranks={DEMO_RERANKER},lost=/srv/none"},
-        environ={},
-        dotenv=None,
-    )
-    assert application.tasks_of(settings) == {
-        "chat": Task.GENERATE,
-        "vectors": Task.EMBED,
-        "ranks": Task.RERANK,
-        "lost": Task.GENERATE,
-    }
+    settings = given(models=f"chat={DEMO},vectors={DEMO_EMBEDDINGS},ranks={DEMO_RERANKER},lost=/srv/none")
+    tasks = {"chat": Task.GENERATE, "vectors": Task.EMBED, "ranks": Task.RERANK, "lost": Task.GENERATE}
+    assert application.tasks_of(settings) == tasks
 
 
 def test_folders_are_absolute_where_replicas_work_in_others(application: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    found = application.settings_of(load_settings({}, environ={}, dotenv=None), "onnx-genai")
+    found = application.settings_of(given(), "onnx-genai")
     assert found.served == {"onnx-genai": str(DEMO)}
 
 
 def test_changed_keys_change_the_version_of_a_deployment(application: Any, tmp_path: Path) -> None:
     keys = tmp_path / "keys"
-    settings = load_settings({"api_key_file": str(keys)}, environ={}, dotenv=None)
+    settings = given(api_key_file=str(keys))
     versions = []
     for text in ("me:sk-0123456789abcdef", "me:sk-0123456789abcdef", "me:sk-fedcba9876543210"):
         keys.write_text(text, encoding="utf-8")
@@ -84,7 +73,7 @@ def test_changed_keys_change_the_version_of_a_deployment(application: Any, tmp_p
 
 
 def test_another_address_of_serves_proxies_restarts_nothing(application: Any) -> None:
-    first, second = (load_settings({"port": port}, environ={}, dotenv=None) for port in ("8002", "8003"))
+    first, second = (given(port=port) for port in ("8002", "8003"))
     assert application._version(first) == application._version(second)
 
 

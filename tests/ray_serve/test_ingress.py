@@ -3,7 +3,7 @@
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 import httpx
@@ -11,8 +11,9 @@ import pytest
 
 from genai_server.config import Settings
 from genai_server.pooling_model import Task
-from genai_server.ray_serve.forwarded import ForwardedRequest, ReplicaAnswer
-from genai_server.ray_serve.model_names import ModelNames
+from genai_server.ray_serve.forwarded import ReplicaAnswer
+from genai_server.ray_serve.model_choice import ModelNames
+from tests.ray_serve.handles import Handle
 
 pytestmark = pytest.mark.usefixtures("ray_serve")
 
@@ -24,65 +25,7 @@ END = {"type": "http.response.body", "body": b"data: [DONE]\n\n", "more_body": F
 TASKS = {"embedder": Task.EMBED, "ranker": Task.RERANK}
 
 
-class _Response:
-    def __init__(self, steps: list[Any]) -> None:
-        self._steps = steps
-
-    async def __aiter__(self) -> AsyncIterator[list[Any]]:
-        for step in self._steps:
-            if isinstance(step, Exception):
-                raise step
-            yield [step]
-
-    def cancel(self) -> None:
-        raise AssertionError("no client disconnects")
-
-
-class _Handle:
-    """A deployment's handle. Each call uses the next script: messages, and errors to raise.
-
-    `answers` are those of its replicas to a broadcast.
-    """
-
-    deployment_name = "m"
-
-    def __init__(self, *scripts: list[Any], answers: Sequence[ReplicaAnswer] = ()) -> None:
-        self.scripts = list(scripts)
-        self.answers = answers
-        self.asked: list[ForwardedRequest] = []
-
-    def options(self, **_: Any) -> "_Handle":
-        return self
-
-    def remote(self, *positional: ForwardedRequest, request: ForwardedRequest | None = None) -> _Response:
-        (asked,) = [*positional, *([request] if request else [])]
-        assert bool(positional) == bool(asked.prompt)
-        self.asked.append(asked)
-        return _Response(self.scripts.pop(0))
-
-    def broadcast(self, method: str, request: ForwardedRequest, named: str | None) -> "_Handle":
-        assert method == "answer"
-        self.asked.append(request)
-        return self
-
-    async def _fetch_replica_results_async(self) -> list["_Result"]:
-        return [_Result(answer) for answer in self.answers]
-
-
-class _Result:
-    """A pending answer of a replica; one without a status never arrives."""
-
-    def __init__(self, answer: ReplicaAnswer) -> None:
-        self.replica = answer.replica
-        self._answer = answer
-
-    async def get_async(self) -> ReplicaAnswer:
-        if not self._answer.status:
-            await asyncio.Event().wait()
-        return self._answer
-
-
-def _call(handles: Mapping[str, _Handle], method: str, path: str, **fields: Any) -> httpx.Response:
+def _call(handles: Mapping[str, Handle], method: str, path: str, **fields: Any) -> httpx.Response:
     settings = Settings.model_validate(
         {"insecure": True, "models": ",".join(f"{name}=/srv/{name}" for name in handles), "max_body_bytes": 1000}
     )
@@ -112,16 +55,16 @@ def test_serves_full_queue_is_a_503_with_the_time_to_retry_after() -> None:
     from ray.serve.exceptions import BackPressureError
 
     for seconds, header in ((None, "1"), (3.0, "3")):
-        handle = _Handle([BackPressureError(5, 5, 503, seconds)])
+        handle = Handle([BackPressureError(5, 5, 503, seconds)])
         answer = _call({"m": handle}, "POST", "/v1/chat/completions", json=CHAT)
         assert (answer.status_code, answer.headers["retry-after"]) == (503, header)
         assert answer.json()["error"]["code"] == "queue_full"
 
 
 def test_a_request_whose_replica_dies_at_once_is_sent_again_once() -> None:
-    answer = _call({"m": _Handle([_death()], [*OK, END])}, "POST", "/v1/chat/completions", json=CHAT)
+    answer = _call({"m": Handle([_death()], [*OK, END])}, "POST", "/v1/chat/completions", json=CHAT)
     assert answer.text == "data: 1\n\ndata: [DONE]\n\n"
-    answer = _call({"m": _Handle([_death()], [_death()])}, "POST", "/v1/chat/completions", json=CHAT)
+    answer = _call({"m": Handle([_death()], [_death()])}, "POST", "/v1/chat/completions", json=CHAT)
     assert (answer.status_code, answer.json()["error"]["code"]) == (500, "engine_died")
 
 
@@ -163,7 +106,7 @@ def test_stream_of_a_dead_replica_ends_like_that_of_an_engine(
     start = {**START, "headers": [(b"content-type", kind.encode())]}
     event = {"type": "http.response.body", "body": sent, "more_body": True}
     ping = {"type": "http.response.body", "body": b": ping\n\n", "more_body": True}
-    handle = _Handle([start, event, *([] if name is None else [ping]), _death()])
+    handle = Handle([start, event, *([] if name is None else [ping]), _death()])
     answer = _call({"m": handle}, "POST", path, json=CHAT, headers={"x-request-id": "mine"})
     end = answer.text.removeprefix(sent.decode()).removeprefix(": ping\n\n")
     if name is None:
@@ -175,13 +118,13 @@ def test_stream_of_a_dead_replica_ends_like_that_of_an_engine(
 
 
 def test_unexpected_error_before_the_response_is_a_500() -> None:
-    answer = _call({"m": _Handle([ValueError("secret")])}, "POST", "/v1/messages", json=CHAT)
+    answer = _call({"m": Handle([ValueError("secret")])}, "POST", "/v1/messages", json=CHAT)
     assert (answer.status_code, answer.json()["type"]) == (500, "error")
     assert "secret" not in answer.text
 
 
 def test_the_body_names_the_deployment() -> None:
-    small, big = _Handle(), _Handle([*OK, END])
+    small, big = Handle(), Handle([*OK, END])
     _call({"small": small, "big": big}, "POST", "/v1/chat/completions", json=CHAT | {"model": "big"})
     assert (len(small.asked), big.asked[0].prompt) == (0, "hi")
     answer = _call({"small": small, "big": big}, "POST", "/v1/chat/completions", json=CHAT | {"model": "x"})
@@ -190,19 +133,19 @@ def test_the_body_names_the_deployment() -> None:
 
 @pytest.mark.parametrize("field", [b'"user": "\\ud83d"', b'"temperature": NaN'])
 def test_model_is_read_from_every_body_a_replica_accepts(field: bytes) -> None:
-    small, big = _Handle(), _Handle([*OK, END])
+    small, big = Handle(), Handle([*OK, END])
     _call({"small": small, "big": big}, "POST", "/v1/chat/completions", content=b'{"model": "big", %b}' % field)
     assert (len(small.asked), len(big.asked)) == (0, 1)
 
 
 def test_a_death_after_the_end_of_a_response_is_no_second_end() -> None:
-    answer = _call({"m": _Handle([*OK, END, _death()])}, "POST", "/v1/chat/completions", json=CHAT)
+    answer = _call({"m": Handle([*OK, END, _death()])}, "POST", "/v1/chat/completions", json=CHAT)
     assert answer.text == "data: 1\n\ndata: [DONE]\n\n"
 
 
 def test_models_are_listed_by_the_first_replica_to_answer() -> None:
     models = {
-        id: _Handle(
+        id: Handle(
             answers=[
                 ReplicaAnswer("hung", id, 0, [], b""),
                 ReplicaAnswer("well", id, 200, JSON, b'{"data":[{"id":"%b"}]}' % id.encode()),
@@ -213,13 +156,13 @@ def test_models_are_listed_by_the_first_replica_to_answer() -> None:
     answer = _call(models, "GET", "/v1/models")
     assert [entry["id"] for entry in answer.json()["data"]] == ["a", "b"]
     assert _call(models, "GET", "/v1/models/b").json()["data"] == [{"id": "b"}]
-    assert _call({"m": _Handle()}, "GET", "/v1/models").status_code == 503
+    assert _call({"m": Handle()}, "GET", "/v1/models").status_code == 503
 
 
 def test_silent_replica_has_a_503_next_to_other_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("genai_server.ray_serve.ingress._ACT", 0.05)
     answers = [ReplicaAnswer("hung", "m", 0, [], b""), ReplicaAnswer("well", "m", 200, JSON, b'{"devices":{}}')]
-    answer = _call({"m": _Handle(answers=answers)}, "GET", "/v1/admin/runtime_options")
+    answer = _call({"m": Handle(answers=answers)}, "GET", "/v1/admin/runtime_options")
     replicas = answer.json()["replicas"]
     assert answer.status_code == replicas["hung"]["status"] == 503
     assert replicas["hung"]["body"]["error"]["message"].startswith("the replica has not answered for")
@@ -230,12 +173,12 @@ def test_metrics_are_those_of_the_replicas_that_answer(monkeypatch: pytest.Monke
     monkeypatch.setattr("genai_server.ray_serve.ingress._LOOK", 0.05)
     text = b"# TYPE a gauge\na 1.0\n"
     answers = [ReplicaAnswer("hung", "m", 0, [], b""), ReplicaAnswer("well", "m", 200, [], text)]
-    assert 'a{replica="well"} 1.0' in _call({"m": _Handle(answers=answers)}, "GET", "/metrics").text
-    assert _call({"m": _Handle(answers=answers[:1])}, "GET", "/metrics").status_code == 503
+    assert 'a{replica="well"} 1.0' in _call({"m": Handle(answers=answers)}, "GET", "/metrics").text
+    assert _call({"m": Handle(answers=answers[:1])}, "GET", "/metrics").status_code == 503
 
 
 def test_liveness_is_that_of_the_ingress_and_asks_no_replica() -> None:
-    handle = _Handle(answers=[ReplicaAnswer("hung", "m", 0, [], b"")])
+    handle = Handle(answers=[ReplicaAnswer("hung", "m", 0, [], b"")])
     answer = _call({"m": handle}, "GET", "/livez", headers={"authorization": "Bearer unknown"})
     assert (answer.status_code, answer.json(), handle.asked) == (200, {"status": "ok"}, [])
 
@@ -253,19 +196,19 @@ def test_liveness_is_that_of_the_ingress_and_asks_no_replica() -> None:
     ],
 )
 def test_default_model_is_the_first_for_the_task(path: str, body: dict[str, Any], chosen: str) -> None:
-    handles = {name: _Handle([*OK, END]) for name in ("ranker", "embedder", "chat")}
+    handles = {name: Handle([*OK, END]) for name in ("ranker", "embedder", "chat")}
     assert _call(handles, "POST", path, json=body).status_code == 200
     assert [name for name, handle in handles.items() if handle.asked] == [chosen]
 
 
 def test_model_for_another_task_is_refused_with_the_right_ones() -> None:
-    answer = _call({"chat": _Handle(), "embedder": _Handle()}, "POST", "/v1/embeddings", json={"model": "chat"})
+    answer = _call({"chat": Handle(), "embedder": Handle()}, "POST", "/v1/embeddings", json={"model": "chat"})
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "unsupported_task")
     assert answer.json()["error"]["message"] == 'model "chat" makes no embeddings; "embedder" can'
 
 
 def test_the_id_of_a_request_is_that_of_its_replica() -> None:
-    handle = _Handle([*OK, END], [*OK, END])
+    handle = Handle([*OK, END], [*OK, END])
     for given in ("mine", "not a plain name"):
         _call({"m": handle}, "POST", "/v1/chat/completions", json=CHAT, headers={"x-request-id": given})
     ids = [[value for name, value in asked.headers if name == b"x-request-id"] for asked in handle.asked]
@@ -281,7 +224,7 @@ def test_a_request_arrives_before_its_body() -> None:
         await asyncio.sleep(0.1)
         yield json.dumps(CHAT).encode()
 
-    handle = _Handle([*OK, END])
+    handle = Handle([*OK, END])
     began = time.time()
     _call({"m": handle}, "POST", "/v1/chat/completions", content=upload(), headers=dict(JSON))
     (asked,) = handle.asked
@@ -291,7 +234,7 @@ def test_a_request_arrives_before_its_body() -> None:
 
 def test_head_has_the_headers_of_get() -> None:
     answers = [ReplicaAnswer("a", "m", 200, [*JSON, (b"content-length", b"2")], b"{}")]
-    handle = _Handle(answers=answers)
+    handle = Handle(answers=answers)
     found, head = (_call({"m": handle}, method, "/healthz") for method in ("GET", "HEAD"))
     assert {asked.method for asked in handle.asked} == {"GET"}
     assert head.headers["content-length"] == found.headers["content-length"]
@@ -299,14 +242,14 @@ def test_head_has_the_headers_of_get() -> None:
 
 
 def test_metrics_are_requested_in_one_format_from_replicas() -> None:
-    handle = _Handle(answers=[ReplicaAnswer("a", "m", 200, [], b"# TYPE a_total counter\na_total 1.0\n")])
+    handle = Handle(answers=[ReplicaAnswer("a", "m", 200, [], b"# TYPE a_total counter\na_total 1.0\n")])
     answer = _call({"m": handle}, "GET", "/metrics", headers={"accept": "application/openmetrics-text"})
     assert b"accept" not in dict(handle.asked[0].headers)
     assert answer.text == '# HELP a \n# TYPE a counter\na_total{replica="a"} 1.0\n# EOF\n'
 
 
 def test_a_body_over_the_limit_goes_to_no_replica() -> None:
-    handle = _Handle()
+    handle = Handle()
     assert _call({"m": handle}, "POST", "/v1/chat/completions", content=b"x" * 2000).status_code == 400
     assert handle.asked == []
 
@@ -314,13 +257,13 @@ def test_a_body_over_the_limit_goes_to_no_replica() -> None:
 def test_health_is_that_of_a_replica_that_takes_work() -> None:
     silent = ReplicaAnswer("c", "m", 0, [], b"")
     answers = [ReplicaAnswer("a", "m", 503, JSON, b"{}"), ReplicaAnswer("b", "m", 200, JSON, b"{}"), silent]
-    handle = _Handle(answers=answers)
+    handle = Handle(answers=answers)
     assert _call({"m": handle}, "GET", "/health", headers={"authorization": "Bearer x"}).status_code == 200
     assert handle.asked[0].headers == []
-    assert _call({"m": _Handle(answers=answers[:1])}, "GET", "/health").status_code == 503
-    assert _call({"m": _Handle()}, "GET", "/health").status_code == 503
+    assert _call({"m": Handle(answers=answers[:1])}, "GET", "/health").status_code == 503
+    assert _call({"m": Handle()}, "GET", "/health").status_code == 503
 
 
 def test_models_of_a_deployment_cannot_be_changed_by_calls() -> None:
-    answer = _call({"m": _Handle()}, "POST", "/v1/admin/models/load", json={})
+    answer = _call({"m": Handle()}, "POST", "/v1/admin/models/load", json={})
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "unsupported_endpoint")

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from genai_server.engine_client.commands import send_command
 from genai_server.errors import ConfigurationError, ModelNotFound, NoEngineReady
-from genai_server.messages.commands import Command, LoadModel, SetAlias, WantModel
+from genai_server.messages.commands import Command, LoadModel, SetAlias, WantModel, send_command
 from genai_server.messages.status_file import ServerStatus, read_status_file, write_status_file
 from genai_server.supervisor.command_listener import CommandListener
 

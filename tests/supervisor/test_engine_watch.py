@@ -1,9 +1,11 @@
-"""An engine watch without a free file to start the engine with, in a separate process."""
+"""When a dead engine is restarted; without a free file to start it with, in a separate process."""
 
 import subprocess
 import sys
 
 import pytest
+
+from genai_server.supervisor.engine_watch import FIRST_PAUSE, MAX_PAUSE, RECOVERED_AFTER, Restarts
 
 # Leaves this number of files to the supervisor; its engine needs six to start.
 BEGIN = """
@@ -94,3 +96,25 @@ def test_start_is_retried_while_files_are_exhausted(program: str, waiting: str, 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such limit")
 def test_a_start_that_waits_for_files_does_not_hold_up_the_stop() -> None:
     assert output(STOP) == ["stopped"]
+
+
+def test_each_pause_is_twice_the_one_before_up_to_the_longest() -> None:
+    restarts = Restarts(max_restarts=20)
+    pauses = [restarts.pause() for _ in range(20)]
+    assert pauses[:4] == [FIRST_PAUSE, 2 * FIRST_PAUSE, 4 * FIRST_PAUSE, 8 * FIRST_PAUSE]
+    assert pauses[-1] == MAX_PAUSE
+
+
+def test_restarts_end_after_the_maximum_in_a_row() -> None:
+    restarts = Restarts(max_restarts=2)
+    assert [restarts.pause() is None for _ in range(4)] == [False, False, True, True]
+    assert restarts.in_a_row == 2
+
+
+def test_an_engine_that_has_served_for_a_minute_begins_a_new_row() -> None:
+    restarts = Restarts(max_restarts=2)
+    restarts.pause()
+    restarts.served(RECOVERED_AFTER)
+    assert restarts.in_a_row == 1
+    restarts.served(RECOVERED_AFTER + 1)
+    assert restarts.pause() == FIRST_PAUSE

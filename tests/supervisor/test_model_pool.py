@@ -10,8 +10,7 @@ from genai_server.heartbeat import Beat
 from genai_server.messages.generation_request import Adapter
 from genai_server.messages.status_file import EngineState, EngineStatus, ModelStatus
 from genai_server.supervisor.engine_watch import EngineWatch
-from genai_server.supervisor.managed_model import SETTLED, ManagedModel, new_status
-from genai_server.supervisor.model_pool import WANT_SECONDS, ModelPool
+from genai_server.supervisor.model_pool import SETTLED, WANT_SECONDS, ManagedModel, ModelPool, new_status
 
 
 class FakeEngine:

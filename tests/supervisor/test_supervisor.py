@@ -12,15 +12,16 @@ from pathlib import Path
 import psutil
 import pytest
 
-from genai_server.config import Settings, export_settings, load_settings
+from genai_server.config import Settings, export_settings
 from genai_server.messages.launch import EngineSpec
 from genai_server.messages.status_file import EngineStatus, read_status_file
 from genai_server.supervisor.supervisor import Supervisor
+from tests.given_settings import given
 from tests.running_server import DEMO, ROOT, clean_environment, has_ended, wait_until
 
 
 def settings(**values: str) -> Settings:
-    return load_settings({"device": "scripted", **values}, environ={}, dotenv=None)
+    return given(**{"device": "scripted", **values})
 
 
 @contextmanager
@@ -35,6 +36,12 @@ def supervised(supervisor: Supervisor) -> Iterator[Supervisor]:
 def first(supervisor: Supervisor) -> EngineStatus:
     """The first engine, as an API process sees it."""
     return read_status_file(supervisor.folder).engines[0]
+
+
+def pid_of_first(supervisor: Supervisor) -> int:
+    pid = first(supervisor).pid
+    assert pid is not None
+    return pid
 
 
 def test_engine_becomes_ready_and_ends_with_its_supervisor() -> None:
@@ -91,9 +98,7 @@ def test_engines_never_receive_an_api_key(tmp_path: Path, monkeypatch: pytest.Mo
 def test_killed_engine_is_restarted() -> None:
     with supervised(Supervisor(settings())) as supervisor:
         wait_until(lambda: first(supervisor).state == "ready")
-        pid = first(supervisor).pid
-        assert pid is not None
-        os.kill(pid, signal.SIGKILL)
+        os.kill(pid := pid_of_first(supervisor), signal.SIGKILL)
         wait_until(lambda: first(supervisor).state == "restarting")
         assert first(supervisor).error == (
             "the engine process died, exit status -9: killed, by the kernel if memory ran out, or by a user"
@@ -137,9 +142,7 @@ def test_a_crash_loop_is_given_up_with_the_last_reason() -> None:
         for restarts in range(3):
             wait_until(lambda: first(supervisor).state == "ready")
             assert first(supervisor).restarts == restarts
-            pid = first(supervisor).pid
-            assert pid is not None
-            os.kill(pid, signal.SIGKILL)
+            os.kill(pid_of_first(supervisor), signal.SIGKILL)
             wait_until(lambda: first(supervisor).state != "ready")
         wait_until(lambda: first(supervisor).state == "failed")
         status = first(supervisor)
@@ -155,8 +158,7 @@ def test_a_load_that_hangs_is_ended(tmp_path: Path) -> None:
     chosen = settings(device="cpu", model_dir=str(tmp_path), cache_dir="none", load_timeout="1")
     with supervised(Supervisor(chosen)) as supervisor:
         wait_until(lambda: first(supervisor).pid is not None)
-        pid = first(supervisor).pid
-        assert pid is not None
+        pid = pid_of_first(supervisor)
         wait_until(lambda: first(supervisor).state == "failed")
         assert first(supervisor).error == (
             "the engine process was killed: it did not load its model within 1 s (GENAI_LOAD_TIMEOUT)"
@@ -194,8 +196,7 @@ def test_owner_is_notified_once_when_all_devices_have_loaded() -> None:
     ) as supervisor:
         wait_until(lambda: bool(notified))
         assert {status.state for status in supervisor.statuses()} == {"ready"}
-        pid = first(supervisor).pid
-        assert pid is not None
+        pid = pid_of_first(supervisor)
         psutil.Process(pid).kill()
         wait_until(lambda: first(supervisor).state == "ready" and first(supervisor).pid != pid)
         assert notified == [1]

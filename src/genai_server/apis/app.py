@@ -42,7 +42,6 @@ from genai_server.apis.status.engine_metrics import EngineMetrics
 from genai_server.apis.tokens import routes as tokens
 from genai_server.apis.web_page import routes as page
 from genai_server.config import Settings
-from genai_server.gc_policy import rare_full_collections
 from genai_server.generation.catalog import Catalog, LoadText
 from genai_server.generation.checked_specs import CheckedSpecs
 from genai_server.generation.fingerprint import fingerprint
@@ -61,6 +60,7 @@ from genai_server.http.middleware.request_lifetime import RequestLifetime
 from genai_server.http.rate_limit import RateLimits
 from genai_server.http.request_state import request_state
 from genai_server.http.telemetry.request_record import Observer
+from genai_server.process_memory import rare_full_collections
 from genai_server.timing import Clock, request_clock
 
 

@@ -3,7 +3,6 @@
 The only package that reads the process's environment.
 """
 
-from genai_server.config.engine_settings import device_options, engine_settings
 from genai_server.config.environment import (
     allow_telemetry,
     builder_environment,
@@ -26,7 +25,13 @@ from genai_server.config.settings import (
     is_loopback,
     option,
 )
-from genai_server.config.sources import add_options, load_settings, unknown_variables
+from genai_server.config.sources import (
+    add_options,
+    device_options,
+    engine_settings,
+    load_settings,
+    unknown_variables,
+)
 
 __all__ = [
     "ADAPTER_NAME",

@@ -30,74 +30,70 @@ _OF_PYTHON = (
 )
 
 
-def export_settings(settings: Settings, environ: MutableMapping[str, str] | None = None) -> None:
+def export_settings(settings: Settings, environ: MutableMapping[str, str] = os.environ) -> None:
     """Write the settings into the environment for the API processes that are started next."""
-    environ = os.environ if environ is None else environ
     for name in Settings.model_fields:
         value = getattr(settings, name)
         environ[environment_variable(name)] = "" if value is None else str(value)
 
 
-def engines_to_attach(environ: Mapping[str, str] | None = None) -> Path | None:
+def engines_to_attach(environ: Mapping[str, str] = os.environ) -> Path | None:
     """The folder of the engines that this process attaches to; None if it starts its own."""
-    folder = (os.environ if environ is None else environ).get(ATTACH_VARIABLE)
+    folder = environ.get(ATTACH_VARIABLE)
     return Path(folder) if folder else None
 
 
-def export_engines(folder: Path, environ: MutableMapping[str, str] | None = None) -> None:
+def export_engines(folder: Path, environ: MutableMapping[str, str] = os.environ) -> None:
     """Write the engines' folder into the environment for the API processes that are started next."""
-    (os.environ if environ is None else environ)[ATTACH_VARIABLE] = str(folder)
+    environ[ATTACH_VARIABLE] = str(folder)
 
 
-def export_shared_metrics(folder: Path, environ: MutableMapping[str, str] | None = None) -> None:
+def export_shared_metrics(folder: Path, environ: MutableMapping[str, str] = os.environ) -> None:
     """Make the API processes that are started next keep their metrics in a folder, so that each can report the sums."""
-    (os.environ if environ is None else environ)[SHARED_METRICS] = str(folder)
+    environ[SHARED_METRICS] = str(folder)
 
 
-def shared_metrics(environ: Mapping[str, str] | None = None) -> Path | None:
+def shared_metrics(environ: Mapping[str, str] = os.environ) -> Path | None:
     """The folder in which this process counts; None if it counts in memory."""
-    folder = (os.environ if environ is None else environ).get(SHARED_METRICS)
+    folder = environ.get(SHARED_METRICS)
     return Path(folder) if folder else None
 
 
-def engine_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:
+def engine_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     """The environment for a process that runs a model's library: this process's, without API keys and tokens.
 
     It lacks this server's settings, too: such a process gets them on its command line or standard input.
     """
-    environ = os.environ if environ is None else environ
     return {name: value for name, value in environ.items() if not name.startswith(_WITHHELD)}
 
 
-def allow_telemetry(environ: MutableMapping[str, str] | None = None) -> None:
+def allow_telemetry(environ: MutableMapping[str, str] = os.environ) -> None:
     """Let ONNX Runtime and onnxruntime-genai report how they are used. Has an effect only before they are imported."""
-    (os.environ if environ is None else environ)["ORT_DISABLE_TELEMETRY"] = "0"
+    environ["ORT_DISABLE_TELEMETRY"] = "0"
 
 
-def builder_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:
+def builder_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     """The environment for onnxruntime-genai's model builder: an engine's, with downloads disabled."""
     return engine_environment(environ) | {"HF_HUB_OFFLINE": "1"}
 
 
-def checker_environment(environ: Mapping[str, str] | None = None) -> dict[str, str]:
+def checker_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     """The environment for a grammar checker, which compiles untrusted input: what Python needs, no keys or settings."""
-    environ = os.environ if environ is None else environ
     return {name: value for name, value in environ.items() if name.upper().startswith(_OF_PYTHON)}
 
 
-def limit_tokenizer_threads(environ: MutableMapping[str, str] | None = None) -> None:
+def limit_tokenizer_threads(environ: MutableMapping[str, str] = os.environ) -> None:
     """Limit the tokenizers library to the calling thread, because it cannot split a single text."""
-    (os.environ if environ is None else environ).setdefault("TOKENIZERS_PARALLELISM", "false")
+    environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
-def keep_ray_local(environ: MutableMapping[str, str] | None = None) -> None:
+def keep_ray_local(environ: MutableMapping[str, str] = os.environ) -> None:
     """Make a Ray cluster on this machine listen on loopback, require a token, and send no statistics.
 
     Replicas are called by gRPC, which takes less processor time for each token than Ray's objects. Serve's controller
     polls less often while it is idle, and Ray collects no metrics of its own.
     Has an effect only before Ray is imported. Ray reads the first variable on every system.
     """
-    environ = os.environ if environ is None else environ
     environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
     environ.setdefault("RAY_AUTH_MODE", "token")
     environ.setdefault("RAY_SERVE_USE_GRPC_BY_DEFAULT", "1")

@@ -1,9 +1,9 @@
-"""The sources of settings: command line > environment > .env > configuration file > default."""
+"""Reads the settings (command line > environment > .env > configuration file > default) and the options of devices."""
 
 import argparse
 import difflib
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -13,7 +13,10 @@ from pydantic import ValidationError
 from genai_server.config.environment import ATTACH_VARIABLE
 from genai_server.config.settings import Settings, environment_variable, option
 from genai_server.errors import ConfigurationError
+from genai_server.messages.launch import EngineSettings
 from genai_server.options import config_file
+from genai_server.options.device import DeviceOptions
+from genai_server.options.session import THREADS
 from genai_server.quoted_values import quoted
 
 # The demo model in an installed copy of the server; a clone has it at the setting's default.
@@ -28,14 +31,13 @@ _MAX_VALUE = 1000
 def load_settings(
     options: Mapping[str, str | None] | None = None,
     *,
-    environ: Mapping[str, str] | None = None,
+    environ: Mapping[str, str] = os.environ,
     dotenv: Path | None = Path(".env"),
 ) -> Settings:
     """Merge command line, environment, .env and configuration file into settings. An empty value counts as not given.
 
     Raises ConfigurationError, whose message names the key as the user wrote it and the value.
     """
-    environ = os.environ if environ is None else environ
     dotenv_variables = dotenv_values(dotenv) if dotenv is not None else {}
 
     def given(name: str, in_file: Mapping[str, str]) -> tuple[str, str] | None:
@@ -68,11 +70,40 @@ def load_settings(
         raise ConfigurationError(f"{written_as[field]}={shown}: {message}") from None
 
 
+def engine_settings(settings: Settings) -> EngineSettings:
+    """The settings that all engines share."""
+    given = {name: getattr(settings, name) for name in EngineSettings.__struct_fields__}
+    paths = {"cache_dir": str(settings.cache_path or ""), "profile_dir": str(settings.profile_dir)}
+    return EngineSettings(**given | paths)
+
+
+def device_options(
+    settings: Settings, model: str | None = None, devices: Sequence[str] | None = None
+) -> dict[str, DeviceOptions]:
+    """The session and provider options of each device, from the configuration file, overridden by `options`.
+
+    `model` defaults to the first model, `devices` to the configured ones. Raises ConfigurationError.
+    """
+    sources = [
+        config_file.read_file(settings.config),
+        config_file.read_text(settings.options, environment_variable("options")),
+    ]
+    chosen = settings.devices if devices is None else devices
+    real = [device for device in chosen if not device.startswith("scripted")]
+    found = config_file.device_options(sources, model or next(iter(settings.served)), real)
+    for device, options in found.items():
+        threads = options.session.get(THREADS, "0")
+        if settings.threads and threads not in ("0", str(settings.threads)):
+            raise ConfigurationError(
+                f"[session] {THREADS}={threads}: {environment_variable('threads')} says {settings.threads} for {device}"
+            )
+    return found
+
+
 def unknown_variables(
-    environ: Mapping[str, str] | None = None, *, dotenv: Path | None = Path(".env")
+    environ: Mapping[str, str] = os.environ, *, dotenv: Path | None = Path(".env")
 ) -> dict[str, str | None]:
     """The variables that look like settings but are unknown, each with the setting that was probably meant."""
-    environ = os.environ if environ is None else environ
     known = [environment_variable(name) for name in Settings.model_fields]
     given = {*environ, *(dotenv_values(dotenv) if dotenv is not None else ())}
     strange = {name for name in given if name.startswith("GENAI_")} - {*known, ATTACH_VARIABLE, _OF_SCRIPTS}

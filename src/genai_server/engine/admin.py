@@ -12,7 +12,7 @@ from genai_server.engine.sequence import Sequence
 from genai_server.errors import GenaiServerError, Unavailable
 from genai_server.messages import admin
 from genai_server.messages.error import ErrorInfo
-from genai_server.messages.generation_request import Adapter, FinishReason
+from genai_server.messages.generation_request import FinishReason
 from genai_server.quoted_values import quoted
 
 
@@ -34,7 +34,13 @@ class AdminCalls:
         self._terminate = terminate
 
     def reply(self, message: admin.AdminCall) -> admin.AdminReply:
-        """Carry out a call; returns its result."""
+        """Carry out a call; returns its result or its error."""
+        try:
+            return self._result(message)
+        except GenaiServerError as error:
+            return admin.CallFailed(message.call, ErrorInfo.from_error(error))
+
+    def _result(self, message: admin.AdminCall) -> admin.AdminReply:
         match message:
             case admin.SetRuntimeOption():
                 return self._set_runtime_option(message)
@@ -49,16 +55,10 @@ class AdminCalls:
             case admin.CancelRequest(call, unique_id):
                 return admin.RequestList(call, self._cancel(unique_id))
             case admin.LoadAdapter(call, adapter):
-                return self._load_adapter(call, adapter)
+                self._runners.adapters.load(adapter)
+                return admin.AdapterReply(call)
             case admin.UnloadAdapter(call, id):
                 return admin.AdapterReply(call, self._unload_adapter(id))
-
-    def _load_adapter(self, call: int, adapter: Adapter) -> admin.AdapterReply:
-        try:
-            self._runners.adapters.load(adapter)
-        except GenaiServerError as error:
-            return admin.AdapterReply(call, error=ErrorInfo.from_error(error))
-        return admin.AdapterReply(call)
 
     def _unload_adapter(self, id: str) -> list[str]:
         """Unload an adapter; returns the names of the requests that keep using it to their end."""
@@ -78,16 +78,15 @@ class AdminCalls:
     def _profile_sessions(
         self, message: admin.StartProfile | admin.EndProfile | admin.ListProfiles
     ) -> admin.OpenProfiles:
-        """Begin or end a session; returns the new session, or all open ones."""
+        """Begin or end a session; returns the new session, or all open ones. Raises GenaiServerError."""
         begun: list[ProfileSession] = []
         try:
             if isinstance(message, admin.StartProfile):
                 begun = [self._options.start_session(message.plan, self._requests.accepted)]
             elif isinstance(message, admin.EndProfile):
                 self._options.sessions.end(message.id)
-        except (GenaiServerError, OSError) as error:
-            found = Unavailable(str(error)) if isinstance(error, OSError) else error
-            return admin.OpenProfiles(message.call, error=ErrorInfo.from_error(found))
+        except OSError as error:
+            raise Unavailable(str(error)) from error
         self._options.choose(self._scheduler.running, self._scheduler.waiting)
         return admin.OpenProfiles(message.call, self._options.sessions.describe(self._requests.accepted, begun))
 

@@ -43,9 +43,9 @@ from genai_server.engine.scheduling.step import Read, Step
 from genai_server.engine.sequence import Sequence, SequenceState
 from genai_server.errors import GenaiServerError, RunnerFailed
 from genai_server.heartbeat import Heartbeat
-from genai_server.malloc import release_free_memory
 from genai_server.messages.generation_request import FinishReason
 from genai_server.messages.protocol import Cancel, Progress, PromptLogprobs, Stop, Submit, Tokens, Vectors
+from genai_server.process_memory import release_free_memory
 from genai_server.timing import Clock
 
 log = logging.getLogger(__name__)

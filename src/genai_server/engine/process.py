@@ -30,12 +30,12 @@ from genai_server.engine.scheduling.pooling_scheduler import PoolingScheduler
 from genai_server.engine.scheduling.scheduler import Scheduler
 from genai_server.engine.scheduling.step import StepPolicy
 from genai_server.errors import in_one_line
-from genai_server.gc_policy import freeze_existing_objects
 from genai_server.heartbeat import Heartbeat
 from genai_server.logs import configure_logging
 from genai_server.messages.generation_request import ModelInfo
 from genai_server.messages.launch import EngineReport, EngineSpec
 from genai_server.pooling_model import Task, task_of
+from genai_server.process_memory import freeze_existing_objects
 
 log = logging.getLogger(__name__)
 # Prompt tokens read in one step while no stream waits for a token.

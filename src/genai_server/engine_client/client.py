@@ -1,10 +1,14 @@
-"""One engine as an API process sees it: its state, its capacity, and a connection that is restored when it ends."""
+"""The engines of one model as an API process sees them: the choice of one, its capacity, and the connection to it.
+
+The requests on a connection are in in_flight.py, and the tokens of one answer in stream.py.
+"""
 
 import asyncio
 import logging
 import sys
-from collections.abc import Callable, Sequence
-from typing import cast
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, Self, cast
 
 import msgspec
 
@@ -17,13 +21,23 @@ from genai_server.errors import (
     InvalidField,
     ModelUnloaded,
     NoEngineReady,
-    QueueFull,
 )
-from genai_server.messages.admin import AdapterReply, CacheReset, OpenProfiles, Reply, RequestList
-from genai_server.messages.figures import Capacity, Figures, Load
+from genai_server.messages.admin import AdminReply, Call
+from genai_server.messages.figures import Figures
 from genai_server.messages.generation_request import Batching, ModelInfo
-from genai_server.messages.protocol import Hello, ToApi, ToEngine, Tokens, Welcome, api_decoder, encode_frame
+from genai_server.messages.protocol import (
+    Capacity,
+    Hello,
+    Load,
+    ToApi,
+    ToEngine,
+    Tokens,
+    Welcome,
+    api_decoder,
+    encode_frame,
+)
 from genai_server.messages.status_file import EngineState, EngineStatus, ServerStatus, StatusFileReader
+from genai_server.quoted_values import quoted
 
 log = logging.getLogger(__name__)
 RETRY_SECONDS = 0.05
@@ -82,27 +96,19 @@ class EngineClient:
         _require_possible(capacity, self.device, num_answers, lengths, param)
         retry_after = self.load.retry_after or None
         if num_free is not None and num_answers > num_free:
-            present = capacity.requests - num_free
-            raise QueueFull(
-                f"{present} requests are on device {self.device} already: {capacity.limited_by} lets "
-                f"{capacity.running} run and GENAI_MAX_QUEUE lets {capacity.waiting} wait, given {num_answers} more",
-                retry_after=retry_after,
-            )
+            present, more = capacity.requests - num_free, f", given {num_answers} more"
+            raise capacity.full_of_requests(f"device {self.device}", present, retry_after, more)
         num_tokens, most = sum(lengths), capacity.waiting_tokens
         if free_tokens is not None and most is not None and num_tokens > free_tokens:
-            raise QueueFull(
-                f"the prompts of the requests that wait for device {self.device} would have "
-                f"{most - free_tokens + num_tokens} tokens with this one's {num_tokens}: "
-                f"GENAI_MAX_QUEUE_TOKENS lets {most} wait",
-                retry_after=retry_after,
-            )
+            total = most - free_tokens + num_tokens
+            raise capacity.full_of_tokens(f"device {self.device}", total, num_tokens, retry_after)
 
     async def run(self) -> None:
         """Stay connected until cancelled."""
         try:
             await self._attach()
         finally:
-            self.in_flight.give_up(self._death(self._status_file.read()), all=True)
+            self.in_flight.give_up(self._loss(self._status_file.read()), all=True)
 
     # the connection
 
@@ -111,7 +117,7 @@ class EngineClient:
             try:
                 server_status = self._status_file.read()
                 status = self._status_on(server_status)
-                self.in_flight.give_up(self._death(server_status), all=status.state in _OVER)
+                self.in_flight.give_up(self._loss(server_status), all=status.state in _OVER)
                 if status.address:
                     await self._serve_connection(status.address, server_status.secret)
             except (OSError, msgspec.DecodeError, NoEngineReady) as error:
@@ -134,7 +140,7 @@ class EngineClient:
         """Handle the loss of the engine: end everything that waits for it."""
         self._writer, self.model, self.load, self.figures = None, None, Load(), None
         self.admin.lose(f"the engine of device {self.device} died")
-        self.in_flight.lose(self._death(self._status_file.read()))
+        self.in_flight.lose(self._loss(self._status_file.read()))
 
     def _receive(self, message: ToApi) -> None:
         if type(message) is Tokens:  # by far the most frequent
@@ -148,19 +154,19 @@ class EngineClient:
                 self.load = message
             case Figures():
                 self.figures = message
-            case Reply() | OpenProfiles() | CacheReset() | RequestList() | AdapterReply():
+            case _ if isinstance(message, AdminReply):
                 self.admin.receive(message)
             case _:
                 self.in_flight.receive(message)
 
-    def _send(self, *messages: ToEngine) -> None:
+    def _send(self, *messages: ToEngine | Call[Any]) -> None:
         """Send all messages, or raise NoEngineReady."""
         # Between the loss of a connection and `_forget` it is closing; uvloop then raises an error of its own.
         if self._writer is None or self._writer.is_closing():
             raise NoEngineReady(f"device {self.device} cannot take requests now: its engine is not running")
         self._writer.write(b"".join(encode_frame([message]) for message in messages))
 
-    # the status file
+    # the engine's state in the status file
 
     def _status_on(self, server_status: ServerStatus) -> EngineStatus:
         for status in server_status.engines:
@@ -170,8 +176,8 @@ class EngineClient:
                 return status
         return EngineStatus(self.device, EngineState.STOPPED)
 
-    def _death(self, server_status: ServerStatus) -> GenerationFailed:
-        """Why requests are lost: the model was unloaded, or the engine hung or died."""
+    def _loss(self, server_status: ServerStatus) -> GenerationFailed:
+        """The error of requests that are lost with the engine: the model was unloaded, or the engine hung or died."""
         mine = [status for status in server_status.engines if self._is_mine(status)]
         # Without a secret the supervisor has ended.
         if server_status.secret and (not mine or any(status.state == EngineState.UNLOADING for status in mine)):
@@ -185,6 +191,58 @@ class EngineClient:
 
     def _is_mine(self, status: EngineStatus) -> bool:
         return status.device == self.device and status.serial == self._serial
+
+
+class Router:
+    """The engines of one model by their devices, in the order of the settings."""
+
+    def __init__(
+        self, devices: Sequence[str], status_file: StatusFileReader, model_name: str = "", serial: int = 0
+    ) -> None:
+        self.engines = {device: EngineClient(device, status_file, model_name, serial) for device in devices}
+
+    @asynccontextmanager
+    async def attached(self) -> AsyncIterator[Self]:
+        """Stay connected to the engines while the block runs."""
+        tasks = [asyncio.create_task(engine.run()) for engine in self.engines.values()]
+        try:
+            yield self
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether at least one engine can take work."""
+        return any(engine.is_ready for engine in self.engines.values())
+
+    def select(self, device: str | None) -> list[EngineClient]:
+        """The engine of one device, or all. Raises InvalidField for a device that is not configured."""
+        if device is None:
+            return list(self.engines.values())
+        if device not in self.engines:
+            known = ", ".join(self.engines)
+            raise InvalidField(f"device must be one of: {known}; given: {quoted(device)}", param="device")
+        return [self.engines[device]]
+
+    def pick(self, device: str | None) -> tuple[EngineClient, ModelInfo]:
+        """The engine that the request names, or the one with the least work, and its model.
+
+        A terminated or full engine comes last but can be chosen: only the engine itself knows whether it still is.
+        Raises InvalidField for an unknown device, and NoEngineReady if no engine runs.
+        """
+        engines = self.select(device)
+        running = [(engine, engine.model) for engine in engines if engine.is_connected and engine.model is not None]
+        if running:
+            return min(running, key=lambda pair: (pair[0].load.terminated, pair[0].load.num_free == 0, pair[0].work))
+        states = "; ".join(f"{engine.device} is {describe(engine.status())}" for engine in engines)
+        raise NoEngineReady(f"no engine can take work: {states}")
+
+
+def describe(status: EngineStatus) -> str:
+    """A state in words, with its reason if it has one."""
+    return f"{status.state} ({status.error})" if status.error else status.state
 
 
 def _require_possible(capacity: Capacity, device: str, num_answers: int, lengths: Sequence[int], param: str) -> None:

@@ -8,14 +8,7 @@ from msgspec import Struct
 
 from genai_server.errors import GenaiServerError
 from genai_server.messages.generation_request import FinishReason, GenerationRequest, Phases, TokenLogprob
-
-
-class PromptProgress(Struct, frozen=True):
-    """How far the prompt has been read, in tokens."""
-
-    # Includes cached tokens.
-    num_read: int
-    num_cached: int
+from genai_server.messages.protocol import Progress
 
 
 class NewTokens(Struct, frozen=True):
@@ -25,7 +18,7 @@ class NewTokens(Struct, frozen=True):
     tokens: list[int]
     # One for each token if the request asks for them.
     logprobs: list[TokenLogprob] = []
-    progress: PromptProgress | None = None
+    progress: Progress | None = None
 
 
 class TokenStream:
@@ -58,7 +51,7 @@ class TokenStream:
         self._begun = time.monotonic()
         self._tokens: list[int] = []
         self._logprobs: list[TokenLogprob] = []
-        self._progress: PromptProgress | None = None
+        self._progress: Progress | None = None
         self._vectors: list[bytes] = []
         self._error: GenaiServerError | None = None
         # The future that the only reader waits for.
@@ -78,7 +71,7 @@ class TokenStream:
         """Add log probabilities of the prompt. They do not wake the reader."""
         self.prompt_logprobs += logprobs
 
-    def deliver_progress(self, progress: PromptProgress) -> None:
+    def deliver_progress(self, progress: Progress) -> None:
         """Note that more of the prompt has been read. A slow reader sees only the latest progress."""
         self._progress = progress
         self._wake()

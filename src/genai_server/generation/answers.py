@@ -12,10 +12,11 @@ from msgspec import Struct
 from genai_server.answer_parts import Content, Part, ScoredToken, ToolCallCut, ToolCallStart, WholeAnswer
 from genai_server.apis.shared.base import JsonObject
 from genai_server.apis.shared.usage import Usage
-from genai_server.engine_client.stream import NewTokens, PromptProgress, TokenStream
+from genai_server.engine_client.stream import NewTokens, TokenStream
 from genai_server.generation.prompts import EchoedPrompt
 from genai_server.http.telemetry.request_record import ABORT, usage_of
 from genai_server.messages.generation_request import FinishReason, Sampling
+from genai_server.messages.protocol import Progress
 from genai_server.text.answers.answer_text import AnswerText
 from genai_server.timing import Stopwatch, Timings
 
@@ -197,7 +198,7 @@ class RunningAnswer:
         """Cancel the answer in the engine if it still runs."""
         self._stream.close()
 
-    def _progress(self, progress: PromptProgress) -> JsonObject:
+    def _progress(self, progress: Progress) -> JsonObject:
         """The progress in the format of llama.cpp's `prompt_progress`."""
         return {
             "total": self._stopwatch.input_tokens,

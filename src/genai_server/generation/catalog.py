@@ -13,9 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from genai_server.engine_client.client import EngineClient
-from genai_server.engine_client.commands import send_command
-from genai_server.engine_client.router import Router
+from genai_server.engine_client.client import EngineClient, Router
 from genai_server.errors import (
     ConfigurationError,
     ModelNotFound,
@@ -25,7 +23,7 @@ from genai_server.errors import (
     TaskUnsupported,
     in_one_line,
 )
-from genai_server.messages.commands import Command, WantModel
+from genai_server.messages.commands import Command, WantModel, send_command
 from genai_server.messages.generation_request import Adapter
 from genai_server.messages.status_file import (
     ANY_NAME,

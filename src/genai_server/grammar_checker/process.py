@@ -18,7 +18,7 @@ from typing import BinaryIO
 
 from genai_server.child_process import ignore_group_signals, private_standard_output
 from genai_server.grammar_checker.compiler import CHECK_STACK, complaint, in_short, stack
-from genai_server.malloc import release_large_blocks_at_once, share_heaps
+from genai_server.process_memory import release_large_blocks_at_once, share_heaps
 
 # Maximum bytes for checks, in addition to the process's memory at its start. The largest useful grammars take 50 MB.
 MAX_MEMORY = 512 * 1024 * 1024

@@ -96,34 +96,38 @@ def build(build: Build, python: Path, environment: dict[str, str], tell: Callabl
 
     Raises ExportFailed with the end of that output.
     """
-    if build.is_encoder:
-        _build_encoder(build, python, environment, tell)
-        return
-    command = [str(python), "-u", "-m", "onnxruntime_genai.models.builder", "-i", str(build.source)]
-    command += ["-o", str(build.target), "-p", build.precision, "-e", PROVIDERS[build.device]]
     build.target.mkdir(parents=True, exist_ok=True)
-    log = build.target / LOG
     with tempfile.TemporaryDirectory(dir=build.target) as cache:
-        status, last = _run([*command, "-c", cache, "--extra_options", *build.options], environment, log, tell)
-    _check_status(build, status, last)
-    for name in _KEPT:
+        status, last = _run([str(python), "-u", *_arguments(build, cache)], environment, build.target / LOG, tell)
+    if status:
+        kept = build.target.parent / f"{build.target.stem.strip('.')}.log"
+        shutil.copy(build.target / LOG, kept)
+        raise ExportFailed("\n".join([f"the model builder failed (status {status}); its log is {kept}", *last]))
+    if not build.is_encoder:
+        _copy(build, _KEPT)
+        if build.task is not Task.GENERATE:
+            _add_pooling(build)
+
+
+def _arguments(build: Build, cache: str) -> list[str]:
+    """The arguments of Python that run the builder."""
+    if build.is_encoder:
+        return [str(_ENCODERS), str(build.source), str(build.target), build.precision]
+    files = ["-i", str(build.source), "-o", str(build.target), "-c", cache]
+    kind = ["-p", build.precision, "-e", PROVIDERS[build.device], "--extra_options", *build.options]
+    return ["-m", "onnxruntime_genai.models.builder", *files, *kind]
+
+
+def _copy(build: Build, names: Sequence[str]) -> None:
+    """Copy those of the source's files that exist."""
+    for name in names:
         if (build.source / name).is_file():
             shutil.copy(build.source / name, build.target)
-    if build.task is not Task.GENERATE:
-        _add_pooling(build)
-
-
-def _build_encoder(build: Build, python: Path, environment: dict[str, str], tell: Callable[[str], None]) -> None:
-    command = [str(python), "-u", str(_ENCODERS), str(build.source), str(build.target), build.precision]
-    build.target.mkdir(parents=True, exist_ok=True)
-    _check_status(build, *_run(command, environment, build.target / LOG, tell))
 
 
 def _add_pooling(build: Build) -> None:
     """Copy the files that describe how the decoder's vectors become one, or its logits become a score."""
-    for name in _POOLING:
-        if (build.source / name).is_file():
-            shutil.copy(build.source / name, build.target)
+    _copy(build, _POOLING)
     for path in build.source.glob(f"*/{CONFIG}"):
         (build.target / path.parent.name).mkdir(exist_ok=True)
         shutil.copy(path, build.target / path.parent.name)
@@ -143,15 +147,6 @@ def _add_yes_and_no(target: Path) -> None:
     (target / paths[1]).mkdir(exist_ok=True)
     tokens = {"true_token_id": vocabulary[_YES], "false_token_id": vocabulary[_NO]}
     (target / paths[1] / CONFIG).write_text(json.dumps(tokens, indent=2) + "\n", encoding="utf-8")
-
-
-def _check_status(build: Build, status: int, last: Sequence[str]) -> None:
-    """Keep the log of a failed build, and raise ExportFailed."""
-    log = build.target / LOG
-    if status:
-        kept = build.target.parent / f"{build.target.stem.strip('.')}.log"
-        shutil.copy(log, kept)
-        raise ExportFailed("\n".join([f"the model builder failed (status {status}); its log is {kept}", *last]))
 
 
 def _run(

@@ -1,6 +1,7 @@
 """Admin calls to an engine, and their replies; `call` numbers a call within its connection."""
 
 from enum import StrEnum
+from typing import Generic, TypeVar
 
 from msgspec import Struct
 
@@ -8,89 +9,28 @@ from genai_server.messages.error import ErrorInfo
 from genai_server.messages.generation_request import Adapter
 from genai_server.profile_plan import ProfilePlan, ProfileState
 
-
-class SetRuntimeOption(Struct, frozen=True, tag=True):
-    """Set one of onnxruntime-genai's runtime options."""
-
-    call: int
-    option: str
-    value: str
-    # The request's id; None for all requests of the device.
-    unique_id: str | None = None
+R = TypeVar("R", bound="_Reply")
 
 
-class GetRuntimeOptions(Struct, frozen=True, tag=True):
-    """Ask for the state of the runtime options."""
+class _Reply(Struct, frozen=True, tag=True):
+    """A reply to the call of this number."""
 
     call: int
 
 
-class StartProfile(Struct, frozen=True, tag=True):
-    """Begin a profile session; answered by `OpenProfiles` with it alone."""
-
-    call: int
-    plan: ProfilePlan
-
-
-class EndProfile(Struct, frozen=True, tag=True):
-    """End the profile session of this id; answered by `OpenProfiles` with those that are still open."""
-
-    call: int
-    id: str
-
-
-class ListProfiles(Struct, frozen=True, tag=True):
-    """Ask for the open profile sessions."""
+class Call(Struct, Generic[R], frozen=True, tag=True):
+    """A call that is answered by R, or by `CallFailed`."""
 
     call: int
 
 
-class ResetPrefixCache(Struct, frozen=True, tag=True):
-    """Remove all cached prefixes."""
+class CallFailed(_Reply, frozen=True):
+    """Answers a call that cannot be carried out."""
 
-    call: int
-
-
-class ListRequests(Struct, frozen=True, tag=True):
-    """Ask for all running and waiting requests, of all API processes."""
-
-    call: int
+    error: ErrorInfo
 
 
-class CancelRequest(Struct, frozen=True, tag=True):
-    """End a request of any API process: its answers end with `Finished` and the tokens so far."""
-
-    call: int
-    unique_id: str
-
-
-class LoadAdapter(Struct, frozen=True, tag=True):
-    """Load this adapter and try it, so that requests may choose it; does nothing if it is loaded."""
-
-    call: int
-    adapter: Adapter
-
-
-class UnloadAdapter(Struct, frozen=True, tag=True):
-    """Refuse new requests with the adapter of this id, and free it after its last request."""
-
-    call: int
-    id: str
-
-
-# Each gets one AdminReply.
-AdminCall = (
-    SetRuntimeOption
-    | GetRuntimeOptions
-    | StartProfile
-    | EndProfile
-    | ListProfiles
-    | ResetPrefixCache
-    | ListRequests
-    | CancelRequest
-    | LoadAdapter
-    | UnloadAdapter
-)
+# the runtime options
 
 
 class ProfiledRequest(Struct, frozen=True):
@@ -116,10 +56,9 @@ class RuntimeOptions(Struct, frozen=True):
     profile_stopped: str | None
 
 
-class Reply(Struct, frozen=True, tag=True):
-    """Answers SetRuntimeOption and GetRuntimeOptions."""
+class Reply(_Reply, frozen=True):
+    """The state of the runtime options after the call."""
 
-    call: int
     options: RuntimeOptions
     # Whether the call's `unique_id` was found; always true without one.
     matched: bool = True
@@ -127,20 +66,58 @@ class Reply(Struct, frozen=True, tag=True):
     refused: str | None = None
 
 
-class OpenProfiles(Struct, frozen=True, tag=True):
-    """Answers StartProfile, EndProfile and ListProfiles."""
+class SetRuntimeOption(Call[Reply], frozen=True):
+    """Set one of onnxruntime-genai's runtime options."""
 
-    call: int
-    sessions: list[ProfileState] = []
-    error: ErrorInfo | None = None
+    option: str
+    value: str
+    # The request's id; None for all requests of the device.
+    unique_id: str | None = None
 
 
-class CacheReset(Struct, frozen=True, tag=True):
-    """Answers ResetPrefixCache."""
+class GetRuntimeOptions(Call[Reply], frozen=True):
+    """Ask for the state of the runtime options."""
 
-    call: int
-    # Slots that had a cached prefix.
+
+# profile sessions
+
+
+class OpenProfiles(_Reply, frozen=True):
+    """The open profile sessions, or only the one that the call has begun."""
+
+    sessions: list[ProfileState]
+
+
+class StartProfile(Call[OpenProfiles], frozen=True):
+    """Begin a profile session."""
+
+    plan: ProfilePlan
+
+
+class EndProfile(Call[OpenProfiles], frozen=True):
+    """End the profile session of this id."""
+
+    id: str
+
+
+class ListProfiles(Call[OpenProfiles], frozen=True):
+    """Ask for the open profile sessions."""
+
+
+# the prefix cache
+
+
+class CacheReset(_Reply, frozen=True):
+    """How many slots had a cached prefix."""
+
     slots: int
+
+
+class ResetPrefixCache(Call[CacheReset], frozen=True):
+    """Remove all cached prefixes."""
+
+
+# running and waiting requests
 
 
 class RequestPhase(StrEnum):
@@ -171,21 +148,54 @@ class RequestState(Struct, frozen=True):
     unique_id: str = ""
 
 
-class RequestList(Struct, frozen=True, tag=True):
-    """Answers ListRequests, in order of arrival, and CancelRequest with what it ended."""
+class RequestList(_Reply, frozen=True):
+    """Sequences in order of arrival: all of them, or those that the call has ended."""
 
-    call: int
     requests: list[RequestState]
 
 
-class AdapterReply(Struct, frozen=True, tag=True):
-    """Answers LoadAdapter and UnloadAdapter."""
+class ListRequests(Call[RequestList], frozen=True):
+    """Ask for all running and waiting requests, of all API processes."""
 
-    call: int
-    # Names of the requests that still have the unloaded adapter.
+
+class CancelRequest(Call[RequestList], frozen=True):
+    """End a request of any API process: its answers end with `Finished` and the tokens so far."""
+
+    unique_id: str
+
+
+# adapters
+
+
+class AdapterReply(_Reply, frozen=True):
+    """Names of the requests that still have an unloaded adapter."""
+
     request_ids: list[str] = []
-    # Why it was not loaded.
-    error: ErrorInfo | None = None
 
 
-AdminReply = Reply | OpenProfiles | CacheReset | RequestList | AdapterReply
+class LoadAdapter(Call[AdapterReply], frozen=True):
+    """Load this adapter and try it, so that requests may choose it; does nothing if it is loaded."""
+
+    adapter: Adapter
+
+
+class UnloadAdapter(Call[AdapterReply], frozen=True):
+    """Refuse new requests with the adapter of this id, and free it after its last request."""
+
+    id: str
+
+
+AdminCall = (
+    SetRuntimeOption
+    | GetRuntimeOptions
+    | StartProfile
+    | EndProfile
+    | ListProfiles
+    | ResetPrefixCache
+    | ListRequests
+    | CancelRequest
+    | LoadAdapter
+    | UnloadAdapter
+)
+# Each call gets one.
+AdminReply = Reply | OpenProfiles | CacheReset | RequestList | AdapterReply | CallFailed

@@ -1,43 +1,6 @@
-"""What an engine reports unasked: its load, and the figures that it has counted."""
+"""What an engine counts, and reports unasked."""
 
 from msgspec import Struct
-
-
-class Capacity(Struct, frozen=True):
-    """What an idle device accepts."""
-
-    # Maximum number of running requests.
-    running: int
-    # Maximum number of waiting requests.
-    waiting: int
-    # Maximum number of tokens of all waiting prompts; None for no limit.
-    waiting_tokens: int | None = None
-    # What limits `running`, such as the name of a setting.
-    limited_by: str = "GENAI_MAX_BATCH_SIZE"
-
-    @property
-    def requests(self) -> int:
-        """How many run and wait together."""
-        return self.running + self.waiting
-
-
-class Load(Struct, frozen=True, tag=True):
-    """The device's load, sent when it changes."""
-
-    running: int = 0
-    waiting: int = 0
-    # Running and waiting requests of other API processes.
-    others: int = 0
-    # Whether terminate_session has ended the device's session.
-    terminated: bool = False
-    # Requests that would be accepted now; None while unknown.
-    num_free: int | None = None
-    # Tokens that their prompts may have together; None for no limit.
-    free_tokens: int | None = None
-    # Seconds until a full queue has capacity again, as last estimated; else 0.
-    retry_after: int = 0
-    # None while unknown.
-    capacity: Capacity | None = None
 
 
 class Histogram(Struct, frozen=True):

@@ -1,7 +1,7 @@
 """The connection between an API process and an engine: its messages, and the frames that carry them.
 
 A frame is a four-byte big-endian length and a MessagePack list of messages; nothing is pickled. The messages of admin
-calls are in admin.py, the reports of an engine's state in figures.py.
+calls are in admin.py, what an engine has counted is in figures.py.
 """
 
 from collections.abc import Iterable, Sequence
@@ -10,9 +10,10 @@ from typing import Generic, TypeVar
 import msgspec
 from msgspec import Struct
 
+from genai_server.errors import QueueFull
 from genai_server.messages.admin import AdminCall, AdminReply
 from genai_server.messages.error import ErrorInfo
-from genai_server.messages.figures import Figures, Load
+from genai_server.messages.figures import Figures
 from genai_server.messages.generation_request import (
     Batching,
     FinishReason,
@@ -41,6 +42,62 @@ class Welcome(Struct, frozen=True, tag=True):
     pid: int
     model: ModelInfo
     batching: Batching
+
+
+# what an engine accepts
+
+
+class Capacity(Struct, frozen=True):
+    """What an idle device accepts, and the errors for more than that."""
+
+    # Maximum number of running requests.
+    running: int
+    # Maximum number of waiting requests.
+    waiting: int
+    # Maximum number of tokens of all waiting prompts; None for no limit.
+    waiting_tokens: int | None = None
+    # What limits `running`, such as the name of a setting.
+    limited_by: str = "GENAI_MAX_BATCH_SIZE"
+
+    @property
+    def requests(self) -> int:
+        """How many run and wait together."""
+        return self.running + self.waiting
+
+    def full_of_requests(self, device: str, present: int, retry_after: int | None, more: str = "") -> QueueFull:
+        """The error for a request on a device that already has its maximum number of requests."""
+        return QueueFull(
+            f"{present} requests are on {device} already: {self.limited_by} lets {self.running} run and "
+            f"GENAI_MAX_QUEUE lets {self.waiting} wait{more}",
+            retry_after=retry_after,
+        )
+
+    def full_of_tokens(self, device: str, num_tokens: int, own: int, retry_after: int | None) -> QueueFull:
+        """The error for a request whose `own` tokens would make those of all waiting prompts too many."""
+        return QueueFull(
+            f"the prompts of the requests that wait for {device} would have {num_tokens} tokens with this one's {own}: "
+            f"GENAI_MAX_QUEUE_TOKENS lets {self.waiting_tokens} wait",
+            retry_after=retry_after,
+        )
+
+
+class Load(Struct, frozen=True, tag=True):
+    """The device's load, sent when it changes."""
+
+    running: int = 0
+    waiting: int = 0
+    # Running and waiting requests of other API processes.
+    others: int = 0
+    # Whether terminate_session has ended the device's session.
+    terminated: bool = False
+    # Requests that would be accepted now; None while unknown.
+    num_free: int | None = None
+    # Tokens that their prompts may have together; None for no limit.
+    free_tokens: int | None = None
+    # Seconds until a full queue has capacity again, as last estimated; else 0.
+    retry_after: int = 0
+    # None while unknown.
+    capacity: Capacity | None = None
 
 
 # one request and its answer

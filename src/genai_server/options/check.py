@@ -7,11 +7,10 @@ import msgspec
 
 from genai_server.errors import ConfigurationError
 from genai_server.options import session
-from genai_server.options.cuda import DEPRECATED, SEARCHES, STRATEGIES
 from genai_server.options.device import DeviceOptions, ProviderOptions
+from genai_server.options.nvidia import DEPRECATED
 from genai_server.options.providers import CPU, PROVIDERS, provider
-from genai_server.options.table import Row, names, nearest, possible
-from genai_server.options.values import Value
+from genai_server.options.table import Row, Value, names, nearest, possible
 from genai_server.quoted_values import quoted
 
 SECTIONS = ("session", "provider", "providers")
@@ -24,7 +23,6 @@ _NVIDIA = ("cuda", "tensorrt", "nv_tensorrt_rtx")
 _PLACES = ("library", "package")
 # The providers' names for the number of a device.
 _INDICES = ("device_id", "device_index", "deviceId")
-_MOVED = {"cudnn_conv_algo_search": SEARCHES, "arena_extend_strategy": STRATEGIES}
 
 
 def check_device(sections: Mapping[str, Any], device: str) -> DeviceOptions:
@@ -45,7 +43,7 @@ def check_device(sections: Mapping[str, Any], device: str) -> DeviceOptions:
                 f"[session] {name}={quoted(given[name])}: it is an option of cuda, not of {device}"
             )
         value = str(given.pop(name))
-        tables["cuda"] = {name: _MOVED.get(name, {}).get(value, value)} | tables.get("cuda", {})
+        tables["cuda"] = {name: DEPRECATED[name].get(value, value)} | tables.get("cuda", {})
         warnings.append(f"[session] {name} is deprecated: write it in [provider.cuda]")
     options = DeviceOptions(
         session=_read(given, _SESSION_ROWS),

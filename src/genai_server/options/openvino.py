@@ -2,9 +2,8 @@
 
 import re
 
-from genai_server.options.cuda import POINTER
-from genai_server.options.table import Row
-from genai_server.options.values import Kind, Value, choice, flag, number, text
+from genai_server.options.nvidia import POINTER
+from genai_server.options.table import Kind, Row, Value, choice, flag, number, text
 
 _HARDWARE = r"(CPU|NPU|GPU(\.\d+)?)"
 _DEVICE_TYPE = re.compile(rf"{_HARDWARE}|(HETERO|MULTI|AUTO|BATCH):{_HARDWARE}(,{_HARDWARE})*")

@@ -8,11 +8,9 @@ import difflib
 import string
 from dataclasses import dataclass
 
-from genai_server.options.cuda import CUDA
+from genai_server.options.nvidia import CUDA, NV_TENSORRT_RTX, TENSORRT
 from genai_server.options.openvino import OPENVINO
-from genai_server.options.table import Reach, Row
-from genai_server.options.tensorrt import NV_TENSORRT_RTX, TENSORRT
-from genai_server.options.values import choice, flag, number, text
+from genai_server.options.table import Reach, Row, choice, flag, number, text
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,8 @@ Runtime 1.31. Triton's are those of its ONNX Runtime backend. onnxruntime-genai 
 config.cpp) has no field for `execution_mode`, and has its own thread pools.
 """
 
-from genai_server.options.cuda import CAPTURE_RUNS, CAPTURES_AFTER_WARM_UP, CUDA_PLUGIN
-from genai_server.options.table import Reach, Row
-from genai_server.options.values import anything, arenas, choice, flag, number, number_or_other, text
+from genai_server.options.nvidia import CAPTURE_RUNS, CAPTURES_AFTER_WARM_UP, CUDA_PLUGIN
+from genai_server.options.table import Reach, Row, anything, arenas, choice, flag, number, number_or_other, text
 
 THREADS = "intra_op_num_threads"
 SPINNING = "session.intra_op.allow_spinning"

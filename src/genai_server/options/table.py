@@ -1,11 +1,118 @@
-"""Rows of the option tables, the lookup of a name in them, and suggestions for unknown names."""
+"""Rows of the option tables: the kinds of their values, the lookup of a name, and suggestions for unknown names."""
 
 import difflib
-from collections.abc import Iterable, Mapping
+import math
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
-from genai_server.options.values import Kind
+Value = bool | int | float | str
+
+_FLAGS = {"1": True, "true": True, "on": True, "0": False, "false": False, "off": False}
+_SHAPE = r"[^:,\s]+:\d+(?:x\d+)*"
+_SHAPES = re.compile(rf"{_SHAPE}(?:,{_SHAPE})*")
+_ARENAS = re.compile(r"(cpu|gpu):\d+(;(cpu|gpu):\d+)*")
+_MAX_SIZE = 2**64 - 1
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of value."""
+
+    # Describes the valid values.
+    expected: str
+    # Turns a value into the libraries' text. Raises ValueError for an invalid one.
+    read: Callable[[Value], str]
+
+    def text(self, value: Value) -> str:
+        """The libraries' text for a value. Raises ValueError, whose message says what was expected."""
+        try:
+            return self.read(value)
+        except (ValueError, KeyError):
+            raise ValueError(f"expected {self.expected}") from None
+
+
+def _flag(value: Value) -> bool:
+    return _FLAGS[str(value).lower()]
+
+
+def flag(true: str = "1", false: str = "0") -> Kind:
+    """A switch, which its library writes as `true` or `false`."""
+    return Kind("true or false (or 1 or 0)", lambda value: true if _flag(value) else false)
+
+
+def number(minimum: int = 0, maximum: int | None = None) -> Kind:
+    """A whole number within inclusive bounds."""
+
+    def read(value: Value) -> str:
+        if isinstance(value, bool | float):
+            raise ValueError
+        found = int(value)
+        if not minimum <= found <= (math.inf if maximum is None else maximum):
+            raise ValueError
+        return str(found)
+
+    return Kind(f"a whole number from {minimum}" + ("" if maximum is None else f" to {maximum}"), read)
+
+
+def size() -> Kind:
+    """A number of bytes that fits the libraries' size_t."""
+    return Kind("a number of bytes below 2**64", number(0, _MAX_SIZE).read)
+
+
+def choice(*names: str, also: Mapping[str, str] | None = None) -> Kind:
+    """One of some words in any case, or another form of one."""
+    known = {name.lower(): name for name in names} | {key.lower(): name for key, name in (also or {}).items()}
+    shown = ", ".join(names) + ("" if not also else f" (or {', '.join(also)})")
+    return Kind(f"one of {shown}", lambda value: known[str(value).lower()])
+
+
+def number_or_other(known: Collection[str], other: str) -> Kind:
+    """A whole number. An unknown one means `other`, which is one of the known ones."""
+    read = number(-_MAX_SIZE, _MAX_SIZE).read
+    return Kind("a whole number", lambda value: found if (found := read(value)) in known else other)
+
+
+def text() -> Kind:
+    """A text that is not empty."""
+
+    def read(value: Value) -> str:
+        if not isinstance(value, str) or not value:
+            raise ValueError
+        return value
+
+    return Kind("a text", read)
+
+
+def anything() -> Kind:
+    """Any value of an undocumented option; a switch becomes 1 or 0."""
+
+    def read(value: Value) -> str:
+        if type(value) not in (bool, int, float, str) or value == "":
+            raise ValueError
+        return str(int(value)) if isinstance(value, bool) else str(value)
+
+    return Kind("a single value, passed on as it is", read)
+
+
+def shapes() -> Kind:
+    """The shapes of a graph's inputs, in the form of TensorRT's profiles."""
+    return _pattern('shapes such as "input_ids:1x1,attention_mask:1x8"', _SHAPES)
+
+
+def arenas() -> Kind:
+    """The devices whose memory arenas shrink after each pass."""
+    return _pattern('devices such as "cpu:0" or "cpu:0;gpu:0"', _ARENAS)
+
+
+def _pattern(expected: str, pattern: re.Pattern[str]) -> Kind:
+    def read(value: Value) -> str:
+        if not isinstance(value, str) or not pattern.fullmatch(value):
+            raise ValueError
+        return value
+
+    return Kind(expected, read)
 
 
 class Reach(Enum):

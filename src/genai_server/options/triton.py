@@ -7,18 +7,16 @@ from typing import Any
 from genai_server.errors import ConfigurationError
 from genai_server.options import session
 from genai_server.options.check import check_device, flat, provider_options
-from genai_server.options.cuda import DEPRECATED, SEARCHES, STRATEGIES
 from genai_server.options.device import reaching, unreachable
+from genai_server.options.nvidia import DEPRECATED
 from genai_server.options.pbtxt import Message, messages
 from genai_server.options.providers import PROVIDERS
 from genai_server.options.session import ELSEWHERE, ENTRIES, RUN, SESSION
-from genai_server.options.table import Reach, names, nearest, possible
+from genai_server.options.table import Reach, names, nearest, number, possible
 from genai_server.options.toml import toml_key, toml_value
-from genai_server.options.values import number
 from genai_server.quoted_values import quoted
 
 BACKEND = "onnxruntime"
-_MOVED = {"cudnn_conv_algo_search": SEARCHES, "arena_extend_strategy": STRATEGIES}
 _ROWS = names((*SESSION, *ENTRIES, *ELSEWHERE, *RUN))
 _POOL, _BATCH = "enable-global-threadpool", "default-max-batch-size"
 _THREADS = ("intra_op_thread_count", "inter_op_thread_count")
@@ -116,7 +114,7 @@ def _instances(found: Translation, values: list[Any]) -> None:
 def _parameters(found: Translation, values: list[Any]) -> None:
     for name, value in _entries(values).items():
         if name in DEPRECATED:
-            found.provider.setdefault("cuda", {})[name] = _checked("cuda", name, _MOVED.get(name, {}).get(value, value))
+            found.provider.setdefault("cuda", {})[name] = _checked("cuda", name, DEPRECATED[name].get(value, value))
             found.notes.append(f"parameter {name} is also deprecated in Triton: it is an option of cuda")
         elif name not in _ROWS:
             found.notes.append(f"parameter {name} is left out: it is unknown{nearest(name, possible(_ROWS))}")

@@ -18,7 +18,7 @@ from genai_server.errors import ConfigurationError
 from genai_server.http.middleware.drain import LAST_WORDS
 from genai_server.pooling_model import Task, task_of
 from genai_server.ray_serve.ingress import Ingress
-from genai_server.ray_serve.model_names import ModelNames
+from genai_server.ray_serve.model_choice import ModelNames
 from genai_server.ray_serve.ray_internals import with_version
 from genai_server.ray_serve.replica import Replica
 
@@ -33,7 +33,7 @@ _MAX_QUEUED = 1_000
 _HEALTH_EVERY = 2.0
 _HEALTH_TIMEOUT = 10.0
 _DRAIN_EVERY = 0.5
-# Most requests at once in the ingress, which refuses none itself.
+# Maximum number of requests at once in the ingress; high enough that it never refuses one.
 _MAX_IN_INGRESS = 100_000
 _DEFAULT_CONFIG = "genai-server.toml"
 

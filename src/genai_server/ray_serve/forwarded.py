@@ -13,7 +13,7 @@ from genai_server.timing import request_clock
 
 # Names the replica that has answered, and in admin calls the one that is meant.
 REPLICA_HEADER = "x-genai-replica"
-# Most characters that the request router compares: longer prefixes are equal to it.
+# Maximum number of characters of a prompt that the request router compares.
 _MAX_COMPARED = 16_384
 # The fields of all APIs that have a prompt's texts.
 _PROMPT_FIELDS = ("system", "instructions", "messages", "prompt", "input")
@@ -58,7 +58,7 @@ class ForwardedRequest:
         }
 
 
-# The question whether a replica takes work; nobody's, so that the answer is for everybody.
+# Asks whether a replica takes work. It has no client and no key.
 READINESS = ForwardedRequest("GET", "/readyz", b"/readyz", b"", [], b"", None, None, "http")
 
 

@@ -1,7 +1,7 @@
 """The ingress of a Ray Serve application: reads a request, chooses the model's deployment and passes its response on.
 
-It knows neither models nor engines. Keys and bodies are checked here as in the app of every replica, so that a
-stranger's body takes no memory and goes to no replica.
+It knows neither models nor engines. It checks keys and bodies like the app of every replica, so the body of a client
+without a key takes no memory and goes to no replica.
 """
 
 import asyncio
@@ -51,7 +51,6 @@ from genai_server.http.request_state import request_state
 from genai_server.logs import configure_logging
 from genai_server.quoted_values import quoted
 from genai_server.ray_serve.broadcast import ask_replicas
-from genai_server.ray_serve.endpoints import matches, requested_task
 from genai_server.ray_serve.forwarded import (
     READINESS,
     REPLICA_HEADER,
@@ -62,13 +61,13 @@ from genai_server.ray_serve.forwarded import (
     with_header,
 )
 from genai_server.ray_serve.merging import joined, merged, merged_metrics
-from genai_server.ray_serve.model_names import ModelNames
+from genai_server.ray_serve.model_choice import ModelNames, matches, requested_task
 from genai_server.ray_serve.stream_end import is_event, stream_end
 
 log = logging.getLogger(__name__)
 
-# Seconds for a replica to tell what its app knows, to do what an operator asks, and for a named one to do it: nobody
-# else waits for it, and an engine takes the longest pass to answer.
+# Seconds for replicas to report what their apps know, and to carry out an admin call. A call of one named replica has
+# more, because no other waits for it, and an engine replies only after its longest pass.
 _LOOK = 5.0
 _ACT = 10.0
 _ACT_ALONE = 25.0

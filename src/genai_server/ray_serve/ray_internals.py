@@ -16,8 +16,8 @@ from ray.serve._private.constants import SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
 from ray.serve.context import _get_global_client
 from ray.serve.request_router import RunningReplica
 
-# On the head node, which no autoscaler removes, and in no replica's place. Ray's own tree may lie on any node, wants a
-# free core to start, and holds up the ingress until there is one.
+# On the head node, which no autoscaler removes, and without a core, which a replica may need. Ray's default tree may be
+# on any node. It starts only where a core is free, and the ingress waits for it.
 TREE_OPTIONS: dict[str, Any] = {
     "num_cpus": 0,
     "resources": {"node:__internal_head__": 0.001},
@@ -78,8 +78,8 @@ class PrefixRouter(PrefixCacheAffinityRouter):
     async def _prefix_match_best_replicas(self, pending_request: Any, candidate_replicas: list[Any]) -> list[list[Any]]:
         """The replicas to choose from; an empty list leaves the choice to the power of two choices.
 
-        The tree of prefixes outlives an ingress. After that it may name a replica that has gone, for which Ray's own
-        method raises KeyError, and the request would wait for ever. It would do so, too, while the tree restarts.
+        The tree of prefixes outlives an ingress, and may then name a replica that has gone. For that one Ray's own
+        method raises KeyError, and while the tree restarts RayActorError. Either would leave the request waiting.
         """
         try:
             found: list[list[Any]] = await super()._prefix_match_best_replicas(pending_request, candidate_replicas)

@@ -11,7 +11,7 @@ from genai_server.errors import GenaiServerError
 from genai_server.http.error_responses import error_body, speaks_anthropic
 from genai_server.http.ndjson import LineStream, line_bytes
 from genai_server.http.sse import EventStream, event_bytes
-from genai_server.ray_serve.endpoints import matches
+from genai_server.ray_serve.model_choice import matches
 
 _NAMED = b"event: "
 _DATA = b"\ndata: "

@@ -1,4 +1,4 @@
-"""The supervisor's handle of one engine process, from its start to its death."""
+"""The supervisor's handle of one engine process, from its start to its death or until it hangs."""
 
 import contextlib
 import signal
@@ -11,12 +11,51 @@ from pathlib import Path
 import msgspec
 
 from genai_server.config import engine_environment
+from genai_server.heartbeat import Beat, read_beat
 from genai_server.messages.launch import UNLOAD_ORDER, EngineReport, EngineSpec
-from genai_server.supervisor.watchdog import Watchdog, watch
 
+# Seconds allowed for each token of a step, in addition to the timeout: a hundred times the time on slow machines.
+SECONDS_PER_TOKEN = 0.1
+# Seconds between two checks.
+LOOK_EVERY = 1.0
 # Seconds for a process to exit after it was asked to.
 STOP_TIMEOUT = 5.0
 _HUNG = "the engine process hung and was killed: "
+
+
+class Watchdog:
+    """Measures for how long the same heartbeat has been seen.
+
+    The limit is the timeout plus SECONDS_PER_TOKEN for each token of the current step; a timeout of 0 sets no limit. A
+    check counts for one interval at most, whatever a clock says. So a machine that slept or a stopped process group is
+    not taken for a hanging engine.
+    """
+
+    def __init__(self, step_timeout: float) -> None:
+        self._step_timeout = step_timeout
+        self._beat = Beat(0, 0)
+        self._seconds = 0.0
+
+    def run(self, file: Path, ended: threading.Event, on_hang: Callable[[str], None]) -> None:
+        """Check until `ended` is set or the engine hangs; `on_hang` is called once."""
+        while not ended.wait(LOOK_EVERY):
+            if reason := self.look(read_beat(file)):
+                on_hang(reason)
+                return
+
+    def look(self, beat: Beat) -> str | None:
+        """Check the newest heartbeat, LOOK_EVERY seconds after the previous check; returns what is wrong if it is too
+        old.
+        """
+        if beat != self._beat:
+            self._beat, self._seconds = beat, 0.0
+            return None
+        self._seconds += LOOK_EVERY
+        allowed = self._step_timeout + beat.tokens * SECONDS_PER_TOKEN
+        if not self._step_timeout or self._seconds < allowed:
+            return None
+        what = f"a step of {beat.tokens} tokens" if beat.tokens else "the engine's loop"
+        return f"{what} has not ended for {allowed:g} s (GENAI_STEP_TIMEOUT={self._step_timeout:g})"
 
 
 class EngineProcess:
@@ -83,7 +122,8 @@ class EngineProcess:
             self._kill(reason)
 
         ended = threading.Event()
-        watching = (Watchdog(step_timeout), Path(self._spec.heartbeat_file), ended, kill)
+        watching = (Path(self._spec.heartbeat_file), ended, kill)
+        watch = Watchdog(step_timeout).run
         threading.Thread(target=watch, args=watching, name=f"watchdog-{self._spec.device}", daemon=True).start()
         status = self._process.wait()
         ended.set()

@@ -14,13 +14,40 @@ from genai_server.heartbeat import Beat, read_beat
 from genai_server.messages.launch import EngineReport, EngineSpec
 from genai_server.messages.status_file import EngineState, EngineStatus
 from genai_server.supervisor.engine_process import STOP_TIMEOUT, EngineProcess
-from genai_server.supervisor.restarts import Restarts
 
 log = logging.getLogger(__name__)
+# Seconds before the first restart in a row; each next pause is twice as long, up to the longest.
+FIRST_PAUSE = 0.2
+MAX_PAUSE = 30.0
+# An engine that has served for this long has recovered; a later death starts a new count.
+RECOVERED_AFTER = 60.0
 # The system's errors when this process, or all processes together, have too many open files.
 _NO_FILES = (errno.EMFILE, errno.ENFILE)
 # Seconds between two attempts after such an error.
 _FILES_PAUSE = 0.2
+
+
+class Restarts:
+    """Counts the restarts of one engine in a row; all times are in seconds.
+
+    More than `max_restarts` of them, without serving for RECOVERED_AFTER in between, are a crash loop.
+    """
+
+    def __init__(self, max_restarts: int) -> None:
+        self.in_a_row = 0
+        self._max_restarts = max_restarts
+
+    def served(self, seconds: float) -> None:
+        """Note how long the engine served before it died."""
+        if seconds > RECOVERED_AFTER:
+            self.in_a_row = 0
+
+    def pause(self) -> float | None:
+        """The time to wait before the next start, twice the previous one; None to give up."""
+        if self.in_a_row >= self._max_restarts:
+            return None
+        self.in_a_row += 1
+        return min(FIRST_PAUSE * 2.0 ** (self.in_a_row - 1), MAX_PAUSE)
 
 
 class EngineWatch:

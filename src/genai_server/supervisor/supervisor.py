@@ -33,10 +33,8 @@ from genai_server.messages.launch import EngineSpec
 from genai_server.messages.status_file import EngineState, EngineStatus, ModelStatus, ServerStatus, write_status_file
 from genai_server.options.device import DeviceOptions
 from genai_server.supervisor.command_listener import CommandListener
-from genai_server.supervisor.engine_watch import EngineWatch
-from genai_server.supervisor.managed_model import ManagedModel, new_status
-from genai_server.supervisor.model_pool import ModelPool
-from genai_server.supervisor.restarts import Restarts
+from genai_server.supervisor.engine_watch import EngineWatch, Restarts
+from genai_server.supervisor.model_pool import ManagedModel, ModelPool, new_status
 
 log = logging.getLogger(__name__)
 # Seconds between two updates of the models' use.

@@ -11,10 +11,11 @@ from genai_server.apis.chat_completions.response import ChatCompletionBuilder
 from genai_server.apis.chat_completions.schemas import ChatCompletionRequest
 from genai_server.apis.completions.response import CompletionBuilder
 from genai_server.apis.shared.completion_parameters import CompletionRequest
-from genai_server.engine_client.stream import PromptProgress, TokenStream
+from genai_server.engine_client.stream import TokenStream
 from genai_server.generation.answers import Generation, RunningAnswer
 from genai_server.generation.prompts import EchoedPrompt
 from genai_server.messages.generation_request import FinishReason, Phases, Sampling, TokenLogprob
+from genai_server.messages.protocol import Progress
 from genai_server.text.answers.answer_text import AnswerText, PlainParser
 from genai_server.text.tokenizer import ByteTokenizer
 from genai_server.timing import Arrival, Stopwatch
@@ -32,7 +33,7 @@ def _generation(
 ) -> Generation:
     """A completed answer to the prompt "ab" with these bytes as tokens."""
     stream, tokenizer = TokenStream(lambda: None), ByteTokenizer()
-    stream.deliver_progress(PromptProgress(2, 0))
+    stream.deliver_progress(Progress(1, 2, 0))
     stream.deliver_prompt(prompt_logprobs)
     scored = [TokenLogprob(token, -1.0) for token in tokens] if prompt_logprobs else []
     stream.deliver(tokens, scored)

@@ -11,8 +11,9 @@ from prometheus_client.core import Metric
 from genai_server.apis.status.engine_metrics import EngineMetrics
 from genai_server.config import Settings
 from genai_server.generation.catalog import Catalog
-from genai_server.messages.figures import Figures, Histogram, Load
+from genai_server.messages.figures import Figures, Histogram
 from genai_server.messages.generation_request import Batching
+from genai_server.messages.protocol import Load
 from genai_server.messages.status_file import EngineState
 
 COUNTED: dict[str, Any] = {

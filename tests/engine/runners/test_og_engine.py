@@ -20,7 +20,7 @@ from genai_server.engine.scheduling.scheduler import Scheduler
 from genai_server.engine.scheduling.step import Read, Step
 from genai_server.engine.sequence import Sequence
 from genai_server.errors import RunnerFailed
-from genai_server.messages.admin import OpenProfiles, Reply, SetRuntimeOption, StartProfile
+from genai_server.messages.admin import CallFailed, Reply, SetRuntimeOption, StartProfile
 from genai_server.messages.generation_request import FinishReason, GenerationRequest, Sampling
 from genai_server.messages.protocol import Cancel, Refused
 from genai_server.profile_plan import ProfilePlan
@@ -260,7 +260,7 @@ def test_profiles_are_refused_if_only_the_batch_runs_the_model(
     device.inbox.put((API, StartProfile(9, ProfilePlan("p"))))
     device.run(1)
     reasons = [m.refused or "" for m in device.sent if isinstance(m, Reply)]
-    reasons += [m.error.message for m in device.sent if isinstance(m, OpenProfiles) and m.error is not None]
+    reasons += [m.error.message for m in device.sent if isinstance(m, CallFailed)]
     assert len(reasons) == 3
     assert all("paged attention wants an Engine" in why for why in reasons)
     assert device.reason(1) == FinishReason.STOP

@@ -12,8 +12,8 @@ from genai_server.engine.scheduling.scheduler import Scheduler
 from genai_server.engine.scheduling.step import Read, Step, StepPolicy
 from genai_server.engine.sequence import Sequence, SequenceState
 from genai_server.errors import QueueFull
-from genai_server.messages.figures import Capacity
 from genai_server.messages.generation_request import GenerationRequest
+from genai_server.messages.protocol import Capacity
 
 CHUNK = 8
 IDLE_CHUNK = 24

@@ -11,11 +11,11 @@ from genai_server.apis.admin.engine_calls import ask
 from genai_server.apis.admin.model_schemas import LoadAdapterRequest, UnloadAdapterRequest
 from genai_server.apis.models.routes import adapter_entry
 from genai_server.apis.shared.base import ErrorResponse
-from genai_server.engine_client.admin import EngineAdmin
 from genai_server.errors import InvalidField, ModelNotFound, NoEngineReady
 from genai_server.generation.catalog import ChosenModel
 from genai_server.generation.services import Services, TheServices
 from genai_server.http.middleware.authentication import require_admin
+from genai_server.messages.admin import LoadAdapter, UnloadAdapter
 from genai_server.messages.commands import AddAdapter, RemoveAdapter
 from genai_server.messages.generation_request import Adapter
 from genai_server.messages.status_file import ModelStatus
@@ -42,12 +42,8 @@ async def load_adapter(body: LoadAdapterRequest, services: TheServices) -> dict[
         )
     await models.serving(ChosenModel(about), services.settings.load_timeout or math.inf)
     adapter = Adapter(body.name, body.path, secrets.token_hex(8))
-
-    async def load(admin: EngineAdmin) -> None:
-        await admin.load_adapter(adapter)
-
     try:
-        await ask(models.engines(about.name), load, needs_all=True)
+        await ask(models.engines(about.name), lambda number: LoadAdapter(number, adapter), needs_all=True)
         await models.command(AddAdapter(about.name, adapter))
     except BaseException:
         await _unload(services, about, adapter)
@@ -72,11 +68,7 @@ async def unload_adapter(body: UnloadAdapterRequest, services: TheServices) -> d
 
 async def _unload(services: Services, about: ModelStatus, adapter: Adapter) -> list[str]:
     """Unload the adapter from all engines; returns the ids of the requests that still use it."""
-
-    async def unload(admin: EngineAdmin) -> list[str]:
-        return await admin.unload_adapter(adapter.id)
-
     with contextlib.suppress(NoEngineReady, ModelNotFound):  # an engine that is not running has no adapters
-        replies = await ask(services.models.engines(about.name), unload)
-        return sorted({request_id for _, request_ids in replies for request_id in request_ids})
+        replies = await ask(services.models.engines(about.name), lambda number: UnloadAdapter(number, adapter.id))
+        return sorted({request_id for _, reply in replies for request_id in reply.request_ids})
     return []

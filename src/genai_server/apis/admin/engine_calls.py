@@ -1,13 +1,12 @@
 """Admin calls to several engines at once, and the lookup of the request that a call refers to."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from genai_server.engine_client.admin import EngineAdmin
 from genai_server.engine_client.client import EngineClient
 from genai_server.errors import AmbiguousRequest, NoEngineReady, RequestNotFound
-from genai_server.messages.admin import RequestState
+from genai_server.messages.admin import Call, CancelRequest, ListRequests, R, RequestState
 from genai_server.quoted_values import quoted
 
 T = TypeVar("T")
@@ -20,16 +19,16 @@ _MAX_REQUESTS_SHOWN = 20
 
 
 async def ask(
-    engines: Sequence[EngineClient], question: Callable[[EngineAdmin], Awaitable[T]], *, needs_all: bool = False
-) -> list[tuple[EngineClient, T]]:
+    engines: Sequence[EngineClient], make_call: Callable[[int], Call[R]], *, needs_all: bool = False
+) -> list[tuple[EngineClient, R]]:
     """The replies of all running engines.
 
     An engine that ends before it replies, because it died or its model was unloaded, is skipped unless `needs_all`.
     Raises NoEngineReady if no engine replies, or if one does not reply in time.
     """
     running = [engine for engine in engines if engine.is_connected]
-    results = await asyncio.gather(*(_reply(engine, question) for engine in running), return_exceptions=True)
-    replies: list[tuple[EngineClient, T]] = []
+    results = await asyncio.gather(*(_reply(engine, make_call) for engine in running), return_exceptions=True)
+    replies: list[tuple[EngineClient, R]] = []
     ended: list[NoEngineReady] = []
     for engine, result in zip(running, results, strict=True):
         if isinstance(result, NoEngineReady) and not needs_all:
@@ -61,7 +60,7 @@ async def find_request(engines: Sequence[EngineClient], name: str) -> RequestSta
 
     Raises RequestNotFound, AmbiguousRequest, which lists the unique ids, and NoEngineReady.
     """
-    present = [(engine, state) for engine, states in await ask(engines, EngineAdmin.requests) for state in states]
+    present = [(engine, state) for engine, found in await ask(engines, ListRequests) for state in found.requests]
     found = {state.unique_id: (engine, state) for engine, state in present if state.unique_id == name}
     found = found or {state.unique_id: (engine, state) for engine, state in present if state.request_id == name}
     if not found:
@@ -80,13 +79,10 @@ async def find_request(engines: Sequence[EngineClient], name: str) -> RequestSta
 
 async def cancel_request(engines: Sequence[EngineClient], unique_id: str) -> bool:
     """Cancel a request of any API process; returns whether an engine had it. Raises NoEngineReady."""
-
-    async def cancel(admin: EngineAdmin) -> list[RequestState]:
-        return await admin.cancel_request(unique_id)
-
-    return any(states for _, states in await ask(engines, cancel))
+    replies = await ask(engines, lambda number: CancelRequest(number, unique_id))
+    return any(reply.requests for _, reply in replies)
 
 
-async def _reply(engine: EngineClient, question: Callable[[EngineAdmin], Awaitable[T]]) -> T:
+async def _reply(engine: EngineClient, make_call: Callable[[int], Call[R]]) -> R:
     async with asyncio.timeout(_REPLY_TIMEOUT):
-        return await question(engine.admin)
+        return await engine.admin.ask(make_call)

@@ -21,11 +21,11 @@ from genai_server.apis.admin.engine_calls import ask
 from genai_server.apis.admin.runtime_options import set_runtime_options
 from genai_server.apis.admin.schemas import ProfileRequest, RuntimeOptionsRequest
 from genai_server.apis.shared.base import ErrorResponse
-from genai_server.engine_client.admin import EngineAdmin
 from genai_server.engine_client.client import EngineClient
 from genai_server.errors import InvalidField, MissingField, NoEngineReady, ProfileNotFound, RequestNotFound
 from genai_server.generation.services import Services, services
 from genai_server.http.middleware.authentication import require_admin
+from genai_server.messages.admin import EndProfile, ListProfiles, StartProfile
 from genai_server.profile_plan import ProfilePlan, ProfileState
 from genai_server.profiles.analysis import SLOW_AT, analyse
 from genai_server.profiles.folder import find_session, read_session
@@ -62,10 +62,10 @@ def _manifest(session_id: str, root: Annotated[Path, Depends(_profile_dir)]) -> 
 async def _open_sessions(services: Annotated[Services, Depends(services)]) -> Mapping[str, ProfileState]:
     """The engines' open sessions that have a plan, keyed by id; empty if no engine runs."""
     try:
-        replies = await ask(services.models.engines(), EngineAdmin.profiles)
+        replies = await ask(services.models.engines(), ListProfiles)
     except NoEngineReady:
         return {}
-    return {state.id: state for _, states in replies for state in states}
+    return {state.id: state for _, reply in replies for state in reply.sessions}
 
 
 FoundManifest = Annotated[Manifest, Depends(_manifest)]
@@ -105,8 +105,8 @@ async def _begin(engines: Sequence[EngineClient], plan: ProfilePlan) -> ProfileS
     """Start the session on the first device that accepts it. Raises RequestNotFound and the engines' other refusals."""
     for engine in engines:
         with suppress(RequestNotFound):
-            ((_, begun),) = await ask([engine], lambda admin: admin.start_profile(plan))
-            return begun
+            ((_, reply),) = await ask([engine], lambda number: StartProfile(number, plan))
+            return reply.sessions[0]
     raise RequestNotFound(f"no request {quoted(plan.request_id)} is running or waiting", param="request_id")
 
 
@@ -179,7 +179,7 @@ async def delete_profile(
     if about.id in open_sessions:
         for engine in services.models.engines(device=about.device):
             with suppress(ProfileNotFound):  # the session is another model's, or has just ended
-                await ask([engine], lambda admin: admin.end_profile(about.id))
+                await ask([engine], lambda number: EndProfile(number, about.id))
         return {"id": about.id, "object": "profile", "deleted": False}
     if _is_open(manifest, open_sessions):
         raise InvalidField(

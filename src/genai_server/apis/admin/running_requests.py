@@ -9,12 +9,11 @@ from genai_server.apis.admin import engine_calls
 from genai_server.apis.admin.engine_calls import ask, find_request
 from genai_server.apis.admin.schemas import CancelledRequest, NoFields, RequestsResponse
 from genai_server.apis.shared.base import ErrorResponse
-from genai_server.engine_client.admin import EngineAdmin
 from genai_server.engine_client.client import EngineClient
 from genai_server.errors import RequestNotFound
 from genai_server.generation.services import TheServices
 from genai_server.http.middleware.authentication import require_admin
-from genai_server.messages.admin import RequestState
+from genai_server.messages.admin import ListRequests, RequestState
 from genai_server.quoted_values import quoted
 
 router = APIRouter(
@@ -27,8 +26,8 @@ router = APIRouter(
 @router.get("/v1/requests", response_model=RequestsResponse)
 async def list_requests(services: TheServices) -> dict[str, Any]:
     """The running and waiting requests of all devices and API processes, with an entry for each answer."""
-    found = await ask(services.models.engines(), EngineAdmin.requests)
-    entries = [_entry(state, engine) for engine, states in found for state in states]
+    replies = await ask(services.models.engines(), ListRequests)
+    entries = [_entry(state, engine) for engine, found in replies for state in found.requests]
     return {"object": "list", "data": entries}
 
 

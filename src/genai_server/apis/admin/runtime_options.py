@@ -1,5 +1,6 @@
 """Admin endpoints: onnxruntime-genai's runtime options on running devices, and the prefix cache."""
 
+from functools import partial
 from typing import Annotated, Any
 
 import msgspec
@@ -8,11 +9,10 @@ from fastapi import APIRouter, Depends
 from genai_server.apis.admin.engine_calls import ask, by_device, find_request
 from genai_server.apis.admin.schemas import RuntimeOptionsRequest
 from genai_server.apis.shared.base import ErrorResponse
-from genai_server.engine_client.admin import EngineAdmin
 from genai_server.errors import InvalidField, RequestNotFound
 from genai_server.generation.services import Services, services
 from genai_server.http.middleware.authentication import require_admin
-from genai_server.messages.admin import Reply
+from genai_server.messages.admin import GetRuntimeOptions, Reply, ResetPrefixCache, SetRuntimeOption
 from genai_server.quoted_values import quoted
 
 router = APIRouter(
@@ -25,7 +25,7 @@ router = APIRouter(
 @router.get("/v1/admin/runtime_options")
 async def get_runtime_options(services: Annotated[Services, Depends(services)]) -> dict[str, Any]:
     """The state of the runtime options of each device."""
-    return by_device(await ask(services.models.engines(), EngineAdmin.runtime_options), _options)
+    return by_device(await ask(services.models.engines(), GetRuntimeOptions), _options)
 
 
 @router.post("/v1/admin/runtime_options")
@@ -44,11 +44,7 @@ async def set_runtime_options(
     meant = None if body.request_id is None else (await find_request(engines, body.request_id)).unique_id
     # Profiling comes first: a terminated request can no longer be profiled.
     for option, value in sorted(given.items()):
-
-        async def set_option(admin: EngineAdmin, option: str = option, value: str = value) -> Reply:
-            return await admin.set_runtime_option(option, value, meant)
-
-        replies = await ask(engines, set_option)
+        replies = await ask(engines, partial(SetRuntimeOption, option=option, value=value, unique_id=meant))
         if not any(reply.matched for _, reply in replies):
             raise RequestNotFound(f"no request {quoted(body.request_id)} is running or waiting", param="request_id")
         for _, reply in replies:
@@ -61,8 +57,8 @@ async def set_runtime_options(
 @router.post("/reset_prefix_cache")
 async def reset_prefix_cache(services: Annotated[Services, Depends(services)]) -> dict[str, Any]:
     """Drop the cached prefixes of all ended requests; returns how many slots of each device had one."""
-    slots = await ask(services.models.engines(), EngineAdmin.reset_prefix_cache)
-    return by_device(slots, lambda number: {"slots": number})
+    replies = await ask(services.models.engines(), ResetPrefixCache)
+    return by_device(replies, lambda reply: {"slots": reply.slots})
 
 
 def _options(reply: Reply) -> dict[str, Any]:

@@ -33,7 +33,7 @@ from genai_server.http.middleware.drain import Drain
 from genai_server.http.telemetry.request_log import log_request
 from genai_server.http.telemetry.request_metrics import request_metrics
 from genai_server.logs import configure_logging
-from genai_server.malloc import release_large_blocks_at_once, share_heaps
+from genai_server.process_memory import release_large_blocks_at_once, share_heaps
 from genai_server.supervisor.supervisor import Supervisor
 
 # Seconds for an API process to end its clients' requests after its parent has died.

@@ -12,8 +12,8 @@ from genai_server.engine.sampling.next_token import NextToken
 from genai_server.engine.scheduling.scheduler import Scheduler
 from genai_server.engine.sequence import Sequence
 from genai_server.messages.admin import AdminCall
-from genai_server.messages.figures import Figures, Load
-from genai_server.messages.protocol import Cancel, Stop, Submit, ToApi
+from genai_server.messages.figures import Figures
+from genai_server.messages.protocol import Cancel, Load, Stop, Submit, ToApi
 
 
 class Connected(Struct, frozen=True):

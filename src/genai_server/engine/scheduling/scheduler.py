@@ -21,8 +21,7 @@ from genai_server.engine.scheduling.queue_wait import queue_wait
 from genai_server.engine.scheduling.step import DEFAULT_POLICY, PassRules, Read, Step, StepPolicy
 from genai_server.engine.scheduling.step_time import MAX_DRAFTED, MIN_CHUNK, StepTimeModel
 from genai_server.engine.sequence import Sequence, SequenceState, common_length
-from genai_server.errors import QueueFull
-from genai_server.messages.figures import Capacity
+from genai_server.messages.protocol import Capacity
 
 log = logging.getLogger(__name__)
 # A waiting prompt gains on the others as if this share of the tokens read in the meantime had been its own.
@@ -77,22 +76,14 @@ class Scheduler:
         self.waiting.sort(key=lambda waiting: waiting.request.priority)
 
     def _require_capacity(self, sequence: Sequence) -> None:
-        present = len(self.running) + len(self.waiting)
         if self.num_free() == 0:
-            raise QueueFull(
-                f"{present} requests are on this device already: {self._policy.limited_by} lets {self._max_running} "
-                f"run and GENAI_MAX_QUEUE lets {self._max_waiting} wait",
-                retry_after=self.queue_wait(),
-            )
+            present = len(self.running) + len(self.waiting)
+            raise self.capacity.full_of_requests("this device", present, self.queue_wait())
         num_tokens = _num_prompt_tokens(self._late([*self.waiting, sequence]))
         excess = num_tokens - self._max_waiting_tokens
         if excess > 0:
-            raise QueueFull(
-                f"the prompts of the requests that wait for this device would have {num_tokens} "
-                f"tokens with this one's {len(sequence.request.prompt)}: "
-                f"GENAI_MAX_QUEUE_TOKENS lets {self._max_waiting_tokens} wait",
-                retry_after=self.queue_wait(int(excess)),
-            )
+            own, wait = len(sequence.request.prompt), self.queue_wait(int(excess))
+            raise self.capacity.full_of_tokens("this device", num_tokens, own, wait)
 
     @property
     def capacity(self) -> Capacity:

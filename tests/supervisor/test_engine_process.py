@@ -1,7 +1,7 @@
 """When heartbeats indicate that an engine hangs; the tests of the supervisor show that it is killed."""
 
 from genai_server.heartbeat import Beat
-from genai_server.supervisor.watchdog import LOOK_EVERY, SECONDS_PER_TOKEN, Watchdog
+from genai_server.supervisor.engine_process import LOOK_EVERY, SECONDS_PER_TOKEN, Watchdog
 
 LOOKS = round(100 / LOOK_EVERY)
 

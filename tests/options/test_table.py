@@ -2,7 +2,7 @@
 
 import pytest
 
-from genai_server.options.values import Kind, Value, anything, arenas, choice, flag, number, shapes, size, text
+from genai_server.options.table import Kind, Value, anything, arenas, choice, flag, number, shapes, size, text
 
 
 @pytest.mark.parametrize(

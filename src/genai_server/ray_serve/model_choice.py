@@ -1,0 +1,78 @@
+"""What a request needs of a model by its endpoint, and the model of a deployment that it chooses."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.routing import BaseRoute, Match
+from starlette.types import Scope
+
+from genai_server.apis.chat_completions import routes as chat_completions
+from genai_server.apis.completions import routes as completions
+from genai_server.apis.embeddings import rerank_routes as rerank
+from genai_server.apis.embeddings import routes as embeddings
+from genai_server.apis.messages import routes as messages
+from genai_server.apis.ollama import embed_routes as ollama_embed
+from genai_server.apis.own_chat import routes as chat
+from genai_server.apis.responses import conversation_routes as conversations
+from genai_server.apis.responses import routes as responses
+from genai_server.apis.tokens import routes as tokens
+from genai_server.config import Settings
+from genai_server.errors import ModelNotFound
+from genai_server.generation.catalog import plain_name, task_unsupported
+from genai_server.messages.status_file import ANY_NAME
+from genai_server.pooling_model import Task
+from genai_server.quoted_values import quoted
+
+_MODULES = {
+    Task.GENERATE: (chat, chat_completions, completions, conversations, messages, responses),
+    Task.EMBED: (embeddings, ollama_embed),
+    Task.RERANK: (rerank,),
+}
+_ROUTES = {task: [route for module in modules for route in module.router.routes] for task, modules in _MODULES.items()}
+
+
+def requested_task(scope: Scope, fields: Mapping[str, Any]) -> Task | None:
+    """What a request with these fields needs of its model; None for what every model can do."""
+    if matches(tokens.router.routes, scope):
+        # The prompt that they make, or its tokens.
+        return None if fields.get("messages") is None else Task.GENERATE
+    return next((task for task, routes in _ROUTES.items() if matches(routes, scope)), None)
+
+
+def matches(routes: Iterable[BaseRoute], scope: Scope) -> bool:
+    """Whether one of the routes answers a request."""
+    return any(route.matches(scope)[0] is Match.FULL for route in routes)
+
+
+@dataclass(frozen=True)
+class ModelNames:
+    """The names of the models, as `Catalog.choose_for` takes them."""
+
+    settings: Settings
+    # What each model is for.
+    tasks: Mapping[str, Task]
+
+    def choose(self, id: object, task: Task | None = None) -> str:
+        """The model of an id; without an id, or with one that is no text, the first one for the task, or of all.
+
+        Raises ModelNotFound, and TaskUnsupported for a model of another task. A single model's replicas check both.
+        """
+        served = list(self.settings.served)
+        able = [name for name in served if task in (None, self.tasks[name])]
+        if len(served) == 1 or not isinstance(id, str):
+            return (able or served)[0]
+        model = self._named(id)
+        if model not in able:
+            assert task is not None
+            raise task_unsupported(model, task, able)
+        return model
+
+    def _named(self, id: str) -> str:
+        served, aliases = self.settings.served, self.settings.aliases
+        plain = plain_name(id)
+        for name in (id, plain, id.rpartition(":")[0], plain.rpartition(":")[0], ANY_NAME):
+            if name in served or name in aliases:
+                return aliases.get(name, name)
+        names = ", ".join(map(quoted, served))
+        raise ModelNotFound(f"model {quoted(id)} is not served; {names} are", param="model")
