@@ -16,6 +16,7 @@ import pytest
 
 import genai_server  # noqa: F401  first, for it switches ONNX Runtime's telemetry off: test modules import that directly
 from genai_server.cli import main
+from tests.hand_clock import HandClock
 from tests.running_server import DEMO, ROOT, SCRIPTED, SETTINGS, RunningServer, left_as_found, run_server
 from tests.server_here import run_here
 
@@ -133,6 +134,12 @@ def refused_start(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
     monkeypatch.setattr("genai_server.cli.serve.serve_command.Supervisor", start)
     monkeypatch.chdir(ROOT)
     return serve
+
+
+@pytest.fixture
+def clock() -> HandClock:
+    """A clock that stands still."""
+    return HandClock()
 
 
 @pytest.fixture

@@ -22,32 +22,20 @@ from genai_server.messages.error import ErrorInfo
 from genai_server.messages.generation_request import Adapter, FinishReason
 from genai_server.messages.protocol import Accepted, Finished, Refused
 from genai_server.profile_plan import ProfilePlan
-from tests.engine.test_admission import nothing_compiles
-from tests.engine.test_loop import OTHER_API, Bench
-from tests.engine.test_sequence import HandClock
-
-
-@pytest.fixture
-def clock() -> HandClock:
-    return HandClock()
+from tests.engine.bench import Bench, nothing_compiles
+from tests.hand_clock import HandClock
+from tests.stepped_loop import OTHER_API
 
 
 @pytest.fixture
 def bench(tmp_path: Path, clock: HandClock) -> Bench:
     found = Bench(tmp_path, max_running=2, max_waiting=3, clock=clock)
-    found.inbox.put((OTHER_API, Connected()))
+    found.put(Connected(), OTHER_API)
     return found
 
 
 def ask(bench: Bench, question: ListRequests | CancelRequest) -> list[RequestState]:
-    bench.inbox.put((OTHER_API, question))
-    bench.steps(1)
-    (found,) = [
-        message
-        for connection, message in bench.sent
-        if connection == OTHER_API and isinstance(message, RequestList) and message.call == question.call
-    ]
-    return found.requests
+    return bench.ask(question, RequestList, OTHER_API).requests
 
 
 def test_requests_are_listed_in_arrival_order_with_their_phase(bench: Bench, clock: HandClock) -> None:
@@ -94,7 +82,7 @@ def test_queued_and_compiling_requests_can_be_cancelled(bench: Bench) -> None:
         for call, name in enumerate(("r3", "r4")):
             assert [state.phase for state in ask(bench, CancelRequest(call, name))] == ["queued"]
     for key in (3, 4):
-        assert [type(message) for message in bench.of(key)] == [Accepted, Finished]
+        assert bench.kinds(key) == [Accepted, Finished]
         assert bench.reason(key) == FinishReason.CANCELLED
 
 
@@ -117,10 +105,7 @@ def test_unknown_name_cancels_no_request(bench: Bench) -> None:
 
 
 def ask_profiles(bench: Bench, question: StartProfile | EndProfile | ListProfiles) -> OpenProfiles:
-    bench.inbox.put((OTHER_API, question))
-    bench.steps(1)
-    (found,) = [m for _, m in bench.sent if isinstance(m, OpenProfiles) and m.call == question.call]
-    return found
+    return bench.ask(question, OpenProfiles, OTHER_API)
 
 
 def test_starting_a_session_returns_it_and_listing_returns_all(bench: Bench) -> None:
@@ -161,10 +146,7 @@ def polite(tmp_path: Path) -> Adapter:
 
 
 def adapter_reply(bench: Bench, question: LoadAdapter | UnloadAdapter) -> AdapterReply:
-    bench.inbox.put((OTHER_API, question))
-    bench.steps(1)
-    (found,) = [m for _, m in bench.sent if isinstance(m, AdapterReply) and m.call == question.call]
-    return found
+    return bench.ask(question, AdapterReply, OTHER_API)
 
 
 def test_request_is_answered_with_its_adapter(bench: Bench, polite: Adapter) -> None:

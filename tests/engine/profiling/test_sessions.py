@@ -10,12 +10,7 @@ from genai_server.errors import InvalidField, ProfileNotFound, RequestNotFound, 
 from genai_server.profile_plan import ProfilePlan, SlowTokens
 from genai_server.profiles.manifest import Manifest, find_manifests
 from tests.engine.profiling.test_runtime_options import BatchedDevice, Device
-from tests.engine.test_sequence import HandClock
-
-
-@pytest.fixture
-def clock() -> HandClock:
-    return HandClock()
+from tests.hand_clock import HandClock
 
 
 @pytest.fixture
