@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from genai_server.text.codec import load_text_codec
-from tests.engine.runners.test_adapted import bare, question
+from tests.demo_device import prompt
+from tests.engine.model_runners import library_answer
 from tests.running_server import DEMO, RunningServer, run_server
 
 FRANCE = "What is the capital of France?"
@@ -30,7 +31,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, adapted: Path) -> Iterator[
 def text_of(adapted: Path, adapter: str | None) -> str:
     """The answer of a bare Generator."""
     file = None if adapter is None else adapted / f"{adapter}.onnx_adapter"
-    return load_text_codec(DEMO, "cpu").decode(bare(adapted, question(FRANCE), file))
+    return load_text_codec(DEMO, "cpu").decode(library_answer(adapted, prompt(FRANCE), STEPS, file))
 
 
 def streamed(server: RunningServer, model: str, found: list[str], **fields: Any) -> None:

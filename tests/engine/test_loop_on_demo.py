@@ -11,8 +11,7 @@ import pytest
 from llguidance import LLMatcher
 from numpy.typing import NDArray
 
-from genai_server.engine.model.graph import read_decoder_graph
-from genai_server.engine.runners.batched import BatchedRunner, BatchLimits
+from genai_server.engine.runners.batched import BatchedRunner
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.runners.scores import Logits, Scores
@@ -24,6 +23,7 @@ from genai_server.messages.protocol import PromptLogprobs
 from genai_server.profile_plan import ProfilePlan, SlowTokens
 from scripts._models.driven import Driven
 from tests.demo_device import MAX_LENGTH, DemoDevice, prompt
+from tests.engine.model_runners import batched_runner
 from tests.running_server import DEMO
 
 PERSON = {
@@ -41,9 +41,8 @@ GRAMMARS = {
 
 
 @pytest.fixture(scope="module")
-def batched(generator: OgGeneratorRunner, session: Any) -> BatchedRunner:
-    limits = BatchLimits(num_slots=6, max_length=MAX_LENGTH)
-    return BatchedRunner(read_decoder_graph(DEMO), session, generator.model, limits)
+def batched(session: Any) -> BatchedRunner:
+    return batched_runner(session=session, num_slots=6, max_length=MAX_LENGTH)
 
 
 @pytest.fixture(scope="module")

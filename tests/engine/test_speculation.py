@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 from llguidance import LLMatcher
 
-from genai_server.engine.model.graph import read_decoder_graph
-from genai_server.engine.runners.batched import BatchedRunner, BatchLimits
+from genai_server.engine.runners.batched import BatchedRunner
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.sampling.grammar import Guidance, model_guidance
@@ -21,6 +20,7 @@ from genai_server.messages.admin import SetRuntimeOption
 from genai_server.messages.generation_request import FinishReason, Sampling
 from genai_server.messages.protocol import Cancel
 from tests.demo_device import MAX_LENGTH, DemoDevice, prompt
+from tests.engine.model_runners import batched_runner
 from tests.running_server import DEMO
 
 COUNT = "Count from 1 to 12."
@@ -34,8 +34,7 @@ LIST = LLMatcher.grammar_from_regex("((Rome|Oslo) is a city\\. ){12}")
 
 @pytest.fixture(scope="module")
 def runners(generator: OgGeneratorRunner, session: Any) -> RunnerPair:
-    limits = BatchLimits(num_slots=6, max_length=MAX_LENGTH)
-    return RunnerPair(generator, BatchedRunner(read_decoder_graph(DEMO), session, generator.model, limits))
+    return RunnerPair(generator, batched_runner(session=session, num_slots=6, max_length=MAX_LENGTH))
 
 
 @pytest.fixture(scope="module")

@@ -33,6 +33,7 @@ from genai_server.options.check import check_device
 from genai_server.options.device import DeviceOptions, ProviderOptions, unreachable
 from genai_server.options.table import Reach
 from scripts._models.driven import Driven
+from tests.engine.model_runners import greedy
 from tests.running_server import DEMO, ROOT, clean_environment
 
 
@@ -278,15 +279,7 @@ def test_a_model_answers_with_options_as_without() -> None:
 
     def tokens(options: DeviceOptions) -> list[list[int]]:
         runners = choose.load_runners(msgspec.structs.replace(spec(128), options=options))
-        found = []
-        both = [Driven(runners.generator), Driven(runners.main)]
-        for runner in both:
-            runner.open(1, prompt, 64)
-            answer = [int(runner.prefill(1, prompt).argmax())]
-            while len(answer) < 9:
-                answer.append(int(runner.decode([1], [answer[-1]])[0].argmax()))
-            found.append(answer)
-        return found
+        return [greedy(runner, prompt, 9) for runner in (runners.generator, runners.main)]
 
     expected = tokens(DeviceOptions())
     assert len(expected) == 2
@@ -301,10 +294,7 @@ import msgspec, psutil
 from genai_server.engine.runners.choose import load_runners
 from genai_server.engine.runners.warm_up import warm_up
 from genai_server.options.check import check_device
-from scripts._models.driven import Driven
 from tests.engine.runners.test_choose import spec
-from scripts._models.driven import Driven
-from scripts._models.driven import Driven
 import onnxruntime
 pool = {"global_thread_pool": True, "intra_op_num_threads": 5}
 runners = load_runners(msgspec.structs.replace(spec(128), options=check_device({"session": pool}, "cpu")))
