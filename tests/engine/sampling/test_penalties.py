@@ -39,7 +39,7 @@ ANY = -1  # as many last tokens as there are
     st.just(0.0) | penalties,
     st.just(0.0) | penalties,
 )
-def test_penalties_follow_openai_and_ctrl_over_the_last_tokens(
+def test_penalties_look_at_the_last_tokens_alone(
     values: list[float],
     prompt: list[int],
     answer: list[int],
