@@ -9,7 +9,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import onnx
 import pytest
@@ -61,7 +60,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def on(model: Path, *libraries: str) -> EngineSpec:
     options = check_device({"session": {"custom_op_libraries": list(libraries)}}, "cpu")
-    return msgspec.structs.replace(spec(128), model_dir=str(model), options=options)
+    return spec(128, model_dir=model, options=options)
 
 
 def test_operator_library_of_the_model_works_in_both_runtimes(model: Path) -> None:

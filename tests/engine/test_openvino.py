@@ -9,7 +9,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from genai_server.engine.model.session_options import missing_device, node_shares, open_with, session_options
@@ -40,7 +39,7 @@ pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not())
 
 
 def on_openvino(device: str) -> EngineSpec:
-    return msgspec.structs.replace(spec(128), device=device, options=check_device(sections(), device))
+    return spec(128, device=device, options=check_device(sections(), device))
 
 
 def test_the_batch_and_the_generator_answer_as_on_the_cpu_alone() -> None:

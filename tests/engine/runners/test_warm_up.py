@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from genai_server.engine.runners.batched import BatchedRunner
@@ -118,7 +117,7 @@ def test_a_model_is_known_to_score_prompts_by_trying_it() -> None:
 
 def test_graph_with_a_pruned_head_scores_prompts_in_a_batch_only(tmp_path: Path) -> None:
     make_pruned_model(tmp_path / "model")
-    runners = load_runners(msgspec.structs.replace(spec(128), model_dir=str(tmp_path / "model")))
+    runners = load_runners(spec(128, model_dir=tmp_path / "model"))
     assert isinstance(runners.main, BatchedRunner)
     assert scores_prompts(runners, 128)
     assert not scores_prompts(RunnerPair(runners.generator, reason="alone"), 128)
