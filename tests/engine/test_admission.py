@@ -12,10 +12,8 @@ from genai_server.messages.figures import Load
 from genai_server.messages.generation_request import FinishReason, Sampling, TokenLogprob
 from genai_server.messages.protocol import Accepted, Cancel, Finished, PromptLogprobs, Refused, Tokens
 from tests.engine.bench import Bench, nothing_compiles
+from tests.engine.sampling.grammars import AMBIGUOUS
 from tests.stepped_loop import OTHER_API
-
-# A rule with ever more derivations the longer the answer is.
-AMBIGUOUS = 'start: a\na: a a | "x" | "x" a "x" a'
 
 
 @pytest.fixture
@@ -108,7 +106,7 @@ def test_a_wrong_grammar_is_refused_with_its_field(bench: Bench) -> None:
 
 
 def test_grammar_that_becomes_too_ambiguous_fails_one_request(bench: Bench) -> None:
-    bench.submit(1, "say " + "x" * 400, grammar=AMBIGUOUS)
+    bench.submit(1, "say " + "x" * 200, grammar=AMBIGUOUS)
     bench.submit(2, "count 100")
     bench.run(1, 2)
     error = bench.failure(1)
@@ -118,13 +116,13 @@ def test_grammar_that_becomes_too_ambiguous_fails_one_request(bench: Bench) -> N
 
 
 def test_optional_grammar_that_fails_does_not_end_the_answer(bench: Bench) -> None:
-    # For other requests it fails at the 200th token. The answer is cut off later, and not because the grammar ends.
-    bench.submit(1, "say " + "x" * 400, grammar=AMBIGUOUS, needs_grammar=False, max_tokens=300)
+    # For other requests it fails at the 90th token. The answer is cut off later, and not because the grammar ends.
+    bench.submit(1, "say " + "x" * 200, grammar=AMBIGUOUS, needs_grammar=False, max_tokens=150)
     bench.submit(2, "say a", grammar="start: (", needs_grammar=False)
     bench.run(1, 2)
     bench.submit(3, "say b", grammar="start: (", needs_grammar=False)  # known to be invalid by now
     bench.run(3)
-    assert [bench.text(key) for key in (1, 2, 3)] == ["x" * 300, "a", "b"]
+    assert [bench.text(key) for key in (1, 2, 3)] == ["x" * 150, "a", "b"]
     assert [bench.reason(key) for key in (1, 2, 3)] == [FinishReason.LENGTH, FinishReason.STOP, FinishReason.STOP]
 
 

@@ -214,6 +214,7 @@ def test_cancellation_after_an_interrupted_pass_takes_effect(bench: Bench) -> No
 
 
 def test_idle_engine_frees_memory_once(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("genai_server.engine.loop._IDLE_BEAT", 0.0)  # an idle step waits no longer
     given_back: list[str] = []
     monkeypatch.setattr("genai_server.engine.loop.release_free_memory", lambda: given_back.append("once"))
     for key in (1, 2):

@@ -1,7 +1,6 @@
 """The results of a sequence's logits: tokens, their log probabilities, and the end."""
 
 from collections import Counter
-from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -10,29 +9,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from genai_server.engine.runners.scores import Logits, Scores
-from genai_server.engine.sampling.grammar import Compiled, Guide, bytes_guidance
+from genai_server.engine.sampling.grammar import Guide, bytes_guidance
 from genai_server.engine.sampling.next_token import NextToken, choose_next_token, prompt_logprobs, token_logprob
 from genai_server.engine.sequence import Sequence
 from genai_server.errors import GrammarFailed, InvalidField
 from genai_server.messages.generation_request import FinishReason, GenerationRequest, ModelInfo, Sampling, TokenLogprob
+from tests.engine.sampling.grammars import AMBIGUOUS, guide
 
 VOCAB = 258
 EOS = [256, 257]
-# A rule with ever more derivations the longer the answer is.
-AMBIGUOUS = 'start: a\na: a a | "x" | "x" a "x" a'
 GUIDANCE = bytes_guidance(ModelInfo(100, VOCAB, EOS, Sampling()))
 
 
 def sequence(grammar: str | None = None, prompt: tuple[int, ...] = (1, 2, 3), **fields: Any) -> Sequence:
     values: dict[str, Any] = {"max_tokens": 50, "max_length": 100} | fields
-    guide = None
-    if grammar is not None:
-        done: SimpleQueue[Compiled] = SimpleQueue()
-        GUIDANCE.compile(grammar, done.put)
-        GUIDANCE.keep(grammar, done.get(timeout=10))
-        guide = GUIDANCE.guide(grammar)
     request = GenerationRequest("r", list(prompt), grammar=grammar, **values)
-    return Sequence(0, (0, 0), request, lambda: 0.0, guide)
+    return Sequence(0, (0, 0), request, lambda: 0.0, None if grammar is None else guide(GUIDANCE, grammar))
 
 
 def favoring(*tokens: int) -> Logits:
@@ -180,9 +172,9 @@ def test_bias_against_all_allowed_tokens_is_a_client_error() -> None:
 
 
 def test_a_grammar_that_cannot_go_on_fails() -> None:
-    found = sequence(AMBIGUOUS, max_tokens=1000, max_length=2000)
+    found = sequence(AMBIGUOUS, max_tokens=200, max_length=300)
     with pytest.raises(GrammarFailed, match="grammar"):
-        for _ in range(1000):
+        for _ in range(150):
             step(found, ord("x"))
 
 
@@ -208,8 +200,8 @@ def test_refused_draw_is_repeated_with_the_same_probabilities() -> None:
 
 
 def test_a_guide_that_fails_at_a_token_ends_no_answer() -> None:
-    found = sequence(AMBIGUOUS, needs_grammar=False, max_tokens=400, max_length=500)
-    assert [step(found, ord("x")).reason for _ in range(300)] == [None] * 300
+    found = sequence(AMBIGUOUS, needs_grammar=False, max_tokens=200, max_length=300)
+    assert [step(found, ord("x")).reason for _ in range(150)] == [None] * 150
     assert found.guide is None
 
 
