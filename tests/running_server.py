@@ -170,6 +170,15 @@ class RunningServer:
                 response.read()
             yield EventReader(response)
 
+    @contextmanager
+    def begun(self, content: str, num_events: int = 1, **fields: Any) -> Iterator[Iterator[str]]:
+        """A stream of which this number of events has been read; yields the rest."""
+        with self.stream(content, **fields) as events:
+            reader = iter(events)
+            for _ in range(num_events):
+                next(reader)
+            yield reader
+
     def idle(self, device: str) -> bool:
         """Whether nothing is running or queued on a device."""
         state = self.device(device)

@@ -81,9 +81,7 @@ def test_a_file_of_another_model_is_refused_and_streams_go_on(
     content = (adapted / "lively.onnx_adapter").read_bytes()
     other = own_folder / "other.onnx_adapter"
     other.write_bytes(content.replace(b"lm_head.lora_A", b"lm_tail.lora_A"))
-    with server.stream("Count from 1 to 50.", model="demo:lively", max_tokens=60) as events:
-        reader = iter(events)
-        next(reader)
+    with server.begun("Count from 1 to 50.", model="demo:lively", max_tokens=60) as reader:
         response = server.client.post("/v1/admin/adapters/load", json={"name": "other", "path": str(other)})
         assert response.status_code == 400
         assert response.json()["error"] == {

@@ -95,10 +95,7 @@ def test_a_seed_makes_sampling_reproducible(server: RunningServer) -> None:
 
 def test_terminate_ends_an_answer_and_recovery_needs_no_reload(server: RunningServer) -> None:
     pid = server.device("cpu")["pid"]
-    with server.stream(LONG, ignore_eos=True, seed=1, max_tokens=1900) as events:
-        reader = iter(events)
-        for _ in range(5):
-            next(reader)
+    with server.begun(LONG, 5, ignore_eos=True, seed=1, max_tokens=1900) as reader:
         server.options(terminate_session="1")
         last = json.loads(list(reader)[-1])
     assert last["finish_reason"] == "terminated"

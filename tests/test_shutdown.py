@@ -26,9 +26,7 @@ LONG = "delay 0.02; count 1000"
 @contextmanager
 def told_to_stop(server: RunningServer, script: str, number: int = signal.SIGTERM) -> Iterator[Iterator[str]]:
     """A running stream on a server that is shutting down."""
-    with server.stream(script) as events:
-        reader = iter(events)
-        next(reader)
+    with server.begun(script) as reader:
         server.process.send_signal(number)
         wait_until(lambda: ask(server, "GET", "/readyz").status_code == 503)
         yield reader
@@ -102,9 +100,7 @@ def test_request_that_outlasts_the_drain_ends_with_status_3(own_folder: Path, ki
         ]
         threads[0].start()
         wait_until(lambda: server.device("scripted")["running"] == 1)
-        with server.stream(LONG) as events:
-            reader = iter(events)
-            next(reader)
+        with server.begun(LONG) as reader:
             for thread in threads[1:]:
                 thread.start()
             wait_until(lambda: server.device("scripted")["waiting"] == 2)
