@@ -11,7 +11,7 @@ import pytest
 from genai_server.text.codec import load_text_codec
 from tests.demo_device import prompt
 from tests.engine.model_runners import library_answer
-from tests.running_server import DEMO, RunningServer, run_server
+from tests.running_server import DEMO, RunningServer, last_event, run_server
 
 FRANCE = "What is the capital of France?"
 STEPS = 24
@@ -91,4 +91,4 @@ def test_a_file_of_another_model_is_refused_and_streams_go_on(
             "param": "path",
             "code": "adapter_load_failed",
         }
-        assert json.loads(list(reader)[-1])["finish_reason"] in ("stop", "length")
+        assert last_event(reader)["finish_reason"] in ("stop", "length")

@@ -9,7 +9,6 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import httpx
 import psutil
@@ -21,17 +20,12 @@ from tests.running_server import (
     api_processes,
     body,
     has_ended,
+    last_event,
     run_server,
     running_after,
     wait_until,
 )
 from tests.server_here import run_here
-
-
-def end_of(reader: Iterator[str]) -> dict[str, Any]:
-    """The last event of a stream."""
-    found: dict[str, Any] = json.loads(list(reader)[-1])
-    return found
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +50,7 @@ def test_engine_that_holds_the_gil_delays_no_other(own_folder: Path) -> None:
         held = thread.submit(server.chat, "hold 600 at 1; say done", device="scripted:0")
         wait_until(lambda: server.device("scripted:0")["running"] == 1)
         with server.stream("count 50", device="scripted:1") as events:
-            assert json.loads(list(events)[-1])["finish_reason"] == "stop"
+            assert last_event(iter(events))["finish_reason"] == "stop"
         assert [server.client.get("/healthz").status_code for _ in range(20)] == [200] * 20
         assert not held.done()
         os.kill(server.device("scripted:0")["pid"], signal.SIGKILL)
@@ -71,7 +65,7 @@ def test_killed_engine_ends_its_streams_and_is_restarted(own_folder: Path) -> No
             server.begun("delay 0.02; count 1000", 4, path="/v1/chat/completions", stream=True) as openais,
         ):
             os.kill(pid, signal.SIGKILL)
-            assert [end_of(reader)["error"]["code"] for reader in (ours, openais)] == ["engine_died"] * 2
+            assert [last_event(reader)["error"]["code"] for reader in (ours, openais)] == ["engine_died"] * 2
         assert server.client.get("/readyz").status_code == 503
         assert server.client.get("/livez").status_code == 200  # the engine is being restarted
         wait_until(server.is_ready)
@@ -102,7 +96,7 @@ def test_crash_fails_started_answers_only(own_folder: Path) -> None:
                 thread.start()
             wait_until(lambda: server.device("scripted")["waiting"] == 3)
             os.kill(server.device("scripted")["pid"], signal.SIGKILL)
-            assert end_of(reader)["error"]["code"] == "engine_died"
+            assert last_event(reader)["error"]["code"] == "engine_died"
         for thread in threads:
             thread.join(30)
         assert sorted(answer.json()["content"] for answer in answers) == ["a", "b", "c"]
@@ -121,8 +115,8 @@ def test_hung_engine_is_replaced_and_other_devices_continue(own_folder: Path) ->
                 target=lambda: held.append(server.chat("hold 600 at 1; say x", device="scripted:0"))
             )
             holder.start()
-            assert end_of(hanging)["error"]["code"] == "engine_hung"
-            assert end_of(iter(other))["finish_reason"] == "stop"
+            assert last_event(hanging)["error"]["code"] == "engine_hung"
+            assert last_event(iter(other))["finish_reason"] == "stop"
         holder.join(30)
         assert not holder.is_alive()
         assert (held[0].status_code, held[0].json()["error"]["code"]) == (500, "engine_hung")
@@ -196,7 +190,7 @@ def test_api_processes_share_an_engine_and_see_all_requests(workers: RunningServ
                 response.read()
                 assert response.json()["devices"]["scripted"]["running"] == 1
         assert workers.options(terminate_session="1", request_id=name).status_code == 200
-        assert end_of(reader)["finish_reason"] == "terminated"
+        assert last_event(reader)["finish_reason"] == "terminated"
 
 
 @pytest.mark.parametrize("options", [[], ["--workers", "2"], ["--reload"]], ids=["one", "workers", "reload"])
@@ -244,5 +238,5 @@ def test_signal_to_the_process_group_drains_the_server(own_folder: Path, options
             for child in psutil.Process(server.process.pid).children(recursive=True):
                 os.kill(child.pid, number)
             os.kill(server.process.pid, number)
-            assert end_of(reader)["finish_reason"] == "stop"
+            assert last_event(reader)["finish_reason"] == "stop"
         assert server.process.wait(15) == 0

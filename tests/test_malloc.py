@@ -1,9 +1,10 @@
 """How much freed memory returns to the system, each case in a separate process."""
 
-import subprocess
 import sys
 
 import pytest
+
+from tests.running_server import run_python
 
 OWN = """
 from genai_server.malloc import release_free_memory, release_large_blocks_at_once, share_heaps
@@ -59,7 +60,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only glibc is a
 
 
 def output(program: str) -> str:
-    return subprocess.run([sys.executable, "-c", OWN + program], capture_output=True, text=True, check=True).stdout
+    return run_python("-c", OWN + program)
 
 
 def test_large_blocks_go_back_to_the_system() -> None:

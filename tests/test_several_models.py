@@ -11,7 +11,7 @@ import httpx
 import psutil
 import pytest
 
-from tests.running_server import DEMO, RunningServer, body, refusal, run_server, wait_until
+from tests.running_server import DEMO, RunningServer, body, last_event, refusal, run_server, wait_until
 from tests.server_here import run_here
 
 SLOW = "delay 0.02; count 1000"
@@ -92,7 +92,7 @@ def test_model_is_loaded_and_unloaded_while_another_streams(server: RunningServe
         assert refusal(server.chat("say x", model="more")) == (404, "model_not_found", "model")
         running = events.response.headers["x-request-id"]
         assert server.options(terminate_session="1", request_id=running).status_code == 200
-        last = json.loads(list(reader)[-1])
+        last = last_event(reader)
     assert last["finish_reason"] == "terminated"
     assert pids(server) == kept
 
@@ -103,7 +103,7 @@ def test_unloading_waits_for_requests_and_refuses_new_ones(server: RunningServer
         assert unload(server, name="more", wait=False).json()["unloaded"] is False
         assert states(server)["more"] == "unloading"
         assert refusal(server.chat("say x", model="more")) == (404, "model_not_found", "model")
-        assert json.loads(list(reader)[-1])["finish_reason"] == "stop"
+        assert last_event(reader)["finish_reason"] == "stop"
     wait_until(lambda: states(server) == BOTH)
 
 

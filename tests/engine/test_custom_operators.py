@@ -5,8 +5,6 @@ Skipped without the package, which the extra dev includes where it exists for th
 
 import importlib.util
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +20,7 @@ from genai_server.options.check import check_device
 from genai_server.options.device import DeviceOptions
 from tests.engine.model_runners import greedy_logits
 from tests.engine.runners.test_choose import spec
-from tests.running_server import DEMO, RunningServer
+from tests.running_server import DEMO, RunningServer, run_python
 from tests.server_here import run_here
 
 PACKAGE = "onnxruntime_extensions"
@@ -46,9 +44,8 @@ def with_operator(target: Path) -> Path:
 
 def library(folder: Path) -> Path:
     """A copy of the package's library, which is also a Python module: if imported here, the copy would crash."""
-    command = [sys.executable, "-c", f"import {PACKAGE} as package; print(package.get_library_path())"]
-    path = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-    return Path(shutil.copy(path, folder / "operators.so"))
+    path = run_python("-c", f"import {PACKAGE} as package; print(package.get_library_path())")
+    return Path(shutil.copy(path.strip(), folder / "operators.so"))
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,6 @@
 """What an engine process loads; its use is tested with the supervisor and the server."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -34,7 +33,7 @@ from genai_server.options.device import DEFAULT_OPTIONS, DeviceOptions, Provider
 from genai_server.options.table import Reach
 from scripts._models.driven import Driven
 from tests.engine.model_runners import greedy
-from tests.running_server import DEMO, ROOT, clean_environment
+from tests.running_server import DEMO, run_python
 
 
 def spec(
@@ -314,9 +313,7 @@ options.intra_op_num_threads = 9
 session = onnxruntime.InferenceSession("models/demo/model.onnx", options, providers=["CPUExecutionProvider"])
 print(psutil.Process().num_threads() - before)
 """
-    command = [sys.executable, "-c", script]
-    result = subprocess.run(command, cwd=ROOT, env=clean_environment(), capture_output=True, text=True, check=True)
-    assert result.stdout.split()[-1] == "0"
+    assert run_python("-c", script).split()[-1] == "0"
 
 
 def test_scripted_device_has_the_configured_context_length() -> None:

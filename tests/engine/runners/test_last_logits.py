@@ -8,7 +8,7 @@ import pytest
 from genai_server.engine.model.graph import read_decoder_graph
 from scripts._models.driven import Driven
 from tests.engine.model_runners import batched_runner
-from tests.pruned_model import make_pruned_model
+from tests.model_edits import make_pruned_model
 from tests.running_server import DEMO
 
 PROMPT = [5, 9, 14, 200, 31, 7]

@@ -1,8 +1,6 @@
 """Grammars: the allowed next tokens, complete answers, and the errors of invalid grammars."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from itertools import chain, cycle, repeat
 from pathlib import Path
@@ -28,7 +26,7 @@ from genai_server.engine.sampling.grammar import (
 from genai_server.errors import GrammarFailed, InvalidField
 from genai_server.messages.generation_request import ModelInfo, Sampling
 from tests.engine.sampling.grammars import AMBIGUOUS, compiled, guide
-from tests.running_server import DEMO, ROOT
+from tests.running_server import DEMO, run_python
 
 EOS = 256
 BYTES = ModelInfo(context_length=100, vocab_size=258, eos_token_ids=[EOS, EOS + 1], defaults=Sampling())
@@ -298,5 +296,4 @@ def test_compiling_thread_has_stack_for_every_checked_grammar() -> None:
         "bytes_guidance(BYTES).compile(chain, done.put)\n"
         "print(type(done.get(timeout=60)).__name__, flush=True)\n"
     )
-    ran = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert (ran.returncode, ran.stdout) == (0, "LLMatcher\n"), ran.stderr
+    assert run_python("-c", code) == "LLMatcher\n"
