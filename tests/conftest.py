@@ -5,8 +5,6 @@ import gc
 import os
 import signal
 import ssl
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,7 +14,8 @@ import pytest
 
 import genai_server  # noqa: F401  first, for it switches ONNX Runtime's telemetry off: test modules import that directly
 from genai_server.cli import main
-from tests.running_server import DEMO, ROOT, SCRIPTED, SETTINGS, RunningServer, left_as_found, run_server
+from tests.hand_clock import HandClock
+from tests.running_server import DEMO, ROOT, SCRIPTED, SETTINGS, RunningServer, left_as_found, run_python, run_server
 from tests.server_here import run_here
 
 # Property tests try the same examples each time, without a time limit. HYPOTHESIS_EXAMPLES sets their number.
@@ -104,8 +103,7 @@ def demo(shared_demo: RunningServer) -> Iterator[RunningServer]:
 def adapted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The demo model's directory with inputs for adapters, and two adapters, `lively` and `dreamy`."""
     folder = tmp_path_factory.mktemp("adapted") / "model"
-    script = ROOT / "scripts" / "make_adapter_model.py"
-    subprocess.run([sys.executable, str(script), str(folder)], check=True, capture_output=True)
+    run_python("scripts/make_adapter_model.py", str(folder))
     return folder
 
 
@@ -133,6 +131,12 @@ def refused_start(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
     monkeypatch.setattr("genai_server.cli.serve.serve_command.Supervisor", start)
     monkeypatch.chdir(ROOT)
     return serve
+
+
+@pytest.fixture
+def clock() -> HandClock:
+    """A clock that stands still."""
+    return HandClock()
 
 
 @pytest.fixture

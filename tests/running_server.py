@@ -1,5 +1,6 @@
 """A genai-server in separate processes, as an operator runs it, for tests over real sockets."""
 
+import json
 import os
 import signal
 import socket
@@ -170,6 +171,15 @@ class RunningServer:
                 response.read()
             yield EventReader(response)
 
+    @contextmanager
+    def begun(self, content: str, num_events: int = 1, **fields: Any) -> Iterator[Iterator[str]]:
+        """A stream of which this number of events has been read; yields the rest."""
+        with self.stream(content, **fields) as events:
+            reader = iter(events)
+            for _ in range(num_events):
+                next(reader)
+            yield reader
+
     def idle(self, device: str) -> bool:
         """Whether nothing is running or queued on a device."""
         state = self.device(device)
@@ -191,6 +201,12 @@ class EventReader:
 
     def __iter__(self) -> Iterator[str]:
         return (line.removeprefix("data: ") for line in self._lines if line.startswith("data: "))
+
+
+def last_event(reader: Iterator[str]) -> dict[str, Any]:
+    """The last event of a stream, which is JSON."""
+    found: dict[str, Any] = json.loads(list(reader)[-1])
+    return found
 
 
 @cache
@@ -290,6 +306,27 @@ def run_command(
         # The file positions are shared with the process.
         texts = [os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0).decode() for file in (output, errors)]
     return subprocess.CompletedProcess(arguments, status, *texts)
+
+
+def run_python(
+    *arguments: str, environment: Mapping[str, str] | None = None, said: str = "", seconds: float | None = None
+) -> str:
+    """Run Python in the repository's folder, by default without settings; returns its output.
+
+    Fails unless its status is 0. Raises subprocess.TimeoutExpired after `seconds`.
+    """
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        cwd=ROOT,
+        env=clean_environment() if environment is None else environment,
+        input=said,
+        capture_output=True,
+        text=True,
+        timeout=seconds,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-6000:]
+    return done.stdout
 
 
 @contextmanager

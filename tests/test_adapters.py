@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from genai_server.text.codec import load_text_codec
-from tests.engine.runners.test_adapted import bare, question
-from tests.running_server import DEMO, RunningServer, run_server
+from tests.demo_device import prompt
+from tests.engine.model_runners import library_answer
+from tests.running_server import DEMO, RunningServer, last_event, run_server
 
 FRANCE = "What is the capital of France?"
 STEPS = 24
@@ -30,7 +31,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, adapted: Path) -> Iterator[
 def text_of(adapted: Path, adapter: str | None) -> str:
     """The answer of a bare Generator."""
     file = None if adapter is None else adapted / f"{adapter}.onnx_adapter"
-    return load_text_codec(DEMO, "cpu").decode(bare(adapted, question(FRANCE), file))
+    return load_text_codec(DEMO, "cpu").decode(library_answer(adapted, prompt(FRANCE), STEPS, file))
 
 
 def streamed(server: RunningServer, model: str, found: list[str], **fields: Any) -> None:
@@ -80,9 +81,7 @@ def test_a_file_of_another_model_is_refused_and_streams_go_on(
     content = (adapted / "lively.onnx_adapter").read_bytes()
     other = own_folder / "other.onnx_adapter"
     other.write_bytes(content.replace(b"lm_head.lora_A", b"lm_tail.lora_A"))
-    with server.stream("Count from 1 to 50.", model="demo:lively", max_tokens=60) as events:
-        reader = iter(events)
-        next(reader)
+    with server.begun("Count from 1 to 50.", model="demo:lively", max_tokens=60) as reader:
         response = server.client.post("/v1/admin/adapters/load", json={"name": "other", "path": str(other)})
         assert response.status_code == 400
         assert response.json()["error"] == {
@@ -92,4 +91,4 @@ def test_a_file_of_another_model_is_refused_and_streams_go_on(
             "param": "path",
             "code": "adapter_load_failed",
         }
-        assert json.loads(list(reader)[-1])["finish_reason"] in ("stop", "length")
+        assert last_event(reader)["finish_reason"] in ("stop", "length")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.apis.admin.test_running_requests import listed
-from tests.running_server import DEMO, RunningServer, wait_until
+from tests.running_server import DEMO, RunningServer, last_event, wait_until
 from tests.server_here import run_here
 
 # A seed prevents drafts, which would shorten its time.
@@ -95,12 +95,9 @@ def test_a_seed_makes_sampling_reproducible(server: RunningServer) -> None:
 
 def test_terminate_ends_an_answer_and_recovery_needs_no_reload(server: RunningServer) -> None:
     pid = server.device("cpu")["pid"]
-    with server.stream(LONG, ignore_eos=True, seed=1, max_tokens=1900) as events:
-        reader = iter(events)
-        for _ in range(5):
-            next(reader)
+    with server.begun(LONG, 5, ignore_eos=True, seed=1, max_tokens=1900) as reader:
         server.options(terminate_session="1")
-        last = json.loads(list(reader)[-1])
+        last = last_event(reader)
     assert last["finish_reason"] == "terminated"
     assert 5 <= last["metrics"]["output_tokens"] < 1900
     assert server.chat("Hello!").status_code == 503

@@ -20,6 +20,7 @@ from tests.running_server import (
     api_processes,
     body,
     has_ended,
+    last_event,
     run_server,
     running_after,
     wait_until,
@@ -33,8 +34,7 @@ def hanging_orphan(tmp_path_factory: pytest.TempPathFactory) -> Iterator[psutil.
     folder = tmp_path_factory.mktemp("orphan")
     with run_server(folder, "--device", "scripted", "--step-timeout", "0") as server:
         engine = psutil.Process(server.device("scripted")["pid"])
-        with contextlib.suppress(httpx.TransportError), server.stream("hold 600 at 1; say x") as events:
-            next(iter(events))
+        with contextlib.suppress(httpx.TransportError), server.begun("hold 600 at 1; say x"):
             server.process.kill()
         server.process.wait(15)
     yield engine
@@ -50,7 +50,7 @@ def test_engine_that_holds_the_gil_delays_no_other(own_folder: Path) -> None:
         held = thread.submit(server.chat, "hold 600 at 1; say done", device="scripted:0")
         wait_until(lambda: server.device("scripted:0")["running"] == 1)
         with server.stream("count 50", device="scripted:1") as events:
-            assert json.loads(list(events)[-1])["finish_reason"] == "stop"
+            assert last_event(iter(events))["finish_reason"] == "stop"
         assert [server.client.get("/healthz").status_code for _ in range(20)] == [200] * 20
         assert not held.done()
         os.kill(server.device("scripted:0")["pid"], signal.SIGKILL)
@@ -61,15 +61,11 @@ def test_killed_engine_ends_its_streams_and_is_restarted(own_folder: Path) -> No
     with run_server(own_folder, "--device", "scripted") as server:
         pid = server.device("scripted")["pid"]
         with (
-            server.stream("delay 0.02; count 1000") as ours,
-            server.stream("delay 0.02; count 1000", path="/v1/chat/completions", stream=True) as openais,
+            server.begun("delay 0.02; count 1000", 4) as ours,
+            server.begun("delay 0.02; count 1000", 4, path="/v1/chat/completions", stream=True) as openais,
         ):
-            readers = [iter(ours), iter(openais)]
-            for reader in readers * 4:
-                next(reader)
             os.kill(pid, signal.SIGKILL)
-            ends = [json.loads(list(reader)[-1])["error"]["code"] for reader in readers]
-        assert ends == ["engine_died"] * 2
+            assert [last_event(reader)["error"]["code"] for reader in (ours, openais)] == ["engine_died"] * 2
         assert server.client.get("/readyz").status_code == 503
         assert server.client.get("/livez").status_code == 200  # the engine is being restarted
         wait_until(server.is_ready)
@@ -92,9 +88,7 @@ def test_a_terminated_device_is_not_reopened_by_a_crash(own_folder: Path) -> Non
 def test_crash_fails_started_answers_only(own_folder: Path) -> None:
     with run_here(own_folder, "--device", "scripted", "--max-batch-size", "1") as server:
         answers: list[httpx.Response] = []
-        with server.stream("delay 0.02; count 1000") as events:
-            reader = iter(events)
-            next(reader)
+        with server.begun("delay 0.02; count 1000") as reader:
             threads = [
                 threading.Thread(target=lambda n=n: answers.append(server.chat(f"say {n}"))) for n in ("a", "b", "c")
             ]
@@ -102,7 +96,7 @@ def test_crash_fails_started_answers_only(own_folder: Path) -> None:
                 thread.start()
             wait_until(lambda: server.device("scripted")["waiting"] == 3)
             os.kill(server.device("scripted")["pid"], signal.SIGKILL)
-            assert json.loads(list(reader)[-1])["error"]["code"] == "engine_died"
+            assert last_event(reader)["error"]["code"] == "engine_died"
         for thread in threads:
             thread.join(30)
         assert sorted(answer.json()["content"] for answer in answers) == ["a", "b", "c"]
@@ -112,19 +106,17 @@ def test_hung_engine_is_replaced_and_other_devices_continue(own_folder: Path) ->
     devices = "scripted:0,scripted:1"
     with run_server(own_folder, "--device", devices, "--step-timeout", "3") as server:
         with (
-            server.stream("delay 0.02; count 1000", device="scripted:0") as hanging,
+            server.begun("delay 0.02; count 1000", device="scripted:0") as hanging,
             server.stream("delay 0.02; count 70", device="scripted:1") as other,
         ):
-            reader = iter(hanging)
-            next(reader)
             # The GIL is held: no thread of the engine runs.
             held: list[httpx.Response] = []
             holder = threading.Thread(
                 target=lambda: held.append(server.chat("hold 600 at 1; say x", device="scripted:0"))
             )
             holder.start()
-            assert json.loads(list(reader)[-1])["error"]["code"] == "engine_hung"
-            assert json.loads(list(other)[-1])["finish_reason"] == "stop"
+            assert last_event(hanging)["error"]["code"] == "engine_hung"
+            assert last_event(iter(other))["finish_reason"] == "stop"
         holder.join(30)
         assert not holder.is_alive()
         assert (held[0].status_code, held[0].json()["error"]["code"]) == (500, "engine_hung")
@@ -198,7 +190,7 @@ def test_api_processes_share_an_engine_and_see_all_requests(workers: RunningServ
                 response.read()
                 assert response.json()["devices"]["scripted"]["running"] == 1
         assert workers.options(terminate_session="1", request_id=name).status_code == 200
-        assert json.loads(list(reader)[-1])["finish_reason"] == "terminated"
+        assert last_event(reader)["finish_reason"] == "terminated"
 
 
 @pytest.mark.parametrize("options", [[], ["--workers", "2"], ["--reload"]], ids=["one", "workers", "reload"])
@@ -242,15 +234,9 @@ def test_killed_api_processes_are_replaced_and_leave_no_requests(workers: Runnin
 @pytest.mark.parametrize("options", [[], ["--workers", "2"]], ids=["one", "workers"])
 def test_signal_to_the_process_group_drains_the_server(own_folder: Path, options: list[str], number: int) -> None:
     with run_server(own_folder, "--device", "scripted", *options) as server:
-        with server.stream("delay 0.02; count 20") as events:
-            reader = iter(events)
-            next(reader)
-            for pid in [*(child.pid for child in children_of(server)), server.process.pid]:
-                os.kill(pid, number)
-            assert json.loads(list(reader)[-1])["finish_reason"] == "stop"
+        with server.begun("delay 0.02; count 20") as reader:
+            for child in psutil.Process(server.process.pid).children(recursive=True):
+                os.kill(child.pid, number)
+            os.kill(server.process.pid, number)
+            assert last_event(reader)["finish_reason"] == "stop"
         assert server.process.wait(15) == 0
-
-
-def children_of(server: RunningServer) -> list[psutil.Process]:
-    """The server's child processes."""
-    return psutil.Process(server.process.pid).children(recursive=True)

@@ -28,9 +28,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
 @pytest.fixture
 def busy(server: RunningServer) -> Iterator[RunningServer]:
     """The same server during an endless answer, some tokens of which have arrived."""
-    with server.stream("delay 0.05; count 1000") as events:
-        for _ in zip(range(4), events, strict=False):
-            pass
+    with server.begun("delay 0.05; count 1000", 4):
         yield server
     wait_until(lambda: server.idle("scripted"))
 
@@ -119,8 +117,7 @@ def narrow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
 
 
 def test_queued_prompts_have_a_token_limit_together(narrow: RunningServer) -> None:
-    with narrow.stream(ENDLESS) as events:
-        next(iter(events))
+    with narrow.begun(ENDLESS):
         response = narrow.chat("say " + "x" * 200)
         assert response.status_code == 503
         assert "GENAI_MAX_QUEUE_TOKENS" in response.json()["error"]["message"]
@@ -181,8 +178,7 @@ def test_queued_request_times_out_with_an_empty_answer(busy: RunningServer) -> N
 
 def test_a_prompt_is_not_read_beyond_its_timeout(own_folder: Path) -> None:
     options = ("--device", "scripted", "--prefill-chunk", "2", "--max-length", "4000")
-    with run_here(own_folder, *options) as server, server.stream("delay 0.05; count 1000") as events:
-        next(iter(events))
+    with run_here(own_folder, *options) as server, server.begun("delay 0.05; count 1000"):
         answer = server.chat(" " * 3000 + "say x", timeout=0.5).json()
         assert (answer["content"], answer["finish_reason"]) == ("", "timeout")
         assert len(listed(server)) == 1

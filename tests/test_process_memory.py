@@ -2,13 +2,13 @@
 
 import asyncio
 import gc
-import subprocess
 import sys
 import weakref
 
 import pytest
 
 from genai_server.process_memory import rare_full_collections
+from tests.running_server import run_python
 
 OWN = """
 from genai_server.process_memory import release_free_memory, release_large_blocks_at_once, share_heaps
@@ -64,7 +64,7 @@ glibc_only = pytest.mark.skipif(sys.platform != "linux", reason="only glibc is a
 
 
 def output(program: str) -> str:
-    return subprocess.run([sys.executable, "-c", OWN + program], capture_output=True, text=True, check=True).stdout
+    return run_python("-c", OWN + program)
 
 
 @glibc_only

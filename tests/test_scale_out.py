@@ -29,6 +29,8 @@ OLDEST, NEWEST = "1.27.0", "1.34.0"
 FOREIGN = ("ServiceMonitor", "ScaledObject")
 
 Manifest = dict[str, Any]
+# Takes values of the chart; returns the manifests by kind.
+Render = Callable[..., dict[str, Manifest]]
 
 
 class Refused(Exception):
@@ -56,8 +58,8 @@ def _with_program(values: Mapping[str, Any], folder: Path) -> str:
 
 
 @pytest.fixture
-def render(tmp_path: Path) -> Callable[..., dict[str, Manifest]]:
-    """Render the chart with these values and an API key; returns the manifests by kind."""
+def render(tmp_path: Path) -> Render:
+    """Render the chart with these values and an API key."""
 
     def rendered(**values: Any) -> dict[str, Manifest]:
         values = KEYS | values
@@ -106,9 +108,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("version", [OLDEST, NEWEST])
 @pytest.mark.parametrize("values", VARIANTS.values(), ids=VARIANTS)
-def test_rendered_chart_fits_the_kubernetes_schemas(
-    values: dict[str, Any], version: str, render: Callable[..., dict[str, Manifest]]
-) -> None:
+def test_rendered_chart_fits_the_kubernetes_schemas(values: dict[str, Any], version: str, render: Render) -> None:
     validator = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is not installed (extra chart)")
     manifests = render(**values)
     assert {"Deployment", "Service", "PodDisruptionBudget"} <= manifests.keys()
@@ -118,9 +118,7 @@ def test_rendered_chart_fits_the_kubernetes_schemas(
 
 
 @pytest.mark.parametrize("values", VARIANTS.values(), ids=VARIANTS)
-def test_the_chart_sets_what_the_server_knows_and_takes(
-    values: dict[str, Any], render: Callable[..., dict[str, Manifest]]
-) -> None:
+def test_the_chart_sets_what_the_server_knows_and_takes(values: dict[str, Any], render: Render) -> None:
     variables = _variables(_server(render(**values)))
     assert unknown_variables(variables, dotenv=None) == {}
     settings = load_settings(environ=variables, dotenv=None)
@@ -133,7 +131,7 @@ def test_the_chart_sets_what_the_server_knows_and_takes(
         assert settings.max_body_bytes == 2097152
 
 
-def test_the_chart_gives_the_drain_its_time(render: Callable[..., dict[str, Manifest]]) -> None:
+def test_the_chart_gives_the_drain_its_time(render: Render) -> None:
     manifests = render(drain={"preStopSeconds": 7, "seconds": 100})
     pod = manifests["Deployment"]["spec"]["template"]["spec"]
     assert pod["terminationGracePeriodSeconds"] == 7 + 100 + 15
@@ -141,13 +139,11 @@ def test_the_chart_gives_the_drain_its_time(render: Callable[..., dict[str, Mani
     assert _variables(_server(manifests))["GENAI_DRAIN_TIMEOUT"] == "100"
 
 
-def test_chart_waits_for_the_model_as_long_as_the_server(render: Callable[..., dict[str, Manifest]]) -> None:
+def test_chart_waits_for_the_model_as_long_as_the_server(render: Render) -> None:
     assert _variables(_server(render(loadSeconds=301)))["GENAI_LOAD_TIMEOUT"] == "301"
 
 
-def test_hung_server_is_restarted_but_not_an_unready_one(
-    render: Callable[..., dict[str, Manifest]],
-) -> None:
+def test_hung_server_is_restarted_but_not_an_unready_one(render: Render) -> None:
     """tests/test_faults.py and tests/test_shutdown.py cover the responses of /livez."""
     server = _server(render())
     paths = [server[f"{probe}Probe"]["httpGet"]["path"] for probe in ("startup", "liveness", "readiness")]
@@ -156,21 +152,21 @@ def test_hung_server_is_restarted_but_not_an_unready_one(
     assert 30 <= probe["periodSeconds"] * probe["failureThreshold"] <= 60
 
 
-def test_a_rollout_has_the_time_that_the_model_takes(render: Callable[..., dict[str, Manifest]]) -> None:
+def test_a_rollout_has_the_time_that_the_model_takes(render: Render) -> None:
     assert render(loadSeconds=3000)["Deployment"]["spec"]["progressDeadlineSeconds"] > 3000
 
 
-def test_no_variable_of_a_services_name_reaches_the_server(render: Callable[..., dict[str, Manifest]]) -> None:
+def test_no_variable_of_a_services_name_reaches_the_server(render: Render) -> None:
     assert render()["Deployment"]["spec"]["template"]["spec"]["enableServiceLinks"] is False
 
 
-def test_a_replica_has_as_many_threads_as_it_has_cores(render: Callable[..., dict[str, Manifest]]) -> None:
+def test_a_replica_has_as_many_threads_as_it_has_cores(render: Render) -> None:
     for values in ({}, VARIANTS["gpu"]):
         resources = _server(render(**values))["resources"]
         assert resources["limits"]["cpu"] == resources["requests"]["cpu"]
 
 
-def test_replicas_of_this_release_are_spread(render: Callable[..., dict[str, Manifest]]) -> None:
+def test_replicas_of_this_release_are_spread(render: Render) -> None:
     deployment = render()["Deployment"]["spec"]
     (spread,) = deployment["template"]["spec"]["topologySpreadConstraints"]
     assert spread["labelSelector"] == deployment["selector"]
@@ -182,7 +178,7 @@ def test_replicas_of_this_release_are_spread(render: Callable[..., dict[str, Man
     assert spread == own
 
 
-def test_the_network_policy_lets_only_routers_to_the_events(render: Callable[..., dict[str, Manifest]]) -> None:
+def test_the_network_policy_lets_only_routers_to_the_events(render: Render) -> None:
     variant = VARIANTS["events and a model"]
     http, events = render(**variant)["NetworkPolicy"]["spec"]["ingress"]
     assert (http["ports"], http["from"]) == ([{"port": "http"}], variant["networkPolicy"]["clients"])
@@ -191,7 +187,7 @@ def test_the_network_policy_lets_only_routers_to_the_events(render: Callable[...
     assert http == {"ports": [{"port": "http"}]}
 
 
-def test_the_chart_keeps_keys_in_a_secret(render: Callable[..., dict[str, Manifest]]) -> None:
+def test_the_chart_keeps_keys_in_a_secret(render: Render) -> None:
     manifests = render()
     assert manifests["Secret"]["stringData"] == {"api-keys": "router:secret"}
     assert "router:secret" not in yaml.safe_dump(manifests["Deployment"])
@@ -201,13 +197,13 @@ def test_the_chart_keeps_keys_in_a_secret(render: Callable[..., dict[str, Manife
     assert (key["name"], admin["name"], admin["optional"]) == ("mine", "mine", True)
 
 
-def test_the_chart_gives_a_replica_its_gpu(render: Callable[..., dict[str, Manifest]]) -> None:
+def test_the_chart_gives_a_replica_its_gpu(render: Render) -> None:
     server = _server(render(**VARIANTS["gpu"]))
     assert server["resources"]["limits"] == {"cpu": "4", "memory": "16Gi", "nvidia.com/gpu": 1}
     assert _variables(server)["GENAI_DEVICE"] == "cuda"
 
 
-def test_the_chart_scales_by_waiting_sequences(render: Callable[..., dict[str, Manifest]]) -> None:
+def test_the_chart_scales_by_waiting_sequences(render: Render) -> None:
     keda = render(**VARIANTS["keda"])
     assert "replicas" not in keda["Deployment"]["spec"]
     (trigger,) = keda["ScaledObject"]["spec"]["triggers"]
@@ -229,9 +225,7 @@ def test_the_chart_scales_by_waiting_sequences(render: Callable[..., dict[str, M
         ({"settings": {"GENAI_EXACT": None, "GENAI_MODELS": ["a"]}}, "got array"),
     ],
 )
-def test_the_chart_refuses_what_cannot_work(
-    values: dict[str, Any], reason: str, render: Callable[..., dict[str, Manifest]]
-) -> None:
+def test_the_chart_refuses_what_cannot_work(values: dict[str, Any], reason: str, render: Render) -> None:
     with pytest.raises(Refused, match=reason):
         render(**values)
 

@@ -8,29 +8,19 @@ cluster.
 """
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.running_server import DEMO, ROOT, RunningServer, clean_environment
+from tests.running_server import DEMO, ROOT, RunningServer, run_python
 
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux's /proc")
 
 
 def run(script: str, *arguments: str) -> str:
     """A script's output."""
-    done = subprocess.run(
-        [sys.executable, f"scripts/{script}.py", *arguments],
-        cwd=ROOT,
-        env=clean_environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    return run_python(f"scripts/{script}.py", *arguments)
 
 
 @pytest.mark.timeout(180)

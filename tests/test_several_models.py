@@ -11,7 +11,7 @@ import httpx
 import psutil
 import pytest
 
-from tests.running_server import DEMO, RunningServer, body, refusal, run_server, wait_until
+from tests.running_server import DEMO, RunningServer, body, last_event, refusal, run_server, wait_until
 from tests.server_here import run_here
 
 SLOW = "delay 0.02; count 1000"
@@ -92,20 +92,18 @@ def test_model_is_loaded_and_unloaded_while_another_streams(server: RunningServe
         assert refusal(server.chat("say x", model="more")) == (404, "model_not_found", "model")
         running = events.response.headers["x-request-id"]
         assert server.options(terminate_session="1", request_id=running).status_code == 200
-        last = json.loads(list(reader)[-1])
+        last = last_event(reader)
     assert last["finish_reason"] == "terminated"
     assert pids(server) == kept
 
 
 def test_unloading_waits_for_requests_and_refuses_new_ones(server: RunningServer) -> None:
     load(server, name="more", path="/more")
-    with server.stream("delay 0.02; count 20", model="more") as events:
-        reader = iter(events)
-        next(reader)
+    with server.begun("delay 0.02; count 20", model="more") as reader:
         assert unload(server, name="more", wait=False).json()["unloaded"] is False
         assert states(server)["more"] == "unloading"
         assert refusal(server.chat("say x", model="more")) == (404, "model_not_found", "model")
-        assert json.loads(list(reader)[-1])["finish_reason"] == "stop"
+        assert last_event(reader)["finish_reason"] == "stop"
     wait_until(lambda: states(server) == BOTH)
 
 
@@ -115,9 +113,7 @@ def test_request_beyond_the_unload_timeout_ends_with_an_error(server: RunningSer
     waiting = threading.Thread(target=lambda: whole.append(server.chat(SLOW, model="more")))
     waiting.start()
     wait_until(lambda: server.health()["models"]["more"]["devices"]["scripted"]["running"] == 1)
-    with server.stream(SLOW, model="more") as events:
-        reader = iter(events)
-        next(reader)
+    with server.begun(SLOW, model="more") as reader:
         assert unload(server, name="more", timeout=0).json()["unloaded"] is True
         found = [json.loads(event) for event in reader]
     waiting.join(20)
@@ -204,9 +200,7 @@ def test_every_worker_learns_of_loads_and_unloads(workers: RunningServer) -> Non
 
 def test_idle_model_is_unloaded_and_reloaded_on_demand(own_folder: Path) -> None:
     with run_here(own_folder, "--device", "scripted", settings={"GENAI_IDLE_UNLOAD": "1"}) as server:
-        with server.stream("delay 0.05; count 1000") as events:
-            reader = iter(events)
-            next(reader)
+        with server.begun("delay 0.05; count 1000") as reader:
             pid = server.device("scripted")["pid"]
             for _ in range(50):  # longer than two seconds
                 next(reader)
@@ -222,20 +216,16 @@ def test_longest_idle_model_is_evicted_at_the_limit(limited: RunningServer) -> N
     for name in ("one", "three"):
         assert limited.chat("say x", model=name).json()["content"] == "x"
     assert states(limited) == {"one": "ready", "two": "unloaded", "three": "ready"}
-    with limited.stream(SLOW, model="one") as events:
-        next(iter(events))
+    with limited.begun(SLOW, model="one"):
         assert limited.chat("say x", model="two").json()["content"] == "x"
         assert states(limited) == {"one": "ready", "two": "ready", "three": "unloaded"}
 
 
 def test_request_waits_until_its_timeout_if_all_models_are_busy(limited: RunningServer) -> None:
-    with limited.stream(SLOW, model="one") as one, limited.stream(SLOW, model="two") as two:
-        readers = [iter(one), iter(two)]
-        for reader in readers:
-            next(reader)
+    with limited.begun(SLOW, model="one") as one, limited.begun(SLOW, model="two") as two:
         response = limited.chat("say x", model="three", timeout=2)
         assert (response.status_code, response.json()["error"]["code"]) == (503, "no_engine_ready")
-        assert all(json.loads(next(reader))["token"] for reader in readers)
+        assert all(json.loads(next(reader))["token"] for reader in (one, two))
     assert limited.chat("say x", model="three").json()["content"] == "x"
 
 

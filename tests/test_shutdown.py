@@ -17,7 +17,16 @@ import pytest
 
 from genai_server.profiles.folder import read_profile
 from tests.model_edits import edited_config
-from tests.running_server import DEMO, EventReader, RunningServer, api_processes, body, run_server, wait_until
+from tests.running_server import (
+    DEMO,
+    EventReader,
+    RunningServer,
+    api_processes,
+    body,
+    last_event,
+    run_server,
+    wait_until,
+)
 from tests.running_server import serve_with_uvicorn as uvicorn
 
 LONG = "delay 0.02; count 1000"
@@ -26,9 +35,7 @@ LONG = "delay 0.02; count 1000"
 @contextmanager
 def told_to_stop(server: RunningServer, script: str, number: int = signal.SIGTERM) -> Iterator[Iterator[str]]:
     """A running stream on a server that is shutting down."""
-    with server.stream(script) as events:
-        reader = iter(events)
-        next(reader)
+    with server.begun(script) as reader:
         server.process.send_signal(number)
         wait_until(lambda: ask(server, "GET", "/readyz").status_code == 503)
         yield reader
@@ -37,11 +44,6 @@ def told_to_stop(server: RunningServer, script: str, number: int = signal.SIGTER
 def ask(server: RunningServer, method: str, path: str, **fields: Any) -> httpx.Response:
     """A response on a separate connection."""
     return httpx.request(method, f"{server.url}{path}", timeout=30, **fields)
-
-
-def last(reader: Iterator[str]) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(list(reader)[-1])
-    return found
 
 
 class Unread(NamedTuple):
@@ -75,7 +77,7 @@ def unread(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Unread]:
             for reader in readers:
                 next(reader)
             server.process.send_signal(signal.SIGTERM)
-            ended, failed = (last(reader) for reader in readers)
+            ended, failed = (last_event(reader) for reader in readers)
         yield Unread(server, ended, failed)
 
 
@@ -87,7 +89,7 @@ def unread(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Unread]:
 def test_running_answers_complete_and_the_status_is_0(own_folder: Path, kind: list[str], number: int) -> None:
     with run_server(own_folder, "--device", "scripted", *kind) as server:
         with told_to_stop(server, "delay 0.02; count 20", number) as reader:
-            assert last(reader)["finish_reason"] == "stop"
+            assert last_event(reader)["finish_reason"] == "stop"
         assert server.process.wait(15) == 0
 
 
@@ -102,15 +104,13 @@ def test_request_that_outlasts_the_drain_ends_with_status_3(own_folder: Path, ki
         ]
         threads[0].start()
         wait_until(lambda: server.device("scripted")["running"] == 1)
-        with server.stream(LONG) as events:
-            reader = iter(events)
-            next(reader)
+        with server.begun(LONG) as reader:
             for thread in threads[1:]:
                 thread.start()
             wait_until(lambda: server.device("scripted")["waiting"] == 2)
             server.process.send_signal(signal.SIGTERM)
             wait_until(lambda: ask(server, "GET", "/readyz").status_code == 503)
-            assert last(reader)["error"]["code"] == "server_stopping"
+            assert last_event(reader)["error"]["code"] == "server_stopping"
         for thread in threads:
             thread.join(10)
         # One of them was running, two were waiting.
@@ -135,10 +135,10 @@ def test_draining_server_accepts_nothing_and_closes_connections(own_folder: Path
                 assert ask(server, "GET", "/livez").status_code == 200
                 readiness = ask(server, "GET", "/readyz")
                 assert readiness.json()["reason"] == "the server is about to stop"
-                assert last(iter(short))["finish_reason"] == "stop"
+                assert last_event(iter(short))["finish_reason"] == "stop"
                 # An operator may still end running requests.
                 assert ask(server, "POST", "/v1/admin/runtime_options", json={"terminate_session": "1"}).is_success
-                assert last(reader)["finish_reason"] == "terminated"
+                assert last_event(reader)["finish_reason"] == "terminated"
         assert server.process.wait(15) == 0
 
 
@@ -146,9 +146,9 @@ def test_draining_server_accepts_nothing_and_closes_connections(own_folder: Path
 def test_a_second_signal_ends_now(own_folder: Path, kind: list[str]) -> None:
     with run_server(own_folder, "--device", "scripted", "--drain-timeout", "600", *kind) as server:
         with server.stream("delay 0.02; count 20") as short, told_to_stop(server, LONG) as reader:
-            assert last(iter(short))["finish_reason"] == "stop"
+            assert last_event(iter(short))["finish_reason"] == "stop"
             server.process.send_signal(signal.SIGTERM)
-            assert last(reader)["error"]["code"] == "server_stopping"
+            assert last_event(reader)["error"]["code"] == "server_stopping"
         assert server.process.wait(15) == 3
 
 
@@ -176,7 +176,7 @@ def test_shutdown_without_a_drain_ends_running_requests_at_once(
 def test_engine_death_does_not_delay_the_drain(own_folder: Path) -> None:
     with run_server(own_folder, "--device", "scripted", "--drain-timeout", "600") as server:
         with told_to_stop(server, "delay 0.02; crash at 100; count 1000") as reader:
-            assert last(reader)["error"]["code"] == "engine_died"
+            assert last_event(reader)["error"]["code"] == "engine_died"
         assert server.process.wait(15) == 0
 
 
@@ -188,7 +188,7 @@ def test_plain_uvicorn_drains_running_answers(own_folder: Path) -> None:
             next(reader)
             process.send_signal(signal.SIGTERM)
             wait_until(lambda: httpx.get(f"{url}/readyz").status_code == 503)
-            assert last(reader)["finish_reason"] == "stop"
+            assert last_event(reader)["finish_reason"] == "stop"
         process.wait(15)
 
 

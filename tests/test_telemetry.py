@@ -2,9 +2,6 @@
 
 import json
 import os
-import signal
-import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,7 +12,17 @@ import pytest
 
 from tests.fake_builder import fake_builder
 from tests.local_hub import HubRepository, run_hub
-from tests.running_server import DEMO, ROOT, RunningServer, body, clean_environment, free_port, run_server, wait_until
+from tests.running_server import (
+    DEMO,
+    ROOT,
+    RunningServer,
+    body,
+    clean_environment,
+    run_python,
+    run_server,
+    serve_with_uvicorn,
+    wait_until,
+)
 
 VARIABLE = "ORT_DISABLE_TELEMETRY"
 # Each Python process records what it inherited, and the variable's value at its first import of the libraries.
@@ -58,17 +65,8 @@ class Home:
 
     def run(self, *command: str, said: str = "", **environment: str) -> None:
         """Run Python to its end."""
-        done = subprocess.run(
-            [sys.executable, *command],
-            cwd=ROOT,
-            env=clean_environment(**self.variables, **environment),
-            input=said,
-            capture_output=True,
-            text=True,
-            timeout=55,
-            check=False,
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
+        environment = clean_environment(**self.variables, **environment)
+        run_python(*command, environment=environment, said=said, seconds=55)
 
     def notes(self, key: str) -> list[dict[str, Any]]:
         lines = (self._witness / "notes").read_text(encoding="utf-8").splitlines()
@@ -108,15 +106,8 @@ def test_serve_starts_none(home: Home, own_folder: Path) -> None:
 
 
 def test_plain_uvicorn_starts_none(home: Home, own_folder: Path) -> None:
-    port = free_port()
-    command = [sys.executable, "-m", "uvicorn", "genai_server.asgi:app", "--port", str(port)]
-    with (own_folder / "log").open("wb") as log:
-        process = subprocess.Popen(command, cwd=ROOT, env=clean_environment(**home.variables), stdout=log, stderr=log)
-    try:
-        wait_until(lambda: _answers(f"http://127.0.0.1:{port}/v1/chat", body("hello", max_tokens=4)))
-    finally:
-        process.send_signal(signal.SIGTERM)
-        process.wait(15)
+    with serve_with_uvicorn(own_folder, **home.variables) as (_, url, _):
+        wait_until(lambda: _answers(f"{url}/v1/chat", body("hello", max_tokens=4)))
     home.check(ENGINE)
 
 

@@ -5,21 +5,16 @@ from msgspec.structs import asdict
 
 from genai_server.messages.generation_request import Phases
 from genai_server.timing import Arrival, Breakdown, Stopwatch
-from tests.engine.test_sequence import HandClock
-
-
-@pytest.fixture
-def clock() -> HandClock:
-    return HandClock()
+from tests.hand_clock import HandClock
 
 
 def test_an_answer_of_several_tokens_has_all_figures(clock: HandClock) -> None:
     watch = Stopwatch(Arrival(clock), input_tokens=7)
-    clock.now += 0.5
+    clock.wait(0.5)
     watch.count(1)
-    clock.now += 1.0
+    clock.wait(1.0)
     watch.count(4)
-    clock.now += 0.5
+    clock.wait(0.5)
     timings = watch.timings(Phases(decode=0.8), num_produced=5)
     assert (timings.ttft, timings.total_latency) == (0.5, 2.0)
     assert (timings.input_tokens, timings.output_tokens) == (7, 5)
@@ -30,7 +25,7 @@ def test_an_answer_of_several_tokens_has_all_figures(clock: HandClock) -> None:
 
 def test_input_tokens_may_be_known_later_than_the_start(clock: HandClock) -> None:
     watch = Stopwatch(Arrival(clock))
-    clock.now += 2.0
+    clock.wait(2.0)
     watch.input_tokens = 10
     timings = watch.timings(Phases(), 0)
     assert (timings.input_tokens, timings.tokens_per_second) == (10, 5.0)
@@ -38,7 +33,7 @@ def test_input_tokens_may_be_known_later_than_the_start(clock: HandClock) -> Non
 
 def test_answer_without_tokens_has_no_ttft_and_no_tpot(clock: HandClock) -> None:
     watch = Stopwatch(Arrival(clock), input_tokens=3)
-    clock.now += 1.0
+    clock.wait(1.0)
     timings = watch.timings(Phases(queue=0.25, prefill=0.5), 0)
     assert (timings.ttft, timings.tpot, timings.output_tokens_per_second) == (None, None, None)
     assert (timings.output_tokens, timings.total_latency) == (0, 1.0)
@@ -47,7 +42,7 @@ def test_answer_without_tokens_has_no_ttft_and_no_tpot(clock: HandClock) -> None
 
 def test_answer_of_one_token_has_no_tpot(clock: HandClock) -> None:
     watch = Stopwatch(Arrival(clock))
-    clock.now += 0.25
+    clock.wait(0.25)
     watch.count(1)
     timings = watch.timings(Phases(), 1)
     assert (timings.ttft, timings.tpot, timings.output_tokens_per_second) == (0.25, None, None)
@@ -78,25 +73,25 @@ def test_no_rate_is_given_where_no_time_has_passed(clock: HandClock) -> None:
 
 def test_time_after_the_stop_is_not_counted(clock: HandClock) -> None:
     watch = Stopwatch(Arrival(clock))
-    clock.now += 2.0
+    clock.wait(2.0)
     watch.stop()
-    clock.now += 6.0
+    clock.wait(6.0)
     assert watch.timings(Phases(), 0).total_latency == 2.0
 
 
 def test_times_count_from_the_first_byte(clock: HandClock) -> None:
     arrival = Arrival(clock, began=clock.now - 1.0)
-    clock.now += 2.0
+    clock.wait(2.0)
     arrival.received()
     for _ in range(2):  # a prompt that is too long is shortened and tried again
         with arrival.loading():
-            clock.now += 4.0
-    clock.now += 16.0
+            clock.wait(4.0)
+    clock.wait(16.0)
     watch = Stopwatch(arrival)
-    clock.now += 32.0
+    clock.wait(32.0)
     assert watch.since_submission == 32.0
     watch.count(1)
-    clock.now += 64.0
+    clock.wait(64.0)
     watch.stop()
     timings = watch.timings(Phases(queue=7.0, prefill=24.0, decode=60.0), 2)
     assert (timings.ttft, timings.total_latency) == (59.0, 123.0)
@@ -112,12 +107,12 @@ def test_times_count_from_the_first_byte(clock: HandClock) -> None:
 def test_the_parts_add_up_whatever_the_engine_says(clock: HandClock, phases: Phases, before: float) -> None:
     """For example if the first token is not read while the engine produces others."""
     arrival = Arrival(clock)
-    clock.now += before
+    clock.wait(before)
     arrival.received()
     watch = Stopwatch(arrival)
-    clock.now += 1.0
+    clock.wait(1.0)
     watch.count(1)
-    clock.now += 0.25
+    clock.wait(0.25)
     timings = watch.timings(phases, 1)
     parts = asdict(timings.breakdown).values() if timings.breakdown else []
     assert min(parts) >= 0

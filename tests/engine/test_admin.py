@@ -9,7 +9,6 @@ from genai_server.engine.ipc.mailbox import Connected
 from genai_server.messages.admin import (
     AdapterReply,
     AdminCall,
-    AdminReply,
     CallFailed,
     CancelRequest,
     EndProfile,
@@ -24,32 +23,20 @@ from genai_server.messages.error import ErrorInfo
 from genai_server.messages.generation_request import Adapter, FinishReason
 from genai_server.messages.protocol import Accepted, Finished, Refused
 from genai_server.profile_plan import ProfilePlan
-from tests.engine.test_admission import nothing_compiles
-from tests.engine.test_loop import OTHER_API, Bench
-from tests.engine.test_sequence import HandClock
-
-
-@pytest.fixture
-def clock() -> HandClock:
-    return HandClock()
+from tests.engine.bench import Bench, nothing_compiles
+from tests.hand_clock import HandClock
+from tests.stepped_loop import OTHER_API
 
 
 @pytest.fixture
 def bench(tmp_path: Path, clock: HandClock) -> Bench:
     found = Bench(tmp_path, max_running=2, max_waiting=3, clock=clock)
-    found.inbox.put((OTHER_API, Connected()))
+    found.put(Connected(), OTHER_API)
     return found
 
 
 def reply_to(bench: Bench, call: AdminCall) -> Any:
-    bench.inbox.put((OTHER_API, call))
-    bench.steps(1)
-    (reply,) = [
-        message
-        for connection, message in bench.sent
-        if connection == OTHER_API and isinstance(message, AdminReply) and message.call == call.call
-    ]
-    return reply
+    return bench.ask(call, object, OTHER_API)
 
 
 def ask(bench: Bench, question: ListRequests | CancelRequest) -> list[RequestState]:
@@ -101,7 +88,7 @@ def test_queued_and_compiling_requests_can_be_cancelled(bench: Bench) -> None:
         for call, name in enumerate(("r3", "r4")):
             assert [state.phase for state in ask(bench, CancelRequest(call, name))] == ["queued"]
     for key in (3, 4):
-        assert [type(message) for message in bench.of(key)] == [Accepted, Finished]
+        assert bench.kinds(key) == [Accepted, Finished]
         assert bench.reason(key) == FinishReason.CANCELLED
 
 
@@ -147,7 +134,7 @@ def test_invalid_session_is_refused_with_code_and_field(bench: Bench) -> None:
 def test_session_is_refused_if_its_folder_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("a file", encoding="utf-8")
     bench = Bench(tmp_path / "taken")
-    bench.inbox.put((OTHER_API, Connected()))
+    bench.put(Connected(), OTHER_API)
     refusal = reply_to(bench, StartProfile(1, ProfilePlan("one"))).error
     assert refusal.code == "unavailable"
     assert "taken" in refusal.message

@@ -1,10 +1,6 @@
 """Requests with grammars, biases, log probabilities or no tokens at all, from their arrival at the loop."""
 
 import math
-import threading
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -12,52 +8,16 @@ import pytest
 from genai_server.engine.ipc.mailbox import Disconnected
 from genai_server.messages.admin import SetRuntimeOption
 from genai_server.messages.error import ErrorInfo
-from genai_server.messages.generation_request import FinishReason, GenerationRequest, Sampling, TokenLogprob
-from genai_server.messages.protocol import (
-    Accepted,
-    Cancel,
-    Failed,
-    Finished,
-    Load,
-    PromptLogprobs,
-    Refused,
-    Submit,
-    Tokens,
-)
-from tests.engine.test_loop import API, OTHER_API, Bench
-from tests.loop_steps import step_or_wait
-
-# A rule with ever more derivations the longer the answer is.
-AMBIGUOUS = 'start: a\na: a a | "x" | "x" a "x" a'
+from genai_server.messages.generation_request import FinishReason, Sampling, TokenLogprob
+from genai_server.messages.protocol import Accepted, Cancel, Finished, Load, PromptLogprobs, Refused, Tokens
+from tests.engine.bench import Bench, nothing_compiles
+from tests.engine.sampling.grammars import AMBIGUOUS
+from tests.stepped_loop import OTHER_API
 
 
 @pytest.fixture
 def bench(tmp_path: Path) -> Bench:
     return Bench(tmp_path, max_running=2, max_waiting=1)
-
-
-def step_until(bench: Bench, condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < end
-        step_or_wait(bench.loop, bench.scheduler)
-
-
-def run(bench: Bench, *keys: int) -> None:
-    """Step until these are refused or have ended."""
-    ends = Refused | Finished | Failed
-    step_until(bench, lambda: all(any(isinstance(message, ends) for message in bench.of(key)) for key in keys))
-
-
-@contextmanager
-def nothing_compiles(bench: Bench) -> Iterator[None]:
-    """Compilations wait until the block ends."""
-    gate = threading.Event()
-    bench.loop._admission._guidance._worker.submit(gate.wait)
-    try:
-        yield
-    finally:
-        gate.set()
 
 
 # groups
@@ -71,8 +31,7 @@ def test_group_of_requests_is_admitted_when_complete(bench: Bench) -> None:
     assert bench.of(1) == bench.of(2) == []
     assert bench.text(7) == "c"
     bench.sent.clear()
-    bench.submit(3, "say d")
-    bench.run()
+    bench.answer(3, "say d")
     kinds = [type(message) for _, message in bench.sent if not isinstance(message, Load)]
     assert kinds[:3] == [Accepted] * 3
     assert [bench.text(key) for key in (1, 2, 3)] == ["a", "b", "d"]
@@ -83,13 +42,9 @@ def test_group_without_capacity_for_one_is_refused(bench: Bench) -> None:
         bench.submit(key, "say a", more=key < 4)
     bench.steps(1)
     for key in (1, 2, 3, 4):
-        (refused,) = bench.of(key)
-        assert isinstance(refused, Refused)
-        assert refused.error.code == "queue_full"
+        assert bench.refusal(key).code == "queue_full"
     assert bench.scheduler.is_idle
-    bench.submit(5, "say b")
-    bench.run()
-    assert bench.text(5) == "b"
+    assert bench.answer(5, "say b") == "b"
 
 
 def test_invalid_request_cancels_the_grammars_of_its_group(bench: Bench) -> None:
@@ -97,21 +52,17 @@ def test_invalid_request_cancels_the_grammars_of_its_group(bench: Bench) -> None
         bench.submit(1, "say a", grammar='start: "a"', more=True)
         bench.submit(2, "say a", sampling=Sampling(logit_bias={999: 1.0}))
         bench.steps(1)
-        refused = [message for key in (1, 2) for message in bench.of(key)]
-        params = [isinstance(message, Refused) and message.error.param for message in refused]
-        assert params == ["logit_bias"] * 2
+        assert [bench.refusal(key).param for key in (1, 2)] == ["logit_bias"] * 2
         assert len(bench.loop._requests) == 0
-    step_until(bench, lambda: bool(bench.loop._admission._guidance._kept))
+    bench.step_until(lambda: bool(bench.loop._admission._guidance._kept))
     assert len(bench.of(1)) == 1
 
 
 def test_incomplete_group_is_dropped_with_its_connection(bench: Bench) -> None:
     bench.submit(1, "say a", more=True, connection=OTHER_API)
-    bench.inbox.put((OTHER_API, Disconnected()))
-    bench.submit(2, "say b", connection=OTHER_API)
-    bench.run()
+    bench.put(Disconnected(), OTHER_API)
+    assert bench.answer(2, "say b", connection=OTHER_API) == "b"
     assert bench.of(1) == []
-    assert bench.text(2) == "b"
 
 
 # grammars
@@ -122,57 +73,55 @@ def test_request_is_accepted_once_its_grammar_is_compiled(bench: Bench) -> None:
         bench.submit(1, "say b12; it goes on", grammar="start: /[a-c][0-9]{2}/")
         bench.steps(1)
         assert bench.of(1) == []
-    run(bench, 1)
-    assert [type(message) for message in bench.of(1)] == [Accepted, Tokens, Finished]
+    bench.run(1)
+    assert bench.kinds(1) == [Accepted, Tokens, Finished]
     assert (bench.text(1), bench.reason(1)) == ("b12", FinishReason.STOP)
 
 
 def test_the_same_grammar_again_is_accepted_at_once(bench: Bench) -> None:
     bench.submit(1, "say b", grammar='start: "b"')
-    run(bench, 1)
+    bench.run(1)
     with nothing_compiles(bench):
         bench.submit(2, "say b", grammar='start: "b"')
-        run(bench, 2)
+        bench.run(2)
     assert bench.text(1) == bench.text(2) == "b"
 
 
 def test_a_grammar_does_not_reach_beyond_its_request(bench: Bench) -> None:
     bench.submit(1, "say free")
     bench.submit(2, "say free", grammar="start: /[f-g]+/")
-    run(bench, 1, 2)
+    bench.run(1, 2)
     assert bench.text(1) == "free"
     assert set(bench.text(2)) == {"f"}
 
 
 def test_a_wrong_grammar_is_refused_with_its_field(bench: Bench) -> None:
     bench.submit(1, "say a", grammar="start: (")
-    run(bench, 1)
-    (refused,) = bench.of(1)
-    assert isinstance(refused, Refused)
-    assert (refused.error.code, refused.error.param) == ("invalid_value", "grammar")
-    assert "Expected token" in refused.error.message
+    bench.run(1)
+    refused = bench.refusal(1)
+    assert (refused.code, refused.param) == ("invalid_value", "grammar")
+    assert "Expected token" in refused.message
     assert bench.scheduler.is_idle
 
 
 def test_grammar_that_becomes_too_ambiguous_fails_one_request(bench: Bench) -> None:
-    bench.submit(1, "say " + "x" * 400, grammar=AMBIGUOUS)
+    bench.submit(1, "say " + "x" * 200, grammar=AMBIGUOUS)
     bench.submit(2, "count 100")
-    run(bench, 1, 2)
-    (end,) = bench.ends(1)
-    assert isinstance(end, Failed)
-    assert end.error.code == "grammar_failed"
-    assert "grammar" in end.error.message
+    bench.run(1, 2)
+    error = bench.failure(1)
+    assert error.code == "grammar_failed"
+    assert "grammar" in error.message
     assert bench.text(2).endswith(" 100")
 
 
 def test_optional_grammar_that_fails_does_not_end_the_answer(bench: Bench) -> None:
-    # For other requests it fails at the 200th token. The answer is cut off later, and not because the grammar ends.
-    bench.submit(1, "say " + "x" * 400, grammar=AMBIGUOUS, needs_grammar=False, max_tokens=300)
+    # For other requests it fails at the 90th token. The answer is cut off later, and not because the grammar ends.
+    bench.submit(1, "say " + "x" * 200, grammar=AMBIGUOUS, needs_grammar=False, max_tokens=150)
     bench.submit(2, "say a", grammar="start: (", needs_grammar=False)
-    run(bench, 1, 2)
+    bench.run(1, 2)
     bench.submit(3, "say b", grammar="start: (", needs_grammar=False)  # known to be invalid by now
-    run(bench, 3)
-    assert [bench.text(key) for key in (1, 2, 3)] == ["x" * 300, "a", "b"]
+    bench.run(3)
+    assert [bench.text(key) for key in (1, 2, 3)] == ["x" * 150, "a", "b"]
     assert [bench.reason(key) for key in (1, 2, 3)] == [FinishReason.LENGTH, FinishReason.STOP, FinishReason.STOP]
 
 
@@ -180,11 +129,11 @@ def test_client_gone_during_compilation_gets_no_answer(bench: Bench) -> None:
     with nothing_compiles(bench):
         bench.submit(1, "say a", grammar='start: "a"')
         bench.submit(2, "say a", grammar='start: "b"', connection=OTHER_API)
-        bench.inbox.put((API, Cancel(1)))
-        bench.inbox.put((OTHER_API, Disconnected()))
+        bench.put(Cancel(1))
+        bench.put(Disconnected(), OTHER_API)
         bench.submit(3, "say c", grammar='start: "c"')
         bench.steps(1)
-    run(bench, 3)
+    bench.run(3)
     assert bench.text(3) == "c"
     assert bench.of(1) == bench.of(2) == []
 
@@ -195,22 +144,18 @@ def test_request_holds_its_place_during_compilation(bench: Bench) -> None:
             bench.submit(key, "say a", grammar='start: "a"')
         bench.submit(4, "say a")
         bench.steps(1)
-        (refused,) = bench.of(4)
-        assert isinstance(refused, Refused)
-        assert refused.error.code == "queue_full"
-    run(bench, 1, 2, 3)
+        assert bench.refusal(4).code == "queue_full"
+    bench.run(1, 2, 3)
     assert [bench.text(key) for key in (1, 2, 3)] == ["a"] * 3
 
 
 def test_device_terminated_during_compilation_refuses(bench: Bench) -> None:
     with nothing_compiles(bench):
         bench.submit(1, "say a", grammar='start: "a"')
-        bench.inbox.put((API, SetRuntimeOption(7, "terminate_session", "1")))
+        bench.put(SetRuntimeOption(7, "terminate_session", "1"))
         bench.steps(1)
-    run(bench, 1)
-    (refused,) = bench.of(1)
-    assert isinstance(refused, Refused)
-    assert refused.error.code == "session_terminated"
+    bench.run(1)
+    assert bench.refusal(1).code == "session_terminated"
 
 
 # biases
@@ -227,10 +172,9 @@ def test_bias_on_an_unknown_token_is_refused_with_its_field(bench: Bench, token:
 def test_bias_that_leaves_no_token_fails_one_request(bench: Bench) -> None:
     bench.submit(1, "say a", grammar='start: "a"', sampling=Sampling(logit_bias={97: -100.0}))
     bench.submit(2, "say b")
-    run(bench, 1, 2)
-    (end,) = bench.ends(1)
-    assert isinstance(end, Failed)
-    assert (end.error.code, end.error.param) == ("invalid_value", "logit_bias")
+    bench.run(1, 2)
+    error = bench.failure(1)
+    assert (error.code, error.param) == ("invalid_value", "logit_bias")
     assert bench.text(2) == "b"
 
 
@@ -238,21 +182,17 @@ def test_bias_that_leaves_no_token_fails_one_request(bench: Bench) -> None:
 
 
 def test_a_prompt_may_be_read_and_not_answered(bench: Bench) -> None:
-    bench.submit(1, "say hello" * 5, max_tokens=0)
-    bench.run()
-    accepted, end = bench.of(1)
-    assert accepted == Accepted(1)
-    assert isinstance(end, Finished)
+    bench.answer(1, "say hello" * 5, max_tokens=0)
+    assert bench.kinds(1) == [Accepted, Finished]
+    end = bench.end(1)
     assert end.reason == FinishReason.LENGTH
     assert end.phases.prefill > 0
     assert end.phases.decode == 0
 
 
 def test_answer_continues_up_to_min_tokens(bench: Bench) -> None:
-    bench.submit(1, "say ab", min_tokens=5)
-    bench.run()
-    assert len(bench.text(1)) == 5
-    assert bench.text(1).startswith("ab")
+    text = bench.answer(1, "say ab", min_tokens=5)
+    assert (len(text), text[:2]) == (5, "ab")
     assert bench.reason(1) == FinishReason.STOP
 
 
@@ -260,9 +200,8 @@ def test_answer_continues_up_to_min_tokens(bench: Bench) -> None:
 
 
 def test_each_token_comes_with_its_log_probability(bench: Bench) -> None:
-    bench.submit(1, "say ab", top_logprobs=1)
-    bench.run()
-    found = [message for _, message in bench.sent if isinstance(message, Tokens)]
+    bench.answer(1, "say ab", top_logprobs=1)
+    found = bench.messages(Tokens)
     assert [len(message.logprobs) for message in found] == [1, 1]
     # the scripted logits are 10 for the token and 0 for the other 256
     expected = 10 - math.log(math.exp(10) + 256)
@@ -273,20 +212,18 @@ def test_each_token_comes_with_its_log_probability(bench: Bench) -> None:
 
 
 def test_logprobs_are_absent_unless_requested(bench: Bench) -> None:
-    bench.submit(1, "say ab")
-    bench.run()
-    assert [message.logprobs for _, message in bench.sent if isinstance(message, Tokens)] == [[], []]
+    bench.answer(1, "say ab")
+    assert [message.logprobs for message in bench.messages(Tokens)] == [[], []]
 
 
 @pytest.mark.parametrize("max_tokens", [0, 2])
 def test_prompt_logprobs_precede_the_first_token_by_chunk(bench: Bench, max_tokens: int) -> None:
-    bench.submit(1, "say abcdefghijklmn", prompt_logprobs=True, max_tokens=max_tokens)
-    bench.run()
-    kinds = [type(message) for message in bench.of(1)]
+    bench.answer(1, "say abcdefghijklmn", prompt_logprobs=True, max_tokens=max_tokens)
+    kinds = bench.kinds(1)
     first = kinds.index(Tokens) if max_tokens else len(kinds) - 1
     assert set(kinds[1:first]) == {PromptLogprobs}
     assert first > 2
-    scores = [logprob for message in bench.of(1) if isinstance(message, PromptLogprobs) for logprob in message.logprobs]
+    scores = [logprob for message in bench.messages(PromptLogprobs, 1) for logprob in message.logprobs]
     assert [logprob.token for logprob in scores] == list(b"ay abcdefghijklmn\n\x04")
     assert all(logprob.logprob == pytest.approx(-math.log(257)) for logprob in scores)
 
@@ -294,17 +231,16 @@ def test_prompt_logprobs_precede_the_first_token_by_chunk(bench: Bench, max_toke
 def test_recomputed_prompt_logprobs_are_sent_once(bench: Bench) -> None:
     bench.submit(1, "say ab" + "c" * 20, prompt_logprobs=True, max_tokens=3)
     bench.steps(2)
-    bench.inbox.put((API, SetRuntimeOption(7, "enable_profiling", "p", "r1")))
+    bench.put(SetRuntimeOption(7, "enable_profiling", "p", "r1"))
     bench.run()
-    scores = [logprob for message in bench.of(1) if isinstance(message, PromptLogprobs) for logprob in message.logprobs]
+    scores = [logprob for message in bench.messages(PromptLogprobs, 1) for logprob in message.logprobs]
     assert [logprob.token for logprob in scores] == list(b"ay ab" + b"c" * 20 + b"\n\x04")
 
 
 def test_prompt_with_an_unknown_token_is_refused(bench: Bench) -> None:
     size = bench.loop._model.vocab_size
-    bench.inbox.put((API, Submit(1, GenerationRequest("r1", [1, size, 2], 5, 100))))
+    bench.put_request(1, [1, size, 2], max_tokens=5, max_length=100)
     bench.steps(1)
-    (refused,) = bench.of(1)
-    assert isinstance(refused, Refused)
-    assert refused.error.param == "prompt"
-    assert f"token {size} is not among the model's {size}" in refused.error.message
+    refused = bench.refusal(1)
+    assert refused.param == "prompt"
+    assert f"token {size} is not among the model's {size}" in refused.message

@@ -14,6 +14,7 @@ from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.engine.runners.scores import Logits
 from genai_server.messages.launch import EngineSpec
 from scripts._models.driven import Driven
+from tests.engine.model_runners import greedy_logits
 from tests.running_server import ROOT
 
 BUILT = ROOT / "tests" / "built_models"
@@ -56,27 +57,13 @@ def test_a_long_rope_in_the_batch_gives_what_a_generator_gives(name: str) -> Non
     chance = np.random.default_rng(1)
     # The longest row ends at the original context length.
     prompts = [chance.integers(3, VOCAB, length).tolist() for length in (5, 60, ORIGINAL_CONTEXT - STEPS)]
-    expected = [greedy(generator, prompt) for prompt in prompts]
+    expected = [greedy_logits(generator, prompt, STEPS) for prompt in prompts]
     newest: list[Logits] = []
     for number, prompt in enumerate(prompts):
         batched.open(number, prompt, ORIGINAL_CONTEXT)
         newest.append(batched.prefill(number, prompt).copy())
     for step in range(STEPS):
-        for found, (logits, _) in zip(newest, expected, strict=True):
+        for found, logits in zip(newest, expected, strict=True):
             np.testing.assert_allclose(found, logits[step], atol=1e-3)
-        tokens = [tokens[step] for _, tokens in expected]
-        newest = list(batched.decode([0, 1, 2], tokens).copy())
-    assert all(len(set(tokens)) > STEPS / 2 for _, tokens in expected)
-
-
-def greedy(runner: OgGeneratorRunner, prompt: list[int]) -> tuple[list[Logits], list[int]]:
-    """The logits and tokens of a greedy answer by the library's Generator."""
-    generator = Driven(runner)
-    generator.open(0, prompt, ORIGINAL_CONTEXT)
-    logits, tokens = [generator.prefill(0, prompt).copy()], list[int]()
-    while len(tokens) < STEPS:
-        tokens.append(int(logits[-1].argmax()))
-        if len(tokens) < STEPS:
-            logits.append(generator.decode([0], tokens[-1:])[0].copy())
-    generator.close(0)
-    return logits, tokens
+        newest = list(batched.decode([0, 1, 2], [int(logits[step].argmax()) for logits in expected]).copy())
+    assert all(len(set(logits.argmax(axis=-1))) > STEPS / 2 for logits in expected)

@@ -5,27 +5,22 @@ Skipped without the package, which the extra dev includes where it exists for th
 
 import importlib.util
 import shutil
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
-import msgspec
 import numpy as np
 import onnx
 import pytest
 from onnx import helper
 
 from genai_server.engine.measuring.tuning import Tuned
-from genai_server.engine.runners.base import Runner
 from genai_server.engine.runners.choose import load_runners
 from genai_server.errors import ConfigurationError
 from genai_server.messages.launch import EngineSpec
 from genai_server.options.check import check_device
 from genai_server.options.device import DeviceOptions
-from scripts._models.driven import Driven
+from tests.engine.model_runners import greedy_logits
 from tests.engine.runners.test_choose import spec
-from tests.running_server import DEMO, RunningServer
+from tests.running_server import DEMO, RunningServer, run_python
 from tests.server_here import run_here
 
 PACKAGE = "onnxruntime_extensions"
@@ -49,9 +44,8 @@ def with_operator(target: Path) -> Path:
 
 def library(folder: Path) -> Path:
     """A copy of the package's library, which is also a Python module: if imported here, the copy would crash."""
-    command = [sys.executable, "-c", f"import {PACKAGE} as package; print(package.get_library_path())"]
-    path = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-    return Path(shutil.copy(path, folder / "operators.so"))
+    path = run_python("-c", f"import {PACKAGE} as package; print(package.get_library_path())")
+    return Path(shutil.copy(path.strip(), folder / "operators.so"))
 
 
 @pytest.fixture(scope="module")
@@ -63,25 +57,15 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def on(model: Path, *libraries: str) -> EngineSpec:
     options = check_device({"session": {"custom_op_libraries": list(libraries)}}, "cpu")
-    return msgspec.structs.replace(spec(128), model_dir=str(model), options=options)
-
-
-def logits(on: Runner) -> Any:
-    runner = Driven(on)
-    runner.open(1, PROMPT, 64)
-    found = [runner.prefill(1, PROMPT).copy()]
-    for _ in range(4):
-        found.append(runner.decode([1], [int(found[-1].argmax())])[0].copy())
-    runner.close(1)
-    return np.array(found)
+    return spec(128, model_dir=model, options=options)
 
 
 def test_operator_library_of_the_model_works_in_both_runtimes(model: Path) -> None:
     plain, runners = load_runners(spec(128)), load_runners(on(model, "operators.so"))
     assert plain.main is not None
     assert runners.has_batch
-    assert np.array_equal(logits(runners.main), logits(plain.main))
-    assert np.array_equal(logits(runners.generator), logits(plain.generator))
+    assert np.array_equal(greedy_logits(runners.main, PROMPT, 5), greedy_logits(plain.main, PROMPT, 5))
+    assert np.array_equal(greedy_logits(runners.generator, PROMPT, 5), greedy_logits(plain.generator, PROMPT, 5))
 
 
 def test_missing_operator_library_is_refused_with_the_option(model: Path) -> None:

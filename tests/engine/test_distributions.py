@@ -9,21 +9,16 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from genai_server.engine.ipc.mailbox import Connected
-from genai_server.engine.loop import EngineLoop
-from genai_server.engine.profiling.folder import ProfileFolder
-from genai_server.engine.profiling.runtime_options import RuntimeOptionState
 from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.runners.scores import Logits
 from genai_server.engine.runners.scripted import ScriptedRunner
-from genai_server.engine.sampling.grammar import Compiled, Guidance, bytes_guidance
+from genai_server.engine.sampling.grammar import Guidance, bytes_guidance
 from genai_server.engine.sampling.next_token import choose_next_token
 from genai_server.engine.scheduling.scheduler import Scheduler
 from genai_server.engine.scheduling.step import Read, StepPolicy
@@ -31,6 +26,8 @@ from genai_server.engine.scheduling.step_time import StepTimeModel
 from genai_server.engine.sequence import Sequence
 from genai_server.messages.generation_request import FinishReason, GenerationRequest, ModelInfo, Sampling
 from genai_server.messages.protocol import Failed, Finished, Refused, Submit, ToApi, Tokens
+from tests.engine.sampling.grammars import guide
+from tests.stepped_loop import SteppedLoop
 from tests.table_runner import TableRunner
 
 ANSWERS = 2000
@@ -219,8 +216,8 @@ def chosen(asked: Asked, grammar: str, number: int) -> list[Answer]:
     runner, guidance = TableRunner(MODEL, TABLE), guided()
     for seed in range(number):
         request = _request(asked, grammar, seed)
-        guide = None if request.grammar is None else guidance.guide(request.grammar)
-        sequence = Sequence(seed, (0, seed), request, lambda: 0.0, guide)
+        guided_by = None if request.grammar is None else guidance.guide(request.grammar)
+        sequence = Sequence(seed, (0, seed), request, lambda: 0.0, guided_by)
         reason = None
         while reason is None:
             read = Read(sequence, sequence.tokens[-1:], decodes=True)
@@ -231,9 +228,8 @@ def chosen(asked: Asked, grammar: str, number: int) -> list[Answer]:
 
 def guided() -> Guidance:
     """Guidance with the compiled grammar."""
-    guidance, done = bytes_guidance(MODEL), SimpleQueue[Compiled]()
-    guidance.compile(GRAMMAR, done.put)
-    guidance.keep(GRAMMAR, done.get(timeout=60))
+    guidance = bytes_guidance(MODEL)
+    guide(guidance, GRAMMAR)
     return guidance
 
 
@@ -261,32 +257,29 @@ def test_answers_have_their_probabilities(name: str, grammar: str) -> None:
 # the engine
 
 
-class Device:
+class Device(SteppedLoop):
     """A loop with the table as its model."""
 
     def __init__(self, folder: Path, *, rows: int = 1, drafts: bool = False) -> None:
         self.runner = TableRunner(MODEL, TABLE)
         self._rows = rows
-        runners = RunnerPair(ScriptedRunner(), self.runner)
+        self.finished: list[Finished] = []
+        self._tokens: dict[int, list[int]] = {}
         policy = StepPolicy(speculates=drafts)
         scheduler = Scheduler(self.runner, max_running=rows, max_waiting=1, prefill_chunk=64, policy=policy)
-        options = RuntimeOptionState(runners, ProfileFolder(folder, "table", max_files=1, max_bytes=1))
-        self.loop = EngineLoop(runners, scheduler, options, guided(), self._receive, clock=lambda: 0.0)
-        self.loop.inbox.put((0, Connected()))
-        self.ends: list[Finished] = []
-        self._tokens: dict[int, list[int]] = {}
+        super().__init__(RunnerPair(ScriptedRunner(), self.runner), scheduler, guided(), folder, clock=lambda: 0.0)
 
     def answers(self, asked: Asked, grammar: str, number: int, **fields: Any) -> list[Answer]:
         """The answers with the seeds from 0 to `number`."""
-        self.ends.clear()
+        self.finished.clear()
         self._tokens.clear()
-        while len(self.ends) < number:
-            while len(self._tokens) < min(number, len(self.ends) + self._rows):
+        while len(self.finished) < number:
+            while len(self._tokens) < min(number, len(self.finished) + self._rows):
                 seed = len(self._tokens)
                 self._tokens[seed] = []
-                self.loop.inbox.put((0, Submit(seed, _request(asked, grammar, seed, **fields))))
-            self.loop.run_one_step()
-        ended = {end.key: end.reason for end in self.ends}
+                self.put(Submit(seed, _request(asked, grammar, seed, **fields)))
+            self.steps(1)
+        ended = {end.key: end.reason for end in self.finished}
         return [_answer(self._tokens[seed], ended[seed]) for seed in range(number)]
 
     def _receive(self, connection: int, messages: list[ToApi]) -> None:
@@ -295,7 +288,7 @@ class Device:
             if isinstance(message, Tokens):
                 self._tokens[message.key] += message.tokens
             elif isinstance(message, Finished):
-                self.ends.append(message)
+                self.finished.append(message)
 
 
 @pytest.fixture
@@ -322,7 +315,7 @@ def test_answers_are_the_same_with_drafts(tmp_path: Path, drafts: None, grammar:
     device, ends = Device(tmp_path, drafts=True), []
     for asked in ASKED.values():
         assert device.answers(asked, grammar, 40) == chosen(asked, grammar, 40)
-        ends += device.ends
+        ends += device.finished
     assert 0 < sum(end.num_accepted for end in ends) < sum(end.num_drafted for end in ends)
 
 

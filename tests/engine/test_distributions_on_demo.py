@@ -10,15 +10,12 @@ import numpy as np
 import pytest
 from llguidance import LLMatcher
 
-from genai_server.engine.model.graph import read_decoder_graph
-from genai_server.engine.runners.batched import BatchedRunner, BatchLimits
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.engine.runners.runner_pair import RunnerPair
-from genai_server.engine.runners.scores import Logits
 from genai_server.engine.sampling.grammar import model_guidance
 from genai_server.messages.generation_request import FinishReason, Sampling
-from scripts._models.driven import Driven
 from tests.demo_device import MAX_LENGTH, DemoDevice, prompt
+from tests.engine.model_runners import batched_runner, greedy_logits
 from tests.engine.test_distributions import END, Answer, deviation, guided_reference
 from tests.running_server import DEMO
 
@@ -27,14 +24,6 @@ ANSWERS = 2000
 SAMPLING: dict[str, Any] = {"temperature": 2.0, "top_k": 8, "min_p": 0.02, "logit_bias": {2: 9.0}}
 TEXT = "Say yes or no."
 LETTERS = r"[A-Za-z ]*"
-
-
-def logits_after(on: OgGeneratorRunner, tokens: list[int]) -> Logits:
-    generator = Driven(on)
-    generator.open(9, tokens, MAX_LENGTH)
-    logits = generator.prefill(9, tokens).copy()
-    generator.close(9)
-    return logits
 
 
 @pytest.mark.timeout(300)
@@ -50,17 +39,16 @@ def test_guided_answers_in_a_batch_have_their_probabilities(
 
     expected: dict[Answer, float] = defaultdict(float)
     asked = prompt(TEXT)
-    first = guided_reference(logits_after(generator, asked), SAMPLING, asked, (), free, fits)
+    first = guided_reference(greedy_logits(generator, asked, 1)[0], SAMPLING, asked, (), free, fits)
     expected[(END,)] = first[end]
     for token in set(np.flatnonzero(first).tolist()) - {end}:
-        logits = logits_after(generator, [*asked, token])
+        logits = greedy_logits(generator, [*asked, token], 1)[0]
         second = guided_reference(logits, SAMPLING, asked, (token,), free, fits)
         expected |= {(token, other): first[token] * second[other] for other in np.flatnonzero(second).tolist()}
         expected[token, END] = expected.pop((token, end), 0.0)
     assert sum(expected.values()) == pytest.approx(1)
 
-    limits = BatchLimits(num_slots=6, max_length=MAX_LENGTH)
-    runners = RunnerPair(generator, BatchedRunner(read_decoder_graph(DEMO), session, generator.model, limits))
+    runners = RunnerPair(generator, batched_runner(session=session, num_slots=6, max_length=MAX_LENGTH))
     device = DemoDevice(runners, model_guidance(DEMO, generator.model), tmp_path)
     fields: dict[str, Any] = {"grammar": LLMatcher.grammar_from_regex(LETTERS), "needs_grammar": False, "max_tokens": 2}
     counts = Counter[Answer]()

@@ -9,27 +9,21 @@ import pytest
 
 from genai_server.config import Settings, engine_settings
 from genai_server.engine import process
-from genai_server.engine.ipc.mailbox import Connected
 from genai_server.engine.kv_memory import UNSHARED, KvMemory
-from genai_server.engine.loop import EngineLoop
 from genai_server.engine.model.files import check_model_directory
 from genai_server.engine.model.graph import read_decoder_graph
-from genai_server.engine.profiling.folder import ProfileFolder
-from genai_server.engine.profiling.runtime_options import RuntimeOptionState
 from genai_server.engine.runners import choose
 from genai_server.engine.runners.cpu_buffers import CpuBuffers, page_tokens
 from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.sampling.grammar import model_guidance
-from genai_server.messages.generation_request import GenerationRequest
 from genai_server.messages.launch import EngineSpec
-from genai_server.messages.protocol import Finished, Submit, ToApi, Tokens
 from tests.resident import resident_bytes
 from tests.running_server import DEMO
+from tests.stepped_loop import SteppedLoop
 from tests.tokens import text
 
 MAX_LENGTH = 512
 SLOTS = 16
-API = 1
 
 GRAPH = read_decoder_graph(DEMO)
 # The memory of four requests of full length.
@@ -48,7 +42,7 @@ def test_unshared_memory_is_unlimited() -> None:
     assert UNSHARED.pages(10**9) == UNSHARED.num_pages == UNSHARED.num_tokens(4) == 0
 
 
-class Device:
+class Device(SteppedLoop):
     """An engine loop on the demo model with a limited KV memory."""
 
     def __init__(self, folder: Path) -> None:
@@ -60,45 +54,36 @@ class Device:
             cache_dir="",
         )
         spec = EngineSpec("cpu", str(DEMO), settings)
-        self.batched = choose.load_batched(spec, DEMO, check_model_directory(DEMO))
-        generator: Any = self.batched  # no request here runs on it
-        runners = RunnerPair(generator, self.batched)
-        self.scheduler = process.make_scheduler(spec, runners)
-        self.sent: list[ToApi] = []
+        batched = choose.load_batched(spec, DEMO, check_model_directory(DEMO))
+        generator: Any = batched  # no request here runs on it
+        runners = RunnerPair(generator, batched)
+        super().__init__(runners, process.make_scheduler(spec, runners), model_guidance(DEMO, batched.model), folder)
+        assert isinstance(batched.buffers, CpuBuffers)
+        self._buffers = batched.buffers
         self.max_resident = 0
         self.max_running = 0
-        options = RuntimeOptionState(runners, ProfileFolder(folder, "cpu", max_files=9, max_bytes=10**6))
-        self.loop = EngineLoop(
-            runners,
-            self.scheduler,
-            options,
-            model_guidance(DEMO, runners.main.model),
-            lambda _, messages: self.sent.extend(messages),
-        )
-        self.loop.inbox.put((API, Connected()))
         self._num_asked = 0
 
-    def ask(self, num_prompt: int, max_tokens: int) -> int:
+    def submit(self, num_prompt: int, max_tokens: int) -> int:
         """Submit a request with a unique prompt; returns its key."""
         self._num_asked += 1
-        prompt = text(num_prompt, self._num_asked)
-        request = GenerationRequest(str(self._num_asked), prompt, max_tokens, MAX_LENGTH, ignore_eos=True)
-        self.loop.inbox.put((API, Submit(self._num_asked, request)))
+        self.submit_prompt(self._num_asked, text(num_prompt, self._num_asked), max_tokens)
         return self._num_asked
 
-    def run(self) -> None:
+    def submit_prompt(self, key: int, prompt: list[int], max_tokens: int) -> None:
+        self.put_request(key, prompt, max_tokens=max_tokens, max_length=MAX_LENGTH, ignore_eos=True)
+
+    def run_all(self) -> None:
         """Step until all requests have ended."""
-        buffers = self.batched.buffers
-        assert isinstance(buffers, CpuBuffers)
         while not (self.loop.inbox.empty() and self.scheduler.is_idle):
-            self.loop.run_one_step()
+            self.steps(1)
             self.max_running = max(self.max_running, len(self.scheduler.running))
-            self.max_resident = max(self.max_resident, resident_bytes(buffers))
+            self.max_resident = max(self.max_resident, resident_bytes(self._buffers))
 
     def answer(self, key: int) -> list[int]:
         """The tokens of a finished answer."""
-        assert sum(isinstance(m, Finished) and m.key == key for m in self.sent) == 1
-        return [token for m in self.sent if isinstance(m, Tokens) and m.key == key for token in m.tokens]
+        self.end(key)
+        return self.tokens(key)
 
 
 @pytest.fixture
@@ -108,8 +93,8 @@ def device(tmp_path: Path) -> Device:
 
 @needs_linux
 def test_memory_of_four_long_requests_runs_sixteen_short_ones(device: Device) -> None:
-    keys = [device.ask(70, 30) for _ in range(SLOTS)]
-    device.run()
+    keys = [device.submit(70, 30) for _ in range(SLOTS)]
+    device.run_all()
     assert device.max_running == SLOTS
     assert {len(device.answer(key)) for key in keys} == {30}
     assert device.max_resident <= LIMIT
@@ -119,14 +104,14 @@ def test_memory_of_four_long_requests_runs_sixteen_short_ones(device: Device) ->
 def test_long_requests_wait_for_memory_within_the_limit(device: Device) -> None:
     """In the meantime, cached prefixes of finished requests fill the memory and are evicted."""
     for _ in range(SLOTS):
-        device.ask(100, 3)
-    device.run()
+        device.submit(100, 3)
+    device.run_all()
     assert device.max_running == SLOTS
     device.max_running = 0
     for _ in range(5):
-        device.ask(450, MAX_LENGTH - 450)
-        device.ask(25, 3)
-    device.run()
+        device.submit(450, MAX_LENGTH - 450)
+        device.submit(25, 3)
+    device.run_all()
     assert 4 <= device.max_running <= 8
     assert 0.8 * LIMIT < device.max_resident <= LIMIT
 
@@ -136,13 +121,12 @@ def test_a_request_is_answered_alike_before_and_after_evictions(device: Device) 
     prompt = text(150, 1000)
 
     def ask(key: int) -> list[int]:
-        request = GenerationRequest(str(key), prompt, 20, MAX_LENGTH, ignore_eos=True)
-        device.loop.inbox.put((API, Submit(key, request)))
-        device.run()
+        device.submit_prompt(key, prompt, 20)
+        device.run_all()
         return device.answer(key)
 
     first = ask(1001)
     for _ in range(6):
-        device.ask(450, 9)
-    device.run()
+        device.submit(450, 9)
+    device.run_all()
     assert ask(1002) == ask(1003) == first

@@ -11,19 +11,19 @@ import pytest
 from llguidance import LLMatcher
 from numpy.typing import NDArray
 
-from genai_server.engine.model.graph import read_decoder_graph
-from genai_server.engine.runners.batched import BatchedRunner, BatchLimits
+from genai_server.engine.runners.batched import BatchedRunner
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.runners.scores import Logits, Scores
 from genai_server.engine.sampling.grammar import Guidance, model_guidance
 from genai_server.engine.scheduling.step import Step
 from genai_server.messages.admin import SetRuntimeOption, StartProfile
-from genai_server.messages.generation_request import FinishReason, GenerationRequest, Sampling
-from genai_server.messages.protocol import Finished, PromptLogprobs, Submit
+from genai_server.messages.generation_request import FinishReason, Sampling
+from genai_server.messages.protocol import PromptLogprobs
 from genai_server.profile_plan import ProfilePlan, SlowTokens
 from scripts._models.driven import Driven
-from tests.demo_device import API, MAX_LENGTH, DemoDevice, prompt
+from tests.demo_device import MAX_LENGTH, DemoDevice, prompt
+from tests.engine.model_runners import batched_runner
 from tests.running_server import DEMO
 
 PERSON = {
@@ -41,9 +41,8 @@ GRAMMARS = {
 
 
 @pytest.fixture(scope="module")
-def batched(generator: OgGeneratorRunner, session: Any) -> BatchedRunner:
-    limits = BatchLimits(num_slots=6, max_length=MAX_LENGTH)
-    return BatchedRunner(read_decoder_graph(DEMO), session, generator.model, limits)
+def batched(session: Any) -> BatchedRunner:
+    return batched_runner(session=session, num_slots=6, max_length=MAX_LENGTH)
 
 
 @pytest.fixture(scope="module")
@@ -81,8 +80,7 @@ def fits(kind: str, text: str) -> bool:
 def test_an_answer_fits_its_grammar_and_stops_where_that_ends(
     device: DemoDevice, kind: str, sampling: Sampling
 ) -> None:
-    device.submit(1, "What is the capital of Italy?", grammar=GRAMMARS[kind], sampling=sampling)
-    device.run(1)
+    device.answer(1, "What is the capital of Italy?", grammar=GRAMMARS[kind], sampling=sampling)
     assert device.reason(1) == FinishReason.STOP
     assert fits(kind, device.text(1)), device.text(1)
 
@@ -91,8 +89,7 @@ def test_rows_with_and_without_grammars_are_independent(device: DemoDevice) -> N
     texts = ["Count from 1 to 12.", "What is the capital of Norway?", "Hello!"]
     alone = {}
     for key, text in enumerate(texts):
-        device.submit(key, text, sampling=Sampling(0.7, seed=key))
-        device.run(key)
+        device.answer(key, text, sampling=Sampling(0.7, seed=key))
         alone[key] = device.tokens(key)
     for key, text in enumerate(texts):
         device.submit(10 + key, text, sampling=Sampling(0.7, seed=key))
@@ -116,15 +113,12 @@ def test_profiled_request_keeps_grammar_penalties_and_logprobs(
         "top_logprobs": 2,
     }
     device = DemoDevice(RunnerPair(generator, batched), guidance, tmp_path)
-    device.submit(1, "What is the capital of Italy?", **fields)
-    device.run(1)
+    device.answer(1, "What is the capital of Italy?", **fields)
     device.submit(2, "What is the capital of Italy?", **fields)
-    while len(device.tokens(2)) < 4:
-        device.step()
-    device.inbox.put((API, SetRuntimeOption(7, "enable_profiling", "p", "r2")))
-    while len(device.tokens(2)) < 8:
-        device.step()
-    device.inbox.put((API, SetRuntimeOption(8, "enable_profiling", "0", "r2")))
+    device.run_to(2, 4)
+    device.put(SetRuntimeOption(7, "enable_profiling", "p", "r2"))
+    device.run_to(2, 8)
+    device.put(SetRuntimeOption(8, "enable_profiling", "0", "r2"))
     device.run(2)
     assert len(list(tmp_path.glob("cpu/p_*.json"))) == 4
     assert device.tokens(2) == device.tokens(1)
@@ -150,21 +144,21 @@ def test_profiled_answers_have_the_same_tokens(device: DemoDevice, name: str) ->
     for key, text in enumerate(texts):
         device.submit(key, text)
     device.run(0, 1, 2)
-    device.inbox.put((API, StartProfile(9, PLANS[name])))
+    device.put(StartProfile(9, PLANS[name]))
     for key, text in enumerate(texts, 10):
         device.submit(key, text, request_id=f"r{key - 9}")
-    device.step()
+    device.steps(1)
     if name == "one request":  # which must exist
-        device.inbox.put((API, StartProfile(9, PLANS[name])))
+        device.put(StartProfile(9, PLANS[name]))
     device.run(10, 11, 12)
     for key in range(3):
         assert device.tokens(key + 10) == device.tokens(key)
-    ends = [m for m in device.sent if isinstance(m, Finished) and m.key >= 10]
+    ends = [device.end(key) for key in (10, 11, 12)]
     assert sum(end.num_profiled for end in ends) > 0
     if name == "tokens in the middle":  # in a batch, one request at a time
         assert max(end.num_profiled for end in ends) == 3
     if name == "one request":
-        assert [e.key for e in ends if e.num_profiled] == [11]
+        assert [end.key for end in ends if end.num_profiled] == [11]
 
 
 # log probabilities
@@ -198,8 +192,7 @@ def test_answer_logprobs_are_log_softmax_of_the_logits(device: DemoDevice, monke
 
     monkeypatch.setattr(runners, "forward", noted)
     sampling = Sampling(1.2, seed=1, frequency_penalty=0.5, repetition_penalty=1.1, logit_bias={300: 5.0})
-    device.submit(1, "Count from 1 to 9.", top_logprobs=3, sampling=sampling)
-    device.run(1)
+    device.answer(1, "Count from 1 to 9.", top_logprobs=3, sampling=sampling)
     found = device.logprobs(1)
     assert [logprob.token for logprob in found] == device.tokens(1)
     for logprob, row in zip(found, map(log_softmax, given), strict=False):
@@ -213,18 +206,16 @@ def test_prompt_logprobs_do_not_depend_on_chunks(device: DemoDevice, generator: 
     text = "What is the capital of Italy? " * 7
     if others:
         device.submit(2, "Count from 1 to 200.", max_tokens=200)
-        while not device.tokens(2):
-            device.step()
+        device.run_to(2, 1)
     for key, max_tokens in ((1, 0), (3, 2)):  # the second must not take it from the cache
-        device.submit(key, text, prompt_logprobs=True, top_logprobs=1, max_tokens=max_tokens)
-        device.run(key)
+        device.answer(key, text, prompt_logprobs=True, top_logprobs=1, max_tokens=max_tokens)
         tokens, found = prompt(text), device.prompt_logprobs(key)
         expected = positions(generator, tokens)
         assert [logprob.token for logprob in found] == tokens[1:]
         wanted = [row[token] for row, token in zip(expected, tokens[1:], strict=False)]
         assert [logprob.logprob for logprob in found] == pytest.approx(wanted, abs=0.02)
         assert [logprob.top[0][0] for logprob in found] == expected[:-1].argmax(axis=-1).tolist()
-    chunks = [len(m.logprobs) for m in device.sent if isinstance(m, PromptLogprobs) and m.key == 1]
+    chunks = [len(m.logprobs) for m in device.messages(PromptLogprobs, 1)]
     assert len(chunks) > 2
     assert device.reason(1) == FinishReason.LENGTH
     assert device.tokens(1) == []
@@ -235,18 +226,16 @@ def test_prompt_logprobs_do_not_depend_on_chunks(device: DemoDevice, generator: 
 
 
 def test_answer_that_would_end_continues_up_to_min_tokens(device: DemoDevice) -> None:
-    device.submit(1, "What is the capital of Italy?")
-    device.run(1)
+    device.answer(1, "What is the capital of Italy?")
     least = len(device.tokens(1)) + 5
-    device.submit(2, "What is the capital of Italy?", min_tokens=least)
-    device.run(2)
+    device.answer(2, "What is the capital of Italy?", min_tokens=least)
     assert device.tokens(2)[: least - 5] == device.tokens(1)
     assert len(device.tokens(2)) >= least
     assert 2 not in device.tokens(2)
 
 
 def test_a_prompt_of_one_token_may_be_only_read(device: DemoDevice) -> None:
-    device.inbox.put((API, Submit(1, GenerationRequest("r", [100], 0, MAX_LENGTH, prompt_logprobs=True))))
+    device.put_request(1, [100], max_tokens=0, max_length=MAX_LENGTH, prompt_logprobs=True)
     device.run(1)
     assert device.reason(1) == FinishReason.LENGTH
     assert (device.tokens(1), device.prompt_logprobs(1)) == ([], [])
@@ -257,19 +246,14 @@ def test_a_prompt_of_several_answers_is_read_once(device: DemoDevice) -> None:
     for key in (1, 2, 3, 4):
         device.submit(key, text, max_tokens=3, more=key < 4)
     device.run(1, 2, 3, 4)
-    cached = {m.key: m.num_cached for m in device.sent if isinstance(m, Finished)}
     batched = device.loop._runners.has_batch
-    assert [cached[key] for key in (2, 3, 4)] == [len(prompt(text)) - 2 if batched else 0] * 3
+    assert [device.end(key).num_cached for key in (2, 3, 4)] == [len(prompt(text)) - 2 if batched else 0] * 3
     assert len({tuple(device.tokens(key)) for key in (1, 2, 3, 4)}) == 1
 
 
 def test_a_prompt_that_was_only_read_is_in_the_cache(device: DemoDevice) -> None:
     text = "How are you today? " * 5
-    device.submit(1, text, max_tokens=0)
-    device.run(1)
-    assert device.tokens(1) == []
-    device.submit(2, text)
-    device.run(2)
-    (end,) = [m for m in device.sent if isinstance(m, Finished) and m.key == 2]
+    assert device.answer(1, text, max_tokens=0) == []
+    device.answer(2, text)
     batched = device.loop._runners.has_batch
-    assert end.num_cached == (len(prompt(text)) - 2 if batched else 0)
+    assert device.end(2).num_cached == (len(prompt(text)) - 2 if batched else 0)

@@ -10,13 +10,9 @@ from genai_server.engine.meter import Tally
 from genai_server.messages.admin import SetRuntimeOption
 from genai_server.messages.figures import Figures, Histogram
 from genai_server.messages.protocol import Cancel
-from tests.engine.test_loop import API, OTHER_API, Bench
-from tests.engine.test_sequence import HandClock
-
-
-@pytest.fixture
-def clock() -> HandClock:
-    return HandClock()
+from tests.engine.bench import Bench
+from tests.hand_clock import HandClock
+from tests.stepped_loop import API, OTHER_API
 
 
 @pytest.fixture
@@ -31,7 +27,7 @@ def _sent(bench: Bench, connection: int = API) -> list[Figures]:
 def _figures(bench: Bench, clock: HandClock) -> Figures:
     """The figures sent after another second."""
     clock.wait(1.0)
-    bench.inbox.put((API, Connected()))  # otherwise an idle loop waits
+    bench.put(Connected())  # otherwise an idle loop waits
     bench.steps(1)
     return _sent(bench)[-1]
 
@@ -53,9 +49,7 @@ def test_a_value_counts_in_the_first_bucket_that_is_not_below_it() -> None:
 def test_a_prompt_counts_without_a_token_of_its_answer(
     bench: Bench, clock: HandClock, script: str, fields: dict[str, Any]
 ) -> None:
-    bench.submit(1, script, **fields)
-    bench.run()
-    assert bench.text(1) == ""
+    assert bench.answer(1, script, **fields) == ""
     figures = _figures(bench, clock)
     assert (figures.prompt_tokens, figures.generation_tokens) == (len(f"{script}\n\x04"), 0)
 
@@ -63,7 +57,7 @@ def test_a_prompt_counts_without_a_token_of_its_answer(
 def test_a_prompt_that_was_not_read_does_not_count(bench: Bench, clock: HandClock) -> None:
     bench.submit(1, "say hello")
     bench.steps(1)
-    bench.inbox.put((API, Cancel(1)))
+    bench.put(Cancel(1))
     bench.run()
     assert _figures(bench, clock).prompt_tokens == 0
 
@@ -80,8 +74,7 @@ def test_tokens_count_when_produced_and_prompts_when_read(bench: Bench, clock: H
 
 
 def test_passes_are_counted_by_kind_with_their_rows(bench: Bench, clock: HandClock) -> None:
-    bench.submit(1, "say abcd")
-    bench.run()
+    bench.answer(1, "say abcd")
     figures = _figures(bench, clock)
     assert sum(figures.prefill_passes.counts) == 2  # of at most 8 tokens
     assert sum(figures.decode_passes.counts) == figures.decode_rows.counts[0] == figures.decode_rows.sum == 4
@@ -108,7 +101,7 @@ def test_terminated_requests_are_counted(bench: Bench, clock: HandClock) -> None
 
 
 def test_profiled_sequences_and_sessions_of_profiles_are_counted(bench: Bench, clock: HandClock) -> None:
-    bench.inbox.put((API, SetRuntimeOption(7, "enable_profiling", "p")))
+    bench.put(SetRuntimeOption(7, "enable_profiling", "p"))
     bench.submit(1, "count 50")
     bench.steps(3)
     clock.wait(1.0)
@@ -145,12 +138,11 @@ def test_figures_are_sent_once_a_second_if_they_changed(bench: Bench, clock: Han
 
 
 def test_api_process_that_attaches_later_gets_the_figures(bench: Bench, clock: HandClock) -> None:
-    bench.submit(1, "say a")
-    bench.run()
+    bench.answer(1, "say a")
     known = _figures(bench, clock)
-    bench.inbox.put((OTHER_API, Connected()))
+    bench.put(Connected(), OTHER_API)
     bench.steps(1)
     clock.wait(1.0)
-    bench.inbox.put((OTHER_API, Connected()))
+    bench.put(Connected(), OTHER_API)
     bench.steps(1)
     assert _sent(bench, OTHER_API) == [known]

@@ -9,16 +9,14 @@ import json
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from genai_server.engine.model.session_options import missing_device, node_shares, open_with, session_options
-from genai_server.engine.runners.base import Runner
 from genai_server.engine.runners.choose import load_runners
 from genai_server.messages.launch import EngineSpec
 from genai_server.options.check import check_device
 from genai_server.options.openvino import OPENVINO
-from scripts._models.driven import Driven
+from tests.engine.model_runners import greedy
 from tests.engine.runners.test_choose import spec
 from tests.running_server import DEMO
 
@@ -41,27 +39,16 @@ pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not())
 
 
 def on_openvino(device: str) -> EngineSpec:
-    return msgspec.structs.replace(spec(128), device=device, options=check_device(sections(), device))
-
-
-def greedy(on: Runner) -> list[int]:
-    """Twelve greedy tokens of an answer."""
-    runner = Driven(on)
-    runner.open(1, PROMPT, 64)
-    found = [int(runner.prefill(1, PROMPT).argmax())]
-    while len(found) < 12:
-        found.append(int(runner.decode([1], [found[-1]])[0].argmax()))
-    runner.close(1)
-    return found
+    return spec(128, device=device, options=check_device(sections(), device))
 
 
 def test_the_batch_and_the_generator_answer_as_on_the_cpu_alone() -> None:
-    expected = greedy(load_runners(spec(128)).generator)
+    expected = greedy(load_runners(spec(128)).generator, PROMPT, 12)
     batched = load_runners(on_openvino("cpu"))
     assert batched.has_batch
-    assert greedy(batched.main) == expected
-    assert greedy(batched.generator) == expected
-    assert greedy(load_runners(on_openvino("openvino")).generator) == expected
+    assert greedy(batched.main, PROMPT, 12) == expected
+    assert greedy(batched.generator, PROMPT, 12) == expected
+    assert greedy(load_runners(on_openvino("openvino")).generator, PROMPT, 12) == expected
 
 
 def test_shares_of_both_providers_are_reported() -> None:

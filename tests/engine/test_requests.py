@@ -9,20 +9,14 @@ import pytest
 
 from genai_server.engine.ipc.mailbox import Disconnected
 from genai_server.engine.runners.base import Interrupted
-from genai_server.engine.runners.scores import Scores
 from genai_server.engine.scheduling.step import Read
 from genai_server.engine.sequence import Sequence
 from genai_server.errors import RunnerFailed
 from genai_server.messages.generation_request import FinishReason
-from genai_server.messages.protocol import Accepted, Finished, Refused, Tokens
-from tests.engine.test_admission import nothing_compiles, step_until
-from tests.engine.test_loop import API, Bench
-from tests.engine.test_sequence import HandClock
-
-
-@pytest.fixture
-def clock() -> HandClock:
-    return HandClock()
+from genai_server.messages.protocol import Accepted, Finished, Tokens
+from tests.engine.bench import Bench, nothing_compiles
+from tests.hand_clock import HandClock
+from tests.stepped_loop import API
 
 
 @pytest.fixture
@@ -51,11 +45,9 @@ def test_prompt_and_queued_request_time_out_without_a_token(bench: Bench, clock:
     bench.steps(2)
     clock.wait(1.0)
     bench.steps(1)
-    assert [type(message) for message in bench.of(2)] == [Accepted, Finished]
+    assert bench.kinds(2) == [Accepted, Finished]
     assert bench.reason(2) == FinishReason.TIMEOUT
-    (end,) = bench.ends(2)
-    assert isinstance(end, Finished)
-    assert end.phases.queue == pytest.approx(1.0)
+    assert bench.end(2).phases.queue == pytest.approx(1.0)
     clock.wait(2.0)
     bench.run()
     assert (bench.reason(1), bench.text(1)) == (FinishReason.TIMEOUT, "")
@@ -68,11 +60,9 @@ def test_request_times_out_during_compilation_without_messages(tmp_path: Path) -
         bench.submit(1, "say a", grammar='start: "a"', timeout=0.05)
         while not bench.ends(1):
             bench.steps(1)  # blocks until the deadline, because nothing runs
-        assert [type(message) for message in bench.of(1)] == [Accepted, Finished]
+        assert bench.kinds(1) == [Accepted, Finished]
         assert bench.reason(1) == FinishReason.TIMEOUT
-        bench.submit(2, "say b")  # it takes the place
-        bench.run()
-    assert bench.text(2) == "b"
+        assert bench.answer(2, "say b") == "b"  # it takes the place
 
 
 def test_grammar_compiled_after_the_deadline_is_ignored(bench: Bench, clock: HandClock) -> None:
@@ -82,7 +72,7 @@ def test_grammar_compiled_after_the_deadline_is_ignored(bench: Bench, clock: Han
         bench.steps(1)
         clock.wait(1.0)
         bench.steps(1)
-    step_until(bench, lambda: bool(bench.loop._admission._guidance._kept))
+    bench.step_until(lambda: bool(bench.loop._admission._guidance._kept))
     assert len(bench.ends(1)) == 1
     assert bench.text(1) == ""
 
@@ -98,16 +88,14 @@ def test_deadline_of_a_prompt_interrupts_only_its_own_pass(tmp_path: Path, monke
     bench = Bench(tmp_path, clock=time.perf_counter)
     interrupted = threading.Event()
     monkeypatch.setattr(bench.loop.interrupts, "_interrupt", interrupted.set)
-    forward = bench.runner.forward
     waited = []
 
-    def slow(reads: Several[Read]) -> list[Scores]:
+    def wait(reads: Several[Read]) -> None:
         if reads[0].sequence.id == 0:
             waited.append(interrupted.wait(10))
             raise Interrupted
-        return forward(reads)
 
-    monkeypatch.setattr(bench.runner, "forward", slow)
+    bench.before_each_pass(wait)
     bench.submit(1, "say a", timeout=0.05)
     bench.submit(2, "say b", timeout=9.0)
     bench.run()
@@ -120,13 +108,12 @@ def test_disconnected_request_has_no_deadline(bench: Bench, clock: HandClock) ->
     bench.submit(1, "count 50", timeout=1.0)
     bench.submit(2, "count 50", timeout=1.0)
     bench.steps(3)
-    bench.inbox.put((API, Disconnected()))
+    bench.put(Disconnected())
     bench.steps(1)
     clock.wait(2.0)
     bench.sent.clear()
     assert bench.scheduler.is_idle
-    bench.submit(3, "say c")
-    bench.run()
+    bench.answer(3, "say c")
     assert {type(message) for _, message in bench.sent} == {Accepted, Tokens, Finished}
 
 
@@ -174,7 +161,7 @@ def test_end_is_sent_though_closing_the_sequence_fails(bench: Bench, monkeypatch
     monkeypatch.setattr(bench.loop._runners, "close", broken)
     bench.run()
     assert bench.reason(1) == FinishReason.STOP
-    assert [type(message) for message in bench.of(1)] == [Accepted, Tokens, Finished]
+    assert bench.kinds(1) == [Accepted, Tokens, Finished]
 
 
 def test_token_limit_refusal_has_the_limit_and_retry_after(tmp_path: Path) -> None:
@@ -183,11 +170,10 @@ def test_token_limit_refusal_has_the_limit_and_retry_after(tmp_path: Path) -> No
     bench.submit(2, "say a")
     bench.submit(3, "say " + "b" * 20)
     bench.run()
-    (refused,) = bench.of(3)
-    assert isinstance(refused, Refused)
-    assert refused.error.code == "queue_full"
-    assert "GENAI_MAX_QUEUE_TOKENS lets 20 wait" in refused.error.message
-    assert refused.error.retry_after is not None and refused.error.retry_after >= 1
+    refused = bench.refusal(3)
+    assert refused.code == "queue_full"
+    assert "GENAI_MAX_QUEUE_TOKENS lets 20 wait" in refused.message
+    assert refused.retry_after is not None and refused.retry_after >= 1
     assert bench.text(2) == "a"
 
 

@@ -4,26 +4,13 @@ import pytest
 
 from genai_server.engine.sequence import Sequence, common_length
 from genai_server.messages.generation_request import GenerationRequest, Phases
+from genai_server.timing import Clock
+from tests.hand_clock import HandClock
 
 
-class HandClock:
-    """A clock that advances only when the test says so."""
-
-    def __init__(self) -> None:
-        self.now = 50.0
-
-    def __call__(self) -> float:
-        return self.now
-
-    def wait(self, seconds: float) -> None:
-        self.now += seconds
-
-
-def _sequence(
-    num_prompt: int = 5, max_tokens: int = 3, max_length: int = 100, clock: HandClock | None = None
-) -> Sequence:
+def _sequence(num_prompt: int = 5, max_tokens: int = 3, max_length: int = 100, clock: Clock = lambda: 0.0) -> Sequence:
     request = GenerationRequest("r1", list(range(10, 10 + num_prompt)), max_tokens, max_length)
-    return Sequence(0, (0, 0), request, clock or HandClock())
+    return Sequence(0, (0, 0), request, clock)
 
 
 def _read(sequence: Sequence, most: int) -> list[int]:
@@ -100,8 +87,7 @@ def test_an_answer_is_full_at_the_nearer_of_its_two_limits(
 # times
 
 
-def test_the_time_is_split_into_queue_prefill_and_decode() -> None:
-    clock = HandClock()
+def test_the_time_is_split_into_queue_prefill_and_decode(clock: HandClock) -> None:
     sequence = _sequence(clock=clock)
     clock.wait(1)
     _read(sequence, 2)
@@ -117,15 +103,13 @@ def test_the_time_is_split_into_queue_prefill_and_decode() -> None:
     assert sequence.phases() == Phases(queue=1, prefill=2, decode=8)
 
 
-def test_sequence_that_never_ran_has_queue_time_only() -> None:
-    clock = HandClock()
+def test_sequence_that_never_ran_has_queue_time_only(clock: HandClock) -> None:
     sequence = _sequence(clock=clock)
     clock.wait(3)
     assert sequence.phases() == Phases(queue=3, prefill=0, decode=0)
 
 
-def test_sequence_without_tokens_has_no_decode_time() -> None:
-    clock = HandClock()
+def test_sequence_without_tokens_has_no_decode_time(clock: HandClock) -> None:
     sequence = _sequence(clock=clock)
     clock.wait(1)
     _read(sequence, 2)
@@ -133,8 +117,7 @@ def test_sequence_without_tokens_has_no_decode_time() -> None:
     assert sequence.phases() == Phases(queue=1, prefill=2, decode=0)
 
 
-def test_one_token_takes_no_time_of_decoding() -> None:
-    clock = HandClock()
+def test_one_token_takes_no_time_of_decoding(clock: HandClock) -> None:
     sequence = _sequence(clock=clock)
     _read(sequence, 5)
     clock.wait(2)

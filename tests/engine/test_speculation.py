@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 from llguidance import LLMatcher
 
-from genai_server.engine.model.graph import read_decoder_graph
-from genai_server.engine.runners.batched import BatchedRunner, BatchLimits
+from genai_server.engine.runners.batched import BatchedRunner
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.sampling.grammar import Guidance, model_guidance
@@ -19,8 +18,9 @@ from genai_server.engine.scheduling.step_time import StepTimeModel
 from genai_server.errors import RunnerFailed
 from genai_server.messages.admin import SetRuntimeOption
 from genai_server.messages.generation_request import FinishReason, Sampling
-from genai_server.messages.protocol import Cancel, Finished, Refused
-from tests.demo_device import API, MAX_LENGTH, DemoDevice, prompt
+from genai_server.messages.protocol import Cancel
+from tests.demo_device import MAX_LENGTH, DemoDevice, prompt
+from tests.engine.model_runners import batched_runner
 from tests.running_server import DEMO
 
 COUNT = "Count from 1 to 12."
@@ -34,8 +34,7 @@ LIST = LLMatcher.grammar_from_regex("((Rome|Oslo) is a city\\. ){12}")
 
 @pytest.fixture(scope="module")
 def runners(generator: OgGeneratorRunner, session: Any) -> RunnerPair:
-    limits = BatchLimits(num_slots=6, max_length=MAX_LENGTH)
-    return RunnerPair(generator, BatchedRunner(read_decoder_graph(DEMO), session, generator.model, limits))
+    return RunnerPair(generator, batched_runner(session=session, num_slots=6, max_length=MAX_LENGTH))
 
 
 @pytest.fixture(scope="module")
@@ -59,10 +58,8 @@ def drafting(runners: RunnerPair, guidance: Guidance, tmp_path: Path) -> DemoDev
     return DemoDevice(runners, guidance, tmp_path, speculates=True)
 
 
-def answer(device: DemoDevice, key: int, text: str = COUNT, **fields: Any) -> list[int]:
-    device.submit(key, text, **fields)
-    device.run(key)
-    return device.tokens(key)
+def answer(device: DemoDevice, key: int, **fields: Any) -> list[int]:
+    return device.answer(key, COUNT, **fields)
 
 
 ASKED: dict[str, dict[str, Any]] = {
@@ -144,7 +141,7 @@ def test_only_accepted_tokens_are_cached(runners: RunnerPair, drafting: DemoDevi
     assert isinstance(runners.main, BatchedRunner)
     drafting.submit(1, COUNT, prediction=answer(drafting, 2)[:20] + [9] * 20)
     while len(drafting.tokens(1)) < 20:
-        drafting.step()
+        drafting.steps(1)
         if drafting.scheduler.running:
             (sequence,) = drafting.scheduler.running
             slot = runners.main.slots.of(sequence.id)
@@ -171,7 +168,7 @@ def test_concurrent_answers_have_drafts(drafting: DemoDevice) -> None:
 
 def test_a_profiled_answer_has_no_drafts(drafting: DemoDevice) -> None:
     wanted = answer(drafting, 1)
-    drafting.inbox.put((API, SetRuntimeOption(7, "enable_profiling", "p")))
+    drafting.put(SetRuntimeOption(7, "enable_profiling", "p"))
     assert answer(drafting, 2, prediction=wanted) == wanted
     assert drafting.end(2).num_drafted == 0
 
@@ -179,22 +176,20 @@ def test_a_profiled_answer_has_no_drafts(drafting: DemoDevice) -> None:
 def test_a_cancelled_answer_gets_nothing_after_its_draft(drafting: DemoDevice) -> None:
     wanted = answer(drafting, 1)
     drafting.submit(2, COUNT, prediction=wanted)
-    while not drafting.tokens(2):
-        drafting.step()
-    drafting.step()
+    drafting.run_to(2, 1)
+    drafting.steps(1)
     before = drafting.tokens(2)
     assert before == wanted[: len(before)]
-    drafting.inbox.put((API, Cancel(2)))
+    drafting.put(Cancel(2))
     answer(drafting, 3)
     assert drafting.tokens(2) == before
-    assert not any(isinstance(told, Finished) and told.key == 2 for told in drafting.sent)
+    assert drafting.ends(2) == []
 
 
 def test_unknown_predicted_token_is_refused(runners: RunnerPair, drafting: DemoDevice) -> None:
     drafting.submit(1, COUNT, prediction=[runners.main.model.vocab_size])
-    drafting.step()
-    (refused,) = [told for told in drafting.sent if isinstance(told, Refused)]
-    assert refused.error.param == "prediction"
+    drafting.steps(1)
+    assert drafting.refusal(1).param == "prediction"
 
 
 def test_a_failed_pass_with_a_draft_ends_its_answer_only(

@@ -13,7 +13,7 @@ from genai_server.http.api_keys import hash_key
 from genai_server.http.leniency import Leniency
 from genai_server.http.telemetry.request_record import RequestRecord
 from genai_server.timing import Arrival
-from tests.engine.test_sequence import HandClock
+from tests.hand_clock import HandClock
 from tests.running_server import DEMO, RunningServer, body
 from tests.server_here import run_here
 

@@ -4,21 +4,17 @@ docs/measuring.md names the long forms. Limits are wide where they depend on the
 still fill up in so short a time, and for /healthz, because other programs take its cores.
 """
 
-import subprocess
 import sys
 
 import pytest
 
-from tests.running_server import ROOT, clean_environment
+from tests.running_server import run_python
 
 pytestmark = [pytest.mark.soak, pytest.mark.skipif(sys.platform != "linux", reason="needs Linux's /proc")]
 
 
 def run(script: str, *options: str) -> None:
-    command = [sys.executable, f"scripts/{script}.py", *options]
-    done = subprocess.run(command, cwd=ROOT, env=clean_environment(), capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-4000:]
-    assert "broken promises: none" in done.stdout
+    assert "broken promises: none" in run_python(f"scripts/{script}.py", *options)
 
 
 @pytest.mark.timeout(400)

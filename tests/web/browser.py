@@ -70,6 +70,12 @@ def answered(page: Page) -> None:
     expect(page.get_by_role("button", name="Send", exact=True)).to_be_visible(timeout=30_000)
 
 
+def ask(page: Page, text: str) -> None:
+    """Send a message and wait for the end of its answer."""
+    say(page, text)
+    answered(page)
+
+
 def answer(page: Page) -> Locator:
     """The answers shown."""
     return page.get_by_role("article", name="Answer", exact=True)

@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import Browser, Locator, Page, Route, expect
 
 from tests.running_server import DEMO, RunningServer
-from tests.web.browser import answer, answered, opened, picture, say
+from tests.web.browser import answer, ask, opened, picture
 
 
 @pytest.fixture
@@ -40,13 +40,17 @@ def row(page: Page, name: str) -> Locator:
     )
 
 
+def watch_models(page: Page) -> None:
+    page.get_by_role("link", name="Watch").click()
+    page.get_by_role("link", name="Models").click()
+
+
 def talk(page: Page, model: str, text: str) -> None:
     """Start a new chat with a model."""
     page.get_by_role("link", name="Talk").click()
     page.get_by_role("button", name="New chat").click()
     page.get_by_label("Model", exact=True).select_option(model)
-    say(page, text)
-    answered(page)
+    ask(page, text)
 
 
 def test_a_model_is_loaded_talked_to_and_unloaded(page: Page, tmp_path: Path) -> None:
@@ -55,8 +59,7 @@ def test_a_model_is_loaded_talked_to_and_unloaded(page: Page, tmp_path: Path) ->
     picture(page, "models-loaded", tmp_path)
     talk(page, "more", "say hello")
     expect(answer(page)).to_contain_text("hello")
-    page.get_by_role("link", name="Watch").click()
-    page.get_by_role("link", name="Models").click()
+    watch_models(page)
     row(page, "more").get_by_role("button", name="Unload").click()
     expect(row(page, "more")).to_have_count(0)
     page.get_by_role("link", name="Talk").click()
@@ -79,8 +82,7 @@ def test_a_failed_model_is_shown_with_its_reason_and_not_offered(page: Page, tmp
     page.get_by_role("link", name="Talk").click()
     expect(page.get_by_label("Model", exact=True)).to_have_value("onnx-genai")
     expect(page.get_by_label("Model", exact=True).locator("option[value=more]")).to_have_count(0)
-    page.get_by_role("link", name="Watch").click()
-    page.get_by_role("link", name="Models").click()
+    watch_models(page)
     row(page, "more").get_by_role("button", name="Unload").click()
     expect(row(page, "more")).to_have_count(0)
 
@@ -102,8 +104,7 @@ def test_an_adapter_is_loaded_chosen_and_unloaded(page: Page, tmp_path: Path) ->
     picture(page, "models-adapter", tmp_path)
     talk(page, "onnx-genai:sir", "say hello")
     expect(answer(page)).to_contain_text("Sir, hello")
-    page.get_by_role("link", name="Watch").click()
-    page.get_by_role("link", name="Models").click()
+    watch_models(page)
     page.get_by_role("button", name="Unload the adapter onnx-genai:sir").click()
     expect(page.locator(".tag")).to_have_count(0)
 

@@ -12,7 +12,7 @@ from playwright.sync_api import Browser, Page, expect
 
 from tests.running_server import RunningServer, wait_until
 from tests.server_here import run_here
-from tests.web.browser import answer, answered, opened, say
+from tests.web.browser import answer, answered, ask, opened, say
 
 KEY, ADMIN_KEY = "alices-key-0123456789", "admins-key-0123456789"
 PARIS = "The capital of France is Paris."
@@ -67,8 +67,7 @@ KEEP_PROGRESS = """() => {
 
 def test_progress_of_a_long_prompt_is_shown(page: Page) -> None:
     page.evaluate(KEEP_PROGRESS)
-    say(page, "The capital of France is Paris. " * 115)
-    answered(page)
+    ask(page, "The capital of France is Paris. " * 115)
     seen = page.evaluate("window.progressSeen")
     done = [value for value, _, _ in seen]
     assert done == sorted(done)
@@ -98,8 +97,7 @@ def test_a_chat_that_is_deleted_ends_its_answer(scripted_page: Page, scripted: R
 
 
 def test_edited_message_makes_a_branch_and_keeps_the_first(page: Page) -> None:
-    say(page, "What is the capital of France?")
-    answered(page)
+    ask(page, "What is the capital of France?")
     page.get_by_role("button", name="Edit").click()
     page.get_by_label("Edit your message").fill("What is the capital of Italy?")
     page.locator(".edit").get_by_role("button", name="Send").click()
@@ -115,8 +113,7 @@ def test_edited_message_makes_a_branch_and_keeps_the_first(page: Page) -> None:
 
 def test_conversation_continues_from_an_earlier_turn(page: Page) -> None:
     for question in ("What is the capital of France?", "And of Italy?"):
-        say(page, question)
-        answered(page)
+        ask(page, question)
     expect(answer(page).last).to_contain_text("Rome")
     page.get_by_role("button", name="Continue from here").click()
     expect(page.get_by_text("And of Italy?")).to_have_count(0)
@@ -133,8 +130,7 @@ MARKDOWN = (
 
 
 def test_markdown_is_formatted_and_html_in_an_answer_stays_text(scripted_page: Page) -> None:
-    say(scripted_page, MARKDOWN)
-    answered(scripted_page)
+    ask(scripted_page, MARKDOWN)
     shown = scripted_page.locator(".assistant .markdown")
     expect(shown.get_by_role("heading", name="Heading")).to_be_visible()
     expect(shown.locator("td strong")).to_have_text("2")
@@ -147,8 +143,7 @@ def test_markdown_is_formatted_and_html_in_an_answer_stays_text(scripted_page: P
 
 def test_a_code_block_is_copied(scripted_page: Page) -> None:
     scripted_page.context.grant_permissions(["clipboard-read", "clipboard-write"])
-    say(scripted_page, "say ```⏎first⏎second⏎```")
-    answered(scripted_page)
+    ask(scripted_page, "say ```⏎first⏎second⏎```")
     scripted_page.locator(".copy-code").click()
     expect(scripted_page.locator(".copy-code")).to_have_text("Copied")
     assert scripted_page.evaluate("navigator.clipboard.readText()") == "first\nsecond\n"
@@ -195,8 +190,7 @@ def test_answer_fits_the_schema_and_an_invalid_one_is_not_sent(page: Page) -> No
         "additionalProperties": False,
     }
     set_option(page, "JSON schema", json.dumps(mood))
-    say(page, "How are you?")
-    answered(page)
+    ask(page, "How are you?")
     assert json.loads(page.locator(".assistant .markdown").inner_text()) == {"mood": "good"}
 
 
@@ -209,8 +203,7 @@ def test_a_wrong_option_gives_the_servers_message(page: Page) -> None:
 def test_the_shown_programs_do_what_the_page_did(page: Page, capsys: pytest.CaptureFixture[str]) -> None:
     set_option(page, "Stop texts", "is")
     set_option(page, "Top k", "1")
-    say(page, "What is the capital of France?")
-    answered(page)
+    ask(page, "What is the capital of France?")
     page.get_by_role("button", name="Code").click()
     curl, python = page.locator(".panel pre").all_inner_texts()
     done = subprocess.run(["sh", "-c", curl], capture_output=True, text=True, timeout=30, check=True)
@@ -221,8 +214,7 @@ def test_the_shown_programs_do_what_the_page_did(page: Page, capsys: pytest.Capt
 
 
 def test_chats_are_renamed_exported_imported_and_deleted(page: Page, tmp_path: Path) -> None:
-    say(page, "What is the capital of France?")
-    answered(page)
+    ask(page, "What is the capital of France?")
     page.locator(".chat-list summary").click()
     page.get_by_role("button", name="Rename").click()
     page.get_by_label("Name of the chat").fill("Geography")
@@ -248,8 +240,7 @@ def test_chats_are_renamed_exported_imported_and_deleted(page: Page, tmp_path: P
 def test_tokens_show_how_likely_they_were_and_what_else_was(page: Page) -> None:
     page.get_by_role("button", name="Options").click()
     page.get_by_label("Token probabilities").check()
-    say(page, "What is the capital of France?")
-    answered(page)
+    ask(page, "What is the capital of France?")
     page.get_by_role("button", name="Look into it").click()
     tokens = page.locator(".tokens button")
     expect(tokens.first).to_have_text("The")
@@ -263,8 +254,7 @@ def test_tokens_show_how_likely_they_were_and_what_else_was(page: Page) -> None:
 
 
 def test_slow_token_leads_to_a_session_for_the_next_one(scripted_page: Page) -> None:
-    say(scripted_page, "count 12; delay 0.02; hold 0.5 at 20")
-    answered(scripted_page)
+    ask(scripted_page, "count 12; delay 0.02; hold 0.5 at 20")
     scripted_page.get_by_role("button", name="Look into it").click()
     expect(scripted_page.locator(".tokens .slow")).not_to_have_count(0)
     expect(scripted_page.locator(".token")).to_contain_text("times the usual gap")
@@ -284,14 +274,17 @@ def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
         yield server
 
 
+def use_key(page: Page, key: str, label: str = "API key") -> None:
+    page.get_by_label(label).last.fill(key)
+    page.get_by_role("button", name="Use this key").click()
+
+
 def test_a_key_is_asked_for_once_and_kept_in_the_tab_only(browser: Browser, locked: RunningServer) -> None:
     with opened(browser, locked) as page:
         expect(page.get_by_role("dialog")).to_contain_text("an API key is required")
-        page.get_by_label("API key").last.fill("wrong-key-0123456789")
-        page.get_by_role("button", name="Use this key").click()
+        use_key(page, "wrong-key-0123456789")
         expect(page.get_by_role("dialog")).to_contain_text("does not know the API key")
-        page.get_by_label("API key").last.fill(KEY)
-        page.get_by_role("button", name="Use this key").click()
+        use_key(page, KEY)
         # Nothing can be sent before the models are known.
         expect(page.get_by_label("Model", exact=True)).to_have_value("onnx-genai")
         say(page, "say hello")
@@ -308,19 +301,16 @@ def test_a_key_is_asked_for_once_and_kept_in_the_tab_only(browser: Browser, lock
 
 def test_admin_views_are_offered_with_the_admin_key_only(browser: Browser, locked: RunningServer) -> None:
     with opened(browser, locked, "#watch") as page:
-        page.get_by_label("API key").last.fill(KEY)
-        page.get_by_role("button", name="Use this key").click()
+        use_key(page, KEY)
         expect(page.get_by_text("are not shown")).to_be_visible()
         tabs = page.get_by_role("navigation", name="Watch").get_by_role("link")
         expect(tabs).to_have_text(["Overview"])
         page.get_by_role("button", name="Enter the admin key").click()
-        page.get_by_label("Admin key").last.fill("wrong-key-0123456789")
-        page.get_by_role("button", name="Use this key").click()
+        use_key(page, "wrong-key-0123456789", "Admin key")
         expect(page.get_by_role("alert")).to_contain_text("not the admin key")
         expect(tabs).to_have_text(["Overview"])
         page.get_by_role("button", name="Enter the admin key").click()
-        page.get_by_label("Admin key").last.fill(ADMIN_KEY)
-        page.get_by_role("button", name="Use this key").click()
+        use_key(page, ADMIN_KEY, "Admin key")
         expect(tabs).to_have_text(["Overview", "Profiles", "Models", "Runtime options"])
         expect(page.get_by_text("are not shown")).to_have_count(0)
 

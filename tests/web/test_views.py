@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from tests.running_server import RunningServer
-from tests.web.browser import answer, answered, charted, opened, picture, say
+from tests.web.browser import answer, answered, ask, charted, opened, picture
 
 VIEWS = ["talk", "options", "look", "watch", "profiles", "models", "runtime-options"]
 # Elements that appear once a view is complete.
@@ -42,8 +42,7 @@ def page(browser: Browser, demo: RunningServer, request: pytest.FixtureRequest) 
         page.get_by_label("Maximum tokens").first.fill("90")
         page.get_by_role("button", name="Options").click()
         for question in ("What is the capital of France?", "And of Italy?", "Write a long poem."):
-            say(page, question)
-            answered(page)
+            ask(page, question)
         page.clock.install()
         page.evaluate("scheme => { window.scheme = scheme; }", request.param)
         yield page

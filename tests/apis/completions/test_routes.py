@@ -8,8 +8,7 @@ import openai
 import pytest
 from openai import OpenAI
 
-from tests.model_edits import code_model
-from tests.pruned_model import make_pruned_model
+from tests.model_edits import code_model, make_pruned_model
 from tests.running_server import RunningServer
 from tests.server_here import run_here
 

@@ -41,6 +41,14 @@ def api(connections: Connections, listener: Listener) -> Iterator[socket.socket]
         yield sock
 
 
+@pytest.fixture
+def number(api: socket.socket, inbox: Inbox) -> int:
+    """The number of the connection of an API process that was welcomed."""
+    api.sendall(encode_frame([Hello("secret")]))
+    receive(api, 1)
+    return inbox.get(timeout=10)[0]
+
+
 def connect(address: str) -> socket.socket:
     if address.startswith("/"):
         sock = socket.socket(socket.AF_UNIX)
@@ -100,30 +108,21 @@ def test_peer_without_the_secret_is_disconnected(
 
 
 def test_disconnected_api_process_is_reported_to_the_loop(
-    connections: Connections, api: socket.socket, inbox: Inbox
+    connections: Connections, api: socket.socket, inbox: Inbox, number: int
 ) -> None:
-    api.sendall(encode_frame([Hello("secret")]))
-    receive(api, 1)
-    number, _ = inbox.get(timeout=10)
     api.close()
     assert inbox.get(timeout=10) == (number, Disconnected())
     connections.send(number, [Tokens(1, [2])])  # dropped without an error
 
 
-def test_a_slow_reader_gets_everything_in_order(connections: Connections, api: socket.socket, inbox: Inbox) -> None:
-    api.sendall(encode_frame([Hello("secret")]))
-    receive(api, 1)
-    number, _ = inbox.get(timeout=10)
+def test_a_slow_reader_gets_everything_in_order(connections: Connections, api: socket.socket, number: int) -> None:
     sent: list[ToApi] = [Tokens(key, [key] * 2000) for key in range(1000)]
     for message in sent:
         connections.send(number, [message])
     assert receive(api, len(sent)) == sent
 
 
-def test_peer_that_reads_nothing_is_disconnected(connections: Connections, api: socket.socket, inbox: Inbox) -> None:
-    api.sendall(encode_frame([Hello("secret")]))
-    receive(api, 1)
-    number, _ = inbox.get(timeout=10)
+def test_peer_that_reads_nothing_is_disconnected(connections: Connections, inbox: Inbox, number: int) -> None:
     frame: list[ToApi] = [Tokens(0, [2**31] * 200_000)]
     for _ in range(2 + 2 * MAX_BACKLOG_BYTES // len(encode_frame(frame))):
         connections.send(number, frame)

@@ -3,8 +3,9 @@
 import itertools
 import json
 import math
+import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,17 @@ def _refusal(directory: Path) -> str:
     return caught.value.message
 
 
+def _configure(directory: Path, **sections: Any) -> None:
+    """Replace sections of the configuration's model, such as its decoder."""
+    config = {"model": {**CONFIG["model"], **sections}}
+    (directory / "genai_config.json").write_text(json.dumps(config), encoding="utf-8")
+
+
+def _with_options(options: dict[str, Any]) -> dict[str, Any]:
+    """A decoder with these session options."""
+    return {"filename": "model.onnx", "session_options": options}
+
+
 def test_complete_directory_describes_its_model(directory: Path) -> None:
     info = check_model_directory(directory)
     assert (info.context_length, info.vocab_size, info.eos_token_ids) == (64, 300, [2])
@@ -117,13 +129,16 @@ def test_configuration_that_is_not_a_json_object_is_named(directory: Path, name:
     assert str(directory / name) in _refusal(directory)
 
 
-def _without(*keys: str) -> dict[str, Any]:
+def _changed(*keys: str, value: object = None, is_deleted: bool = False) -> str:
+    """The configuration with another value of a key, or without the key."""
     config = json.loads(json.dumps(CONFIG))
     section = config
     for key in keys[:-1]:
         section = section[key]
-    del section[keys[-1]]
-    return {**config}
+    section[keys[-1]] = value
+    if is_deleted:
+        del section[keys[-1]]
+    return json.dumps(config)
 
 
 @pytest.mark.parametrize(
@@ -132,74 +147,29 @@ def _without(*keys: str) -> dict[str, Any]:
     ids=".".join,
 )
 def test_a_missing_key_of_the_configuration_is_named(directory: Path, keys: tuple[str, ...]) -> None:
-    (directory / "genai_config.json").write_text(json.dumps(_without(*keys)), encoding="utf-8")
+    (directory / "genai_config.json").write_text(_changed(*keys, is_deleted=True), encoding="utf-8")
     message = _refusal(directory)
     assert keys[-1] in message
     assert "genai_config.json" in message
 
 
-def _set_model(config: dict[str, Any]) -> None:
-    config["model"] = None
-
-
-def _set_context(config: dict[str, Any]) -> None:
-    config["model"]["context_length"] = "long"
-
-
-def _set_negative_context(config: dict[str, Any]) -> None:
-    config["model"]["context_length"] = -1
-
-
-def _set_infinite_context(config: dict[str, Any]) -> None:
-    config["model"]["context_length"] = math.inf
-
-
-def _set_huge_vocabulary(config: dict[str, Any]) -> None:
-    config["model"]["vocab_size"] = 2**31
-
-
-def _set_huge_eos(config: dict[str, Any]) -> None:
-    config["model"]["eos_token_id"] = [2, 10**40]
-
-
-def _set_eos(config: dict[str, Any]) -> None:
-    config["model"]["eos_token_id"] = None
-
-
-def _set_decoder(config: dict[str, Any]) -> None:
-    config["model"]["decoder"] = ["model.onnx"]
-
-
-def _set_search(config: dict[str, Any]) -> None:
-    config["search"] = None
-
-
-def _set_temperature(config: dict[str, Any]) -> None:
-    config["search"] = {"do_sample": True, "temperature": None}
-
-
 @pytest.mark.parametrize(
-    "spoil",
+    ("keys", "value"),
     [
-        _set_model,
-        _set_context,
-        _set_negative_context,
-        _set_infinite_context,
-        _set_huge_vocabulary,
-        _set_huge_eos,
-        _set_eos,
-        _set_decoder,
-        _set_search,
-        _set_temperature,
+        (["model"], None),
+        (["model", "context_length"], "long"),
+        (["model", "context_length"], -1),
+        (["model", "context_length"], math.inf),
+        (["model", "vocab_size"], 2**31),
+        (["model", "eos_token_id"], [2, 10**40]),
+        (["model", "eos_token_id"], None),
+        (["model", "decoder"], ["model.onnx"]),
+        (["search"], None),
+        (["search"], {"do_sample": True, "temperature": None}),
     ],
-    ids=lambda f: f.__name__,
 )
-def test_value_of_a_wrong_type_is_refused_with_the_file_name(
-    directory: Path, spoil: Callable[[dict[str, Any]], None]
-) -> None:
-    config = json.loads(json.dumps(CONFIG))
-    spoil(config)
-    (directory / "genai_config.json").write_text(json.dumps(config), encoding="utf-8")
+def test_value_of_a_wrong_type_is_refused_with_the_file_name(directory: Path, keys: list[str], value: object) -> None:
+    (directory / "genai_config.json").write_text(_changed(*keys, value=value), encoding="utf-8")
     assert str(directory / "genai_config.json") in _refusal(directory)
 
 
@@ -264,13 +234,9 @@ def _config(search: dict[str, Any] | None = None, **model: Any) -> dict[str, Any
     return config if search is None else config | {"search": search}
 
 
-def test_eos_token_id_is_a_number_or_a_list() -> None:
-    assert model_info(_config(eos_token_id=7)).eos_token_ids == [7]
-    assert model_info(_config(eos_token_id=[7, 9])).eos_token_ids == [7, 9]
-
-
-def test_the_end_token_zero_is_a_token() -> None:
-    assert model_info(_config(eos_token_id=0)).eos_token_ids == [0]
+@pytest.mark.parametrize(("given", "found"), [(7, [7]), (0, [0]), ([7, 9], [7, 9])])
+def test_eos_token_id_is_a_number_or_a_list(given: object, found: list[int]) -> None:
+    assert model_info(_config(eos_token_id=given)).eos_token_ids == found
 
 
 def test_lengths_are_those_of_the_file() -> None:
@@ -278,29 +244,25 @@ def test_lengths_are_those_of_the_file() -> None:
     assert (info.context_length, info.vocab_size) == (512, 1000)
 
 
-def test_a_model_that_samples_gives_its_values_as_defaults() -> None:
-    search = {
-        "do_sample": True,
-        "temperature": 0.6,
-        "top_k": 20,
-        "top_p": 0.95,
-        "min_p": 0.1,
-        "repetition_penalty": 1.1,
-    }
-    assert model_info(_config(search)).defaults == Sampling(0.6, 20, 0.95, 0.1, 1.1, None)
+SEARCH = {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "min_p": 0.1, "repetition_penalty": 1.1}
 
 
-def test_model_that_does_not_sample_is_greedy() -> None:
-    assert model_info(_config({"do_sample": False, "temperature": 0.6})).defaults.temperature == 0.0
-    assert model_info(_config({"temperature": 0.6})).defaults.temperature == 0.0
+@pytest.mark.parametrize(
+    ("search", "defaults"),
+    [
+        ({"do_sample": True, **SEARCH}, Sampling(0.6, 20, 0.95, 0.1, 1.1, None)),
+        ({"do_sample": True}, Sampling(temperature=1.0)),
+        (None, Sampling()),
+    ],
+    ids=["all values", "no values", "no section"],
+)
+def test_defaults_are_those_of_the_search_section(search: dict[str, Any] | None, defaults: Sampling) -> None:
+    assert model_info(_config(search)).defaults == defaults
 
 
-def test_default_temperature_of_a_sampling_model_is_one() -> None:
-    assert model_info(_config({"do_sample": True})).defaults == Sampling(temperature=1.0)
-
-
-def test_a_file_without_search_section_is_greedy_without_filters() -> None:
-    assert model_info(_config()).defaults == Sampling()
+@pytest.mark.parametrize("search", [{"do_sample": False, "temperature": 0.6}, {"temperature": 0.6}])
+def test_model_that_does_not_sample_is_greedy(search: dict[str, Any]) -> None:
+    assert model_info(_config(search)).defaults.temperature == 0.0
 
 
 @pytest.mark.parametrize("missing", ["context_length", "vocab_size", "eos_token_id"])
@@ -322,16 +284,13 @@ def test_a_missing_model_section_is_named() -> None:
 @pytest.mark.parametrize("section", ["decoder", "encoder"])
 def test_a_configuration_that_names_a_file_elsewhere_is_refused(directory: Path, name: str, section: str) -> None:
     (directory.parent / "model.onnx").touch()
-    config = {"model": {**CONFIG["model"], section: {"filename": name}}}
-    (directory / "genai_config.json").write_text(json.dumps(config))
-    with pytest.raises(ModelDirectoryError, match="names a file outside the model directory"):
-        check_model_directory(directory)
+    _configure(directory, **{section: {"filename": name}})
+    assert "names a file outside the model directory" in _refusal(directory)
 
 
 @pytest.mark.parametrize("name", ["model\0.onnx", "m" * 5000], ids=["with a null byte", "too long"])
 def test_a_name_that_no_file_can_have_is_refused(directory: Path, name: str) -> None:
-    config = {"model": {**CONFIG["model"], "decoder": {"filename": name}}}
-    (directory / "genai_config.json").write_text(json.dumps(config))
+    _configure(directory, decoder={"filename": name})
     assert str(directory) in _refusal(directory)
 
 
@@ -340,26 +299,20 @@ def test_a_name_that_no_file_can_have_is_refused(directory: Path, name: str) -> 
     ["session.collect_node_memory_stats_to_file", "ep.context_file_path", "optimized_model_filepath", "cache_dir"],
 )
 def test_session_option_with_an_outside_path_is_refused(directory: Path, option: str) -> None:
-    options = {"session_options": {option: "/tmp/anywhere", "trt_profile_min_shapes": "input_ids:1x1"}}
-    config = {"model": {**CONFIG["model"], "decoder": {**CONFIG["model"]["decoder"], **options}}}
-    (directory / "genai_config.json").write_text(json.dumps(config))
-    with pytest.raises(ModelDirectoryError, match='outside the model directory: "/tmp/anywhere"'):
-        check_model_directory(directory)
+    options = {option: "/tmp/anywhere", "trt_profile_min_shapes": "input_ids:1x1"}
+    _configure(directory, decoder=_with_options(options))
+    assert 'outside the model directory: "/tmp/anywhere"' in _refusal(directory)
 
 
 @pytest.mark.parametrize("name", ["../weights", "/dev/zero", "./" * 90 + "../weights"])
 def test_weights_elsewhere_are_refused(directory: Path, name: str) -> None:
     (directory / "model.onnx").write_bytes(_external(name))
-    with pytest.raises(ModelDirectoryError, match="model.onnx names a file outside the model directory"):
-        check_model_directory(directory)
+    assert "model.onnx names a file outside the model directory" in _refusal(directory)
 
 
 def test_a_model_directory_brings_no_code(directory: Path) -> None:
-    options = {"custom_ops_library": "ops.so"}
-    config = {"model": {**CONFIG["model"], "decoder": {"filename": "model.onnx", "session_options": options}}}
-    (directory / "genai_config.json").write_text(json.dumps(config))
-    with pytest.raises(ModelDirectoryError, match="names a library to load: custom_ops_library"):
-        check_model_directory(directory)
+    _configure(directory, decoder=_with_options({"custom_ops_library": "ops.so"}))
+    assert "names a library to load: custom_ops_library" in _refusal(directory)
 
 
 def test_duplicate_configuration_key_is_refused(directory: Path) -> None:
@@ -377,18 +330,14 @@ def test_a_file_that_is_nested_without_end_is_refused(directory: Path, name: str
 @pytest.mark.parametrize("prefix", ["/tmp/x", "../x", "a/b", "a\\b", ".x", "x" * 65, True])
 @pytest.mark.parametrize("section", ["decoder", "encoder"])
 def test_model_directory_cannot_choose_the_profile_path(directory: Path, prefix: object, section: str) -> None:
-    sections = {"decoder": {"filename": "model.onnx"}, "encoder": {"filename": "model.onnx"}}
-    sections[section]["session_options"] = {"enable_profiling": prefix}  # type: ignore[assignment]
-    (directory / "genai_config.json").write_text(json.dumps({"model": {**CONFIG["model"], **sections}}))
-    with pytest.raises(ModelDirectoryError, match="enable_profiling .* must be a name, not a path") as caught:
-        check_model_directory(directory)
-    assert quoted(prefix) in caught.value.message
+    _configure(directory, **{section: _with_options({"enable_profiling": prefix})})
+    message = _refusal(directory)
+    assert re.search("enable_profiling .* must be a name, not a path", message)
+    assert quoted(prefix) in message
 
 
 def test_model_directory_may_name_a_profile_of_the_session(directory: Path) -> None:
-    options = {"enable_profiling": "whole"}
-    config = {"model": {**CONFIG["model"], "decoder": {"filename": "model.onnx", "session_options": options}}}
-    (directory / "genai_config.json").write_text(json.dumps(config))
+    _configure(directory, decoder=_with_options({"enable_profiling": "whole"}))
     check_model_directory(directory)
     assert session_profile(directory) == "whole"
 
@@ -411,8 +360,7 @@ def test_a_link_out_of_the_directory_is_refused(
     (directory / name).parent.mkdir(exist_ok=True)
     (directory / name).unlink(missing_ok=True)
     (directory / name).symlink_to(other)
-    with pytest.raises(ModelDirectoryError, match="is a link out of the model directory"):
-        check_model_directory(directory)
+    assert "is a link out of the model directory" in _refusal(directory)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="links need a privilege there")
@@ -428,8 +376,7 @@ def test_the_links_of_hugging_faces_cache_are_fine(directory: Path, tmp_path_fac
 
 
 def test_a_decoder_that_takes_a_table_of_blocks_is_paged(tmp_path: Path) -> None:
-    inputs = {"input_ids": "input_ids", "block_table": "block_table"}
-    (tmp_path / "genai_config.json").write_text(json.dumps({"model": {"decoder": {"inputs": inputs}}}))
+    _configure(tmp_path, decoder={"inputs": {"input_ids": "input_ids", "block_table": "block_table"}})
     assert is_paged(tmp_path)
-    (tmp_path / "genai_config.json").write_text(json.dumps({"model": {"decoder": {}}}))
+    _configure(tmp_path, decoder={})
     assert not is_paged(tmp_path)

@@ -1,6 +1,5 @@
 """Pre-packed weights: written once, reused while complete, and optional."""
 
-import random
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,11 +14,11 @@ from genai_server.engine.model.files import check_model_directory
 from genai_server.engine.model.graph import read_decoder_graph
 from genai_server.engine.model.session import open_session
 from genai_server.engine.model.weights import int8_model, prepacked_model
-from genai_server.engine.runners.batched import BatchedRunner, BatchLimits
 from genai_server.options.device import DeviceOptions, ProviderOptions
-from scripts._models.driven import Driven
 from scripts._models.requantized import write_requantized
+from tests.engine.model_runners import batched_runner, greedy_logits
 from tests.running_server import DEMO
+from tests.tokens import text
 
 
 @pytest.fixture(scope="module")
@@ -38,12 +37,8 @@ def written(folder: Path) -> dict[str, int]:
 
 
 def logits(model_dir: Path, *, optimized: bool) -> Any:
-    graph = read_decoder_graph(model_dir)
-    session = open_session(graph, 1, optimized=optimized)
-    runner = Driven(BatchedRunner(graph, session, check_model_directory(model_dir), BatchLimits(2, 64)))
-    prompt = random.Random(1).choices(range(10, 1900), k=40)
-    runner.open(1, prompt, 64)
-    return runner.prefill(1, prompt)
+    session = open_session(read_decoder_graph(model_dir), 1, optimized=optimized)
+    return greedy_logits(batched_runner(model_dir, session=session, num_slots=2, max_length=64), text(40), 1)
 
 
 def test_packed_model_is_complete_and_gives_the_same_logits(packed: Path) -> None:

@@ -19,7 +19,7 @@ from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.runners.scores import Scores
 from genai_server.engine.scheduling.step import Read, Step
 from genai_server.engine.sequence import Sequence
-from genai_server.messages.admin import ProfiledRequest
+from genai_server.messages.admin import ProfiledRequest, RuntimeOptions
 from genai_server.messages.generation_request import GenerationRequest, ModelInfo, Sampling
 from genai_server.profiles.manifest import find_manifests
 from genai_server.timing import Clock
@@ -95,7 +95,12 @@ class Device:
         self.runners.open(sequence)
         return sequence
 
-    def run(self, sequence: Sequence, num_tokens: int | None = None, seconds: float = 0.01) -> None:
+    def run(self, *sequences: Sequence) -> None:
+        """One step for each, in this order."""
+        for sequence in sequences:
+            self.step(sequence)
+
+    def step(self, sequence: Sequence, num_tokens: int | None = None, seconds: float = 0.01) -> None:
         """One step, as the loop does it: it reads the unread tokens and yields a token, or reads only part of them: all
         but the last token of a past that is recomputed.
         """
@@ -116,8 +121,23 @@ class Device:
         self.state.set_profiling(value, sequences or self.sequences, whole_device=not sequences)
         self.state.choose(self.sequences)
 
+    def files(self) -> list[str]:
+        """The names of the profiles."""
+        return sorted(path.name for path in self.folder.directory.glob("*.json"))
+
+    def describe(self) -> RuntimeOptions:
+        return self.state.describe(self.sequences)
+
     def profiled(self) -> list[ProfiledRequest]:
-        return self.state.describe(self.sequences).requests
+        return self.describe().requests
+
+
+def full_device(root: Path) -> Device:
+    """A device whose folder has as many profiles as it may have."""
+    device = Device(root, max_files=1)
+    device.folder.prepare()
+    (device.folder.directory / "mine.json").write_text("{}", encoding="utf-8")
+    return device
 
 
 @pytest.fixture
@@ -127,7 +147,7 @@ def device(tmp_path: Path) -> Device:
 
 def test_nothing_is_set_at_first(device: Device, tmp_path: Path) -> None:
     device.run(device.sequences[0])
-    options = device.state.describe(device.sequences)
+    options = device.describe()
     assert (options.terminate_session, options.enable_profiling, options.requests) == ("0", "0", [])
     assert (options.profile_dir, options.profile_stopped) == (str(tmp_path / "cpu"), None)
     assert device.runner.options == []
@@ -140,10 +160,9 @@ def test_a_terminated_device_says_so(device: Device) -> None:
 
 def test_library_gets_the_option_once_with_the_full_path(device: Device, tmp_path: Path) -> None:
     device.profile("slow")
-    for _ in range(3):
-        device.run(device.sequences[0])
+    device.run(*[device.sequences[0]] * 3)
     assert device.runner.options == [(0, "enable_profiling", str(tmp_path.resolve() / "cpu" / "slow"))]
-    assert device.state.describe(device.sequences).profile_files == 3
+    assert device.describe().profile_files == 3
 
 
 def test_a_one_means_the_usual_prefix(device: Device) -> None:
@@ -164,16 +183,14 @@ def test_profiling_a_device_concerns_the_requests_to_come_too(device: Device) ->
 def test_profiling_one_request_concerns_no_other(device: Device) -> None:
     device.profile("slow", device.sequences[1])
     device.arrive()
-    for sequence in device.sequences:
-        device.run(sequence)
+    device.run(*device.sequences)
     assert device.profiled() == [ProfiledRequest("r1", 0)]
     assert device.runner.files == 1
     assert device.state.describe([]).enable_profiling == "0"
 
 
 def test_profiling_begins_with_the_token_that_comes_next(device: Device) -> None:
-    for _ in range(3):
-        device.run(device.sequences[0])
+    device.run(*[device.sequences[0]] * 3)
     device.profile("1")
     assert device.profiled() == [ProfiledRequest("r0", 3), ProfiledRequest("r1", 0)]
 
@@ -182,8 +199,7 @@ def test_one_request_can_be_left_out_of_a_devices_profiling(device: Device) -> N
     device.profile("1")
     device.run(device.sequences[0])
     device.profile("0", device.sequences[0])
-    for sequence in device.sequences:
-        device.run(sequence)
+    device.run(*device.sequences)
     assert device.profiled() == [ProfiledRequest("r1", 0)]
     assert device.runner.files == 2
 
@@ -192,8 +208,7 @@ def test_a_prefix_can_be_changed_while_profiling(device: Device) -> None:
     for prefix in ("before", "after"):
         device.profile(prefix)
         device.run(device.sequences[0])
-    files = sorted(path.name for path in device.folder.directory.glob("*.json"))
-    assert files == ["after_2.json", "before_1.json"]
+    assert device.files() == ["after_2.json", "before_1.json"]
 
 
 def test_profiling_ends_for_present_and_future_requests_alike(device: Device) -> None:
@@ -214,23 +229,18 @@ def test_profiling_ends_for_present_and_future_requests_alike(device: Device) ->
 def test_limit_ends_profiling_for_all_and_is_named(tmp_path: Path, max_files: int, max_bytes: int, named: str) -> None:
     device = Device(tmp_path, max_files=max_files, max_bytes=max_bytes)
     device.profile("1")
-    for _ in range(3):
-        for sequence in device.sequences:
-            device.run(sequence)
-    device.run(device.arrive())
-    options = device.state.describe(device.sequences)
+    device.run(*device.sequences * 3, device.arrive())
+    options = device.describe()
     assert (device.runner.files, options.profile_files) == (3, 3)
     assert (options.enable_profiling, options.requests) == ("0", [])
     assert named in (options.profile_stopped or "")
 
 
 def test_profiling_does_not_start_in_a_full_folder(tmp_path: Path) -> None:
-    device = Device(tmp_path, max_files=1)
-    device.folder.prepare()
-    (device.folder.directory / "mine.json").write_text("{}", encoding="utf-8")
+    device = full_device(tmp_path)
     device.profile("1")
     device.run(device.sequences[0])
-    options = device.state.describe(device.sequences)
+    options = device.describe()
     assert (options.enable_profiling, options.requests, options.profile_files) == ("0", [], 1)
     assert "GENAI_PROFILE_MAX_FILES" in (options.profile_stopped or "")
 
@@ -239,9 +249,8 @@ def test_ended_session_is_evicted_for_the_next(tmp_path: Path) -> None:
     device = Device(tmp_path, max_files=2)
     for prefix in ("first", "second"):
         device.profile(prefix)
-        device.run(device.sequences[0])
-        device.run(device.sequences[0])
-    assert sorted(path.name for path in device.folder.directory.glob("*.json")) == ["second_3.json", "second_4.json"]
+        device.run(device.sequences[0], device.sequences[0])
+    assert device.files() == ["second_3.json", "second_4.json"]
     (manifest,) = find_manifests(tmp_path)
     assert manifest.session.prefix == "second"
     assert "GENAI_PROFILE_MAX_FILES (2)" in ((manifest.end and manifest.end.reason) or "")
@@ -252,10 +261,9 @@ def test_open_session_is_not_evicted(tmp_path: Path) -> None:
     one, other = device.sequences
     device.profile("first", one)
     device.profile("second", other)
-    device.run(one)
-    device.run(other)
-    assert len(list(device.folder.directory.glob("*.json"))) == 2
-    assert "GENAI_PROFILE_MAX_FILES" in (device.state.describe(device.sequences).profile_stopped or "")
+    device.run(one, other)
+    assert len(device.files()) == 2
+    assert "GENAI_PROFILE_MAX_FILES" in (device.describe().profile_stopped or "")
 
 
 def test_profiling_of_one_request_ends_with_the_request(tmp_path: Path) -> None:
@@ -279,9 +287,8 @@ def test_full_disk_ends_profiling_only(tmp_path: Path, monkeypatch: pytest.Monke
         monkeypatch.setattr(manifest, "_write", lambda *_: (_ for _ in ()).throw(full))
     else:
         monkeypatch.setattr(Path, "write_text", lambda path, *_, **__: path.touch())
-    device.run(device.sequences[0])
-    device.run(device.sequences[0])
-    options = device.state.describe(device.sequences)
+    device.run(device.sequences[0], device.sequences[0])
+    options = device.describe()
     assert (options.enable_profiling, options.profile_files) == ("0", 2)
     assert "cannot be written" in (options.profile_stopped or "")
     assert device.sequences[0].num_produced == 3
@@ -294,9 +301,8 @@ def test_folder_replaced_by_a_file_ends_profiling_only(tmp_path: Path, folder: s
     device.run(device.sequences[0])
     shutil.rmtree(tmp_path / folder)
     (tmp_path / folder).write_text("a file", encoding="utf-8")
-    for sequence in (*device.sequences, device.arrive()):
-        device.run(sequence)
-    options = device.state.describe(device.sequences)
+    device.run(*device.sequences, device.arrive())
+    options = device.describe()
     assert (options.enable_profiling, options.requests, device.runner.files) == ("0", [], 1)
     assert "cannot be written" in (options.profile_stopped or "")
     assert [sequence.num_produced for sequence in device.sequences] == [2, 1, 1]
@@ -313,7 +319,7 @@ def test_profiling_restarts_when_space_is_free_again(tmp_path: Path) -> None:
     for path in device.folder.directory.iterdir():
         path.unlink()
     device.profile("1")
-    options = device.state.describe(device.sequences)
+    options = device.describe()
     assert (options.enable_profiling, options.profile_stopped) == (DEFAULT_PREFIX, None)
     device.run(device.sequences[0])
     assert device.runner.files == 2
@@ -326,7 +332,7 @@ def test_profiling_without_a_folder_is_impossible(tmp_path: Path) -> None:
         device.profile("1")
     device.state.report_failure("why")
     device.run(device.sequences[0])
-    options = device.state.describe(device.sequences)
+    options = device.describe()
     assert (options.enable_profiling, options.requests, options.profile_stopped) == ("0", [], "why")
     assert device.runner.options == []
 
@@ -413,6 +419,11 @@ class BatchedDevice(Device):
         return sorted(alone)
 
 
+@pytest.fixture
+def batched(tmp_path: Path) -> BatchedDevice:
+    return BatchedDevice(tmp_path)
+
+
 @pytest.mark.parametrize("max_rows", [1, 2])
 def test_device_switch_moves_a_limited_number_of_oldest_rows(tmp_path: Path, max_rows: int) -> None:
     device = BatchedDevice(tmp_path, max_rows=max_rows)
@@ -422,55 +433,47 @@ def test_device_switch_moves_a_limited_number_of_oldest_rows(tmp_path: Path, max
     assert [request.request_id for request in device.profiled()] == ["r0", "r1"][:max_rows]
 
 
-def test_next_request_replaces_a_profiled_one_that_ended(tmp_path: Path) -> None:
-    device = BatchedDevice(tmp_path)
-    device.profile("1")
-    device.run(device.sequences[0])
-    device.runners.close(device.sequences.pop(0))
-    device.run(device.sequences[0])
-    assert device.on_generators() == [1]
+def test_next_request_replaces_a_profiled_one_that_ended(batched: BatchedDevice) -> None:
+    batched.profile("1")
+    batched.run(batched.sequences[0])
+    batched.runners.close(batched.sequences.pop(0))
+    batched.run(batched.sequences[0])
+    assert batched.on_generators() == [1]
 
 
-def test_recomputed_past_is_not_profiled_but_later_passes_are(tmp_path: Path) -> None:
-    device = BatchedDevice(tmp_path)
-    sequence = device.sequences[0]
-    for _ in range(3):
-        device.run(sequence)
-    device.profile("1")
-    device.run(sequence)
-    anew = device.runner.files
-    device.run(sequence)
-    device.run(sequence)
-    assert (anew, device.runner.files) == (0, 2)
+def test_recomputed_past_is_not_profiled_but_later_passes_are(batched: BatchedDevice) -> None:
+    sequence = batched.sequences[0]
+    batched.run(*[sequence] * 3)
+    batched.profile("1")
+    batched.run(sequence)
+    anew = batched.runner.files
+    batched.run(sequence, sequence)
+    assert (anew, batched.runner.files) == (0, 2)
 
 
-def test_prompt_without_a_token_is_profiled_from_its_first_pass(tmp_path: Path) -> None:
-    device = BatchedDevice(tmp_path)
-    device.profile("1")
-    device.run(device.sequences[0])
-    assert device.runner.files == 1
+def test_prompt_without_a_token_is_profiled_from_its_first_pass(batched: BatchedDevice) -> None:
+    batched.profile("1")
+    batched.run(batched.sequences[0])
+    assert batched.runner.files == 1
 
 
-def test_profiled_sequence_returns_to_the_batch_and_can_leave(tmp_path: Path) -> None:
-    device = BatchedDevice(tmp_path)
-    sequence = device.sequences[0]
+def test_profiled_sequence_returns_to_the_batch_and_can_leave(batched: BatchedDevice) -> None:
+    sequence = batched.sequences[0]
     places = []
     for value in ("1", "0", "1", "0"):
-        device.profile(value)
-        device.run(sequence)
-        device.run(sequence)
-        places.append(device.on_generators())
+        batched.profile(value)
+        batched.run(sequence, sequence)
+        places.append(batched.on_generators())
     assert places == [[0], [], [0], []]
     # The second profiling counts, too: the new Generator received the option again.
-    assert device.runner.files == 3
+    assert batched.runner.files == 3
 
 
-def test_sequence_profiled_again_before_a_token_is_profiled(tmp_path: Path) -> None:
-    device = BatchedDevice(tmp_path)
+def test_sequence_profiled_again_before_a_token_is_profiled(batched: BatchedDevice) -> None:
     for value in ("1", "0", "1"):
-        device.profile(value)
-        device.run(device.sequences[0], 1)
-    assert device.runner.files == 2
+        batched.profile(value)
+        batched.step(batched.sequences[0], 1)
+    assert batched.runner.files == 2
 
 
 def test_exact_request_is_not_moved_if_it_would_round_otherwise(tmp_path: Path) -> None:
@@ -486,10 +489,8 @@ def test_exact_request_is_not_moved_if_it_would_round_otherwise(tmp_path: Path) 
     assert same.on_generators() == [exact.id]
 
 
-def test_named_request_is_profiled_alone(tmp_path: Path) -> None:
-    device = BatchedDevice(tmp_path)
-    device.profile("1", device.sequences[2])
-    for sequence in device.sequences:
-        device.run(sequence)
-    assert device.on_generators() == [2]
-    assert device.runner.files == 1
+def test_named_request_is_profiled_alone(batched: BatchedDevice) -> None:
+    batched.profile("1", batched.sequences[2])
+    batched.run(*batched.sequences)
+    assert batched.on_generators() == [2]
+    assert batched.runner.files == 1

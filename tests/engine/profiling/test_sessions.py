@@ -9,13 +9,8 @@ from genai_server.engine.sequence import Sequence
 from genai_server.errors import InvalidField, ProfileNotFound, RequestNotFound, Unavailable
 from genai_server.profile_plan import ProfilePlan, SlowTokens
 from genai_server.profiles.manifest import Manifest, find_manifests
-from tests.engine.profiling.test_runtime_options import BatchedDevice, Device
-from tests.engine.test_sequence import HandClock
-
-
-@pytest.fixture
-def clock() -> HandClock:
-    return HandClock()
+from tests.engine.profiling.test_runtime_options import BatchedDevice, Device, full_device
+from tests.hand_clock import HandClock
 
 
 @pytest.fixture
@@ -55,7 +50,7 @@ def places(device: BatchedDevice, sequence: Sequence, steps: int) -> dict[int, b
     found = {}
     for _ in range(steps):
         token = sequence.num_produced
-        device.run(sequence)
+        device.step(sequence)
         if sequence.num_produced > token:
             found[token] = not sequence.batched
     return found
@@ -80,9 +75,7 @@ def test_sequence_leaves_the_batch_only_for_profiled_tokens(device: BatchedDevic
 
 def test_the_others_stay_in_the_batch(device: BatchedDevice) -> None:
     start(device)
-    for _ in range(3):
-        for sequence in device.sequences:
-            device.run(sequence)
+    device.run(*device.sequences * 3)
     assert device.on_generators() == [0]
     assert state(device) == "recording"
     assert {request for request, _ in profiled(device)} == {"r0"}
@@ -91,15 +84,13 @@ def test_the_others_stay_in_the_batch(device: BatchedDevice) -> None:
 def test_prompts_alone_can_be_profiled_one_after_the_other(device: BatchedDevice) -> None:
     start(device, last_token=0)
     for sequence in device.sequences:
-        device.run(sequence)
-        device.run(sequence)
+        device.run(sequence, sequence)
     assert profiled(device) == [("r0", 0), ("r1", 0), ("r2", 0)]
 
 
 def test_a_session_for_one_request_is_over_when_the_request_is(device: BatchedDevice) -> None:
     start(device, request_id="r1")
-    for sequence in device.sequences:
-        device.run(sequence)
+    device.run(*device.sequences)
     device.runners.close(device.sequences.pop(1))
     device.state.choose(device.sequences)
     assert profiled(device) == [("r1", 0)]
@@ -132,7 +123,7 @@ def test_session_ends_after_its_tokens_with_its_cost(device: BatchedDevice) -> N
     sequence = device.sequences[0]
     start(device, first_token=2, max_tokens=2)
     for seconds in (0.01, 0.01, 0.02, 0.04, 0.04, 0.02):  # the third recomputes the past
-        device.run(sequence, seconds=seconds)
+        device.step(sequence, seconds=seconds)
     assert device.on_generators() == []
     assert reason(device) == "2 tokens are profiled (max_tokens)"
     end = manifest(device).end
@@ -152,13 +143,12 @@ def test_slow_token_triggers_passes_within_the_hourly_limit(device: BatchedDevic
     sequence = device.sequences[0]
     start(device, slow=SlowTokens(over_ms=50, num_tokens=2, max_per_hour=1), max_seconds=7200.0)
     for seconds in (0.1, 0.01, 0.06, 0.01, 0.01, 0.01, 0.01, 0.06, 0.01, 0.01):  # the first reads the prompt
-        device.run(sequence, seconds=seconds)
+        device.step(sequence, seconds=seconds)
     assert profiled(device) == [("r0", 3), ("r0", 4)]
     clock.wait(3600.0)
-    device.run(sequence, seconds=0.06)
+    device.step(sequence, seconds=0.06)
     slow = sequence.num_produced
-    device.run(sequence)
-    device.run(sequence)
+    device.run(sequence, sequence)
     assert profiled(device)[2:] == [("r0", slow)]
 
 
@@ -218,8 +208,7 @@ def test_folder_limit_ends_sessions_but_not_the_answer(
 ) -> None:
     device = Device(tmp_path, max_files=2, clock=clock)
     start(device)
-    for _ in range(4):
-        device.run(device.sequences[0])
+    device.run(*device.sequences[:1] * 4)
     assert len(profiled(device)) == 2
     assert "GENAI_PROFILE_MAX_FILES (2)" in (reason(device) or "")
     assert device.sequences[0].num_produced == 4
@@ -229,8 +218,5 @@ def test_folder_limit_ends_sessions_but_not_the_answer(
 
 
 def test_session_does_not_start_in_a_full_folder(tmp_path: Path) -> None:
-    device = Device(tmp_path, max_files=1)
-    device.folder.prepare()
-    (device.folder.directory / "mine.json").write_text("{}", encoding="utf-8")
     with pytest.raises(Unavailable, match="GENAI_PROFILE_MAX_FILES"):
-        start(device)
+        start(full_device(tmp_path))

@@ -1,9 +1,7 @@
 """Adapters in the real library: sequences with and without adapters run concurrently, each as if alone."""
 
-import asyncio
 import json
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -15,14 +13,15 @@ import pytest
 from genai_server.engine.model.graph import read_decoder_graph
 from genai_server.engine.model.session import open_session
 from genai_server.engine.runners.base import Abilities
-from genai_server.engine.runners.batched import BatchedRunner, BatchLimits
+from genai_server.engine.runners.batched import BatchedRunner
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.engine.runners.runner_pair import NOT_EXACT, RunnerPair
 from genai_server.engine.runners.scripted import ScriptedRunner
 from genai_server.engine.sequence import Sequence
 from genai_server.errors import AdapterLoadFailed
 from genai_server.messages.generation_request import GenerationRequest
-from genai_server.text.codec import load_text_codec
+from tests.demo_device import prompt
+from tests.engine.model_runners import batched_runner, library_answer
 from tests.engine.runners.test_runner_pair import MAX_LENGTH, SLOTS, Engine, produced
 from tests.running_server import DEMO
 
@@ -45,53 +44,16 @@ def loaded(adapted: Path, generator: OgGeneratorRunner) -> dict[str, object]:
     return {name: generator.load_adapter(adapted / f"{name}.onnx_adapter") for name in NAMES}
 
 
-class Adapted(Engine):
-    """An engine whose sequences may have an adapter."""
-
-    def begin_with(self, number: int, prompt: list[int], adapter: object, **fields: Any) -> Sequence:
-        request = GenerationRequest(f"r{number}", prompt, 400, MAX_LENGTH, **fields)
-        sequence = Sequence(number, (0, number), request, lambda: 0.0, adapter=adapter)
-        self.scheduler.add(sequence)
-        self.scheduler.admit()
-        self.runners.open(sequence)
-        return sequence
-
-
 @pytest.fixture
-def engine(adapted: Path, generator: OgGeneratorRunner, session: Any) -> Iterator[Adapted]:
-    graph = read_decoder_graph(adapted)
-    batched = BatchedRunner(graph, session, generator.model, BatchLimits(SLOTS, MAX_LENGTH))
-    engine = Adapted(RunnerPair(generator, batched))
+def engine(adapted: Path, generator: OgGeneratorRunner, session: Any) -> Iterator[Engine]:
+    batched = batched_runner(adapted, session=session, num_slots=SLOTS, max_length=MAX_LENGTH)
+    engine = Engine(RunnerPair(generator, batched))
     yield engine
     engine.end(*engine.scheduler.running)
     assert generator._generators == {}
 
 
-@cache
-def question(content: str) -> list[int]:
-    codec = load_text_codec(DEMO, "cpu")
-    return asyncio.run(codec.encode_chat([{"role": "user", "content": content}]))
-
-
-FRANCE = "What is the capital of France?"
-
-
-def bare(model_dir: Path, prompt: list[int], adapter: Path | None = None) -> list[int]:
-    """The library's greedy loop, as in its documentation; it ends with the answer."""
-    import onnxruntime_genai as og
-
-    model = og.Model(str(model_dir))
-    parameters = og.GeneratorParams(model)
-    parameters.set_search_options(max_length=len(prompt) + STEPS, do_sample=False)
-    generator = og.Generator(model, parameters)
-    adapters = og.Adapters(model)
-    if adapter is not None:
-        adapters.load(str(adapter), "any")
-        generator.set_active_adapter(adapters, "any")
-    generator.append_tokens(np.array(prompt, np.int32))
-    while not generator.is_done():
-        generator.generate_next_token()
-    return [int(token) for token in generator.get_sequence(0)[len(prompt) :]]
+FRANCE = prompt("What is the capital of France?")
 
 
 def same_until_the_end(sequence: Sequence, expected: list[int]) -> bool:
@@ -99,23 +61,23 @@ def same_until_the_end(sequence: Sequence, expected: list[int]) -> bool:
     return produced(sequence, len(expected)) == expected
 
 
-def test_model_with_adapters_runs_in_a_batch_unchanged(adapted: Path, engine: Adapted) -> None:
-    sequence = engine.begin(1, question(FRANCE))
+def test_model_with_adapters_runs_in_a_batch_unchanged(adapted: Path, engine: Engine) -> None:
+    sequence = engine.begin(1, FRANCE)
     engine.run(sequence, STEPS)
     assert sequence.batched
-    assert same_until_the_end(sequence, bare(DEMO, question(FRANCE)))
+    assert same_until_the_end(sequence, library_answer(DEMO, FRANCE, STEPS))
 
 
 def test_two_adapters_and_the_base_answer_together_as_alone(
-    adapted: Path, engine: Adapted, loaded: dict[str, object]
+    adapted: Path, engine: Engine, loaded: dict[str, object]
 ) -> None:
     files = {name: adapted / f"{name}.onnx_adapter" for name in NAMES}
-    with_adapter = {name: engine.begin_with(n, question(FRANCE), loaded[name]) for n, name in enumerate(NAMES)}
-    base = [engine.begin(10 + number, question(FRANCE)) for number in range(2)]
+    with_adapter = {name: engine.begin(n, FRANCE, adapter=loaded[name]) for n, name in enumerate(NAMES)}
+    base = [engine.begin(10 + number, FRANCE) for number in range(2)]
     for sequence in (*with_adapter.values(), *base):
         engine.run(sequence, STEPS)
-    answers = {name: bare(adapted, question(FRANCE), files[name]) for name in NAMES}
-    plain = bare(adapted, question(FRANCE))
+    answers = {name: library_answer(adapted, FRANCE, STEPS, files[name]) for name in NAMES}
+    plain = library_answer(adapted, FRANCE, STEPS)
     assert len({tuple(answer) for answer in (*answers.values(), plain)}) == 3
     for name, sequence in with_adapter.items():
         assert not sequence.batched
@@ -125,37 +87,36 @@ def test_two_adapters_and_the_base_answer_together_as_alone(
         assert same_until_the_end(sequence, plain)
 
 
-def test_past_is_never_shared_between_adapters(engine: Adapted, loaded: dict[str, object]) -> None:
-    prompt = question(FRANCE) * 3
-    first = engine.begin_with(1, prompt, loaded["dreamy"])
+def test_past_is_never_shared_between_adapters(engine: Engine, loaded: dict[str, object]) -> None:
+    long = FRANCE * 3
+    first = engine.begin(1, long, adapter=loaded["dreamy"])
     engine.run(first, 2)
     engine.end(first)
-    base = engine.begin(2, prompt)
+    base = engine.begin(2, long)
     assert base.num_cached == 0
     engine.run(base, 2)
     engine.end(base)
     for number, adapter in enumerate(loaded.values(), 3):
-        assert engine.begin_with(number, prompt, adapter).num_cached == 0
-    assert engine.begin(9, prompt).num_cached > 0
+        assert engine.begin(number, long, adapter=adapter).num_cached == 0
+    assert engine.begin(9, long).num_cached > 0
 
 
-def test_exact_answer_with_an_adapter_is_the_same_in_company(engine: Adapted, loaded: dict[str, object]) -> None:
-    prompt = question(FRANCE)
-    alone = engine.begin_with(1, prompt, loaded["dreamy"], exact=True)
+def test_exact_answer_with_an_adapter_is_the_same_in_company(engine: Engine, loaded: dict[str, object]) -> None:
+    alone = engine.begin(1, FRANCE, adapter=loaded["dreamy"], exact=True)
     engine.run(alone, STEPS)
     engine.end(alone)
-    base = engine.begin(2, question("Count from 1 to 20."))
+    base = engine.begin(2, prompt("Count from 1 to 20."))
     engine.run(base, 3)
-    in_company = engine.begin_with(3, prompt, loaded["dreamy"], exact=True)
-    engine.begin_with(4, prompt, loaded["lively"])
+    in_company = engine.begin(3, FRANCE, adapter=loaded["dreamy"], exact=True)
+    engine.begin(4, FRANCE, adapter=loaded["lively"])
     engine.run(in_company, STEPS)
     assert produced(in_company, STEPS) == produced(alone, STEPS)
 
 
 def test_sequence_with_an_adapter_is_profiled_in_place(
-    engine: Adapted, loaded: dict[str, object], tmp_path: Path
+    engine: Engine, loaded: dict[str, object], tmp_path: Path
 ) -> None:
-    sequence = engine.begin_with(1, question(FRANCE), loaded["lively"], exact=True)
+    sequence = engine.begin(1, FRANCE, adapter=loaded["lively"], exact=True)
     engine.run(sequence, 3)
     assert engine.runners.no_profile(sequence) is None
     read = sequence.num_read
@@ -180,19 +141,19 @@ def test_exact_sequence_with_an_adapter_can_be_profiled() -> None:
 
 
 def test_unloaded_adapter_lives_until_its_sequence_ends(
-    adapted: Path, engine: Adapted, generator: OgGeneratorRunner
+    adapted: Path, engine: Engine, generator: OgGeneratorRunner
 ) -> None:
     file = adapted / "lively.onnx_adapter"
     adapter = generator.load_adapter(file)
-    sequence = engine.begin_with(1, question(FRANCE), adapter)
+    sequence = engine.begin(1, FRANCE, adapter=adapter)
     engine.run(sequence, 2)
     sequence.adapter = adapter = None
     engine.run(sequence, STEPS)
-    assert same_until_the_end(sequence, bare(adapted, question(FRANCE), file))
+    assert same_until_the_end(sequence, library_answer(adapted, FRANCE, STEPS, file))
 
 
 def test_weights_that_do_not_go_together_are_found_by_a_trial(
-    generator: OgGeneratorRunner, engine: Adapted, tmp_path: Path
+    generator: OgGeneratorRunner, engine: Engine, tmp_path: Path
 ) -> None:
     file = tmp_path / "torn.onnx_adapter"
     adapter = onnxruntime.AdapterFormat()
@@ -202,12 +163,12 @@ def test_weights_that_do_not_go_together_are_found_by_a_trial(
     values = {n: onnxruntime.OrtValue.ortvalue_from_numpy(w.astype(np.float32)) for n, w in torn.items()}
     adapter.set_parameters(values)
     adapter.export_adapter(str(file))
-    running = engine.begin(1, question(FRANCE))
+    running = engine.begin(1, FRANCE)
     engine.run(running, 2)
     with pytest.raises(AdapterLoadFailed, match="torn.onnx_adapter cannot be used with this model: .*lora"):
         generator.load_adapter(file)
     engine.run(running, STEPS)
-    assert same_until_the_end(running, bare(DEMO, question(FRANCE)))
+    assert same_until_the_end(running, library_answer(DEMO, FRANCE, STEPS))
 
 
 def test_a_model_without_places_for_adapters_refuses_them(adapted: Path) -> None:

@@ -1,7 +1,6 @@
 """What an engine process loads; its use is tested with the supervisor and the server."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -30,17 +29,38 @@ from genai_server.errors import ConfigurationError, QueueFull, RunnerFailed
 from genai_server.messages.generation_request import Batching, GenerationRequest
 from genai_server.messages.launch import EngineSpec
 from genai_server.options.check import check_device
-from genai_server.options.device import DeviceOptions, ProviderOptions, unreachable
+from genai_server.options.device import DEFAULT_OPTIONS, DeviceOptions, ProviderOptions, unreachable
 from genai_server.options.table import Reach
 from scripts._models.driven import Driven
-from tests.running_server import DEMO, ROOT, clean_environment
+from tests.engine.model_runners import greedy
+from tests.running_server import DEMO, run_python
 
 
-def spec(max_length: int, **settings: Any) -> EngineSpec:
-    """An engine on the CPU with four slots and without packed weights, apart from these settings."""
+def spec(
+    max_length: int,
+    *,
+    device: str = "cpu",
+    model_dir: object = DEMO,
+    options: DeviceOptions | None = None,
+    **settings: Any,
+) -> EngineSpec:
+    """An engine with four slots and without packed weights, apart from these settings."""
     given = {"max_batch_size": 4, "max_queue": 4, "prefill_chunk": 64, "cache_dir": ""} | settings
     all_settings = msgspec.structs.replace(engine_settings(Settings.model_validate({})), max_length=max_length, **given)
-    return EngineSpec("cpu", str(DEMO), all_settings)
+    return EngineSpec(device, str(model_dir), all_settings, options=options or DEFAULT_OPTIONS)
+
+
+def batch(given: EngineSpec) -> BatchedRunner:
+    return choose.load_batched(given, DEMO, check_model_directory(DEMO))
+
+
+def check_full(given: EngineSpec, runners: RunnerPair, fits: int, named: str) -> None:
+    """Check that this number of requests is accepted, and that the refusal of another one names the limit."""
+    scheduler = process.make_scheduler(given, runners)
+    for number in range(fits):
+        scheduler.add(Sequence(number, (0, number), GenerationRequest("r", [5], 1, 9), lambda: 0.0))
+    with pytest.raises(QueueFull, match=named):
+        scheduler.add(Sequence(99, (0, 99), GenerationRequest("r", [5], 1, 9), lambda: 0.0))
 
 
 def slot_bytes(max_length: int) -> int:
@@ -58,10 +78,9 @@ def test_rope_switch_bounds_the_length_of_a_batch(
         return DecoderGraph(**vars(graph) | {"switches_at": 128})
 
     monkeypatch.setattr(choose, "read_decoder_graph", switching)
-    model = check_model_directory(DEMO)
-    assert choose.load_batched(spec(128), DEMO, model).abilities.max_rows == 4
+    assert batch(spec(128)).abilities.max_rows == 4
     with pytest.raises(DoesNotFit, match="more than 128 tokens, and GENAI_MAX_LENGTH allows 129"):
-        choose.load_batched(spec(129), DEMO, model)
+        batch(spec(129))
 
 
 @pytest.mark.parametrize(
@@ -74,22 +93,18 @@ def test_unshared_slots_are_bounded_by_memory_and_named(
     monkeypatch.setattr(cpu_buffers, "can_reserve", lambda *_: False)
     graph = read_decoder_graph(DEMO)
     given = spec(128, max_queue=0, kv_cache_bytes=slots * graph.bytes_per_token * slot_length(128))
-    batched = choose.load_batched(given, DEMO, check_model_directory(DEMO))
+    batched = batch(given)
     assert len(batched.slots.slots) == batched.abilities.max_rows == fits
     assert batched.abilities.memory == UNSHARED
     assert [record.levelname for record in caplog.records] == ["WARNING"] * (fits < 4)
-    scheduler = process.make_scheduler(given, RunnerPair(ScriptedRunner(), batched))
-    for number in range(fits):
-        scheduler.add(Sequence(number, (0, number), GenerationRequest("r", [5], 1, 9), lambda: 0.0))
-    with pytest.raises(QueueFull, match=named):
-        scheduler.add(Sequence(99, (0, 99), GenerationRequest("r", [5], 1, 9), lambda: 0.0))
+    check_full(given, RunnerPair(ScriptedRunner(), batched), fits, named)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="slots share memory on Linux")
 @pytest.mark.parametrize(("bytes_", "num_slots", "num_tokens"), [(3.5, 4, 496), (1.25, 3, 176), (1.0, 1, 144)])
 def test_shared_slots_always_fit_one_request_of_full_length(bytes_: float, num_slots: int, num_tokens: int) -> None:
     given = spec(128, kv_cache_bytes=int(bytes_ * slot_bytes(128)))
-    runners = RunnerPair(ScriptedRunner(), choose.load_batched(given, DEMO, check_model_directory(DEMO)))
+    runners = RunnerPair(ScriptedRunner(), batch(given))
     assert (runners.batching.num_slots, runners.batching.kv_tokens) == (num_slots, num_tokens)
     assert runners.main.abilities.memory.pages(128) <= runners.main.abilities.memory.num_pages
 
@@ -106,7 +121,7 @@ def test_shared_slots_always_fit_one_request_of_full_length(bytes_: float, num_s
 def test_keys_and_values_have_the_chosen_number_of_bits(kind: str, requests: float, found: type) -> None:
     """The memory holds this number of requests of full length in 32 bits, and up to four run."""
     given = spec(128, kv_cache_bytes=int(requests * slot_bytes(128)), kv_cache_type=kind)
-    batched = choose.load_batched(given, DEMO, check_model_directory(DEMO))
+    batched = batch(given)
     assert isinstance(batched.buffers, CpuBuffers)
     assert {array.dtype for array in batched.buffers.arrays} == {np.dtype(found)}
 
@@ -116,7 +131,7 @@ def test_16_bits_hold_twice_the_tokens() -> None:
     tokens = []
     for kind in ("fp32", "fp16"):
         given = spec(128, kv_cache_bytes=2 * slot_bytes(128), kv_cache_type=kind)
-        batched = choose.load_batched(given, DEMO, check_model_directory(DEMO))
+        batched = batch(given)
         tokens.append(batched.abilities.memory.num_tokens(batched.abilities.max_rows))
     assert tokens[1] == pytest.approx(2 * tokens[0], rel=0.1)
 
@@ -130,7 +145,7 @@ def test_library_batch_is_used_by_setting_and_for_paged_models(
 ) -> None:
     inputs = {"input_ids": "input_ids"} | ({"block_table": "block_table"} if pages else {})
     (tmp_path / "genai_config.json").write_text(json.dumps({"model": {"decoder": {"inputs": inputs}}}))
-    given = msgspec.structs.replace(spec(128, scheduler=scheduler), model_dir=str(tmp_path))
+    given = spec(128, scheduler=scheduler, model_dir=str(tmp_path))
     assert runs_by_library(given.device, tmp_path, given.settings.scheduler) is found
 
 
@@ -138,16 +153,12 @@ def test_library_batch_bounds_running_and_is_named_when_full() -> None:
     given = spec(128, max_batch_size=9, max_queue=0, scheduler="library")
     runners = choose.load_runners(given)
     assert runners.batching == Batching("library", None, 4, False, {"cpu": None})
-    scheduler = process.make_scheduler(given, runners)
-    for number in range(4):
-        scheduler.add(Sequence(number, (0, number), GenerationRequest("r", [5], 1, 9), lambda: 0.0))
-    with pytest.raises(QueueFull, match="the batch of onnxruntime-genai lets 4 run"):
-        scheduler.add(Sequence(99, (0, 99), GenerationRequest("r", [5], 1, 9), lambda: 0.0))
+    check_full(given, runners, 4, "the batch of onnxruntime-genai lets 4 run")
 
 
 def test_batched_session_option_is_refused_for_library_batches() -> None:
     options = check_device({"session": {"execution_mode": "parallel"}}, "cpu")
-    given = msgspec.structs.replace(spec(128, scheduler="library"), options=options)
+    given = spec(128, scheduler="library", options=options)
     with pytest.raises(ConfigurationError, match="execution_mode .*onnxruntime-genai's own batch"):
         choose.load_runners(given)
 
@@ -165,7 +176,7 @@ def test_kv_cache_too_small_for_one_request_is_refused() -> None:
 def test_batch_does_not_fit_without_enough_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choose, "free_memory", lambda: 2 * slot_bytes(128) - 2)
     with pytest.raises(DoesNotFit, match=r"need \d+ bytes, half of the memory that is free is \d+"):
-        choose.load_batched(spec(128), DEMO, check_model_directory(DEMO))
+        batch(spec(128))
 
 
 def test_failed_first_pass_falls_back_unless_batching_is_set(
@@ -196,7 +207,7 @@ def test_failed_first_pass_falls_back_unless_batching_is_set(
 )
 def test_unreachable_option_is_refused_before_the_model_loads(device: str, scheduler: str, message: str) -> None:
     options = check_device({"session": {"execution_mode": "parallel"}}, device)
-    given = msgspec.structs.replace(spec(128, scheduler=scheduler), device=device, model_dir="/none", options=options)
+    given = spec(128, scheduler=scheduler, device=device, model_dir="/none", options=options)
     with pytest.raises(ConfigurationError, match=message):
         choose.load_runners(given)
 
@@ -206,7 +217,7 @@ def test_unreachable_option_is_refused_before_the_model_loads(device: str, sched
     [("cuda", "GENAI_KV_CACHE_BYTES must be given"), ("directml:1", "runs on cpu, cuda, tensorrt, not on directml")],
 )
 def test_impossible_batch_is_refused_before_the_model_loads(device: str, message: str) -> None:
-    given = msgspec.structs.replace(spec(128, scheduler="batched"), model_dir="/none", device=device)
+    given = spec(128, scheduler="batched", model_dir="/none", device=device)
     with pytest.raises(ConfigurationError, match=f"GENAI_SCHEDULER=batched: .*{message}"):
         choose.load_runners(given)
 
@@ -228,12 +239,9 @@ def test_device_batch_has_its_memory_there_at_once(monkeypatch: pytest.MonkeyPat
         return Place("cpu", 0, "CPUExecutionProvider")
 
     monkeypatch.setattr(buffers, "Place", place)
-    given = msgspec.structs.replace(
-        spec(128, kv_cache_bytes=3 * slot_bytes(128), scheduler="batched"),
-        device="cuda:1",
-        options=check_device({}, "cuda:1"),
-    )
-    runner = choose.load_batched(given, DEMO, check_model_directory(DEMO))
+    options = check_device({}, "cuda:1")
+    kv_cache_bytes = 3 * slot_bytes(128)
+    runner = batch(spec(128, kv_cache_bytes=kv_cache_bytes, scheduler="batched", device="cuda:1", options=options))
     assert runner.abilities.max_rows == 3
     assert made == [Place("cuda", 1, "CUDAExecutionProvider")]
     assert [provider.name for provider in opened[0].providers] == ["cuda"]
@@ -249,7 +257,7 @@ def test_generator_only_option_is_refused_when_batching() -> None:
 
 def test_warnings_of_the_options_are_logged(caplog: pytest.LogCaptureFixture) -> None:
     options = check_device({"session": {"inter_op_num_threads": 2}}, "cpu")
-    choose.load_runners(msgspec.structs.replace(spec(128), options=options))
+    choose.load_runners(spec(128, options=options))
     assert "inter_op_num_threads has no effect" in caplog.text
 
 
@@ -277,16 +285,8 @@ def test_a_model_answers_with_options_as_without() -> None:
     prompt = [1, 57, 301, 44, 18, 902, 77, 5]
 
     def tokens(options: DeviceOptions) -> list[list[int]]:
-        runners = choose.load_runners(msgspec.structs.replace(spec(128), options=options))
-        found = []
-        both = [Driven(runners.generator), Driven(runners.main)]
-        for runner in both:
-            runner.open(1, prompt, 64)
-            answer = [int(runner.prefill(1, prompt).argmax())]
-            while len(answer) < 9:
-                answer.append(int(runner.decode([1], [answer[-1]])[0].argmax()))
-            found.append(answer)
-        return found
+        runners = choose.load_runners(spec(128, options=options))
+        return [greedy(runner, prompt, 9) for runner in (runners.generator, runners.main)]
 
     expected = tokens(DeviceOptions())
     assert len(expected) == 2
@@ -297,17 +297,14 @@ def test_a_model_answers_with_options_as_without() -> None:
 def test_a_global_pool_is_shared_by_all_sessions() -> None:
     """In a separate process, because a process has only one pool."""
     script = """
-import msgspec, psutil
+import psutil
 from genai_server.engine.runners.choose import load_runners
 from genai_server.engine.runners.warm_up import warm_up
 from genai_server.options.check import check_device
-from scripts._models.driven import Driven
 from tests.engine.runners.test_choose import spec
-from scripts._models.driven import Driven
-from scripts._models.driven import Driven
 import onnxruntime
 pool = {"global_thread_pool": True, "intra_op_num_threads": 5}
-runners = load_runners(msgspec.structs.replace(spec(128), options=check_device({"session": pool}, "cpu")))
+runners = load_runners(spec(128, options=check_device({"session": pool}, "cpu")))
 warm_up(runners, 64, 128)
 before = psutil.Process().num_threads()
 options = onnxruntime.SessionOptions()
@@ -316,11 +313,9 @@ options.intra_op_num_threads = 9
 session = onnxruntime.InferenceSession("models/demo/model.onnx", options, providers=["CPUExecutionProvider"])
 print(psutil.Process().num_threads() - before)
 """
-    command = [sys.executable, "-c", script]
-    result = subprocess.run(command, cwd=ROOT, env=clean_environment(), capture_output=True, text=True, check=True)
-    assert result.stdout.split()[-1] == "0"
+    assert run_python("-c", script).split()[-1] == "0"
 
 
 def test_scripted_device_has_the_configured_context_length() -> None:
-    runners = choose.load_runners(msgspec.structs.replace(spec(10_000), device="scripted"))
+    runners = choose.load_runners(spec(10_000, device="scripted"))
     assert runners.main.model.context_length == 10_000

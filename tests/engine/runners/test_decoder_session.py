@@ -8,33 +8,34 @@ from typing import Any
 import numpy as np
 import pytest
 
-from genai_server.engine.model.files import check_model_directory
 from genai_server.engine.model.graph import read_decoder_graph
 from genai_server.engine.model.int8_matrices import write_int8_model
 from genai_server.engine.model.session import open_session
-from genai_server.engine.runners.batched import BatchedRunner, BatchLimits, Int8Session
+from genai_server.engine.runners.batched import Int8Session
 from genai_server.engine.runners.scores import Logits
 from scripts._models.driven import Driven, Tokens
 from scripts._models.requantized import write_requantized
+from tests.engine.model_runners import batched_runner
 from tests.running_server import DEMO
 from tests.tokens import text
 
 MAX_LENGTH, SLOTS = 256, 6
-MODEL = check_model_directory(DEMO)
 
 
 class Sessions:
     """Sessions of one model directory, and the runners that share them."""
 
     def __init__(self, model_dir: Path, int8_dir: Path | None = None) -> None:
-        self.graph = read_decoder_graph(model_dir)
-        self.own = open_session(self.graph, 2, optimized=False)
+        self._model_dir = model_dir
+        self.own = open_session(read_decoder_graph(model_dir), 2, optimized=False)
         self.int8 = None
         if int8_dir is not None:
             self.int8 = Int8Session(open_session(read_decoder_graph(int8_dir), 2, optimized=False))
 
     def runner(self, int8: Int8Session | None = None) -> Driven:
-        return Driven(BatchedRunner(self.graph, self.own, MODEL, BatchLimits(SLOTS, MAX_LENGTH), int8=int8))
+        return Driven(
+            batched_runner(self._model_dir, session=self.own, num_slots=SLOTS, max_length=MAX_LENGTH, int8=int8)
+        )
 
 
 @pytest.fixture(scope="module")

@@ -12,12 +12,10 @@ import onnxruntime
 import pytest
 from numpy.typing import NDArray
 
-from genai_server.engine.model.files import check_model_directory
 from genai_server.engine.model.graph import DecoderGraph, read_decoder_graph
 from genai_server.engine.model.output_head import NUM_BEST
 from genai_server.engine.model.ragged import slot_length
 from genai_server.engine.model.session import open_session
-from genai_server.engine.runners.batched import BatchedRunner, BatchLimits
 from genai_server.engine.runners.buffers import BatchBuffers, MakeBuffers, buffers_on
 from genai_server.engine.runners.cpu_buffers import CpuBuffers
 from genai_server.engine.runners.device_buffers import DeviceBuffers, Place
@@ -33,6 +31,7 @@ from genai_server.messages.generation_request import GenerationRequest, Sampling
 from genai_server.options.check import check_device, on_providers
 from genai_server.options.device import DEFAULT_OPTIONS
 from scripts._models.driven import Driven
+from tests.engine.model_runners import batched_runner
 from tests.running_server import DEMO
 
 ON_CPU = Place("cpu", 0, "CPUExecutionProvider")
@@ -123,9 +122,9 @@ def test_a_binding_gets_the_rows_that_it_asks_for(graph: DecoderGraph) -> None:
     assert part.inputs[name][3] == (1, graph.num_kv_heads, slot_length(LENGTH), graph.head_size)
 
 
-def answers(graph: DecoderGraph, session: Any, make: MakeBuffers) -> tuple[list[list[int]], NDArray[Any]]:
+def answers(session: Any, make: MakeBuffers) -> tuple[list[list[int]], NDArray[Any]]:
     """Tokens of sequences that come, go and reuse each other's past, and the final logits."""
-    runner = Driven(BatchedRunner(graph, session, check_model_directory(DEMO), BatchLimits(4, 128), make_buffers=make))
+    runner = Driven(batched_runner(session=session, max_length=128, make_buffers=make))
     chance = np.random.default_rng(7)
     prompts = [[int(token) for token in chance.integers(10, 1900, length)] for length in (40, 7, 25, 3, 60)]
     prompts.append([*prompts[0], 11, 12, 13])
@@ -156,14 +155,9 @@ def answers(graph: DecoderGraph, session: Any, make: MakeBuffers) -> tuple[list[
     return found, np.concatenate([step(2, 4, 5) for _ in range(4)])
 
 
-@pytest.fixture(scope="module")
-def session(graph: DecoderGraph) -> Any:
-    return open_session(graph, 1, optimized=False)
-
-
-def test_batch_on_device_buffers_equals_the_cpus_bit_for_bit(graph: DecoderGraph, session: Any) -> None:
-    expected, expected_logits = answers(graph, session, CpuBuffers)
-    found, logits = answers(graph, session, partial(DeviceBuffers, ON_CPU))
+def test_batch_on_device_buffers_equals_the_cpus_bit_for_bit(session: Any) -> None:
+    expected, expected_logits = answers(session, CpuBuffers)
+    found, logits = answers(session, partial(DeviceBuffers, ON_CPU))
     assert found == expected
     assert np.array_equal(logits, expected_logits)
 
@@ -176,10 +170,9 @@ def offering(graph: DecoderGraph) -> Any:
     return open_session(graph, 1, optimized=False, offers_best=True)
 
 
-def on_a_device(graph: DecoderGraph, session: Any) -> Driven:
+def on_a_device(session: Any) -> Driven:
     """A device without hardware: the memory is the CPU's."""
-    make = partial(DeviceBuffers, ON_CPU)
-    return Driven(BatchedRunner(graph, session, check_model_directory(DEMO), BatchLimits(4, 128), make_buffers=make))
+    return Driven(batched_runner(session=session, max_length=128, make_buffers=partial(DeviceBuffers, ON_CPU)))
 
 
 def all_logits(runner: Driven, numbers: list[int], tokens: list[int]) -> Logits:
@@ -189,8 +182,8 @@ def all_logits(runner: Driven, numbers: list[int], tokens: list[int]) -> Logits:
         return runner.decode(numbers, tokens)
 
 
-def test_the_best_are_those_of_all_in_any_order_of_passes(graph: DecoderGraph, session: Any, offering: Any) -> None:
-    plain, runner = on_a_device(graph, session), on_a_device(graph, offering)
+def test_the_best_are_those_of_all_in_any_order_of_passes(session: Any, offering: Any) -> None:
+    plain, runner = on_a_device(session), on_a_device(offering)
     tokens = [5, 6, 7]
     for number in range(3):
         for one in (plain, runner):
@@ -231,11 +224,11 @@ def generators() -> OgGeneratorRunner:
     return OgGeneratorRunner(DEMO, "cpu", 1)
 
 
-def sample(graph: DecoderGraph, session: Any, wanted: list[dict[str, Any]]) -> tuple[list[list[int]], int]:
+def sample(session: Any, wanted: list[dict[str, Any]]) -> tuple[list[list[int]], int]:
     """The answers to one prompt with each of these parameters, run concurrently, and the number of passes in which only
     the best tokens left the device.
     """
-    runner, generator = on_a_device(graph, session), generators()
+    runner, generator = on_a_device(session), generators()
     num_best_only = 0
     pair = RunnerPair(generator, runner.runner)
     scheduler = Scheduler(runner.runner, max_running=4, max_waiting=9, prefill_chunk=32)
@@ -260,33 +253,31 @@ def sample(graph: DecoderGraph, session: Any, wanted: list[dict[str, Any]]) -> t
 
 
 @pytest.mark.parametrize("how", WANTED, ids=str)
-def test_token_chosen_from_the_best_equals_one_from_all(
-    graph: DecoderGraph, session: Any, offering: Any, how: dict[str, Any]
-) -> None:
-    (expected, never), (found, best_only) = (sample(graph, one, [how]) for one in (session, offering))
+def test_token_chosen_from_the_best_equals_one_from_all(session: Any, offering: Any, how: dict[str, Any]) -> None:
+    (expected, never), (found, best_only) = (sample(one, [how]) for one in (session, offering))
     assert found == expected
     assert never == 0
     assert best_only == (12 if WANTED.index(how) < 3 else 7 if "min_tokens" in how else 0)
 
 
-def test_one_row_that_needs_all_logits_gets_them_for_the_pass(graph: DecoderGraph, session: Any, offering: Any) -> None:
+def test_one_row_that_needs_all_logits_gets_them_for_the_pass(session: Any, offering: Any) -> None:
     both = [WANTED[1], WANTED[3]]
-    expected, _ = sample(graph, session, both)
-    assert sample(graph, offering, both) == (expected, 0)
-    assert sample(graph, offering, WANTED[:2])[1] > 1
+    expected, _ = sample(session, both)
+    assert sample(offering, both) == (expected, 0)
+    assert sample(offering, WANTED[:2])[1] > 1
 
 
 # what ONNX Runtime provides
 
 
-def test_memory_of_a_device_is_allocated_once_after_the_trial(graph: DecoderGraph, session: Any) -> None:
+def test_memory_of_a_device_is_allocated_once_after_the_trial(session: Any) -> None:
     made: list[tuple[int, int]] = []
 
     def make(graph: DecoderGraph, num_rows: int, max_length: int) -> BatchBuffers:
         made.append((num_rows, max_length))
         return DeviceBuffers(ON_CPU, graph, num_rows, max_length)
 
-    BatchedRunner(graph, session, check_model_directory(DEMO), BatchLimits(4, 128), make_buffers=make)
+    batched_runner(session=session, max_length=128, make_buffers=make)
     assert made[1:] == [(4, 128)]
 
 
@@ -332,7 +323,7 @@ def test_the_best_on_cuda_are_those_of_all(graph: DecoderGraph) -> None:
     options = on_providers(DEFAULT_OPTIONS, "cuda")
     session = open_session(graph, 1, optimized=False, offers_best=True, options=options)
     make = buffers_on("cuda", options)
-    runner = Driven(BatchedRunner(graph, session, check_model_directory(DEMO), BatchLimits(4, 128), make_buffers=make))
+    runner = Driven(batched_runner(session=session, max_length=128, make_buffers=make))
     found: list[list[int]] = []
     for best in (True, False):
         runner.open(2, [10, 11, 12], 128, reuse=False, top_logprobs=None if best else 0)
@@ -352,5 +343,5 @@ def test_batch_on_cuda_answers_as_on_the_cpu(graph: DecoderGraph) -> None:
     options = on_providers(DEFAULT_OPTIONS, "cuda")
     session = open_session(graph, 1, optimized=False, options=options)
     makers: list[Callable[..., Any]] = [CpuBuffers, buffers_on("cuda", options)]
-    (expected, _), (found, _) = (answers(graph, session, make) for make in makers)
+    (expected, _), (found, _) = (answers(session, make) for make in makers)
     assert found == expected

@@ -5,12 +5,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from genai_server.engine.model.files import check_model_directory
-from genai_server.engine.model.graph import DecoderGraph, read_decoder_graph
-from genai_server.engine.model.session import open_session
-from genai_server.engine.runners.batched import BatchedRunner, BatchLimits
+from genai_server.engine.model.graph import read_decoder_graph
 from scripts._models.driven import Driven
-from tests.pruned_model import make_pruned_model
+from tests.engine.model_runners import batched_runner
+from tests.model_edits import make_pruned_model
 from tests.running_server import DEMO
 
 PROMPT = [5, 9, 14, 200, 31, 7]
@@ -23,11 +21,8 @@ def pruned(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def runner(directory: Path) -> tuple[DecoderGraph, Driven]:
-    graph = read_decoder_graph(directory)
-    session = open_session(graph, 1, optimized=False)
-    limits = BatchLimits(num_slots=4, max_length=64)
-    return graph, Driven(BatchedRunner(graph, session, check_model_directory(directory), limits))
+def runner(directory: Path) -> Driven:
+    return Driven(batched_runner(directory, max_length=64))
 
 
 def test_such_a_graph_is_known_by_the_shape_of_its_logits(pruned: Path) -> None:
@@ -38,7 +33,7 @@ def test_such_a_graph_is_known_by_the_shape_of_its_logits(pruned: Path) -> None:
 def test_its_prompts_and_steps_give_what_the_whole_graph_gives(pruned: Path) -> None:
     found = []
     for directory in (DEMO, pruned):
-        _, batched = runner(directory)
+        batched = runner(directory)
         for sequence in (1, 2):
             batched.open(sequence, PROMPT, 64)
         prefilled = [batched.prefill(sequence, PROMPT[sequence:]) for sequence in (1, 2)]
@@ -51,7 +46,7 @@ def test_its_prompts_and_steps_give_what_the_whole_graph_gives(pruned: Path) -> 
 def test_prompt_logits_come_from_a_pruned_graph_in_a_batch(pruned: Path) -> None:
     found = []
     for directory in (DEMO, pruned):
-        _, batched = runner(directory)
+        batched = runner(directory)
         batched.open(1, PROMPT, 64)
         found.append(batched.prefill(1, PROMPT, positions=True).copy())
     assert found[0].shape[0] == len(PROMPT)

@@ -25,7 +25,7 @@ from genai_server.messages.generation_request import FinishReason, GenerationReq
 from genai_server.messages.protocol import Cancel, Refused
 from genai_server.profile_plan import ProfilePlan
 from scripts._models.driven import Driven
-from tests.demo_device import API, MAX_LENGTH, DemoDevice, prompt
+from tests.demo_device import MAX_LENGTH, DemoDevice, prompt
 from tests.fake_library import EOS, FakeLibrary, fake_generator
 
 ROWS = 4
@@ -70,12 +70,6 @@ def alone(generator: OgGeneratorRunner, guidance: Guidance, tmp_path: Path) -> D
     return DemoDevice(RunnerPair(generator), guidance, tmp_path)
 
 
-def answer(device: DemoDevice, text: str, key: int = 1, **fields: Any) -> list[int]:
-    device.submit(key, text, **fields)
-    device.run(key)
-    return device.tokens(key)
-
-
 # answers
 
 
@@ -100,17 +94,16 @@ def test_answers_side_by_side_are_those_of_generators(device: DemoDevice, alone:
 
 def test_later_request_waits_while_the_first_ones_stream(device: DemoDevice, alone: DemoDevice) -> None:
     device.submit(1, "Count from 1 to 30.", max_tokens=80)
-    while len(device.tokens(1)) < 5:
-        device.step()
+    device.run_to(1, 5)
     device.submit(2, "Hello!")
     seen = []
     while not device.tokens(2):
-        device.step()
+        device.steps(1)
         seen.append(len(device.tokens(1)))
     device.run(1, 2)
     assert len(set(seen)) > 40  # token by token, not all at once
-    assert device.tokens(1) == answer(alone, "Count from 1 to 30.", max_tokens=80)
-    assert device.tokens(2) == answer(alone, "Hello!", 2)
+    assert device.tokens(1) == alone.answer(1, "Count from 1 to 30.", max_tokens=80)
+    assert device.tokens(2) == alone.answer(2, "Hello!")
 
 
 def test_more_requests_than_rows_all_end(device: DemoDevice) -> None:
@@ -125,23 +118,23 @@ def test_more_requests_than_rows_all_end(device: DemoDevice) -> None:
 
 
 def test_the_length_of_an_answer_is_the_requests(device: DemoDevice) -> None:
-    assert len(answer(device, "Count from 1 to 30.", max_tokens=7)) == 7
+    assert len(device.answer(1, "Count from 1 to 30.", max_tokens=7)) == 7
     assert device.reason(1) == FinishReason.LENGTH
-    assert len(answer(device, "Hello!", 2, max_tokens=40, ignore_eos=True)) == 40
-    assert answer(device, "Hello!", 5, max_tokens=0) == []
+    assert len(device.answer(2, "Hello!", max_tokens=40, ignore_eos=True)) == 40
+    assert device.answer(5, "Hello!", max_tokens=0) == []
     assert device.reason(5) == FinishReason.LENGTH
-    least = len(answer(device, "Hello!", 3)) + 3
-    assert len(answer(device, "Hello!", 4, min_tokens=least)) >= least
+    least = len(device.answer(3, "Hello!")) + 3
+    assert len(device.answer(4, "Hello!", min_tokens=least)) >= least
 
 
 def test_sampling_is_the_librarys(device: DemoDevice, alone: DemoDevice) -> None:
-    greedy = answer(alone, QUESTIONS[0])
-    assert answer(device, QUESTIONS[0], sampling=Sampling(1.5, top_k=1)) == greedy
-    assert answer(device, QUESTIONS[0], 2, sampling=Sampling(1.5, top_p=1e-6)) == greedy
-    hot = {tuple(answer(device, QUESTIONS[0], 3 + n, sampling=Sampling(5.0), max_tokens=9)) for n in range(6)}
+    greedy = alone.answer(1, QUESTIONS[0])
+    assert device.answer(1, QUESTIONS[0], sampling=Sampling(1.5, top_k=1)) == greedy
+    assert device.answer(2, QUESTIONS[0], sampling=Sampling(1.5, top_p=1e-6)) == greedy
+    hot = {tuple(device.answer(3 + n, QUESTIONS[0], sampling=Sampling(5.0), max_tokens=9)) for n in range(6)}
     assert len(hot) > 1
     repeated = Sampling(repetition_penalty=3.0)
-    assert answer(device, QUESTIONS[1], 20, sampling=repeated) == answer(alone, QUESTIONS[1], 20, sampling=repeated)
+    assert device.answer(20, QUESTIONS[1], sampling=repeated) == alone.answer(20, QUESTIONS[1], sampling=repeated)
 
 
 @pytest.mark.parametrize(
@@ -156,7 +149,7 @@ def test_sampling_is_the_librarys(device: DemoDevice, alone: DemoDevice) -> None
 def test_an_answer_fits_its_grammar_and_stops_where_that_ends(
     device: DemoDevice, grammar: str, texts: set[str]
 ) -> None:
-    answer(device, "What is the capital of Italy?", grammar=grammar)
+    device.answer(1, "What is the capital of Italy?", grammar=grammar)
     assert device.text(1) in texts
     assert device.reason(1) == FinishReason.STOP
 
@@ -181,8 +174,8 @@ def test_unsupported_field_is_refused_by_name_before_any_work(
     device: DemoDevice, fields: dict[str, Any], param: str
 ) -> None:
     device.submit(1, "Hello!", **fields)
-    device.step()
-    (refused,) = [m for m in device.sent if isinstance(m, Refused)]
+    device.steps(1)
+    (refused,) = device.messages(Refused)
     assert refused.error.param == param
     assert "onnxruntime-genai's own batch" in refused.error.message
 
@@ -201,26 +194,24 @@ def test_no_prompt_is_scored(generator: OgGeneratorRunner, library: OgEngineRunn
 def test_cancelled_request_frees_its_place_and_others_continue(device: DemoDevice, alone: DemoDevice) -> None:
     device.submit(1, "Count from 1 to 30.", max_tokens=200, ignore_eos=True)
     device.submit(2, "Count from 1 to 12.")
-    while len(device.tokens(1)) < 5:
-        device.step()
-    device.inbox.put((API, Cancel(1)))
+    device.run_to(1, 5)
+    device.put(Cancel(1))
     device.run(2)
-    assert device.tokens(2) == answer(alone, "Count from 1 to 12.", 2)
+    assert device.tokens(2) == alone.answer(2, "Count from 1 to 12.")
     assert len(device.tokens(1)) < 9
 
 
 def test_terminate_session_ends_running_requests_and_recovers(device: DemoDevice) -> None:
     device.submit(1, "Count from 1 to 30.", ignore_eos=True, max_tokens=300)
-    while len(device.tokens(1)) < 3:
-        device.step()
-    device.inbox.put((API, SetRuntimeOption(7, "terminate_session", "1")))
+    device.run_to(1, 3)
+    device.put(SetRuntimeOption(7, "terminate_session", "1"))
     device.run(1)
     assert device.reason(1) == FinishReason.TERMINATED
     device.submit(2, "Hello!")
-    device.step()
-    assert [m.error.code for m in device.sent if isinstance(m, Refused)] == ["session_terminated"]
-    device.inbox.put((API, SetRuntimeOption(8, "terminate_session", "0")))
-    assert answer(device, "Hello!", 3)
+    device.steps(1)
+    assert [m.error.code for m in device.messages(Refused)] == ["session_terminated"]
+    device.put(SetRuntimeOption(8, "terminate_session", "0"))
+    assert device.answer(3, "Hello!")
 
 
 # profiles
@@ -231,15 +222,13 @@ def test_a_profiled_answer_goes_on_alone_and_stays_so(
     device: DemoDevice, alone: DemoDevice, sampling: Sampling, tmp_path: Path
 ) -> None:
     device.submit(1, "Count from 1 to 12.", sampling=sampling)
-    while len(device.tokens(1)) < 4:
-        device.step()
-    device.inbox.put((API, SetRuntimeOption(7, "enable_profiling", "p", "r1")))
-    while len(device.tokens(1)) < 8:
-        device.step()
-    device.inbox.put((API, SetRuntimeOption(8, "enable_profiling", "0", "r1")))
+    device.run_to(1, 4)
+    device.put(SetRuntimeOption(7, "enable_profiling", "p", "r1"))
+    device.run_to(1, 8)
+    device.put(SetRuntimeOption(8, "enable_profiling", "0", "r1"))
     device.run(1)
     assert len(list(tmp_path.glob("cpu/p_*.json"))) == 4
-    assert device.tokens(1) == answer(alone, "Count from 1 to 12.", sampling=sampling)
+    assert device.tokens(1) == alone.answer(1, "Count from 1 to 12.", sampling=sampling)
 
 
 def test_profiles_are_refused_if_only_the_batch_runs_the_model(
@@ -253,14 +242,13 @@ def test_profiles_are_refused_if_only_the_batch_runs_the_model(
     warm_up(pair, 24, MAX_LENGTH)
     device = DemoDevice(pair, guidance, tmp_path)
     device.submit(1, "Count from 1 to 12.")
-    while not device.tokens(1):
-        device.step()
-    device.inbox.put((API, SetRuntimeOption(7, "enable_profiling", "p")))
-    device.inbox.put((API, SetRuntimeOption(8, "enable_profiling", "p", "r1")))
-    device.inbox.put((API, StartProfile(9, ProfilePlan("p"))))
+    device.run_to(1, 1)
+    device.put(SetRuntimeOption(7, "enable_profiling", "p"))
+    device.put(SetRuntimeOption(8, "enable_profiling", "p", "r1"))
+    device.put(StartProfile(9, ProfilePlan("p")))
     device.run(1)
-    reasons = [m.refused or "" for m in device.sent if isinstance(m, Reply)]
-    reasons += [m.error.message for m in device.sent if isinstance(m, CallFailed)]
+    reasons = [m.refused or "" for m in device.messages(Reply)]
+    reasons += [m.error.message for m in device.messages(CallFailed)]
     assert len(reasons) == 3
     assert all("paged attention wants an Engine" in why for why in reasons)
     assert device.reason(1) == FinishReason.STOP

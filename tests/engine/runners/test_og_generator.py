@@ -1,6 +1,5 @@
 """The runner over the real library, on the demo model."""
 
-import asyncio
 import ctypes
 import json
 import sys
@@ -14,16 +13,12 @@ from genai_server.engine.runners import og_generator as module
 from genai_server.engine.runners.base import Terminated
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.errors import ConfigurationError, RunnerFailed
-from genai_server.text.codec import TextCodec, load_text_codec
 from scripts._models.driven import Driven
+from tests.demo_device import prompt
+from tests.engine.model_runners import library_answer
 from tests.running_server import DEMO
 
 STEPS = 30
-
-
-@pytest.fixture(scope="module")
-def codec() -> TextCodec:
-    return load_text_codec(DEMO, "cpu")
 
 
 @pytest.fixture(name="generator")
@@ -46,28 +41,11 @@ def opened(generator: Driven) -> Iterator[Callable[[int], int]]:
         generator.close(sequence)
 
 
-def prompt(codec: TextCodec, text: str) -> list[int]:
-    return asyncio.run(codec.encode_chat([{"role": "user", "content": text}]))
-
-
 def greedy(generator: Driven, sequence: int, tokens: list[int], steps: int) -> list[int]:
     found = [int(generator.prefill(sequence, tokens).argmax())]
     while len(found) < steps:
         found.append(int(generator.decode([sequence], found[-1:]).argmax()))
     return found
-
-
-def reference(tokens: list[int], steps: int) -> list[int]:
-    """The library's greedy loop, as in its documentation."""
-    import onnxruntime_genai as og
-
-    parameters = og.GeneratorParams(og.Model(str(DEMO)))
-    parameters.set_search_options(max_length=512, do_sample=False)
-    generator = og.Generator(og.Model(str(DEMO)), parameters)
-    generator.append_tokens(np.array(tokens, np.int32))
-    for _ in range(steps):
-        generator.generate_next_token()
-    return [int(token) for token in generator.get_sequence(0)[len(tokens) :]]
 
 
 def test_the_models_facts_come_from_its_directory(generator: Driven) -> None:
@@ -77,17 +55,13 @@ def test_the_models_facts_come_from_its_directory(generator: Driven) -> None:
     assert generator.model.defaults.temperature == 0.0
 
 
-def test_our_sampling_over_the_logits_gives_the_librarys_tokens(
-    generator: Driven, codec: TextCodec, opened: Callable[[], int]
-) -> None:
-    tokens = prompt(codec, "Count from 1 to 150.")
-    assert greedy(generator, opened(), tokens, STEPS) == reference(tokens, STEPS)
+def test_our_sampling_over_the_logits_gives_the_librarys_tokens(generator: Driven, opened: Callable[[], int]) -> None:
+    tokens = prompt("Count from 1 to 150.")
+    assert greedy(generator, opened(), tokens, STEPS) == library_answer(DEMO, tokens, STEPS)
 
 
-def test_a_prompt_in_chunks_gives_the_same_logits_as_in_one(
-    generator: Driven, codec: TextCodec, opened: Callable[[], int]
-) -> None:
-    tokens = prompt(codec, "What is the capital of France? " * 5)
+def test_a_prompt_in_chunks_gives_the_same_logits_as_in_one(generator: Driven, opened: Callable[[], int]) -> None:
+    tokens = prompt("What is the capital of France? " * 5)
     whole = generator.prefill(opened(), tokens).copy()
     chunked = opened()
     for begin in range(0, len(tokens) - len(tokens) % 7, 7):
@@ -97,9 +71,9 @@ def test_a_prompt_in_chunks_gives_the_same_logits_as_in_one(
     assert int(logits.argmax()) == int(whole.argmax())
 
 
-def test_sequences_do_not_mix(generator: Driven, codec: TextCodec, opened: Callable[[], int]) -> None:
+def test_sequences_do_not_mix(generator: Driven, opened: Callable[[], int]) -> None:
     first, second = opened(), opened()
-    one, other = prompt(codec, "Count from 1 to 150."), prompt(codec, "Hello!")
+    one, other = prompt("Count from 1 to 150."), prompt("Hello!")
     tokens = {first: one, second: other}
     found: dict[int, list[int]] = {first: [], second: []}
     for _ in range(10):
@@ -111,11 +85,9 @@ def test_sequences_do_not_mix(generator: Driven, codec: TextCodec, opened: Calla
     assert found[second] == greedy(generator, opened(), other, 10)
 
 
-def test_terminate_raises_at_the_next_pass_and_can_be_undone(
-    generator: Driven, codec: TextCodec, opened: Callable[[], int]
-) -> None:
+def test_terminate_raises_at_the_next_pass_and_can_be_undone(generator: Driven, opened: Callable[[], int]) -> None:
     sequence = opened()
-    tokens = prompt(codec, "Count from 1 to 150.")
+    tokens = prompt("Count from 1 to 150.")
     expected = greedy(generator, opened(), tokens, 6)
     assert greedy(generator, sequence, tokens, 3) == expected[:3]
     generator.set_runtime_option(sequence, "terminate_session", "1")
@@ -127,10 +99,10 @@ def test_terminate_raises_at_the_next_pass_and_can_be_undone(
 
 
 def test_profiling_writes_one_file_for_each_pass_and_none_after(
-    generator: Driven, codec: TextCodec, opened: Callable[[], int], tmp_path: Path
+    generator: Driven, opened: Callable[[], int], tmp_path: Path
 ) -> None:
     sequence = opened()
-    last = greedy(generator, sequence, prompt(codec, "Count from 1 to 150."), 2)[-1:]
+    last = greedy(generator, sequence, prompt("Count from 1 to 150."), 2)[-1:]
     generator.set_runtime_option(sequence, "enable_profiling", str(tmp_path / "mine"))
     generator.decode([sequence], last)
     generator.set_runtime_option(sequence, "enable_profiling", "0")
@@ -151,11 +123,9 @@ def test_missing_device_raises_the_librarys_reason() -> None:
         OgGeneratorRunner(DEMO, "cuda", threads=1)
 
 
-def test_the_keys_and_values_of_a_sequence_can_be_copied_out(
-    generator: Driven, codec: TextCodec, opened: Callable[[int], int]
-) -> None:
+def test_the_keys_and_values_of_a_sequence_can_be_copied_out(generator: Driven, opened: Callable[[int], int]) -> None:
     sequence = opened(64)
-    tokens = prompt(codec, "Hello!")
+    tokens = prompt("Hello!")
     last = greedy(generator, sequence, tokens, 1)
     before = generator.export(sequence, ["present.0.key", "present.0.value"])
     generator.decode([sequence], last)

@@ -1,7 +1,5 @@
 """Sequences that move between the batched runner and the library's Generator during an answer."""
 
-import asyncio
-import random
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
@@ -9,17 +7,17 @@ from typing import Any
 
 import pytest
 
-from genai_server.engine.model.graph import read_decoder_graph
 from genai_server.engine.runners.base import Terminated
-from genai_server.engine.runners.batched import BatchedRunner, BatchLimits
+from genai_server.engine.runners.batched import BatchedRunner
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.runners.scripted import ScriptedRunner
 from genai_server.engine.scheduling.scheduler import Scheduler
 from genai_server.engine.sequence import Sequence
 from genai_server.messages.generation_request import Batching, GenerationRequest
-from genai_server.text.codec import load_text_codec
-from tests.running_server import DEMO
+from tests.demo_device import prompt as question
+from tests.engine.model_runners import batched_runner
+from tests.tokens import text
 
 MAX_LENGTH = 512
 SLOTS = 4
@@ -33,9 +31,9 @@ class Engine:
         self.runners = runners
         self.scheduler = Scheduler(runners.main, max_running=SLOTS, max_waiting=0, prefill_chunk=16, idle_chunk=64)
 
-    def begin(self, number: int, prompt: list[int], **fields: Any) -> Sequence:
+    def begin(self, number: int, prompt: list[int], *, adapter: object = None, **fields: Any) -> Sequence:
         request = GenerationRequest(f"r{number}", prompt, 400, MAX_LENGTH, **fields)
-        sequence = Sequence(number, (0, number), request, lambda: 0.0)
+        sequence = Sequence(number, (0, number), request, lambda: 0.0, adapter=adapter)
         self.scheduler.add(sequence)
         self.scheduler.admit()
         sequence.reuses_past = self.runners.reuses_past(request)
@@ -62,8 +60,7 @@ class Engine:
 
 @pytest.fixture
 def engine(generator: OgGeneratorRunner, session: Any) -> Iterator[Engine]:
-    graph = read_decoder_graph(DEMO)
-    batched = BatchedRunner(graph, session, generator.model, BatchLimits(SLOTS, MAX_LENGTH))
+    batched = batched_runner(session=session, num_slots=SLOTS, max_length=MAX_LENGTH)
     engine = Engine(RunnerPair(generator, batched))
     yield engine
     engine.end(*engine.scheduler.running)
@@ -80,8 +77,7 @@ def undisturbed(generator: OgGeneratorRunner, session: Any) -> Undisturbed:
 
     @cache
     def alone(prompt: tuple[int, ...], steps: int) -> list[int]:
-        graph = read_decoder_graph(DEMO)
-        batched = BatchedRunner(graph, session, generator.model, BatchLimits(SLOTS, MAX_LENGTH))
+        batched = batched_runner(session=session, num_slots=SLOTS, max_length=MAX_LENGTH)
         engine = Engine(RunnerPair(generator, batched))
         sequence = engine.begin(0, list(prompt))
         engine.run(sequence, steps)
@@ -90,19 +86,11 @@ def undisturbed(generator: OgGeneratorRunner, session: Any) -> Undisturbed:
     return lambda prompt, steps: alone(tuple(prompt), steps)
 
 
-def text(length: int, seed: int = 0) -> list[int]:
-    """Random tokens."""
-    chance = random.Random(f"{seed} {length}")
-    return [chance.randrange(10, 1900) for _ in range(length)]
-
-
-@cache
 def counting(number: int) -> list[int]:
     """A prompt with an unambiguous answer: a recomputed past rounds otherwise than a decoded one, which can change the
     best token of random prompts.
     """
-    codec = load_text_codec(DEMO, "cpu")
-    return asyncio.run(codec.encode_chat([{"role": "user", "content": f"Count from 1 to {number}."}]))
+    return question(f"Count from 1 to {number}.")
 
 
 def produced(sequence: Sequence, number: int) -> list[int]:

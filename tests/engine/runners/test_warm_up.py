@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-import msgspec
 import pytest
 
 from genai_server.engine.runners.batched import BatchedRunner
@@ -16,7 +15,7 @@ from genai_server.engine.scheduling.step import Read
 from genai_server.errors import RunnerFailed
 from scripts._models.driven import Driven
 from tests.engine.runners.test_choose import spec
-from tests.pruned_model import make_pruned_model
+from tests.model_edits import make_pruned_model
 
 
 class Shapes(ScriptedRunner):
@@ -35,23 +34,13 @@ class Shapes(ScriptedRunner):
         return super().forward(reads)
 
 
-def test_a_chunk_is_read_and_tokens_are_decoded() -> None:
+@pytest.mark.parametrize(
+    ("max_length", "prefilled", "decoded"), [(2048, [128], [1, 1]), (40, [38], [1, 1]), (3, [], [])]
+)
+def test_a_chunk_is_read_and_tokens_are_decoded(max_length: int, prefilled: list[int], decoded: list[int]) -> None:
     runner = Shapes()
-    warm_up(RunnerPair(runner, reason="scripted"), 128, 2048)
-    assert runner.prefilled == [128]
-    assert runner.decoded == [1, 1]
-
-
-def test_a_chunk_is_no_longer_than_what_is_served() -> None:
-    runner = Shapes()
-    warm_up(RunnerPair(runner, reason="scripted"), 128, 40)
-    assert runner.prefilled == [38]
-
-
-def test_warm_up_runs_nothing_if_almost_nothing_fits() -> None:
-    runner = Shapes()
-    warm_up(RunnerPair(runner, reason="scripted"), 128, 3)
-    assert runner.prefilled == []
+    warm_up(RunnerPair(runner, reason="scripted"), 128, max_length)
+    assert (runner.prefilled, runner.decoded) == (prefilled, decoded)
 
 
 def test_warm_up_decodes_one_row_and_all_rows_and_forgets_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,7 +107,7 @@ def test_a_model_is_known_to_score_prompts_by_trying_it() -> None:
 
 def test_graph_with_a_pruned_head_scores_prompts_in_a_batch_only(tmp_path: Path) -> None:
     make_pruned_model(tmp_path / "model")
-    runners = load_runners(msgspec.structs.replace(spec(128), model_dir=str(tmp_path / "model")))
+    runners = load_runners(spec(128, model_dir=tmp_path / "model"))
     assert isinstance(runners.main, BatchedRunner)
     assert scores_prompts(runners, 128)
     assert not scores_prompts(RunnerPair(runners.generator, reason="alone"), 128)

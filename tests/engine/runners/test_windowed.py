@@ -1,37 +1,29 @@
 """Models with sliding windows: the demo model, changed as the model builder writes them."""
 
 import json
-import random
 import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
 import pytest
 
-from genai_server.engine.model.files import check_model_directory
 from genai_server.engine.model.graph import read_decoder_graph
 from genai_server.engine.model.session import open_session
-from genai_server.engine.runners.batched import BatchedRunner, BatchLimits
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.scheduling.step import Read, Step
 from genai_server.engine.sequence import Sequence
 from genai_server.messages.generation_request import GenerationRequest
 from scripts._models.driven import Driven
+from tests.engine.model_runners import batched_runner, greedy
 from tests.model_edits import edited_config, edited_graph
 from tests.running_server import DEMO
+from tests.tokens import text
 
 WINDOW = 24
 MAX_LENGTH = 256
 STEPS = 12
-
-
-def text(length: int, seed: int = 0) -> list[int]:
-    """Random tokens."""
-    chance = random.Random(f"{seed} {length}")
-    return [chance.randrange(10, 1900) for _ in range(length)]
 
 
 def write_windowed(target: Path, layers: int, *, in_graph: bool = True) -> Path:
@@ -56,23 +48,6 @@ def write_windowed(target: Path, layers: int, *, in_graph: bool = True) -> Path:
     return target
 
 
-def batched_runner(model_dir: Path, generator: OgGeneratorRunner, max_length: int = MAX_LENGTH) -> Driven:
-    graph = read_decoder_graph(model_dir)
-    session = open_session(graph, 1, optimized=False)
-    return Driven(BatchedRunner(graph, session, generator.model, BatchLimits(4, max_length)))
-
-
-def answer(on: Any, tokens: list[int], steps: int = STEPS) -> list[int]:
-    """The greedy answer to the prompt alone."""
-    runner = on if isinstance(on, Driven) else Driven(on)
-    runner.open(99, tokens, MAX_LENGTH)
-    found = [int(runner.prefill(99, tokens).argmax())]
-    while len(found) < steps:
-        found.append(int(runner.decode([99], found[-1:])[0].argmax()))
-    runner.close(99)
-    return found
-
-
 @pytest.fixture(scope="module")
 def windowed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model in which all layers but the last keep only a window, so that distant tokens still matter."""
@@ -86,7 +61,7 @@ def generator(windowed: Path) -> OgGeneratorRunner:
 
 
 def test_rows_on_both_sides_of_the_window_match_the_librarys(windowed: Path, generator: OgGeneratorRunner) -> None:
-    runner = batched_runner(windowed, generator)
+    runner = Driven(batched_runner(windowed, max_length=MAX_LENGTH))
     prompts = {number: text(length) for number, length in enumerate((120, 3, WINDOW - 2, 60))}
     answers: dict[int, list[int]] = {}
     for number, prompt in prompts.items():
@@ -98,25 +73,25 @@ def test_rows_on_both_sides_of_the_window_match_the_librarys(windowed: Path, gen
         rows = runner.decode(list(prompts), [answers[number][-1] for number in prompts])
         for number, row in enumerate(rows):
             answers[number].append(int(row.argmax()))
-    assert answers == {number: answer(generator, prompt) for number, prompt in prompts.items()}
+    assert answers == {number: greedy(generator, prompt, STEPS) for number, prompt in prompts.items()}
 
 
 def test_a_past_longer_than_the_window_is_used_again(windowed: Path, generator: OgGeneratorRunner) -> None:
-    runner = batched_runner(windowed, generator)
+    runner = Driven(batched_runner(windowed, max_length=MAX_LENGTH))
     longer = text(100)
     shorter = [*longer[:50], *text(8, 1)]
-    answer(runner, longer)
+    greedy(runner, longer, STEPS)
     assert runner.open(99, shorter, MAX_LENGTH) == 50
     first = int(runner.prefill(99, shorter[50:]).argmax())
     runner.close(99)
-    assert first == answer(generator, shorter, 1)[0]
+    assert first == greedy(generator, shorter, 1)[0]
 
 
 @pytest.mark.parametrize("returned", [2, 9])
 def test_sequence_back_from_a_generator_recomputes_its_tokens(
     windowed: Path, generator: OgGeneratorRunner, returned: int
 ) -> None:
-    pair = RunnerPair(generator, batched_runner(windowed, generator).runner)
+    pair = RunnerPair(generator, batched_runner(windowed, max_length=MAX_LENGTH))
     prompt = text(70)
     sequence = Sequence(1, (0, 1), GenerationRequest("r", prompt, 100, MAX_LENGTH), lambda: 0.0, reuses_past=True)
     pair.open(sequence)
@@ -125,7 +100,7 @@ def test_sequence_back_from_a_generator_recomputes_its_tokens(
         while sequence.num_produced < until:
             sequence.append(int(pair.forward(Step([Read.next(sequence, sequence.num_unread)]))[0].last.argmax()))
     assert sequence.batched
-    assert sequence.tokens[len(prompt) :] == answer(generator, prompt)
+    assert sequence.tokens[len(prompt) :] == greedy(generator, prompt, STEPS)
     pair.close(sequence)
 
 
@@ -133,7 +108,7 @@ def test_sequence_back_from_a_generator_recomputes_its_tokens(
 def test_exact_sequence_reuses_no_answer_tokens_of_a_prompt(
     windowed: Path, generator: OgGeneratorRunner, exact: bool
 ) -> None:
-    pair = RunnerPair(generator, batched_runner(windowed, generator).runner)
+    pair = RunnerPair(generator, batched_runner(windowed, max_length=MAX_LENGTH))
     prompt = text(40)
     sequence = Sequence(
         1, (0, 1), GenerationRequest("r", prompt, 100, MAX_LENGTH, exact=exact), lambda: 0.0, reuses_past=True
@@ -154,24 +129,24 @@ def test_exact_sequence_reuses_no_answer_tokens_of_a_prompt(
 def test_a_configured_window_that_no_layer_has_is_no_limit(tmp_path: Path) -> None:
     model_dir = write_windowed(tmp_path / "claimed", 0, in_graph=False)
     generator = OgGeneratorRunner(model_dir, "cpu", threads=1)
-    expected = answer(OgGeneratorRunner(DEMO, "cpu", threads=1), text(120))
-    assert answer(generator, text(120)) == expected
+    expected = greedy(OgGeneratorRunner(DEMO, "cpu", threads=1), text(120), STEPS)
+    assert greedy(generator, text(120), STEPS) == expected
     assert read_decoder_graph(model_dir).window == 0
-    assert answer(batched_runner(model_dir, generator), text(120)) == expected
+    assert greedy(batched_runner(model_dir, max_length=MAX_LENGTH), text(120), STEPS) == expected
 
 
 def test_the_window_matters(generator: OgGeneratorRunner) -> None:
     whole = OgGeneratorRunner(DEMO, "cpu", threads=1)
-    assert any(answer(whole, text(120, seed)) != answer(generator, text(120, seed)) for seed in range(4))
+    assert any(greedy(whole, text(120, seed), STEPS) != greedy(generator, text(120, seed), STEPS) for seed in range(4))
 
 
 @pytest.mark.parametrize("layers", [2, 6])
 def test_a_pass_gives_the_bits_of_separate_passes(tmp_path: Path, layers: int) -> None:
-    graph = read_decoder_graph(write_windowed(tmp_path / "model", layers))
-    session = open_session(graph, 2, optimized=False)
+    model_dir = write_windowed(tmp_path / "model", layers)
+    session = open_session(read_decoder_graph(model_dir), 2, optimized=False)
     long, prompt, found = text(3 * WINDOW, 1), text(4 * WINDOW, 2), []
     for is_mixed in (False, True):
-        runner = Driven(BatchedRunner(graph, session, check_model_directory(DEMO), BatchLimits(4, MAX_LENGTH)))
+        runner = Driven(batched_runner(model_dir, session=session, max_length=MAX_LENGTH))
         runner.open(1, long, MAX_LENGTH, reuse=False)
         runner.prefill(1, long)
         runner.open(2, prompt, MAX_LENGTH, reuse=False)

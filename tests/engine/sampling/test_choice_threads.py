@@ -15,9 +15,9 @@ from genai_server.engine.sampling.choice_threads import slow_grammars
 from genai_server.engine.sampling.grammar import STEP_SECONDS
 from genai_server.engine.sequence import Sequence
 from genai_server.messages.generation_request import FinishReason, Sampling
-from genai_server.messages.protocol import Cancel, Failed
-from tests.engine.test_admission import run, step_until
-from tests.engine.test_loop import API, Bench
+from genai_server.messages.protocol import Cancel
+from tests.engine.bench import Bench
+from tests.stepped_loop import API
 
 LETTERS = "start: /[a-z]*/"
 
@@ -47,7 +47,7 @@ def nothing_chosen(bench: Bench) -> Iterator[None]:
 def start_slow(bench: Bench, key: int, **fields: Any) -> Sequence:
     """Submit a request whose second token is to be chosen by another thread; returns its sequence at that point."""
     bench.submit(key, "say abcdef", grammar=LETTERS, **fields)
-    step_until(bench, lambda: any(sequence.is_choosing for sequence in bench.scheduler.running))
+    bench.step_until(lambda: any(sequence.is_choosing for sequence in bench.scheduler.running))
     found = bench.loop._requests.find(API, key)
     assert found is not None
     return found
@@ -57,10 +57,10 @@ def test_other_streams_end_while_a_slow_token_is_chosen(bench: Bench) -> None:
     with nothing_chosen(bench):
         start_slow(bench, 1)
         bench.submit(2, "count 100")
-        run(bench, 2)
+        bench.run(2)
         assert bench.text(2).endswith(" 100")
         assert (bench.text(1), bench.ends(1)) == ("a", [])
-    run(bench, 1)
+    bench.run(1)
     assert (bench.text(1), bench.reason(1)) == ("abcdef", FinishReason.STOP)
 
 
@@ -70,18 +70,18 @@ def test_the_loop_waits_where_all_tokens_are_being_chosen(bench: Bench) -> None:
         bench.steps(1)
         assert bench.loop._is_stalled
         bench.submit(2, "say x")
-        run(bench, 2)  # a message wakes the loop
-    run(bench, 1)
+        bench.run(2)  # a message wakes the loop
+    bench.run(1)
 
 
 @pytest.mark.parametrize("message", [Cancel(1), Disconnected()])
 def test_a_cancelled_sequence_ends_while_its_token_is_chosen(bench: Bench, message: Cancel | Disconnected) -> None:
     with nothing_chosen(bench):
         chosen = start_slow(bench, 1)
-        bench.inbox.put((API, message))
+        bench.put(message)
         bench.steps(1)
         assert bench.scheduler.is_idle
-    step_until(bench, lambda: not chosen.is_choosing)
+    bench.step_until(lambda: not chosen.is_choosing)
     assert (bench.text(1), bench.ends(1)) == ("a", [])
 
 
@@ -96,18 +96,17 @@ def test_a_grammar_over_its_time_fails_its_answer_alone(tmp_path: Path) -> None:
     bench = slow_bench(tmp_path, 0.1)
     bench.submit(1, "say " + "x" * 100, grammar=LETTERS)
     bench.submit(2, "count 100")
-    run(bench, 1, 2)
-    (end,) = bench.ends(1)
-    assert isinstance(end, Failed)
-    assert end.error.code == "grammar_failed"
-    assert "takes too long to follow" in end.error.message
+    bench.run(1, 2)
+    error = bench.failure(1)
+    assert error.code == "grammar_failed"
+    assert "takes too long to follow" in error.message
     assert bench.text(2).endswith(" 100")
 
 
 def test_an_answer_drops_a_guide_over_its_time(tmp_path: Path) -> None:
     bench = slow_bench(tmp_path, 0.1)
     bench.submit(1, "say " + "x" * 100, grammar=LETTERS, needs_grammar=False)
-    run(bench, 1)
+    bench.run(1)
     assert (bench.text(1), bench.reason(1)) == ("x" * 100, FinishReason.STOP)
 
 
@@ -118,7 +117,7 @@ def test_tokens_are_the_same_in_the_loop_and_in_a_thread(tmp_path: Path) -> None
         sampling = Sampling(temperature=2.0, seed=7)
         for key in (1, 2, 3):
             bench.submit(key, "say abcdefabcdef", grammar="start: /[a-f]{12}/", sampling=sampling)
-        run(bench, 1, 2, 3)
+        bench.run(1, 2, 3)
         texts |= {bench.text(key) for key in (1, 2, 3)}
     assert len(texts) == 1
 
@@ -127,7 +126,7 @@ def test_the_cheapest_grammars_stay_in_the_loop(tmp_path: Path) -> None:
     bench = Bench(tmp_path, max_running=4)
     for key, grammar in enumerate([LETTERS, None, LETTERS, LETTERS]):
         bench.submit(key, f"say {'a' * (200 + key)}", grammar=grammar)
-    step_until(bench, lambda: len(bench.scheduler.running) == 4)
+    bench.step_until(lambda: len(bench.scheduler.running) == 4)
     costly, _, cheap, other = sequences = sorted(bench.scheduler.running, key=lambda sequence: sequence.origin)
     for sequence, cost in ((costly, 0.8), (cheap, 0.4), (other, 0.5)):
         assert sequence.guide is not None

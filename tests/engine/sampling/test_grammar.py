@@ -1,8 +1,6 @@
 """Grammars: the allowed next tokens, complete answers, and the errors of invalid grammars."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from itertools import chain, cycle, repeat
 from pathlib import Path
@@ -27,31 +25,16 @@ from genai_server.engine.sampling.grammar import (
 )
 from genai_server.errors import GrammarFailed, InvalidField
 from genai_server.messages.generation_request import ModelInfo, Sampling
-from tests.running_server import DEMO, ROOT
+from tests.engine.sampling.grammars import AMBIGUOUS, compiled, guide
+from tests.running_server import DEMO, run_python
 
 EOS = 256
 BYTES = ModelInfo(context_length=100, vocab_size=258, eos_token_ids=[EOS, EOS + 1], defaults=Sampling())
-# A rule with ever more derivations the longer the answer is.
-AMBIGUOUS = 'start: a\na: a a | "x" | "x" a "x" a'
 
 
 @pytest.fixture
 def guidance() -> Guidance:
     return bytes_guidance(BYTES)
-
-
-def compiled(guidance: Guidance, grammar: str) -> Compiled:
-    done: SimpleQueue[Compiled] = SimpleQueue()
-    guidance.compile(grammar, done.put)
-    return done.get(timeout=10)
-
-
-def guide(guidance: Guidance, grammar: str) -> Guide:
-    assert guidance.guide(grammar) is None
-    guidance.keep(grammar, compiled(guidance, grammar))
-    found = guidance.guide(grammar)
-    assert found is not None
-    return found
 
 
 def allowed(guide: Guide) -> str:
@@ -205,6 +188,7 @@ def test_a_wrong_grammar_is_refused_with_the_librarys_reason(guidance: Guidance,
 
 
 def test_a_compiled_grammar_need_not_be_compiled_again(guidance: Guidance) -> None:
+    assert guidance.guide('start: "a"') is None
     guide(guidance, 'start: "a"')
     assert guidance.guide('start: "a"') is not None
     assert guidance.guide('start: "b"') is None
@@ -312,5 +296,4 @@ def test_compiling_thread_has_stack_for_every_checked_grammar() -> None:
         "bytes_guidance(BYTES).compile(chain, done.put)\n"
         "print(type(done.get(timeout=60)).__name__, flush=True)\n"
     )
-    ran = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert (ran.returncode, ran.stdout) == (0, "LLMatcher\n"), ran.stderr
+    assert run_python("-c", code) == "LLMatcher\n"

@@ -1,7 +1,6 @@
 """The results of a sequence's logits: tokens, their log probabilities, and the end."""
 
 from collections import Counter
-from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -10,29 +9,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from genai_server.engine.runners.scores import Logits, Scores
-from genai_server.engine.sampling.grammar import Compiled, Guide, bytes_guidance
+from genai_server.engine.sampling.grammar import Guide, bytes_guidance
 from genai_server.engine.sampling.next_token import NextToken, choose_next_token, prompt_logprobs, token_logprob
 from genai_server.engine.sequence import Sequence
 from genai_server.errors import GrammarFailed, InvalidField
 from genai_server.messages.generation_request import FinishReason, GenerationRequest, ModelInfo, Sampling, TokenLogprob
+from tests.engine.sampling.grammars import AMBIGUOUS, guide
 
 VOCAB = 258
 EOS = [256, 257]
-# A rule with ever more derivations the longer the answer is.
-AMBIGUOUS = 'start: a\na: a a | "x" | "x" a "x" a'
 GUIDANCE = bytes_guidance(ModelInfo(100, VOCAB, EOS, Sampling()))
 
 
 def sequence(grammar: str | None = None, prompt: tuple[int, ...] = (1, 2, 3), **fields: Any) -> Sequence:
     values: dict[str, Any] = {"max_tokens": 50, "max_length": 100} | fields
-    guide = None
-    if grammar is not None:
-        done: SimpleQueue[Compiled] = SimpleQueue()
-        GUIDANCE.compile(grammar, done.put)
-        GUIDANCE.keep(grammar, done.get(timeout=10))
-        guide = GUIDANCE.guide(grammar)
     request = GenerationRequest("r", list(prompt), grammar=grammar, **values)
-    return Sequence(0, (0, 0), request, lambda: 0.0, guide)
+    return Sequence(0, (0, 0), request, lambda: 0.0, None if grammar is None else guide(GUIDANCE, grammar))
 
 
 def favoring(*tokens: int) -> Logits:
@@ -64,48 +56,33 @@ def test_chosen_token_is_appended_and_returned() -> None:
     assert found.tokens == [1, 2, 3, 65]
 
 
-def test_stop_token_ids_end_an_answer_with_ignore_eos() -> None:
-    found = sequence(stop_token_ids=[65, 66], ignore_eos=True)
-    assert step(found, 256).tokens == [256]
-    assert step(found, 66) == NextToken(reason=FinishReason.STOP)
-    assert found.num_produced == 1
+STOP, LENGTH = NextToken(reason=FinishReason.STOP), NextToken(reason=FinishReason.LENGTH)
 
 
-@pytest.mark.parametrize("grammar", [None, "start: /[A-C]+/"])
-def test_no_stop_token_is_chosen_too_early(grammar: str | None) -> None:
-    found = sequence(grammar, stop_token_ids=[65], min_tokens=1)
-    assert step(found, 65, 67).tokens == [67]
-    assert step(found, 65, 67) == NextToken(reason=FinishReason.STOP)
-
-
-@pytest.mark.parametrize("eos", EOS)
-def test_any_end_token_ends_the_answer_and_is_not_part_of_it(eos: int) -> None:
-    found = sequence()
-    assert step(found, eos) == NextToken(reason=FinishReason.STOP)
-    assert found.num_produced == 0
-
-
-def test_ignored_end_tokens_are_tokens_like_others() -> None:
-    assert step(sequence(ignore_eos=True), 256) == NextToken([256])
-
-
-def test_last_token_within_the_limit_ends_the_answer() -> None:
-    found = sequence(max_tokens=2)
-    assert step(found, 65) == NextToken([65])
-    assert step(found, 66) == NextToken([66], reason=FinishReason.LENGTH)
-
-
-@pytest.mark.parametrize("limits", [{"max_tokens": 0}, {"max_length": 3}])
-def test_limit_of_zero_tokens_yields_none(limits: dict[str, Any]) -> None:
-    found = sequence(**limits)
-    assert step(found, 65) == NextToken(reason=FinishReason.LENGTH)
-    assert found.num_produced == 0
-
-
-def test_nothing_ends_an_answer_before_min_tokens() -> None:
-    found = sequence(min_tokens=2)
-    outcomes = [step(found, 256, 257, 65) for _ in range(3)]
-    assert outcomes == [NextToken([65]), NextToken([65]), NextToken(reason=FinishReason.STOP)]
+@pytest.mark.parametrize(
+    ("fields", "steps"),
+    [
+        ({"stop_token_ids": [65, 66], "ignore_eos": True}, [([256], NextToken([256])), ([66], STOP)]),
+        ({"stop_token_ids": [65], "min_tokens": 1}, [([65, 67], NextToken([67])), ([65, 67], STOP)]),
+        ({}, [([256], STOP)]),
+        ({}, [([257], STOP)]),
+        ({"ignore_eos": True}, [([256], NextToken([256]))]),
+        ({"max_tokens": 2}, [([65], NextToken([65])), ([66], NextToken([66], reason=FinishReason.LENGTH))]),
+        ({"max_tokens": 0}, [([65], LENGTH)]),
+        ({"max_length": 3}, [([65], LENGTH)]),
+        (
+            {"min_tokens": 2},
+            [([256, 257, 65], NextToken([65])), ([256, 257, 65], NextToken([65])), ([256, 257, 65], STOP)],
+        ),
+    ],
+)
+def test_answer_ends_at_a_stop_token_or_a_limit(
+    fields: dict[str, Any], steps: list[tuple[list[int], NextToken]]
+) -> None:
+    """The best tokens of each step with its outcome; a token that ends the answer is not part of it."""
+    found = sequence(**fields)
+    assert [step(found, *tokens) for tokens, _ in steps] == [outcome for _, outcome in steps]
+    assert found.num_produced == sum(len(outcome.tokens) for _, outcome in steps)
 
 
 def test_bias_that_leaves_no_token_is_a_client_error() -> None:
@@ -134,44 +111,34 @@ def test_zero_top_logprobs_return_the_tokens_own_only() -> None:
 # a grammar
 
 
-def test_grammar_restricts_tokens_up_to_its_end() -> None:
-    found = sequence('start: "ab" | "cd"')
-    assert step(found, 90, 99, 97) == NextToken([99])
-    assert step(found, 90, 98) == NextToken([100], reason=FinishReason.STOP)
+A = NextToken([97])
+LAST_A = NextToken([97], reason=FinishReason.STOP)
 
 
-@pytest.mark.parametrize("eos", EOS)
-def test_every_end_token_ends_a_grammar_that_may_end(eos: int) -> None:
-    found = sequence("start: /a+/")
-    assert step(found, eos) == NextToken([97])
-    assert step(found, eos) == NextToken(reason=FinishReason.STOP)
-
-
-def test_ignore_eos_continues_as_long_as_the_grammar_can() -> None:
-    found = sequence("start: /a{1,3}/", ignore_eos=True)
-    outcomes = [step(found, 256, 257) for _ in range(3)]
-    assert outcomes == [NextToken([97]), NextToken([97]), NextToken([97], reason=FinishReason.STOP)]
-
-
-def test_min_tokens_holds_as_long_as_the_grammar_continues() -> None:
-    found = sequence("start: /a{1,3}/", min_tokens=2)
-    outcomes = [step(found, 256) for _ in range(3)]
-    assert outcomes == [NextToken([97]), NextToken([97]), NextToken(reason=FinishReason.STOP)]
-    short = sequence('start: "a"', min_tokens=2)
-    assert step(short, 256) == NextToken([97], reason=FinishReason.STOP)
-
-
-@pytest.mark.parametrize("fields", [{"ignore_eos": True}, {"min_tokens": 1}, {}])
-def test_empty_grammar_gives_an_empty_answer(fields: dict[str, Any]) -> None:
-    assert step(sequence('start: ""', **fields), 65) == NextToken(reason=FinishReason.STOP)
-
-
-def test_complete_grammar_stops_at_the_token_limit() -> None:
-    assert step(sequence('start: "a"', max_tokens=1), 65) == NextToken([97], reason=FinishReason.STOP)
-
-
-def test_an_answer_that_is_cut_off_by_its_limit_says_so() -> None:
-    assert step(sequence('start: "ab"', max_tokens=1), 65) == NextToken([97], reason=FinishReason.LENGTH)
+@pytest.mark.parametrize(
+    ("grammar", "fields", "steps"),
+    [
+        ('"ab" | "cd"', {}, [([90, 99, 97], NextToken([99])), ([90, 98], NextToken([100], reason=FinishReason.STOP))]),
+        ("/a+/", {}, [([256], A), ([256], STOP)]),
+        ("/a+/", {}, [([257], A), ([257], STOP)]),
+        ("/[A-C]+/", {"stop_token_ids": [65], "min_tokens": 1}, [([65, 67], NextToken([67])), ([65, 67], STOP)]),
+        # It continues as long as the grammar can.
+        ("/a{1,3}/", {"ignore_eos": True}, [([256, 257], A), ([256, 257], A), ([256, 257], LAST_A)]),
+        ("/a{1,3}/", {"min_tokens": 2}, [([256], A), ([256], A), ([256], STOP)]),
+        ('"a"', {"min_tokens": 2}, [([256], LAST_A)]),
+        ('""', {"ignore_eos": True}, [([65], STOP)]),
+        ('""', {"min_tokens": 1}, [([65], STOP)]),
+        ('""', {}, [([65], STOP)]),
+        # The reason is the limit only if it cuts the answer off.
+        ('"a"', {"max_tokens": 1}, [([65], LAST_A)]),
+        ('"ab"', {"max_tokens": 1}, [([65], NextToken([97], reason=FinishReason.LENGTH))]),
+    ],
+)
+def test_grammar_restricts_tokens_up_to_its_end(
+    grammar: str, fields: dict[str, Any], steps: list[tuple[list[int], NextToken]]
+) -> None:
+    found = sequence(f"start: {grammar}", **fields)
+    assert [step(found, *tokens) for tokens, _ in steps] == [outcome for _, outcome in steps]
 
 
 def test_bias_against_all_allowed_tokens_is_a_client_error() -> None:
@@ -180,9 +147,9 @@ def test_bias_against_all_allowed_tokens_is_a_client_error() -> None:
 
 
 def test_a_grammar_that_cannot_go_on_fails() -> None:
-    found = sequence(AMBIGUOUS, max_tokens=1000, max_length=2000)
+    found = sequence(AMBIGUOUS, max_tokens=200, max_length=300)
     with pytest.raises(GrammarFailed, match="grammar"):
-        for _ in range(1000):
+        for _ in range(150):
             step(found, ord("x"))
 
 
@@ -208,8 +175,8 @@ def test_refused_draw_is_repeated_with_the_same_probabilities() -> None:
 
 
 def test_a_guide_that_fails_at_a_token_ends_no_answer() -> None:
-    found = sequence(AMBIGUOUS, needs_grammar=False, max_tokens=400, max_length=500)
-    assert [step(found, ord("x")).reason for _ in range(300)] == [None] * 300
+    found = sequence(AMBIGUOUS, needs_grammar=False, max_tokens=200, max_length=300)
+    assert [step(found, ord("x")).reason for _ in range(150)] == [None] * 150
     assert found.guide is None
 
 
@@ -226,7 +193,7 @@ def test_a_bias_against_all_that_fits_a_guide_drops_the_guide() -> None:
 def test_a_stop_token_that_fits_no_grammar_ends_one_that_may_end(needs_grammar: bool) -> None:
     found = sequence("start: /a+/", stop_token_ids=[90], needs_grammar=needs_grammar, ignore_eos=True)
     assert step(found, 90, 256) == NextToken([97])
-    assert step(found, 256, 90) == NextToken(reason=FinishReason.STOP)
+    assert step(found, 256, 90) == STOP
 
 
 # the prompt's log probabilities

@@ -115,15 +115,50 @@ def test_the_only_token_is_drawn() -> None:
 # the filters
 
 
+EQUAL = _logits(1, 1, 1, 1)
+RISING = _logits(1.1, 0.9, 1.0, 1.2)
+FALLING = _of_probabilities(0.4, 0.3, 0.2, 0.1)
+HALVES = _of_probabilities(0.5, 0.25, 0.125)
+
+
 @pytest.mark.parametrize(
-    ("top_k", "kept"), [(1, {3}), (2, {3, 0}), (3, {3, 0, 2}), (4, {0, 1, 2, 3}), (9, {0, 1, 2, 3})]
+    ("logits", "fields", "kept"),
+    [
+        (RISING, {"top_k": 1, "temperature": 2.0}, {3}),
+        (RISING, {"top_k": 2, "temperature": 2.0}, {3, 0}),
+        (RISING, {"top_k": 3, "temperature": 2.0}, {3, 0, 2}),
+        (RISING, {"top_k": 4, "temperature": 2.0}, {0, 1, 2, 3}),
+        (RISING, {"top_k": 9, "temperature": 2.0}, {0, 1, 2, 3}),
+        (_logits(0, 0, 0, 0, 0), {"top_k": 0}, {0, 1, 2, 3, 4}),
+        # top_p takes the most likely first, after the temperature, and counts shares among the top_k: 0.4 of the
+        # total is 0.57 of the remaining two.
+        (_of_probabilities(0.1, 0.5, 0.15, 0.25), {"top_p": 0.7}, {1, 3}),
+        (_of_probabilities(0.6, 0.3, 0.1), {"top_p": 0.8}, {0, 1}),
+        (_of_probabilities(0.6, 0.3, 0.1), {"top_p": 0.8, "temperature": 0.25}, {0}),
+        (FALLING, {"top_k": 2, "top_p": 0.5}, {0}),
+        # min_p is relative to the most likely token; 1 keeps its ties.
+        (HALVES, {"min_p": 0.0}, {0, 1, 2}),
+        (HALVES, {"min_p": 0.2}, {0, 1, 2}),
+        (HALVES, {"min_p": 0.4}, {0, 1}),
+        (HALVES, {"min_p": 0.6}, {0}),
+        (HALVES, {"min_p": 1.0}, {0}),
+        (_logits(1, 2, 1.99, 2), {"min_p": 1.0}, {1, 3}),
+        # The stricter of two filters decides.
+        (FALLING, {"top_p": 0.95, "min_p": 0.6}, {0, 1}),
+        (FALLING, {"top_p": 0.5, "min_p": 0.1}, {0, 1}),
+        (FALLING, {"top_k": 3, "min_p": 0.1}, {0, 1, 2}),
+    ],
 )
-def test_top_k_keeps_the_k_most_likely(top_k: int, kept: set[int]) -> None:
-    assert _kept(_logits(1.1, 0.9, 1.0, 1.2), temperature=2.0, top_k=top_k) == kept
+def test_filters_keep_the_most_likely_tokens(logits: Logits, fields: dict[str, Any], kept: set[int]) -> None:
+    assert _kept(logits, **fields) == kept
 
 
-def test_top_k_zero_keeps_all() -> None:
-    assert _kept(_logits(0, 0, 0, 0, 0), top_k=0) == {0, 1, 2, 3, 4}
+@pytest.mark.parametrize(
+    ("top_p", "kept"), [(0.0, 1), (0.01, 1), (0.25, 1), (0.26, 2), (0.5, 2), (0.51, 3), (0.76, 4), (1.0, 4)]
+)
+def test_top_p_keeps_the_fewest_tokens_that_reach_it(top_p: float, kept: int) -> None:
+    # Four equal tokens: quarters are exact in binary, and so is the boundary.
+    assert len(_kept(EQUAL, top_p=top_p)) == kept
 
 
 def test_top_k_keeps_no_more_than_k_of_a_tie() -> None:
@@ -132,78 +167,33 @@ def test_top_k_keeps_no_more_than_k_of_a_tie() -> None:
     assert kept < {1, 2, 3, 4}
 
 
-@pytest.mark.parametrize(
-    ("top_p", "kept"), [(0.0, 1), (0.01, 1), (0.25, 1), (0.26, 2), (0.5, 2), (0.51, 3), (0.76, 4), (1.0, 4)]
-)
-def test_top_p_keeps_the_fewest_tokens_that_reach_it(top_p: float, kept: int) -> None:
-    # Four equal tokens: quarters are exact in binary, and so is the boundary.
-    assert len(_kept(_logits(1, 1, 1, 1), top_p=top_p)) == kept
-
-
-def test_top_p_takes_the_most_likely_first() -> None:
-    assert _kept(_of_probabilities(0.1, 0.5, 0.15, 0.25), top_p=0.7) == {1, 3}
-
-
-def test_top_p_applies_after_the_temperature() -> None:
-    assert _kept(_of_probabilities(0.6, 0.3, 0.1), top_p=0.8) == {0, 1}
-    assert _kept(_of_probabilities(0.6, 0.3, 0.1), top_p=0.8, temperature=0.25) == {0}
-
-
-def test_top_p_counts_the_shares_among_the_top_k() -> None:
-    # 0.4 of the total is 0.57 of the remaining two.
-    assert _kept(_of_probabilities(0.4, 0.3, 0.2, 0.1), top_k=2, top_p=0.5) == {0}
-
-
-@pytest.mark.parametrize(("min_p", "kept"), [(0.0, {0, 1, 2}), (0.2, {0, 1, 2}), (0.4, {0, 1}), (0.6, {0}), (1.0, {0})])
-def test_min_p_is_relative_to_the_most_likely_token(min_p: float, kept: set[int]) -> None:
-    assert _kept(_of_probabilities(0.5, 0.25, 0.125), min_p=min_p) == kept
-
-
-def test_min_p_of_one_keeps_ties_of_the_most_likely() -> None:
-    assert _kept(_logits(1, 2, 1.99, 2), min_p=1.0) == {1, 3}
-
-
-def test_the_stricter_of_two_filters_decides() -> None:
-    logits = _of_probabilities(0.4, 0.3, 0.2, 0.1)
-    assert _kept(logits, top_p=0.95, min_p=0.6) == {0, 1}
-    assert _kept(logits, top_p=0.5, min_p=0.1) == {0, 1}
-    assert _kept(logits, top_k=3, min_p=0.1) == {0, 1, 2}
-
-
 # the repetition penalty
 
 
-def _greedy(logits: Logits, prompt: list[int], penalty: float, count: int = 1) -> list[int]:
+@pytest.mark.parametrize(
+    ("logits", "prompt", "penalty", "tokens"),
+    [
+        # It divides positive logits and multiplies negative ones.
+        ([2, 1.5], [0], 1.2, [0]),
+        ([2, 1.5], [0], 1.4, [1]),
+        ([-1, -1.5], [0], 1.4, [0]),
+        ([-1, -1.5], [0], 1.6, [1]),
+        ([1.5, 2], [0], 0.5, [0]),
+        ([2, 1.5], [0, 0, 0], 1.2, [0]),  # once, however often the token was there
+        ([2.0, 1.8, 1.5, 0.1], [3], 2.0, [0, 1, 2, 0]),  # the answer's tokens, too
+        ([-np.inf, -50], [0, 1], 1.5, [1]),
+    ],
+)
+def test_repetition_penalty_changes_the_best_token(
+    logits: list[float], prompt: list[int], penalty: float, tokens: list[int]
+) -> None:
     sampler = Sampler(Sampling(repetition_penalty=penalty), prompt)
-    return [sampler.sample(logits) for _ in range(count)]
-
-
-def test_penalty_divides_positive_and_multiplies_negative_logits() -> None:
-    assert _greedy(_logits(2, 1.5), [0], 1.2) == [0]
-    assert _greedy(_logits(2, 1.5), [0], 1.4) == [1]
-    assert _greedy(_logits(-1, -1.5), [0], 1.4) == [0]
-    assert _greedy(_logits(-1, -1.5), [0], 1.6) == [1]
-
-
-def test_a_penalty_below_one_favours_what_was_there() -> None:
-    assert _greedy(_logits(1.5, 2), [0], 0.5) == [0]
-
-
-def test_a_token_is_penalised_once_however_often_it_was_there() -> None:
-    assert _greedy(_logits(2, 1.5), [0, 0, 0], 1.2) == [0]
-
-
-def test_answer_tokens_are_penalised_like_prompt_tokens() -> None:
-    assert _greedy(_logits(2.0, 1.8, 1.5, 0.1), [3], 2.0, count=4) == [0, 1, 2, 0]
+    assert [sampler.sample(_logits(*logits)) for _ in tokens] == tokens
 
 
 def test_the_penalty_comes_before_the_filters() -> None:
     sampler = Sampler(Sampling(1.0, top_k=1, repetition_penalty=2.0, seed=SEED), [0])
     assert sampler.sample(_logits(2, 1.5, 0)) == 1
-
-
-def test_a_token_that_is_ruled_out_stays_so_under_a_penalty() -> None:
-    assert _greedy(_logits(-np.inf, -50), [0, 1], 1.5) == [1]
 
 
 # reproducibility

@@ -20,27 +20,25 @@ def test_text_without_repetition_gives_no_draft(tokens: list[int]) -> None:
     assert _draft([7], tokens) == []
 
 
-def test_continuation_of_the_last_two_tokens_is_drafted() -> None:
-    assert _draft(PROMPT, [1, 103, 104]) == PROMPT[5:20]
-    assert _draft(PROMPT, [1, 103, 104], most=3) == PROMPT[5:8]
+REPEATS = [1, 2, 3, 7, 2, 3, 8, 2, 3, 9, 50]
 
 
-def test_one_equal_token_is_no_match() -> None:
-    assert _draft(PROMPT, [1, 103]) == []
-
-
-def test_longest_and_last_match_is_drafted() -> None:
-    prompt = [1, 2, 3, 7, 2, 3, 8, 2, 3, 9, 50]
-    assert _draft(prompt, [1, 2, 3], most=1) == [7]
-    assert _draft(prompt, [60, 2, 3], most=1) == [9]
-
-
-def test_the_answer_itself_is_a_source() -> None:
-    assert _draft(PROMPT, [5, 6, 7, 8, 9, 5, 6], most=3) == [7, 8, 9]
-
-
-def test_a_loop_is_drafted_further_than_it_has_come() -> None:
-    assert _draft(PROMPT, [1, 2, 3, 1, 2, 3, 1], most=7) == [2, 3, 1, 2, 3, 1, 2]
+@pytest.mark.parametrize(
+    ("prompt", "answer", "most", "draft"),
+    [
+        (PROMPT, [1, 103, 104], 15, PROMPT[5:20]),
+        (PROMPT, [1, 103, 104], 3, PROMPT[5:8]),
+        (PROMPT, [1, 103], 15, []),  # one equal token is no match
+        (REPEATS, [1, 2, 3], 1, [7]),  # the longest match
+        (REPEATS, [60, 2, 3], 1, [9]),  # the last one
+        (PROMPT, [5, 6, 7, 8, 9, 5, 6], 3, [7, 8, 9]),  # of the answer itself
+        (PROMPT, [1, 2, 3, 1, 2, 3, 1], 7, [2, 3, 1, 2, 3, 1, 2]),  # further than the loop has come
+    ],
+)
+def test_continuation_of_the_last_two_tokens_is_drafted(
+    prompt: list[int], answer: list[int], most: int, draft: list[int]
+) -> None:
+    assert _draft(prompt, answer, most=most) == draft
 
 
 def test_prediction_is_drafted_from_its_start_to_its_end() -> None:

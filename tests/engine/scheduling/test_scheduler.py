@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from genai_server.engine.kv_memory import KvMemory
-from genai_server.engine.runners.base import Abilities
+from genai_server.engine.runners.base import Abilities, Runner
 from genai_server.engine.runners.scripted import ScriptedRunner
 from genai_server.engine.scheduling.drafts import Drafter
 from genai_server.engine.scheduling.scheduler import Scheduler
@@ -14,23 +14,16 @@ from genai_server.engine.sequence import Sequence, SequenceState
 from genai_server.errors import QueueFull
 from genai_server.messages.generation_request import GenerationRequest
 from genai_server.messages.protocol import Capacity
+from tests.hand_clock import HandClock
 
 CHUNK = 8
 IDLE_CHUNK = 24
 
 
 def _sequence(
-    name: str,
-    *,
-    decoding: bool = False,
-    batched: bool = False,
-    num_prompt: int = 1,
-    priority: int = 0,
-    exact: bool = False,
+    name: str, num_prompt: int = 1, *, decoding: bool = False, batched: bool = False, **fields: Any
 ) -> Sequence:
-    sequence = Sequence(
-        0, (0, 0), GenerationRequest(name, [1] * num_prompt, 10, 2000, priority=priority, exact=exact), lambda: 0.0
-    )
+    sequence = Sequence(0, (0, 0), GenerationRequest(name, [1] * num_prompt, 10, 2000, **fields), lambda: 0.0)
     sequence.batched = batched
     if decoding:
         _produce(sequence)
@@ -47,6 +40,13 @@ def _names(sequences: list[Sequence]) -> list[str]:
     return [sequence.request.request_id for sequence in sequences]
 
 
+def _next(scheduler: Scheduler) -> Step:
+    """The next step; fails without one."""
+    step = scheduler.next_step()
+    assert step is not None
+    return step
+
+
 def _passes(scheduler: Scheduler, count: int) -> str:
     """The next passes by one-letter names, with batches in brackets and "-" for no pass. Nothing is actually read."""
     found = ""
@@ -57,20 +57,33 @@ def _passes(scheduler: Scheduler, count: int) -> str:
     return found
 
 
-def _running(*sequences: Sequence) -> Scheduler:
-    scheduler = Scheduler(ScriptedRunner(), max_running=16, max_waiting=16, prefill_chunk=CHUNK, idle_chunk=IDLE_CHUNK)
+def _scheduler(*sequences: Sequence, runner: Runner | None = None, **limits: Any) -> Scheduler:
+    """A scheduler with these sequences in its queue; a limit that is not given does not matter."""
+    usual = {"max_running": 16, "max_waiting": 16, "prefill_chunk": CHUNK}
+    scheduler = Scheduler(runner or ScriptedRunner(), **usual | limits)
     for sequence in sequences:
         scheduler.add(sequence)
+    return scheduler
+
+
+def _running(*sequences: Sequence, **limits: Any) -> Scheduler:
+    """A scheduler that has admitted these sequences."""
+    scheduler = _scheduler(*sequences, **{"idle_chunk": IDLE_CHUNK} | limits)
     scheduler.admit()
     return scheduler
+
+
+def _arrive(scheduler: Scheduler, *sequences: Sequence) -> None:
+    for sequence in sequences:
+        scheduler.add(sequence)
+        scheduler.admit()
 
 
 def _chunks(scheduler: Scheduler, sequence: Sequence) -> list[int]:
     """The prefill passes of this sequence, as numbers of tokens."""
     found = []
     while not sequence.is_decoding and sequence.num_unread:
-        step = scheduler.next_step()
-        assert step is not None
+        step = _next(scheduler)
         if step.sequences == [sequence]:
             found.append(step.num_tokens)
             sequence.num_read += step.num_tokens
@@ -81,20 +94,15 @@ def _chunks(scheduler: Scheduler, sequence: Sequence) -> list[int]:
 
 
 def test_sequences_are_admitted_in_order_of_arrival() -> None:
-    scheduler = Scheduler(ScriptedRunner(), max_running=2, max_waiting=5, prefill_chunk=CHUNK)
-    for name in "abc":
-        scheduler.add(_sequence(name))
+    scheduler = _scheduler(*map(_sequence, "abc"), max_running=2)
     assert _names(scheduler.admit()) == ["a", "b"]
     assert (_names(scheduler.running), _names(list(scheduler.waiting))) == (["a", "b"], ["c"])
     assert scheduler.admit() == []
 
 
 def test_removed_sequence_is_replaced_by_the_next() -> None:
-    scheduler = Scheduler(ScriptedRunner(), max_running=1, max_waiting=5, prefill_chunk=CHUNK)
-    a, b, c = (_sequence(name) for name in "abc")
-    for sequence in (a, b, c):
-        scheduler.add(sequence)
-    scheduler.admit()
+    a, b, c = map(_sequence, "abc")
+    scheduler = _running(a, b, c, max_running=1)
     scheduler.remove(b)
     scheduler.remove(a)
     assert scheduler.admit() == [c]
@@ -102,7 +110,7 @@ def test_removed_sequence_is_replaced_by_the_next() -> None:
 
 @pytest.mark.parametrize("admitted_first", [True, False])
 def test_queue_accepts_max_running_plus_max_waiting(admitted_first: bool) -> None:
-    scheduler = Scheduler(ScriptedRunner(), max_running=2, max_waiting=1, prefill_chunk=CHUNK)
+    scheduler = _scheduler(max_running=2, max_waiting=1)
     for name in "abc":
         scheduler.add(_sequence(name))
         if admitted_first:
@@ -114,35 +122,30 @@ def test_queue_accepts_max_running_plus_max_waiting(admitted_first: bool) -> Non
 
 
 def test_a_queue_of_none_still_lets_requests_run() -> None:
-    scheduler = Scheduler(ScriptedRunner(), max_running=1, max_waiting=0, prefill_chunk=CHUNK)
     a = _sequence("a")
-    scheduler.add(a)
+    scheduler = _scheduler(a, max_running=1, max_waiting=0)
     with pytest.raises(QueueFull):
-        scheduler.add(_sequence("b"))
-    scheduler.admit()
+        _arrive(scheduler, _sequence("b"))
     scheduler.remove(a)
     scheduler.add(_sequence("b"))
     assert _names(scheduler.admit()) == ["b"]
 
 
 def test_lowest_priority_number_is_admitted_first() -> None:
-    scheduler = Scheduler(ScriptedRunner(), max_running=3, max_waiting=5, prefill_chunk=CHUNK)
-    for name, priority in zip("abcde", (0, 5, 0, -1, 5), strict=True):
-        scheduler.add(_sequence(name, priority=priority))
+    priorities = zip("abcde", (0, 5, 0, -1, 5), strict=True)
+    scheduler = _scheduler(*(_sequence(name, priority=priority) for name, priority in priorities), max_running=3)
     assert _names(scheduler.waiting) == ["d", "a", "c", "b", "e"]
     assert _names(scheduler.admit()) == ["d", "a", "c"]
 
 
-def _asking(prompt: list[int], *, reuses_past: bool = True, priority: int = 0, salt: str | None = None) -> Sequence:
-    request = GenerationRequest("r", prompt, 10, 2000, priority=priority, cache_salt=salt)
+def _asking(prompt: list[int], *, reuses_past: bool = True, request_id: str = "r", **fields: Any) -> Sequence:
+    request = GenerationRequest(request_id, prompt, 10, 2000, **fields)
     return Sequence(0, (0, 0), request, lambda: 0.0, reuses_past=reuses_past)
 
 
 def test_repeated_prompt_waits_for_the_one_being_read() -> None:
     first, same, other = _asking([1, 2, 3]), _asking([1, 2, 3]), _asking([1, 2, 4])
-    scheduler = Scheduler(ScriptedRunner(), max_running=4, max_waiting=4, prefill_chunk=CHUNK)
-    for sequence in (first, same, other):
-        scheduler.add(sequence)
+    scheduler = _scheduler(first, same, other)
     assert scheduler.admit() == [first, other]
     assert scheduler.admit() == []
     _produce(first)
@@ -151,9 +154,7 @@ def test_repeated_prompt_waits_for_the_one_being_read() -> None:
 
 def test_repeated_prompt_starts_when_the_first_is_removed() -> None:
     first, second, third = (_asking([1, 2, 3]) for _ in range(3))
-    scheduler = Scheduler(ScriptedRunner(), max_running=4, max_waiting=4, prefill_chunk=CHUNK)
-    for sequence in (first, second, third):
-        scheduler.add(sequence)
+    scheduler = _scheduler(first, second, third)
     assert scheduler.admit() == [first]
     scheduler.remove(first)
     assert scheduler.admit() == [second]
@@ -164,31 +165,25 @@ def test_repeated_prompt_starts_when_the_first_is_removed() -> None:
     [
         (_asking([1, 2]), _asking([1, 2], reuses_past=False)),
         (_asking([1, 2], reuses_past=False), _asking([1, 2])),
-        (_asking([1, 2], salt="a"), _asking([1, 2], salt="b")),
-        (_asking([1, 2]), _asking([1, 2], salt="b")),
+        (_asking([1, 2], cache_salt="a"), _asking([1, 2], cache_salt="b")),
+        (_asking([1, 2]), _asking([1, 2], cache_salt="b")),
     ],
     ids=["one that reads it anew", "one whose past is not kept", "two salts", "a salt and none"],
 )
 def test_prompt_does_not_wait_for_an_unusable_one(first: Sequence, second: Sequence) -> None:
-    scheduler = Scheduler(ScriptedRunner(), max_running=4, max_waiting=4, prefill_chunk=CHUNK)
-    scheduler.add(first)
-    scheduler.add(second)
-    assert scheduler.admit() == [first, second]
+    assert _scheduler(first, second).admit() == [first, second]
 
 
 def test_urgent_sequence_waits_for_no_prompt() -> None:
-    scheduler = Scheduler(ScriptedRunner(), max_running=4, max_waiting=4, prefill_chunk=CHUNK)
     first, urgent = _asking([1, 2]), _asking([1, 2], priority=-1)
-    scheduler.add(first)
-    scheduler.admit()
+    scheduler = _running(first)
     scheduler.add(urgent)
     assert scheduler.admit() == [urgent]
 
 
 def test_a_refused_sequence_is_not_kept() -> None:
-    scheduler = Scheduler(ScriptedRunner(), max_running=1, max_waiting=0, prefill_chunk=CHUNK)
     a = _sequence("a")
-    scheduler.add(a)
+    scheduler = _scheduler(a, max_running=1, max_waiting=0)
     with pytest.raises(QueueFull):
         scheduler.add(_sequence("b"))
     scheduler.remove(a)
@@ -196,36 +191,25 @@ def test_a_refused_sequence_is_not_kept() -> None:
 
 
 def test_there_is_something_to_do_while_anything_waits_or_runs() -> None:
-    scheduler = Scheduler(ScriptedRunner(), max_running=1, max_waiting=1, prefill_chunk=CHUNK)
-    a = _sequence("a")
-    idle = [scheduler.is_idle]
-    scheduler.add(a)
-    idle.append(scheduler.is_idle)
-    scheduler.admit()
-    idle.append(scheduler.is_idle)
-    scheduler.remove(a)
-    idle.append(scheduler.is_idle)
+    scheduler, a = _scheduler(), _sequence("a")
+    idle = []
+    for action in (list, lambda: scheduler.add(a), scheduler.admit, lambda: scheduler.remove(a)):
+        action()
+        idle.append(scheduler.is_idle)
     assert idle == [True, False, False, True]
 
 
 # queued prompt tokens
 
 
-def _bounded(max_running: int = 1, max_waiting: int = 9, max_waiting_tokens: int = 100) -> Scheduler:
-    return Scheduler(
-        ScriptedRunner(),
-        max_running=max_running,
-        max_waiting=max_waiting,
-        max_waiting_tokens=max_waiting_tokens,
-        prefill_chunk=CHUNK,
-    )
+def _bounded(**limits: Any) -> Scheduler:
+    """A scheduler with a limit of the tokens that wait."""
+    return _scheduler(**{"max_running": 1, "max_waiting": 9, "max_waiting_tokens": 100} | limits)
 
 
 def test_queued_prompts_have_a_token_limit_together() -> None:
     scheduler = _bounded()
-    for name, num_prompt in (("a", 500), ("b", 60), ("c", 40)):
-        scheduler.add(_sequence(name, num_prompt=num_prompt))
-        scheduler.admit()
+    _arrive(scheduler, *(_sequence(*pair) for pair in (("a", 500), ("b", 60), ("c", 40))))
     with pytest.raises(
         QueueFull, match=r"would have 101 tokens with this one's 1: GENAI_MAX_QUEUE_TOKENS lets 100 wait"
     ):
@@ -240,57 +224,44 @@ def test_a_prompt_of_any_length_is_taken_if_it_can_run_at_once() -> None:
     assert _names(scheduler.admit()) == ["a", "b"]
 
 
-def _sharing(num_pages: int, *, max_running: int = 4, max_waiting_tokens: int = 0) -> Scheduler:
+def _sharing(*sequences: Sequence, num_pages: int = 10, **limits: Any) -> Scheduler:
     """A scheduler whose slots share this number of pages of ten tokens."""
-    policy = StepPolicy(memory=KvMemory(10, num_pages))
-    return Scheduler(
-        ScriptedRunner(),
-        max_running=max_running,
-        max_waiting=9,
-        max_waiting_tokens=max_waiting_tokens,
-        prefill_chunk=CHUNK,
-        policy=policy,
-    )
+    return _scheduler(*sequences, policy=StepPolicy(memory=KvMemory(10, num_pages)), **limits)
 
 
 def test_running_sequences_fit_the_memory_at_full_length() -> None:
-    scheduler = _sharing(10)
-    for name in "abcde":  # three pages each: 20 tokens of prompt, 10 of answer
-        scheduler.add(_sequence(name, num_prompt=20))
+    # Three pages each: 20 tokens of prompt, 10 of answer.
+    scheduler = _sharing(*(_sequence(name, 20) for name in "abcde"))
     assert _names(scheduler.admit()) == ["a", "b", "c"]
     scheduler.remove(scheduler.running[1])
     assert _names(scheduler.admit()) == ["d"]
 
 
 def test_sequence_without_memory_is_not_overtaken() -> None:
-    scheduler = _sharing(10)
-    for name, num_prompt in (("a", 20), ("b", 80), ("c", 1)):
-        scheduler.add(_sequence(name, num_prompt=num_prompt))
+    scheduler = _sharing(_sequence("a", 20), _sequence("b", 80), _sequence("c"))
     assert _names(scheduler.admit()) == ["a"]
     scheduler.remove(scheduler.running[0])
     assert _names(scheduler.admit()) == ["b", "c"]
 
 
 def test_prompts_that_wait_for_memory_count_as_waiting_tokens() -> None:
-    scheduler = _sharing(10, max_waiting_tokens=100)
-    scheduler.add(_sequence("a", num_prompt=60))
+    scheduler = _sharing(_sequence("a", 60), max_waiting_tokens=100)
     assert scheduler.free_tokens() is None
-    scheduler.add(_sequence("b", num_prompt=60))
+    scheduler.add(_sequence("b", 60))
     assert scheduler.free_tokens() == 40
     with pytest.raises(QueueFull, match="would have 101 tokens with this one's 41"):
-        scheduler.add(_sequence("c", num_prompt=41))
+        scheduler.add(_sequence("c", 41))
 
 
-def _without_grammar(name: str, *, num_prompt: int = 1) -> Sequence:
-    sequence = _sequence(name, num_prompt=num_prompt)
+def _without_grammar(name: str, num_prompt: int = 1) -> Sequence:
+    sequence = _sequence(name, num_prompt)
     sequence.state = SequenceState.WAITING_FOR_GRAMMAR
     return sequence
 
 
 def test_sequences_waiting_for_grammars_count_in_the_queue() -> None:
     scheduler = _bounded()
-    scheduler.add(_sequence("a"))
-    scheduler.admit()
+    _arrive(scheduler, _sequence("a"))
     scheduler.add(_without_grammar("b", num_prompt=60))
     assert (scheduler.num_free(), scheduler.free_tokens()) == (8, 40)
     with pytest.raises(QueueFull):
@@ -299,9 +270,8 @@ def test_sequences_waiting_for_grammars_count_in_the_queue() -> None:
 
 
 def test_sequence_waiting_for_its_grammar_keeps_its_place() -> None:
-    scheduler = Scheduler(ScriptedRunner(), max_running=1, max_waiting=5, prefill_chunk=CHUNK)
     a, b, c = _without_grammar("a"), _sequence("b"), _sequence("c")
-    scheduler.add(a)
+    scheduler = _scheduler(a, max_running=1)
     assert scheduler.is_idle
     scheduler.add(b)
     scheduler.add(c)
@@ -321,8 +291,7 @@ def test_free_capacity_is_given_in_requests_and_tokens() -> None:
     scheduler = _bounded(max_running=2, max_waiting=2)
     found = [(scheduler.num_free(), scheduler.free_tokens())]
     for name in "abcd":
-        scheduler.add(_sequence(name, num_prompt=30))
-        scheduler.admit()
+        _arrive(scheduler, _sequence(name, 30))
         found.append((scheduler.num_free(), scheduler.free_tokens()))
     assert found == [(4, None), (3, None), (2, 100), (1, 70), (0, 40)]
 
@@ -337,16 +306,9 @@ def test_queue_without_a_token_limit_accepts_any_number() -> None:
 def test_refusal_estimates_when_the_queue_has_capacity() -> None:
     scheduler = _bounded(max_waiting=1)
     running = _sequence("a", num_prompt=4, batched=True)
-    scheduler.add(running)
-    scheduler.admit()
-    step = scheduler.next_step()
-    assert step is not None
-    scheduler.observe(step, 8.0)  # 2 s per prompt token
-    _produce(running)
-    for _ in range(2):
-        step = scheduler.next_step()
-        assert step is not None
-        scheduler.observe(step, 1.0)
+    _arrive(scheduler, running)
+    for seconds in (8.0, 1.0, 1.0):  # 2 s per prompt token
+        scheduler.observe(_next(scheduler), seconds)
         _produce(running)
     scheduler.add(_sequence("b", num_prompt=100))
     with pytest.raises(QueueFull) as full:
@@ -364,7 +326,7 @@ def test_refusal_estimates_when_the_queue_has_capacity() -> None:
 
 
 def test_idle_scheduler_has_no_pass() -> None:
-    scheduler = Scheduler(ScriptedRunner(), max_running=1, max_waiting=1, prefill_chunk=CHUNK)
+    scheduler = _scheduler()
     assert scheduler.next_step() is None
     scheduler.add(_sequence("a"))
     assert scheduler.next_step() is None
@@ -390,8 +352,7 @@ def test_prompt_of_the_lowest_priority_number_is_read_first() -> None:
     low, high = _sequence("p", priority=3), _sequence("q", priority=-1)
     scheduler = _running(low)
     assert _passes(scheduler, 2) == "pp"
-    scheduler.add(high)
-    scheduler.admit()
+    _arrive(scheduler, high)
     assert _passes(scheduler, 2) == "qq"
     _produce(high)
     assert _passes(scheduler, 4) == "qpqp"
@@ -406,8 +367,7 @@ def test_stream_pauses_for_one_chunk_whatever_waits() -> None:
 def test_prompt_that_arrives_mid_round_is_read_at_its_end() -> None:
     scheduler = _running(*(_sequence(name, decoding=True) for name in "ab"))
     assert _passes(scheduler, 1) == "a"
-    scheduler.add(_sequence("p"))
-    scheduler.admit()
+    _arrive(scheduler, _sequence("p"))
     assert _passes(scheduler, 4) == "bpab"
 
 
@@ -434,8 +394,7 @@ def test_emptied_round_has_no_further_pass() -> None:
     scheduler.remove(a)
     scheduler.remove(b)
     assert _passes(scheduler, 1) == "-"
-    scheduler.add(_sequence("c"))
-    scheduler.admit()
+    _arrive(scheduler, _sequence("c"))
     assert _passes(scheduler, 2) == "cc"
 
 
@@ -458,9 +417,7 @@ def test_prompt_joins_the_batch_after_its_first_token() -> None:
 
 
 def test_a_pass_that_decodes_reads_one_token_of_each() -> None:
-    scheduler = _running(*(_sequence(name, decoding=True, batched=True) for name in "ab"))
-    step = scheduler.next_step()
-    assert step is not None
+    step = _next(_running(*(_sequence(name, decoding=True, batched=True) for name in "ab")))
     assert [read.num_tokens for read in step.reads] == [1, 1]
     assert step.decodes
 
@@ -493,17 +450,14 @@ def test_chunk_is_longer_without_decoding_sequences() -> None:
 
 def test_chunk_next_to_a_stream_is_limited_by_measured_time() -> None:
     prompt = _sequence("p", batched=True, num_prompt=500)
-    scheduler = Scheduler(ScriptedRunner(), max_running=2, max_waiting=2, prefill_chunk=100)
-    for sequence in (_sequence("a", decoding=True, batched=True), prompt):
-        scheduler.add(sequence)
-    scheduler.admit()
+    scheduler = _running(_sequence("a", decoding=True, batched=True), prompt, prefill_chunk=100, idle_chunk=0)
     found = []
     for decoding, per_token in [(0.01, 0.001), (0.01, 0.001), (0.03, 0.001), (0.0001, 0.001), (10.0, 0.001)]:
-        step = scheduler.next_step()
-        assert step is not None and step.decodes
+        step = _next(scheduler)
+        assert step.decodes
         scheduler.observe(step, decoding)
-        step = scheduler.next_step()
-        assert step is not None and not step.decodes
+        step = _next(scheduler)
+        assert not step.decodes
         scheduler.observe(step, step.num_tokens * per_token)
         found.append(step.num_tokens)
     # The first is small, because nothing is known of prompts; then 3 times the decoding time, within the limits.
@@ -532,11 +486,8 @@ def test_prompt_is_read_once_without_chunks_of_one_token(num_prompt: int, batche
 @pytest.mark.parametrize("num_prompt", [17, 33, 65, 66, 97, 129, 257, 258, 385])
 @pytest.mark.parametrize("most", [32, 33, 64, 256])
 def test_no_chunk_has_one_token_beyond_the_attentions_blocks(num_prompt: int, most: int) -> None:
-    scheduler = Scheduler(ScriptedRunner(), max_running=1, max_waiting=1, prefill_chunk=most)
-    prompt = _sequence("p", num_prompt=num_prompt)
-    scheduler.add(prompt)
-    scheduler.admit()
-    chunks = _chunks(scheduler, prompt)
+    prompt = _sequence("p", num_prompt)
+    chunks = _chunks(_running(prompt, prefill_chunk=most, idle_chunk=0), prompt)
     assert sum(chunks) == num_prompt
     assert not [chunk for chunk in chunks if chunk % 16 == 1]
     assert all(most - 8 < chunk <= most for chunk in chunks[:-2])
@@ -545,11 +496,8 @@ def test_no_chunk_has_one_token_beyond_the_attentions_blocks(num_prompt: int, mo
 @pytest.mark.parametrize(("most", "group"), [(2, 2), (3, 2), (4, 4), (7, 4), (8, 8), (21, 8), (100, 8)])
 def test_chunks_except_the_last_are_complete_row_groups(most: int, group: int) -> None:
     for num_prompt in range(1, 140):
-        scheduler = Scheduler(ScriptedRunner(), max_running=1, max_waiting=1, prefill_chunk=most)
-        prompt = _sequence("p", num_prompt=num_prompt)
-        scheduler.add(prompt)
-        scheduler.admit()
-        *chunks, last = _chunks(scheduler, prompt)
+        prompt = _sequence("p", num_prompt)
+        *chunks, last = _chunks(_running(prompt, prefill_chunk=most, idle_chunk=0), prompt)
         assert not [chunk for chunk in chunks if chunk % group or chunk > most]
         assert last <= most + 1
 
@@ -589,11 +537,7 @@ def _able() -> ScriptedRunner:
 
 def _mixing(*sequences: Sequence, itl_target: float = 0.0) -> Scheduler:
     policy = StepPolicy(itl_target=itl_target)
-    scheduler = Scheduler(_able(), max_running=16, max_waiting=16, prefill_chunk=64, idle_chunk=128, policy=policy)
-    for sequence in sequences:
-        scheduler.add(sequence)
-    scheduler.admit()
-    return scheduler
+    return _running(*sequences, runner=_able(), prefill_chunk=64, idle_chunk=128, policy=policy)
 
 
 def _batched(name: str, **how: Any) -> Sequence:
@@ -602,8 +546,7 @@ def _batched(name: str, **how: Any) -> Sequence:
 
 def test_mixed_step_decodes_and_reads_a_chunk() -> None:
     scheduler = _mixing(_batched("a", decoding=True), _batched("b", decoding=True), _batched("p", num_prompt=50))
-    step = scheduler.next_step()
-    assert step is not None
+    step = _next(scheduler)
     assert [(read.sequence.request.request_id, read.num_tokens, read.decodes) for read in step.reads] == [
         ("a", 1, True),
         ("b", 1, True),
@@ -621,21 +564,14 @@ def test_unbatched_sequences_have_their_own_passes() -> None:
 
 
 def test_exact_and_scored_sequences_share_passes() -> None:
-    scheduler = _mixing(_batched("a", decoding=True, exact=True), _batched("p", num_prompt=50))
-    assert _passes(scheduler, 4) == "(ap)(ap)(ap)(ap)"
-    scheduler = _mixing(_batched("a", decoding=True), _batched("p", num_prompt=50, exact=True))
-    assert _passes(scheduler, 4) == "(ap)(ap)(ap)(ap)"
-    scored = GenerationRequest("p", [1] * 50, 10, 2000, prompt_logprobs=True)
-    prompt = Sequence(0, (0, 0), scored, lambda: 0.0)
-    prompt.batched = True
-    assert _passes(_mixing(_batched("a", decoding=True), prompt), 4) == "(ap)(ap)(ap)(ap)"
+    for decoding, prompt in (({"exact": True}, {}), ({}, {"exact": True}), ({}, {"prompt_logprobs": True})):
+        scheduler = _mixing(_batched("a", decoding=True, **decoding), _batched("p", num_prompt=50, **prompt))
+        assert _passes(scheduler, 4) == "(ap)(ap)(ap)(ap)"
 
 
 def _read(scheduler: Scheduler) -> list[tuple[str, int]]:
     """The names and numbers of tokens of the next pass."""
-    step = scheduler.next_step()
-    assert step is not None
-    return [(read.sequence.request.request_id, read.num_tokens) for read in step.reads]
+    return [(read.sequence.request.request_id, read.num_tokens) for read in _next(scheduler).reads]
 
 
 def test_short_prompts_share_a_pass_of_a_usual_chunk() -> None:
@@ -654,8 +590,7 @@ def test_prompt_beside_a_large_chunk_waits() -> None:
 def test_prompt_that_begins_like_one_being_read_waits() -> None:
     prompts = []
     for name, num_common in (("p", 25), ("q", 20), ("r", 10)):
-        request = GenerationRequest(name, [1] * num_common + [9] * (25 - num_common), 10, 2000)
-        prompts.append(Sequence(0, (0, 0), request, lambda: 0.0, reuses_past=True))
+        prompts.append(_asking([1] * num_common + [9] * (25 - num_common), request_id=name))
         prompts[-1].batched = True
     assert _read(_mixing(*prompts)) == [("p", 25), ("r", 25)]
 
@@ -671,75 +606,44 @@ def _observed(scheduler: Scheduler, decoding: float, per_token: float) -> list[i
     """
     found = []
     for _ in range(4):
-        step = scheduler.next_step()
-        assert step is not None
+        step = _next(scheduler)
         num_read = step.num_tokens - step.num_decoding
         scheduler.observe(step, decoding + per_token * num_read)
         found.append(num_read)
     return found
 
 
-def _decoded(scheduler: Scheduler, seconds: float) -> None:
-    step = scheduler.next_step()
-    assert step is not None
+@pytest.mark.parametrize(
+    ("num_prompts", "itl_target", "chunks"),
+    [
+        (1, 0.0, [16, 24, 24, 24]),  # four times what decoding takes
+        (2, 0.0, [16, 56, 56, 56]),  # more while more prompts wait
+        (3, 0.06, [16, 48, 48, 48]),
+        (1, 0.005, [16, 16, 16, 16]),  # the smallest chunk, for the target cannot be kept
+    ],
+)
+def test_step_has_a_multiple_of_its_decoding_or_the_target(
+    num_prompts: int, itl_target: float, chunks: list[int]
+) -> None:
+    scheduler = _mixing(_batched("a", decoding=True), itl_target=itl_target)
+    step = _next(scheduler)
     assert step.decodes
-    scheduler.observe(step, seconds)
-
-
-def test_a_step_takes_four_times_its_decoding() -> None:
-    decoding = _batched("a", decoding=True)
-    scheduler = _mixing(decoding)
-    _decoded(scheduler, 0.01)
-    scheduler.add(_batched("p", num_prompt=500))
-    scheduler.admit()
-    assert _observed(scheduler, 0.01, 0.001) == [16, 24, 24, 24]
-
-
-def test_step_reads_more_when_more_prompts_wait() -> None:
-    scheduler = _mixing(_batched("a", decoding=True))
-    _decoded(scheduler, 0.01)
-    for name in "pq":
-        scheduler.add(_batched(name, num_prompt=500))
-    scheduler.admit()
-    assert _observed(scheduler, 0.01, 0.001) == [16, 56, 56, 56]
-
-
-def test_a_target_says_what_a_step_may_take() -> None:
-    scheduler = _mixing(_batched("a", decoding=True), itl_target=0.06)
-    _decoded(scheduler, 0.01)
-    for name in "pqr":
-        scheduler.add(_batched(name, num_prompt=500))
-    scheduler.admit()
-    assert _observed(scheduler, 0.01, 0.001) == [16, 48, 48, 48]
-
-
-def test_a_target_that_cannot_be_kept_leaves_the_smallest_chunk() -> None:
-    scheduler = _mixing(_batched("a", decoding=True), itl_target=0.005)
-    _decoded(scheduler, 0.01)
-    scheduler.add(_batched("p", num_prompt=500))
-    scheduler.admit()
-    assert _observed(scheduler, 0.01, 0.001) == [16, 16, 16, 16]
+    scheduler.observe(step, 0.01)
+    _arrive(scheduler, *(_batched(name, num_prompt=500) for name in "pqr"[:num_prompts]))
+    assert _observed(scheduler, 0.01, 0.001) == chunks
 
 
 # choice of the prompt
 
 
-class _Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def _prompt(name: str, num_prompt: int, clock: _Clock, *, id: int = 0, priority: int = 0) -> Sequence:
+def _prompt(name: str, num_prompt: int, clock: HandClock, *, id: int = 0, priority: int = 0) -> Sequence:
     request = GenerationRequest(name, [1] * num_prompt, 10, 4000, priority=priority)
     sequence = Sequence(id, (0, id), request, clock)
     sequence.batched = True
     return sequence
 
 
-def test_the_prompt_with_the_fewest_tokens_left_is_read_first() -> None:
-    clock = _Clock()
+def test_the_prompt_with_the_fewest_tokens_left_is_read_first(clock: HandClock) -> None:
     long, short = _prompt("l", 100, clock, id=1), _prompt("s", 30, clock, id=2)
     scheduler = _running(long, short)
     assert _passes(scheduler, 1) == "s"
@@ -748,44 +652,36 @@ def test_the_prompt_with_the_fewest_tokens_left_is_read_first() -> None:
     assert _passes(_running(_prompt("b", 50, clock, id=2), _prompt("a", 50, clock, id=1)), 1) == "a"
 
 
-def test_long_prompt_is_not_starved_by_short_ones() -> None:
-    clock = _Clock()
+def test_long_prompt_is_not_starved_by_short_ones(clock: HandClock) -> None:
     long = _prompt("l", 1000, clock, id=1)
     scheduler = _running(long)
-    step = scheduler.next_step()
-    assert step is not None
+    step = _next(scheduler)
     scheduler.observe(step, 0.001 * step.num_tokens)  # a thousand tokens a second
-    scheduler.add(_prompt("s", 10, clock, id=2))
-    scheduler.admit()
+    _arrive(scheduler, _prompt("s", 10, clock, id=2))
     assert _passes(scheduler, 1) == "s"
-    clock.now = 3.0
-    scheduler.add(_prompt("t", 10, clock, id=3))
-    scheduler.admit()
+    clock.wait(3.0)
+    _arrive(scheduler, _prompt("t", 10, clock, id=3))
     scheduler.remove(next(s for s in scheduler.running if s.id == 2))
     assert _passes(scheduler, 1) == "l"
 
 
-def test_priority_goes_before_length_and_waiting_raises_it() -> None:
-    clock = _Clock()
+def test_priority_goes_before_length_and_waiting_raises_it(clock: HandClock) -> None:
     late, urgent = _prompt("l", 10, clock, id=1, priority=1), _prompt("u", 500, clock, id=2)
     assert _passes(_running(late, urgent), 1) == "u"
-    clock.now = 31.0
+    clock.wait(31.0)
     scheduler = _running(_prompt("u", 500, clock, id=3))
     scheduler.running.append(late)
     assert _passes(scheduler, 1) == "l"
 
 
-def test_long_waiting_request_precedes_an_urgent_one() -> None:
-    clock = _Clock()
-    scheduler = Scheduler(ScriptedRunner(), max_running=1, max_waiting=5, prefill_chunk=CHUNK)
-    scheduler.add(_prompt("l", 10, clock, id=1, priority=1))
-    clock.now = 61.0
+def test_long_waiting_request_precedes_an_urgent_one(clock: HandClock) -> None:
+    scheduler = _scheduler(_prompt("l", 10, clock, id=1, priority=1), max_running=1)
+    clock.wait(61.0)
     scheduler.add(_prompt("u", 10, clock, id=2))
     assert _names(scheduler.admit()) == ["l"]
 
 
-def test_prefix_lookup_precedes_the_first_chunk_only() -> None:
-    clock = _Clock()
+def test_prefix_lookup_precedes_the_first_chunk_only(clock: HandClock) -> None:
     prompt, asked = _prompt("p", 100, clock), []
 
     def find(sequence: Sequence) -> None:
@@ -794,9 +690,7 @@ def test_prefix_lookup_precedes_the_first_chunk_only() -> None:
 
     scheduler = _running(prompt)
     scheduler.before_first_chunk = find
-    step = scheduler.next_step()
-    assert step is not None
-    assert step.num_tokens == 10
+    assert _next(scheduler).num_tokens == 10
     prompt.num_read = 95
     scheduler.next_step()
     assert asked == [prompt]
@@ -807,11 +701,14 @@ def test_prefix_lookup_precedes_the_first_chunk_only() -> None:
 
 def _speculating(*sequences: Sequence) -> Scheduler:
     """A scheduler that knows that a single token takes a second; further tokens are assumed to cost little."""
-    policy = StepPolicy(speculates=True)
-    scheduler = Scheduler(_able(), max_running=16, max_waiting=16, prefill_chunk=64, policy=policy)
-    for sequence in sequences:
-        scheduler.add(sequence)
-    scheduler.admit()
+    scheduler = _running(
+        *sequences,
+        runner=_able(),
+        max_running=len(sequences),
+        prefill_chunk=64,
+        idle_chunk=0,
+        policy=StepPolicy(speculates=True),
+    )
     scheduler.observe(Step([Read.next(_batched("s", decoding=True))]), 1.0)
     return scheduler
 
@@ -825,16 +722,13 @@ def _repeating(name: str, **how: Any) -> Sequence:
 
 
 def _drafted(scheduler: Scheduler) -> list[int]:
-    step = scheduler.next_step()
-    assert step is not None
+    step = _next(scheduler)
     assert all(read.num_tokens == 1 + len(read.draft) for read in step.reads)
     return [len(read.draft) for read in step.reads]
 
 
 def test_a_step_of_a_lone_sequence_reads_a_draft() -> None:
-    scheduler = _speculating(_repeating("a"))
-    step = scheduler.next_step()
-    assert step is not None
+    step = _next(_speculating(_repeating("a")))
     (read,) = step.reads
     assert len(read.draft) > 0
     assert set(read.draft) == {1}
@@ -859,19 +753,14 @@ def test_sequences_beside_others_have_drafts() -> None:
 
 
 def test_large_batch_has_no_drafts() -> None:
-    policy, number = StepPolicy(speculates=True), 70
-    scheduler = Scheduler(_able(), max_running=number, max_waiting=0, prefill_chunk=64, policy=policy)
-    for index in range(number):
-        scheduler.add(_repeating(f"{index}"))
-    scheduler.admit()
+    number = 70
+    scheduler = _speculating(*(_repeating(f"{index}") for index in range(number)))
     scheduler.observe(Step([Read.next(_batched("s", decoding=True)) for _ in range(number)]), 1.0)
     assert _drafted(scheduler) == [0] * number
 
 
 def test_step_that_reads_a_prompt_has_no_drafts() -> None:
-    scheduler = _speculating(_repeating("a"), _batched("p", num_prompt=50))
-    step = scheduler.next_step()
-    assert step is not None
+    step = _next(_speculating(_repeating("a"), _batched("p", num_prompt=50)))
     assert [len(read.draft) for read in step.reads] == [0, 0]
 
 
@@ -900,8 +789,7 @@ def test_drafts_end_while_their_passes_take_too_long() -> None:
     sequence = _repeating("a")
     scheduler = _speculating(sequence)
     for _ in range(20):
-        step = scheduler.next_step()
-        assert step is not None
+        step = _next(scheduler)
         if not step.reads[0].draft:
             break
         scheduler.observe(step, 30.0)

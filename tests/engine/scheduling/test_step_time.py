@@ -7,13 +7,20 @@ import pytest
 from genai_server.engine.scheduling.step_time import MIN_CHUNK, PROMPT_SHARE, StepTimeModel
 
 
+def measured(*passes: tuple[int, int, float]) -> StepTimeModel:
+    """After passes of these numbers of decoding sequences, tokens, and seconds."""
+    step_times = StepTimeModel()
+    for one in passes:
+        step_times.passed(*one)
+    return step_times
+
+
 def test_unmeasured_chunk_is_small() -> None:
     assert StepTimeModel().chunk(100) == MIN_CHUNK
 
 
 def test_chunk_takes_its_share_of_the_rounds_decoding_time() -> None:
-    step_times = StepTimeModel()
-    step_times.passed(0, 10, 1.0)
+    step_times = measured((0, 10, 1.0))
     step_times.begin_round()
     step_times.passed(1, 1, 2.0)
     step_times.passed(1, 1, 3.0)
@@ -23,18 +30,13 @@ def test_chunk_takes_its_share_of_the_rounds_decoding_time() -> None:
 
 
 def test_a_prompts_tokens_are_timed_over_several_passes() -> None:
-    step_times = StepTimeModel()
-    step_times.passed(0, 10, 1.0)
-    step_times.passed(0, 10, 2.0)
-    step_times.passed(1, 1, 13.0)
+    step_times = measured((0, 10, 1.0), (0, 10, 2.0), (1, 1, 13.0))
     assert step_times.chunk(1000) == int(PROMPT_SHARE * 100)
 
 
 @pytest.mark.parametrize("most", [2, 7, 50])
 def test_chunk_never_exceeds_the_maximum(most: int) -> None:
-    step_times = StepTimeModel()
-    step_times.passed(0, 1000, 0.001)
-    step_times.passed(1, 1, 100.0)
+    step_times = measured((0, 1000, 0.001), (1, 1, 100.0))
     assert step_times.chunk(most) == most
 
 
@@ -44,8 +46,7 @@ def test_unmeasured_work_takes_no_time() -> None:
 
 
 def test_times_follow_what_was_measured_lately() -> None:
-    step_times = StepTimeModel()
-    step_times.passed(0, 10, 1.0)
+    step_times = measured((0, 10, 1.0))
     for _ in range(2):
         step_times.passed(1, 1, 0.2)
         step_times.begin_round()
@@ -66,15 +67,12 @@ def test_expected_answer_length_is_the_recent_average() -> None:
 
 
 def test_mixed_pass_attributes_decoding_time_to_decoding() -> None:
-    step_times = StepTimeModel()
-    step_times.passed(4, 4, 0.1)
-    step_times.passed(4, 54, 0.2)
+    step_times = measured((4, 4, 0.1), (4, 54, 0.2))
     assert step_times.seconds_to_read(100) == pytest.approx(0.2)
 
 
 def test_a_mixed_pass_before_any_other_is_shared_by_tokens() -> None:
-    step_times = StepTimeModel()
-    step_times.passed(10, 50, 1.0)
+    step_times = measured((10, 50, 1.0))
     assert step_times.seconds_to_read(40) == pytest.approx(0.8)
 
 
@@ -99,25 +97,19 @@ def test_time_of_a_pass_is_estimated_from_other_passes() -> None:
 
 
 def test_more_tokens_never_take_less_time() -> None:
-    times = StepTimeModel()
-    times.passed(1, 1, 2.0)
-    times.passed(3, 3, 1.0)
+    times = measured((1, 1, 2.0), (3, 3, 1.0))
     assert [times.seconds(number) for number in (1, 2, 3, 8)] == [2.0] * 4
 
 
 def test_a_slow_pass_counts_less_than_a_fast_one() -> None:
-    times = StepTimeModel()
-    times.passed(1, 1, 1.0)
-    times.passed(4, 4, 2.0)
-    times.passed(4, 4, 12.0)
+    times = measured((1, 1, 1.0), (4, 4, 2.0), (4, 4, 12.0))
     assert times.seconds(4) == pytest.approx(3.0)
     times.passed(4, 4, 1.0)
     assert times.seconds(4) == pytest.approx(2.0)
 
 
 def test_passes_of_large_batches_are_measured() -> None:
-    times = StepTimeModel()
-    times.passed(200, 200, 1.0)
+    times = measured((200, 200, 1.0))
     assert (times.seconds(1), times.seconds(200)) == (1.0, 1.0)
     times.passed(0, 100, 0.5)
     assert times.chunk(1000, decoding=times.seconds(200)) == int(PROMPT_SHARE * 200)

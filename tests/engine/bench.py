@@ -1,0 +1,80 @@
+"""An engine loop with a scripted runner."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from genai_server.engine.runners.runner_pair import RunnerPair
+from genai_server.engine.runners.scores import Scores
+from genai_server.engine.runners.scripted import ScriptedPooledRunner, ScriptedRunner
+from genai_server.engine.sampling.grammar import bytes_guidance
+from genai_server.engine.scheduling.pooling_scheduler import PoolingScheduler
+from genai_server.engine.scheduling.scheduler import Scheduler
+from genai_server.engine.scheduling.step import Read
+from tests.stepped_loop import API, SteppedLoop
+
+
+class Bench(SteppedLoop):
+    """Its clock advances by a second whenever it is read, unless it has another one."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        state_file: Path | None = None,
+        clock: Callable[[], float] | None = None,
+        pooled: ScriptedPooledRunner | None = None,
+        processor_time: Callable[[], float] = time.thread_time,
+        **limits: Any,
+    ) -> None:
+        self.runner = ScriptedRunner()
+        ticks = count()
+        super().__init__(
+            RunnerPair(pooled or self.runner),
+            (Scheduler if pooled is None else PoolingScheduler)(
+                pooled or self.runner, **{"max_running": 4, "max_waiting": 4, "prefill_chunk": 8} | limits
+            ),
+            bytes_guidance(self.runner.model, processor_time),
+            folder,
+            device="scripted",
+            state_file=state_file,
+            clock=clock or (lambda: float(next(ticks))),
+        )
+
+    def before_each_pass(self, action: Callable[[Sequence[Read]], object]) -> None:
+        """Call this before each pass with what it reads; an error that it raises is the pass's."""
+        forward = self.runner.forward
+
+        def run(reads: Sequence[Read]) -> list[Scores]:
+            action(reads)
+            return forward(reads)
+
+        self.runner.forward = run  # type: ignore[method-assign]
+
+    def submit(self, key: int, script: str, connection: int = API, **fields: Any) -> None:
+        fields = {"max_tokens": 500, "max_length": 1000} | fields
+        self.put_request(key, list(f"{script}\n\x04".encode()), connection, **fields)
+
+    def answer(self, key: int, script: str, **fields: Any) -> str:
+        """The text of an answer, when there is nothing more to do."""
+        self.submit(key, script, **fields)
+        self.run()
+        return self.text(key)
+
+    def text(self, key: int) -> str:
+        return bytes(self.tokens(key)).decode()
+
+
+@contextmanager
+def nothing_compiles(bench: Bench) -> Iterator[None]:
+    """Compilations of grammars wait until the block ends."""
+    gate = threading.Event()
+    bench.loop._admission._guidance._worker.submit(gate.wait)
+    try:
+        yield
+    finally:
+        gate.set()

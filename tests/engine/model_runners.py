@@ -1,0 +1,60 @@
+"""Runners of a model directory, and greedy answers."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from genai_server.engine.model.files import check_model_directory
+from genai_server.engine.model.graph import read_decoder_graph
+from genai_server.engine.model.session import open_session
+from genai_server.engine.runners.base import Runner
+from genai_server.engine.runners.batched import BatchedRunner, BatchLimits
+from scripts._models.driven import Driven
+from tests.running_server import DEMO
+
+
+def batched_runner(
+    model_dir: Path = DEMO, *, session: Any = None, num_slots: int = 4, max_length: int = 512, **how: Any
+) -> BatchedRunner:
+    """A batch of a model, in a new session with one thread unless one is given."""
+    graph = read_decoder_graph(model_dir)
+    session = session or open_session(graph, 1, optimized=False)
+    return BatchedRunner(graph, session, check_model_directory(model_dir), BatchLimits(num_slots, max_length), **how)
+
+
+def greedy_logits(runner: Runner | Driven, prompt: list[int], steps: int) -> NDArray[np.float32]:
+    """The logits [steps, vocab_size] of a greedy answer, whose tokens are read one by one."""
+    on = runner if isinstance(runner, Driven) else Driven(runner)
+    length = max(64, len(prompt) + steps)  # a window must fit
+    on.open(99, prompt, length)
+    found = [on.prefill(99, prompt).copy()]
+    while len(found) < steps:
+        found.append(on.decode([99], [int(found[-1].argmax())])[0].copy())
+    on.close(99)
+    return np.stack(found)
+
+
+def greedy(runner: Runner | Driven, prompt: list[int], steps: int) -> list[int]:
+    """The tokens of a greedy answer."""
+    found: list[int] = greedy_logits(runner, prompt, steps).argmax(axis=-1).tolist()
+    return found
+
+
+def library_answer(model_dir: Path, prompt: list[int], steps: int, adapter: Path | None = None) -> list[int]:
+    """The tokens of the library's greedy loop, as in its documentation; it ends with the answer."""
+    import onnxruntime_genai as og
+
+    model = og.Model(str(model_dir))
+    parameters = og.GeneratorParams(model)
+    parameters.set_search_options(max_length=len(prompt) + steps, do_sample=False)
+    generator = og.Generator(model, parameters)
+    adapters = og.Adapters(model)
+    if adapter is not None:
+        adapters.load(str(adapter), "any")
+        generator.set_active_adapter(adapters, "any")
+    generator.append_tokens(np.array(prompt, np.int32))
+    while not generator.is_done():
+        generator.generate_next_token()
+    return [int(token) for token in generator.get_sequence(0)[len(prompt) :]]
