@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import psutil
 
-from genai_server.tools.bench.health_polls import HealthProbe
+from genai_server.tools.bench.target import HealthProbe
 
 from .answers import WrongAnswer, read_answer
 from .asked import COUNTRIES

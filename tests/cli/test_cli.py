@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from genai_server.cli import COMMANDS, main
+from genai_server.cli import main
+from genai_server.cli.commands import COMMANDS
 from tests.local_hub import HubRepository, run_hub
 from tests.profiles.files import write_session
 from tests.running_server import ROOT, RunningServer, clean_environment
@@ -40,8 +41,8 @@ def test_a_command_starts_without_the_modules_of_the_others() -> None:
     )
     command = [sys.executable, "-c", script]
     result = subprocess.run(command, cwd=ROOT, env=clean_environment(), capture_output=True, text=True, check=True)
-    modules = ("key_command", "parser", "serve", "serve.exit_status")
-    assert result.stdout.split()[-5:] == [*(f"genai_server.cli.{name}" for name in modules), "False"]
+    modules = ("commands", "key_command", "parser", "serve", "serve.exit_status")
+    assert result.stdout.split()[-6:] == [*(f"genai_server.cli.{name}" for name in modules), "False"]
 
 
 def cut(*arguments: str, read: int = 0, **variables: str) -> tuple[int, str]:

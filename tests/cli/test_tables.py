@@ -5,7 +5,8 @@ import io
 import pytest
 from rich.console import Console
 
-from genai_server.cli.tables import Rows, print_report
+from genai_server.cli.tables import print_report
+from genai_server.plain_tables import Rows
 
 FIGURES: Rows = [
     ["target", "streams", *(f"figure {number}" for number in range(9)), "failed"],

@@ -1,32 +1,12 @@
-"""The command line: `genai-server`."""
+"""The command line: `genai-server`. The table of its commands is in `commands.py`."""
 
-import gc
 import sys
-from importlib import import_module
 
 from genai_server import __version__
+from genai_server.cli.commands import add_commands
 from genai_server.cli.parser import Parser
 from genai_server.cli.serve.exit_status import OUTPUT_CUT, output_is_cut
 from genai_server.errors import ChatFailed, ConfigurationError, ExportFailed, PullFailed
-
-# Subcommands, each with the module that adds it. Those of `tools` and `ray_serve` build on this package, so they are
-# imported by name.
-COMMANDS = {
-    "serve": "cli.serve.serve_command",
-    "deploy": "ray_serve.deploy_command",
-    "pull": "cli.pull_command",
-    "export": "cli.export_command",
-    "models": "cli.models_command",
-    "run": "tools.terminal_chat.run_command",
-    "chat": "tools.terminal_chat.chat_command",
-    "key": "cli.key_command",
-    "top": "tools.top.top_command",
-    "bench": "tools.bench.bench_command",
-    "profile": "tools.profile_command",
-    "doctor": "tools.doctor.doctor_command",
-    "tune": "tools.tune.tune_command",
-    "import-triton": "tools.import_triton",
-}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -51,11 +31,7 @@ def main(arguments: list[str] | None = None) -> int:
 def _run(arguments: list[str]) -> int:
     parser = Parser(prog="genai-server", description="Serve onnxruntime-genai models over HTTP.")
     parser.add_argument("--version", action="version", version=f"genai-server {__version__}")
-    subparsers = parser.add_subparsers(required=True, metavar="COMMAND")
-    gc.disable()  # imported objects stay; collections would take a fifth of the time
-    for command in _needed(arguments):
-        import_module(f"genai_server.{COMMANDS[command]}").add_parser(subparsers)
-    gc.enable()
+    add_commands(parser, arguments)
     options = parser.parse_args(arguments)
     try:
         status: int = options.run(options)
@@ -66,13 +42,3 @@ def _run(arguments: list[str]) -> int:
         print(f"genai-server: {error}", file=sys.stderr)
         return 1
     return status
-
-
-def _needed(arguments: list[str]) -> tuple[str, ...]:
-    """The named subcommand; all of them if the name is unknown, and none for --version.
-
-    Importing the modules of all subcommands takes most of a second.
-    """
-    if arguments[:1] == ["--version"]:
-        return ()
-    return tuple(command for command in COMMANDS if arguments[:1] == [command]) or tuple(COMMANDS)

@@ -12,7 +12,14 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-from genai_server.cli.pull_command import absolute, add_hub_options, checked_name, fetch_description, tell_how_to_serve
+from genai_server.cli.pull_command import (
+    absolute,
+    add_hub_options,
+    checked_name,
+    fetch_description,
+    say,
+    tell_how_to_serve,
+)
 from genai_server.config import builder_environment, load_settings
 from genai_server.engine.model.files import check_model_directory
 from genai_server.errors import ConfigurationError, ExportFailed, ModelDirectoryError
@@ -100,7 +107,7 @@ def _build_from_hub(arguments: argparse.Namespace, name: str) -> Path:
         directory = _target(arguments, name, Path(folder))
     with store.locked(directory):
         source = store.staging(directory, "source")
-        download(hub, repository, select_source(repository), source, tell=_tell)
+        download(hub, repository, select_source(repository), source, tell=say)
         _build(arguments, source, directory, store.Origin(name, repository.commit))
         shutil.rmtree(source, ignore_errors=True)
     return directory
@@ -111,9 +118,9 @@ def _build(arguments: argparse.Namespace, source: Path, directory: Path, origin:
     shutil.rmtree(folder, ignore_errors=True)
     order = _order(arguments, source, folder)
     built = f"{order.precision} {order.device} {' '.join(order.options)}"
-    _tell(f"building {directory.name} ({built})")
+    say(f"building {directory.name} ({built})")
     try:
-        builder.build(order, arguments.python, builder_environment(), _tell)
+        builder.build(order, arguments.python, builder_environment(), say)
         check_model_directory(folder)
         store.install(folder, directory, store.Origin(origin.source, origin.revision, built=built))
     except KeyboardInterrupt:
@@ -142,7 +149,3 @@ def _order(arguments: argparse.Namespace, source: Path, folder: Path) -> Build:
     if arguments.extra:
         raise ConfigurationError(f"--extra {arguments.extra[0]}: there are no further options for an encoder")
     return order
-
-
-def _tell(line: str) -> None:
-    print(line, flush=True)

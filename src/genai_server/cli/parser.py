@@ -1,8 +1,10 @@
-"""Command-line parsers that suggest the option that was probably meant."""
+"""Command-line parsers that suggest the option that was probably meant, and the types of their numbers."""
 
 import argparse
 import difflib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from math import inf
 from typing import NoReturn, TypeVar, overload
 
 _Namespace = TypeVar("_Namespace")
@@ -51,3 +53,24 @@ def did_you_mean(given: str, known: Iterable[str]) -> str:
     """The end of an error message: the known name most like the given one, or nothing."""
     found = difflib.get_close_matches(given, list(known), 1, _ALIKE)
     return f"; did you mean {found[0]}?" if found else ""
+
+
+def positive(text: str) -> int:
+    """The whole number of an option, at least 1."""
+    with suppress(ValueError):
+        if (number := int(text)) >= 1:
+            return number
+    raise argparse.ArgumentTypeError(f"{text} is not a whole number of at least 1")
+
+
+def number_from(low: float, high: float = inf) -> Callable[[str], float]:
+    """The type of an option that is a finite number in this range."""
+
+    def parse(text: str) -> float:
+        with suppress(ValueError):
+            if low <= (number := float(text)) <= high and number < inf:
+                return number
+        wanted = f"{low:g} or more" if high == inf else f"between {low:g} and {high:g}"
+        raise argparse.ArgumentTypeError(f"{text} is not {wanted}")
+
+    return parse

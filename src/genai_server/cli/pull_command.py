@@ -75,7 +75,8 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _say(line: str) -> None:
+def say(line: str) -> None:
+    """Print a line at once."""
     print(line, flush=True)
 
 
@@ -103,7 +104,7 @@ def pull(
     source: Source,
     directory: Path,
     *,
-    tell: Callable[[str], None] = _say,
+    tell: Callable[[str], None] = say,
     watch: Watch | None = None,
 ) -> str:
     """Fetch a repository's model into a directory, unless it is up to date; returns a sentence about the result.

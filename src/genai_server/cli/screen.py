@@ -1,6 +1,8 @@
-"""Standard output where it is a terminal: colours and tables that fit. NO_COLOR switches colours off."""
+"""What a terminal shows besides plain text: colours and the progress of measurements. NO_COLOR switches colours off."""
 
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -25,3 +27,20 @@ def show(*parts: str | tuple[str, str]) -> None:
     from rich.text import Text
 
     console.print(Text.assemble(*parts), soft_wrap=True)
+
+
+@contextmanager
+def measuring_bar(title: str) -> Iterator[Callable[[int, int, str], None]]:
+    """A progress bar on standard error, if that is a terminal.
+
+    The function shows the number of steps that are done, the number of all, and a title.
+    """
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    console = Console(stderr=True)
+    # Redrawn rarely, because the bar runs on the cores that are measured.
+    with Progress(*columns, console=console, refresh_per_second=1, disable=not console.is_terminal) as progress:
+        task = progress.add_task(title, total=None)
+        yield lambda done, total, title: progress.update(task, completed=done, total=total, description=title)

@@ -7,16 +7,18 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-Rows = Sequence[Sequence[str]]
+from genai_server.plain_tables import Rows, is_numeric, plain_report
 
 _GAP = 2
 # Minimum width of a text column; a table that needs a narrower one is transposed instead.
 _MIN_TEXT = 16
-_SIGNS = "0123456789+–"
 
 
-def print_report(console: Console, parts: Iterable[str | Rows]) -> None:
-    """Print texts, and tables whose first row has the titles, with a line between them."""
+def print_report(console: Console | None, parts: Iterable[str | Rows]) -> None:
+    """Print texts and tables with a line between them: plain and of any width if `console` is None."""
+    if console is None:
+        print(plain_report(parts))
+        return
     for number, part in enumerate(parts):
         if number:
             console.print()
@@ -61,9 +63,9 @@ def _narrowed(rows: Rows, widths: Sequence[int], width: int) -> list[int] | None
     found = list(widths)
     columns = list(zip(*rows, strict=True))
     for number, column in enumerate(columns):  # wrap titles of numeric columns
-        if sum(found) + _GAP * (len(found) - 1) > width and _is_numeric(column):
+        if sum(found) + _GAP * (len(found) - 1) > width and is_numeric(column):
             found[number] = max(map(cell_len, [*column[0].split(), *column[1:]]))
-    texts = [number for number, column in enumerate(columns) if not _is_numeric(column)]
+    texts = [number for number, column in enumerate(columns) if not is_numeric(column)]
     while (excess := sum(found) + _GAP * (len(found) - 1) - width) > 0:
         widest = max(texts, key=lambda number: found[number], default=None)
         if widest is None or found[widest] <= _MIN_TEXT:
@@ -76,15 +78,11 @@ def _table(rows: Rows, widths: Sequence[int]) -> Table:
     table = Table(box=None, padding=(0, _GAP, 0, 0), pad_edge=False, header_style="bold")
     for title, width, column in zip(rows[0], widths, zip(*rows, strict=True), strict=True):
         table.add_column(
-            title, width=width, justify="right" if _is_numeric(column) else "left", overflow="fold", no_wrap=False
+            title, width=width, justify="right" if is_numeric(column) else "left", overflow="fold", no_wrap=False
         )
     for row in rows[1:]:
         table.add_row(*(Text(_cropped(cell, width)) for cell, width in zip(row, widths, strict=True)))
     return table
-
-
-def _is_numeric(column: Sequence[str]) -> bool:
-    return all(not cell or cell[0] in _SIGNS for cell in column[1:])
 
 
 def _cropped(text: str, width: int) -> str:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from genai_server.plain_tables import Rows, plain_report
 from genai_server.profiles.analysis import OTHER
 from genai_server.profiles.manifest import DECODE
 from genai_server.profiles.report import Report, SlowToken, TimeShare
@@ -11,8 +12,6 @@ _MAX_LAYERS = 8
 _SHORT_NAME = 16
 # Minimum width of a terminal that shows the operators of slow nodes.
 _WIDE = 120
-
-Rows = list[list[str]]
 
 
 def as_text(report: Report, max_rows: int = 10) -> str:
@@ -24,7 +23,7 @@ def as_text(report: Report, max_rows: int = 10) -> str:
         *_slow(report, max_rows),
         *_unread(report),
     ]
-    return "\n\n".join(part if isinstance(part, str) else _table(part) for part in parts if part)
+    return plain_report(part for part in parts if part)
 
 
 def for_terminal(report: Report, width: int, max_rows: int = 10) -> list[str | Rows]:
@@ -154,22 +153,6 @@ def _token_name(token: SlowToken, names: Mapping[str, str] | None) -> str:
     if names is None or token.token is None or token.request_id is None:
         return token.name
     return f"token {token.token}" + (f" of {names[token.request_id]}" if len(names) > 1 else "")
-
-
-def _table(rows: Iterable[Sequence[str]]) -> str:
-    """Columns two spaces apart; numbers right-aligned."""
-    cells = list(rows)
-    columns = list(zip(*cells, strict=True))
-    right = [all(not cell or cell[0] in "0123456789+–" for cell in column[1:]) for column in columns]
-    widths = [max(map(len, column)) for column in columns]
-    lines = [
-        "  ".join(
-            cell.rjust(width) if flush else cell.ljust(width)
-            for cell, width, flush in zip(row, widths, right, strict=True)
-        ).rstrip()
-        for row in cells
-    ]
-    return "\n".join([lines[0], "-" * max(map(len, lines)), *lines[1:]])
 
 
 def _ms(microseconds: float) -> str:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import msgspec
 
+from genai_server.cli.parser import number_from, positive
 from genai_server.cli.screen import screen
 from genai_server.errors import ConfigurationError, ProfileNotFound
 from genai_server.profiles.analysis import SLOW_AT, analyse
@@ -36,12 +37,12 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     report.add_argument("--session", metavar="ID", help="session to report (default: the last one)")
     report.add_argument(
         "--slow",
-        type=_multiple,
+        type=number_from(1),
         default=SLOW_AT,
         metavar="X",
         help=f"tokens that took X times the median are slow (default: {SLOW_AT})",
     )
-    report.add_argument("--top", type=_positive, default=10, metavar="N", help="rows of a table (default: 10)")
+    report.add_argument("--top", type=positive, default=10, metavar="N", help="rows of a table (default: 10)")
     report.add_argument("--api-key", metavar="KEY", help="the server's GENAI_ADMIN_API_KEY")
     form = report.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print all figures as JSON")
@@ -143,17 +144,3 @@ def _reason(error: urllib.error.HTTPError) -> str:
 def _fail(command: str, message: str) -> int:
     print(f"genai-server profile {command}: {message}", file=sys.stderr)
     return 1
-
-
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not at least 1")
-    return number
-
-
-def _multiple(text: str) -> float:
-    number = float(text)
-    if not 1 <= number < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text} is not 1 or more")
-    return number

@@ -77,7 +77,7 @@ def test_missing_libraries_are_named_in_one_line(tmp_path: Path) -> None:
         (["--library", "/none"], "model directory /none does not exist"),
         (["--library", str(DEMO), "--scenario", "prefix"], "--library: only --scenario sweep supports it"),
         (["--body", "[]"], "not a JSON object"),
-        (["--rounds", "0"], "0 is not at least 1"),
+        (["--rounds", "0"], "0 is not a whole number of at least 1"),
     ],
 )
 def test_invalid_option_is_reported_before_any_measurement(

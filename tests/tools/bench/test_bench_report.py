@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from genai_server.tools.bench.bare_loop import SHIPPED, TUNED
-from genai_server.tools.bench.bench_report import Report, TargetInfo, as_json, as_text
+from genai_server.plain_tables import plain_report
+from genai_server.tools.bench.bench_report import Report, TargetInfo, as_json, as_parts
 from genai_server.tools.bench.measurement import Case, Measurement
 from genai_server.tools.bench.plan import Plan
 from genai_server.tools.bench.statistics import Spread
-from genai_server.tools.bench.sweep import WITHOUT_DRAFTS
+from genai_server.tools.bench.sweep import SHIPPED, TUNED, WITHOUT_DRAFTS
 
 ONE, FOUR = (Case("sweep", streams, 64, 32) for streams in (1, 4))
 
@@ -22,6 +22,10 @@ def measurement(target: str, case: Case, number: int, decode: float | None, **fi
 def report(*measurements: Measurement, interrupted: bool = False) -> Report:
     targets = [TargetInfo("A", "http://a", "m", health=[0.001, 0.002]), TargetInfo("B", "http://b", None)]
     return Report(Plan(), targets, list(measurements), interrupted)
+
+
+def text_of(found: Report) -> str:
+    return plain_report(as_parts(found))
 
 
 SWEEP = (
@@ -67,7 +71,7 @@ def test_further_servers_are_compared_with_the_first() -> None:
 
 
 def test_table_has_median_minimum_and_maximum_in_ms() -> None:
-    text = as_text(report(*SWEEP))
+    text = text_of(report(*SWEEP))
     assert "500 (250–750)" in text
     assert "A: health probe during all of it: p50 1.50 ms, p99 1.99 ms, max 2.00 ms (2 probes, 0 failed)" in text
     assert "B: health" not in text
@@ -76,14 +80,14 @@ def test_table_has_median_minimum_and_maximum_in_ms() -> None:
 def test_failures_are_counted_and_the_first_is_shown() -> None:
     failed = Measurement("A", ONE, 0, {}, 1, ("queue is full", "other"))
     found = report(failed)
-    assert "2 failed: A, sweep, 1 at once: queue is full" in as_text(found)
-    assert "2/3" in as_text(found)
+    assert "2 failed: A, sweep, 1 at once: queue is full" in text_of(found)
+    assert "2/3" in text_of(found)
     assert not found.all_failed
     assert report(Measurement("A", ONE, 0, {}, 0, ("queue is full",))).all_failed
 
 
 def test_an_interrupted_run_says_so() -> None:
-    assert as_text(report(interrupted=True)).endswith("Interrupted: these are the measurements so far.")
+    assert text_of(report(interrupted=True)).endswith("Interrupted: these are the measurements so far.")
 
 
 def test_the_json_has_each_round_and_the_summaries() -> None:

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from genai_server.tools.bench import disturbance, fairness, sweep
-from genai_server.tools.bench.bare_loop import SHIPPED, TUNED
+from genai_server.plain_tables import plain_report
+from genai_server.tools.bench import scenarios, sweep
 from genai_server.tools.bench.bench_load import Outcome
-from genai_server.tools.bench.bench_report import Report, as_text
-from genai_server.tools.bench.bench_session import RequestOptions, ServerUnusable, Session
+from genai_server.tools.bench.bench_report import Report, as_parts
+from genai_server.tools.bench.bench_session import ServerUnusable, Session
 from genai_server.tools.bench.measured_answer import Answer
-from genai_server.tools.bench.plan import Plan
+from genai_server.tools.bench.plan import Plan, RequestOptions
 from tests.tools.bench.fake_server import FakeServer, fake_server
 
 
@@ -59,7 +59,7 @@ def test_one_stream_without_drafts_is_compared_with_the_library(
     report, fake = bench(plan, urls=2)
     order = [(each.target, each.case.name, each.case.streams) for each in report.measurements]
     assert order == [
-        *((label, sweep.NAME, 1) for label in (TUNED, SHIPPED)),
+        *((label, sweep.NAME, 1) for label in (sweep.TUNED, sweep.SHIPPED)),
         *((label, sweep.WITHOUT_DRAFTS, 1) for label in "AB"),
         *((label, sweep.NAME, streams) for streams in (1, 4) for label in "AB"),
     ]
@@ -68,7 +68,7 @@ def test_one_stream_without_drafts_is_compared_with_the_library(
     one = "decode tokens/s, 1 stream of 64+16 tokens"
     loops = ("the bare og.Generator loop, same threads", "the bare og.Generator loop as shipped")
     assert titles[:4] == [f"{one}{drafts}: against {loop}" for drafts in (", no drafts", "") for loop in loops]
-    assert "sweep without drafts" in as_text(report)
+    assert "sweep without drafts" in plain_report(as_parts(report))
 
 
 def test_cpu_time_per_token_of_the_server_is_reported() -> None:
@@ -100,10 +100,10 @@ def test_a_disturbance_shows_in_the_streams() -> None:
     assert ratio(report)["ITL p95, streams during a prompt: against undisturbed"] > 2
     assert ratio(report)["TTFT p50, prompt alongside streams: against alone"] > 0.5
     assert {measurement.case.name for measurement in report.measurements} == {
-        disturbance.UNDISTURBED,
-        disturbance.DISTURBED,
-        disturbance.ALONE,
-        disturbance.ALONGSIDE,
+        scenarios.UNDISTURBED,
+        scenarios.DISTURBED,
+        scenarios.ALONE,
+        scenarios.ALONGSIDE,
     }
     assert [error for measurement in report.measurements for error in measurement.errors] == []
 
@@ -111,7 +111,7 @@ def test_a_disturbance_shows_in_the_streams() -> None:
 def test_streams_that_end_before_the_disturbance_are_reported() -> None:
     plan = Plan("disturbance", rounds=1, disturbing_tokens=300, output_tokens=8)
     report, _ = bench(plan, prompt_token=0.0005)
-    (summary,) = (summary for summary in report.summaries if summary.case.name == disturbance.DISTURBED)
+    (summary,) = (summary for summary in report.summaries if summary.case.name == scenarios.DISTURBED)
     assert summary.failed == plan.streams
     assert summary.first_error == "a stream ended before the prompt's first token: raise --output-tokens"
 
@@ -125,8 +125,8 @@ def test_short_prompt_is_measured_with_streams_and_a_long_prompt() -> None:
     plan = Plan("fairness", rounds=1, requests=2, disturbing_tokens=1000, streams=2, output_tokens=20_000)
     report, fake = bench(plan, prompt_token=0.001)
     assert {measurement.case.name: measurement.completed for measurement in report.measurements} == {
-        fairness.ALONGSIDE: 2,
-        fairness.BEHIND: 2,
+        scenarios.SHORT_ALONGSIDE: 2,
+        scenarios.SHORT_BEHIND: 2,
     }
     assert list(ratio(report)) == ["TTFT p50, short prompt behind a long one: against alongside streams"]
     lengths = [len(body["messages"][0]["content"].split()) for body in fake.bodies[2:]]
@@ -141,4 +141,4 @@ def test_crowd_with_a_common_prefix_counts_the_prompts_read() -> None:
     prompts = [body["messages"][0]["content"].split() for body in fake.bodies[2:]]
     assert len({" ".join(prompt[:100]) for prompt in prompts}) == 1
     assert len({" ".join(prompt) for prompt in prompts}) == 5
-    assert "prompts read" in as_text(report)
+    assert "prompts read" in plain_report(as_parts(report))

@@ -31,23 +31,18 @@ def test_tpot_needs_a_second_token(answer: Answer) -> None:
     assert answer.tpot is None
 
 
-def test_event_in_two_pieces_has_the_time_of_the_second() -> None:
-    whole = event("a")
-    pieces = [(1.0, whole[:9]), (2.0, whole[9:]), (3.0, event(reason="stop"))]
-    assert read_answer(0.0, pieces).chunks == (2.0,)
-
-
-def test_two_events_in_one_piece_have_the_same_time() -> None:
-    assert read_answer(0.0, [(1.0, event("a") + event("b", "stop"))]).chunks == (1.0, 1.0)
-
-
-def test_carriage_returns_and_comments_do_no_harm() -> None:
-    piece = b": ping\r\n\r\n" + event("a", "stop").replace(b"\n", b"\r\n")
-    assert read_answer(0.0, [(1.0, piece)]).chunks == (1.0,)
-
-
-def test_thinking_is_text_too() -> None:
-    assert read_answer(0.0, [(1.0, event("hm", "stop", "reasoning_content"))]).chunks == (1.0,)
+@pytest.mark.parametrize(
+    ("pieces", "times"),
+    [
+        ([event("a")[:9], event("a")[9:], event(reason="stop")], (2.0,)),
+        ([event("a") + event("b", "stop")], (1.0, 1.0)),
+        ([b": ping\r\n\r\n" + event("a", "stop").replace(b"\n", b"\r\n")], (1.0,)),
+        ([event("hm", "stop", "reasoning_content")], (1.0,)),
+    ],
+    ids=["event in two pieces", "two events in a piece", "carriage returns and a comment", "reasoning"],
+)
+def test_each_event_with_text_has_the_time_of_its_end(pieces: list[bytes], times: tuple[float, ...]) -> None:
+    assert read_answer(0.0, enumerate(pieces, start=1)).chunks == times
 
 
 def test_chunks_are_counted_as_tokens_without_usage() -> None:

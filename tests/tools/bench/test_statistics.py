@@ -38,29 +38,20 @@ def test_output_rate_spans_the_first_request_to_the_last_end() -> None:
     assert output_rate([]) is None
 
 
-def test_one_streams_decode_rate_leaves_out_its_first_token() -> None:
-    assert decode_rate([stream(0.0, 5.0, 0.1, 21)], 1) == pytest.approx(10.0)
-
-
-def test_decode_rate_of_one_stream_excludes_prompts() -> None:
-    answers = [stream(0.0, 5.0, 0.1, 21), stream(7.0, 12.0, 0.1, 21)]
-    assert decode_rate(answers, 1) == pytest.approx(10.0)
-
-
-def test_decode_rate_of_several_streams_is_that_of_their_overlap() -> None:
-    # From 3.0 on both decode; the first one ends at 5.0.
-    answers = [stream(0.0, 1.0, 0.1, 41), stream(0.0, 3.0, 0.2, 41)]
-    assert decode_rate(answers, 2) == pytest.approx(10.0 + 5.0)
-
-
-def test_several_waves_count_together() -> None:
-    wave = [stream(0.0, 1.0, 0.1, 21), stream(0.0, 1.0, 0.1, 21)]
-    later = [stream(10.0, 11.0, 0.2, 21), stream(10.0, 11.0, 0.2, 21)]
-    assert decode_rate([*wave, *later], 2) == pytest.approx(80 / (2.0 + 4.0))
-
-
-def test_a_chunk_of_several_tokens_counts_as_many() -> None:
-    assert decode_rate([Answer(0.0, (1.0, 2.0, 3.0), 3.0, 100, 41)], 1) == pytest.approx(20.0)
+@pytest.mark.parametrize(
+    ("answers", "streams", "rate"),
+    [
+        ([stream(0.0, 5.0, 0.1, 21)], 1, 10.0),
+        ([stream(0.0, 5.0, 0.1, 21), stream(7.0, 12.0, 0.1, 21)], 1, 10.0),
+        # From 3.0 on both decode; the first one ends at 5.0.
+        ([stream(0.0, 1.0, 0.1, 41), stream(0.0, 3.0, 0.2, 41)], 2, 10.0 + 5.0),
+        (2 * [stream(0.0, 1.0, 0.1, 21)] + 2 * [stream(10.0, 11.0, 0.2, 21)], 2, 80 / (2.0 + 4.0)),
+        ([Answer(0.0, (1.0, 2.0, 3.0), 3.0, 100, 41)], 1, 20.0),
+    ],
+    ids=["without the first token", "without prompts", "overlap", "several waves", "chunks of several tokens"],
+)
+def test_decode_rate_is_that_of_the_common_decoding(answers: list[Answer], streams: int, rate: float) -> None:
+    assert decode_rate(answers, streams) == pytest.approx(rate)
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,17 @@ def states(found: list[Finding]) -> list[str]:
     return [finding.state for finding in found]
 
 
+def install(monkeypatch: pytest.MonkeyPatch, packages: dict[str, str]) -> None:
+    """Have only these packages appear to be installed."""
+
+    def version(name: str) -> str:
+        if name not in packages:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return packages[name]
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+
+
 def doctor(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
     status = main(["doctor", "--port", "0", *arguments])
     return status, capsys.readouterr().out
@@ -91,12 +102,7 @@ def test_the_reason_of_a_failed_load_is_printed_once() -> None:
 def test_exactly_one_library_of_the_tested_version_is_right(
     installed: dict[str, str], state: str, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def version(name: str) -> str:
-        if name not in installed:
-            raise importlib.metadata.PackageNotFoundError(name)
-        return installed[name]
-
-    monkeypatch.setattr(importlib.metadata, "version", version)
+    install(monkeypatch, installed)
     library = list(machine.versions())[1]
     assert library.state == state
     assert words in library.remedy
@@ -215,14 +221,7 @@ def test_models_are_loaded_and_those_on_demand_are_reported(tmp_path: Path, caps
 
 
 def test_the_runtime_of_a_gpu_is_known_by_its_own_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    installed = {"onnxruntime-genai-cuda": "0.18.0", "onnxruntime-gpu": "1.31.1"}
-
-    def version(name: str) -> str:
-        if name not in installed:
-            raise importlib.metadata.PackageNotFoundError(name)
-        return installed[name]
-
-    monkeypatch.setattr(importlib.metadata, "version", version)
+    install(monkeypatch, {"onnxruntime-genai-cuda": "0.18.0", "onnxruntime-gpu": "1.31.1"})
     monkeypatch.setattr(importlib.metadata, "packages_distributions", lambda: {"onnxruntime": ["onnxruntime-gpu"]})
     found = list(machine.versions())[-1]
     assert (found.state, found.found) == (OK, "onnxruntime-genai-cuda 0.18.0, onnxruntime-gpu 1.31.1")
@@ -263,10 +262,7 @@ def test_unknown_variable_gets_a_warning(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_checks_that_need_no_library_run_without_it(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def missing(name: str) -> str:
-        raise importlib.metadata.PackageNotFoundError(name)
-
-    monkeypatch.setattr(importlib.metadata, "version", missing)
+    install(monkeypatch, {})
     status, printed = doctor(capsys, "--model-dir", str(DEMO), "--cache-dir", "none")
     assert status == 1
     assert [line for line in printed.splitlines() if line.startswith("fail")] == [

@@ -15,7 +15,9 @@ def messages(text: str) -> list[Message]:
 def test_an_answer_comes_in_pieces_and_is_counted_by_the_server(scripted: RunningServer) -> None:
     client = ChatClient(scripted.url)
     answer = Answer()
-    pieces = [piece.text for piece in client.answer(client.models()[0], messages("count 9; delay 0.02"), answer)]
+    pieces = [
+        piece.text for piece in client.answer(next(iter(client.models())), messages("count 9; delay 0.02"), answer)
+    ]
     assert len(pieces) > 1
     assert "".join(pieces) == answer.text == "1, 2, 3, 4, 5, 6, 7, 8, 9"
     assert answer.is_counted
@@ -24,7 +26,7 @@ def test_an_answer_comes_in_pieces_and_is_counted_by_the_server(scripted: Runnin
 
 def test_closing_the_pieces_ends_the_answer(scripted: RunningServer) -> None:
     client = ChatClient(scripted.url + "/v1/")
-    pieces = client.answer(client.models()[0], messages("count 500; delay 0.05"), Answer())
+    pieces = client.answer(next(iter(client.models())), messages("count 500; delay 0.05"), Answer())
     next(pieces)
     pieces.close()
     wait_until(lambda: scripted.idle("scripted:0") and scripted.idle("scripted:1"))
@@ -39,7 +41,7 @@ def test_failure_mid_answer_is_raised_after_the_text(scripted: RunningServer) ->
     client = ChatClient(scripted.url)
     answer = Answer()
     with pytest.raises(ChatFailed):
-        list(client.answer(client.models()[0], messages("count 9; fail at 4"), answer))
+        list(client.answer(next(iter(client.models())), messages("count 9; fail at 4"), answer))
     assert answer.text
 
 

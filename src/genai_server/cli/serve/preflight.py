@@ -30,8 +30,7 @@ def check_server(settings: Settings) -> None:
     """Check that the server may be opened and its models served. Raises ConfigurationError."""
     check_access(settings)
     check_kv_events(settings)
-    if (traces := load_traces(settings)) is not None:
-        traces.close()
+    check_traces(settings)
     check_models(settings)
 
 
@@ -89,6 +88,12 @@ def check_kv_events(settings: Settings) -> None:
             f"GENAI_KV_EVENTS={settings.kv_events}: {' and '.join(missing)} missing; install what it needs: "
             f"{this_installation().extra_command('kv-events')}"
         )
+
+
+def check_traces(settings: Settings) -> None:
+    """Check that traces can be exported, if they are wanted. Raises ConfigurationError."""
+    if (traces := load_traces(settings)) is not None:
+        traces.close()
 
 
 def lone_reloader(settings: Settings) -> str:

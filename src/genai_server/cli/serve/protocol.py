@@ -1,28 +1,26 @@
 """uvicorn's connections with limits for slow, idle and endless clients.
 
-uvicorn's own parser takes heads of any size. It waits without limit for the first head, and for a client that reads
-nothing.
+uvicorn's own parser takes heads of any size, and it waits without limit for the first head.
 """
 
 import asyncio
 import json
-import logging
+import socket
 import sys
 from dataclasses import replace
 from http import HTTPStatus
 from typing import Any
 
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from genai_server.cli.serve.half_closed import HalfClosed
-from genai_server.cli.serve.http10 import Unchunked
 from genai_server.cli.serve.process_limits import max_files
+from genai_server.cli.serve.reader_guard import ReaderGuard
 from genai_server.errors import GenaiServerError, HeadTooLarge, MalformedHead, TooManyConnections
 from genai_server.http.error_responses import FOR_BROWSERS, error_body, http_status
 from genai_server.http.request_state import Receipt, receipt_of, with_receipt
 from genai_server.timing import request_clock
-
-log = logging.getLogger(__name__)
 
 _DEFAULT_HEAD = 65_536
 # Framing bytes allowed for each byte of a body: chunks may be short, but framing alone must not continue forever.
@@ -31,52 +29,13 @@ _FRAMING = 16
 _RESERVE = 16
 # Seconds for a connection that uses a reserved file to send its request.
 _SURPLUS_PATIENCE = 2
+# Seconds between two looks at a connection whose client has ended its sending side.
+_LOOK_EVERY = 0.05
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 class _HeadTooLarge(Exception):
     """Stops the parser."""
-
-
-class ReaderGuard(asyncio.Protocol):
-    """Ends a connection whose client reads nothing of its answer for `stall_timeout` seconds.
-
-    At most 64 KiB of an answer wait for the client, since asyncio pauses the writer there.
-    """
-
-    loop: asyncio.AbstractEventLoop
-    transport: asyncio.Transport
-
-    def __init__(self, *args: Any, stall_timeout: float, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self._stall_timeout = stall_timeout
-        self._stall_timer: asyncio.TimerHandle | None = None
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._stop_watching()
-        super().connection_lost(exc)
-
-    def pause_writing(self) -> None:
-        super().pause_writing()
-        self._watch_reader()
-
-    def resume_writing(self) -> None:
-        super().resume_writing()
-        self._stop_watching()
-
-    def _watch_reader(self) -> None:
-        untaken = self.transport.get_write_buffer_size()
-        self._stall_timer = self.loop.call_later(self._stall_timeout, self._check_reader, untaken)
-
-    def _stop_watching(self) -> None:
-        if self._stall_timer is not None:
-            self._stall_timer.cancel()
-
-    def _check_reader(self, untaken: int) -> None:
-        if self.transport.get_write_buffer_size() < untaken:
-            self._watch_reader()
-        else:
-            log.info("cut off a client that has taken nothing for %g s (GENAI_STALL_TIMEOUT)", self._stall_timeout)
-            self.transport.abort()
 
 
 class GuardedProtocol(ReaderGuard, HttpToolsProtocol):
@@ -259,3 +218,65 @@ class GuardedProtocol(ReaderGuard, HttpToolsProtocol):
             self.transport.abort()
         else:
             self.transport.close()
+
+
+class HalfClosed:
+    """Watches a connection whose client has ended its sending side, and ends it once the client has left.
+
+    The system reports both in the same way. Only bytes that arrive tell them apart: the system of a client that has
+    left answers them with a reset.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, transport: asyncio.Transport) -> None:
+        self._loop = loop
+        self._transport = transport
+        self._socket: socket.socket = transport.get_extra_info("socket")
+        self._timer: asyncio.TimerHandle | None = None
+
+    def watch(self, running: RequestResponseCycle) -> None:
+        """Send bytes that change nothing for a client that waits for this answer, and wait for a reset."""
+        if not running.response_started:
+            self._transport.write(_CONTINUE)  # an interim response, which HTTP/1.1 allows at any number
+        elif running.chunked_encoding:
+            self._transport.write(b"0")  # a leading zero of the next chunk's size
+        self._look()
+
+    def stop(self) -> None:
+        """The connection has ended."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _look(self) -> None:
+        if self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            self._transport.abort()
+        else:
+            self._timer = self._loop.call_later(_LOOK_EVERY, self._look)
+
+
+class Unchunked:
+    """Ends an answer of unknown length, such as a stream of events, by closing the connection; plain ASGI.
+
+    HTTP/1.0 clients do not understand chunked coding; uvicorn would use it nevertheless. Its count of bytes still to
+    come is set for each piece.
+    """
+
+    # The request cycle of the app's call; set before that.
+    cycle: RequestResponseCycle
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        has_length = True
+
+        async def send_plainly(message: Message) -> None:
+            nonlocal has_length
+            if message["type"] == "http.response.start":
+                has_length = "content-length" in Headers(raw=message.get("headers", []))
+                if not has_length:
+                    self.cycle.chunked_encoding = False
+            elif not has_length:
+                self.cycle.expected_content_length = len(message.get("body", b""))
+            await send(message)
+
+        await self._app(scope, receive, send_plainly)

@@ -7,7 +7,7 @@ from typing import Any
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.frames import CloseCode, Frame
 
-from genai_server.cli.serve.protocol import ReaderGuard
+from genai_server.cli.serve.reader_guard import ReaderGuard
 from genai_server.errors import BodiesTooLarge
 from genai_server.http.middleware.body_budget import BODY_BUDGET, BodyBudget
 from genai_server.timing import ARRIVED, request_clock

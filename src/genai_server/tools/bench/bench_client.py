@@ -18,7 +18,7 @@ from genai_server.tools.bench.measured_answer import Answer, AnswerError, read_a
 
 # Seconds to connect, and to wait for the next byte, before a request counts as failed.
 _TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=10.0, sock_read=600.0)
-_FAILURES = (aiohttp.ClientError, OSError, TimeoutError)
+FAILURES = (aiohttp.ClientError, OSError, TimeoutError)
 
 
 @dataclass
@@ -73,7 +73,7 @@ class Server:
         try:
             async with self._http.get(f"{self.url}/v1/models") as response:
                 self.model = str(json.loads(await response.read())["data"][0]["id"])
-        except (*_FAILURES, ValueError, LookupError, TypeError):
+        except (*FAILURES, ValueError, LookupError, TypeError):
             self.model = None
 
     async def ask(
@@ -101,7 +101,7 @@ class Server:
         recording.sent = time.perf_counter()
         try:
             await self._record(data, recording)
-        except _FAILURES as error:
+        except FAILURES as error:
             recording.error = f"{type(error).__name__}: {error}".rstrip(": ")
         finally:
             recording.is_under_way.set()

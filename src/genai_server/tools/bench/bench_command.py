@@ -17,14 +17,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from genai_server.cli.screen import screen
+from genai_server.cli.parser import number_from, positive
+from genai_server.cli.screen import measuring_bar, screen
 from genai_server.errors import ConfigurationError
 from genai_server.installation import this_installation
-from genai_server.tools.bench.plan import SCENARIOS, Plan
+from genai_server.tools.bench.plan import LABELS, SCENARIOS, Plan, RequestOptions
 
 if TYPE_CHECKING:
     from genai_server.tools.bench.bench_report import Report
-    from genai_server.tools.bench.bench_session import RequestOptions, Session
+    from genai_server.tools.bench.bench_session import Session
 
 _LIBRARIES = ("aiohttp", "matplotlib")
 _PLOTS = (".png", ".svg")
@@ -46,10 +47,10 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         help=f"a server; repeat it to compare several in turn (default: {_DEFAULT_URL})",
     )
     parser.add_argument("--scenario", choices=SCENARIOS, default="sweep", help="default: sweep")
-    parser.add_argument("--rounds", type=_positive, default=3, metavar="N", help="default: 3")
+    parser.add_argument("--rounds", type=positive, default=3, metavar="N", help="default: 3")
     parser.add_argument(
         "--requests",
-        type=_positive,
+        type=positive,
         metavar="N",
         help="requests of each point, target and round (default: one for each stream, at least 4); "
         "in the other scenarios, repeats (default: prefix and fairness 3, else 1)",
@@ -76,25 +77,23 @@ def _add_lengths(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--output-tokens",
-        type=_positive,
+        type=positive,
         metavar="N",
         help="tokens of each answer (default: 64; disturbance and fairness: 1024 for each stream, cut off at the end; "
         "always 8 in the other scenarios)",
     )
-    parser.add_argument(
-        "--prefix-tokens", type=_positive, default=1000, metavar="N", help="prefix, crowd: default 1000"
-    )
-    parser.add_argument("--new-tokens", type=_positive, default=16, metavar="N", help="prefix, crowd: default 16")
+    parser.add_argument("--prefix-tokens", type=positive, default=1000, metavar="N", help="prefix, crowd: default 1000")
+    parser.add_argument("--new-tokens", type=positive, default=16, metavar="N", help="prefix, crowd: default 16")
     parser.add_argument(
         "--disturbing-tokens",
-        type=_positive,
+        type=positive,
         default=2000,
         metavar="N",
         help="disturbance, fairness: length of the long prompt",
     )
     parser.add_argument(
         "--streams",
-        type=_positive,
+        type=positive,
         default=4,
         metavar="N",
         help="disturbance, fairness, crowd: streams at once (default: 4)",
@@ -114,7 +113,7 @@ def _add_requests(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--health-path", default="/healthz", metavar="PATH", help="default: /healthz")
     parser.add_argument(
         "--health-every",
-        type=_milliseconds,
+        type=number_from(0),
         default=20.0,
         metavar="MS",
         help="pause between health probes, which use some of the server's CPU time; 0 for none (default: 20)",
@@ -160,10 +159,8 @@ def _check(arguments: argparse.Namespace) -> None:
         from genai_server.engine.model.files import check_model_directory
 
         check_model_directory(arguments.library)
-    from genai_server.tools.bench.bench_session import MAX_URLS
-
-    if len(arguments.url or ()) > MAX_URLS:
-        raise ConfigurationError(f"--url: {len(arguments.url)} servers are given, at most {MAX_URLS} are possible")
+    if len(arguments.url or ()) > len(LABELS):
+        raise ConfigurationError(f"--url: {len(arguments.url)} servers are given, at most {len(LABELS)} are possible")
     for name in ("json", "plot"):
         path = getattr(arguments, name)
         if path is not None and not path.absolute().parent.is_dir():
@@ -187,9 +184,7 @@ def _plan(arguments: argparse.Namespace) -> Plan:
     )
 
 
-def _request_options(arguments: argparse.Namespace) -> "RequestOptions":
-    from genai_server.tools.bench.bench_session import RequestOptions
-
+def _request_options(arguments: argparse.Namespace) -> RequestOptions:
     return RequestOptions(
         urls=arguments.url or [_DEFAULT_URL],
         model=arguments.model,
@@ -202,20 +197,11 @@ def _request_options(arguments: argparse.Namespace) -> "RequestOptions":
 
 def _run_with_progress(session: "Session") -> None:
     """Run the session with a progress bar on standard error, if that is a terminal."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    console = Console(stderr=True)
-    # Redrawn rarely, because the bar runs on the cores that are measured.
-    with Progress(*columns, console=console, refresh_per_second=1, disable=not console.is_terminal) as progress:
-        task = progress.add_task("examining the servers", total=None)
-
-        def show(done: int, total: int, title: str) -> None:
-            progress.update(task, completed=done, total=total, description=title)
-
-        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            runner.run(session.run(show))
+    with (
+        measuring_bar("examining the servers") as show,
+        asyncio.Runner(loop_factory=_loop_factory()) as runner,
+    ):
+        runner.run(session.run(show))
 
 
 def _loop_factory() -> "Callable[[], asyncio.AbstractEventLoop] | None":
@@ -229,15 +215,11 @@ def _loop_factory() -> "Callable[[], asyncio.AbstractEventLoop] | None":
 
 
 def _write(report: "Report", arguments: argparse.Namespace) -> None:
-    from genai_server.tools.bench.bench_report import as_json, as_parts, as_text
+    from genai_server.cli.tables import print_report
+    from genai_server.tools.bench.bench_report import as_json, as_parts
     from genai_server.tools.bench.plot import save_plot
 
-    if (console := screen()) is None:
-        print(as_text(report))
-    else:
-        from genai_server.cli.tables import print_report
-
-        print_report(console, as_parts(report))
+    print_report(screen(), as_parts(report))
     try:
         if arguments.json is not None:
             text = json.dumps(as_json(report), indent=2, ensure_ascii=False)
@@ -248,22 +230,8 @@ def _write(report: "Report", arguments: argparse.Namespace) -> None:
         raise ConfigurationError(f"{error.filename}: cannot be written: {error.strerror}") from None
 
 
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not at least 1")
-    return number
-
-
 def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(dict.fromkeys(_positive(part) for part in text.split(",")))
-
-
-def _milliseconds(text: str) -> float:
-    number = float(text)
-    if not 0 <= number < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text} is not 0 or more")
-    return number
+    return tuple(dict.fromkeys(positive(part) for part in text.split(",")))
 
 
 def _json_object(text: str) -> dict[str, Any]:

@@ -8,6 +8,8 @@ from typing import Any
 
 from genai_server.tools.bench.bench_client import Recording, Server
 from genai_server.tools.bench.measured_answer import Answer, AnswerError
+from genai_server.tools.bench.measurement import Case, Measurement
+from genai_server.tools.bench.statistics import Figures, answer_figures
 
 
 @dataclass(frozen=True)
@@ -16,6 +18,11 @@ class Outcome:
 
     answers: list[Answer]
     errors: list[str]
+
+    def measurement(self, target: str, case: Case, number: int, more: Figures | None = None) -> Measurement:
+        """The measurement of a case in one round, with the figures of the answers and `more`."""
+        figures = answer_figures(self.answers, case.streams) | (more or {})
+        return Measurement(target, case, number, figures, len(self.answers), tuple(self.errors))
 
 
 async def run_load(

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from genai_server.plain_tables import Rows
 from genai_server.tools.bench.measurement import Measurement, Summary, summarize
 from genai_server.tools.bench.plan import Plan
 from genai_server.tools.bench.ratios import Ratio, ratios
@@ -93,14 +94,9 @@ def health_figures(target: TargetInfo) -> Figures | None:
     return {**found, "probes": len(target.health), "failed": target.health_failed}
 
 
-def as_text(report: Report) -> str:
-    """The report with tables of any width."""
-    return "\n\n".join(part if isinstance(part, str) else _table(part) for part in as_parts(report))
-
-
-def as_parts(report: Report) -> list[str | list[list[str]]]:
-    """The report's texts and tables; a table's first row has the titles."""
-    parts: list[str | list[list[str]]] = [_heading(report)]
+def as_parts(report: Report) -> list[str | Rows]:
+    """The report's texts and tables."""
+    parts: list[str | Rows] = [_heading(report)]
     summaries = report.summaries
     if summaries:
         parts.append(_summary_rows(summaries))
@@ -128,7 +124,7 @@ def _heading(report: Report) -> str:
     return "\n".join(lines)
 
 
-def _summary_rows(summaries: Sequence[Summary]) -> list[list[str]]:
+def _summary_rows(summaries: Sequence[Summary]) -> Rows:
     columns = [column for column in _COLUMNS if any(summary.figures.get(column[1]) for summary in summaries)]
     # The cases of a sweep differ only in their numbers.
     with_name = len({summary.case.name for summary in summaries}) > 1
@@ -147,13 +143,6 @@ def _summary_rows(summaries: Sequence[Summary]) -> list[list[str]]:
         name = [case.name] if with_name else []
         rows.append([summary.target, *name, str(case.streams), *lengths, *cells, f"{summary.failed}/{total}"])
     return rows
-
-
-def _table(rows: Sequence[Sequence[str]]) -> str:
-    """Left-aligned columns, two spaces apart."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    return "\n".join([lines[0], "-" * max(map(len, lines)), *lines[1:]])
 
 
 def _cell(value: Spread | None, scale: float) -> str:

@@ -1,24 +1,20 @@
-"""A benchmark: examines the servers, runs the plan, and closes what it opened."""
+"""A benchmark: examines the servers, measures them in turn as planned, and closes what it opened."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, replace
 
-from genai_server.tools.bench import rounds
+from genai_server.tools.bench import sweep
 from genai_server.tools.bench.bench_client import Server
 from genai_server.tools.bench.bench_prompts import calibrate
 from genai_server.tools.bench.bench_report import Report, TargetInfo
-from genai_server.tools.bench.health_polls import HealthProbe
 from genai_server.tools.bench.measured_answer import AnswerError
-from genai_server.tools.bench.measurement import Measurement
-from genai_server.tools.bench.plan import Plan
-from genai_server.tools.bench.process_times import server_processes
-from genai_server.tools.bench.target import Target
-
-_LABELS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
-MAX_URLS = len(_LABELS)
+from genai_server.tools.bench.measurement import Case, Measurement
+from genai_server.tools.bench.plan import LABELS, Plan, RequestOptions
+from genai_server.tools.bench.scenarios import MEASURES
+from genai_server.tools.bench.statistics import latencies
+from genai_server.tools.bench.target import HealthProbe, Target, server_processes
 
 
 class ServerUnusable(Exception):
@@ -26,16 +22,19 @@ class ServerUnusable(Exception):
 
 
 @dataclass(frozen=True)
-class RequestOptions:
-    """How requests are sent to the servers."""
+class _Step:
+    """One measurement: a case of the sweep, or all of another scenario, on one target or the library."""
 
-    urls: Sequence[str]
-    model: str | None = None
-    api_key: str | None = None
-    body: Mapping[str, Any] = field(default_factory=dict)
-    health_path: str = "/healthz"
-    # Seconds between health probes; 0 for none.
-    health_interval: float = 0.02
+    round: int
+    target: Target | str
+    case: Case | None = None
+
+    @property
+    def title(self) -> str:
+        """The text for a progress bar."""
+        label = self.target if isinstance(self.target, str) else self.target.server.label
+        what = f", {self.case.name}, {self.case.prompt_tokens} tokens x {self.case.streams}" if self.case else ""
+        return f"round {self.round + 1}: {label}{what}"
 
 
 class Session:
@@ -53,15 +52,22 @@ class Session:
         return Report(self._plan, infos, list(self._measurements), interrupted)
 
     async def run(self, on_step: Callable[[int, int, str], None]) -> None:
-        """Measure everything. Raises ServerUnusable before anything is measured."""
+        """Measure everything. Raises ServerUnusable before anything is measured.
+
+        `on_step` is called before each step with its number from 0, the number of all steps, and its title.
+        """
         async with AsyncExitStack() as opened:
             for number, url in enumerate(self._options.urls):
                 self._targets.append(await self._find_target(number, url, opened))
-            await rounds.run(self._plan, self._targets, self._measurements.append, on_step)
+            steps = list(self._steps())
+            for number, step in enumerate(steps):
+                on_step(number, len(steps), step.title)
+                self._measurements += await self._measure_with_health(step)
+            on_step(len(steps), len(steps), "done")
 
     async def _find_target(self, number: int, url: str, opened: AsyncExitStack) -> Target:
         options = self._options
-        server = Server(_LABELS[number], url, api_key=options.api_key, model=options.model, body=options.body)
+        server = Server(LABELS[number], url, api_key=options.api_key, model=options.model, body=options.body)
         opened.push_async_callback(server.close)
         copy = sum(target.server.url == server.url for target in self._targets)
         await server.find_model()
@@ -71,11 +77,40 @@ class Session:
             calibration = await calibrate(server, self._plan.seed, copy, time.time_ns())
         except AnswerError as error:
             raise ServerUnusable(f"{url}: {error}") from None
-        if options.health_interval <= 0:
-            return Target(server, calibration, None, copy, server_processes(url))
-        probe = HealthProbe(server.url, options.health_path, options.health_interval)
-        opened.push_async_callback(probe.close)
-        return Target(server, calibration, probe if await probe.answers() else None, copy, server_processes(url))
+        probe = None
+        if options.health_interval > 0:
+            probe = HealthProbe(server.url, options.health_path, options.health_interval)
+            opened.push_async_callback(probe.close)
+            probe = probe if await probe.answers() else None
+        return Target(server, calibration, probe, copy, server_processes(url))
+
+    def _steps(self) -> Iterator[_Step]:
+        """All steps in order; targets alternate."""
+        for number in range(self._plan.rounds):
+            if self._plan.scenario == "sweep":
+                yield from (_Step(number, *point) for point in sweep.points(self._plan, self._targets))
+            else:
+                yield from (_Step(number, target) for target in self._targets)
+
+    async def _measure_with_health(self, step: _Step) -> list[Measurement]:
+        health = step.target.health if isinstance(step.target, Target) else None
+        if health is None:
+            return await self._measure(step)
+        num_before = len(health.samples)
+        async with health:
+            found = await self._measure(step)
+        probes = latencies("health", health.samples[num_before:], 50, 99, 100)
+        return [replace(each, figures={**each.figures, **probes}) for each in found]
+
+    async def _measure(self, step: _Step) -> list[Measurement]:
+        plan = self._plan
+        if isinstance(step.target, str):
+            assert plan.library is not None
+            assert step.case is not None
+            return [await sweep.measure_library(step.target, plan.library, plan, step.case, step.round)]
+        if step.case is not None:
+            return [await sweep.measure(step.target, plan, step.case, step.round)]
+        return await MEASURES[plan.scenario](step.target, plan, step.round)
 
 
 def _info(target: Target) -> TargetInfo:

@@ -1,9 +1,13 @@
 """The plan of a benchmark."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 SCENARIOS = ("sweep", "prefix", "disturbance", "fairness", "crowd")
+# Labels of the servers in reports.
+LABELS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 # Default repeats of a scenario in each round.
 _REPEATS = {"prefix": 3, "fairness": 3}
 
@@ -43,3 +47,16 @@ class Plan:
     def repeats(self) -> int:
         """Repeats of another scenario in each round."""
         return self.requests or _REPEATS.get(self.scenario, 1)
+
+
+@dataclass(frozen=True)
+class RequestOptions:
+    """How requests are sent to the servers."""
+
+    urls: Sequence[str]
+    model: str | None = None
+    api_key: str | None = None
+    body: Mapping[str, Any] = field(default_factory=dict)
+    health_path: str = "/healthz"
+    # Seconds between health probes; 0 for none.
+    health_interval: float = 0.02

@@ -6,7 +6,7 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from genai_server.tools.bench import bare_loop, sweep
+from genai_server.tools.bench import sweep
 from genai_server.tools.bench.bench_report import Report
 from genai_server.tools.bench.measurement import Summary
 from genai_server.tools.bench.statistics import Spread
@@ -56,8 +56,8 @@ def _draw_lines(axes: Axes, summaries: Sequence[Summary], name: str, scale: floa
             lines.setdefault((summary.target, case.name, case.prompt_tokens), []).append((case.streams, value))
     for (target, case_name, length), points in lines.items():
         label = f"{target}, {length} tokens" + (", no drafts" if case_name == sweep.WITHOUT_DRAFTS else "")
-        if target in (bare_loop.TUNED, bare_loop.SHIPPED):
-            style = "--" if target == bare_loop.TUNED else ":"
+        if target in (sweep.TUNED, sweep.SHIPPED):
+            style = "--" if target == sweep.TUNED else ":"
             axes.axhline(points[0][1].median * scale, linestyle=style, color="gray", label=label)
             continue
         points.sort(key=lambda point: point[0])

@@ -3,15 +3,32 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from genai_server.tools.bench import bare_loop, disturbance, fairness, prefix, sweep
+from genai_server.tools.bench import scenarios, sweep
 from genai_server.tools.bench.measurement import Case, Measurement
 from genai_server.tools.bench.statistics import Figures, Spread, spread
 
 _LIBRARIES = {
-    bare_loop.TUNED: "the bare og.Generator loop, same threads",
-    bare_loop.SHIPPED: "the bare og.Generator loop as shipped",
+    sweep.TUNED: "the bare og.Generator loop, same threads",
+    sweep.SHIPPED: "the bare og.Generator loop as shipped",
 }
 _SWEEPS = (sweep.NAME, sweep.WITHOUT_DRAFTS)
+# Title, figure, and the cases of the numerator and the denominator.
+_CASES = (
+    ("TTFT p50, cached prefix: against cold", "ttft_p50", scenarios.CACHED, scenarios.COLD),
+    (
+        "ITL p95, streams during a prompt: against undisturbed",
+        "itl_p95",
+        scenarios.DISTURBED,
+        scenarios.UNDISTURBED,
+    ),
+    ("TTFT p50, prompt alongside streams: against alone", "ttft_p50", scenarios.ALONGSIDE, scenarios.ALONE),
+    (
+        "TTFT p50, short prompt behind a long one: against alongside streams",
+        "ttft_p50",
+        scenarios.SHORT_BEHIND,
+        scenarios.SHORT_ALONGSIDE,
+    ),
+)
 _Side = tuple[str, Case]
 
 
@@ -73,19 +90,10 @@ def _own_pairs(target: str, case: Case, sides: Sequence[_Side]) -> Iterator[tupl
             elif other == target and below.streams == 1 < case.streams:
                 title = f"decode tokens/s, {_describe(case)}: against one stream{_drafts(below)}"
                 yield title, "decode_tokens_per_second", here, (other, below)
-        elif other == target and (case.name, below.name) == (prefix.CACHED, prefix.COLD):
-            yield "TTFT p50, cached prefix: against cold", "ttft_p50", here, (other, below)
-        elif other == target and (case.name, below.name) == (disturbance.DISTURBED, disturbance.UNDISTURBED):
-            yield "ITL p95, streams during a prompt: against undisturbed", "itl_p95", here, (other, below)
-        elif other == target and (case.name, below.name) == (disturbance.ALONGSIDE, disturbance.ALONE):
-            yield "TTFT p50, prompt alongside streams: against alone", "ttft_p50", here, (other, below)
-        elif other == target and (case.name, below.name) == (fairness.BEHIND, fairness.ALONGSIDE):
-            yield (
-                "TTFT p50, short prompt behind a long one: against alongside streams",
-                "ttft_p50",
-                here,
-                (other, below),
-            )
+        elif other == target:
+            for title, figure, upper, lower in _CASES:
+                if (case.name, below.name) == (upper, lower):
+                    yield title, figure, here, (other, below)
 
 
 def _same_lengths(one: Case, other: Case) -> bool:

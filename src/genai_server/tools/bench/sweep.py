@@ -3,18 +3,25 @@
 The bare library cannot draft tokens. So each server is also measured without drafts.
 """
 
+import asyncio
+import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from genai_server.tools.bench.bare_loop import SHIPPED, TUNED, run_bare_loop
 from genai_server.tools.bench.bench_load import Outcome, run_load
 from genai_server.tools.bench.bench_prompts import words
+from genai_server.tools.bench.measured_answer import Answer
 from genai_server.tools.bench.measurement import Case, Measurement
 from genai_server.tools.bench.plan import Plan
-from genai_server.tools.bench.statistics import Figures, answer_figures, per_token
+from genai_server.tools.bench.statistics import per_token
 from genai_server.tools.bench.target import Target
 
+# Started by name: importing it would load the engine and the library.
+_BARE_LOOP = "genai_server.engine.measuring.bare_loop"
+TUNED, SHIPPED = "library", "library as shipped"
+_OPTIONS = {TUNED: ["--threads", "0"], SHIPPED: []}
 NAME = "sweep"
 WITHOUT_DRAFTS = "sweep without drafts"
 # With a seed this server drafts no tokens, because the same seed must give the same tokens.
@@ -44,16 +51,39 @@ async def measure(target: Target, plan: Plan, case: Case, number: int) -> Measur
     more = _NO_DRAFTS if case.name == WITHOUT_DRAFTS else {}
     outcome = await run_load(target.server, prompts, case.output_tokens, case.streams, more)
     cpu = per_token(outcome.answers, before, target.cpu_seconds())
-    return _measurement(target.server.label, case, number, outcome, {"cpu_per_token": cpu})
+    return outcome.measurement(target.server.label, case, number, {"cpu_per_token": cpu})
 
 
 async def measure_library(label: str, model_dir: Path, plan: Plan, case: Case, number: int) -> Measurement:
     """The bare loop with the same lengths, as many times as a server is asked with one stream."""
     runs = plan.requests_at(1)
     outcome = await run_bare_loop(label, model_dir, case.prompt_tokens, case.output_tokens, runs)
-    return _measurement(label, case, number, outcome)
+    return outcome.measurement(label, case, number)
 
 
-def _measurement(label: str, case: Case, number: int, outcome: Outcome, more: Figures | None = None) -> Measurement:
-    figures = answer_figures(outcome.answers, case.streams) | (more or {})
-    return Measurement(label, case, number, figures, len(outcome.answers), tuple(outcome.errors))
+async def run_bare_loop(label: str, model_dir: Path, prompt_tokens: int, output_tokens: int, runs: int) -> Outcome:
+    """The loop of `og.Generator` in a separate process.
+
+    TUNED has as many threads as usable cores, SHIPPED as many as the directory sets.
+    """
+    command = [sys.executable, "-m", _BARE_LOOP, str(model_dir), *_OPTIONS[label]]
+    command += ["--prompt-tokens", str(prompt_tokens), "--output-tokens", str(output_tokens), "--runs", str(runs)]
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.DEVNULL, stdout=pipe, stderr=pipe)
+    try:
+        output, errors = await process.communicate()
+    except asyncio.CancelledError:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+        raise
+    if process.returncode != 0:
+        reason = errors.decode(errors="replace").strip().rpartition("\n")[2]
+        return Outcome([], [reason or f"{_BARE_LOOP} ended with status {process.returncode}"])
+    # The result is the last line: native libraries may print before it.
+    report = json.loads(output.decode().strip().rpartition("\n")[2])
+    answers = [
+        Answer(run["sent"], tuple(run["tokens"]), run["tokens"][-1], prompt_tokens, len(run["tokens"]), 0, 0)
+        for run in report["lengths"][str(prompt_tokens)]
+    ]
+    return Outcome(answers, [])

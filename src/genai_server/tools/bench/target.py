@@ -1,11 +1,83 @@
-"""A target of a benchmark."""
+"""A target of a benchmark: a server, its health endpoint, and its processes on this machine."""
 
+import asyncio
+import ipaddress
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+from urllib.parse import urlsplit
 
-from genai_server.tools.bench.bench_client import Server
+import psutil
+
+from genai_server.tools.bench.bench_client import FAILURES, Server, open_http
 from genai_server.tools.bench.bench_prompts import Calibration
-from genai_server.tools.bench.health_polls import HealthProbe
-from genai_server.tools.bench.process_times import ServerProcesses
+
+# More unanswered probes would themselves be a load.
+_MAX_UNANSWERED = 100
+
+
+class HealthProbe:
+    """Sends a GET every `interval` seconds while entered, even if earlier ones are still unanswered.
+
+    `samples` holds the times of all answers in seconds; `failed` counts failed probes.
+    """
+
+    def __init__(self, url: str, path: str, interval: float) -> None:
+        self.samples: list[float] = []
+        self.failed = 0
+        self._url = url + path
+        self._interval = interval
+        self._task: asyncio.Task[None] | None = None
+        self._unanswered: set[asyncio.Task[None]] = set()
+        # Separate connections, so that measured requests never wait for one.
+        self._http = open_http()
+
+    async def answers(self) -> bool:
+        """Whether the server has such a path."""
+        try:
+            async with self._http.get(self._url) as response:
+                return response.status == 200
+        except FAILURES:
+            return False
+
+    async def __aenter__(self) -> Self:
+        self._task = asyncio.create_task(self._probe_on_time())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._task is not None
+        self._task.cancel()
+        if kind is not None:
+            for probe in self._unanswered:
+                probe.cancel()
+        # Otherwise wait for the open probes: a probe that is unanswered at the end is a slow one.
+        await asyncio.gather(self._task, *self._unanswered, return_exceptions=True)
+
+    async def _probe_on_time(self) -> None:
+        while True:
+            if len(self._unanswered) < _MAX_UNANSWERED:
+                probe = asyncio.create_task(self._probe())
+                self._unanswered.add(probe)
+                probe.add_done_callback(self._unanswered.discard)
+            await asyncio.sleep(self._interval)
+
+    async def _probe(self) -> None:
+        start = time.perf_counter()
+        try:
+            async with self._http.get(self._url, raise_for_status=True) as response:
+                await response.read()
+        except FAILURES:
+            self.failed += 1
+        else:
+            self.samples.append(time.perf_counter() - start)
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._http.close()
 
 
 @dataclass(frozen=True)
@@ -20,9 +92,35 @@ class Target:
     # None if the server has no health endpoint.
     health: HealthProbe | None
     copy: int = 0
-    # None if the server runs on another machine.
-    processes: ServerProcesses | None = None
+    # Those that listen; engine processes are not among these. Empty if the server runs on another machine.
+    processes: Sequence[psutil.Process] = ()
 
     def cpu_seconds(self) -> float | None:
-        """The total CPU time of its processes up to now, if it is known."""
-        return self.processes.cpu_seconds() if self.processes is not None else None
+        """The total CPU time of its processes up to now; None if it is unknown, or after one of them has ended."""
+        try:
+            times = [process.cpu_times() for process in self.processes]
+        except psutil.Error:
+            return None
+        return sum(each.user + each.system for each in times) if times else None
+
+
+def server_processes(url: str) -> list[psutil.Process]:
+    """The processes that listen at a URL; none if they are on another machine, or belong to another user."""
+    parts = urlsplit(url)
+    if not _is_loopback(parts.hostname or ""):
+        return []
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    try:
+        sockets = psutil.net_connections(kind="tcp")  # macOS allows this only for root
+        listening = [each for each in sockets if each.status == psutil.CONN_LISTEN]
+        pids = {each.pid for each in listening if each.pid is not None and each.laddr and each.laddr.port == port}
+        return [psutil.Process(pid) for pid in pids]
+    except psutil.Error:
+        return []
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -4,8 +4,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
-from genai_server.cli.serve.loaders import load_traces, text_loader
-from genai_server.cli.serve.preflight import GET_A_MODEL, check_access, check_runners, lone_reloader
+from genai_server.cli.serve.loaders import text_loader
+from genai_server.cli.serve.preflight import GET_A_MODEL, check_access, check_runners, check_traces, lone_reloader
 from genai_server.config import Settings, device_options, unknown_variables
 from genai_server.engine.model.files import (
     GIVE_A_TEMPLATE,
@@ -29,7 +29,7 @@ def checked_settings(settings: Settings) -> Iterator[Finding]:
     remedies: dict[Callable[[Settings], object], str] = {
         check_access: "see README's “Run it for others”",
         _check_options: "see docs/from-triton.md for all options",
-        _check_traces: "correct the endpoint or install the extra otel",
+        check_traces: "correct the endpoint or install the extra otel",
     }
     failed = False
     for check, remedy in remedies.items():
@@ -57,11 +57,6 @@ def checked_settings(settings: Settings) -> Iterator[Finding]:
 def _check_options(settings: Settings) -> None:
     for name in settings.served:
         check_runners(settings, name)
-
-
-def _check_traces(settings: Settings) -> None:
-    if (traces := load_traces(settings)) is not None:
-        traces.close()
 
 
 def model(settings: Settings, name: str, *, with_text: bool = True) -> Iterator[Finding]:

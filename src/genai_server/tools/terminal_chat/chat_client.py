@@ -53,6 +53,16 @@ class Piece:
     is_reasoning: bool = False
 
 
+@dataclass(frozen=True)
+class ListedModel:
+    """A model in the server's list."""
+
+    # The endpoint of a model that does not generate text; empty for one that does.
+    endpoint: str
+    # Models without a chat template take no messages.
+    takes_messages: bool
+
+
 class ChatClient:
     """A client of one server, whose URL may end in `/v1`. Raises ChatFailed for other URLs."""
 
@@ -76,30 +86,14 @@ class ChatClient:
                 return False
             return True
 
-    def models(self) -> list[str]:
-        """The ids of the server's models. Raises ChatFailed."""
-        return list(self._models())
-
-    def first_model(self) -> str:
-        """The id of the first model that generates text; of the first one if none does. Raises ChatFailed."""
-        models = self._models()
-        return next((id for id in models if not self._endpoint(models[id])), next(iter(models), ""))
-
-    def endpoint(self, model: str) -> str:
-        """The endpoint of a model that does not generate text; empty for one that does. Raises ChatFailed."""
-        return self._endpoint(self._models().get(model, {}))
-
-    @staticmethod
-    def _endpoint(entry: dict[str, Any]) -> str:
-        abilities = entry.get("capabilities") or ()
-        return next((paths[0] for task, paths in ENDPOINTS.items() if task in abilities), "")
-
-    def takes_messages(self, model: str) -> bool:
-        """Whether a model takes messages, by the server's list of models. Models without a chat template do not.
-
-        Raises ChatFailed.
-        """
-        return self._models().get(model, {}).get("chat") is not False
+    def models(self) -> dict[str, ListedModel]:
+        """The server's models by id. Raises ChatFailed."""
+        with closing(self._connect(_SHORT)) as connection:
+            body = self._response(connection, "GET", "/v1/models", None).read()
+        try:
+            return {str(model["id"]): _listed(model) for model in json.loads(body)["data"]}
+        except (ValueError, LookupError, TypeError):
+            raise ChatFailed(f"{self.url}/v1/models is not a list of models") from None
 
     def answer(
         self, model: str, messages: Sequence[Message], answer: Answer, parameters: Mapping[str, Value] | None = None
@@ -121,14 +115,6 @@ class ChatClient:
                     answer.tokens, answer.is_counted = int(usage["completion_tokens"]), True
                 for choice in event.get("choices") or ():
                     yield from _noted(choice.get("delta") or {}, answer)
-
-    def _models(self) -> dict[str, dict[str, Any]]:
-        with closing(self._connect(_SHORT)) as connection:
-            body = self._response(connection, "GET", "/v1/models", None).read()
-        try:
-            return {str(model["id"]): dict(model) for model in json.loads(body)["data"]}
-        except (ValueError, LookupError, TypeError):
-            raise ChatFailed(f"{self.url}/v1/models is not a list of models") from None
 
     def _connect(self, patience: float) -> http.client.HTTPConnection:
         host, port = self._parts.hostname or "", self._parts.port
@@ -161,6 +147,12 @@ class ChatClient:
                     yield json.loads(data)
         except (OSError, http.client.HTTPException, ValueError) as error:
             raise ChatFailed(f"the answer broke off: {str(error) or type(error).__name__}") from None
+
+
+def _listed(entry: Mapping[str, Any]) -> ListedModel:
+    abilities = entry.get("capabilities") or ()
+    endpoint = next((paths[0] for task, paths in ENDPOINTS.items() if task in abilities), "")
+    return ListedModel(endpoint, entry.get("chat") is not False)
 
 
 def _noted(delta: dict[str, Any], answer: Answer) -> Iterator[Piece]:

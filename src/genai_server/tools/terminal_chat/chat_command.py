@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from genai_server.cli.models_command import find
+from genai_server.cli.serve.welcome import url_of
 from genai_server.config import load_settings
 from genai_server.http.api_keys import make_key
 from genai_server.tools.terminal_chat.chat_client import ChatClient
@@ -56,8 +57,7 @@ def _client(target: str | None, api_key: str | None) -> Iterator[ChatClient]:
         yield ChatClient(target, api_key)
         return
     if target is None:
-        host = f"[{settings.host}]" if ":" in settings.host else settings.host
-        running = ChatClient(f"{'https' if settings.tls_cert else 'http'}://{host}:{settings.port}", api_key)
+        running = ChatClient(url_of(settings.host, settings.port, is_https=bool(settings.tls_cert)), api_key)
         if running.is_listening():
             yield running
             return

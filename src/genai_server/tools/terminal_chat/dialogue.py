@@ -12,9 +12,8 @@ from genai_server.engine.model.files import GIVE_A_TEMPLATE, NO_CHAT_TEMPLATE
 from genai_server.errors import ChatFailed
 from genai_server.quoted_values import quoted
 from genai_server.tools.terminal_chat.chat_client import Answer, ChatClient, Piece
-from genai_server.tools.terminal_chat.chat_history import Conversation, Message
+from genai_server.tools.terminal_chat.chat_history import Conversation, Message, SavedChat, load, save
 from genai_server.tools.terminal_chat.questions import Questions
-from genai_server.tools.terminal_chat.saved_chats import SavedChat, load, save
 from genai_server.tools.terminal_chat.typed_parameters import PARAMETERS, Value, parse, require_known
 
 _DEFAULT = "default"
@@ -36,12 +35,13 @@ class _Command:
 def choose_model(client: ChatClient, name: str | None) -> str:
     """The model to chat with: the server's first one that generates if none is named. Raises ChatFailed."""
     models = client.models()
-    model = name or client.first_model()
+    generating = (id for id, each in models.items() if not each.endpoint)
+    model = name or next(generating, next(iter(models), ""))
     if model not in models:
         raise ChatFailed(f"{client.url} has no model {quoted(model)}; it has: {', '.join(models) or 'none'}")
-    if endpoint := client.endpoint(model):
+    if endpoint := models[model].endpoint:
         raise ChatFailed(f"{model} does not chat; it serves {client.url.rstrip('/')}{endpoint}")
-    if not client.takes_messages(model):
+    if not models[model].takes_messages:
         raise ChatFailed(f"{model} {NO_CHAT_TEMPLATE}; {GIVE_A_TEMPLATE}, for the server")
     return model
 

@@ -19,6 +19,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from genai_server.cli.parser import number_from
 from genai_server.cli.screen import screen
 from genai_server.tools.top.snapshot import Interval, Place, Poller, ServerUnreachable, Snapshot
 
@@ -32,7 +33,9 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser = subparsers.add_parser("top", help="watch a running server", description=__doc__)
     parser.add_argument("url", nargs="?", default="http://127.0.0.1:8002", metavar="URL", help="(default: %(default)s)")
     parser.add_argument("--api-key", metavar="KEY", help="the server's GENAI_ADMIN_API_KEY, or an API key")
-    parser.add_argument("--interval", type=_seconds, default=1.0, metavar="S", help="seconds between two polls")
+    parser.add_argument(
+        "--interval", type=number_from(0.1, 3600), default=1.0, metavar="S", help="seconds between two polls"
+    )
     parser.add_argument("--once", action="store_true", help="poll twice, print the table and exit")
     parser.set_defaults(run=run)
 
@@ -215,10 +218,3 @@ def _milliseconds(value: float | None) -> str:
 
 def _share(value: float | None) -> str:
     return "–" if value is None else f"{value:.0%}"
-
-
-def _seconds(text: str) -> float:
-    with suppress(ValueError):
-        if 0.1 <= (number := float(text)) <= 3600:
-            return number
-    raise argparse.ArgumentTypeError(f"{text} is not between 0.1 and 3600")

@@ -5,6 +5,7 @@ weights it also tries the block sizes to quantize them with. Measure on an idle 
 """
 
 import argparse
+import itertools
 import math
 import os
 import sys
@@ -15,9 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from genai_server.cli.screen import measuring_bar
 from genai_server.cli.serve.loaders import check_library
 from genai_server.config import Settings, device_options, environment_variable, load_settings
 from genai_server.engine.host.cores import usable_cores
@@ -160,8 +160,10 @@ def busy(seconds: float = 0.5) -> str:
 def _measuring(settings: Settings, total: int) -> Iterator[Show]:
     """Show the progress, and report failures in one line."""
     try:
-        with _progress(total) as show:
-            yield show
+        with measuring_bar("") as show:
+            done = itertools.count()
+            yield lambda title: show(next(done), total, f"measuring {title}")
+            show(total, total, "done")
     except (ConfigurationError, ExportFailed):
         raise
     except Exception as error:  # ONNX Runtime's errors have no base of their own
@@ -303,19 +305,3 @@ def _blocks(model_dir: Path) -> str:
         f"{shown}; --original DIR measures others, which need the original weights. "
         f"On CPUs {_BEST_BLOCK} is usually faster"
     )
-
-
-@contextmanager
-def _progress(total: int) -> Iterator[Show]:
-    """A progress bar on a terminal."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    console = Console(stderr=True)
-    # Redrawn rarely, because the bar runs on the cores that are measured.
-    with Progress(*columns, console=console, refresh_per_second=1, disable=not console.is_terminal) as progress:
-        task = progress.add_task("", total=total, completed=-1)
-
-        def show(title: str) -> None:
-            progress.update(task, advance=1, description=f"measuring {title}")
-
-        yield show
-        progress.update(task, completed=total)

@@ -3,22 +3,29 @@
 import os
 import socket
 import time
+from collections.abc import Sequence
 from multiprocessing import get_context
 
 import psutil
 
-from genai_server.tools.bench.process_times import ServerProcesses, server_processes
+from genai_server.tools.bench.bench_client import Server
+from genai_server.tools.bench.bench_prompts import Calibration
+from genai_server.tools.bench.target import Target, server_processes
+
+
+def cpu_seconds(processes: Sequence[psutil.Process]) -> float | None:
+    return Target(Server.__new__(Server), Calibration(0.0, 1.0), None, processes=processes).cpu_seconds()
 
 
 def test_processes_behind_a_port_are_found_with_their_cpu_time() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         found = server_processes(f"http://localhost:{listener.getsockname()[1]}")
-        assert found is not None
-        before = found.cpu_seconds()
+        assert found
+        before = cpu_seconds(found)
         end = time.process_time() + 0.2
         while time.process_time() < end:
             pass
-        after = found.cpu_seconds()
+        after = cpu_seconds(found)
         assert before is not None
         assert after is not None
         assert after - before > 0.1
@@ -27,14 +34,15 @@ def test_processes_behind_a_port_are_found_with_their_cpu_time() -> None:
 def test_remote_and_unused_ports_have_no_known_processes() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-        assert server_processes(f"http://192.0.2.1:{port}") is None
-        assert server_processes(f"http://example.org:{port}") is None
-    assert server_processes(f"http://127.0.0.1:{port}") is None
+        assert server_processes(f"http://192.0.2.1:{port}") == []
+        assert server_processes(f"http://example.org:{port}") == []
+    assert server_processes(f"http://127.0.0.1:{port}") == []
+    assert cpu_seconds([]) is None
 
 
 def test_ended_process_has_no_cpu_time() -> None:
     child = get_context("spawn").Process(target=os.getpid)
     child.start()
-    processes = ServerProcesses([psutil.Process(child.pid)])
+    processes = [psutil.Process(child.pid)]
     child.join()
-    assert processes.cpu_seconds() is None
+    assert cpu_seconds(processes) is None

@@ -1,0 +1,166 @@
+"""The scenarios besides the sweep. Each function measures one round on one server."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+
+from genai_server.tools.bench.bench_client import Recording
+from genai_server.tools.bench.bench_load import read_all
+from genai_server.tools.bench.bench_prompts import words
+from genai_server.tools.bench.measured_answer import AnswerError, text_times
+from genai_server.tools.bench.measurement import Case, Measurement
+from genai_server.tools.bench.plan import Plan
+from genai_server.tools.bench.statistics import gaps_within, latencies
+from genai_server.tools.bench.target import Target
+
+COLD, CACHED = "cold", "cached prefix"
+_CROWD = "common beginning at once"
+SHORT_ALONGSIDE, SHORT_BEHIND = "short prompt alongside streams", "short prompt behind a long one"
+UNDISTURBED, DISTURBED = "streams undisturbed", "streams during prompt"
+ALONE, ALONGSIDE = "prompt alone", "prompt alongside streams"
+# More than one token, so that the gaps around the first one end.
+_OUTPUT_TOKENS = 8
+# Seconds after which reading of the long prompt has begun.
+_HEAD_START = 0.2
+# Events of each stream before the prompt is sent; the undisturbed gaps lie between them.
+_UNDISTURBED_EVENTS = 65
+_TOO_SHORT = "a stream ended before the prompt's first token: raise --output-tokens"
+
+
+async def measure_prefix(target: Target, plan: Plan, number: int) -> list[Measurement]:
+    """A long uncached prompt, then the same beginning with another end; one request at a time."""
+    shared, new = target.calibration.words_for(plan.prefix_tokens), target.calibration.words_in(plan.new_tokens)
+    found: dict[str, list[Recording]] = {COLD: [], CACHED: []}
+    for key in _keys(target, plan, number):
+        for name, recordings in found.items():
+            prompt = f"{words(shared, *key)} {words(new, *key, name)}"
+            recordings.append(await target.server.ask(prompt, _OUTPUT_TOKENS))
+    return _measurements(target, plan.prefix_tokens + plan.new_tokens, number, found)
+
+
+async def measure_crowd(target: Target, plan: Plan, number: int) -> list[Measurement]:
+    """Requests that arrive together and begin with the same long text, which is not cached.
+
+    `prompts_read` is the number of prompt tokens that the server read, divided by those of one prompt: a little more
+    than 1 at best, the number of requests without any cache.
+    """
+    shared, own = target.calibration.words_for(plan.prefix_tokens), target.calibration.words_in(plan.new_tokens)
+    recordings = []
+    for key in _keys(target, plan, number):
+        prompts = [f"{words(shared, *key)} {words(own, *key, stream)}" for stream in range(plan.streams)]
+        recordings += await asyncio.gather(*(target.server.ask(prompt, _OUTPUT_TOKENS) for prompt in prompts))
+    outcome = read_all(recordings)
+    read = [answer.prompt_tokens - (answer.cached_tokens or 0) for answer in outcome.answers]
+    longest = max((answer.prompt_tokens for answer in outcome.answers), default=0)
+    case = Case(_CROWD, plan.streams, plan.prefix_tokens + plan.new_tokens, _OUTPUT_TOKENS)
+    prompts_read = sum(read) / longest / plan.repeats if longest else None
+    return [outcome.measurement(target.server.label, case, number, {"prompts_read": prompts_read})]
+
+
+async def measure_fairness(target: Target, plan: Plan, number: int) -> list[Measurement]:
+    """How long a short prompt waits behind a long one, compared with alongside running streams."""
+    server = target.server
+    short, long = (target.calibration.words_for(count) for count in (plan.new_tokens, plan.disturbing_tokens))
+    found: dict[str, list[Recording]] = {SHORT_ALONGSIDE: [], SHORT_BEHIND: []}
+    for key in _keys(target, plan, number):
+        _, recording = await _ask_alongside(target, plan, key, words(short, *key, SHORT_ALONGSIDE))
+        found[SHORT_ALONGSIDE].append(recording)
+        before = asyncio.create_task(server.ask(words(long, *key, "long"), _OUTPUT_TOKENS))
+        await asyncio.sleep(_HEAD_START)
+        found[SHORT_BEHIND].append(await server.ask(words(short, *key, SHORT_BEHIND), _OUTPUT_TOKENS))
+        await before
+    return _measurements(target, plan.new_tokens, number, found)
+
+
+async def measure_disturbance(target: Target, plan: Plan, number: int) -> list[Measurement]:
+    """How a long prompt and running streams slow each other down.
+
+    Each repeat is a prompt alone, then another one alongside running streams.
+    """
+    long = target.calibration.words_for(plan.disturbing_tokens)
+    found: dict[str, list[Recording]] = {ALONE: [], ALONGSIDE: []}
+    # In seconds.
+    gaps: dict[str, list[float]] = {UNDISTURBED: [], DISTURBED: []}
+    errors: dict[str, list[str]] = {UNDISTURBED: [], DISTURBED: []}
+    for key in _keys(target, plan, number):
+        found[ALONE].append(await target.server.ask(words(long, *key, ALONE), _OUTPUT_TOKENS))
+        streams, recording = await _ask_alongside(target, plan, key, words(long, *key, ALONGSIDE))
+        found[ALONGSIDE].append(recording)
+        _add_gaps(gaps, errors, streams, recording)
+    measurements = []
+    for name in (UNDISTURBED, DISTURBED):
+        case = Case(name, plan.streams, plan.stream_tokens, plan.output_tokens)
+        completed = plan.streams * plan.repeats - len(errors[name])
+        figures = latencies("itl", gaps[name], 50, 95, 99)
+        measurements.append(Measurement(target.server.label, case, number, figures, completed, tuple(errors[name])))
+    return [*measurements, *_measurements(target, plan.disturbing_tokens, number, found)]
+
+
+MEASURES: dict[str, Callable[[Target, Plan, int], Awaitable[list[Measurement]]]] = {
+    "prefix": measure_prefix,
+    "disturbance": measure_disturbance,
+    "fairness": measure_fairness,
+    "crowd": measure_crowd,
+}
+
+
+def _keys(target: Target, plan: Plan, number: int) -> Iterator[tuple[object, ...]]:
+    """The key of the prompts of each repeat."""
+    return ((plan.seed, target.copy, number, repeat) for repeat in range(plan.repeats))
+
+
+def _measurements(
+    target: Target, prompt_tokens: int, number: int, found: dict[str, list[Recording]]
+) -> list[Measurement]:
+    """The measurements of prompts that were sent one at a time, by case."""
+    return [
+        read_all(recordings).measurement(target.server.label, Case(name, 1, prompt_tokens, _OUTPUT_TOKENS), number)
+        for name, recordings in found.items()
+    ]
+
+
+async def _ask_alongside(
+    target: Target, plan: Plan, key: tuple[object, ...], prompt: str
+) -> tuple[list[Recording], Recording]:
+    """Start streams, send a prompt when all are under way, and cancel them when it is answered."""
+    server, count = target.server, target.calibration.words_for(plan.stream_tokens)
+    streams = [Recording(_UNDISTURBED_EVENTS) for _ in range(plan.streams)]
+    tasks = [
+        asyncio.create_task(server.ask(words(count, *key, index), plan.output_tokens, stream))
+        for index, stream in enumerate(streams)
+    ]
+    try:
+        for stream in streams:
+            await stream.is_under_way.wait()
+        recording = await server.ask(prompt, _OUTPUT_TOKENS)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    return streams, recording
+
+
+def _add_gaps(
+    gaps: dict[str, list[float]], errors: dict[str, list[str]], streams: Sequence[Recording], recording: Recording
+) -> None:
+    """Add the gaps before the prompt was sent, while all streams ran, and those until its first token."""
+    try:
+        prompt = recording.answer()
+    except AnswerError:  # counted with the prompts
+        return
+    times = []
+    for stream in streams:
+        try:
+            times.append(text_times(stream.pieces))
+        except AnswerError as error:
+            stream.error = stream.error or str(error)
+        if stream.error is not None:
+            errors[UNDISTURBED].append(stream.error)
+    if not times or not all(times) or not prompt.chunks:
+        return
+    all_run = max(moments[0] for moments in times)
+    for moments in times:
+        before = [moment for moment in moments if moment <= prompt.sent]
+        gaps[UNDISTURBED] += gaps_within(before, all_run, prompt.sent)
+        gaps[DISTURBED] += gaps_within(moments, prompt.sent, prompt.chunks[0])
+        if moments[-1] < prompt.chunks[0]:
+            errors[DISTURBED].append(_TOO_SHORT)
