@@ -15,12 +15,11 @@ from genai_server.apis.shared.sampling import StreamFields
 from genai_server.engine_client.stream import TokenStream
 from genai_server.errors import InvalidField
 from genai_server.generation.answers import Generation, RunningAnswer
+from genai_server.generation.dependencies import RequestContext, Services
 from genai_server.generation.engine_request import Policy, nth_choice, to_generation_request
 from genai_server.generation.infill import with_suffix
 from genai_server.generation.output_spec import OutputSpec, plain_output_spec
 from genai_server.generation.prompts import EchoedPrompt, echoed_prompts, encode_prediction, encode_prompts
-from genai_server.generation.request_context import RequestContext
-from genai_server.generation.services import Services
 from genai_server.messages.generation_request import GenerationRequest
 from genai_server.pooling_model import Task
 from genai_server.text.answers.answer_text import AnswerText

@@ -11,8 +11,7 @@ from pydantic import field_validator
 
 from genai_server.apis.shared.base import Wire
 from genai_server.http.error_handlers import install_error_handlers
-from genai_server.http.middleware.body import BodyLimits, BodyRoute
-from genai_server.http.middleware.body_budget import BodyBudget
+from genai_server.http.middleware.body import BodyBudget, BodyLimits, BodyRoute
 from genai_server.http.middleware.request_lifetime import RequestLifetime
 
 

@@ -14,7 +14,7 @@ from genai_server.apis.shared.base import ErrorResponse
 from genai_server.engine_client.admin import EngineAdmin
 from genai_server.errors import InvalidField, ModelNotFound, NoEngineReady
 from genai_server.generation.catalog import ChosenModel
-from genai_server.generation.services import Services, TheServices
+from genai_server.generation.dependencies import Services, TheServices
 from genai_server.http.middleware.authentication import require_admin
 from genai_server.messages.commands import AddAdapter, RemoveAdapter
 from genai_server.messages.generation_request import Adapter

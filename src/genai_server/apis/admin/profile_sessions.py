@@ -24,7 +24,7 @@ from genai_server.apis.shared.base import ErrorResponse
 from genai_server.engine_client.admin import EngineAdmin
 from genai_server.engine_client.client import EngineClient
 from genai_server.errors import InvalidField, MissingField, NoEngineReady, ProfileNotFound, RequestNotFound
-from genai_server.generation.services import Services, services
+from genai_server.generation.dependencies import Services, services
 from genai_server.http.middleware.authentication import require_admin
 from genai_server.profile_plan import ProfilePlan, ProfileState
 from genai_server.profiles.analysis import SLOW_AT, analyse

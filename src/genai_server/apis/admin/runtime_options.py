@@ -10,7 +10,7 @@ from genai_server.apis.admin.schemas import RuntimeOptionsRequest
 from genai_server.apis.shared.base import ErrorResponse
 from genai_server.engine_client.admin import EngineAdmin
 from genai_server.errors import InvalidField, RequestNotFound
-from genai_server.generation.services import Services, services
+from genai_server.generation.dependencies import Services, services
 from genai_server.http.middleware.authentication import require_admin
 from genai_server.messages.admin import Reply
 from genai_server.quoted_values import quoted

@@ -15,7 +15,7 @@ from genai_server.apis.shared.sampling import StreamFields
 from genai_server.apis.shared.usage import Usage
 from genai_server.errors import RequestError
 from genai_server.generation.answers import Generation
-from genai_server.generation.request_context import RequestContext
+from genai_server.generation.dependencies import RequestContext
 from genai_server.http.json_response import built_response
 from genai_server.http.sse import EventStream
 from genai_server.messages.generation_request import FinishReason

@@ -6,15 +6,14 @@ from fastapi import APIRouter
 from fastapi.responses import Response
 
 from genai_server.apis.chat_completions.choices import OtherNames, choices_response
-from genai_server.apis.chat_completions.leniency import leave_out_of_completion
+from genai_server.apis.chat_completions.schemas import leave_out_of_completion
 from genai_server.apis.completions.response import CompletionBuilder
 from genai_server.apis.shared.base import ErrorResponse
 from genai_server.apis.shared.completion_parameters import CompletionRequest
 from genai_server.apis.tokens.schemas import RenderedPrompt
+from genai_server.generation.dependencies import TheRequestContext, TheServices
 from genai_server.generation.generate import generate
 from genai_server.generation.prompts import encode_prompts
-from genai_server.generation.request_context import TheRequestContext
-from genai_server.generation.services import TheServices
 from genai_server.http.json_response import json_response
 from genai_server.http.middleware.body import TheLeniency, lenient_route
 from genai_server.http.sse import STREAMS

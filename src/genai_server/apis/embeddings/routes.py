@@ -7,8 +7,7 @@ from genai_server.apis.embeddings.embed import PoolingOptions, embed
 from genai_server.apis.embeddings.response import embeddings_body
 from genai_server.apis.embeddings.schemas import EmbeddingRequest, EmbeddingResponse, PooledFields
 from genai_server.apis.shared.base import ErrorResponse
-from genai_server.generation.request_context import TheRequestContext
-from genai_server.generation.services import TheServices
+from genai_server.generation.dependencies import TheRequestContext, TheServices
 from genai_server.http.json_response import built_response
 from genai_server.http.middleware.body import BodyRoute
 

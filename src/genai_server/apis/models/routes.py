@@ -8,9 +8,9 @@ from fastapi import APIRouter, Request
 
 from genai_server.apis.shared.base import ErrorResponse
 from genai_server.generation.catalog import ChosenModel
+from genai_server.generation.dependencies import Services, TheServices
 from genai_server.generation.infill import infill_tokens
-from genai_server.generation.services import Services, TheServices
-from genai_server.http.error_responses import speaks_anthropic
+from genai_server.http.request_state import speaks_anthropic
 from genai_server.messages.generation_request import Adapter
 from genai_server.messages.status_file import ANY_NAME, ModelState, ModelStatus
 from genai_server.pooling_model import Task

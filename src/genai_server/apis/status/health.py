@@ -11,7 +11,7 @@ from genai_server.apis.models.routes import model_entry
 from genai_server.engine_client.client import EngineClient
 from genai_server.engine_client.router import describe
 from genai_server.generation.catalog import Catalog
-from genai_server.generation.services import Services, services
+from genai_server.generation.dependencies import Services, services
 from genai_server.http.request_state import request_state
 from genai_server.messages.figures import Load
 from genai_server.messages.status_file import EngineState, EngineStatus, ModelStatus

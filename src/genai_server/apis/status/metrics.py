@@ -6,7 +6,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import Response
 from prometheus_client.exposition import choose_encoder
 
-from genai_server.generation.services import TheServices
+from genai_server.generation.dependencies import TheServices
 
 PATH = "/metrics"
 

@@ -16,7 +16,7 @@ from genai_server.apis.tokens.schemas import (
     TokenizeResponse,
     TokenizerInfo,
 )
-from genai_server.generation.services import TheServices
+from genai_server.generation.dependencies import TheServices
 from genai_server.http.json_response import json_response
 from genai_server.http.middleware.body import BodyRoute
 from genai_server.pooling_model import Task

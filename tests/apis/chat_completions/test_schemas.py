@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from genai_server.apis.chat_completions.leniency import leave_out_of_chat
+from genai_server.apis.chat_completions.schemas import leave_out_of_chat
 
 
 def test_a_verbosity_of_chat_completions_is_taken_out_and_named() -> None:
