@@ -37,7 +37,7 @@ from genai_server.apis.responses.record_database import RecordDatabase
 from genai_server.apis.responses.response_store import EndRequest, ResponseStore
 from genai_server.apis.responses.websocket import ResponsesSocket
 from genai_server.apis.status import health, metrics
-from genai_server.apis.status.engine_metrics import EngineMetrics
+from genai_server.apis.status.metrics import EngineMetrics
 from genai_server.apis.tokens import routes as tokens
 from genai_server.apis.web_page import routes as page
 from genai_server.config import Settings

@@ -1,8 +1,111 @@
-"""What chat completions accept and remove."""
+"""`functions` of chat completions, as clients older than `tools` use them, and what is left out of bodies."""
 
+import json
 from typing import Any
 
+import pytest
+from openai import OpenAI
+
 from genai_server.apis.chat_completions.schemas import leave_out_of_chat
+from tests.running_server import RunningServer, body
+
+FUNCTIONS: Any = [{"name": "add", "parameters": {"type": "object"}}, {"name": "now"}]
+ADD = '<tool_call> {"name": "add", "arguments": {"a": 1}} </tool_call>'
+PATH = "/v1/chat/completions"
+
+
+def _choice(server: RunningServer, content: str, **fields: Any) -> dict[str, Any]:
+    response = server.client.post(PATH, json=body(content, **{"functions": FUNCTIONS, **fields}))
+    assert response.status_code == 200, response.text
+    choice: dict[str, Any] = response.json()["choices"][0]
+    return choice
+
+
+def test_a_call_is_one_function_call_without_an_id(scripted: RunningServer) -> None:
+    choice = _choice(scripted, f"say {ADD} {ADD}")
+    assert choice["finish_reason"] == "function_call"
+    assert choice["message"] == {
+        "role": "assistant",
+        "content": None,
+        "refusal": None,
+        "function_call": {"name": "add", "arguments": '{"a": 1}'},
+    }
+
+
+def test_a_call_is_streamed_in_fragments(scripted: RunningServer) -> None:
+    with scripted.stream(f"say So: {ADD}", path=PATH, stream=True, functions=FUNCTIONS) as events:
+        choices = [json.loads(event)["choices"][0] for event in events if event != "[DONE]"]
+    calls = [choice["delta"]["function_call"] for choice in choices if "function_call" in choice["delta"]]
+    assert "".join(call.get("name", "") for call in calls) == "add"
+    assert "".join(call["arguments"] for call in calls) == '{"a": 1}'
+    assert len(calls) > 2
+    assert choices[-1]["finish_reason"] == "function_call"
+    assert "".join(choice["delta"].get("content", "") for choice in choices) == "So:"
+
+
+def test_an_answer_without_a_call_has_none(scripted: RunningServer) -> None:
+    for fields, content in (({}, "say hi"), ({"function_call": "none"}, f"say {ADD}")):
+        choice = _choice(scripted, content, **fields)
+        assert (choice["finish_reason"], choice["message"]["content"]) == ("stop", content.removeprefix("say "))
+
+
+def test_named_function_is_called_and_its_result_sent_back(demo: RunningServer) -> None:
+    city = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+    functions: Any = [{"name": "get_weather", "description": "Get the weather of a city", "parameters": city}]
+    question = {"role": "user", "content": "What is the weather in Paris?"}
+    fields = {"functions": functions, "temperature": 0, "max_tokens": 100}
+    forced = demo.client.post(PATH, json={"messages": [question], **fields, "function_call": {"name": "get_weather"}})
+    (choice,) = forced.json()["choices"]
+    assert choice["finish_reason"] == "function_call"
+    assert "city" in json.loads(choice["message"]["function_call"]["arguments"])
+    with OpenAI(base_url=f"{demo.url}/v1", api_key="none", max_retries=0) as client:
+        asked: Any = {"model": "onnx-genai", **fields}
+        called = client.chat.completions.create(messages=[question], **asked).choices[0].message
+        assert called.function_call is not None
+        result = {"role": "function", "name": "get_weather", "content": '{"temperature": 21}'}
+        messages = [question, called.model_dump(exclude_none=True), result]
+        answer = client.chat.completions.create(messages=messages, **asked).choices[0]
+    assert (answer.finish_reason, "21" in (answer.message.content or "")) == ("stop", True)
+
+
+def test_function_messages_are_written_like_tool_messages(demo: RunningServer) -> None:
+    call = {"name": "add", "arguments": "{}"}
+    older = [{"role": "assistant", "content": None, "function_call": call}]
+    older += [{"role": "function", "name": "add", "content": "2"}]
+    newer = [{"role": "assistant", "content": None, "tool_calls": [{"id": "call00001", "function": call}]}]
+    newer += [{"role": "tool", "name": "add", "content": "2", "tool_call_id": "call00001"}]
+    texts = []
+    for messages in (older, newer):
+        asked = {"messages": [{"role": "user", "content": "x"}, *messages]}
+        response = demo.client.post("/apply-template", json=asked)
+        assert response.status_code == 200, response.text
+        texts.append(response.json()["prompt"])
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"functions": FUNCTIONS, "tools": []}, "tools"),
+        ({"functions": FUNCTIONS, "tool_choice": "auto"}, "tool_choice"),
+        ({"functions": FUNCTIONS, "parallel_tool_calls": True}, "parallel_tool_calls"),
+        ({"function_call": "auto"}, "function_call"),
+        ({"functions": FUNCTIONS, "function_call": "required"}, "function_call"),
+        ({"functions": FUNCTIONS, "function_call": {"name": "sub"}}, "function_call"),
+        ({"functions": [*FUNCTIONS, FUNCTIONS[0]]}, "functions"),
+        ({"messages": [{"role": "function", "content": "x"}]}, "messages[0].name"),
+        ({"messages": [{"role": "user", "content": "x", "function_call": {"name": "a", "arguments": ""}}]},)
+        + ("messages[0].function_call",),
+    ],
+)
+def test_invalid_function_fields_are_named_in_the_error(
+    scripted: RunningServer, fields: dict[str, Any], param: str
+) -> None:
+    response = scripted.client.post(PATH, json=body("x", **fields))
+    assert response.status_code == 400
+    error = response.json()["error"]
+    assert error["param"] == param
+    assert param in error["message"]
 
 
 def test_a_verbosity_of_chat_completions_is_taken_out_and_named() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from genai_server.apis.messages.schemas import CountTokensRequest, MessagesRequest
 from genai_server.apis.messages.translate import Translation
-from genai_server.apis.shared.chat_parameters import ChatParameters, NamedTool
+from genai_server.apis.shared.chat_body import ChatParameters, NamedTool
 from genai_server.errors import InvalidField, PromptTooLong, ThreadUnsupported
 
 HELLO = {"role": "user", "content": "x"}

@@ -8,7 +8,7 @@ from typing import Any
 from fastapi import APIRouter, Depends
 
 from genai_server.apis.admin.engine_calls import ask
-from genai_server.apis.admin.model_schemas import LoadAdapterRequest, UnloadAdapterRequest
+from genai_server.apis.admin.schemas import LoadAdapterRequest, UnloadAdapterRequest
 from genai_server.apis.models.routes import adapter_entry
 from genai_server.apis.shared.base import ErrorResponse
 from genai_server.engine_client.admin import EngineAdmin

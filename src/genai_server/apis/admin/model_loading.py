@@ -5,7 +5,7 @@ from typing import Any
 
 from fastapi import APIRouter, Depends
 
-from genai_server.apis.admin.model_schemas import AliasRequest, LoadModelRequest, UnloadModelRequest
+from genai_server.apis.admin.schemas import AliasRequest, LoadModelRequest, UnloadModelRequest
 from genai_server.apis.models.routes import model_entry
 from genai_server.apis.shared.base import ErrorResponse
 from genai_server.errors import ChatTemplateError, ConfigurationError, ModelLoadFailed

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from genai_server.apis.shared.base import ChatRouterFields, elements, field_error
-from genai_server.apis.shared.chat_parameters import (
+from genai_server.apis.shared.chat_body import (
     MAX_TOOLS,
     ChatParameters,
     Function,
@@ -13,7 +13,7 @@ from genai_server.apis.shared.chat_parameters import (
     NamedTool,
     Tool,
 )
-from genai_server.apis.shared.sampling import OtherStructureFields, StreamFields
+from genai_server.apis.shared.sampling_parameters import OtherStructureFields, StreamFields
 from genai_server.http.leniency import remove, remove_values, replace_media
 
 # Values without effect, of a lenient chat completion.

@@ -5,8 +5,8 @@ import re
 from genai_server.apis.messages.conversation import chat_messages
 from genai_server.apis.messages.schemas import CountTokensRequest, MessagesRequest
 from genai_server.apis.shared.base import JsonObject
-from genai_server.apis.shared.chat_parameters import MAX_MESSAGES, ChatParameters
-from genai_server.apis.shared.sampling import SamplingFields
+from genai_server.apis.shared.chat_body import MAX_MESSAGES, ChatParameters
+from genai_server.apis.shared.sampling_parameters import SamplingFields
 from genai_server.errors import InvalidField, RequestError, ThreadUnsupported
 
 _CONTINUE = "continue_final_message"

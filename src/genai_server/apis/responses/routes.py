@@ -36,7 +36,7 @@ from genai_server.apis.responses.translate import (
     tools_by_name,
 )
 from genai_server.apis.shared.base import ErrorResponse, JsonObject
-from genai_server.apis.shared.chat_parameters import ChatParameters
+from genai_server.apis.shared.chat_body import ChatParameters
 from genai_server.errors import ConversationNotFound, InvalidField, PreviousNotFound, PromptTooLong, ResponseNotFound
 from genai_server.generation.answers import Generation
 from genai_server.generation.dependencies import RequestContext, Services, TheRequestContext, TheServices
