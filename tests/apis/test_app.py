@@ -10,8 +10,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from genai_server.apis.app import Telemetry, _add_middleware
 from genai_server.config import Settings
 from genai_server.http.api_keys import ApiKeys
-from genai_server.http.middleware.body_budget import BodyBudget
-from genai_server.http.middleware.drain import Drain
+from genai_server.http.middleware.body import BodyBudget
+from genai_server.http.middleware.request_lifetime import Drain
 
 
 def _app() -> FastAPI:

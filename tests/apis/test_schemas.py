@@ -8,10 +8,10 @@ from pydantic import ValidationError
 
 from genai_server.apis.admin.schemas import RuntimeOptionsRequest
 from genai_server.apis.chat_completions.schemas import ChatCompletionRequest
-from genai_server.apis.own_chat.schemas import ChatRequest
+from genai_server.apis.own_chat.routes import ChatRequest
 from genai_server.apis.shared.base import Wire, WithoutEffect
-from genai_server.apis.shared.chat_parameters import ChatParameters
-from genai_server.apis.shared.completion_parameters import CompletionRequest
+from genai_server.apis.shared.chat_body import ChatParameters
+from genai_server.apis.shared.completion_body import CompletionRequest
 from genai_server.apis.tokens.schemas import ApplyTemplateRequest, TokenizeRequest
 
 HELLO = [{"role": "user", "content": "Hello"}]

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from genai_server.apis.shared.chat_parameters import ChatParameters
-from genai_server.apis.shared.sampling import StructuredOutputs
+from genai_server.apis.shared.chat_body import ChatParameters
+from genai_server.apis.shared.sampling_parameters import StructuredOutputs
 from genai_server.errors import InvalidField
 from genai_server.generation.constraint import structure
 from genai_server.generation.output_spec import OutputSpec, chat_output_spec

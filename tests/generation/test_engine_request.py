@@ -6,10 +6,10 @@ import msgspec
 import pytest
 
 from genai_server.apis.chat_completions.schemas import ChatCompletionRequest
-from genai_server.apis.own_chat.schemas import ChatRequest
-from genai_server.apis.shared.completion_parameters import CompletionRequest
+from genai_server.apis.own_chat.routes import ChatRequest
+from genai_server.apis.shared.completion_body import CompletionRequest
 from genai_server.errors import InvalidField, PromptTooLong
-from genai_server.generation.engine_request import Policy, nth_choice, to_generation_request, to_sampling
+from genai_server.generation.engine_request import nth_choice, to_generation_request, to_sampling
 from genai_server.messages.generation_request import GenerationRequest, ModelInfo, Sampling
 
 HELLO = [{"role": "user", "content": "Hello"}]
@@ -19,8 +19,7 @@ MODEL = ModelInfo(context_length=100, vocab_size=1000, eos_token_ids=[2], defaul
 
 def _request(num_prompt: int = 10, max_length: int = 1000, **fields: Any) -> GenerationRequest:
     body = ChatCompletionRequest.model_validate({"messages": HELLO, **fields})
-    policy = Policy(max_length)
-    return to_generation_request(body, [5] * num_prompt, MODEL, request_id="r1", policy=policy)
+    return to_generation_request(body, [5] * num_prompt, MODEL, request_id="r1", max_length=max_length)
 
 
 # lengths
@@ -98,7 +97,8 @@ def test_answer_is_exact_by_setting_or_by_request(operators: bool) -> None:
             [5],
             MODEL,
             request_id="r1",
-            policy=Policy(1000, operators),
+            max_length=1000,
+            exact=operators,
         ).exact
         for given in ({}, {"exact": None}, {"exact": True}, {"exact": False})
     ]
@@ -177,7 +177,7 @@ def test_logprobs_are_computed_only_on_request(fields: dict[str, Any], meant: in
 
 def _completion(**fields: Any) -> GenerationRequest:
     body = CompletionRequest.model_validate({"prompt": "x", **fields})
-    return to_generation_request(body, [5] * 10, MODEL, request_id="r1", policy=Policy(1000))
+    return to_generation_request(body, [5] * 10, MODEL, request_id="r1", max_length=1000)
 
 
 def test_completion_has_sixteen_tokens_by_default() -> None:
@@ -192,10 +192,10 @@ def test_prompt_is_scored_only_for_echo_with_logprobs() -> None:
 
 def test_a_prompt_without_an_answer_may_fill_the_context() -> None:
     body = CompletionRequest.model_validate({"prompt": "x", "echo": True, "max_tokens": 0})
-    full = to_generation_request(body, [5] * 100, MODEL, request_id="r1", policy=Policy(1000))
+    full = to_generation_request(body, [5] * 100, MODEL, request_id="r1", max_length=1000)
     assert (full.max_tokens, full.max_length) == (0, 100)
     with pytest.raises(PromptTooLong):
-        to_generation_request(body, [5] * 101, MODEL, request_id="r1", policy=Policy(1000))
+        to_generation_request(body, [5] * 101, MODEL, request_id="r1", max_length=1000)
 
 
 def test_prompt_scoring_needs_echo_logprobs_and_a_capable_model() -> None:
@@ -203,7 +203,7 @@ def test_prompt_scoring_needs_echo_logprobs_and_a_capable_model() -> None:
 
     def scored(model: ModelInfo, **fields: Any) -> bool:
         body = CompletionRequest.model_validate({"prompt": "x", **fields})
-        return to_generation_request(body, [5], model, request_id="r1", policy=Policy(50)).prompt_logprobs
+        return to_generation_request(body, [5], model, request_id="r1", max_length=50).prompt_logprobs
 
     assert scored(MODEL, echo=True, logprobs=0)
     for model in (MODEL, last_only):

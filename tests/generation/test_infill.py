@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from genai_server.apis.shared.completion_parameters import CompletionRequest
+from genai_server.apis.shared.completion_body import CompletionRequest
 from genai_server.errors import InvalidField
 from genai_server.generation.infill import infill_tokens, with_suffix
 from genai_server.text.codec import TextCodec, load_text_codec

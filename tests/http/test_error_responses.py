@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 import pytest
+from anthropic.types import ErrorResponse
 
 from genai_server.errors import (
     ALL_ERRORS,
@@ -17,10 +18,12 @@ from genai_server.errors import (
 )
 from genai_server.http.error_responses import (
     TABLE,
+    anthropic_error,
     error_body,
     error_response,
     from_findings,
     http_status,
+    ollama_error,
 )
 from genai_server.http.request_state import begin_request
 from tests.running_server import RunningServer, body
@@ -169,3 +172,26 @@ def test_long_value_is_quoted_by_its_beginning_only() -> None:
     given: dict[str, Any] = {"a": [1, {}, []], "b": None, "c": [], "d": "it's"}
     finding = {"type": "list_type", "loc": ("body", "field"), "input": given, "msg": ""}
     assert from_findings([finding], {}).message.endswith(f"given {json.dumps(given)}")
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        (400, "invalid_request_error"),
+        (401, "authentication_error"),
+        (403, "permission_error"),
+        (404, "not_found_error"),
+        (405, "invalid_request_error"),
+        (429, "rate_limit_error"),
+        (500, "api_error"),
+        (503, "overloaded_error"),
+    ],
+)
+def test_each_status_has_one_of_anthropics_types(status: int, kind: str) -> None:
+    read = ErrorResponse.model_validate(anthropic_error(status, "what", "why", "req-1"))
+    assert (read.type, read.error.type, read.error.message, read.request_id) == ("error", kind, "what", "req-1")
+    assert read.error.to_dict()["details"] == {"error_code": "why"}
+
+
+def test_an_error_of_ollama_is_a_text() -> None:
+    assert ollama_error("it failed") == {"error": "it failed"}

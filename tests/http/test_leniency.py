@@ -2,6 +2,7 @@
 
 import json
 import logging
+import tracemalloc
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from genai_server.http.leniency import HEADER, Leniency
+from genai_server.http.leniency import HEADER, Leniency, objects_at, remove, replace_media
 from tests.running_server import SCRIPTED, RunningServer
 from tests.server_here import run_here
 
@@ -207,3 +208,36 @@ def test_any_name_fits_the_header() -> None:
     leniency.apply({})
     value = leniency.report()[HEADER]
     assert (value[:8], len(value) < 2100, value.isascii()) == ("\\xe9\\xe9", True, True)
+
+
+@pytest.mark.parametrize(
+    ("path", "places"),
+    [("", [""]), ("a", []), ("b", ["b"]), ("a[]", ["a[1]"]), ("a[].b", ["a[1].b"]), ("b[]", []), ("c.d", [])],
+)
+def test_a_path_leads_to_objects_and_skips_all_else(path: str, places: list[str]) -> None:
+    body = {"a": [1, {"b": {"x": 1}}], "b": {"y": 2}, "c": 5}
+    assert [place for place, _ in objects_at(body, path)] == places
+
+
+def test_values_that_are_not_objects_are_skipped_cheaply() -> None:
+    body = {"a": [{"b": ["x"] * 10_000}, {"b": []}]}
+    tracemalloc.start()
+    try:
+        assert list(objects_at(body, "a[].b[]")) == []
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < 100_000
+
+
+def test_removed_fields_are_named_unless_null() -> None:
+    body: Any = {"a": [{"x": 0}, {"x": None}, {}], "x": 1}
+    assert list(remove(body, "a[].x")) == ["a[0].x"]
+    assert list(remove(body, "x")) == ["x"]
+    assert body == {"a": [{}, {}, {}]}
+
+
+def test_a_medium_becomes_a_text_that_says_so() -> None:
+    body: Any = {"a": [{"type": "photo", "data": "AA=="}, {"type": "text"}]}
+    assert list(replace_media(body, "a[]", {"photo": "image"}, "text")) == ["a[0] (image)"]
+    assert body["a"] == [{"type": "text", "text": "[image left out: this model reads text only]"}, {"type": "text"}]

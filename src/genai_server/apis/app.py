@@ -38,25 +38,21 @@ from genai_server.apis.responses.store import EndRequest, ResponseStore
 from genai_server.apis.responses.store_database import RecordDatabase
 from genai_server.apis.responses.websocket import ResponsesSocket
 from genai_server.apis.status import health, metrics
-from genai_server.apis.status.engine_metrics import EngineMetrics
+from genai_server.apis.status.metrics import EngineMetrics
 from genai_server.apis.tokens import routes as tokens
 from genai_server.apis.web_page import routes as page
 from genai_server.config import Settings
 from genai_server.generation.catalog import Catalog, LoadText
-from genai_server.generation.checked_specs import CheckedSpecs
+from genai_server.generation.dependencies import ClientLeft, Services
 from genai_server.generation.fingerprint import fingerprint
+from genai_server.generation.output_spec import CheckedSpecs
 from genai_server.generation.pulling import PullModel
-from genai_server.generation.request_context import ClientLeft
-from genai_server.generation.services import Services
 from genai_server.grammar_checker.pool import GrammarChecker
 from genai_server.http.api_keys import ApiKeys
 from genai_server.http.error_handlers import install_error_handlers
-from genai_server.http.middleware.authentication import OPEN_PATHS, Authentication
-from genai_server.http.middleware.body import BodyLimits
-from genai_server.http.middleware.body_budget import BODY_BUDGET, BodyBudget
-from genai_server.http.middleware.drain import Drain, Drained
-from genai_server.http.middleware.request_head import RequestHead
-from genai_server.http.middleware.request_lifetime import RequestLifetime
+from genai_server.http.middleware.authentication import OPEN_PATHS, Authentication, RequestHead
+from genai_server.http.middleware.body import BODY_BUDGET, BodyBudget, BodyLimits
+from genai_server.http.middleware.request_lifetime import Drain, Drained, RequestLifetime
 from genai_server.http.rate_limit import RateLimits
 from genai_server.http.request_state import request_state
 from genai_server.http.telemetry.request_record import Observer

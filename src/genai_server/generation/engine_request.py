@@ -1,14 +1,13 @@
 """Converts bodies to engine requests: resolves defaults and checks limits. No I/O."""
 
 from collections.abc import Collection
-from dataclasses import dataclass
 from typing import TypeVar
 
 from msgspec import structs
 
-from genai_server.apis.shared.chat_parameters import ChatParameters
-from genai_server.apis.shared.completion_parameters import CompletionRequest
-from genai_server.apis.shared.sampling import GenerationFields, SamplingFields
+from genai_server.apis.shared.chat_body import ChatParameters
+from genai_server.apis.shared.completion_body import CompletionRequest
+from genai_server.apis.shared.sampling_parameters import GenerationFields, SamplingFields
 from genai_server.errors import InvalidField, PromptTooLong
 from genai_server.messages.generation_request import GenerationRequest, ModelInfo, Sampling
 
@@ -26,34 +25,25 @@ _SAMPLING_FIELDS = (
 Tokens = TypeVar("Tokens", bound=Collection[int])
 
 
-@dataclass(frozen=True)
-class Policy:
-    """The server's settings for all requests."""
-
-    # Maximum number of tokens of prompt and answer together.
-    max_length: int
-    # Default of the request's field `exact`.
-    exact: bool = False
-
-
 def to_generation_request(
     body: GenerationFields,
     prompt: list[int],
     model: ModelInfo,
     *,
     request_id: str,
-    policy: Policy,
-    cache_salt: str | None = None,
-    progress: bool = False,
+    max_length: int,
+    exact: bool = False,
 ) -> GenerationRequest:
     """The engine request for one prompt, with all defaults resolved. See GenerationRequest for the arguments.
+
+    `max_length` limits the tokens of prompt and answer together. `exact` is the default of the body's field.
 
     Raises InvalidField and PromptTooLong, which name the field, the limit and the given value.
     """
     source = "prompt" if isinstance(body, CompletionRequest) else "messages"
     encoded = "the prompt encodes to" if source == "prompt" else "the messages encode to"
-    limit = min(policy.max_length, model.context_length)
-    limited_by = "GENAI_MAX_LENGTH" if limit == policy.max_length else "the model's context"
+    limit = min(max_length, model.context_length)
+    limited_by = "GENAI_MAX_LENGTH" if limit == max_length else "the model's context"
     field, max_tokens = _answer_limit(body)
     if max_tokens is not None and max_tokens > limit:
         raise InvalidField(f"{field} must be at most {limit} ({limited_by}), given {max_tokens}", param=field)
@@ -76,14 +66,12 @@ def to_generation_request(
         sampling=to_sampling(body, model),
         ignore_eos=bool(body.ignore_eos),
         cache_prompt=body.cache_prompt is not False,
-        cache_salt=cache_salt,
         priority=body.priority or 0,
-        exact=policy.exact if body.exact is None else body.exact,
+        exact=exact if body.exact is None else body.exact,
         min_tokens=_min_tokens(body, available if max_tokens is None else min(available, max_tokens)),
         top_logprobs=_top_logprobs(body),
         prompt_logprobs=_prompt_logprobs(body, model),
         stop_token_ids=_known(body.stop_token_ids or [], model, "stop_token_ids"),
-        progress=progress,
     )
 
 

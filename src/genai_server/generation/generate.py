@@ -9,18 +9,17 @@ from functools import partial
 
 from msgspec import structs
 
-from genai_server.apis.shared.chat_parameters import ChatParameters
-from genai_server.apis.shared.completion_parameters import CompletionRequest
-from genai_server.apis.shared.sampling import StreamFields
+from genai_server.apis.shared.chat_body import ChatParameters
+from genai_server.apis.shared.completion_body import CompletionRequest
+from genai_server.apis.shared.sampling_parameters import StreamFields
 from genai_server.engine_client.stream import TokenStream
 from genai_server.errors import InvalidField
 from genai_server.generation.answers import Generation, RunningAnswer
-from genai_server.generation.engine_request import Policy, nth_choice, to_generation_request
+from genai_server.generation.dependencies import RequestContext, Services
+from genai_server.generation.engine_request import nth_choice, to_generation_request
 from genai_server.generation.infill import with_suffix
 from genai_server.generation.output_spec import OutputSpec, plain_output_spec
 from genai_server.generation.prompts import EchoedPrompt, echoed_prompts, encode_prediction, encode_prompts
-from genai_server.generation.request_context import RequestContext
-from genai_server.generation.services import Services
 from genai_server.messages.generation_request import GenerationRequest
 from genai_server.pooling_model import Task
 from genai_server.text.answers.answer_text import AnswerText
@@ -74,9 +73,8 @@ async def _generate(services: Services, body: Body, context: RequestContext, *, 
             prompt,
             model,
             request_id=context.request_id,
-            policy=Policy(settings.max_length, settings.exact),
-            cache_salt=context.cache_salt(body.cache_salt),
-            progress=is_streamed,
+            max_length=settings.max_length,
+            exact=settings.exact,
         )
         for prompt in prompts
     ]
@@ -97,6 +95,7 @@ async def _generate(services: Services, body: Body, context: RequestContext, *, 
         continues = bool((body.chat_template_kwargs or {}).get(CONTINUE))
 
     # Build an engine request and a reader for each answer.
+    cache_salt = context.cache_salt(body.cache_salt)
     asked: list[GenerationRequest] = []
     readers: list[Callable[[TokenStream], RunningAnswer]] = []
     for request, echo in zip(requests, echoed, strict=True):
@@ -119,6 +118,8 @@ async def _generate(services: Services, body: Body, context: RequestContext, *, 
                     adapter=chosen.adapter,
                     unique_id=context.unique_id,
                     prediction=prediction,
+                    cache_salt=cache_salt,
+                    progress=is_streamed,
                 )
             )
 

@@ -1,6 +1,6 @@
 """Fill-in-the-middle prompts: turns a prompt with a suffix into the tokens that code models were trained on."""
 
-from genai_server.apis.shared.completion_parameters import CompletionRequest
+from genai_server.apis.shared.completion_body import CompletionRequest
 from genai_server.errors import InvalidField
 from genai_server.text.codec import TextCodec
 

@@ -13,9 +13,9 @@ from starlette.responses import JSONResponse
 from starlette.types import Scope
 
 from genai_server import errors
+from genai_server.apis.shared.base import JsonObject
 from genai_server.errors import GenaiServerError
-from genai_server.http.error_objects import anthropic_error, ollama_error
-from genai_server.http.request_state import request_state
+from genai_server.http.request_state import request_state, speaks_anthropic
 from genai_server.quoted_values import quoted
 
 log = logging.getLogger(__name__)
@@ -58,14 +58,17 @@ FOR_BROWSERS = {
     "cache-control": "no-store",
     "content-security-policy": "frame-ancestors 'none'",
 }
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
 # A value of the right type but wrong size identifies the union member that the client meant.
 _SIZES = {"string_too_long", "string_too_short", "too_long", "too_short"}
-_ANTHROPIC_PATH = re.compile(r"(/v1)?/messages(/.*)?")
 # Excludes LM Studio's model lists, whose errors have OpenAI's format.
 _OLLAMA_PATH = re.compile(r"/api/(?!v[01]/).*", re.DOTALL)
-# Paths of both APIs, distinguished by the header that Anthropic's clients send.
-_SHARED_PATH = re.compile(r"(/v1)?/models(/.*)?")
-_ANTHROPIC_HEADER = b"anthropic-version"
 # Messages for pydantic's error types; others use pydantic's own message.
 _RULES = {
     "bool_type": "must be true or false",
@@ -102,22 +105,9 @@ def internal_error() -> GenaiServerError:
     return GenaiServerError("internal error; see the server log")
 
 
-def speaks_anthropic(scope: Scope) -> bool:
-    """Whether a request is for one of Anthropic's paths, or for a shared path with Anthropic's header."""
-    if _SHARED_PATH.fullmatch(scope["path"]) is not None:
-        return any(name == _ANTHROPIC_HEADER for name, _ in scope["headers"])
-    return _ANTHROPIC_PATH.fullmatch(scope["path"]) is not None
-
-
 def speaks_ollama(scope: Scope) -> bool:
     """Whether a request is for one of Ollama's paths."""
     return _OLLAMA_PATH.fullmatch(scope["path"]) is not None
-
-
-def request_id_headers(scope: Scope) -> dict[str, str]:
-    """The headers with the request's id that its API defines."""
-    name = request_state(scope).record.request_id
-    return {"x-request-id": name, "request-id": name} if speaks_anthropic(scope) else {"x-request-id": name}
 
 
 def error_body(error: GenaiServerError, scope: Scope | None = None) -> dict[str, Any]:
@@ -220,3 +210,19 @@ def _field_name(path: Sequence[str | int]) -> str | None:
     for part in path:
         name += f"[{part}]" if isinstance(part, int) else f".{part}"
     return name.removeprefix(".") or None
+
+
+def anthropic_error(status: int, message: str, code: str, request_id: str) -> JsonObject:
+    """The body of an error in the format of Anthropic's API, or the data of the event that ends a stream
+    (https://docs.anthropic.com/en/api/errors). `status` is the HTTP status.
+    """
+    kind = _ANTHROPIC_TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
+    error = {"type": kind, "message": message, "details": {"error_code": code}}
+    return {"type": "error", "error": error, "request_id": request_id}
+
+
+def ollama_error(message: str) -> JsonObject:
+    """The body of an error in the format of Ollama's API, or the line that ends a stream
+    (https://docs.ollama.com/api/errors).
+    """
+    return {"error": message}

@@ -1,26 +1,34 @@
 """The state of one HTTP request: all that travels with it, under one key of its ASGI scope."""
 
+import asyncio
 import re
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.datastructures import Headers
 from starlette.types import Scope
 
 from genai_server.http.api_keys import Access
 from genai_server.http.leniency import Leniency
-from genai_server.http.middleware.body_budget import ParsingThread
 from genai_server.http.telemetry.request_record import RequestRecord
 from genai_server.timing import Arrival, Clock, request_clock
 
 _KEY = "http_request"
 # Where the caller of the app leaves a Receipt.
 _RECEIPT = "receipt"
+_ANTHROPIC_PATH = re.compile(r"(/v1)?/messages(/.*)?")
+# Paths of both APIs, distinguished by the header that Anthropic's clients send.
+_SHARED_PATH = re.compile(r"(/v1)?/models(/.*)?")
+_ANTHROPIC_HEADER = b"anthropic-version"
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+# In bytes. Parsing a shorter body takes less time than handing it to a thread.
+_SHORT = 8_000
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -33,6 +41,20 @@ class Receipt:
     max_files: float | None = None
     # Whether the ingress has counted it: the limits of its key hold there.
     is_counted: bool = False
+
+
+class ParsingThread:
+    """Runs long jobs in a thread, one at a time, because each holds the GIL."""
+
+    def __init__(self) -> None:
+        self._turn = asyncio.Lock()
+
+    async def run(self, job: Callable[[], T], *, num_bytes: int) -> T:
+        """The result of a job that reads a body of `num_bytes`; for a short body it runs at once, without a thread."""
+        if num_bytes <= _SHORT:
+            return job()
+        async with self._turn:
+            return await asyncio.to_thread(job)
 
 
 @dataclass
@@ -83,3 +105,16 @@ def receipt_of(state: Mapping[str, Any]) -> Receipt:
     """The receipt in a scope's state before the request has begun; an empty one by default."""
     found: Receipt = state.get(_RECEIPT, Receipt())
     return found
+
+
+def speaks_anthropic(scope: Scope) -> bool:
+    """Whether a request is for one of Anthropic's paths, or for a shared path with Anthropic's header."""
+    if _SHARED_PATH.fullmatch(scope["path"]) is not None:
+        return any(name == _ANTHROPIC_HEADER for name, _ in scope["headers"])
+    return _ANTHROPIC_PATH.fullmatch(scope["path"]) is not None
+
+
+def request_id_headers(scope: Scope) -> dict[str, str]:
+    """The headers with the request's id that its API defines."""
+    name = request_state(scope).record.request_id
+    return {"x-request-id": name, "request-id": name} if speaks_anthropic(scope) else {"x-request-id": name}

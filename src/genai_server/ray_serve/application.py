@@ -15,7 +15,7 @@ from ray.serve.config import RequestRouterConfig
 from genai_server import __version__
 from genai_server.config import Settings, load_settings
 from genai_server.errors import ConfigurationError
-from genai_server.http.middleware.drain import LAST_WORDS
+from genai_server.http.middleware.request_lifetime import LAST_WORDS
 from genai_server.pooling_model import Task, task_of
 from genai_server.ray_serve.ingress import Ingress
 from genai_server.ray_serve.model_choice import ModelNames

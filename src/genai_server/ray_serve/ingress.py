@@ -41,10 +41,8 @@ from genai_server.errors import (
 )
 from genai_server.http.api_keys import load_keys
 from genai_server.http.error_responses import error_response
-from genai_server.http.middleware.authentication import Authentication
-from genai_server.http.middleware.body import BodyLimits
-from genai_server.http.middleware.body_budget import BodyBudget
-from genai_server.http.middleware.request_head import RequestHead
+from genai_server.http.middleware.authentication import Authentication, RequestHead
+from genai_server.http.middleware.body import BodyBudget, BodyLimits
 from genai_server.http.middleware.request_lifetime import RequestLifetime
 from genai_server.http.rate_limit import RateLimits
 from genai_server.http.request_state import request_state

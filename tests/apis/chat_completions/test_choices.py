@@ -5,12 +5,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+import pytest
 
+from genai_server.answer_parts import Content
 from genai_server.apis.chat_completions.choices import chunks
 from genai_server.apis.chat_completions.response import ChatCompletionBuilder
 from genai_server.apis.chat_completions.schemas import ChatCompletionRequest
 from genai_server.apis.completions.response import CompletionBuilder
-from genai_server.apis.shared.completion_parameters import CompletionRequest
+from genai_server.apis.shared.completion_body import CompletionRequest
 from genai_server.engine_client.stream import TokenStream
 from genai_server.generation.answers import Generation, RunningAnswer
 from genai_server.generation.prompts import EchoedPrompt
@@ -133,3 +135,13 @@ def test_a_long_echo_is_built_like_a_short_one() -> None:
     assert first["choices"][0]["text"] == "a" * 500 + "h"
     assert len(first["choices"][0]["logprobs"]["tokens"]) == 501
     assert last["choices"][0]["text"] == ""
+
+
+@pytest.mark.parametrize("options", [{}, {"has_usage": True}, {"has_logprobs": True}], ids=str)
+@pytest.mark.parametrize("build", [ChatCompletionBuilder, CompletionBuilder])
+def test_a_chunk_of_text_is_the_built_one(build: type[Any], options: dict[str, bool]) -> None:
+    builder = build("id", 'a "text":"" of "content":""', 1, **options)
+    for index in (0, 1, 0):
+        for text in ("", "plain", 'a "quoted"\n\\ ü\u2028'):
+            expected = msgspec.json.encode(builder.part(index, [Content(text)], []))
+            assert builder.text(index, text) == expected

@@ -16,7 +16,7 @@ from websockets.frames import Frame, Opcode
 from websockets.sync.client import connect
 from websockets.sync.connection import Connection
 
-from genai_server.http.middleware.body_budget import ParsingThread
+from genai_server.http.request_state import ParsingThread
 from tests.running_server import SCRIPTED, RunningServer, body, wait_until
 from tests.server_here import run_here
 

@@ -1,7 +1,8 @@
-"""The end of a request: what its observers are recorded, and where the time of an answer went."""
+"""The beginning and the end of a request, its id, internal errors, where its time went, and the drain."""
 
 import asyncio
-from collections.abc import Iterator
+import logging
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import nullcontext, suppress
 from typing import Any
 
@@ -9,9 +10,13 @@ import httpx
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
-from genai_server.http.middleware.request_lifetime import RequestLifetime
+from genai_server.apis.models import routes as models
+from genai_server.errors import ServerDraining
+from genai_server.http.error_responses import FOR_BROWSERS
+from genai_server.http.middleware.request_lifetime import Drain, Drained, RequestLifetime
 from genai_server.http.telemetry.request_record import RequestRecord
 from tests.apis.admin.test_running_requests import ENDLESS
+from tests.raw_http import answers, connect, read_to_end
 from tests.running_server import RunningServer, body, wait_until
 from tests.server_here import run_here
 
@@ -136,3 +141,160 @@ def test_an_answer_ends_if_its_response_cannot_be_built(
     with suppress(httpx.ReadError):  # the connection ends after the 500, or before it
         assert httpx.post(f"{here.url}{path}", json=fields, timeout=30).status_code == 500
     wait_until(lambda: here.idle("scripted"), 5)
+
+
+class Client:
+    """One request to the middleware, and the messages of its response."""
+
+    def __init__(self, drain: Drain, app: Callable[..., Awaitable[None]]) -> None:
+        self.sent: list[dict[str, Any]] = []
+        scope: dict[str, Any] = {"type": "http", "method": "GET", "path": "/x", "headers": []}
+        counted = RequestLifetime(Drained(app, drain), drain=drain)
+        self.task = asyncio.ensure_future(counted(scope, self._receive, self._send))
+
+    async def _receive(self) -> dict[str, Any]:
+        return {"type": "http.disconnect"}
+
+    async def _send(self, message: Any) -> None:
+        self.sent.append(message)
+
+
+async def endless(scope: Any, receive: Any, send: Any) -> None:
+    await asyncio.Event().wait()
+
+
+def run(test: Callable[[], Awaitable[None]]) -> None:
+    async def limited() -> None:
+        async with asyncio.timeout(20):
+            await test()
+
+    asyncio.run(limited())
+
+
+def test_idle_drain_ends_at_once_and_stays_closed() -> None:
+    async def test() -> None:
+        drain = Drain(600)
+        drain.require_open()
+        await drain.run()
+        assert drain.num_cut_off == 0
+        with pytest.raises(ServerDraining):
+            drain.require_open()
+
+    run(test)
+
+
+def test_drain_ends_with_the_last_request() -> None:
+    async def test() -> None:
+        drain, goes_on = Drain(600), asyncio.Event()
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            await goes_on.wait()
+
+        client = Client(drain, app)
+        await asyncio.sleep(0)
+        draining = asyncio.ensure_future(drain.run())
+        await asyncio.sleep(0)
+        assert drain.is_draining
+        goes_on.set()
+        await draining
+        assert drain.num_cut_off == 0
+        await client.task
+
+    run(test)
+
+
+@pytest.mark.parametrize("hurried", [False, True])
+def test_request_cut_off_without_an_answer_gets_a_503(hurried: bool) -> None:
+    async def test() -> None:
+        drain = Drain(600 if hurried else 0)
+        client = Client(drain, endless)
+        await asyncio.sleep(0)
+        draining = asyncio.ensure_future(drain.run())
+        if hurried:
+            await asyncio.sleep(0)
+            drain.hurry()
+        await draining
+        assert drain.num_cut_off == 1
+        await client.task
+        assert client.sent[0]["status"] == 503
+        assert (b"connection", b"close") in client.sent[0]["headers"]
+        assert b"server_stopping" in client.sent[1]["body"]
+
+    run(test)
+
+
+def test_cancelled_request_gets_no_answer() -> None:
+    async def test() -> None:
+        client = Client(Drain(600), endless)
+        await asyncio.sleep(0)
+        client.task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await client.task
+        assert client.sent == []
+
+    run(test)
+
+
+def test_a_plain_request_id_of_the_client_is_kept(scripted: RunningServer) -> None:
+    response = scripted.client.post("/v1/chat", json=body("say x"), headers={"x-request-id": "my-id.1_x"})
+    assert response.headers["x-request-id"] == "my-id.1_x"
+    assert response.json()["id"] == "my-id.1_x"
+
+
+@pytest.mark.parametrize("given", ["a" * 65, "a b", "../x", "é".encode().decode("latin-1"), ""])
+def test_any_other_request_id_is_replaced(scripted: RunningServer, given: str) -> None:
+    response = scripted.client.get("/healthz", headers={b"x-request-id": given.encode("latin-1")})
+    assert response.headers["x-request-id"].startswith("req-")
+
+
+@pytest.mark.parametrize("path", ["/healthz", "/v1/models", "/nowhere"])
+def test_every_response_has_a_request_id(scripted: RunningServer, path: str) -> None:
+    assert scripted.client.get(path).headers["x-request-id"].startswith("req-")
+
+
+@pytest.mark.parametrize("path", ["/healthz", "/openapi.json", "/nowhere"])
+def test_every_response_restricts_browsers(scripted: RunningServer, path: str) -> None:
+    headers = scripted.client.get(path).headers
+    assert headers["x-content-type-options"] == "nosniff"
+    assert headers["cache-control"] == "no-store"
+    assert headers["content-security-policy"] == "frame-ancestors 'none'"
+
+
+def test_foreign_web_page_may_not_read_answers(scripted: RunningServer) -> None:
+    asked = {"origin": "https://evil.example", "access-control-request-method": "POST"}
+    assert "access-control-allow-origin" not in scripted.client.options("/v1/chat", headers=asked).headers
+    assert "access-control-allow-origin" not in scripted.client.get("/healthz", headers=asked).headers
+
+
+NEXT = b"GET /healthz HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
+
+
+@pytest.fixture
+def _broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise LookupError("swordfish")
+
+    monkeypatch.setattr(models, "model_entry", broken)
+
+
+@pytest.mark.usefixtures("_broken")
+def test_internal_error_is_a_500_and_the_connection_continues(here: RunningServer) -> None:
+    with connect(here) as sock:
+        sock.sendall(b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\nx-request-id: mine\r\n\r\n" + NEXT)
+        error, health = answers(read_to_end(sock))
+    assert (error.status, health.status) == (500, 200)
+    assert b"swordfish" not in error.body
+    assert {"x-request-id": ["mine"], **{name: [value] for name, value in FOR_BROWSERS.items()}}.items() <= (
+        error.headers.items()
+    )
+
+
+@pytest.mark.usefixtures("_broken")
+def test_an_internal_error_is_logged_once_with_its_place(here: RunningServer, caplog: pytest.LogCaptureFixture) -> None:
+    response = here.client.get("/v1/models")
+    assert response.json()["error"]["code"] == "server_error"
+    logged = [entry for entry in caplog.records if entry.levelno >= logging.ERROR]
+    assert [entry.getMessage() for entry in logged] == [
+        f"request {response.headers['x-request-id']} met an internal error"
+    ]
+    assert logged[0].exc_info is not None

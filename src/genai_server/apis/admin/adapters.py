@@ -8,12 +8,12 @@ from typing import Any
 from fastapi import APIRouter, Depends
 
 from genai_server.apis.admin.engine_calls import ask
-from genai_server.apis.admin.model_schemas import LoadAdapterRequest, UnloadAdapterRequest
+from genai_server.apis.admin.schemas import LoadAdapterRequest, UnloadAdapterRequest
 from genai_server.apis.models.routes import adapter_entry
 from genai_server.apis.shared.base import ErrorResponse
 from genai_server.errors import InvalidField, ModelNotFound, NoEngineReady
 from genai_server.generation.catalog import ChosenModel
-from genai_server.generation.services import Services, TheServices
+from genai_server.generation.dependencies import Services, TheServices
 from genai_server.http.middleware.authentication import require_admin
 from genai_server.messages.admin import LoadAdapter, UnloadAdapter
 from genai_server.messages.commands import AddAdapter, RemoveAdapter

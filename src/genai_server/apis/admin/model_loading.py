@@ -5,11 +5,11 @@ from typing import Any
 
 from fastapi import APIRouter, Depends
 
-from genai_server.apis.admin.model_schemas import AliasRequest, LoadModelRequest, UnloadModelRequest
+from genai_server.apis.admin.schemas import AliasRequest, LoadModelRequest, UnloadModelRequest
 from genai_server.apis.models.routes import model_entry
 from genai_server.apis.shared.base import ErrorResponse
 from genai_server.errors import ChatTemplateError, ConfigurationError, ModelLoadFailed
-from genai_server.generation.services import TheServices
+from genai_server.generation.dependencies import TheServices
 from genai_server.http.middleware.authentication import require_admin
 from genai_server.messages.commands import LoadModel, SetAlias, UnloadModel
 from genai_server.messages.status_file import ModelState

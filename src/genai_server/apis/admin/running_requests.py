@@ -11,7 +11,7 @@ from genai_server.apis.admin.schemas import CancelledRequest, NoFields, Requests
 from genai_server.apis.shared.base import ErrorResponse
 from genai_server.engine_client.client import EngineClient
 from genai_server.errors import RequestNotFound
-from genai_server.generation.services import TheServices
+from genai_server.generation.dependencies import TheServices
 from genai_server.http.middleware.authentication import require_admin
 from genai_server.messages.admin import ListRequests, RequestState
 from genai_server.quoted_values import quoted

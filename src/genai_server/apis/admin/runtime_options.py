@@ -1,7 +1,7 @@
 """Admin endpoints: onnxruntime-genai's runtime options on running devices, and the prefix cache."""
 
 from functools import partial
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 from fastapi import APIRouter, Depends
@@ -10,7 +10,7 @@ from genai_server.apis.admin.engine_calls import ask, by_device, find_request
 from genai_server.apis.admin.schemas import RuntimeOptionsRequest
 from genai_server.apis.shared.base import ErrorResponse
 from genai_server.errors import InvalidField, RequestNotFound
-from genai_server.generation.services import Services, services
+from genai_server.generation.dependencies import TheServices
 from genai_server.http.middleware.authentication import require_admin
 from genai_server.messages.admin import GetRuntimeOptions, Reply, ResetPrefixCache, SetRuntimeOption
 from genai_server.quoted_values import quoted
@@ -23,15 +23,13 @@ router = APIRouter(
 
 
 @router.get("/v1/admin/runtime_options")
-async def get_runtime_options(services: Annotated[Services, Depends(services)]) -> dict[str, Any]:
+async def get_runtime_options(services: TheServices) -> dict[str, Any]:
     """The state of the runtime options of each device."""
     return by_device(await ask(services.models.engines(), GetRuntimeOptions), _options)
 
 
 @router.post("/v1/admin/runtime_options")
-async def set_runtime_options(
-    body: RuntimeOptionsRequest, services: Annotated[Services, Depends(services)]
-) -> dict[str, Any]:
+async def set_runtime_options(body: RuntimeOptionsRequest, services: TheServices) -> dict[str, Any]:
     """Set `terminate_session`, `enable_profiling` or both, on all devices, on one device, or for one request."""
     given = body.model_dump(include={"terminate_session", "enable_profiling"}, exclude_none=True)
     if not given:
@@ -55,7 +53,7 @@ async def set_runtime_options(
 
 @router.post("/v1/admin/reset_prefix_cache")
 @router.post("/reset_prefix_cache")
-async def reset_prefix_cache(services: Annotated[Services, Depends(services)]) -> dict[str, Any]:
+async def reset_prefix_cache(services: TheServices) -> dict[str, Any]:
     """Drop the cached prefixes of all ended requests; returns how many slots of each device had one."""
     replies = await ask(services.models.engines(), ResetPrefixCache)
     return by_device(replies, lambda reply: {"slots": reply.slots})

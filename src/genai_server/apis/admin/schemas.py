@@ -5,6 +5,7 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, BaseModel, Field, model_validator
 
 from genai_server.apis.shared.base import Wire, elements, field_error
+from genai_server.config import ADAPTER_NAME, MODEL_NAME, device_list
 from genai_server.profile_plan import PREFIX, ProfilePlan, SlowTokens
 
 
@@ -31,6 +32,10 @@ SessionPrefix = Annotated[str, AfterValidator(_session_prefix)]
 # No answer has more tokens.
 _MAX_TOKENS = 1_000_000
 TokenIndex = Annotated[int, Field(ge=0, le=_MAX_TOKENS)]
+ModelName = Annotated[str, Field(pattern=f"^{MODEL_NAME}$")]
+# The name of a served model, in any form that requests may use.
+ServedName = Annotated[str, Field(min_length=1, max_length=256)]
+AdapterName = Annotated[str, Field(pattern=f"^{ADAPTER_NAME}$")]
 
 
 class RuntimeOptionsRequest(Wire):
@@ -158,3 +163,60 @@ class CancelledRequest(BaseModel):
     unique_id: str
     object: Literal["request"]
     cancelled: Literal[True]
+
+
+def _devices(value: str) -> str:
+    return ",".join(device_list(value))
+
+
+class LoadModelRequest(Wire):
+    """Body of POST /v1/admin/models/load."""
+
+    name: ModelName
+    path: str = Field(min_length=1, description="Path of the model directory on the server.")
+    device: Annotated[str, AfterValidator(_devices)] | None = Field(
+        None, description="Devices, in the format of GENAI_DEVICE, which is the default."
+    )
+    chat_template: str | None = Field(
+        None,
+        min_length=1,
+        description="Chat template to use instead of the model's own: a file or a name, as in GENAI_CHAT_TEMPLATE.",
+    )
+    wait: bool | None = Field(
+        None,
+        description="By default, respond when the model has loaded or failed to load; false: respond at once.",
+    )
+
+
+class UnloadModelRequest(Wire):
+    """Body of POST /v1/admin/models/unload."""
+
+    name: ServedName
+    timeout: float | None = Field(
+        None, ge=0, le=86400, description="Seconds that running answers may continue; by default GENAI_DRAIN_TIMEOUT."
+    )
+    wait: bool | None = Field(
+        None, description="By default, respond when the model's memory is free; false: respond at once."
+    )
+
+
+class AliasRequest(Wire):
+    """Body of POST /v1/admin/models/alias: the model that `alias` refers to; null removes the alias."""
+
+    alias: ModelName
+    name: ServedName | None
+
+
+class LoadAdapterRequest(Wire):
+    """Body of POST /v1/admin/adapters/load."""
+
+    model: ServedName | None = Field(None, description="Model that the adapter belongs to; by default the first one.")
+    name: AdapterName
+    path: str = Field(min_length=1, description="Path of the adapter file on the server.")
+
+
+class UnloadAdapterRequest(Wire):
+    """Body of POST /v1/admin/adapters/unload."""
+
+    model: ServedName | None = Field(None, description="Model that the adapter belongs to; by default the first one.")
+    name: AdapterName

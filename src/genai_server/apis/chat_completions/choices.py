@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Any, ClassVar
@@ -10,12 +11,15 @@ import msgspec
 from fastapi import Response
 
 from genai_server.answer_parts import Content, Part, ScoredToken, WholeAnswer
+from genai_server.apis.chat_completions.schemas import ChatCompletionRequest
 from genai_server.apis.shared.base import JsonObject
-from genai_server.apis.shared.sampling import StreamFields
+from genai_server.apis.shared.completion_body import CompletionRequest
+from genai_server.apis.shared.sampling_parameters import StreamFields
 from genai_server.apis.shared.usage import Usage
 from genai_server.errors import RequestError
 from genai_server.generation.answers import Generation
-from genai_server.generation.request_context import RequestContext
+from genai_server.generation.dependencies import RequestContext, Services
+from genai_server.generation.generate import generate
 from genai_server.http.json_response import built_response
 from genai_server.http.sse import EventStream
 from genai_server.messages.generation_request import FinishReason
@@ -83,9 +87,29 @@ class ChoicesBuilder(ABC):
 
 
 async def choices_response(
-    generation: Generation, build: ChoicesBuilder, body: StreamFields, context: RequestContext, *, is_long: bool
+    services: Services,
+    body: ChatCompletionRequest | CompletionRequest,
+    context: RequestContext,
+    builder: type[ChoicesBuilder],
+    *,
+    id_prefix: str,
+    is_long: bool,
 ) -> Response:
-    """The response with all answers. `is_long`: it may be large. Raises ClientLeft and GenerationFailed."""
+    """The response with all answers, in one object or as a stream. `is_long`: it may be large.
+
+    Raises what `generate` does, naming the client's fields, and GenerationFailed.
+    """
+    names = OtherNames(body.other_names)
+    with context.leniency.in_words(names.name, names.error):
+        generation = await generate(services, body, context, is_streamed=bool(body.stream))
+    build = builder(
+        f"{id_prefix}-{context.request_id.removeprefix('req-')}",
+        generation.model,
+        int(time.time()),
+        fingerprint=generation.fingerprint,
+        has_usage=body.has_last_usage or body.has_running_usage,
+        has_logprobs=body.logprobs is not None and body.logprobs is not False,
+    )
     if body.stream:
         return EventStream(generation, chunks(generation, build, body))
     answers = await context.run_while_connected(generation.whole())

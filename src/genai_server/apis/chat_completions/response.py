@@ -21,27 +21,10 @@ REASONING = ("reasoning_content", "reasoning")
 
 
 class ChatCompletionBuilder(ChoicesBuilder):
-    """Builds the objects of a chat completion.
-
-    With `calls_functions`, a tool call has OpenAI's older format: one `function_call` per message, without an id.
-    """
+    """Builds the objects of a chat completion."""
 
     complete_object, chunk_object = "chat.completion", "chat.completion.chunk"
     text_key = "content"
-
-    def __init__(
-        self,
-        id: str,
-        model: str,
-        created: int,
-        *,
-        fingerprint: str | None = None,
-        has_usage: bool = False,
-        has_logprobs: bool = False,
-        calls_functions: bool = False,
-    ) -> None:
-        super().__init__(id, model, created, fingerprint=fingerprint, has_usage=has_usage, has_logprobs=has_logprobs)
-        self._calls_functions = calls_functions
 
     def first(self, num_answers: int) -> list[JsonObject]:
         """The first chunk of each answer, which contains only the role."""
@@ -76,20 +59,30 @@ class ChatCompletionBuilder(ChoicesBuilder):
         return self._chunk({"index": index, "delta": delta, "logprobs": self._logprobs(tokens), **ended}, usage)
 
     def _with_calls(self, found: JsonObject) -> JsonObject:
-        """A message or delta, with its call in the format that the client uses."""
-        if self._calls_functions and (calls := found.pop("tool_calls", None)):
-            found["function_call"] = calls[0]["function"]
+        """A message or delta, with its calls in the format that the client uses."""
         return found
 
     def _reason(self, reason: FinishReason, *, calls_tools: bool) -> JsonObject:
-        if calls_tools and self._calls_functions and reason is FinishReason.STOP:
-            return {"finish_reason": "function_call"}
         return openai_reason(reason, calls_tools=calls_tools)
 
     def _logprobs(self, tokens: list[ScoredToken], *, always: bool = False) -> JsonObject | None:
         if not self._has_logprobs or not (tokens or always):
             return None
         return logprobs(tokens)
+
+
+class FunctionCallBuilder(ChatCompletionBuilder):
+    """Builds tool calls in OpenAI's older format: one `function_call` per message, without an id."""
+
+    def _with_calls(self, found: JsonObject) -> JsonObject:
+        if calls := found.pop("tool_calls", None):
+            found["function_call"] = calls[0]["function"]
+        return found
+
+    def _reason(self, reason: FinishReason, *, calls_tools: bool) -> JsonObject:
+        if calls_tools and reason is FinishReason.STOP:
+            return {"finish_reason": "function_call"}
+        return super()._reason(reason, calls_tools=calls_tools)
 
 
 def message(answer: WholeAnswer) -> JsonObject:

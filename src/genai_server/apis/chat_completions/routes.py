@@ -1,20 +1,15 @@
 """OpenAI's /v1/chat/completions."""
 
-import time
-
 from fastapi import APIRouter
 from fastapi.responses import Response
 
-from genai_server.apis.chat_completions.choices import OtherNames, choices_response
-from genai_server.apis.chat_completions.leniency import leave_out_of_chat
-from genai_server.apis.chat_completions.response import ChatCompletionBuilder
-from genai_server.apis.chat_completions.schemas import ChatCompletionRequest
+from genai_server.apis.chat_completions.choices import choices_response
+from genai_server.apis.chat_completions.response import ChatCompletionBuilder, FunctionCallBuilder
+from genai_server.apis.chat_completions.schemas import ChatCompletionRequest, leave_out_of_chat
 from genai_server.apis.shared.base import ErrorResponse
 from genai_server.apis.tokens.schemas import RenderedPrompt
-from genai_server.generation.generate import generate
+from genai_server.generation.dependencies import TheRequestContext, TheServices
 from genai_server.generation.prompts import encode_chat
-from genai_server.generation.request_context import TheRequestContext
-from genai_server.generation.services import TheServices
 from genai_server.http.json_response import json_response
 from genai_server.http.middleware.body import TheLeniency, lenient_route
 from genai_server.http.sse import STREAMS
@@ -35,19 +30,8 @@ async def create_chat_completion(
     context: TheRequestContext,
 ) -> Response:
     """OpenAI's chat completion, complete or as a stream of chunks."""
-    names = OtherNames(body.other_names)
-    with context.leniency.in_words(names.name, names.error):
-        generation = await generate(services, body, context, is_streamed=bool(body.stream))
-    build = ChatCompletionBuilder(
-        f"chatcmpl-{context.request_id.removeprefix('req-')}",
-        generation.model,
-        int(time.time()),
-        fingerprint=generation.fingerprint,
-        has_usage=body.has_last_usage or body.has_running_usage,
-        has_logprobs=bool(body.logprobs),
-        calls_functions=body.functions is not None,
-    )
-    return await choices_response(generation, build, body, context, is_long=bool(body.logprobs))
+    builder = ChatCompletionBuilder if body.functions is None else FunctionCallBuilder
+    return await choices_response(services, body, context, builder, id_prefix="chatcmpl", is_long=bool(body.logprobs))
 
 
 @router.post("/v1/chat/completions/render", response_model=RenderedPrompt)

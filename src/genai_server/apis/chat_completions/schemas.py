@@ -1,11 +1,11 @@
-"""The body of /v1/chat/completions."""
+"""The body of /v1/chat/completions, and what of it is left out of a lenient request."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
 from genai_server.apis.shared.base import ChatRouterFields, elements, field_error
-from genai_server.apis.shared.chat_parameters import (
+from genai_server.apis.shared.chat_body import (
     MAX_TOOLS,
     ChatParameters,
     Function,
@@ -13,7 +13,18 @@ from genai_server.apis.shared.chat_parameters import (
     NamedTool,
     Tool,
 )
-from genai_server.apis.shared.sampling import OtherStructureFields, StreamFields
+from genai_server.apis.shared.sampling_parameters import OtherStructureFields, StreamFields
+from genai_server.http.leniency import remove, remove_values, replace_media
+
+# Values without effect, of a lenient chat completion.
+VALUES = {"verbosity": ("low", "high")}
+# vLLM's choice of grammar library and JSON whitespace, both of which are fixed here.
+COMPLETIONS_WITHOUT_EFFECT = (
+    "guided_decoding_backend",
+    "guided_whitespace_pattern",
+    "structured_outputs.whitespace_pattern",
+)
+MEDIA = {"file": "file", "image_url": "image"}
 
 
 class ChatCompletionRequest(ChatParameters, StreamFields, ChatRouterFields, OtherStructureFields):
@@ -46,3 +57,14 @@ class ChatCompletionRequest(ChatParameters, StreamFields, ChatRouterFields, Othe
     def other_names(self) -> dict[str, str]:
         older = {} if self.functions is None else {"tools": "functions", "tool_choice": "function_call"}
         return {**super().other_names, **older}
+
+
+def leave_out_of_chat(body: Any) -> list[str]:
+    """Remove unsupported parts from a body of chat completions; returns the locations removed."""
+    found = leave_out_of_completion(body) + remove_values(body, VALUES)
+    return found + list(replace_media(body, "messages[].content[]", MEDIA, "text"))
+
+
+def leave_out_of_completion(body: Any) -> list[str]:
+    """Like `leave_out_of_chat`, for a body of text completions."""
+    return [place for path in COMPLETIONS_WITHOUT_EFFECT for place in remove(body, path)]

@@ -1,20 +1,16 @@
 """OpenAI's /v1/completions, which continues a text."""
 
-import time
-
 from fastapi import APIRouter
 from fastapi.responses import Response
 
-from genai_server.apis.chat_completions.choices import OtherNames, choices_response
-from genai_server.apis.chat_completions.leniency import leave_out_of_completion
+from genai_server.apis.chat_completions.choices import choices_response
+from genai_server.apis.chat_completions.schemas import leave_out_of_completion
 from genai_server.apis.completions.response import CompletionBuilder
 from genai_server.apis.shared.base import ErrorResponse
-from genai_server.apis.shared.completion_parameters import CompletionRequest
+from genai_server.apis.shared.completion_body import CompletionRequest
 from genai_server.apis.tokens.schemas import RenderedPrompt
-from genai_server.generation.generate import generate
+from genai_server.generation.dependencies import TheRequestContext, TheServices
 from genai_server.generation.prompts import encode_prompts
-from genai_server.generation.request_context import TheRequestContext
-from genai_server.generation.services import TheServices
 from genai_server.http.json_response import json_response
 from genai_server.http.middleware.body import TheLeniency, lenient_route
 from genai_server.http.sse import STREAMS
@@ -35,19 +31,8 @@ async def create_completion(
     context: TheRequestContext,
 ) -> Response:
     """OpenAI's text completion, complete or as a stream of chunks."""
-    names = OtherNames(body.other_names)
-    with context.leniency.in_words(names.name, names.error):
-        generation = await generate(services, body, context, is_streamed=bool(body.stream))
-    build = CompletionBuilder(
-        f"cmpl-{context.request_id.removeprefix('req-')}",
-        generation.model,
-        int(time.time()),
-        fingerprint=generation.fingerprint,
-        has_usage=body.has_last_usage or body.has_running_usage,
-        has_logprobs=body.logprobs is not None,
-    )
     is_long = bool(body.echo) or body.logprobs is not None
-    return await choices_response(generation, build, body, context, is_long=is_long)
+    return await choices_response(services, body, context, CompletionBuilder, id_prefix="cmpl", is_long=is_long)
 
 
 @router.post("/v1/completions/render", response_model=list[RenderedPrompt])

@@ -18,8 +18,7 @@ from genai_server.engine_client.client import EngineClient
 from genai_server.engine_client.stream import TokenStream
 from genai_server.errors import DeadlinePassed, InvalidField, RequestCancelled, SessionTerminated
 from genai_server.generation.catalog import ChosenModel, ServedModel
-from genai_server.generation.request_context import RequestContext
-from genai_server.generation.services import Services
+from genai_server.generation.dependencies import RequestContext, Services
 from genai_server.http.telemetry.request_record import ABORT
 from genai_server.messages.generation_request import FinishReason, GenerationRequest, ModelInfo, PooledText
 from genai_server.pooling_model import PoolingModel, Task

@@ -10,8 +10,7 @@ from genai_server.apis.embeddings.routes import options_of
 from genai_server.apis.embeddings.schemas import RerankRequest, RerankResponse, ScoreRequest, ScoreResponse
 from genai_server.apis.shared.base import JsonObject
 from genai_server.apis.shared.router import VersionedRouter
-from genai_server.generation.request_context import RequestContext, TheRequestContext
-from genai_server.generation.services import Services, TheServices
+from genai_server.generation.dependencies import RequestContext, Services, TheRequestContext, TheServices
 from genai_server.http.json_response import json_response
 from genai_server.http.middleware.body import BodyRoute
 from genai_server.text.pooled_texts import Pair

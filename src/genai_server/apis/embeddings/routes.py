@@ -10,8 +10,7 @@ from genai_server.apis.embeddings.embed import Pooled, PoolingOptions, embed
 from genai_server.apis.embeddings.schemas import EmbeddingRequest, EmbeddingResponse, PooledFields
 from genai_server.apis.shared.base import JsonObject
 from genai_server.apis.shared.router import VersionedRouter
-from genai_server.generation.request_context import TheRequestContext
-from genai_server.generation.services import TheServices
+from genai_server.generation.dependencies import TheRequestContext, TheServices
 from genai_server.http.json_response import built_response
 from genai_server.http.middleware.body import BodyRoute
 

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
 
 from genai_server.apis.shared.base import JsonObject, NonEmptyText, Text, Wire, elements, field_error
-from genai_server.apis.shared.completion_parameters import Tokens, form_of_texts
+from genai_server.apis.shared.completion_body import Tokens, form_of_texts
 
 # Texts of a request, as in OpenAI's API.
 MAX_INPUTS = 2048

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from genai_server.apis.shared.raw_body import objects_at, remove, remove_tools, replace_media
+from genai_server.http.leniency import objects_at, remove, remove_tools, replace_media
 
 # Fields that cannot affect answers of this server's models, or only save time or tokens.
 WITHOUT_EFFECT = (

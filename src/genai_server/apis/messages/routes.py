@@ -12,10 +12,9 @@ from genai_server.apis.messages.translate import Translation
 from genai_server.apis.shared.base import JsonObject
 from genai_server.apis.shared.router import VersionedRouter
 from genai_server.generation.answers import Generation
+from genai_server.generation.dependencies import TheRequestContext, TheServices
 from genai_server.generation.generate import generate
 from genai_server.generation.prompts import encode_chat
-from genai_server.generation.request_context import TheRequestContext
-from genai_server.generation.services import TheServices
 from genai_server.http.middleware.body import TheLeniency, lenient_route
 from genai_server.http.sse import STREAMS, EventStream
 from genai_server.pooling_model import Task

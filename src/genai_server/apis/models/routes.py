@@ -8,9 +8,9 @@ from fastapi import APIRouter, Request
 
 from genai_server.apis.shared.base import ErrorResponse
 from genai_server.generation.catalog import ChosenModel
+from genai_server.generation.dependencies import Services, TheServices
 from genai_server.generation.infill import infill_tokens
-from genai_server.generation.services import Services, TheServices
-from genai_server.http.error_responses import speaks_anthropic
+from genai_server.http.request_state import speaks_anthropic
 from genai_server.messages.generation_request import Adapter
 from genai_server.messages.status_file import ANY_NAME, ModelState, ModelStatus
 from genai_server.pooling_model import Task
@@ -48,13 +48,18 @@ async def get_model(model: str, request: Request, services: TheServices) -> dict
 
 
 def adapter_entry(services: Services, about: ModelStatus, adapter: Adapter) -> dict[str, Any]:
-    """An adapter in the format of ModelEntry."""
+    """An adapter. `parent` is the name of its model, whose state it shares."""
     id = ChosenModel(about, adapter).id
     return {**model_entry(services, about), "id": id, "root": id, "parent": about.name}
 
 
 def model_entry(services: Services, about: ModelStatus) -> dict[str, Any]:
-    """A model in the format of ModelEntry."""
+    """A model. `root` is its own name. Fields are omitted while their values are unknown.
+
+    `chat` is false without a chat template: such a model accepts raw prompts only. `capabilities` uses llama.cpp's and
+    Ollama's terms. `dimensions` is the length of an embedding. `max_model_len` and `context_length` limit the tokens of
+    prompt and answer together. `loading_seconds` is how long the model has been loading, `error` why it failed to load.
+    """
     models = services.models
     engines = models.engine_statuses(about)
     served = models.served(about)
@@ -99,7 +104,7 @@ def _capabilities(codec: TextCodec) -> list[str]:
 
 
 def _anthropic_entry(entry: dict[str, Any]) -> dict[str, Any]:
-    """A ModelEntry in the format of Anthropic's ModelInfo."""
+    """A model or adapter in the format of Anthropic's ModelInfo."""
     length = entry.get("max_model_len")
     return {
         "type": "model",

@@ -8,13 +8,11 @@ from fastapi.responses import Response
 
 from genai_server.apis.embeddings.embed import Pooled, PoolingOptions, embed
 from genai_server.apis.embeddings.routes import FEW_NUMBERS
-from genai_server.apis.ollama.duration import nanoseconds
 from genai_server.apis.ollama.keep_alive import keep, load, seconds_to_keep
 from genai_server.apis.ollama.leniency import leave_out_of_embeddings
 from genai_server.apis.ollama.model_routes import OPERATORS_ERRORS, find_model
-from genai_server.apis.ollama.schemas import EmbeddingsRequest, EmbedRequest, KeptFields
-from genai_server.generation.request_context import RequestContext, TheRequestContext
-from genai_server.generation.services import Services, TheServices
+from genai_server.apis.ollama.schemas import EmbeddingsRequest, EmbedRequest, KeptFields, nanoseconds
+from genai_server.generation.dependencies import RequestContext, Services, TheRequestContext, TheServices
 from genai_server.http.json_response import built_response
 from genai_server.http.middleware.body import lenient_route
 from genai_server.pooling_model import Task

@@ -5,8 +5,7 @@ from fastapi import Request
 from genai_server.apis.ollama.schemas import KeptFields
 from genai_server.errors import AdminForbidden
 from genai_server.generation.catalog import ChosenModel
-from genai_server.generation.request_context import RequestContext
-from genai_server.generation.services import Services
+from genai_server.generation.dependencies import RequestContext, Services
 from genai_server.http.middleware.authentication import require_admin
 from genai_server.messages.commands import KeepModel
 from genai_server.messages.status_file import ModelState, ModelStatus

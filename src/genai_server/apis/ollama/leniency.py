@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from genai_server.apis.shared.raw_body import objects_at, remove
+from genai_server.http.leniency import objects_at, remove
 
 # Options of model loading and memory use, and options that Ollama itself ignores by now.
 OPTIONS_WITHOUT_EFFECT = (

@@ -15,7 +15,7 @@ from genai_server.answer_parts import (
     WholeAnswer,
     WholeToolCall,
 )
-from genai_server.apis.ollama.duration import nanoseconds
+from genai_server.apis.ollama.schemas import nanoseconds
 from genai_server.apis.shared.base import JsonObject
 from genai_server.apis.shared.usage import Usage
 from genai_server.messages.generation_request import FinishReason

@@ -16,9 +16,8 @@ from genai_server.apis.ollama.translate import Translation
 from genai_server.apis.shared.base import JsonObject
 from genai_server.errors import UnsupportedEndpoint
 from genai_server.generation.answers import Generation
+from genai_server.generation.dependencies import RequestContext, Services, TheRequestContext, TheServices
 from genai_server.generation.generate import generate
-from genai_server.generation.request_context import RequestContext, TheRequestContext
-from genai_server.generation.services import Services, TheServices
 from genai_server.http.json_response import built_response
 from genai_server.http.middleware.body import BodyRoute, lenient_route
 from genai_server.http.ndjson import LINES, LineStream

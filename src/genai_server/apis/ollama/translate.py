@@ -13,9 +13,9 @@ from genai_server.apis.ollama.schemas import (
     Options,
 )
 from genai_server.apis.shared.base import JsonObject, elements
-from genai_server.apis.shared.chat_parameters import ChatParameters
-from genai_server.apis.shared.completion_parameters import CompletionRequest
-from genai_server.apis.shared.sampling import StopText
+from genai_server.apis.shared.chat_body import ChatParameters
+from genai_server.apis.shared.completion_body import CompletionRequest
+from genai_server.apis.shared.sampling_parameters import StopText
 from genai_server.errors import RequestError
 
 _SCHEMA = "response_format.json_schema.schema"

@@ -1,17 +1,18 @@
 """The server's own chat endpoints: /v1/chat and /v1/chat/stream."""
 
 from collections.abc import AsyncGenerator
+from typing import Any
 
 from fastapi import APIRouter, Response
+from pydantic import BaseModel, Field
 
 from genai_server.apis.own_chat.response import ChatBuilder
-from genai_server.apis.own_chat.schemas import ChatRequest, ChatResponse
-from genai_server.apis.shared.base import ErrorResponse, JsonObject
+from genai_server.apis.shared.base import ErrorResponse, JsonObject, Metrics, Text
+from genai_server.apis.shared.chat_body import ChatParameters, ToolCall
 from genai_server.errors import InvalidField
 from genai_server.generation.answers import Generation
+from genai_server.generation.dependencies import TheRequestContext, TheServices
 from genai_server.generation.generate import generate
-from genai_server.generation.request_context import TheRequestContext
-from genai_server.generation.services import TheServices
 from genai_server.http.json_response import built_response
 from genai_server.http.middleware.body import BodyRoute
 from genai_server.http.sse import STREAMS, EventStream
@@ -19,6 +20,27 @@ from genai_server.http.sse import STREAMS, EventStream
 router = APIRouter(
     route_class=BodyRoute, tags=["chat"], responses={code: {"model": ErrorResponse} for code in (400, 404, 500, 503)}
 )
+
+
+class ChatRequest(ChatParameters):
+    """Body of /v1/chat and /v1/chat/stream."""
+
+    stream: bool | None = Field(None, description="Determined by the endpoint; the other value is refused.")
+    n: int | None = Field(None, ge=1, le=1, description="These endpoints generate one answer.")
+    functions: None = None
+    function_call: None = None
+
+
+class ChatResponse(BaseModel):
+    """Response of /v1/chat."""
+
+    id: str
+    content: Text
+    finish_reason: str
+    metrics: Metrics
+    reasoning_content: Text | None = None
+    tool_calls: list[ToolCall] | None = None
+    logprobs: dict[str, Any] | None = None
 
 
 @router.post("/v1/chat", response_model=ChatResponse)

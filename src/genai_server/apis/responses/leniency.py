@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from genai_server.apis.shared.raw_body import objects_at, remove, remove_tools, remove_values, replace_media
+from genai_server.http.leniency import objects_at, remove, remove_tools, remove_values, replace_media
 
 # Fields that cannot affect answers of this server's models, or only save time or tokens.
 WITHOUT_EFFECT = (

@@ -34,14 +34,13 @@ from genai_server.apis.responses.translate import (
     tools_by_name,
 )
 from genai_server.apis.shared.base import JsonObject
-from genai_server.apis.shared.chat_parameters import ChatParameters
+from genai_server.apis.shared.chat_body import ChatParameters
 from genai_server.apis.shared.router import VersionedRouter
 from genai_server.errors import ConversationNotFound, InvalidField, PreviousNotFound, PromptTooLong, ResponseNotFound
 from genai_server.generation.answers import Generation
+from genai_server.generation.dependencies import RequestContext, Services, TheRequestContext, TheServices
 from genai_server.generation.generate import generate
 from genai_server.generation.prompts import encode_chat
-from genai_server.generation.request_context import RequestContext, TheRequestContext
-from genai_server.generation.services import Services, TheServices
 from genai_server.http.json_response import built_response, json_response
 from genai_server.http.middleware.body import TheLeniency, lenient_route
 from genai_server.http.sse import STREAMS, EventStream

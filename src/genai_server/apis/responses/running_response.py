@@ -14,7 +14,7 @@ from genai_server.apis.responses.store_records import KeptResponse, LatestRespon
 from genai_server.apis.shared.base import JsonObject
 from genai_server.errors import ConversationNotFound, GenaiServerError, InvalidField, ServerStopping, StoreUnavailable
 from genai_server.generation.answers import Generation
-from genai_server.generation.request_context import RequestContext
+from genai_server.generation.dependencies import RequestContext
 from genai_server.http.error_responses import internal_error
 from genai_server.messages.generation_request import FinishReason
 

@@ -18,8 +18,7 @@ from genai_server.apis.shared.base import JsonObject
 from genai_server.errors import InvalidField, RequestError
 from genai_server.http.middleware.authentication import is_own_origin
 from genai_server.http.middleware.body import check_json
-from genai_server.http.middleware.body_budget import ParsingThread
-from genai_server.http.request_state import Receipt, receipt_of, with_receipt
+from genai_server.http.request_state import ParsingThread, Receipt, receipt_of, with_receipt
 from genai_server.timing import ARRIVED, request_clock
 
 log = logging.getLogger(__name__)

@@ -1,16 +1,16 @@
 """Health endpoints: whether the API process is alive, and whether the server accepts work."""
 
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 
 from genai_server import __version__
 from genai_server.apis.models.routes import model_entry
 from genai_server.engine_client.client import EngineClient, describe
 from genai_server.generation.catalog import Catalog
-from genai_server.generation.services import Services, services
+from genai_server.generation.dependencies import Services, TheServices
 from genai_server.http.request_state import request_state
 from genai_server.messages.protocol import Load
 from genai_server.messages.status_file import EngineState, EngineStatus, ModelStatus
@@ -19,7 +19,7 @@ router = APIRouter(tags=["status"])
 
 
 @router.get("/healthz")
-async def healthz(request: Request, services: Annotated[Services, Depends(services)]) -> dict[str, Any]:
+async def healthz(request: Request, services: TheServices) -> dict[str, Any]:
     """200 as long as the API process is alive, with the state of each model and device.
 
     `devices` and `model_dir` are the first model's. Without an API key, only the states of these devices are shown.
@@ -42,7 +42,7 @@ async def healthz(request: Request, services: Annotated[Services, Depends(servic
 
 
 @router.get("/livez")
-async def livez(services: Annotated[Services, Depends(services)]) -> JSONResponse:
+async def livez(services: TheServices) -> JSONResponse:
     """503 once all devices have failed for good, until the server restarts or an operator loads a model; else 200.
 
     Intended for liveness probes: a server that is loading a model, stopping, or has no model is alive.
@@ -56,7 +56,7 @@ async def livez(services: Annotated[Services, Depends(services)]) -> JSONRespons
 # The path in vLLM and llama.cpp, which clients check at startup.
 @router.get("/health", include_in_schema=False)
 @router.get("/readyz")
-async def readyz(request: Request, services: Annotated[Services, Depends(services)]) -> JSONResponse:
+async def readyz(request: Request, services: TheServices) -> JSONResponse:
     """200 if at least one engine accepts work, or a model is loaded on demand; else 503 with the reason.
 
     Both responses report failed devices. Without an API key, reasons, which may contain paths, and models are hidden.

@@ -1,16 +1,211 @@
-"""/metrics in Prometheus's text formats."""
+"""/metrics, and the Prometheus metrics of the engines and their supervisor, the same in every API process.
+
+They follow the Gateway API Inference Extension's protocol for model servers
+(https://gateway-api-inference-extension.sigs.k8s.io), which routers read: running and waiting requests, use and size of
+the KV cache, and adapters.
+"""
 
 import asyncio
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import accumulate
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
 
-from genai_server.generation.services import TheServices
+from genai_server.config import Settings
+from genai_server.engine_client.client import EngineClient
+from genai_server.generation.catalog import Catalog
+from genai_server.generation.dependencies import TheServices
+from genai_server.messages.figures import Histogram
+from genai_server.messages.kv_events import BLOCK_TOKENS
+from genai_server.messages.status_file import EngineState
 
 PATH = "/metrics"
 
 router = APIRouter(tags=["status"])
+
+_LABELS = ("model_name", "device")
+# The prefix that programs made for vLLM expect.
+VLLM_PREFIX = "vllm:"
+# vLLM's former metric names, which routers and dashboards still use. Exported only with VLLM_PREFIX.
+_OLD_NAMES = {
+    "kv_cache_usage_perc": "gpu_cache_usage_perc",
+    "prefix_cache_queries": "gpu_prefix_cache_queries",
+    "prefix_cache_hits": "gpu_prefix_cache_hits",
+    "inter_token_latency_seconds": "time_per_output_token_seconds",
+}
+# Values of _LABELS: model name and device.
+Labels = tuple[str, str]
+
+
+class EngineMetrics(Collector):
+    """Collects metrics from the engines' latest reports when Prometheus scrapes, without waiting for an engine.
+
+    Metrics that only the engine can report are absent while it is not connected.
+    """
+
+    def __init__(self, settings: Settings, models: Catalog) -> None:
+        self._settings = settings
+        self._models = models
+        self._prefix = settings.metrics_prefix
+
+    @property
+    def _engines(self) -> dict[Labels, EngineClient]:
+        return {(engine.model_name, engine.device): engine for engine in self._models.attached_engines()}
+
+    def collect(self) -> Iterator[Metric]:
+        """All metrics of the engines."""
+        for metrics in (self._of_all(), self._of_connected(), self._of_counting(), self._of_server()):
+            for metric in metrics:
+                yield metric
+                old = _OLD_NAMES.get(metric.name.removeprefix(self._prefix))
+                if old is not None and self._prefix == VLLM_PREFIX:
+                    yield _renamed(metric, self._prefix + old)
+
+    def _of_all(self) -> Iterator[Metric]:
+        statuses = {labels: engine.status() for labels, engine in self._engines.items()}
+        yield self._gauge(
+            "engine_up",
+            "Whether the engine takes work.",
+            {
+                labels: status.state == EngineState.READY and not self._engines[labels].load.terminated
+                for labels, status in statuses.items()
+            },
+        )
+        yield self._counter(
+            "engine_restarts",
+            "Number of engine restarts.",
+            {labels: status.restarts for labels, status in statuses.items()},
+        )
+
+    def _of_connected(self) -> Iterator[Metric]:
+        engines = {labels: engine for labels, engine in self._engines.items() if engine.is_connected}
+        values: tuple[tuple[str, str, Callable[[EngineClient], float]], ...] = (
+            ("num_requests_running", "Number of running sequences.", lambda engine: engine.load.running),
+            ("num_requests_waiting", "Number of waiting sequences.", lambda engine: engine.load.waiting),
+            ("num_slots", "Number of sequences that can run at the same time.", self._num_slots),
+            (
+                "session_terminated",
+                "Whether an operator has terminated the device's session.",
+                lambda engine: engine.load.terminated,
+            ),
+        )
+        for name, text, value in values:
+            yield self._gauge(name, text, {labels: value(engine) for labels, engine in engines.items()})
+        info = GaugeMetricFamily(
+            self._prefix + "cache_config_info",
+            "Size of the KV cache in vLLM's blocks, as labels; the value is always 1.",
+            labels=(*_LABELS, "block_size", "num_gpu_blocks"),
+        )
+        for labels in engines:
+            info.add_metric([*labels, str(BLOCK_TOKENS), str(self._capacity(labels) // BLOCK_TOKENS)], 1)
+        yield info
+
+    def _of_server(self) -> Iterator[Metric]:
+        """What a router needs to know about the entire server, one series each."""
+        engines = {labels: engine for labels, engine in self._engines.items() if engine.is_connected}
+        running = sum(engine.load.running for engine in engines.values())
+        waiting = sum(engine.load.waiting for engine in engines.values())
+        used = sum(engine.figures.kv_tokens for engine in engines.values() if engine.figures is not None)
+        capacity = sum(map(self._capacity, engines))
+        for name, text, value in (
+            (
+                "num_requests_running",
+                "Number of running sequences on all devices.",
+                running,
+            ),
+            (
+                "num_requests_waiting",
+                "Number of waiting sequences on all devices.",
+                waiting,
+            ),
+            ("kv_cache_usage_perc", "kv_cache_usage_perc of all devices together.", used / max(1, capacity)),
+        ):
+            yield GaugeMetricFamily(f"{self._prefix}server_{name}", text, value)
+        adapters = self._models.adapter_ids()
+        info = GaugeMetricFamily(
+            self._prefix + "lora_requests_info",
+            "Ids of loaded adapters, as labels; the value is a Unix timestamp.",
+            labels=("max_lora", "running_lora_adapters", "waiting_lora_adapters"),
+        )
+        # An adapter is loaded on all devices, or its requests are refused: adapters never wait or evict each other.
+        info.add_metric([str(len(adapters)), ",".join(adapters), ""], time.time())
+        yield info
+
+    def _of_counting(self) -> Iterator[Metric]:
+        figures = {name: one.figures for name, one in self._engines.items() if one.figures is not None}
+        yield self._gauge(
+            "kv_cache_usage_perc",
+            "Share of the KV cache that running sequences use; 1 is all.",
+            {labels: each.kv_tokens / self._capacity(labels) for labels, each in figures.items()},
+        )
+        yield self._gauge(
+            "num_requests_profiled",
+            "Number of running sequences that are profiled.",
+            {labels: each.profiled for labels, each in figures.items()},
+        )
+        for name, text, field in _COUNTERS:
+            yield self._counter(name, text, {labels: getattr(each, field) for labels, each in figures.items()})
+        for name, text, field in _HISTOGRAMS:
+            family = HistogramMetricFamily(self._prefix + name, text, labels=_LABELS)
+            for labels, each in figures.items():
+                _add(family, labels, getattr(each, field))
+            yield family
+
+    def _num_slots(self, engine: EngineClient) -> int:
+        return engine.batching.num_slots or self._settings.max_batch_size
+
+    def _capacity(self, labels: Labels) -> int:
+        engine = self._engines[labels]
+        if engine.batching.kv_tokens:
+            return engine.batching.kv_tokens
+        longest = self._settings.max_length
+        return self._num_slots(engine) * (min(longest, engine.model.context_length) if engine.model else longest)
+
+    def _gauge(self, name: str, text: str, values: Mapping[Labels, float]) -> Metric:
+        return self._filled(GaugeMetricFamily(self._prefix + name, text, labels=_LABELS), values)
+
+    def _counter(self, name: str, text: str, values: Mapping[Labels, float]) -> Metric:
+        return self._filled(CounterMetricFamily(self._prefix + name, text, labels=_LABELS), values)
+
+    def _filled(self, family: GaugeMetricFamily | CounterMetricFamily, values: Mapping[Labels, float]) -> Metric:
+        for labels, value in values.items():
+            family.add_metric(list(labels), value)
+        return family
+
+
+_COUNTERS = (
+    ("prompt_tokens", "Number of prompt tokens processed.", "prompt_tokens"),
+    ("generation_tokens", "Number of tokens generated.", "generation_tokens"),
+    ("prefix_cache_queries", "Number of prompt tokens looked up in the prefix cache.", "cache_queries"),
+    ("prefix_cache_hits", "Number of prompt tokens found in the prefix cache.", "cache_hits"),
+    ("spec_decode_num_draft_tokens", "Number of tokens drafted.", "drafted"),
+    ("spec_decode_num_accepted_tokens", "Number of drafted tokens accepted.", "accepted"),
+    ("request_terminated", "Number of sequences ended by terminate_session.", "terminated"),
+    ("profile_sessions", "Number of profile sessions started.", "profile_sessions"),
+)
+_HISTOGRAMS = (
+    ("inter_token_latency_seconds", "Time between two tokens of an answer.", "token_gaps"),
+    ("prefill_step_time_seconds", "Time of a forward pass that reads a prompt.", "prefill_passes"),
+    ("decode_step_time_seconds", "Time of a forward pass that decodes.", "decode_passes"),
+    ("decode_batch_size", "Number of sequences decoded in a forward pass.", "decode_rows"),
+)
+
+
+def _renamed(metric: Metric, name: str) -> Metric:
+    """The same metric under another name."""
+    copy = Metric(name, metric.documentation, metric.type)
+    copy.samples = [sample._replace(name=name + sample.name.removeprefix(metric.name)) for sample in metric.samples]
+    return copy
+
+
+def _add(family: HistogramMetricFamily, labels: Labels, values: Histogram) -> None:
+    ends: Iterable[str] = [*(str(float(bound)) for bound in values.bounds), "+Inf"]
+    family.add_metric(list(labels), list(zip(ends, accumulate(values.counts), strict=True)), values.sum)
 
 
 @router.get(PATH, responses={200: {"content": {"text/plain": {}}}}, response_class=Response)

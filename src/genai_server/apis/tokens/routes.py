@@ -6,7 +6,7 @@ from typing import Any
 from fastapi import APIRouter, Response
 
 from genai_server.apis.shared.base import ErrorResponse
-from genai_server.apis.shared.chat_parameters import ChatMessage, Tool
+from genai_server.apis.shared.chat_body import ChatMessage, Tool
 from genai_server.apis.tokens.schemas import (
     ApplyTemplateRequest,
     ApplyTemplateResponse,
@@ -16,7 +16,7 @@ from genai_server.apis.tokens.schemas import (
     TokenizeResponse,
     TokenizerInfo,
 )
-from genai_server.generation.services import TheServices
+from genai_server.generation.dependencies import TheServices
 from genai_server.http.json_response import json_response
 from genai_server.http.middleware.body import BodyRoute
 from genai_server.pooling_model import Task

@@ -5,8 +5,8 @@ from typing import Annotated, Any, Self
 from pydantic import BaseModel, Field, ValidationInfo, field_validator, model_validator
 
 from genai_server.apis.shared.base import Text, Wire, elements
-from genai_server.apis.shared.chat_parameters import Messages, Tools
-from genai_server.apis.shared.completion_parameters import MAX_TOKENS
+from genai_server.apis.shared.chat_body import Messages, Tools
+from genai_server.apis.shared.completion_body import MAX_TOKENS
 
 _SOURCES = ("prompt", "content", "messages")
 _ONLY_WITH = {

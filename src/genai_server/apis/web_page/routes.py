@@ -13,7 +13,7 @@ from fastapi.staticfiles import StaticFiles
 from starlette.types import Scope
 
 from genai_server import __version__
-from genai_server.generation.services import TheServices
+from genai_server.generation.dependencies import TheServices
 from genai_server.profiles.html_report import inline_hashes
 from genai_server.web.files import API_DOCS, PAGE, content_security_policy, names
 

@@ -207,8 +207,8 @@ def _uvicorn_config(settings: Settings, app: "ASGIApp | str") -> uvicorn.Config:
         reload_dirs=str(Path(genai_server.__file__).parent) if settings.reload else None,
         log_config=None,
         log_level=settings.log_level,
-        # uvicorn's access log has whole URLs, whose query may hold a key. http/telemetry/request_log.py logs requests
-        # instead.
+        # uvicorn's access log has whole URLs, whose query may hold a key. http/telemetry/request_record.py logs
+        # requests instead.
         access_log=False,
         # A partial can be pickled for the processes of WORKERS; a class made here cannot.
         http=cast(type[asyncio.Protocol], partial(GuardedProtocol, stall_timeout=settings.stall_timeout)),

@@ -12,7 +12,7 @@ from types import FrameType
 
 from uvicorn.server import HANDLED_SIGNALS
 
-from genai_server.http.middleware.drain import LAST_WORDS, Drain
+from genai_server.http.middleware.request_lifetime import LAST_WORDS, Drain
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from websockets.frames import CloseCode, Frame
 
 from genai_server.cli.serve.reader_guard import ReaderGuard
 from genai_server.errors import BodiesTooLarge
-from genai_server.http.middleware.body_budget import BODY_BUDGET, BodyBudget
+from genai_server.http.middleware.body import BODY_BUDGET, BodyBudget
 from genai_server.timing import ARRIVED, request_clock
 
 # Bytes that a fragment takes in addition to its data.

@@ -25,8 +25,10 @@ from genai_server.errors import (
 )
 from genai_server.http.error_responses import error_response, from_findings, malformed
 from genai_server.http.leniency import LeaveOut, Leniency
-from genai_server.http.middleware.body_budget import BodyBudget, ParsingThread
-from genai_server.http.request_state import HttpRequestState, request_state
+from genai_server.http.request_state import HttpRequestState, ParsingThread, request_state
+
+# Where the app leaves the BodyBudget in the state of its lifespan, for the HTTP server's WebSockets.
+BODY_BUDGET = "body_budget"
 
 # A body over the limit is read on, and dropped, up to this many times the limit: a client that is still sending when
 # the connection is closed may never see the response.
@@ -45,6 +47,28 @@ _ALL_ELSE = bytes(set(range(256)) - set(b"[]{}"))
 _FORM = "application/x-www-form-urlencoded"
 # Some HTTP clients give it to each body of bytes.
 _BYTES = "application/octet-stream"
+
+
+class BodyBudget:
+    """Counts the bytes of all bodies, from their first bytes until their requests have ended."""
+
+    def __init__(self, max_bytes: int) -> None:
+        # A single body is exempt.
+        self._max_bytes = max_bytes
+        self._used = 0
+
+    def resize(self, old: int, new: int) -> None:
+        """Count `new` bytes of a body, of which `old` count already.
+
+        Raises BodiesTooLarge if it has grown beyond the limit; then it counts as before.
+        """
+        others = self._used - old
+        if new > old and others > 0 and others + new > self._max_bytes:
+            raise BodiesTooLarge(
+                f"the bodies of all requests together may have at most {self._max_bytes} bytes "
+                f"(GENAI_MAX_BODIES_BYTES), and {self._used} are there; try again"
+            )
+        self._used = others + new
 
 
 @dataclass

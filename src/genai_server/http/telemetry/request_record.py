@@ -1,14 +1,18 @@
-"""A record of each HTTP request, which the observers (log, metrics, traces) get when it has ended."""
+"""A record of each HTTP request, which the observers (log, metrics, traces) get when it has ended, and its log line."""
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
+from msgspec.structs import asdict
 from starlette.types import Scope
 
 from genai_server.apis.shared.usage import Usage
 from genai_server.messages.generation_request import GenerationRequest, Sampling
 from genai_server.timing import Arrival, Timings
+
+log = logging.getLogger(__name__)
 
 # The outcome of an answer whose client has left.
 ABORT = "abort"
@@ -108,3 +112,46 @@ class RequestRecord:
 
 # Receives each request that has ended; must not block.
 Observer = Callable[[RequestRecord], None]
+
+
+def log_request(record: RequestRecord) -> None:
+    """Write the line: at level info, or debug for a request that only reads. At debug it has the client's address."""
+    level = logging.DEBUG if record.is_look else logging.INFO
+    if log.isEnabledFor(level):
+        fields = fields_of(record)
+        if log.isEnabledFor(logging.DEBUG) and record.scope.get("client"):
+            fields["client"] = record.scope["client"][0]
+        log.log(level, "request", extra={"fields": fields})
+
+
+def fields_of(record: RequestRecord) -> dict[str, Any]:
+    """The line's fields; times are in seconds, and the first answer's where there are several."""
+    fields: dict[str, Any] = {
+        "id": record.request_id,
+        "method": record.scope["method"],
+        "path": record.path or None,
+        "status": record.status,
+        "error": record.error_code,
+        "seconds": record.seconds,
+        "unique_id": record.unique_id if record.unique_id != record.request_id else None,
+    }
+    if record.answers:
+        first, usage = record.answers[0], record.usage
+        timings = first.timings()
+        fields |= {
+            "model": record.model,
+            "device": record.device,
+            "prompt_tokens": usage.prompt,
+            "cached_tokens": usage.cached,
+            "output_tokens": usage.completion,
+            **({} if timings.breakdown is None else asdict(timings.breakdown)),
+            "total_latency": timings.total_latency,
+            "ttft": timings.ttft,
+            "tpot": timings.tpot,
+            "finish_reason": ",".join(answer.outcome for answer in record.answers),
+        }
+    return {name: _short(value) for name, value in fields.items() if value is not None}
+
+
+def _short(value: Any) -> Any:
+    return round(value, 6) if isinstance(value, float) else value

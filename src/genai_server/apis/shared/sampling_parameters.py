@@ -1,4 +1,4 @@
-"""Sampling fields, shared by all endpoints that generate text."""
+"""Parameters of all endpoints that generate text: sampling, limits of the answer, structured outputs and streaming."""
 
 from typing import Annotated, Any, ClassVar, Self
 

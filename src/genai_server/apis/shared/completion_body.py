@@ -5,7 +5,12 @@ from typing import Annotated, Any, ClassVar, Self
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from genai_server.apis.shared.base import RouterFields, Text, elements, field_error
-from genai_server.apis.shared.sampling import MAX_CHOICES, GenerationFields, OtherStructureFields, StreamFields
+from genai_server.apis.shared.sampling_parameters import (
+    MAX_CHOICES,
+    GenerationFields,
+    OtherStructureFields,
+    StreamFields,
+)
 
 MAX_PROMPTS = 128
 # No prompt is longer.

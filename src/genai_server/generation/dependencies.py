@@ -1,4 +1,7 @@
-"""The context of a request for an answer: its ids, its deadline, and whether its client is still connected."""
+"""What routes depend on: the services, passed in when the app is created, and the context of one request.
+
+All route dependencies are `async`: FastAPI would run others in threads, two for each request.
+"""
 
 import asyncio
 from collections.abc import Coroutine
@@ -8,20 +11,68 @@ from hashlib import blake2b
 from typing import Annotated, Any, TypeVar
 
 from fastapi import Depends, Request
+from prometheus_client import CollectorRegistry
 from starlette.types import Receive
 
+from genai_server.config import Settings
 from genai_server.errors import InvalidField, ServerStopping
-from genai_server.generation.services import TheServices
+from genai_server.generation.catalog import Catalog, ServedModel
+from genai_server.generation.output_spec import CheckedSpecs
+from genai_server.generation.pulling import PullModel
+from genai_server.grammar_checker.pool import GrammarChecker
 from genai_server.http.leniency import Leniency
 from genai_server.http.middleware.authentication import rights
+from genai_server.http.middleware.request_lifetime import Drain
 from genai_server.http.request_state import request_state
 from genai_server.http.telemetry.request_record import RequestRecord
+from genai_server.pooling_model import Task
 from genai_server.quoted_values import quoted
 from genai_server.timing import Clock
 
 T = TypeVar("T")
 
 HEADER = "X-Request-Timeout"
+
+
+@dataclass(frozen=True)
+class Services:
+    """Everything that a route needs."""
+
+    settings: Settings
+    models: Catalog
+    grammars: GrammarChecker
+    specs: CheckedSpecs
+    # In seconds.
+    clock: Clock
+    drain: Drain
+    # The Prometheus metrics.
+    registry: CollectorRegistry
+    # Downloads models from a hub.
+    pull: PullModel
+
+    async def served(self, model: str | None, task: Task | None = None) -> ServedModel:
+        """The model of a request that only needs its text side.
+
+        Raises ModelNotFound, TaskUnsupported if the model does not support the task, and Unavailable.
+        """
+        chosen = self.models.choose(model) if task is None else self.models.choose_for(model, task)
+        _, served = await self.models.serving(chosen, self.settings.request_timeout)
+        return served
+
+    def max_model_len(self, served: ServedModel) -> int | None:
+        """Maximum number of tokens of prompt and answer together; None until an engine has reported it."""
+        context = served.context_length
+        return None if context is None else min(self.settings.max_length, context)
+
+
+async def services(request: Request) -> Services:
+    """The app's services."""
+    found: Services = request.app.state.services
+    return found
+
+
+# The type of a route's parameter.
+TheServices = Annotated[Services, Depends(services)]
 
 
 class ClientLeft(Exception):

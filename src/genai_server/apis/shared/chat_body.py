@@ -1,4 +1,4 @@
-"""Request fields that all chat endpoints share, the server's own and OpenAI's."""
+"""The body of a chat: messages, tools and the answer's format. How tokens are chosen is in sampling_parameters.py."""
 
 from typing import Annotated, Any, Literal, Self
 
@@ -13,7 +13,7 @@ from genai_server.apis.shared.base import (
     field_error,
     missing_error,
 )
-from genai_server.apis.shared.sampling import MAX_CHOICES, GenerationFields
+from genai_server.apis.shared.sampling_parameters import MAX_CHOICES, GenerationFields
 from genai_server.quoted_values import quoted
 
 MAX_NAME_LENGTH = 128

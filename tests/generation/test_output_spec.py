@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
-from genai_server.apis.shared.chat_parameters import ChatParameters
+from genai_server.apis.shared.chat_body import ChatParameters
 from genai_server.errors import InvalidField
-from genai_server.generation import checked_specs
-from genai_server.generation.checked_specs import CheckedSpecs
-from genai_server.generation.output_spec import OutputSpec, chat_output_spec
+from genai_server.generation import output_spec
+from genai_server.generation.output_spec import CheckedSpecs, OutputSpec, chat_output_spec
 from genai_server.grammar_checker.pool import GrammarChecker
 from genai_server.text.codec import TextCodec, load_text_codec
 from tests.running_server import DEMO
@@ -33,7 +32,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[Made]:
         found.append(body)
         return chat_output_spec(body, *arguments, **options)
 
-    monkeypatch.setattr(checked_specs, "chat_output_spec", counted)
+    monkeypatch.setattr(output_spec, "chat_output_spec", counted)
     yield found
 
 
@@ -102,7 +101,7 @@ def test_a_grammar_that_does_not_compile_is_refused_each_time(codec: TextCodec) 
 
 
 def test_the_last_used_are_kept(codec: TextCodec, made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checked_specs, "_MAX_KEPT", 2)
+    monkeypatch.setattr(output_spec, "_MAX_KEPT", 2)
     a, b, c = (_body(tools=[_tool(name)]) for name in "abc")
     _specs(codec, a, b, a, c, a, b)
     assert made == [a, b, c, b]

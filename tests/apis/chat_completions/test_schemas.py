@@ -1,4 +1,4 @@
-"""`functions` of chat completions, as clients older than `tools` use them, over real sockets."""
+"""`functions` of chat completions, as clients older than `tools` use them, and what is left out of bodies."""
 
 import json
 from typing import Any
@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from openai import OpenAI
 
+from genai_server.apis.chat_completions.schemas import leave_out_of_chat
 from tests.running_server import RunningServer, body
 
 FUNCTIONS: Any = [{"name": "add", "parameters": {"type": "object"}}, {"name": "now"}]
@@ -105,3 +106,14 @@ def test_invalid_function_fields_are_named_in_the_error(
     error = response.json()["error"]
     assert error["param"] == param
     assert param in error["message"]
+
+
+def test_a_verbosity_of_chat_completions_is_taken_out_and_named() -> None:
+    for given, left, names in (
+        ({"verbosity": "low", "n": 1}, {"n": 1}, ["verbosity"]),
+        ({"verbosity": "medium"}, {"verbosity": "medium"}, []),
+        ({"verbosity": "loud"}, {"verbosity": "loud"}, []),
+        ({"client_metadata": {}}, {"client_metadata": {}}, []),
+    ):
+        body: Any = dict(given)
+        assert (leave_out_of_chat(body), body) == (names, left)

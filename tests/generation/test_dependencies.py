@@ -1,14 +1,27 @@
 """How long a request waits for its answer, and what happens when its client disconnects."""
 
 import asyncio
+import inspect
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fastapi.dependencies.models import Dependant
+from fastapi.routing import APIRoute
 from starlette.types import Message, Receive
 
+from genai_server.apis.admin import runtime_options
+from genai_server.apis.chat_completions import routes as chat_completions
+from genai_server.apis.completions import routes as completions
+from genai_server.apis.messages import routes as messages
+from genai_server.apis.models import routes as models
+from genai_server.apis.own_chat import routes as chat
+from genai_server.apis.responses import routes as responses
+from genai_server.apis.status import health
+from genai_server.apis.tokens import routes as tokens
 from genai_server.errors import InvalidField, ServerStopping
-from genai_server.generation.request_context import ClientLeft, Deadline, RequestContext
+from genai_server.generation.dependencies import ClientLeft, Deadline, RequestContext
 from genai_server.http.api_keys import hash_key
 from genai_server.http.leniency import Leniency
 from genai_server.http.telemetry.request_record import RequestRecord
@@ -183,3 +196,17 @@ def test_stopping_server_cancels_the_work_with_a_reason() -> None:
         await asyncio.wait_for(work.ended.wait(), 10)
 
     asyncio.run(run())
+
+
+def needs(dependant: Dependant) -> Iterator[object]:
+    for inner in dependant.dependencies:
+        yield inner.call
+        yield from needs(inner)
+
+
+def test_no_request_waits_for_a_thread_before_its_route_begins() -> None:
+    modules = (runtime_options, chat, chat_completions, completions, messages, models, responses, health, tokens)
+    routes = [route for module in modules for route in module.router.routes if isinstance(route, APIRoute)]
+    found = [call for route in routes for call in needs(route.dependant)]
+    assert len(found) > len(routes)
+    assert [call for call in found if not inspect.iscoroutinefunction(call)] == []

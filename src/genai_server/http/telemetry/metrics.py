@@ -1,4 +1,6 @@
-"""Prometheus metrics of requests. Names and meanings are vLLM's where it has them, with another prefix
+"""Prometheus metrics that an API process counts: requests, answers and grammar checks.
+
+Names and meanings are vLLM's where it has them, with another prefix
 (https://docs.vllm.ai/en/stable/usage/metrics/).
 """
 
