@@ -24,3 +24,16 @@ def test_settings_are_replaced_or_inserted_at_the_top() -> None:
     found = with_settings(text, {"threads": 2, "max_batch_size": 8})
     assert found == "max_batch_size = 8\n# why\nthreads = 2\nport = 3\n\n[session]\nthreads = 9 # not a setting\n"
     assert with_settings("", {"threads": 2, "port": 1}) == "threads = 2\nport = 1\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", '[session]\n"a.b" = 1\n'),
+        ("port = 3\n[run]\nx = 1\n", 'port = 3\n[run]\nx = 1\n[session]\n"a.b" = 1\n'),
+        ('[session]\n"a.b" = 0\n[run]\n"a.b" = 0\n', '[session]\n"a.b" = 1\n[run]\n"a.b" = 0\n'),
+        ("[session]\nc = 2\n", '[session]\n"a.b" = 1\nc = 2\n'),
+    ],
+)
+def test_keys_of_a_table_are_replaced_or_inserted(text: str, expected: str) -> None:
+    assert with_settings(text, {"a.b": "1"}, "session") == expected

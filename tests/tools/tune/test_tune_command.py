@@ -9,6 +9,7 @@ import pytest
 
 from genai_server.cli import main
 from genai_server.tools.tune import tune_command as command
+from genai_server.tools.tune.block_sizes import Rates
 from genai_server.tools.tune.tune_command import Measured, busy, smallest_good, table, table_of_blocks
 from tests.fake_builder import fake_builder
 from tests.running_server import DEMO
@@ -25,6 +26,30 @@ def measured() -> Measured:
 
 def test_best_threads_and_smallest_good_sizes_are_chosen() -> None:
     assert measured().best() == {"threads": 2, "max_batch_size": 8, "prefill_chunk": 64}
+
+
+@pytest.mark.parametrize(("rates", "expected"), [((190.0, 90.0), {"a": "1"}), ((185.0, 82.0), {}), ((90.0, 160.0), {})])
+def test_entry_of_the_session_is_used_if_it_is_faster(rates: Rates, expected: dict[str, str]) -> None:
+    found = measured()
+    found.by_entry = {("a", "1"): rates, ("b", "1"): (180.0, 70.0)}
+    assert found.best_entry == expected
+    lines = table(found, found.best()).splitlines()
+    assert any(line.startswith("a = 1 ") and line.endswith("← best") for line in lines) == bool(expected)
+
+
+def test_best_entry_is_written_into_its_table(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "_MIN_GAIN", 0.0)
+    target = tmp_path / "genai-server.toml"
+    target.write_text('[session]\n"session.intra_op.allow_spinning" = "1"\n', encoding="utf-8")
+    assert tune("--config", str(target)) == 0
+    found = tomllib.loads(target.read_text(encoding="utf-8"))["session"]
+    (name,) = found.keys() - {"session.intra_op.allow_spinning"}
+    assert found["session.intra_op.allow_spinning"] == "1"
+    printed = capsys.readouterr().out
+    assert f"{name} = {found[name]}" in printed
+    assert "allow_spinning" not in printed
 
 
 def test_batch_size_is_unchanged_without_a_batch() -> None:
@@ -67,7 +92,8 @@ def test_the_best_is_written_into_the_file_and_all_else_stays(
     text = target.read_text(encoding="utf-8")
     found = tomllib.loads(text)
     assert "# mine" in text
-    assert (found["port"], found["session"]) == (9000, {"enable_mem_pattern": False})
+    assert found["port"] == 9000
+    assert found["session"]["enable_mem_pattern"] is False
     assert found.keys() == {"threads", "max_batch_size", "prefill_chunk", "port", "session"}
     printed = capsys.readouterr().out
     assert f"threads = {found['threads']} " in printed

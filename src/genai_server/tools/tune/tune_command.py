@@ -1,7 +1,8 @@
 """`genai-server tune`: measures a model on this machine's CPU and writes the best settings into the configuration file.
 
-It tries numbers of threads first. With the best of them it tries batch sizes and prefill chunks. With the original
-weights it also tries the block sizes to quantize them with. Measure on an idle machine: other load distorts the result.
+It tries numbers of threads first. With the best of them it tries a few entries of ONNX Runtime's sessions, and with the
+best of these batch sizes and prefill chunks. With the original weights it also tries the block sizes to quantize them
+with. Measure on an idle machine: other load distorts the result.
 """
 
 import argparse
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
+from msgspec import structs
 
 from genai_server.cli.screen import measuring_bar
 from genai_server.cli.serve.loaders import check_library
@@ -25,7 +27,7 @@ from genai_server.engine.model.files import check_model_directory
 from genai_server.errors import ConfigurationError, ExportFailed
 from genai_server.options.config_file import DEFAULT_FILE
 from genai_server.options.device import DeviceOptions
-from genai_server.options.session import THREADS
+from genai_server.options.session import SPINNING, THREADS
 from genai_server.options.toml import with_settings
 from genai_server.pooling_model import Task, task_of
 from genai_server.tools.doctor import machine
@@ -37,13 +39,18 @@ if TYPE_CHECKING:
 
 _BATCHES, _CHUNKS = (1, 2, 4, 8, 16, 32), (32, 64, 128, 256, 512)
 _THREADS_CHUNK = 128
+# Entries of a session whose best value depends on the machine: how long idle threads spin, in microseconds, and whether
+# 4-bit matrices are multiplied with 32-bit activations.
+_ENTRIES = ((SPINNING, "0"), ("session.intra_op.spin_duration_us", "1000"), ("mlas.qnbit.force_fp32", "1"))
+# An entry is used if the product of both rates grows to at least this share.
+_MIN_GAIN = 1.1
 # The smallest value whose rate reaches this share of the best is chosen. A smaller batch needs less memory and makes a
 # stream faster; a smaller chunk delays other requests less.
 _GOOD_ENOUGH = {"max_batch_size": 0.95, "prefill_chunk": 0.9}
 _BEST_BLOCK = 128
 # Maximum share of the cores that other programs may use during the measurement.
 _MAX_BUSY = 0.1
-_HEAD = f"{'':<28}{'prefill':>10}{'decode':>10}  tokens/s"
+_HEAD = f"{'':<34}{'prefill':>10}{'decode':>10}  tokens/s"
 
 Show = Callable[[str], None]
 
@@ -54,6 +61,8 @@ class Measured:
 
     prefill_by_threads: dict[int, float] = field(default_factory=dict)
     decode_by_threads: dict[int, float] = field(default_factory=dict)
+    # With the best number of threads and one entry of the session.
+    by_entry: dict[tuple[str, str], Rates] = field(default_factory=dict)
     decode_by_batch: dict[int, float] = field(default_factory=dict)
     prefill_by_chunk: dict[int, float] = field(default_factory=dict)
 
@@ -69,6 +78,15 @@ class Measured:
     def best_threads(self) -> int:
         """The number of threads with the best product of prefill and decode rates."""
         return max(self.prefill_by_threads, key=self._of_both)
+
+    @property
+    def best_entry(self) -> dict[str, str]:
+        """The entry with the best product of the rates; none if that is hardly better than without."""
+        products = {entry: math.prod(rates) for entry, rates in self.by_entry.items()}
+        best = max(products, key=lambda entry: products[entry], default=None)
+        if best is None or products[best] < _MIN_GAIN * self._of_both(self.best_threads):
+            return {}
+        return dict([best])
 
     def _of_both(self, threads: int) -> float:
         return self.prefill_by_threads[threads] * self.decode_by_threads[threads]
@@ -126,10 +144,11 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"genai-server: {warning}", file=sys.stderr)
     with _measuring(settings, steps()) as show:
         measured = measure(settings, arguments.seconds, show)
-    best = measured.best()
+    best, entry = measured.best(), measured.best_entry
     print(table(measured, best))
     if not arguments.dry_run:
-        _write(target, with_settings(text, best), best)
+        text = with_settings(text, best)
+        _write(target, with_settings(text, entry, "session") if entry else text, best, entry)
     if original is None:
         print(_blocks(Path(settings.model_dir)))
         return 0
@@ -170,12 +189,13 @@ def _measuring(settings: Settings, total: int) -> Iterator[Show]:
         raise ConfigurationError(f"{settings.model_dir} cannot be run: {error}; see genai-server doctor") from error
 
 
-def _write(target: Path, text: str, best: Mapping[str, int]) -> None:
+def _write(target: Path, text: str, best: Mapping[str, int], entry: Mapping[str, str]) -> None:
     try:
         target.write_text(text, encoding="utf-8")
     except OSError as error:
         raise ConfigurationError(f"{target}: cannot be written: {(error.strerror or str(error)).lower()}") from None
-    print(f"written to {target}: {', '.join(f'{name} = {value}' for name, value in best.items())}")
+    written = {**best, **entry}
+    print(f"written to {target}: {', '.join(f'{name} = {value}' for name, value in written.items())}")
     served = load_settings({"config": str(target)})
     for name, value in best.items():
         if (given := getattr(served, name)) != value:
@@ -233,6 +253,11 @@ def measure(settings: Settings, seconds: float, show: Show) -> Measured:
     for threads in _threads():
         show(f"{threads} threads")
         found.prefill_by_threads[threads], found.decode_by_threads[threads] = _both(tuned, threads, length, seconds)
+    for name, value in _ENTRIES:
+        if name not in tuned.options.entries:
+            show(f"{name} = {value}")
+            found.by_entry[name, value] = _both(_with(tuned, {name: value}), found.best_threads, length, seconds)
+    tuned = _with(tuned, found.best_entry)
     runner = tuned.open(found.best_threads, max(_BATCHES))
     for rows in (rows for rows in _BATCHES if rows <= runner.abilities.max_rows):
         show(f"{rows} at once")
@@ -243,9 +268,15 @@ def measure(settings: Settings, seconds: float, show: Show) -> Measured:
     return found
 
 
+def _with(tuned: "Tuned", entry: Mapping[str, str]) -> "Tuned":
+    """The model with an entry of the session added."""
+    options = structs.replace(tuned.options, entries={**tuned.options.entries, **entry})
+    return replace(tuned, options=options)
+
+
 def steps() -> int:
     """The maximum number of measurements."""
-    return len(_threads()) + len(_BATCHES) + len(_CHUNKS)
+    return len(_threads()) + len(_ENTRIES) + len(_BATCHES) + len(_CHUNKS)
 
 
 def _threads() -> list[int]:
@@ -256,7 +287,7 @@ def _threads() -> list[int]:
 
 def _row(title: str, prefill: float | None, decode: float | None, *, chosen: bool) -> str:
     rates = "".join(f"{'' if rate is None else f'{rate:.0f}':>10}" for rate in (prefill, decode))
-    return f"{title:<28}{rates}{'  ← best' if chosen else ''}"
+    return f"{title:<34}{rates}{'  ← best' if chosen else ''}"
 
 
 def table(measured: Measured, best: Mapping[str, int]) -> str:
@@ -269,6 +300,8 @@ def table(measured: Measured, best: Mapping[str, int]) -> str:
     for threads, prefill in measured.prefill_by_threads.items():
         chosen = threads == best["threads"]
         row(f"threads = {threads}", prefill, measured.decode_by_threads[threads], chosen=chosen)
+    for (name, value), rates in measured.by_entry.items():
+        row(f"{name.removeprefix('session.')} = {value}", *rates, chosen=name in measured.best_entry)
     for rows, decode in measured.decode_by_batch.items():
         row(f"max_batch_size = {rows}", None, decode, chosen=rows == best.get("max_batch_size"))
     for chunk, prefill in measured.prefill_by_chunk.items():
