@@ -21,7 +21,8 @@ def prepare(folder: Path, model: Model) -> Launch:
         raise PeerUnavailable(f"a checkout of {REPOSITORY} must be in {sources}")
     environment = Environment(folder)
     environment.install(["cmake", "ninja"])
-    server, _ = llama_cpp.build(environment, sources)
+    # Its server is one of the examples.
+    server, _ = llama_cpp.build(environment, sources, "-DLLAMA_BUILD_EXAMPLES=ON")
     weights = llama_cpp.quantized(folder.parent / "llama.cpp", model)
     options = [*llama_cpp.serving(weights), "--run-time-repack"]
     return Launch(

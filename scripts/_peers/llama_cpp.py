@@ -59,12 +59,12 @@ def built(folder: Path) -> tuple[Environment, Path, Path]:
     return environment, *build(environment, sources_of(environment) / "vendor" / "llama.cpp")
 
 
-def build(environment: Environment, sources: Path) -> tuple[Path, Path]:
-    """The server and the quantizer of these sources, built on first use in an environment that has `_TOOLS`."""
+def build(environment: Environment, sources: Path, *options: str) -> tuple[Path, Path]:
+    """The server and the quantizer of these sources, built on first use in an environment that has CMake and Ninja."""
     build = environment.folder / "build"
     server, quantize = build / "bin" / "llama-server", build / "bin" / "llama-quantize"
     if not (server.exists() and quantize.exists()):
-        environment.run(["cmake", "-G", "Ninja", "-S", sources, "-B", build, *_OPTIONS])
+        environment.run(["cmake", "-G", "Ninja", "-S", sources, "-B", build, *_OPTIONS, *options])
         environment.run(["ninja", "-C", build, f"-j{THREADS}", server.name, quantize.name])
     return server, quantize
 

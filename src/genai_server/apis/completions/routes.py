@@ -11,8 +11,8 @@ from genai_server.apis.shared.completion_body import CompletionRequest
 from genai_server.apis.tokens.schemas import RenderedPrompt
 from genai_server.generation.dependencies import TheRequestContext, TheServices
 from genai_server.generation.prompts import encode_prompts
+from genai_server.http.body_route import TheLeniency, lenient_route
 from genai_server.http.json_response import json_response
-from genai_server.http.middleware.body import TheLeniency, lenient_route
 from genai_server.http.sse import STREAMS
 from genai_server.pooling_model import Task
 

@@ -11,8 +11,8 @@ from genai_server.apis.embeddings.schemas import RerankRequest, RerankResponse, 
 from genai_server.apis.shared.base import JsonObject
 from genai_server.apis.shared.router import VersionedRouter
 from genai_server.generation.dependencies import RequestContext, Services, TheRequestContext, TheServices
+from genai_server.http.body_route import BodyRoute
 from genai_server.http.json_response import json_response
-from genai_server.http.middleware.body import BodyRoute
 from genai_server.text.pooled_texts import Pair
 
 router = VersionedRouter(BodyRoute, "rerank", codes=(504,))

@@ -11,8 +11,8 @@ from genai_server.apis.embeddings.schemas import EmbeddingRequest, EmbeddingResp
 from genai_server.apis.shared.base import JsonObject
 from genai_server.apis.shared.router import VersionedRouter
 from genai_server.generation.dependencies import TheRequestContext, TheServices
+from genai_server.http.body_route import BodyRoute
 from genai_server.http.json_response import built_response
-from genai_server.http.middleware.body import BodyRoute
 
 router = VersionedRouter(BodyRoute, "openai", codes=(504,))
 # Responses with more numbers are encoded in a thread.

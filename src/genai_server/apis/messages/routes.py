@@ -15,7 +15,7 @@ from genai_server.generation.answers import Generation
 from genai_server.generation.dependencies import TheRequestContext, TheServices
 from genai_server.generation.generate import generate
 from genai_server.generation.prompts import encode_chat
-from genai_server.http.middleware.body import TheLeniency, lenient_route
+from genai_server.http.body_route import TheLeniency, lenient_route
 from genai_server.http.sse import STREAMS, EventStream
 from genai_server.pooling_model import Task
 

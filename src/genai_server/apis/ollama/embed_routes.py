@@ -13,8 +13,8 @@ from genai_server.apis.ollama.leniency import leave_out_of_embeddings
 from genai_server.apis.ollama.model_routes import OPERATORS_ERRORS, find_model
 from genai_server.apis.ollama.schemas import EmbeddingsRequest, EmbedRequest, KeptFields, nanoseconds
 from genai_server.generation.dependencies import RequestContext, Services, TheRequestContext, TheServices
+from genai_server.http.body_route import lenient_route
 from genai_server.http.json_response import built_response
-from genai_server.http.middleware.body import lenient_route
 from genai_server.pooling_model import Task
 
 router = APIRouter(

@@ -15,7 +15,7 @@ from genai_server.apis.shared.base import JsonObject
 from genai_server.errors import MissingField, ModelNotFound
 from genai_server.generation.catalog import Catalog, ChosenModel, names_of
 from genai_server.generation.dependencies import Services, TheServices
-from genai_server.http.middleware.body import lenient_route
+from genai_server.http.body_route import lenient_route
 from genai_server.messages.status_file import ModelState, ModelStatus
 from genai_server.quoted_values import quoted
 

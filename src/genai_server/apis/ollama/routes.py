@@ -18,8 +18,8 @@ from genai_server.errors import UnsupportedEndpoint
 from genai_server.generation.answers import Generation
 from genai_server.generation.dependencies import RequestContext, Services, TheRequestContext, TheServices
 from genai_server.generation.generate import generate
+from genai_server.http.body_route import BodyRoute, lenient_route
 from genai_server.http.json_response import built_response
-from genai_server.http.middleware.body import BodyRoute, lenient_route
 from genai_server.http.ndjson import LINES, LineStream
 
 router = APIRouter(

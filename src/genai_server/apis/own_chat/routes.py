@@ -13,8 +13,8 @@ from genai_server.errors import InvalidField
 from genai_server.generation.answers import Generation
 from genai_server.generation.dependencies import TheRequestContext, TheServices
 from genai_server.generation.generate import generate
+from genai_server.http.body_route import BodyRoute
 from genai_server.http.json_response import built_response
-from genai_server.http.middleware.body import BodyRoute
 from genai_server.http.sse import STREAMS, EventStream
 
 router = APIRouter(

@@ -14,8 +14,8 @@ from genai_server.apis.responses.store_records import Page, Record
 from genai_server.apis.shared.base import Wire, elements
 from genai_server.apis.shared.router import VersionedRouter
 from genai_server.errors import InvalidField
+from genai_server.http.body_route import lenient_route
 from genai_server.http.json_response import json_response
-from genai_server.http.middleware.body import lenient_route
 
 router = VersionedRouter(lenient_route(leave_out_of_items), "openai")
 

@@ -41,8 +41,8 @@ from genai_server.generation.answers import Generation
 from genai_server.generation.dependencies import RequestContext, Services, TheRequestContext, TheServices
 from genai_server.generation.generate import generate
 from genai_server.generation.prompts import encode_chat
+from genai_server.http.body_route import TheLeniency, lenient_route
 from genai_server.http.json_response import built_response, json_response
-from genai_server.http.middleware.body import TheLeniency, lenient_route
 from genai_server.http.sse import STREAMS, EventStream
 from genai_server.pooling_model import Task
 from genai_server.quoted_values import quoted

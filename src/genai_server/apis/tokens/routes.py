@@ -17,8 +17,8 @@ from genai_server.apis.tokens.schemas import (
     TokenizerInfo,
 )
 from genai_server.generation.dependencies import TheServices
+from genai_server.http.body_route import BodyRoute
 from genai_server.http.json_response import json_response
-from genai_server.http.middleware.body import BodyRoute
 from genai_server.pooling_model import Task
 from genai_server.text.codec import TextCodec
 

@@ -1,19 +1,12 @@
-"""The body of a request: read before its route, within limits of size, time, depth and number; parsed in a thread."""
+"""The body of a request: received before its route, within limits of size, time, depth and number."""
 
 import asyncio
 import json
 import re
-from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, cast
 
-from fastapi import Depends, Request
-from fastapi.responses import Response
-from fastapi.routing import APIRoute
-from pydantic import TypeAdapter, ValidationError
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from genai_server.config import Settings
 from genai_server.errors import (
     BodiesTooLarge,
     BodyTooLarge,
@@ -23,8 +16,7 @@ from genai_server.errors import (
     NestedTooDeep,
     TooManyValues,
 )
-from genai_server.http.error_responses import error_response, from_findings, malformed
-from genai_server.http.leniency import LeaveOut, Leniency
+from genai_server.http.error_responses import error_response, malformed
 from genai_server.http.request_state import HttpRequestState, ParsingThread, request_state
 
 # Where the app leaves the BodyBudget in the state of its lifespan, for the HTTP server's WebSockets.
@@ -43,10 +35,6 @@ MAX_CONTAINERS = 50_000
 _JSON_TEXT = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)', re.DOTALL)
 _BRACKETS = bytes.maketrans(b"{}", b"[]")
 _ALL_ELSE = bytes(set(range(256)) - set(b"[]{}"))
-
-_FORM = "application/x-www-form-urlencoded"
-# Some HTTP clients give it to each body of bytes.
-_BYTES = "application/octet-stream"
 
 
 class BodyBudget:
@@ -216,103 +204,6 @@ def is_nested(brackets: bytes, *, by_more_than: int) -> bool:
         if brackets == inner:
             break
     return b"[]" in brackets or brackets.count(b"[") > by_more_than
-
-
-class BodyRoute(APIRoute):
-    """Gives FastAPI a body that is validated already. Responses name what was left out of it.
-
-    Not for admin routes: the body is validated before the route's dependencies, which check the access.
-    """
-
-    # Whether a body that is not declared as JSON is taken for JSON, unless a web page may have sent it.
-    takes_undeclared = False
-
-    def leniency(self, request: Request) -> Leniency:
-        """Decides what may be left out of a request: nothing."""
-        return Leniency()
-
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        handle = super().get_route_handler()
-        if self.body_field is None:
-            return handle
-        adapter: TypeAdapter[Any] = TypeAdapter(cast(type[Any], self.body_field.field_info.annotation))
-
-        async def checked(request: Request) -> Response:
-            leniency = request_state(request.scope).leniency = self.leniency(request)
-            response = await handle(_CheckedRequest(request, adapter, takes_undeclared=self.takes_undeclared))
-            response.headers.update(leniency.report())
-            return response
-
-        return checked
-
-
-def lenient_route(leave_out: LeaveOut, *, caps: bool = False, takes_undeclared: bool = False) -> type[BodyRoute]:
-    """A BodyRoute that takes out of its bodies what `leave_out` does.
-
-    With `caps` it reduces an answer's limit to what fits. With GENAI_STRICT it does neither.
-    """
-    undeclared = takes_undeclared
-
-    class LenientRoute(BodyRoute):
-        takes_undeclared = undeclared
-
-        def leniency(self, request: Request) -> Leniency:
-            settings: Settings = request.app.state.services.settings
-            return Leniency() if settings.strict else Leniency(leave_out, caps=caps and settings.cap_max_tokens)
-
-    return LenientRoute
-
-
-async def leniency(request: Request) -> Leniency:
-    """The request's leniency, which its BodyRoute has made."""
-    return request_state(request.scope).leniency
-
-
-# The type of a route's parameter.
-TheLeniency = Annotated[Leniency, Depends(leniency)]
-
-
-class _CheckedRequest(Request):
-    def __init__(self, request: Request, adapter: TypeAdapter[Any], *, takes_undeclared: bool) -> None:
-        scope = request.scope
-        headers = request.headers
-        if _is_bytes(headers) or (takes_undeclared and _is_undeclared(headers)):
-            others = [(name, value) for name, value in scope["headers"] if name != b"content-type"]
-            scope = {**scope, "headers": [*others, (b"content-type", b"application/json")]}
-        super().__init__(scope, request.receive)
-        self._adapter = adapter
-
-    async def json(self) -> Any:
-        """The validated body. Raises RequestError."""
-        text = await self.body()
-        state = request_state(self.scope)
-        return await state.parsing.run(lambda: _read(text, self._adapter, state.leniency), num_bytes=len(text))
-
-
-def _is_bytes(headers: Mapping[str, str]) -> bool:
-    """Whether the body's type says nothing about it. A web page must ask before it sends this type."""
-    return headers.get("content-type", "").partition(";")[0].strip().lower() == _BYTES
-
-
-def _is_undeclared(headers: Mapping[str, str]) -> bool:
-    """Whether a program that is no browser sends a body as curl does if nothing is said about its type.
-
-    A web page can send such a body without asking first; browsers name the page in one of these headers.
-    """
-    return headers.get("content-type", _FORM) == _FORM and not {"origin", "sec-fetch-site"} & set(headers)
-
-
-def _read(text: bytes, adapter: TypeAdapter[Any], leniency: Leniency) -> Any:
-    try:
-        body = json.loads(text)
-    except ValueError as error:
-        raise malformed(error) from None
-    leniency.apply(body)
-    try:
-        return adapter.validate_python(body)
-    except ValidationError as error:
-        found = [{**finding, "loc": ("body", *finding["loc"])} for finding in error.errors(include_url=False)]
-        raise from_findings(found, body) from None
 
 
 async def _refuse(error: GenaiServerError, reading: _Reading, scope: Scope, receive: Receive, send: Send) -> None:
