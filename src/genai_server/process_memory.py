@@ -1,4 +1,4 @@
-"""What returns freed memory to the system: Python's garbage collector and the C library's heap.
+"""When Python collects garbage, and when freed memory returns to the system.
 
 A full collection visits every container, and the process stops until it ends: half a second with 2,000 requests. Of C
 libraries only glibc is supported.

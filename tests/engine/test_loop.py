@@ -16,7 +16,13 @@ from genai_server.engine.runners.scores import Scores
 from genai_server.engine.runners.scripted import ScriptedPooledRunner
 from genai_server.engine.scheduling.step import Read, Step
 from genai_server.errors import RunnerFailed
-from genai_server.messages.admin import CacheReset, GetRuntimeOptions, Reply, ResetPrefixCache, SetRuntimeOption
+from genai_server.messages.admin import (
+    CacheReset,
+    GetRuntimeOptions,
+    ResetPrefixCache,
+    RuntimeOptionsReply,
+    SetRuntimeOption,
+)
 from genai_server.messages.error import ErrorInfo
 from genai_server.messages.generation_request import FinishReason, PooledText
 from genai_server.messages.protocol import (
@@ -261,7 +267,7 @@ def test_runtime_option_works_without_a_writable_state_file(tmp_path: Path) -> N
     bench.put(SetRuntimeOption(8, "terminate_session", "1"))
     bench.steps(1)
     assert bench.reason(1) == FinishReason.TERMINATED
-    replies = {message.call: message.options for message in bench.messages(Reply)}
+    replies = {message.call: message.options for message in bench.messages(RuntimeOptionsReply)}
     assert (replies[7].enable_profiling, replies[7].profile_stopped) == (DEFAULT_PREFIX, None)
     assert replies[8].terminate_session == "1"
 
@@ -282,7 +288,7 @@ def test_terminating_by_request_id_says_whether_it_matched(bench: Bench) -> None
     bench.put(SetRuntimeOption(7, "terminate_session", "1", "r2"))
     bench.put(SetRuntimeOption(8, "terminate_session", "1", "r9"))
     bench.steps(1)
-    replies = {message.call: message for message in bench.messages(Reply)}
+    replies = {message.call: message for message in bench.messages(RuntimeOptionsReply)}
     assert (replies[7].matched, replies[8].matched) == (True, False)
     assert replies[7].options.terminate_session == "0"
     assert bench.reason(2) == FinishReason.TERMINATED
@@ -296,7 +302,7 @@ def test_profiling_writes_one_file_per_pass_from_its_token_on(bench: Bench, tmp_
     bench.steps(3)
     bench.put(SetRuntimeOption(8, "enable_profiling", "0"))
     bench.run()
-    replies = {message.call: message.options for message in bench.messages(Reply)}
+    replies = {message.call: message.options for message in bench.messages(RuntimeOptionsReply)}
     assert len(bench.text(1)) == 10
     assert [(request.request_id, request.from_token) for request in replies[7].requests] == [("r1", 4)]
     assert replies[8].requests == []
@@ -307,7 +313,7 @@ def test_later_requests_are_profiled_from_their_first_token(bench: Bench, tmp_pa
     bench.put(SetRuntimeOption(7, "enable_profiling", "1"))
     bench.submit(1, "say ab")
     bench.steps(1)
-    options = bench.ask(GetRuntimeOptions(8), Reply).options
+    options = bench.ask(GetRuntimeOptions(8), RuntimeOptionsReply).options
     assert options.enable_profiling == "onnxruntime_run_profile"
     assert [request.from_token for request in options.requests] == [0]
     bench.run()
@@ -322,7 +328,7 @@ def test_unusable_profile_folder_is_reported_without_failures(tmp_path: Path) ->
     bench.submit(1, "say ab")
     bench.put(SetRuntimeOption(7, "enable_profiling", "1"))
     bench.run()
-    (reply,) = bench.messages(Reply)
+    (reply,) = bench.messages(RuntimeOptionsReply)
     assert reply.options.enable_profiling == "0"
     assert reply.options.profile_stopped is not None
     assert bench.text(1) == "ab"

@@ -45,7 +45,7 @@ class AdminCalls:
             case admin.SetRuntimeOption():
                 return self._set_runtime_option(message)
             case admin.GetRuntimeOptions(call):
-                return admin.Reply(call, self._options.describe(self._requests.accepted))
+                return admin.RuntimeOptionsReply(call, self._options.describe(self._requests.accepted))
             case admin.StartProfile() | admin.EndProfile() | admin.ListProfiles():
                 return self._profile_sessions(message)
             case admin.ResetPrefixCache(call):
@@ -90,7 +90,7 @@ class AdminCalls:
         self._options.choose(self._scheduler.running, self._scheduler.waiting)
         return admin.OpenProfiles(message.call, self._options.sessions.describe(self._requests.accepted, begun))
 
-    def _set_runtime_option(self, message: admin.SetRuntimeOption) -> admin.Reply:
+    def _set_runtime_option(self, message: admin.SetRuntimeOption) -> admin.RuntimeOptionsReply:
         one = message.unique_id
         concerned = [s for s in self._requests.accepted if one is None or s.request.own_id == one]
         refused = None
@@ -105,7 +105,7 @@ class AdminCalls:
         state = self._options.describe(self._requests.accepted)
         # The load is sent before the reply, so that the reader of the reply finds the new state everywhere.
         self._requests.tell_load(terminated=self._options.terminated)
-        return admin.Reply(message.call, state, matched=bool(concerned) or one is None, refused=refused)
+        return admin.RuntimeOptionsReply(message.call, state, matched=bool(concerned) or one is None, refused=refused)
 
     def _profile(self, value: str, sequences: list[Sequence], *, whole_device: bool) -> str | None:
         """Switch profiling; returns the reason if that is not possible."""

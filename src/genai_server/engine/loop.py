@@ -238,8 +238,8 @@ class EngineLoop:
         with self.interrupts.within(step, until_deadline):
             scores = self._runners.forward(step)
         self._options.after_step(step, self._requests)
-        guided = [sequence for sequence in step.sequences if sequence.guide is not None]
-        self._slow = slow_grammars(guided) if guided else set()
+        has_grammars = any(sequence.guide is not None for sequence in step.sequences)
+        self._slow = slow_grammars(step.sequences) if has_grammars else set()
         for read, found in zip(step.reads, scores, strict=True):
             try:
                 self._advance(read.sequence, found, read.draft)

@@ -100,14 +100,13 @@ def objects_at(body: Any, path: str) -> Iterator[tuple[str, JsonObject]]:
             if isinstance(value, dict) and field in value
         ]
         if part.endswith("[]"):
+            # A body is limited to 50,000 objects; lists may hold many more other values.
             found = [
                 (f"{place}[{index}]", element)
                 for place, value in found
                 if isinstance(value, list)
                 for index, element in enumerate(value)
-                if isinstance(
-                    element, dict
-                )  # a body is limited to 50,000 objects; lists may hold many more other values
+                if isinstance(element, dict)
             ]
     yield from ((place, value) for place, value in found if isinstance(value, dict))
 
@@ -131,7 +130,7 @@ def remove_values(body: Any, table: Mapping[str, Collection[str]]) -> list[str]:
 
 
 def remove_tools(body: Any, is_removed: Callable[[str], object]) -> list[str]:
-    """Remove the tools whose type is one to be removed; returns the locations, each with the type."""
+    """Remove the tools whose type `is_removed` accepts; returns the locations, each with the type."""
     found = {
         place: tool
         for place, tool in objects_at(body, "tools[]")

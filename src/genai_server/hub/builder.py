@@ -119,7 +119,7 @@ def _arguments(build: Build, cache: str) -> list[str]:
 
 
 def _copy(build: Build, names: Sequence[str]) -> None:
-    """Copy those of the source's files that exist."""
+    """Copy the source's files of these names, if they exist."""
     for name in names:
         if (build.source / name).is_file():
             shutil.copy(build.source / name, build.target)

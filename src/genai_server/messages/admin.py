@@ -9,10 +9,10 @@ from genai_server.messages.error import ErrorInfo
 from genai_server.messages.generation_request import Adapter
 from genai_server.profile_plan import ProfilePlan, ProfileState
 
-R = TypeVar("R", bound="_Reply")
+R = TypeVar("R", bound="Reply")
 
 
-class _Reply(Struct, frozen=True, tag=True):
+class Reply(Struct, frozen=True, tag=True):
     """A reply to the call of this number."""
 
     call: int
@@ -24,7 +24,7 @@ class Call(Struct, Generic[R], frozen=True, tag=True):
     call: int
 
 
-class CallFailed(_Reply, frozen=True):
+class CallFailed(Reply, frozen=True):
     """Answers a call that cannot be carried out."""
 
     error: ErrorInfo
@@ -56,7 +56,7 @@ class RuntimeOptions(Struct, frozen=True):
     profile_stopped: str | None
 
 
-class Reply(_Reply, frozen=True):
+class RuntimeOptionsReply(Reply, frozen=True):
     """The state of the runtime options after the call."""
 
     options: RuntimeOptions
@@ -66,7 +66,7 @@ class Reply(_Reply, frozen=True):
     refused: str | None = None
 
 
-class SetRuntimeOption(Call[Reply], frozen=True):
+class SetRuntimeOption(Call[RuntimeOptionsReply], frozen=True):
     """Set one of onnxruntime-genai's runtime options."""
 
     option: str
@@ -75,14 +75,14 @@ class SetRuntimeOption(Call[Reply], frozen=True):
     unique_id: str | None = None
 
 
-class GetRuntimeOptions(Call[Reply], frozen=True):
+class GetRuntimeOptions(Call[RuntimeOptionsReply], frozen=True):
     """Ask for the state of the runtime options."""
 
 
 # profile sessions
 
 
-class OpenProfiles(_Reply, frozen=True):
+class OpenProfiles(Reply, frozen=True):
     """The open profile sessions, or only the one that the call has begun."""
 
     sessions: list[ProfileState]
@@ -107,7 +107,7 @@ class ListProfiles(Call[OpenProfiles], frozen=True):
 # the prefix cache
 
 
-class CacheReset(_Reply, frozen=True):
+class CacheReset(Reply, frozen=True):
     """How many slots had a cached prefix."""
 
     slots: int
@@ -148,7 +148,7 @@ class RequestState(Struct, frozen=True):
     unique_id: str = ""
 
 
-class RequestList(_Reply, frozen=True):
+class RequestList(Reply, frozen=True):
     """Sequences in order of arrival: all of them, or those that the call has ended."""
 
     requests: list[RequestState]
@@ -167,9 +167,10 @@ class CancelRequest(Call[RequestList], frozen=True):
 # adapters
 
 
-class AdapterReply(_Reply, frozen=True):
-    """Names of the requests that still have an unloaded adapter."""
+class AdapterReply(Reply, frozen=True):
+    """The adapter is loaded or unloaded."""
 
+    # The requests that still have an unloaded adapter.
     request_ids: list[str] = []
 
 
@@ -198,4 +199,4 @@ AdminCall = (
     | UnloadAdapter
 )
 # Each call gets one.
-AdminReply = Reply | OpenProfiles | CacheReset | RequestList | AdapterReply | CallFailed
+AdminReply = RuntimeOptionsReply | OpenProfiles | CacheReset | RequestList | AdapterReply | CallFailed

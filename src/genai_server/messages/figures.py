@@ -1,4 +1,4 @@
-"""What an engine counts, and reports unasked."""
+"""The counters that an engine reports once a second."""
 
 from msgspec import Struct
 

@@ -1,4 +1,4 @@
-"""What a request needs of a model by its endpoint, and the model of a deployment that it chooses."""
+"""Chooses the deployment for a request, by the task that its endpoint needs and by the model's name."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass

@@ -20,7 +20,7 @@ from genai_server.engine.scheduling.scheduler import Scheduler
 from genai_server.engine.scheduling.step import Read, Step
 from genai_server.engine.sequence import Sequence
 from genai_server.errors import RunnerFailed
-from genai_server.messages.admin import CallFailed, Reply, SetRuntimeOption, StartProfile
+from genai_server.messages.admin import CallFailed, RuntimeOptionsReply, SetRuntimeOption, StartProfile
 from genai_server.messages.generation_request import FinishReason, GenerationRequest, Sampling
 from genai_server.messages.protocol import Cancel, Refused
 from genai_server.profile_plan import ProfilePlan
@@ -247,7 +247,7 @@ def test_profiles_are_refused_if_only_the_batch_runs_the_model(
     device.put(SetRuntimeOption(8, "enable_profiling", "p", "r1"))
     device.put(StartProfile(9, ProfilePlan("p")))
     device.run(1)
-    reasons = [m.refused or "" for m in device.messages(Reply)]
+    reasons = [m.refused or "" for m in device.messages(RuntimeOptionsReply)]
     reasons += [m.error.message for m in device.messages(CallFailed)]
     assert len(reasons) == 3
     assert all("paged attention wants an Engine" in why for why in reasons)

@@ -56,6 +56,7 @@ def _allows(source: str, text: str) -> bool:
         ),
         ('start: "Hi"i', ["hI"], ["h"]),
         ('start: "\\u007f\\n"', ["\x7f\n"], ["\n"]),
+        ('start: "a\x7fb"', ["a\x7fb"], ["ab"]),
         ('start: WS "a" ESCAPED_STRING\n%import common.WS\n%import common.ESCAPED_STRING', ['\n a"x\\"y"'], ["a"]),
         (PATCH, ['*** Begin "Patch"\n+say "x"\\\n-\t\n*** End\n'], ["*** Begin"]),
     ],

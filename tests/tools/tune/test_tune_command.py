@@ -52,6 +52,17 @@ def test_best_entry_is_written_into_its_table(
     assert "allow_spinning" not in printed
 
 
+def test_file_with_an_inline_table_is_not_damaged(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "_MIN_GAIN", 0.0)
+    target = tmp_path / "genai-server.toml"
+    target.write_text("session = { enable_mem_pattern = false }\n", encoding="utf-8")
+    assert tune("--config", str(target)) == 2
+    assert "write session as a table" in capsys.readouterr().err
+    assert target.read_text(encoding="utf-8") == "session = { enable_mem_pattern = false }\n"
+
+
 def test_batch_size_is_unchanged_without_a_batch() -> None:
     found = measured()
     found.decode_by_batch = {1: 80.0}

@@ -12,7 +12,7 @@ from genai_server.apis.shared.base import ErrorResponse
 from genai_server.errors import InvalidField, RequestNotFound
 from genai_server.generation.dependencies import TheServices
 from genai_server.http.middleware.authentication import require_admin
-from genai_server.messages.admin import GetRuntimeOptions, Reply, ResetPrefixCache, SetRuntimeOption
+from genai_server.messages.admin import GetRuntimeOptions, ResetPrefixCache, RuntimeOptionsReply, SetRuntimeOption
 from genai_server.quoted_values import quoted
 
 router = APIRouter(
@@ -59,6 +59,6 @@ async def reset_prefix_cache(services: TheServices) -> dict[str, Any]:
     return by_device(replies, lambda reply: {"slots": reply.slots})
 
 
-def _options(reply: Reply) -> dict[str, Any]:
+def _options(reply: RuntimeOptionsReply) -> dict[str, Any]:
     requests = [msgspec.structs.asdict(request) for request in reply.options.requests]
     return msgspec.structs.asdict(reply.options) | {"requests": requests}

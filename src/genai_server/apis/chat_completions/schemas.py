@@ -1,4 +1,4 @@
-"""The body of /v1/chat/completions, and what of it is left out of a lenient request."""
+"""The body of /v1/chat/completions, and the fields that are removed from a lenient request."""
 
 from typing import Annotated, Any, Literal, Self
 

@@ -293,7 +293,7 @@ class RunningResponse:
         return Record(self.response, self.items, self.owner, events)
 
     def _missing(self, last: list[JsonObject]) -> list[JsonObject]:
-        """Those of the last events that have not been added."""
+        """The last events that have not been added yet."""
         num_events = len(self._events or [])
         return [event for event in last if event["sequence_number"] >= num_events]
 

@@ -1,4 +1,4 @@
-"""What routes need of the store: the caller's view of it, and responses with stored items."""
+"""The store as routes use it: the caller's view of it, and responses with stored items."""
 
 import asyncio
 from collections.abc import Callable, Sequence

@@ -43,7 +43,7 @@ class _File(DatabaseThread):
 class FileWithFallback:
     """Records in a file, or in memory if there is no file or it fails, so that disk failures do not lose answers.
 
-    Belongs to the event loop; must be closed. All methods except `evict` raise StoreUnavailable.
+    Belongs to the event loop; must be closed. Methods that read raise StoreUnavailable.
     """
 
     def __init__(self, memory: RecordDatabase, file: RecordDatabase | None) -> None:

@@ -29,7 +29,7 @@ MAX_SECONDS = 3600.0
 _UPGRADE = 426
 # Headers of the handshake that are not passed on to its turns.
 _HANDSHAKE_HEADERS = {"connection", "upgrade", "content-length", "content-type", "transfer-encoding", "x-request-id"}
-# What a turn's scope has of the handshake's.
+# Keys that a turn's scope copies from the handshake's.
 _PASSED_ON = ("asgi", "http_version", "path", "raw_path", "root_path", "query_string", "client", "server")
 _LAST_EVENTS = {"response.completed", "response.failed", "response.incomplete"}
 _GOING_AWAY = 1001

@@ -256,8 +256,8 @@ class HalfClosed:
 class Unchunked:
     """Ends an answer of unknown length, such as a stream of events, by closing the connection; plain ASGI.
 
-    HTTP/1.0 clients do not understand chunked coding; uvicorn would use it nevertheless. Its count of bytes still to
-    come is set for each piece.
+    HTTP/1.0 clients do not understand chunked coding; uvicorn would use it nevertheless. uvicorn's count of
+    remaining bytes is set for each piece.
     """
 
     # The request cycle of the app's call; set before that.

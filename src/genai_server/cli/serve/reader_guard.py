@@ -45,5 +45,5 @@ class ReaderGuard(asyncio.Protocol):
         if self.transport.get_write_buffer_size() < untaken:
             self._watch_reader()
         else:
-            log.info("cut off a client that has taken nothing for %g s (GENAI_STALL_TIMEOUT)", self._stall_timeout)
+            log.info("disconnected a client that read nothing for %g s (GENAI_STALL_TIMEOUT)", self._stall_timeout)
             self.transport.abort()

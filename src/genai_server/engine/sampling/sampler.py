@@ -16,7 +16,7 @@ from genai_server.engine.sampling.penalties import Bias, Penalties
 from genai_server.errors import InvalidField
 from genai_server.messages.generation_request import Sampling
 
-# Logits of a group of which only the maximum is compared first.
+# Number of logits in a group. Groups are first compared by their maxima.
 _GROUP = 32
 # A larger top-k is only separated from the rest, not sorted: sorting a large vocabulary takes tens of milliseconds.
 MAX_SORTED = 4096

@@ -1,4 +1,4 @@
-"""Which requests are let in by their heads alone: those with a valid head and a key, and to the admin endpoints."""
+"""Checks of a request's head alone: its form, its API key, and the rights for admin endpoints."""
 
 import hmac
 from collections.abc import Collection, Mapping

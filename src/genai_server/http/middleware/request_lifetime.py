@@ -16,6 +16,8 @@ from genai_server.http.request_state import HttpRequestState, begin_request, req
 from genai_server.http.telemetry.request_record import Observer, RequestRecord
 from genai_server.timing import Clock, Timings, request_clock
 
+log = logging.getLogger(__name__)
+
 # Content types of streams.
 _STREAMS = ("text/event-stream", "application/x-ndjson")
 # Seconds in which requests that are cut off send their last event or response, also to slow clients.
@@ -107,9 +109,6 @@ class Drained:
                     raise
                 if not request_state(scope).record.status:
                     await error_response(ServerStopping(), scope)(scope, receive, send)
-
-
-log = logging.getLogger(__name__)
 
 
 class RequestLifetime:

@@ -12,7 +12,8 @@ from genai_server.apis.shared.usage import Usage
 from genai_server.messages.generation_request import GenerationRequest, Sampling
 from genai_server.timing import Arrival, Timings
 
-log = logging.getLogger(__name__)
+# The name by which operators filter the log, whatever the module is called.
+log = logging.getLogger("genai_server.http.telemetry.request_log")
 
 # The outcome of an answer whose client has left.
 ABORT = "abort"

@@ -181,7 +181,7 @@ def _literal(text: str, folded: str, param: str) -> _Part:
             f"{param}: the literal {quoted(text)} has an escape that is not JSON's", param=param
         ) from None
     written = json.dumps(value, ensure_ascii=False)[1:-1]
-    if written == value:
+    if written == value and "\x7f" not in value:
         return _Part(text + folded, text + folded)
     pieces = [piece for piece in re.split(r"(\\u[0-9a-f]{4}|\\.)", written) if piece]
     # An escape is case-sensitive: another letter would be another character.

@@ -62,7 +62,7 @@ class Sections(ToolFormat):
     def read_head(self, text: Lookahead, calls: Calls) -> Reader[str | None]:
         """Read a call's head, and start the call; returns the end of the fence around its arguments, "" without one.
 
-        None if this is no call.
+        None if the text is not a call.
         """
 
     @abstractmethod

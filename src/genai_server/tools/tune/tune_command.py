@@ -10,6 +10,7 @@ import itertools
 import math
 import os
 import sys
+import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -190,6 +191,12 @@ def _measuring(settings: Settings, total: int) -> Iterator[Show]:
 
 
 def _write(target: Path, text: str, best: Mapping[str, int], entry: Mapping[str, str]) -> None:
+    try:
+        tomllib.loads(text)
+    except tomllib.TOMLDecodeError:
+        raise ConfigurationError(
+            f"{target}: write session as a table, [session], so that an entry can be added"
+        ) from None
     try:
         target.write_text(text, encoding="utf-8")
     except OSError as error:
