@@ -10,7 +10,7 @@ from genai_server.apis.admin.schemas import RuntimeOptionsRequest
 from genai_server.apis.chat_completions.schemas import ChatCompletionRequest
 from genai_server.apis.own_chat.routes import ChatRequest
 from genai_server.apis.shared.base import Wire, WithoutEffect
-from genai_server.apis.shared.chat_body import ChatParameters
+from genai_server.apis.shared.chat_messages import ChatParameters
 from genai_server.apis.shared.completion_body import CompletionRequest
 from genai_server.apis.tokens.schemas import ApplyTemplateRequest, TokenizeRequest
 

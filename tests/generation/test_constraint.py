@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from genai_server.apis.shared.chat_body import ChatParameters
+from genai_server.apis.shared.chat_messages import ChatParameters
 from genai_server.apis.shared.sampling_parameters import StructuredOutputs
 from genai_server.errors import InvalidField
 from genai_server.generation.constraint import structure

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from genai_server.apis.shared.chat_body import ChatParameters
+from genai_server.apis.shared.chat_messages import ChatParameters
 from genai_server.errors import InvalidField
 from genai_server.generation import output_spec
 from genai_server.generation.output_spec import CheckedSpecs, OutputSpec, chat_output_spec

@@ -77,13 +77,6 @@ def test_another_address_of_serves_proxies_restarts_nothing(application: Any) ->
     assert application._version(first) == application._version(second)
 
 
-@pytest.mark.parametrize("replicas", ["0", "x", "2:1", "1:", "-1", "1:2:3", "12345"])
-def test_a_wrong_number_of_replicas_is_refused(application: Any, replicas: str) -> None:
-    with pytest.raises(ConfigurationError, match=f"replicas={replicas}: expected a number"):
-        application.max_replicas(replicas)
-    assert (application.max_replicas("3"), application.max_replicas("1:4")) == (3, 4)
-
-
 def test_an_unknown_argument_is_refused(application: Any) -> None:
     with pytest.raises(ConfigurationError, match="max_lenght: not a setting"):
         application.build({"max_lenght": 1})

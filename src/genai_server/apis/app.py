@@ -37,8 +37,8 @@ from genai_server.apis.responses import routes as responses
 from genai_server.apis.responses.store import EndRequest, ResponseStore
 from genai_server.apis.responses.store_database import RecordDatabase
 from genai_server.apis.responses.websocket import ResponsesSocket
-from genai_server.apis.status import health, metrics
-from genai_server.apis.status.metrics import EngineMetrics
+from genai_server.apis.status import engine_metrics, health
+from genai_server.apis.status.engine_metrics import EngineMetrics
 from genai_server.apis.tokens import routes as tokens
 from genai_server.apis.web_page import routes as page
 from genai_server.config import Settings
@@ -184,7 +184,7 @@ def create_app(
     if settings.ui:
         app.mount(page.PAGE_PATH, page.page_files())
     if settings.metrics != "off":
-        app.include_router(metrics.router)
+        app.include_router(engine_metrics.router)
 
     @app.exception_handler(ClientLeft)
     async def client_left(request: Request, error: ClientLeft) -> Response:
@@ -250,4 +250,4 @@ def cors_options(settings: Settings) -> dict[str, Any]:
 def open_paths(settings: Settings) -> frozenset[str]:
     """The paths that need no key."""
     paths = OPEN_PATHS | page.open_paths() if settings.ui else OPEN_PATHS
-    return paths | {metrics.PATH} if settings.metrics == "open" else paths
+    return paths | {engine_metrics.PATH} if settings.metrics == "open" else paths

@@ -13,13 +13,10 @@ from typing import Any, Self, cast
 import msgspec
 
 from genai_server.engine_client.admin import EngineAdmin
-from genai_server.engine_client.in_flight import InFlight
+from genai_server.engine_client.in_flight import InFlight, error_of_loss
 from genai_server.errors import (
-    EngineDied,
-    EngineHung,
     GenerationFailed,
     InvalidField,
-    ModelUnloaded,
     NoEngineReady,
 )
 from genai_server.messages.admin import AdminReply, Call
@@ -177,17 +174,9 @@ class EngineClient:
         return EngineStatus(self.device, EngineState.STOPPED)
 
     def _loss(self, server_status: ServerStatus) -> GenerationFailed:
-        """The error of requests that are lost with the engine: the model was unloaded, or the engine hung or died."""
         mine = [status for status in server_status.engines if self._is_mine(status)]
         # Without a secret the supervisor has ended.
-        if server_status.secret and (not mine or any(status.state == EngineState.UNLOADING for status in mine)):
-            return ModelUnloaded(f"the model {self.model_name} was unloaded")
-        if any(status.hung for status in mine):
-            return EngineHung(
-                f"the engine of device {self.device} hung for longer than GENAI_STEP_TIMEOUT allows and was killed; "
-                "the request was lost"
-            )
-        return EngineDied(f"the engine of device {self.device} died; the request was lost")
+        return error_of_loss(self.device, self.model_name, mine, is_supervised=bool(server_status.secret))
 
     def _is_mine(self, status: EngineStatus) -> bool:
         return status.device == self.device and status.serial == self._serial

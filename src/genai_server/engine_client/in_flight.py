@@ -1,7 +1,7 @@
 """The requests of one API process that are in an engine, or wait for its restart."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import count, groupby
@@ -10,7 +10,7 @@ from typing import Protocol
 from msgspec import Struct
 
 from genai_server.engine_client.stream import TokenStream
-from genai_server.errors import GenerationFailed, ModelUnloaded, NoEngineReady
+from genai_server.errors import EngineDied, EngineHung, GenerationFailed, ModelUnloaded, NoEngineReady
 from genai_server.messages.generation_request import FinishReason, GenerationRequest
 from genai_server.messages.protocol import (
     Accepted,
@@ -27,6 +27,7 @@ from genai_server.messages.protocol import (
     Tokens,
     Vectors,
 )
+from genai_server.messages.status_file import EngineState, EngineStatus
 
 # Seconds that a request waits for the restarted engine.
 PATIENCE = 30.0
@@ -185,3 +186,18 @@ def _submits(group: Mapping[int, GenerationRequest]) -> Iterator[Submit]:
     """The messages that ask for the answers of one group, each by its key."""
     last = max(group)
     return (Submit(key, request, more=key != last) for key, request in group.items())
+
+
+def error_of_loss(device: str, model: str, engines: Sequence[EngineStatus], *, is_supervised: bool) -> GenerationFailed:
+    """The error of requests that are lost with their engine: the model was unloaded, or the engine hung or died.
+
+    `engines` are the states of the model's engines on the device.
+    """
+    if is_supervised and (not engines or any(status.state == EngineState.UNLOADING for status in engines)):
+        return ModelUnloaded(f"the model {model} was unloaded")
+    if any(status.hung for status in engines):
+        return EngineHung(
+            f"the engine of device {device} hung for longer than GENAI_STEP_TIMEOUT allows and was killed; "
+            "the request was lost"
+        )
+    return EngineDied(f"the engine of device {device} died; the request was lost")

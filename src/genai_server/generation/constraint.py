@@ -6,8 +6,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from genai_server.apis.shared.chat_body import ChatParameters, NamedTool
-from genai_server.apis.shared.chat_body import Tool as GivenTool
+from genai_server.apis.shared.chat_messages import ChatParameters, NamedTool
+from genai_server.apis.shared.chat_messages import Tool as GivenTool
 from genai_server.apis.shared.sampling_parameters import StructuredOutputs
 from genai_server.errors import InvalidField
 from genai_server.grammar_checker.pool import GrammarChecker

@@ -5,7 +5,7 @@ from typing import TypeVar
 
 from msgspec import structs
 
-from genai_server.apis.shared.chat_body import ChatParameters
+from genai_server.apis.shared.chat_messages import ChatParameters
 from genai_server.apis.shared.completion_body import CompletionRequest
 from genai_server.apis.shared.sampling_parameters import GenerationFields, SamplingFields
 from genai_server.errors import InvalidField, PromptTooLong

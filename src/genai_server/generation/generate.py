@@ -9,7 +9,7 @@ from functools import partial
 
 from msgspec import structs
 
-from genai_server.apis.shared.chat_body import ChatParameters
+from genai_server.apis.shared.chat_messages import ChatParameters
 from genai_server.apis.shared.completion_body import CompletionRequest
 from genai_server.apis.shared.sampling_parameters import StreamFields
 from genai_server.engine_client.stream import TokenStream

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from genai_server.apis.shared.chat_body import ChatParameters
+from genai_server.apis.shared.chat_messages import ChatParameters
 from genai_server.apis.shared.sampling_parameters import SamplingFields
 from genai_server.generation.constraint import ChatConstraint, Constraint, structure
 from genai_server.generation.prompts import offered_tools

@@ -9,7 +9,7 @@ from typing import Any
 from msgspec import structs
 
 from genai_server.answer_parts import ScoredToken
-from genai_server.apis.shared.chat_body import ChatParameters, Tool
+from genai_server.apis.shared.chat_messages import ChatParameters, Tool
 from genai_server.apis.shared.completion_body import CompletionRequest
 from genai_server.errors import InvalidField
 from genai_server.http.leniency import Leniency

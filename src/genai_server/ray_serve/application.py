@@ -21,6 +21,7 @@ from genai_server.ray_serve.ingress import Ingress
 from genai_server.ray_serve.model_choice import ModelNames
 from genai_server.ray_serve.ray_internals import with_version
 from genai_server.ray_serve.replica import Replica
+from genai_server.ray_serve.scaling import scaling
 
 # Settings of Serve's proxies, which neither ingress nor replicas read.
 OF_SERVE = frozenset({"host", "port", "tls_cert", "tls_key"})
@@ -101,7 +102,7 @@ def _deployment(settings: Settings, model: str, replicas: str) -> Any:
     deployment = with_version(
         serve.deployment(Replica, name=re.sub(r"[^\w.-]", "-", model)),
         _version(own),
-        **_scaling(replicas, settings.max_batch_size),
+        **scaling(replicas, settings.max_batch_size),
         # All that the replica itself does not refuse, so that its own queue is the limit.
         max_ongoing_requests=settings.max_batch_size + settings.max_queue + _SPARE_CALLS,
         max_queued_requests=_MAX_QUEUED,
@@ -116,26 +117,6 @@ def _deployment(settings: Settings, model: str, replicas: str) -> Any:
         ),
     )
     return deployment.bind(own)
-
-
-def max_replicas(replicas: str) -> int:
-    """The largest number that is meant by `2`, or by `1:4`. Raises ConfigurationError."""
-    return _bounds(replicas)[1]
-
-
-def _scaling(replicas: str, target: int) -> dict[str, Any]:
-    least, most = _bounds(replicas)
-    if ":" not in replicas:
-        return {"num_replicas": most}
-    return {"autoscaling_config": {"min_replicas": least, "max_replicas": most, "target_ongoing_requests": target}}
-
-
-def _bounds(replicas: str) -> tuple[int, int]:
-    found = re.fullmatch(r"([1-9]\d{0,3})(?::([1-9]\d{0,3}))?", replicas)
-    least, most = (int(found[1]), int(found[2] or found[1])) if found else (1, 0)
-    if least > most:
-        raise ConfigurationError(f"replicas={replicas}: expected a number such as 2, or least and most such as 1:4")
-    return least, most
 
 
 def _version(settings: Settings) -> str:

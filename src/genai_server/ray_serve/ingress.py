@@ -29,7 +29,7 @@ from genai_server.apis.models import lm_studio
 from genai_server.apis.models import routes as models
 from genai_server.apis.ollama import model_routes as ollama_models
 from genai_server.apis.ollama import pull_routes as ollama_pull
-from genai_server.apis.status import metrics
+from genai_server.apis.status import engine_metrics
 from genai_server.config import Settings
 from genai_server.errors import (
     EngineDied,
@@ -103,7 +103,7 @@ class _IngressApp:
         settings = names.settings
         configure_logging(settings.log_level, settings.log_format)
         self._names = names
-        self._metrics_path = None if settings.metrics == "off" else metrics.PATH
+        self._metrics_path = None if settings.metrics == "off" else engine_metrics.PATH
         self._replicas = models
         self._streams = {name: handle.options(stream=True, method_name="stream") for name, handle in models.items()}
         self._health: tuple[float, ReplicaAnswer | None] = (float("-inf"), None)

@@ -7,7 +7,7 @@ import pytest
 
 from genai_server.apis.messages.schemas import CountTokensRequest, MessagesRequest
 from genai_server.apis.messages.translate import Translation, chat_messages
-from genai_server.apis.shared.chat_body import ChatParameters, NamedTool
+from genai_server.apis.shared.chat_messages import ChatParameters, NamedTool
 from genai_server.errors import InvalidField, PromptTooLong, ThreadUnsupported
 
 HELLO = {"role": "user", "content": "x"}

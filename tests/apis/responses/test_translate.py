@@ -10,7 +10,7 @@ from genai_server.apis.responses.items import given_items, message, new_item, to
 from genai_server.apis.responses.schemas import ResponsesRequest
 from genai_server.apis.responses.translate import new_response, outer_error, shortened, to_chat
 from genai_server.apis.shared.base import JsonObject
-from genai_server.apis.shared.chat_body import ChatParameters
+from genai_server.apis.shared.chat_messages import ChatParameters
 from genai_server.errors import InvalidField, ModelNotFound, PromptTooLong
 from genai_server.messages.generation_request import Sampling
 

@@ -94,7 +94,6 @@ def test_text_log_has_the_fields_after_the_message(scripted: RunningServer) -> N
     wait_until(lambda: "id=as-text" in scripted.log())
     (line,) = [line for line in scripted.log().splitlines() if "id=as-text" in line]
     assert (
-        "INFO genai_server.http.telemetry.request_log: request id=as-text method=POST path=/v1/chat status=200"
-        in line
+        "INFO genai_server.http.telemetry.request_log: request id=as-text method=POST path=/v1/chat status=200" in line
     )
     assert line.endswith("finish_reason=stop")

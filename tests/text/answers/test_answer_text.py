@@ -1,15 +1,12 @@
 """Tokens turned into parts and scored tokens, with stop strings and a limit of calls."""
 
 import math
-from typing import SupportsIndex
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from genai_server.answer_parts import Content, Part, ScoredToken, ToolCallArguments, ToolCallStart, WholeAnswer
 from genai_server.messages.generation_request import TokenLogprob
-from genai_server.text.answers.answer_text import AnswerText, PlainParser, StopStrings
+from genai_server.text.answers.answer_text import AnswerText, PlainParser
 from genai_server.text.tokenizer import ByteTokenizer
 
 
@@ -96,82 +93,3 @@ def test_all_calls_are_returned_without_a_limit() -> None:
 def test_a_token_that_cannot_come_has_openais_lowest_score() -> None:
     scored = _answer([]).scored(TokenLogprob(97, -math.inf, [(98, -math.inf)]), 0)
     assert (scored.logprob, scored.top[0].logprob) == (-9999.0, -9999.0)
-
-
-# Few letters, so that strings often start and overlap.
-TEXTS = st.text("ab\n", max_size=30)
-STOPS = st.lists(st.text("ab\n", min_size=1, max_size=5), max_size=4)
-
-
-def shown(strings: list[str], pieces: list[str]) -> tuple[str, str | None]:
-    """The shown text of an answer, and the stop string that ended it."""
-    stop = StopStrings(strings)
-    text = ""
-    for piece in pieces:
-        more, stopped = stop.feed(piece)
-        text += more
-        assert stopped == (stop.found is not None)
-        if stopped:
-            assert stop.feed("more") == ("", True)
-            break
-    return text + stop.finish(), stop.found
-
-
-def expected(strings: list[str], text: str) -> tuple[str, str | None]:
-    """The same by trying each position of the text in turn."""
-    for end in range(len(text) + 1):
-        complete = [string for string in strings if text[:end].endswith(string)]
-        if complete:
-            longest = max(complete, key=len)
-            return text[: end - len(longest)], longest
-    return text, None
-
-
-@given(TEXTS, STOPS, st.data())
-def test_text_ends_at_the_first_complete_stop_string(text: str, strings: list[str], data: st.DataObject) -> None:
-    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)))))
-    pieces = [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
-    assert shown(strings, pieces) == expected(strings, text)
-
-
-@given(TEXTS, STOPS)
-def test_only_possible_stop_strings_are_held_back(text: str, strings: list[str]) -> None:
-    stop = StopStrings(strings)
-    seen = "".join(stop.feed(character)[0] for character in text)
-    if stop.found is None:
-        held = text[len(seen) :]
-        assert held == stop.finish()
-        assert not held or any(string.startswith(held) for string in strings)
-
-
-@pytest.mark.parametrize(
-    ("strings", "pieces", "text", "found"),
-    [
-        (["</s>"], ["a</", "s", ">b"], "a", "</s>"),
-        (["</s>"], ["a</", "sb"], "a</sb", None),
-        (["abcd", "bc"], ["abcd"], "a", "bc"),
-        (["bc", "abc"], ["xabc"], "x", "abc"),
-        (["aab"], ["aaab"], "a", "aab"),
-        (["\n\n"], ["one\n", "two\n", "\nthree"], "one\ntwo", "\n\n"),
-        (["é👋"], ["é", "é", "👋"], "é", "é👋"),
-        ([], ["all", " of it"], "all of it", None),
-    ],
-)
-def test_text_shown_ends_before_a_stop(strings: list[str], pieces: list[str], text: str, found: str | None) -> None:
-    assert shown(strings, pieces) == (text, found)
-
-
-def test_repeated_near_match_takes_linear_time() -> None:
-    steps = 0
-
-    class Counted(str):
-        __slots__ = ()
-
-        def __getitem__(self, place: SupportsIndex | slice) -> str:
-            nonlocal steps
-            steps += 1
-            return super().__getitem__(place)
-
-    stop = StopStrings([Counted("a" * 1000 + "b")])
-    assert stop.feed("a" * 10_000) == ("a" * 9000, False)
-    assert steps < 50_000

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from genai_server.apis.shared.base import ChatRouterFields, elements, field_error
-from genai_server.apis.shared.chat_body import (
+from genai_server.apis.shared.chat_messages import (
     MAX_TOOLS,
     ChatParameters,
     Function,

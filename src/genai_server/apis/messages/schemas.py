@@ -14,7 +14,7 @@ from genai_server.apis.shared.base import (
     elements,
     field_error,
 )
-from genai_server.apis.shared.chat_body import MAX_MESSAGES, MAX_PARTS, MAX_TOOLS, DirectCaller, FunctionName
+from genai_server.apis.shared.chat_messages import MAX_MESSAGES, MAX_PARTS, MAX_TOOLS, DirectCaller, FunctionName
 from genai_server.apis.shared.sampling_parameters import MAX_STOP_STRINGS, SamplingFields, StopText
 from genai_server.quoted_values import quoted
 

@@ -16,7 +16,7 @@ from genai_server.apis.messages.schemas import (
     ToolUseBlock,
 )
 from genai_server.apis.shared.base import JsonObject
-from genai_server.apis.shared.chat_body import MAX_MESSAGES, ChatParameters
+from genai_server.apis.shared.chat_messages import MAX_MESSAGES, ChatParameters
 from genai_server.apis.shared.sampling_parameters import SamplingFields
 from genai_server.errors import InvalidField, RequestError, ThreadUnsupported
 from genai_server.quoted_values import quoted

@@ -16,7 +16,7 @@ from genai_server.apis.shared.base import (
     elements,
     field_error,
 )
-from genai_server.apis.shared.chat_body import MAX_MESSAGES, MAX_PARTS, MAX_TOOLS, Function, FunctionName
+from genai_server.apis.shared.chat_messages import MAX_MESSAGES, MAX_PARTS, MAX_TOOLS, Function, FunctionName
 from genai_server.apis.shared.completion_body import MAX_TOKENS
 from genai_server.apis.shared.sampling_parameters import StopText
 

@@ -13,7 +13,7 @@ from genai_server.apis.ollama.schemas import (
     Options,
 )
 from genai_server.apis.shared.base import JsonObject, elements
-from genai_server.apis.shared.chat_body import ChatParameters
+from genai_server.apis.shared.chat_messages import ChatParameters
 from genai_server.apis.shared.completion_body import CompletionRequest
 from genai_server.apis.shared.sampling_parameters import StopText
 from genai_server.errors import RequestError

@@ -8,7 +8,7 @@ from pydantic import BaseModel, Field
 
 from genai_server.apis.own_chat.response import ChatBuilder
 from genai_server.apis.shared.base import ErrorResponse, JsonObject, Metrics, Text
-from genai_server.apis.shared.chat_body import ChatParameters, ToolCall
+from genai_server.apis.shared.chat_messages import ChatParameters, ToolCall
 from genai_server.errors import InvalidField
 from genai_server.generation.answers import Generation
 from genai_server.generation.dependencies import TheRequestContext, TheServices

@@ -27,7 +27,7 @@ from genai_server.apis.responses.item_schemas import (
     full_name,
 )
 from genai_server.apis.shared.base import JsonObject
-from genai_server.apis.shared.chat_body import ChatMessage
+from genai_server.apis.shared.chat_messages import ChatMessage
 from genai_server.errors import InvalidField
 from genai_server.quoted_values import quoted
 

@@ -34,7 +34,7 @@ from genai_server.apis.responses.translate import (
     tools_by_name,
 )
 from genai_server.apis.shared.base import JsonObject
-from genai_server.apis.shared.chat_body import ChatParameters
+from genai_server.apis.shared.chat_messages import ChatParameters
 from genai_server.apis.shared.router import VersionedRouter
 from genai_server.errors import ConversationNotFound, InvalidField, PreviousNotFound, PromptTooLong, ResponseNotFound
 from genai_server.generation.answers import Generation

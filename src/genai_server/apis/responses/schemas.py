@@ -18,7 +18,7 @@ from genai_server.apis.shared.base import (
     members,
     missing_error,
 )
-from genai_server.apis.shared.chat_body import MAX_TOOLS, FunctionName, ReasoningEffort
+from genai_server.apis.shared.chat_messages import MAX_TOOLS, FunctionName, ReasoningEffort
 from genai_server.apis.shared.sampling_parameters import GenerationFields
 from genai_server.quoted_values import quoted
 

@@ -31,7 +31,7 @@ from genai_server.apis.responses.schemas import (
     ResponseTool,
 )
 from genai_server.apis.shared.base import JsonObject, WithoutEffect
-from genai_server.apis.shared.chat_body import MAX_MESSAGES, ChatMessage, ChatParameters
+from genai_server.apis.shared.chat_messages import MAX_MESSAGES, ChatMessage, ChatParameters
 from genai_server.apis.shared.sampling_parameters import GenerationFields
 from genai_server.errors import GenaiServerError, InvalidField
 from genai_server.messages.generation_request import Sampling

@@ -6,7 +6,7 @@ from typing import Any
 from fastapi import APIRouter, Response
 
 from genai_server.apis.shared.base import ErrorResponse
-from genai_server.apis.shared.chat_body import ChatMessage, Tool
+from genai_server.apis.shared.chat_messages import ChatMessage, Tool
 from genai_server.apis.tokens.schemas import (
     ApplyTemplateRequest,
     ApplyTemplateResponse,

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Self
 from pydantic import BaseModel, Field, ValidationInfo, field_validator, model_validator
 
 from genai_server.apis.shared.base import Text, Wire, elements
-from genai_server.apis.shared.chat_body import Messages, Tools
+from genai_server.apis.shared.chat_messages import Messages, Tools
 from genai_server.apis.shared.completion_body import MAX_TOKENS
 
 _SOURCES = ("prompt", "content", "messages")

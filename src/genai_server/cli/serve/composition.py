@@ -30,7 +30,7 @@ from genai_server.config import Settings, engines_to_attach, load_settings, shar
 from genai_server.errors import ConfigurationError
 from genai_server.http.api_keys import ApiKeys, load_keys
 from genai_server.http.middleware.request_lifetime import Drain
-from genai_server.http.telemetry.metrics import request_metrics
+from genai_server.http.telemetry.request_metrics import request_metrics
 from genai_server.http.telemetry.request_record import log_request
 from genai_server.logs import configure_logging
 from genai_server.process_memory import release_large_blocks_at_once, share_heaps
