@@ -49,6 +49,9 @@ class DecoderGraph:
     gives_last_logits_only: bool = False
     # Whether it has inputs for adapters, which stay at their defaults in batches.
     takes_adapters: bool = False
+    # How many rows of positions it takes, for the axes of images; 0 if the positions have no such dimension. The axes of
+    # text are equal.
+    position_axes: int = 0
 
     @property
     def bytes_per_token(self) -> int:
@@ -82,11 +85,12 @@ def read_decoder_graph(model_dir: Path) -> DecoderGraph:
         if name in inputs and inputs[name].elem_type != onnx.TensorProto.INT64:
             raise DoesNotFit(f"its input {name} is not of type INT64")
     num_kv_heads, head_size = _cache_shape(decoder, [inputs[name].shape.dim for name in names.past])
+    position_ids = names.position_ids if names.position_ids in inputs else None
     return DecoderGraph(
         path=model_dir / decoder["filename"],
         input_ids=names.input_ids,
         attention_mask=names.attention_mask,
-        position_ids=names.position_ids if names.position_ids in inputs else None,
+        position_ids=position_ids,
         logits=names.logits,
         past_names=names.past,
         present_names=names.present,
@@ -98,6 +102,7 @@ def read_decoder_graph(model_dir: Path) -> DecoderGraph:
         switches_at=_switch(graph, names.attention_mask),
         gives_last_logits_only=outputs[names.logits].shape.dim[1].dim_value == 1,
         takes_adapters=bool(optional),
+        position_axes=0 if position_ids is None else _position_axes(inputs[position_ids].shape.dim),
     )
 
 
@@ -137,6 +142,15 @@ def _names(decoder: dict[str, Any]) -> Names:
         past=tuple(past % layer for layer in layers for past, _ in parts),
         present=tuple(present % layer for layer in layers for _, present in parts),
     )
+
+
+def _position_axes(shape: Any) -> int:
+    """The first dimension of positions of three dimensions, such as [3, rows, tokens]; 0 for [rows, tokens]."""
+    if len(shape) == 2:
+        return 0
+    if len(shape) != 3 or not shape[0].dim_value:
+        raise DoesNotFit(f"its positions have {len(shape)} dimensions of a form that the runner does not know")
+    return int(shape[0].dim_value)
 
 
 def _float_type(what: str, element: "onnx.TensorProto.DataType") -> Any:

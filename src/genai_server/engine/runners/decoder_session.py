@@ -4,6 +4,7 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from genai_server.engine.model.graph import DecoderGraph
@@ -42,7 +43,7 @@ class DecoderSession:
         binding = self._binding(layout.spans)
         binding.bind_cpu_input(self._graph.input_ids, layout.ids)
         if self._graph.position_ids is not None:
-            binding.bind_cpu_input(self._graph.position_ids, layout.positions)
+            binding.bind_cpu_input(self._graph.position_ids, self._positions(layout))
         for name, values in layout.inputs.items():
             binding.bind_cpu_input(name, values)
         # Bound again each time: the binding would otherwise still write to the arrays of the last pass.
@@ -50,6 +51,10 @@ class DecoderSession:
             binding.bind_output(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
         self.keep_unread(binding, wanted)
         return binding
+
+    def _positions(self, layout: Layout) -> NDArray[np.int64]:
+        axes = self._graph.position_axes
+        return np.repeat(layout.positions[np.newaxis], axes, axis=0) if axes else layout.positions
 
     def keep_unread(self, binding: Any, wanted: Mapping[str, NDArray[Any]]) -> None:
         """Leave unwanted outputs in the memory where they are computed.
