@@ -8,6 +8,11 @@ _QUERY_BLOCK = 16
 # Matrix kernels process the tokens of a chunk in groups. Tokens left over at its end are not bitwise equal. Group sizes
 # divide this.
 _ROW_GROUPS = 8
+# A prompt of at least this many unread tokens has a state checkpoint near its end, if its model has states.
+_MIN_CHECKPOINT = 64
+# Tokens behind that checkpoint, at least. The next prompt of a conversation often differs in the last ones, which begin
+# the answer.
+_BEHIND_CHECKPOINT = 8
 
 
 def fit_chunk(sequence: Sequence, most: int) -> int:
@@ -31,6 +36,18 @@ def fit_chunk(sequence: Sequence, most: int) -> int:
         return (chunk == left or chunk % group == 0) and chunk % _QUERY_BLOCK != 1 and left - chunk != 1
 
     return next(filter(is_read_alike, range(min(most, left), 1, -1)), left)
+
+
+def before_checkpoint(chunk: int) -> int:
+    """How many tokens of a prompt's last chunk to read before the state checkpoint near its end."""
+    if chunk < _MIN_CHECKPOINT:
+        return chunk
+    return (chunk - _BEHIND_CHECKPOINT) // _ROW_GROUPS * _ROW_GROUPS
+
+
+def ends_at_checkpoint(num_left: int) -> bool:
+    """Whether a chunk ends near enough to the end of its prompt for a checkpoint there."""
+    return 0 < num_left < _MIN_CHECKPOINT
 
 
 def may_draft(sequence: Sequence) -> bool:
