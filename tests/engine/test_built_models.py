@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from genai_server.config import Settings, engine_settings
-from genai_server.engine.model.graph import DoesNotFit, read_decoder_graph
+from genai_server.engine.model.graph import DoesNotFit, LayerState, read_decoder_graph
 from genai_server.engine.runners.choose import load_batched
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.engine.runners.scores import Logits
@@ -32,9 +32,11 @@ def test_a_graph_of_the_builder_fits_the_batch(name: str, switches_at: int | Non
     assert (graph.switches_at, graph.window) == (switches_at, window)
 
 
-def test_a_graph_with_convolutions_does_not_fit_the_batch() -> None:
-    with pytest.raises(DoesNotFit, match=r"has inputs that the runner does not know: past\.0\.conv"):
-        read_decoder_graph(BUILT / "lfm2")
+def test_a_graph_with_convolutions_fits_the_batch_with_their_states() -> None:
+    graph = read_decoder_graph(BUILT / "lfm2")
+    assert graph.past_names == ("past_key_values.1.key", "past_key_values.1.value")
+    assert graph.conv_states == (LayerState("past.0.conv", "present.0.conv", (64, 2), np.float32),)
+    assert graph.bytes_per_row == 64 * 2 * 4
 
 
 def batch(name: str, generator: OgGeneratorRunner, max_length: int) -> Driven:

@@ -12,6 +12,8 @@ class KvMemory:
     page_tokens: int
     # Pages that all slots share.
     num_pages: int
+    # Pages of a state checkpoint (engine/runners/kv_cache.py); 0 for a model without states of fixed size.
+    checkpoint_pages: int = 0
 
     def pages(self, num_tokens: int) -> int:
         """Shared pages of a slot with this number of cached tokens, plus one token that a padding row writes."""
@@ -19,7 +21,8 @@ class KvMemory:
 
     def num_tokens(self, num_slots: int) -> int:
         """Capacity of all pages of this number of slots, in tokens; 0 if nothing is shared."""
-        return (self.num_pages + num_slots) * self.page_tokens if self.num_pages else 0
+        is_shared = self.num_pages and self.page_tokens < UNSHARED.page_tokens
+        return (self.num_pages + num_slots) * self.page_tokens if is_shared else 0
 
 
 # Slots that share nothing: the page of each is large enough for any sequence.

@@ -138,7 +138,7 @@ def test_half_precision_cache_halves_the_bytes_per_token_only(
         ({"attention": ()}, "its attention is not GroupQueryAttention"),
         ({"attention": ("MultiHeadAttention",)}, "its attention is not GroupQueryAttention"),
         ({"attention": ("GroupQueryAttention", "Attention")}, "partly Attention$"),
-        ({"attention": ("GroupQueryAttention", "LinearAttention", "Attention")}, "partly Attention, LinearAttention$"),
+        ({"attention": ("GroupQueryAttention", "PagedAttention", "Attention")}, "partly Attention, PagedAttention$"),
         ({"inputs": ("beam_indices",)}, "inputs that the runner does not know: beam_indices"),
         ({"inputs": ("z", "conv_state")}, "does not know: conv_state, z"),
         ({"cache": TensorProto.INT8}, "its cache is of type INT8"),

@@ -1,5 +1,7 @@
 """The batched runner's view of a decoder's ONNX graph, and whether it can run that graph at all."""
 
+import math
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,7 @@ from genai_server.engine.model.adapter_file import optional_inputs
 from genai_server.engine.model.files import read_config
 
 ATTENTION = "GroupQueryAttention"
-_OTHER_ATTENTION = {"Attention", "MultiHeadAttention", "PagedAttention", "LinearAttention", "SparseAttention"}
+_OTHER_ATTENTION = {"Attention", "MultiHeadAttention", "PagedAttention", "SparseAttention"}
 # Maximum number of names in a message.
 _SHOWN = 4
 # The operators between the attention mask and the condition of an If.
@@ -21,6 +23,23 @@ _CACHE_TYPES = {onnx.TensorProto.FLOAT: np.float32, onnx.TensorProto.FLOAT16: np
 
 class DoesNotFit(Exception):
     """The batched runner cannot run this model; the message says why."""
+
+
+@dataclass(frozen=True)
+class LayerState:
+    """What a layer keeps of a sequence in a fixed size, such as the last inputs of a convolution."""
+
+    past: str
+    present: str
+    # Of one row.
+    shape: tuple[int, ...]
+    # A numpy type.
+    type: Any
+
+    @property
+    def num_bytes(self) -> int:
+        """The size for one row."""
+        return math.prod(self.shape) * int(np.dtype(self.type).itemsize)
 
 
 @dataclass(frozen=True)
@@ -49,6 +68,22 @@ class DecoderGraph:
     gives_last_logits_only: bool = False
     # Whether it has inputs for adapters, which stay at their defaults in batches.
     takes_adapters: bool = False
+    # How many rows of positions it takes, for the axes of images; 0 if the positions have no such dimension. Text has
+    # the same positions on all axes.
+    position_axes: int = 0
+    # The states of convolutions, and of linear attention.
+    conv_states: tuple[LayerState, ...] = ()
+    recurrent_states: tuple[LayerState, ...] = ()
+
+    @property
+    def has_states(self) -> bool:
+        """Whether some layers keep states of fixed size in place of keys and values."""
+        return bool(self.conv_states or self.recurrent_states)
+
+    @property
+    def bytes_per_row(self) -> int:
+        """The size of one sequence's states, however long it is."""
+        return sum(state.num_bytes for state in (*self.conv_states, *self.recurrent_states))
 
     @property
     def bytes_per_token(self) -> int:
@@ -69,24 +104,28 @@ def read_decoder_graph(model_dir: Path) -> DecoderGraph:
         raise DoesNotFit("its prompt is read window by window by onnxruntime-genai")
     graph = onnx.load(str(model_dir / decoder["filename"]), load_external_data=False).graph
     _check_operators(graph)
-    names = _names(decoder)
     inputs = {value.name: value.type.tensor_type for value in graph.input}
     outputs = {value.name: value.type.tensor_type for value in graph.output}
-    needed_inputs = {names.input_ids, names.attention_mask, *names.past}
+    names = _names(decoder, inputs)
+    states = dict((*names.conv_states, *names.recurrent_states))
+    needed_inputs = {names.input_ids, names.attention_mask, *names.past, *states}
     optional = optional_inputs(graph).keys() - needed_inputs - {names.position_ids}
     if strange := sorted(set(inputs) - needed_inputs - optional - {names.position_ids}):
         raise DoesNotFit(f"its graph has inputs that the runner does not know: {_some(strange)}")
-    if missing := sorted((needed_inputs - set(inputs)) | ({names.logits, *names.present} - set(outputs))):
+    if missing := sorted(
+        (needed_inputs - set(inputs)) | ({names.logits, *names.present, *states.values()} - set(outputs))
+    ):
         raise DoesNotFit(f"its graph lacks {_some(missing)}")
     for name in (names.input_ids, names.attention_mask, names.position_ids):
         if name in inputs and inputs[name].elem_type != onnx.TensorProto.INT64:
             raise DoesNotFit(f"its input {name} is not of type INT64")
     num_kv_heads, head_size = _cache_shape(decoder, [inputs[name].shape.dim for name in names.past])
+    position_ids = names.position_ids if names.position_ids in inputs else None
     return DecoderGraph(
         path=model_dir / decoder["filename"],
         input_ids=names.input_ids,
         attention_mask=names.attention_mask,
-        position_ids=names.position_ids if names.position_ids in inputs else None,
+        position_ids=position_ids,
         logits=names.logits,
         past_names=names.past,
         present_names=names.present,
@@ -98,6 +137,9 @@ def read_decoder_graph(model_dir: Path) -> DecoderGraph:
         switches_at=_switch(graph, names.attention_mask),
         gives_last_logits_only=outputs[names.logits].shape.dim[1].dim_value == 1,
         takes_adapters=bool(optional),
+        conv_states=_states(names.conv_states, inputs),
+        recurrent_states=_states(names.recurrent_states, inputs),
+        position_axes=0 if position_ids is None else _position_axes(inputs[position_ids].shape.dim),
     )
 
 
@@ -116,10 +158,16 @@ class Names:
     logits: str
     past: tuple[str, ...]
     present: tuple[str, ...]
+    # Pairs of past and present.
+    conv_states: tuple[tuple[str, str], ...]
+    recurrent_states: tuple[tuple[str, str], ...]
 
 
-def _names(decoder: dict[str, Any]) -> Names:
-    """The names in genai_config.json, with onnxruntime-genai's defaults."""
+def _names(decoder: dict[str, Any], present: Container[str]) -> Names:
+    """The names in genai_config.json, with onnxruntime-genai's defaults.
+
+    A layer whose state is among the graph's inputs, of which `present` has the names, has neither keys nor values.
+    """
     inputs, outputs = decoder.get("inputs", {}), decoder.get("outputs", {})
     parts = [
         (
@@ -129,14 +177,43 @@ def _names(decoder: dict[str, Any]) -> Names:
         for part in ("key", "value")
     ]
     layers = range(int(decoder["num_hidden_layers"]))
+
+    def states(kind: str) -> dict[int, tuple[str, str]]:
+        past, after = inputs.get(f"past_{kind}_names"), outputs.get(f"present_{kind}_names")
+        return {layer: (past % layer, after % layer) for layer in layers if past and after and past % layer in present}
+
+    conv, recurrent = states("conv"), states("recurrent")
+    attending = [layer for layer in layers if layer not in conv and layer not in recurrent]
     return Names(
         input_ids=inputs.get("input_ids", "input_ids"),
         attention_mask=inputs.get("attention_mask", "attention_mask"),
         position_ids=inputs.get("position_ids", "position_ids"),
         logits=outputs.get("logits", "logits"),
-        past=tuple(past % layer for layer in layers for past, _ in parts),
-        present=tuple(present % layer for layer in layers for _, present in parts),
+        past=tuple(past % layer for layer in attending for past, _ in parts),
+        present=tuple(after % layer for layer in attending for _, after in parts),
+        conv_states=tuple(conv.values()),
+        recurrent_states=tuple(recurrent.values()),
     )
+
+
+def _states(names: tuple[tuple[str, str], ...], inputs: Mapping[str, Any]) -> tuple[LayerState, ...]:
+    """The states with these names. Raises DoesNotFit unless each has a fixed size."""
+    found = []
+    for past, present in names:
+        shape = tuple(int(dim.dim_value) for dim in inputs[past].shape.dim[1:])
+        if not all(shape):
+            raise DoesNotFit(f"its state {past} has no fixed size")
+        found.append(LayerState(past, present, shape, _float_type("state", inputs[past].elem_type)))
+    return tuple(found)
+
+
+def _position_axes(shape: Any) -> int:
+    """The first dimension of positions of three dimensions, such as [3, rows, tokens]; 0 for [rows, tokens]."""
+    if len(shape) == 2:
+        return 0
+    if len(shape) != 3 or not shape[0].dim_value:
+        raise DoesNotFit(f"its positions have {len(shape)} dimensions of a form that the runner does not know")
+    return int(shape[0].dim_value)
 
 
 def _float_type(what: str, element: "onnx.TensorProto.DataType") -> Any:

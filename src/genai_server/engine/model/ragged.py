@@ -18,6 +18,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from genai_server.engine.model.graph import ATTENTION, DecoderGraph, DoesNotFit
 from genai_server.engine.model.output_head import find_head
+from genai_server.engine.model.ragged_states import StateLayers
 
 # int64 [K]: the flat positions whose logits are computed.
 WANTED = "genai_server.wanted"
@@ -65,6 +66,9 @@ def make_ragged(graph: onnx.GraphProto, decoder: DecoderGraph) -> None:
     halved: dict[str, str] = {}
     new_inputs = [_value(WANTED, TensorProto.INT64, ["wanted"])]
     new_outputs = [outputs[decoder.logits]]
+    states = StateLayers(graph, decoder, (NARROW, WIDE), PLACES)
+    new_inputs += states.inputs
+    new_outputs += states.outputs
     for group in (NARROW, WIDE):
         rows = group + "rows"
         new_inputs += [
@@ -76,7 +80,7 @@ def make_ragged(graph: onnx.GraphProto, decoder: DecoderGraph) -> None:
         ]
     for node in graph.node:
         if node.op_type != ATTENTION:
-            nodes.append(node)
+            nodes += states.replaced(node)
             continue
         if is_narrowed:
             nodes += _in_half(node, halved)

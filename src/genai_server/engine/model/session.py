@@ -37,6 +37,8 @@ def open_session(
     if tuple(map(int, onnxruntime.__version__.split(".")[:2])) < _MIN_VERSION:
         raise DoesNotFit(f"a batch needs onnxruntime 1.32, and {onnxruntime.__version__} is installed")
     found = session_options(options, threads, optimized=optimized)
+    if graph.has_states and found.execution_mode == onnxruntime.ExecutionMode.ORT_PARALLEL:
+        raise DoesNotFit("its states are updated in place, which parallel execution_mode would do in any order")
     found.log_severity_level = _ERRORS  # it would warn about each input for adapters, and about changed shapes
     found.add_session_config_entry(EXTERNAL_DATA, str(graph.path.parent))
     if profile_prefix:

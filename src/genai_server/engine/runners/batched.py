@@ -20,12 +20,13 @@ from genai_server.engine.model.output_head import BEST_LOGITS, BEST_TOKENS, NUM_
 from genai_server.engine.model.ragged import slot_length
 from genai_server.engine.model.session_options import node_shares
 from genai_server.engine.runners import trials
-from genai_server.engine.runners.base import Abilities, Interrupted, Runner
+from genai_server.engine.runners.base import ROW_GROUPS, Abilities, Interrupted, Runner
 from genai_server.engine.runners.buffers import MakeBuffers
 from genai_server.engine.runners.cpu_buffers import CpuBuffers
 from genai_server.engine.runners.decoder_session import DecoderSession
 from genai_server.engine.runners.kv_cache import KvSlots
 from genai_server.engine.runners.layout import Layout, Row, lay_out, split_passes
+from genai_server.engine.runners.row_states import RowStates
 from genai_server.engine.runners.scores import Logits, Scores
 from genai_server.engine.sampling.next_token import num_choices
 from genai_server.engine.scheduling.step import Read
@@ -35,6 +36,11 @@ from genai_server.errors import RunnerFailed
 from genai_server.messages.generation_request import ModelInfo
 
 _INTERRUPTED_MESSAGE = "terminate flag"
+# A prompt of at least this many unread tokens has a state checkpoint near its end, if its model has states.
+_MIN_CHECKPOINT = 64
+# Tokens behind that checkpoint, at least. The next prompt of a conversation often differs in the last ones, which begin
+# the answer.
+_BEHIND_CHECKPOINT = 8
 
 
 @dataclass(frozen=True)
@@ -89,32 +95,39 @@ class BatchedRunner(Runner):
         self._int8 = None if int8 is None else DecoderSession(graph, int8.session)
         self.model = model
         self._slot_length = slot_length(limits.max_length)
-        # Run options of the prompt pass in progress. A decode step is too short to be worth interrupting.
+        # Run options of the prompt pass in progress.
         self._reading: Any = None
         self._may_interrupt = True
         self._row_group = 1
         int8_from: int | None = None
         self._take_memory(trials.ROWS, trials.TOKENS + 1)
-        self._row_group = trials.smallest_row_group(self._try, self.buffers, model.vocab_size)
+        self._row_group = trials.smallest_row_group(self._try, self._copy_row, model.vocab_size)
         if self._int8 is not None and int8 is not None:
             self._take_memory(1, trials.MAX_TIMED)
             int8_from = trials.min_int8_tokens(
                 self._try, partial(self._try, on=self._int8), model.vocab_size, int8.min_gain
             )
         self._take_memory(limits.num_slots, limits.max_length)
-        self.slots = KvSlots(limits.num_slots, self.buffers, row_group=self._row_group, memory=limits.memory)
+        self.slots = KvSlots(
+            limits.num_slots,
+            self.buffers,
+            row_group=self._row_group,
+            memory=limits.memory,
+            states=self.states if graph.has_states else None,
+        )
         self.present_names = graph.present_names
         self.abilities = Abilities(
             "batched",
             limits.num_slots,
             mixes=True,
-            # A device would have to copy all logits of each token of a draft.
-            drafts=not self._own.offers_best,
+            # A device would have to copy all logits of each token of a draft. States cannot be cut back to the tokens
+            # of a draft that are accepted.
+            drafts=not self._own.offers_best and not graph.has_states,
             # A Generator reads a single token with another kernel than an exact pass.
             exact=False,
             caches_prefixes=True,
-            # A Generator keeps only the last keys and values of windowed layers.
-            adopts=not graph.window,
+            # A Generator keeps only the last keys and values of windowed layers, and does not return states.
+            adopts=not graph.window and not graph.has_states,
             int8_from=int8_from,
             memory=limits.memory,
         )
@@ -139,7 +152,42 @@ class BatchedRunner(Runner):
         """Whether there are weights of 8 bits, used or not."""
         return self._int8 is not None
 
+    def fit_chunk(self, sequence: Scheduled, most: int) -> int:
+        chunk = super().fit_chunk(sequence, most)
+        if not self._graph.has_states or sequence.num_produced or chunk < sequence.num_unread:
+            return chunk
+        # The rest of the prompt follows in a pass of its own, behind a state checkpoint.
+        return chunk if chunk < _MIN_CHECKPOINT else (chunk - _BEHIND_CHECKPOINT) // ROW_GROUPS * ROW_GROUPS
+
     def forward(self, reads: Sequence[Read]) -> list[Scores]:
+        saved = self.states.save(self.slots.of(reads[0].sequence.id).index) if self._interrupts(reads) else None
+        try:
+            scores = self._forward(reads)
+        except Interrupted:
+            assert saved is not None
+            self.states.load(self.slots.of(reads[0].sequence.id).index, saved)
+            raise
+        except RunnerFailed:
+            for read in reads:
+                self.slots.spoil(read.sequence.id)
+            raise
+        if self._graph.has_states:
+            self._keep_checkpoints(reads)
+        return scores
+
+    def _keep_checkpoints(self, reads: Sequence[Read]) -> None:
+        """Keep the states at the borders of chunks: near the end of a prompt, and wherever it is worth the memory."""
+        for read in reads:
+            left = read.sequence.num_unread - read.num_tokens
+            if not read.decodes and left > 0:
+                spacing = 1 if 0 < left < _MIN_CHECKPOINT else max(1, self.states.tokens_worth)
+                self.slots.checkpoint(read.sequence.id, spacing=spacing)
+
+    def _interrupts(self, reads: Sequence[Read]) -> bool:
+        """Whether a pass may be interrupted. A decode step is too short to be worth interrupting."""
+        return self._may_interrupt and len(reads) == 1 and not reads[0].decodes
+
+    def _forward(self, reads: Sequence[Read]) -> list[Scores]:
         is_exact = any(read.sequence.request.exact for read in reads)
         rows = []
         for read in reads:
@@ -153,7 +201,7 @@ class BatchedRunner(Runner):
         repeatable: set[int] = set()
         passes = split_passes(rows, self._slot_length)
         for number, members in enumerate(passes):
-            layout = lay_out(members, exact_group=self._row_group if is_exact else None)
+            layout = self._lay_out(members, exact_group=self._row_group if is_exact else None)
             on = self._own if is_exact else self._session_for(layout.num_tokens)
             slots = [row.slot for row in members]
             if on is self._own and (len(members) == 1 or layout.num_tokens % self._row_group == 0):
@@ -220,21 +268,36 @@ class BatchedRunner(Runner):
         sessions = [session for session in (self._own, self._int8) if session is not None]
         for session in sessions:
             session.release()
-        vars(self).pop("buffers", None)  # freed before the next are allocated
+        for name in ("buffers", "states"):
+            vars(self).pop(name, None)  # freed before the next are allocated
         try:
             self.buffers = self._make_buffers(self._graph, num_rows, max_length)
+            self.states = RowStates(self._graph, num_rows)
         except (RuntimeError, OSError, MemoryError) as error:
             raise RunnerFailed(f"no memory for keys and values: {error}") from error
         # Written by each pass that does not have more logits.
         self._step_logits = np.empty((max(num_rows, MAX_DRAFTED), self.model.vocab_size), self._graph.logits_type)
         for session in sessions:
-            session.use(self.buffers)
+            session.use(self.buffers, self.states)
+
+    def _copy_row(self, source: int, target: int, length: int) -> None:
+        self.buffers.copy(source, target, length)
+        self.states.copy(source, target)
+
+    def _lay_out(self, rows: Sequence[Row], *, exact_group: int | None = None) -> Layout:
+        return lay_out(rows, exact_group=exact_group, has_states=self._graph.has_states)
 
     def _try(self, ids: NDArray[np.int64], lengths: NDArray[np.int64], *, on: DecoderSession | None = None) -> Logits:
         """Run `ids` [rows, new] over the first slots; returns the logits [rows, new, vocab_size] of all positions."""
         num_new = ids.shape[1]
         rows = [Row(slot, int(lengths[slot]) - num_new, row.tolist(), num_new) for slot, row in enumerate(ids)]
-        logits = self._logits(on or self._own, lay_out(rows), may_interrupt=False)
+        for row in rows:
+            if not row.num_cached:
+                self.states.clear(row.slot)
+        before = [(row.slot, self.states.save(row.slot)) for row in rows if row.num_cached]
+        logits = self._logits(on or self._own, self._lay_out(rows), may_interrupt=False)
+        for slot, saved in before:
+            self.states.load(slot, saved)
         return logits.copy().reshape(*ids.shape, -1)
 
     def _logits(self, on: DecoderSession, layout: Layout, *, may_interrupt: bool) -> Logits:

@@ -12,7 +12,7 @@ import numpy as np
 from msgspec import structs
 
 from genai_server.engine.host.memory import free_memory
-from genai_server.engine.kv_memory import KvMemory
+from genai_server.engine.kv_memory import UNSHARED, KvMemory
 from genai_server.engine.model.files import session_profile
 from genai_server.engine.model.graph import DoesNotFit, read_decoder_graph
 from genai_server.engine.profiling.folder import ProfileFolder
@@ -38,6 +38,8 @@ log = logging.getLogger(__name__)
 INT8_SHARE = 0.25
 # How many times faster 8-bit weights must be, in the same case.
 MIN_GAIN = 1.2
+# State checkpoints for each slot, at most, where slots share no memory.
+_CHECKPOINTS = 4
 
 
 def load_runners(spec: EngineSpec) -> RunnerPair:
@@ -121,6 +123,8 @@ def load_batched(spec: EngineSpec, model_dir: Path, model: ModelInfo) -> "Batche
     if why is not None:
         raise DoesNotFit(why)
     graph = read_decoder_graph(model_dir)
+    if graph.has_states and not _on_cpu(spec):
+        raise DoesNotFit("its layers have states of fixed size, which a batch keeps in the memory of a CPU only")
     max_length = min(settings.max_length, model.context_length)
     if graph.switches_at is not None and max_length > graph.switches_at:
         raise DoesNotFit(
@@ -186,12 +190,13 @@ def _limits(spec: EngineSpec, graph: "DecoderGraph", max_length: int) -> "BatchL
     page_bytes = graph.bytes_per_token * tokens
     allowed = _allowed_bytes(spec)
     shared = max_length // tokens  # pages of the longest sequence, without its slot's own
-    num_pages = allowed // page_bytes
-    num_slots = min(most, num_pages - shared)
+    slot_bytes = page_bytes + graph.bytes_per_row
+    least = shared * page_bytes + slot_bytes
+    num_slots = min(most, (allowed - shared * page_bytes) // slot_bytes)
     source = "GENAI_KV_CACHE_BYTES" if settings.kv_cache_bytes else "half of the memory that is free"
-    need = f"keys and values of {max_length} tokens (GENAI_MAX_LENGTH) need {(1 + shared) * page_bytes} bytes"
+    kept = "keys, values and states" if graph.has_states else "keys and values"
+    need = f"{kept} of {max_length} tokens (GENAI_MAX_LENGTH) need {least} bytes"
     if num_slots < 1 and settings.kv_cache_bytes:
-        least = (1 + shared) * page_bytes
         raise ConfigurationError(f"GENAI_KV_CACHE_BYTES={allowed}: at least {least} are needed for a request: {need}")
     need += f", {source} is {allowed}"
     if num_slots < 1:
@@ -199,8 +204,12 @@ def _limits(spec: EngineSpec, graph: "DecoderGraph", max_length: int) -> "BatchL
     if not shared:
         if num_slots < most:
             log.warning("%d requests run at once, not %d (GENAI_MAX_BATCH_SIZE): %s", num_slots, most, need)
-        return BatchLimits(num_slots, max_length)
-    memory = KvMemory(tokens, num_pages - num_slots)
+        if not graph.has_states:
+            return BatchLimits(num_slots, max_length)
+        num_checkpoints = min(_CHECKPOINTS * num_slots, (allowed - num_slots * slot_bytes) // graph.bytes_per_row)
+        return BatchLimits(num_slots, max_length, replace(UNSHARED, num_pages=num_checkpoints, checkpoint_pages=1))
+    num_pages = (allowed - num_slots * slot_bytes) // page_bytes
+    memory = KvMemory(tokens, num_pages, -(-graph.bytes_per_row // page_bytes))
     assert memory.pages(max_length) <= memory.num_pages  # else a request would wait for ever
     if (longest := memory.num_pages // shared) < most:
         log.info("%d of the longest requests run at once, and up to %d shorter ones: %s", longest, num_slots, need)

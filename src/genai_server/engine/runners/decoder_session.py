@@ -4,18 +4,21 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from genai_server.engine.model.graph import DecoderGraph
 from genai_server.engine.model.output_head import BEST_LOGITS, BEST_TOKENS
 from genai_server.engine.model.ragged import NARROW, WIDE
 from genai_server.engine.runners.buffers import BatchBuffers
-from genai_server.engine.runners.layout import Layout
+from genai_server.engine.runners.layout import Layout, Span
+from genai_server.engine.runners.row_states import RowStates
 
 # Maximum number of kept bindings. Binding two names for each layer in every pass would cost 0.7 ms.
 _MAX_BINDINGS = 256
 
-Spans = tuple[tuple[int, int], tuple[int, int]]
+# Of attention and of states.
+Spans = tuple[tuple[Span, Span], tuple[Span, Span, Span] | None]
 
 
 class DecoderSession:
@@ -25,31 +28,38 @@ class DecoderSession:
         self.session = session
         self.offers_best = BEST_LOGITS in {value.name for value in session.get_outputs()}
         self._graph = graph
+        self._inputs = {value.name for value in session.get_inputs()}
         self._outputs = {graph.logits, *((BEST_LOGITS, BEST_TOKENS) if self.offers_best else ())}
         self.release()
 
     def release(self) -> None:
         """Let go of the buffers; no pass until `use`."""
         vars(self).pop("_buffers", None)
+        vars(self).pop("_states", None)
         self._bindings: OrderedDict[Spans, Any] = OrderedDict()
 
-    def use(self, buffers: BatchBuffers) -> None:
-        """Use the slots of these buffers from now on. Those before must have been released."""
-        self._buffers = buffers
+    def use(self, buffers: BatchBuffers, states: RowStates) -> None:
+        """Use the slots of these buffers, and these states, from now on. Those before must have been released."""
+        self._buffers, self._states = buffers, states
 
     def bind(self, layout: Layout, wanted: Mapping[str, NDArray[Any]]) -> Any:
         """The binding for a pass; `wanted` maps output names to the arrays that the pass writes."""
-        binding = self._binding(layout.spans)
+        binding = self._binding((layout.spans, layout.state_spans))
         binding.bind_cpu_input(self._graph.input_ids, layout.ids)
         if self._graph.position_ids is not None:
-            binding.bind_cpu_input(self._graph.position_ids, layout.positions)
+            binding.bind_cpu_input(self._graph.position_ids, self._positions(layout))
         for name, values in layout.inputs.items():
-            binding.bind_cpu_input(name, values)
+            if name in self._inputs:  # a graph may have one kind of states only
+                binding.bind_cpu_input(name, values)
         # Bound again each time: the binding would otherwise still write to the arrays of the last pass.
         for name, array in wanted.items():
             binding.bind_output(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
         self.keep_unread(binding, wanted)
         return binding
+
+    def _positions(self, layout: Layout) -> NDArray[np.int64]:
+        axes = self._graph.position_axes
+        return np.repeat(layout.positions[np.newaxis], axes, axis=0) if axes else layout.positions
 
     def keep_unread(self, binding: Any, wanted: Mapping[str, NDArray[Any]]) -> None:
         """Leave unwanted outputs in the memory where they are computed.
@@ -65,7 +75,10 @@ class DecoderSession:
             if len(self._bindings) == _MAX_BINDINGS:
                 self._bindings.popitem(last=False)
             binding = self._bindings[spans] = self.session.io_binding()
-            for group, (first, num_rows) in zip((NARROW, WIDE), spans, strict=True):
+            of_attention, of_states = spans
+            for group, (first, num_rows) in zip((NARROW, WIDE), of_attention, strict=True):
                 self._buffers.bind(binding, first, num_rows, group)
+            if of_states is not None:
+                self._states.bind(binding, of_states)
         self._bindings.move_to_end(spans)
         return binding

@@ -7,6 +7,10 @@ bookkeeping; the buffers move the data.
 Where memory is limited, a row takes pages as tokens are added, and keeps them until another row needs memory. Pages are
 then freed in this order: pages behind a row's cached tokens, cached prefixes that another row begins with, and cached
 prefixes by their last use.
+
+Some models have layers with states of fixed size in place of keys and values. Such a state cannot be cut back to fewer
+tokens. So a prefix is reused up to a state checkpoint, which is a copy of the states at some length, or up to the last
+token. Checkpoints take pages, too. Those of running sequences are dropped last.
 """
 
 from dataclasses import dataclass, field
@@ -14,6 +18,7 @@ from itertools import pairwise
 from typing import Protocol
 
 from genai_server.engine.kv_memory import UNSHARED, KvMemory
+from genai_server.engine.runners.row_states import RowStates, Saved
 from genai_server.engine.sequence import common_length
 
 # An idle slot with at most this many tokens beyond the common prefix is taken over. Reading these tokens again is
@@ -49,6 +54,8 @@ class Slot:
     sequence: int | None = None
     # Tokens behind these that the next pass may write.
     num_coming: int = 0
+    # Copies of the states at some of the lengths that the tokens had.
+    checkpoints: dict[int, Saved] = field(default_factory=dict)
     # Orders slots by the last release or reuse of their tokens; 0 for a slot that was never used or was emptied.
     used: int = 0
 
@@ -56,7 +63,15 @@ class Slot:
 class KvSlots:
     """The slots over one set of buffers."""
 
-    def __init__(self, num_slots: int, buffers: Buffers, *, row_group: int = 1, memory: KvMemory = UNSHARED) -> None:
+    def __init__(
+        self,
+        num_slots: int,
+        buffers: Buffers,
+        *,
+        row_group: int = 1,
+        memory: KvMemory = UNSHARED,
+        states: RowStates | None = None,
+    ) -> None:
         self.slots = [Slot(index) for index in range(num_slots)]
         # Kernels process tokens in groups of this size. Those left over at a pass's end are not bitwise equal.
         self.row_group = row_group
@@ -64,7 +79,8 @@ class KvSlots:
         self._running: dict[int, Slot] = {}
         self._num_uses = 0
         self._memory = memory
-        self._pages = [0] * num_slots  # the shared pages that each row has
+        self._pages = [0] * num_slots  # the shared pages that each row has, without those of checkpoints
+        self._states = states  # None for a model that keeps only keys and values
 
     def has(self, sequence: int) -> bool:
         """Whether a running sequence has this id."""
@@ -74,6 +90,11 @@ class KvSlots:
     def num_running(self) -> int:
         """How many slots have a running sequence."""
         return len(self._running)
+
+    @property
+    def keeps_states(self) -> bool:
+        """Whether the slots have states of fixed size, so that prefixes are reused up to checkpoints."""
+        return self._states is not None
 
     def of(self, sequence: int) -> Slot:
         """The slot of a running sequence."""
@@ -110,8 +131,7 @@ class KvSlots:
             is_little = beyond <= _LITTLE or (taken.tokens and beyond <= length)
             if source.sequence is None and (is_little or not self._may_copy(source, length)):
                 taken = source
-        taken.tokens = taken.tokens[:length] if taken is source else []
-        taken.num_prefilled = min(taken.num_prefilled, len(taken.tokens))
+        self._cut(taken, length if taken is source else 0)
         taken.sequence, taken.salt = sequence, salt
         self._running[sequence] = taken
         if source is not None and taken is not source:
@@ -129,6 +149,30 @@ class KvSlots:
             return len(slot.tokens)
         self._copy(source, slot, length)
         return length
+
+    def checkpoint(self, sequence: int, *, spacing: int) -> None:
+        """Keep a sequence's states, unless a checkpoint is closer than `spacing` tokens or there is no memory.
+
+        Older checkpoints that are closer to each other than their memory is worth are dropped.
+        """
+        slot = self._running[sequence]
+        length = len(slot.tokens)
+        if self._states is None or length - max(slot.checkpoints, default=-spacing) < spacing:
+            return
+        last = length
+        for older in sorted(slot.checkpoints, reverse=True)[1:]:
+            if last - older < self._states.tokens_worth:
+                del slot.checkpoints[older]
+            else:
+                last = older
+        if self._memory.checkpoint_pages <= self._free_pages():
+            self._make_room(self._memory.checkpoint_pages)
+            slot.checkpoints[length] = self._states.save(slot.index)
+
+    def spoil(self, sequence: int) -> None:
+        """Forget a running sequence's tokens, because a failed pass may have changed its states."""
+        if self._states is not None:
+            _empty(self._running[sequence])
 
     def reserve(self, sequence: int, num_tokens: int) -> None:
         """Take memory for tokens that the next pass adds to a sequence. For a single one there always is."""
@@ -173,13 +217,30 @@ class KvSlots:
         self._num_uses += 1
         slot.used = self._num_uses
 
+    def _cut(self, slot: Slot, length: int) -> None:
+        """Cut a slot back to its first tokens."""
+        if self._states is not None:
+            if length == 0:
+                self._states.clear(slot.index)
+            elif length < len(slot.tokens):
+                self._states.load(slot.index, slot.checkpoints[length])
+        slot.tokens = slot.tokens[:length]
+        slot.num_prefilled = min(slot.num_prefilled, length)
+        slot.checkpoints = {kept: saved for kept, saved in slot.checkpoints.items() if kept <= length}
+
     def _copy(self, source: Slot, target: Slot, length: int) -> None:
         """Copy the first tokens of one slot into another."""
         self._use(source)
+        saved = source.checkpoints.get(length)  # memory for the target may cost the source its checkpoints
         target.num_coming = length - len(target.tokens)
         self._take_pages(target, source)
         self._buffers.copy(source.index, target.index, length)  # may fail: the tokens are counted only afterwards
+        if self._states is not None and saved is None:
+            self._states.copy(source.index, target.index)
+        elif self._states is not None and saved is not None:
+            self._states.load(target.index, saved)
         target.tokens, target.num_prefilled = source.tokens[:length], min(source.num_prefilled, length)
+        target.checkpoints = {}
         target.num_coming = 0
 
     def _may_copy(self, source: Slot, length: int) -> bool:
@@ -205,15 +266,23 @@ class KvSlots:
         """Free pages until this number is free, but nothing of what lies in running slots and in some others."""
         most = self._memory.num_pages - num_pages
         for slot in self.slots:
-            if sum(self._pages) <= most:
+            if self._used_pages() <= most:
                 return
             self._trim(slot)
         for slot in self._cached():
-            if sum(self._pages) <= most:
+            if self._used_pages() <= most:
                 return
             if slot not in keep:
                 _empty(slot)
                 self._trim(slot)
+        for slot in self.slots:
+            if self._used_pages() <= most:
+                return
+            slot.checkpoints = {}
+
+    def _used_pages(self) -> int:
+        num_checkpoints = sum(len(slot.checkpoints) for slot in self.slots)
+        return sum(self._pages) + num_checkpoints * self._memory.checkpoint_pages
 
     def _trim(self, slot: Slot) -> None:
         """Give back the pages behind a slot's tokens."""
@@ -233,12 +302,18 @@ class KvSlots:
             if slot.salt != salt:
                 continue
             usable = slot.tokens[: slot.num_prefilled] if prefilled_only else slot.tokens
-            length = min(most, common_length(prompt, usable))
-            if prefilled_only:
-                length = self._whole_groups(length)
+            group = self.row_group if prefilled_only else 1
+            length = self._usable(slot, min(most, common_length(prompt, usable)), group)
             if length > best[1]:
                 best = (slot, length)
         return best
+
+    def _usable(self, slot: Slot, num_tokens: int, group: int) -> int:
+        """How many of a slot's first `num_tokens` tokens can be reused, in whole groups of tokens."""
+        if self._states is None:
+            return num_tokens - num_tokens % group
+        lengths = (*slot.checkpoints, len(slot.tokens))
+        return max((length for length in lengths if length <= num_tokens and length % group == 0), default=0)
 
     def _whole_groups(self, num_tokens: int) -> int:
         return num_tokens // self.row_group * self.row_group
@@ -246,6 +321,7 @@ class KvSlots:
 
 def _empty(slot: Slot) -> None:
     slot.tokens, slot.num_prefilled, slot.used = [], 0, 0
+    slot.checkpoints = {}
 
 
 def _begins_with(slot: Slot, other: Slot) -> bool:

@@ -1,20 +1,26 @@
 """Where the tokens of a pass lie: in the flat row, in the two groups of attention, and in the KV cache slots.
 
-The inputs are those of engine/model/ragged.py.
+The inputs are those of engine/model/ragged.py and engine/model/ragged_states.py.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from genai_server.engine.model import ragged_states
 from genai_server.engine.model.ragged import BOUND, LAST, NARROW, NARROW_WIDTH, NEW, PADDED, PLACES, WANTED, WIDE
 
 # With a single place for each row, attention on CPUs takes another kernel. Its results may depend on the other rows.
 _EXACT_WIDTH = 2
 # Wide rows share a pass if padding makes their places at most this many times their tokens. Padding costs copies only.
 _MAX_PADDING = 3
+
+
+# The first slot and the number of slots.
+Span = tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -41,9 +47,11 @@ class Layout:
     ids: NDArray[np.int64]
     positions: NDArray[np.int64]
     # The other inputs, by name.
-    inputs: dict[str, NDArray[np.int64] | NDArray[np.int32]]
+    inputs: dict[str, NDArray[Any]]
     # For the narrow and the wide group, the first slot and the number of slots.
-    spans: tuple[tuple[int, int], tuple[int, int]]
+    spans: tuple[Span, Span]
+    # The same for the states of both groups, which may have no slot, and for the states of all rows.
+    state_spans: tuple[Span, Span, Span] | None
     # The number of logits that the pass computes, and for each row the range of its own.
     num_logits: int
     logits: list[slice]
@@ -76,8 +84,8 @@ def _may_join(rows: list[Row], slot_length: int) -> bool:
     return num_places <= _MAX_PADDING * sum(len(row.tokens) for row in rows)
 
 
-def lay_out(rows: Sequence[Row], *, exact_group: int | None = None) -> Layout:
-    """Lay out a pass.
+def lay_out(rows: Sequence[Row], *, exact_group: int | None = None, has_states: bool = False) -> Layout:
+    """Lay out a pass. `has_states` says that some layers of the graph keep states of fixed size.
 
     With an `exact_group`, each row is bitwise the same next to any others: the flat tokens and the logits are filled up
     to complete groups of this size with some that nothing reads.
@@ -86,8 +94,12 @@ def lay_out(rows: Sequence[Row], *, exact_group: int | None = None) -> Layout:
     ids: list[int] = []
     positions: list[int] = []
     wanted: list[int] = []
-    inputs: dict[str, NDArray[np.int64] | NDArray[np.int32]] = {}
-    spans: list[tuple[int, int]] = []
+    inputs: dict[str, NDArray[Any]] = {}
+    spans: list[Span] = []
+    state_spans: list[Span] = []
+    # Of all rows, in the order of their flat tokens.
+    slots: list[int] = []
+    ends = [0]
     logits: dict[int, slice] = {}
     for group in (NARROW, WIDE):
         members = [(number, row) for number, row in enumerate(rows) if row.is_wide == (group is WIDE)]
@@ -106,6 +118,8 @@ def lay_out(rows: Sequence[Row], *, exact_group: int | None = None) -> Layout:
             positions += range(row.num_cached, row.num_cached + num_tokens)
             logits[number] = slice(len(wanted), len(wanted) + row.num_logits)
             wanted += range(len(ids) - row.num_logits, len(ids))
+            slots.append(row.slot)
+            ends.append(len(ids))
         if group is WIDE:
             missing = -len(ids) % row_group
             ids += [0] * missing
@@ -116,14 +130,43 @@ def lay_out(rows: Sequence[Row], *, exact_group: int | None = None) -> Layout:
         inputs[group + PLACES] = np.array(places, np.int64).reshape(1, -1, 2)
         inputs[group + LAST], inputs[group + NEW] = last, new
         inputs[group + BOUND] = np.array(max(int(last.max()) + 1, width), np.int32)
+        if has_states:
+            num_used = num_rows if places else 0
+            has_token = np.arange(width) < new[:num_used, np.newaxis]
+            inputs[group + ragged_states.PADDED_STATES] = padded[:num_used]
+            inputs[group + ragged_states.HAS_TOKEN] = has_token[:, :, np.newaxis]
+            state_spans.append((first, num_used))
     wanted += [0] * (-len(wanted) % row_group)
     inputs[WANTED] = np.array(wanted, np.int64)
+    if has_states:
+        found, everything = _states_of_all(slots, ends, len(ids))
+        inputs |= found
+        state_spans.append(everything)
     narrow, wide = spans
     return Layout(
         ids=np.array([ids], np.int64),
         positions=np.array([positions], np.int64),
         inputs=inputs,
         spans=(narrow, wide),
+        state_spans=(state_spans[0], state_spans[1], state_spans[2]) if has_states else None,
         num_logits=len(wanted),
         logits=[logits[number] for number in range(len(rows))],
     )
+
+
+def _states_of_all(slots: list[int], ends: list[int], num_tokens: int) -> tuple[dict[str, NDArray[Any]], Span]:
+    """The inputs of convolutions, and the span of all rows."""
+    first = min(slots)
+    num_rows = max(slots) + 1 - first
+    kept = np.arange(num_rows)
+    kept[np.array(slots) - first] = num_rows + np.arange(len(slots))
+    rows, ends = [slot - first for slot in slots], list(ends)
+    if ends[-1] < num_tokens:  # tokens that fill groups up are read with some row's state, and change none
+        rows.append(0)
+        ends.append(num_tokens)
+    inputs: dict[str, NDArray[Any]] = {
+        ragged_states.ROWS: np.array(rows, np.int64),
+        ragged_states.ENDS: np.array(ends, np.int32),
+        ragged_states.KEPT: kept.astype(np.int64),
+    }
+    return inputs, (first, num_rows)

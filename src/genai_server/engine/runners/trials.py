@@ -2,12 +2,12 @@
 
 import logging
 import time
+from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from genai_server.engine.runners.kv_cache import Buffers
 from genai_server.engine.runners.scores import Logits
 
 log = logging.getLogger(__name__)
@@ -22,26 +22,31 @@ MAX_TIMED = max(_TIMED_TOKENS)
 _MAX_DIFFERENCE = 0.1
 
 
+# Copies the first tokens of one slot to another.
+Copy = Callable[[int, int, int], None]
+
+
 class Pass(Protocol):
     """Runs a pass over the slots from 0 on."""
 
     def __call__(self, ids: NDArray[np.int64], lengths: NDArray[np.int64]) -> Logits:
-        """Run `ids` [rows, new]; `lengths` [rows] are the rows' lengths after the pass.
+        """Run `ids` [rows, new]; `lengths` [rows] are the rows' lengths after the pass. A row behind cached tokens can
+        be run again from these.
 
         Returns the logits [rows, new, vocab_size].
         """
         ...
 
 
-def smallest_row_group(run: Pass, buffers: Buffers, vocab_size: int) -> int:
+def smallest_row_group(run: Pass, copy: Copy, vocab_size: int) -> int:
     """The smallest group of rows whose logits are bitwise equal whatever other groups are in the pass.
 
-    `buffers` have ROWS slots of TOKENS + 1 tokens.
+    There must be ROWS slots of TOKENS + 1 tokens.
     """
     prompt = np.arange(TOKENS, dtype=np.int64)[np.newaxis] % vocab_size
     run(prompt, np.array([TOKENS]))
     for row in range(1, ROWS):
-        buffers.copy(0, row, TOKENS)
+        copy(0, row, TOKENS)
     following = np.arange(ROWS, dtype=np.int64)[:, np.newaxis] % vocab_size
     lengths = np.full(ROWS, TOKENS + 1)
     together = run(following, lengths)

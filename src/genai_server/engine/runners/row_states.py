@@ -1,0 +1,64 @@
+"""Memory for the states of fixed size that some layers keep of each sequence, in place of keys and values."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from genai_server.engine.model.graph import DecoderGraph, LayerState
+from genai_server.engine.model.ragged import NARROW, WIDE
+from genai_server.engine.model.ragged_states import STATES
+from genai_server.engine.runners.layout import Span
+
+# A copy of one row's states.
+Saved = list[NDArray[Any]]
+
+
+class RowStates:
+    """The states of all layers in CPU memory: one array [rows, …] each."""
+
+    def __init__(self, graph: DecoderGraph, num_rows: int) -> None:
+        self._convolutions = _arrays(graph.conv_states, num_rows)
+        self._recurrences = _arrays(graph.recurrent_states, num_rows)
+        # Tokens whose keys and values take as much memory as a row's states.
+        self.tokens_worth = graph.bytes_per_row // graph.bytes_per_token
+        self._arrays = [array for _, array in (*self._convolutions, *self._recurrences)]
+
+    def clear(self, row: int) -> None:
+        """Set a row's states to those before the first token."""
+        for array in self._arrays:
+            array[row] = 0
+
+    def save(self, row: int) -> Saved:
+        """Copies of a row's states."""
+        return [array[row].copy() for array in self._arrays]
+
+    def load(self, row: int, saved: Saved) -> None:
+        """Set a row's states to saved ones."""
+        for array, values in zip(self._arrays, saved, strict=True):
+            array[row] = values
+
+    def copy(self, source: int, target: int) -> None:
+        """Copy the states of one row to another."""
+        for array in self._arrays:
+            array[target] = array[source]
+
+    def bind(self, binding: Any, spans: tuple[Span, Span, Span]) -> None:
+        """Bind the rows of both groups and of all rows, as past and as present."""
+        narrow, wide, everything = spans
+        _bind(binding, self._recurrences, narrow, NARROW)
+        _bind(binding, self._recurrences, wide, WIDE)
+        _bind(binding, self._convolutions, everything, STATES)
+
+
+def _arrays(states: Sequence[LayerState], num_rows: int) -> list[tuple[LayerState, NDArray[Any]]]:
+    return [(state, np.zeros((num_rows, *state.shape), state.type)) for state in states]
+
+
+def _bind(binding: Any, arrays: Sequence[tuple[LayerState, NDArray[Any]]], span: Span, prefix: str) -> None:
+    first, num_rows = span
+    for state, array in arrays:
+        view = array[first : first + num_rows]
+        binding.bind_input(prefix + state.past, "cpu", 0, array.dtype, view.shape, view.ctypes.data)
+        binding.bind_output(prefix + state.present, "cpu", 0, array.dtype, view.shape, view.ctypes.data)
