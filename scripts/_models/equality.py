@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from genai_server.engine.runners.pass_rules import before_checkpoint
 
 from _models.families import VOCABULARY
+from genai_server.engine.runners.batched import before_checkpoint
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.engine.runners.scores import Logits
 

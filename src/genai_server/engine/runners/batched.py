@@ -157,8 +157,7 @@ class BatchedRunner(Runner):
         chunk = super().fit_chunk(sequence, most)
         if not self._has_states or sequence.num_produced or chunk < sequence.num_unread:
             return chunk
-        # The rest of the prompt follows in a pass of its own, behind a state checkpoint.
-        return chunk if chunk < _MIN_CHECKPOINT else (chunk - _BEHIND_CHECKPOINT) // ROW_GROUPS * ROW_GROUPS
+        return before_checkpoint(chunk)
 
     def forward(self, reads: Sequence[Read]) -> list[Scores]:
         index = self.slots.of(reads[0].sequence.id).index
@@ -336,3 +335,8 @@ class BatchedRunner(Runner):
         for name, value in self._run_entries.items():
             options.add_run_config_entry(name, value)
         return options
+
+
+def before_checkpoint(chunk: int) -> int:
+    """How many tokens of a prompt's last chunk to read before the state checkpoint near its end."""
+    return chunk if chunk < _MIN_CHECKPOINT else (chunk - _BEHIND_CHECKPOINT) // ROW_GROUPS * ROW_GROUPS
