@@ -311,14 +311,6 @@ def test_answers_are_the_same_alone_in_a_batch_and_exact(
 
 
 @pytest.mark.parametrize("grammar", GRAMMARS)
-def test_answers_are_the_same_chosen_in_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, grammar: str) -> None:
-    monkeypatch.setattr("genai_server.engine.sampling.choice_threads._MIN_LOGITS", 0)
-    device = Device(tmp_path, rows=8)
-    for asked in ASKED.values():
-        assert device.answers(asked, grammar, 16) == chosen(asked, grammar, 16)
-
-
-@pytest.mark.parametrize("grammar", GRAMMARS)
 def test_answers_are_the_same_with_drafts(tmp_path: Path, drafts: None, grammar: str) -> None:
     device, ends = Device(tmp_path, drafts=True), []
     for asked in ASKED.values():

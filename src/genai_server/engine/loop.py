@@ -89,7 +89,7 @@ class EngineLoop:
         self._admission = Admission(self._requests, options, guidance, runners, self.inbox, self._outbox, clock)
         self._admin = AdminCalls(runners, scheduler, options, self._requests, self._terminate)
         self._choice_threads = ChoiceThreads(self._model.eos_token_ids, self._note_choice)
-        self._slow: set[Sequence] = set()  # sequences of this step whose tokens are chosen while other steps run
+        self._slow: set[Sequence] = set()  # sequences of this step whose tokens other threads choose
         self._meter = Meter()
         self._next_figures = clock() + _FIGURES_EVERY
         scheduler.before_first_chunk = self._match_again
@@ -240,18 +240,9 @@ class EngineLoop:
         self._options.after_step(step, self._requests)
         has_grammars = any(sequence.guide is not None for sequence in step.sequences)
         self._slow = slow_grammars(step.sequences) if has_grammars else set()
-        rows = [
-            (read.sequence, found)
-            for read, found in zip(step.reads, scores, strict=True)
-            if read.decodes and not read.draft and found.logits.size and read.sequence not in self._slow
-        ]
-        in_threads = self._choice_threads.choose_all(rows) if len(rows) > 1 else {}
         for read, found in zip(step.reads, scores, strict=True):
             try:
-                if read.sequence in in_threads:
-                    self._take_choice(read.sequence, *in_threads[read.sequence])
-                else:
-                    self._advance(read.sequence, found, read.draft)
+                self._advance(read.sequence, found, read.draft)
             except Exception as error:
                 self._failed([read.sequence], error)
         return self._clock() - started
@@ -339,16 +330,12 @@ class EngineLoop:
         if sequence not in self._requests:
             return
         with self._failing([sequence]):
-            self._take_choice(sequence, message.last, message.chosen)
-
-    def _take_choice(self, sequence: Sequence, last: float | None, chosen: Future[NextToken]) -> None:
-        """Send the token that a thread chooses after one of the time `last`."""
-        outcome = chosen.result()
-        self._tell_tokens(sequence, outcome)
-        if outcome.tokens:
-            self._meter.produced(sequence, 1, last)
-        if outcome.reason is not None:
-            self._requests.finish(sequence, outcome.reason)
+            outcome = message.chosen.result()
+            self._tell_tokens(sequence, outcome)
+            if outcome.tokens:
+                self._meter.produced(sequence, 1, message.last)
+            if outcome.reason is not None:
+                self._requests.finish(sequence, outcome.reason)
 
     def _tell_tokens(self, sequence: Sequence, outcome: NextToken) -> None:
         connection, key = sequence.origin

@@ -1,4 +1,4 @@
-"""Threads choose the tokens of a large step together, and those of slow grammars while the loop runs other passes."""
+"""Slow grammars: another thread chooses their tokens while the loop runs passes for other sequences."""
 
 import math
 import threading
@@ -7,26 +7,17 @@ from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
-import numpy as np
 import pytest
 
 from genai_server.engine.ipc.mailbox import Disconnected
-from genai_server.engine.runners.runner_pair import RunnerPair
-from genai_server.engine.runners.scripted import ScriptedRunner
-from genai_server.engine.sampling import choice_threads
 from genai_server.engine.sampling.choice_threads import slow_grammars
-from genai_server.engine.sampling.grammar import STEP_SECONDS, bytes_guidance
-from genai_server.engine.sampling.next_token import NextToken, choose_next_token
-from genai_server.engine.scheduling.scheduler import Scheduler
+from genai_server.engine.sampling.grammar import STEP_SECONDS
 from genai_server.engine.sequence import Sequence
-from genai_server.errors import GrammarFailed
-from genai_server.messages.generation_request import FinishReason, ModelInfo, Sampling
+from genai_server.messages.generation_request import FinishReason, Sampling
 from genai_server.messages.protocol import Cancel
 from tests.engine.bench import Bench
-from tests.stepped_loop import API, SteppedLoop
-from tests.table_runner import TableRunner
+from tests.stepped_loop import API
 
 LETTERS = "start: /[a-z]*/"
 
@@ -145,47 +136,3 @@ def test_the_cheapest_grammars_stay_in_the_loop(tmp_path: Path) -> None:
     assert costly.guide is not None
     costly.guide.cost = 1.1 * STEP_SECONDS
     assert slow_grammars([costly]) == {costly}
-
-
-# the tokens of a step
-
-
-@pytest.fixture
-def batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SteppedLoop:
-    """A loop that chooses the tokens of all rows in threads, with a model to which all bytes are equally likely."""
-    monkeypatch.setattr(choice_threads, "_MIN_LOGITS", 0)
-    model = ModelInfo(100, 258, [256, 257], Sampling())
-    runner = TableRunner(model, np.zeros((258, 258), np.float32))
-    scheduler = Scheduler(runner, max_running=4, max_waiting=0, prefill_chunk=64)
-    return SteppedLoop(RunnerPair(ScriptedRunner(), runner), scheduler, bytes_guidance(model), tmp_path)
-
-
-def submit(batch: SteppedLoop, key: int, temperature: float = 1.0) -> None:
-    sampling = Sampling(temperature, seed=key)
-    batch.put_request(key, [1], max_tokens=20, max_length=100, sampling=sampling, ignore_eos=True)
-
-
-def test_row_that_fails_in_a_thread_fails_alone(batch: SteppedLoop, monkeypatch: pytest.MonkeyPatch) -> None:
-    def failing(sequence: Sequence, *others: Any) -> NextToken:
-        if sequence.origin == (API, 2) and sequence.num_produced == 5:
-            raise GrammarFailed("as it happens")
-        return choose_next_token(sequence, *others)
-
-    monkeypatch.setattr(choice_threads, "choose_next_token", failing)
-    for key in (1, 2, 3):
-        submit(batch, key)
-    batch.run()
-    assert (len(batch.tokens(2)), batch.failure(2).code) == (5, "grammar_failed")
-    assert {batch.reason(key) for key in (1, 3)} == {FinishReason.LENGTH}
-
-
-@pytest.mark.parametrize(("temperature", "num_chosen"), [(0.0, 0), (1.0, 38)])
-def test_best_tokens_are_chosen_without_threads(
-    batch: SteppedLoop, monkeypatch: pytest.MonkeyPatch, temperature: float, num_chosen: int
-) -> None:
-    in_threads = Mock(wraps=choose_next_token)
-    monkeypatch.setattr(choice_threads, "choose_next_token", in_threads)
-    for key in (1, 2):
-        submit(batch, key, temperature)
-    batch.run()
-    assert in_threads.call_count == num_chosen
