@@ -24,6 +24,7 @@ from genai_server.engine.process import IDLE_CHUNK
 from genai_server.engine.runners.cpu_buffers import CpuBuffers
 from genai_server.engine.runners.decoder_session import DecoderSession
 from genai_server.engine.runners.layout import Row, lay_out
+from genai_server.engine.runners.row_states import RowStates
 
 MIN_SHARE = 0.01
 
@@ -60,13 +61,15 @@ def profile(graph: DecoderGraph, vocab_size: int, chunks: list[int], rounds: int
     profiled = ProfiledSession(graph, folder, optimized=True)
     session = DecoderSession(graph, profiled.timed)
     tokens, chance = sum(chunks), np.random.default_rng(1)
-    session.use(CpuBuffers(graph, 1, tokens))
+    session.use(CpuBuffers(graph, 1, tokens), RowStates(graph, 1))
     taken: dict[int, list[Step]] = {}
     for number in range(rounds):
         read, taken[number] = 0, []
         for chunk in chunks:
             logits = np.empty((1, 1, vocab_size), graph.logits_type)
-            layout = lay_out([Row(0, read, chance.integers(0, vocab_size, chunk).tolist())])
+            layout = lay_out(
+                [Row(0, read, chance.integers(0, vocab_size, chunk).tolist())], has_states=graph.has_states
+            )
             read += chunk
             binding = session.bind(layout, {graph.logits: logits})
             begun, passes = time.perf_counter(), len(profiled.timed.seconds)

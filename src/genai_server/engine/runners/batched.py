@@ -86,6 +86,7 @@ class BatchedRunner(Runner):
         make_buffers: MakeBuffers = CpuBuffers,
     ) -> None:
         self._graph = graph
+        self._has_states = graph.has_states
         self._make_buffers = make_buffers
         self._run_entries = dict(run_entries)  # run options of every pass
         # Of passes that are never interrupted. Without entries they have none: with options, ONNX Runtime's Python part
@@ -113,7 +114,7 @@ class BatchedRunner(Runner):
             self.buffers,
             row_group=self._row_group,
             memory=limits.memory,
-            states=self.states if graph.has_states else None,
+            states=self.states if self._has_states else None,
         )
         self.present_names = graph.present_names
         self.abilities = Abilities(
@@ -122,12 +123,12 @@ class BatchedRunner(Runner):
             mixes=True,
             # A device would have to copy all logits of each token of a draft. States cannot be cut back to the tokens
             # of a draft that are accepted.
-            drafts=not self._own.offers_best and not graph.has_states,
+            drafts=not self._own.offers_best and not self._has_states,
             # A Generator reads a single token with another kernel than an exact pass.
             exact=False,
             caches_prefixes=True,
             # A Generator keeps only the last keys and values of windowed layers, and does not return states.
-            adopts=not graph.window and not graph.has_states,
+            adopts=not graph.window and not self._has_states,
             int8_from=int8_from,
             memory=limits.memory,
         )
@@ -154,23 +155,24 @@ class BatchedRunner(Runner):
 
     def fit_chunk(self, sequence: Scheduled, most: int) -> int:
         chunk = super().fit_chunk(sequence, most)
-        if not self._graph.has_states or sequence.num_produced or chunk < sequence.num_unread:
+        if not self._has_states or sequence.num_produced or chunk < sequence.num_unread:
             return chunk
         return before_checkpoint(chunk)
 
     def forward(self, reads: Sequence[Read]) -> list[Scores]:
-        saved = self.states.save(self.slots.of(reads[0].sequence.id).index) if self._interrupts(reads) else None
+        index = self.slots.of(reads[0].sequence.id).index
+        saved = self.states.save(index) if self._has_states and self._interrupts(reads) else None
         try:
             scores = self._forward(reads)
         except Interrupted:
-            assert saved is not None
-            self.states.load(self.slots.of(reads[0].sequence.id).index, saved)
+            if saved is not None:
+                self.states.load(index, saved)
             raise
         except RunnerFailed:
             for read in reads:
                 self.slots.spoil(read.sequence.id)
             raise
-        if self._graph.has_states:
+        if self._has_states:
             self._keep_checkpoints(reads)
         return scores
 
@@ -284,7 +286,7 @@ class BatchedRunner(Runner):
         self.states.copy(source, target)
 
     def _lay_out(self, rows: Sequence[Row], *, exact_group: int | None = None) -> Layout:
-        return lay_out(rows, exact_group=exact_group, has_states=self._graph.has_states)
+        return lay_out(rows, exact_group=exact_group, has_states=self._has_states)
 
     def _try(self, ids: NDArray[np.int64], lengths: NDArray[np.int64], *, on: DecoderSession | None = None) -> Logits:
         """Run `ids` [rows, new] over the first slots; returns the logits [rows, new, vocab_size] of all positions."""
