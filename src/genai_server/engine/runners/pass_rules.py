@@ -38,16 +38,26 @@ def fit_chunk(sequence: Sequence, most: int) -> int:
     return next(filter(is_read_alike, range(min(most, left), 1, -1)), left)
 
 
-def before_checkpoint(chunk: int) -> int:
-    """How many tokens of a prompt's last chunk to read before the state checkpoint near its end."""
-    if chunk < _MIN_CHECKPOINT:
-        return chunk
-    return (chunk - _BEHIND_CHECKPOINT) // _ROW_GROUPS * _ROW_GROUPS
+def before_checkpoint(chunk: int, num_left: int, num_common: int = 0) -> int:
+    """How many tokens of a prompt's next chunk to read before a state checkpoint.
+
+    There is one near the end of a prompt with `num_left` unread tokens, and one behind the next `num_common` tokens if
+    other prompts begin with these.
+    """
+    end = (num_left - _BEHIND_CHECKPOINT) // _ROW_GROUPS * _ROW_GROUPS
+    common = num_common // _ROW_GROUPS * _ROW_GROUPS
+    borders = [border for border in (common, end) if _MIN_CHECKPOINT - _BEHIND_CHECKPOINT <= border < chunk]
+    return min(borders, default=chunk)
 
 
 def ends_at_checkpoint(num_left: int) -> bool:
     """Whether a chunk ends near enough to the end of its prompt for a checkpoint there."""
     return 0 < num_left < _MIN_CHECKPOINT
+
+
+def is_common_end(num_behind: int) -> bool:
+    """Whether a length is that of a checkpoint, if `num_behind` more tokens are what other prompts begin with."""
+    return 0 <= num_behind < _ROW_GROUPS
 
 
 def may_draft(sequence: Sequence) -> bool:
