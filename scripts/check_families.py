@@ -17,13 +17,17 @@ from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
 
+import onnx
 from _models.driven import Driven
 from _models.engine_spec import engine_spec
 from _models.environment import REPOSITORY, prepare, python
 from _models.equality import SITUATIONS, STEPS, Batch, Reference, Tally, prompt
-from _models.families import FAMILIES, Family
+from _models.families import FAMILIES
+from _models.family import Family
 
+from genai_server.engine.model.files import read_config
 from genai_server.engine.model.graph import DoesNotFit, read_decoder_graph
+from genai_server.engine.model.output_head import find_head
 from genai_server.engine.runners.choose import load_batched
 
 DOCUMENT = REPOSITORY / "docs" / "models.md"
@@ -100,6 +104,7 @@ def build(name: str, precision: str, work: Path) -> tuple[Path | None, str]:
         target = work / f"{name}-{precision}{'-patched' if complaint else ''}"
         failed = run_builder(builder, FAMILIES[name], (source, target), precision)
         if not failed:
+            check_head(target)
             return target, complaint
         complaint = complaint or failed
     return None, complaint
@@ -116,6 +121,14 @@ def run_builder(builder: str, family: Family, way: tuple[Path, Path], precision:
     with log.open("w") as output:
         done = subprocess.run([*command, *family.options], stdout=output, stderr=output, env=_environment())
     return log.read_text().strip().splitlines()[-1] if done.returncode else ""
+
+
+def check_head(directory: Path) -> None:
+    """The logits must come from the last layer: the builder takes a layer as wide as the vocabulary for the head."""
+    decoder = read_config(directory)["model"]["decoder"]
+    graph = onnx.load(str(directory / decoder["filename"]), load_external_data=False).graph
+    head = find_head(graph, decoder["outputs"]["logits"])
+    assert head is None or "final_norm" in head.states, f"{directory}: the head reads {head.states}"
 
 
 def _environment() -> dict[str, str]:

@@ -15,7 +15,8 @@ from typing import Any
 
 from _models.environment import REPOSITORY, ensure_environment
 from _models.export import export
-from _models.families import FAMILIES, Family, long_rope, make
+from _models.families import FAMILIES, long_rope
+from _models.family import Family, make
 
 OUT = REPOSITORY / "tests" / "built_models"
 GRAPH, OTHERS = ["model.onnx", "genai_config.json"], ["model.onnx.data", "tokenizer.json", "tokenizer_config.json"]
@@ -28,9 +29,8 @@ _TINY: dict[str, Any] = {
     "num_key_value_heads": 1,
     "max_position_embeddings": 256,
 }
-_LFM2 = Family(
-    "LFM2", "Lfm2Config", "convolutions", {"layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False}
-)
+# Small enough for a repository with their weights.
+_NARROW = {"hidden_size": 32}
 # A family, its settings besides _TINY, and whether the model is to run.
 MODELS: dict[str, tuple[Family, dict[str, Any], bool]] = {
     "phi-3-128k": (FAMILIES["phi-3-128k"], {"num_key_value_heads": 2}, True),
@@ -42,7 +42,36 @@ MODELS: dict[str, tuple[Family, dict[str, Any], bool]] = {
     ),
     "llama-3": (FAMILIES["llama-3"], {}, False),
     "gemma-2": (FAMILIES["gemma-2"], {"num_hidden_layers": 4}, False),
-    "lfm2": (_LFM2, {}, False),
+    "llama-3-pruned": (replace(FAMILIES["llama-3"], options=("prune_lm_head=true",)), {}, False),
+    "qwen-3-vl": (
+        FAMILIES["qwen-3-vl"],
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [12, 10, 10]}},
+        False,
+    ),
+    "gpt-oss": (
+        FAMILIES["gpt-oss"],
+        {"num_local_experts": 4, "layer_types": ["sliding_attention", "full_attention"]},
+        False,
+    ),
+    "lfm2": (FAMILIES["lfm2"], _NARROW | {"layer_types": ["conv", "full_attention"]}, True),
+    "qwen-3.5": (
+        FAMILIES["qwen-3.5"],
+        _NARROW
+        | {
+            "head_dim": 32,
+            "linear_key_head_dim": 16,
+            "linear_value_head_dim": 16,
+            "layer_types": ["linear_attention", "full_attention"],
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 10_000.0,
+                "partial_rotary_factor": 0.5,
+                "mrope_section": [3, 3, 2],
+                "mrope_interleaved": True,
+            },
+        },
+        True,
+    ),
 }
 
 
@@ -61,7 +90,7 @@ def main() -> None:
 def build(family: Family, work: Path, out: Path, *, runs: bool) -> None:
     """Write the graph and its configuration, and what else the model needs if it is to run."""
     make(family, work / "source")
-    export(work / "source", work / "built", precision="fp32", block_size=32)
+    export(work / "source", work / "built", precision="fp32", block_size=32, options=family.options)
     out.mkdir(parents=True, exist_ok=True)
     for file in (*GRAPH, *(OTHERS if runs else [])):
         shutil.copyfile(work / "built" / file, out / file)

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from _models.families import VOCABULARY
-from genai_server.engine.runners.batched import before_checkpoint
+from _models.family import VOCABULARY
+from genai_server.engine.runners.checkpoints import before_checkpoint
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.engine.runners.scores import Logits
 
@@ -138,7 +138,7 @@ class Batch:
         A model with states has a checkpoint near the end, as the scheduler's chunks leave one.
         """
         parts = max(1, len(unread) // chunk) if chunk else 1
-        border = before_checkpoint(len(unread)) if self.has_states else len(unread)
+        border = before_checkpoint(len(unread), len(unread)) if self.has_states else len(unread)
         for part in (*np.array_split(unread[:border], parts), np.array(unread[border:])):
             if part.size:
                 logits = self.runner.prefill(sequence, part.tolist())

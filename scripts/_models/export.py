@@ -8,13 +8,23 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 
-def export(source: Path, target: Path, *, precision: str, block_size: int) -> None:
+def export(source: Path, target: Path, *, precision: str, block_size: int, options: Sequence[str] = ()) -> None:
     """Run the model builder for the CPU; its thousands of lines are shown only when it fails."""
     command = [sys.executable, "-m", "onnxruntime_genai.models.builder", "-i", str(source), "-o", str(target)]
-    command += ["-p", precision, "-e", "cpu", "--extra_options", "accuracy_level=4", f"block_size={block_size}"]
+    command += [
+        "-p",
+        precision,
+        "-e",
+        "cpu",
+        "--extra_options",
+        "accuracy_level=4",
+        f"block_size={block_size}",
+        *options,
+    ]
     with tempfile.TemporaryDirectory() as cache, tempfile.TemporaryFile("w+") as log:
         done = subprocess.run([*command, "-c", cache], stdout=log, stderr=log, env=_environment())
         if done.returncode:

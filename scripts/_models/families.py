@@ -7,29 +7,11 @@ Imported, it needs nothing but the standard library. As a program (`python -m _m
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-# The builder takes any linear layer with this many outputs for the head, so no other layer may have them.
-VOCABULARY = 510
-CONTEXT, WINDOW, SHORT_CONTEXT = 512, 32, 128
-END_OF_TEXT, TURN_END = 0, 2  # as in tokenizer.py
-TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
-
-_COMMON: dict[str, Any] = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 128,
-    "intermediate_size": 256,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": CONTEXT,
-    "bos_token_id": END_OF_TEXT,
-    "eos_token_id": TURN_END,
-    "pad_token_id": END_OF_TEXT,
-    "tie_word_embeddings": False,
-}
+from _models.family import CONTEXT, SHORT_CONTEXT, WINDOW, Family, make
+from _models.newer_families import NEWER
 
 
 def long_rope(rotated: int) -> dict[str, Any]:
@@ -43,22 +25,6 @@ def long_rope(rotated: int) -> dict[str, Any]:
         "long_factor": [1.0 + 0.3 * index for index in range(half)],
         "original_max_position_embeddings": SHORT_CONTEXT,
     }
-
-
-@dataclass(frozen=True)
-class Family:
-    """One architecture: what `structure` is checked, and the `settings` of its configuration that are not _COMMON.
-
-    `options` go to the model builder. Large `embeddings` keep each token's own mark, so that different texts go on
-    differently; where they are multiplied or tied they must be small, or every token would repeat itself.
-    """
-
-    title: str
-    config: str
-    structure: str
-    settings: dict[str, Any] = field(default_factory=dict)
-    options: tuple[str, ...] = ()
-    embeddings: float = 0.3
 
 
 _PHI_3_4K = {"num_key_value_heads": 4, "sliding_window": WINDOW - 1, "original_max_position_embeddings": CONTEXT}
@@ -85,7 +51,7 @@ _GEMMA_3 = {
 _IN_THE_MASK = ("windowed_kv_cache=false",)
 _ALL_WINDOWED = {"layer_types": ["sliding_attention"] * 3}
 
-FAMILIES = {
+FAMILIES: dict[str, Family] = {
     "llama-2": Family(
         "Llama 2, CodeLlama",
         "LlamaConfig",
@@ -241,44 +207,11 @@ FAMILIES = {
         embeddings=0.05,
     ),
 }
+FAMILIES |= NEWER
 
 
 def main() -> None:
     make(FAMILIES[sys.argv[1]], Path(sys.argv[2]))
-
-
-def make(family: Family, out: Path) -> None:
-    """Write configuration, weights and tokenizer."""
-    import torch
-    import transformers
-
-    from _models.tokenizer import save_tokenizer, train_tokenizer
-
-    torch.manual_seed(7)
-    config = getattr(transformers, family.config)(**_COMMON | family.settings)
-    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    wide = [name for name, part in model.named_modules() if getattr(part, "out_features", 0) == config.vocab_size]
-    assert wide == ["lm_head"], wide
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            _randomize(name, parameter, family.embeddings)
-    model.generation_config.eos_token_id = TURN_END
-    model.save_pretrained(out)
-    save_tokenizer(train_tokenizer([__doc__ or ""], config.vocab_size), out, TEMPLATE, CONTEXT)
-
-
-def _randomize(name: str, parameter: Any, embeddings: float) -> None:
-    """Weights with which every part of the model moves the logits, and the greedy choice has a margin."""
-    if "norm" in name:
-        parameter.add_(parameter.new_empty(parameter.shape).uniform_(-0.4, 0.4))
-    elif parameter.ndim == 1:
-        parameter.normal_(std=0.5)
-    elif "embed" in name:
-        parameter.normal_(std=embeddings)
-    else:
-        # What a layer adds must outweigh the token that it started from.
-        gain = 3.0 if "o_proj" in name or "down_proj" in name or "lm_head" in name else 1.5
-        parameter.normal_(std=gain / parameter.shape[-1] ** 0.5)
 
 
 if __name__ == "__main__":

@@ -193,6 +193,18 @@ def test_failed_first_pass_falls_back_unless_batching_is_set(
         choose.load_runners(spec(128, scheduler="batched"))
 
 
+def test_a_session_that_cannot_be_opened_falls_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        raise ValueError("Node (x) has input size 3 not in range")
+
+    monkeypatch.setattr(session, "open_with", fail)
+    runners = choose.load_runners(spec(128))
+    assert not runners.has_batch
+    assert runners.batching.reason == (
+        "its graph for a batch cannot be loaded: ValueError: Node (x) has input size 3 not in range"
+    )
+
+
 @pytest.mark.parametrize(
     ("device", "scheduler", "message"),
     [

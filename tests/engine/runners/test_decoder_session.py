@@ -11,8 +11,10 @@ import pytest
 from genai_server.engine.model.graph import read_decoder_graph
 from genai_server.engine.model.int8_matrices import write_int8_model
 from genai_server.engine.model.session import open_session
-from genai_server.engine.runners.batched import Int8Session
+from genai_server.engine.runners.batched import BatchedRunner, Int8Session
+from genai_server.engine.runners.decoder_session import DecoderSession
 from genai_server.engine.runners.scores import Logits
+from genai_server.errors import RunnerFailed
 from scripts._models.driven import Driven, Tokens
 from scripts._models.requantized import write_requantized
 from tests.engine.model_runners import batched_runner
@@ -187,6 +189,25 @@ def test_weights_of_eight_bits_are_tried_at_the_start(
     assert "weights of 8 bits are not used" in caplog.text
     monkeypatch.setattr("genai_server.engine.runners.trials._MAX_DIFFERENCE", 0.0)
     assert four_bits.runner(replace(four_bits.int8, min_gain=0.0)).abilities.int8_from is None
+
+
+def test_weights_of_eight_bits_that_fail_are_left_out(
+    four_bits: Sessions, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert four_bits.int8 is not None
+    read = BatchedRunner._read_prompt
+
+    def fail(self: BatchedRunner, on: DecoderSession) -> None:
+        if on is self._int8:
+            raise RunnerFailed("last two dimensions of skip needs to be same as input")
+        read(self, on)
+
+    monkeypatch.setattr(BatchedRunner, "_read_prompt", fail)
+    runner = four_bits.runner(replace(four_bits.int8, min_gain=0.0))
+    assert runner.abilities.int8_from is None
+    assert "weights of 8 bits are not used: last two dimensions" in caplog.text
+    runner.open(0, [1, 2, 3], MAX_LENGTH)
+    runner.prefill(0, [1, 2, 3])
 
 
 def test_runner_without_such_weights_has_no_int8(demo_sessions: Sessions) -> None:

@@ -22,7 +22,7 @@ from genai_server.messages.generation_request import GenerationRequest, ModelInf
 _QUERY_BLOCK = 16
 # Matrix kernels process the tokens of a chunk in groups. Tokens left over at its end are not bitwise equal. Group sizes
 # divide this.
-ROW_GROUPS = 8
+_ROW_GROUPS = 8
 
 
 class Terminated(Exception):
@@ -126,7 +126,7 @@ class Runner(ABC):
             left = len(sequence.request.prompt) - sequence.num_read
             if left <= 0:
                 return 1
-        group = min(ROW_GROUPS, 1 << (most.bit_length() - 1))
+        group = min(_ROW_GROUPS, 1 << (most.bit_length() - 1))
 
         def is_read_alike(chunk: int) -> bool:
             return (chunk == left or chunk % group == 0) and chunk % _QUERY_BLOCK != 1 and left - chunk != 1

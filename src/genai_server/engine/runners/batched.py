@@ -4,6 +4,7 @@ ONNX Runtime's contrib operator com.microsoft.GroupQueryAttention can have one b
 and writes new keys and values into it. So one pass reads any number of tokens of any slots (engine/model/ragged.py).
 """
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -20,8 +21,9 @@ from genai_server.engine.model.output_head import BEST_LOGITS, BEST_TOKENS, NUM_
 from genai_server.engine.model.ragged import slot_length
 from genai_server.engine.model.session_options import node_shares
 from genai_server.engine.runners import trials
-from genai_server.engine.runners.base import ROW_GROUPS, Abilities, Interrupted, Runner
+from genai_server.engine.runners.base import Abilities, Interrupted, Runner
 from genai_server.engine.runners.buffers import MakeBuffers
+from genai_server.engine.runners.checkpoints import before_checkpoint, ends_at_checkpoint, is_common_end
 from genai_server.engine.runners.cpu_buffers import CpuBuffers
 from genai_server.engine.runners.decoder_session import DecoderSession
 from genai_server.engine.runners.kv_cache import KvSlots
@@ -35,12 +37,8 @@ from genai_server.engine.sequence import Sequence as Scheduled
 from genai_server.errors import RunnerFailed
 from genai_server.messages.generation_request import ModelInfo
 
+log = logging.getLogger(__name__)
 _INTERRUPTED_MESSAGE = "terminate flag"
-# A prompt of at least this many unread tokens has a state checkpoint near its end, if its model has states.
-_MIN_CHECKPOINT = 64
-# Tokens behind that checkpoint, at least. The next prompt of a conversation often differs in the last ones, which begin
-# the answer.
-_BEHIND_CHECKPOINT = 8
 
 
 @dataclass(frozen=True)
@@ -100,14 +98,10 @@ class BatchedRunner(Runner):
         self._reading: Any = None
         self._may_interrupt = True
         self._row_group = 1
-        int8_from: int | None = None
         self._take_memory(trials.ROWS, trials.TOKENS + 1)
+        self._read_prompt(self._own)
         self._row_group = trials.smallest_row_group(self._try, self._copy_row, model.vocab_size)
-        if self._int8 is not None and int8 is not None:
-            self._take_memory(1, trials.MAX_TIMED)
-            int8_from = trials.min_int8_tokens(
-                self._try, partial(self._try, on=self._int8), model.vocab_size, int8.min_gain
-            )
+        int8_from = None if int8 is None else self._try_int8(int8.min_gain)
         self._take_memory(limits.num_slots, limits.max_length)
         self.slots = KvSlots(
             limits.num_slots,
@@ -155,9 +149,10 @@ class BatchedRunner(Runner):
 
     def fit_chunk(self, sequence: Scheduled, most: int) -> int:
         chunk = super().fit_chunk(sequence, most)
-        if not self._has_states or sequence.num_produced or chunk < sequence.num_unread:
+        if not self._has_states or sequence.num_produced:
             return chunk
-        return before_checkpoint(chunk)
+        num_common = self.slots.of(sequence.id).num_common - sequence.num_read
+        return before_checkpoint(chunk, sequence.num_unread, num_common)
 
     def forward(self, reads: Sequence[Read]) -> list[Scores]:
         index = self.slots.of(reads[0].sequence.id).index
@@ -181,8 +176,9 @@ class BatchedRunner(Runner):
         for read in reads:
             left = read.sequence.num_unread - read.num_tokens
             if not read.decodes and left > 0:
-                spacing = 1 if 0 < left < _MIN_CHECKPOINT else max(1, self.states.tokens_worth)
-                self.slots.checkpoint(read.sequence.id, spacing=spacing)
+                behind = self.slots.of(read.sequence.id).num_common - read.sequence.num_read - read.num_tokens
+                is_worth = ends_at_checkpoint(left) or is_common_end(behind)
+                self.slots.checkpoint(read.sequence.id, spacing=1 if is_worth else max(1, self.states.tokens_worth))
 
     def _interrupts(self, reads: Sequence[Read]) -> bool:
         """Whether a pass may be interrupted. A decode step is too short to be worth interrupting."""
@@ -301,6 +297,22 @@ class BatchedRunner(Runner):
             self.states.load(slot, saved)
         return logits.copy().reshape(*ids.shape, -1)
 
+    def _try_int8(self, min_gain: float) -> int | None:
+        """The least tokens of a pass with 8-bit weights; None if they are slower, too coarse, or fail."""
+        assert self._int8 is not None
+        self._take_memory(1, trials.MAX_TIMED)
+        try:
+            self._read_prompt(self._int8)
+            tried = partial(self._try, on=self._int8)
+            return trials.min_int8_tokens(self._try, tried, self.model.vocab_size, min_gain)
+        except RunnerFailed as error:
+            log.warning("weights of 8 bits are not used: %s", error.message)
+            return None
+
+    def _read_prompt(self, on: DecoderSession) -> None:
+        """Run a pass that reads more tokens than it gives logits, as most passes do."""
+        self._logits(on, self._lay_out([Row(0, 0, [1 % self.model.vocab_size] * 3)]), may_interrupt=False)
+
     def _logits(self, on: DecoderSession, layout: Layout, *, may_interrupt: bool) -> Logits:
         """Run a pass; returns the logits [positions, vocab_size], which the next one overwrites."""
         logits = self._step_logits[: layout.num_logits]
@@ -335,8 +347,3 @@ class BatchedRunner(Runner):
         for name, value in self._run_entries.items():
             options.add_run_config_entry(name, value)
         return options
-
-
-def before_checkpoint(chunk: int) -> int:
-    """How many tokens of a prompt's last chunk to read before the state checkpoint near its end."""
-    return chunk if chunk < _MIN_CHECKPOINT else (chunk - _BEHIND_CHECKPOINT) // ROW_GROUPS * ROW_GROUPS

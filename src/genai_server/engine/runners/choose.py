@@ -20,7 +20,7 @@ from genai_server.engine.runners.base import Runner
 from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.runners.runner_rules import LIBRARY, check_reach, check_runner, never_batched, runs_by_library
 from genai_server.engine.runners.scripted import ScriptedPooledRunner, ScriptedRunner
-from genai_server.errors import ConfigurationError, RunnerFailed
+from genai_server.errors import ConfigurationError, RunnerFailed, in_one_line
 from genai_server.messages.generation_request import ModelInfo
 from genai_server.messages.launch import EngineSpec
 from genai_server.options.check import on_providers
@@ -136,14 +136,19 @@ def load_batched(spec: EngineSpec, model_dir: Path, model: ModelInfo) -> "Batche
     limits = _limits(spec, graph, max_length)
     prefix = _session_profile(spec)
     optimized = model_dir != Path(spec.model_dir)
-    session = open_session(
-        graph,
-        settings.threads,
-        optimized=optimized,
-        offers_best=not _on_cpu(spec),
-        options=spec.options,
-        profile_prefix=f"{prefix}_batch" if prefix else "",
-    )
+    try:
+        session = open_session(
+            graph,
+            settings.threads,
+            optimized=optimized,
+            offers_best=not _on_cpu(spec),
+            options=spec.options,
+            profile_prefix=f"{prefix}_batch" if prefix else "",
+        )
+    except (ConfigurationError, DoesNotFit):
+        raise
+    except Exception as error:  # ONNX Runtime's errors have no base of their own
+        raise DoesNotFit(f"its graph for a batch cannot be loaded: {in_one_line(error)}") from error
     int8 = _int8_graph(spec, graph) if optimized and _on_cpu(spec) and not prefix else None
     try:
         return BatchedRunner(
@@ -232,11 +237,15 @@ def _int8_graph(spec: EngineSpec, graph: "DecoderGraph") -> "DecoderGraph | None
     return None if int8_dir is None else replace(graph, path=int8_dir / graph.path.name)
 
 
-def _int8_session(spec: EngineSpec, graph: "DecoderGraph") -> "Int8Session":
+def _int8_session(spec: EngineSpec, graph: "DecoderGraph") -> "Int8Session | None":
     from genai_server.engine.model.session import open_session
     from genai_server.engine.runners.batched import Int8Session
 
-    session = open_session(graph, spec.settings.threads, optimized=True, options=spec.options)
+    try:
+        session = open_session(graph, spec.settings.threads, optimized=True, options=spec.options)
+    except Exception as error:  # as above
+        log.warning("weights of 8 bits are not used: %s", in_one_line(error))
+        return None
     return Int8Session(session, MIN_GAIN if spec.settings.prefill_weights == "auto" else 1.0)
 
 

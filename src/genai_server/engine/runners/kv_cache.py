@@ -18,6 +18,7 @@ from itertools import pairwise
 from typing import Protocol
 
 from genai_server.engine.kv_memory import UNSHARED, KvMemory
+from genai_server.engine.runners.checkpoints import is_common_end
 from genai_server.engine.runners.row_states import RowStates, Saved
 from genai_server.engine.sequence import common_length
 
@@ -56,6 +57,8 @@ class Slot:
     num_coming: int = 0
     # Copies of the states at some of the lengths that the tokens had.
     checkpoints: dict[int, Saved] = field(default_factory=dict)
+    # Tokens that another slot begins with, too; more prompts may begin with these. Their checkpoint is always kept.
+    num_common: int = 0
     # Orders slots by the last release or reuse of their tokens; 0 for a slot that was never used or was emptied.
     used: int = 0
 
@@ -123,7 +126,7 @@ class KvSlots:
         common prefix is at least half, and if memory is short, any. Otherwise the prefix is copied to an empty slot, or
         to the first one to be evicted, and stays cached in both.
         """
-        source, length = self._longest_past(prompt, salt, prefilled_only=prefilled_only) if reuse else (None, 0)
+        source, length, common = self._longest_past(prompt if reuse else [], salt, prefilled_only=prefilled_only)
         idle = [slot for slot in self.slots if slot.sequence is None and not slot.tokens] or self._cached()
         taken = next((slot for slot in idle if slot is not source), idle[0])
         if source is not None:
@@ -132,6 +135,7 @@ class KvSlots:
             if source.sequence is None and (is_little or not self._may_copy(source, length)):
                 taken = source
         self._cut(taken, length if taken is source else 0)
+        taken.num_common = common
         taken.sequence, taken.salt = sequence, salt
         self._running[sequence] = taken
         if source is not None and taken is not source:
@@ -144,7 +148,7 @@ class KvSlots:
         Must be called before any token of the prompt beyond the prefix from `acquire` is read.
         """
         slot = self._running[sequence]
-        source, length = self._longest_past(prompt, slot.salt, prefilled_only=prefilled_only)
+        source, length, slot.num_common = self._longest_past(prompt, slot.salt, prefilled_only=prefilled_only)
         if source is None or source is slot or length <= len(slot.tokens) or not self._may_copy(source, length):
             return len(slot.tokens)
         self._copy(source, slot, length)
@@ -161,7 +165,7 @@ class KvSlots:
             return
         last = length
         for older in sorted(slot.checkpoints, reverse=True)[1:]:
-            if last - older < self._states.tokens_worth:
+            if last - older < self._states.tokens_worth and not is_common_end(slot.num_common - older):
                 del slot.checkpoints[older]
             else:
                 last = older
@@ -240,8 +244,15 @@ class KvSlots:
         elif self._states is not None and saved is not None:
             self._states.load(target.index, saved)
         target.tokens, target.num_prefilled = source.tokens[:length], min(source.num_prefilled, length)
-        target.checkpoints = {}
         target.num_coming = 0
+        self._copy_checkpoint(target, length, saved)
+
+    def _copy_checkpoint(self, slot: Slot, length: int, saved: Saved | None) -> None:
+        """Give a slot that was copied up to a checkpoint the same checkpoint, if there is memory for it."""
+        slot.checkpoints = {}
+        if saved is not None and self._memory.checkpoint_pages <= self._free_pages():
+            self._make_room(self._memory.checkpoint_pages)
+            slot.checkpoints[length] = saved
 
     def _may_copy(self, source: Slot, length: int) -> bool:
         """Whether a copy fits in addition to its source and the running sequences' tokens."""
@@ -291,22 +302,27 @@ class KvSlots:
             self._pages[slot.index] = needed
             self._buffers.give_back(slot.index, (needed + 1) * self._memory.page_tokens)
 
-    def _longest_past(self, prompt: list[int], salt: str | None, *, prefilled_only: bool) -> tuple[Slot | None, int]:
-        """The slot of this salt with the longest common prefix, and how many of its tokens may be reused.
+    def _longest_past(
+        self, prompt: list[int], salt: str | None, *, prefilled_only: bool
+    ) -> tuple[Slot | None, int, int]:
+        """The slot of this salt with the longest prefix that can be reused, how many tokens it has, and how many some
+        slot begins with.
 
         Idle slots win ties, because they can be taken over.
         """
-        most = len(prompt) - 2
+        most = max(0, len(prompt) - 2)
+        group = self.row_group if prefilled_only else 1
         best: tuple[Slot | None, int] = (None, 0)
+        longest = 0
         for slot in sorted(self.slots, key=lambda slot: slot.sequence is not None):
             if slot.salt != salt:
                 continue
             usable = slot.tokens[: slot.num_prefilled] if prefilled_only else slot.tokens
-            group = self.row_group if prefilled_only else 1
-            length = self._usable(slot, min(most, common_length(prompt, usable)), group)
+            common = min(most, common_length(prompt, usable))
+            length, longest = self._usable(slot, common, group), max(longest, common)
             if length > best[1]:
                 best = (slot, length)
-        return best
+        return *best, longest
 
     def _usable(self, slot: Slot, num_tokens: int, group: int) -> int:
         """How many of a slot's first `num_tokens` tokens can be reused, in whole groups of tokens."""

@@ -1,0 +1,96 @@
+"""A small model with random weights of some architecture: real structure, small widths.
+
+Imported, it needs nothing but the standard library.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+# The builder takes any linear layer with this many outputs for the head, so no other layer may have them.
+VOCABULARY = 510
+CONTEXT, WINDOW, SHORT_CONTEXT = 512, 32, 128
+END_OF_TEXT, TURN_END = 0, 2  # as in tokenizer.py
+TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+
+COMMON: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": CONTEXT,
+    "bos_token_id": END_OF_TEXT,
+    "eos_token_id": TURN_END,
+    "pad_token_id": END_OF_TEXT,
+    "tie_word_embeddings": False,
+}
+
+
+# In the place of a value: the setting does not exist.
+LEFT_OUT = object()
+
+
+@dataclass(frozen=True)
+class Family:
+    """One architecture: what `structure` is checked, and the `settings` of its configuration that are not COMMON.
+
+    `options` go to the model builder. Large `embeddings` keep each token's own mark, so that different texts go on
+    differently; where they are multiplied or tied they must be small, or every token would repeat itself.
+    """
+
+    title: str
+    config: str
+    structure: str
+    settings: dict[str, Any] = field(default_factory=dict)
+    options: tuple[str, ...] = ()
+    embeddings: float = 0.3
+    # Settings of a model for images, whose `settings` are those of its text model.
+    outer: dict[str, Any] | None = None
+
+
+def make(family: Family, out: Path) -> None:
+    """Write configuration, weights and tokenizer."""
+    import torch
+    import transformers
+
+    from _models.tokenizer import save_tokenizer, train_tokenizer
+
+    torch.manual_seed(7)
+    settings = {name: value for name, value in (COMMON | family.settings).items() if value is not LEFT_OUT}
+    kind = transformers.AutoModelForCausalLM
+    if family.outer is not None:
+        settings = {"text_config": settings, **family.outer}
+        kind = transformers.AutoModelForImageTextToText
+    config = getattr(transformers, family.config)(**settings)
+    vocabulary = config.get_text_config().vocab_size
+    model = kind.from_config(config, dtype=torch.float32)
+    wide = [name for name, part in model.named_modules() if getattr(part, "out_features", 0) == vocabulary]
+    assert wide == ["lm_head"], wide
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            _randomize(name, parameter, family.embeddings)
+    model.generation_config.eos_token_id = TURN_END
+    model.save_pretrained(out)
+    save_tokenizer(train_tokenizer([__doc__ or ""], vocabulary), out, TEMPLATE, CONTEXT)
+
+
+def _randomize(name: str, parameter: Any, embeddings: float) -> None:
+    """Weights with which every part of the model moves the logits, and the greedy choice has a margin."""
+    if any(part in name for part in ("A_log", "dt_bias", "expert_bias")):
+        parameter.normal_(std=0.3)
+    elif "conv" in name and "proj" not in name:
+        parameter.normal_(std=0.5)
+    elif "norm" in name:
+        parameter.add_(parameter.new_empty(parameter.shape).uniform_(-0.4, 0.4))
+    elif parameter.ndim == 1:
+        parameter.normal_(std=0.5)
+    elif "embed" in name:
+        parameter.normal_(std=embeddings)
+    else:
+        # What a layer adds must outweigh the token that it started from.
+        gain = 3.0 if "o_proj" in name or "down_proj" in name or "lm_head" in name else 1.5
+        parameter.normal_(std=gain / parameter.shape[-1] ** 0.5)

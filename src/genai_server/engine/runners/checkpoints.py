@@ -1,0 +1,35 @@
+"""Where state checkpoints lie: at lengths of a prompt at which other prompts may end to have the same tokens.
+
+A checkpoint is a copy of the states of fixed size that some layers keep of a sequence (engine/runners/kv_cache.py).
+"""
+
+# A prompt of at least this many unread tokens has a checkpoint near its end.
+_MIN_UNREAD = 64
+# Tokens behind that checkpoint, at least. The next prompt of a conversation often differs in the last ones, which begin
+# the answer.
+_BEHIND = 8
+# Checkpoints lie at multiples of this behind cached tokens, so that chunks have whole groups of tokens
+# (engine/runners/base.py).
+_GROUP = 8
+
+
+def before_checkpoint(chunk: int, num_left: int, num_common: int = 0) -> int:
+    """How many tokens of a prompt's next chunk to read before a checkpoint.
+
+    There is one near the end of a prompt with `num_left` unread tokens, and one behind the next `num_common` tokens if
+    other prompts begin with these.
+    """
+    end = (num_left - _BEHIND) // _GROUP * _GROUP
+    common = num_common // _GROUP * _GROUP
+    borders = [border for border in (common, end) if _MIN_UNREAD - _BEHIND <= border < chunk]
+    return min(borders, default=chunk)
+
+
+def ends_at_checkpoint(num_left: int) -> bool:
+    """Whether a chunk ends near enough to the end of its prompt for a checkpoint there."""
+    return 0 < num_left < _MIN_UNREAD
+
+
+def is_common_end(num_behind: int) -> bool:
+    """Whether a length is that of a checkpoint, if `num_behind` more tokens are what other prompts begin with."""
+    return 0 <= num_behind < _GROUP

@@ -1,0 +1,232 @@
+"""State checkpoints of KV cache slots: where prefixes can be reused, and what the checkpoints cost."""
+
+import random
+from typing import cast
+
+import pytest
+
+from genai_server.engine.kv_memory import KvMemory
+from genai_server.engine.runners.kv_cache import KvSlots
+from genai_server.engine.runners.row_states import RowStates
+from genai_server.errors import RunnerFailed
+
+PAGE, CHECKPOINT_PAGES = 4, 2
+
+
+class TokenStates:
+    """States that are the tokens which they come from."""
+
+    tokens_worth = 10
+
+    def __init__(self, num_rows: int) -> None:
+        self.rows: list[list[int]] = [[-1] for _ in range(num_rows)]
+
+    def clear(self, row: int) -> None:
+        self.rows[row] = []
+
+    def save(self, row: int) -> list[int]:
+        return list(self.rows[row])
+
+    def load(self, row: int, saved: list[int]) -> None:
+        self.rows[row] = list(saved)
+
+    def copy(self, source: int, target: int) -> None:
+        self.rows[target] = list(self.rows[source])
+
+
+class NoBuffers:
+    """Keys and values are not what is tested here."""
+
+    fails = False
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        if self.fails:
+            raise RunnerFailed("no memory")
+
+    def give_back(self, slot: int, first: int) -> None:
+        pass
+
+
+class Bench:
+    """Slots with states, and the actions of a runner on them."""
+
+    def __init__(self, num_slots: int = 3, num_pages: int = 1000, row_group: int = 1) -> None:
+        self.states, self.buffers = TokenStates(num_slots), NoBuffers()
+        self.memory = KvMemory(PAGE, num_pages, CHECKPOINT_PAGES)
+        states = cast(RowStates, self.states)
+        self.slots = KvSlots(num_slots, self.buffers, row_group=row_group, memory=self.memory, states=states)
+
+    def open(self, sequence: int, prompt: list[int], *, exact: bool = False) -> int:
+        length = self.slots.acquire(sequence, prompt, prefilled_only=exact)
+        self.check(sequence, prompt[:length])
+        return length
+
+    def check(self, sequence: int, tokens: list[int]) -> None:
+        slot = self.slots.of(sequence)
+        assert slot.tokens == tokens == self.states.rows[slot.index]
+        for slot in self.slots.slots:
+            assert all(saved == slot.tokens[:length] for length, saved in slot.checkpoints.items())
+
+    def read(self, sequence: int, tokens: list[int], *, checkpoint: int | None = None, decoded: bool = False) -> None:
+        """Read tokens, with a checkpoint behind them if a spacing is given."""
+        self.slots.reserve(sequence, len(tokens))
+        slot = self.slots.of(sequence)
+        self.states.rows[slot.index] += tokens
+        self.slots.append(sequence, tokens, prefilled=not decoded)
+        if checkpoint is not None:
+            self.slots.checkpoint(sequence, spacing=checkpoint)
+        self.check(sequence, slot.tokens)
+
+    def lengths(self, sequence: int) -> list[int]:
+        return sorted(self.slots.of(sequence).checkpoints)
+
+
+def tokens(length: int, first: int = 0) -> list[int]:
+    return list(range(first, first + length))
+
+
+def test_a_longer_prompt_continues_an_ended_sequence() -> None:
+    bench = Bench()
+    assert bench.open(0, tokens(30)) == 0
+    bench.read(0, tokens(30))
+    bench.slots.release(0)
+    assert bench.open(1, tokens(40)) == 30
+
+
+def test_a_prefix_without_a_checkpoint_is_not_reused() -> None:
+    bench = Bench()
+    bench.open(0, tokens(30))
+    bench.read(0, tokens(30))
+    bench.slots.release(0)
+    assert bench.open(1, [*tokens(25), *tokens(10, 100)]) == 0
+
+
+@pytest.mark.parametrize("common", [20, 25, 29])
+def test_the_longest_checkpoint_in_the_common_prefix_is_reused(common: int) -> None:
+    bench = Bench()
+    bench.open(0, tokens(40))
+    for first in (0, 10, 20, 30):
+        bench.read(0, tokens(10, first), checkpoint=10)
+    assert bench.lengths(0) == [10, 20, 30, 40]
+    bench.slots.release(0)
+    assert bench.open(1, [*tokens(common), *tokens(10, 100)]) == 20
+
+
+def test_a_running_sequence_gives_its_checkpoint() -> None:
+    bench = Bench()
+    bench.open(0, tokens(30))
+    bench.read(0, tokens(20), checkpoint=1)
+    bench.read(0, tokens(10, 20))
+    assert bench.open(1, tokens(30)) == 20
+    bench.open(2, tokens(5, 100))
+    bench.read(1, tokens(10, 20))
+
+
+def test_a_checkpoint_that_came_meanwhile_is_found_before_the_first_chunk() -> None:
+    bench = Bench()
+    bench.open(0, tokens(30))
+    bench.open(1, tokens(30))
+    bench.read(0, tokens(20), checkpoint=1)
+    assert bench.slots.match_again(1, tokens(30)) == 20
+    bench.check(1, tokens(20))
+
+
+def test_a_failed_copy_leaves_an_empty_slot() -> None:
+    bench = Bench()
+    bench.open(0, tokens(60))
+    bench.read(0, tokens(20), checkpoint=1)
+    bench.read(0, tokens(40, 20))
+    bench.buffers.fails = True
+    with pytest.raises(RunnerFailed):
+        bench.slots.acquire(1, tokens(30))
+    bench.check(1, [])
+
+
+def test_an_exact_sequence_reuses_checkpoints_behind_whole_groups() -> None:
+    bench = Bench(row_group=4)
+    bench.open(0, tokens(60))
+    bench.read(0, tokens(8), checkpoint=1)
+    bench.read(0, tokens(4, 8), checkpoint=1)
+    bench.read(0, tokens(2, 12), checkpoint=1)
+    bench.read(0, tokens(20, 14), decoded=True)
+    bench.slots.release(0)
+    assert bench.open(1, tokens(60), exact=True) == 12
+    assert bench.open(2, tokens(60)) == 34
+
+
+def test_close_checkpoints_are_thinned_out() -> None:
+    bench = Bench()
+    bench.open(0, tokens(100))
+    for first in range(0, 48, 3):
+        bench.read(0, tokens(3, first), checkpoint=1)
+    found = bench.lengths(0)
+    assert found[-2:] == [45, 48]
+    assert all(later - earlier >= TokenStates.tokens_worth for earlier, later in zip(found, found[1:-1], strict=False))
+
+
+def test_the_checkpoint_of_a_common_beginning_is_kept() -> None:
+    bench = Bench()
+    bench.open(0, tokens(60))
+    bench.read(0, tokens(60))
+    bench.open(1, [*tokens(25), *tokens(60, 100)])
+    bench.read(1, tokens(24), checkpoint=1)
+    for first in range(100, 130, 3):
+        bench.read(1, tokens(3, first), checkpoint=1)
+    assert 24 in bench.lengths(1)
+    assert bench.open(2, [*tokens(25), *tokens(10, 200)]) == 24
+    assert bench.lengths(2) == [24]
+
+
+def test_a_checkpoint_is_left_out_where_another_is_close() -> None:
+    bench = Bench()
+    bench.open(0, tokens(100))
+    bench.read(0, tokens(10), checkpoint=10)
+    bench.read(0, tokens(9, 10), checkpoint=10)
+    assert bench.lengths(0) == [10]
+
+
+def test_a_failed_pass_makes_a_slot_forget_its_tokens() -> None:
+    bench = Bench()
+    bench.open(0, tokens(30))
+    bench.read(0, tokens(20), checkpoint=1)
+    bench.slots.spoil(0)
+    bench.slots.release(0)
+    assert bench.open(1, tokens(30)) == 0
+
+
+def test_no_checkpoint_is_taken_from_the_memory_of_running_sequences() -> None:
+    bench = Bench(num_pages=10)
+    bench.open(0, tokens(38))
+    bench.read(0, tokens(37), checkpoint=1)  # of 10 pages it needs 9
+    assert bench.lengths(0) == []
+
+
+def test_running_sequences_take_the_memory_of_checkpoints() -> None:
+    bench = Bench(num_pages=10)
+    bench.open(0, tokens(40))
+    bench.read(0, tokens(20), checkpoint=1)
+    assert bench.lengths(0) == [20]
+    bench.read(0, tokens(19, 20))
+    assert bench.lengths(0) == []
+
+
+def test_a_crowd_of_sequences_always_has_the_states_of_its_tokens() -> None:
+    chance = random.Random(3)
+    bench = Bench(num_slots=4, num_pages=60)
+    running: dict[int, list[int]] = {}
+    prompts = [[chance.randrange(2) for _ in range(4)] + tokens(60, 10 * number) for number in range(6)]
+    for number in range(600):
+        if len(running) < 4 and chance.random() < 0.6:
+            kept = chance.choice(prompts)
+            prompt = [*kept[: chance.randint(3, 60)], *tokens(2, 1000 + number)]
+            length = bench.open(number, prompt)
+            running[number] = prompt[length:]
+        for sequence in list(running):
+            chunk, running[sequence] = running[sequence][:20], running[sequence][20:]
+            if chunk:
+                bench.read(sequence, chunk, checkpoint=chance.choice([None, 1, 10]))
+            elif chance.random() < 0.3:
+                bench.slots.release(sequence)
+                del running[sequence]
+            else:
+                bench.read(sequence, [2000 + number], decoded=True)

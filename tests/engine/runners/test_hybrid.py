@@ -1,0 +1,306 @@
+"""Models with layers that keep states of fixed size, in the batch: LFM2's convolutions, Qwen 3.5's linear attention.
+
+The models are those of the real builder (tests/built_models/README.md). Each answer must be that of a Generator.
+"""
+
+import threading
+from collections.abc import Iterator
+
+import msgspec
+import numpy as np
+import pytest
+
+from genai_server.config import Settings, engine_settings
+from genai_server.engine.model.graph import read_decoder_graph
+from genai_server.engine.runners.bare_sequences import open_bare
+from genai_server.engine.runners.base import Interrupted
+from genai_server.engine.runners.batched import BatchedRunner
+from genai_server.engine.runners.choose import load_batched
+from genai_server.engine.runners.og_generator import OgGeneratorRunner
+from genai_server.engine.runners.scores import Logits
+from genai_server.engine.scheduling.step import Read
+from genai_server.errors import RunnerFailed
+from genai_server.messages.launch import EngineSpec
+from scripts._models.driven import Driven
+from tests.running_server import ROOT
+
+BUILT = ROOT / "tests" / "built_models"
+LENGTH, SLOTS, STEPS, VOCAB = 256, 5, 12, 300
+
+
+class Hybrid:
+    """A model in the batch, and its Generator."""
+
+    def __init__(self, name: str, **settings: object) -> None:
+        self.path = BUILT / name
+        self.generator = Driven(OgGeneratorRunner(self.path, "cpu", threads=1))
+        self.settings = msgspec.structs.replace(
+            engine_settings(Settings.model_validate({})),
+            max_length=LENGTH,
+            max_batch_size=SLOTS,
+            cache_dir="",
+            threads=1,
+            **settings,
+        )
+        self._answers: dict[tuple[int, ...], list[int]] = {}
+
+    def load(self) -> Driven:
+        model = self.generator.runner.model
+        return Driven(load_batched(EngineSpec("cpu", str(self.path), self.settings), self.path, model))
+
+    def answer(self, prompt: list[int]) -> list[int]:
+        """The greedy answer of a Generator."""
+        key = tuple(prompt)
+        if key not in self._answers:
+            self.generator.open(0, prompt, LENGTH)
+            logits, tokens = self.generator.prefill(0, prompt), list[int]()
+            while len(tokens) < STEPS:
+                tokens.append(int(logits.argmax()))
+                logits = self.generator.decode([0], tokens[-1:])[0]
+            self.generator.close(0)
+            self._answers[key] = tokens
+        return self._answers[key]
+
+
+@pytest.fixture(scope="module", params=["lfm2", "qwen-3.5"])
+def hybrid(request: pytest.FixtureRequest) -> Hybrid:
+    return Hybrid(request.param)
+
+
+@pytest.fixture
+def runner(hybrid: Hybrid) -> Driven:
+    return hybrid.load()
+
+
+def text(length: int, seed: int = 0) -> list[int]:
+    found: list[int] = np.random.default_rng((seed, length)).integers(3, VOCAB, length).tolist()
+    return found
+
+
+def best(logits: Logits) -> int:
+    return int(logits.argmax())
+
+
+def finish(runner: Driven, sequence: int, token: int, num_tokens: int = STEPS) -> list[int]:
+    """The greedy answer that begins with a token; the sequence ends."""
+    tokens = [token]
+    while len(tokens) < num_tokens:
+        tokens.append(best(runner.decode([sequence], tokens[-1:])[0]))
+    runner.close(sequence)
+    return tokens
+
+
+def test_rows_of_any_lengths_decode_together(hybrid: Hybrid, runner: Driven) -> None:
+    prompts = [text(length) for length in (1, 5, 100, 31, 17)]
+    found: list[list[int]] = []
+    for number, prompt in enumerate(prompts):
+        runner.open(number, prompt, LENGTH)
+        found.append([best(runner.prefill(number, prompt))])
+    while len(found[0]) < STEPS:
+        for tokens, logits in zip(found, runner.decode(range(SLOTS), [t[-1] for t in found]), strict=True):
+            tokens.append(best(logits))
+    assert found == [hybrid.answer(prompt) for prompt in prompts]
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 40])
+def test_prompt_is_read_in_chunks_next_to_decoding_rows(hybrid: Hybrid, runner: Driven, chunk: int) -> None:
+    streams = [text(20, 1), text(9, 2)]
+    answers = [hybrid.answer(prompt) for prompt in streams]
+    late = text(80, 3)
+    for number, prompt in zip((0, 2), streams, strict=True):
+        runner.open(number, prompt, LENGTH)
+        runner.prefill(number, prompt)
+    runner.open(1, late, LENGTH, reuse=False)  # its slot is the last of the three
+    for start in range(0, len(late), chunk):
+        step = min(start // chunk, STEPS - 2)
+        decoding = [(number, [answers[place][step]], True) for place, number in enumerate((0, 2))]
+        reads = [*decoding, (1, late[start : start + chunk], False)]
+        *scores, last = runner.read(*(reads if start // chunk < STEPS - 1 else reads[2:]))
+        for answer, score in zip(answers, scores, strict=False):
+            assert best(score.logits) == answer[step + 1]
+    assert finish(runner, 1, best(last.logits)) == hybrid.answer(late)
+
+
+def test_short_and_long_prompts_share_a_pass(hybrid: Hybrid, runner: Driven) -> None:
+    prompts = [text(length, 4) for length in (3, 40, 12, 30)]
+    for number, prompt in enumerate(prompts):
+        runner.open(number, prompt, LENGTH)
+    scores = runner.read(*((number, prompt, False) for number, prompt in enumerate(prompts)))
+    firsts = [best(score.logits) for score in scores]
+    assert [finish(runner, number, first) for number, first in enumerate(firsts)] == list(map(hybrid.answer, prompts))
+
+
+def test_idle_rows_between_others_keep_their_states(hybrid: Hybrid, runner: Driven) -> None:
+    prompts = [text(length, 5) for length in (9, 30, 17)]
+    firsts = []
+    for number, prompt in enumerate(prompts):
+        runner.open(number, prompt, LENGTH)
+        firsts.append(best(runner.prefill(number, prompt)))
+    for step in range(STEPS - 1):
+        runner.decode([0, 2], [hybrid.answer(prompts[number])[step] for number in (0, 2)])
+    assert finish(runner, 1, firsts[1]) == hybrid.answer(prompts[1])
+
+
+def test_a_slot_that_was_cancelled_gives_nothing_to_the_next(hybrid: Hybrid, runner: Driven) -> None:
+    for number in range(3 * SLOTS):
+        prompt = text(20 + number, 6)
+        assert runner.open(number, prompt, LENGTH) == 0
+        first = best(runner.prefill(number, prompt))
+        if number % 3:
+            runner.close(number)
+        else:
+            assert finish(runner, number, first) == hybrid.answer(prompt)
+
+
+def test_exact_rows_are_bitwise_equal_in_any_company(hybrid: Hybrid, runner: Driven) -> None:
+    prompt, found = text(40, 7), []
+    for others in (0, 1, 3):
+        for number in range(1, others + 1):
+            runner.open(number, text(10 * number, 8), LENGTH, reuse=False)
+            runner.prefill(number, text(10 * number, 8))
+        runner.open(0, prompt, LENGTH, reuse=False, exact=True)
+        rows = [runner.prefill(0, prompt).copy()]
+        for _ in range(3):
+            running = range(others + 1)
+            rows.append(runner.decode(running, [5] * len(running))[0].copy())
+        for number in range(others + 1):
+            runner.close(number)
+        found.append(np.stack(rows))
+    assert all(np.array_equal(rows, found[0]) for rows in found)
+
+
+def test_an_interrupted_chunk_can_be_read_again(hybrid: Hybrid, runner: Driven) -> None:
+    prompt, num_interrupts = text(200, 9), 0
+    stop = threading.Event()
+
+    def interrupt() -> None:
+        while not stop.is_set():
+            runner.interrupt()
+
+    thread = threading.Thread(target=interrupt, daemon=True)
+    try:
+        thread.start()
+        for number in range(4):
+            runner.open(number, prompt, LENGTH, reuse=False)
+            for chunk in (prompt[:50], prompt[50:]):
+                try:
+                    first = best(runner.prefill(number, chunk))
+                except Interrupted:
+                    num_interrupts += 1
+                    first = best(runner.prefill(number, chunk))
+            assert finish(runner, number, first, 4) == hybrid.answer(prompt)[:4]
+    finally:
+        stop.set()
+    assert num_interrupts
+
+
+def test_a_failed_pass_leaves_no_prefix(hybrid: Hybrid, runner: Driven, monkeypatch: pytest.MonkeyPatch) -> None:
+    prompt = text(30, 10)
+    runner.open(0, prompt, LENGTH)
+    runner.prefill(0, prompt)
+
+    def fail(*_: object, **__: object) -> None:
+        raise RunnerFailed("broken")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(runner.runner, "_run", fail)
+        with pytest.raises(RunnerFailed):
+            runner.decode([0], [5])
+    runner.close(0)
+    assert runner.open(1, [*prompt, 5, 6, 7], LENGTH) == 0
+
+
+def test_states_cannot_be_cut_back_to_the_tokens_of_a_draft(runner: Driven) -> None:
+    assert not runner.abilities.drafts
+    assert not runner.abilities.adopts
+
+
+# Cached prefixes.
+
+
+class Scheduled:
+    """Reads prompts in the chunks that a scheduler would ask for, and counts the tokens."""
+
+    def __init__(self, runner: Driven, chunk: int = 512) -> None:
+        self.num_read = 0
+        self._runner: BatchedRunner = runner.runner  # type: ignore[assignment]
+        self._chunk = chunk
+        self._numbers = iter(range(1000))
+
+    def ask(self, prompt: list[int], num_tokens: int = STEPS, *, exact: bool = False) -> list[int]:
+        """The greedy answer."""
+        number = next(self._numbers)
+        sequence = open_bare(self._runner, prompt, LENGTH, id=number, reuses_past=True, exact=exact)
+        while len(sequence.tokens) - len(prompt) < num_tokens:
+            decodes = sequence.is_decoding
+            chunk = 1 if decodes else self._runner.fit_chunk(sequence, self._chunk)
+            self.num_read += 0 if decodes else chunk
+            read = Read.next(sequence, chunk)
+            [scores] = self._runner.forward([read])
+            read.count()
+            if not sequence.num_unread:
+                sequence.append(best(scores.logits[-1]))
+        self._runner.close(number)
+        return sequence.tokens[len(prompt) :]
+
+
+@pytest.fixture
+def scheduled(runner: Driven) -> Iterator[Scheduled]:
+    yield Scheduled(runner)
+
+
+def test_a_conversation_reads_only_its_new_tokens(hybrid: Hybrid, scheduled: Scheduled) -> None:
+    conversation, num_new = text(40, 20), 40
+    for turn in range(8):
+        answer = scheduled.ask(conversation)
+        assert answer == hybrid.answer(conversation)
+        new = text(10, 21 + turn)
+        num_new += len(new) + 1  # the last token of an answer is read with the next turn
+        conversation = [*conversation, *answer, *new]
+    assert scheduled.num_read <= num_new
+
+
+def test_an_edited_end_is_read_from_the_checkpoint_before_it(hybrid: Hybrid, scheduled: Scheduled) -> None:
+    prompt = text(100, 30)
+    assert scheduled.ask(prompt) == hybrid.answer(prompt)
+    edited = [*prompt[:-4], *text(6, 31)]
+    before = scheduled.num_read
+    assert scheduled.ask(edited) == hybrid.answer(edited)
+    assert scheduled.num_read - before < 20
+    before = scheduled.num_read
+    assert scheduled.ask(prompt) == hybrid.answer(prompt)
+    assert scheduled.num_read - before < 20
+
+
+def test_a_common_beginning_is_read_twice_and_then_copied(hybrid: Hybrid, scheduled: Scheduled) -> None:
+    common = text(120, 40)
+    for number in range(4):
+        prompt = [*common, *text(30, 41 + number)]
+        before = scheduled.num_read
+        assert scheduled.ask(prompt) == hybrid.answer(prompt)
+        # The second one shows how far prompts are alike, and leaves a checkpoint there.
+        assert scheduled.num_read - before == len(prompt) - (120 if number > 1 else 0)
+
+
+def test_an_exact_sequence_reuses_only_what_was_read_as_a_prompt(hybrid: Hybrid, scheduled: Scheduled) -> None:
+    prompt = text(100, 50)
+    answer = scheduled.ask(prompt, exact=True)
+    before = scheduled.num_read
+    assert scheduled.ask(prompt, exact=True) == answer
+    assert 0 < scheduled.num_read - before < 20
+    follow = [*prompt, *answer, *text(5, 51)]
+    before = scheduled.num_read
+    assert scheduled.ask(follow, exact=True) == hybrid.answer(follow)
+    assert scheduled.num_read - before > len(answer)
+
+
+def test_checkpoints_make_way_for_running_sequences() -> None:
+    hybrid = Hybrid("qwen-3.5")
+    graph = read_decoder_graph(hybrid.path)
+    least = LENGTH * graph.bytes_per_token + 3 * (graph.bytes_per_row + 32 * graph.bytes_per_token)
+    hybrid.settings = msgspec.structs.replace(hybrid.settings, kv_cache_bytes=least)
+    scheduled = Scheduled(hybrid.load())
+    for number in range(6):
+        prompt = text(200, 60 + number)
+        assert scheduled.ask(prompt) == hybrid.answer(prompt)
+        assert scheduled.ask(prompt) == hybrid.answer(prompt)
