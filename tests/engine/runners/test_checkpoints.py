@@ -122,7 +122,7 @@ def test_a_running_sequence_gives_its_checkpoint() -> None:
     bench.read(1, tokens(10, 20))
 
 
-def test_a_checkpoint_that_came_meanwhile_is_found_before_the_first_chunk() -> None:
+def test_new_checkpoint_is_found_before_the_first_chunk() -> None:
     bench = Bench()
     bench.open(0, tokens(30))
     bench.open(1, tokens(30))
@@ -142,7 +142,7 @@ def test_a_failed_copy_leaves_an_empty_slot() -> None:
     bench.check(1, [])
 
 
-def test_an_exact_sequence_reuses_checkpoints_behind_whole_groups() -> None:
+def test_exact_sequence_reuses_checkpoints_of_whole_groups() -> None:
     bench = Bench(row_group=4)
     bench.open(0, tokens(60))
     bench.read(0, tokens(8), checkpoint=1)
@@ -194,7 +194,7 @@ def test_a_failed_pass_makes_a_slot_forget_its_tokens() -> None:
     assert bench.open(1, tokens(30)) == 0
 
 
-def test_no_checkpoint_is_taken_from_the_memory_of_running_sequences() -> None:
+def test_checkpoint_takes_no_memory_of_running_sequences() -> None:
     bench = Bench(num_pages=10)
     bench.open(0, tokens(38))
     bench.read(0, tokens(37), checkpoint=1)  # of 10 pages it needs 9
@@ -210,7 +210,7 @@ def test_running_sequences_take_the_memory_of_checkpoints() -> None:
     assert bench.lengths(0) == []
 
 
-def test_a_crowd_of_sequences_always_has_the_states_of_its_tokens() -> None:
+def test_sequences_have_the_states_of_their_tokens() -> None:
     chance = random.Random(3)
     bench = Bench(num_slots=4, num_pages=60)
     running: dict[int, list[int]] = {}
