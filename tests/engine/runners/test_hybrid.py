@@ -5,6 +5,7 @@ The models are those of the real builder (tests/built_models/README.md). Each an
 
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -15,7 +16,7 @@ from genai_server.engine.model.graph import read_decoder_graph
 from genai_server.engine.runners.bare_sequences import open_bare
 from genai_server.engine.runners.base import Interrupted
 from genai_server.engine.runners.batched import BatchedRunner
-from genai_server.engine.runners.choose import load_batched
+from genai_server.engine.runners.choose import load_batched, load_runners
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.engine.runners.scores import Logits
 from genai_server.engine.scheduling.step import Read
@@ -208,6 +209,16 @@ def test_a_failed_pass_leaves_no_prefix(hybrid: Hybrid, runner: Driven, monkeypa
             runner.decode([0], [5])
     runner.close(0)
     assert runner.open(1, [*prompt, 5, 6, 7], LENGTH) == 0
+
+
+def test_packed_weights_and_settings_choose_the_batch(hybrid: Hybrid, tmp_path: Path) -> None:
+    settings = msgspec.structs.replace(hybrid.settings, cache_dir=str(tmp_path))
+    runners = load_runners(EngineSpec("cpu", str(hybrid.path), settings))
+    assert runners.has_batch, runners.batching.reason
+    prompt = text(30, 11)
+    runner = Driven(runners.main)
+    runner.open(0, prompt, LENGTH)
+    assert finish(runner, 0, best(runner.prefill(0, prompt))) == hybrid.answer(prompt)
 
 
 def test_states_cannot_be_cut_back_to_the_tokens_of_a_draft(runner: Driven) -> None:

@@ -31,8 +31,18 @@ PADDED_STATES, HAS_TOKEN = "padded_states", "has_token"
 _RAGGED_CONVOLUTION = "VarlenCausalConvWithState"
 _FIRST_AXIS, _NOTHING = STATES + "first_axis", STATES + "nothing"
 _SWAP = [0, 2, 1]  # of [rows, channels, tokens] and [rows, tokens, channels]
-# Attributes of a convolution, and what they must be.
-_PLAIN = {"ndim": 1, "state_window": 0, "dilation": 1, "channels_last": 0}
+# What a convolution's attributes must be. ONNX Runtime writes all of them into a graph that it has optimized.
+_PLAIN = {
+    "ndim": 1,
+    "dilation": 1,
+    "channels_last": 0,
+    "input_channels": 0,
+    "input_channel_offset": 0,
+    "state_channels_last": -1,
+    "state_length": 0,
+    "state_update_capacity": 0,
+    "state_window": 0,
+}
 _ACTIVATION = "activation"
 # Inputs of a LinearAttention.
 _TOKENS, _PAST, _GATES = (0, 1, 2), 3, (4, 5)
@@ -49,7 +59,7 @@ class StateLayers:
         self._makers = {output: node for node in graph.node for output in node.output}
         self._convolved = {state.past for state in decoder.conv_states}
         self._recurrent = {state.past for state in decoder.recurrent_states}
-        # Of the ragged graph.
+        # Values of the ragged graph.
         self.inputs: list[onnx.ValueInfoProto] = []
         self.outputs: list[onnx.ValueInfoProto] = []
         if not decoder.has_states:
@@ -147,8 +157,10 @@ def _split_recurrence(
     """The nodes that replace a linear attention: one for each group. `places` ends the names of the inputs which say
     where a group's tokens are. Raises DoesNotFit.
     """
-    rule = next((helper.get_attribute_value(a) for a in node.attribute if a.name == "update_rule"), b"gated_delta")
-    if rule != b"gated_delta" or len(node.input) <= max(_GATES) or node.input[_PAST] not in states:
+    attributes = {"update_rule": b"gated_delta", "state_window": 0}
+    attributes |= {a.name: helper.get_attribute_value(a) for a in node.attribute}
+    is_known = attributes["update_rule"] == b"gated_delta" and attributes["state_window"] == 0
+    if not is_known or len(node.input) <= max(_GATES) or node.input[_PAST] not in states:
         raise DoesNotFit(f"its operator {RECURRENCE} has a form that the runner does not know")
     made, parts = [], []
     out, present = node.output
