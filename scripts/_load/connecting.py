@@ -20,6 +20,7 @@ from .server import HOST, Server
 HOLDERS = 16
 _PROBE_SECONDS = 0.05
 _SECONDS_TO_ANSWER = 240.0
+_SECONDS_TO_ACCEPT = 20.0
 _HEADERS = {"content-type": "application/json", "connection": "keep-alive"}
 
 
@@ -47,13 +48,12 @@ class Connections:
         self._server = server
         self._number = number
         self._rate = rate
-        self._opened, self._answered = asyncio.Event(), asyncio.Event()
-        self._left = number
+        self._sent, self._opened, self._answered = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self._to_send = self._left = number
 
     async def run(self) -> Seen:
         """Open all, and wait for all answers."""
         probe = HealthProbe(f"http://{HOST}:{self._server.port}", "/healthz", _PROBE_SECONDS)
-        watch = asyncio.create_task(self._watch())
         async with probe, asyncio.TaskGroup() as group:
             for _ in range(HOLDERS):
                 group.create_task(self._hold())
@@ -63,11 +63,12 @@ class Connections:
             for index in range(self._number):
                 await asyncio.sleep(max(0.0, started + index / self._rate - time.monotonic()))
                 group.create_task(self._connect(index))
+            await asyncio.wait_for(self._sent.wait(), _SECONDS_TO_ANSWER)
             self.seen.seconds_to_open = time.monotonic() - started
+            await self._count_open()
             self._opened.set()
             await asyncio.wait_for(self._answered.wait(), _SECONDS_TO_ANSWER)
             self.seen.seconds_to_answer = time.monotonic() - started
-        watch.cancel()
         await probe.close()
         self.seen.health, self.seen.health_failed = probe.samples, probe.failed
         return self.seen
@@ -89,9 +90,12 @@ class Connections:
         country = COUNTRIES[index % len(COUNTRIES)]
         asked = {"messages": _asked(f"What is the capital of {country}?"), "max_tokens": 8}
         body = json.dumps(asked).encode()
+        sent = False
         try:
             async with Exchange(self._server.port) as exchange:
                 await exchange.send("POST", "/v1/chat/stream", body, _HEADERS)
+                sent = True
+                self._one_sent()
                 response = await exchange.response()
                 async for piece in exchange.pieces():
                     response.body += piece
@@ -104,6 +108,8 @@ class Connections:
         except (BrokenAnswer, WrongAnswer, OSError) as error:
             self.seen.ends["no answer"] += 1
             self.seen.broken.append(f"connection {index}: {type(error).__name__}: {error}")
+            if not sent:
+                self._one_sent()
             self._one_less()
 
     def _one_less(self) -> None:
@@ -111,14 +117,19 @@ class Connections:
         if not self._left:
             self._answered.set()
 
-    async def _watch(self) -> None:
-        """Count the open connections among the server's sockets."""
+    def _one_sent(self) -> None:
+        self._to_send -= 1
+        if not self._to_send:
+            self._sent.set()
+
+    async def _count_open(self) -> None:
+        """Count the open connections among the server's sockets. It may still have to accept some."""
         process = psutil.Process(self._server.pid)
-        while True:
+        deadline = time.monotonic() + _SECONDS_TO_ACCEPT
+        while self.seen.max_open < self._number and time.monotonic() < deadline:
             sockets = await asyncio.to_thread(process.net_connections, "tcp")
             now = sum(sock.status == psutil.CONN_ESTABLISHED for sock in sockets)
             self.seen.max_open = max(self.seen.max_open, now)
-            await asyncio.sleep(0.5)
 
 
 def _asked(content: str) -> list[dict[str, str]]:

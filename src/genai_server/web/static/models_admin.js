@@ -11,16 +11,19 @@ const post = async (path, body) => {
   await models.follow();
 };
 
-// The models that requests cannot choose because they have failed, in the form of the list's entries.
-function failed() {
+// The models that requests cannot choose because they have failed, in the form of the list's entries. They come from the
+// server's health, which is newer or older than the list: a model that is in the list is shown as the list has it.
+function failed(listed) {
   const found = Object.entries(server.health?.models ?? {}).filter(([, { state }]) => state === "failed");
-  return found.flatMap(([root, { state, error, aliases }]) => [root, ...aliases].map((id) => ({ id, root, state, error })));
+  return found.flatMap(([root, { state, error, aliases }]) => [root, ...aliases].map((id) => ({ id, root, state, error })))
+    .filter(({ id }) => !listed.some((model) => model.id === id));
 }
 
 export function ModelsAdmin() {
   useChanges(models);
   useChanges(server);
-  const list = [...models.list.filter((model) => model.state !== "failed"), ...failed()];
+  const listed = models.list.filter((model) => model.state !== "failed");
+  const list = [...listed, ...failed(listed)];
   const own = list.filter((model) => model.id === model.root && !model.parent);
   const aliases = list.filter((model) => model.id !== model.root && !model.parent);
   const adapters = models.list.filter((model) => model.parent);
