@@ -1,4 +1,4 @@
-"""Build a random-weight model of real shape (0.4 B parameters, Qwen2-like), for speed work.
+"""Build a random-weight model of real shape for speed work: 0.4 B parameters, Qwen2-like, or a shape that is named.
 
 Speed does not depend on the values of the weights. What the model writes is random but readable:
 printable ASCII, never an end-of-turn token, so every generation runs to its limit.
@@ -14,13 +14,16 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from _models.bench_shapes import SHAPES, BenchShape
 from _models.environment import ensure_environment
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
-    from transformers import Qwen2ForCausalLM
+    from transformers import PreTrainedModel
 
 VOCABULARY, CONTEXT = 32_760, 8_192
+# The projections of a layer that write to the residual stream.
+_OUTPUTS = ("o_proj.weight", "out_proj.weight", "down_proj.weight", "w2.weight", "experts.down_proj")
 CHATML = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
@@ -30,6 +33,8 @@ CHATML = (
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path, metavar="OUT", help="where the model directory goes")
+    parser.add_argument("--shape", default="dense", choices=SHAPES, help="(dense)")
+    parser.add_argument("--layers", type=int, metavar="N", help="instead of the shape's own number")
     parser.add_argument(
         "--block-size", type=int, default=128, choices=(32, 128), help="weights per scale (default 128)"
     )
@@ -51,8 +56,15 @@ def main() -> None:
         source = arguments.checkpoint or Path(temporary)
         source.mkdir(parents=True, exist_ok=True)
         save_tokenizer(tokenizer, source, CHATML, CONTEXT)
-        random_model(tokenizer).save_pretrained(source)
-        export(source, arguments.out, precision=arguments.precision, block_size=arguments.block_size)
+        shape = SHAPES[arguments.shape]
+        random_model(tokenizer, shape, arguments.layers).save_pretrained(source)
+        export(
+            source,
+            arguments.out,
+            precision=arguments.precision,
+            block_size=arguments.block_size,
+            options=shape.options,
+        )
     print(f"wrote {arguments.out}")
 
 
@@ -63,7 +75,7 @@ def _standard_library() -> list[str]:
     return [Path(path).read_text(encoding="utf-8", errors="ignore") for path in paths]
 
 
-def random_model(tokenizer: Tokenizer) -> Qwen2ForCausalLM:
+def random_model(tokenizer: Tokenizer, shape: BenchShape, layers: int | None = None) -> PreTrainedModel:
     """Random weights that can only choose readable tokens.
 
     Dimension 0 of the residual stream is 1 for every token and no layer writes to it. The output
@@ -71,39 +83,38 @@ def random_model(tokenizer: Tokenizer) -> Qwen2ForCausalLM:
     rows ignore it.
     """
     import torch
+    import transformers
     from _models.tokenizer import END_OF_TEXT_ID, TURN_END_ID, is_readable
-    from transformers import Qwen2Config, Qwen2ForCausalLM
 
     size = tokenizer.get_vocab_size()
     torch.manual_seed(0)
-    config = Qwen2Config(
-        vocab_size=size,
-        hidden_size=896,
-        num_hidden_layers=24,
-        intermediate_size=4864,
-        num_attention_heads=14,
-        num_key_value_heads=2,
-        max_position_embeddings=CONTEXT,
-        tie_word_embeddings=False,
-        bos_token_id=END_OF_TEXT_ID,
-        eos_token_id=TURN_END_ID,
-        pad_token_id=END_OF_TEXT_ID,
-    )
-    model = Qwen2ForCausalLM(config)
+    settings = shape.text_settings(layers) | {
+        "vocab_size": size,
+        "max_position_embeddings": CONTEXT,
+        "tie_word_embeddings": False,
+        "bos_token_id": END_OF_TEXT_ID,
+        "eos_token_id": TURN_END_ID,
+        "pad_token_id": END_OF_TEXT_ID,
+    }
+    kind = transformers.AutoModelForCausalLM
+    if shape.outer is not None:
+        settings = {"text_config": settings, "tie_word_embeddings": False, **shape.outer}
+        kind = transformers.AutoModelForImageTextToText
+    model = kind.from_config(getattr(transformers, shape.config)(**settings), dtype=torch.float32)
     unreadable = torch.tensor([not is_readable(tokenizer, token) for token in range(size)])
     with torch.no_grad():
-        model.model.embed_tokens.weight.normal_()  # the last token decides most: text that varies, in long cycles
-        model.model.embed_tokens.weight[:, 0] = 1.0
-        for layer in model.model.layers:
-            layer.self_attn.o_proj.weight[0] = 0.0
-            layer.mlp.down_proj.weight[0] = 0.0
+        embeddings = model.get_input_embeddings().weight
+        embeddings.normal_()  # the last token decides most: text that varies, in long cycles
+        embeddings[:, 0] = 1.0
+        for name, parameter in model.named_parameters():
+            if name.endswith(_OUTPUTS):
+                parameter[..., 0, :] = 0.0
         output = model.lm_head.weight
         output.normal_(std=0.1)  # logits of scale 3, as a trained model's
         output[:, 0] = 0.0
         output[unreadable] = 0.0
         output[unreadable, 0] = -1000.0
-    model.bfloat16()
-    return model
+    return model.bfloat16()
 
 
 if __name__ == "__main__":
