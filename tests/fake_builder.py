@@ -6,7 +6,7 @@ from tests.running_server import DEMO
 
 # Substitutes for the libraries of the extra `export`, which take gigabytes: modules, and a builder with its options.
 BUILDER = f"""
-import os, shutil, sys
+import json, os, shutil, sys
 arguments = sys.argv[1:]
 value = lambda name: arguments[arguments.index(name) + 1]
 print("Reading embedding layer")
@@ -18,6 +18,12 @@ if "fail=1" in arguments:
 for name in os.listdir({str(DEMO)!r}):
     if "lose=" + name not in arguments:
         shutil.copy(os.path.join({str(DEMO)!r}, name), value("-o"))
+for option in arguments:
+    if option.startswith("type="):
+        path = os.path.join(value("-o"), "genai_config.json")
+        config = json.load(open(path))
+        config["model"]["type"] = option.removeprefix("type=")
+        json.dump(config, open(path, "w"))
 print("Saving ONNX model in", value("-o"))
 """
 MODULES = {

@@ -137,3 +137,35 @@ def test_an_option_without_a_value_is_refused(tmp_path: Path, libraries: Path, s
     done = export(tmp_path, libraries, str(source), "--extra", "block_size")
     assert done.returncode == 2
     assert "an option is NAME=VALUE" in done.stderr
+
+
+def _describe(source: Path, **config: object) -> None:
+    (source / "config.json").write_text(json.dumps(config), encoding="utf-8")
+
+
+def test_a_head_for_drafts_is_left_out_on_cpus(tmp_path: Path, libraries: Path, source: Path) -> None:
+    _describe(source, architectures=["Qwen3_5ForConditionalGeneration"], text_config={"mtp_num_hidden_layers": 1})
+    for device, is_left_out in (("cpu", True), ("cuda", False)):
+        assert export(tmp_path, libraries, str(source), "--device", device).returncode == 0
+        log = (tmp_path / "models" / f"tiny-int4-{device}" / "export.log").read_text(encoding="utf-8")
+        assert ("'exclude_mtp=true'" in log) is is_left_out
+
+
+def test_a_model_that_cannot_be_built_is_refused_at_once(tmp_path: Path, libraries: Path, source: Path) -> None:
+    _describe(source, architectures=["GraniteMoeHybridForCausalLM"], num_local_experts=8)
+    done = export(tmp_path, libraries, str(source))
+    assert done.returncode == 2
+    assert done.stderr == (
+        "genai-server: GraniteMoeHybridForCausalLM cannot be built for cpu in int4: the model builder leaves out its "
+        "experts, so that it would answer wrongly\n"
+    )
+    assert not (tmp_path / "models" / "tiny-int4-cpu").exists()
+
+
+def test_the_type_is_corrected_and_text_only_is_said(tmp_path: Path, libraries: Path, source: Path) -> None:
+    done = export(tmp_path, libraries, str(source), "--extra", "type=qwen3vl", "--to", str(tmp_path / "vision"))
+    assert done.returncode == 0, done.stderr
+    assert json.loads((tmp_path / "vision" / "genai_config.json").read_bytes())["model"]["type"] == "qwen3_vl"
+    assert "text only" not in done.stdout
+    done = export(tmp_path, libraries, str(source), "--extra", "type=qwen3_vl_text", "--to", str(tmp_path / "text"))
+    assert "it is served for text only" in done.stdout

@@ -91,6 +91,7 @@ def _target(arguments: argparse.Namespace, name: str, source: Path) -> Path:
     order = _order(arguments, source, source)
     if order.is_encoder:
         builder.check_environment(arguments.python, for_encoders=True)
+    builder.check_source(order, arguments.python)
     place = store.place_of(load_settings().models_path, f"{name}-{order.precision}-{arguments.device}")
     directory = absolute(arguments.to or place)
     if directory.exists():

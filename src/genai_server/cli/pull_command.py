@@ -14,7 +14,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from genai_server.config import load_settings
-from genai_server.engine.model.files import GIVE_A_TEMPLATE, NO_CHAT_TEMPLATE, check_model_directory, has_chat_template
+from genai_server.engine.model.files import (
+    GIVE_A_TEMPLATE,
+    NO_CHAT_TEMPLATE,
+    TEXT_ONLY,
+    check_model_directory,
+    has_chat_template,
+    is_text_only,
+)
 from genai_server.errors import ConfigurationError, ModelDirectoryError, PullFailed
 from genai_server.hub import store
 from genai_server.hub.client import Hub
@@ -224,6 +231,8 @@ def tell_how_to_serve(directory: Path) -> None:
         print(f"try it:    genai-server chat {quoted}")
     else:
         print(f"it {NO_CHAT_TEMPLATE}; {GIVE_A_TEMPLATE}")
+    if is_text_only(directory):
+        print(f"it {TEXT_ONLY}")
 
 
 def _former(directory: Path, name: str, selection: Selection) -> store.Origin | None:

@@ -13,8 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from genai_server.errors import ConfigurationError, ExportFailed
+from genai_server.hub.architectures import (
+    check_architecture,
+    has_draft_head,
+    known_architectures,
+    read_source_config,
+)
 from genai_server.installation import this_installation
-from genai_server.pooling_model import CONFIG, MODULE_FILES, MODULES, Task, is_decoder
+from genai_server.pooling_model import CONFIG, GENAI_CONFIG, MODULE_FILES, MODULES, Task, is_decoder
 
 LOG = "export.log"
 # The builder's names for this server's devices.
@@ -23,7 +29,8 @@ PRECISIONS = ("int4", "int8", "fp16", "bf16", "fp32")
 # Precisions for encoders; others would need a calibration, or are slower on CPUs.
 ENCODER_PRECISIONS = ("fp32", "int8")
 # Modules that the builder imports and serving does not need.
-_NEEDED = ("torch", "transformers", "onnx_ir", "onnxruntime_genai.models.builder")
+_BUILDER = "onnxruntime_genai.models.builder"
+_NEEDED = ("torch", "transformers", "onnx_ir", _BUILDER)
 _NEEDED_FOR_ENCODERS = ("torch", "transformers", "onnxscript", "onnxruntime")
 _ENCODERS = Path(__file__).with_name("export_encoder.py")
 # The answers of a decoder that reranks, if its directory does not name them.
@@ -32,6 +39,8 @@ _YES, _NO = "yes", "no"
 _KEPT = ("tokenizer.json", "chat_template.jinja")
 # Files that describe how the vectors of tokens become one, or logits become a score.
 _POOLING = (CONFIG, *MODULE_FILES)
+# Types of models that the builder misspells, as onnxruntime-genai has them.
+_TYPES = {"qwen3vl": "qwen3_vl"}
 _STEP = re.compile(r"^(Reading [\w ]+|Saving (?:ONNX model|GenAI config|processing files))(?: in .*)?$")
 _LAST_LINES = 15
 
@@ -71,6 +80,8 @@ class Build:
         }[self.task].copy()
         if self.device == "cpu" and self.precision in ("int4", "int8"):
             chosen |= {"block_size": "128", "accuracy_level": "4"}
+        if self.device == "cpu" and has_draft_head(read_source_config(self.source)):
+            chosen["exclude_mtp"] = "true"  # onnxruntime-genai cannot load such a head on a CPU
         chosen |= dict(option.split("=", 1) for option in self.extra)
         return [f"{name}={value}" for name, value in chosen.items()]
 
@@ -91,6 +102,28 @@ def check_environment(python: Path, *, for_encoders: bool = False) -> None:
         )
 
 
+def check_source(build: Build, python: Path) -> None:
+    """Check that the builder of a Python interpreter can build the model. Raises ConfigurationError with the reason.
+
+    The source needs to contain only config.json. Encoders are not the builder's.
+    """
+    if build.is_encoder:
+        return
+    code = f"import importlib.util as u; print(u.find_spec({_BUILDER!r}).origin)"
+    try:
+        found = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True).stdout.splitlines()
+        source = Path(found[-1]).read_text(encoding="utf-8")
+    except (OSError, ValueError, LookupError, subprocess.CalledProcessError):
+        source = ""  # the build itself says what is wrong
+    check_architecture(
+        read_source_config(build.source),
+        known_architectures(source),
+        precision=build.precision,
+        device=build.device,
+        options=build.options,
+    )
+
+
 def build(build: Build, python: Path, environment: dict[str, str], tell: Callable[[str], None]) -> None:
     """Run the builder and report each step; its output goes to the file LOG in the target.
 
@@ -105,6 +138,7 @@ def build(build: Build, python: Path, environment: dict[str, str], tell: Callabl
         raise ExportFailed("\n".join([f"the model builder failed (status {status}); its log is {kept}", *last]))
     if not build.is_encoder:
         _copy(build, _KEPT)
+        _correct_type(build.target / GENAI_CONFIG)
         if build.task is not Task.GENERATE:
             _add_pooling(build)
 
@@ -116,6 +150,18 @@ def _arguments(build: Build, cache: str) -> list[str]:
     files = ["-i", str(build.source), "-o", str(build.target), "-c", cache]
     kind = ["-p", build.precision, "-e", PROVIDERS[build.device], "--extra_options", *build.options]
     return ["-m", "onnxruntime_genai.models.builder", *files, *kind]
+
+
+def _correct_type(path: Path) -> None:
+    """Write a model's type as onnxruntime-genai has it. A configuration that cannot be read is left to the check."""
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+        right = _TYPES.get(config["model"]["type"])
+    except (OSError, ValueError, LookupError, TypeError):
+        return
+    if right is not None:
+        config["model"]["type"] = right
+        path.write_text(json.dumps(config, indent=4), encoding="utf-8")
 
 
 def _copy(build: Build, names: Sequence[str]) -> None:

@@ -4,6 +4,7 @@ import itertools
 import json
 import math
 import re
+import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,12 +19,14 @@ from genai_server.engine.model.files import (
     external_files,
     has_chat_template,
     is_paged,
+    is_text_only,
     model_info,
     session_profile,
 )
 from genai_server.errors import ModelDirectoryError
 from genai_server.messages.generation_request import Sampling
 from genai_server.quoted_values import quoted
+from tests.running_server import DEMO
 
 CONFIG: dict[str, Any] = {
     "model": {"context_length": 64, "vocab_size": 300, "eos_token_id": 2, "decoder": {"filename": "model.onnx"}}
@@ -380,3 +383,29 @@ def test_a_decoder_that_takes_a_table_of_blocks_is_paged(tmp_path: Path) -> None
     assert is_paged(tmp_path)
     _configure(tmp_path, decoder={})
     assert not is_paged(tmp_path)
+
+
+def test_a_model_with_an_encoder_is_refused(tmp_path: Path) -> None:
+    directory = shutil.copytree(DEMO, tmp_path / "whisper")
+    config = json.loads((directory / "genai_config.json").read_text(encoding="utf-8"))
+    config["model"]["encoder"] = {"filename": "encoder.onnx"}
+    (directory / "genai_config.json").write_text(json.dumps(config), encoding="utf-8")
+    with pytest.raises(ModelDirectoryError, match="as models for speech do"):
+        check_model_directory(directory)
+
+
+@pytest.mark.parametrize(
+    ("fields", "is_so"),
+    [
+        ({"type": "qwen3_vl_text"}, True),
+        ({"type": "gemma3_text"}, False),
+        ({"type": "llama"}, False),
+        ({"type": "phi4mm", "vision": {}}, True),
+    ],
+)
+def test_a_text_part_is_known_by_type_or_sections(tmp_path: Path, fields: dict[str, Any], is_so: bool) -> None:
+    directory = shutil.copytree(DEMO, tmp_path / "model")
+    config = json.loads((directory / "genai_config.json").read_text(encoding="utf-8"))
+    config["model"] |= fields
+    (directory / "genai_config.json").write_text(json.dumps(config), encoding="utf-8")
+    assert is_text_only(directory) is is_so

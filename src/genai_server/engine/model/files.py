@@ -29,6 +29,12 @@ VECTORS = ("sentence_embedding", "text_embeds", "pooled_embeddings")
 # The message about a model without a chat template.
 NO_CHAT_TEMPLATE = "has no chat template: it takes raw prompts (/v1/completions), and chats get a 400"
 GIVE_A_TEMPLATE = "set one with GENAI_CHAT_TEMPLATE or --chat-template: a file, or a name such as chatml"
+# The message about the text part of a model that also takes images or sound.
+TEXT_ONLY = "is served for text only: what the original has for images or sound is left out"
+# The end of such a model's type, and the one type with this end that has no other parts.
+_TEXT_PART, _WHOLE = "_text", "gemma3_text"
+# Sections of a model's configuration for images and sound.
+_OTHER_PARTS = ("vision", "speech")
 _MORE_TEMPLATES = "additional_chat_templates/*.jinja"
 # Matches names of settings whose values are files or folders, such as filename, or ONNX Runtime's ep.context_file_path.
 _FILE = re.compile(r"(?<!pro)file|path|folder|director|(^|[._])dir($|[._])")
@@ -59,9 +65,14 @@ def check_model_directory(directory: Path) -> ModelInfo:
     try:
         info = model_info(config)
         decoder = str(config["model"]["decoder"]["filename"])
+        has_encoder = "encoder" in config["model"]
     except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
         raise ModelDirectoryError(f"{directory / CONFIG} lacks or has a wrong value for {error}") from None
     _check_names(directory, config)
+    if has_encoder:
+        raise ModelDirectoryError(
+            f"{directory} has an encoder besides its decoder, as models for speech do: this server does not serve it"
+        )
     for name in (decoder, TOKENIZER, TOKENIZER_CONFIG):
         _check_inside(directory, name, CONFIG)
         _check_present(directory, name, " is missing")
@@ -118,6 +129,15 @@ def _check_templates(directory: Path) -> None:
 def has_chat_template(directory: Path) -> bool:
     """Whether a checked model directory has a chat template; without one it takes raw prompts only."""
     return (directory / CHAT_TEMPLATE).is_file() or bool(_read_json(directory / TOKENIZER_CONFIG).get("chat_template"))
+
+
+def is_text_only(directory: Path) -> bool:
+    """Whether a checked model also takes images or sound in its original form, which this server does not serve."""
+    if task_of(directory) is not Task.GENERATE:
+        return False
+    model = read_config(directory)["model"]
+    kind = str(model.get("type", ""))
+    return (kind.endswith(_TEXT_PART) and kind != _WHOLE) or any(part in model for part in _OTHER_PARTS)
 
 
 def remedy(name: str) -> str:

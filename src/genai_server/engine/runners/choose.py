@@ -13,7 +13,7 @@ from msgspec import structs
 
 from genai_server.engine.host.memory import free_memory
 from genai_server.engine.kv_memory import UNSHARED, KvMemory
-from genai_server.engine.model.files import session_profile
+from genai_server.engine.model.files import TEXT_ONLY, is_text_only, session_profile
 from genai_server.engine.model.graph import DoesNotFit, read_decoder_graph
 from genai_server.engine.profiling.folder import ProfileFolder
 from genai_server.engine.runners.base import Runner
@@ -66,6 +66,8 @@ def load_runners(spec: EngineSpec) -> RunnerPair:
     generator = OgGeneratorRunner(
         model_dir, spec.device, settings.threads, spec.options, profile_prefix=_session_profile(spec)
     )
+    if is_text_only(model_dir):
+        log.info("the model in %s %s", spec.model_dir, TEXT_ONLY)
     if runs_by_library(spec.device, Path(spec.model_dir), settings.scheduler):
         from genai_server.engine.runners.og_engine import OgEngineRunner
 

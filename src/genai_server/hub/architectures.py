@@ -1,0 +1,115 @@
+"""Which models onnxruntime-genai's model builder can build, as far as a model's config.json tells.
+
+The builder itself ends with a traceback for many of these, or writes a model that answers wrongly. The faults are those
+of version 0.18 with Transformers 5.
+"""
+
+import json
+import re
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from genai_server.errors import ConfigurationError
+from genai_server.pooling_model import CONFIG
+
+_NO_CODE = "its configuration is code in its repository, which is not run (--extra hf_remote=true runs it)"
+_TWO_ROPES = "its layers have two kinds of rope, which the model builder cannot read"
+_BY_LAYER = "the size of its heads differs between layers, which the model builder cannot read"
+_LONG_ROPE = "its experts come with a rope of short and long factors, which the model builder does not support"
+# Architectures that the builder knows and cannot build on any device.
+_FAULTS = {
+    "Gemma3ForCausalLM": _TWO_ROPES,
+    "Gemma3ForConditionalGeneration": _TWO_ROPES,
+    "Gemma4ForConditionalGeneration": _BY_LAYER,
+    "Gemma4UnifiedForConditionalGeneration": _BY_LAYER,
+    "PhiMoEForCausalLM": _LONG_ROPE,
+}
+# Architectures whose configurations Transformers does not have.
+_REMOTE = {
+    "ChatGLMForConditionalGeneration",
+    "ChatGLMModel",
+    "InternLM2ForCausalLM",
+    "Phi3SmallForCausalLM",
+    "Phi3VForCausalLM",
+    "Phi4MMForCausalLM",
+    "VideoChatFlashQwenForCausalLM",
+}
+_QUANTIZED = ("int4", "int8")
+# How the builder's source chooses by architecture.
+_CHOICE = re.compile(r'architectures\[0\] == "(\w+)"')
+
+
+def read_source_config(source: Path) -> dict[str, Any]:
+    """The model's config.json; empty if there is none that can be read, which the builder reports."""
+    try:
+        config = json.loads((source / CONFIG).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return config if isinstance(config, dict) else {}
+
+
+def known_architectures(builder_source: str) -> frozenset[str]:
+    """The architectures that a builder knows, from the text of its builder.py; empty if it does not show them."""
+    return frozenset(_CHOICE.findall(builder_source))
+
+
+def check_architecture(
+    config: Mapping[str, Any], known: Collection[str], *, precision: str, device: str, options: Collection[str] = ()
+) -> None:
+    """Check that the model can be built. `known` are the builder's architectures, `options` its further options.
+
+    Raises ConfigurationError with the reason.
+    """
+    architecture = _architecture(config)
+    if architecture is None:
+        return
+    reason = _why_not(architecture, config, known, precision, device, options)
+    if reason is not None:
+        raise ConfigurationError(f"{architecture} cannot be built for {device} in {precision}: {reason}")
+
+
+def _why_not(
+    architecture: str,
+    config: Mapping[str, Any],
+    known: Collection[str],
+    precision: str,
+    device: str,
+    options: Collection[str],
+) -> str | None:
+    if known and architecture not in known:
+        return "the model builder of this onnxruntime-genai does not know this architecture"
+    if architecture == "WhisperForConditionalGeneration":
+        return "it is a model for speech, which this server does not serve"
+    if architecture in _REMOTE and "hf_remote=true" not in options:
+        return _NO_CODE
+    if architecture == "GraniteMoeHybridForCausalLM":
+        if config.get("num_local_experts"):
+            return "the model builder leaves out its experts, so that it would answer wrongly"
+        if "mamba" in (config.get("layer_types") or config.get("layers_block_type") or ()):
+            return "the model builder does not support its Mamba layers"
+    if device == "directml":
+        return _FAULTS.get(architecture)
+    if architecture == "GptOssForCausalLM" and precision in _QUANTIZED and "quantization_config" not in config:
+        return "quantized experts are made of the original MXFP4 weights only, which this model lacks"
+    if architecture == "SmolLM3ForCausalLM" and _has_layers_without_rope(config):
+        return "some of its layers have no rope, for which the model builder needs positions that it does not have"
+    return _FAULTS.get(architecture)
+
+
+def _has_layers_without_rope(config: Mapping[str, Any]) -> bool:
+    """Whether a SmolLM3 has layers without rope, as it has by default: one of four."""
+    layers = config.get("no_rope_layers")
+    return 0 in layers if isinstance(layers, list) else bool(config.get("no_rope_layer_interval", 4))
+
+
+def has_draft_head(config: Mapping[str, Any]) -> bool:
+    """Whether the model has a head for multi-token prediction."""
+    text = config.get("text_config")
+    sections = [config, text if isinstance(text, dict) else {}]
+    return any(section.get("mtp_num_hidden_layers") for section in sections)
+
+
+def _architecture(config: Mapping[str, Any]) -> str | None:
+    names = config.get("architectures")
+    return names[0] if isinstance(names, list) and names and isinstance(names[0], str) else None

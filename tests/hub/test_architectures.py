@@ -1,0 +1,71 @@
+"""Models that the builder cannot build are refused by their config.json."""
+
+from typing import Any
+
+import pytest
+
+from genai_server.errors import ConfigurationError
+from genai_server.hub.architectures import check_architecture, has_draft_head, known_architectures
+
+BUILDER = 'if config.architectures[0] == "LlamaForCausalLM":\n elif config.architectures[0] == "OlmoForCausalLM" and x:'
+
+
+def check(architecture: str, *, device: str = "cpu", precision: str = "int4", known: str = "", **config: Any) -> None:
+    check_architecture(
+        {"architectures": [architecture], **config}, known_architectures(known), precision=precision, device=device
+    )
+
+
+@pytest.mark.parametrize(
+    ("architecture", "config", "reason"),
+    [
+        ("Gemma3ForCausalLM", {}, "two kinds of rope"),
+        ("Gemma3ForConditionalGeneration", {}, "two kinds of rope"),
+        ("Gemma4ForConditionalGeneration", {}, "size of its heads differs"),
+        ("Gemma4UnifiedForConditionalGeneration", {}, "size of its heads differs"),
+        ("PhiMoEForCausalLM", {}, "short and long factors"),
+        ("Phi4MMForCausalLM", {}, "hf_remote=true"),
+        ("InternLM2ForCausalLM", {}, "hf_remote=true"),
+        ("WhisperForConditionalGeneration", {}, "a model for speech"),
+        ("GraniteMoeHybridForCausalLM", {"num_local_experts": 4}, "leaves out its experts"),
+        ("GraniteMoeHybridForCausalLM", {"layer_types": ["mamba", "attention"]}, "Mamba layers"),
+        ("GptOssForCausalLM", {}, "MXFP4"),
+        ("SmolLM3ForCausalLM", {}, "have no rope"),
+        ("SmolLM3ForCausalLM", {"no_rope_layers": [1, 0]}, "have no rope"),
+    ],
+)
+def test_a_model_with_a_fault_is_refused(architecture: str, config: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ConfigurationError, match=reason) as refusal:
+        check(architecture, **config)
+    assert refusal.value.message.startswith(f"{architecture} cannot be built for cpu in int4: ")
+    assert "\n" not in refusal.value.message
+
+
+def test_other_forms_of_the_same_architectures_can_be_built() -> None:
+    check("GraniteMoeHybridForCausalLM", num_local_experts=0, layer_types=["attention"])
+    check("GptOssForCausalLM", quantization_config={"quant_method": "mxfp4"})
+    check("GptOssForCausalLM", precision="fp32")
+    check("GptOssForCausalLM", device="directml")
+    check("SmolLM3ForCausalLM", no_rope_layers=[1, 1])
+    check("SmolLM3ForCausalLM", device="directml")
+    check_architecture(
+        {"architectures": ["Phi4MMForCausalLM"]}, (), precision="int4", device="cpu", options=["hf_remote=true"]
+    )
+
+
+def test_an_architecture_is_refused_if_the_builder_lacks_it() -> None:
+    check("LlamaForCausalLM", known=BUILDER)
+    check("MixtralForCausalLM")  # a builder that does not show what it knows
+    with pytest.raises(ConfigurationError, match="does not know this architecture"):
+        check("MixtralForCausalLM", known=BUILDER)
+
+
+@pytest.mark.parametrize("config", [{}, {"architectures": []}, {"architectures": None}, {"architectures": "x"}])
+def test_a_model_without_an_architecture_is_the_builders(config: dict[str, Any]) -> None:
+    check_architecture(config, {"LlamaForCausalLM"}, precision="int4", device="cpu")
+
+
+def test_a_head_for_drafts_may_be_part_of_the_text_model() -> None:
+    assert has_draft_head({"mtp_num_hidden_layers": 1})
+    assert has_draft_head({"text_config": {"mtp_num_hidden_layers": 1}})
+    assert not has_draft_head({"text_config": {"mtp_num_hidden_layers": 0}})
