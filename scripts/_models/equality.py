@@ -6,11 +6,13 @@ import random
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Event, Thread
 from typing import Any
 
 import numpy as np
 
 from _models.family import VOCABULARY
+from genai_server.engine.runners.base import Interrupted
 from genai_server.engine.runners.checkpoints import before_checkpoint
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.engine.runners.scores import Logits
@@ -121,29 +123,55 @@ class Batch:
     def __init__(self, runner: Driven, reference: Reference) -> None:
         self.runner = runner
         self.tally = Tally()
+        self.num_interrupts = 0
         self.has_states = runner.slots.keeps_states
         self._reference = reference
         self._running: dict[int, tuple[list[int], list[Logits]]] = {}
         self._produced: dict[int, int] = {}
 
-    def begin(self, sequence: int, tokens: list[int], *, chunk: int | None = None, **how: Any) -> int:
+    def begin(
+        self,
+        sequence: int,
+        tokens: list[int],
+        *,
+        chunk: int | None = None,
+        beside: Iterable[int] = (),
+        **how: Any,
+    ) -> int:
         """Read a prompt and compare the first token; returns how many of its tokens were cached."""
         cached = self.runner.open(sequence, tokens, self._reference.max_length, **how)
-        self.read(sequence, tokens, tokens[cached:], chunk)
+        self.read(sequence, tokens, tokens[cached:], chunk, beside)
         return cached
 
-    def read(self, sequence: int, tokens: list[int], unread: list[int], chunk: int | None = None) -> None:
+    def read(
+        self,
+        sequence: int,
+        tokens: list[int],
+        unread: list[int],
+        chunk: int | None = None,
+        beside: Iterable[int] = (),
+    ) -> None:
         """Read the last part of a prompt in chunks of about that size, none of which is one token alone.
 
-        A model with states has a checkpoint near the end, as the scheduler's chunks leave one.
+        A model with states has a checkpoint near the end, as the scheduler's chunks leave one. The sequences `beside`
+        it decode a token if a chunk is interrupted.
         """
         parts = max(1, len(unread) // chunk) if chunk else 1
         border = before_checkpoint(len(unread), len(unread)) if self.has_states else len(unread)
         for part in (*np.array_split(unread[:border], parts), np.array(unread[border:])):
             if part.size:
-                logits = self.runner.prefill(sequence, part.tolist())
+                logits = self._read_chunk(sequence, part.tolist(), beside)
         self._running[sequence], self._produced[sequence] = self._reference.answer(tokens), 0
         self._compare(sequence, logits)
+
+    def _read_chunk(self, sequence: int, tokens: list[int], beside: Iterable[int]) -> Logits:
+        while True:
+            try:
+                return self.runner.prefill(sequence, tokens)
+            except Interrupted:
+                self.num_interrupts += 1
+                if ready := [other for other in beside if self.can_step(other)]:
+                    self.step(*ready)
 
     def step(self, *sequences: int) -> None:
         """One more token of each, in one pass."""
@@ -217,6 +245,29 @@ def reading_beside_decoding(batch: Batch, longest: int) -> None:
     batch.finish([0, 1, 2])
 
 
+def interrupted(batch: Batch, longest: int) -> None:
+    """The chunks of prompts are interrupted and read again, while others decode."""
+    batch.begin(0, prompt(30, 3))
+    batch.begin(1, prompt(longest, 3))
+    stop = Event()
+
+    def interrupt() -> None:
+        chance = random.Random(6)
+        while not stop.wait(chance.uniform(0, 0.001)):
+            batch.runner.interrupt()
+
+    thread = Thread(target=interrupt, daemon=True)
+    thread.start()
+    try:
+        for number in range(2, 6):
+            batch.begin(number, prompt(longest, number + 2), chunk=longest // 3, beside=(0, 1))
+    finally:
+        stop.set()
+        thread.join()
+    assert batch.num_interrupts
+    batch.finish(range(6))
+
+
 def copied_past(batch: Batch, longest: int) -> None:
     """Prompts with the same beginning, concurrently and one after another."""
     for exact in (False, True):
@@ -253,4 +304,4 @@ def conversation(batch: Batch, longest: int) -> None:
     batch.finish([3])
 
 
-SITUATIONS = (ragged, alone, joining_and_leaving, reading_beside_decoding, copied_past, conversation)
+SITUATIONS = (ragged, alone, joining_and_leaving, reading_beside_decoding, interrupted, copied_past, conversation)
