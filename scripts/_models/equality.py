@@ -20,6 +20,8 @@ from genai_server.engine.runners.scores import Logits
 from .driven import Driven
 
 STEPS = 24
+# Prompts of fewer tokens are not halved to see the library's own rounding.
+_MIN_HALVED = 4
 # A token this far below the best is never chosen, so the rounding of its logit does not matter.
 HOPELESS = 30.0
 
@@ -51,22 +53,22 @@ class Reference:
             self._known[key] = answer, logits
         return self._known[key]
 
-    def own_rounding(self, longest: int) -> float:
-        """How much the library's logits differ when it has decoded a part of the past, not read it whole; as a share of
-        the logits' standard deviation.
-        """
+    def own_rounding(self) -> Tally:
+        """How much the library's logits differ if it reads the second half of the same prompts token by token."""
         tally = Tally()
-        for seed in range(8):
-            tokens = prompt(longest, 50 + seed)
-            answer, expected = self.answer(tokens)
-            self.runner.open(1, tokens, self.max_length)
-            logits = self.runner.prefill(1, tokens[:-STEPS])
-            for token, wanted in zip([*tokens[-STEPS:], *answer], [*[None] * (STEPS - 1), *expected], strict=False):
-                logits = self.runner.decode([1], [token])[0]
-                if wanted is not None:
-                    tally.add(logits, wanted)
-            self.runner.close(1)
-        return tally.relative
+        for prompt, (answer, expected) in self._known.items():
+            if len(prompt) < _MIN_HALVED:
+                continue
+            middle = len(prompt) // 2
+            self.runner.open(0, list(prompt), self.max_length)
+            self.runner.prefill(0, prompt[:middle])
+            for token in prompt[middle:]:
+                logits = self.runner.decode([0], [token])[0]
+            for token, wanted in zip(answer, expected, strict=True):
+                tally.add(logits, wanted)
+                logits = self.runner.decode([0], [token])[0]
+            self.runner.close(0)
+        return tally
 
     @property
     def variety(self) -> int:
@@ -76,14 +78,15 @@ class Reference:
 
 @dataclass
 class Tally:
-    """Tokens compared, those that are the same, those whose logits are so to the last bit, and the largest difference
-    of logits and their standard deviation, of tokens that have a chance.
+    """Tokens compared, those that are the same, and those whose logits are so to the last bit.
+
+    For each token also the largest difference of logits and their standard deviation, of those that have a chance.
     """
 
     compared: int = 0
     equal: int = 0
     identical: int = 0
-    difference: float = 0.0
+    differences: list[float] = field(default_factory=list)
     scales: list[float] = field(default_factory=list)
 
     def add(self, logits: Logits, expected: Logits) -> None:
@@ -91,7 +94,7 @@ class Tally:
         self.equal += int(logits.argmax() == expected.argmax())
         self.identical += int(np.array_equal(logits, expected))
         possible = expected > expected.max() - HOPELESS
-        self.difference = max(self.difference, float(np.abs(logits - expected)[possible].max()))
+        self.differences.append(float(np.abs(logits - expected)[possible].max()))
         self.scales.append(float(expected[possible].std()))
 
     def __add__(self, other: Tally) -> Tally:
@@ -99,17 +102,27 @@ class Tally:
             self.compared + other.compared,
             self.equal + other.equal,
             self.identical + other.identical,
-            max(self.difference, other.difference),
+            self.differences + other.differences,
             self.scales + other.scales,
         )
 
     def __str__(self) -> str:
-        return f"{self.equal} of {self.compared}, {self.relative:.1e}"
+        return f"{self.equal} of {self.compared}, {self.relative:.1e}, mean {self.mean:.1e}"
+
+    @property
+    def difference(self) -> float:
+        """The largest difference."""
+        return max(self.differences, default=0.0)
 
     @property
     def relative(self) -> float:
         """The largest difference, as a share of the logits' standard deviation."""
         return self.difference / self.deviation
+
+    @property
+    def mean(self) -> float:
+        """The mean of all tokens' differences, as a share of the logits' standard deviation."""
+        return float(np.mean(self.differences)) / self.deviation
 
     @property
     def deviation(self) -> float:

@@ -160,7 +160,7 @@ NEWER = {
     "ministral-3": Family(
         "Ministral 3 (text)",
         "Mistral3Config",
-        "scaled rope, queries scaled by their position",
+        "scaled rope, a scale of queries that the builder leaves out",
         {
             "model_type": "ministral3",
             "head_dim": 64,
@@ -169,6 +169,10 @@ NEWER = {
                 "rope_theta": 10_000.0,
                 "factor": 4.0,
                 "original_max_position_embeddings": SHORT_CONTEXT,
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
                 "llama_4_scaling_beta": 0.1,
             },
         },
