@@ -6,11 +6,13 @@ import random
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Event, Thread
 from typing import Any
 
 import numpy as np
 
 from _models.family import VOCABULARY
+from genai_server.engine.runners.base import Interrupted
 from genai_server.engine.runners.checkpoints import before_checkpoint
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.engine.runners.scores import Logits
@@ -18,6 +20,8 @@ from genai_server.engine.runners.scores import Logits
 from .driven import Driven
 
 STEPS = 24
+# Prompts of fewer tokens are not halved to see the library's own rounding.
+_MIN_HALVED = 4
 # A token this far below the best is never chosen, so the rounding of its logit does not matter.
 HOPELESS = 30.0
 
@@ -49,22 +53,22 @@ class Reference:
             self._known[key] = answer, logits
         return self._known[key]
 
-    def own_rounding(self, longest: int) -> float:
-        """How much the library's logits differ when it has decoded a part of the past, not read it whole; as a share of
-        the logits' standard deviation.
-        """
+    def own_rounding(self) -> Tally:
+        """How much the library's logits differ if it reads the second half of the same prompts token by token."""
         tally = Tally()
-        for seed in range(8):
-            tokens = prompt(longest, 50 + seed)
-            answer, expected = self.answer(tokens)
-            self.runner.open(1, tokens, self.max_length)
-            logits = self.runner.prefill(1, tokens[:-STEPS])
-            for token, wanted in zip([*tokens[-STEPS:], *answer], [*[None] * (STEPS - 1), *expected], strict=False):
-                logits = self.runner.decode([1], [token])[0]
-                if wanted is not None:
-                    tally.add(logits, wanted)
-            self.runner.close(1)
-        return tally.relative
+        for prompt, (answer, expected) in self._known.items():
+            if len(prompt) < _MIN_HALVED:
+                continue
+            middle = len(prompt) // 2
+            self.runner.open(0, list(prompt), self.max_length)
+            self.runner.prefill(0, prompt[:middle])
+            for token in prompt[middle:]:
+                logits = self.runner.decode([0], [token])[0]
+            for token, wanted in zip(answer, expected, strict=True):
+                tally.add(logits, wanted)
+                logits = self.runner.decode([0], [token])[0]
+            self.runner.close(0)
+        return tally
 
     @property
     def variety(self) -> int:
@@ -74,14 +78,15 @@ class Reference:
 
 @dataclass
 class Tally:
-    """Tokens compared, those that are the same, those whose logits are so to the last bit, and the largest difference
-    of logits and their standard deviation, of tokens that have a chance.
+    """Tokens compared, those that are the same, and those whose logits are so to the last bit.
+
+    For each token also the largest difference of logits and their standard deviation, of those that have a chance.
     """
 
     compared: int = 0
     equal: int = 0
     identical: int = 0
-    difference: float = 0.0
+    differences: list[float] = field(default_factory=list)
     scales: list[float] = field(default_factory=list)
 
     def add(self, logits: Logits, expected: Logits) -> None:
@@ -89,7 +94,7 @@ class Tally:
         self.equal += int(logits.argmax() == expected.argmax())
         self.identical += int(np.array_equal(logits, expected))
         possible = expected > expected.max() - HOPELESS
-        self.difference = max(self.difference, float(np.abs(logits - expected)[possible].max()))
+        self.differences.append(float(np.abs(logits - expected)[possible].max()))
         self.scales.append(float(expected[possible].std()))
 
     def __add__(self, other: Tally) -> Tally:
@@ -97,17 +102,27 @@ class Tally:
             self.compared + other.compared,
             self.equal + other.equal,
             self.identical + other.identical,
-            max(self.difference, other.difference),
+            self.differences + other.differences,
             self.scales + other.scales,
         )
 
     def __str__(self) -> str:
-        return f"{self.equal} of {self.compared}, {self.relative:.1e}"
+        return f"{self.equal} of {self.compared}, {self.relative:.1e}, mean {self.mean:.1e}"
+
+    @property
+    def difference(self) -> float:
+        """The largest difference."""
+        return max(self.differences, default=0.0)
 
     @property
     def relative(self) -> float:
         """The largest difference, as a share of the logits' standard deviation."""
         return self.difference / self.deviation
+
+    @property
+    def mean(self) -> float:
+        """The mean of all tokens' differences, as a share of the logits' standard deviation."""
+        return float(np.mean(self.differences)) / self.deviation
 
     @property
     def deviation(self) -> float:
@@ -121,29 +136,55 @@ class Batch:
     def __init__(self, runner: Driven, reference: Reference) -> None:
         self.runner = runner
         self.tally = Tally()
+        self.num_interrupts = 0
         self.has_states = runner.slots.keeps_states
         self._reference = reference
         self._running: dict[int, tuple[list[int], list[Logits]]] = {}
         self._produced: dict[int, int] = {}
 
-    def begin(self, sequence: int, tokens: list[int], *, chunk: int | None = None, **how: Any) -> int:
+    def begin(
+        self,
+        sequence: int,
+        tokens: list[int],
+        *,
+        chunk: int | None = None,
+        beside: Iterable[int] = (),
+        **how: Any,
+    ) -> int:
         """Read a prompt and compare the first token; returns how many of its tokens were cached."""
         cached = self.runner.open(sequence, tokens, self._reference.max_length, **how)
-        self.read(sequence, tokens, tokens[cached:], chunk)
+        self.read(sequence, tokens, tokens[cached:], chunk, beside)
         return cached
 
-    def read(self, sequence: int, tokens: list[int], unread: list[int], chunk: int | None = None) -> None:
+    def read(
+        self,
+        sequence: int,
+        tokens: list[int],
+        unread: list[int],
+        chunk: int | None = None,
+        beside: Iterable[int] = (),
+    ) -> None:
         """Read the last part of a prompt in chunks of about that size, none of which is one token alone.
 
-        A model with states has a checkpoint near the end, as the scheduler's chunks leave one.
+        A model with states has a checkpoint near the end, as the scheduler's chunks leave one. The sequences `beside`
+        it decode a token if a chunk is interrupted.
         """
         parts = max(1, len(unread) // chunk) if chunk else 1
         border = before_checkpoint(len(unread), len(unread)) if self.has_states else len(unread)
         for part in (*np.array_split(unread[:border], parts), np.array(unread[border:])):
             if part.size:
-                logits = self.runner.prefill(sequence, part.tolist())
+                logits = self._read_chunk(sequence, part.tolist(), beside)
         self._running[sequence], self._produced[sequence] = self._reference.answer(tokens), 0
         self._compare(sequence, logits)
+
+    def _read_chunk(self, sequence: int, tokens: list[int], beside: Iterable[int]) -> Logits:
+        while True:
+            try:
+                return self.runner.prefill(sequence, tokens)
+            except Interrupted:
+                self.num_interrupts += 1
+                if ready := [other for other in beside if self.can_step(other)]:
+                    self.step(*ready)
 
     def step(self, *sequences: int) -> None:
         """One more token of each, in one pass."""
@@ -217,6 +258,29 @@ def reading_beside_decoding(batch: Batch, longest: int) -> None:
     batch.finish([0, 1, 2])
 
 
+def interrupted(batch: Batch, longest: int) -> None:
+    """The chunks of prompts are interrupted and read again, while others decode."""
+    batch.begin(0, prompt(30, 3))
+    batch.begin(1, prompt(longest, 3))
+    stop = Event()
+
+    def interrupt() -> None:
+        chance = random.Random(6)
+        while not stop.wait(chance.uniform(0, 0.001)):
+            batch.runner.interrupt()
+
+    thread = Thread(target=interrupt, daemon=True)
+    thread.start()
+    try:
+        for number in range(2, 6):
+            batch.begin(number, prompt(longest, number + 2), chunk=longest // 3, beside=(0, 1))
+    finally:
+        stop.set()
+        thread.join()
+    assert batch.num_interrupts
+    batch.finish(range(6))
+
+
 def copied_past(batch: Batch, longest: int) -> None:
     """Prompts with the same beginning, concurrently and one after another."""
     for exact in (False, True):
@@ -253,4 +317,4 @@ def conversation(batch: Batch, longest: int) -> None:
     batch.finish([3])
 
 
-SITUATIONS = (ragged, alone, joining_and_leaving, reading_beside_decoding, copied_past, conversation)
+SITUATIONS = (ragged, alone, joining_and_leaving, reading_beside_decoding, interrupted, copied_past, conversation)

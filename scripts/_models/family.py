@@ -5,6 +5,7 @@ Imported, it needs nothing but the standard library.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,8 @@ class Family:
     embeddings: float = 0.3
     # Settings of a model for images, whose `settings` are those of its text model.
     outer: dict[str, Any] | None = None
+    # How published checkpoints call their class, if Transformers has another name for it.
+    architecture: str = ""
 
 
 def make(family: Family, out: Path) -> None:
@@ -75,6 +78,10 @@ def make(family: Family, out: Path) -> None:
             _randomize(name, parameter, family.embeddings)
     model.generation_config.eos_token_id = TURN_END
     model.save_pretrained(out)
+    if family.architecture:
+        path = out / "config.json"
+        settings = json.loads(path.read_text()) | {"architectures": [family.architecture]}
+        path.write_text(json.dumps(settings))
     save_tokenizer(train_tokenizer([__doc__ or ""], vocabulary), out, TEMPLATE, CONTEXT)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from _models.family import CONTEXT, LEFT_OUT, WINDOW, Family
+from _models.family import CONTEXT, LEFT_OUT, SHORT_CONTEXT, WINDOW, Family
 
 _ROPE: dict[str, Any] = {"rope_type": "default", "rope_theta": 10_000.0}
 _IMAGE_TOKENS = {"image_token_id": 5, "video_token_id": 6, "vision_start_token_id": 3, "vision_end_token_id": 4}
@@ -36,7 +36,22 @@ _LFM2: dict[str, Any] = {
     "conv_L_cache": 3,
     "layer_types": ["conv", "conv", "full_attention", "conv"],
 }
+_LFM2_DENSE = _LFM2 | {"block_auto_adjust_ff_dim": False, "norm_eps": 1e-5}
 _EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
+_PIXTRAL = {
+    "vision_config": {
+        "model_type": "pixtral",
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "head_dim": 32,
+        "image_size": 64,
+        "patch_size": 16,
+    },
+    "image_token_index": 5,
+    "spatial_merge_size": 2,
+}
 _GRANITE_4: dict[str, Any] = {
     "num_hidden_layers": 4,
     "shared_intermediate_size": 256,
@@ -57,7 +72,7 @@ _LONG_ROPE = {
     "rope_theta": 10_000.0,
     "short_factor": [1.0] * 16,
     "long_factor": [2.0] * 16,
-    "original_max_position_embeddings": CONTEXT,
+    "original_max_position_embeddings": SHORT_CONTEXT,
     "short_mscale": 1.0,
     "long_mscale": 1.1,
 }
@@ -83,7 +98,26 @@ NEWER = {
         "LFM2, LFM2.5",
         "Lfm2Config",
         "three layers of four are convolutions",
-        _LFM2 | {"block_auto_adjust_ff_dim": False, "norm_eps": 1e-5},
+        _LFM2_DENSE,
+    ),
+    "lfm2-vl": Family(
+        "LFM2-VL (text)",
+        "Lfm2VlConfig",
+        "as LFM2",
+        _LFM2_DENSE | {"model_type": "lfm2"},
+        outer={
+            "vision_config": {
+                "model_type": "siglip2_vision_model",
+                "hidden_size": 64,
+                "intermediate_size": 128,
+                "num_hidden_layers": 2,
+                "num_attention_heads": 2,
+                "num_patches": 64,
+                "patch_size": 16,
+            },
+            "image_token_id": 5,
+            "projector_hidden_size": 64,
+        },
     ),
     "lfm2-moe": Family(
         "LFM2 MoE",
@@ -117,24 +151,32 @@ NEWER = {
         outer={"vision_config": _QWEN_VISION | {"deepstack_visual_indexes": [0, 1]}, **_IMAGE_TOKENS},
     ),
     "mistral-3": Family(
-        "Mistral 3 (text)",
+        "Mistral Small 3.1, 3.2 (text)",
         "Mistral3Config",
         "grouped heads of their own size",
         {"model_type": "mistral", "head_dim": 64},
-        outer={
-            "vision_config": {
-                "model_type": "pixtral",
-                "hidden_size": 64,
-                "intermediate_size": 128,
-                "num_hidden_layers": 2,
-                "num_attention_heads": 2,
-                "head_dim": 32,
-                "image_size": 64,
-                "patch_size": 16,
+        outer=_PIXTRAL,
+    ),
+    "ministral-3": Family(
+        "Ministral 3 (text)",
+        "Mistral3Config",
+        "scaled rope, a scale of queries that the builder leaves out",
+        {
+            "model_type": "ministral3",
+            "head_dim": 64,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 10_000.0,
+                "factor": 4.0,
+                "original_max_position_embeddings": SHORT_CONTEXT,
+                "beta_fast": 32.0,
+                "beta_slow": 1.0,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+                "llama_4_scaling_beta": 0.1,
             },
-            "image_token_index": 5,
-            "spatial_merge_size": 2,
         },
+        outer=_PIXTRAL,
     ),
     "gpt-oss": Family(
         "gpt-oss",
@@ -160,7 +202,9 @@ NEWER = {
         _GRANITE_4 | {"layer_types": ["mamba"] * 3 + ["attention"]},
         embeddings=0.05,
     ),
-    "ernie-4.5": Family("Ernie 4.5 (dense)", "Ernie4_5Config", "", {"head_dim": 32, "use_bias": False}),
+    "ernie-4.5": Family(
+        "Ernie 4.5 (dense)", "Ernie4_5Config", "rope over neighboring pairs", {"head_dim": 32, "use_bias": False}
+    ),
     "hunyuan": Family(
         "Hunyuan (dense)",
         "HunYuanDenseV1Config",
@@ -190,6 +234,8 @@ NEWER = {
         },
     ),
     "olmo": Family("OLMo", "OlmoConfig", "norms without weights", {}),
+    "olmo-2": Family("OLMo 2", "Olmo2Config", "norms behind attention and MLP", {}),
+    "olmo-3": Family("OLMo 3", "Olmo3Config", "norms behind attention and MLP, windows", {"sliding_window": WINDOW}),
     "qwen-3-moe": Family("Qwen 3 MoE", "Qwen3MoeConfig", "two of eight experts", {"head_dim": 64} | _EXPERTS),
     "mixtral": Family("Mixtral", "MixtralConfig", "two of four experts", {"num_local_experts": 4}),
     "phi-moe": Family(
@@ -199,9 +245,10 @@ NEWER = {
         {
             "num_local_experts": 4,
             "num_experts_per_tok": 2,
-            "original_max_position_embeddings": CONTEXT,
+            "original_max_position_embeddings": SHORT_CONTEXT,
             "rope_parameters": _LONG_ROPE,
             "sliding_window": CONTEXT,
         },
+        architecture="PhiMoEForCausalLM",
     ),
 }
