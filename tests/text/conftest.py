@@ -18,6 +18,8 @@ ADDED = {
     **dict.fromkeys(["<|tool_calls_section_begin|>", "<|tool_call_begin|>", "<|tool_call_argument_begin|>"], False),
     **dict.fromkeys(["<|tool_call_end|>", "<|tool_calls_section_end|>"], False),
     **dict.fromkeys(["<|python_tag|>", "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]", "[THINK]", "[/THINK]"], True),
+    **dict.fromkeys(["<|tool_call_start|>", "<TOOLCALL>", "</TOOLCALL>"], True),
+    **dict.fromkeys(["<function_calls>", "</function_calls>"], False),
 }
 
 

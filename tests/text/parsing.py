@@ -24,7 +24,8 @@ _PIECES = re.findall(
     NAME<｜tool▁sep｜> <｜tool▁call▁end｜> <｜tool▁calls▁end｜> <|tool_calls_section_begin|>
     <|tool_call_begin|> functions.NAME:0 <|tool_call_argument_begin|> <|tool_call_end|>
     <|tool_calls_section_end|> <|start|>assistant <|channel|>analysis <|message|> <|end|> Hi Rome Paris
-    city="Rome") city="Paris")
+    city="Rome") city="Paris") <|tool_call_start|> <|tool_call_end|> <function_calls> </function_calls> <TOOLCALL>
+    </TOOLCALL>
     """,
 )
 _PIECES += [" ", "\n", "\r", ", ", "; ", "\nNAME", "\nNAME\n", "<tool_call>\n", "\n</tool_call>", "```json\n", "\n```"]

@@ -50,6 +50,9 @@ CALLS = {
         '<minimax:tool_call>\n<invoke name="{0}">\n<parameter name="city">{1}</parameter>\n</invoke>\n'
         "</minimax:tool_call>"
     ),
+    "lfm2": "<|tool_call_start|>[{0}(city={1})]<|tool_call_end|>",
+    "olmo3": "<function_calls>{0}(city={1})</function_calls>",
+    "nemotron": '<TOOLCALL>[{{"name": "{0}", "arguments": {{"city": {1}}}}}]</TOOLCALL>',
 }
 WITH_TOKENS = {
     **CALLS,

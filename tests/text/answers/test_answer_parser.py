@@ -126,6 +126,9 @@ def test_parsing_time_is_linear_in_repeated_beginnings(form: str) -> None:
         "deepseek_v31": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>",
         "kimi": "<|tool_calls_section_begin|><|tool_call_begin|>",
         "harmony": "<|channel|>",
+        "lfm2": "<|tool_call_start|>[now(a=",
+        "olmo3": "<function_calls>now(a=",
+        "nemotron": '<TOOLCALL>[{"arguments": ',
     }
     text = beginnings[form] * 7_000
     began = time.process_time()

@@ -65,6 +65,18 @@ def test_an_unknown_format_is_refused_with_those_that_are_known() -> None:
         # Granite 3.0 to 3.3, 4.0
         ("{{ '<|start_of_role|>' }} respond only with <|tool_call|> followed by a JSON list", "granite"),
         ("{{ '<|start_of_role|>' }}{{- '\\n<tool_call>\\n{\"name\": \"' + tool_call.name }}", "hermes"),
+        # Qwen 3.5, Nemotron 3
+        ("<tool_call>\n<function=example_function_name>\n<parameter=example_parameter_1>\nvalue_1", "qwen3_coder"),
+        # LFM2, whose template shows the tools' marker only, LFM2.5-8B-A1B and LFM2.5-1.2B
+        ('"List of tools: <|tool_list_start|>[" -%}', "lfm2"),
+        ('{{- "<|tool_call_start|>[" + (calls | join(", ")) + "]<|tool_call_end|>" -}}', "lfm2"),
+        ('"<|im_start|>system\n" + ("\n" if ns.system_prompt else "") + "List of tools: [" -%}', "lfm2"),
+        # OLMo 3
+        ("'<functions></functions><|im_end|>' '<function_calls>' + message['function_calls']", "olmo3"),
+        # Nemotron Nano 2, Llama-3.3-Nemotron-Super
+        ('use the following format:\n<TOOLCALL>[{{"name": "tool_name1"', "nemotron"),
+        # ERNIE 4.5 Thinking
+        ('<tool_call>\n{"name": tool_name, "arguments": args}\n</tool_call>', "hermes"),
         # Seed-OSS, whose calls are in tags of its own
         ("<seed:tool_call>\n<function=example_function_name>\n<parameter=example_parameter_1>value_1", None),
         # Llama 3.1 with functions of the user
@@ -83,5 +95,6 @@ def test_the_demo_model_writes_calls_as_hermes_does() -> None:
 def test_formats_have_their_names() -> None:
     first = {"hermes", "llama3_json", "pythonic", "mistral", "phi4mini"}
     newer = {"granite", "qwen3_coder", "glm", "minimax", "deepseek_v3", "deepseek_v31", "kimi", "harmony"}
-    assert set(TOOL_FORMATS) == first | newer
+    newest = {"lfm2", "olmo3", "nemotron"}
+    assert set(TOOL_FORMATS) == first | newer | newest
     assert all(name == form.name for name, form in TOOL_FORMATS.items())

@@ -233,6 +233,9 @@ CALLS = {
     "mistral": '[TOOL_CALLS]f[CALL_ID]abcdefghi[ARGS]{"city": "Oslo"}[TOOL_CALLS]now[ARGS]{}',
     "phi4mini": '<|tool_call|>[{"name": "f", "arguments": {"city": "Oslo"}}, '
     '{"name": "now", "arguments": {}}]<|/tool_call|>',
+    "lfm2": '<|tool_call_start|>[f(city="Oslo", days=3), now()]<|tool_call_end|>',
+    "olmo3": '<function_calls>f(city="Oslo", days=3)\nnow()</function_calls>',
+    "nemotron": '<TOOLCALL>[{"name": "f", "arguments": {"city": "Oslo"}}, {"name": "now", "arguments": {}}]</TOOLCALL>',
 }
 
 

@@ -60,6 +60,35 @@ TEMPLATES = {
         + "<|tool_call_argument_begin|>{{ c.function.arguments | tojson }}<|tool_call_end|>{% endfor %}"
         + "<|tool_calls_section_end|>{% else %}{{ m.content }}{% endif %}{% endfor %}{% if tools %}{% endif %}"
     ),
+    # LFM2.5-8B-A1B. It refuses arguments in JSON, and shows the reasoning in `thinking`.
+    "lfm2": (
+        "{% if tools %}List of tools: {{ tools | tojson }}{% endif %}{% for message in messages %}"
+        "<|im_start|>{{ message.role }}\n{% generation %}"
+        "{% if message.thinking is defined %}<think>{{ message.thinking }}</think>{% endif %}"
+        "{% if message.get('content') %}{{ message.content }}{% endif %}{% if message.tool_calls %}"
+        "<|tool_call_start|>[{% for c in message.tool_calls %}{{ c.function.name }}("
+        "{% for k, v in c.function.arguments.items() %}{{ k }}={{ '\"' + v + '\"' if v is string else v | string }}"
+        "{{ '' if loop.last else ', ' }}{% endfor %}){% endfor %}]<|tool_call_end|>{% endif %}{% endgeneration %}"
+        "<|im_end|>\n{% endfor %}"
+    ),
+    # Olmo-3.1-32B-Instruct.
+    "olmo3": (
+        "{% for m in messages %}{% if m['role'] == 'tool' %}{{ '<|im_start|>environment\n' + m['content'] }}"
+        "{% elif m.get('tool_calls', none) is not none %}<function_calls>{% for c in m['tool_calls'] %}"
+        "{{ c['function']['name'] + '(' }}{% for k, v in c['function']['arguments'].items() %}"
+        "{{ k ~ '=' ~ (v | tojson) }}{{ '' if loop.last else ', ' }}{% endfor %}){% endfor %}</function_calls>"
+        "{% else %}{{ m['content'] }}{% endif %}{% endfor %}"
+        "{% if tools is none %}<functions></functions>{% endif %}"
+    ),
+    # NVIDIA-Nemotron-Nano-9B-v2.
+    "nemotron": (
+        "{% for m in messages %}{% if m['role'] == 'tool' %}<TOOL_RESPONSE>[{{ m['content'] }}]</TOOL_RESPONSE>"
+        "{% elif m.tool_calls %}<TOOLCALL>[{% for c in m.tool_calls %}"
+        '{{ \'{"name": "\' + c.function.name + \'", "arguments": \' }}{% if c.function.arguments is string %}'
+        "{{ c.function.arguments }}{% else %}{{ c.function.arguments | tojson }}{% endif %}{{ '}' }}{% endfor %}"
+        "]</TOOLCALL>"
+        "{% else %}{{ m['content'] }}{% endif %}{% endfor %}{% if tools %}{% endif %}"
+    ),
     # It does not support calls.
     "granite": (
         "{% for m in messages %}{{ '<|start_of_role|>' + m['role'] + '<|end_of_role|>' + m['content'] }}{% endfor %}"
@@ -102,6 +131,15 @@ RENDERED = {
         f"<|tool_calls_section_begin|><|tool_call_begin|>functions.now:0<|tool_call_argument_begin|>{ARGUMENTS}"
         "<|tool_call_end|><|tool_calls_section_end|>## Return of functions.now:0\n21"
     ),
+    "lfm2": (
+        'List of tools: [{"type": "function", "function": {"name": "now"}}]<|im_start|>assistant\n<think>Hm.</think>'
+        '<|tool_call_start|>[now(city="Ør <b>", days=[3])]<|tool_call_end|>'
+        "<|im_end|>\n<|im_start|>tool\n21<|im_end|>\n"
+    ),
+    "olmo3": '<function_calls>now(city="Ør <b>", days=[3])</function_calls><|im_start|>environment\n21',
+    "nemotron": (
+        f'<TOOLCALL>[{{"name": "now", "arguments": {ARGUMENTS}}}]</TOOLCALL><TOOL_RESPONSE>[21]</TOOL_RESPONSE>'
+    ),
     "granite": (
         f'<|start_of_role|>assistant<|end_of_role|><|tool_call|>[{{"name": "now", "arguments": {ARGUMENTS}}}]'
         "<|start_of_role|>tool_response<|end_of_role|>21respond only with <|tool_call|> followed by a JSON list"
@@ -131,6 +169,26 @@ def _prompt(form: str, **fields: Any) -> str:
 @pytest.mark.parametrize("form", sorted(TEMPLATES))
 def test_a_call_and_its_result_go_through_the_template(form: str) -> None:
     assert _prompt(form) == RENDERED[form]
+
+
+def test_lfm2_gets_the_tools_and_calls_that_it_cannot_show() -> None:
+    # LFM2-1.2B: its template has the tools and the results, and no calls.
+    source = (
+        "{% if tools %}List of tools: <|tool_list_start|>{{ tools | tojson }}<|tool_list_end|>{% endif %}"
+        "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{% if m['role'] == 'tool' %}"
+        "{{ '<|tool_response_start|>' + m['content'] + '<|tool_response_end|>' }}{% else %}{{ m['content'] }}"
+        "{% endif %}<|im_end|>\n{% endfor %}"
+    )
+    writer = PromptWriter({"default": ChatTemplate(source)}, tool_format=read_dialect(source).tool_format)
+    messages = [
+        {"role": "assistant", "content": None, "tool_calls": [CALL]},
+        {"role": "tool", "tool_call_id": CALL["id"], "content": "21"},
+    ]
+    assert writer.write(messages, [{"type": "function", "function": {"name": "now"}}], None).text == (
+        'List of tools: <|tool_list_start|>[{"type": "function", "function": {"name": "now"}}]<|tool_list_end|>'
+        '<|im_start|>assistant\n<|tool_call_start|>[now(city="Ør <b>", days=[3])]<|tool_call_end|><|im_end|>\n'
+        "<|im_start|>tool\n<|tool_response_start|>21<|tool_response_end|><|im_end|>\n"
+    )
 
 
 def test_gpt_oss_content_replaces_the_reasoning() -> None:

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from genai_server.errors import ConfigurationError
 from genai_server.text.answers.reasoning import HARMONY, ReasoningFormat, detect_reasoning
 from genai_server.text.tool_formats.harmony import CHANNEL, Harmony
-from genai_server.text.tool_formats.json_calls import GRANITE, PHI4MINI, Hermes, Mistral
+from genai_server.text.tool_formats.json_calls import GRANITE, NEMOTRON, PHI4MINI, Hermes, Mistral
 from genai_server.text.tool_formats.llama import Llama3Json, Pythonic
+from genai_server.text.tool_formats.python_calls import LFM2, OLMO3
 from genai_server.text.tool_formats.sections import DeepSeek, Kimi
 from genai_server.text.tool_formats.tagged import GLM, MINIMAX, QWEN3_CODER
 from genai_server.text.tool_formats.tool_format import ToolFormat
@@ -15,6 +16,7 @@ AUTOMATIC, NO_TOOLS = "auto", "none"
 _ALL: tuple[ToolFormat, ...] = (
     *(Hermes(), Llama3Json(), Pythonic(), Mistral(), PHI4MINI, GRANITE, Kimi(), Harmony()),
     *(DeepSeek("deepseek_v3", is_fenced=True), DeepSeek("deepseek_v31", is_fenced=False), QWEN3_CODER, GLM, MINIMAX),
+    *(LFM2, OLMO3, NEMOTRON),
 )
 # All tool call formats, keyed by name.
 TOOL_FORMATS = {one.name: one for one in _ALL}
@@ -29,6 +31,10 @@ _SIGNS: tuple[tuple[tuple[str, ...], str | None], ...] = (
     (("<tool_call>", "<parameter="), "qwen3_coder"),
     (("<function=",), None),
     (("<arg_key>",), "glm"),
+    (("<|tool_call_start|>",), "lfm2"),
+    (("<|tool_list_start|>",), "lfm2"),
+    (("<functions>", "<function_calls>"), "olmo3"),
+    (("<TOOLCALL>",), "nemotron"),
     (("[TOOL_CALLS]",), "mistral"),
     (("<tool_call>",), "hermes"),
     (("<|tool_call|>", "<|start_of_role|>"), "granite"),
@@ -38,6 +44,8 @@ _SIGNS: tuple[tuple[tuple[str, ...], str | None], ...] = (
     (("func_name1(",), "pythonic"),
     (('{"name": function name, "parameters":',), "llama3_json"),
     (("<|python_tag|>",), "llama3_json"),
+    # LFM2.5, some of whose templates show no marker.
+    (("List of tools: [", "<|im_start|>"), "lfm2"),
 )
 
 

@@ -60,9 +60,9 @@ class JsonList(ToolFormat):
     opening: str
     # After the array; "" without a marker.
     closing: str
-    # Another beginning that models write now and then, and the expression that recognizes it.
-    other_opening: str
-    other_beginning: str
+    # Another beginning that models write now and then, and the expression that recognizes it; "" for none.
+    other_opening: str = ""
+    other_beginning: str = ""
     result_role: str = "tool_response"
 
     @property
@@ -74,7 +74,10 @@ class JsonList(ToolFormat):
         return self.opening[:1] + self.other_opening[:1]
 
     def read_calls(self, text: Lookahead, calls: Calls, *, new_line: bool) -> Reader[bool]:
-        if not (yield from text.take(self.opening)) and not (yield from text.take(self.other_opening)):
+        for opening in filter(None, (self.opening, self.other_opening)):
+            if (yield from text.take(opening)):
+                break
+        else:
             return False
         if not (yield from read_call_list(text, calls)):
             return False
@@ -87,7 +90,7 @@ class JsonList(ToolFormat):
         return f"calls: opening {quoted('[')} {objects} {quoted(']')} {closing}\n" + lark_object(tools)
 
     def lark_beginning(self, names: Sequence[str]) -> str:
-        return f"{ANYTHING}({re.escape(self.opening)}|{self.other_beginning})"
+        return f"{ANYTHING}({'|'.join(filter(None, (re.escape(self.opening), self.other_beginning)))})"
 
     def write_calls(self, calls: Sequence[Call]) -> str:
         return f"{self.opening}[{', '.join(map(write_call_object, calls))}]{self.closing}"
@@ -111,6 +114,12 @@ PHI4MINI = JsonList(
     other_opening="functools",
     other_beginning=rf"functools{SPACES}[\[{{]",
 )
+
+# Nemotron Nano 2 and the Nemotrons made of Llama. Nemotron 3 writes as Qwen3-Coder does. (Chat templates of
+# NVIDIA-Nemotron-Nano-9B-v2 and Llama-3_3-Nemotron-Super-49B-v1_5.)
+#
+#     <TOOLCALL>[{"name": "get_weather", "arguments": {"city": "Oslo"}}]</TOOLCALL>
+NEMOTRON = JsonList("nemotron", "<TOOLCALL>", closing="</TOOLCALL>", result_role="tool")
 
 
 class Mistral(ToolFormat):

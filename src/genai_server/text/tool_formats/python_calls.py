@@ -1,0 +1,175 @@
+"""Tool calls as Python with keyword arguments that are literals, and the formats that put them between markers."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from genai_server.text.answers.lookahead import Lookahead, Reader
+from genai_server.text.answers.python_literal import read_literal, to_json
+from genai_server.text.grammars.lark import any_of, fits, quoted, separated, spelled
+from genai_server.text.tool_formats.tool_format import (
+    ANY_OBJECT,
+    Call,
+    Calls,
+    Tool,
+    ToolFormat,
+    can_be_split,
+    read_closing,
+    write_json,
+)
+
+_NAME = re.compile(r"[\w.-]*")
+_WORD, _KEY = re.compile(r"\w*"), re.compile(r"\w+")
+_ANY_KEY = "[A-Za-z_][0-9A-Za-z_]*"
+_STARS = "**"
+
+
+@dataclass(frozen=True)
+class MarkedPython(ToolFormat):
+    """Calls between two markers: a list or, without brackets, one call on each line."""
+
+    name: str
+    opening: str
+    closing: str
+    has_brackets: bool
+    result_role: str = "tool"
+
+    @property
+    def shown_tokens(self) -> tuple[str, ...]:
+        return (self.opening, self.closing)
+
+    def read_calls(self, text: Lookahead, calls: Calls, *, new_line: bool) -> Reader[bool]:
+        if not (yield from text.take(self.opening)):
+            return False
+        yield from text.skip_space()
+        if self.has_brackets and not (yield from text.take("[")):
+            return False
+        while (yield from read_call(text, calls)):
+            char = yield from text.skip_space()
+            if self.has_brackets:
+                if (yield from text.take("]")):
+                    yield from read_closing(text, self.closing)
+                    return True
+                if not (yield from text.take(",")):
+                    return False
+            elif not char or (yield from text.take_last(self.closing)):
+                return True
+        return False
+
+    def lark(self, tools: Sequence[Tool], *, parallel: bool, opaque_tokens: Mapping[str, int]) -> str:
+        before, between, after = ("[", ", ", "]") if self.has_brackets else ("", "\n", "")
+        several = separated("call", between, several=parallel)
+        end = spelled(f"{after}{self.closing}", opaque_tokens)
+        called = any_of(f"{quoted(f'{tool.name}(')} call_{number}" for number, tool in enumerate(tools))
+        rules = [f"calls: opening {spelled(before, opaque_tokens)} {several} {end}", f"call: {called}"]
+        for number, tool in enumerate(tools):
+            rules += lark_arguments(number, tool.schema)
+        return "\n".join(rules) + "\n"
+
+    def write_calls(self, calls: Sequence[Call]) -> str:
+        before, between, after = ("[", ", ", "]") if self.has_brackets else ("", "\n", "")
+        return f"{self.opening}{before}{between.join(map(write_call, calls))}{after}{self.closing}"
+
+
+def read_call(text: Lookahead, calls: Calls) -> Reader[bool]:
+    """Read one call; each argument is emitted when it is complete. Returns like `ToolFormat.read_calls`."""
+    yield from text.skip_space()
+    name = yield from text.take_all(_NAME)
+    if name not in calls.names or not (yield from text.take("(")):
+        return False
+    place, begin, started = text.at, "{", False
+    while (yield from text.skip_space()) != ")":
+        if started and not (yield from text.take(",")):
+            return False
+        key = yield from _read_keyword(text)
+        if not key:
+            return False
+        if not started:
+            calls.start(name, place)
+            started = True
+        literal = yield from read_literal(text)
+        member = _member(key, literal) if literal is not None else None
+        if member is None:
+            return False
+        if member:
+            calls.arguments(begin + member, text.at)
+            begin = ", "
+    text.at += 1
+    if not started:
+        calls.start(name, text.at)
+    calls.arguments("{}" if begin == "{" else "}", text.at)
+    calls.end(text.at)
+    return True
+
+
+def write_call(call: Call) -> str:
+    """The text of one call."""
+    if not all(map(_KEY.fullmatch, call.arguments)):
+        return f"{call.name}({_STARS}{write_json(call.arguments)})"
+    return f"{call.name}({', '.join(f'{key}={write_json(value)}' for key, value in call.arguments.items())})"
+
+
+def _read_keyword(text: Lookahead) -> Reader[str]:
+    """Read `name=` or `**`; returns the name or the stars, "" for neither."""
+    yield from text.skip_space()
+    if (yield from text.take(_STARS)):
+        return _STARS
+    key = yield from text.take_all(_WORD)
+    yield from text.skip_space()
+    return key if (yield from text.take("=")) else ""
+
+
+def _member(key: str, literal: str) -> str | None:
+    """The JSON of a keyword argument, or of a dictionary after stars; None if it is not a valid literal."""
+    value = to_json(literal)
+    if value is None or key != _STARS:
+        return value and f"{json.dumps(key, ensure_ascii=False)}: {value}"
+    return value[1:-1].strip() if value.startswith("{") else None
+
+
+def lark_arguments(number: int, schema: Mapping[str, Any]) -> list[str]:
+    """The rules for the rest of a call after its bracket: each argument by its schema, in the order of its properties.
+
+    `first_i` is what may come from the i-th argument on where none was before, `rest_i` where one was. Where the schema
+    cannot be split, the arguments are a dictionary after stars.
+    """
+    head = f"call_{number}:"
+    if schema == ANY_OBJECT:
+        any_argument = f"/{_ANY_KEY}=/ {fits({})}"
+        return [f"{head} ({any_argument} ({quoted(', ')} {any_argument})*)? {quoted(')')}"]
+    if not _can_be_split(schema):
+        return [f"{head} {quoted(_STARS)} {fits(schema)} {quoted(')')}"]
+    rules = [f"{head} first_{number}_0 {quoted(')')}"]
+    shared = {"$defs": schema["$defs"]} if "$defs" in schema else {}
+    properties = schema["properties"]
+    for i, (key, value) in enumerate(properties.items()):
+        here, after, optional = f"{number}_{i}", f"{number}_{i + 1}", key not in schema.get("required", ())
+        rules += [
+            f"argument_{here}: {quoted(key + '=')} {fits({**value, **shared})}",
+            f"first_{here}: argument_{here} rest_{after}" + f" | first_{after}" * optional,
+            f"rest_{here}: {quoted(', ')} argument_{here} rest_{after}" + f" | rest_{after}" * optional,
+        ]
+    last = f"{number}_{len(properties)}"
+    return [*rules, f'first_{last}: ""', f'rest_{last}: ""']
+
+
+def _can_be_split(schema: Mapping[str, Any]) -> bool:
+    return (
+        can_be_split(schema)
+        and schema.get("additionalProperties") is False
+        and all(map(_KEY.fullmatch, schema["properties"]))
+    )
+
+
+# LFM2 and LFM2.5. (Model cards and chat templates of LFM2-1.2B, LFM2.5-1.2B-Instruct and LFM2.5-8B-A1B.)
+#
+#     <|tool_call_start|>[get_weather(city="Oslo"), now()]<|tool_call_end|>
+LFM2 = MarkedPython("lfm2", "<|tool_call_start|>", "<|tool_call_end|>", has_brackets=True)
+
+# OLMo 3, which gets results in the role `environment`. (Chat template of Olmo-3.1-32B-Instruct; vLLM's parser.)
+#
+#     <function_calls>get_weather(city="Oslo")
+#     now()</function_calls>
+OLMO3 = MarkedPython("olmo3", "<function_calls>", "</function_calls>", has_brackets=False, result_role="environment")
