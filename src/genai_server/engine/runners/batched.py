@@ -172,10 +172,10 @@ class BatchedRunner(Runner):
         return scores
 
     def _keep_checkpoints(self, reads: Sequence[Read]) -> None:
-        """Keep the states at the borders of chunks: near the end of a prompt, and wherever it is worth the memory."""
+        """Keep the states at the borders of chunks: at and near the end of a prompt, and wherever it is worth the memory."""
         for read in reads:
             left = read.sequence.num_unread - read.num_tokens
-            if not read.decodes and left > 0:
+            if not read.decodes:
                 behind = self.slots.of(read.sequence.id).num_common - read.sequence.num_read - read.num_tokens
                 is_worth = ends_at_checkpoint(left) or is_common_end(behind)
                 self.slots.checkpoint(read.sequence.id, spacing=1 if is_worth else max(1, self.states.tokens_worth))

@@ -7,7 +7,7 @@ A checkpoint is a copy of the states of fixed size that some layers keep of a se
 _MIN_UNREAD = 64
 # Tokens behind that checkpoint, at least. The next prompt of a conversation often differs in the last ones, which begin
 # the answer.
-_BEHIND = 8
+_BEHIND = 6
 # Checkpoints lie at multiples of this behind cached tokens, so that chunks have whole groups of tokens
 # (engine/runners/base.py).
 _GROUP = 8
@@ -26,8 +26,12 @@ def before_checkpoint(chunk: int, num_left: int, num_common: int = 0) -> int:
 
 
 def ends_at_checkpoint(num_left: int) -> bool:
-    """Whether a chunk ends near enough to the end of its prompt for a checkpoint there."""
-    return 0 < num_left < _MIN_UNREAD
+    """Whether a chunk ends near enough to the end of its prompt, or at it, for a checkpoint there.
+
+    At the end, a next prompt that leaves out the answer's reasoning goes on; near it, one whose template also ends
+    differently.
+    """
+    return num_left < _MIN_UNREAD
 
 
 def is_common_end(num_behind: int) -> bool:
