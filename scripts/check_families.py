@@ -126,7 +126,8 @@ def run_builder(builder: str, family: Family, way: tuple[Path, Path], precision:
     command += ["-c", str(source.parent / "cache"), "--extra_options", "accuracy_level=4", "block_size=32"]
     with log.open("w") as output:
         done = subprocess.run([*command, *family.options], stdout=output, stderr=output, env=_environment())
-    return log.read_text().strip().splitlines()[-1] if done.returncode else ""
+    last = log.read_text().strip().splitlines()[-1].replace(str(source), source.name)
+    return last if done.returncode else ""
 
 
 def check_head(directory: Path) -> None:

@@ -108,6 +108,8 @@ FAMILIES: dict[str, Family] = {
             "partial_rotary_factor": 0.5,
             "rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5},
         },
+        embeddings=1.0,
+        biases=0.05,
     ),
     "phi-3-4k": Family(
         "Phi-3-mini-4k", "Phi3Config", "fused projections, a window that the builder leaves out", _PHI_3_4K

@@ -49,6 +49,8 @@ class Family:
     settings: dict[str, Any] = field(default_factory=dict)
     options: tuple[str, ...] = ()
     embeddings: float = 0.3
+    # Where every layer has biases, large ones make all texts go on alike.
+    biases: float = 0.5
     # Settings of a model for images, whose `settings` are those of its text model.
     outer: dict[str, Any] | None = None
     # How published checkpoints call their class, if Transformers has another name for it.
@@ -75,7 +77,7 @@ def make(family: Family, out: Path) -> None:
     assert wide == ["lm_head"], wide
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            _randomize(name, parameter, family.embeddings)
+            _randomize(name, parameter, family)
     model.generation_config.eos_token_id = TURN_END
     model.save_pretrained(out)
     if family.architecture:
@@ -85,7 +87,7 @@ def make(family: Family, out: Path) -> None:
     save_tokenizer(train_tokenizer([__doc__ or ""], vocabulary), out, TEMPLATE, CONTEXT)
 
 
-def _randomize(name: str, parameter: Any, embeddings: float) -> None:
+def _randomize(name: str, parameter: Any, family: Family) -> None:
     """Weights with which every part of the model moves the logits, and the greedy choice has a margin."""
     if any(part in name for part in ("A_log", "dt_bias", "expert_bias")):
         parameter.normal_(std=0.3)
@@ -94,9 +96,9 @@ def _randomize(name: str, parameter: Any, embeddings: float) -> None:
     elif "norm" in name:
         parameter.add_(parameter.new_empty(parameter.shape).uniform_(-0.4, 0.4))
     elif parameter.ndim == 1:
-        parameter.normal_(std=0.5)
+        parameter.normal_(std=family.biases)
     elif "embed" in name:
-        parameter.normal_(std=embeddings)
+        parameter.normal_(std=family.embeddings)
     else:
         # What a layer adds must outweigh the token that it started from.
         gain = 3.0 if "o_proj" in name or "down_proj" in name or "lm_head" in name else 1.5

@@ -164,11 +164,12 @@ NEWER = {
         {
             "model_type": "ministral3",
             "head_dim": 64,
+            "max_position_embeddings": 4 * CONTEXT,
             "rope_parameters": {
                 "rope_type": "yarn",
                 "rope_theta": 10_000.0,
                 "factor": 4.0,
-                "original_max_position_embeddings": SHORT_CONTEXT,
+                "original_max_position_embeddings": CONTEXT,
                 "beta_fast": 32.0,
                 "beta_slow": 1.0,
                 "mscale": 1.0,

@@ -283,6 +283,17 @@ def test_an_edited_end_is_read_from_the_checkpoint_before_it(hybrid: Hybrid, sch
     assert scheduled.num_read - before < 20
 
 
+@pytest.mark.parametrize("end", [0, 4])
+def test_an_answer_without_its_reasoning_is_read_alone(hybrid: Hybrid, scheduled: Scheduled, end: int) -> None:
+    prompt = text(100, 32)
+    answer = scheduled.ask(prompt)
+    # Templates may leave out the prompt's last tokens, too: those that begin the reasoning.
+    following = [*prompt[: len(prompt) - end], *answer[-3:], *text(10, 33)]
+    before = scheduled.num_read
+    assert scheduled.ask(following) == hybrid.answer(following)
+    assert scheduled.num_read - before <= 13 + (13 if end else 0)
+
+
 def test_a_common_beginning_is_read_twice_and_then_copied(hybrid: Hybrid, scheduled: Scheduled) -> None:
     common = text(120, 40)
     for number in range(4):

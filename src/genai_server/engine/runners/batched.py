@@ -172,7 +172,7 @@ class BatchedRunner(Runner):
         return scores
 
     def _keep_checkpoints(self, reads: Sequence[Read]) -> None:
-        """Keep the states at the borders of chunks: at and near the end of a prompt, and where they are worth it."""
+        """Keep the states at and near the end of a prompt, and at borders of chunks where it is worth the memory."""
         for read in reads:
             left = read.sequence.num_unread - read.num_tokens
             if not read.decodes:
