@@ -180,7 +180,7 @@ def test_lfm2_gets_the_tools_and_calls_that_it_cannot_show() -> None:
         "{% endif %}<|im_end|>\n{% endfor %}"
     )
     writer = PromptWriter({"default": ChatTemplate(source)}, tool_format=read_dialect(source).tool_format)
-    messages = [
+    messages: list[dict[str, Any]] = [
         {"role": "assistant", "content": None, "tool_calls": [CALL]},
         {"role": "tool", "tool_call_id": CALL["id"], "content": "21"},
     ]
