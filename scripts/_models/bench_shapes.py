@@ -5,7 +5,7 @@ Imported, it needs nothing but the standard library.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 
@@ -20,14 +20,14 @@ class BenchShape:
     settings: dict[str, Any]
     layer_types: tuple[str, ...] = ()
     options: tuple[str, ...] = ()
-    outer: dict[str, Any] | None = field(default=None)
+    outer: dict[str, Any] | None = None
 
     def text_settings(self, layers: int | None) -> dict[str, Any]:
         """The settings, with another number of layers if it is given."""
-        settings = dict(self.settings)
-        settings["num_hidden_layers"] = layers = layers or settings["num_hidden_layers"]
+        number = layers or self.settings["num_hidden_layers"]
+        settings = self.settings | {"num_hidden_layers": number}
         if self.layer_types:
-            settings["layer_types"] = [self.layer_types[layer % len(self.layer_types)] for layer in range(layers)]
+            settings["layer_types"] = [self.layer_types[layer % len(self.layer_types)] for layer in range(number)]
         return settings
 
 

@@ -148,12 +148,12 @@ class Batch:
         tokens: list[int],
         *,
         chunk: int | None = None,
-        beside: Iterable[int] = (),
+        others: Iterable[int] = (),
         **how: Any,
     ) -> int:
         """Read a prompt and compare the first token; returns how many of its tokens were cached."""
         cached = self.runner.open(sequence, tokens, self._reference.max_length, **how)
-        self.read(sequence, tokens, tokens[cached:], chunk, beside)
+        self.read(sequence, tokens, tokens[cached:], chunk, others)
         return cached
 
     def read(
@@ -162,28 +162,28 @@ class Batch:
         tokens: list[int],
         unread: list[int],
         chunk: int | None = None,
-        beside: Iterable[int] = (),
+        others: Iterable[int] = (),
     ) -> None:
         """Read the last part of a prompt in chunks of about that size, none of which is one token alone.
 
-        A model with states has a checkpoint near the end, as the scheduler's chunks leave one. The sequences `beside`
-        it decode a token if a chunk is interrupted.
+        A model with states has a checkpoint near the end, as the scheduler's chunks leave one. The `others`
+        decode a token if a chunk is interrupted.
         """
         parts = max(1, len(unread) // chunk) if chunk else 1
         border = before_checkpoint(len(unread), len(unread)) if self.has_states else len(unread)
         for part in (*np.array_split(unread[:border], parts), np.array(unread[border:])):
             if part.size:
-                logits = self._read_chunk(sequence, part.tolist(), beside)
+                logits = self._read_chunk(sequence, part.tolist(), others)
         self._running[sequence], self._produced[sequence] = self._reference.answer(tokens), 0
         self._compare(sequence, logits)
 
-    def _read_chunk(self, sequence: int, tokens: list[int], beside: Iterable[int]) -> Logits:
+    def _read_chunk(self, sequence: int, tokens: list[int], others: Iterable[int]) -> Logits:
         while True:
             try:
                 return self.runner.prefill(sequence, tokens)
             except Interrupted:
                 self.num_interrupts += 1
-                if ready := [other for other in beside if self.can_step(other)]:
+                if ready := [other for other in others if self.can_step(other)]:
                     self.step(*ready)
 
     def step(self, *sequences: int) -> None:
@@ -273,7 +273,7 @@ def interrupted(batch: Batch, longest: int) -> None:
     thread.start()
     try:
         for number in range(2, 6):
-            batch.begin(number, prompt(longest, number + 2), chunk=longest // 3, beside=(0, 1))
+            batch.begin(number, prompt(longest, number + 2), chunk=longest // 3, others=(0, 1))
     finally:
         stop.set()
         thread.join()

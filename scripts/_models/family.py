@@ -39,8 +39,8 @@ LEFT_OUT = object()
 class Family:
     """One architecture: what `structure` is checked, and the `settings` of its configuration that are not COMMON.
 
-    `options` go to the model builder. Large `embeddings` keep each token's own mark, so that different texts go on
-    differently; where they are multiplied or tied they must be small, or every token would repeat itself.
+    `options` go to the model builder. Large `embeddings` keep each token's own mark, so that different texts
+    continue differently; where they are multiplied or tied they must be small, or every token would repeat itself.
     """
 
     title: str
@@ -49,7 +49,7 @@ class Family:
     settings: dict[str, Any] = field(default_factory=dict)
     options: tuple[str, ...] = ()
     embeddings: float = 0.3
-    # Where every layer has biases, large ones make all texts go on alike.
+    # Where every layer has biases, large ones make all texts continue alike.
     biases: float = 0.5
     # Settings of a model for images, whose `settings` are those of its text model.
     outer: dict[str, Any] | None = None

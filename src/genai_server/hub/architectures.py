@@ -41,7 +41,7 @@ _CHOICE = re.compile(r'architectures\[0\] == "(\w+)"')
 
 
 def read_source_config(source: Path) -> dict[str, Any]:
-    """The model's config.json; empty if there is none that can be read, which the builder reports."""
+    """The model's config.json; empty if the file is missing or cannot be read, which the builder reports."""
     try:
         config = json.loads((source / CONFIG).read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -234,7 +234,8 @@ class Scheduled:
 
     def __init__(self, runner: Driven, chunk: int = 512) -> None:
         self.num_read = 0
-        self._runner: BatchedRunner = runner.runner  # type: ignore[assignment]
+        assert isinstance(runner.runner, BatchedRunner)
+        self._runner = runner.runner
         self._chunk = chunk
         self._numbers = iter(range(1000))
 

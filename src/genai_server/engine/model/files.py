@@ -71,7 +71,7 @@ def check_model_directory(directory: Path) -> ModelInfo:
     _check_names(directory, config)
     if has_encoder:
         raise ModelDirectoryError(
-            f"{directory} has an encoder besides its decoder, as models for speech do: this server does not serve it"
+            f"{directory} has an encoder and a decoder, as models for speech do: this server does not serve it"
         )
     for name in (decoder, TOKENIZER, TOKENIZER_CONFIG):
         _check_inside(directory, name, CONFIG)

@@ -28,8 +28,8 @@ def before_checkpoint(chunk: int, num_left: int, num_common: int = 0) -> int:
 def ends_at_checkpoint(num_left: int) -> bool:
     """Whether a chunk ends near enough to the end of its prompt, or at it, for a checkpoint there.
 
-    At the end, a next prompt that leaves out the answer's reasoning goes on; near it, one whose template also ends
-    differently.
+    The next prompt of a conversation continues from the end if it leaves out the answer's reasoning. It continues from
+    near the end if its template also leaves out the last tokens of this prompt.
     """
     return num_left < _MIN_UNREAD
 

@@ -58,8 +58,13 @@ class MarkedPython(ToolFormat):
                 return True
         return False
 
+    @property
+    def _punctuation(self) -> tuple[str, str, str]:
+        """What stands before, between and after the calls."""
+        return ("[", ", ", "]") if self.has_brackets else ("", "\n", "")
+
     def lark(self, tools: Sequence[Tool], *, parallel: bool, opaque_tokens: Mapping[str, int]) -> str:
-        before, between, after = ("[", ", ", "]") if self.has_brackets else ("", "\n", "")
+        before, between, after = self._punctuation
         several = separated("call", between, several=parallel)
         end = spelled(f"{after}{self.closing}", opaque_tokens)
         called = any_of(f"{quoted(f'{tool.name}(')} call_{number}" for number, tool in enumerate(tools))
@@ -69,7 +74,7 @@ class MarkedPython(ToolFormat):
         return "\n".join(rules) + "\n"
 
     def write_calls(self, calls: Sequence[Call]) -> str:
-        before, between, after = ("[", ", ", "]") if self.has_brackets else ("", "\n", "")
+        before, between, after = self._punctuation
         return f"{self.opening}{before}{between.join(map(write_call, calls))}{after}{self.closing}"
 
 
