@@ -54,6 +54,12 @@ ANSWERS = {
         f'{THOUGHT}I look.<|tool_call|>[{{"name": "get_weather", "arguments": {{"city": "Oslo", "days": 3}}}}, '
         '{"name": "now", "arguments": {}}]'
     ),
+    "lfm2": (f'{THOUGHT}I look.<|tool_call_start|>[get_weather(city="Oslo", days=3), now()]<|tool_call_end|>'),
+    "olmo3": f'{THOUGHT}I look.⏎<function_calls>get_weather(city="Oslo", days=3)⏎now()</function_calls>',
+    "nemotron": (
+        f'{THOUGHT}I look.⏎<TOOLCALL>[{{"name": "get_weather", "arguments": {{"city": "Oslo", "days": 3}}}}, '
+        '{"name": "now", "arguments": {}}]</TOOLCALL>'
+    ),
     "harmony": (
         "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary<|message|>I look.<|end|>"
         "<|start|>assistant<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>"
