@@ -40,14 +40,14 @@ from tests.running_server import (
 pytestmark = [
     pytest.mark.skipif(find_spec("ray") is None, reason="Ray Serve is not installed (extra ray)"),
     pytest.mark.cluster,
-    pytest.mark.timeout(600),
+    pytest.mark.timeout(900),
     pytest.mark.skipif(sys.platform == "win32", reason="engines are suspended by signals"),
 ]
 
 KEY = "an-admin-key-for-the-tests"
 REPLICA = "x-genai-replica"
 # Waiting costs no processor time; Ray's processes start slowly on a busy machine.
-PATIENCE = 300.0
+PATIENCE = 600.0
 PLACES = 12
 CHAT = "/v1/chat/completions"
 PROGRAM = (sys.executable, "-m", "genai_server", "deploy", "ray")
