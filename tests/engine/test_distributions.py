@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.runners.scores import Logits
 from genai_server.engine.runners.scripted import ScriptedRunner
+from genai_server.engine.sampling.continuation import choose_next_token
 from genai_server.engine.sampling.grammar import Guidance, bytes_guidance
-from genai_server.engine.sampling.next_token import choose_next_token
 from genai_server.engine.scheduling.scheduler import Scheduler
 from genai_server.engine.scheduling.step import Read, StepPolicy
 from genai_server.engine.scheduling.step_time import StepTimeModel

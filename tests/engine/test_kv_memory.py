@@ -9,13 +9,13 @@ import pytest
 
 from genai_server.config import Settings, engine_settings
 from genai_server.engine import process
-from genai_server.engine.kv_memory import UNSHARED, KvMemory
 from genai_server.engine.model.files import check_model_directory
 from genai_server.engine.model.graph import read_decoder_graph
 from genai_server.engine.runners import choose
 from genai_server.engine.runners.cpu_buffers import CpuBuffers, page_tokens
 from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.sampling.grammar import model_guidance
+from genai_server.engine.scheduling.step import UNSHARED, KvMemory
 from genai_server.messages.launch import EngineSpec
 from tests.resident import resident_bytes
 from tests.running_server import DEMO

@@ -17,6 +17,7 @@ from genai_server.messages.admin import ListRequests, SetRuntimeOption
 from genai_server.messages.generation_request import FinishReason, GenerationRequest
 from genai_server.messages.status_file import StatusFileReader
 from genai_server.supervisor.supervisor import Supervisor
+from tests.engine_client.received import received_batches, received_tokens
 
 pytestmark = pytest.mark.anyio
 
@@ -92,7 +93,7 @@ def kill(engine: EngineClient) -> None:
 
 async def read(engine: EngineClient, script: str) -> str:
     (stream,) = await engine.in_flight.submit(request(script))
-    tokens = [token async for batch in stream for token in batch.tokens]
+    tokens = await received_tokens(stream)
     assert stream.reason == FinishReason.STOP
     return bytes(tokens).decode()
 
@@ -153,7 +154,7 @@ async def test_request_without_a_token_moves_to_the_next_engine() -> None:
         assert engine.work == 2
         left.close()
         assert engine.work == 1
-        tokens = [token async for batch in waiting for token in batch.tokens]
+        tokens = await received_tokens(waiting)
         assert bytes(tokens) == b"ab"
         assert [logprob.token for logprob in waiting.prompt_logprobs] == list(b"ay abc\n\x04")
         assert engine.work == 0
@@ -271,9 +272,9 @@ async def test_logprobs_cross_processes_with_their_tokens(router: Router) -> Non
     (stream,) = await router.engines["scripted:0"].in_flight.submit(
         request("say abc", top_logprobs=2, prompt_logprobs=True, max_tokens=2)
     )
-    first = await anext(stream)
+    await stream.wait()
     assert [logprob.token for logprob in stream.prompt_logprobs] == list(b"ay abc\n\x04")
-    batches = [first, *[batch async for batch in stream]]
+    batches = await received_batches(stream)
     tokens = [token for batch in batches for token in batch.tokens]
     logprobs = [logprob for batch in batches for logprob in batch.logprobs]
     assert bytes(tokens) == b"ab"
@@ -293,7 +294,7 @@ async def test_a_prompt_that_is_only_read_ends_without_a_batch(router: Router) -
 async def test_grammar_is_followed_or_refused_with_its_field(router: Router) -> None:
     engine = router.engines["scripted:0"]
     (stream,) = await engine.in_flight.submit(request("say 42 and more", grammar="start: /[0-9]{2}/"))
-    assert bytes([token async for batch in stream for token in batch.tokens]) == b"42"
+    assert bytes(await received_tokens(stream)) == b"42"
     assert stream.reason == FinishReason.STOP
     with pytest.raises(InvalidField, match="Expected token") as raised:
         await engine.in_flight.submit(request("say 42", grammar="start: ("))

@@ -12,6 +12,7 @@ from genai_server.errors import EngineDied, ModelUnloaded, NoEngineReady, QueueF
 from genai_server.messages.error import ErrorInfo
 from genai_server.messages.generation_request import FinishReason, GenerationRequest, Phases
 from genai_server.messages.protocol import Accepted, Cancel, Finished, Refused, Stop, Submit, ToEngine, Tokens
+from tests.engine_client.received import received_tokens
 
 pytestmark = pytest.mark.anyio
 REQUEST = GenerationRequest("r", [1, 2], 5, 9)
@@ -38,10 +39,6 @@ async def submitted(flight: InFlight, key: int, request: GenerationRequest = REQ
     return stream
 
 
-async def tokens(stream: TokenStream) -> list[int]:
-    return [token async for batch in stream for token in batch.tokens]
-
-
 async def test_each_request_receives_its_own_messages_until_its_end(flight: InFlight, sent: list[ToEngine]) -> None:
     first, second = await submitted(flight, 0), await submitted(flight, 1)
     assert sent == [Submit(0, REQUEST), Submit(1, REQUEST)]
@@ -49,10 +46,10 @@ async def test_each_request_receives_its_own_messages_until_its_end(flight: InFl
     flight.receive(Tokens(0, [5]))
     flight.receive(Finished(0, FinishReason.STOP, Phases(), num_cached=2))
     assert len(flight) == 1
-    assert await tokens(first) == [5]
+    assert await received_tokens(first) == [5]
     assert (first.reason, first.num_cached) == (FinishReason.STOP, 2)
     flight.receive(Finished(1, FinishReason.LENGTH, Phases()))
-    assert await tokens(second) == [7]
+    assert await received_tokens(second) == [7]
     assert len(flight) == 0
 
 
@@ -77,7 +74,7 @@ async def test_group_is_submitted_before_any_reply(flight: InFlight, sent: list[
     streams = await asking
     flight.receive(Tokens(2, [7]))
     flight.receive(Finished(2, FinishReason.STOP, Phases()))
-    assert await tokens(streams[2]) == [7]
+    assert await received_tokens(streams[2]) == [7]
 
 
 @pytest.mark.parametrize("refused", [0, 1, 2])
@@ -137,7 +134,7 @@ async def test_only_untouched_requests_are_resubmitted_once(flight: InFlight, se
     assert len(flight) == 0
     for stream in (untouched, begun):
         with pytest.raises(EngineDied, match="it died"):
-            await tokens(stream)
+            await received_tokens(stream)
 
 
 async def test_nothing_waits_for_a_model_that_was_unloaded(flight: InFlight) -> None:
@@ -145,7 +142,7 @@ async def test_nothing_waits_for_a_model_that_was_unloaded(flight: InFlight) -> 
     flight.lose(ModelUnloaded("the model m was unloaded"))
     assert len(flight) == 0
     with pytest.raises(ModelUnloaded):
-        await tokens(stream)
+        await received_tokens(stream)
 
 
 async def test_resubmission_can_be_abandoned(flight: InFlight) -> None:
@@ -155,7 +152,7 @@ async def test_resubmission_can_be_abandoned(flight: InFlight) -> None:
     assert len(flight) == 1
     flight.give_up(DEATH, all=True)
     with pytest.raises(EngineDied):
-        await tokens(stream)
+        await received_tokens(stream)
     assert len(flight) == 0
 
 

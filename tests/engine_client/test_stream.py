@@ -4,10 +4,10 @@ import asyncio
 
 import pytest
 
-from genai_server.engine_client.stream import NewTokens, TokenStream
+from genai_server.engine_client.stream import TokenStream
 from genai_server.errors import EngineDied, QueueFull
 from genai_server.messages.generation_request import FinishReason, Phases, TokenLogprob
-from genai_server.messages.protocol import Progress
+from genai_server.messages.protocol import Progress, Tokens
 
 pytestmark = pytest.mark.anyio
 PHASES = Phases(0.1, 0.2, 0.3)
@@ -16,6 +16,10 @@ PHASES = Phases(0.1, 0.2, 0.3)
 @pytest.fixture
 def stream() -> TokenStream:
     return TokenStream(lambda: None)
+
+
+def _tokens(tokens: list[int], logprobs: list[TokenLogprob] | None = None) -> Tokens:
+    return Tokens(0, tokens, logprobs or [])
 
 
 async def _until_it_waits() -> None:
@@ -28,32 +32,33 @@ async def _until_it_waits() -> None:
 
 
 async def test_slow_reader_gets_missed_tokens_at_once_in_order(stream: TokenStream) -> None:
-    stream.deliver([1])
-    stream.deliver([2, 3])
-    assert await anext(stream) == NewTokens([1, 2, 3])
-    stream.deliver([4])
-    assert await anext(stream) == NewTokens([4])
+    stream.deliver(_tokens([1]))
+    stream.deliver(_tokens([2, 3]))
+    assert await anext(stream) == _tokens([1, 2, 3])
+    stream.deliver(_tokens([4]))
+    assert await anext(stream) == _tokens([4])
 
 
 async def test_a_waiting_reader_gets_each_batch_as_it_comes(stream: TokenStream) -> None:
-    async def read() -> list[NewTokens]:
+    async def read() -> list[Tokens | Progress]:
         return [batch async for batch in stream]
 
     reading = asyncio.create_task(read())
     for tokens in ([1], [2, 3]):
         await _until_it_waits()
         assert not reading.done()
-        stream.deliver(tokens)
+        stream.deliver(_tokens(tokens))
     await _until_it_waits()
     stream.finish(FinishReason.STOP, PHASES)
-    assert await reading == [NewTokens([1]), NewTokens([2, 3])]
+    assert await reading == [_tokens([1]), _tokens([2, 3])]
 
 
-async def test_a_batch_is_the_readers_own(stream: TokenStream) -> None:
-    batch = [1]
-    stream.deliver(batch)
-    batch.append(2)
-    assert await anext(stream) == NewTokens([1])
+async def test_merging_leaves_the_messages_unchanged(stream: TokenStream) -> None:
+    first, second = _tokens([1]), _tokens([2])
+    stream.deliver(first)
+    stream.deliver(second)
+    assert await anext(stream) == _tokens([1, 2])
+    assert (first, second) == (_tokens([1]), _tokens([2]))
 
 
 async def test_a_reader_that_gave_up_waiting_loses_nothing(stream: TokenStream) -> None:
@@ -61,8 +66,8 @@ async def test_a_reader_that_gave_up_waiting_loses_nothing(stream: TokenStream) 
     await _until_it_waits()
     waiting.cancel()
     await _until_it_waits()
-    stream.deliver([1])
-    assert await anext(stream) == NewTokens([1])
+    stream.deliver(_tokens([1]))
+    assert await anext(stream) == _tokens([1])
 
 
 # log probabilities
@@ -70,19 +75,19 @@ async def test_a_reader_that_gave_up_waiting_loses_nothing(stream: TokenStream) 
 
 async def test_log_probabilities_come_with_their_tokens(stream: TokenStream) -> None:
     one, two, three = (TokenLogprob(token, -token / 2, [(9, -0.1)]) for token in (1, 2, 3))
-    stream.deliver([1], [one])
-    stream.deliver([2], [two])
-    assert await anext(stream) == NewTokens([1, 2], [one, two])
-    stream.deliver([3], [three])
-    assert await anext(stream) == NewTokens([3], [three])
+    stream.deliver(_tokens([1], [one]))
+    stream.deliver(_tokens([2], [two]))
+    assert await anext(stream) == _tokens([1, 2], [one, two])
+    stream.deliver(_tokens([3], [three]))
+    assert await anext(stream) == _tokens([3], [three])
 
 
 async def test_prompt_logprobs_are_collected_next_to_the_tokens(stream: TokenStream) -> None:
     read = [TokenLogprob(token, -0.5) for token in range(3)]
     stream.deliver_prompt(read[:2])
     stream.deliver_prompt(read[2:])
-    stream.deliver([1])
-    assert await anext(stream) == NewTokens([1])
+    stream.deliver(_tokens([1]))
+    assert await anext(stream) == _tokens([1])
     assert stream.prompt_logprobs == read
 
 
@@ -90,18 +95,18 @@ async def test_prompt_logprobs_are_collected_next_to_the_tokens(stream: TokenStr
 
 
 async def test_the_end_comes_after_the_tokens_and_stays(stream: TokenStream) -> None:
-    stream.deliver([1])
+    stream.deliver(_tokens([1]))
     stream.finish(FinishReason.LENGTH, PHASES)
-    assert [batch async for batch in stream] == [NewTokens([1])]
+    assert [batch async for batch in stream] == [_tokens([1])]
     assert [batch async for batch in stream] == []
     assert (stream.reason, stream.phases, stream.is_ended) == (FinishReason.LENGTH, PHASES, True)
 
 
 async def test_an_error_comes_after_the_tokens_and_stays(stream: TokenStream) -> None:
-    stream.deliver([1])
+    stream.deliver(_tokens([1]))
     stream.fail(EngineDied("gone"))
     assert stream.is_ended
-    assert await anext(stream) == NewTokens([1])
+    assert await anext(stream) == _tokens([1])
     for _ in range(2):
         with pytest.raises(EngineDied, match="gone"):
             await anext(stream)
@@ -136,7 +141,7 @@ async def test_nothing_follows_an_error(stream: TokenStream) -> None:
 async def test_a_new_stream_has_not_ended(stream: TokenStream) -> None:
     assert (stream.is_ended, stream.reason) == (False, None)
     stream.accept()
-    stream.deliver([1])
+    stream.deliver(_tokens([1]))
     assert not stream.is_ended
 
 
@@ -161,10 +166,10 @@ async def test_refusal_is_raised_while_waiting_for_acceptance(stream: TokenStrea
 
 async def test_request_that_failed_at_once_was_still_accepted(stream: TokenStream) -> None:
     stream.accept()
-    stream.deliver([1])
+    stream.deliver(_tokens([1]))
     stream.fail(EngineDied("gone"))
     await stream.accepted()
-    assert await anext(stream) == NewTokens([1])
+    assert await anext(stream) == _tokens([1])
     with pytest.raises(EngineDied):
         await anext(stream)
 
@@ -183,6 +188,6 @@ def test_cancellation_is_sent_once() -> None:
 async def test_progress_precedes_tokens_and_only_the_last_is_kept(stream: TokenStream) -> None:
     stream.deliver_progress(Progress(0, 8, 4))
     stream.deliver_progress(Progress(0, 16, 4))
-    stream.deliver([1, 2])
+    stream.deliver(_tokens([1, 2]))
     stream.finish(FinishReason.STOP, Phases())
-    assert [batch async for batch in stream] == [NewTokens([], progress=Progress(0, 16, 4)), NewTokens([1, 2])]
+    assert [batch async for batch in stream] == [Progress(0, 16, 4), _tokens([1, 2])]

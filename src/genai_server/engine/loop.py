@@ -36,8 +36,8 @@ from genai_server.engine.runners.base import Interrupted, Terminated
 from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.runners.scores import Scores
 from genai_server.engine.sampling.choice_threads import ChoiceThreads, slow_grammars
+from genai_server.engine.sampling.continuation import NextToken, choose_next_token, prompt_logprobs
 from genai_server.engine.sampling.grammar import Guidance
-from genai_server.engine.sampling.next_token import NextToken, choose_next_token, prompt_logprobs
 from genai_server.engine.scheduling.scheduler import Scheduler
 from genai_server.engine.scheduling.step import Read, Step
 from genai_server.engine.sequence import Sequence, SequenceState

@@ -103,7 +103,7 @@ class InFlight:
         stream = sent.stream
         match message:
             case Tokens():
-                stream.deliver(message.tokens, message.logprobs)
+                stream.deliver(message)
                 return
             case Accepted():
                 stream.accept()

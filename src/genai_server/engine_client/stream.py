@@ -4,21 +4,9 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 
-from msgspec import Struct
-
 from genai_server.errors import GenaiServerError
 from genai_server.messages.generation_request import FinishReason, GenerationRequest, Phases, TokenLogprob
-from genai_server.messages.protocol import Progress
-
-
-class NewTokens(Struct, frozen=True):
-    """The next tokens of an answer, or the progress of its prompt."""
-
-    # Token ids; empty if `progress` is given.
-    tokens: list[int]
-    # One for each token if the request asks for them.
-    logprobs: list[TokenLogprob] = []
-    progress: Progress | None = None
+from genai_server.messages.protocol import Progress, Tokens
 
 
 class TokenStream:
@@ -49,8 +37,8 @@ class TokenStream:
         # Kept to be sent to another engine; None once a token has arrived or the request was taken.
         self._request = request
         self._begun = time.monotonic()
-        self._tokens: list[int] = []
-        self._logprobs: list[TokenLogprob] = []
+        # What has arrived since the last `take`, as one message.
+        self._tokens: Tokens | None = None
         self._progress: Progress | None = None
         self._vectors: list[bytes] = []
         self._error: GenaiServerError | None = None
@@ -80,12 +68,13 @@ class TokenStream:
         """Add the vectors of the next texts. They do not wake the reader."""
         self._vectors.append(data)
 
-    def deliver(self, tokens: Sequence[int], logprobs: Sequence[TokenLogprob] = ()) -> None:
+    def deliver(self, message: Tokens) -> None:
         """Add tokens of the answer, with or without log probabilities."""
         self._request = None
-        self.num_produced += len(tokens)
-        self._tokens += tokens
-        self._logprobs += logprobs
+        self.num_produced += len(message.tokens)
+        if (earlier := self._tokens) is not None:
+            message = Tokens(message.key, earlier.tokens + message.tokens, earlier.logprobs + message.logprobs)
+        self._tokens = message
         self._wake()
 
     def finish(
@@ -141,7 +130,7 @@ class TokenStream:
     def __aiter__(self) -> "TokenStream":
         return self
 
-    async def __anext__(self) -> NewTokens:
+    async def __anext__(self) -> Tokens | Progress:
         await self.wait()
         if (new := self.take()) is None:
             raise StopAsyncIteration
@@ -150,26 +139,24 @@ class TokenStream:
     @property
     def has_items(self) -> bool:
         """Whether `take` would return tokens, progress or the end, or raise."""
-        return bool(self._tokens) or self._progress is not None or self.is_ended
+        return self._tokens is not None or self._progress is not None or self.is_ended
 
     async def wait(self) -> None:
         """Wait until there are items."""
         while not self.has_items:
             await self._until_woken()
 
-    def take(self) -> NewTokens | None:
+    def take(self) -> Tokens | Progress | None:
         """What has arrived since the last call; None at the end. Raises the error that ended the answer.
 
         Call it only if `has_items`.
         """
-        if self._progress is not None:
-            new = NewTokens([], progress=self._progress)
+        if (progress := self._progress) is not None:
             self._progress = None
-            return new
-        if self._tokens:
-            new = NewTokens(self._tokens, self._logprobs)
-            self._tokens, self._logprobs = [], []
-            return new
+            return progress
+        if (tokens := self._tokens) is not None:
+            self._tokens = None
+            return tokens
         if self._error is not None:
             raise self._error
         return None
@@ -188,7 +175,7 @@ class TokenStream:
             self._on_stop()
         while not self.is_ended:
             await self._until_woken()
-        self._tokens, self._logprobs = [], []
+        self._tokens = None
 
     def close(self) -> None:
         """Cancel the request if it still runs, because its reader leaves."""

@@ -12,11 +12,11 @@ from msgspec import Struct
 from genai_server.answer_parts import Content, Part, ScoredToken, ToolCallCut, ToolCallStart, WholeAnswer
 from genai_server.apis.shared.base import JsonObject
 from genai_server.apis.shared.usage import Usage
-from genai_server.engine_client.stream import NewTokens, TokenStream
+from genai_server.engine_client.stream import TokenStream
 from genai_server.generation.prompts import EchoedPrompt
 from genai_server.http.telemetry.request_record import ABORT, usage_of
 from genai_server.messages.generation_request import FinishReason, Sampling
-from genai_server.messages.protocol import Progress
+from genai_server.messages.protocol import Progress, Tokens
 from genai_server.text.answers.answer_text import AnswerText
 from genai_server.timing import Stopwatch, Timings
 
@@ -94,10 +94,11 @@ class RunningAnswer:
         """
         share = LoopShare()
         while (new := await self._next_tokens(share)) is not None:
-            if new.progress is not None:
-                self._num_read = new.progress.num_read
+            if isinstance(new, Progress):
+                self._num_read = new.num_read
                 if self._reports_progress:
-                    yield Piece([], [], self._progress(new.progress))
+                    yield Piece([], [], self._progress(new))
+                continue
             for index, token in enumerate(new.tokens):
                 self._stopwatch.count(1)
                 parts, tokens = self._text.feed(token, new.logprobs[index] if new.logprobs else None)
@@ -116,7 +117,7 @@ class RunningAnswer:
         elif parts or tokens:
             yield self._piece(parts, tokens)
 
-    async def _next_tokens(self, share: LoopShare) -> NewTokens | None:
+    async def _next_tokens(self, share: LoopShare) -> Tokens | Progress | None:
         """The engine's next tokens; None at the end."""
         if self._stream.has_items:
             await share.give_way()

@@ -17,7 +17,7 @@ from genai_server.engine_client.stream import TokenStream
 from genai_server.generation.answers import Generation, RunningAnswer
 from genai_server.generation.prompts import EchoedPrompt
 from genai_server.messages.generation_request import FinishReason, Phases, Sampling, TokenLogprob
-from genai_server.messages.protocol import Progress
+from genai_server.messages.protocol import Progress, Tokens
 from genai_server.text.answers.answer_text import AnswerText, PlainParser
 from genai_server.text.tokenizer import ByteTokenizer
 from genai_server.timing import Arrival, Stopwatch
@@ -38,7 +38,7 @@ def _generation(
     stream.deliver_progress(Progress(1, 2, 0))
     stream.deliver_prompt(prompt_logprobs)
     scored = [TokenLogprob(token, -1.0) for token in tokens] if prompt_logprobs else []
-    stream.deliver(tokens, scored)
+    stream.deliver(Tokens(1, list(tokens), scored))
     stream.finish(FinishReason.STOP, Phases(), num_drafted=num_drafted, num_accepted=num_accepted)
     offset = len(echo.text) if echo else 0
     text = AnswerText(tokenizer.decoder(), [], PlainParser(), tokenizer.token_bytes, offset=offset)

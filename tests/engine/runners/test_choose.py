@@ -11,7 +11,6 @@ import pytest
 
 from genai_server.config import Settings, engine_settings
 from genai_server.engine import process
-from genai_server.engine.kv_memory import UNSHARED
 from genai_server.engine.model import session
 from genai_server.engine.model.files import check_model_directory
 from genai_server.engine.model.graph import DecoderGraph, DoesNotFit, read_decoder_graph
@@ -24,6 +23,7 @@ from genai_server.engine.runners.device_buffers import Place
 from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.runners.runner_rules import runs_by_library
 from genai_server.engine.runners.scripted import ScriptedRunner
+from genai_server.engine.scheduling.step import UNSHARED
 from genai_server.engine.sequence import Sequence
 from genai_server.errors import ConfigurationError, QueueFull, RunnerFailed
 from genai_server.messages.generation_request import Batching, GenerationRequest

@@ -22,7 +22,7 @@ from genai_server.engine.runners.device_buffers import DeviceBuffers, Place
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.runners.scores import Logits
-from genai_server.engine.sampling.next_token import choose_next_token
+from genai_server.engine.sampling.continuation import choose_next_token
 from genai_server.engine.sampling.sampler import top_tokens
 from genai_server.engine.scheduling.scheduler import Scheduler
 from genai_server.engine.sequence import Sequence as EngineSequence

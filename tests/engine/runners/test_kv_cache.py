@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from genai_server.engine.kv_memory import UNSHARED, KvMemory
 from genai_server.engine.runners.kv_cache import KvSlots
+from genai_server.engine.scheduling.step import UNSHARED, KvMemory
 from genai_server.errors import RunnerFailed
 
 EMPTY = -1

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
-from genai_server.engine.kv_memory import KvMemory
 from genai_server.engine.runners.kv_cache import KvSlots
+from genai_server.engine.scheduling.step import KvMemory
 from genai_server.errors import ConfigurationError, RunnerFailed
 from genai_server.messages.kv_events import (
     BLOCK_TOKENS,

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from genai_server.engine.runners.scores import Logits
-from genai_server.engine.sampling.next_token import token_logprob, token_logprobs
+from genai_server.engine.sampling.logprobs import token_logprob, token_logprobs
 
 
 def log_softmax(logits: Logits) -> list[float]:

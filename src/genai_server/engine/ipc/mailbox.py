@@ -7,8 +7,8 @@ from queue import SimpleQueue
 
 from msgspec import Struct, structs
 
+from genai_server.engine.sampling.continuation import NextToken
 from genai_server.engine.sampling.grammar import Compiled
-from genai_server.engine.sampling.next_token import NextToken
 from genai_server.engine.scheduling.scheduler import Scheduler
 from genai_server.engine.sequence import Sequence
 from genai_server.messages.admin import AdminCall

@@ -15,7 +15,6 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
-from genai_server.engine.kv_memory import UNSHARED, KvMemory
 from genai_server.engine.model.graph import DecoderGraph
 from genai_server.engine.model.output_head import BEST_LOGITS, BEST_TOKENS, NUM_BEST
 from genai_server.engine.model.ragged import slot_length
@@ -30,8 +29,8 @@ from genai_server.engine.runners.kv_cache import KvSlots
 from genai_server.engine.runners.layout import Layout, Row, lay_out, split_passes
 from genai_server.engine.runners.row_states import RowStates
 from genai_server.engine.runners.scores import Logits, Scores
-from genai_server.engine.sampling.next_token import num_choices
-from genai_server.engine.scheduling.step import Read
+from genai_server.engine.sampling.continuation import num_choices
+from genai_server.engine.scheduling.step import UNSHARED, KvMemory, Read
 from genai_server.engine.scheduling.step_time import MAX_DRAFTED
 from genai_server.engine.sequence import Sequence as Scheduled
 from genai_server.errors import RunnerFailed

@@ -1,6 +1,5 @@
-"""What a step's logits mean for a sequence: its next token, log probabilities, or its end."""
+"""The continuation of a sequence by a step's logits: its next token, log probabilities, or its end."""
 
-from collections.abc import Iterable
 from collections.abc import Sequence as Tokens
 from dataclasses import dataclass, field
 
@@ -9,7 +8,7 @@ from numpy.typing import NDArray
 
 from genai_server.engine.runners.scores import Logits, Scores
 from genai_server.engine.sampling.grammar import Guide
-from genai_server.engine.sampling.sampler import top_tokens
+from genai_server.engine.sampling.logprobs import token_logprob, token_logprobs
 from genai_server.engine.sequence import Sequence
 from genai_server.errors import GrammarFailed, InvalidField
 from genai_server.messages.generation_request import FinishReason, TokenLogprob
@@ -78,21 +77,6 @@ def prompt_logprobs(sequence: Sequence, positions: Logits) -> list[TokenLogprob]
     new = positions[sequence.num_scored - first :][: len(tokens)]
     sequence.num_scored += len(tokens)
     return token_logprobs(new, tokens, sequence.request.top_logprobs or 0)
-
-
-def token_logprob(logits: Logits, token: int, num_top: int) -> TokenLogprob:
-    """The natural logarithm of a token's softmax among `logits` [vocab_size], and the `num_top` highest."""
-    best = logits.max()
-    log_of_sum = best + np.log(np.exp(logits - best).sum(dtype=np.float64))
-    top = top_tokens(logits, num_top).tolist() if num_top else []
-    return TokenLogprob(
-        token, float(logits[token] - log_of_sum), [(other, float(logits[other] - log_of_sum)) for other in top]
-    )
-
-
-def token_logprobs(positions: Logits, tokens: Iterable[int], num_top: int) -> list[TokenLogprob]:
-    """The log probabilities of a token at each of the positions [tokens, vocab_size]. Copies one position at a time."""
-    return [token_logprob(logits, token, num_top) for logits, token in zip(positions, tokens, strict=True)]
 
 
 def _choose(sequence: Sequence, scores: Scores, eos: Tokens[int]) -> int | None:
