@@ -47,7 +47,7 @@ def test_a_graph_of_the_builder_fits_the_batch(name: str, switches_at: int | Non
 def test_a_graph_with_convolutions_has_their_states() -> None:
     graph = read_decoder_graph(BUILT / "lfm2")
     assert graph.past_names == ("past_key_values.1.key", "past_key_values.1.value")
-    assert graph.conv_states == (LayerState("past.0.conv", "present.0.conv", (32, 2), np.float32),)
+    assert graph.conv_states == (LayerState("past.0.conv", "present.0.conv", (2, 32), np.float32),)
     assert graph.recurrent_states == ()
     assert graph.bytes_per_row == 32 * 2 * 4
 

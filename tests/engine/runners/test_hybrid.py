@@ -181,7 +181,9 @@ def test_an_interrupted_chunk_can_be_read_again(hybrid: Hybrid, runner: Driven) 
     thread = threading.Thread(target=interrupt, daemon=True)
     try:
         thread.start()
-        for number in range(4):
+        for number in range(1000):  # the chunks are so short that the first ones may escape
+            if num_interrupts >= 2:
+                break
             runner.open(number, prompt, LENGTH, reuse=False)
             for chunk in (prompt[:50], prompt[50:]):
                 try:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Container, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ class LayerState:
 
     past: str
     present: str
-    # Of one row.
+    # Of one row. A convolution of width K keeps [K - 1, channels], the last inputs in their order.
     shape: tuple[int, ...]
     # A numpy type.
     type: Any
@@ -79,6 +79,11 @@ class DecoderGraph:
     def has_states(self) -> bool:
         """Whether some layers keep states of fixed size in place of keys and values."""
         return bool(self.conv_states or self.recurrent_states)
+
+    @property
+    def conv_width(self) -> int:
+        """How many inputs the convolutions read for each token; 0 without convolutions."""
+        return self.conv_states[0].shape[0] + 1 if self.conv_states else 0
 
     @property
     def bytes_per_row(self) -> int:
@@ -137,7 +142,7 @@ def read_decoder_graph(model_dir: Path) -> DecoderGraph:
         switches_at=_switch(graph, names.attention_mask),
         gives_last_logits_only=outputs[names.logits].shape.dim[1].dim_value == 1,
         takes_adapters=bool(optional),
-        conv_states=_states(names.conv_states, inputs),
+        conv_states=_conv_states(names.conv_states, inputs),
         recurrent_states=_states(names.recurrent_states, inputs),
         position_axes=0 if position_ids is None else _position_axes(inputs[position_ids].shape.dim),
     )
@@ -205,6 +210,14 @@ def _states(names: tuple[tuple[str, str], ...], inputs: Mapping[str, Any]) -> tu
             raise DoesNotFit(f"its state {past} has no fixed size")
         found.append(LayerState(past, present, shape, _float_type("state", inputs[past].elem_type)))
     return tuple(found)
+
+
+def _conv_states(names: tuple[tuple[str, str], ...], inputs: Mapping[str, Any]) -> tuple[LayerState, ...]:
+    """The states of convolutions, which the graph has as [channels, K - 1]. Raises DoesNotFit unless all have one K."""
+    found = _states(names, inputs)
+    if any(len(state.shape) != 2 or state.shape[1] != found[0].shape[1] for state in found):
+        raise DoesNotFit("its convolutions have states of several forms")
+    return tuple(replace(state, shape=state.shape[::-1]) for state in found)
 
 
 def _position_axes(shape: Any) -> int:

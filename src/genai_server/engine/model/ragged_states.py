@@ -1,35 +1,36 @@
 """Layers with states of fixed size in a ragged graph (engine/model/ragged.py): convolutions and linear attention.
 
-A convolution reads the flat tokens of all rows in one operator, which takes the rows' ends. It needs a token of each
-row. So the states of the rows that have tokens are selected before it, and put between those of idle rows after it.
+A convolution of width K reads the flat tokens of all rows. Each of its K taps gathers an input for every token: of an
+earlier token, or of the row's state, which has the last K - 1 inputs before. ONNX Runtime 1.32 has an operator for all
+of this, VarlenCausalConvWithState. It takes 12 times as long for rows of one token, and longer for prompts as well.
 
 A linear attention has two groups, as attention has. It takes no lengths: places without a token get a decay and an
 update rate of 0, which leave a state bitwise unchanged. So do idle rows.
 
-Both read and write a state in the same memory. Each operator reads all that it needs before it writes, and ONNX Runtime
-runs one operator at a time.
+Both read and write a state in the same memory. All that is needed of a state is read before it is written, and ONNX
+Runtime runs one operator at a time.
 """
 
 from collections.abc import Container, Mapping
+from typing import Any
 
 import numpy as np
 import onnx
+from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from genai_server.engine.model.graph import DecoderGraph, DoesNotFit
+from genai_server.engine.model.graph import DecoderGraph, DoesNotFit, LayerState
 
 CONVOLUTION, RECURRENCE = "CausalConvWithState", "LinearAttention"
 # Prefix of the inputs and of the states of convolutions.
 STATES = "genai_server.states."
-# For convolutions: ROWS int64 [A] has the row of each of the A sequences with tokens, in the order of the flat tokens.
-# ENDS int32 [A + 1] has a zero and the end of each of them in the flat tokens. KEPT int64 [rows] has for each row its
-# place in the states before the pass, or behind these, that of its new state.
-ROWS, ENDS, KEPT = STATES + "rows", STATES + "ends", STATES + "kept"
+# For convolutions, places in the states of all rows with the flat tokens behind them: TAPS int64 [K, T] has those of
+# each token's inputs, KEPT int64 [rows, K - 1] those of each row's new state.
+TAPS, KEPT = STATES + "taps", STATES + "kept"
 # For each group of a linear attention: PADDED_STATES int64 [B, S, 2] has the flat position (0, t) of each place, and
 # HAS_TOKEN bool [B, S, 1] whether there is a token. A group may have no rows.
 PADDED_STATES, HAS_TOKEN = "padded_states", "has_token"
-_RAGGED_CONVOLUTION = "VarlenCausalConvWithState"
-_FIRST_AXIS, _NOTHING = STATES + "first_axis", STATES + "nothing"
+_FIRST_AXIS, _FLAT_STATES, _NOTHING = STATES + "first_axis", STATES + "flat", STATES + "nothing"
 _SWAP = [0, 2, 1]  # of [rows, channels, tokens] and [rows, tokens, channels]
 # What a convolution's attributes must be. ONNX Runtime writes all of them into a graph that it has optimized.
 _PLAIN = {
@@ -44,6 +45,8 @@ _PLAIN = {
     "state_window": 0,
 }
 _ACTIVATION = "activation"
+# The activations x * sigmoid(x). A QuickGelu with the factor 1 computes them.
+_SILU = {b"silu", b"swish"}
 # Inputs of a LinearAttention.
 _TOKENS, _PAST, _GATES = (0, 1, 2), 3, (4, 5)
 
@@ -57,53 +60,48 @@ class StateLayers:
     def __init__(self, graph: onnx.GraphProto, decoder: DecoderGraph, groups: tuple[str, ...], places: str) -> None:
         self._groups, self._places = groups, places
         self._makers = {output: node for node in graph.node for output in node.output}
-        self._convolved = {state.past for state in decoder.conv_states}
+        self._convolutions = {state.past: state for state in decoder.conv_states}
         self._recurrent = {state.past for state in decoder.recurrent_states}
         # Values of the ragged graph.
         self.inputs: list[onnx.ValueInfoProto] = []
         self.outputs: list[onnx.ValueInfoProto] = []
         if not decoder.has_states:
             return
-        graph.initializer.extend(_constants())
-        self.inputs += _layout_inputs(groups)
-        values = {value.name: value for value in (*graph.input, *graph.output)}
-        spans = [(STATES, decoder.conv_states), *((group, decoder.recurrent_states) for group in groups)]
-        for prefix, states in spans:
-            self.inputs += [_span(values[state.past], prefix) for state in states]
-            self.outputs += [_span(values[state.present], prefix) for state in states]
+        graph.initializer.extend(_constants(decoder.conv_width))
+        self.inputs += _layout_inputs(groups, decoder.conv_width)
+        kinds = {value.name: value.type.tensor_type.elem_type for value in graph.input}
+        for prefix, states in [(STATES, decoder.conv_states), *((group, decoder.recurrent_states) for group in groups)]:
+            for state in states:
+                shape: list[str | int] = [prefix + "state_rows", *state.shape]
+                kind = kinds[state.past]
+                self.inputs.append(helper.make_tensor_value_info(prefix + state.past, kind, shape))
+                self.outputs.append(helper.make_tensor_value_info(prefix + state.present, kind, shape))
 
     def replaced(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
         """The nodes that a node becomes. Raises DoesNotFit."""
         if node.op_type == CONVOLUTION:
-            return _flat_convolution(node, self._convolved, self._makers)
+            return _flat_convolution(node, self._convolutions, self._makers)
         if node.op_type == RECURRENCE:
             return _split_recurrence(node, self._recurrent, self._groups, self._places)
         return [node]
 
 
-def _span(value: onnx.ValueInfoProto, prefix: str) -> onnx.ValueInfoProto:
-    """The states of a span of rows."""
-    found = onnx.ValueInfoProto()
-    found.CopyFrom(value)
-    found.name = prefix + value.name
-    found.type.tensor_type.shape.dim[0].dim_param = prefix + "state_rows"
-    return found
-
-
-def _constants() -> list[TensorProto]:
+def _constants(conv_width: int) -> list[TensorProto]:
     """The initializers that the nodes need."""
-    return [
-        numpy_helper.from_array(np.array([0], np.int64), _FIRST_AXIS),
-        numpy_helper.from_array(np.array(0, np.float32), _NOTHING),
-    ]
+    values: dict[str, NDArray[Any]] = {
+        _FIRST_AXIS: np.array([0], np.int64),
+        _FLAT_STATES: np.array([1, -1, 0], np.int64),
+        _NOTHING: np.array(0, np.float32),
+        **{_tap(number): np.array(number, np.int64) for number in range(conv_width)},
+    }
+    return [numpy_helper.from_array(value, name) for name, value in values.items()]
 
 
-def _layout_inputs(groups: tuple[str, ...]) -> list[onnx.ValueInfoProto]:
+def _layout_inputs(groups: tuple[str, ...], conv_width: int) -> list[onnx.ValueInfoProto]:
     """The graph's inputs that say where the tokens of each row are."""
     found = [
-        helper.make_tensor_value_info(ROWS, TensorProto.INT64, ["states"]),
-        helper.make_tensor_value_info(ENDS, TensorProto.INT32, ["ends"]),
-        helper.make_tensor_value_info(KEPT, TensorProto.INT64, [STATES + "state_rows"]),
+        helper.make_tensor_value_info(TAPS, TensorProto.INT64, [conv_width, "flat"]),
+        helper.make_tensor_value_info(KEPT, TensorProto.INT64, [STATES + "state_rows", conv_width - 1]),
     ]
     for group in groups:
         places: list[str | int] = [group + "state_rows", group + "state_width"]
@@ -115,40 +113,51 @@ def _layout_inputs(groups: tuple[str, ...]) -> list[onnx.ValueInfoProto]:
 
 
 def _flat_convolution(
-    node: onnx.NodeProto, states: Container[str], makers: Mapping[str, onnx.NodeProto]
+    node: onnx.NodeProto, states: Mapping[str, LayerState], makers: Mapping[str, onnx.NodeProto]
 ) -> list[onnx.NodeProto]:
-    """The nodes that replace a convolution. `states` are the names of known states. Raises DoesNotFit."""
+    """The nodes that replace a convolution of channels. `states` has the known ones by name. Raises DoesNotFit.
+
+    The products are added to the bias in the order of the tokens, as the builder's operator does.
+    """
     tokens, weight, bias, past = [*node.input, "", ""][:4]
     attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
     activation = attributes.pop(_ACTIVATION, b"none")
-    if any(value != _PLAIN.get(name) for name, value in attributes.items()) or past not in states:
+    is_plain = all(value == _PLAIN.get(name) for name, value in attributes.items())
+    if not is_plain or past not in states or activation not in {b"none", *_SILU}:
         raise DoesNotFit(f"its operator {CONVOLUTION} has a form that the runner does not know")
-    out, present = node.output[:2]
+    (out, present), width = node.output[:2], states[past].shape[0] + 1
     made: list[onnx.NodeProto] = []
+
+    def make(operator: str, inputs: list[str], name: str, **attributes: Any) -> str:
+        made.append(helper.make_node(operator, inputs, [name], **attributes))
+        return name
+
     maker = makers.get(tokens)
     if maker is not None and maker.op_type == "Transpose" and list(maker.attribute[0].ints) == _SWAP:
         tokens = maker.input[0]
     else:
-        made.append(helper.make_node("Transpose", [tokens], [f"{out}.tokens"], perm=_SWAP))
-        tokens = f"{out}.tokens"
-    inputs = [f"{out}.flat", weight, ENDS, bias, f"{out}.past"]
-    return [
-        *made,
-        helper.make_node("Squeeze", [tokens, _FIRST_AXIS], [f"{out}.flat"]),
-        helper.make_node("Gather", [STATES + past, ROWS], [f"{out}.past"]),
-        helper.make_node(
-            _RAGGED_CONVOLUTION,
-            inputs,
-            [f"{out}.flat_out", f"{out}.new"],
-            node.name,
-            domain="com.microsoft",
-            activation=activation,
-        ),
-        helper.make_node("Concat", [STATES + past, f"{out}.new"], [f"{out}.states"], axis=0),
-        helper.make_node("Gather", [f"{out}.states", KEPT], [STATES + present]),
-        helper.make_node("Unsqueeze", [f"{out}.flat_out", _FIRST_AXIS], [f"{out}.tokens_out"]),
-        helper.make_node("Transpose", [f"{out}.tokens_out"], [out], perm=_SWAP),
-    ]
+        tokens = make("Transpose", [tokens], f"{out}.tokens", perm=_SWAP)
+    before = make("Reshape", [STATES + past, _FLAT_STATES], f"{out}.past")
+    read = make("Concat", [before, tokens], f"{out}.read", axis=1)
+    kept = make("Gather", [read, KEPT], f"{out}.kept", axis=1)
+    make("Squeeze", [kept, _FIRST_AXIS], STATES + present)
+    weights = make("Transpose", [weight], f"{out}.weights", perm=[2, 1, 0])
+    products = []
+    for number in range(width):
+        places = make("Gather", [TAPS, _tap(number)], f"{out}.places.{number}")
+        inputs = make("Gather", [read, places], f"{out}.inputs.{number}", axis=1)
+        of_tap = make("Gather", [weights, _tap(number)], f"{out}.weights.{number}")
+        products.append(make("Mul", [inputs, of_tap], f"{out}.product.{number}"))
+    sums = make("Sum", [*([bias] if bias else []), *products], f"{out}.sums")
+    if activation in _SILU:
+        sums = make("QuickGelu", [sums], f"{out}.activated", domain="com.microsoft", alpha=1.0)
+    make("Transpose", [sums], out, perm=_SWAP)
+    return made
+
+
+def _tap(number: int) -> str:
+    """The initializer with the number of a tap."""
+    return f"{STATES}tap.{number}"
 
 
 def _split_recurrence(

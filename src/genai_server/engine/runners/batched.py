@@ -281,7 +281,7 @@ class BatchedRunner(Runner):
         self.states.copy(source, target)
 
     def _lay_out(self, rows: Sequence[Row], *, exact_group: int | None = None) -> Layout:
-        return lay_out(rows, exact_group=exact_group, has_states=self._has_states)
+        return lay_out(rows, exact_group=exact_group, has_states=self._has_states, conv_width=self._graph.conv_width)
 
     def _try(self, ids: NDArray[np.int64], lengths: NDArray[np.int64], *, on: DecoderSession | None = None) -> Logits:
         """Run `ids` [rows, new] over the first slots; returns the logits [rows, new, vocab_size] of all positions."""

@@ -84,8 +84,12 @@ def _may_join(rows: list[Row], slot_length: int) -> bool:
     return num_places <= _MAX_PADDING * sum(len(row.tokens) for row in rows)
 
 
-def lay_out(rows: Sequence[Row], *, exact_group: int | None = None, has_states: bool = False) -> Layout:
+def lay_out(
+    rows: Sequence[Row], *, exact_group: int | None = None, has_states: bool = False, conv_width: int = 0
+) -> Layout:
     """Lay out a pass. `has_states` says that some layers of the graph keep states of fixed size.
+
+    `conv_width` is the number of inputs that convolutions read for each token; 0 if there are none.
 
     With an `exact_group`, each row is bitwise the same next to any others: the flat tokens and the logits are filled up
     to complete groups of this size with some that nothing reads.
@@ -139,9 +143,11 @@ def lay_out(rows: Sequence[Row], *, exact_group: int | None = None, has_states: 
     wanted += [0] * (-len(wanted) % row_group)
     inputs[WANTED] = np.array(wanted, np.int64)
     if has_states:
-        found, everything = _states_of_all(slots, ends, len(ids))
-        inputs |= found
-        state_spans.append(everything)
+        first = min(slots)
+        num_rows = max(slots) + 1 - first
+        state_spans.append((first, num_rows))
+        if conv_width:
+            inputs |= _conv_inputs(np.array(slots) - first, num_rows, ends, len(ids), conv_width)
     narrow, wide = spans
     return Layout(
         ids=np.array([ids], np.int64),
@@ -154,19 +160,22 @@ def lay_out(rows: Sequence[Row], *, exact_group: int | None = None, has_states: 
     )
 
 
-def _states_of_all(slots: list[int], ends: list[int], num_tokens: int) -> tuple[dict[str, NDArray[Any]], Span]:
-    """The inputs of convolutions, and the span of all rows."""
-    first = min(slots)
-    num_rows = max(slots) + 1 - first
-    kept = np.arange(num_rows)
-    kept[np.array(slots) - first] = num_rows + np.arange(len(slots))
-    rows, ends = [slot - first for slot in slots], list(ends)
-    if ends[-1] < num_tokens:  # tokens that fill groups up are read with some row's state, and change none
-        rows.append(0)
-        ends.append(num_tokens)
-    inputs: dict[str, NDArray[Any]] = {
-        ragged_states.ROWS: np.array(rows, np.int64),
-        ragged_states.ENDS: np.array(ends, np.int32),
-        ragged_states.KEPT: kept.astype(np.int64),
-    }
-    return inputs, (first, num_rows)
+def _conv_inputs(
+    rows: NDArray[np.int64], num_rows: int, ends: list[int], num_tokens: int, width: int
+) -> dict[str, NDArray[Any]]:
+    """The inputs of convolutions. `rows` have tokens; `ends` has a zero and the end of each one's flat tokens."""
+    kept_width = width - 1  # a state has the inputs before a row's tokens
+    lengths = np.diff(ends)
+    starts = num_rows * kept_width + np.array(ends[:-1])  # behind the states of all rows
+
+    def places(row: NDArray[np.int64], start: NDArray[np.int64], index: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Where the inputs of rows are, from the state's first one on."""
+        return np.where(index < kept_width, row * kept_width + index, start + index - kept_width)
+
+    row, start = np.repeat(rows, lengths), np.repeat(starts, lengths)
+    index = start[0] + np.arange(len(row)) - start
+    taps = np.zeros((width, num_tokens), np.int64)  # tokens that fill groups up read anything
+    taps[:, : len(row)] = places(row, start, index + np.arange(width)[:, np.newaxis])
+    kept = np.arange(num_rows * kept_width).reshape(num_rows, kept_width)
+    kept[rows] = places(rows[:, np.newaxis], starts[:, np.newaxis], lengths[:, np.newaxis] + np.arange(kept_width))
+    return {ragged_states.TAPS: taps, ragged_states.KEPT: kept}
