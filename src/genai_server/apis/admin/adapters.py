@@ -5,27 +5,19 @@ import math
 import secrets
 from typing import Any
 
-from fastapi import APIRouter, Depends
-
-from genai_server.apis.admin.engine_calls import ask
+from genai_server.apis.admin.engine_calls import admin_router, ask
 from genai_server.apis.admin.schemas import LoadAdapterRequest, UnloadAdapterRequest
 from genai_server.apis.models.routes import adapter_entry
-from genai_server.apis.shared.base import ErrorResponse
 from genai_server.errors import InvalidField, ModelNotFound, NoEngineReady
 from genai_server.generation.catalog import ChosenModel
 from genai_server.generation.dependencies import Services, TheServices
-from genai_server.http.middleware.authentication import require_admin
 from genai_server.messages.admin import LoadAdapter, UnloadAdapter
 from genai_server.messages.commands import AddAdapter, RemoveAdapter
 from genai_server.messages.generation_request import Adapter
 from genai_server.messages.status_file import ModelStatus
 from genai_server.quoted_values import quoted
 
-router = APIRouter(
-    tags=["admin"],
-    dependencies=[Depends(require_admin)],
-    responses={code: {"model": ErrorResponse} for code in (400, 403, 404, 503)},
-)
+router = admin_router()
 
 
 @router.post("/v1/admin/adapters/load")

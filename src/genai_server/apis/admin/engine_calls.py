@@ -1,11 +1,15 @@
-"""Admin calls to several engines at once, and the lookup of the request that a call refers to."""
+"""What the admin endpoints share: their router, calls to several engines at once, and the lookup of a request."""
 
 import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+from fastapi import APIRouter, Depends
+
+from genai_server.apis.shared.router import error_responses
 from genai_server.engine_client.client import EngineClient
 from genai_server.errors import AmbiguousRequest, NoEngineReady, RequestNotFound
+from genai_server.http.middleware.authentication import require_admin
 from genai_server.messages.admin import Call, CancelRequest, ListRequests, R, RequestState
 from genai_server.quoted_values import quoted
 
@@ -16,6 +20,15 @@ _REPLY_TIMEOUT = 20.0
 # Limits of what an error shows: characters of an unknown name, and requests that share a name.
 _MAX_NAME_SHOWN = 100
 _MAX_REQUESTS_SHOWN = 20
+
+
+def admin_router(*codes: int) -> APIRouter:
+    """A router of admin endpoints. `codes` are statuses of errors in addition to those of all admin endpoints."""
+    return APIRouter(
+        tags=["admin"],
+        dependencies=[Depends(require_admin)],
+        responses=error_responses(400, 403, 404, *codes, 503),
+    )
 
 
 async def ask(

@@ -3,23 +3,16 @@
 import math
 from typing import Any
 
-from fastapi import APIRouter, Depends
-
+from genai_server.apis.admin.engine_calls import admin_router
 from genai_server.apis.admin.schemas import AliasRequest, LoadModelRequest, UnloadModelRequest
 from genai_server.apis.models.routes import model_entry
-from genai_server.apis.shared.base import ErrorResponse
 from genai_server.errors import ChatTemplateError, ConfigurationError, ModelLoadFailed
 from genai_server.generation.dependencies import TheServices
-from genai_server.http.middleware.authentication import require_admin
 from genai_server.messages.commands import LoadModel, SetAlias, UnloadModel
 from genai_server.messages.status_file import ModelState
 from genai_server.quoted_values import quoted
 
-router = APIRouter(
-    tags=["admin"],
-    dependencies=[Depends(require_admin)],
-    responses={code: {"model": ErrorResponse} for code in (400, 403, 404, 503)},
-)
+router = admin_router()
 
 
 @router.post("/v1/admin/models/load")

@@ -14,17 +14,15 @@ from pathlib import Path
 from typing import IO, Annotated, Any, Literal
 
 import msgspec
-from fastapi import APIRouter, Depends, Query
+from fastapi import Depends, Query
 from fastapi.responses import FileResponse, HTMLResponse, PlainTextResponse, Response, StreamingResponse
 
-from genai_server.apis.admin.engine_calls import ask
+from genai_server.apis.admin.engine_calls import admin_router, ask
 from genai_server.apis.admin.runtime_options import set_runtime_options
 from genai_server.apis.admin.schemas import ProfileRequest, RuntimeOptionsRequest
-from genai_server.apis.shared.base import ErrorResponse
 from genai_server.engine_client.client import EngineClient
 from genai_server.errors import InvalidField, MissingField, NoEngineReady, ProfileNotFound, RequestNotFound
 from genai_server.generation.dependencies import TheServices
-from genai_server.http.middleware.authentication import require_admin
 from genai_server.messages.admin import EndProfile, ListProfiles, StartProfile
 from genai_server.profile_plan import ProfilePlan, ProfileState
 from genai_server.profiles.analysis import SLOW_AT, analyse
@@ -40,11 +38,7 @@ from genai_server.quoted_values import quoted
 LATEST = "latest"
 _CHUNK = 256 * 1024
 
-router = APIRouter(
-    tags=["admin"],
-    dependencies=[Depends(require_admin)],
-    responses={code: {"model": ErrorResponse} for code in (400, 403, 404, 503)},
-)
+router = admin_router()
 
 
 def _profile_dir(services: TheServices) -> Path:

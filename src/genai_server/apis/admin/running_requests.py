@@ -3,24 +3,17 @@
 from typing import Any
 
 import msgspec
-from fastapi import APIRouter, Depends
 
 from genai_server.apis.admin import engine_calls
-from genai_server.apis.admin.engine_calls import ask, find_request
+from genai_server.apis.admin.engine_calls import admin_router, ask, find_request
 from genai_server.apis.admin.schemas import CancelledRequest, NoFields, RequestsResponse
-from genai_server.apis.shared.base import ErrorResponse
 from genai_server.engine_client.client import EngineClient
 from genai_server.errors import RequestNotFound
 from genai_server.generation.dependencies import TheServices
-from genai_server.http.middleware.authentication import require_admin
 from genai_server.messages.admin import ListRequests, RequestState
 from genai_server.quoted_values import quoted
 
-router = APIRouter(
-    tags=["admin"],
-    dependencies=[Depends(require_admin)],
-    responses={code: {"model": ErrorResponse} for code in (400, 403, 404, 409, 503)},
-)
+router = admin_router(409)
 
 
 @router.get("/v1/requests", response_model=RequestsResponse)

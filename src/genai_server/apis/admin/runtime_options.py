@@ -4,22 +4,15 @@ from functools import partial
 from typing import Any
 
 import msgspec
-from fastapi import APIRouter, Depends
 
-from genai_server.apis.admin.engine_calls import ask, by_device, find_request
+from genai_server.apis.admin.engine_calls import admin_router, ask, by_device, find_request
 from genai_server.apis.admin.schemas import RuntimeOptionsRequest
-from genai_server.apis.shared.base import ErrorResponse
 from genai_server.errors import InvalidField, RequestNotFound
 from genai_server.generation.dependencies import TheServices
-from genai_server.http.middleware.authentication import require_admin
 from genai_server.messages.admin import GetRuntimeOptions, ResetPrefixCache, RuntimeOptionsReply, SetRuntimeOption
 from genai_server.quoted_values import quoted
 
-router = APIRouter(
-    tags=["admin"],
-    dependencies=[Depends(require_admin)],
-    responses={code: {"model": ErrorResponse} for code in (400, 403, 404, 409, 503)},
-)
+router = admin_router(409)
 
 
 @router.get("/v1/admin/runtime_options")

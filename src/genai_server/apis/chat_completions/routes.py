@@ -1,12 +1,11 @@
 """OpenAI's /v1/chat/completions."""
 
-from fastapi import APIRouter
 from fastapi.responses import Response
 
 from genai_server.apis.chat_completions.choices import choices_response
 from genai_server.apis.chat_completions.response import ChatCompletionBuilder, FunctionCallBuilder
 from genai_server.apis.chat_completions.schemas import ChatCompletionRequest, leave_out_of_chat
-from genai_server.apis.shared.base import ErrorResponse
+from genai_server.apis.shared.router import VersionedRouter
 from genai_server.apis.tokens.schemas import RenderedPrompt
 from genai_server.generation.dependencies import TheRequestContext, TheServices
 from genai_server.generation.prompts import encode_chat
@@ -15,15 +14,10 @@ from genai_server.http.json_response import json_response
 from genai_server.http.sse import STREAMS
 from genai_server.pooling_model import Task
 
-router = APIRouter(
-    route_class=lenient_route(leave_out_of_chat),
-    tags=["openai"],
-    responses={code: {"model": ErrorResponse} for code in (400, 404, 500, 503)},
-)
+router = VersionedRouter(lenient_route(leave_out_of_chat), "openai")
 
 
 @router.post("/v1/chat/completions", responses=STREAMS)
-@router.post("/chat/completions", include_in_schema=False)
 async def create_chat_completion(
     body: ChatCompletionRequest,
     services: TheServices,
@@ -35,7 +29,6 @@ async def create_chat_completion(
 
 
 @router.post("/v1/chat/completions/render", response_model=RenderedPrompt)
-@router.post("/chat/completions/render", include_in_schema=False)
 async def render_chat_completion(body: ChatCompletionRequest, services: TheServices, leniency: TheLeniency) -> Response:
     """The tokens of a chat's prompt, for routers that index prefixes, as in vLLM. Needs no engine."""
     served = await services.served(body.model, Task.GENERATE)

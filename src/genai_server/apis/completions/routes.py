@@ -1,13 +1,12 @@
 """OpenAI's /v1/completions, which continues a text."""
 
-from fastapi import APIRouter
 from fastapi.responses import Response
 
 from genai_server.apis.chat_completions.choices import choices_response
 from genai_server.apis.chat_completions.schemas import leave_out_of_completion
 from genai_server.apis.completions.response import CompletionBuilder
-from genai_server.apis.shared.base import ErrorResponse
 from genai_server.apis.shared.completion_body import CompletionRequest
+from genai_server.apis.shared.router import VersionedRouter
 from genai_server.apis.tokens.schemas import RenderedPrompt
 from genai_server.generation.dependencies import TheRequestContext, TheServices
 from genai_server.generation.prompts import encode_prompts
@@ -16,15 +15,10 @@ from genai_server.http.json_response import json_response
 from genai_server.http.sse import STREAMS
 from genai_server.pooling_model import Task
 
-router = APIRouter(
-    route_class=lenient_route(leave_out_of_completion),
-    tags=["openai"],
-    responses={code: {"model": ErrorResponse} for code in (400, 404, 500, 503)},
-)
+router = VersionedRouter(lenient_route(leave_out_of_completion), "openai")
 
 
 @router.post("/v1/completions", responses=STREAMS)
-@router.post("/completions", include_in_schema=False)
 async def create_completion(
     body: CompletionRequest,
     services: TheServices,
@@ -36,7 +30,6 @@ async def create_completion(
 
 
 @router.post("/v1/completions/render", response_model=list[RenderedPrompt])
-@router.post("/completions/render", include_in_schema=False)
 async def render_completion(body: CompletionRequest, services: TheServices, leniency: TheLeniency) -> Response:
     """The tokens of each prompt, for routers that index prefixes, as in vLLM. Needs no engine."""
     served = await services.served(body.model, Task.GENERATE)

@@ -11,13 +11,14 @@ from fastapi import APIRouter
 
 from genai_server.apis.models.model_files import ModelFiles, read_files
 from genai_server.apis.models.routes import model_entry
-from genai_server.apis.shared.base import ErrorResponse, JsonObject
+from genai_server.apis.shared.base import JsonObject
+from genai_server.apis.shared.router import error_responses
 from genai_server.generation.catalog import names_of
 from genai_server.generation.dependencies import Services, TheServices
 from genai_server.messages.status_file import ModelState, ModelStatus
 from genai_server.pooling_model import Task
 
-router = APIRouter(tags=["models"], responses={404: {"model": ErrorResponse}})
+router = APIRouter(tags=["models"], responses=error_responses(404))
 # The model types of each version of the API. No type exists for reranking, so such models are not listed.
 _TYPES_V0 = {Task.GENERATE: "llm", Task.EMBED: "embeddings"}
 _TYPES_V1 = {Task.GENERATE: "llm", Task.EMBED: "embedding"}

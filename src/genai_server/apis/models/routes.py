@@ -6,7 +6,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
-from genai_server.apis.shared.base import ErrorResponse
+from genai_server.apis.shared.router import error_responses
 from genai_server.generation.catalog import ChosenModel
 from genai_server.generation.dependencies import Services, TheServices
 from genai_server.generation.infill import infill_tokens
@@ -16,7 +16,7 @@ from genai_server.messages.status_file import ANY_NAME, ModelState, ModelStatus
 from genai_server.pooling_model import Task
 from genai_server.text.codec import TextCodec
 
-router = APIRouter(tags=["models"], responses={404: {"model": ErrorResponse}})
+router = APIRouter(tags=["models"], responses=error_responses(404))
 
 
 @router.get("/v1/models")

@@ -12,6 +12,7 @@ from genai_server.apis.models.routes import model_entry
 from genai_server.apis.ollama.response import timestamp
 from genai_server.apis.ollama.schemas import OllamaErrorResponse, ShowRequest
 from genai_server.apis.shared.base import JsonObject
+from genai_server.apis.shared.router import error_responses
 from genai_server.errors import MissingField, ModelNotFound
 from genai_server.generation.catalog import Catalog, ChosenModel, names_of
 from genai_server.generation.dependencies import Services, TheServices
@@ -19,9 +20,9 @@ from genai_server.http.body_route import lenient_route
 from genai_server.messages.status_file import ModelState, ModelStatus
 from genai_server.quoted_values import quoted
 
-_ERRORS: dict[int | str, dict[str, Any]] = {code: {"model": OllamaErrorResponse} for code in (400, 404, 500, 503)}
+_ERRORS = error_responses(400, 404, 500, 503, error=OllamaErrorResponse)
 # Responses of endpoints with features that require an admin key.
-OPERATORS_ERRORS: dict[int | str, dict[str, Any]] = {**_ERRORS, 403: {"model": OllamaErrorResponse}}
+OPERATORS_ERRORS = error_responses(400, 403, 404, 500, 503, error=OllamaErrorResponse)
 router = APIRouter(
     route_class=lenient_route(lambda body: [], takes_undeclared=True), tags=["ollama"], responses=_ERRORS
 )

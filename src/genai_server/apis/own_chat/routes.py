@@ -7,8 +7,9 @@ from fastapi import APIRouter, Response
 from pydantic import BaseModel, Field
 
 from genai_server.apis.own_chat.response import ChatBuilder
-from genai_server.apis.shared.base import ErrorResponse, JsonObject, Metrics, Text
+from genai_server.apis.shared.base import JsonObject, Metrics, Text
 from genai_server.apis.shared.chat_messages import ChatParameters, ToolCall
+from genai_server.apis.shared.router import error_responses
 from genai_server.errors import InvalidField
 from genai_server.generation.answers import Generation
 from genai_server.generation.dependencies import TheRequestContext, TheServices
@@ -17,9 +18,7 @@ from genai_server.http.body_route import BodyRoute
 from genai_server.http.json_response import built_response
 from genai_server.http.sse import STREAMS, EventStream
 
-router = APIRouter(
-    route_class=BodyRoute, tags=["chat"], responses={code: {"model": ErrorResponse} for code in (400, 404, 500, 503)}
-)
+router = APIRouter(route_class=BodyRoute, tags=["chat"], responses=error_responses(400, 404, 500, 503))
 
 
 class ChatRequest(ChatParameters):

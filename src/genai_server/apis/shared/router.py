@@ -1,4 +1,4 @@
-"""A router of an API whose paths begin with /v1."""
+"""Routers of the APIs, and OpenAPI's description of their errors."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,6 +8,11 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel
 
 from genai_server.apis.shared.base import ErrorResponse
+
+
+def error_responses(*codes: int, error: type[BaseModel] = ErrorResponse) -> dict[int | str, dict[str, Any]]:
+    """OpenAPI's description of errors with these statuses; `error` is the form of their bodies."""
+    return {code: {"model": error} for code in codes}
 
 
 class VersionedRouter(APIRouter):
@@ -21,7 +26,7 @@ class VersionedRouter(APIRouter):
         error: type[BaseModel] = ErrorResponse,
         codes: tuple[int, ...] = (),
     ) -> None:
-        responses: dict[int | str, dict[str, Any]] = {code: {"model": error} for code in (400, 404, 500, 503, *codes)}
+        responses = error_responses(400, 404, 500, 503, *codes, error=error)
         super().__init__(route_class=route_class, tags=[tag], responses=responses)
 
     def add_api_route(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:

@@ -5,8 +5,8 @@ from typing import Any
 
 from fastapi import APIRouter, Response
 
-from genai_server.apis.shared.base import ErrorResponse
 from genai_server.apis.shared.chat_messages import ChatMessage, Tool
+from genai_server.apis.shared.router import error_responses
 from genai_server.apis.tokens.schemas import (
     ApplyTemplateRequest,
     ApplyTemplateResponse,
@@ -22,9 +22,7 @@ from genai_server.http.json_response import json_response
 from genai_server.pooling_model import Task
 from genai_server.text.codec import TextCodec
 
-router = APIRouter(
-    route_class=BodyRoute, tags=["tokens"], responses={code: {"model": ErrorResponse} for code in (400, 404, 500, 503)}
-)
+router = APIRouter(route_class=BodyRoute, tags=["tokens"], responses=error_responses(400, 404, 500, 503))
 
 
 @router.post("/tokenize", response_model=TokenizeResponse)
