@@ -47,7 +47,7 @@ async def test_each_request_receives_its_own_messages_until_its_end(flight: InFl
     flight.receive(Finished(0, FinishReason.STOP, Phases(), num_cached=2))
     assert len(flight) == 1
     assert await received_tokens(first) == [5]
-    assert (first.reason, first.num_cached) == (FinishReason.STOP, 2)
+    assert (first.reason, first.finished.num_cached) == (FinishReason.STOP, 2)
     flight.receive(Finished(1, FinishReason.LENGTH, Phases()))
     assert await received_tokens(second) == [7]
     assert len(flight) == 0

@@ -7,7 +7,7 @@ import pytest
 from genai_server.engine_client.stream import TokenStream
 from genai_server.errors import EngineDied, QueueFull
 from genai_server.messages.generation_request import FinishReason, Phases, TokenLogprob
-from genai_server.messages.protocol import Progress, Tokens
+from genai_server.messages.protocol import Accepted, Finished, Progress, PromptLogprobs, Tokens
 
 pytestmark = pytest.mark.anyio
 PHASES = Phases(0.1, 0.2, 0.3)
@@ -32,10 +32,10 @@ async def _until_it_waits() -> None:
 
 
 async def test_slow_reader_gets_missed_tokens_at_once_in_order(stream: TokenStream) -> None:
-    stream.deliver(_tokens([1]))
-    stream.deliver(_tokens([2, 3]))
+    stream.receive(_tokens([1]))
+    stream.receive(_tokens([2, 3]))
     assert await anext(stream) == _tokens([1, 2, 3])
-    stream.deliver(_tokens([4]))
+    stream.receive(_tokens([4]))
     assert await anext(stream) == _tokens([4])
 
 
@@ -47,16 +47,16 @@ async def test_a_waiting_reader_gets_each_batch_as_it_comes(stream: TokenStream)
     for tokens in ([1], [2, 3]):
         await _until_it_waits()
         assert not reading.done()
-        stream.deliver(_tokens(tokens))
+        stream.receive(_tokens(tokens))
     await _until_it_waits()
-    stream.finish(FinishReason.STOP, PHASES)
+    stream.receive(Finished(0, FinishReason.STOP, PHASES))
     assert await reading == [_tokens([1]), _tokens([2, 3])]
 
 
 async def test_merging_leaves_the_messages_unchanged(stream: TokenStream) -> None:
     first, second = _tokens([1]), _tokens([2])
-    stream.deliver(first)
-    stream.deliver(second)
+    stream.receive(first)
+    stream.receive(second)
     assert await anext(stream) == _tokens([1, 2])
     assert (first, second) == (_tokens([1]), _tokens([2]))
 
@@ -66,7 +66,7 @@ async def test_a_reader_that_gave_up_waiting_loses_nothing(stream: TokenStream) 
     await _until_it_waits()
     waiting.cancel()
     await _until_it_waits()
-    stream.deliver(_tokens([1]))
+    stream.receive(_tokens([1]))
     assert await anext(stream) == _tokens([1])
 
 
@@ -75,18 +75,18 @@ async def test_a_reader_that_gave_up_waiting_loses_nothing(stream: TokenStream) 
 
 async def test_log_probabilities_come_with_their_tokens(stream: TokenStream) -> None:
     one, two, three = (TokenLogprob(token, -token / 2, [(9, -0.1)]) for token in (1, 2, 3))
-    stream.deliver(_tokens([1], [one]))
-    stream.deliver(_tokens([2], [two]))
+    stream.receive(_tokens([1], [one]))
+    stream.receive(_tokens([2], [two]))
     assert await anext(stream) == _tokens([1, 2], [one, two])
-    stream.deliver(_tokens([3], [three]))
+    stream.receive(_tokens([3], [three]))
     assert await anext(stream) == _tokens([3], [three])
 
 
 async def test_prompt_logprobs_are_collected_next_to_the_tokens(stream: TokenStream) -> None:
     read = [TokenLogprob(token, -0.5) for token in range(3)]
-    stream.deliver_prompt(read[:2])
-    stream.deliver_prompt(read[2:])
-    stream.deliver(_tokens([1]))
+    stream.receive(PromptLogprobs(0, read[:2]))
+    stream.receive(PromptLogprobs(0, read[2:]))
+    stream.receive(_tokens([1]))
     assert await anext(stream) == _tokens([1])
     assert stream.prompt_logprobs == read
 
@@ -95,15 +95,15 @@ async def test_prompt_logprobs_are_collected_next_to_the_tokens(stream: TokenStr
 
 
 async def test_the_end_comes_after_the_tokens_and_stays(stream: TokenStream) -> None:
-    stream.deliver(_tokens([1]))
-    stream.finish(FinishReason.LENGTH, PHASES)
+    stream.receive(_tokens([1]))
+    stream.receive(Finished(0, FinishReason.LENGTH, PHASES))
     assert [batch async for batch in stream] == [_tokens([1])]
     assert [batch async for batch in stream] == []
     assert (stream.reason, stream.phases, stream.is_ended) == (FinishReason.LENGTH, PHASES, True)
 
 
 async def test_an_error_comes_after_the_tokens_and_stays(stream: TokenStream) -> None:
-    stream.deliver(_tokens([1]))
+    stream.receive(_tokens([1]))
     stream.fail(EngineDied("gone"))
     assert stream.is_ended
     assert await anext(stream) == _tokens([1])
@@ -122,9 +122,9 @@ async def test_an_error_wakes_a_waiting_reader(stream: TokenStream) -> None:
 
 
 async def test_nothing_follows_a_complete_end(stream: TokenStream) -> None:
-    stream.finish(FinishReason.STOP, PHASES)
+    stream.receive(Finished(0, FinishReason.STOP, PHASES))
     stream.fail(EngineDied("gone"))
-    stream.finish(FinishReason.LENGTH, Phases())
+    stream.receive(Finished(0, FinishReason.LENGTH, Phases()))
     assert [batch async for batch in stream] == []
     assert (stream.reason, stream.phases) == (FinishReason.STOP, PHASES)
 
@@ -132,7 +132,7 @@ async def test_nothing_follows_a_complete_end(stream: TokenStream) -> None:
 async def test_nothing_follows_an_error(stream: TokenStream) -> None:
     stream.fail(EngineDied("first"))
     stream.fail(EngineDied("second"))
-    stream.finish(FinishReason.STOP, PHASES)
+    stream.receive(Finished(0, FinishReason.STOP, PHASES))
     assert stream.reason is None
     with pytest.raises(EngineDied, match="first"):
         await anext(stream)
@@ -140,8 +140,8 @@ async def test_nothing_follows_an_error(stream: TokenStream) -> None:
 
 async def test_a_new_stream_has_not_ended(stream: TokenStream) -> None:
     assert (stream.is_ended, stream.reason) == (False, None)
-    stream.accept()
-    stream.deliver(_tokens([1]))
+    stream.receive(Accepted(0))
+    stream.receive(_tokens([1]))
     assert not stream.is_ended
 
 
@@ -152,7 +152,7 @@ async def test_acceptance_is_waited_for(stream: TokenStream) -> None:
     waiting = asyncio.ensure_future(stream.accepted())
     await _until_it_waits()
     assert not waiting.done()
-    stream.accept()
+    stream.receive(Accepted(0))
     await waiting
 
 
@@ -165,8 +165,8 @@ async def test_refusal_is_raised_while_waiting_for_acceptance(stream: TokenStrea
 
 
 async def test_request_that_failed_at_once_was_still_accepted(stream: TokenStream) -> None:
-    stream.accept()
-    stream.deliver(_tokens([1]))
+    stream.receive(Accepted(0))
+    stream.receive(_tokens([1]))
     stream.fail(EngineDied("gone"))
     await stream.accepted()
     assert await anext(stream) == _tokens([1])
@@ -186,8 +186,8 @@ def test_cancellation_is_sent_once() -> None:
 
 
 async def test_progress_precedes_tokens_and_only_the_last_is_kept(stream: TokenStream) -> None:
-    stream.deliver_progress(Progress(0, 8, 4))
-    stream.deliver_progress(Progress(0, 16, 4))
-    stream.deliver(_tokens([1, 2]))
-    stream.finish(FinishReason.STOP, Phases())
+    stream.receive(Progress(0, 8, 4))
+    stream.receive(Progress(0, 16, 4))
+    stream.receive(_tokens([1, 2]))
+    stream.receive(Finished(0, FinishReason.STOP, Phases()))
     assert [batch async for batch in stream] == [Progress(0, 16, 4), _tokens([1, 2])]

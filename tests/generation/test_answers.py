@@ -9,7 +9,7 @@ from genai_server.errors import EngineDied
 from genai_server.generation import answers
 from genai_server.generation.answers import LoopShare, RunningAnswer
 from genai_server.messages.generation_request import FinishReason, Phases
-from genai_server.messages.protocol import Tokens
+from genai_server.messages.protocol import Finished, Tokens
 from genai_server.text.answers.answer_text import AnswerText, PlainParser
 from genai_server.text.tokenizer import ByteTokenizer
 from genai_server.timing import Arrival, Stopwatch
@@ -35,8 +35,8 @@ def test_the_time_per_token_is_that_of_all_tokens_made(batches: list[bytes]) -> 
     stream = TokenStream(lambda: None)
     answer = _answer(stream, "bc")
     for batch in batches:
-        stream.deliver(Tokens(0, list(batch)))
-    stream.finish(FinishReason.STOP, Phases(decode=0.7))
+        stream.receive(Tokens(0, list(batch)))
+    stream.receive(Finished(0, FinishReason.STOP, Phases(decode=0.7)))
     _read(answer)
     timings = answer.timings()
     assert (answer.reason, timings.output_tokens) == (FinishReason.STOP, 3)
@@ -47,7 +47,7 @@ def test_an_answer_that_the_engine_did_not_end_has_no_breakdown() -> None:
     ended, failed = TokenStream(lambda: None), TokenStream(lambda: None)
     answers = [_answer(ended), _answer(failed)]
     for stream in (ended, failed):
-        stream.deliver(Tokens(0, list(b"abc")))
+        stream.receive(Tokens(0, list(b"abc")))
     answers[0].end()
     failed.fail(EngineDied("gone"))
     _read(answers[0])

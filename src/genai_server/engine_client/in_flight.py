@@ -12,21 +12,7 @@ from msgspec import Struct
 from genai_server.engine_client.stream import TokenStream
 from genai_server.errors import EngineDied, EngineHung, GenerationFailed, ModelUnloaded, NoEngineReady
 from genai_server.messages.generation_request import FinishReason, GenerationRequest
-from genai_server.messages.protocol import (
-    Accepted,
-    Cancel,
-    Event,
-    Failed,
-    Finished,
-    Progress,
-    PromptLogprobs,
-    Refused,
-    Stop,
-    Submit,
-    ToEngine,
-    Tokens,
-    Vectors,
-)
+from genai_server.messages.protocol import Cancel, Event, Failed, Finished, Refused, Stop, Submit, ToEngine
 from genai_server.messages.status_file import EngineState, EngineStatus
 
 # Seconds that a request waits for the restarted engine.
@@ -100,35 +86,9 @@ class InFlight:
         sent = self._sent.get(message.key)
         if sent is None:
             return
-        stream = sent.stream
-        match message:
-            case Tokens():
-                stream.deliver(message)
-                return
-            case Accepted():
-                stream.accept()
-                return
-            case PromptLogprobs():
-                stream.deliver_prompt(message.logprobs)
-                return
-            case Vectors():
-                stream.deliver_vectors(message.data)
-                return
-            case Progress():
-                stream.deliver_progress(message)
-                return
-            case Finished():
-                stream.finish(
-                    message.reason,
-                    message.phases,
-                    message.num_cached,
-                    message.num_profiled,
-                    message.num_drafted,
-                    message.num_accepted,
-                )
-            case Refused() | Failed():
-                stream.fail(message.error.to_error())
-        del self._sent[message.key]
+        sent.stream.receive(message)
+        if isinstance(message, Finished | Refused | Failed):
+            del self._sent[message.key]
 
     def resume(self) -> None:
         """Send the waiting requests to the restarted engine.
@@ -163,7 +123,7 @@ class InFlight:
             waited = now - one.since
             if one.request.timeout is not None and waited >= one.request.timeout:
                 del self._waiting[key]
-                one.stream.finish(FinishReason.TIMEOUT, None)
+                one.stream.finish(FinishReason.TIMEOUT)
             elif all or waited >= PATIENCE:
                 del self._waiting[key]
                 one.stream.fail(error)

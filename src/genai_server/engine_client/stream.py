@@ -2,11 +2,23 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from genai_server.errors import GenaiServerError
 from genai_server.messages.generation_request import FinishReason, GenerationRequest, Phases, TokenLogprob
-from genai_server.messages.protocol import Progress, Tokens
+from genai_server.messages.protocol import (
+    Accepted,
+    Event,
+    Failed,
+    Finished,
+    Progress,
+    PromptLogprobs,
+    Refused,
+    Tokens,
+    Vectors,
+)
+
+_UNFINISHED = Finished(0, FinishReason.STOP, Phases())
 
 
 class TokenStream:
@@ -22,14 +34,10 @@ class TokenStream:
         on_stop: Callable[[], None] = lambda: None,
         request: GenerationRequest | None = None,
     ) -> None:
-        # Set at the end, like the next five.
+        # Why the answer ended; None before, and after an error.
         self.reason: FinishReason | None = None
-        # The engine's times; None while they are unknown.
-        self.phases: Phases | None = None
-        self.num_cached = 0
-        self.num_profiled = 0
-        self.num_drafted = 0
-        self.num_accepted = 0
+        # The engine's report at the end; without figures before, and if the engine did not end the answer.
+        self.finished = _UNFINISHED
         # For the prompt's tokens from the second on. Complete when the first batch or the end arrives.
         self.prompt_logprobs: list[TokenLogprob] = []
         self._on_leave = on_leave
@@ -50,47 +58,37 @@ class TokenStream:
 
     # the engine's side
 
-    def accept(self) -> None:
-        """Note that the engine has accepted the request."""
-        self._accepted = True
+    def receive(self, message: Event) -> None:
+        """Take the engine's next message. Log probabilities of the prompt, and vectors, do not wake the reader."""
+        match message:
+            case Tokens():
+                self._request = None
+                self.num_produced += len(message.tokens)
+                if (earlier := self._tokens) is not None:
+                    message = Tokens(message.key, earlier.tokens + message.tokens, earlier.logprobs + message.logprobs)
+                self._tokens = message
+            case Accepted():
+                self._accepted = True
+            case Progress():  # a slow reader sees only the latest
+                self._progress = message
+            case PromptLogprobs():
+                self.prompt_logprobs += message.logprobs
+                return
+            case Vectors():
+                self._vectors.append(message.data)
+                return
+            case Finished():
+                if not self.is_ended:
+                    self.finished = message
+                self.finish(message.reason)
+            case Refused() | Failed():
+                self.fail(message.error.to_error())
         self._wake()
 
-    def deliver_prompt(self, logprobs: Sequence[TokenLogprob]) -> None:
-        """Add log probabilities of the prompt. They do not wake the reader."""
-        self.prompt_logprobs += logprobs
-
-    def deliver_progress(self, progress: Progress) -> None:
-        """Note that more of the prompt has been read. A slow reader sees only the latest progress."""
-        self._progress = progress
-        self._wake()
-
-    def deliver_vectors(self, data: bytes) -> None:
-        """Add the vectors of the next texts. They do not wake the reader."""
-        self._vectors.append(data)
-
-    def deliver(self, message: Tokens) -> None:
-        """Add tokens of the answer, with or without log probabilities."""
-        self._request = None
-        self.num_produced += len(message.tokens)
-        if (earlier := self._tokens) is not None:
-            message = Tokens(message.key, earlier.tokens + message.tokens, earlier.logprobs + message.logprobs)
-        self._tokens = message
-        self._wake()
-
-    def finish(
-        self,
-        reason: FinishReason,
-        phases: Phases | None,
-        num_cached: int = 0,
-        num_profiled: int = 0,
-        num_drafted: int = 0,
-        num_accepted: int = 0,
-    ) -> None:
-        """End the answer as complete. `phases` are None if the engine did not end it."""
+    def finish(self, reason: FinishReason) -> None:
+        """End the answer as complete."""
         if not self.is_ended:
-            self.reason, self.phases = reason, phases
-            self.num_cached, self.num_profiled = num_cached, num_profiled
-            self.num_drafted, self.num_accepted = num_drafted, num_accepted
+            self.reason = reason
             self._wake()
 
     def fail(self, error: GenaiServerError) -> None:
@@ -107,6 +105,11 @@ class TokenStream:
         self.prompt_logprobs = []
         self._vectors = []
         return request.after(time.monotonic() - self._begun)
+
+    @property
+    def phases(self) -> Phases | None:
+        """The engine's times; None while they are unknown."""
+        return None if self.finished is _UNFINISHED else self.finished.phases
 
     @property
     def error_code(self) -> str | None:

@@ -169,22 +169,22 @@ class RunningAnswer:
     @property
     def usage(self) -> Usage:
         """Token counts so far. Cached and drafted tokens are known only at the end."""
-        watch, stream = self._stopwatch, self._stream
+        watch, finished = self._stopwatch, self._stream.finished
         # The engine may have continued beyond the stop string that ended the answer.
-        accepted = min(stream.num_accepted, watch.output_tokens)
+        accepted = min(finished.num_accepted, watch.output_tokens)
         return Usage(
             watch.input_tokens,
             watch.output_tokens,
-            stream.num_cached,
+            finished.num_cached,
             self._text.num_reasoning,
             accepted,
-            stream.num_drafted - accepted,
+            finished.num_drafted - accepted,
         )
 
     @property
     def num_profiled(self) -> int:
         """Number of profiled tokens, known at the end."""
-        return self._stream.num_profiled
+        return self._stream.finished.num_profiled
 
     def timings(self) -> Timings:
         """The answer's timings, known at the end."""
@@ -192,7 +192,7 @@ class RunningAnswer:
 
     def end(self) -> None:
         """End the answer at once. Its reader receives the partial answer."""
-        self._stream.finish(FinishReason.STOP, None)
+        self._stream.finish(FinishReason.STOP)
         self._stream.close()
 
     def close(self) -> None:

@@ -17,7 +17,7 @@ from genai_server.engine_client.stream import TokenStream
 from genai_server.generation.answers import Generation, RunningAnswer
 from genai_server.generation.prompts import EchoedPrompt
 from genai_server.messages.generation_request import FinishReason, Phases, Sampling, TokenLogprob
-from genai_server.messages.protocol import Progress, Tokens
+from genai_server.messages.protocol import Finished, Progress, PromptLogprobs, Tokens
 from genai_server.text.answers.answer_text import AnswerText, PlainParser
 from genai_server.text.tokenizer import ByteTokenizer
 from genai_server.timing import Arrival, Stopwatch
@@ -35,11 +35,11 @@ def _generation(
 ) -> Generation:
     """A completed answer to the prompt "ab" with these bytes as tokens."""
     stream, tokenizer = TokenStream(lambda: None), ByteTokenizer()
-    stream.deliver_progress(Progress(1, 2, 0))
-    stream.deliver_prompt(prompt_logprobs)
+    stream.receive(Progress(1, 2, 0))
+    stream.receive(PromptLogprobs(0, list(prompt_logprobs)))
     scored = [TokenLogprob(token, -1.0) for token in tokens] if prompt_logprobs else []
-    stream.deliver(Tokens(1, list(tokens), scored))
-    stream.finish(FinishReason.STOP, Phases(), num_drafted=num_drafted, num_accepted=num_accepted)
+    stream.receive(Tokens(1, list(tokens), scored))
+    stream.receive(Finished(0, FinishReason.STOP, Phases(), num_drafted=num_drafted, num_accepted=num_accepted))
     offset = len(echo.text) if echo else 0
     text = AnswerText(tokenizer.decoder(), [], PlainParser(), tokenizer.token_bytes, offset=offset)
     answer = RunningAnswer(stream, text, Stopwatch(Arrival(lambda: 0.0), 2), echo=echo)
