@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from genai_server.apis.shared.base import JsonObject
-from genai_server.errors import GenaiServerError, RequestError
+from genai_server.errors import RequestError
 
 log = logging.getLogger(__name__)
 
@@ -36,15 +36,13 @@ class Leniency:
         self._left_out: list[str] = []
 
     @contextmanager
-    def in_words(
-        self, outer_name: Callable[[str], str], outer_error: Callable[[RequestError], GenaiServerError]
-    ) -> Iterator[None]:
+    def in_words(self, outer_name: Callable[[str], str]) -> Iterator[None]:
         """Let errors, and what is left out, name the fields of the body, not those of the chat that it becomes."""
         self._outer_name = outer_name
         try:
             yield
         except RequestError as error:
-            raise outer_error(error) from None
+            raise outer_error(error, outer_name) from None
 
     def apply(self, body: Any) -> None:
         """Take out of a body what has no effect."""
@@ -77,6 +75,21 @@ class Leniency:
                 log.info("left out of a request: %s (GENAI_STRICT=true refuses such requests)", name)
         text = ", ".join(dict.fromkeys(self._left_out))
         return {HEADER: _shortened(text.encode("ascii", "backslashreplace").decode())} if text else {}
+
+
+def outer_error(error: RequestError, outer_name: Callable[[str], str]) -> RequestError:
+    """The error with the client's names of fields, to which `outer_name` may add a place in parentheses."""
+    param = error.param and outer_name(error.param).partition(" (")[0]
+    return error.reworded(outer_name(error.message), param=param)
+
+
+def renaming(names: Mapping[str, str]) -> Callable[[str], str]:
+    """A function that replaces these names of fields in a text."""
+    if not names:
+        return str
+    longest_first = sorted(names, key=len, reverse=True)
+    pattern = re.compile(rf"\b({'|'.join(map(re.escape, longest_first))})\b")
+    return lambda text: pattern.sub(lambda found: names[found[0]], text)
 
 
 def _shortened(text: str) -> str:

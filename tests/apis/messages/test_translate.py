@@ -9,6 +9,7 @@ from genai_server.apis.messages.schemas import CountTokensRequest, MessagesReque
 from genai_server.apis.messages.translate import Translation, chat_messages
 from genai_server.apis.shared.chat_messages import ChatParameters, NamedTool
 from genai_server.errors import InvalidField, PromptTooLong, ThreadUnsupported
+from genai_server.http.leniency import outer_error
 
 HELLO = {"role": "user", "content": "x"}
 TOOL = {"name": "add", "description": "Adds.", "input_schema": {"type": "object"}, "strict": True}
@@ -135,7 +136,7 @@ def test_conversation_for_the_server_to_store_is_refused(thread: dict[str, str])
 def test_an_error_names_the_field_of_the_body(
     fields: dict[str, Any], param: str | None, message: str, outer_param: str | None, outer_message: str
 ) -> None:
-    error = _translation(**fields).outer(InvalidField(message, param=param))
+    error = outer_error(InvalidField(message, param=param), _translation(**fields).outer_name)
     assert (error.param, error.message) == (outer_param, outer_message)
 
 
@@ -153,7 +154,7 @@ def test_conversation_is_limited_to_4096_turns_with_tool_results(results: int) -
 
 
 def test_an_error_stays_of_its_class() -> None:
-    assert isinstance(_translation().outer(PromptTooLong("x")), PromptTooLong)
+    assert isinstance(outer_error(PromptTooLong("x"), _translation().outer_name), PromptTooLong)
 
 
 def _messages(*messages: dict[str, Any], **fields: Any) -> list[tuple[str, dict[str, Any]]]:

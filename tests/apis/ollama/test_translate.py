@@ -9,6 +9,7 @@ from genai_server.apis.ollama.schemas import GenerateRequest
 from genai_server.apis.ollama.schemas import OllamaChatRequest as ChatRequest
 from genai_server.apis.ollama.translate import Chat, Raw, Translation
 from genai_server.errors import InvalidField
+from genai_server.http.leniency import outer_error
 
 ADD = {"function": {"name": "add", "arguments": {"a": 1}}}
 
@@ -140,5 +141,5 @@ def test_given_ids_and_thoughts_are_kept() -> None:
 )
 def test_fields_are_named_as_in_the_body(inner: str, outer: str) -> None:
     body = GenerateRequest.model_validate({"prompt": "x", "system": "y", "think": True})
-    error = Translation(body, "m").outer(InvalidField(inner, param="max_tokens"))
+    error = outer_error(InvalidField(inner, param="max_tokens"), Translation(body, "m").outer_name)
     assert (error.message, error.param) == (outer, "options.num_predict")

@@ -8,10 +8,11 @@ from pydantic import ValidationError
 
 from genai_server.apis.responses.items import given_items, message, new_item, to_messages
 from genai_server.apis.responses.schemas import ResponsesRequest
-from genai_server.apis.responses.translate import new_response, outer_error, shortened, to_chat
+from genai_server.apis.responses.translate import new_response, outer_name, shortened, to_chat
 from genai_server.apis.shared.base import JsonObject
 from genai_server.apis.shared.chat_messages import ChatParameters
 from genai_server.errors import InvalidField, ModelNotFound, PromptTooLong
+from genai_server.http.leniency import outer_error
 from genai_server.messages.generation_request import Sampling
 
 TOOL = {"type": "function", "name": "add", "description": "Adds.", "parameters": {"type": "object"}, "strict": True}
@@ -145,7 +146,7 @@ def test_log_probabilities_are_asked_for_by_include() -> None:
 def test_errors_about_the_chat_name_the_field_that_was_given(
     error: InvalidField, param: str | None, message: str
 ) -> None:
-    found = outer_error(error)
+    found = outer_error(error, outer_name)
     assert (type(found), found.param, found.message) == (type(error), param, message)
 
 

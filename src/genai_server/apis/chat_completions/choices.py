@@ -1,10 +1,9 @@
 """The answers of a request as OpenAI's `choices`, in one object or in stream chunks."""
 
 import asyncio
-import re
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any, ClassVar
 
 import msgspec
@@ -16,11 +15,11 @@ from genai_server.apis.shared.base import JsonObject
 from genai_server.apis.shared.completion_body import CompletionRequest
 from genai_server.apis.shared.sampling_parameters import StreamFields
 from genai_server.apis.shared.usage import Usage
-from genai_server.errors import RequestError
 from genai_server.generation.answers import Generation
 from genai_server.generation.dependencies import RequestContext, Services
 from genai_server.generation.generate import generate
 from genai_server.http.json_response import built_response
+from genai_server.http.leniency import renaming
 from genai_server.http.sse import EventStream
 from genai_server.messages.generation_request import FinishReason
 
@@ -99,8 +98,7 @@ async def choices_response(
 
     Raises what `generate` does, naming the client's fields, and GenerationFailed.
     """
-    names = OtherNames(body.other_names)
-    with context.leniency.in_words(names.name, names.error):
+    with context.leniency.in_words(renaming(body.other_names)):
         generation = await generate(services, body, context, is_streamed=bool(body.stream))
     build = builder(
         f"{id_prefix}-{context.request_id.removeprefix('req-')}",
@@ -149,23 +147,6 @@ async def chunks(generation: Generation, build: ChoicesBuilder, body: StreamFiel
 
 def _with_metrics(built: JsonObject, generation: Generation, body: StreamFields) -> JsonObject:
     return {**built, "metrics": generation.metrics()} if body.include_metrics else built
-
-
-class OtherNames:
-    """Translates this server's field names to those that the client used."""
-
-    def __init__(self, names: Mapping[str, str]) -> None:
-        self._names = names
-        longest_first = sorted(names, key=len, reverse=True)
-        self._own = re.compile(rf"\b({'|'.join(map(re.escape, longest_first))})\b") if names else None
-
-    def name(self, text: str) -> str:
-        """The text with the client's field names."""
-        return text if self._own is None else self._own.sub(lambda own: self._names[own[0]], text)
-
-    def error(self, error: RequestError) -> RequestError:
-        """The error with the client's field names."""
-        return error.reworded(self.name(error.message), param=error.param and self.name(error.param))
 
 
 class TextChunks:

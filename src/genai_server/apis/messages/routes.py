@@ -30,7 +30,7 @@ async def create_message(
 ) -> Response:
     """Anthropic's message, complete or as a stream of events."""
     translation = await asyncio.to_thread(Translation, body)
-    with context.leniency.in_words(translation.outer_name, translation.outer):
+    with context.leniency.in_words(translation.outer_name):
         generation = await generate(services, translation.chat, context, is_streamed=bool(body.stream))
     build = MessageBuilder(
         f"msg_{context.request_id.removeprefix('req-')}",
@@ -50,7 +50,7 @@ async def count_tokens(body: CountTokensRequest, services: TheServices, leniency
     """Count the tokens of a prompt. Needs no engine."""
     codec = (await services.served(body.model, Task.GENERATE)).codec
     translation = await asyncio.to_thread(Translation, body)
-    with leniency.in_words(translation.outer_name, translation.outer):
+    with leniency.in_words(translation.outer_name):
         return {"input_tokens": len(await encode_chat(translation.chat, codec, leniency))}
 
 

@@ -18,7 +18,7 @@ from genai_server.apis.messages.schemas import (
 from genai_server.apis.shared.base import JsonObject
 from genai_server.apis.shared.chat_messages import MAX_MESSAGES, ChatParameters
 from genai_server.apis.shared.sampling_parameters import SamplingFields
-from genai_server.errors import InvalidField, RequestError, ThreadUnsupported
+from genai_server.errors import InvalidField, ThreadUnsupported
 from genai_server.quoted_values import quoted
 
 _CONTINUE = "continue_final_message"
@@ -63,11 +63,6 @@ class Translation:
                 **(_continuation() if body.messages[-1].role == "assistant" else {}),
             }
         )
-
-    def outer(self, error: RequestError) -> RequestError:
-        """An error about the chat parameters with the body's field names."""
-        param = error.param and _INNER_NAME.sub(self._outer_name, error.param)
-        return error.reworded(_INNER_NAME.sub(self._outer_name, error.message), param=param)
 
     def outer_name(self, field: str) -> str:
         """The body's name for a field of the chat parameters."""

@@ -74,7 +74,7 @@ async def _response(
         return JSONResponse(build.nothing("unload" if kept == 0 else "load"))
     is_streamed = body.stream is not False
     translation = await asyncio.to_thread(Translation, body, chosen.id)
-    with context.leniency.in_words(translation.outer_name, translation.outer):
+    with context.leniency.in_words(translation.outer_name):
         generation = await generate(services, translation.body, context, is_streamed=is_streamed)
     # Set this last: a model with a keep_alive of 0 would otherwise be unloaded before it has the request.
     await keep(services, chosen.about, kept)

@@ -16,7 +16,6 @@ from genai_server.apis.shared.base import JsonObject, elements
 from genai_server.apis.shared.chat_messages import ChatParameters
 from genai_server.apis.shared.completion_body import CompletionRequest
 from genai_server.apis.shared.sampling_parameters import StopText
-from genai_server.errors import RequestError
 
 _SCHEMA = "response_format.json_schema.schema"
 _EFFORT = "reasoning_effort"
@@ -59,11 +58,6 @@ class Translation:
         given = (body.tools or ()) if isinstance(body, OllamaChatRequest) else ()
         tools = [{"type": "function", "function": tool.function} for tool in given]
         self.body = Chat.model_validate({**options, "messages": messages, "tools": tools or None, **_output(body)})
-
-    def outer(self, error: RequestError) -> RequestError:
-        """An error about the translated body with the given body's field names."""
-        param = error.param and self.outer_name(error.param)
-        return error.reworded(self.outer_name(error.message), param=param)
 
     def outer_name(self, field: str) -> str:
         """The given body's name for a field of the translated one."""

@@ -27,7 +27,6 @@ from genai_server.apis.responses.translate import (
     compacted,
     compacting,
     new_response,
-    outer_error,
     outer_name,
     shortened,
     to_chat,
@@ -93,7 +92,7 @@ async def count_input_tokens(
     codec = (await services.served(body.model, Task.GENERATE)).codec
     earlier, given = await _items(body, stored)
     chat = await asyncio.to_thread(to_chat, body, [*earlier, *given])
-    with leniency.in_words(outer_name, outer_error):
+    with leniency.in_words(outer_name):
         return InputTokens(input_tokens=len(await encode_chat(chat, codec, leniency)))
 
 
@@ -109,7 +108,7 @@ async def compact_response(
         chat = await asyncio.to_thread(compacting, body, items)
         return await generate(services, chat, context)
 
-    with context.leniency.in_words(outer_name, outer_error):
+    with context.leniency.in_words(outer_name):
         _, generation = await _begun(begin, conversation, is_shortened=True)
     try:
         (whole,) = await context.run_while_connected(generation.whole())
@@ -183,7 +182,7 @@ async def _start(
         chat: ChatParameters = await asyncio.to_thread(to_chat, body, items)
         return await generate(services, chat, context, is_streamed=bool(body.stream))
 
-    with context.leniency.in_words(outer_name, outer_error):
+    with context.leniency.in_words(outer_name):
         items, generation = await _begun(begin, [*earlier, *given], is_shortened=body.truncation == "auto")
     begun = new_response(
         body,

@@ -33,7 +33,8 @@ from genai_server.apis.responses.schemas import (
 from genai_server.apis.shared.base import JsonObject, WithoutEffect
 from genai_server.apis.shared.chat_messages import MAX_MESSAGES, ChatMessage, ChatParameters
 from genai_server.apis.shared.sampling_parameters import GenerationFields
-from genai_server.errors import GenaiServerError, InvalidField
+from genai_server.errors import InvalidField
+from genai_server.http.leniency import renaming
 from genai_server.messages.generation_request import Sampling
 
 # The instruction to the model for compacting a conversation.
@@ -73,7 +74,7 @@ _NAMES = {
     "response_format.json_schema": "text.format",
     "response_format": "text.format",
 }
-_OTHER = re.compile(rf"\b({'|'.join(map(re.escape, _NAMES))})\b")
+_renamed = renaming(_NAMES)
 _MESSAGE = re.compile(r"\bmessages\[\d+\]\.?([\w.\[\]]*)")
 
 
@@ -139,22 +140,11 @@ def _function(tool: ResponseTool) -> JsonObject:
     return {"name": tool.name, **about, "parameters": parameters, "strict": True}
 
 
-def outer_error(error: GenaiServerError) -> GenaiServerError:
-    """An error about the chat parameters with the Responses API's field names."""
-
-    def place(inner: re.Match[str]) -> str:
-        return f"input ({inner[1]})" if inner[1] else "input"
-
-    if error.param is None:
-        return error
-    if error.param.startswith("messages"):
-        return error.reworded(_MESSAGE.sub(place, error.message), param="input")
-    return error.reworded(outer_name(error.message), param=outer_name(error.param))
-
-
 def outer_name(text: str) -> str:
-    """The text with the Responses API's field names."""
-    return _OTHER.sub(lambda inner: _NAMES[inner[0]], text)
+    """The text, or name of a field, with the Responses API's names. A place in a message becomes `input (PLACE)`."""
+    if text == "messages":
+        return "input"
+    return _renamed(_MESSAGE.sub(lambda inner: f"input ({inner[1]})" if inner[1] else "input", text))
 
 
 def new_response(
