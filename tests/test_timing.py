@@ -1,7 +1,8 @@
 """The figures of one answer, on a clock that the test sets."""
 
+from dataclasses import asdict
+
 import pytest
-from msgspec.structs import asdict
 
 from genai_server.messages.generation_request import Phases
 from genai_server.timing import Arrival, Breakdown, Stopwatch

@@ -3,8 +3,7 @@
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-
-from msgspec import Struct
+from dataclasses import dataclass
 
 from genai_server.messages.generation_request import Phases
 
@@ -15,8 +14,9 @@ request_clock: Clock = time.perf_counter
 ARRIVED = "arrived"
 
 
-class Breakdown(Struct, frozen=True):
-    """Where an answer's time went, in seconds: parts in their order, which add up to its total latency."""
+@dataclass(frozen=True)
+class Breakdown:
+    """Latency of each phase of a request in seconds. The phases add up to `total_latency`."""
 
     # From the request's first byte to its last.
     receive: float
@@ -34,7 +34,8 @@ class Breakdown(Struct, frozen=True):
     deliver: float
 
 
-class Timings(Struct, frozen=True):
+@dataclass(frozen=True)
+class Timings:
     """The figures of one answer: times in seconds, rates in tokens per second, None where unknown."""
 
     # From the request's first byte to the first token.

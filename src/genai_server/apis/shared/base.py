@@ -1,10 +1,13 @@
 """Base models and field types of all request bodies. Unknown fields are refused, never ignored."""
 
 import json
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError, PydanticKnownError
+
+from genai_server.timing import Timings
 
 JsonObject = dict[str, Any]
 # Without a constraint pydantic accepts lone surrogates, which cannot be encoded as UTF-8.
@@ -123,30 +126,11 @@ class ErrorResponse(BaseModel):
     error: ErrorDetail
 
 
-class Breakdown(BaseModel):
-    """Latency of each phase of a request in seconds. The phases add up to `total_latency`."""
-
-    receive: float
-    load: float
-    prepare: float
-    queue: float
-    prefill: float
-    decode: float
-    deliver: float
-
-
-class Metrics(BaseModel):
+@dataclass(frozen=True)
+class Metrics(Timings):
     """Latency and throughput of a request, measured from its first byte. Times are in seconds, rates in tokens per
     second; unknown values are null. `profiled_tokens` is present if some tokens were profiled, which slows them down.
     """
 
-    ttft: float | None
-    total_latency: float
-    tokens_per_second: float | None
-    output_tokens_per_second: float | None
-    input_tokens: int
-    output_tokens: int
-    tpot: float | None
-    breakdown: Breakdown | None
     model: str
     profiled_tokens: int = 0

@@ -2,10 +2,9 @@
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
-from msgspec.structs import asdict
 from starlette.types import Scope
 
 from genai_server.apis.shared.usage import Usage

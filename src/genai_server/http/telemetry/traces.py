@@ -1,8 +1,8 @@
 """Requests as spans of OpenTelemetry, sent in the background; with the extra `otel` only."""
 
 from collections.abc import Mapping
+from dataclasses import asdict
 
-from msgspec.structs import asdict
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
