@@ -7,7 +7,7 @@ the KV cache, and adapters.
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import accumulate
 
 from fastapi import APIRouter, Request
@@ -57,6 +57,10 @@ class EngineMetrics(Collector):
     def _engines(self) -> dict[Labels, EngineClient]:
         return {(engine.model_name, engine.device): engine for engine in self._models.attached_engines()}
 
+    @property
+    def _connected(self) -> dict[Labels, EngineClient]:
+        return {labels: engine for labels, engine in self._engines.items() if engine.is_connected}
+
     def collect(self) -> Iterator[Metric]:
         """All metrics of the engines."""
         for metrics in (self._of_all(), self._of_connected(), self._of_counting(), self._of_server()):
@@ -67,35 +71,22 @@ class EngineMetrics(Collector):
                     yield _renamed(metric, self._prefix + old)
 
     def _of_all(self) -> Iterator[Metric]:
-        statuses = {labels: engine.status() for labels, engine in self._engines.items()}
-        yield self._gauge(
-            "engine_up",
-            "Whether the engine takes work.",
-            {
-                labels: status.state == EngineState.READY and not self._engines[labels].load.terminated
-                for labels, status in statuses.items()
-            },
-        )
-        yield self._counter(
-            "engine_restarts",
-            "Number of engine restarts.",
-            {labels: status.restarts for labels, status in statuses.items()},
-        )
+        engines = self._engines
+        statuses = {labels: engine.status() for labels, engine in engines.items()}
+        up = {
+            labels: status.state == EngineState.READY and not engines[labels].load.terminated
+            for labels, status in statuses.items()
+        }
+        restarts = {labels: status.restarts for labels, status in statuses.items()}
+        yield self._gauge("engine_up", "Whether the engine takes work.", up)
+        yield self._counter("engine_restarts", "Number of engine restarts.", restarts)
 
     def _of_connected(self) -> Iterator[Metric]:
-        engines = {labels: engine for labels, engine in self._engines.items() if engine.is_connected}
-        values: tuple[tuple[str, str, Callable[[EngineClient], float]], ...] = (
-            ("num_requests_running", "Number of running sequences.", lambda engine: engine.load.running),
-            ("num_requests_waiting", "Number of waiting sequences.", lambda engine: engine.load.waiting),
-            ("num_slots", "Number of sequences that can run at the same time.", self._num_slots),
-            (
-                "session_terminated",
-                "Whether an operator has terminated the device's session.",
-                lambda engine: engine.load.terminated,
-            ),
-        )
-        for name, text, value in values:
-            yield self._gauge(name, text, {labels: value(engine) for labels, engine in engines.items()})
+        engines = self._connected
+        for name, text, field in _GAUGES:
+            yield self._gauge(name, text, {labels: getattr(engine.load, field) for labels, engine in engines.items()})
+        slots = {labels: self._num_slots(engine) for labels, engine in engines.items()}
+        yield self._gauge("num_slots", "Number of sequences that can run at the same time.", slots)
         info = GaugeMetricFamily(
             self._prefix + "cache_config_info",
             "Size of the KV cache in vLLM's blocks, as labels; the value is always 1.",
@@ -107,21 +98,19 @@ class EngineMetrics(Collector):
 
     def _of_server(self) -> Iterator[Metric]:
         """What a router needs to know about the entire server, one series each."""
-        engines = {labels: engine for labels, engine in self._engines.items() if engine.is_connected}
-        running = sum(engine.load.running for engine in engines.values())
-        waiting = sum(engine.load.waiting for engine in engines.values())
+        engines = self._connected
         used = sum(engine.figures.kv_tokens for engine in engines.values() if engine.figures is not None)
         capacity = sum(map(self._capacity, engines))
         for name, text, value in (
             (
                 "num_requests_running",
                 "Number of running sequences on all devices.",
-                running,
+                sum(engine.load.running for engine in engines.values()),
             ),
             (
                 "num_requests_waiting",
                 "Number of waiting sequences on all devices.",
-                waiting,
+                sum(engine.load.waiting for engine in engines.values()),
             ),
             ("kv_cache_usage_perc", "kv_cache_usage_perc of all devices together.", used / max(1, capacity)),
         ):
@@ -178,6 +167,13 @@ class EngineMetrics(Collector):
         return family
 
 
+# Fields of Load.
+_GAUGES = (
+    ("num_requests_running", "Number of running sequences.", "running"),
+    ("num_requests_waiting", "Number of waiting sequences.", "waiting"),
+    ("session_terminated", "Whether an operator has terminated the device's session.", "terminated"),
+)
+# Fields of Figures.
 _COUNTERS = (
     ("prompt_tokens", "Number of prompt tokens processed.", "prompt_tokens"),
     ("generation_tokens", "Number of tokens generated.", "generation_tokens"),
