@@ -11,16 +11,8 @@ from genai_server.apis.shared.sampling_parameters import GenerationFields, Sampl
 from genai_server.errors import InvalidField, PromptTooLong
 from genai_server.messages.generation_request import GenerationRequest, ModelInfo, Sampling
 
-_SAMPLING_FIELDS = (
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "repetition_penalty",
-    "frequency_penalty",
-    "presence_penalty",
-    "repeat_last_n",
-)
+# Fields that have the same names and values in a body.
+_SAMPLING_FIELDS = set(Sampling.__struct_fields__) - {"seed", "logit_bias"}
 
 Tokens = TypeVar("Tokens", bound=Collection[int])
 

@@ -124,12 +124,15 @@ def objects_at(body: Any, path: str) -> Iterator[tuple[str, JsonObject]]:
     yield from ((place, value) for place, value in found if isinstance(value, dict))
 
 
-def remove(body: Any, path: str) -> Iterator[str]:
-    """Remove a field wherever it is present and not null; yields the locations."""
-    parent, _, field = path.rpartition(".")
-    for place, value in objects_at(body, parent):
-        if value.pop(field, None) is not None:
-            yield f"{place}.{field}".removeprefix(".")
+def remove(body: Any, *paths: str) -> list[str]:
+    """Remove fields wherever they are present and not null; returns the locations."""
+    found = []
+    for path in paths:
+        parent, _, field = path.rpartition(".")
+        for place, value in objects_at(body, parent):
+            if value.pop(field, None) is not None:
+                found.append(f"{place}.{field}".removeprefix("."))
+    return found
 
 
 def remove_values(body: Any, table: Mapping[str, Collection[str]]) -> list[str]:
@@ -155,11 +158,13 @@ def remove_tools(body: Any, is_removed: Callable[[str], object]) -> list[str]:
     return [f"{place} ({tool['type']})" for place, tool in found.items()]
 
 
-def replace_media(body: Any, path: str, kinds: Mapping[str, str], text_type: str) -> Iterator[str]:
-    """Replace parts at a path whose type is in `kinds` by a text that names the medium; yields the locations."""
-    for place, part in objects_at(body, path):
+def replace_media(body: Any, kinds: Mapping[str, str], text_type: str, *paths: str) -> list[str]:
+    """Replace parts at these paths whose type is in `kinds` by a text that names the medium; returns the locations."""
+    found = []
+    for place, part in (located for path in paths for located in objects_at(body, path)):
         kind = part.get("type")
         if isinstance(kind, str) and kind in kinds:
             part.clear()
             part.update(type=text_type, text=f"[{kinds[kind]} left out: this model reads text only]")
-            yield f"{place} ({kinds[kind]})"
+            found.append(f"{place} ({kinds[kind]})")
+    return found

@@ -62,9 +62,9 @@ class ChatCompletionRequest(ChatParameters, StreamFields, ChatRouterFields, Othe
 def leave_out_of_chat(body: Any) -> list[str]:
     """Remove unsupported parts from a body of chat completions; returns the locations removed."""
     found = leave_out_of_completion(body) + remove_values(body, VALUES)
-    return found + list(replace_media(body, "messages[].content[]", MEDIA, "text"))
+    return found + replace_media(body, MEDIA, "text", "messages[].content[]")
 
 
 def leave_out_of_completion(body: Any) -> list[str]:
     """Like `leave_out_of_chat`, for a body of text completions."""
-    return [place for path in COMPLETIONS_WITHOUT_EFFECT for place in remove(body, path)]
+    return remove(body, *COMPLETIONS_WITHOUT_EFFECT)

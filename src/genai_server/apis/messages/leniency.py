@@ -25,11 +25,11 @@ _PLACES_OF_MEDIA = ("messages[].content[]", "messages[].content[].content[]")
 
 def leave_out(body: Any) -> list[str]:
     """Remove unsupported parts from a body; returns the locations removed."""
-    found = [place for path in WITHOUT_EFFECT for place in remove(body, path)]
+    found = remove(body, *WITHOUT_EFFECT)
     for path in _PLACES_OF_MEDIA:
-        found += replace_media(body, f"{path}.source.content[]", MEDIA, "text")
+        found += replace_media(body, MEDIA, "text", f"{path}.source.content[]")
         found += _documents_to_text(body, path)
-        found += replace_media(body, path, MEDIA, "text")
+        found += replace_media(body, MEDIA, "text", path)
     return found + remove_tools(body, SERVER_TOOLS.fullmatch) + _effort(body)
 
 
@@ -58,4 +58,4 @@ def _plain_text(source: Any) -> str | None:
 def _effort(body: Any) -> list[str]:
     """Drop `effort` if thinking is disabled."""
     thinks = not any(thinking.get("type") == "disabled" for _, thinking in objects_at(body, "thinking"))
-    return [] if thinks else list(remove(body, "output_config.effort"))
+    return [] if thinks else remove(body, "output_config.effort")

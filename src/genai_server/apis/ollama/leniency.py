@@ -39,8 +39,8 @@ _NO_IMAGE = "[image left out: this model reads text only]"
 
 def leave_out(body: Any) -> list[str]:
     """Remove unsupported parts from a body; returns the locations removed."""
-    found = [place for option in OPTIONS_WITHOUT_EFFECT for place in remove(body, f"options.{option}")]
-    found += [place for path in WITHOUT_EFFECT for place in remove(body, path)]
+    found = remove(body, *(f"options.{option}" for option in OPTIONS_WITHOUT_EFFECT))
+    found += remove(body, *WITHOUT_EFFECT)
     if isinstance(body, dict):
         found += [field for field in TRUNCATION_FIELDS if body.get(field) is True and body.pop(field)]
     return found + _images(body, "messages[]", "content") + _images(body, "", "prompt")
@@ -48,7 +48,7 @@ def leave_out(body: Any) -> list[str]:
 
 def leave_out_of_embeddings(body: Any) -> list[str]:
     """Like `leave_out`, for embeddings, which no option affects."""
-    return list(remove(body, "options"))
+    return remove(body, "options")
 
 
 def _images(body: Any, path: str, field: str) -> list[str]:

@@ -39,9 +39,8 @@ _PLACES_IN_ITEMS = ("items[].content[]", "items[].output[]")
 
 def leave_out(body: Any) -> list[str]:
     """Remove unsupported parts from a Responses API body and flatten tool namespaces; returns the locations removed."""
-    found = [place for path in WITHOUT_EFFECT for place in remove(body, path)] + remove_values(body, VALUES)
-    for path in _PLACES_OF_MEDIA:
-        found += replace_media(body, path, MEDIA, "input_text")
+    found = remove(body, *WITHOUT_EFFECT) + remove_values(body, VALUES)
+    found += replace_media(body, MEDIA, "input_text", *_PLACES_OF_MEDIA)
     found += remove_tools(body, SERVER_TOOLS.__contains__)
     if any(tool.get("type") == "namespace" for _, tool in objects_at(body, "tools[]")):
         body["tools"] = [one for tool in body["tools"] for one in _flattened(tool)]
@@ -50,7 +49,7 @@ def leave_out(body: Any) -> list[str]:
 
 def leave_out_of_items(body: Any) -> list[str]:
     """Like `leave_out`, for a body of the Conversations API."""
-    return [place for path in _PLACES_IN_ITEMS for place in replace_media(body, path, MEDIA, "input_text")]
+    return replace_media(body, MEDIA, "input_text", *_PLACES_IN_ITEMS)
 
 
 def _flattened(tool: Any) -> list[Any]:
