@@ -15,14 +15,13 @@ from prometheus_client import CollectorRegistry
 from starlette.routing import WebSocketRoute
 
 from genai_server import __version__
-from genai_server.apis.admin import adapters, runtime_options
 from genai_server.apis.admin import model_loading as model_admin
 from genai_server.apis.admin import profile_sessions as profiles
 from genai_server.apis.admin import running_requests as requests
+from genai_server.apis.admin import runtime_options
 from genai_server.apis.admin.engine_calls import cancel_request
 from genai_server.apis.chat_completions import routes as chat_completions
 from genai_server.apis.completions import routes as completions
-from genai_server.apis.embeddings import rerank_routes as rerank
 from genai_server.apis.embeddings import routes as embeddings
 from genai_server.apis.messages import routes as messages
 from genai_server.apis.models import lm_studio
@@ -159,7 +158,6 @@ def create_app(
         chat_completions,
         completions,
         embeddings,
-        rerank,
         responses,
         conversations,
         messages,
@@ -172,13 +170,13 @@ def create_app(
         tokens,
         runtime_options,
         model_admin,
-        adapters,
         requests,
         profiles,
         health,
         page,
     ):
         app.include_router(module.router)
+    app.include_router(embeddings.rerank_router)
     app.include_router(ollama.unsupported)
     app.mount(page.API_DOCS_PATH, page.api_docs_files())
     if settings.ui:

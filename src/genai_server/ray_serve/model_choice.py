@@ -9,7 +9,6 @@ from starlette.types import Scope
 
 from genai_server.apis.chat_completions import routes as chat_completions
 from genai_server.apis.completions import routes as completions
-from genai_server.apis.embeddings import rerank_routes as rerank
 from genai_server.apis.embeddings import routes as embeddings
 from genai_server.apis.messages import routes as messages
 from genai_server.apis.ollama import embed_routes as ollama_embed
@@ -24,12 +23,12 @@ from genai_server.messages.status_file import ANY_NAME
 from genai_server.pooling_model import Task
 from genai_server.quoted_values import quoted
 
-_MODULES = {
-    Task.GENERATE: (chat, chat_completions, completions, conversations, messages, responses),
-    Task.EMBED: (embeddings, ollama_embed),
-    Task.RERANK: (rerank,),
+_GENERATING = (chat, chat_completions, completions, conversations, messages, responses)
+_ROUTES = {
+    Task.GENERATE: [route for module in _GENERATING for route in module.router.routes],
+    Task.EMBED: [*embeddings.router.routes, *ollama_embed.router.routes],
+    Task.RERANK: embeddings.rerank_router.routes,
 }
-_ROUTES = {task: [route for module in modules for route in module.router.routes] for task, modules in _MODULES.items()}
 
 
 def requested_task(scope: Scope, fields: Mapping[str, Any]) -> Task | None:

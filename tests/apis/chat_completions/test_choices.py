@@ -11,7 +11,7 @@ from genai_server.answer_parts import Content
 from genai_server.apis.chat_completions.choices import chunks
 from genai_server.apis.chat_completions.response import ChatCompletionBuilder
 from genai_server.apis.chat_completions.schemas import ChatCompletionRequest
-from genai_server.apis.completions.response import CompletionBuilder
+from genai_server.apis.completions.routes import CompletionBuilder
 from genai_server.apis.shared.completion_body import CompletionRequest
 from genai_server.engine_client.stream import TokenStream
 from genai_server.generation.answers import Generation, RunningAnswer

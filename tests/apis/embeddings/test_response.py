@@ -5,8 +5,7 @@ import struct
 from array import array
 
 from genai_server.apis.embeddings.embed import Pooled
-from genai_server.apis.embeddings.rerank_routes import rerank_body, scores_body
-from genai_server.apis.embeddings.routes import embeddings_body
+from genai_server.apis.embeddings.routes import embeddings_body, rerank_body, scores_body
 
 EMBEDDINGS = Pooled("m", [array("f", [0.5, -2.0]), array("f", [1.0, 0.25])], 7)
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from genai_server.answer_parts import ScoredToken, WholeAnswer
-from genai_server.apis.own_chat.response import ChatBuilder
+from genai_server.apis.own_chat.routes import ChatBuilder
 from genai_server.messages.generation_request import FinishReason
 from tests.answer_parts import PARTS, whole
 

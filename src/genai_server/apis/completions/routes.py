@@ -1,18 +1,23 @@
-"""OpenAI's /v1/completions, which continues a text."""
+"""OpenAI's /v1/completions, which continues a text, and its objects, complete and in chunks
+(https://platform.openai.com/docs/api-reference/completions).
+"""
 
 from fastapi.responses import Response
 
-from genai_server.apis.chat_completions.choices import choices_response
+from genai_server.answer_parts import Part, ScoredToken, WholeAnswer
+from genai_server.apis.chat_completions.choices import ChoicesBuilder, choices_response
 from genai_server.apis.chat_completions.schemas import leave_out_of_completion
-from genai_server.apis.completions.response import CompletionBuilder
+from genai_server.apis.shared.base import JsonObject
 from genai_server.apis.shared.completion_body import CompletionRequest
 from genai_server.apis.shared.router import VersionedRouter
+from genai_server.apis.shared.usage import Usage, openai_reason
 from genai_server.apis.tokens.schemas import RenderedPrompt
 from genai_server.generation.dependencies import TheRequestContext, TheServices
 from genai_server.generation.prompts import encode_prompts
 from genai_server.http.body_route import TheLeniency, lenient_route
 from genai_server.http.json_response import json_response
 from genai_server.http.sse import STREAMS
+from genai_server.messages.generation_request import FinishReason
 from genai_server.pooling_model import Task
 
 router = VersionedRouter(lenient_route(leave_out_of_completion), "openai")
@@ -35,3 +40,42 @@ async def render_completion(body: CompletionRequest, services: TheServices, leni
     served = await services.served(body.model, Task.GENERATE)
     prompts = await encode_prompts(body, served.codec, leniency)
     return json_response([{"token_ids": tokens} for tokens in prompts])
+
+
+class CompletionBuilder(ChoicesBuilder):
+    """Builds the objects of a text completion."""
+
+    complete_object = chunk_object = "text_completion"
+    text_key = "text"
+
+    def choice(self, index: int, answer: WholeAnswer, reason: FinishReason | None) -> JsonObject:
+        """One answer or the next part of it; `reason` is None until it has ended."""
+        ended = openai_reason(reason) if reason else {"finish_reason": None}
+        return {"index": index, "text": answer.content, "logprobs": self._logprobs(answer.tokens), **ended}
+
+    def first(self, num_answers: int) -> list[JsonObject]:
+        return []
+
+    def part(self, index: int, parts: list[Part], tokens: list[ScoredToken], usage: Usage | None = None) -> JsonObject:
+        more = WholeAnswer(tokens=tokens)
+        for part in parts:
+            more.add(part)
+        return self._chunk(self.choice(index, more, None), usage)
+
+    def last(
+        self, index: int, reason: FinishReason, usage: Usage | None = None, *, calls_tools: bool = False
+    ) -> JsonObject:
+        return self._chunk(self.choice(index, WholeAnswer(), reason), usage)
+
+    def _logprobs(self, tokens: list[ScoredToken]) -> JsonObject | None:
+        if not self._has_logprobs:
+            return None
+        return {
+            "tokens": [token.text for token in tokens],
+            "token_logprobs": [token.logprob for token in tokens],
+            "top_logprobs": [
+                None if token.logprob is None else {other.text: other.logprob for other in reversed(token.top)}
+                for token in tokens
+            ],
+            "text_offset": [token.offset for token in tokens],
+        }

@@ -1,20 +1,32 @@
-"""OpenAI's /v1/embeddings."""
+"""OpenAI's /v1/embeddings, and /v1/rerank and /v1/score for reranking models."""
 
 import base64
 import sys
+import time
 from array import array
+from collections.abc import Sequence
 
 from fastapi.responses import Response
 
-from genai_server.apis.embeddings.embed import Pooled, PoolingOptions, embed
-from genai_server.apis.embeddings.schemas import EmbeddingRequest, EmbeddingResponse, PooledFields
+from genai_server.apis.embeddings.embed import Pooled, PoolingOptions, embed, score
+from genai_server.apis.embeddings.schemas import (
+    EmbeddingRequest,
+    EmbeddingResponse,
+    PooledFields,
+    RerankRequest,
+    RerankResponse,
+    ScoreRequest,
+    ScoreResponse,
+)
 from genai_server.apis.shared.base import JsonObject
 from genai_server.apis.shared.router import VersionedRouter
-from genai_server.generation.dependencies import TheRequestContext, TheServices
+from genai_server.generation.dependencies import RequestContext, Services, TheRequestContext, TheServices
 from genai_server.http.body_route import BodyRoute
-from genai_server.http.json_response import built_response
+from genai_server.http.json_response import built_response, json_response
+from genai_server.text.pooled_texts import Pair
 
 router = VersionedRouter(BodyRoute, "openai", codes=(504,))
+rerank_router = VersionedRouter(BodyRoute, "rerank", codes=(504,))
 # Responses with more numbers are encoded in a thread.
 FEW_NUMBERS = 4096
 
@@ -56,3 +68,70 @@ def _as_base64(vector: "array[float]") -> str:
         vector = vector[:]
         vector.byteswap()
     return base64.b64encode(vector).decode()
+
+
+@rerank_router.post("/v1/rerank", response_model=RerankResponse, response_model_exclude_none=True)
+async def rerank(body: RerankRequest, services: TheServices, context: TheRequestContext) -> Response:
+    """Jina's rerank API, also used by vLLM and llama.cpp, and version 1 of Cohere's."""
+    return _ranked(body, await _scores(body, services, context), context, shows=body.return_documents is not False)
+
+
+@rerank_router.post("/v2/rerank", response_model=RerankResponse, response_model_exclude_none=True)
+async def rerank_v2(body: RerankRequest, services: TheServices, context: TheRequestContext) -> Response:
+    """Version 2 of Cohere's rerank API: documents are returned only on request."""
+    return _ranked(body, await _scores(body, services, context), context, shows=bool(body.return_documents))
+
+
+@rerank_router.post("/v1/score", response_model=ScoreResponse)
+async def score_pairs(body: ScoreRequest, services: TheServices, context: TheRequestContext) -> Response:
+    """vLLM's score API: score pairs of texts."""
+    pairs = [
+        Pair(first, second, _place("text_1", body.text_1, number), _place("text_2", body.text_2, number))
+        for number, (first, second) in enumerate(body.pairs)
+    ]
+    found = await score(services, context, pairs, options_of(body), param="text_2", instruction=body.instruction)
+    id = f"score-{context.request_id.removeprefix('req-')}"
+    return json_response(scores_body(id, int(time.time()), found))
+
+
+def _place(field: str, given: str | list[str], number: int) -> str:
+    """The location of a pair's text in the body."""
+    return field if isinstance(given, str) or len(given) == 1 else f"{field}[{number}]"
+
+
+async def _scores(body: RerankRequest, services: Services, context: RequestContext) -> Pooled:
+    return await score(
+        services,
+        context,
+        [Pair(body.query, text, "query", f"documents[{number}]") for number, text in enumerate(body.texts)],
+        options_of(body),
+        param="documents",
+        instruction=body.instruction,
+        document_tokens=body.max_tokens_per_doc,
+    )
+
+
+def _ranked(body: RerankRequest, found: Pooled, context: RequestContext, *, shows: bool) -> Response:
+    id = f"rerank-{context.request_id.removeprefix('req-')}"
+    documents = body.texts if shows else None
+    return json_response(rerank_body(id, found, top_n=body.top_n, documents=documents))
+
+
+def rerank_body(id: str, found: Pooled, *, top_n: int | None, documents: Sequence[str] | None) -> JsonObject:
+    """Jina's list of results, best first, with the fields that Cohere's clients read. `documents` are returned."""
+    scores = found.scores
+    ranked = sorted(range(len(scores)), key=lambda index: -scores[index])[: top_n or None]
+    results: list[JsonObject] = [{"index": index, "relevance_score": scores[index]} for index in ranked]
+    if documents is not None:
+        for result in results:
+            result["document"] = {"text": documents[result["index"]]}
+    meta = {"tokens": {"input_tokens": found.num_tokens, "output_tokens": 0}}
+    whole = {"id": id, "object": "list", "model": found.model, "results": results}
+    return whole | {"usage": found.usage, "meta": meta}
+
+
+def scores_body(id: str, created: int, found: Pooled) -> JsonObject:
+    """vLLM's list of scores, in the order of the pairs."""
+    entries = [{"object": "score", "index": index, "score": score} for index, score in enumerate(found.scores)]
+    whole = {"id": id, "object": "list", "created": created, "model": found.model, "data": entries}
+    return whole | {"usage": found.usage}
