@@ -16,6 +16,7 @@ from genai_server.apis.responses.store_access import TurnReceipt
 from genai_server.apis.responses.store_records import LatestResponse
 from genai_server.apis.shared.base import JsonObject
 from genai_server.errors import InvalidField, RequestError
+from genai_server.http.error_responses import plain_error_body
 from genai_server.http.middleware.authentication import is_own_origin
 from genai_server.http.middleware.body import check_json
 from genai_server.http.request_state import ParsingThread, Receipt, receipt_of, with_receipt
@@ -58,13 +59,8 @@ class ResponsesSocket:
             async with asyncio.timeout(MAX_SECONDS):
                 await _Connection(self._parsing, scope, receive, send).serve()
         except TimeoutError:
-            error = {
-                "code": "websocket_connection_limit_reached",
-                "message": f"a connection may be open for {MAX_SECONDS:.0f} seconds; open a new one",
-                "type": "invalid_request_error",
-                "param": None,
-            }
-            await _send_json(send, {"type": "error", "status": 400, "error": error})
+            message = f"a connection may be open for {MAX_SECONDS:.0f} seconds; open a new one"
+            await _send_error(send, _error(message, "websocket_connection_limit_reached"))
             await send({"type": "websocket.close", "code": _GOING_AWAY})
 
     async def _refusal(self, scope: Scope) -> "_Answer | None":
@@ -109,22 +105,19 @@ class _Connection:
         arrived = message.get(ARRIVED, request_clock())
         if self._turn is not None:
             if not self._turn.is_finished:
-                await self._send_error("the previous response is still running", "response_in_progress", None)
+                error = _error("the previous response is still running", "response_in_progress")
+                await _send_error(self._send, error)
                 return
             await self._turn.ended()
         text = (message.get("text") or "").encode(errors="replace") or message.get("bytes") or b""
         try:
             body, previous = await self._parsing.run(lambda: _body(text), num_bytes=len(text))
         except RequestError as error:
-            await self._send_error(error.message, error.code, error.param)
+            await _send_error(self._send, _error(error.message, error.code, error.param))
             return
         receipt = TurnReceipt(arrived, receipt_of(self._scope.get("state", {})).max_files, latest=self._latest)
         scope = _http_scope(self._scope, "POST", body, receipt)
         self._turn = _Turn(self._scope["app"], scope, body, self._send, lambda: self._latest.forget(previous))
-
-    async def _send_error(self, message: str, code: str, param: str | None) -> None:
-        error = {"message": message, "type": "invalid_request_error", "param": param, "code": code}
-        await _send_json(self._send, {"type": "error", "status": 400, "error": error})
 
 
 class _Turn:
@@ -176,12 +169,12 @@ class _Turn:
         """Send what the app has answered in place of events."""
         self.is_finished = True
         self._on_refusal()
-        try:
-            error = json.loads(self._answer.body)["error"]
-        except (ValueError, KeyError, TypeError):
-            error = {"message": "internal error", "type": "server_error", "param": None, "code": "server_error"}
         status = self._answer.status if self._answer.status >= 400 else 500
-        await _send_json(self._send, {"type": "error", "status": status, "error": error})
+        try:
+            error = {"error": json.loads(self._answer.body)["error"]}
+        except (ValueError, KeyError, TypeError):
+            error = plain_error_body(None, status, "server_error", "internal error", "server_error")
+        await _send_error(self._send, error, status)
 
     async def _send(self, message: Message) -> None:
         try:
@@ -263,8 +256,7 @@ def _http_scope(scope: Scope, method: str, body: bytes, receipt: Receipt) -> Sco
 
 
 def _refusal(status: int, message: str, code: str) -> _Answer:
-    error = {"message": message, "type": "invalid_request_error", "param": None, "code": code}
-    return _Answer(status, [(b"content-type", b"application/json")], json.dumps({"error": error}).encode())
+    return _Answer(status, [(b"content-type", b"application/json")], json.dumps(_error(message, code)).encode())
 
 
 async def _refuse(answer: _Answer, scope: Scope, send: Send) -> None:
@@ -275,5 +267,10 @@ async def _refuse(answer: _Answer, scope: Scope, send: Send) -> None:
     await send({"type": "websocket.http.response.body", "body": answer.body})
 
 
-async def _send_json(send: Send, value: JsonObject) -> None:
-    await send({"type": "websocket.send", "text": msgspec.json.encode(value).decode()})
+def _error(message: str, code: str, param: str | None = None) -> JsonObject:
+    return plain_error_body(None, 400, "invalid_request_error", message, code, param)
+
+
+async def _send_error(send: Send, error: JsonObject, status: int = 400) -> None:
+    event = {"type": "error", "status": status, **error}
+    await send({"type": "websocket.send", "text": msgspec.json.encode(event).decode()})
