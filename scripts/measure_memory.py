@@ -83,13 +83,16 @@ def measure_engine(settings: Settings, requests: list[GenerationRequest]) -> int
 
 async def answer_all(supervisor: Supervisor, device: str, requests: list[GenerationRequest]) -> None:
     """Send all requests at once and wait for their answers."""
-    async with asyncio.timeout(SECONDS), Router([device], StatusFileReader(supervisor.folder)).attached() as router:
-        engine = router.engines[device]
+    router = Router([device], StatusFileReader(supervisor.folder))
+    engine = router.engines[device]
+    running = asyncio.create_task(router.run())
+    async with asyncio.timeout(SECONDS):
         while not engine.is_ready:
             if engine.status().state == "failed":
                 raise SystemExit(f"the engine cannot load the model: {engine.status().error}")
             await asyncio.sleep(0.1)
         await asyncio.gather(*(answer(engine, request) for request in requests))
+    running.cancel()
 
 
 async def answer(engine: EngineClient, request: GenerationRequest) -> None:

@@ -50,9 +50,14 @@ def narrow_engines() -> Iterator[Supervisor]:
 @asynccontextmanager
 async def attached(supervisor: Supervisor) -> AsyncIterator[Router]:
     """A router attached to the ready engines of a supervisor."""
-    async with Router(["scripted:0", "scripted:1"], StatusFileReader(supervisor.folder)).attached() as router:
+    router = Router(["scripted:0", "scripted:1"], StatusFileReader(supervisor.folder))
+    running = asyncio.create_task(router.run())
+    try:
         await until(lambda: all(engine.is_ready for engine in router.engines.values()))
         yield router
+    finally:
+        running.cancel()
+        await asyncio.wait([running])
 
 
 @asynccontextmanager

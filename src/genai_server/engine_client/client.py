@@ -6,9 +6,8 @@ The requests on a connection are in in_flight.py, and the tokens of one answer i
 import asyncio
 import logging
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
-from typing import Any, Self, cast
+from collections.abc import Callable, Sequence
+from typing import Any, cast
 
 import msgspec
 
@@ -190,16 +189,9 @@ class Router:
     ) -> None:
         self.engines = {device: EngineClient(device, status_file, model_name, serial) for device in devices}
 
-    @asynccontextmanager
-    async def attached(self) -> AsyncIterator[Self]:
-        """Stay connected to the engines while the block runs."""
-        tasks = [asyncio.create_task(engine.run()) for engine in self.engines.values()]
-        try:
-            yield self
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+    async def run(self) -> None:
+        """Stay connected to the engines until cancelled."""
+        await asyncio.gather(*(engine.run() for engine in self.engines.values()))
 
     @property
     def is_ready(self) -> bool:

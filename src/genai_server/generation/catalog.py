@@ -110,7 +110,7 @@ class ServedModel:
         # By device; empty until they are read.
         self._codecs: Mapping[str, TextCodec] = {}
         self._reading = asyncio.create_task(self._read_text(load_text, fingerprint))
-        self._attached = asyncio.create_task(self._stay_attached())
+        self._attached = asyncio.create_task(self.router.run())
 
     @property
     def is_readable(self) -> bool:
@@ -163,10 +163,6 @@ class ServedModel:
         except ConfigurationError as error:
             self.error = f"cannot be read: {error.message}"
             log.error("the text side of model %s %s", self.name, self.error)
-
-    async def _stay_attached(self) -> None:
-        async with self.router.attached():
-            await asyncio.Event().wait()
 
 
 class Catalog:
