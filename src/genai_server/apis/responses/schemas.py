@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
 
@@ -77,31 +77,23 @@ class ToolGrammar(Wire):
         return self
 
 
-class _WithoutNamespace(Wire):
-    @property
-    def namespace(self) -> None:
-        """None: only functions have namespaces."""
-        return
-
-
-class CustomTool(_WithoutNamespace):
+class CustomTool(Wire):
     """A tool that the model calls with free-form text."""
 
+    namespace: ClassVar[None] = None
     type: Literal["custom"]
     name: FunctionName
     description: Text | None = None
     format: ToolGrammar | None = Field(None, description="Format of the tool's input; by default any text.")
 
 
-class NamedApplyPatch(_WithoutNamespace):
+class NamedApplyPatch(Wire):
     """Refers to the apply_patch tool in `tools`."""
 
+    # In the prompt.
+    name: ClassVar[str] = APPLY_PATCH
+    namespace: ClassVar[None] = None
     type: Literal["apply_patch"]
-
-    @property
-    def name(self) -> str:
-        """The tool's name in the prompt."""
-        return APPLY_PATCH
 
 
 class ApplyPatchTool(NamedApplyPatch):
@@ -110,9 +102,10 @@ class ApplyPatchTool(NamedApplyPatch):
     allowed_callers: Annotated[list[Literal["direct"]], elements(8)] | None = None
 
 
-class NamedCustom(_WithoutNamespace):
+class NamedCustom(Wire):
     """Refers to a custom tool in `tools` by its name."""
 
+    namespace: ClassVar[None] = None
     type: Literal["custom"]
     name: FunctionName
 

@@ -16,15 +16,11 @@ from genai_server import __version__
 from genai_server.http.telemetry.request_record import AnswerFigures, RequestRecord
 
 _NANO = 1_000_000_000
+# By path without its version.
 _OPERATIONS = {
-    "/v1/completions": "text_completion",
     "/completions": "text_completion",
-    "/v1/embeddings": "embeddings",
     "/embeddings": "embeddings",
-    "/v1/rerank": "rerank",
-    "/v2/rerank": "rerank",
     "/rerank": "rerank",
-    "/v1/score": "score",
     "/score": "score",
 }
 
@@ -88,7 +84,7 @@ def _name(record: RequestRecord) -> str:
 
 
 def _operation(record: RequestRecord) -> str:
-    return _OPERATIONS.get(record.path, "chat")
+    return _OPERATIONS.get(record.path.removeprefix("/v1").removeprefix("/v2"), "chat")
 
 
 def _attributes(record: RequestRecord) -> Mapping[str, AttributeValue]:
