@@ -23,7 +23,6 @@ from genai_server.http.error_responses import (
     error_response,
     from_findings,
     http_status,
-    ollama_error,
 )
 from genai_server.http.request_state import begin_request
 from tests.running_server import RunningServer, body
@@ -194,4 +193,4 @@ def test_each_status_has_one_of_anthropics_types(status: int, kind: str) -> None
 
 
 def test_an_error_of_ollama_is_a_text() -> None:
-    assert ollama_error("it failed") == {"error": "it failed"}
+    assert error_body(EngineDied("it failed"), {"path": "/api/chat"}) == {"error": "it failed"}

@@ -57,6 +57,7 @@ from genai_server.http.request_state import request_state
 from genai_server.http.telemetry.request_record import Observer
 from genai_server.process_memory import rare_full_collections
 from genai_server.timing import Clock, request_clock
+from genai_server.web.files import API_DOCS, PAGE
 
 
 class Engines(Protocol):
@@ -178,9 +179,9 @@ def create_app(
         app.include_router(module.router)
     app.include_router(embeddings.rerank_router)
     app.include_router(ollama.unsupported)
-    app.mount(page.API_DOCS_PATH, page.api_docs_files())
+    app.mount(page.API_DOCS_PATH, page.WebFiles(directory=API_DOCS))
     if settings.ui:
-        app.mount(page.PAGE_PATH, page.page_files())
+        app.mount(page.PAGE_PATH, page.WebFiles(directory=PAGE))
     if settings.metrics != "off":
         app.include_router(engine_metrics.router)
 

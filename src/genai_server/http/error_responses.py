@@ -105,11 +105,6 @@ def internal_error() -> GenaiServerError:
     return GenaiServerError("internal error; see the server log")
 
 
-def speaks_ollama(scope: Scope) -> bool:
-    """Whether a request is for one of Ollama's paths."""
-    return _OLLAMA_PATH.fullmatch(scope["path"]) is not None
-
-
 def error_body(error: GenaiServerError, scope: Scope | None = None) -> dict[str, Any]:
     """The body of an error in the format of the request's API; OpenAI's without a scope."""
     status, kind = http_status(error)
@@ -136,7 +131,7 @@ def plain_error_body(
     """The body of an error without an exception class, in the format of the scope's API."""
     api = _api_of(scope)
     if api == "ollama":
-        return ollama_error(message)
+        return {"error": message}  # https://docs.ollama.com/api/errors
     if scope is not None and api == "anthropic":
         return anthropic_error(status, message, code, request_state(scope).record.request_id)
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
@@ -145,7 +140,9 @@ def plain_error_body(
 def _api_of(scope: Scope | None) -> str:
     if scope is None:
         return "openai"
-    return "ollama" if speaks_ollama(scope) else "anthropic" if speaks_anthropic(scope) else "openai"
+    if _OLLAMA_PATH.fullmatch(scope["path"]) is not None:
+        return "ollama"
+    return "anthropic" if speaks_anthropic(scope) else "openai"
 
 
 def malformed(error: ValueError) -> GenaiServerError:
@@ -219,10 +216,3 @@ def anthropic_error(status: int, message: str, code: str, request_id: str) -> Js
     kind = _ANTHROPIC_TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
     error = {"type": kind, "message": message, "details": {"error_code": code}}
     return {"type": "error", "error": error, "request_id": request_id}
-
-
-def ollama_error(message: str) -> JsonObject:
-    """The body of an error in the format of Ollama's API, or the line that ends a stream
-    (https://docs.ollama.com/api/errors).
-    """
-    return {"error": message}

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any, ClassVar
 
 import msgspec
@@ -25,6 +25,7 @@ from genai_server.messages.generation_request import FinishReason
 
 # Chunks with more scored tokens are built in a thread: an echoed prompt may be as long as the context.
 _MANY_TOKENS = 100
+_encode = msgspec.json.Encoder().encode
 
 
 class ChoicesBuilder(ABC):
@@ -33,7 +34,7 @@ class ChoicesBuilder(ABC):
     # The values of `object` in a complete object and in a chunk.
     complete_object: ClassVar[str]
     chunk_object: ClassVar[str]
-    # The key of an answer's text in a chunk.
+    # The key of an answer's text in a chunk, in which no other object has this key.
     text_key: ClassVar[str]
 
     def __init__(
@@ -50,7 +51,8 @@ class ChoicesBuilder(ABC):
         # Whether each chunk has a `usage`, which is null unless one is given.
         self._has_usage = has_usage
         self._has_logprobs = has_logprobs
-        self._texts = TextChunks(lambda index: self.part(index, [Content("")], []), self.text_key)
+        # The JSON of a chunk before and after its text, keyed by the answer's index.
+        self._around: dict[int, tuple[bytes, bytes]] = {}
 
     def complete(self, choices: Sequence[Any], usage: Usage) -> JsonObject:
         """The object with all answers, each as `choice` builds it."""
@@ -69,8 +71,15 @@ class ChoicesBuilder(ABC):
         """The chunk with the next parts of one answer, and the log probabilities of their tokens."""
 
     def text(self, index: int, text: str) -> bytes:
-        """The chunk, as JSON, with more text of one answer and nothing else."""
-        return self._texts.encode(index, text)
+        """The chunk, as JSON, with more text of one answer and nothing else. All but the text is encoded once."""
+        around = self._around.get(index)
+        if around is None:
+            # Quotation marks in strings are escaped, so this matches only the key itself, which occurs once.
+            before, key, after = _encode(self.part(index, [Content("")], [])).partition(
+                b'"%b":' % self.text_key.encode()
+            )
+            around = self._around[index] = before + key, after.removeprefix(b'""')
+        return b"%b%b%b" % (around[0], _encode(text), around[1])
 
     @abstractmethod
     def last(self, index: int, reason: FinishReason, usage: Usage | None = None, *, calls_tools: bool) -> JsonObject:
@@ -147,26 +156,3 @@ async def chunks(generation: Generation, build: ChoicesBuilder, body: StreamFiel
 
 def _with_metrics(built: JsonObject, generation: Generation, body: StreamFields) -> JsonObject:
     return {**built, "metrics": generation.metrics()} if body.include_metrics else built
-
-
-class TextChunks:
-    """Encodes the JSON around each answer's text once, and afterwards only the text.
-
-    `build` makes an answer's chunk with empty text under `key`. The key occurs only once in the chunk.
-    """
-
-    def __init__(self, build: Callable[[int], JsonObject], key: str) -> None:
-        self._build = build
-        self._key = b'"%b":' % key.encode()
-        # The JSON before and after the text, keyed by the answer's index.
-        self._around: dict[int, tuple[bytes, bytes]] = {}
-        self._encode = msgspec.json.Encoder().encode
-
-    def encode(self, index: int, text: str) -> bytes:
-        """The chunk as JSON, with this text."""
-        around = self._around.get(index)
-        if around is None:
-            # Quotation marks in strings are escaped, so this matches only the key itself.
-            before, key, after = self._encode(self._build(index)).partition(self._key)
-            around = self._around[index] = before + key, after.removeprefix(b'""')
-        return b"%b%b%b" % (around[0], self._encode(text), around[1])

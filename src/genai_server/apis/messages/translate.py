@@ -60,7 +60,8 @@ class Translation:
                 **_tools(body),
                 **_output(body),
                 **(_generation(body) if isinstance(body, MessagesRequest) else {}),
-                **(_continuation() if body.messages[-1].role == "assistant" else {}),
+                # The model continues an assistant message at the end.
+                "chat_template_kwargs": {_CONTINUE: True} if body.messages[-1].role == "assistant" else None,
             }
         )
 
@@ -82,11 +83,6 @@ class Translation:
             _PARALLEL: "tool_choice.disable_parallel_tool_use",
         }.get(field, self._places[-1])
         return outer + (value or "")
-
-
-def _continuation() -> JsonObject:
-    """The model continues an assistant message at the end."""
-    return {"chat_template_kwargs": {_CONTINUE: True}}
 
 
 def _generation(body: MessagesRequest) -> JsonObject:

@@ -110,7 +110,7 @@ class AnswerBuilder:
             if self._is_chat
             else {"response": content, **message}
         )
-        scored = {"logprobs": [_scored(token) | _top(token) for token in tokens]} if tokens else {}
+        scored = {"logprobs": [_scored(token) for token in tokens]} if tokens else {}
         return {"model": self._model, "created_at": timestamp(datetime.now(UTC)), **answer, "done": False, **scored}
 
     def _closed(self) -> list[JsonObject]:
@@ -130,8 +130,5 @@ def timestamp(time: datetime) -> str:
 
 
 def _scored(token: ScoredToken) -> JsonObject:
-    return {"token": token.text, "logprob": token.logprob, "bytes": tuple(token.data)}
-
-
-def _top(token: ScoredToken) -> JsonObject:
-    return {"top_logprobs": [_scored(other) for other in token.top]} if token.top else {}
+    found: JsonObject = {"token": token.text, "logprob": token.logprob, "bytes": tuple(token.data)}
+    return {**found, "top_logprobs": [_scored(other) for other in token.top]} if token.top else found

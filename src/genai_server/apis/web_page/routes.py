@@ -36,16 +36,6 @@ class WebFiles(StaticFiles):
         return response
 
 
-def page_files() -> WebFiles:
-    """The app that serves the page's files."""
-    return WebFiles(directory=PAGE)
-
-
-def api_docs_files() -> WebFiles:
-    """The app that serves the files of /docs."""
-    return WebFiles(directory=API_DOCS)
-
-
 def open_paths() -> frozenset[str]:
     """The paths of the page's files, which need no API key."""
     return frozenset(f"{PAGE_PATH}/{name}" for name in names(PAGE))
