@@ -228,8 +228,6 @@ class RunningAnswer:
 class Generation:
     """All answers of a request. Must be closed, which cancels running answers."""
 
-    # The request's id.
-    id: str
     # The model's name in responses, including the adapter if any.
     model: str
     # Answers to the same prompt are adjacent.

@@ -136,7 +136,7 @@ async def _generate(services: Services, body: Body, context: RequestContext, *, 
     # Read.
     answers = [read(stream) for read, stream in zip(readers, streams, strict=True)]
     context.record.answered(answers, num_per_prompt, requests[0])
-    return Generation(context.request_id, chosen.id, answers, num_per_prompt, requests[0].sampling, served.fingerprint)
+    return Generation(chosen.id, answers, num_per_prompt, requests[0].sampling, served.fingerprint)
 
 
 def _answer_text(

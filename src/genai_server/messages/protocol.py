@@ -39,7 +39,6 @@ class Hello(Struct, frozen=True, tag=True):
 class Welcome(Struct, frozen=True, tag=True):
     """From the engine: its model is loaded, and it takes requests on this connection."""
 
-    pid: int
     model: ModelInfo
     batching: Batching
 

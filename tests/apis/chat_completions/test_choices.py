@@ -43,7 +43,7 @@ def _generation(
     offset = len(echo.text) if echo else 0
     text = AnswerText(tokenizer.decoder(), [], PlainParser(), tokenizer.token_bytes, offset=offset)
     answer = RunningAnswer(stream, text, Stopwatch(Arrival(lambda: 0.0), 2), echo=echo)
-    return Generation("r", "m", [answer], 1, Sampling())
+    return Generation("m", [answer], 1, Sampling())
 
 
 def _read(chunk: Any) -> Any:

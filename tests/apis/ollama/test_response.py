@@ -10,13 +10,13 @@ from genai_server.answer_parts import (
     WholeAnswer,
     WholeToolCall,
 )
-from genai_server.apis.ollama.response import AnswerBuilder, Ending
+from genai_server.apis.ollama.response import AnswerBuilder, ending
 from genai_server.apis.shared.usage import Usage
 from genai_server.messages.generation_request import FinishReason
 from genai_server.timing import Breakdown
 
 PARTS = Breakdown(receive=0.01, load=0.25, prepare=0.02, queue=0.03, prefill=0.5, decode=1.0, deliver=0.04)
-END = Ending(FinishReason.STOP, Usage(5, 3), total=2.0, breakdown=PARTS)
+END = ending(FinishReason.STOP, Usage(5, 3), total=2.0, breakdown=PARTS)
 
 
 def test_call_is_sent_complete_when_something_follows() -> None:
@@ -64,7 +64,7 @@ def test_complete_answer_has_all_parts() -> None:
 
 
 def test_durations_are_nanoseconds() -> None:
-    assert END.to_json() == {
+    assert END == {
         "done": True,
         "done_reason": "stop",
         "total_duration": 2_000_000_000,
@@ -77,5 +77,5 @@ def test_durations_are_nanoseconds() -> None:
 
 
 def test_interruption_is_a_length_with_its_own_finish_reason() -> None:
-    found = Ending(FinishReason.CANCELLED, Usage(1), 1, None).to_json()
+    found = ending(FinishReason.CANCELLED, Usage(1), 1, None)
     assert (found["done_reason"], found["genai_finish_reason"]) == ("length", "cancelled")

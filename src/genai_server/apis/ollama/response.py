@@ -1,7 +1,6 @@
 """Ollama's answer, complete and as the lines of a stream (https://docs.ollama.com/api/chat)."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from genai_server.answer_parts import (
@@ -22,31 +21,23 @@ from genai_server.messages.generation_request import FinishReason
 from genai_server.timing import Breakdown
 
 
-@dataclass(frozen=True)
-class Ending:
-    """Why an answer ended, and its usage and timings in seconds."""
+def ending(reason: FinishReason, usage: Usage, total: float, breakdown: Breakdown | None) -> JsonObject:
+    """Ollama's fields of the last line, plus `genai_finish_reason` where Ollama has no matching value.
 
-    reason: FinishReason
-    usage: Usage
-    # Time since the request's first byte.
-    total: float
-    # None if unknown; its phases are then reported as 0.
-    breakdown: Breakdown | None
-
-    def to_json(self) -> JsonObject:
-        """Ollama's fields of the last line, plus `genai_finish_reason` where Ollama has no matching value."""
-        is_cut, breakdown = self.reason.is_interruption, self.breakdown
-        return {
-            "done": True,
-            "done_reason": "length" if is_cut else self.reason.value,
-            **({"genai_finish_reason": self.reason.value} if is_cut else {}),
-            "total_duration": nanoseconds(self.total),
-            "load_duration": nanoseconds(breakdown.load if breakdown else 0.0),
-            "prompt_eval_count": self.usage.prompt,
-            "prompt_eval_duration": nanoseconds(breakdown.prefill if breakdown else 0.0),
-            "eval_count": self.usage.completion,
-            "eval_duration": nanoseconds(breakdown.decode if breakdown else 0.0),
-        }
+    `total` is in seconds since the request's first byte. Without a breakdown its phases are reported as 0.
+    """
+    is_cut = reason.is_interruption
+    return {
+        "done": True,
+        "done_reason": "length" if is_cut else reason.value,
+        **({"genai_finish_reason": reason.value} if is_cut else {}),
+        "total_duration": nanoseconds(total),
+        "load_duration": nanoseconds(breakdown.load if breakdown else 0.0),
+        "prompt_eval_count": usage.prompt,
+        "prompt_eval_duration": nanoseconds(breakdown.prefill if breakdown else 0.0),
+        "eval_count": usage.completion,
+        "eval_duration": nanoseconds(breakdown.decode if breakdown else 0.0),
+    }
 
 
 class AnswerBuilder:
@@ -61,10 +52,10 @@ class AnswerBuilder:
         self._open: WholeToolCall | None = None
         self._num_calls = 0
 
-    def complete(self, answer: WholeAnswer, ending: Ending) -> JsonObject:
-        """The complete answer."""
+    def complete(self, answer: WholeAnswer, end: JsonObject) -> JsonObject:
+        """The complete answer; `end` has the fields of `ending`."""
         calls = [self._call(call) for call in answer.tool_calls]
-        return self._line(answer.content, answer.reasoning, calls, answer.tokens) | ending.to_json()
+        return self._line(answer.content, answer.reasoning, calls, answer.tokens) | end
 
     def part(self, parts: Sequence[Part], tokens: Sequence[ScoredToken] = ()) -> JsonObject | None:
         """The line with the next part of the answer; None if there is nothing to send yet."""
@@ -89,11 +80,11 @@ class AnswerBuilder:
                 self._open = WholeToolCall(part.id, part.name)
         return self._line(content, thinking, calls, tokens) if content or thinking or calls or tokens else None
 
-    def last(self, ending: Ending) -> list[JsonObject]:
-        """The last lines."""
+    def last(self, end: JsonObject) -> list[JsonObject]:
+        """The last lines; `end` has the fields of `ending`."""
         calls = self._closed()
         lines = [self._line("", "", calls)] if calls else []
-        return [*lines, self._line("", "") | ending.to_json()]
+        return [*lines, self._line("", "") | end]
 
     def nothing(self, reason: str) -> JsonObject:
         """The response to a request that only loads or unloads the model."""

@@ -10,7 +10,7 @@ from genai_server.answer_parts import ToolCallCut
 from genai_server.apis.ollama.keep_alive import keep, load, seconds_to_keep
 from genai_server.apis.ollama.leniency import leave_out
 from genai_server.apis.ollama.model_routes import OPERATORS_ERRORS, find_model
-from genai_server.apis.ollama.response import AnswerBuilder, Ending
+from genai_server.apis.ollama.response import AnswerBuilder, ending
 from genai_server.apis.ollama.schemas import GenerateRequest, OllamaChatRequest
 from genai_server.apis.ollama.translate import Translation
 from genai_server.apis.shared.base import JsonObject
@@ -81,8 +81,8 @@ async def _response(
     if is_streamed:
         return LineStream(generation, _lines(generation, build, context))
     (whole,) = await context.run_while_connected(generation.whole())
-    ending = _ending(generation, context)
-    return await built_response(lambda: build.complete(whole, ending), is_long=bool(body.logprobs))
+    end = _ending(generation, context)
+    return await built_response(lambda: build.complete(whole, end), is_long=bool(body.logprobs))
 
 
 async def _lines(generation: Generation, build: AnswerBuilder, context: RequestContext) -> AsyncGenerator[JsonObject]:
@@ -96,6 +96,6 @@ async def _lines(generation: Generation, build: AnswerBuilder, context: RequestC
         yield line
 
 
-def _ending(generation: Generation, context: RequestContext) -> Ending:
+def _ending(generation: Generation, context: RequestContext) -> JsonObject:
     (answer,) = generation.answers
-    return Ending(answer.reason, answer.usage, context.record.arrival.elapsed, answer.timings().breakdown)
+    return ending(answer.reason, answer.usage, context.record.arrival.elapsed, answer.timings().breakdown)

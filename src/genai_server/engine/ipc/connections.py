@@ -195,7 +195,7 @@ class Connections:
             if not hmac.compare_digest(message.secret.encode(), self._secret.encode()):
                 raise msgspec.DecodeError("wrong secret")
             connection.welcome()
-            self.send(number, [Welcome(os.getpid(), self._model, self._batching)])
+            self.send(number, [Welcome(self._model, self._batching)])
             self._inbox.put((number, Connected()))
         elif connection.is_welcome:
             self._inbox.put((number, message))
