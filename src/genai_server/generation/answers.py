@@ -14,7 +14,7 @@ from genai_server.apis.shared.base import JsonObject
 from genai_server.apis.shared.usage import Usage
 from genai_server.engine_client.stream import TokenStream
 from genai_server.generation.prompts import EchoedPrompt
-from genai_server.http.telemetry.request_record import ABORT, usage_of
+from genai_server.http.telemetry.request_record import ABORT, AnswerFigures, usage_of
 from genai_server.messages.generation_request import FinishReason, Sampling
 from genai_server.messages.protocol import Progress, Tokens
 from genai_server.text.answers.answer_text import AnswerText
@@ -63,7 +63,7 @@ class Piece(Struct, frozen=True):
         return part.text if type(part) is Content else None
 
 
-class RunningAnswer:
+class RunningAnswer(AnswerFigures):
     """Reads a TokenStream and builds the answer's pieces. Must be closed, which cancels a running answer."""
 
     def __init__(
@@ -151,7 +151,6 @@ class RunningAnswer:
 
     @property
     def outcome(self) -> str:
-        """How the answer ended: its finish reason, error code, or `abort` if the client disconnected first."""
         if self._text.is_stopped or self._stream.reason is not None:
             return self.reason.value
         return self._stream.error_code or ABORT
@@ -168,7 +167,6 @@ class RunningAnswer:
 
     @property
     def usage(self) -> Usage:
-        """Token counts so far. Cached and drafted tokens are known only at the end."""
         watch, finished = self._stopwatch, self._stream.finished
         # The engine may have continued beyond the stop string that ended the answer.
         accepted = min(finished.num_accepted, watch.output_tokens)
@@ -187,7 +185,6 @@ class RunningAnswer:
         return self._stream.finished.num_profiled
 
     def timings(self) -> Timings:
-        """The answer's timings, known at the end."""
         return self._stopwatch.timings(self._stream.phases, self._stream.num_produced)
 
     def end(self) -> None:
@@ -196,7 +193,6 @@ class RunningAnswer:
         self._stream.close()
 
     def close(self) -> None:
-        """Cancel the answer in the engine if it still runs."""
         self._stream.close()
 
     def _progress(self, progress: Progress) -> JsonObject:

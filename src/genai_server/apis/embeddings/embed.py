@@ -19,7 +19,7 @@ from genai_server.engine_client.stream import TokenStream
 from genai_server.errors import DeadlinePassed, InvalidField, RequestCancelled, SessionTerminated
 from genai_server.generation.catalog import ChosenModel, ServedModel
 from genai_server.generation.dependencies import RequestContext, Services
-from genai_server.http.telemetry.request_record import ABORT
+from genai_server.http.telemetry.request_record import ABORT, AnswerFigures
 from genai_server.messages.generation_request import FinishReason, GenerationRequest, ModelInfo, PooledText
 from genai_server.pooling_model import PoolingModel, Task
 from genai_server.text.pooled_texts import CUT_BY, EncodedText, Pair, PooledTexts, TextLimit, named_prompt
@@ -67,7 +67,7 @@ class Pooled:
         return {"prompt_tokens": self.num_tokens, "total_tokens": self.num_tokens}
 
 
-class PooledAnswer:
+class PooledAnswer(AnswerFigures):
     """What log, metrics and traces report about an embedding or score request."""
 
     def __init__(self, stream: TokenStream, stopwatch: Stopwatch) -> None:
@@ -76,21 +76,17 @@ class PooledAnswer:
 
     @property
     def outcome(self) -> str:
-        """How the request ended: its finish reason, error code, or `abort` if the client disconnected first."""
         reason = self._stream.reason
         return reason.value if reason is not None else self._stream.error_code or ABORT
 
     @property
     def usage(self) -> Usage:
-        """Token counts of the texts."""
         return Usage(self._stopwatch.input_tokens)
 
     def timings(self) -> Timings:
-        """The request's timings, known at the end."""
         return self._stopwatch.timings(self._stream.phases, 0)
 
     def close(self) -> None:
-        """Cancel the request in the engine if it still runs."""
         self._stream.close()
 
 

@@ -10,7 +10,14 @@ from functools import cached_property
 
 from genai_server.apis.responses.response import ResponseBuilder
 from genai_server.apis.responses.store import ResponseStore
-from genai_server.apis.responses.store_records import KeptResponse, LatestResponse, Record, not_cancelled, not_streamed
+from genai_server.apis.responses.store_records import (
+    KeptResponse,
+    LatestResponse,
+    Record,
+    Running,
+    not_cancelled,
+    not_streamed,
+)
 from genai_server.apis.shared.base import JsonObject
 from genai_server.errors import ConversationNotFound, GenaiServerError, InvalidField, ServerStopping, StoreUnavailable
 from genai_server.generation.answers import Generation
@@ -38,7 +45,7 @@ class Keeping:
     latest: LatestResponse | None = None
 
 
-class RunningResponse:
+class RunningResponse(Running):
     """Builds a response from a generation. It must either be closed, which cancels a running answer, or run in the
     background.
     """
@@ -54,7 +61,6 @@ class RunningResponse:
         with_metrics: bool = False,
         keeps_events: bool = False,
     ) -> None:
-        # The conversation's items up to this response.
         self.items = items
         # Why it could not be stored in the file or added to the conversation; None if nothing failed.
         self.not_stored: str | None = None
@@ -80,26 +86,21 @@ class RunningResponse:
 
     @property
     def response(self) -> JsonObject:
-        """The response in its current state."""
         return self._build.response
 
     @property
     def owner(self) -> str | None:
-        """Digest of the API key."""
         return self._keeping.owner
 
     @property
     def request(self) -> str:
-        """The unique id of the request."""
         return self._keeping.request
 
     @property
     def progress(self) -> tuple[int, int] | None:
-        """Prompt tokens processed and their total number; None when all have been processed."""
         return self._generation.progress
 
     def find_items(self, ids: Set[str]) -> dict[str, JsonObject]:
-        """The conversation and output items with these ids, keyed by id."""
         given = {id: self._items_by_id[id] for id in self._items_by_id.keys() & ids}
         return given | self._build.find_items(ids)
 
@@ -155,7 +156,6 @@ class RunningResponse:
         return self.response
 
     def follow(self, after: int | None = None) -> AsyncGenerator[JsonObject]:
-        """The stream's events after this sequence number, as they are generated. Raises InvalidField."""
         if self._events is None:
             raise not_streamed(self.response["id"])
         return self._follow(self._events, 0 if after is None else after + 1)
@@ -178,7 +178,6 @@ class RunningResponse:
             self._keeping.store.later(self.keep())
 
     async def stop(self) -> None:
-        """End a background response because the server is stopping."""
         if self._task is not None and self._reading is not None:
             self._reading.cancel()
             await asyncio.wait([self._task])

@@ -95,6 +95,9 @@ class StoredRecord:
 class Running(Protocol):
     """A response running in this process."""
 
+    # The conversation's items up to this response.
+    items: Sequence[JsonObject]
+
     @property
     def response(self) -> JsonObject:
         """The response in its current state."""
@@ -111,11 +114,6 @@ class Running(Protocol):
         ...
 
     @property
-    def items(self) -> Sequence[JsonObject]:
-        """The conversation's items up to this response."""
-        ...
-
-    @property
     def progress(self) -> tuple[int, int] | None:
         """Prompt tokens processed and their total number; None when all have been processed."""
         ...
@@ -125,7 +123,10 @@ class Running(Protocol):
         ...
 
     def follow(self, after: int | None) -> AsyncGenerator[JsonObject]:
-        """The stream's events after this sequence number. Raises InvalidField if the response has no events."""
+        """The stream's events after this sequence number, as they are generated.
+
+        Raises InvalidField if the response has no events.
+        """
         ...
 
     def cancel(self) -> None:

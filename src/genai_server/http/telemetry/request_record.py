@@ -23,11 +23,11 @@ class AnswerFigures(Protocol):
 
     @property
     def outcome(self) -> str:
-        """How it ended."""
+        """How it ended: its finish reason, error code, or `abort` if the client disconnected first."""
 
     @property
     def usage(self) -> Usage:
-        """Tokens used up to now."""
+        """Tokens used up to now. Cached and drafted ones are known only at the end."""
 
     def timings(self) -> Timings:
         """Its timings; known at the end."""
