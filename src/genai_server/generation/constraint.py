@@ -105,7 +105,7 @@ class ChatConstraint:
     """Builds the constraint of one chat."""
 
     def __init__(self, body: ChatParameters, codec: TextCodec, *, best_effort: bool, loose: frozenset[str]) -> None:
-        self.loose = loose
+        self._loose = loose
         # Schema keywords that are not enforced, with their fields.
         self.left_out: list[str] = []
         self._body = body
@@ -117,7 +117,7 @@ class ChatConstraint:
 
         With `starts_inside`, the answer begins in reasoning. Raises InvalidField if no grammar can be built.
         """
-        if _CALLS in self.loose:  # calls cannot be constrained
+        if _CALLS in self._loose:  # calls cannot be constrained
             tools = []
         wanted, reasoning = self._wanted(), self._codec.dialect.reasoning
         if wanted is not None and reasoning is not None and reasoning.answer_opening:
@@ -162,7 +162,7 @@ class ChatConstraint:
             schema = self._relaxed(schema, field, field)
         with _naming(field):
             built = grammar.json_schema(schema, param=field)
-        return Constraint(built, field, _SCHEMA, is_promised=is_promised or field in self.loose, name=field)
+        return Constraint(built, field, _SCHEMA, is_promised=is_promised or field in self._loose, name=field)
 
     def _part(self, place: int, tool: GivenTool, *, asks: bool) -> tuple[Tool, Constraint]:
         """A function and the constraint of its arguments. `asks`: the request demands a call or a format."""
@@ -184,7 +184,7 @@ class ChatConstraint:
         except InvalidField as error:
             raise InvalidField(f"tools {rule}: {error.message.removeprefix('tools: ')}", param="tools") from None
         return held, Constraint(
-            built, "tools", rule, is_promised=is_promised or held.name in self.loose, name=held.name
+            built, "tools", rule, is_promised=is_promised or held.name in self._loose, name=held.name
         )
 
     def _relaxed(self, schema: Mapping[str, Any], name: str, field: str | None) -> Mapping[str, Any]:
@@ -195,7 +195,7 @@ class ChatConstraint:
         """
         found, left_out = any_value(schema), [EVERYTHING]
         try:
-            if name not in self.loose:
+            if name not in self._loose:
                 found, left_out = relaxed(schema)
         except InvalidField as error:
             if name == field:

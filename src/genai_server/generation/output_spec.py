@@ -41,8 +41,6 @@ class OutputSpec:
     starts_in_reasoning: bool = False
     # Schema keywords that are not enforced, with their fields.
     left_out: tuple[str, ...] = ()
-    # Names of the constraint's parts that are relaxed as much as possible.
-    loose: frozenset[str] = frozenset()
 
     @property
     def grammar(self) -> str | None:
@@ -97,7 +95,6 @@ def chat_output_spec(
         constraint=constraint.build(tools, starts_inside=inside),
         starts_in_reasoning=inside,
         left_out=tuple(constraint.left_out),
-        loose=constraint.loose,
     )
 
 
