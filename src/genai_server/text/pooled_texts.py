@@ -14,6 +14,8 @@ from genai_server.text.prompts.special_tokens import SpecialTokenGuard, blaming
 from genai_server.text.tokenizer import Tokenizer
 
 CUT_BY = "truncate_prompt_tokens"
+# How requests of most APIs ask for truncation to the model's limit.
+TRUNCATION = f"{CUT_BY}: -1"
 # Total tokens of a request's texts. A query counts once for each document, so a short body could otherwise produce any
 # number.
 MAX_TOKENS = 1024 * 1024
@@ -32,7 +34,7 @@ class TextLimit(Struct, frozen=True):
     # Tokens to truncate documents to, in addition to a query.
     document: int | None = None
     # How a request asks for truncation to this length; error messages suggest it.
-    remedy: str = f"{CUT_BY}: -1"
+    remedy: str = TRUNCATION
 
     @property
     def most(self) -> int | None:

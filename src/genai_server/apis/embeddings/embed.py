@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
+from genai_server.apis.embeddings.schemas import PooledFields
 from genai_server.apis.shared.base import JsonObject
 from genai_server.apis.shared.usage import Usage
 from genai_server.engine_client.client import EngineClient
@@ -22,25 +23,8 @@ from genai_server.generation.dependencies import RequestContext, Services
 from genai_server.http.telemetry.request_record import ABORT, AnswerFigures
 from genai_server.messages.generation_request import FinishReason, GenerationRequest, ModelInfo, PooledText
 from genai_server.pooling_model import PoolingModel, Task
-from genai_server.text.pooled_texts import CUT_BY, EncodedText, Pair, PooledTexts, TextLimit, named_prompt
+from genai_server.text.pooled_texts import CUT_BY, TRUNCATION, EncodedText, Pair, PooledTexts, TextLimit, named_prompt
 from genai_server.timing import Stopwatch, Timings
-
-
-@dataclass(frozen=True)
-class PoolingOptions:
-    """Options of an embedding or score request."""
-
-    # Id of a served model; None for the first suitable one.
-    model: str | None = None
-    device: str | None = None
-    # Tokens to truncate longer texts to, -1 for the model's maximum; None refuses longer texts.
-    cut_to: int | None = None
-    # Lower values are scheduled first.
-    priority: int = 0
-    # In seconds; None for the server's limit.
-    timeout: float | None = None
-    # How this API asks for truncation; error messages suggest it.
-    remedy: str = f"{CUT_BY}: -1"
 
 
 @dataclass(frozen=True)
@@ -94,16 +78,17 @@ async def embed(
     services: Services,
     context: RequestContext,
     inputs: Sequence[str | list[int]],
-    options: PoolingOptions,
+    body: PooledFields,
     *,
     dimensions: int | None = None,
     prompt_name: str | None = None,
+    remedy: str = TRUNCATION,
 ) -> Pooled:
     """The embeddings of texts or of token ids, which are used unchanged.
 
-    `dimensions` truncates the vectors, and `prompt_name` selects one of the model's prompts to prepend. Raises
-    RequestError, Unavailable, GenerationFailed, and ClientLeft as soon as the client has disconnected, after which
-    nothing is left running.
+    `dimensions` truncates the vectors, and `prompt_name` selects one of the model's prompts to prepend. `remedy` is how
+    this API asks for truncation; error messages suggest it. Raises RequestError, Unavailable, GenerationFailed, and
+    ClientLeft as soon as the client has disconnected, after which nothing is left running.
     """
 
     def encode(texts: PooledTexts, model: PoolingModel, limit: TextLimit) -> list[EncodedText]:
@@ -115,7 +100,7 @@ async def embed(
             )
         return texts.encode(inputs, limit, prompt=prompt)
 
-    request = _PooledRequest(services, context, options, Task.EMBED, "input")
+    request = _PooledRequest(services, context, body, Task.EMBED, "input", remedy)
     pooled = await context.run_while_connected(request.run(encode))
     if dimensions is None or dimensions >= len(pooled.vectors[0]):
         return pooled
@@ -127,7 +112,7 @@ async def score(
     services: Services,
     context: RequestContext,
     pairs: Sequence[Pair],
-    options: PoolingOptions,
+    body: PooledFields,
     *,
     param: str,
     instruction: str | None = None,
@@ -143,7 +128,7 @@ async def score(
         limit = msgspec.structs.replace(limit, document=document_tokens)
         return texts.encode_pairs(pairs, limit, instruction=instruction, param=param)
 
-    request = _PooledRequest(services, context, options, Task.RERANK, param)
+    request = _PooledRequest(services, context, body, Task.RERANK, param)
     return await context.run_while_connected(request.run(encode))
 
 
@@ -153,16 +138,17 @@ class _PooledRequest:
 
     services: Services
     context: RequestContext
-    options: PoolingOptions
+    body: PooledFields
     task: Task
     # The name of the texts' field.
     param: str
+    remedy: str = TRUNCATION
 
     async def run(self, encode: Callable[[PooledTexts, PoolingModel, TextLimit], list[EncodedText]]) -> Pooled:
         """Encode the texts and run the model on them."""
         self.services.drain.require_open()
         chosen, served = await self._model()
-        engine, info = served.router.pick(self.options.device)
+        engine, info = served.router.pick(self.body.device)
         self.context.record.model, self.context.record.device = chosen.id, engine.device
         engine.require_capacity(1, param=self.param)
         codec = served.codec_of(engine.device)
@@ -183,9 +169,9 @@ class _PooledRequest:
 
     async def _model(self) -> tuple[ChosenModel, ServedModel]:
         models, context = self.services.models, self.context
-        chosen = models.choose_for(self.options.model, self.task)
-        if self.options.timeout is not None:
-            context.deadline.tighten(self.options.timeout, param="timeout")
+        chosen = models.choose_for(self.body.model, self.task)
+        if self.body.timeout is not None:
+            context.deadline.tighten(self.body.timeout, param="timeout")
         with context.record.arrival.loading():
             return await models.serving(chosen, context.deadline.seconds_left)
 
@@ -193,10 +179,10 @@ class _PooledRequest:
         own = self.services.settings.max_length
         limit = min(own, info.context_length)
         source = "GENAI_MAX_LENGTH" if own < info.context_length else "the model's limit"
-        cut_to = self.options.cut_to
+        cut_to = self.body.truncate_prompt_tokens
         if cut_to is not None and cut_to > limit:
             raise InvalidField(f"{CUT_BY} must be at most {limit} ({source}), given {cut_to}", param=CUT_BY)
-        return TextLimit(limit, source, limit if cut_to == -1 else cut_to, remedy=self.options.remedy)
+        return TextLimit(limit, source, limit if cut_to == -1 else cut_to, remedy=self.remedy)
 
     def _in_order(self, texts: Sequence[EncodedText], vocab_size: int) -> tuple[list[int], list[PooledText], list[int]]:
         """The engine's order of the texts, which groups similar lengths, and the texts and tokens in that order."""
@@ -218,7 +204,7 @@ class _PooledRequest:
             prompt,
             max_tokens=0,
             max_length=len(prompt),
-            priority=self.options.priority,
+            priority=self.body.priority or 0,
             timeout=context.deadline.seconds_left,
             unique_id=context.unique_id,
             texts=texts,

@@ -8,11 +8,10 @@ from collections.abc import Sequence
 
 from fastapi.responses import Response
 
-from genai_server.apis.embeddings.embed import Pooled, PoolingOptions, embed, score
+from genai_server.apis.embeddings.embed import Pooled, embed, score
 from genai_server.apis.embeddings.schemas import (
     EmbeddingRequest,
     EmbeddingResponse,
-    PooledFields,
     RerankRequest,
     RerankResponse,
     ScoreRequest,
@@ -34,24 +33,12 @@ FEW_NUMBERS = 4096
 @router.post("/v1/embeddings", response_model=EmbeddingResponse)
 async def create_embeddings(body: EmbeddingRequest, services: TheServices, context: TheRequestContext) -> Response:
     """OpenAI's embeddings API, for embedding models only."""
-    found = await embed(
-        services,
-        context,
-        body.inputs,
-        options_of(body),
-        dimensions=body.dimensions,
-        prompt_name=body.prompt_name,
-    )
+    found = await embed(services, context, body.inputs, body, dimensions=body.dimensions, prompt_name=body.prompt_name)
     as_base64 = body.encoding_format == "base64"
     return await built_response(
         lambda: embeddings_body(found, as_base64=as_base64),
         is_long=len(found.vectors) * len(found.vectors[0]) > FEW_NUMBERS,
     )
-
-
-def options_of(body: PooledFields) -> PoolingOptions:
-    """The options of a request body."""
-    return PoolingOptions(body.model, body.device, body.truncate_prompt_tokens, body.priority or 0, body.timeout)
 
 
 def embeddings_body(found: Pooled, *, as_base64: bool) -> JsonObject:
@@ -89,7 +76,7 @@ async def score_pairs(body: ScoreRequest, services: TheServices, context: TheReq
         Pair(first, second, _place("text_1", body.text_1, number), _place("text_2", body.text_2, number))
         for number, (first, second) in enumerate(body.pairs)
     ]
-    found = await score(services, context, pairs, options_of(body), param="text_2", instruction=body.instruction)
+    found = await score(services, context, pairs, body, param="text_2", instruction=body.instruction)
     id = f"score-{context.request_id.removeprefix('req-')}"
     return json_response(scores_body(id, int(time.time()), found))
 
@@ -104,7 +91,7 @@ async def _scores(body: RerankRequest, services: Services, context: RequestConte
         services,
         context,
         [Pair(body.query, text, "query", f"documents[{number}]") for number, text in enumerate(body.texts)],
-        options_of(body),
+        body,
         param="documents",
         instruction=body.instruction,
         document_tokens=body.max_tokens_per_doc,

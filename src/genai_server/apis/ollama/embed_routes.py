@@ -1,13 +1,13 @@
 """Ollama's /api/embed and the older /api/embeddings."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from genai_server.apis.embeddings.embed import Pooled, PoolingOptions, embed
+from genai_server.apis.embeddings.embed import Pooled, embed
 from genai_server.apis.embeddings.routes import FEW_NUMBERS
+from genai_server.apis.embeddings.schemas import PooledFields
 from genai_server.apis.ollama.keep_alive import keep, load, seconds_to_keep
 from genai_server.apis.ollama.leniency import leave_out_of_embeddings
 from genai_server.apis.ollama.model_routes import OPERATORS_ERRORS, find_model
@@ -31,8 +31,8 @@ async def embed_texts(
     body: EmbedRequest, request: Request, services: TheServices, context: TheRequestContext
 ) -> Response:
     """Ollama's embeddings. Without a text, the model is loaded, or unloaded if `keep_alive` is 0."""
-    options = PoolingOptions(cut_to=None if body.truncate is False else _TO_MODEL_LIMIT, remedy="truncate: true")
-    found = await _embeddings(body, body.texts, options, body.dimensions, request, services, context)
+    truncates, dimensions = body.truncate is not False, body.dimensions or None
+    found = await _embeddings(body, body.texts, request, services, context, truncates=truncates, dimensions=dimensions)
     vectors = [] if found is None else found.vectors
     arrival = context.record.arrival
     total = arrival.elapsed
@@ -54,19 +54,19 @@ async def embed_text(
 ) -> Response:
     """Ollama's older version of /api/embed, for one text."""
     texts = [body.prompt] if body.prompt else []
-    options = PoolingOptions(cut_to=_TO_MODEL_LIMIT)
-    found = await _embeddings(body, texts, options, None, request, services, context)
+    found = await _embeddings(body, texts, request, services, context)
     return await built_response(lambda: {"embedding": [] if found is None else list(found.vectors[0])}, is_long=False)
 
 
 async def _embeddings(
     body: KeptFields,
     texts: Sequence[str],
-    options: PoolingOptions,
-    dimensions: int | None,
     request: Request,
     services: Services,
     context: RequestContext,
+    *,
+    truncates: bool = True,
+    dimensions: int | None = None,
 ) -> Pooled | None:
     """The texts' embeddings; None without texts."""
     name = None if body.model is None else find_model(services.models, body.model).id
@@ -75,6 +75,8 @@ async def _embeddings(
     if not texts:
         await load(services, context, chosen, kept)
         return None
-    found = await embed(services, context, texts, replace(options, model=chosen.id), dimensions=dimensions or None)
+    fields = {"model": chosen.id, "truncate_prompt_tokens": _TO_MODEL_LIMIT if truncates else None}
+    asked = PooledFields.model_validate(fields)
+    found = await embed(services, context, texts, asked, dimensions=dimensions, remedy="truncate: true")
     await keep(services, chosen.about, kept)
     return found
