@@ -10,8 +10,9 @@ import pytest
 
 from genai_server.answer_parts import Content
 from genai_server.apis.responses.response import ResponseBuilder
-from genai_server.apis.responses.running_response import Keeping, RunningResponse
+from genai_server.apis.responses.running_response import RunningResponse
 from genai_server.apis.responses.store import ResponseStore
+from genai_server.apis.responses.store_access import CallerStore
 from genai_server.apis.shared.usage import Usage
 from genai_server.generation.answers import Generation, Piece
 from genai_server.messages.generation_request import FinishReason
@@ -48,10 +49,10 @@ class _Cancelled(_Endless):
 
 
 def _running(store: ResponseStore, generation: _Endless, items: Sequence[dict[str, Any]] = ()) -> RunningResponse:
-    begun: dict[str, Any] = {"id": "resp_1", "object": "response", "status": "queued", "output": []}
-    keeping = Keeping(store, is_stored=True, request="req_1", owner=None)
+    begun: dict[str, Any] = {"id": "resp_1", "object": "response", "status": "queued", "output": [], "store": True}
+    stored = CallerStore(store, owner=None, request="req_1")
     build = ResponseBuilder(begun)
-    return RunningResponse(cast(Generation, generation), build, list(items), keeping, keeps_events=True)
+    return RunningResponse(cast(Generation, generation), build, list(items), stored, keeps_events=True)
 
 
 async def test_response_stopped_before_its_first_step_has_an_end() -> None:

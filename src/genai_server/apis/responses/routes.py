@@ -12,7 +12,7 @@ from genai_server.apis.responses.item_schemas import InputItem
 from genai_server.apis.responses.items import listed, new_id
 from genai_server.apis.responses.leniency import leave_out
 from genai_server.apis.responses.response import ResponseBuilder, stream_error
-from genai_server.apis.responses.running_response import Following, Keeping, RunningResponse
+from genai_server.apis.responses.running_response import Following, RunningResponse
 from genai_server.apis.responses.schemas import (
     ENCRYPTED_REASONING,
     CompactRequest,
@@ -200,7 +200,7 @@ async def _start(
         generation,
         build,
         items,
-        Keeping(store, begun["store"], context.unique_id, stored.owner, body.conversation_id, stored.latest),
+        stored,
         given=given,
         with_metrics=bool(body.include_metrics),
         keeps_events=bool(body.background and body.stream),

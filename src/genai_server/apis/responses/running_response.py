@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from genai_server.apis.responses.response import ResponseBuilder
-from genai_server.apis.responses.store import ResponseStore
+from genai_server.apis.responses.store_access import CallerStore
 from genai_server.apis.responses.store_records import (
     KeptResponse,
-    LatestResponse,
     Record,
     Running,
     not_cancelled,
@@ -28,23 +27,6 @@ from genai_server.messages.generation_request import FinishReason
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Keeping:
-    """Where and how a response is stored."""
-
-    store: ResponseStore
-    # Whether the response is stored.
-    is_stored: bool
-    # The unique id of the request.
-    request: str
-    # Digest of the API key.
-    owner: str | None
-    # The conversation that the response is added to.
-    conversation: str | None = None
-    # Where the next response on the same WebSocket finds this one.
-    latest: LatestResponse | None = None
-
-
 class RunningResponse(Running):
     """Builds a response from a generation. It must either be closed, which cancels a running answer, or run in the
     background.
@@ -55,7 +37,7 @@ class RunningResponse(Running):
         generation: Generation,
         build: ResponseBuilder,
         items: list[JsonObject],
-        keeping: Keeping,
+        stored: CallerStore,
         *,
         given: Sequence[JsonObject] = (),
         with_metrics: bool = False,
@@ -66,7 +48,7 @@ class RunningResponse(Running):
         self.not_stored: str | None = None
         self._generation = generation
         self._build = build
-        self._keeping = keeping
+        self._stored = stored
         # The input items of this turn.
         self._given = given
         self._with_metrics = with_metrics
@@ -90,11 +72,11 @@ class RunningResponse(Running):
 
     @property
     def owner(self) -> str | None:
-        return self._keeping.owner
+        return self._stored.owner
 
     @property
     def request(self) -> str:
-        return self._keeping.request
+        return self._stored.request
 
     @property
     def progress(self) -> tuple[int, int] | None:
@@ -106,15 +88,15 @@ class RunningResponse(Running):
 
     def begin(self) -> None:
         """Make the response available in the store."""
-        if self._keeping.is_stored:
-            self._keeping.store.begin(self)
+        if self.response["store"]:
+            self._stored.store.begin(self)
 
     async def begin_in_background(
         self, counted: ExitStack, counting: Callable[[], AbstractContextManager[None]]
     ) -> None:
         """Continue without a client, in a task within `counting`; `counted` is closed at the end."""
         try:
-            await self._keeping.store.begin_background(self)
+            await self._stored.store.begin_background(self)
         except BaseException:
             counted.close()
             self.close()
@@ -151,7 +133,7 @@ class RunningResponse(Running):
             await context.run_while_connected(self._read())
         except BaseException:
             self._is_abandoned = True
-            self._keeping.store.abandon(self.response["id"])
+            self._stored.store.abandon(self.response["id"])
             raise
         return self.response
 
@@ -175,7 +157,7 @@ class RunningResponse(Running):
         self._end()
         self._generation.close()
         if self._storing is None and not self._is_abandoned:
-            self._keeping.store.later(self.keep())
+            self._stored.store.later(self.keep())
 
     async def stop(self) -> None:
         if self._task is not None and self._reading is not None:
@@ -195,16 +177,16 @@ class RunningResponse(Running):
         return {item["id"]: item for item in self.items}
 
     async def _keep(self) -> None:
-        record, keeping = self._record(), self._keeping
-        if keeping.latest is not None:
+        record, latest = self._record(), self._stored.latest
+        if latest is not None:
             if record.value["status"] in ("completed", "incomplete"):
-                keeping.latest.record = record
+                latest.record = record
             else:
-                keeping.latest.forget(record.value["previous_response_id"])
-        if keeping.conversation is not None:
-            await self._add_to_conversation(keeping.conversation, record)
-        if keeping.is_stored:
-            reason = await keeping.store.finish(record)
+                latest.forget(record.value["previous_response_id"])
+        if "conversation" in record.value:
+            await self._add_to_conversation(record.value["conversation"]["id"], record)
+        if record.value["store"]:
+            reason = await self._stored.store.finish(record)
             self.not_stored = self.not_stored or reason
 
     async def _add_to_conversation(self, conversation: str, record: Record) -> None:
@@ -213,7 +195,7 @@ class RunningResponse(Running):
             return
         said = [item for item in record.value["output"] if item["status"] == "completed" or item["type"] == "message"]
         try:
-            await self._keeping.store.add_items(conversation, self.owner, [*self._given, *said])
+            await self._stored.store.add_items(conversation, self.owner, [*self._given, *said])
         # The conversation has been deleted or is full, or the disk failed.
         except (ConversationNotFound, InvalidField, StoreUnavailable) as error:
             self.not_stored = error.message
@@ -247,7 +229,7 @@ class RunningResponse(Running):
         was_ended_elsewhere = (
             reason is FinishReason.CANCELLED
             and self._task is not None
-            and await self._keeping.store.was_ended_elsewhere(self.response["id"], self.owner)
+            and await self._stored.store.was_ended_elsewhere(self.response["id"], self.owner)
         )
         if self._build.is_ended:  # it was cancelled in this process while waiting
             return self._last_events

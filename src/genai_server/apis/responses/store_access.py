@@ -37,6 +37,8 @@ class CallerStore:
     store: ResponseStore
     # Digest of the caller's API key; None without API keys.
     owner: str | None
+    # The unique id of the caller's request.
+    request: str
     # The latest response on the same WebSocket; None for an HTTP request.
     latest: LatestResponse | None = None
 
@@ -54,9 +56,9 @@ class CallerStore:
 
 async def caller_store(request: Request, owner: TheHolder) -> CallerStore:
     """The store for the caller of a request."""
-    receipt = request_state(request.scope).receipt
-    latest = receipt.latest if isinstance(receipt, TurnReceipt) else None
-    return CallerStore(request.app.state.responses, owner, latest)
+    state = request_state(request.scope)
+    latest = state.receipt.latest if isinstance(state.receipt, TurnReceipt) else None
+    return CallerStore(request.app.state.responses, owner, state.record.unique_id, latest)
 
 
 # The type of a route's parameter.
