@@ -4,15 +4,12 @@ All refusals are raised here, before the response's headers are sent.
 """
 
 import asyncio
-from collections.abc import Callable
-from functools import partial
 
 from msgspec import structs
 
 from genai_server.apis.shared.chat_messages import ChatParameters
 from genai_server.apis.shared.completion_body import CompletionRequest
 from genai_server.apis.shared.sampling_parameters import StreamFields
-from genai_server.engine_client.stream import TokenStream
 from genai_server.errors import InvalidField
 from genai_server.generation.answers import Generation, RunningAnswer
 from genai_server.generation.dependencies import RequestContext, Services
@@ -20,7 +17,6 @@ from genai_server.generation.engine_request import nth_choice, to_generation_req
 from genai_server.generation.infill import with_suffix
 from genai_server.generation.output_spec import OutputSpec, plain_output_spec
 from genai_server.generation.prompts import EchoedPrompt, echoed_prompts, encode_prediction, encode_prompts
-from genai_server.messages.generation_request import GenerationRequest
 from genai_server.pooling_model import Task
 from genai_server.text.answers.answer_text import AnswerText
 from genai_server.text.codec import TextCodec
@@ -69,12 +65,7 @@ async def _generate(services: Services, body: Body, context: RequestContext, *, 
         body = body.model_copy(update={"max_tokens": None})
     requests = [
         to_generation_request(
-            body,
-            prompt,
-            model,
-            request_id=context.request_id,
-            max_length=settings.max_length,
-            exact=settings.exact,
+            body, prompt, model, request_id=context.request_id, max_length=settings.max_length, exact=settings.exact
         )
         for prompt in prompts
     ]
@@ -94,47 +85,42 @@ async def _generate(services: Services, body: Body, context: RequestContext, *, 
         context.leniency.note(output_spec.left_out)
         continues = bool((body.chat_template_kwargs or {}).get(CONTINUE))
 
-    # Build an engine request and a reader for each answer.
+    # Build an engine request, and what reads its tokens, for each answer.
     cache_salt = context.cache_salt(body.cache_salt)
-    asked: list[GenerationRequest] = []
-    readers: list[Callable[[TokenStream], RunningAnswer]] = []
-    for request, echo in zip(requests, echoed, strict=True):
-        for index in range(num_per_prompt):
-            readers.append(
-                partial(
-                    RunningAnswer,
-                    text=_answer_text(body, codec, output_spec, echo, continues=continues),
-                    stopwatch=Stopwatch(context.record.arrival, len(request.prompt)),
-                    echo=echo,
-                    reports_progress=isinstance(body, StreamFields) and bool(body.return_progress),
-                )
-            )
-            asked.append(
-                structs.replace(
-                    nth_choice(request, index),
-                    grammar=output_spec.grammar,
-                    needs_grammar=output_spec.needs_grammar,
-                    timeout=context.deadline.seconds_left,
-                    adapter=chosen.adapter,
-                    unique_id=context.unique_id,
-                    prediction=prediction,
-                    cache_salt=cache_salt,
-                    progress=is_streamed,
-                )
-            )
+    asked = [
+        structs.replace(
+            nth_choice(request, index),
+            grammar=output_spec.grammar,
+            needs_grammar=output_spec.needs_grammar,
+            timeout=context.deadline.seconds_left,
+            adapter=chosen.adapter,
+            unique_id=context.unique_id,
+            prediction=prediction,
+            cache_salt=cache_salt,
+            progress=is_streamed,
+        )
+        for request in requests
+        for index in range(num_per_prompt)
+    ]
+    echoes = [echo for echo in echoed for _ in range(num_per_prompt)]
+    texts = [_answer_text(body, codec, output_spec, echo, continues=continues) for echo in echoes]
+    stopwatches = [Stopwatch(context.record.arrival, len(request.prompt)) for request in asked]
 
     # Submit all requests together: the engine accepts all or none.
     try:
         streams = await engine.in_flight.submit(*asked)
     except InvalidField as error:
-        if (
-            error.param == "grammar" and output_spec.constraint is not None
-        ):  # the engine does not know the body's fields
+        # The engine does not know the body's fields.
+        if error.param == "grammar" and output_spec.constraint is not None:
             raise output_spec.constraint.refused(error.message) from None
         raise
 
     # Read.
-    answers = [read(stream) for read, stream in zip(readers, streams, strict=True)]
+    reports_progress = isinstance(body, StreamFields) and bool(body.return_progress)
+    answers = [
+        RunningAnswer(stream, text, stopwatch, echo=echo, reports_progress=reports_progress)
+        for stream, text, stopwatch, echo in zip(streams, texts, stopwatches, echoes, strict=True)
+    ]
     context.record.answered(answers, num_per_prompt, requests[0])
     return Generation(chosen.id, answers, num_per_prompt, requests[0].sampling, served.fingerprint)
 
