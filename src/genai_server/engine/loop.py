@@ -38,8 +38,8 @@ from genai_server.engine.runners.scores import Scores
 from genai_server.engine.sampling.choice_threads import ChoiceThreads, slow_grammars
 from genai_server.engine.sampling.continuation import NextToken, choose_next_token, prompt_logprobs
 from genai_server.engine.sampling.grammar import Guidance
+from genai_server.engine.scheduling.reads import Read, Step
 from genai_server.engine.scheduling.scheduler import Scheduler
-from genai_server.engine.scheduling.step import Read, Step
 from genai_server.engine.sequence import Sequence, SequenceState
 from genai_server.errors import GenaiServerError, RunnerFailed
 from genai_server.heartbeat import Heartbeat
@@ -208,6 +208,9 @@ class EngineLoop:
         for sequence in self._options.misplaced(self._scheduler.running):
             with self._failing([sequence]):
                 self._options.place(sequence)
+        for sequence in self._runners.outgrown(self._scheduler.running):
+            with self._failing([sequence]):
+                self._runners.reopen(sequence)
 
     def _forward(self, step: Step) -> None:
         """Run a pass, sample from it and send the tokens. Only a pass that runs to its end is measured."""

@@ -23,7 +23,7 @@ from genai_server.engine.runners.device_buffers import Place
 from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.runners.runner_rules import runs_by_library
 from genai_server.engine.runners.scripted import ScriptedRunner
-from genai_server.engine.scheduling.step import UNSHARED
+from genai_server.engine.scheduling.reads import UNSHARED
 from genai_server.engine.sequence import Sequence
 from genai_server.errors import ConfigurationError, QueueFull, RunnerFailed
 from genai_server.messages.generation_request import Batching, GenerationRequest
@@ -68,19 +68,6 @@ def slot_bytes(max_length: int) -> int:
     graph = read_decoder_graph(DEMO)
     tokens = page_tokens(graph)
     return graph.bytes_per_token * tokens * (1 + max_length // tokens)
-
-
-def test_rope_switch_bounds_the_length_of_a_batch(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def switching(model_dir: Path) -> DecoderGraph:
-        graph = read_decoder_graph(model_dir)
-        return DecoderGraph(**vars(graph) | {"switches_at": 128})
-
-    monkeypatch.setattr(choose, "read_decoder_graph", switching)
-    assert batch(spec(128)).abilities.max_rows == 4
-    with pytest.raises(DoesNotFit, match="more than 128 tokens, and GENAI_MAX_LENGTH allows 129"):
-        batch(spec(129))
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from genai_server.engine.runners.kv_cache import KvSlots
 from genai_server.engine.runners.scores import Scores
-from genai_server.engine.scheduling.step import UNSHARED, KvMemory, Read
+from genai_server.engine.scheduling.reads import UNSHARED, KvMemory, Read
 from genai_server.engine.sequence import Sequence
 from genai_server.errors import AdapterLoadFailed, InvalidField, RunnerFailed
 from genai_server.messages.generation_request import GenerationRequest, ModelInfo
@@ -54,6 +54,8 @@ class Abilities:
     caches_prefixes: bool = False
     # Whether `adopt` can be used.
     adopts: bool = False
+    # Whether `must_reopen` may be true.
+    reopens: bool = False
     # Passes of at least this many tokens may have 8-bit weights; None if no pass has.
     int8_from: int | None = None
     # The memory that its sequences share.
@@ -140,6 +142,10 @@ class Runner(ABC):
         """
         request = sequence.request
         return self.abilities.drafts and not sequence.by_library and not request.exact and request.sampling.seed is None
+
+    def must_reopen(self, sequence: Sequence) -> bool:
+        """Whether all tokens of a sequence must be read again, because it has become long (`close`, then `open`)."""
+        return False
 
     def match_again(self, sequence: Sequence) -> int:
         """Look for a longer cached prefix before a prompt's first chunk; returns the same as `open`.
