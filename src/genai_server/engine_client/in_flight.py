@@ -12,7 +12,7 @@ from msgspec import Struct
 from genai_server.engine_client.stream import TokenStream
 from genai_server.errors import EngineDied, EngineHung, GenerationFailed, ModelUnloaded, NoEngineReady
 from genai_server.messages.generation_request import FinishReason, GenerationRequest
-from genai_server.messages.protocol import Cancel, Event, Failed, Finished, Refused, Stop, Submit, ToEngine
+from genai_server.messages.protocol import Cancel, Event, Stop, Submit, ToEngine
 from genai_server.messages.status_file import EngineState, EngineStatus
 
 # Seconds that a request waits for the restarted engine.
@@ -87,7 +87,7 @@ class InFlight:
         if sent is None:
             return
         sent.stream.receive(message)
-        if isinstance(message, Finished | Refused | Failed):
+        if sent.stream.is_ended:
             del self._sent[message.key]
 
     def resume(self) -> None:
