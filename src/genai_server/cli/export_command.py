@@ -31,9 +31,8 @@ from genai_server.hub.repository import select_source
 from genai_server.pooling_model import Task, task_of
 
 
-def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """The subcommand and its options."""
-    parser = subparsers.add_parser("export", help="build a model directory", description=__doc__)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
     parser.add_argument("source", metavar="REPO|DIR", help="such as Qwen/Qwen3-0.6B, or a directory with config.json")
     parser.add_argument(
         "--precision", choices=PRECISIONS, help="precision of the weights (default: int4; encoders: fp32, or int8)"

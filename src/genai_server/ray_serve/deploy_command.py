@@ -26,9 +26,8 @@ _OBJECT_BYTES = 200 * 2**20
 _CONNECT_SECONDS = 5.0
 
 
-def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """The subcommand and its options."""
-    parser = subparsers.add_parser("deploy", help="deploy replicas on Ray Serve", description=__doc__)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
     parser.add_argument("target", metavar="ray", choices=["ray"], help="where to: ray")
     parser.add_argument(
         "--address",

@@ -28,9 +28,8 @@ from genai_server.profiles.trace import write_trace
 _TIMEOUT = 60.0
 
 
-def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """The subcommand and its own subcommands."""
-    parser = subparsers.add_parser("profile", help="read the profiles of a server", description=__doc__)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's subcommands."""
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     report = commands.add_parser("report", help="show where the time went, and which tokens were slow and why")
     report.add_argument("source", metavar="DIR|URL", help="a folder or file of profiles, or a server's address")

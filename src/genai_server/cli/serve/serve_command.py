@@ -48,9 +48,8 @@ _BACKLOG = 2048
 _SPARE_BYTES = 1024
 
 
-def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """The subcommand and its options."""
-    parser = subparsers.add_parser("serve", help="serve a model directory over HTTP", description=__doc__)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
     add_options(parser)
     parser.set_defaults(run=run)
 

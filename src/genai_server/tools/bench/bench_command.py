@@ -36,11 +36,8 @@ _OUTPUT_TOKENS = {"sweep": 64, "prefix": 8, "disturbance": 1024, "fairness": 102
 _INTERRUPTED = 130
 
 
-def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """The subcommand and its options."""
-    parser = subparsers.add_parser(
-        "bench", help="measure OpenAI-style servers and the bare library", description=__doc__
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
     parser.add_argument(
         "--url",
         action="append",

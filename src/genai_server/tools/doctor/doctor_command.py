@@ -17,9 +17,8 @@ from genai_server.tools.doctor.finding import FAIL, OK, WARN, Finding
 _STYLES = {OK: "green", WARN: "yellow", FAIL: "bold red"}
 
 
-def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """The subcommand and its options."""
-    parser = subparsers.add_parser("doctor", help="check what serving needs", description=__doc__)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
     add_options(parser)
     parser.set_defaults(run=run)
 

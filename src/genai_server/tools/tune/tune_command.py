@@ -98,9 +98,8 @@ def smallest_good(rates: Mapping[int, float], share: float) -> int:
     return min(tried for tried, rate in rates.items() if rate >= share * max(rates.values()))
 
 
-def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """The subcommand and its options."""
-    parser = subparsers.add_parser("tune", help="find the best settings for this machine", description=__doc__)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
     parser.add_argument("model_dir", metavar="DIR", help="the model's directory")
     parser.add_argument("--config", metavar="FILE", help=f"file to write (default: GENAI_CONFIG or {DEFAULT_FILE})")
     parser.add_argument(
