@@ -14,6 +14,7 @@ import json
 import secrets
 import sys
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -165,20 +166,11 @@ def _check(arguments: argparse.Namespace) -> None:
 
 
 def _plan(arguments: argparse.Namespace) -> Plan:
-    return Plan(
-        scenario=arguments.scenario,
-        rounds=arguments.rounds,
-        requests=arguments.requests,
-        concurrency=arguments.concurrency,
-        prompt_tokens=arguments.prompt_tokens,
-        output_tokens=arguments.output_tokens or _OUTPUT_TOKENS[arguments.scenario],
-        prefix_tokens=arguments.prefix_tokens,
-        new_tokens=arguments.new_tokens,
-        disturbing_tokens=arguments.disturbing_tokens,
-        streams=arguments.streams,
-        library=arguments.library,
-        seed=arguments.seed or secrets.token_hex(4),
-    )
+    names = {field.name for field in fields(Plan)} & vars(arguments).keys()
+    given = {name: getattr(arguments, name) for name in names}
+    given["output_tokens"] = arguments.output_tokens or _OUTPUT_TOKENS[arguments.scenario]
+    given["seed"] = arguments.seed or secrets.token_hex(4)
+    return Plan(**given)
 
 
 def _request_options(arguments: argparse.Namespace) -> RequestOptions:

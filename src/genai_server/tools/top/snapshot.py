@@ -74,10 +74,10 @@ class Interval:
             return None
         return self.more(name, place) / (self.now.at - self.before.at)
 
-    def mean(self, name: str, place: Place) -> float | None:
-        """The mean of a histogram's new observations; None without any."""
+    def mean(self, name: str, place: Place, scale: float = 1) -> float | None:
+        """The mean of a histogram's new observations times `scale`; None without any."""
         count = self.more(f"{name}_count", place)
-        return self.more(f"{name}_sum", place) / count if count else None
+        return self.more(f"{name}_sum", place) * scale / count if count else None
 
 
 class Poller:

@@ -189,31 +189,19 @@ def _device(interval: Interval, place: Place, status: Mapping[str, Any]) -> dict
         "device": place.device,
         "model": place.model,
         "state": "terminated" if status.get("terminated") else str(status["state"]),
-        "run": f"{_whole(running)}/{_whole(slots)}",
-        "wait": _whole(now.value("num_requests_waiting", place)),
-        "kv": _share(now.value("kv_cache_usage_perc", place)),
-        "in/s": _number(interval.rate("prompt_tokens_total", place)),
-        "out/s": _number(interval.rate("generation_tokens_total", place)),
-        "ans/s": _number(interval.rate("request_success_total", place)),
-        "ttft": _milliseconds(interval.mean("time_to_first_token_seconds", place)),
-        "itl": _milliseconds(interval.mean("inter_token_latency_seconds", place)),
-        "rows": _number(interval.mean("decode_batch_size", place)),
-        "hits": _share(interval.more("prefix_cache_hits_total", place) / queries if queries else None),
-        "died": _whole(now.value("engine_restarts_total", place)),
+        "run": f"{_cell(running, '.0f')}/{_cell(slots, '.0f')}",
+        "wait": _cell(now.value("num_requests_waiting", place), ".0f"),
+        "kv": _cell(now.value("kv_cache_usage_perc", place), ".0%"),
+        "in/s": _cell(interval.rate("prompt_tokens_total", place)),
+        "out/s": _cell(interval.rate("generation_tokens_total", place)),
+        "ans/s": _cell(interval.rate("request_success_total", place)),
+        "ttft": _cell(interval.mean("time_to_first_token_seconds", place, 1000)),
+        "itl": _cell(interval.mean("inter_token_latency_seconds", place, 1000)),
+        "rows": _cell(interval.mean("decode_batch_size", place)),
+        "hits": _cell(interval.more("prefix_cache_hits_total", place) / queries if queries else None, ".0%"),
+        "died": _cell(now.value("engine_restarts_total", place), ".0f"),
     }
 
 
-def _whole(value: float | None) -> str:
-    return "–" if value is None else f"{value:.0f}"
-
-
-def _number(value: float | None) -> str:
-    return "–" if value is None else f"{value:.1f}"
-
-
-def _milliseconds(value: float | None) -> str:
-    return "–" if value is None else f"{value * 1000:.1f}"
-
-
-def _share(value: float | None) -> str:
-    return "–" if value is None else f"{value:.0%}"
+def _cell(value: float | None, form: str = ".1f") -> str:
+    return "–" if value is None else format(value, form)
