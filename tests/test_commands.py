@@ -16,7 +16,7 @@ import pytest
 
 from genai_server.cli import main
 from genai_server.cli.commands import COMMANDS
-from genai_server.config import load_settings, unknown_variables
+from genai_server.config.sources import load_settings, unknown_variables
 from genai_server.errors import ConfigurationError
 from tests.running_server import ROOT
 

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from genai_server import __version__
-from genai_server.config import Settings
+from genai_server.config.settings import Settings
 from genai_server.errors import ConfigurationError
 from genai_server.pooling_model import Task
 from tests.given_settings import given

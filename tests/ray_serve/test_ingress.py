@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from genai_server.config import Settings
+from genai_server.config.settings import Settings
 from genai_server.pooling_model import Task
 from genai_server.ray_serve.forwarded import ReplicaAnswer
 from genai_server.ray_serve.model_choice import ModelNames

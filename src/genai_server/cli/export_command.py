@@ -20,7 +20,8 @@ from genai_server.cli.pull_command import (
     say,
     tell_how_to_serve,
 )
-from genai_server.config import builder_environment, load_settings
+from genai_server.config.environment import builder_environment
+from genai_server.config.sources import load_settings
 from genai_server.engine.model.files import check_model_directory
 from genai_server.errors import ConfigurationError, ExportFailed, ModelDirectoryError
 from genai_server.hub import builder, store

@@ -7,7 +7,7 @@ import argparse
 from pathlib import Path
 
 from genai_server.cli.screen import show
-from genai_server.config import load_settings
+from genai_server.config.sources import load_settings
 from genai_server.engine.model.files import check_model_directory
 from genai_server.engine.model.inventory import inventory
 from genai_server.errors import ConfigurationError, ModelDirectoryError

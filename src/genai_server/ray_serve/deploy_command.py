@@ -12,7 +12,9 @@ from typing import Any
 
 from genai_server.cli.serve.preflight import bind, check_access, check_models
 from genai_server.cli.serve.welcome import url_of
-from genai_server.config import Settings, add_options, is_loopback, keep_ray_local, load_settings
+from genai_server.config.environment import keep_ray_local
+from genai_server.config.settings import Settings, is_loopback
+from genai_server.config.sources import add_options, load_settings
 from genai_server.errors import ConfigurationError
 from genai_server.installation import this_installation
 from genai_server.logs import configure_logging

@@ -30,7 +30,7 @@ from genai_server.apis.models import routes as models
 from genai_server.apis.ollama import model_routes as ollama_models
 from genai_server.apis.ollama import pull_routes as ollama_pull
 from genai_server.apis.status import engine_metrics
-from genai_server.config import Settings
+from genai_server.config.settings import Settings
 from genai_server.errors import (
     EngineDied,
     GenaiServerError,

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from genai_server.config import limit_tokenizer_threads
+from genai_server.config.environment import limit_tokenizer_threads
 from genai_server.errors import InvalidField
 from genai_server.pooling_model import PoolingModel, Task, read_pooling_model
 from genai_server.text.answers.dialect import AUTOMATIC, PLAIN, Dialect, read_dialect

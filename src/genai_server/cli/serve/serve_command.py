@@ -26,15 +26,9 @@ from genai_server.cli.serve.signals import CLOSING, ENDING, STOP_SIGNALS, end_no
 from genai_server.cli.serve.stand_in import StandIn
 from genai_server.cli.serve.websocket import GuardedWebSocket
 from genai_server.cli.serve.welcome import welcome
-from genai_server.config import (
-    Settings,
-    add_options,
-    export_engines,
-    export_settings,
-    export_shared_metrics,
-    load_settings,
-    unknown_variables,
-)
+from genai_server.config.environment import export_engines, export_settings, export_shared_metrics
+from genai_server.config.settings import Settings
+from genai_server.config.sources import add_options, load_settings, unknown_variables
 from genai_server.logs import configure_logging
 from genai_server.supervisor.supervisor import Supervisor
 

@@ -8,7 +8,8 @@ import logging
 from collections.abc import Iterator
 
 from genai_server.cli.screen import show
-from genai_server.config import Settings, add_options, load_settings
+from genai_server.config.settings import Settings
+from genai_server.config.sources import add_options, load_settings
 from genai_server.errors import ConfigurationError
 from genai_server.tools.doctor import machine
 from genai_server.tools.doctor import model_checks as models

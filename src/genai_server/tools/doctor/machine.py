@@ -13,7 +13,9 @@ from pathlib import Path
 import psutil
 
 from genai_server import __version__
-from genai_server.config import Settings, device_options, engine_environment
+from genai_server.config.environment import engine_environment
+from genai_server.config.settings import Settings
+from genai_server.config.sources import device_options
 from genai_server.engine.host.cores import cpu_quota, usable_cores
 from genai_server.engine.host.memory import free_memory
 from genai_server.engine.model.files import check_model_directory, weight_bytes

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from genai_server.cli.models_command import find
 from genai_server.cli.serve.welcome import url_of
-from genai_server.config import load_settings
+from genai_server.config.sources import load_settings
 from genai_server.http.api_keys import make_key
 from genai_server.tools.terminal_chat.chat_client import ChatClient
 from genai_server.tools.terminal_chat.chat_history import Conversation

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from genai_server.cli.models_command import find
 from genai_server.cli.pull_command import Source, absolute, add_hub_options, checked_name, in_folder, pull
-from genai_server.config import load_settings
+from genai_server.config.sources import load_settings
 from genai_server.errors import ConfigurationError
 from genai_server.hub import store
 from genai_server.hub.client import Hub

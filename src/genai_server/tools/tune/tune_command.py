@@ -23,7 +23,8 @@ from msgspec import structs
 from genai_server.cli.screen import measuring_bar, screen
 from genai_server.cli.serve.loaders import check_library
 from genai_server.cli.tables import print_report
-from genai_server.config import Settings, device_options, environment_variable, load_settings
+from genai_server.config.settings import Settings, environment_variable
+from genai_server.config.sources import device_options, load_settings
 from genai_server.engine.host.cores import usable_cores
 from genai_server.engine.model.files import check_model_directory
 from genai_server.errors import ConfigurationError, ExportFailed
