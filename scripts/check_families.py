@@ -13,8 +13,10 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -23,7 +25,7 @@ from _models.activations import with_float_activations
 from _models.driven import Driven
 from _models.engine_spec import engine_spec
 from _models.environment import REPOSITORY, prepare, python
-from _models.equality import SITUATIONS, STEPS, Batch, Reference, Tally, prompt
+from _models.equality import SITUATIONS, STEPS, Batch, Reference, Tally, long_rows, prompt
 from _models.families import FAMILIES
 from _models.family import Family
 
@@ -143,49 +145,45 @@ def _environment() -> dict[str, str]:
 
 
 def look(directory: Path, precision: str, *, patched: bool) -> list[Result]:
-    """Check a model directory as an engine would load it; if it is refused for its length, with a shorter one too."""
+    """Check a model directory as an engine would load it."""
     note = ", built with the patched builder" if patched else ""
     try:
-        return compare_all(directory, precision, MAX_LENGTH, note)
+        return compare_all(directory, precision, note)
     except DoesNotFit as reason:
         Reference(directory, MAX_LENGTH).answer(prompt(LONGEST))  # it must at least run there
-        results = [Result(True, f"generator: {reason}{note}")]
-        if switches_at := _switches_at(directory):
-            note = f" with `GENAI_MAX_LENGTH` up to the original context{note}"
-            results += compare_all(directory, precision, switches_at, note)
-        return results
+        return [Result(True, f"generator: {reason}{note}")]
 
 
-def compare_all(directory: Path, precision: str, max_length: int, note: str) -> list[Result]:
+def compare_all(directory: Path, precision: str, note: str) -> list[Result]:
     """The checks of a precision. Raises DoesNotFit."""
     if precision == "fp32":
-        return [compare(directory, FP32, max_length, note)]
+        return [compare(directory, FP32, note)]
     exact = with_float_activations(directory)
     return [
-        compare(exact, FLOAT_ACTIVATIONS, max_length, note),
-        compare(directory, INT8_ACTIVATIONS, max_length, note),
+        compare(exact, FLOAT_ACTIVATIONS, note),
+        compare(directory, INT8_ACTIVATIONS, note),
     ]
 
 
-def _switches_at(directory: Path) -> int | None:
-    try:
-        return read_decoder_graph(directory).switches_at
-    except DoesNotFit:
-        return None
-
-
-def compare(directory: Path, check: str, max_length: int, note: str) -> Result:
+def compare(directory: Path, check: str, note: str) -> Result:
     """All situations on the batched runner. Raises DoesNotFit."""
-    reference = Reference(directory, max_length)
-    longest = min(LONGEST, max_length - STEPS)
+    reference = Reference(directory, MAX_LENGTH)
+    switches_at = read_decoder_graph(directory).switches_at
     tally, details = Tally(), [f"{directory.name}, {check}"]
-    for situation in SITUATIONS:
-        runner = load_batched(engine_spec(directory, SLOTS, max_length), directory, reference.runner.model)
+
+    def run(name: str, situation: Callable[[Batch], None]) -> None:
+        nonlocal tally
+        runner = load_batched(engine_spec(directory, SLOTS, MAX_LENGTH), directory, reference.runner.model)
         batch = Batch(Driven(runner), reference)
-        situation(batch, longest)
-        details.append(f"    {situation.__name__}: {batch.tally}")
+        situation(batch)
+        details.append(f"    {name}: {batch.tally}")
         tally += batch.tally
-    own = reference.own_rounding()
+
+    for situation in SITUATIONS:
+        run(situation.__name__, partial(situation, longest=LONGEST if switches_at is None else switches_at - STEPS))
+    if switches_at is not None:
+        run(long_rows.__name__, partial(long_rows, switches_at=switches_at))
+    own = reference.own_rounding(switches_at)
     details.append(f"    the library itself: {own}; {reference.variety} different tokens")
     print("\n".join(details), file=sys.stderr)
     ok, cell = tally.equal == tally.compared, f"{tally.equal} of {tally.compared}, {tally.relative:.1e}"

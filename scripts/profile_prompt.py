@@ -13,7 +13,8 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
+from _models.driven import Driven
+from _models.equality import prompt
 from _models.steps import ProfiledSession, Step
 from _models.table import table
 
@@ -21,10 +22,8 @@ from genai_server.engine.model.files import check_model_directory
 from genai_server.engine.model.graph import DecoderGraph, DoesNotFit, read_decoder_graph
 from genai_server.engine.model.weights import int8_model, prepacked_model
 from genai_server.engine.process import IDLE_CHUNK
-from genai_server.engine.runners.cpu_buffers import CpuBuffers
-from genai_server.engine.runners.decoder_session import DecoderSession
-from genai_server.engine.runners.layout import Row, lay_out
-from genai_server.engine.runners.row_states import RowStates
+from genai_server.engine.runners.batched import BatchedRunner, BatchLimits
+from genai_server.messages.generation_request import ModelInfo
 
 MIN_SHARE = 0.01
 
@@ -41,7 +40,7 @@ def main() -> None:
         graph = read_decoder_graph(arguments.model_dir)
     except DoesNotFit as reason:
         parser.exit(1, f"{arguments.model_dir} does not run in a batch: {reason}\n")
-    vocab_size = check_model_directory(arguments.model_dir).vocab_size
+    model = check_model_directory(arguments.model_dir)
     with tempfile.TemporaryDirectory() as folder:
         cache = Path(folder) / "cache"
         found: dict[str, Counter[str]] = {}
@@ -51,30 +50,27 @@ def main() -> None:
         ):
             if directory is not None:
                 packed = replace(graph, path=directory / graph.path.name)
-                chunks = [arguments.chunk] * (arguments.tokens // arguments.chunk)
-                found[name] = profile(packed, vocab_size, chunks, arguments.rounds, Path(folder))
+                chunk = min(arguments.chunk, arguments.tokens)
+                chunks = [chunk] * (arguments.tokens // chunk)
+                found[name] = profile(packed, model, chunks, arguments.rounds, Path(folder))
     print(table(rows(found), markdown=arguments.markdown))
 
 
-def profile(graph: DecoderGraph, vocab_size: int, chunks: list[int], rounds: int, folder: Path) -> Counter[str]:
+def profile(graph: DecoderGraph, model: ModelInfo, chunks: list[int], rounds: int, folder: Path) -> Counter[str]:
     """Seconds by operator of the median round, and in total."""
     profiled = ProfiledSession(graph, folder, optimized=True)
-    session = DecoderSession(graph, profiled.timed)
-    tokens, chance = sum(chunks), np.random.default_rng(1)
-    session.use(CpuBuffers(graph, 1, tokens), RowStates(graph, 1))
+    tokens = sum(chunks)
+    runner = Driven(BatchedRunner(graph, profiled.timed, model, BatchLimits(1, tokens + 1)))
     taken: dict[int, list[Step]] = {}
     for number in range(rounds):
-        read, taken[number] = 0, []
+        read, taken[number] = prompt(tokens, number), []
+        runner.open(number, read, tokens + 1, reuse=False)
         for chunk in chunks:
-            logits = np.empty((1, 1, vocab_size), graph.logits_type)
-            layout = lay_out(
-                [Row(0, read, chance.integers(0, vocab_size, chunk).tolist())], has_states=graph.has_states
-            )
-            read += chunk
-            binding = session.bind(layout, {graph.logits: logits})
             begun, passes = time.perf_counter(), len(profiled.timed.seconds)
-            profiled.timed.run_with_iobinding(binding, None)
+            runner.prefill(number, read[:chunk])
+            read = read[chunk:]
             taken[number].append(Step(time.perf_counter() - begun, profiled.timed.seconds[-1], 0.0, passes))
+        runner.close(number)
     wholes = {number: sum(step.whole for step in steps) for number, steps in taken.items()}
     middle = sorted(wholes, key=lambda number: wholes[number])[rounds // 2]
     return profiled.operators(taken)[middle] + Counter({"the whole prompt": wholes[middle]})

@@ -20,8 +20,8 @@ from genai_server.engine.runners.scores import Logits
 from .driven import Driven
 
 STEPS = 24
-# Prompts of fewer tokens are not halved to see the library's own rounding.
-_MIN_HALVED = 4
+# To see the library's own rounding, this many tokens of a prompt are read at once, and the others one by one.
+_WHOLE = 2
 # A token this far below the best is never chosen, so the rounding of its logit does not matter.
 HOPELESS = 30.0
 
@@ -53,16 +53,18 @@ class Reference:
             self._known[key] = answer, logits
         return self._known[key]
 
-    def own_rounding(self) -> Tally:
-        """How much the library's logits differ if it reads the second half of the same prompts token by token."""
+    def own_rounding(self, switches_at: int | None) -> Tally:
+        """How much the library's logits differ if it reads the same prompts token by token, after the first two.
+
+        Those longer than `switches_at` are left out: they would begin with the rope of short rows.
+        """
         tally = Tally()
         for prompt, (answer, expected) in self._known.items():
-            if len(prompt) < _MIN_HALVED:
+            if len(prompt) <= _WHOLE or (switches_at is not None and len(prompt) > switches_at):
                 continue
-            middle = len(prompt) // 2
             self.runner.open(0, list(prompt), self.max_length)
-            self.runner.prefill(0, prompt[:middle])
-            for token in prompt[middle:]:
+            self.runner.prefill(0, prompt[:_WHOLE])
+            for token in prompt[_WHOLE:]:
                 logits = self.runner.decode([0], [token])[0]
             for token, wanted in zip(answer, expected, strict=True):
                 tally.add(logits, wanted)
@@ -297,6 +299,14 @@ def copied_past(batch: Batch, longest: int) -> None:
         cached = batch.begin(6, shorter, exact=exact)
         assert cached == reusable(batch, len(shorter) - 2, exact=exact) or batch.has_states
         batch.finish([6])
+
+
+def long_rows(batch: Batch, switches_at: int) -> None:
+    """Rows within the original context of a long rope next to rows that are longer from the start."""
+    lengths = (20, switches_at - STEPS, switches_at + 1, switches_at + 80)
+    for number, length in enumerate(lengths):
+        batch.begin(number, prompt(length), chunk=50)
+    batch.finish(range(len(lengths)))
 
 
 def reusable(batch: Batch, num_tokens: int, *, exact: bool) -> int:

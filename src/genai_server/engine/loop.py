@@ -208,6 +208,9 @@ class EngineLoop:
         for sequence in self._options.misplaced(self._scheduler.running):
             with self._failing([sequence]):
                 self._options.place(sequence)
+        for sequence in self._runners.outgrown(self._scheduler.running):
+            with self._failing([sequence]):
+                self._runners.reopen(sequence)
 
     def _forward(self, step: Step) -> None:
         """Run a pass, sample from it and send the tokens. Only a pass that runs to its end is measured."""

@@ -71,19 +71,6 @@ def slot_bytes(max_length: int) -> int:
     return graph.bytes_per_token * tokens * (1 + max_length // tokens)
 
 
-def test_rope_switch_bounds_the_length_of_a_batch(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def switching(model_dir: Path) -> DecoderGraph:
-        graph = read_decoder_graph(model_dir)
-        return DecoderGraph(**vars(graph) | {"switches_at": 128})
-
-    monkeypatch.setattr(choose, "read_decoder_graph", switching)
-    assert batch(spec(128)).abilities.max_rows == 4
-    with pytest.raises(DoesNotFit, match="more than 128 tokens, and GENAI_MAX_LENGTH allows 129"):
-        batch(spec(129))
-
-
 @pytest.mark.parametrize(
     ("slots", "fits", "named"),
     [(9, 4, "GENAI_MAX_BATCH_SIZE lets 4 run"), (3, 3, "GENAI_KV_CACHE_BYTES lets 3 run")],

@@ -1,8 +1,11 @@
 """Where the tokens of a pass lie."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
+from genai_server.engine.model.graph import read_decoder_graph
 from genai_server.engine.model.ragged import (
     BOUND,
     LAST,
@@ -11,10 +14,14 @@ from genai_server.engine.model.ragged import (
     NEW,
     PADDED,
     PLACES,
+    ROPE_PLACES,
     WANTED,
     WIDE,
 )
 from genai_server.engine.runners.layout import Layout, Row, lay_out, split_passes
+from tests.running_server import DEMO
+
+GRAPH = read_decoder_graph(DEMO)
 
 
 def padded_ids(layout: Layout, group: str) -> list[list[int]]:
@@ -24,7 +31,7 @@ def padded_ids(layout: Layout, group: str) -> list[list[int]]:
 
 def test_rows_are_padded_and_flattened_in_their_group() -> None:
     rows = [Row(4, 10, [41, 42]), Row(0, 0, list(range(100, 120)), 20), Row(2, 7, [21])]
-    layout = lay_out(rows)
+    layout = lay_out(rows, GRAPH)
     assert layout.spans == ((2, 3), (0, 1))
     assert layout.ids.tolist() == [[41, 42, 21, *range(100, 120)]]
     assert layout.positions.tolist() == [[10, 11, 7, *range(20)]]
@@ -40,7 +47,7 @@ def test_rows_are_padded_and_flattened_in_their_group() -> None:
 
 @pytest.mark.parametrize("rows", [[Row(0, 5, [1])], [Row(3, 0, [1] * 40)]])
 def test_unused_group_has_one_idle_row(rows: list[Row]) -> None:
-    layout = lay_out(rows)
+    layout = lay_out(rows, GRAPH)
     unused = WIDE if len(rows[0].tokens) == 1 else NARROW
     assert layout.inputs[unused + NEW].tolist() == layout.inputs[unused + LAST].tolist() == [0]
     assert layout.inputs[unused + PADDED].shape == (1, 1, 2)
@@ -49,18 +56,25 @@ def test_unused_group_has_one_idle_row(rows: list[Row]) -> None:
 
 @pytest.mark.parametrize(("exact_group", "width"), [(None, 1), (1, 2), (4, 2)])
 def test_only_exact_rows_of_one_token_are_padded(exact_group: int | None, width: int) -> None:
-    assert lay_out([Row(0, 5, [1])], exact_group=exact_group).inputs[NARROW + PADDED].shape == (1, width, 2)
+    assert lay_out([Row(0, 5, [1])], GRAPH, exact_group=exact_group).inputs[NARROW + PADDED].shape == (1, width, 2)
 
 
 @pytest.mark.parametrize("group", [1, 2, 4, 8])
 def test_tokens_and_logits_are_filled_up_to_complete_groups(group: int) -> None:
-    layout = lay_out([Row(0, 5, [1]), Row(1, 0, [2] * 18)], exact_group=group)
+    layout = lay_out([Row(0, 5, [1]), Row(1, 0, [2] * 18)], GRAPH, exact_group=group)
     assert layout.num_tokens % group == layout.num_logits % group == 0
     assert layout.num_tokens - 19 < group
     assert layout.logits == [slice(0, 1), slice(1, 2)]
     # The added tokens are read by no row.
     read = np.concatenate([layout.inputs[part + PADDED][:, :, 1].ravel() for part in (NARROW, WIDE)])
     assert read.max() == 18
+
+
+def test_long_rows_have_other_places_in_the_rope() -> None:
+    graph = replace(GRAPH, switches_at=128)
+    layout = lay_out([Row(0, 5, [1]), Row(1, 130, [2], is_long=True), Row(2, 126, [3] * 20, is_long=True)], graph)
+    assert layout.positions.tolist() == [[5, 130, *range(126, 146)]]
+    assert layout.inputs[ROPE_PLACES].tolist() == [[5, 258, *range(254, 274)]]
 
 
 def wide(slot: int, num_tokens: int, num_cached: int = 0) -> Row:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Container, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -75,12 +76,12 @@ class DecoderGraph:
     conv_states: tuple[LayerState, ...] = ()
     recurrent_states: tuple[LayerState, ...] = ()
 
-    @property
+    @cached_property
     def has_states(self) -> bool:
         """Whether some layers keep states of fixed size in place of keys and values."""
         return bool(self.conv_states or self.recurrent_states)
 
-    @property
+    @cached_property
     def conv_width(self) -> int:
         """How many inputs the convolutions read for each token; 0 without convolutions."""
         return self.conv_states[0].shape[0] + 1 if self.conv_states else 0

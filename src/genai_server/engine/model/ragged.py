@@ -10,10 +10,12 @@ Each group has at least one row, idle or not: ONNX Runtime 1.32 ends the process
 """
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
+from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from genai_server.engine.model.graph import ATTENTION, DecoderGraph, DoesNotFit
@@ -22,6 +24,9 @@ from genai_server.engine.model.ragged_states import StateLayers
 
 # int64 [K]: the flat positions whose logits are computed.
 WANTED = "genai_server.wanted"
+# int64 [1, T]: where each flat token's cosines and sines are. Those for long rows (`DecoderGraph.switches_at`) lie
+# behind those for short ones.
+ROPE_PLACES = "genai_server.rope_places"
 # Prefixes of the inputs of the two groups. Past keys and values are `{group}{name}`.
 NARROW, WIDE = "genai_server.narrow.", "genai_server.wide."
 # For each group: PADDED int64 [B, S, 2] has the flat position (0, t) of each padded place; PLACES int64 [1, T_group, 2]
@@ -34,7 +39,8 @@ _STATES = "genai_server.wanted_states"
 # Ends the names of values in 16 bits.
 _HALF = ".half"
 # Inputs of a GroupQueryAttention.
-_QUERIES, _PAST, _LENGTHS, _POSITIONS, _BIAS, _QUERY_SEQLENS = slice(0, 3), slice(3, 5), slice(5, 7), 9, 10, 16
+_QUERIES, _PAST, _LENGTHS, _ROPE, _POSITIONS = slice(0, 3), slice(3, 5), slice(5, 7), slice(7, 9), 9
+_BIAS, _QUERY_SEQLENS = 10, 16
 _PRESENT = slice(1, 3)
 # Inputs of the type of the queries: these, keys, values, cosines, sines, a sink for each head, and norms.
 _FLOATS = (0, 1, 2, 7, 8, 11, 14, 15)
@@ -57,14 +63,14 @@ def make_ragged(graph: onnx.GraphProto, decoder: DecoderGraph) -> None:
     """
     _choose_positions(graph, decoder)
     if decoder.switches_at is not None:
-        _never_switch(graph)
+        _join_ropes(graph, decoder.switches_at, decoder.path.parent)
     inputs = {value.name: value for value in graph.input}
     outputs = {value.name: value for value in graph.output}
     kind = helper.np_dtype_to_tensor_dtype(np.dtype(decoder.cache_type))
     is_narrowed = inputs[decoder.past_names[0]].type.tensor_type.elem_type != kind
     nodes: list[onnx.NodeProto] = []
     halved: dict[str, str] = {}
-    new_inputs = [_value(WANTED, TensorProto.INT64, ["wanted"])]
+    new_inputs = [_value(WANTED, TensorProto.INT64, ["wanted"]), _value(ROPE_PLACES, TensorProto.INT64, [1, "tokens"])]
     new_outputs = [outputs[decoder.logits]]
     states = StateLayers(graph, decoder, (NARROW, WIDE), PLACES)
     new_inputs += states.inputs
@@ -135,13 +141,30 @@ def _all_states(graph: onnx.GraphProto, last: str) -> str:
     return states
 
 
-def _never_switch(graph: onnx.GraphProto) -> None:
-    """Keep the constants for short rows: a batch has no longer ones (`DecoderGraph.switches_at`)."""
-    never = "genai_server.never"
-    graph.initializer.append(numpy_helper.from_array(np.array(False), never))
-    for node in graph.node:
-        if node.op_type == "If":
-            node.input[0] = never
+def _join_ropes(graph: onnx.GraphProto, switches_at: int, folder: Path) -> None:
+    """Replace a branch by its constants for both cases, so that a pass may have short and long rows.
+
+    `folder` may have them in files. Raises DoesNotFit if attention does not look them up.
+    """
+    attentions = [node for node in graph.node if node.op_type == ATTENTION]
+    looked_up = {name for node in attentions for name in node.input[_ROPE]}
+    for branch in [node for node in graph.node if node.op_type == "If"]:
+        cases = {attribute.name: _constants(attribute.g, folder) for attribute in branch.attribute}
+        for name, short, long in zip(branch.output, cases["else_branch"], cases["then_branch"], strict=True):
+            if name not in looked_up or len(short) < switches_at:
+                raise DoesNotFit("its graph switches constants that are not those of its rope")
+            graph.initializer.append(numpy_helper.from_array(np.concatenate([short[:switches_at], long]), name))
+        graph.node.remove(branch)
+    for node in attentions:
+        node.input.extend([""] * (_POSITIONS + 1 - len(node.input)))
+        node.input[_POSITIONS] = ROPE_PLACES
+
+
+def _constants(graph: onnx.GraphProto, folder: Path) -> list[NDArray[Any]]:
+    """The outputs of a graph that has only constants."""
+    found = {value.name: value for value in graph.initializer}
+    found |= {node.output[0]: node.attribute[0].t for node in graph.node}
+    return [numpy_helper.to_array(found[value.name], str(folder)) for value in graph.output]
 
 
 def _in_half(node: onnx.NodeProto, halved: dict[str, str]) -> list[onnx.NodeProto]:

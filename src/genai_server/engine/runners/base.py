@@ -54,6 +54,8 @@ class Abilities:
     caches_prefixes: bool = False
     # Whether `adopt` can be used.
     adopts: bool = False
+    # Whether `must_reopen` may be true.
+    reopens: bool = False
     # Passes of at least this many tokens may have 8-bit weights; None if no pass has.
     int8_from: int | None = None
     # The memory that its sequences share.
@@ -140,6 +142,10 @@ class Runner(ABC):
         """
         request = sequence.request
         return self.abilities.drafts and not sequence.by_library and not request.exact and request.sampling.seed is None
+
+    def must_reopen(self, sequence: Sequence) -> bool:
+        """Whether all tokens of a sequence must be read again, because it has become long (`close`, then `open`)."""
+        return False
 
     def match_again(self, sequence: Sequence) -> int:
         """Look for a longer cached prefix before a prompt's first chunk; returns the same as `open`.

@@ -120,8 +120,10 @@ class BatchedRunner(Runner):
             # A Generator reads a single token with another kernel than an exact pass.
             exact=False,
             caches_prefixes=True,
-            # A Generator keeps only the last keys and values of windowed layers, and does not return states.
-            adopts=not graph.window and not self._has_states,
+            # A Generator keeps only the last keys and values of windowed layers, and does not return states. It does
+            # not tell which cosines and sines its keys have.
+            adopts=not graph.window and not self._has_states and graph.switches_at is None,
+            reopens=graph.switches_at is not None,
             int8_from=int8_from,
             memory=limits.memory,
         )
@@ -135,8 +137,25 @@ class BatchedRunner(Runner):
         # Decoded tokens of an exact sequence must not match another's prompt: decode and prefill are not bitwise equal.
         past = request.prompt if request.exact else sequence.tokens
         return self.slots.acquire(
-            sequence.id, past, reuse=sequence.reuses_past, prefilled_only=request.exact, salt=request.cache_salt
+            sequence.id,
+            past,
+            reuse=sequence.reuses_past,
+            prefilled_only=request.exact,
+            salt=request.cache_salt,
+            is_long=self._is_long(sequence),
         )
+
+    def _is_long(self, sequence: Scheduled) -> bool:
+        """Whether a sequence needs the cosines and sines for long rows."""
+        return self._graph.switches_at is not None and len(sequence.tokens) > self._graph.switches_at
+
+    def must_reopen(self, sequence: Scheduled) -> bool:
+        return self._is_long(sequence) and not self.slots.of(sequence.id).is_long
+
+    def may_draft(self, sequence: Scheduled) -> bool:
+        # All tokens of a pass have the same cosines and sines.
+        is_near = self._graph.switches_at is not None and self._graph.switches_at - MAX_DRAFTED < len(sequence.tokens)
+        return super().may_draft(sequence) and (not is_near or self.slots.of(sequence.id).is_long)
 
     def match_again(self, sequence: Scheduled) -> int:
         return self.slots.match_again(sequence.id, sequence.request.prompt, prefilled_only=sequence.request.exact)
@@ -190,14 +209,14 @@ class BatchedRunner(Runner):
             self.slots.reserve(read.sequence.id, read.num_tokens)
             slot = self.slots.of(read.sequence.id)
             num_logits = read.num_tokens if read.positions else 1 + len(read.draft)
-            rows.append(Row(slot.index, len(slot.tokens), read.tokens, num_logits))
+            rows.append(Row(slot.index, len(slot.tokens), read.tokens, num_logits, slot.is_long))
         may_interrupt = len(reads) == 1 and not reads[0].decodes
         found: dict[int, Scores] = {}
         # Slots whose keys and values are bitwise the same as in any other pass.
         repeatable: set[int] = set()
         passes = split_passes(rows, self._slot_length)
         for number, members in enumerate(passes):
-            layout = self._lay_out(members, exact_group=self._row_group if is_exact else None)
+            layout = lay_out(members, self._graph, exact_group=self._row_group if is_exact else None)
             on = self._own if is_exact else self._session_for(layout.num_tokens)
             slots = [row.slot for row in members]
             if on is self._own and (len(members) == 1 or layout.num_tokens % self._row_group == 0):
@@ -280,9 +299,6 @@ class BatchedRunner(Runner):
         self.buffers.copy(source, target, length)
         self.states.copy(source, target)
 
-    def _lay_out(self, rows: Sequence[Row], *, exact_group: int | None = None) -> Layout:
-        return lay_out(rows, exact_group=exact_group, has_states=self._has_states, conv_width=self._graph.conv_width)
-
     def _try(self, ids: NDArray[np.int64], lengths: NDArray[np.int64], *, on: DecoderSession | None = None) -> Logits:
         """Run `ids` [rows, new] over the first slots; returns the logits [rows, new, vocab_size] of all positions."""
         num_new = ids.shape[1]
@@ -291,7 +307,7 @@ class BatchedRunner(Runner):
             if not row.num_cached:
                 self.states.clear(row.slot)
         before = [(row.slot, self.states.save(row.slot)) for row in rows if row.num_cached]
-        logits = self._logits(on or self._own, self._lay_out(rows), may_interrupt=False)
+        logits = self._logits(on or self._own, lay_out(rows, self._graph), may_interrupt=False)
         for slot, saved in before:
             self.states.load(slot, saved)
         return logits.copy().reshape(*ids.shape, -1)
@@ -310,7 +326,7 @@ class BatchedRunner(Runner):
 
     def _read_prompt(self, on: DecoderSession) -> None:
         """Run a pass that reads more tokens than it gives logits, as most passes do."""
-        self._logits(on, self._lay_out([Row(0, 0, [1 % self.model.vocab_size] * 3)]), may_interrupt=False)
+        self._logits(on, lay_out([Row(0, 0, [1 % self.model.vocab_size] * 3)], self._graph), may_interrupt=False)
 
     def _logits(self, on: DecoderSession, layout: Layout, *, may_interrupt: bool) -> Logits:
         """Run a pass; returns the logits [positions, vocab_size], which the next one overwrites."""

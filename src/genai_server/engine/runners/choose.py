@@ -128,11 +128,6 @@ def load_batched(spec: EngineSpec, model_dir: Path, model: ModelInfo) -> "Batche
     if graph.has_states and not _on_cpu(spec):
         raise DoesNotFit("its layers have states of fixed size, which a batch keeps in the memory of a CPU only")
     max_length = min(settings.max_length, model.context_length)
-    if graph.switches_at is not None and max_length > graph.switches_at:
-        raise DoesNotFit(
-            f"its rope changes for a whole batch as soon as one row has more than {graph.switches_at} tokens, and "
-            f"GENAI_MAX_LENGTH allows {max_length}"
-        )
     if _takes_half(spec, graph, max_length):
         graph = replace(graph, cache_type=np.float16)
     limits = _limits(spec, graph, max_length)

@@ -51,6 +51,8 @@ class Slot:
     num_prefilled: int = 0
     # Only prompts of the same salt may reuse the tokens.
     salt: str | None = None
+    # Whether the keys have the cosines and sines for long rows. Only prompts which need the same may reuse the tokens.
+    is_long: bool = False
     # The running sequence that has the slot; None for an idle slot.
     sequence: int | None = None
     # Tokens behind these that the next pass may write.
@@ -111,10 +113,11 @@ class KvSlots:
         reuse: bool = True,
         prefilled_only: bool = False,
         salt: str | None = None,
+        is_long: bool = False,
     ) -> int:
         """Give a sequence a slot; returns how many tokens of its prompt lie in it already.
 
-        A cached prefix is reused only if its sequence had the same `salt`, or if both have none.
+        A cached prefix is reused only if its sequence had the same `salt`, or if both have none, and if it was as long.
 
         At least two tokens are always left to read. A single token runs another kernel, which is not bitwise equal, so
         asking twice would give two answers.
@@ -126,7 +129,8 @@ class KvSlots:
         common prefix is at least half, and if memory is short, any. Otherwise the prefix is copied to an empty slot, or
         to the first one to be evicted, and stays cached in both.
         """
-        source, length, common = self._longest_past(prompt if reuse else [], salt, prefilled_only=prefilled_only)
+        past = prompt if reuse else []
+        source, length, common = self._longest_past(past, salt, prefilled_only=prefilled_only, is_long=is_long)
         idle = [slot for slot in self.slots if slot.sequence is None and not slot.tokens] or self._cached()
         taken = next((slot for slot in idle if slot is not source), idle[0])
         if source is not None:
@@ -136,7 +140,7 @@ class KvSlots:
                 taken = source
         self._cut(taken, length if taken is source else 0)
         taken.num_common = common
-        taken.sequence, taken.salt = sequence, salt
+        taken.sequence, taken.salt, taken.is_long = sequence, salt, is_long
         self._running[sequence] = taken
         if source is not None and taken is not source:
             self._copy(source, taken, length)
@@ -148,7 +152,9 @@ class KvSlots:
         Must be called before any token of the prompt beyond the prefix from `acquire` is read.
         """
         slot = self._running[sequence]
-        source, length, slot.num_common = self._longest_past(prompt, slot.salt, prefilled_only=prefilled_only)
+        source, length, slot.num_common = self._longest_past(
+            prompt, slot.salt, prefilled_only=prefilled_only, is_long=slot.is_long
+        )
         if source is None or source is slot or length <= len(slot.tokens) or not self._may_copy(source, length):
             return len(slot.tokens)
         self._copy(source, slot, length)
@@ -303,7 +309,7 @@ class KvSlots:
             self._buffers.give_back(slot.index, (needed + 1) * self._memory.page_tokens)
 
     def _longest_past(
-        self, prompt: list[int], salt: str | None, *, prefilled_only: bool
+        self, prompt: list[int], salt: str | None, *, prefilled_only: bool, is_long: bool
     ) -> tuple[Slot | None, int, int]:
         """The slot of this salt with the longest prefix that can be reused, how many tokens it has, and how many some
         slot begins with.
@@ -315,7 +321,7 @@ class KvSlots:
         best: tuple[Slot | None, int] = (None, 0)
         longest = 0
         for slot in sorted(self.slots, key=lambda slot: slot.sequence is not None):
-            if slot.salt != salt:
+            if (slot.salt, slot.is_long) != (salt, is_long):
                 continue
             usable = slot.tokens[: slot.num_prefilled] if prefilled_only else slot.tokens
             common = min(most, common_length(prompt, usable))
@@ -342,5 +348,5 @@ def _empty(slot: Slot) -> None:
 
 def _begins_with(slot: Slot, other: Slot) -> bool:
     """Whether a slot can serve every prompt that the other can."""
-    same = slot.salt == other.salt and slot.num_prefilled >= other.num_prefilled
-    return same and slot.tokens[: len(other.tokens)] == other.tokens
+    same = (slot.salt, slot.is_long) == (other.salt, other.is_long)
+    return same and slot.num_prefilled >= other.num_prefilled and slot.tokens[: len(other.tokens)] == other.tokens

@@ -11,7 +11,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from genai_server.engine.model import ragged_states
-from genai_server.engine.model.ragged import BOUND, LAST, NARROW, NARROW_WIDTH, NEW, PADDED, PLACES, WANTED, WIDE
+from genai_server.engine.model.graph import DecoderGraph
+from genai_server.engine.model.ragged import (
+    BOUND,
+    LAST,
+    NARROW,
+    NARROW_WIDTH,
+    NEW,
+    PADDED,
+    PLACES,
+    ROPE_PLACES,
+    WANTED,
+    WIDE,
+)
 
 # With a single place for each row, attention on CPUs takes another kernel. Its results may depend on the other rows.
 _EXACT_WIDTH = 2
@@ -32,6 +44,8 @@ class Row:
     tokens: Sequence[int]
     # The logits after this many of the last tokens are wanted.
     num_logits: int = 1
+    # Whether it has the cosines and sines for long rows (`DecoderGraph.switches_at`).
+    is_long: bool = False
 
     @property
     def is_wide(self) -> bool:
@@ -84,19 +98,17 @@ def _may_join(rows: list[Row], slot_length: int) -> bool:
     return num_places <= _MAX_PADDING * sum(len(row.tokens) for row in rows)
 
 
-def lay_out(
-    rows: Sequence[Row], *, exact_group: int | None = None, has_states: bool = False, conv_width: int = 0
-) -> Layout:
-    """Lay out a pass. `has_states` says that some layers of the graph keep states of fixed size.
-
-    `conv_width` is the number of inputs that convolutions read for each token; 0 if there are none.
+def lay_out(rows: Sequence[Row], graph: DecoderGraph, *, exact_group: int | None = None) -> Layout:
+    """Lay out a pass.
 
     With an `exact_group`, each row is bitwise the same next to any others: the flat tokens and the logits are filled up
     to complete groups of this size with some that nothing reads.
     """
+    behind_short = graph.switches_at or 0
     row_group, min_width = (1, 1) if exact_group is None else (exact_group, _EXACT_WIDTH)
     ids: list[int] = []
     positions: list[int] = []
+    rope_places: list[int] = []
     wanted: list[int] = []
     inputs: dict[str, NDArray[Any]] = {}
     spans: list[Span] = []
@@ -120,6 +132,8 @@ def lay_out(
             places += [(index, place) for place in range(num_tokens)]
             ids += row.tokens
             positions += range(row.num_cached, row.num_cached + num_tokens)
+            rope = row.num_cached + (behind_short if row.is_long else 0)
+            rope_places += range(rope, rope + num_tokens)
             logits[number] = slice(len(wanted), len(wanted) + row.num_logits)
             wanted += range(len(ids) - row.num_logits, len(ids))
             slots.append(row.slot)
@@ -128,13 +142,14 @@ def lay_out(
             missing = -len(ids) % row_group
             ids += [0] * missing
             positions += [0] * missing
+            rope_places += [0] * missing
             places += [(0, 0)] * missing
         spans.append((first, num_rows))
         inputs[group + PADDED] = padded
         inputs[group + PLACES] = np.array(places, np.int64).reshape(1, -1, 2)
         inputs[group + LAST], inputs[group + NEW] = last, new
         inputs[group + BOUND] = np.array(max(int(last.max()) + 1, width), np.int32)
-        if has_states:
+        if graph.has_states:
             num_used = num_rows if places else 0
             has_token = np.arange(width) < new[:num_used, np.newaxis]
             inputs[group + ragged_states.PADDED_STATES] = padded[:num_used]
@@ -142,19 +157,21 @@ def lay_out(
             state_spans.append((first, num_used))
     wanted += [0] * (-len(wanted) % row_group)
     inputs[WANTED] = np.array(wanted, np.int64)
-    if has_states:
+    if graph.switches_at is not None:
+        inputs[ROPE_PLACES] = np.array([rope_places], np.int64)
+    if graph.has_states:
         first = min(slots)
         num_rows = max(slots) + 1 - first
         state_spans.append((first, num_rows))
-        if conv_width:
-            inputs |= _conv_inputs(np.array(slots) - first, num_rows, ends, len(ids), conv_width)
+        if graph.conv_width:
+            inputs |= _conv_inputs(np.array(slots) - first, num_rows, ends, len(ids), graph.conv_width)
     narrow, wide = spans
     return Layout(
         ids=np.array([ids], np.int64),
         positions=np.array([positions], np.int64),
         inputs=inputs,
         spans=(narrow, wide),
-        state_spans=(state_spans[0], state_spans[1], state_spans[2]) if has_states else None,
+        state_spans=(state_spans[0], state_spans[1], state_spans[2]) if graph.has_states else None,
         num_logits=len(wanted),
         logits=[logits[number] for number in range(len(rows))],
     )

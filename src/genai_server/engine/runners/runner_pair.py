@@ -6,6 +6,8 @@ middle of its answer. A Generator cannot take over keys and values, so it reads 
 back, its keys and values are copied into a KV cache slot.
 """
 
+from collections.abc import Iterable
+
 from genai_server.engine.model.adapters import Adapters
 from genai_server.engine.runners.base import Runner, run_pass
 from genai_server.engine.runners.kv_events import KvEventPublisher
@@ -89,13 +91,23 @@ class RunnerPair:
         if self.main.abilities.chooses and sequence.num_produced:
             return  # its sampling would not continue the same way, and a grammar would start again
         if not self.main.abilities.adopts:
-            self.close(sequence)
-            self._open_on(sequence, batched=True)
+            self.reopen(sequence)
             return
         past = self.generator.export(sequence.id, self.main.present_names) if sequence.num_read else {}
         self.close(sequence)
         self.main.adopt(sequence, past)
         sequence.batched = True
+
+    def outgrown(self, sequences: Iterable[Sequence]) -> list[Sequence]:
+        """The sequences of the batch that have become too long for what its runner keeps of them."""
+        if not self.main.abilities.reopens:
+            return []
+        return [s for s in sequences if s.batched and s.is_decoding and self.main.must_reopen(s)]
+
+    def reopen(self, sequence: Sequence) -> None:
+        """Begin a sequence of the batch again. Its tokens are read again, in chunks."""
+        self.close(sequence)
+        self._open_on(sequence, batched=True)
 
     def close(self, sequence: Sequence) -> None:
         """End a sequence and free what it holds."""

@@ -1,0 +1,100 @@
+"""Sequences that grow beyond the original context of a rope with short and long factors."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from genai_server.config.settings import Settings
+from genai_server.config.sources import engine_settings
+from genai_server.engine.runners.choose import load_batched
+from genai_server.engine.runners.og_generator import OgGeneratorRunner
+from genai_server.engine.runners.runner_pair import RunnerPair
+from genai_server.engine.sampling.grammar import model_guidance
+from genai_server.engine.scheduling.scheduler import Scheduler
+from genai_server.engine.scheduling.step import StepPolicy
+from genai_server.messages.launch import EngineSpec
+from genai_server.messages.protocol import Finished
+from tests.engine.model_runners import greedy
+from tests.running_server import ROOT
+from tests.stepped_loop import SteppedLoop
+
+ORIGINAL_CONTEXT, LENGTH, STEPS = 128, 256, 24
+
+
+def text(length: int, seed: int = 0) -> list[int]:
+    return [int(token) for token in np.random.default_rng(seed).integers(3, 300, length)]
+
+
+class Device(SteppedLoop):
+    """A loop with a model of a long rope, and the library's own answers."""
+
+    def __init__(self, model_dir: Path, folder: Path) -> None:
+        self.generator = OgGeneratorRunner(model_dir, "cpu", threads=1)
+        settings = engine_settings(Settings.model_validate({}))
+        settings = msgspec.structs.replace(settings, max_length=LENGTH, max_batch_size=4, cache_dir="", threads=1)
+        self.batch = load_batched(EngineSpec("cpu", str(model_dir), settings), model_dir, self.generator.model)
+        runners = RunnerPair(self.generator, self.batch)
+        policy = StepPolicy(speculates=True)
+        scheduler = Scheduler(self.batch, max_running=4, max_waiting=9, prefill_chunk=24, policy=policy)
+        super().__init__(runners, scheduler, model_guidance(model_dir, self.generator.model), folder)
+
+    def submit(self, key: int, prompt: list[int], **fields: Any) -> None:
+        asked: dict[str, Any] = {
+            "max_tokens": STEPS,
+            "max_length": LENGTH,
+            "ignore_eos": True,
+            "cache_prompt": True,
+        } | fields
+        self.put_request(key, prompt, **asked)
+
+    def expected(self, prompt: list[int]) -> list[int]:
+        """The greedy answer if everything is read again as soon as there are more tokens than the original context."""
+        num_short = min(STEPS, max(0, ORIGINAL_CONTEXT + 1 - len(prompt)))
+        answer = greedy(self.generator, prompt, num_short) if num_short else []
+        return answer + (greedy(self.generator, prompt + answer, STEPS - num_short) if num_short < STEPS else [])
+
+    def num_cached(self, key: int) -> int:
+        (end,) = self.messages(Finished, key)
+        return end.num_cached
+
+
+@pytest.fixture(params=["phi-3-128k", "phi-4-mini"])
+def device(request: pytest.FixtureRequest, tmp_path: Path) -> Device:
+    return Device(ROOT / "tests" / "built_models" / request.param, tmp_path)
+
+
+def test_a_sequence_that_becomes_long_is_read_again(device: Device) -> None:
+    prompts = [text(length, length) for length in (20, 104, 105, 120, 128, 129, 200)]
+    for key, prompt in enumerate(prompts):
+        device.submit(key, prompt)
+    device.run(*range(len(prompts)))
+    for key, prompt in enumerate(prompts):
+        assert device.tokens(key) == device.expected(prompt)
+
+
+def test_a_repetitive_answer_becomes_long_with_drafts(device: Device) -> None:
+    prompt = text(10) * 12
+    device.submit(0, prompt, prediction=device.expected(prompt) + [5] * 9)
+    device.run(0)
+    assert device.tokens(0) == device.expected(prompt)
+
+
+def test_a_long_prompt_reuses_long_prefixes_only(device: Device) -> None:
+    prompt = text(200)
+    for key, length in enumerate((100, 200, 180, 110)):
+        device.submit(key, prompt[:length], max_tokens=1)
+        device.run(key)
+    assert [device.num_cached(key) for key in range(4)] == [0, 0, 178, 100]
+
+
+def test_an_exact_sequence_that_becomes_long_is_the_same_alone(device: Device) -> None:
+    prompt = text(120)
+    device.submit(0, prompt, exact=True)
+    device.run(0)
+    for key in (1, 2, 3):
+        device.submit(key, prompt if key == 2 else text(90 + 20 * key), exact=True)
+    device.run(1, 2, 3)
+    assert device.tokens(0) == device.tokens(2)
