@@ -141,9 +141,6 @@ def write_call_object(call: Call, *, key: str = "arguments") -> str:
 
 def lark_object(tools: Sequence[Tool], *, key: str = "arguments") -> str:
     """The Lark rule `object`: one call as JSON, with arguments that match the tool's parameters."""
-    calls = [f"{quoted(_head(tool.name, key))} {fits(tool.schema)} {quoted('}')}" for tool in tools]
+    heads = [quoted(f'{{"name": {json.dumps(tool.name)}, "{key}": ') for tool in tools]
+    calls = [f"{head} {fits(tool.schema)} {quoted('}')}" for head, tool in zip(heads, tools, strict=True)]
     return f"object: {any_of(calls)}\n"
-
-
-def _head(name: str, key: str) -> str:
-    return f'{{"name": {json.dumps(name)}, "{key}": '

@@ -26,7 +26,6 @@ from genai_server.tools.bench.plan import LABELS, SCENARIOS, Plan, RequestOption
 
 if TYPE_CHECKING:
     from genai_server.tools.bench.bench_report import Report
-    from genai_server.tools.bench.bench_session import Session
 
 _LIBRARIES = ("aiohttp", "matplotlib")
 _PLOTS = (".png", ".svg")
@@ -128,7 +127,8 @@ def run(arguments: argparse.Namespace) -> int:
     session = Session(_plan(arguments), _request_options(arguments))
     interrupted = False
     try:
-        _run_with_progress(session)
+        with measuring_bar("examining the servers") as show, asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            runner.run(session.run(show))
     except KeyboardInterrupt:
         interrupted = True
     except ServerUnusable as error:
@@ -182,15 +182,6 @@ def _request_options(arguments: argparse.Namespace) -> RequestOptions:
         health_path=arguments.health_path,
         health_interval=arguments.health_every / 1000,
     )
-
-
-def _run_with_progress(session: "Session") -> None:
-    """Run the session with a progress bar on standard error, if that is a terminal."""
-    with (
-        measuring_bar("examining the servers") as show,
-        asyncio.Runner(loop_factory=_loop_factory()) as runner,
-    ):
-        runner.run(session.run(show))
 
 
 def _loop_factory() -> "Callable[[], asyncio.AbstractEventLoop] | None":
