@@ -26,7 +26,7 @@ from genai_server.cli.serve.signals import CLOSING, ENDING, STOP_SIGNALS, end_no
 from genai_server.cli.serve.stand_in import StandIn
 from genai_server.cli.serve.websocket import GuardedWebSocket
 from genai_server.cli.serve.welcome import welcome
-from genai_server.config.environment import export_engines, export_settings, export_shared_metrics
+from genai_server.config.environment import export_engines, export_settings
 from genai_server.config.settings import Settings
 from genai_server.config.sources import add_options, load_settings, unknown_variables
 from genai_server.logs import configure_logging
@@ -165,9 +165,7 @@ def _export(settings: Settings, engines: Path) -> None:
     """
     export_settings(settings)
     export_engines(engines)
-    shared = engines / "metrics"
-    shared.mkdir(mode=0o700)
-    export_shared_metrics(shared)
+    (engines / "metrics").mkdir(mode=0o700)
 
 
 def _serve_in_processes(settings: Settings, listener: socket.socket, engines: Path, stop: _Stop) -> int:

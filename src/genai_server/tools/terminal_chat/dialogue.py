@@ -12,7 +12,7 @@ from genai_server.errors import ChatFailed
 from genai_server.quoted_values import quoted
 from genai_server.tools.terminal_chat.chat_client import Answer, ChatClient, Piece
 from genai_server.tools.terminal_chat.chat_history import Conversation, Message, SavedChat, load, save
-from genai_server.tools.terminal_chat.questions import Questions
+from genai_server.tools.terminal_chat.questions import question_reader
 from genai_server.tools.terminal_chat.typed_parameters import PARAMETERS, Value, parse, require_known
 
 _DEFAULT = "default"
@@ -56,14 +56,14 @@ class Dialogue:
             "/load": self._load,
             "/help": lambda _: print(_HELP),
         }
-        self._questions = Questions([*self._commands, "/quit"])
+        self._read = question_reader([*self._commands, "/quit"])
 
     def run(self) -> None:
         """Read lines until the user ends the chat."""
         was_interrupted = False
         while True:
             try:
-                line = self._questions.read()
+                line = self._read()
                 was_interrupted = False
                 if not self._execute(line):
                     return
