@@ -76,8 +76,7 @@ def configuration(settings: Settings, replicas: str) -> str:
     """
     import yaml
 
-    from genai_server.ray_serve.application import OF_SERVE
-    from genai_server.ray_serve.scaling import max_replicas
+    from genai_server.ray_serve.application import OF_SERVE, max_replicas
 
     max_replicas(replicas)
     plain = Settings.model_validate({})
@@ -125,9 +124,8 @@ def _deploy(settings: Settings, replicas: str, address: str | None) -> int:
     import ray
     from ray import serve
 
-    from genai_server.ray_serve.application import application
+    from genai_server.ray_serve.application import application, max_replicas
     from genai_server.ray_serve.ray_internals import http_config
-    from genai_server.ray_serve.scaling import max_replicas
 
     deployed = application(settings, replicas)
     if address is None:
