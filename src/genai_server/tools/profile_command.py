@@ -6,7 +6,6 @@ merges a session's files into one for https://ui.perfetto.dev, with a track for 
 
 import argparse
 import json
-import sys
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -56,11 +55,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_report(arguments: argparse.Namespace) -> int:
-    """Print or write the report; status 1 if there is no such profile. Raises ConfigurationError."""
-    try:
-        report = _report(arguments)
-    except ProfileNotFound as error:
-        return _fail("report", error.message)
+    """Print or write the report. Raises ProfileNotFound and ConfigurationError."""
+    report = _report(arguments)
     if arguments.html is not None:
         try:
             arguments.html.write_text(as_page(report), encoding="utf-8")
@@ -78,11 +74,9 @@ def run_report(arguments: argparse.Namespace) -> int:
 
 
 def run_trace(arguments: argparse.Namespace) -> int:
-    """Write the trace; status 1 if there is no such profile. Raises ConfigurationError."""
+    """Write the trace. Raises ProfileNotFound and ConfigurationError."""
     try:
         size = _write_trace(arguments)
-    except ProfileNotFound as error:
-        return _fail("trace", error.message)
     except OSError as error:
         raise ConfigurationError(f"{error.filename}: {error.strerror}") from None
     print(f"{arguments.out}: {size}; open it with https://ui.perfetto.dev")
@@ -138,8 +132,3 @@ def _reason(error: urllib.error.HTTPError) -> str:
         return str(json.loads(error.read())["error"]["message"])
     except (ValueError, LookupError, TypeError):
         return f"{error.url}: {error.code} {error.reason}"
-
-
-def _fail(command: str, message: str) -> int:
-    print(f"genai-server profile {command}: {message}", file=sys.stderr)
-    return 1

@@ -12,7 +12,6 @@ import asyncio
 import importlib.util
 import json
 import secrets
-import sys
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
@@ -119,10 +118,10 @@ def _add_requests(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure and report; status 1 if all requests failed. Raises ConfigurationError."""
+    """Measure and report; status 1 if all requests failed. Raises ConfigurationError and ServerUnusable."""
     _check(arguments)
     # Imported here, because their libraries come with an extra.
-    from genai_server.tools.bench.bench_session import ServerUnusable, Session
+    from genai_server.tools.bench.bench_session import Session
 
     session = Session(_plan(arguments), _request_options(arguments))
     interrupted = False
@@ -131,9 +130,6 @@ def run(arguments: argparse.Namespace) -> int:
             runner.run(session.run(show))
     except KeyboardInterrupt:
         interrupted = True
-    except ServerUnusable as error:
-        print(f"genai-server bench: {error}", file=sys.stderr)
-        return 1
     report = session.report(interrupted=interrupted)
     _write(report, arguments)
     if interrupted:

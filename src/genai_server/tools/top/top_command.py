@@ -21,7 +21,8 @@ from rich.text import Text
 
 from genai_server.cli.parser import number_from
 from genai_server.cli.screen import screen
-from genai_server.tools.top.snapshot import Interval, Place, Poller, ServerUnreachable, Snapshot
+from genai_server.errors import ServerUnusable
+from genai_server.tools.top.snapshot import Interval, Place, Poller, Snapshot
 
 _MAX_REQUESTS = 20
 # The texts of a row by column.
@@ -40,17 +41,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Watch until `q` or Ctrl-C; status 1 if the server cannot be reached."""
+    """Watch until `q` or Ctrl-C. Raises ServerUnusable if the server cannot be reached."""
     poller = Poller(arguments.url, arguments.api_key)
-    try:
-        with suppress(KeyboardInterrupt):
-            if arguments.once:
-                _show_once(poller, arguments.interval)
-            else:
-                asyncio.run(_watch(poller, poller.poll(), arguments.interval))
-    except ServerUnreachable as error:
-        print(f"genai-server top: {error}", file=sys.stderr)
-        return 1
+    with suppress(KeyboardInterrupt):
+        if arguments.once:
+            _show_once(poller, arguments.interval)
+        else:
+            asyncio.run(_watch(poller, poller.poll(), arguments.interval))
     return 0
 
 
@@ -70,7 +67,7 @@ async def _watch(poller: Poller, before: Snapshot, interval: float) -> None:
         while not await _is_set(ended, interval):
             try:
                 now = await asyncio.to_thread(poller.poll)
-            except ServerUnreachable as error:
+            except ServerUnusable as error:
                 live.update(f"{error}; trying again", refresh=True)
                 continue
             live.update(view(Interval(before, now), console.width), refresh=True)
