@@ -69,7 +69,7 @@ FORBIDDEN: dict[str, tuple[str, ...]] = {
     "apis": ("engine", "supervisor", "hub"),
     "generation": ("engine", "supervisor", "profiles", "hub", "web"),
     "http": ("text", "profiles", "hub", "grammar_checker.process", "grammar_checker.compiler", "web"),
-    "http.middleware": ("http.telemetry.request_metrics", "http.telemetry.traces"),
+    "http.middleware": ("http.telemetry.traces",),
     "http.telemetry": ("http.middleware",),
     # An engine's process combines these; each works without the others.
     "engine": ("text", "apis", "hub"),

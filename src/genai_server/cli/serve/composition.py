@@ -21,6 +21,7 @@ from filelock import FileLock, Timeout
 from uvicorn.config import STARTUP_FAILURE
 
 from genai_server.apis.app import Engines, ModelFiles, Telemetry, create_app
+from genai_server.apis.status.api_metrics import api_metrics
 from genai_server.cli.serve.exit_status import WRONG_SETTING, note_cut_off
 from genai_server.cli.serve.loaders import load_traces, model_puller, text_loader
 from genai_server.cli.serve.preflight import check_models
@@ -32,7 +33,6 @@ from genai_server.config.sources import load_settings
 from genai_server.errors import ConfigurationError
 from genai_server.http.api_keys import ApiKeys, load_keys
 from genai_server.http.middleware.request_lifetime import Drain
-from genai_server.http.telemetry.request_metrics import request_metrics
 from genai_server.http.telemetry.request_record import log_request
 from genai_server.logs import configure_logging
 from genai_server.process_memory import release_large_blocks_at_once, share_heaps
@@ -124,7 +124,7 @@ def _create(settings: Settings, engines: Engines, drain: Drain, *, on_loopback: 
     release_large_blocks_at_once()
     share_heaps()
     raise_file_limit()
-    registry, instruments = request_metrics(shared_metrics(), settings.metrics_prefix)
+    registry, instruments = api_metrics(shared_metrics(), settings.metrics_prefix)
     telemetry = Telemetry(registry, [log_request, instruments.observe], count_check=instruments.count_check)
     if (traces := load_traces(settings)) is not None:
         telemetry = replace(telemetry, observers=[*telemetry.observers, traces.observe], close=traces.close)

@@ -35,7 +35,7 @@ _PARTS = {
 _REASONS = {*FinishReason, ABORT}
 
 
-def request_metrics(shared: Path | None, prefix: str) -> "tuple[CollectorRegistry, Instruments]":
+def api_metrics(shared: Path | None, prefix: str) -> "tuple[CollectorRegistry, Instruments]":
     """The registry to scrape, and the instruments that count into it. All names begin with `prefix`.
 
     With a folder that the API processes share, the registry adds up what all of them have counted, those that have

@@ -1,4 +1,4 @@
-"""A step: one forward pass, as the scheduler gives it to the runners, and the memory that limits it."""
+"""What a step reads: the tokens of each sequence, as the scheduler gives them to the runners, and its limits."""
 
 import sys
 from collections.abc import Sequence as Several
