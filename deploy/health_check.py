@@ -10,7 +10,8 @@ import sys
 import urllib.request
 from pathlib import Path
 
-from genai_server.config import Settings, add_options, load_settings
+from genai_server.config.settings import Settings
+from genai_server.config.sources import add_options, load_settings
 
 _ANY = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 _TIMEOUT = 4.0

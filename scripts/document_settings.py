@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from genai_server.config import Settings, environment_variable, option
+from genai_server.config.settings import Settings, environment_variable, option
 
 ROOT = Path(__file__).parent.parent
 

@@ -22,7 +22,8 @@ from _load.footprint import footprint
 from _models.engine_spec import engine_spec
 from _models.table import table
 
-from genai_server.config import Settings, load_settings
+from genai_server.config.settings import Settings
+from genai_server.config.sources import load_settings
 from genai_server.engine_client.client import EngineClient, Router
 from genai_server.messages.generation_request import GenerationRequest
 from genai_server.messages.status_file import StatusFileReader

@@ -1,6 +1,7 @@
 """Settings of a test, whatever the environment and the folder have."""
 
-from genai_server.config import Settings, load_settings
+from genai_server.config.settings import Settings
+from genai_server.config.sources import load_settings
 
 
 def given(**options: str | None) -> Settings:

@@ -16,7 +16,7 @@ import uvicorn
 
 from genai_server.cli.serve.composition import attached_app
 from genai_server.cli.serve.serve_command import _uvicorn_config, listen
-from genai_server.config import add_options, load_settings
+from genai_server.config.sources import add_options, load_settings
 from genai_server.supervisor.supervisor import Supervisor
 from tests.running_server import ONE_THREAD, RunningServer, wait_until
 

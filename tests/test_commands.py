@@ -16,7 +16,7 @@ import pytest
 
 from genai_server.cli import main
 from genai_server.cli.commands import COMMANDS
-from genai_server.config import load_settings, unknown_variables
+from genai_server.config.sources import load_settings, unknown_variables
 from genai_server.errors import ConfigurationError
 from tests.running_server import ROOT
 
@@ -255,8 +255,9 @@ def test_each_script_has_usage_and_each_documented_option_exists(
 
     monkeypatch.setattr(argparse._ActionsContainer, "add_argument", add_and_note)
     monkeypatch.syspath_prepend(str(SCRIPTS))
-    with pytest.raises(SystemExit):
-        main(["--help"])
+    for command in COMMANDS:
+        with pytest.raises(SystemExit):
+            main([command, "--help"])
     capsys.readouterr()
     silent = []
     for path in SCRIPTS.glob("*.py"):

@@ -17,7 +17,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from deploy.health_check import url_of
-from genai_server.config import load_settings
+from genai_server.config.sources import load_settings
 from tests.running_server import ROOT, RunningServer, clean_environment, wait_until
 from tests.scraped import Scraped, scrape
 

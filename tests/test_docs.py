@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from genai_server.cli import main
-from genai_server.config import Settings, environment_variable, load_settings, option
+from genai_server.config.settings import Settings, environment_variable, option
+from genai_server.config.sources import load_settings
 from tests.running_server import DEMO, ROOT, RunningServer, clean_environment, run_server
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from genai_server.cli import main
 from genai_server.cli.serve.preflight import check_server
-from genai_server.config import device_options, load_settings
+from genai_server.config.sources import device_options, load_settings
 from tests.running_server import DEMO, ROOT
 from tests.test_promised import exists, references
 

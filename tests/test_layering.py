@@ -265,7 +265,7 @@ def test_modules_have_no_import_cycles() -> None:
 @pytest.mark.parametrize(
     ("module", "source"),
     [
-        ("errors", "from genai_server.config import Settings"),
+        ("errors", "from genai_server.config.settings import Settings"),
         ("errors", "def f():\n    import genai_server.apis.app"),
         ("text.codec", "from genai_server.apis.shared import base"),
         ("engine.loop", "from genai_server.supervisor.supervisor import Supervisor"),
@@ -316,7 +316,7 @@ def test_violation_by_a_module_is_detected(module: str, source: str) -> None:
         ("engine.process", "from genai_server.engine.runners.choose import load_runners"),
         ("apis.own_chat.routes", "from genai_server.generation.generate import generate"),
         ("engine.runners.og_generator", "def f():\n    import onnxruntime_genai"),
-        ("text.tokenizer", "from genai_server.config import Settings\nimport tokenizers"),
+        ("text.tokenizer", "from genai_server.config.settings import Settings\nimport tokenizers"),
         (
             "cli.serve.serve_command",
             "import uvicorn\nfrom genai_server.engine.host.cores import usable_cores\nprint(1)",

@@ -82,6 +82,10 @@ class ChatFailed(GenaiServerError, code="chat_failed"):
     """The terminal chat has no server, or did not get an answer from it; the message says why."""
 
 
+class ServerUnusable(GenaiServerError, code="server_unusable"):
+    """A command gets no answer from a server, or none that it can use; the message says why."""
+
+
 class RequestError(GenaiServerError, code="invalid_request"):
     """The request is at fault; no work was done for it."""
 

@@ -4,7 +4,8 @@ import argparse
 
 import pytest
 
-from genai_server.config import Settings, add_options, option
+from genai_server.config.settings import Settings, option
+from genai_server.config.sources import add_options
 from tests.given_settings import given
 
 

@@ -3,8 +3,9 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from genai_server import config
-from genai_server.config import Settings, load_settings
+from genai_server.config import environment
+from genai_server.config.settings import Settings
+from genai_server.config.sources import load_settings
 from tests.given_settings import given
 
 
@@ -25,45 +26,45 @@ def test_exported_settings_load_as_the_same() -> None:
         log_level="debug",
     )
     environ: dict[str, str] = {}
-    config.export_settings(settings, environ)
+    environment.export_settings(settings, environ)
     assert _from_environment(environ) == settings
 
 
 def test_exported_settings_overrule_what_the_environment_said() -> None:
     environ = {"GENAI_ADMIN_API_KEY": "old", "PORT": "1"}
-    config.export_settings(given(port="2"), environ)
+    environment.export_settings(given(port="2"), environ)
     settings = _from_environment(environ)
     assert (settings.admin_api_key, settings.port) == (None, 2)
 
 
 def test_engines_to_attach_are_those_that_were_exported() -> None:
     environ: dict[str, str] = {}
-    assert config.engines_to_attach(environ) is None
-    config.export_engines(Path("/tmp/engines"), environ)
-    assert config.engines_to_attach(environ) == Path("/tmp/engines")
+    assert environment.engines_to_attach(environ) is None
+    environment.export_engines(Path("/tmp/engines"), environ)
+    assert environment.engines_to_attach(environ) == Path("/tmp/engines")
 
 
 def test_engine_and_builder_processes_inherit_no_keys_of_ours() -> None:
     ours = {"GENAI_API_KEYS": "ann:k", "GENAI_ADMIN_API_KEY": "k", "GENAI_ENGINES_DIR": "/tmp/e", "HF_TOKEN": "t"}
     ours |= {"OTEL_EXPORTER_OTLP_HEADERS": "authorization=k", "PROMETHEUS_MULTIPROC_DIR": "/tmp/m"}
     others = {"PATH": "/bin", "CUDA_VISIBLE_DEVICES": "1", "ORT_DISABLE_TELEMETRY": "1"}
-    assert config.engine_environment(ours | others) == others
-    assert config.builder_environment(ours | others) == others | {"HF_HUB_OFFLINE": "1"}
+    assert environment.engine_environment(ours | others) == others
+    assert environment.builder_environment(ours | others) == others | {"HF_HUB_OFFLINE": "1"}
 
 
 def test_tokenizer_uses_one_thread_unless_the_operator_sets_it() -> None:
     silent: dict[str, str] = {}
-    config.limit_tokenizer_threads(silent)
+    environment.limit_tokenizer_threads(silent)
     assert silent == {"TOKENIZERS_PARALLELISM": "false"}
     willing = {"TOKENIZERS_PARALLELISM": "true"}
-    config.limit_tokenizer_threads(willing)
+    environment.limit_tokenizer_threads(willing)
     assert willing == {"TOKENIZERS_PARALLELISM": "true"}
 
 
 def test_local_ray_cluster_requires_a_token() -> None:
     environ = {"RAY_AUTH_MODE": "disabled", "RAY_enable_metrics_collection": "1"}
-    config.keep_ray_local(environ)
+    environment.keep_ray_local(environ)
     assert (environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"], environ["RAY_USAGE_STATS_ENABLED"]) == ("0", "0")
     assert (environ["RAY_AUTH_MODE"], environ["RAY_enable_metrics_collection"]) == ("disabled", "1")
-    config.keep_ray_local(environ := {})
+    environment.keep_ray_local(environ := {})
     assert (environ["RAY_AUTH_MODE"], environ["RAY_enable_metrics_collection"]) == ("token", "0")

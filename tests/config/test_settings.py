@@ -5,7 +5,7 @@ import re
 import pytest
 from pydantic import ValidationError
 
-from genai_server.config import Settings, option
+from genai_server.config.settings import Settings, option
 from genai_server.errors import ConfigurationError
 from genai_server.quoted_values import quoted
 from tests.given_settings import given

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from genai_server.config import engine_settings, load_settings, unknown_variables
+from genai_server.config.sources import engine_settings, load_settings, unknown_variables
 from genai_server.errors import ConfigurationError
 from tests.given_settings import given
 

@@ -8,7 +8,8 @@ import numpy as np
 import onnx
 import pytest
 
-from genai_server.config import Settings, engine_settings
+from genai_server.config.settings import Settings
+from genai_server.config.sources import engine_settings
 from genai_server.engine.model.graph import LayerState, read_decoder_graph
 from genai_server.engine.model.output_head import find_head
 from genai_server.engine.model.ragged import make_ragged

@@ -7,7 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from genai_server.config import Settings, engine_settings
+from genai_server.config.settings import Settings
+from genai_server.config.sources import engine_settings
 from genai_server.engine import process
 from genai_server.engine.model.files import check_model_directory
 from genai_server.engine.model.graph import read_decoder_graph

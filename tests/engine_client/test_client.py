@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from genai_server.config import load_settings
+from genai_server.config.sources import load_settings
 from genai_server.engine_client.client import EngineClient, Router
 from genai_server.errors import EngineDied, InvalidField, NoEngineReady, QueueFull, SessionTerminated
 from genai_server.messages.admin import ListRequests, SetRuntimeOption

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from genai_server.config import load_settings
+from genai_server.config.sources import load_settings
 from genai_server.generation.fingerprint import fingerprint
 from genai_server.messages.status_file import ModelState, ModelStatus
 

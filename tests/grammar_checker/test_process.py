@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from genai_server.config import checker_environment
+from genai_server.config.environment import checker_environment
 from genai_server.grammar_checker.process import MAX_MEMORY
 from tests.running_server import wait_until
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from genai_server.cli import main
-from genai_server.config import load_settings
+from genai_server.config.sources import load_settings
 from genai_server.errors import ConfigurationError
 from genai_server.http.api_keys import ApiKeys, hash_key, line_of, load_keys, make_key
 

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from genai_server.config import Settings, device_options, load_settings
+from genai_server.config.settings import Settings
+from genai_server.config.sources import device_options, load_settings
 from genai_server.errors import ConfigurationError
 from genai_server.options.config_file import device_options as options_of
 from genai_server.options.device import DeviceOptions

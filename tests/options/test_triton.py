@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from genai_server.cli import main
-from genai_server.config import device_options, load_settings
+from genai_server.config.sources import device_options, load_settings
 from genai_server.errors import ConfigurationError
 from genai_server.options.pbtxt import read_pbtxt
 from genai_server.options.triton import as_toml, translate

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from genai_server import __version__
-from genai_server.config import Settings
+from genai_server.config.settings import Settings
 from genai_server.errors import ConfigurationError
 from genai_server.pooling_model import Task
 from tests.given_settings import given
@@ -116,3 +116,16 @@ def test_manifest_matches_configuration_image_and_settings() -> None:
         assert variables["PATH"] == path["value"]
         assert Path(variables["PATH"].partition(":")[0]).name == "bin"
         assert f"WORKDIR {Path(variables['PATH'].partition(':')[0]).parents[1]}\n" in dockerfile
+
+
+@pytest.mark.parametrize("replicas", ["0", "x", "2:1", "1:", "-1", "1:2:3", "12345"])
+def test_a_wrong_number_of_replicas_is_refused(application: Any, replicas: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"replicas={replicas}: expected a number"):
+        application.max_replicas(replicas)
+    assert (application.max_replicas("3"), application.max_replicas("1:4")) == (3, 4)
+
+
+def test_two_numbers_scale_by_running_requests(application: Any) -> None:
+    assert application.scaling("2", 8) == {"num_replicas": 2}
+    bounds = {"min_replicas": 1, "max_replicas": 4}
+    assert application.scaling("1:4", 8) == {"autoscaling_config": {**bounds, "target_ongoing_requests": 8}}

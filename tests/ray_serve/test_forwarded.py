@@ -60,7 +60,8 @@ def test_request_counted_by_the_ingress_is_not_counted_again(is_forwarded: bool,
     app = Authentication(
         _answer, keys, RateLimits(0, 0, lambda: 0.0), admin_key=None, on_loopback=False, insecure=False
     )
-    request = replace(READINESS, method="POST", path="/v1/chat", headers=[(b"x-api-key", b"sk-0123456789abcdef")])
+    parts = {"method": "POST", "path": "/v1/chat", "headers": [(b"x-api-key", b"sk-0123456789abcdef")]}
+    request = replace(READINESS, parts={**READINESS.parts, **parts})
     found: list[int] = []
 
     async def send(message: Message) -> None:

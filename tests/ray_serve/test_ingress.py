@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from genai_server.config import Settings
+from genai_server.config.settings import Settings
 from genai_server.pooling_model import Task
 from genai_server.ray_serve.forwarded import ReplicaAnswer
 from genai_server.ray_serve.model_choice import ModelNames
@@ -211,7 +211,7 @@ def test_the_id_of_a_request_is_that_of_its_replica() -> None:
     handle = Handle([*OK, END], [*OK, END])
     for given in ("mine", "not a plain name"):
         _call({"m": handle}, "POST", "/v1/chat/completions", json=CHAT, headers={"x-request-id": given})
-    ids = [[value for name, value in asked.headers if name == b"x-request-id"] for asked in handle.asked]
+    ids = [[value for name, value in asked.parts["headers"] if name == b"x-request-id"] for asked in handle.asked]
     assert ids[0] == [b"mine"]
     assert len(ids[1]) == 1 and ids[1][0].startswith(b"req-")
 
@@ -236,7 +236,7 @@ def test_head_has_the_headers_of_get() -> None:
     answers = [ReplicaAnswer("a", "m", 200, [*JSON, (b"content-length", b"2")], b"{}")]
     handle = Handle(answers=answers)
     found, head = (_call({"m": handle}, method, "/healthz") for method in ("GET", "HEAD"))
-    assert {asked.method for asked in handle.asked} == {"GET"}
+    assert {asked.parts["method"] for asked in handle.asked} == {"GET"}
     assert head.headers["content-length"] == found.headers["content-length"]
     assert head.content == b""
 
@@ -244,7 +244,7 @@ def test_head_has_the_headers_of_get() -> None:
 def test_metrics_are_requested_in_one_format_from_replicas() -> None:
     handle = Handle(answers=[ReplicaAnswer("a", "m", 200, [], b"# TYPE a_total counter\na_total 1.0\n")])
     answer = _call({"m": handle}, "GET", "/metrics", headers={"accept": "application/openmetrics-text"})
-    assert b"accept" not in dict(handle.asked[0].headers)
+    assert b"accept" not in dict(handle.asked[0].parts["headers"])
     assert answer.text == '# HELP a \n# TYPE a counter\na_total{replica="a"} 1.0\n# EOF\n'
 
 
@@ -259,7 +259,7 @@ def test_health_is_that_of_a_replica_that_takes_work() -> None:
     answers = [ReplicaAnswer("a", "m", 503, JSON, b"{}"), ReplicaAnswer("b", "m", 200, JSON, b"{}"), silent]
     handle = Handle(answers=answers)
     assert _call({"m": handle}, "GET", "/health", headers={"authorization": "Bearer x"}).status_code == 200
-    assert handle.asked[0].headers == []
+    assert handle.asked[0].parts["headers"] == []
     assert _call({"m": Handle(answers=answers[:1])}, "GET", "/health").status_code == 503
     assert _call({"m": Handle()}, "GET", "/health").status_code == 503
 

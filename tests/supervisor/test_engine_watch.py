@@ -10,7 +10,7 @@ from genai_server.supervisor.engine_watch import FIRST_PAUSE, MAX_PAUSE, RECOVER
 # Leaves this number of files to the supervisor; its engine needs six to start.
 BEGIN = """
 import os, resource, signal, sys, time
-from genai_server.config import load_settings
+from genai_server.config.sources import load_settings
 from genai_server.messages.status_file import read_status_file
 from genai_server.supervisor.supervisor import Supervisor
 

@@ -12,7 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from genai_server.config import Settings, export_settings
+from genai_server.config.environment import export_settings
+from genai_server.config.settings import Settings
 from genai_server.messages.launch import EngineSpec
 from genai_server.messages.status_file import EngineStatus, read_status_file
 from genai_server.supervisor.supervisor import Supervisor
@@ -205,7 +206,7 @@ def test_owner_is_notified_once_when_all_devices_have_loaded() -> None:
 def test_an_engine_ends_when_its_supervisor_is_killed(short_folder: Path) -> None:
     script = (
         "import sys, time\n"
-        "from genai_server.config import load_settings\n"
+        "from genai_server.config.sources import load_settings\n"
         "from genai_server.supervisor.supervisor import Supervisor\n"
         "supervisor = Supervisor(load_settings({'device': 'scripted'}, environ={}, dotenv=None))\n"
         "supervisor.start()\n"

@@ -40,7 +40,7 @@ from genai_server.apis.status import engine_metrics, health
 from genai_server.apis.status.engine_metrics import EngineMetrics
 from genai_server.apis.tokens import routes as tokens
 from genai_server.apis.web_page import routes as page
-from genai_server.config import Settings
+from genai_server.config.settings import Settings
 from genai_server.generation.catalog import Catalog, LoadText
 from genai_server.generation.dependencies import ClientLeft, Services
 from genai_server.generation.fingerprint import fingerprint

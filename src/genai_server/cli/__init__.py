@@ -6,7 +6,7 @@ from genai_server import __version__
 from genai_server.cli.commands import add_commands
 from genai_server.cli.parser import Parser
 from genai_server.cli.serve.exit_status import OUTPUT_CUT, output_is_cut
-from genai_server.errors import ChatFailed, ConfigurationError, ExportFailed, PullFailed
+from genai_server.errors import ConfigurationError, GenaiServerError
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -38,7 +38,7 @@ def _run(arguments: list[str]) -> int:
     except ConfigurationError as error:
         print(f"genai-server: {error}", file=sys.stderr)
         return 2
-    except (PullFailed, ExportFailed, ChatFailed) as error:
+    except GenaiServerError as error:
         print(f"genai-server: {error}", file=sys.stderr)
         return 1
     return status

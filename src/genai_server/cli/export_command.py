@@ -20,7 +20,8 @@ from genai_server.cli.pull_command import (
     say,
     tell_how_to_serve,
 )
-from genai_server.config import builder_environment, load_settings
+from genai_server.config.environment import builder_environment
+from genai_server.config.sources import load_settings
 from genai_server.engine.model.files import check_model_directory
 from genai_server.errors import ConfigurationError, ExportFailed, ModelDirectoryError
 from genai_server.hub import builder, store
@@ -31,9 +32,8 @@ from genai_server.hub.repository import select_source
 from genai_server.pooling_model import Task, task_of
 
 
-def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """The subcommand and its options."""
-    parser = subparsers.add_parser("export", help="build a model directory", description=__doc__)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
     parser.add_argument("source", metavar="REPO|DIR", help="such as Qwen/Qwen3-0.6B, or a directory with config.json")
     parser.add_argument(
         "--precision", choices=PRECISIONS, help="precision of the weights (default: int4; encoders: fp32, or int8)"

@@ -5,9 +5,8 @@ import argparse
 from genai_server.http.api_keys import line_of, make_key
 
 
-def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """The subcommand and its argument."""
-    parser = subparsers.add_parser("key", help="create an API key", description=__doc__)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's argument."""
     parser.add_argument("name", metavar="NAME", help="the key's owner: letters, digits, dots, dashes, underscores")
     parser.set_defaults(run=run)
 

@@ -7,7 +7,7 @@ import argparse
 from pathlib import Path
 
 from genai_server.cli.screen import show
-from genai_server.config import load_settings
+from genai_server.config.sources import load_settings
 from genai_server.engine.model.files import check_model_directory
 from genai_server.engine.model.inventory import inventory
 from genai_server.errors import ConfigurationError, ModelDirectoryError
@@ -16,9 +16,8 @@ from genai_server.hub import store
 _MIB = 1024 * 1024
 
 
-def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """The subcommand and its own subcommands."""
-    parser = subparsers.add_parser("models", help="list, check and remove models", description=__doc__)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's subcommands."""
     parser.set_defaults(run=run_list)
     commands = parser.add_subparsers(metavar="COMMAND")
     commands.add_parser("list", help="the models with their sizes").set_defaults(run=run_list)

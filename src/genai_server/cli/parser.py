@@ -5,9 +5,8 @@ import difflib
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from math import inf
-from typing import NoReturn, TypeVar, overload
+from typing import Any, NoReturn
 
-_Namespace = TypeVar("_Namespace")
 # Maximum lines of a usage message that still leave the error in sight.
 _MAX_USAGE = 12
 _ALIKE = 0.6
@@ -16,16 +15,7 @@ _ALIKE = 0.6
 class Parser(argparse.ArgumentParser):
     """A parser that itself refuses unknown arguments, so that the usage shown is the subcommand's."""
 
-    @overload
-    def parse_known_args(
-        self, args: Iterable[str] | None = None, namespace: None = None
-    ) -> tuple[argparse.Namespace, list[str]]: ...
-    @overload
-    def parse_known_args(self, args: Iterable[str] | None, namespace: _Namespace) -> tuple[_Namespace, list[str]]: ...
-    @overload
-    def parse_known_args(self, *, namespace: _Namespace) -> tuple[_Namespace, list[str]]: ...
-
-    def parse_known_args(self, args: Iterable[str] | None = None, namespace: object = None) -> tuple[object, list[str]]:
+    def parse_known_args(self, args: Iterable[str] | None = None, namespace: Any = None) -> tuple[Any, list[str]]:
         """Parse all arguments; ends with the usage if one is unknown."""
         found, unknown = super().parse_known_args(args, namespace)
         if unknown:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from genai_server.config import load_settings
+from genai_server.config.sources import load_settings
 from genai_server.engine.model.files import (
     GIVE_A_TEMPLATE,
     NO_CHAT_TEMPLATE,
@@ -41,9 +41,8 @@ from genai_server.quoted_values import escaped, quoted
 _MIB = 1024 * 1024
 
 
-def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """The subcommand and its options."""
-    parser = subparsers.add_parser("pull", help="fetch a model from a hub", description=__doc__)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
     parser.add_argument("repository", metavar="REPO", help="such as microsoft/Phi-4-mini-instruct-onnx")
     parser.add_argument(
         "--include",

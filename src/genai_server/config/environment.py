@@ -44,13 +44,11 @@ def engines_to_attach(environ: Mapping[str, str] = os.environ) -> Path | None:
 
 
 def export_engines(folder: Path, environ: MutableMapping[str, str] = os.environ) -> None:
-    """Write the engines' folder into the environment for the API processes that are started next."""
-    environ[ATTACH_VARIABLE] = str(folder)
+    """Write the engines' folder into the environment for the API processes that are started next.
 
-
-def export_shared_metrics(folder: Path, environ: MutableMapping[str, str] = os.environ) -> None:
-    """Make the API processes that are started next keep their metrics in a folder, so that each can report the sums."""
-    environ[SHARED_METRICS] = str(folder)
+    They keep their metrics in its folder `metrics`, so that each can report the sums.
+    """
+    environ.update({ATTACH_VARIABLE: str(folder), SHARED_METRICS: str(folder / "metrics")})
 
 
 def shared_metrics(environ: Mapping[str, str] = os.environ) -> Path | None:

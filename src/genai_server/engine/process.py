@@ -52,7 +52,7 @@ def main() -> None:
     configure_logging(spec.settings.log_level, spec.settings.log_format)
     if spec.settings.telemetry:
         # Imported here: it imports all settings, which takes a quarter of the start of an engine without a model.
-        from genai_server.config import allow_telemetry
+        from genai_server.config.environment import allow_telemetry
 
         allow_telemetry()
     try:

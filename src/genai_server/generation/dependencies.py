@@ -14,7 +14,7 @@ from fastapi import Depends, Request
 from prometheus_client import CollectorRegistry
 from starlette.types import Receive
 
-from genai_server.config import Settings
+from genai_server.config.settings import Settings
 from genai_server.errors import InvalidField, ServerStopping
 from genai_server.generation.catalog import Catalog, ServedModel
 from genai_server.generation.output_spec import CheckedSpecs

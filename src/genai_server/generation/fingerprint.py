@@ -8,7 +8,8 @@ from pathlib import Path
 import msgspec
 
 from genai_server import __version__
-from genai_server.config import Settings, device_options
+from genai_server.config.settings import Settings
+from genai_server.config.sources import device_options
 from genai_server.messages.status_file import ModelStatus
 
 # Settings that can affect answers, if only by rounding.

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from genai_server.config import checker_environment
+from genai_server.config.environment import checker_environment
 from genai_server.errors import CheckerUnavailable
 
 log = logging.getLogger(__name__)

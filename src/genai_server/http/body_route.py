@@ -9,7 +9,7 @@ from fastapi.responses import Response
 from fastapi.routing import APIRoute
 from pydantic import TypeAdapter, ValidationError
 
-from genai_server.config import Settings
+from genai_server.config.settings import Settings
 from genai_server.http.error_responses import from_findings, malformed
 from genai_server.http.leniency import LeaveOut, Leniency
 from genai_server.http.request_state import request_state

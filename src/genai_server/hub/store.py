@@ -119,15 +119,11 @@ def changed_files(directory: Path, origin: Origin) -> list[str]:
 
 def models_in(models: Path) -> list[Path]:
     """The model directories in the folder, by name."""
-    if not models.is_dir():
-        return []
-    return sorted(path for path in models.iterdir() if not path.name.startswith(".") and _is_model(path))
+    return sorted(path for path in models.glob("[!.]*") if _is_model(path))
 
 
 def unfinished_in(models: Path) -> list[Path]:
     """The folders that unfinished pulls and exports keep for the next attempt."""
-    if not models.is_dir():
-        return []
     return sorted(path for path in models.glob(".*.*") if path.is_dir() and path.suffix in (".pull", ".source"))
 
 

@@ -8,11 +8,10 @@ from pathlib import Path
 
 from genai_server.errors import ProfileNotFound
 from genai_server.profiles.forward_pass import ForwardPass, Profile
-from genai_server.profiles.manifest import DECODE, PREFILL, Manifest, PassRecord, find_manifests
-from genai_server.profiles.trace_file import Run, read_runs
+from genai_server.profiles.manifest import Manifest, find_manifests
+from genai_server.profiles.trace_file import read_runs
 from genai_server.quoted_values import quoted
 
-UNKNOWN = "unknown"
 _STAMP = re.compile(r"_(\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d)_(\d{3})\.json$")
 
 
@@ -55,7 +54,8 @@ def read_session(manifest: Manifest) -> Profile:
     for record in manifest.passes:
         for run in _runs(manifest.path.parent / record.file, unread):
             start = round((record.started - manifest.session.started) * 1e6) + run.start
-            passes.append(_pass(record.file, start, run, record))
+            found = replace(run, start=start, phase=record.phase, num_tokens=record.num_tokens, record=record)
+            passes.append(found)
     profiled = None if manifest.end is None else manifest.end.profiled
     return _profile(Profile(manifest.session.id, manifest.path.parent, passes, manifest.session, unread, profiled))
 
@@ -69,7 +69,7 @@ def _without_manifest(name: str, folder: Path, files: list[Path]) -> Profile:
         begun, after = _begun(path), passes[-1].start + passes[-1].duration if passes else 0
         origin = begun if origin is None else origin
         offset = after if begun is None or origin is None else max(after, begun - origin)
-        passes += [_pass(path.name, offset + run.start, run, None) for run in _runs(path, unread)]
+        passes += [replace(run, start=offset + run.start) for run in _runs(path, unread)]
     return _profile(Profile(name, folder, passes, None, unread))
 
 
@@ -82,18 +82,11 @@ def _profile(profile: Profile) -> Profile:
     return replace(profile, passes=[replace(one, start=one.start - first) for one in profile.passes])
 
 
-def _runs(path: Path, unread: dict[str, str]) -> Iterator[Run]:
+def _runs(path: Path, unread: dict[str, str]) -> Iterator[ForwardPass]:
     try:
         yield from read_runs(path)
     except (OSError, ValueError) as error:
         unread[path.name] = str(error)
-
-
-def _pass(file: str, start: int, run: Run, record: PassRecord | None) -> ForwardPass:
-    if record is not None:
-        return ForwardPass(file, start, run.duration, run.kernels, record.phase, record.num_tokens, record)
-    phase = UNKNOWN if run.num_tokens is None else PREFILL if run.num_tokens > 1 else DECODE
-    return ForwardPass(file, start, run.duration, run.kernels, phase, run.num_tokens)
 
 
 def _begun(path: Path) -> int | None:

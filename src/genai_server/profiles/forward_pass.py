@@ -42,8 +42,9 @@ class Kernel:
 
     @property
     def layer(self) -> int | None:
-        """The decoder layer in the node's name; None outside the layers."""
-        return layer_of(self.node)
+        """The number of the decoder layer in the node's name, as in /model/layers.3/attn; None outside the layers."""
+        found = _LAYER.search(self.node)
+        return int(found[1]) if found else None
 
 
 @dataclass(frozen=True)
@@ -90,9 +91,3 @@ class Profile:
     unread: dict[str, str] = field(default_factory=dict)
     # The result of the session's plan; None if it had none or has not ended.
     profiled: Profiled | None = None
-
-
-def layer_of(node: str) -> int | None:
-    """The number of the decoder layer in a node's name, such as /model/layers.3/attn; None outside the layers."""
-    found = _LAYER.search(node)
-    return int(found[1]) if found else None

@@ -5,15 +5,17 @@ https://onnxruntime.ai/docs/performance/tune-performance/profiling-tools.html
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 from msgspec import Struct
 
-from genai_server.profiles.forward_pass import Kernel, ThreadUse
+from genai_server.profiles.forward_pass import ForwardPass, Kernel, ThreadUse
+from genai_server.profiles.manifest import DECODE, PREFILL
 
+UNKNOWN = "unknown"
 _KERNEL = "_kernel_time"
 _RUN = "model_run"
 
@@ -41,18 +43,6 @@ class Event(Struct):
     args: msgspec.Raw = msgspec.Raw(b"{}")
 
 
-@dataclass(frozen=True)
-class Run:
-    """A run of the model in a file."""
-
-    # In the file's clock.
-    start: int
-    duration: int
-    kernels: tuple[Kernel, ...]
-    # Tokens that it read; None if unknown.
-    num_tokens: int | None
-
-
 def read_events(path: Path) -> list[Event]:
     """The events of a file. Raises OSError, and ValueError for other or incomplete files."""
     try:
@@ -69,8 +59,8 @@ def events_of_runs(path: Path) -> list[tuple[Event, list[Event]]]:
     return [(run, [event for event in lasting if _is_within(event.ts, run)]) for run in found]
 
 
-def read_runs(path: Path) -> list[Run]:
-    """The runs of a file in order. Raises OSError and ValueError."""
+def read_runs(path: Path) -> list[ForwardPass]:
+    """The runs of a file in order, which start by the file's own clock. Raises OSError and ValueError."""
     events = read_events(path)
     runs = _runs(events)
     nodes = sorted((e for e in events if e.cat == "Node" and e.name.endswith(_KERNEL)), key=lambda e: (e.ts, -e.dur))
@@ -78,7 +68,7 @@ def read_runs(path: Path) -> list[Run]:
         kernels = list(_kernels((node, msgspec.json.decode(node.args, type=Arguments)) for node in nodes))
     except msgspec.DecodeError as error:
         raise ValueError(f"a kernel's arguments are not as expected: {error}") from None
-    return [_run(run, kernels) for run in runs]
+    return [_run(path.name, run, kernels) for run in runs]
 
 
 def _runs(events: list[Event]) -> list[Event]:
@@ -92,13 +82,14 @@ def _is_within(moment: int, run: Event) -> bool:
     return run.ts <= moment < run.ts + max(1, run.dur)
 
 
-def _run(run: Event, kernels: list[tuple[Kernel, int | None]]) -> Run:
+def _run(file: str, run: Event, kernels: list[tuple[Kernel, int | None]]) -> ForwardPass:
     within = [pair for pair in kernels if _is_within(pair[0].start, run)]
     # The file's times are truncated to whole microseconds, so the last kernel may seem to outlast its run.
     end = max([run.ts + run.dur, *(kernel.start + kernel.duration for kernel, _ in within)])
     nested = _nest(replace(kernel, start=kernel.start - run.ts) for kernel, _ in within)
     num_tokens = next((number for _, number in within if number is not None), None)
-    return Run(run.ts, end - run.ts, tuple(nested), num_tokens)
+    phase = UNKNOWN if num_tokens is None else PREFILL if num_tokens > 1 else DECODE
+    return ForwardPass(file, run.ts, end - run.ts, tuple(nested), phase, num_tokens)
 
 
 def _kernels(nodes: Iterable[tuple[Event, Arguments]]) -> Iterator[tuple[Kernel, int | None]]:

@@ -13,7 +13,8 @@ from ray import serve
 from ray.serve.config import RequestRouterConfig
 
 from genai_server import __version__
-from genai_server.config import Settings, load_settings
+from genai_server.config.settings import Settings
+from genai_server.config.sources import load_settings
 from genai_server.errors import ConfigurationError
 from genai_server.http.middleware.request_lifetime import LAST_WORDS
 from genai_server.pooling_model import Task, task_of
@@ -21,7 +22,6 @@ from genai_server.ray_serve.ingress import Ingress
 from genai_server.ray_serve.model_choice import ModelNames
 from genai_server.ray_serve.ray_internals import with_version
 from genai_server.ray_serve.replica import Replica
-from genai_server.ray_serve.scaling import scaling
 
 # Settings of Serve's proxies, which neither ingress nor replicas read.
 OF_SERVE = frozenset({"host", "port", "tls_cert", "tls_key"})
@@ -94,6 +94,27 @@ def settings_of(settings: Settings, model: str) -> Settings:
 def tasks_of(settings: Settings) -> dict[str, Task]:
     """What each model is for, by its files on this machine."""
     return {name: task_of(Path(path)) for name, path in settings.served.items()}
+
+
+def max_replicas(replicas: str) -> int:
+    """The largest number that is meant by `2`, or by `1:4`. Raises ConfigurationError."""
+    return _bounds(replicas)[1]
+
+
+def scaling(replicas: str, target: int) -> dict[str, Any]:
+    """Options of a deployment. It scales between two numbers for `target` running requests of each replica."""
+    least, most = _bounds(replicas)
+    if ":" not in replicas:
+        return {"num_replicas": most}
+    return {"autoscaling_config": {"min_replicas": least, "max_replicas": most, "target_ongoing_requests": target}}
+
+
+def _bounds(replicas: str) -> tuple[int, int]:
+    found = re.fullmatch(r"([1-9]\d{0,3})(?::([1-9]\d{0,3}))?", replicas)
+    least, most = (int(found[1]), int(found[2] or found[1])) if found else (1, 0)
+    if least > most:
+        raise ConfigurationError(f"replicas={replicas}: expected a number such as 2, or least and most such as 1:4")
+    return least, most
 
 
 def _deployment(settings: Settings, model: str, replicas: str) -> Any:

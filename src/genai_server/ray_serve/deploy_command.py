@@ -12,7 +12,9 @@ from typing import Any
 
 from genai_server.cli.serve.preflight import bind, check_access, check_models
 from genai_server.cli.serve.welcome import url_of
-from genai_server.config import Settings, add_options, is_loopback, keep_ray_local, load_settings
+from genai_server.config.environment import keep_ray_local
+from genai_server.config.settings import Settings, is_loopback
+from genai_server.config.sources import add_options, load_settings
 from genai_server.errors import ConfigurationError
 from genai_server.installation import this_installation
 from genai_server.logs import configure_logging
@@ -26,9 +28,8 @@ _OBJECT_BYTES = 200 * 2**20
 _CONNECT_SECONDS = 5.0
 
 
-def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """The subcommand and its options."""
-    parser = subparsers.add_parser("deploy", help="deploy replicas on Ray Serve", description=__doc__)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
     parser.add_argument("target", metavar="ray", choices=["ray"], help="where to: ray")
     parser.add_argument(
         "--address",
@@ -75,8 +76,7 @@ def configuration(settings: Settings, replicas: str) -> str:
     """
     import yaml
 
-    from genai_server.ray_serve.application import OF_SERVE
-    from genai_server.ray_serve.scaling import max_replicas
+    from genai_server.ray_serve.application import OF_SERVE, max_replicas
 
     max_replicas(replicas)
     plain = Settings.model_validate({})
@@ -124,9 +124,8 @@ def _deploy(settings: Settings, replicas: str, address: str | None) -> int:
     import ray
     from ray import serve
 
-    from genai_server.ray_serve.application import application
+    from genai_server.ray_serve.application import application, max_replicas
     from genai_server.ray_serve.ray_internals import http_config
-    from genai_server.ray_serve.scaling import max_replicas
 
     deployed = application(settings, replicas)
     if address is None:

@@ -13,6 +13,8 @@ from genai_server.timing import request_clock
 
 # Names the replica that has answered, and in admin calls the one that is meant.
 REPLICA_HEADER = "x-genai-replica"
+# The client is that which Serve's proxy sees.
+FORWARDED = ("method", "scheme", "path", "raw_path", "query_string", "headers", "client", "server")
 # Maximum number of characters of a prompt that the request router compares.
 _MAX_COMPARED = 16_384
 # The fields of all APIs that have a prompt's texts.
@@ -23,16 +25,9 @@ _PROMPT_FIELDS = ("system", "instructions", "messages", "prompt", "input")
 class ForwardedRequest:
     """A whole HTTP request."""
 
-    method: str
-    path: str
-    raw_path: bytes
-    query_string: bytes
-    headers: list[tuple[bytes, bytes]]
-    body: bytes
-    # Address and port of the client as Serve's proxy sees it.
-    client: tuple[str, int] | None
-    server: tuple[str, int | None] | None
-    scheme: str
+    # What its ASGI scope has of FORWARDED.
+    parts: Mapping[str, Any]
+    body: bytes = b""
     # The beginning of the prompt's text, by which Serve's request router finds a replica; "" if there is none.
     prompt: str = ""
     # Seconds since 1970 at its arrival in the ingress; None for a request of the server's own.
@@ -41,25 +36,15 @@ class ForwardedRequest:
     def scope(self) -> Scope:
         """The ASGI scope of this request in the replica, where the clocks of two machines may differ."""
         age = 0.0 if self.arrived_at is None else max(0.0, time.time() - self.arrived_at)
-        return {
-            "type": "http",
-            "asgi": {"version": "3.0"},
-            "http_version": "1.1",
-            "method": self.method,
-            "scheme": self.scheme,
-            "path": self.path,
-            "raw_path": self.raw_path,
-            "query_string": self.query_string,
-            "root_path": "",
-            "headers": self.headers,
-            "client": self.client,
-            "server": self.server,
-            "state": with_receipt(Receipt(request_clock() - age, is_counted=True)),
-        }
+        state = with_receipt(Receipt(request_clock() - age, is_counted=True))
+        version = {"asgi": {"version": "3.0"}, "http_version": "1.1"}
+        return {"type": "http", **version, "root_path": "", **self.parts, "state": state}
 
 
 # Asks whether a replica takes work. It has no client and no key.
-READINESS = ForwardedRequest("GET", "/readyz", b"/readyz", b"", [], b"", None, None, "http")
+READINESS = ForwardedRequest(
+    {"method": "GET", "path": "/readyz", "raw_path": b"/readyz", "query_string": b"", "headers": []}
+)
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from genai_server.apis.models import routes as models
 from genai_server.apis.ollama import model_routes as ollama_models
 from genai_server.apis.ollama import pull_routes as ollama_pull
 from genai_server.apis.status import engine_metrics
-from genai_server.config import Settings
+from genai_server.config.settings import Settings
 from genai_server.errors import (
     EngineDied,
     GenaiServerError,
@@ -50,6 +50,7 @@ from genai_server.logs import configure_logging
 from genai_server.quoted_values import quoted
 from genai_server.ray_serve.broadcast import ask_replicas
 from genai_server.ray_serve.forwarded import (
+    FORWARDED,
     READINESS,
     REPLICA_HEADER,
     ForwardedRequest,
@@ -164,7 +165,8 @@ class _IngressApp:
             await _send(await self._state(), send)
         elif is_metrics or path in _OF_ALL or matches(_ADMIN, scope):
             # Prometheus's own form is asked of replicas, whatever form the scraper asks for.
-            asked = replace(request, headers=_without(request.headers, b"accept")) if is_metrics else request
+            plain = {**request.parts, "headers": _without(request.parts["headers"], b"accept")}
+            asked = replace(request, parts=plain) if is_metrics else request
             seconds = _ACT if matches(_ADMIN, scope) else _LOOK
             answers = await self._ask_all(asked, seconds if named is None else _ACT_ALONE, named=named)
             accept = Headers(scope=scope).get("accept", "")
@@ -282,22 +284,11 @@ def _best(answers: Sequence[ReplicaAnswer]) -> ReplicaAnswer:
 
 
 def _request(scope: Scope, body: bytes, fields: Mapping[str, Any]) -> ForwardedRequest:
-    path: str = scope["path"]
     record = request_state(scope).record
-    has_prompt = not any(word in path for word in _NO_PROMPTS)
-    return ForwardedRequest(
-        scope["method"],
-        path,
-        scope.get("raw_path") or path.encode(),
-        scope["query_string"],
-        [*_without(scope["headers"], _REQUEST_ID), (_REQUEST_ID, record.request_id.encode())],
-        body,
-        tuple(scope["client"]) if scope.get("client") else None,
-        tuple(scope["server"]) if scope.get("server") else None,
-        scope.get("scheme", "http"),
-        prompt_text(fields) if has_prompt else "",
-        record.began_at,
-    )
+    has_prompt = not any(word in scope["path"] for word in _NO_PROMPTS)
+    parts = {name: scope[name] for name in FORWARDED if name in scope}
+    parts["headers"] = [*_without(scope["headers"], _REQUEST_ID), (_REQUEST_ID, record.request_id.encode())]
+    return ForwardedRequest(parts, body, prompt_text(fields) if has_prompt else "", record.began_at)
 
 
 def _without(headers: Sequence[tuple[bytes, bytes]], name: bytes) -> list[tuple[bytes, bytes]]:

@@ -16,7 +16,7 @@ from genai_server.apis.own_chat import routes as chat
 from genai_server.apis.responses import conversation_routes as conversations
 from genai_server.apis.responses import routes as responses
 from genai_server.apis.tokens import routes as tokens
-from genai_server.config import Settings
+from genai_server.config.settings import Settings
 from genai_server.errors import ModelNotFound
 from genai_server.generation.catalog import plain_name, task_unsupported
 from genai_server.messages.status_file import ANY_NAME

@@ -14,7 +14,7 @@ from uvicorn.lifespan.on import LifespanOn
 
 from genai_server.cli.serve.composition import attached_app
 from genai_server.cli.serve.preflight import check_models
-from genai_server.config import Settings
+from genai_server.config.settings import Settings
 from genai_server.errors import ConfigurationError
 from genai_server.logs import configure_logging
 from genai_server.messages.status_file import EngineState

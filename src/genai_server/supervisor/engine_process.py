@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from genai_server.config import engine_environment
+from genai_server.config.environment import engine_environment
 from genai_server.heartbeat import Beat, read_beat
 from genai_server.messages.launch import UNLOAD_ORDER, EngineReport, EngineSpec
 

@@ -195,7 +195,7 @@ class EngineWatch:
         """Wait for the engine's death; returns how it died."""
         assert self._process is not None
         started = self._clock()
-        error = self._process.wait(self._step_timeout, self._on_hang)
+        error = self._process.wait(self._step_timeout, lambda reason: self._set(error=reason, hung=True))
         self._restarts.served(self._clock() - started)
         return error
 
@@ -212,9 +212,6 @@ class EngineWatch:
         self._stopping.wait(seconds)
         self._set(restarts=self.status.restarts + 1)
         return True
-
-    def _on_hang(self, error: str) -> None:
-        self._set(error=error, hung=True)
 
     def _set(self, **changes: object) -> None:
         if "state" in changes:

@@ -16,7 +16,8 @@ from itertools import count
 from pathlib import Path
 from urllib.parse import quote
 
-from genai_server.config import Settings, device_options, engine_settings
+from genai_server.config.settings import Settings
+from genai_server.config.sources import device_options, engine_settings
 from genai_server.messages.commands import (
     AddAdapter,
     Command,

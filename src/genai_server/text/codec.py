@@ -8,7 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
 
-from genai_server.config import limit_tokenizer_threads
+from genai_server.config.environment import limit_tokenizer_threads
 from genai_server.errors import InvalidField
 from genai_server.pooling_model import PoolingModel, Task, read_pooling_model
 from genai_server.text.answers.dialect import AUTOMATIC, PLAIN, Dialect, read_dialect
@@ -179,23 +179,19 @@ def load_text_codec(
     devices. `tool_parser` is the name of the tool call format. Raises ModelDirectoryError if a file cannot be used,
     ChatTemplateError if the given template cannot be used, and ConfigurationError for an unknown format.
     """
-    tokenizer: Tokenizer
-    opaque_tokens: Mapping[str, int] = {}
-    named_tokens = {} if device.startswith("scripted") else load_special_tokens(model_dir)
+    is_scripted = device.startswith("scripted")
+    limit_tokenizer_threads()
+    tokenizer = ByteTokenizer() if is_scripted else ModelTokenizer(model_dir)
+    named_tokens = {} if is_scripted else load_special_tokens(model_dir)
     pooling = read_pooling_model(model_dir)
-    templates: Mapping[str, ChatTemplate]
     if pooling is not None:
-        limit_tokenizer_threads()
-        tokenizer = ByteTokenizer() if device.startswith("scripted") else ModelTokenizer(model_dir)
         templates = {} if pooling.true_token is None else load_rerank_template(model_dir, max_characters=max_characters)
         return TextCodec(templates, tokenizer, named_tokens=named_tokens, pooling=pooling)
-    if device.startswith("scripted"):
+    opaque_tokens: Mapping[str, int] = {}
+    if is_scripted:
         templates = {DEFAULT: ChatTemplate(SCRIPTED_TEMPLATE, max_characters=max_characters)}
-        tokenizer = ByteTokenizer()
     else:
-        limit_tokenizer_threads()
         templates = load_chat_templates(model_dir, chat_template, max_characters=max_characters)
-        tokenizer = ModelTokenizer(model_dir)
         opaque_tokens = find_opaque_tokens(json.loads((model_dir / FILE).read_text(encoding="utf-8")))
     dialect = read_dialect("\n".join(template.source for template in templates.values()), tool_parser)
     return TextCodec(

@@ -52,20 +52,21 @@ class Tokenizer(ABC):
     """Converts between text and token ids. Thread-safe."""
 
     # The ids of the special tokens, keyed by text.
-    special_tokens: Mapping[str, int]
+    special_tokens: Mapping[str, int] = {}
     # The token for unknown text, if any.
-    unknown: Set[int]
+    unknown: Set[int] = frozenset()
     # Number of tokens of the tokenizer. The model may have more.
     vocab_size: int
     # The special tokens that the tokenizer puts before and after a text.
-    frame: tuple[list[int], list[int]]
+    frame: tuple[list[int], list[int]] = ([], [])
 
-    @abstractmethod
     def encode(self, *pieces: str) -> list[int]:
         """The token ids of a text. Special tokens within one piece are recognised.
 
         The text must be valid Unicode.
         """
+        (tokens,) = self.encode_each([pieces])
+        return tokens
 
     @abstractmethod
     def encode_each(self, texts: Sequence[Sequence[str]]) -> list[list[int]]:
@@ -76,24 +77,39 @@ class Tokenizer(ABC):
         before, after = self.frame
         return [*before, *tokens, *after]
 
-    @abstractmethod
+    @property
+    def pair_frame(self) -> tuple[list[int], list[int], list[int], bool]:
+        """The special tokens before, between and after two texts, and whether the texts have different token types."""
+        return [], [], [], False
+
     def framed_pair(self, first: list[int], second: list[int]) -> tuple[list[int], int]:
         """The tokens of a pair of texts with special tokens, and the position where the second text begins."""
+        before, middle, after, is_typed = self.pair_frame
+        begins = len(before) + len(first) + len(middle)
+        return [*before, *first, *middle, *second, *after], begins if is_typed else 0
 
-    @abstractmethod
     def decode(self, tokens: Sequence[int]) -> str:
         """The text including special tokens. Invalid UTF-8 is decoded to U+FFFD."""
+        first, *others = tokens or [-1]
+        data = self.first_bytes(first) + b"".join(map(self.token_bytes, others))
+        return data.decode(errors="replace")
 
-    @abstractmethod
     def decoder(self, show: Collection[int | str] = (), *, continues: bool = False) -> Decoder:
         """A decoder for one answer. It shows only the special tokens in `show`, given as ids or texts.
 
         With `continues`, the answer continues a text, so a leading space is kept.
         """
+        shown = {self.special_tokens.get(token, -1) if isinstance(token, str) else token for token in show}
+        first_bytes = self.token_bytes if continues else self.first_bytes
+        return Decoder(self.token_bytes, first_bytes, frozenset(self.special_tokens.values()) - shown)
 
     @abstractmethod
     def token_bytes(self, token: int) -> bytes:
         """A token's text in UTF-8, possibly a partial character; empty for an unknown id."""
+
+    def first_bytes(self, token: int) -> bytes:
+        """The bytes of an answer's first token, without the space that some tokenizers put before the first word."""
+        return self.token_bytes(token)
 
     @abstractmethod
     def knows(self, token: int) -> bool:
@@ -131,11 +147,7 @@ class ModelTokenizer(Tokenizer):
         if not self._anchor:
             raise ModelDirectoryError(f'the tokenizer {path} cannot be used: it encodes "a" to zero tokens')
         self.frame = self._around_anchor(self._tokenizer.encode("a").ids)
-        self._special_ids = frozenset(self.special_tokens.values())
-        self.unknown = self._special_ids.intersection(self.encode(_RARE))
-
-    def encode(self, *pieces: str) -> list[int]:
-        return list(chain.from_iterable(self._encoded(pieces)))
+        self.unknown = {*self.special_tokens.values()}.intersection(self.encode(_RARE))
 
     def encode_each(self, texts: Sequence[Sequence[str]]) -> list[list[int]]:
         encoded = self._encoded([piece for text in texts for piece in text])
@@ -147,14 +159,8 @@ class ModelTokenizer(Tokenizer):
             batch = list(pieces[start : start + _BATCH])
             yield from (part.ids for part in self._tokenizer.encode_batch_fast(batch, add_special_tokens=False))
 
-    def framed_pair(self, first: list[int], second: list[int]) -> tuple[list[int], int]:
-        before, middle, after, is_typed = self._pair_frame
-        begins = len(before) + len(first) + len(middle)
-        return [*before, *first, *middle, *second, *after], begins if is_typed else 0
-
     @cached_property
-    def _pair_frame(self) -> tuple[list[int], list[int], list[int], bool]:
-        """The special tokens before, between and after two texts, and whether the texts have different token types."""
+    def pair_frame(self) -> tuple[list[int], list[int], list[int], bool]:
         whole = self._tokenizer.encode("a", "a")
         before, rest = self._around_anchor(whole.ids)
         middle, after = self._around_anchor(rest)
@@ -171,16 +177,6 @@ class ModelTokenizer(Tokenizer):
             "adds the tokens around a text"
         )
 
-    def decode(self, tokens: Sequence[int]) -> str:
-        first, *others = tokens or [-1]
-        data = self._first_bytes(first) + b"".join(map(self.token_bytes, others))
-        return data.decode(errors="replace")
-
-    def decoder(self, show: Collection[int | str] = (), *, continues: bool = False) -> Decoder:
-        shown = {self.special_tokens.get(token, -1) if isinstance(token, str) else token for token in show}
-        first_bytes = self.token_bytes if continues else self._first_bytes
-        return Decoder(self.token_bytes, first_bytes, self._special_ids - shown)
-
     def token_bytes(self, token: int) -> bytes:
         data = self._bytes.get(token)
         if data is None:
@@ -195,8 +191,7 @@ class ModelTokenizer(Tokenizer):
         text: str | None = self._tokenizer.id_to_token(token) if 0 <= token < 2**32 else None
         return text
 
-    def _first_bytes(self, token: int) -> bytes:
-        """The bytes of an answer's first token, without the space that some tokenizers put before the first word."""
+    def first_bytes(self, token: int) -> bytes:
         data = self.token_bytes(token)
         if data[:1] == b" " and self._compute == self._by_the_library:
             return str(self._tokenizer.decode([token], skip_special_tokens=False)).encode()
@@ -245,25 +240,10 @@ _BYTE_OF = _byte_characters()
 class ByteTokenizer(Tokenizer):
     """The scripted runner's tokenizer: tokens are UTF-8 bytes; ids above 255 have no text."""
 
-    special_tokens: Mapping[str, int] = {}
-    unknown: Set[int] = frozenset()
     vocab_size = 257
-    frame: tuple[list[int], list[int]] = ([], [])
-
-    def encode(self, *pieces: str) -> list[int]:
-        return list("".join(pieces).encode())
 
     def encode_each(self, texts: Sequence[Sequence[str]]) -> list[list[int]]:
-        return [self.encode(*text) for text in texts]
-
-    def framed_pair(self, first: list[int], second: list[int]) -> tuple[list[int], int]:
-        return [*first, *second], 0
-
-    def decode(self, tokens: Sequence[int]) -> str:
-        return b"".join(map(self.token_bytes, tokens)).decode(errors="replace")
-
-    def decoder(self, show: Collection[int | str] = (), *, continues: bool = False) -> Decoder:
-        return Decoder(self.token_bytes, self.token_bytes)
+        return [list("".join(text).encode()) for text in texts]
 
     def token_bytes(self, token: int) -> bytes:
         return bytes([token]) if 0 <= token < 256 else b""

@@ -8,11 +8,9 @@ from genai_server.options.pbtxt import read_pbtxt
 from genai_server.options.triton import BACKEND, as_toml, translate
 
 
-def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """The subcommand and its options."""
-    parser = subparsers.add_parser(
-        "import-triton", help="translate a Triton model's config.pbtxt", description=__doc__, allow_abbrev=False
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    parser.allow_abbrev = False
     parser.add_argument("config", type=Path, metavar="CONFIG_PBTXT", help="the model's config.pbtxt")
     parser.add_argument(
         "--backend-config",

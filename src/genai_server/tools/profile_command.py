@@ -6,7 +6,6 @@ merges a session's files into one for https://ui.perfetto.dev, with a track for 
 
 import argparse
 import json
-import sys
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -28,9 +27,8 @@ from genai_server.profiles.trace import write_trace
 _TIMEOUT = 60.0
 
 
-def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """The subcommand and its own subcommands."""
-    parser = subparsers.add_parser("profile", help="read the profiles of a server", description=__doc__)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's subcommands."""
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     report = commands.add_parser("report", help="show where the time went, and which tokens were slow and why")
     report.add_argument("source", metavar="DIR|URL", help="a folder or file of profiles, or a server's address")
@@ -57,11 +55,8 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def run_report(arguments: argparse.Namespace) -> int:
-    """Print or write the report; status 1 if there is no such profile. Raises ConfigurationError."""
-    try:
-        report = _report(arguments)
-    except ProfileNotFound as error:
-        return _fail("report", error.message)
+    """Print or write the report. Raises ProfileNotFound and ConfigurationError."""
+    report = _report(arguments)
     if arguments.html is not None:
         try:
             arguments.html.write_text(as_page(report), encoding="utf-8")
@@ -79,11 +74,9 @@ def run_report(arguments: argparse.Namespace) -> int:
 
 
 def run_trace(arguments: argparse.Namespace) -> int:
-    """Write the trace; status 1 if there is no such profile. Raises ConfigurationError."""
+    """Write the trace. Raises ProfileNotFound and ConfigurationError."""
     try:
         size = _write_trace(arguments)
-    except ProfileNotFound as error:
-        return _fail("trace", error.message)
     except OSError as error:
         raise ConfigurationError(f"{error.filename}: {error.strerror}") from None
     print(f"{arguments.out}: {size}; open it with https://ui.perfetto.dev")
@@ -139,8 +132,3 @@ def _reason(error: urllib.error.HTTPError) -> str:
         return str(json.loads(error.read())["error"]["message"])
     except (ValueError, LookupError, TypeError):
         return f"{error.url}: {error.code} {error.reason}"
-
-
-def _fail(command: str, message: str) -> int:
-    print(f"genai-server profile {command}: {message}", file=sys.stderr)
-    return 1

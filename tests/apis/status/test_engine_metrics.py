@@ -15,7 +15,8 @@ from prometheus_client.core import Metric
 
 from genai_server.apis.status.engine_metrics import EngineMetrics
 from genai_server.cli.serve.composition import attached_app
-from genai_server.config import Settings, load_settings
+from genai_server.config.settings import Settings
+from genai_server.config.sources import load_settings
 from genai_server.generation.catalog import Catalog
 from genai_server.messages.figures import Figures, Histogram
 from genai_server.messages.generation_request import Batching

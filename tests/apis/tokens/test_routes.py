@@ -7,7 +7,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from genai_server.cli.serve.composition import attached_app
-from genai_server.config import load_settings
+from genai_server.config.sources import load_settings
 from genai_server.messages.status_file import (
     EngineState,
     EngineStatus,

@@ -15,7 +15,7 @@ import pytest
 
 from genai_server import __version__
 from genai_server.cli.serve.serve_command import listen
-from genai_server.config import load_settings
+from genai_server.config.sources import load_settings
 from tests.running_server import (
     DEMO,
     ROOT,

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from genai_server.cli.serve.welcome import url_of, welcome
-from genai_server.config import Settings, load_settings
+from genai_server.config.settings import Settings
+from genai_server.config.sources import load_settings
 from tests.running_server import DEMO, ROOT, clean_environment
 
 

@@ -9,7 +9,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from genai_server.config import Settings, engine_settings
+from genai_server.config.settings import Settings
+from genai_server.config.sources import engine_settings
 from genai_server.engine import process
 from genai_server.engine.model import session
 from genai_server.engine.model.files import check_model_directory

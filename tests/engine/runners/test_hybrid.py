@@ -11,7 +11,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from genai_server.config import Settings, engine_settings
+from genai_server.config.settings import Settings
+from genai_server.config.sources import engine_settings
 from genai_server.engine.model.graph import read_decoder_graph
 from genai_server.engine.runners.bare_sequences import open_bare
 from genai_server.engine.runners.base import Interrupted

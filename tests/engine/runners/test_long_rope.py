@@ -7,7 +7,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from genai_server.config import Settings, engine_settings
+from genai_server.config.settings import Settings
+from genai_server.config.sources import engine_settings
 from genai_server.engine.runners.choose import load_batched
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.engine.runners.runner_pair import RunnerPair

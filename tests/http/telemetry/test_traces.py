@@ -16,7 +16,7 @@ from opentelemetry.semconv._incubating.attributes import gen_ai_attributes
 from opentelemetry.semconv.attributes import error_attributes, http_attributes, url_attributes
 
 from genai_server.cli.serve.loaders import load_traces
-from genai_server.config import Settings
+from genai_server.config.settings import Settings
 from genai_server.errors import ConfigurationError
 from tests.running_server import RunningServer, body, run_server, wait_until
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from genai_server.config import Settings
+from genai_server.config.settings import Settings
 from genai_server.errors import ChatTemplateError, InvalidField, ModelDirectoryError
 from genai_server.text.answers.dialect import PLAIN, read_dialect
 from genai_server.text.prompts.prompt import PromptWriter

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from genai_server.cli import main
-from genai_server.config import Settings, load_settings
+from genai_server.config.settings import Settings
+from genai_server.config.sources import load_settings
 from genai_server.engine.host.cores import usable_cores
 from genai_server.tools.doctor import machine
 from genai_server.tools.doctor import model_checks as models

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from genai_server.tools.top.snapshot import Interval, Place, Poller, ServerUnreachable, Snapshot
+from genai_server.errors import ServerUnusable
+from genai_server.tools.top.snapshot import Interval, Place, Poller, Snapshot
 from genai_server.tools.top.top_command import view
 from tests.running_server import ROOT, RunningServer, clean_environment, free_port, run_command
 from tests.server_here import run_here
@@ -130,7 +131,7 @@ def test_other_kind_of_server_is_refused(answers: list[bytes], message: str) -> 
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = threading.Thread(target=answer)
         thread.start()
-        with pytest.raises(ServerUnreachable, match=message):
+        with pytest.raises(ServerUnusable, match=message):
             Poller(f"http://127.0.0.1:{listener.getsockname()[1]}", None).poll()
         thread.join(20)
 

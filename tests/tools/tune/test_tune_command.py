@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from genai_server.cli import main
+from genai_server.plain_tables import plain_report
 from genai_server.tools.tune import tune_command as command
 from genai_server.tools.tune.block_sizes import Rates
 from genai_server.tools.tune.tune_command import Measured, busy, smallest_good, table, table_of_blocks
@@ -33,7 +34,7 @@ def test_entry_of_the_session_is_used_if_it_is_faster(rates: Rates, expected: di
     found = measured()
     found.by_entry = {("a", "1"): rates, ("b", "1"): (180.0, 70.0)}
     assert found.best_entry == expected
-    lines = table(found, found.best()).splitlines()
+    lines = plain_report([table(found, found.best())]).splitlines()
     assert any(line.startswith("a = 1 ") and line.endswith("← best") for line in lines) == bool(expected)
 
 
@@ -75,7 +76,7 @@ def test_the_smallest_that_is_good_enough_is_taken(share: float, expected: int) 
 
 
 def test_the_table_marks_the_best() -> None:
-    lines = table(measured(), measured().best()).splitlines()
+    lines = plain_report([table(measured(), measured().best())]).splitlines()
     assert [line.split("  ")[0] for line in lines if line.endswith("← best")] == [
         "threads = 2",
         "max_batch_size = 8",
@@ -232,7 +233,8 @@ def test_block_sizes_are_built_measured_and_removed(
     ("decode", "said"), [(30.0, "the model has the best block size"), (50.0, "export X --extra block_size=128")]
 )
 def test_the_best_block_size_is_that_of_both_rates_together(decode: float, said: str) -> None:
-    assert table_of_blocks({32: (100.0, 50.0), 128: (140.0, decode)}, DEMO, "X").splitlines()[-1].endswith(said)
+    report = plain_report(table_of_blocks({32: (100.0, 50.0), 128: (140.0, decode)}, DEMO, "X"))
+    assert report.endswith(said)
 
 
 def test_invalid_original_is_refused_before_any_measurement(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,7 +5,7 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, BaseModel, Field, model_validator
 
 from genai_server.apis.shared.base import Wire, elements, field_error
-from genai_server.config import ADAPTER_NAME, MODEL_NAME, device_list
+from genai_server.config.settings import ADAPTER_NAME, MODEL_NAME, device_list
 from genai_server.profile_plan import PREFIX, ProfilePlan, SlowTokens
 
 

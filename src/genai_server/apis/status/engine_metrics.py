@@ -16,7 +16,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from genai_server.config import Settings
+from genai_server.config.settings import Settings
 from genai_server.engine_client.client import EngineClient
 from genai_server.generation.catalog import Catalog
 from genai_server.generation.dependencies import TheServices

@@ -27,7 +27,9 @@ from genai_server.cli.serve.loaders import load_traces, model_puller, text_loade
 from genai_server.cli.serve.preflight import check_models
 from genai_server.cli.serve.process_limits import raise_file_limit
 from genai_server.cli.serve.signals import PARENTS_ORDER, STOP_SIGNALS, StopSignals
-from genai_server.config import Settings, engines_to_attach, load_settings, shared_metrics
+from genai_server.config.environment import engines_to_attach, shared_metrics
+from genai_server.config.settings import Settings
+from genai_server.config.sources import load_settings
 from genai_server.errors import ConfigurationError
 from genai_server.http.api_keys import ApiKeys, load_keys
 from genai_server.http.middleware.request_lifetime import Drain

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from genai_server.cli.pull_command import Source, checked_name, in_folder, pull
-from genai_server.config import Settings
+from genai_server.config.settings import Settings
 from genai_server.engine.model.files import check_model_directory
 from genai_server.errors import ConfigurationError, PullFailed
 from genai_server.generation.pulling import PullModel, PullProgress

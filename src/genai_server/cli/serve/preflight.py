@@ -10,7 +10,8 @@ import ssl
 from pathlib import Path
 
 from genai_server.cli.serve.loaders import load_traces, text_loader
-from genai_server.config import Settings, device_options
+from genai_server.config.settings import Settings
+from genai_server.config.sources import device_options
 from genai_server.engine.model.files import GIVE_A_TEMPLATE, NO_CHAT_TEMPLATE
 from genai_server.engine.runners.runner_rules import check_runner
 from genai_server.errors import ChatTemplateError, ConfigurationError, ModelDirectoryError, in_one_line

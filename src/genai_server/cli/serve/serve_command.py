@@ -26,15 +26,9 @@ from genai_server.cli.serve.signals import CLOSING, ENDING, STOP_SIGNALS, end_no
 from genai_server.cli.serve.stand_in import StandIn
 from genai_server.cli.serve.websocket import GuardedWebSocket
 from genai_server.cli.serve.welcome import welcome
-from genai_server.config import (
-    Settings,
-    add_options,
-    export_engines,
-    export_settings,
-    export_shared_metrics,
-    load_settings,
-    unknown_variables,
-)
+from genai_server.config.environment import export_engines, export_settings
+from genai_server.config.settings import Settings
+from genai_server.config.sources import add_options, load_settings, unknown_variables
 from genai_server.logs import configure_logging
 from genai_server.supervisor.supervisor import Supervisor
 
@@ -48,9 +42,8 @@ _BACKLOG = 2048
 _SPARE_BYTES = 1024
 
 
-def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """The subcommand and its options."""
-    parser = subparsers.add_parser("serve", help="serve a model directory over HTTP", description=__doc__)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
     add_options(parser)
     parser.set_defaults(run=run)
 
@@ -172,9 +165,7 @@ def _export(settings: Settings, engines: Path) -> None:
     """
     export_settings(settings)
     export_engines(engines)
-    shared = engines / "metrics"
-    shared.mkdir(mode=0o700)
-    export_shared_metrics(shared)
+    (engines / "metrics").mkdir(mode=0o700)
 
 
 def _serve_in_processes(settings: Settings, listener: socket.socket, engines: Path, stop: _Stop) -> int:

@@ -30,7 +30,8 @@ TAPS, KEPT = STATES + "taps", STATES + "kept"
 # For each group of a linear attention: PADDED_STATES int64 [B, S, 2] has the flat position (0, t) of each place, and
 # HAS_TOKEN bool [B, S, 1] whether there is a token. A group may have no rows.
 PADDED_STATES, HAS_TOKEN = "padded_states", "has_token"
-_FIRST_AXIS, _FLAT_STATES, _NOTHING = STATES + "first_axis", STATES + "flat", STATES + "nothing"
+_FIRST_AXIS, _FLAT_STATES = STATES + "first_axis", STATES + "flat"
+_NOTHING, _ONE = STATES + "nothing", STATES + "one"
 _SWAP = [0, 2, 1]  # of [rows, channels, tokens] and [rows, tokens, channels]
 # What a convolution's attributes must be. ONNX Runtime writes all of them into a graph that it has optimized.
 _PLAIN = {
@@ -45,7 +46,8 @@ _PLAIN = {
     "state_window": 0,
 }
 _ACTIVATION = "activation"
-# The activations x * sigmoid(x). A QuickGelu with the factor 1 computes them.
+# The activations x / (1 + exp(-x)). Computed as a QuickGelu, half of the values would differ in the last bit from the
+# builder's operator, instead of 2 %.
 _SILU = {b"silu", b"swish"}
 # Inputs of a LinearAttention.
 _TOKENS, _PAST, _GATES = (0, 1, 2), 3, (4, 5)
@@ -92,6 +94,7 @@ def _constants(conv_width: int) -> list[TensorProto]:
         _FIRST_AXIS: np.array([0], np.int64),
         _FLAT_STATES: np.array([1, -1, 0], np.int64),
         _NOTHING: np.array(0, np.float32),
+        _ONE: np.array(1, np.float32),
         **{_tap(number): np.array(number, np.int64) for number in range(conv_width)},
     }
     return [numpy_helper.from_array(value, name) for name, value in values.items()]
@@ -150,7 +153,8 @@ def _flat_convolution(
         products.append(make("Mul", [inputs, of_tap], f"{out}.product.{number}"))
     sums = make("Sum", [*([bias] if bias else []), *products], f"{out}.sums")
     if activation in _SILU:
-        sums = make("QuickGelu", [sums], f"{out}.activated", domain="com.microsoft", alpha=1.0)
+        exp = make("Exp", [make("Neg", [sums], f"{out}.negative")], f"{out}.exp")
+        sums = make("Div", [sums, make("Add", [exp, _ONE], f"{out}.divisor")], f"{out}.activated")
     make("Transpose", [sums], out, perm=_SWAP)
     return made
 

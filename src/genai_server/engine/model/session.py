@@ -5,14 +5,13 @@ from typing import Any
 import onnx
 import onnxruntime
 
+from genai_server.engine.model.experts import match_experts
 from genai_server.engine.model.graph import DecoderGraph, DoesNotFit
 from genai_server.engine.model.output_head import offer_best
 from genai_server.engine.model.ragged import make_ragged
-from genai_server.engine.model.session_options import open_with, session_options
+from genai_server.engine.model.session_options import EXTERNAL_DATA, open_with, session_options
 from genai_server.options.device import DEFAULT_OPTIONS, DeviceOptions
 
-# Locates the weights of a graph that was not read from a file.
-EXTERNAL_DATA = "session.model_external_initializers_file_folder_path"
 # The first whose GroupQueryAttention takes several tokens of several rows.
 _MIN_VERSION = (1, 32)
 _ERRORS = 3  # ONNX Runtime's level of severity
@@ -44,6 +43,7 @@ def open_session(
     if profile_prefix:
         found.enable_profiling, found.profile_file_prefix = True, profile_prefix
     model = onnx.load(str(graph.path), load_external_data=False)
+    match_experts(model.graph)
     make_ragged(model.graph, graph)
     if offers_best:
         offer_best(model.graph, graph.logits)

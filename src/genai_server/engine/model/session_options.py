@@ -28,6 +28,8 @@ _LEVELS = {
     "extended": "ORT_ENABLE_EXTENDED",
     "all": "ORT_ENABLE_ALL",
 }
+# Locates the weights of a graph that was not read from a file.
+EXTERNAL_DATA = "session.model_external_initializers_file_folder_path"
 _RECORD_ASSIGNMENT = "session.record_ep_graph_assignment_info"
 # On x86 processors without VNNI, sums of products of unsigned activations and signed 8-bit weights overflow. With this
 # entry ONNX Runtime makes such weights unsigned there, from optimization level "extended" on. It has no effect on other

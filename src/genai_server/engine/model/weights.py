@@ -14,13 +14,15 @@ import shutil
 import tempfile
 from pathlib import Path
 
+import onnx
 import onnxruntime
 from filelock import FileLock
 
 from genai_server.engine.model.adapter_file import ADAPTER_SUFFIX
+from genai_server.engine.model.experts import match_experts
 from genai_server.engine.model.files import external_files, read_config
 from genai_server.engine.model.int8_matrices import int8_bytes, write_int8_model
-from genai_server.engine.model.session_options import config_entries, num_threads, session_options
+from genai_server.engine.model.session_options import EXTERNAL_DATA, config_entries, num_threads, session_options
 from genai_server.options.device import DEFAULT_OPTIONS, DeviceOptions
 from genai_server.options.session import LEVEL
 
@@ -31,6 +33,8 @@ _ERRORS = 3  # ONNX Runtime's level of severity
 # Weights are written once unpacked and once packed, and the disk has other users.
 _DISK_SHARE = 4
 _SAMPLES, _SAMPLE_BYTES = 64, 4096
+# Part of a folder's name; another one for each change of what is written into it.
+_FORMAT = 2
 
 
 def prepacked_model(model_dir: Path, cache_dir: Path | None, options: DeviceOptions = DEFAULT_OPTIONS) -> Path:
@@ -102,7 +106,10 @@ def _write(model_dir: Path, target: Path, given: DeviceOptions, int8_threads: in
             source = Path(making) / "int8" / decoder
             source.parent.mkdir()
             write_int8_model(model_dir / decoder, source, int8_threads)
-        onnxruntime.InferenceSession(str(source), options, providers=["CPUExecutionProvider"])
+        options.add_session_config_entry(EXTERNAL_DATA, str(source.parent))
+        model = onnx.load(str(source), load_external_data=False)
+        match_experts(model.graph)
+        onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
         (fresh / _MANIFEST).write_text(json.dumps(_fingerprints(fresh)), encoding="utf-8")
         fresh.replace(target)
 
@@ -141,7 +148,7 @@ def _fingerprint(file: Path) -> str:
 def _key(model_dir: Path, options: dict[str, str]) -> str:
     """The folder's name, from everything that packed weights depend on."""
     files = {file.name: (file.stat().st_size, file.stat().st_mtime_ns) for file in _files(model_dir)}
-    parts = [str(model_dir.resolve()), files, onnxruntime.__version__, _processor(), options]
+    parts = [str(model_dir.resolve()), files, onnxruntime.__version__, _processor(), options, _FORMAT]
     digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
     return f"{model_dir.resolve().name}-{digest[:16]}"
 

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from genai_server.answer_parts import Content, Part, Reasoning, ToolCallArguments
@@ -63,6 +64,10 @@ class AnswerParser(PlainParser):
         parts, self._parts = self._parts, []
         return parts
 
+    def _emit_text(self, kind: type[Content] | type[Reasoning], text: str) -> None:
+        if text:
+            self._emit(kind(text))
+
     def _emit(self, part: Part) -> None:
         """Add a part, or append its text to the previous part if both are of one kind."""
         last = self._parts[-1] if self._parts else None
@@ -76,14 +81,6 @@ class AnswerParser(PlainParser):
             case _:
                 self._parts.append(part)
 
-    def _emit_content(self, text: str) -> None:
-        if text:
-            self._emit(Content(text))
-
-    def _emit_reasoning(self, text: str) -> None:
-        if text:
-            self._emit(Reasoning(text))
-
     def _read(self) -> Reader[None]:
         if self._reasoning is HARMONY:
             yield from read_messages(
@@ -91,13 +88,12 @@ class AnswerParser(PlainParser):
                 self._calls,
                 inside=self._starts_in_reasoning,
                 read_calls=self._read_calls_here,
-                emit=lambda text, is_reasoning: self._emit(Reasoning(text) if is_reasoning else Content(text)),
+                emit=lambda text, is_reasoning: self._emit_text(Reasoning if is_reasoning else Content, text),
             )
             return
         if self._reasoning is not None:
-            yield from read_reasoning(
-                self._text, self._reasoning, inside=self._starts_in_reasoning, emit=self._emit_reasoning
-            )
+            emit = partial(self._emit_text, Reasoning)
+            yield from read_reasoning(self._text, self._reasoning, inside=self._starts_in_reasoning, emit=emit)
         yield from self._read_with_calls(self._format) if self._format else self._read_plain()
 
     def _read_calls_here(self, *, new_line: bool = True) -> Reader[bool]:
@@ -114,7 +110,7 @@ class AnswerParser(PlainParser):
         return whole
 
     def _read_plain(self) -> Reader[None]:
-        self._emit_content(self._text.take_here(_ANYTHING))
+        self._emit_text(Content, self._text.take_here(_ANYTHING))
         self._is_plain = True
         yield
 
@@ -128,7 +124,7 @@ class AnswerParser(PlainParser):
             place = calls.emitted_to = text.at
             char = yield from text.peek()
             if not char:
-                self._emit_content("" if called else space)
+                self._emit_text(Content, "" if called else space)
                 return
             new_line = new_line or "\n" in space
             whole = char in form.beginnings and (yield from self._read_calls_here(new_line=new_line))
@@ -138,4 +134,4 @@ class AnswerParser(PlainParser):
             if text.at == place:  # no call begins here
                 text.at += 1
                 text.take_here(plain)
-            self._emit_content(("" if called else space) + text.since(calls.emitted_to))
+            self._emit_text(Content, ("" if called else space) + text.since(calls.emitted_to))

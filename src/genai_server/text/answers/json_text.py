@@ -36,8 +36,10 @@ def read_value(text: Lookahead) -> Reader[bool]:
             closers.pop()
         if not closers:
             return True
-        if closers[-1] == "}" and not (yield from _read_key(text)):
-            return False
+        if closers[-1] == "}":
+            yield from text.skip_space()
+            if not (yield from read_string(text)) or not (yield from read_colon(text)):
+                return False
 
 
 def is_json(value: str) -> bool:
@@ -62,11 +64,6 @@ def read_string(text: Lookahead) -> Reader[bool]:
             return True
         if char != "\\" or not (yield from _read_escape(text)):
             return False
-
-
-def _read_key(text: Lookahead) -> Reader[bool]:
-    yield from text.skip_space()
-    return (yield from read_string(text)) and (yield from read_colon(text))
 
 
 def read_colon(text: Lookahead) -> Reader[bool]:

@@ -78,6 +78,13 @@ class Lookahead:
                 return False
             yield
 
+    def take_any(self, *literals: str) -> Reader[str]:
+        """Consume the first of these literals that comes next; returns it, or "" if none does."""
+        for literal in literals:
+            if (yield from self.take(literal)):
+                return literal
+        return ""
+
     def take_last(self, literal: str) -> Reader[bool]:
         """Consume a literal if it comes next, or its beginning at the end of the text."""
         if (yield from self.take(literal)):

@@ -10,7 +10,7 @@ characters, and escapes. A terminal with escapes becomes a rule.
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from genai_server.errors import InvalidField
@@ -29,7 +29,7 @@ _TOKEN = re.compile(
     |(?P<other>\.\.|.)""",
     re.VERBOSE | re.DOTALL,
 )
-# Lark's predefined terminals that contain escaped characters; the others are llguidance's.
+# Lark's predefined terminals that contain escaped characters.
 _COMMON = {
     "CR": r"/\r/",
     "LF": r"/\n/",
@@ -38,6 +38,13 @@ _COMMON = {
     "WS_INLINE": r"/[ \t]+/",
     "ESCAPED_STRING": r'/"([^"\\\n]|\\[^\n])*"/',
 }
+# The others, which llguidance has itself.
+_PLAIN_COMMON = frozenset(
+    """
+    CNAME DECIMAL DIGIT FLOAT HEXDIGIT INT LCASE_LETTER LETTER NUMBER SIGNED_FLOAT SIGNED_INT SIGNED_NUMBER UCASE_LETTER
+    WORD
+    """.split()  # noqa: SIM905
+)
 
 
 def in_json(source: str, *, param: str) -> str:
@@ -67,6 +74,8 @@ class _Statement:
 
     head: str
     parts: list[_Part]
+    # The predefined terminal that it imports.
+    imported: str = ""
 
     @property
     def is_terminal(self) -> bool:
@@ -76,8 +85,8 @@ class _Statement:
     def rewritten(self, with_escapes: Iterable[str], ignored: Iterable[str]) -> Iterator[str]:
         """The rewritten lines. `with_escapes` are the terminals that have become rules."""
         whole = "".join(part.text for part in self.parts)
-        if not self.head:
-            yield f"%ignore {whole}"
+        if self.imported or not self.head:
+            yield f"%import common.{self.imported} -> {self.head}" if self.imported else f"%ignore {whole}"
             return
         if self.is_terminal and (self.head not in with_escapes or self.head in ignored):
             yield f"{self.head}: {whole}"
@@ -120,37 +129,11 @@ def _begun(token: re.Match[str], param: str) -> _Statement:
     if token["import"] is None:
         return _Statement(token["head"] or "", [])
     name, alias = token["import"], token["alias"] or token["import"]
-    if name not in _COMMON:
-        return _Statement(alias, [_Part(_common(name, param), _common(name, param))])
-    known = _TOKEN.match(_COMMON[name])
-    assert known is not None
-    return _Statement(alias, [_part(known, param)])
-
-
-def _common(name: str, param: str) -> str:
-    """A predefined terminal of Lark without escaped characters."""
-    found = _PLAIN_COMMON.get(name)
-    if found is None:
+    if (known := _TOKEN.match(_COMMON.get(name, ""))) is not None:
+        return _Statement(alias, [_part(known, param)])
+    if name not in _PLAIN_COMMON:
         raise InvalidField(f"{param}: common has no supported {quoted(name)}", param=param)
-    return found
-
-
-_PLAIN_COMMON: Mapping[str, str] = {
-    "DIGIT": "/[0-9]/",
-    "HEXDIGIT": "/[0-9a-fA-F]/",
-    "INT": "/[0-9]+/",
-    "SIGNED_INT": "/[+-]?[0-9]+/",
-    "DECIMAL": r"/[0-9]+\.[0-9]*|\.[0-9]+/",
-    "FLOAT": r"/[0-9]+[eE][+-]?[0-9]+|([0-9]+\.[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?/",
-    "SIGNED_FLOAT": r"/[+-]?([0-9]+[eE][+-]?[0-9]+|([0-9]+\.[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?)/",
-    "NUMBER": r"/([0-9]+\.[0-9]*|\.[0-9]+|[0-9]+)([eE][+-]?[0-9]+)?/",
-    "SIGNED_NUMBER": r"/[+-]?([0-9]+\.[0-9]*|\.[0-9]+|[0-9]+)([eE][+-]?[0-9]+)?/",
-    "LCASE_LETTER": "/[a-z]/",
-    "UCASE_LETTER": "/[A-Z]/",
-    "LETTER": "/[a-zA-Z]/",
-    "WORD": "/[a-zA-Z]+/",
-    "CNAME": "/[a-zA-Z_][a-zA-Z0-9_]*/",
-}
+    return _Statement(alias, [], imported=name)
 
 
 def _part(token: re.Match[str], param: str) -> _Part:

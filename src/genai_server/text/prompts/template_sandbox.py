@@ -203,8 +203,8 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
                 args = tuple(list(arg) if hasattr(arg, "__next__") else arg for arg in args)
                 weights = [meter.weigh(arg) for arg in (*args, *kwargs.values())]
                 meter.check(max(weights) * (1 + sum(weights) - max(weights)), _GROWTH)
-            if sorts:
-                _check_count(args)
+            if sorts and any(len(arg) > _MAX_SORTED for arg in args if hasattr(arg, "__len__")):
+                raise TooCostly(f"it sorts more than {_MAX_SORTED} values")
             if wide:
                 _check_widths(number for number in (*args[1:], *kwargs.values()) if isinstance(number, int))
             result = function(*args, **kwargs)
@@ -283,12 +283,6 @@ def _check_widths(values: Iterable[Any]) -> None:
         for one in inner:
             if (isinstance(one, int) and abs(one) > _MAX_WIDTH) or (isinstance(one, str) and _WIDE.search(one)):
                 raise TooCostly(f"it writes a text with a width of more than {_MAX_WIDTH}")
-
-
-def _check_count(values: Iterable[Any]) -> None:
-    """Check that no long list is sorted."""
-    if any(len(value) > _MAX_SORTED for value in values if hasattr(value, "__len__")):
-        raise TooCostly(f"it sorts more than {_MAX_SORTED} values")
 
 
 def _check_bits(left: Any, right: Any, *, is_power: bool) -> None:

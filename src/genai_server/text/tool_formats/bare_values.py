@@ -32,10 +32,9 @@ def meant(text: str, schema: Any, whole: Mapping[str, Any]) -> str:
     if TEXT not in types:
         value = to_json(text.strip())
         return write_json(text) if value is None else value
+    others = types - {TEXT} | ({"integer"} if "number" in types else set())
     stripped = text.strip()
-    if is_json(stripped) and (kind := _type_of(stripped)) != TEXT and _allows(types, kind):
-        return stripped
-    return write_json(text)
+    return stripped if is_json(stripped) and _type_of(stripped) in others else write_json(text)
 
 
 def types_of(schema: Any, whole: Mapping[str, Any]) -> frozenset[str]:
@@ -61,7 +60,7 @@ def _types_of(schema: Any, whole: Mapping[str, Any], known: dict[str, frozenset[
         found.append(frozenset(_type_of(json.dumps(value)) for value in values))
     for keyword in ("anyOf", "oneOf"):
         if isinstance(branches := schema.get(keyword), list):
-            found.append(_united(_types_of(branch, whole, known, depth - 1) for branch in branches))
+            found.append(frozenset[str]().union(*(_types_of(each, whole, known, depth - 1) for each in branches)))
     if isinstance(parts := schema.get("allOf"), list):
         found += [_types_of(part, whole, known, depth - 1) for part in parts]
     return reduce(_joined, found) or _TYPES
@@ -95,17 +94,9 @@ def _type_of(value: str) -> str:
     return _BY_BEGINNING.get(value[0], number)
 
 
-def _allows(types: frozenset[str], kind: str) -> bool:
-    return kind in types or (kind == "integer" and "number" in types)
-
-
 def _joined(one: frozenset[str], other: frozenset[str]) -> frozenset[str]:
     """The intersection of two sets of types; integers are numbers."""
     both = one & other
     if any("integer" in a and "number" in b for a, b in ((one, other), (other, one))):
         both |= {"integer"}
     return both
-
-
-def _united(sets: Any) -> frozenset[str]:
-    return frozenset[str]().union(*sets)

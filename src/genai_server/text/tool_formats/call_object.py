@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from genai_server.text.answers.json_text import is_json, read_colon, read_string, read_value
 from genai_server.text.answers.lookahead import Lookahead, Reader
 from genai_server.text.grammars.lark import any_of, fits, quoted
-from genai_server.text.tool_formats.tool_format import Call, Calls, Tool, write_json
+from genai_server.text.tool_formats.tool_format import Call, Calls, Tool, read_list, write_json
 
 _ARGUMENTS = ("arguments", "parameters")
 _IGNORED = ("type", "id")
@@ -23,14 +23,7 @@ def read_call_list(text: Lookahead, calls: Calls) -> Reader[bool]:
     """Read at least one call in a JSON array, or a single one; returns like `ToolFormat.read_calls`."""
     if (yield from text.skip_space()) != "[":
         return (yield from read_call_object(text, calls))
-    text.at += 1
-    while (yield from read_call_object(text, calls)):
-        yield from text.skip_space()
-        if (yield from text.take("]")):
-            return True
-        if not (yield from text.take(",")):
-            return False
-    return False
+    return (yield from read_list(text, calls, read_call_object))
 
 
 def read_call_object(text: Lookahead, calls: Calls) -> Reader[bool]:
@@ -148,9 +141,6 @@ def write_call_object(call: Call, *, key: str = "arguments") -> str:
 
 def lark_object(tools: Sequence[Tool], *, key: str = "arguments") -> str:
     """The Lark rule `object`: one call as JSON, with arguments that match the tool's parameters."""
-    calls = [f"{quoted(_head(tool.name, key))} {fits(tool.schema)} {quoted('}')}" for tool in tools]
+    heads = [quoted(f'{{"name": {json.dumps(tool.name)}, "{key}": ') for tool in tools]
+    calls = [f"{head} {fits(tool.schema)} {quoted('}')}" for head, tool in zip(heads, tools, strict=True)]
     return f"object: {any_of(calls)}\n"
-
-
-def _head(name: str, key: str) -> str:
-    return f'{{"name": {json.dumps(name)}, "{key}": '

@@ -24,7 +24,8 @@ from genai_server.text.tool_formats.tool_format import Call, Calls, Tool, ToolFo
 
 START, CHANNEL, CONSTRAIN, MESSAGE = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"
 END, CALL, RETURN = "<|end|>", "<|call|>", "<|return|>"
-MARKERS = (START, CHANNEL, CONSTRAIN, MESSAGE, END, CALL, RETURN)
+_ENDS = (END, CALL, RETURN)
+MARKERS = (START, CHANNEL, CONSTRAIN, MESSAGE, *_ENDS)
 # Before a message for the user.
 FINAL = f"{CHANNEL}final{MESSAGE}"
 NEXT_MESSAGE = f"{END}{START}assistant"
@@ -72,7 +73,7 @@ class Harmony(ToolFormat):
         if not (yield from read_arguments(text, calls)):
             return False
         yield from text.take_space()
-        yield from _read_end(text)
+        yield from text.take_any(*_ENDS)
         return True
 
     def lark(self, tools: Sequence[Tool], *, parallel: bool, opaque_tokens: Mapping[str, int]) -> str:
@@ -114,24 +115,16 @@ def _read_header(text: Lookahead) -> Reader[Header | None]:
     while True:
         found = yield from text.take_all(_WORDS)
         if in_channel:
-            channel, in_channel = found, False
+            channel = found
         words += f" {found} "
-        if (yield from text.take(MESSAGE)):
+        marker = yield from text.take_any(MESSAGE, CHANNEL, START, CONSTRAIN)
+        if marker == MESSAGE:
             recipient = _RECIPIENT.search(words)
             name = channel.split(maxsplit=1)[:1]
             return Header(name[0] if name else None, recipient[1] if recipient else None)
-        if (yield from text.take(CHANNEL)):
-            in_channel = True
-        elif not (yield from text.take(START)) and not (yield from text.take(CONSTRAIN)):
+        if not marker:
             return None
-
-
-def _read_end(text: Lookahead) -> Reader[bool]:
-    """Read the marker at the end of a message, or its beginning at the end of the text."""
-    for marker in (END, CALL, RETURN):
-        if (yield from text.take(marker)):
-            return True
-    return False
+        in_channel = marker == CHANNEL
 
 
 def read_messages(
@@ -213,18 +206,12 @@ class _Messages:
                 continue
             char = yield from text.peek()
             if char == "<":
-                if (yield from _read_end(text)):
+                if (yield from text.take_any(*_ENDS)):
                     return
-                if (yield from self._begins_message()):
+                if marker := (yield from text.take_any(START, CHANNEL)):  # of the next message
+                    text.at -= len(marker)
                     return
                 text.at += 1
                 written = char
             elif not char:
                 return
-
-    def _begins_message(self) -> Reader[bool]:
-        for marker in (START, CHANNEL):
-            if (yield from self._text.take(marker)):
-                self._text.at -= len(marker)
-                return True
-        return False

@@ -74,10 +74,7 @@ class JsonList(ToolFormat):
         return self.opening[:1] + self.other_opening[:1]
 
     def read_calls(self, text: Lookahead, calls: Calls, *, new_line: bool) -> Reader[bool]:
-        for opening in filter(None, (self.opening, self.other_opening)):
-            if (yield from text.take(opening)):
-                break
-        else:
+        if not (yield from text.take_any(*filter(None, (self.opening, self.other_opening)))):
             return False
         if not (yield from read_call_list(text, calls)):
             return False

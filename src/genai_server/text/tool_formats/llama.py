@@ -10,7 +10,7 @@ from genai_server.text.answers.lookahead import Lookahead, Reader
 from genai_server.text.grammars.lark import ANYTHING, SPACES, any_of, marker, quoted, separated
 from genai_server.text.tool_formats.call_object import CALL_KEYS, lark_object, read_call_object, write_call_object
 from genai_server.text.tool_formats.python_calls import lark_arguments, read_call, write_call
-from genai_server.text.tool_formats.tool_format import Call, Calls, Tool, ToolFormat, read_closing
+from genai_server.text.tool_formats.tool_format import Call, Calls, Tool, ToolFormat, read_closing, read_list
 
 _PYTHON_TAG = "<|python_tag|>"
 _PYTHON_START, _PYTHON_END = "<|python_start|>", "<|python_end|>"
@@ -75,16 +75,10 @@ class Pythonic(_Llama):
     def read_calls(self, text: Lookahead, calls: Calls, *, new_line: bool) -> Reader[bool]:
         if not (yield from _read_python_tag(text)) and not new_line:
             return False
-        if not (yield from text.take("[")):
+        if not (yield from read_list(text, calls, read_call)):
             return False
-        while (yield from read_call(text, calls)):
-            yield from text.skip_space()
-            if (yield from text.take("]")):
-                yield from read_closing(text, _PYTHON_END)
-                return True
-            if not (yield from text.take(",")):
-                return False
-        return False
+        yield from read_closing(text, _PYTHON_END)
+        return True
 
     def lark(self, tools: Sequence[Tool], *, parallel: bool, opaque_tokens: Mapping[str, int]) -> str:
         more = f"({quoted(', ')} call)*" if parallel else ""
@@ -105,10 +99,10 @@ class Pythonic(_Llama):
 
 def _read_python_tag(text: Lookahead) -> Reader[bool]:
     """Read the optional tag before calls and the whitespace after it."""
-    tagged = (yield from text.take(_PYTHON_TAG)) or (yield from text.take(_PYTHON_START))
-    if tagged:
-        yield from text.skip_space()
-    return tagged
+    if not (yield from text.take_any(_PYTHON_TAG, _PYTHON_START)):
+        return False
+    yield from text.skip_space()
+    return True
 
 
 def _lark_python_tag(opaque_tokens: Mapping[str, int]) -> str:

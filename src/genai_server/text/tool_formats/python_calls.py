@@ -17,6 +17,7 @@ from genai_server.text.tool_formats.tool_format import (
     ToolFormat,
     can_be_split,
     read_closing,
+    read_list,
     write_json,
 )
 
@@ -44,17 +45,13 @@ class MarkedPython(ToolFormat):
         if not (yield from text.take(self.opening)):
             return False
         yield from text.skip_space()
-        if self.has_brackets and not (yield from text.take("[")):
-            return False
+        if self.has_brackets:
+            if not (yield from read_list(text, calls, read_call)):
+                return False
+            yield from read_closing(text, self.closing)
+            return True
         while (yield from read_call(text, calls)):
-            char = yield from text.skip_space()
-            if self.has_brackets:
-                if (yield from text.take("]")):
-                    yield from read_closing(text, self.closing)
-                    return True
-                if not (yield from text.take(",")):
-                    return False
-            elif not char or (yield from text.take_last(self.closing)):
+            if not (yield from text.skip_space()) or (yield from text.take_last(self.closing)):
                 return True
         return False
 

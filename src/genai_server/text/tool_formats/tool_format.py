@@ -178,6 +178,19 @@ def write_json(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
+def read_list(text: Lookahead, calls: Calls, read_call: Callable[[Lookahead, Calls], Reader[bool]]) -> Reader[bool]:
+    """Read at least one call in brackets, with commas between; returns like `ToolFormat.read_calls`."""
+    if not (yield from text.take("[")):
+        return False
+    while (yield from read_call(text, calls)):
+        yield from text.skip_space()
+        if (yield from text.take("]")):
+            return True
+        if not (yield from text.take(",")):
+            return False
+    return False
+
+
 def read_closing(text: Lookahead, marker: str) -> Reader[None]:
     """Read the closing marker of calls, which models sometimes omit, and the whitespace before it."""
     place = text.at

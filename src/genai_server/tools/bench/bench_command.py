@@ -12,8 +12,8 @@ import asyncio
 import importlib.util
 import json
 import secrets
-import sys
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +25,6 @@ from genai_server.tools.bench.plan import LABELS, SCENARIOS, Plan, RequestOption
 
 if TYPE_CHECKING:
     from genai_server.tools.bench.bench_report import Report
-    from genai_server.tools.bench.bench_session import Session
 
 _LIBRARIES = ("aiohttp", "matplotlib")
 _PLOTS = (".png", ".svg")
@@ -36,11 +35,8 @@ _OUTPUT_TOKENS = {"sweep": 64, "prefix": 8, "disturbance": 1024, "fairness": 102
 _INTERRUPTED = 130
 
 
-def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """The subcommand and its options."""
-    parser = subparsers.add_parser(
-        "bench", help="measure OpenAI-style servers and the bare library", description=__doc__
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
     parser.add_argument(
         "--url",
         action="append",
@@ -122,20 +118,18 @@ def _add_requests(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure and report; status 1 if all requests failed. Raises ConfigurationError."""
+    """Measure and report; status 1 if all requests failed. Raises ConfigurationError and ServerUnusable."""
     _check(arguments)
     # Imported here, because their libraries come with an extra.
-    from genai_server.tools.bench.bench_session import ServerUnusable, Session
+    from genai_server.tools.bench.bench_session import Session
 
     session = Session(_plan(arguments), _request_options(arguments))
     interrupted = False
     try:
-        _run_with_progress(session)
+        with measuring_bar("examining the servers") as show, asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            runner.run(session.run(show))
     except KeyboardInterrupt:
         interrupted = True
-    except ServerUnusable as error:
-        print(f"genai-server bench: {error}", file=sys.stderr)
-        return 1
     report = session.report(interrupted=interrupted)
     _write(report, arguments)
     if interrupted:
@@ -168,20 +162,11 @@ def _check(arguments: argparse.Namespace) -> None:
 
 
 def _plan(arguments: argparse.Namespace) -> Plan:
-    return Plan(
-        scenario=arguments.scenario,
-        rounds=arguments.rounds,
-        requests=arguments.requests,
-        concurrency=arguments.concurrency,
-        prompt_tokens=arguments.prompt_tokens,
-        output_tokens=arguments.output_tokens or _OUTPUT_TOKENS[arguments.scenario],
-        prefix_tokens=arguments.prefix_tokens,
-        new_tokens=arguments.new_tokens,
-        disturbing_tokens=arguments.disturbing_tokens,
-        streams=arguments.streams,
-        library=arguments.library,
-        seed=arguments.seed or secrets.token_hex(4),
-    )
+    names = {field.name for field in fields(Plan)} & vars(arguments).keys()
+    given = {name: getattr(arguments, name) for name in names}
+    given["output_tokens"] = arguments.output_tokens or _OUTPUT_TOKENS[arguments.scenario]
+    given["seed"] = arguments.seed or secrets.token_hex(4)
+    return Plan(**given)
 
 
 def _request_options(arguments: argparse.Namespace) -> RequestOptions:
@@ -193,15 +178,6 @@ def _request_options(arguments: argparse.Namespace) -> RequestOptions:
         health_path=arguments.health_path,
         health_interval=arguments.health_every / 1000,
     )
-
-
-def _run_with_progress(session: "Session") -> None:
-    """Run the session with a progress bar on standard error, if that is a terminal."""
-    with (
-        measuring_bar("examining the servers") as show,
-        asyncio.Runner(loop_factory=_loop_factory()) as runner,
-    ):
-        runner.run(session.run(show))
 
 
 def _loop_factory() -> "Callable[[], asyncio.AbstractEventLoop] | None":

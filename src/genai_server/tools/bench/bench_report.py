@@ -4,8 +4,9 @@ import dataclasses
 import math
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from genai_server.plain_tables import Rows
@@ -102,7 +103,7 @@ def as_parts(report: Report) -> list[str | Rows]:
         parts.append(_summary_rows(summaries))
     if report.ratios:
         rows = [["ratio of each round", "target", "value"]]
-        rows += [[ratio.title, ratio.target, _ratio_cell(ratio.value)] for ratio in report.ratios]
+        rows += [[ratio.title, ratio.target, _cell(ratio.value, "{:.3f}".format)] for ratio in report.ratios]
         parts.append(rows)
     parts += [line for target in report.targets if (line := _health_line(target))]
     parts += [
@@ -139,26 +140,22 @@ def _summary_rows(summaries: Sequence[Summary]) -> Rows:
                 (summary.figures.get("output_tokens"), case.output_tokens),
             )
         ]
-        cells = [_cell(summary.figures.get(figure), scale) for _, figure, scale in columns]
+        cells = [_cell(summary.figures.get(figure), partial(_number, scale=scale)) for _, figure, scale in columns]
         name = [case.name] if with_name else []
         rows.append([summary.target, *name, str(case.streams), *lengths, *cells, f"{summary.failed}/{total}"])
     return rows
 
 
-def _cell(value: Spread | None, scale: float) -> str:
+def _cell(value: Spread | None, form: Callable[[float], str]) -> str:
     if value is None:
         return "–"
-    shown = _number(value.median * scale)
-    return shown if value.rounds == 1 else f"{shown} ({_number(value.min * scale)}–{_number(value.max * scale)})"
+    shown = form(value.median)
+    return shown if value.rounds == 1 else f"{shown} ({form(value.min)}–{form(value.max)})"
 
 
-def _ratio_cell(value: Spread) -> str:
-    shown = f"{value.median:.3f}"
-    return shown if value.rounds == 1 else f"{shown} ({value.min:.3f}–{value.max:.3f})"
-
-
-def _number(value: float) -> str:
-    """A number with three significant digits."""
+def _number(value: float, scale: float = 1) -> str:
+    """A scaled number with three significant digits."""
+    value *= scale
     if value == 0:
         return "0"
     return f"{value:.{min(2, max(0, 2 - math.floor(math.log10(abs(value)))))}f}"
@@ -169,7 +166,7 @@ def _health_line(target: TargetInfo) -> str:
     if figures is None:
         return ""
     times = ", ".join(
-        f"{title} {_number(value * 1000)} ms"
+        f"{title} {_number(value, 1000)} ms"
         for title, name in (("p50", "health_p50"), ("p99", "health_p99"), ("max", "health_p100"))
         if (value := figures[name]) is not None
     )

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 
+from genai_server.errors import ServerUnusable
 from genai_server.tools.bench import sweep
 from genai_server.tools.bench.bench_client import Server
 from genai_server.tools.bench.bench_prompts import calibrate
@@ -15,10 +16,6 @@ from genai_server.tools.bench.plan import LABELS, Plan, RequestOptions
 from genai_server.tools.bench.scenarios import MEASURES
 from genai_server.tools.bench.statistics import latencies
 from genai_server.tools.bench.target import HealthProbe, Target, server_processes
-
-
-class ServerUnusable(Exception):
-    """A server cannot be measured; the message names its URL and says why."""
 
 
 @dataclass(frozen=True)

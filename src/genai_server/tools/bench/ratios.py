@@ -83,7 +83,8 @@ def _pairs(sides: Sequence[_Side]) -> Iterator[tuple[str, str, _Side, _Side]]:
 def _own_pairs(target: str, case: Case, sides: Sequence[_Side]) -> Iterator[tuple[str, str, _Side, _Side]]:
     here = (target, case)
     for other, below in sides:
-        if case.name in _SWEEPS and below.name in _SWEEPS and _same_lengths(case, below):
+        lengths, others = ((each.prompt_tokens, each.output_tokens) for each in (case, below))
+        if case.name in _SWEEPS and below.name in _SWEEPS and lengths == others:
             if other in _LIBRARIES and case.streams == 1:
                 title = f"decode tokens/s, {_describe(case)}: against {_LIBRARIES[other]}"
                 yield title, "decode_tokens_per_second", here, (other, below)
@@ -94,10 +95,6 @@ def _own_pairs(target: str, case: Case, sides: Sequence[_Side]) -> Iterator[tupl
             for title, figure, upper, lower in _CASES:
                 if (case.name, below.name) == (upper, lower):
                     yield title, figure, here, (other, below)
-
-
-def _same_lengths(one: Case, other: Case) -> bool:
-    return (one.prompt_tokens, one.output_tokens) == (other.prompt_tokens, other.output_tokens)
 
 
 def _describe(case: Case) -> str:

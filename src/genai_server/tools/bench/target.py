@@ -1,7 +1,6 @@
 """A target of a benchmark: a server, its health endpoint, and its processes on this machine."""
 
 import asyncio
-import ipaddress
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from urllib.parse import urlsplit
 
 import psutil
 
+from genai_server.config.settings import is_loopback
 from genai_server.tools.bench.bench_client import FAILURES, Server, open_http
 from genai_server.tools.bench.bench_prompts import Calibration
 
@@ -107,7 +107,7 @@ class Target:
 def server_processes(url: str) -> list[psutil.Process]:
     """The processes that listen at a URL; none if they are on another machine, or belong to another user."""
     parts = urlsplit(url)
-    if not _is_loopback(parts.hostname or ""):
+    if not is_loopback(parts.hostname or ""):
         return []
     port = parts.port or (443 if parts.scheme == "https" else 80)
     try:
@@ -117,10 +117,3 @@ def server_processes(url: str) -> list[psutil.Process]:
         return [psutil.Process(pid) for pid in pids]
     except psutil.Error:
         return []
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

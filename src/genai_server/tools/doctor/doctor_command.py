@@ -8,7 +8,8 @@ import logging
 from collections.abc import Iterator
 
 from genai_server.cli.screen import show
-from genai_server.config import Settings, add_options, load_settings
+from genai_server.config.settings import Settings
+from genai_server.config.sources import add_options, load_settings
 from genai_server.errors import ConfigurationError
 from genai_server.tools.doctor import machine
 from genai_server.tools.doctor import model_checks as models
@@ -17,9 +18,8 @@ from genai_server.tools.doctor.finding import FAIL, OK, WARN, Finding
 _STYLES = {OK: "green", WARN: "yellow", FAIL: "bold red"}
 
 
-def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """The subcommand and its options."""
-    parser = subparsers.add_parser("doctor", help="check what serving needs", description=__doc__)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
     add_options(parser)
     parser.set_defaults(run=run)
 

@@ -4,7 +4,6 @@ import importlib.metadata
 import json
 import platform
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,12 +12,16 @@ from pathlib import Path
 import psutil
 
 from genai_server import __version__
-from genai_server.config import Settings, device_options, engine_environment
+from genai_server.cli.serve.preflight import bind
+from genai_server.config.environment import engine_environment
+from genai_server.config.settings import Settings
+from genai_server.config.sources import device_options
 from genai_server.engine.host.cores import cpu_quota, usable_cores
 from genai_server.engine.host.memory import free_memory
 from genai_server.engine.model.files import check_model_directory, weight_bytes
 from genai_server.engine.model.graph import read_decoder_graph
 from genai_server.engine.model.ragged import slot_length
+from genai_server.errors import ConfigurationError
 from genai_server.installation import this_installation
 from genai_server.options.session import THREADS
 from genai_server.tools.doctor.finding import FAIL, MIB, OK, WARN, Finding
@@ -156,17 +159,12 @@ def _need(directory: str, settings: Settings) -> tuple[int, int]:
 
 def port(settings: Settings) -> Iterator[Finding]:
     """Whether the server can listen on its address."""
-    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    where = f"{settings.host} port {settings.port or '(any)'}"
     try:
-        socket.create_server((settings.host, settings.port), family=family).close()
-    except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        yield Finding(
-            FAIL, "port", f"{where}: {reason}", "stop the program that listens there, or choose another --port"
-        )
+        bind(settings).close()
+    except ConfigurationError as error:
+        yield Finding(FAIL, "port", error.message, "stop the program that listens there, or choose another --port")
     else:
-        yield Finding(OK, "port", f"{where} is free")
+        yield Finding(OK, "port", f"{settings.host} port {settings.port or '(any)'} is free")
 
 
 def cache(settings: Settings) -> Iterator[Finding]:

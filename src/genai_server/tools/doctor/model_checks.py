@@ -6,7 +6,8 @@ from pathlib import Path
 
 from genai_server.cli.serve.loaders import text_loader
 from genai_server.cli.serve.preflight import GET_A_MODEL, check_access, check_runners, check_traces, lone_reloader
-from genai_server.config import Settings, device_options, unknown_variables
+from genai_server.config.settings import Settings
+from genai_server.config.sources import device_options, unknown_variables
 from genai_server.engine.model.files import (
     GIVE_A_TEMPLATE,
     NO_CHAT_TEMPLATE,

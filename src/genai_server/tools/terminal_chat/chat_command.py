@@ -16,7 +16,7 @@ from pathlib import Path
 
 from genai_server.cli.models_command import find
 from genai_server.cli.serve.welcome import url_of
-from genai_server.config import load_settings
+from genai_server.config.sources import load_settings
 from genai_server.http.api_keys import make_key
 from genai_server.tools.terminal_chat.chat_client import ChatClient
 from genai_server.tools.terminal_chat.chat_history import Conversation
@@ -24,11 +24,9 @@ from genai_server.tools.terminal_chat.dialogue import Dialogue, choose_model
 from genai_server.tools.terminal_chat.own_server import own_server
 
 
-def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """The subcommand and its options."""
-    parser = subparsers.add_parser(
-        "chat", help="chat in the terminal", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("target", nargs="?", metavar="URL|DIR", help="a server, or a model directory to start one on")
     parser.add_argument("--model", metavar="NAME", help="model of the requests (default: the server's first)")
     parser.add_argument("--system", default="", metavar="TEXT", help="the system prompt")

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self, TypedDict
 
+import msgspec
+
 from genai_server.errors import ChatFailed
 from genai_server.tools.terminal_chat.typed_parameters import PARAMETERS, Value, parse
 
@@ -21,13 +23,12 @@ class Message(TypedDict):
 
 
 class Conversation:
-    """Turns of questions and answers under a system prompt, which may be empty."""
+    """Questions and answers in turn, under a system prompt, which may be empty."""
 
     def __init__(self, system: str = "") -> None:
         self.system = system
-        self._turns: list[tuple[str, str]] = []
-        self._question: str | None = None
-        self._is_answered = False
+        # The last one may be a question without an answer.
+        self._turns: list[Message] = []
 
     @classmethod
     def of(cls, messages: Sequence[Message]) -> Self:
@@ -35,57 +36,42 @@ class Conversation:
 
         A question without an answer may come last. Raises ValueError.
         """
-        system, rest = "", list(messages)
-        if rest and rest[0]["role"] == "system":
-            system = rest.pop(0)["content"]
-        for number, message in enumerate(rest):
+        made = cls()
+        made._turns = list(messages)
+        if messages and messages[0]["role"] == "system":
+            made.system = made._turns.pop(0)["content"]
+        for number, message in enumerate(made._turns):
             expected = "user" if number % 2 == 0 else "assistant"
             if message["role"] != expected:
                 raise ValueError(f"a message of the role {expected} must follow, not of {message['role']}")
-        made = cls(system)
-        for question, answer in zip(rest[::2], rest[1::2], strict=False):
-            made.ask(question["content"])
-            made.answered(answer["content"])
-        if len(rest) % 2:
-            made.ask(rest[-1]["content"])
         return made
 
     def messages(self) -> list[Message]:
         """The messages so far, with the last question if it has no answer yet."""
-        found = self._history()
-        if self._question is not None and not self._is_answered:
-            found.append(Message(role="user", content=self._question))
-        return found
+        return [*([Message(role="system", content=self.system)] if self.system else []), *self._turns]
 
     def ask(self, question: str) -> list[Message]:
-        """The messages for a new question. It joins the history when it is answered."""
-        self._question, self._is_answered = question, False
+        """The messages for a new question. A question without an answer is forgotten."""
+        del self._turns[len(self._turns) // 2 * 2 :]
+        self._turns.append(Message(role="user", content=question))
         return self.messages()
 
     def answered(self, answer: str) -> None:
-        """Add the answer to the last question to the history, complete or not. An empty answer is ignored."""
-        if self._question is not None and answer:
-            self._turns.append((self._question, answer))
-            self._is_answered = True
+        """Add the answer to the last question, complete or not. An empty answer is ignored."""
+        if answer:
+            self._turns.append(Message(role="assistant", content=answer))
 
     def ask_again(self) -> list[Message] | None:
         """The messages for the last question, without its answer; None if there was no question."""
-        if self._question is None:
+        if not self._turns:
             return None
-        if self._is_answered:
+        if self._turns[-1]["role"] == "assistant":
             self._turns.pop()
-        return self.ask(self._question)
+        return self.messages()
 
     def clear(self) -> None:
         """Forget all turns but keep the system prompt."""
         self._turns.clear()
-        self._question = None
-
-    def _history(self) -> list[Message]:
-        messages = [Message(role="system", content=self.system)] if self.system else []
-        for asked, answered in self._turns:
-            messages += [Message(role="user", content=asked), Message(role="assistant", content=answered)]
-        return messages
 
 
 @dataclass(frozen=True)
@@ -95,6 +81,13 @@ class SavedChat:
     model: str
     conversation: Conversation
     parameters: Mapping[str, Value]
+
+
+class _File(msgspec.Struct):
+    """What a file must have."""
+
+    messages: list[Message]
+    model: str = ""
 
 
 def save(path: Path, chat: SavedChat) -> None:
@@ -118,15 +111,12 @@ def load(path: Path) -> SavedChat:
     except (OSError, ValueError) as error:
         raise ChatFailed(f"{path} cannot be read: {_reason(error)}") from None
     try:
-        messages = [Message(role=str(each["role"]), content=each["content"]) for each in body["messages"]]
-        if not all(isinstance(each["content"], str) for each in messages):
-            raise TypeError
-        model = str(body.get("model", ""))
-    except (LookupError, TypeError, AttributeError):
+        saved = msgspec.convert(body, _File)
+    except msgspec.ValidationError:
         raise ChatFailed(f'{path} is not a saved chat: it has no "messages" of texts') from None
     parameters = {name: parse(name, str(body[name])) for name in PARAMETERS if name in body}
     try:
-        return SavedChat(model, Conversation.of(messages), parameters)
+        return SavedChat(saved.model, Conversation.of(saved.messages), parameters)
     except ValueError as error:
         raise ChatFailed(f"{path}: {error}") from None
 

@@ -4,7 +4,6 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 from genai_server.cli.screen import screen, show
@@ -13,23 +12,15 @@ from genai_server.errors import ChatFailed
 from genai_server.quoted_values import quoted
 from genai_server.tools.terminal_chat.chat_client import Answer, ChatClient, Piece
 from genai_server.tools.terminal_chat.chat_history import Conversation, Message, SavedChat, load, save
-from genai_server.tools.terminal_chat.questions import Questions
+from genai_server.tools.terminal_chat.questions import question_reader
 from genai_server.tools.terminal_chat.typed_parameters import PARAMETERS, Value, parse, require_known
 
 _DEFAULT = "default"
+_WITH_FILE = ("/save", "/load")
 _HELP = (
     "/system [TEXT]  /clear  /retry  /set [NAME [VALUE]]  /model [NAME]  /save FILE  /load FILE  /quit   "
     'Ctrl-C stops an answer, Ctrl-C again exits; """ begins and ends a question of several lines'
 )
-
-
-@dataclass(frozen=True)
-class _Command:
-    """A command that the user types; `run` gets the text after its name."""
-
-    run: Callable[[str], None]
-    # What the text is; "" if it is optional.
-    needs: str = ""
 
 
 def choose_model(client: ChatClient, name: str | None) -> str:
@@ -54,24 +45,25 @@ class Dialogue:
         self._model = model
         self._conversation = conversation
         self._parameters: dict[str, Value] = {}
-        self._commands = {
-            "/system": _Command(self._system),
-            "/clear": _Command(self._clear),
-            "/retry": _Command(self._retry),
-            "/set": _Command(self._set),
-            "/model": _Command(self._switch),
-            "/save": _Command(self._save, needs="FILE"),
-            "/load": _Command(self._load, needs="FILE"),
-            "/help": _Command(lambda _: print(_HELP)),
+        # Each gets the text after its name.
+        self._commands: dict[str, Callable[[str], None]] = {
+            "/system": self._system,
+            "/clear": self._clear,
+            "/retry": self._retry,
+            "/set": self._set,
+            "/model": self._switch,
+            "/save": self._save,
+            "/load": self._load,
+            "/help": lambda _: print(_HELP),
         }
-        self._questions = Questions([*self._commands, "/quit"])
+        self._read = question_reader([*self._commands, "/quit"])
 
     def run(self) -> None:
         """Read lines until the user ends the chat."""
         was_interrupted = False
         while True:
             try:
-                line = self._questions.read()
+                line = self._read()
                 was_interrupted = False
                 if not self._execute(line):
                     return
@@ -94,9 +86,9 @@ class Dialogue:
             return False
         command = self._commands.get(name)
         if command is not None:
-            if command.needs and not text:
-                raise ChatFailed(f"{name} needs a {command.needs}")
-            command.run(text.strip())
+            if name in _WITH_FILE and not text:
+                raise ChatFailed(f"{name} needs a FILE")
+            command(text.strip())
         elif name.startswith("/") and "\n" not in line:
             print(f"there is no {name}: {_HELP}")
         elif line:

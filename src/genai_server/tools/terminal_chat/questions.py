@@ -1,7 +1,7 @@
 """Reads questions and commands from standard input, which may be a terminal."""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from genai_server.cli.screen import screen
@@ -14,24 +14,20 @@ _PROMPT, _MORE = "> ", "… "
 _QUOTES = '"""'
 
 
-class Questions:
-    """Reads one question or command at a time.
+def question_reader(commands: Sequence[str]) -> Callable[[], str]:
+    """A function that reads the next question or command, without quotes. It raises EOFError and KeyboardInterrupt.
 
     On a terminal, lines can be edited and recalled, a pasted text is one question, and Tab completes `commands`.
     """
+    console = screen()
+    can_edit = sys.stdin.isatty() and console is not None and not console.is_dumb_terminal
+    ask = _session(commands).prompt if can_edit else _plain
 
-    def __init__(self, commands: Sequence[str]) -> None:
-        self._session = _session(commands) if _can_edit() else None
-
-    def read(self) -> str:
-        """The next question or command, without quotes. Raises EOFError and KeyboardInterrupt."""
-        text = (self._session.prompt() if self._session is not None else _plain()).strip()
+    def read() -> str:
+        text = ask().strip()
         return text[len(_QUOTES) :].removesuffix(_QUOTES).strip() if text.startswith(_QUOTES) else text
 
-
-def _can_edit() -> bool:
-    console = screen()
-    return sys.stdin.isatty() and console is not None and not console.is_dumb_terminal
+    return read
 
 
 def _is_open(text: str) -> bool:

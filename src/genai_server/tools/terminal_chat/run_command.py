@@ -10,7 +10,7 @@ from pathlib import Path
 
 from genai_server.cli.models_command import find
 from genai_server.cli.pull_command import Source, absolute, add_hub_options, checked_name, in_folder, pull
-from genai_server.config import load_settings
+from genai_server.config.sources import load_settings
 from genai_server.errors import ConfigurationError
 from genai_server.hub import store
 from genai_server.hub.client import Hub
@@ -22,14 +22,9 @@ _EXAMPLES = (
 )
 
 
-def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """The subcommand and its options."""
-    parser = subparsers.add_parser(
-        "run",
-        help="fetch a model if needed, and chat with it",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("target", metavar="MODEL", help="a model directory, its name, or a repository")
     parser.add_argument("--system", default="", metavar="TEXT", help="the system prompt")
     add_hub_options(parser)

@@ -1,7 +1,6 @@
 """Fields of a chat request that the user may set."""
 
-import difflib
-
+from genai_server.cli.parser import did_you_mean
 from genai_server.errors import ChatFailed
 from genai_server.quoted_values import quoted
 
@@ -28,8 +27,7 @@ _WORDS = {float: "a number", int: "a whole number"}
 def require_known(name: str) -> None:
     """Raise ChatFailed for an unknown field."""
     if name not in _KINDS:
-        alike = difflib.get_close_matches(name, PARAMETERS, 1)
-        meant = f"; did you mean {alike[0]}?" if alike else ""
+        meant = did_you_mean(name, PARAMETERS)
         raise ChatFailed(f"there is no setting {quoted(name)}{meant} (known: {', '.join(PARAMETERS)})")
 
 

@@ -11,11 +11,9 @@ from typing import Any, NamedTuple
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from genai_server.errors import ServerUnusable
+
 _TIMEOUT = 5.0
-
-
-class ServerUnreachable(Exception):
-    """There is no answer, or it is not from a genai-server; the message describes it."""
 
 
 class Place(NamedTuple):
@@ -74,10 +72,10 @@ class Interval:
             return None
         return self.more(name, place) / (self.now.at - self.before.at)
 
-    def mean(self, name: str, place: Place) -> float | None:
-        """The mean of a histogram's new observations; None without any."""
+    def mean(self, name: str, place: Place, scale: float = 1) -> float | None:
+        """The mean of a histogram's new observations times `scale`; None without any."""
         count = self.more(f"{name}_count", place)
-        return self.more(f"{name}_sum", place) / count if count else None
+        return self.more(f"{name}_sum", place) * scale / count if count else None
 
 
 class Poller:
@@ -88,16 +86,16 @@ class Poller:
         self._headers = {"authorization": f"Bearer {key}"} if key else {}
 
     def poll(self) -> Snapshot:
-        """Take a snapshot. Raises ServerUnreachable."""
+        """Take a snapshot. Raises ServerUnusable."""
         health = self._object("/healthz", "devices")
         try:
             samples = _samples(self._get("/metrics"))
         except ValueError:
-            raise ServerUnreachable(f"{self._url}/metrics has no metrics") from None
+            raise ServerUnusable(f"{self._url}/metrics has no metrics") from None
         try:
             requests: list[dict[str, Any]] = self._object("/v1/requests", "data")["data"]
             refused = None
-        except ServerUnreachable as error:
+        except ServerUnusable as error:
             requests, refused = [], str(error)
         return Snapshot(time.monotonic(), health, samples, requests, refused)
 
@@ -109,9 +107,9 @@ class Poller:
                 return text
         except urllib.error.HTTPError as error:
             with error:
-                raise ServerUnreachable(f"{path}: {_reason(error)}") from None
+                raise ServerUnusable(f"{path}: {_reason(error)}") from None
         except (OSError, ValueError, http.client.HTTPException) as error:
-            raise ServerUnreachable(f"{self._url}: {getattr(error, 'reason', error)}") from None
+            raise ServerUnusable(f"{self._url}: {getattr(error, 'reason', error)}") from None
 
     def _object(self, path: str, field: str) -> dict[str, Any]:
         """The JSON object at a path, which has this field."""
@@ -120,7 +118,7 @@ class Poller:
         except ValueError:
             found = None
         if not isinstance(found, dict) or field not in found:
-            raise ServerUnreachable(f"{self._url} is not a genai-server")
+            raise ServerUnusable(f"{self._url} is not a genai-server")
         return found
 
 

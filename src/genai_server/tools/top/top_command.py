@@ -21,16 +21,16 @@ from rich.text import Text
 
 from genai_server.cli.parser import number_from
 from genai_server.cli.screen import screen
-from genai_server.tools.top.snapshot import Interval, Place, Poller, ServerUnreachable, Snapshot
+from genai_server.errors import ServerUnusable
+from genai_server.tools.top.snapshot import Interval, Place, Poller, Snapshot
 
 _MAX_REQUESTS = 20
 # The texts of a row by column.
 Row = Mapping[str, str]
 
 
-def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """The subcommand and its options."""
-    parser = subparsers.add_parser("top", help="watch a running server", description=__doc__)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
     parser.add_argument("url", nargs="?", default="http://127.0.0.1:8002", metavar="URL", help="(default: %(default)s)")
     parser.add_argument("--api-key", metavar="KEY", help="the server's GENAI_ADMIN_API_KEY, or an API key")
     parser.add_argument(
@@ -41,17 +41,13 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Watch until `q` or Ctrl-C; status 1 if the server cannot be reached."""
+    """Watch until `q` or Ctrl-C. Raises ServerUnusable if the server cannot be reached."""
     poller = Poller(arguments.url, arguments.api_key)
-    try:
-        with suppress(KeyboardInterrupt):
-            if arguments.once:
-                _show_once(poller, arguments.interval)
-            else:
-                asyncio.run(_watch(poller, poller.poll(), arguments.interval))
-    except ServerUnreachable as error:
-        print(f"genai-server top: {error}", file=sys.stderr)
-        return 1
+    with suppress(KeyboardInterrupt):
+        if arguments.once:
+            _show_once(poller, arguments.interval)
+        else:
+            asyncio.run(_watch(poller, poller.poll(), arguments.interval))
     return 0
 
 
@@ -71,7 +67,7 @@ async def _watch(poller: Poller, before: Snapshot, interval: float) -> None:
         while not await _is_set(ended, interval):
             try:
                 now = await asyncio.to_thread(poller.poll)
-            except ServerUnreachable as error:
+            except ServerUnusable as error:
                 live.update(f"{error}; trying again", refresh=True)
                 continue
             live.update(view(Interval(before, now), console.width), refresh=True)
@@ -190,31 +186,19 @@ def _device(interval: Interval, place: Place, status: Mapping[str, Any]) -> dict
         "device": place.device,
         "model": place.model,
         "state": "terminated" if status.get("terminated") else str(status["state"]),
-        "run": f"{_whole(running)}/{_whole(slots)}",
-        "wait": _whole(now.value("num_requests_waiting", place)),
-        "kv": _share(now.value("kv_cache_usage_perc", place)),
-        "in/s": _number(interval.rate("prompt_tokens_total", place)),
-        "out/s": _number(interval.rate("generation_tokens_total", place)),
-        "ans/s": _number(interval.rate("request_success_total", place)),
-        "ttft": _milliseconds(interval.mean("time_to_first_token_seconds", place)),
-        "itl": _milliseconds(interval.mean("inter_token_latency_seconds", place)),
-        "rows": _number(interval.mean("decode_batch_size", place)),
-        "hits": _share(interval.more("prefix_cache_hits_total", place) / queries if queries else None),
-        "died": _whole(now.value("engine_restarts_total", place)),
+        "run": f"{_cell(running, '.0f')}/{_cell(slots, '.0f')}",
+        "wait": _cell(now.value("num_requests_waiting", place), ".0f"),
+        "kv": _cell(now.value("kv_cache_usage_perc", place), ".0%"),
+        "in/s": _cell(interval.rate("prompt_tokens_total", place)),
+        "out/s": _cell(interval.rate("generation_tokens_total", place)),
+        "ans/s": _cell(interval.rate("request_success_total", place)),
+        "ttft": _cell(interval.mean("time_to_first_token_seconds", place, 1000)),
+        "itl": _cell(interval.mean("inter_token_latency_seconds", place, 1000)),
+        "rows": _cell(interval.mean("decode_batch_size", place)),
+        "hits": _cell(interval.more("prefix_cache_hits_total", place) / queries if queries else None, ".0%"),
+        "died": _cell(now.value("engine_restarts_total", place), ".0f"),
     }
 
 
-def _whole(value: float | None) -> str:
-    return "–" if value is None else f"{value:.0f}"
-
-
-def _number(value: float | None) -> str:
-    return "–" if value is None else f"{value:.1f}"
-
-
-def _milliseconds(value: float | None) -> str:
-    return "–" if value is None else f"{value * 1000:.1f}"
-
-
-def _share(value: float | None) -> str:
-    return "–" if value is None else f"{value:.0%}"
+def _cell(value: float | None, form: str = ".1f") -> str:
+    return "–" if value is None else format(value, form)

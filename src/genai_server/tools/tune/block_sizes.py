@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from genai_server.config import builder_environment
+from genai_server.config.environment import builder_environment
 from genai_server.errors import ConfigurationError, ExportFailed
 from genai_server.hub import builder
 from genai_server.hub.builder import Build

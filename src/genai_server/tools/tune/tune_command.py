@@ -11,7 +11,7 @@ import math
 import os
 import sys
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,9 +20,11 @@ from typing import TYPE_CHECKING
 import psutil
 from msgspec import structs
 
-from genai_server.cli.screen import measuring_bar
+from genai_server.cli.screen import measuring_bar, screen
 from genai_server.cli.serve.loaders import check_library
-from genai_server.config import Settings, device_options, environment_variable, load_settings
+from genai_server.cli.tables import print_report
+from genai_server.config.settings import Settings, environment_variable
+from genai_server.config.sources import device_options, load_settings
 from genai_server.engine.host.cores import usable_cores
 from genai_server.engine.model.files import check_model_directory
 from genai_server.errors import ConfigurationError, ExportFailed
@@ -30,6 +32,7 @@ from genai_server.options.config_file import DEFAULT_FILE
 from genai_server.options.device import DeviceOptions
 from genai_server.options.session import SPINNING, THREADS
 from genai_server.options.toml import with_settings
+from genai_server.plain_tables import Rows
 from genai_server.pooling_model import Task, task_of
 from genai_server.tools.doctor import machine
 from genai_server.tools.doctor.finding import WARN
@@ -51,7 +54,7 @@ _GOOD_ENOUGH = {"max_batch_size": 0.95, "prefill_chunk": 0.9}
 _BEST_BLOCK = 128
 # Maximum share of the cores that other programs may use during the measurement.
 _MAX_BUSY = 0.1
-_HEAD = f"{'':<34}{'prefill':>10}{'decode':>10}  tokens/s"
+_TITLES = ("", "prefill tokens/s", "decode tokens/s", "")
 
 Show = Callable[[str], None]
 
@@ -98,9 +101,8 @@ def smallest_good(rates: Mapping[int, float], share: float) -> int:
     return min(tried for tried, rate in rates.items() if rate >= share * max(rates.values()))
 
 
-def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    """The subcommand and its options."""
-    parser = subparsers.add_parser("tune", help="find the best settings for this machine", description=__doc__)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
     parser.add_argument("model_dir", metavar="DIR", help="the model's directory")
     parser.add_argument("--config", metavar="FILE", help=f"file to write (default: GENAI_CONFIG or {DEFAULT_FILE})")
     parser.add_argument(
@@ -146,7 +148,7 @@ def run(arguments: argparse.Namespace) -> int:
     with _measuring(settings, steps()) as show:
         measured = measure(settings, arguments.seconds, show)
     best, entry = measured.best(), measured.best_entry
-    print(table(measured, best))
+    print_report(screen(), [table(measured, best)])
     if not arguments.dry_run:
         text = with_settings(text, best)
         _write(target, with_settings(text, entry, "session") if entry else text, best, entry)
@@ -160,7 +162,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     with _measuring(settings, len(SIZES)) as show:
         rates = measure_each(original, tuned.model_dir, precision, built, show)
-    print(table_of_blocks(rates, tuned.model_dir, f"{original.source} --precision {precision}"))
+    print_report(screen(), table_of_blocks(rates, tuned.model_dir, f"{original.source} --precision {precision}"))
     return 0
 
 
@@ -292,40 +294,37 @@ def _threads() -> list[int]:
     return sorted({cores, *(2**power for power in range(cores.bit_length()) if 2**power <= cores)})
 
 
-def _row(title: str, prefill: float | None, decode: float | None, *, chosen: bool) -> str:
-    rates = "".join(f"{'' if rate is None else f'{rate:.0f}':>10}" for rate in (prefill, decode))
-    return f"{title:<34}{rates}{'  ← best' if chosen else ''}"
+def _row(title: str, prefill: float | None, decode: float | None, *, chosen: bool) -> Sequence[str]:
+    rates = ("" if rate is None else f"{rate:.0f}" for rate in (prefill, decode))
+    return title, *rates, "← best" if chosen else ""
 
 
-def table(measured: Measured, best: Mapping[str, int]) -> str:
+def table(measured: Measured, best: Mapping[str, int]) -> Rows:
     """A table of the rates, the best marked."""
-    lines = [_HEAD]
-
-    def row(title: str, prefill: float | None, decode: float | None, *, chosen: bool) -> None:
-        lines.append(_row(title, prefill, decode, chosen=chosen))
-
+    rows: list[Sequence[str]] = [_TITLES]
     for threads, prefill in measured.prefill_by_threads.items():
         chosen = threads == best["threads"]
-        row(f"threads = {threads}", prefill, measured.decode_by_threads[threads], chosen=chosen)
+        rows.append(_row(f"threads = {threads}", prefill, measured.decode_by_threads[threads], chosen=chosen))
     for (name, value), rates in measured.by_entry.items():
-        row(f"{name.removeprefix('session.')} = {value}", *rates, chosen=name in measured.best_entry)
-    for rows, decode in measured.decode_by_batch.items():
-        row(f"max_batch_size = {rows}", None, decode, chosen=rows == best.get("max_batch_size"))
+        title = f"{name.removeprefix('session.')} = {value}"
+        rows.append(_row(title, *rates, chosen=name in measured.best_entry))
+    for size, decode in measured.decode_by_batch.items():
+        rows.append(_row(f"max_batch_size = {size}", None, decode, chosen=size == best.get("max_batch_size")))
     for chunk, prefill in measured.prefill_by_chunk.items():
-        row(f"prefill_chunk = {chunk}", prefill, None, chosen=chunk == best["prefill_chunk"])
-    return "\n".join(lines)
+        rows.append(_row(f"prefill_chunk = {chunk}", prefill, None, chosen=chunk == best["prefill_chunk"]))
+    return rows
 
 
-def table_of_blocks(rates: Mapping[int, Rates], model_dir: Path, export: str) -> str:
+def table_of_blocks(rates: Mapping[int, Rates], model_dir: Path, export: str) -> list[str | Rows]:
     """A table of the rates by block size, and the command to build with the best one if the model has another.
 
     `export` are the arguments to build it with.
     """
     best = max(rates, key=lambda size: math.prod(rates[size]))
-    lines = [_HEAD, *(_row(f"block size {size}", *rates[size], chosen=size == best) for size in rates)]
+    rows = [_TITLES, *(_row(f"block size {size}", *rates[size], chosen=size == best) for size in rates)]
     if _sizes(model_dir) == [best]:
-        return "\n".join([*lines, "the model has the best block size"])
-    return "\n".join([*lines, f"build it again with: genai-server export {export} --extra block_size={best}"])
+        return [rows, "the model has the best block size"]
+    return [rows, f"build it again with: genai-server export {export} --extra block_size={best}"]
 
 
 def _sizes(model_dir: Path) -> list[int]:
