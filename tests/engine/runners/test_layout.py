@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from genai_server.engine.model.graph import read_decoder_graph
+from genai_server.engine.model.graph import LayerState, read_decoder_graph
 from genai_server.engine.model.ragged import (
     BOUND,
     LAST,
@@ -77,6 +77,13 @@ def test_long_rows_have_other_places_in_the_rope() -> None:
     assert layout.inputs[ROPE_PLACES].tolist() == [[5, 258, *range(254, 274)]]
 
 
+def test_linear_attention_pads_no_row_of_one_token() -> None:
+    rows = [Row(0, 5, [1]), Row(1, 0, [2] * 3)]
+    graph = replace(GRAPH, recurrent_states=(LayerState("past", "present", (1, 1, 1), np.float32),))
+    assert lay_out(rows, graph).inputs[NARROW + PADDED].shape == (1, 1, 2)
+    assert lay_out(rows, GRAPH).inputs[NARROW + PADDED].shape == (2, 3, 2)
+
+
 def wide(slot: int, num_tokens: int, num_cached: int = 0) -> Row:
     return Row(slot, num_cached, [1] * num_tokens)
 
@@ -93,6 +100,6 @@ def wide(slot: int, num_tokens: int, num_cached: int = 0) -> Row:
     ],
 )
 def test_only_rows_with_little_padding_share_a_pass(rows: list[Row], num_passes: int) -> None:
-    passes = split_passes(rows, slot_length=110)
+    passes = split_passes(rows, GRAPH, slot_length=110)
     assert len(passes) == num_passes
     assert sorted(row.slot for members in passes for row in members) == sorted(row.slot for row in rows)

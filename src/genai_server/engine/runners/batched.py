@@ -214,7 +214,7 @@ class BatchedRunner(Runner):
         found: dict[int, Scores] = {}
         # Slots whose keys and values are bitwise the same as in any other pass.
         repeatable: set[int] = set()
-        passes = split_passes(rows, self._slot_length)
+        passes = split_passes(rows, self._graph, self._slot_length)
         for number, members in enumerate(passes):
             layout = lay_out(members, self._graph, exact_group=self._row_group if is_exact else None)
             on = self._own if is_exact else self._session_for(layout.num_tokens)

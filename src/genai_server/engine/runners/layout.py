@@ -47,11 +47,6 @@ class Row:
     # Whether it has the cosines and sines for long rows (`DecoderGraph.switches_at`).
     is_long: bool = False
 
-    @property
-    def is_wide(self) -> bool:
-        """Whether the row is in the wide group."""
-        return len(self.tokens) > NARROW_WIDTH
-
 
 @dataclass(frozen=True)
 class Layout:
@@ -76,16 +71,25 @@ class Layout:
         return self.ids.size
 
 
-def split_passes(rows: Iterable[Row], slot_length: int) -> list[list[Row]]:
+def _is_wide(row: Row, graph: DecoderGraph) -> bool:
+    """Whether a row is in the wide group.
+
+    Padding costs a linear attention as much as tokens do, because it takes no lengths. So only rows of one token are
+    narrow there.
+    """
+    return len(row.tokens) > (1 if graph.recurrent_states else NARROW_WIDTH)
+
+
+def split_passes(rows: Iterable[Row], graph: DecoderGraph, slot_length: int) -> list[list[Row]]:
     """The rows of each pass. A further one is needed only for wide rows that are far apart or differ much in length."""
     rows = list(rows)
     spans: list[list[Row]] = []
-    for row in sorted((row for row in rows if row.is_wide), key=lambda row: row.slot):
+    for row in sorted((row for row in rows if _is_wide(row, graph)), key=lambda row: row.slot):
         if spans and _may_join([*spans[-1], row], slot_length):
             spans[-1].append(row)
         else:
             spans.append([row])
-    narrow = [row for row in rows if not row.is_wide]
+    narrow = [row for row in rows if not _is_wide(row, graph)]
     first, *others = spans or [[]]
     return [[*narrow, *first], *others]
 
@@ -118,7 +122,7 @@ def lay_out(rows: Sequence[Row], graph: DecoderGraph, *, exact_group: int | None
     ends = [0]
     logits: dict[int, slice] = {}
     for group in (NARROW, WIDE):
-        members = [(number, row) for number, row in enumerate(rows) if row.is_wide == (group is WIDE)]
+        members = [(number, row) for number, row in enumerate(rows) if _is_wide(row, graph) == (group is WIDE)]
         first = min((row.slot for _, row in members), default=0)
         num_rows = max((row.slot + 1 - first for _, row in members), default=1)  # at least one, idle or not
         width = max([min_width, *(len(row.tokens) for _, row in members)])
