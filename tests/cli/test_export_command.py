@@ -160,6 +160,7 @@ def test_a_model_that_cannot_be_built_is_refused_at_once(tmp_path: Path, librari
         "experts, so that it would answer wrongly\n"
     )
     assert not (tmp_path / "models" / "tiny-int4-cpu").exists()
+    assert export(tmp_path, libraries, str(source), "--unchecked").returncode == 0
 
 
 def test_the_type_is_corrected_and_text_only_is_said(tmp_path: Path, libraries: Path, source: Path) -> None:

@@ -56,6 +56,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="further options of the builder; they override this command's own",
     )
     parser.add_argument(
+        "--unchecked",
+        action="store_true",
+        help="build even what the installed builder cannot build, for a builder that was mended",
+    )
+    parser.add_argument(
         "--python",
         type=Path,
         default=Path(sys.executable),
@@ -91,7 +96,8 @@ def _target(arguments: argparse.Namespace, name: str, source: Path) -> Path:
     order = _order(arguments, source, source)
     if order.is_encoder:
         builder.check_environment(arguments.python, for_encoders=True)
-    builder.check_source(order, arguments.python)
+    if not arguments.unchecked:
+        builder.check_source(order, arguments.python)
     place = store.place_of(load_settings().models_path, f"{name}-{order.precision}-{arguments.device}")
     directory = absolute(arguments.to or place)
     if directory.exists():
