@@ -30,8 +30,8 @@ from genai_server.engine.profiling.runtime_options import RuntimeOptionState
 from genai_server.engine.runners.choose import load_runners
 from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.sampling.grammar import Guidance, model_guidance
-from genai_server.engine.scheduling.reads import StepPolicy
 from genai_server.engine.scheduling.scheduler import Scheduler
+from genai_server.engine.scheduling.scheduler_output import StepPolicy
 from genai_server.messages.generation_request import GenerationRequest, Sampling
 from genai_server.messages.protocol import Finished, Submit, ToApi, Tokens
 

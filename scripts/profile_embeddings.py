@@ -18,7 +18,7 @@ import numpy as np
 from _models.table import table
 
 from genai_server.engine.runners.pooled import DISABLED_FUSIONS, PooledRunner
-from genai_server.engine.scheduling.reads import Read
+from genai_server.engine.scheduling.scheduler_output import Read
 from genai_server.engine.sequence import Sequence
 from genai_server.messages.generation_request import GenerationRequest, PooledText
 from genai_server.options.device import DeviceOptions

@@ -13,8 +13,8 @@ from genai_server.engine.runners.scores import Scores
 from genai_server.engine.runners.scripted import ScriptedPooledRunner, ScriptedRunner
 from genai_server.engine.sampling.grammar import bytes_guidance
 from genai_server.engine.scheduling.pooling_scheduler import PoolingScheduler
-from genai_server.engine.scheduling.reads import Read
 from genai_server.engine.scheduling.scheduler import Scheduler
+from genai_server.engine.scheduling.scheduler_output import Read
 from tests.stepped_loop import API, SteppedLoop
 
 

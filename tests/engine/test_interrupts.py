@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from genai_server.engine.interrupts import Interrupts
-from genai_server.engine.scheduling.reads import Read, Step
+from genai_server.engine.scheduling.scheduler_output import Read, Step
 from genai_server.engine.sequence import Sequence
 from genai_server.messages.admin import CancelRequest, SetRuntimeOption
 from genai_server.messages.generation_request import GenerationRequest

@@ -16,7 +16,7 @@ from genai_server.engine.runners import choose
 from genai_server.engine.runners.cpu_buffers import CpuBuffers, page_tokens
 from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.sampling.grammar import model_guidance
-from genai_server.engine.scheduling.reads import UNSHARED, KvMemory
+from genai_server.engine.scheduling.scheduler_output import UNSHARED, KvMemory
 from genai_server.messages.launch import EngineSpec
 from tests.resident import resident_bytes
 from tests.running_server import DEMO

@@ -16,7 +16,7 @@ from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.runners.scores import Logits, Scores
 from genai_server.engine.sampling.grammar import Guidance, model_guidance
-from genai_server.engine.scheduling.reads import Step
+from genai_server.engine.scheduling.scheduler_output import Step
 from genai_server.messages.admin import SetRuntimeOption, StartProfile
 from genai_server.messages.generation_request import FinishReason, Sampling
 from genai_server.messages.protocol import PromptLogprobs

@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from genai_server.engine.scheduling.reads import Step
+from genai_server.engine.scheduling.scheduler_output import Step
 from genai_server.engine.sequence import Sequence
 from genai_server.messages.admin import CancelRequest, SetRuntimeOption
 from genai_server.messages.protocol import Cancel, ToEngine

@@ -6,7 +6,7 @@ import numpy as np
 
 from genai_server.engine.profiling.runtime_options import RuntimeOptionState
 from genai_server.engine.requests import RequestTable
-from genai_server.engine.scheduling.reads import Step
+from genai_server.engine.scheduling.scheduler_output import Step
 from genai_server.engine.sequence import Sequence
 from genai_server.messages.figures import Figures, Histogram
 

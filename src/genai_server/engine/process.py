@@ -27,8 +27,8 @@ from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.runners.warm_up import scores_prompts, warm_up
 from genai_server.engine.sampling.grammar import Guidance, bytes_guidance, model_guidance
 from genai_server.engine.scheduling.pooling_scheduler import PoolingScheduler
-from genai_server.engine.scheduling.reads import StepPolicy
 from genai_server.engine.scheduling.scheduler import Scheduler
+from genai_server.engine.scheduling.scheduler_output import StepPolicy
 from genai_server.errors import in_one_line
 from genai_server.heartbeat import Heartbeat
 from genai_server.logs import configure_logging

@@ -12,7 +12,7 @@ from genai_server.engine.runners.batched import BatchedRunner
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.engine.runners.scores import Scores
 from genai_server.engine.runners.scripted import ScriptedRunner
-from genai_server.engine.scheduling.reads import Read
+from genai_server.engine.scheduling.scheduler_output import Read
 from genai_server.options.device import DeviceOptions
 from tests.running_server import DEMO
 

@@ -7,7 +7,7 @@ import pytest
 
 from genai_server.engine.runners.kv_cache import KvSlots
 from genai_server.engine.runners.row_states import RowStates
-from genai_server.engine.scheduling.reads import KvMemory
+from genai_server.engine.scheduling.scheduler_output import KvMemory
 from genai_server.errors import RunnerFailed
 
 PAGE, CHECKPOINT_PAGES = 4, 2

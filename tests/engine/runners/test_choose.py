@@ -24,7 +24,7 @@ from genai_server.engine.runners.device_buffers import Place
 from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.runners.runner_rules import runs_by_library
 from genai_server.engine.runners.scripted import ScriptedRunner
-from genai_server.engine.scheduling.reads import UNSHARED
+from genai_server.engine.scheduling.scheduler_output import UNSHARED
 from genai_server.engine.sequence import Sequence
 from genai_server.errors import ConfigurationError, QueueFull, RunnerFailed
 from genai_server.messages.generation_request import Batching, GenerationRequest

@@ -20,7 +20,7 @@ from genai_server.engine.runners.batched import BatchedRunner
 from genai_server.engine.runners.choose import load_batched, load_runners
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.engine.runners.scores import Logits
-from genai_server.engine.scheduling.reads import Read
+from genai_server.engine.scheduling.scheduler_output import Read
 from genai_server.errors import RunnerFailed
 from genai_server.messages.launch import EngineSpec
 from scripts._models.driven import Driven

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from genai_server.engine.runners.kv_cache import KvSlots
-from genai_server.engine.scheduling.reads import UNSHARED, KvMemory
+from genai_server.engine.scheduling.scheduler_output import UNSHARED, KvMemory
 from genai_server.errors import RunnerFailed
 
 EMPTY = -1

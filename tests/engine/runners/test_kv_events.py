@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from genai_server.engine.runners.kv_cache import KvSlots
-from genai_server.engine.scheduling.reads import KvMemory
+from genai_server.engine.scheduling.scheduler_output import KvMemory
 from genai_server.errors import ConfigurationError, RunnerFailed
 from genai_server.messages.kv_events import (
     BLOCK_TOKENS,

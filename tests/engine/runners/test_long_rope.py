@@ -13,8 +13,8 @@ from genai_server.engine.runners.choose import load_batched
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.sampling.grammar import model_guidance
-from genai_server.engine.scheduling.reads import StepPolicy
 from genai_server.engine.scheduling.scheduler import Scheduler
+from genai_server.engine.scheduling.scheduler_output import StepPolicy
 from genai_server.messages.launch import EngineSpec
 from genai_server.messages.protocol import Finished
 from tests.engine.model_runners import greedy

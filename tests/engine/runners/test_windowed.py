@@ -12,7 +12,7 @@ from genai_server.engine.model.graph import read_decoder_graph
 from genai_server.engine.model.session import open_session
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.engine.runners.runner_pair import RunnerPair
-from genai_server.engine.scheduling.reads import Read, Step
+from genai_server.engine.scheduling.scheduler_output import Read, Step
 from genai_server.engine.sequence import Sequence
 from genai_server.messages.generation_request import GenerationRequest
 from scripts._models.driven import Driven

@@ -3,7 +3,7 @@
 import pytest
 
 from genai_server.engine.scheduling.queue_wait import queue_wait
-from genai_server.engine.scheduling.reads import KvMemory
+from genai_server.engine.scheduling.scheduler_output import KvMemory
 from genai_server.engine.scheduling.step_time import StepTimeModel
 from genai_server.engine.sequence import Sequence
 from genai_server.messages.generation_request import GenerationRequest

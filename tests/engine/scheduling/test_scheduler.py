@@ -7,8 +7,8 @@ import pytest
 from genai_server.engine.runners.base import Abilities, Runner
 from genai_server.engine.runners.scripted import ScriptedRunner
 from genai_server.engine.scheduling.drafts import Drafter
-from genai_server.engine.scheduling.reads import KvMemory, Read, Step, StepPolicy
 from genai_server.engine.scheduling.scheduler import Scheduler
+from genai_server.engine.scheduling.scheduler_output import KvMemory, Read, Step, StepPolicy
 from genai_server.engine.sequence import Sequence, SequenceState
 from genai_server.errors import QueueFull
 from genai_server.messages.generation_request import GenerationRequest

@@ -14,7 +14,7 @@ from genai_server.engine.profiling.manifest import ProfileManifest
 from genai_server.engine.profiling.session import ProfileSession
 from genai_server.engine.profiling.sessions import ProfileSessions
 from genai_server.engine.runners.runner_pair import RunnerPair
-from genai_server.engine.scheduling.reads import Step
+from genai_server.engine.scheduling.scheduler_output import Step
 from genai_server.engine.sequence import Sequence
 from genai_server.errors import InvalidField, RequestNotFound, Unavailable
 from genai_server.messages.admin import ProfiledRequest, RuntimeOptions

@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable
 
 from genai_server.engine.profiling.manifest import ProfileManifest
 from genai_server.engine.profiling.session import ProfileSession
-from genai_server.engine.scheduling.reads import Step
+from genai_server.engine.scheduling.scheduler_output import Step
 from genai_server.engine.sequence import Sequence
 from genai_server.errors import InvalidField, ProfileNotFound
 from genai_server.profile_plan import ProfilePlan, ProfileState

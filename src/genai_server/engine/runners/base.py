@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from genai_server.engine.runners.kv_cache import KvSlots
 from genai_server.engine.runners.scores import Scores
-from genai_server.engine.scheduling.reads import UNSHARED, KvMemory, Read
+from genai_server.engine.scheduling.scheduler_output import UNSHARED, KvMemory, Read
 from genai_server.engine.sequence import Sequence
 from genai_server.errors import AdapterLoadFailed, InvalidField, RunnerFailed
 from genai_server.messages.generation_request import GenerationRequest, ModelInfo

@@ -30,7 +30,7 @@ from genai_server.engine.runners.layout import Layout, Row, lay_out, split_passe
 from genai_server.engine.runners.row_states import RowStates
 from genai_server.engine.runners.scores import Logits, Scores
 from genai_server.engine.sampling.continuation import num_choices
-from genai_server.engine.scheduling.reads import UNSHARED, KvMemory, Read
+from genai_server.engine.scheduling.scheduler_output import UNSHARED, KvMemory, Read
 from genai_server.engine.scheduling.step_time import MAX_DRAFTED
 from genai_server.engine.sequence import Sequence as Scheduled
 from genai_server.errors import RunnerFailed

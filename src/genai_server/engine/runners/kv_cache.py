@@ -19,7 +19,7 @@ from typing import Protocol
 
 from genai_server.engine.runners.checkpoints import is_common_end
 from genai_server.engine.runners.row_states import RowStates, Saved
-from genai_server.engine.scheduling.reads import UNSHARED, KvMemory
+from genai_server.engine.scheduling.scheduler_output import UNSHARED, KvMemory
 from genai_server.engine.sequence import common_length
 
 # An idle slot with at most this many tokens beyond the common prefix is taken over. Reading these tokens again is

@@ -19,7 +19,7 @@ from genai_server.engine.model.files import check_model_directory, read_config
 from genai_server.engine.model.session_options import configure_providers, genai_overlay, missing_device
 from genai_server.engine.runners.base import Abilities, Runner, Terminated
 from genai_server.engine.runners.scores import Logits, Scores
-from genai_server.engine.scheduling.reads import Read
+from genai_server.engine.scheduling.scheduler_output import Read
 from genai_server.engine.sequence import Sequence as Scheduled
 from genai_server.errors import AdapterLoadFailed, ConfigurationError, RunnerFailed
 from genai_server.options.check import on_providers

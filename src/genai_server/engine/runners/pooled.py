@@ -19,7 +19,7 @@ from genai_server.engine.model.session_options import EXTERNAL_DATA, node_shares
 from genai_server.engine.runners.base import Abilities, Interrupted, Runner
 from genai_server.engine.runners.pooling import normalized, pool
 from genai_server.engine.runners.scores import Logits, Scores
-from genai_server.engine.scheduling.reads import Read
+from genai_server.engine.scheduling.scheduler_output import Read
 from genai_server.engine.sequence import Sequence as Scheduled
 from genai_server.errors import AdapterLoadFailed, ModelDirectoryError, RunnerFailed
 from genai_server.messages.generation_request import PooledText

@@ -31,7 +31,7 @@ import numpy as np
 
 from genai_server.engine.runners.base import Abilities, Runner, Terminated
 from genai_server.engine.runners.scores import Logits, Scores
-from genai_server.engine.scheduling.reads import Read
+from genai_server.engine.scheduling.scheduler_output import Read
 from genai_server.engine.sequence import Sequence as Scheduled
 from genai_server.errors import AdapterLoadFailed, RunnerFailed
 from genai_server.messages.generation_request import ModelInfo, Sampling

@@ -7,8 +7,8 @@ waits for a fraction of a second, unless a single text takes longer.
 
 from collections.abc import Iterator
 
-from genai_server.engine.scheduling.reads import Read, Step
 from genai_server.engine.scheduling.scheduler import Scheduler
+from genai_server.engine.scheduling.scheduler_output import Read, Step
 from genai_server.engine.sequence import Sequence
 from genai_server.messages.generation_request import PooledText
 

@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Collection, Iterable
 from heapq import heapify, heappop, heappush
 
-from genai_server.engine.scheduling.reads import UNSHARED, KvMemory
+from genai_server.engine.scheduling.scheduler_output import UNSHARED, KvMemory
 from genai_server.engine.scheduling.step_time import StepTimeModel
 from genai_server.engine.sequence import Sequence
 

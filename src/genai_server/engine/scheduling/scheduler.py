@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Iterator
 
 from genai_server.engine.scheduling.drafts import NO_DRAFT, Draft, fit_drafts
 from genai_server.engine.scheduling.queue_wait import queue_wait
-from genai_server.engine.scheduling.reads import DEFAULT_POLICY, PassRules, Read, Step, StepPolicy
+from genai_server.engine.scheduling.scheduler_output import DEFAULT_POLICY, PassRules, Read, Step, StepPolicy
 from genai_server.engine.scheduling.step_time import MAX_DRAFTED, MIN_CHUNK, StepTimeModel
 from genai_server.engine.sequence import Sequence, SequenceState, common_length
 from genai_server.messages.protocol import Capacity

@@ -1,4 +1,4 @@
-"""What a step reads: the tokens of each sequence, as the scheduler gives them to the runners, and its limits."""
+"""What the scheduler gives to the runners: steps, and the tokens of each sequence that they read; with its limits."""
 
 import sys
 from collections.abc import Sequence as Several
