@@ -85,3 +85,14 @@ def test_answers_around_an_engines_death_are_those_given_alone(server: RunningSe
     assert server.device("cpu")["pid"] != engine
     assert any(complete_ones)
     assert [complete(server, prompt) for prompt in prompts] == alone
+
+
+def test_a_profiled_request_gives_its_usual_answer(server: RunningServer, prompts: list[list[int]]) -> None:
+    expected = complete(server, prompts[2])
+    engine = server.device("cpu")["pid"]
+    server.options(enable_profiling="hybrid")
+    try:
+        assert complete(server, prompts[2]) == expected
+    finally:
+        server.options(enable_profiling="0")
+    assert server.device("cpu")["pid"] == engine

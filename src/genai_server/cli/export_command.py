@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--unchecked",
         action="store_true",
-        help="build even what the installed builder cannot build, for a builder that was mended",
+        help="build even what the installed builder cannot build, for a corrected builder",
     )
     parser.add_argument(
         "--python",

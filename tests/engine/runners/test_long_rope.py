@@ -15,6 +15,7 @@ from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.sampling.grammar import model_guidance
 from genai_server.engine.scheduling.scheduler import Scheduler
 from genai_server.engine.scheduling.scheduler_output import StepPolicy
+from genai_server.messages.admin import SetRuntimeOption
 from genai_server.messages.launch import EngineSpec
 from genai_server.messages.protocol import Finished
 from tests.engine.model_runners import greedy
@@ -98,3 +99,11 @@ def test_an_exact_sequence_that_becomes_long_is_the_same_alone(device: Device) -
         device.submit(key, prompt if key == 2 else text(90 + 20 * key), exact=True)
     device.run(1, 2, 3)
     assert device.tokens(0) == device.tokens(2)
+
+
+def test_a_generator_reads_a_long_prompt_in_one_pass(device: Device) -> None:
+    prompt = text(200)
+    device.put(SetRuntimeOption(1, "enable_profiling", "long"))
+    device.submit(0, prompt)
+    device.run(0)
+    assert device.tokens(0) == device.expected(prompt)

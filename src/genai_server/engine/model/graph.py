@@ -149,6 +149,18 @@ def read_decoder_graph(model_dir: Path) -> DecoderGraph:
     )
 
 
+def rope_switch(model_dir: Path) -> int | None:
+    """`DecoderGraph.switches_at` of a model that may not fit the batch; None without such a rope, or if unknown."""
+    decoder = read_config(model_dir)["model"]["decoder"]
+    if "filename" not in decoder:
+        return None
+    graph = onnx.load(str(model_dir / decoder["filename"]), load_external_data=False).graph
+    try:
+        return _switch(graph, decoder.get("inputs", {}).get("attention_mask", "attention_mask"))
+    except DoesNotFit:
+        return None
+
+
 def _some(names: list[str]) -> str:
     """The first of some names, and the number of the others: a graph may have hundreds."""
     return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")

@@ -75,6 +75,8 @@ class Runner(ABC):
     slots: KvSlots | None = None
     # The graph's outputs that hold keys and values, for `export` and `adopt`.
     present_names: tuple[str, ...] = ()
+    # The original context of a rope with short and long factors (`DecoderGraph.switches_at`); None without one.
+    switches_at: int | None = None
 
     @property
     def mixes(self) -> bool:
@@ -119,7 +121,8 @@ class Runner(ABC):
         least two tokens, unless the prompt has one; it does not end one token beyond a block of the attention; and
         every chunk but the last has whole groups of tokens.
 
-        When an exact sequence is read again, its own answer is read token by token, as it was decoded.
+        When an exact sequence is read again, its own answer is read token by token, as it was decoded. A Generator
+        reads a long prompt in one pass: it would take the short rope for each chunk up to the original context.
         """
         # The last produced token is left to a pass of its own, from which the sequence decodes as before.
         left = sequence.num_unread - (1 if sequence.num_produced else 0)
@@ -127,6 +130,8 @@ class Runner(ABC):
             left = len(sequence.request.prompt) - sequence.num_read
             if left <= 0:
                 return 1
+        if not sequence.batched and self.is_long(sequence):
+            return max(1, left)
         group = min(_ROW_GROUPS, 1 << (most.bit_length() - 1))
 
         def is_read_alike(chunk: int) -> bool:
@@ -142,6 +147,10 @@ class Runner(ABC):
         """
         request = sequence.request
         return self.abilities.drafts and not sequence.by_library and not request.exact and request.sampling.seed is None
+
+    def is_long(self, sequence: Sequence) -> bool:
+        """Whether a sequence needs the long rope."""
+        return self.switches_at is not None and len(sequence.tokens) > self.switches_at
 
     def must_reopen(self, sequence: Sequence) -> bool:
         """Whether all tokens of a sequence must be read again, because it has become long (`close`, then `open`)."""

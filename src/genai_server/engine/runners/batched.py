@@ -83,6 +83,7 @@ class BatchedRunner(Runner):
         make_buffers: MakeBuffers = CpuBuffers,
     ) -> None:
         self._graph = graph
+        self.switches_at = graph.switches_at
         self._has_states = graph.has_states
         self._make_buffers = make_buffers
         self._run_entries = dict(run_entries)  # run options of every pass
@@ -142,19 +143,15 @@ class BatchedRunner(Runner):
             reuse=sequence.reuses_past,
             prefilled_only=request.exact,
             salt=request.cache_salt,
-            is_long=self._is_long(sequence),
+            is_long=self.is_long(sequence),
         )
 
-    def _is_long(self, sequence: Scheduled) -> bool:
-        """Whether a sequence needs the cosines and sines for long rows."""
-        return self._graph.switches_at is not None and len(sequence.tokens) > self._graph.switches_at
-
     def must_reopen(self, sequence: Scheduled) -> bool:
-        return self._is_long(sequence) and not self.slots.of(sequence.id).is_long
+        return self.is_long(sequence) and not self.slots.of(sequence.id).is_long
 
     def may_draft(self, sequence: Scheduled) -> bool:
         # All tokens of a pass have the same cosines and sines.
-        is_near = self._graph.switches_at is not None and self._graph.switches_at - MAX_DRAFTED < len(sequence.tokens)
+        is_near = self.switches_at is not None and self.switches_at - MAX_DRAFTED < len(sequence.tokens)
         return super().may_draft(sequence) and (not is_near or self.slots.of(sequence.id).is_long)
 
     def match_again(self, sequence: Scheduled) -> int:
@@ -167,7 +164,7 @@ class BatchedRunner(Runner):
 
     def fit_chunk(self, sequence: Scheduled, most: int) -> int:
         chunk = super().fit_chunk(sequence, most)
-        if not self._has_states or sequence.num_produced:
+        if not self._has_states or not self.slots.has(sequence.id) or sequence.num_produced:
             return chunk
         num_common = self.slots.of(sequence.id).num_common - sequence.num_read
         return before_checkpoint(chunk, sequence.num_unread, num_common)

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from genai_server.engine.model.adapter_file import adapter_inputs, check_adapter_file
 from genai_server.engine.model.files import check_model_directory, read_config
+from genai_server.engine.model.graph import rope_switch
 from genai_server.engine.model.session_options import configure_providers, genai_overlay, missing_device
 from genai_server.engine.runners.base import Abilities, Runner, Terminated
 from genai_server.engine.runners.scores import Logits, Scores
@@ -79,6 +80,7 @@ class OgGeneratorRunner(Runner):
             self._model = self.library.Model(self._configure(model_dir, threads, profile_prefix))
         decoder = read_config(model_dir)["model"]["decoder"]
         self._logits = decoder.get("outputs", {}).get("logits", "logits")
+        self.switches_at = rope_switch(model_dir)
         self._generators: dict[int, Any] = {}
 
     @property
