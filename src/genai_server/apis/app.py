@@ -15,10 +15,10 @@ from prometheus_client import CollectorRegistry
 from starlette.routing import WebSocketRoute
 
 from genai_server import __version__
+from genai_server.apis.admin import adapters, runtime_options
 from genai_server.apis.admin import model_loading as model_admin
 from genai_server.apis.admin import profile_sessions as profiles
 from genai_server.apis.admin import running_requests as requests
-from genai_server.apis.admin import runtime_options
 from genai_server.apis.admin.engine_calls import cancel_request
 from genai_server.apis.chat_completions import routes as chat_completions
 from genai_server.apis.completions import routes as completions
@@ -171,6 +171,7 @@ def create_app(
         tokens,
         runtime_options,
         model_admin,
+        adapters,
         requests,
         profiles,
         health,

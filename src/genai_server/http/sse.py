@@ -1,4 +1,4 @@
-"""Streams of the answers to one request: server-sent events, and lines of JSON."""
+"""Streams of the answers to one request as server-sent events."""
 
 import asyncio
 import logging
@@ -144,22 +144,3 @@ class EventStream(StreamingResponse):
 
     def _event(self, value: Event) -> bytes:
         return event_bytes(value, named=self._named)
-
-
-# OpenAPI description of the status 200 of endpoints that may stream lines.
-LINES: dict[int | str, dict[str, Any]] = {200: {"content": {"application/x-ndjson": {"schema": {"type": "string"}}}}}
-
-
-def line_bytes(value: Event) -> bytes:
-    """Encode an object as a line of JSON (https://github.com/ndjson/ndjson-spec)."""
-    return msgspec.json.encode(value) + b"\n"
-
-
-class LineStream(EventStream):
-    """Sends each object as a line. The format has no comments, so no keep-alive is sent."""
-
-    COMMENT_INTERVAL = 0
-    MEDIA_TYPE = "application/x-ndjson"
-
-    def _event(self, value: Event) -> bytes:
-        return line_bytes(value)

@@ -1,0 +1,66 @@
+"""Admin endpoints: load and unload LoRA adapters while the server runs."""
+
+import math
+import secrets
+from contextlib import suppress
+from typing import Any
+
+from genai_server.apis.admin.engine_calls import admin_router, ask
+from genai_server.apis.admin.schemas import LoadAdapterRequest, UnloadAdapterRequest
+from genai_server.apis.models.routes import adapter_entry
+from genai_server.errors import InvalidField, ModelNotFound, NoEngineReady
+from genai_server.generation.catalog import ChosenModel
+from genai_server.generation.dependencies import Services, TheServices
+from genai_server.messages.admin import LoadAdapter, UnloadAdapter
+from genai_server.messages.commands import AddAdapter, RemoveAdapter
+from genai_server.messages.generation_request import Adapter
+from genai_server.messages.status_file import ModelStatus
+from genai_server.quoted_values import quoted
+
+router = admin_router()
+
+
+@router.post("/v1/admin/adapters/load")
+async def load_adapter(body: LoadAdapterRequest, services: TheServices) -> dict[str, Any]:
+    """Load an adapter from a file on the server; responds when all devices have loaded it.
+
+    A model that is loaded on demand is loaded first: only its engines can check whether the adapter fits.
+    """
+    models = services.models
+    about = models.find(body.model)
+    if body.name in (adapter.name for adapter in about.adapters):
+        raise InvalidField(
+            f"name {quoted(body.name)} is an adapter of model {quoted(about.name)}; unload it first", param="name"
+        )
+    await models.serving(ChosenModel(about), services.settings.load_timeout or math.inf)
+    adapter = Adapter(body.name, body.path, secrets.token_hex(8))
+    try:
+        await ask(models.engines(about.name), lambda number: LoadAdapter(number, adapter), needs_all=True)
+        await models.command(AddAdapter(about.name, adapter))
+    except BaseException:
+        await _unload(services, about, adapter)
+        raise
+    return adapter_entry(services, models.find(about.name), adapter)
+
+
+@router.post("/v1/admin/adapters/unload")
+async def unload_adapter(body: UnloadAdapterRequest, services: TheServices) -> dict[str, Any]:
+    """Unload an adapter for new requests; its memory is freed when the requests that use it have ended."""
+    about = services.models.find(body.model)
+    adapter = next((adapter for adapter in about.adapters if adapter.name == body.name), None)
+    if adapter is None:
+        known = ", ".join(adapter.name for adapter in about.adapters) or "none"
+        raise ModelNotFound(
+            f"model {quoted(about.name)} has no adapter {quoted(body.name)}; it has: {known}", param="name"
+        )
+    await services.models.command(RemoveAdapter(about.name, adapter.id))
+    running = await _unload(services, about, adapter)
+    return {"id": f"{about.name}:{adapter.name}", "object": "model", "unloaded": True, "running": running}
+
+
+async def _unload(services: Services, about: ModelStatus, adapter: Adapter) -> list[str]:
+    """Unload the adapter from all engines; returns the ids of the requests that still use it."""
+    with suppress(NoEngineReady, ModelNotFound):  # an engine that is not running has no adapters
+        replies = await ask(services.models.engines(about.name), lambda number: UnloadAdapter(number, adapter.id))
+        return sorted({request_id for _, reply in replies for request_id in reply.request_ids})
+    return []
