@@ -29,6 +29,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "messages",
         "heartbeat",
         "process_memory",
+        "process_pool",
         "profile_plan",
         "installation",
         "quoted_values",
@@ -73,7 +74,7 @@ FORBIDDEN: dict[str, tuple[str, ...]] = {
     "http.middleware": ("http.telemetry.traces",),
     "http.telemetry": ("http.middleware",),
     # An engine's process combines these; each works without the others.
-    "engine": ("text", "apis", "hub"),
+    "engine": ("text", "apis", "hub", "images"),
     "engine.host": ("engine.ipc", "engine.measuring", "engine.model", "engine.profiling", "engine.runners")
     + ("engine.sampling", "engine.scheduling", "engine.sequence"),
     "engine.ipc": ("engine.loop", "engine.process", "engine.measuring", "engine.model", "engine.profiling")
