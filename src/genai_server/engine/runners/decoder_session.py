@@ -62,7 +62,7 @@ class DecoderSession:
 
     def _positions(self, layout: Layout) -> NDArray[np.int64]:
         axes = self._graph.position_axes
-        return np.broadcast_to(layout.positions, (axes, *layout.ids.shape)).copy() if axes else layout.positions[0]
+        return np.broadcast_to(layout.positions, (axes, *layout.ids.shape)).copy() if axes else layout.positions
 
     def keep_unread(self, binding: Any, wanted: Mapping[str, NDArray[Any]]) -> None:
         """Leave unwanted outputs in the memory where they are computed.

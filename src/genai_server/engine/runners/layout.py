@@ -56,7 +56,7 @@ class Row:
 class Layout:
     """A pass over some rows."""
 
-    # Flat tokens, int64 [1, T], and their positions in their sequences, int64 [1, 1, T] or [axes, 1, T].
+    # Flat tokens, int64 [1, T], and their positions in their sequences, int64 [1, T] or [axes, 1, T].
     ids: NDArray[np.int64]
     positions: NDArray[np.int64]
     # Of the image tokens among them, [features, hidden_size]; None without any.
@@ -196,10 +196,11 @@ def lay_out(rows: Sequence[Row], graph: DecoderGraph, *, exact_group: int | None
 
 
 def _with_axes(positions: list[int], image_positions: dict[int, NDArray[np.int64]]) -> NDArray[np.int64]:
-    """Flat positions [1, 1, T], or [axes, 1, T] if some tokens have positions of their own on several axes."""
-    found = np.array([[positions]], np.int64)
+    """Flat positions [1, T], or [axes, 1, T] if some tokens have positions of their own on several axes."""
+    found = np.array([positions], np.int64)
     for start, own in image_positions.items():
-        found = np.repeat(found, len(own) // len(found), axis=0)
+        if found.ndim == 2:
+            found = np.repeat(found[np.newaxis], len(own), axis=0)
         found[:, 0, start : start + own.shape[1]] = own
     return found
 
