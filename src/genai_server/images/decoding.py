@@ -12,6 +12,8 @@ _FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 _NAMES = "PNG, JPEG, WebP, GIF or BMP"
 # The longer side of an image in low detail.
 _LOW_DETAIL = 512
+# Larger images are reduced to this number of pixels. No processor keeps as many, and resizing takes it seconds.
+_MAX_KEPT_PIXELS = 16_000_000
 _WHITE = (255, 255, 255, 255)
 _ORIENTATION = 0x0112
 # By the value of EXIF's tag.
@@ -55,7 +57,9 @@ def decode(data: bytes, max_pixels: int, *, low_detail: bool = False) -> Image.I
     except Exception as error:
         raise UnusableImage(f"is damaged: {str(error) or type(error).__name__}") from None
     if low_detail:
-        image.thumbnail((_LOW_DETAIL, _LOW_DETAIL))
+        image.thumbnail((_LOW_DETAIL, _LOW_DETAIL), reducing_gap=2.0)
+    elif (factor := (_MAX_KEPT_PIXELS / (image.width * image.height)) ** 0.5) < 1:
+        image.thumbnail((max(1, int(image.width * factor)), max(1, int(image.height * factor))), reducing_gap=2.0)
     return image
 
 

@@ -71,7 +71,7 @@ class ImageProcessor:
         """Prepare an image, given as a PNG file without an alpha channel. Raises UnusableImage."""
         try:
             named = self._processor(self._model.marker, images=self._library.Images.open_bytes(png))
-            tensors = {name: np.array(named[name].as_numpy()) for name in named.keys()}  # noqa: SIM118
+            tensors = {name: named[name].as_numpy() for name in named.keys()}  # noqa: SIM118
         except RuntimeError as error:
             raise UnusableImage(f"is refused by the model's image processor: {error}") from None
         ids = tensors["input_ids"].reshape(-1).tolist()
