@@ -36,19 +36,22 @@ class _Kept:
 
 
 class ImageFiles:
-    """Files in a folder that only this user can enter; it is created. Any thread may call the methods; must be closed.
+    """Files in a folder that only this user can enter. Any thread may call the methods; must be closed.
 
     Files of images that are in use are kept even over the limit.
     """
 
     def __init__(self, folder: Path, max_bytes: int) -> None:
         self.folder = folder
-        folder.mkdir(mode=0o700, parents=True)
         self._max_bytes = max_bytes
         self._lock = threading.Lock()
         # By digest, the least recently used first.
         self._kept: OrderedDict[str, _Kept] = OrderedDict()
         self.num_bytes = 0
+
+    def create(self) -> None:
+        """Create the folder, if it does not exist yet."""
+        self.folder.mkdir(mode=0o700, exist_ok=True)
 
     def path(self, digest: str) -> Path:
         """Where the file of an image belongs."""

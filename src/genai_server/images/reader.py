@@ -244,6 +244,7 @@ class Images:
     def _reader(self, model: VisionModel, model_dir: Path) -> ImageReader:
         """The reader of a model. One that has not been used for long is closed if there are too many."""
         if model_dir not in self._readers:
+            self._files.create()
             for other in list(self._readers)[: len(self._readers) + 1 - _READERS]:
                 if not self._readers[other].running:
                     self._readers.pop(other).close()

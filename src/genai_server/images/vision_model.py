@@ -1,6 +1,8 @@
 """Generating models that take images, as their genai_config.json describes them."""
 
+import contextlib
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -73,6 +75,15 @@ def read_vision_model(model_dir: Path) -> VisionModel | None:
     if not 0 <= token < 2**31:
         raise ModelDirectoryError(f"{model_dir / GENAI_CONFIG} has a wrong value for model.image_token_id: {token}")
     return VisionModel(str(model["type"]), family.marker, family.placeholder, token)
+
+
+def any_takes_images(model_dirs: Iterable[str]) -> bool:
+    """Whether one of the directories has a vision model. A directory that cannot be read has none."""
+    for model_dir in model_dirs:
+        with contextlib.suppress(ModelDirectoryError):
+            if read_vision_model(Path(model_dir)) is not None:
+                return True
+    return False
 
 
 def _has_graph(section: Any) -> bool:
