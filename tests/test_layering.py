@@ -102,7 +102,9 @@ _HTTP = ("apis.*", "cli.*", "generation.*", "http.*", "ray_serve.*")
 # Libraries, by pattern of their top-level module, and the modules that may import them.
 LIBRARIES: dict[str, tuple[str, ...]] = {
     # hub.export_encoder is a program for another environment, with PyTorch.
-    "onnxruntime*": ("engine.*", "hub.export_encoder"),
+    "onnxruntime*": ("engine.*", "hub.export_encoder", "images.processor"),
+    # It parses untrusted input, and must not do so in the API process.
+    "PIL": ("images.decoding", "images.process"),
     "torch": ("hub.export_encoder",),
     "transformers": ("hub.export_encoder",),
     # It parses untrusted input, and must not do so in the API process.

@@ -1,6 +1,8 @@
 """Generating models that take images, as their genai_config.json describes them."""
 
+import contextlib
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -8,6 +10,8 @@ from typing import Any
 from genai_server.errors import ModelDirectoryError
 
 GENAI_CONFIG = "genai_config.json"
+# A kind whose processor marks an image by -1 instead of a token.
+NEGATIVE_IDS = "phi3v"
 _TOKENIZER = "tokenizer.json"
 
 
@@ -32,6 +36,8 @@ _FAMILIES = {
     "gemma4": _Family("<|image|>", "<|image|>", "<|image|>"),
     "mistral3": _Family("[IMG]", "[IMG]", "[IMG]"),
     "lfm2_vl": _Family("<image>", "<image>", "<image>"),
+    # The tokenizer does not know <|image_1|>.
+    NEGATIVE_IDS: _Family("<|image_1|>", "<|image|>", "<|image|>"),
     # The processor replaces <|image_1|> by this token; the tokenizer only knows this one.
     "phi4mm": _Family("<|endoftext10|>", "<|endoftext10|>", "<|endoftext10|>"),
 }
@@ -69,6 +75,15 @@ def read_vision_model(model_dir: Path) -> VisionModel | None:
     if not 0 <= token < 2**31:
         raise ModelDirectoryError(f"{model_dir / GENAI_CONFIG} has a wrong value for model.image_token_id: {token}")
     return VisionModel(str(model["type"]), family.marker, family.placeholder, token)
+
+
+def any_takes_images(model_dirs: Iterable[str]) -> bool:
+    """Whether one of the directories has a vision model. A directory that cannot be read has none."""
+    for model_dir in model_dirs:
+        with contextlib.suppress(ModelDirectoryError):
+            if read_vision_model(Path(model_dir)) is not None:
+                return True
+    return False
 
 
 def _has_graph(section: Any) -> bool:
