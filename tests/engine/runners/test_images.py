@@ -67,7 +67,7 @@ class Vision:
         self.generator = OgGeneratorRunner(path, "cpu", threads=1)
         graph = read_decoder_graph(path)
         # Memory for the checkpoints of a hybrid.
-        limits = BatchLimits(4, LENGTH, replace(UNSHARED, num_pages=16, checkpoint_pages=1))
+        limits = BatchLimits(12, LENGTH, replace(UNSHARED, num_pages=40, checkpoint_pages=1))
         self.batch = BatchedRunner(graph, open_session(graph, 1, optimized=False), self.generator.model, limits)
 
     def words(self, number: int) -> list[int]:
