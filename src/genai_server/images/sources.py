@@ -26,6 +26,7 @@ _DATA_URL = re.compile(r"data:[^,]{0,200};base64,", re.IGNORECASE)
 _BLANKS = str.maketrans("", "", " \t\r\n")
 _AS_DATA = "send the image as data:image/png;base64,…"
 _PORTS = {"http": 80, "https": 443}
+_PUBLIC_IPV6 = ipaddress.ip_network("2000::/3")
 _MAX_URL = 8192
 _MAX_HEAD = 64 * 1024
 _MAX_REDIRECTS = 3
@@ -52,6 +53,8 @@ def is_public(address: str) -> bool:
     ip = ipaddress.ip_address(address.partition("%")[0])
     if isinstance(ip, ipaddress.IPv6Address):
         if ip.sixtofour is not None or ip.teredo is not None:  # lead to an IPv4 address by a gateway
+            return False
+        if ip.ipv4_mapped is None and ip not in _PUBLIC_IPV6:
             return False
         ip = ip.ipv4_mapped or ip
     return ip.is_global and not (ip.is_multicast or ip.is_reserved or ip.is_link_local or ip.is_unspecified)
