@@ -333,7 +333,8 @@ def test_certificate_must_be_that_of_the_name(
     host = Host({"/a.png": _ok()}, secure=secure)
     url, hosts = "https://{name}.example:{{port}}", ["images.example:{port}", "cdn.example:{port}"]
     _fails(host, "cannot be fetched .*self-signed", url=url.format(name="images"), hosts=hosts)
-    monkeypatch.setenv("SSL_CERT_FILE", str(own_folder / "cert.pem"))
+    trusting = ssl.create_default_context(cafile=own_folder / "cert.pem")
+    monkeypatch.setattr("genai_server.images.sources._secure", lambda: trusting)
     assert _fetch(host, url=url.format(name="images"), hosts=hosts) == IMAGE
     _fails(host, "cannot be fetched .*mismatch", url=url.format(name="cdn"), hosts=hosts)
     assert len(host.requests) == 1

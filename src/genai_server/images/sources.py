@@ -13,7 +13,7 @@ import socket
 import ssl
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import NamedTuple
 from urllib.parse import urljoin, urlsplit
 
@@ -239,6 +239,12 @@ async def _receive(reader: asyncio.StreamReader, max_bytes: int) -> _Response:
     return response
 
 
+@cache
+def _secure() -> ssl.SSLContext:
+    """Checks certificates. Takes tens of milliseconds to make."""
+    return ssl.create_default_context()
+
+
 async def _connect(
     target: _Target, param: str, may_connect: Callable[[str], bool]
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -247,7 +253,7 @@ async def _connect(
     addresses = list(dict.fromkeys(str(address[0]) for *_, address in found))
     if refused := next((address for address in addresses if not may_connect(address)), None):
         raise InvalidField(f"{param}: {target.host} resolves to {refused}, which is not a public address", param=param)
-    secure = ssl.create_default_context() if target.scheme == "https" else None
+    secure = _secure() if target.scheme == "https" else None
     server_hostname = target.host if secure else None
     for address in addresses[:-1]:
         with contextlib.suppress(OSError):
