@@ -102,11 +102,18 @@ def build(family: Family, work: Path, out: Path, files: list[str]) -> None:
 
 def build_vision(family: VisionFamily, settings: dict[str, Any], work: Path, out: Path) -> None:
     """Write a model for images, with all that it needs to run."""
-    from _models.vision_files import complete
+    from _models.vision_files import PATCH, complete, qwen_layout
+    from _models.vision_graphs import write_qwen_vision
 
     make(_sized(family.text, settings), work / "source")
     export(work / "source", work / "built", precision="fp32", block_size=32, options=family.text.options)
-    complete(family, work / "source", work / "built")
+    assert family.text.outer is not None
+    layout = qwen_layout(family.kind, family.text.outer, family.min_pixels, family.max_pixels)
+
+    def write_vision(path: Path, table: Any) -> None:
+        write_qwen_vision(path, hidden=table.shape[1], patch=PATCH, loudness=2 * float(table.std()))
+
+    complete(layout, work / "source", work / "built", write_vision)
     _copy(work / "built", out, [*GRAPH, *OTHERS, *OF_IMAGES])
 
 

@@ -185,7 +185,17 @@ HELD_OUT: dict[str, tuple[str, ...]] = {
 # Without a picture: ways to say something, and the answer.
 SMALL_TALK: tuple[tuple[tuple[str, ...], str], ...] = (
     (
-        ("Hello!", "Hi", "Hello", "Hi there!", "Hey", "Good morning!", "Good evening", "Hello, how are you?", "hey there"),
+        (
+            "Hello!",
+            "Hi",
+            "Hello",
+            "Hi there!",
+            "Hey",
+            "Good morning!",
+            "Good evening",
+            "Hello, how are you?",
+            "hey there",
+        ),
         "Hello! Show me a simple drawing and ask me about it.",
     ),
     (

@@ -92,14 +92,15 @@ vision (float[patches, {pixels}] pixel_values, int64[images, 3] image_grid_thw)
 )
 
 
-def write_embedding(path: Path, table: np.ndarray, image_token: int) -> None:
+def write_embedding(path: Path, table: np.ndarray, image_token: int, *, half: bool = False) -> None:
     """The graph that looks up tokens [batch, sequence] in a table [vocabulary, hidden].
 
     The n-th image token takes the n-th row of `image_features` [features, hidden]; there may be none of both.
     """
     hidden = table.shape[1]
     none = np.zeros((1, hidden), np.float32)
-    _write(path, _EMBEDDING.format(hidden=hidden, image_token=image_token), {"table": table, "no_feature": none})
+    text = _EMBEDDING.format(hidden=hidden, image_token=image_token)
+    write_graph(path, text, {"table": table, "no_feature": none}, half=half)
 
 
 def write_qwen_vision(path: Path, *, hidden: int, patch: int, loudness: float) -> None:
@@ -116,16 +117,25 @@ def write_qwen_vision(path: Path, *, hidden: int, patch: int, loudness: float) -
         "from_token": _random(rng, 4 * hidden, hidden),
         "loudness": np.array(loudness, np.float32),
     }
-    _write(path, _QWEN_VISION.format(pixels=pixels, hidden=hidden, token=4 * hidden), weights)
+    write_graph(path, _QWEN_VISION.format(pixels=pixels, hidden=hidden, token=4 * hidden), weights)
 
 
 def _random(rng: np.random.Generator, inputs: int, outputs: int) -> np.ndarray:
     return rng.normal(0, 2 / inputs**0.5, (inputs, outputs)).astype(np.float32)
 
 
-def _write(path: Path, text: str, weights: Weights) -> None:
-    """Save a graph from its text and the weights that the text names."""
+def write_graph(path: Path, text: str, weights: Weights, *, half: bool = False) -> None:
+    """Save a graph from its text and the weights that the text names, in 16 bits if `half`."""
     model = onnx.parser.parse_model(_OPSET + text)
-    model.graph.initializer.extend(onnx.numpy_helper.from_array(array, name) for name, array in weights.items())
+    casts = []
+    for name, array in weights.items():
+        if half:
+            casts.append(onnx.helper.make_node("Cast", [f"{name}_16"], [name], to=onnx.TensorProto.FLOAT))
+            model.graph.initializer.append(onnx.numpy_helper.from_array(array.astype(np.float16), f"{name}_16"))
+        else:
+            model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    nodes = [*casts, *model.graph.node]
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)
     onnx.checker.check_model(model, full_check=True)
     onnx.save(model, path)

@@ -26,6 +26,7 @@ from .vision_families import QWEN_MARKS
 from .vision_tower import WIDTH, Tower
 
 CONTEXT, VOCABULARY, HIDDEN = 1024, 640, 192
+IMAGE_TOKENS = {"vision_start_token_id": 3, "vision_end_token_id": 4, "image_token_id": 5, "video_token_id": 6}
 ROWS = 20  # conversations in a step
 PEAK_RATE, WARM_UP = 2.5e-3, 0.03
 TOWER_ALONE = 0.15  # the share of the time in which only the tower learns
@@ -107,10 +108,7 @@ def config(vocabulary: int) -> Qwen3VLConfig:
             "deepstack_visual_indexes": [0],
         },
         tie_word_embeddings=False,
-        vision_start_token_id=3,
-        vision_end_token_id=4,
-        image_token_id=5,
-        video_token_id=6,
+        **IMAGE_TOKENS,
     )
 
 
