@@ -40,7 +40,8 @@ vision (float[patches, {pixels}] pixel_values, int64[images, 3] image_grid_thw)
 """
 
 _CONVOLUTION = """
-    convolved_{this} = Conv <pads = [1, 1, 1, 1], strides = [{stride}, {stride}]> (active_{this}, kernel_{this}, bias_{this})
+    convolved_{this} = Conv <pads = [1, 1, 1, 1], strides = [{stride}, {stride}]> (
+        active_{this}, kernel_{this}, bias_{this})
     active_{after} = Relu (convolved_{this})
 """
 

@@ -40,7 +40,7 @@ def make_tokenizer(seed: int) -> Tokenizer:
     for _ in range(6000):
         for asked in questions(random_scene(rng, 1.0), TRAINED, rng, 5):
             texts += [asked.text, asked.answer]
-    for said, answer in SMALL_TALK:
+    for said, _, answer in SMALL_TALK:
         texts += [answer, *said] * 40
     return train_tokenizer(texts, VOCABULARY, QWEN_MARKS)
 
