@@ -12,7 +12,7 @@ from .vision_tower import HEADS, PATCH, WIDTH, Tower, frequencies
 
 # The picture again, of its patches [token rows, token columns, 2, 2, color, frame, row, column].
 _START = """
-vision (float[patches, {pixels}] pixel_values, int64[images, 3] image_grid_thw)
+vision (float[patches, {pixels}] pixel_values, int64[1, 3] image_grid_thw)
     => (float[tokens, {hidden}] image_features)
 {{
     zero = Constant <value_int = 0> ()

@@ -59,7 +59,7 @@ _QWEN_PLACES = """
 
 _QWEN_VISION = (
     """
-vision (float[patches, {pixels}] pixel_values, int64[images, 3] image_grid_thw)
+vision (float[patches, {pixels}] pixel_values, int64[1, 3] image_grid_thw)
     => (float[tokens, {hidden}] image_features)
 {{
 """
