@@ -72,6 +72,7 @@ VISION_MODELS: dict[str, dict[str, Any]] = {
     "qwen-3-vl-images": _NARROW
     | {"head_dim": 32, "rope_parameters": _THREE_AXES | {"mrope_section": [6, 5, 5], "mrope_interleaved": True}},
     "qwen-3.5-images": _QWEN_3_5,
+    "mistral-3-images": _NARROW | {"head_dim": 32},
 }
 
 
@@ -102,16 +103,21 @@ def build(family: Family, work: Path, out: Path, files: list[str]) -> None:
 
 def build_vision(family: VisionFamily, settings: dict[str, Any], work: Path, out: Path) -> None:
     """Write a model for images, with all that it needs to run."""
-    from _models.vision_files import PATCH, complete, qwen_layout
-    from _models.vision_graphs import write_qwen_vision
+    from _models.vision_files import PATCH, complete, pixtral_layout, qwen_layout
+    from _models.vision_graphs import write_pixtral_vision, write_qwen_vision
 
     make(_sized(family.text, settings), work / "source")
     export(work / "source", work / "built", precision="fp32", block_size=32, options=family.text.options)
     assert family.text.outer is not None
-    layout = qwen_layout(family.kind, family.text.outer, family.min_pixels, family.max_pixels)
+    if family.kind == "mistral3":
+        image_token, write = family.text.outer["image_token_index"], write_pixtral_vision
+        layout = pixtral_layout(family.kind, image_token, family.min_pixels, family.max_pixels)
+    else:
+        write = write_qwen_vision
+        layout = qwen_layout(family.kind, family.text.outer, family.min_pixels, family.max_pixels)
 
     def write_vision(path: Path, table: Any) -> None:
-        write_qwen_vision(path, hidden=table.shape[1], patch=PATCH, loudness=2 * float(table.std()))
+        write(path, hidden=table.shape[1], patch=PATCH, loudness=2 * float(table.std()))
 
     complete(layout, work / "source", work / "built", write_vision)
     _copy(work / "built", out, [*GRAPH, *OTHERS, *OF_IMAGES])

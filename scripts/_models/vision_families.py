@@ -58,7 +58,38 @@ def qwen(name: str, kind: str) -> VisionFamily:
     return VisionFamily(replace(family, options=options, outer=outer, marks=QWEN_MARKS, template=QWEN_TEMPLATE), kind)
 
 
+MISTRAL_MARKS = ("[IMG]", "[IMG_BREAK]", "[IMG_END]", "[INST]", "[/INST]")
+MISTRAL_TEMPLATE = """\
+{%- for message in messages %}
+    {%- if message.role == 'assistant' %}
+        {{- message.content + '<|im_end|>' }}
+    {%- else %}
+        {{- '[INST]' }}
+        {%- if message.content is string %}
+            {{- message.content }}
+        {%- else %}
+            {%- for part in message.content %}
+                {{- '[IMG]' if part.type in ('image', 'image_url') else part.text }}
+            {%- endfor %}
+        {%- endif %}
+        {{- '[/INST]' }}
+    {%- endif %}
+{%- endfor %}
+"""
+
+
+def mistral(name: str, kind: str) -> VisionFamily:
+    """Mistral 3's layout with the decoder of a family for text."""
+    family = NEWER[name]
+    assert family.outer is not None
+    outer = family.outer | {"image_token_index": TURN_END + 1}
+    options = (*family.options, "exclude_embeds=true")
+    text = replace(family, options=options, outer=outer, marks=MISTRAL_MARKS, template=MISTRAL_TEMPLATE)
+    return VisionFamily(text, kind)
+
+
 VISION_FAMILIES = {
     "qwen-3-vl-images": qwen("qwen-3-vl", "qwen3_vl"),
     "qwen-3.5-images": qwen("qwen-3.5", "qwen3_5"),
+    "mistral-3-images": mistral("mistral-3", "mistral3"),
 }

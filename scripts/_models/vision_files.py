@@ -80,6 +80,21 @@ def qwen_layout(kind: str, tokens: Json, min_pixels: int, max_pixels: int) -> La
     return Layout(kind, tokens["image_token_id"], settings, _processor("qwen3_vl_image_processor", steps))
 
 
+def pixtral_layout(kind: str, image_token: int, min_pixels: int, max_pixels: int) -> Layout:
+    """Mistral 3's: a row of tokens ends with [IMG_BREAK], the last one with [IMG_END]."""
+    settings = _sections({"spatial_merge_size": 2, "patch_size": PATCH}, {"pixel_values": "pixel_values"})
+    steps: list[tuple[str, Json]] = [
+        ("DecodeImage", {"color_space": "RGB"}),
+        ("ConvertRGB", {}),
+        ("Resize", _smart_resize(min_pixels, max_pixels)),
+        ("Rescale", {"rescale_factor": 1 / 255}),
+        ("Normalize", {"mean": [0.48145466, 0.4578275, 0.40821073], "std": [0.26862954, 0.26130258, 0.27577711]}),
+        ("Permute3D", {"dims": [2, 0, 1]}),
+        ("PixtralImageSizes", {}),
+    ]
+    return Layout(kind, image_token, settings, _processor("pixtral_image_processor", steps))
+
+
 def _smart_resize(min_pixels: int, max_pixels: int) -> Json:
     limits = {"min_pixels": min_pixels, "max_pixels": max_pixels}
     return {"width": 256, "height": 256, "smart_resize": 1, "patch_size": PATCH, "merge_size": 2} | limits

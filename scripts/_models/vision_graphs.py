@@ -92,6 +92,36 @@ vision (float[patches, {pixels}] pixel_values, int64[1, 3] image_grid_thw)
 )
 
 
+# A whole image; the colors' patches become channels, two by two of them a token.
+_PIXTRAL_VISION = """
+vision (float[1, 3, height, width] pixel_values) => (float[tokens, {hidden}] image_features)
+{{
+    mixed = Conv <strides = [{patch}, {patch}]> (pixel_values, from_pixels)
+    shape = Shape (mixed)
+    ones = ConstantOfShape <value = float[1] {{1}}> (shape)
+    down = Constant <value_int = 2> ()
+    across = Constant <value_int = 3> ()
+    row = CumSum (ones, down)
+    column = CumSum (ones, across)
+    row_angle = Mul (row, row_speed)
+    column_angle = Mul (column, column_speed)
+    angle = Add (row_angle, column_angle)
+    position = Sin (angle)
+    placed = Add (mixed, position)
+    bent = Tanh (placed)
+    both = Constant <value_ints = [2, 3]> ()
+    whole = ReduceMean <keepdims = 1> (bent, both)
+    informed = Add (bent, whole)
+    projected = Conv <strides = [2, 2]> (informed, from_patches)
+    features = Tanh (projected)
+    by_place = Transpose <perm = [0, 2, 3, 1]> (features)
+    line = Constant <value_ints = [-1, {hidden}]> ()
+    tokens = Reshape (by_place, line)
+    image_features = Mul (tokens, loudness)
+}}
+"""
+
+
 def write_embedding(path: Path, table: np.ndarray, image_token: int, *, half: bool = False) -> None:
     """The graph that looks up tokens [batch, sequence] in a table [vocabulary, hidden].
 
@@ -118,6 +148,20 @@ def write_qwen_vision(path: Path, *, hidden: int, patch: int, loudness: float) -
         "loudness": np.array(loudness, np.float32),
     }
     write_graph(path, _QWEN_VISION.format(pixels=pixels, hidden=hidden, token=4 * hidden), weights)
+
+
+def write_pixtral_vision(path: Path, *, hidden: int, patch: int, loudness: float) -> None:
+    """The graph for one image [1, 3, height, width] of Mistral 3, like that of Qwen-VL."""
+    rng = np.random.default_rng(7)
+    mixed = 8
+    weights = {
+        "from_pixels": _random(rng, 3 * patch * patch, mixed).T.reshape(mixed, 3, patch, patch),
+        "row_speed": rng.uniform(0.2, 1, (1, mixed, 1, 1)).astype(np.float32),
+        "column_speed": rng.uniform(0.2, 1, (1, mixed, 1, 1)).astype(np.float32),
+        "from_patches": _random(rng, 4 * mixed, hidden).T.reshape(hidden, mixed, 2, 2),
+        "loudness": np.array(loudness, np.float32),
+    }
+    write_graph(path, _PIXTRAL_VISION.format(hidden=hidden, patch=patch), weights)
 
 
 def _random(rng: np.random.Generator, inputs: int, outputs: int) -> np.ndarray:
