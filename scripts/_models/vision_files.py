@@ -15,17 +15,21 @@ from .vision_graphs import write_embedding
 
 PROCESSOR, VISION, EMBEDDING = "processor_config.json", "vision.onnx", "embedding.onnx"
 PATCH = 16
+GEMMA_PATCH = 4
 Json = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How onnxruntime-genai is to treat images: `settings` of its configuration's model, steps of the processor."""
+    """How onnxruntime-genai treats images: `settings` of its configuration's model, steps of the processor."""
 
     kind: str
     image_token: int
     settings: Json
     processor: Json
+    # Axes of the features before the last one, and what embeddings of tokens are multiplied by.
+    features: str = "features"
+    scale: float = 1.0
 
 
 def complete(
@@ -36,8 +40,8 @@ def complete(
     `write_vision` gets the path of the graph and the embeddings of tokens [vocabulary, hidden]. With `half` these
     embeddings are kept in 16 bits.
     """
-    table = _embeddings(source)
-    write_embedding(built / EMBEDDING, table, layout.image_token, half=half)
+    table = _embeddings(source) * np.float32(layout.scale)
+    write_embedding(built / EMBEDDING, table, layout.image_token, features=layout.features, half=half)
     write_vision(built / VISION, table)
     _write_json(built / PROCESSOR, layout.processor)
     # The builder's may name a tokenizer class that onnxruntime-genai does not know.
@@ -93,6 +97,21 @@ def pixtral_layout(kind: str, image_token: int, min_pixels: int, max_pixels: int
         ("PixtralImageSizes", {}),
     ]
     return Layout(kind, image_token, settings, _processor("pixtral_image_processor", steps))
+
+
+def gemma_layout(kind: str, image_token: int, hidden: int) -> Layout:
+    """Gemma 3's: every image is scaled to one size and becomes 256 tokens."""
+    settings = _sections({}, {"pixel_values": "pixel_values"})
+    side = 32 * GEMMA_PATCH
+    steps: list[tuple[str, Json]] = [
+        ("DecodeImage", {"color_space": "RGB"}),
+        ("Resize", {"interpolation": "CUBIC", "width": side, "height": side, "keep_aspect_ratio": 0}),
+        ("Rescale", {"rescale_factor": 1 / 255}),
+        ("Normalize", {"mean": [0.5] * 3, "std": [0.5] * 3}),
+        ("Permute3D", {"dims": [2, 0, 1]}),
+    ]
+    processor = _processor("image_processing", steps)
+    return Layout(kind, image_token, settings, processor, features="images, features", scale=hidden**0.5)
 
 
 def _smart_resize(min_pixels: int, max_pixels: int) -> Json:
