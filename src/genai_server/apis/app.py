@@ -33,7 +33,8 @@ from genai_server.apis.ollama import routes as ollama
 from genai_server.apis.own_chat import routes as chat
 from genai_server.apis.responses import conversation_routes as conversations
 from genai_server.apis.responses import routes as responses
-from genai_server.apis.responses.store import EndRequest, ResponseStore
+from genai_server.apis.responses.background_responses import EndRequest
+from genai_server.apis.responses.store import ResponseStore
 from genai_server.apis.responses.store_database import RecordDatabase
 from genai_server.apis.responses.websocket import ResponsesSocket
 from genai_server.apis.status import engine_metrics, health
