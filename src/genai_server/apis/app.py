@@ -47,7 +47,7 @@ from genai_server.generation.dependencies import ClientLeft, Services
 from genai_server.generation.fingerprint import fingerprint
 from genai_server.generation.output_spec import CheckedSpecs
 from genai_server.generation.pulling import PullModel
-from genai_server.grammar_checker.pool import GrammarChecker
+from genai_server.grammar_checker.checker import GrammarChecker
 from genai_server.http.api_keys import ApiKeys
 from genai_server.http.error_handlers import install_error_handlers
 from genai_server.http.middleware.authentication import OPEN_PATHS, Authentication, RequestHead

@@ -9,7 +9,7 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.multiprocess import MultiProcessCollector
 
-from genai_server.grammar_checker.pool import RESULTS
+from genai_server.grammar_checker.checker import RESULTS
 from genai_server.http.telemetry.request_record import ABORT, AnswerFigures, RequestRecord
 from genai_server.messages.generation_request import FinishReason
 

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 
 from genai_server.errors import CheckerUnavailable
-from genai_server.grammar_checker.pool import CheckerDied, CheckerProcess, CheckerTimeout, GrammarChecker
+from genai_server.grammar_checker.checker import CheckerDied, CheckerProcess, CheckerTimeout, GrammarChecker
 
 
 def _schema(schema: object) -> str:
