@@ -42,11 +42,12 @@ from genai_server.apis.status.engine_metrics import EngineMetrics
 from genai_server.apis.tokens import routes as tokens
 from genai_server.apis.web_page import routes as page
 from genai_server.config.settings import Settings
-from genai_server.generation.catalog import Catalog, LoadText
+from genai_server.generation.catalog import Catalog
 from genai_server.generation.dependencies import ClientLeft, Services
 from genai_server.generation.fingerprint import fingerprint
 from genai_server.generation.output_spec import CheckedSpecs
 from genai_server.generation.pulling import PullModel
+from genai_server.generation.served_model import LoadText
 from genai_server.grammar_checker.checker import GrammarChecker
 from genai_server.http.api_keys import ApiKeys
 from genai_server.http.error_handlers import install_error_handlers
