@@ -109,18 +109,19 @@ class Vision:
             generator.append_tokens(np.array(answer[-1:], np.int32))
         return answer
 
-    def sequences(self, serial: int = 0, **fields: Any) -> list[Sequence]:
-        """A sequence for each case. Images have ids from `serial` on."""
+    def sequences(self, serial: int = 0, more: Several[int] = (), **fields: Any) -> list[Sequence]:
+        """A sequence for each case, with `more` tokens behind its prompt. Images have ids from `serial` on."""
         found = []
         for number, case in enumerate(self.cases):
-            request = GenerationRequest(str(number), case.prompt, STEPS, LENGTH, images=case.images, **fields)
+            prompt = [*case.prompt, *more]
+            request = GenerationRequest(str(number), prompt, STEPS, LENGTH, images=case.images, **fields)
             sequence = Sequence(number, (0, 0), request, lambda: 0.0, reuses_past=True)
             if case.images:
                 encoded = [
                     EncodedImage(serial + 10 * number + place, self.encoder.encode(tensors))
                     for place, tensors in enumerate(case.tensors)
                 ]
-                sequence.take_images(PromptImages(case.prompt, case.images, encoded, self.token))
+                sequence.take_images(PromptImages(prompt, case.images, encoded, self.token))
             found.append(sequence)
         return found
 
@@ -170,17 +171,16 @@ def test_a_generator_answers_as_the_library_does(vision: Vision) -> None:
 
 def test_a_cached_prefix_is_used_for_the_same_image_only(vision: Vision) -> None:
     vision.batch.forget()
-    first = vision.sequences()
-    answers(vision.batch, first, 1000)
-    again, others = vision.sequences(), vision.sequences(serial=500)
-    for sequence, case, expected in zip(again, vision.cases, vision.answers, strict=True):
-        assert answers(vision.batch, [sequence], 1000) == [expected]
-        if case.images:
-            assert sequence.num_cached > case.images[0].start
-    for sequence, case, expected in zip(others, vision.cases, vision.answers, strict=True):
-        assert answers(vision.batch, [sequence], 1000) == [expected]
-        if case.images:
-            assert sequence.num_cached <= case.images[0].start
+    expected = answers(vision.batch, vision.sequences(more=[20, 21, 22]), 1000)
+    vision.batch.forget()
+    answers(vision.batch, vision.sequences(), 1000)
+    for serial in (0, 500):
+        for sequence, case, answer in zip(
+            vision.sequences(serial, more=[20, 21, 22]), vision.cases, expected, strict=True
+        ):
+            assert answers(vision.batch, [sequence], 1000) == [answer]
+            if case.images:
+                assert (sequence.num_cached > case.images[-1].start) == (serial == 0)
 
 
 def test_image_tokens_are_never_chosen(vision: Vision) -> None:
