@@ -117,11 +117,6 @@ class Settings(BaseModel):
     Linux CPUs each running request reserves memory for its prompt plus `max_tokens`.
     """
 
-    image_cache_bytes: int = Field(256 * 1024 * 1024, ge=0)
-    """Maximum bytes of prepared images that each API process keeps on disk, and of encoded images that each engine
-    keeps in memory. An image that is kept is not read again when a conversation goes on.
-    """
-
     kv_cache_type: str = Field("fp32", pattern="^(auto|fp32|fp16)$")
     """Numbers of a batch's keys and values on CPUs: `fp32`, `fp16` (half the memory, slower decoding), or `auto`:
     `fp16` if the memory does not hold `GENAI_MAX_BATCH_SIZE` requests of `GENAI_MAX_LENGTH` in 32 bits. A model built

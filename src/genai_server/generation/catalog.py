@@ -296,6 +296,10 @@ class Catalog:
             return chosen
         raise task_unsupported(chosen.about.name, task, [about.name for about in able])
 
+    def taking_images(self) -> list[str]:
+        """The names of the models that take images."""
+        return [about.name for about in self.statuses() if about.takes_images and not about.leaving]
+
     def engines(self, model: str | None = None, device: str | None = None) -> list[EngineClient]:
         """The engines of all loaded models, or of one, on all devices, or on one.
 

@@ -1,6 +1,7 @@
 """Decodes untrusted images. Only for a process that may crash, or be killed, without harm."""
 
 import struct
+import warnings
 import zlib
 from io import BytesIO
 
@@ -37,6 +38,30 @@ def decode(data: bytes, max_pixels: int, *, low_detail: bool = False) -> Image.I
 
     Its size is checked before its pixels are decoded. Raises UnusableImage.
     """
+    with warnings.catch_warnings(action="ignore"):  # of odd metadata
+        return _decode(data, max_pixels, low_detail=low_detail)
+
+
+def png(image: Image.Image) -> bytes:
+    """An RGB image as a PNG file without metadata, and without compression: it is read once, in the same process."""
+    pixels = np.asarray(image)
+    height, width, _ = pixels.shape
+    rows = np.zeros((height, 1 + 3 * width), np.uint8)  # a row begins with its filter: 0
+    rows[:, 1:] = pixels.reshape(height, 3 * width)
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(rows.data, 0)), (b"IEND", b""))
+    parts = [b"\x89PNG\r\n\x1a\n"]
+    for name, content in chunks:
+        parts += [
+            struct.pack(">I", len(content)),
+            name,
+            content,
+            struct.pack(">I", zlib.crc32(content, zlib.crc32(name))),
+        ]
+    return b"".join(parts)
+
+
+def _decode(data: bytes, max_pixels: int, *, low_detail: bool) -> Image.Image:
     Image.MAX_IMAGE_PIXELS = None  # would raise without the image's size
     _check_size(_webp_size(data), max_pixels)  # this decoder allocates its pixels before it returns the size
     try:
@@ -61,25 +86,6 @@ def decode(data: bytes, max_pixels: int, *, low_detail: bool = False) -> Image.I
     elif (factor := (_MAX_KEPT_PIXELS / (image.width * image.height)) ** 0.5) < 1:
         image.thumbnail((max(1, int(image.width * factor)), max(1, int(image.height * factor))), reducing_gap=2.0)
     return image
-
-
-def png(image: Image.Image) -> bytes:
-    """An RGB image as a PNG file without metadata, and without compression: it is read once, in the same process."""
-    pixels = np.asarray(image)
-    height, width, _ = pixels.shape
-    rows = np.zeros((height, 1 + 3 * width), np.uint8)  # a row begins with its filter: 0
-    rows[:, 1:] = pixels.reshape(height, 3 * width)
-    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(rows.data, 0)), (b"IEND", b""))
-    parts = [b"\x89PNG\r\n\x1a\n"]
-    for name, content in chunks:
-        parts += [
-            struct.pack(">I", len(content)),
-            name,
-            content,
-            struct.pack(">I", zlib.crc32(content, zlib.crc32(name))),
-        ]
-    return b"".join(parts)
 
 
 def _check_size(size: tuple[int, int], max_pixels: int) -> None:

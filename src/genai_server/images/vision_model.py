@@ -47,6 +47,7 @@ _FAMILIES = {
 class VisionModel:
     """A model directory whose model takes images."""
 
+    directory: Path
     # model.type of genai_config.json.
     kind: str
     # What stands for one image in a prompt for onnxruntime-genai's processor.
@@ -74,7 +75,7 @@ def read_vision_model(model_dir: Path) -> VisionModel | None:
         token = _token_id(model_dir / _TOKENIZER, family.feature)
     if not 0 <= token < 2**31:
         raise ModelDirectoryError(f"{model_dir / GENAI_CONFIG} has a wrong value for model.image_token_id: {token}")
-    return VisionModel(str(model["type"]), family.marker, family.placeholder, token)
+    return VisionModel(model_dir, str(model["type"]), family.marker, family.placeholder, token)
 
 
 def any_takes_images(model_dirs: Iterable[str]) -> bool:
