@@ -20,9 +20,9 @@ from genai_server.apis.shared.sampling_parameters import MAX_STOP_STRINGS, Sampl
 from genai_server.quoted_values import quoted
 
 _BLOCKS_OF_ROLE = {
-    "user": ("text", "tool_result"),
-    "assistant": ("text", "thinking", "redacted_thinking", "tool_use"),
-    "system": ("text",),
+    "user": ("text", "image", "tool_result"),
+    "assistant": ("text", "image", "thinking", "redacted_thinking", "tool_use"),
+    "system": ("text", "image"),
 }
 
 
@@ -45,6 +45,51 @@ class TextBlock(_Cacheable):
 
 
 TextBlocks = Annotated[list[TextBlock], elements(MAX_PARTS)]
+
+
+class Base64Source(Wire):
+    """An image file in base64."""
+
+    type: Literal["base64"]
+    media_type: Literal["image/jpeg", "image/png", "image/gif", "image/webp"]
+    data: NonEmptyText
+
+    @property
+    def as_url(self) -> str:
+        """The image as a data URL."""
+        return f"data:{self.media_type};base64,{self.data}"
+
+
+class UrlSource(Wire):
+    """The address of an image on a host that this server may fetch images from."""
+
+    type: Literal["url"]
+    url: NonEmptyText
+
+    @property
+    def as_url(self) -> str:
+        """The address."""
+        return self.url
+
+
+class ImageBlock(_Cacheable):
+    """An image, for models that take images."""
+
+    type: Literal["image"]
+    source: Annotated[
+        Annotated[Base64Source, Tag("type=base64")] | Annotated[UrlSource, Tag("type=url")],
+        Discriminator(
+            tag_of_type,
+            custom_error_type="source",
+            custom_error_message="must be a source of type base64 or url: this server stores no files",
+        ),
+    ]
+
+
+_ResultBlock = Annotated[
+    Annotated[TextBlock, Tag("type=text")] | Annotated[ImageBlock, Tag("type=image")],
+    Discriminator(tag_of_type, custom_error_type="block", custom_error_message="must be a block of type text or image"),
+]
 
 
 class ThinkingBlock(Wire):
@@ -78,13 +123,14 @@ class ToolResultBlock(_Cacheable):
 
     type: Literal["tool_result"]
     tool_use_id: NonEmptyText
-    content: Text | TextBlocks | None = None
+    content: Text | Annotated[list[_ResultBlock], elements(MAX_PARTS)] | None = None
     is_error: bool | None = None
     toolset_name: None = None
 
 
 Block = Annotated[
     Annotated[TextBlock, Tag("type=text")]
+    | Annotated[ImageBlock, Tag("type=image")]
     | Annotated[ThinkingBlock, Tag("type=thinking")]
     | Annotated[RedactedThinkingBlock, Tag("type=redacted_thinking")]
     | Annotated[ToolUseBlock, Tag("type=tool_use")]
@@ -92,7 +138,8 @@ Block = Annotated[
     Discriminator(
         tag_of_type,
         custom_error_type="block",
-        custom_error_message="must be a block of type text, thinking, redacted_thinking, tool_use or tool_result",
+        custom_error_message="must be a block of type text, image, thinking, redacted_thinking, tool_use or "
+        "tool_result",
     ),
 ]
 

@@ -13,7 +13,7 @@ from msgspec import structs
 
 from genai_server.engine.host.memory import free_memory
 from genai_server.engine.image_worker import ImageWorker
-from genai_server.engine.model.files import TEXT_ONLY, is_text_only, session_profile
+from genai_server.engine.model.files import session_profile, what_is_left_out
 from genai_server.engine.model.graph import DoesNotFit, read_decoder_graph
 from genai_server.engine.profiling.folder import ProfileFolder
 from genai_server.engine.runners.base import Runner
@@ -67,8 +67,8 @@ def load_runners(spec: EngineSpec) -> RunnerPair:
     generator = OgGeneratorRunner(
         model_dir, spec.device, settings.threads, spec.options, profile_prefix=_session_profile(spec)
     )
-    if is_text_only(model_dir):
-        log.info("the model in %s %s", spec.model_dir, TEXT_ONLY)
+    if left_out := what_is_left_out(model_dir):
+        log.info("the model in %s %s", spec.model_dir, left_out)
     if runs_by_library(spec.device, Path(spec.model_dir), settings.scheduler):
         from genai_server.engine.runners.og_engine import OgEngineRunner
 
