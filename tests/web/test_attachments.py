@@ -13,7 +13,7 @@ import pytest
 from playwright.sync_api import Browser, Locator, Page, Route, expect
 
 from tests.running_server import RunningServer
-from tests.web.browser import answer, answered, ask, opened, picture
+from tests.web.browser import answer, answered, ask, opened, picture, violations
 
 PARIS = "The capital of France is Paris."
 _CHUNK = {"choices": [{"index": 0, "delta": {"content": PARIS}, "finish_reason": "stop"}]}
@@ -114,6 +114,21 @@ def test_an_image_is_sent_before_the_text_and_kept(talk: Talk, tmp_path: Path) -
     shown.click()
     expect(talk.page.get_by_role("dialog", name="cat.png").get_by_role("link", name="Save")).to_be_visible()
     picture(talk.page, "image-opened", tmp_path)
+
+
+def test_attachments_are_accessible_and_fit_a_phone(talk: Talk, tmp_path: Path) -> None:
+    talk.attach(CAT, file("notes.txt", b"words\n" * 50))
+    expect(talk.attached()).to_have_count(2)
+    ask(talk.page, "What?")
+    talk.page.set_viewport_size({"width": 360, "height": 740})
+    talk.attach(*(file(f"{number}.png", CAT["buffer"]) for number in range(6)), file("notes.txt", b"words"))
+    expect(talk.attached()).to_have_count(7)
+    picture(talk.page, "attachments-phone", tmp_path)
+    assert talk.page.evaluate("document.documentElement.scrollWidth") <= 360
+    assert violations(talk.page) == []
+    talk.page.get_by_role("article", name="You").get_by_role("img", name="cat.png").click()
+    expect(talk.page.get_by_role("dialog", name="cat.png")).to_be_visible()
+    assert violations(talk.page) == []
 
 
 def test_an_image_alone_is_a_message_and_names_the_chat(talk: Talk) -> None:

@@ -13,9 +13,8 @@ export function AttachmentList({ attachments = [], onRemove }) {
         : html`<details class="file"><summary>${each.name}</summary><pre tabindex="0">${each.text}</pre></details>`}
       ${onRemove && html`<button type="button" class="remove" aria-label=${`Remove ${each.name}`} title="Remove"
         onClick=${() => onRemove(attachments.filter((other) => other !== each))}>✕</button>`}
-    </li>`)}
+    </li>`)}</ul>
     ${open && html`<${Dialog} title=${open.name} wide onClose=${() => setOpen(null)}>
       <img class="whole" src=${open.url} alt=${open.name} />
-      <p class="actions"><a href=${open.url} download=${open.name}>Save</a></p><//>`}
-  </ul>`;
+      <p class="actions"><a href=${open.url} download=${open.name}>Save</a></p><//>`}`;
 }

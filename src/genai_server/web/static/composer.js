@@ -56,7 +56,7 @@ export function Composer({ isBusy, problem, onSend, onStop, chatId }) {
       <${AttachmentList} attachments=${attached} onRemove=${setAttached} />
       <input type="file" multiple hidden ref=${input} onChange=${onChosen} aria-label="Files" />
       <button type="button" class="quiet attach" aria-label="Attach files" title="Attach images or text files; they can also be pasted or dropped"
-        onClick=${() => input.current.click()}>＋</button>
+        onClick=${() => input.current.click()}>+</button>
       <textarea ref=${area} rows="1" aria-label="Message" placeholder="Write a message" value=${text}
         onInput=${(event) => setText(event.target.value)} onKeyDown=${onKeyDown} onPaste=${onPaste}></textarea>
       ${isBusy ? html`<button type="button" class="primary" onClick=${onStop}>Stop</button>`
