@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from _models.environment import REPOSITORY, ensure_environment
-from _models.export import export
+from _models.export import BUILDER, PATCHED_BUILDER, export
 from _models.families import FAMILIES, long_rope
 from _models.family import Family, make
 from _models.vision_families import VISION_FAMILIES, VisionFamily
@@ -72,6 +72,9 @@ VISION_MODELS: dict[str, dict[str, Any]] = {
     "qwen-3-vl-images": _NARROW
     | {"head_dim": 32, "rope_parameters": _THREE_AXES | {"mrope_section": [6, 5, 5], "mrope_interleaved": True}},
     "qwen-3.5-images": _QWEN_3_5,
+    "mistral-3-images": _NARROW | {"head_dim": 32},
+    "gemma-3-images": _NARROW
+    | {"head_dim": 32, "query_pre_attn_scalar": 32, "layer_types": ["sliding_attention", "full_attention"]},
 }
 
 
@@ -89,7 +92,7 @@ def main() -> None:
                 build(_sized(family, settings), Path(temporary), OUT / name, [*GRAPH, *(OTHERS if runs else [])])
             else:
                 # Room for several images of the largest size.
-                settings = VISION_MODELS[name] | {"max_position_embeddings": 512}
+                settings = VISION_MODELS[name] | {"max_position_embeddings": 576 if "gemma" in name else 512}
                 build_vision(VISION_FAMILIES[name], settings, Path(temporary), OUT / name)
 
 
@@ -105,9 +108,30 @@ def build_vision(family: VisionFamily, settings: dict[str, Any], work: Path, out
     from _models.vision_files import complete
 
     make(_sized(family.text, settings), work / "source")
-    export(work / "source", work / "built", precision="fp32", block_size=32, options=family.text.options)
-    complete(family, work / "source", work / "built")
+    builder = PATCHED_BUILDER if family.kind == "gemma3" else BUILDER
+    options = family.text.options
+    export(work / "source", work / "built", precision="fp32", block_size=32, options=options, builder=builder)
+    layout, write, patch = _layout(family, settings["hidden_size"])
+
+    def write_vision(path: Path, table: Any) -> None:
+        write(path, hidden=table.shape[1], patch=patch, loudness=2 * float(table.std()))
+
+    complete(layout, work / "source", work / "built", write_vision)
     _copy(work / "built", out, [*GRAPH, *OTHERS, *OF_IMAGES])
+
+
+def _layout(family: VisionFamily, hidden: int) -> tuple[Any, Any, int]:
+    """What complete() needs, what writes the vision graph, and the patches that it takes, in pixels."""
+    from _models.vision_files import GEMMA_PATCH, PATCH, gemma_layout, pixtral_layout, qwen_layout
+    from _models.vision_graphs import write_gemma_vision, write_pixtral_vision, write_qwen_vision
+
+    tokens = family.text.outer or {}
+    limits = (family.min_pixels, family.max_pixels)
+    if family.kind == "mistral3":
+        return pixtral_layout(family.kind, tokens["image_token_index"], *limits), write_pixtral_vision, PATCH
+    if family.kind == "gemma3":
+        return gemma_layout(family.kind, tokens["image_token_index"], hidden), write_gemma_vision, GEMMA_PATCH
+    return qwen_layout(family.kind, tokens, *limits), write_qwen_vision, PATCH
 
 
 def _sized(family: Family, settings: dict[str, Any]) -> Family:

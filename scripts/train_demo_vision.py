@@ -6,12 +6,15 @@ A toy to try images with: it answers questions about simple drawings, which this
 from __future__ import annotations
 
 import argparse
+import shutil
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from _models.environment import REPOSITORY, ensure_environment
 
 SEED = 20_26
+CARD = Path(__file__).with_name("_models") / "vision_card.md"
 OUT = REPOSITORY / "models" / "demo-vision"
 
 
@@ -41,8 +44,10 @@ def main() -> None:
 def make(arguments: argparse.Namespace, work: Path) -> None:
     """Tokenizer, model, training, export."""
     import torch
+    from _models.tokenizer import save_tokenizer
     from _models.training import Budget
-    from _models.vision_training import TOWER_ALONE, Seer, make_tokenizer, save, train
+    from _models.vision_families import QWEN_TEMPLATE
+    from _models.vision_training import CONTEXT, TOWER_ALONE, Seer, make_tokenizer, save, train
 
     torch.manual_seed(arguments.seed)
     tokenizer = make_tokenizer(SEED)
@@ -63,6 +68,33 @@ def make(arguments: argparse.Namespace, work: Path) -> None:
             alone=0.0 if arguments.resume else TOWER_ALONE,
         )
     save(model, work / "checkpoint.pt")
+    model.train(False)
+    model.whole.save_pretrained(work / "source")
+    save_tokenizer(tokenizer, work / "source", QWEN_TEMPLATE, CONTEXT)
+    write_directory(model, work / "source", arguments.out, arguments.precision)
+
+
+def write_directory(model: Any, source: Path, out: Path, precision: str) -> None:
+    """Export next to the target, and move it there when it is complete."""
+    from _models.export import export, set_greedy
+    from _models.picture_batches import MAX_PIXELS, MIN_PIXELS
+    from _models.tower_graph import write_tower
+    from _models.vision_files import complete, qwen_layout
+    from _models.vision_training import IMAGE_TOKENS
+
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=out.parent, prefix=".making-") as making:
+        fresh = Path(making) / "model"
+        export(source, fresh, precision=precision, block_size=32, options=["exclude_embeds=true"])
+        layout = qwen_layout("qwen3_vl", IMAGE_TOKENS, MIN_PIXELS, MAX_PIXELS)
+        complete(layout, source, fresh, lambda path, _: write_tower(path, model.tower), half=True)
+        set_greedy(fresh)
+        shutil.copy(CARD, fresh / "README.md")
+        if out.exists():
+            out.rename(Path(making) / "old")
+        fresh.rename(out)
+    size = sum(file.stat().st_size for file in out.iterdir())
+    print(f"wrote {out}: {size:,} bytes")
 
 
 if __name__ == "__main__":

@@ -11,10 +11,20 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+BUILDER, PATCHED_BUILDER = "onnxruntime_genai.models.builder", "_models.patched_builder"
 
-def export(source: Path, target: Path, *, precision: str, block_size: int, options: Sequence[str] = ()) -> None:
-    """Run the model builder for the CPU; its thousands of lines are shown only when it fails."""
-    command = [sys.executable, "-m", "onnxruntime_genai.models.builder", "-i", str(source), "-o", str(target)]
+
+def export(
+    source: Path,
+    target: Path,
+    *,
+    precision: str,
+    block_size: int,
+    options: Sequence[str] = (),
+    builder: str = BUILDER,
+) -> None:
+    """Run a model builder for the CPU; its thousands of lines are shown only when it fails."""
+    command = [sys.executable, "-m", builder, "-i", str(source), "-o", str(target)]
     command += [
         "-p",
         precision,
@@ -35,7 +45,7 @@ def export(source: Path, target: Path, *, precision: str, block_size: int, optio
 
 
 def _environment() -> dict[str, str]:
-    return {**os.environ, "HF_HUB_OFFLINE": "1"}
+    return {**os.environ, "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(Path(__file__).parents[1])}
 
 
 def set_greedy(directory: Path) -> None:

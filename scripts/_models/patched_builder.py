@@ -17,9 +17,10 @@ def mend_gemma3() -> None:
     original = Gemma3Model.make_config_init
 
     def make_config_init(self: Any, config: Any) -> None:
-        by_kind = config.rope_parameters
+        text = config.get_text_config()
+        by_kind = text.rope_parameters
         config.rope_local_base_freq = by_kind["sliding_attention"]["rope_theta"]
-        config.rope_parameters = by_kind["full_attention"]
+        text.rope_parameters = by_kind["full_attention"]
         original(self, config)
 
     Gemma3Model.make_config_init = make_config_init

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -17,7 +18,7 @@ from .drawings import COLORS, DIGITS, SHAPES, Scene, draw, random_scene
 from .picture_phrasings import TRAINED
 from .picture_questions import Question, questions, small_talk, varied, without_picture
 from .template import Message, render
-from .vision_tower import PATCH, TOKEN
+from .vision_tower import TOKEN
 
 MARK, PAD = "<|vision_start|><|image_pad|><|vision_end|>", "<|image_pad|>"
 MIN_PIXELS, MAX_PIXELS = 128 * 128, 192 * 192
@@ -158,8 +159,8 @@ def picture_of(grid: tuple[int, int], rng: random.Random) -> tuple[Scene, np.nda
     return scene, pixels(draw(scene, width, height, rng))
 
 
-def training_chat(grid: tuple[int, int], rng: random.Random) -> Chat:
-    """Several questions about one picture, sometimes about another afterwards, or small talk in between."""
+def training_chat(look: Callable[[], tuple[Scene, np.ndarray]], rng: random.Random, pictures: int) -> Chat:
+    """Four questions about one picture, or two each about two; sometimes small talk in between."""
     chat = Chat([], [])
     if rng.random() < 0.15:
         chat.messages.append({"role": "system", "content": rng.choice(_SYSTEM)})
@@ -167,11 +168,10 @@ def training_chat(grid: tuple[int, int], rng: random.Random) -> Chat:
         chat.say(_varied(small_talk(rng), rng))
     if rng.random() < 0.06:
         chat.say(_varied(without_picture(random_scene(rng, 1.0), TRAINED, rng), rng))
-    for count in (4,) if rng.random() < 0.85 else (2, 2):
-        scene, image = picture_of(grid, rng)
-        chat.pictures.append((scene, image))
+    for _ in range(pictures):
+        chat.pictures.append(look())
         first = True
-        for asked in questions(scene, TRAINED, rng, count):
+        for asked in questions(chat.pictures[-1][0], TRAINED, rng, 4 // pictures):
             chat.say(_varied(asked, rng), picture=first, picture_first=rng.random() < 0.75)
             first = False
             if rng.random() < 0.02:
@@ -184,6 +184,9 @@ def _varied(asked: Question, rng: random.Random) -> Question:
 
 
 def training_batches(encoder: PictureEncoder, rng: random.Random, rows: int) -> Iterator[Batch]:
+    """Conversations with pictures of one size, and as many in each."""
     while True:
         (grid,) = rng.choices(list(GRIDS), list(GRIDS.values()))
-        yield encoder.batch([training_chat(grid, rng) for _ in range(rows)], grid)
+        pictures = 1 if rng.random() < 0.85 else 2
+        look = partial(picture_of, grid, rng)
+        yield encoder.batch([training_chat(look, rng, pictures) for _ in range(rows)], grid)

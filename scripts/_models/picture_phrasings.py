@@ -182,25 +182,43 @@ HELD_OUT: dict[str, tuple[str, ...]] = {
     ),
 }
 
-# Without a picture: ways to say something, and the answer.
-SMALL_TALK: tuple[tuple[tuple[str, ...], str], ...] = (
+# Without a picture: ways to say something, others for the evaluation, and the answer.
+SMALL_TALK: tuple[tuple[tuple[str, ...], tuple[str, ...], str], ...] = (
     (
-        ("Hello!", "Hi", "Hello", "Hi there!", "Hey", "Good morning!", "Good evening", "Hello, how are you?", "hey there"),
+        (
+            "Hello!",
+            "Hi",
+            "Hello",
+            "Hi there!",
+            "Hey",
+            "Good morning!",
+            "Good evening",
+            "Hello, how are you?",
+            "hey there",
+        ),
+        ("Hello there!", "Good afternoon!", "Hey, hello"),
         "Hello! Show me a simple drawing and ask me about it.",
     ),
     (
         ("Who are you?", "What are you?", "What is your name?", "Are you a person?", "Which model are you?"),
+        ("Who is this?", "Tell me who you are.", "What model are you?"),
         "I am a small demo model that looks at simple drawings.",
     ),
     (
         ("What can you do?", "How can you help me?", "Help", "What do you know?", "What can I ask you?"),
+        ("What can you do for me?", "Tell me what you can do.", "Help me"),
         "I can name shapes, colors and digits in simple drawings, and count them.",
     ),
     (
         ("Thanks!", "Thank you", "Thank you very much!", "Thanks a lot", "Great, thanks", "Perfect!"),
+        ("Thank you so much", "Many thanks", "Great, thank you"),
         "You are welcome!",
     ),
-    (("Bye", "Goodbye!", "See you later", "Bye bye", "Good night"), "Goodbye!"),
+    (
+        ("Bye", "Goodbye!", "See you later", "Bye bye", "Good night"),
+        ("Good bye", "See you", "Bye now"),
+        "Goodbye!",
+    ),
     (
         (
             "What is the capital of France?",
@@ -216,6 +234,7 @@ SMALL_TALK: tuple[tuple[tuple[str, ...], str], ...] = (
             "What time is it?",
             "Explain quantum physics.",
         ),
+        ("What is the capital of Spain?", "What is 4 plus 5?", "Write a story about a dog."),
         "I only know about simple drawings.",
     ),
 )

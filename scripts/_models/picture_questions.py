@@ -55,10 +55,8 @@ def _describe(scene: Scene, rng: random.Random) -> Answer | None:
 
 
 def _color_of(scene: Scene, rng: random.Random) -> Answer | None:
-    if not scene.shapes or rng.random() < 0.08:
-        kind = rng.choice(SHAPES)
-    else:
-        kind = rng.choice(scene.shapes).kind
+    known = rng.choice(scene.shapes).kind if scene.shapes else rng.choice(SHAPES)
+    kind = known if rng.random() < 0.92 else rng.choice(SHAPES)
     found = _of_kind(scene, kind)
     if not found:
         return {"kind": kind}, f"There is no {kind} in the picture."
@@ -188,7 +186,7 @@ def questions(scene: Scene, phrasings: Phrasings, rng: random.Random, count: int
 
 
 def small_talk(rng: random.Random) -> Question:
-    said, answer = rng.choice(SMALL_TALK)
+    said, _, answer = rng.choice(SMALL_TALK)
     return Question("small talk", rng.choice(said), answer)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from _models.families import FAMILIES
 from _models.family import TURN_END, Family
 from _models.newer_families import NEWER
 
@@ -58,7 +59,86 @@ def qwen(name: str, kind: str) -> VisionFamily:
     return VisionFamily(replace(family, options=options, outer=outer, marks=QWEN_MARKS, template=QWEN_TEMPLATE), kind)
 
 
+MISTRAL_MARKS = ("[IMG]", "[IMG_BREAK]", "[IMG_END]", "[INST]", "[/INST]")
+MISTRAL_TEMPLATE = """\
+{%- for message in messages %}
+    {%- if message.role == 'assistant' %}
+        {{- message.content + '<|im_end|>' }}
+    {%- else %}
+        {{- '[INST]' }}
+        {%- if message.content is string %}
+            {{- message.content }}
+        {%- else %}
+            {%- for part in message.content %}
+                {{- '[IMG]' if part.type in ('image', 'image_url') else part.text }}
+            {%- endfor %}
+        {%- endif %}
+        {{- '[/INST]' }}
+    {%- endif %}
+{%- endfor %}
+"""
+
+
+def mistral(name: str, kind: str) -> VisionFamily:
+    """Mistral 3's layout with the decoder of a family for text."""
+    family = NEWER[name]
+    assert family.outer is not None
+    outer = family.outer | {"image_token_index": TURN_END + 1}
+    options = (*family.options, "exclude_embeds=true")
+    text = replace(family, options=options, outer=outer, marks=MISTRAL_MARKS, template=MISTRAL_TEMPLATE)
+    return VisionFamily(text, kind)
+
+
+GEMMA_MARKS = ("<start_of_image>", "<image_soft_token>", "<end_of_image>", "<start_of_turn>", "<end_of_turn>")
+GEMMA_TEMPLATE = """\
+{%- for message in messages %}
+    {{- '<start_of_turn>' + ('model' if message.role == 'assistant' else message.role) + '\n' }}
+    {%- if message.content is string %}
+        {{- message.content }}
+    {%- else %}
+        {%- for part in message.content %}
+            {{- '<start_of_image>' if part.type == 'image' else part.text }}
+        {%- endfor %}
+    {%- endif %}
+    {{- '<end_of_turn>\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<start_of_turn>model\n' }}
+{%- endif %}
+"""
+_GEMMA_OUTER = {
+    "vision_config": {
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "image_size": 128,
+        "patch_size": 4,
+    },
+    "mm_tokens_per_image": 256,
+    "boi_token_index": TURN_END + 1,
+    "image_token_index": TURN_END + 2,
+    "eoi_token_index": TURN_END + 3,
+}
+
+
+def gemma(family: Family, kind: str) -> VisionFamily:
+    """Gemma 3's layout with the decoder of a family for text."""
+    options = (*family.options, "exclude_embeds=true")
+    text = replace(
+        family,
+        config="Gemma3Config",
+        options=options,
+        outer=_GEMMA_OUTER,
+        marks=GEMMA_MARKS,
+        template=GEMMA_TEMPLATE,
+    )
+    return VisionFamily(text, kind)
+
+
 VISION_FAMILIES = {
     "qwen-3-vl-images": qwen("qwen-3-vl", "qwen3_vl"),
     "qwen-3.5-images": qwen("qwen-3.5", "qwen3_5"),
+    "mistral-3-images": mistral("mistral-3", "mistral3"),
+    "gemma-3-images": gemma(FAMILIES["gemma-3"], "gemma3"),
 }

@@ -4,32 +4,52 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from .vision_families import VisionFamily
-from .vision_graphs import write_embedding, write_qwen_vision
+from .vision_graphs import write_embedding
 
 PROCESSOR, VISION, EMBEDDING = "processor_config.json", "vision.onnx", "embedding.onnx"
-_PATCH = 16
+PATCH = 16
+GEMMA_PATCH = 4
+Json = dict[str, Any]
 
 
-def complete(family: VisionFamily, source: Path, built: Path) -> None:
-    """Add to the builder's directory what images need; `source` is the Hugging Face directory it was built from."""
-    table = _embeddings(source)
-    outer = family.text.outer
-    assert outer is not None
-    write_embedding(built / EMBEDDING, table, outer["image_token_id"])
-    write_qwen_vision(built / VISION, hidden=table.shape[1], patch=_PATCH, loudness=2 * float(table.std()))
-    write_json(built / PROCESSOR, qwen_processor(_PATCH, family.min_pixels, family.max_pixels))
+@dataclass(frozen=True)
+class Layout:
+    """How onnxruntime-genai treats images: `settings` of its configuration's model, steps of the processor."""
+
+    kind: str
+    image_token: int
+    settings: Json
+    processor: Json
+    # Axes of the features before the last one, and what embeddings of tokens are multiplied by.
+    features: str = "features"
+    scale: float = 1.0
+
+
+def complete(
+    layout: Layout, source: Path, built: Path, write_vision: Callable[[Path, np.ndarray], None], *, half: bool = False
+) -> None:
+    """Add to the builder's directory what images need; `source` is the Hugging Face directory it was built from.
+
+    `write_vision` gets the path of the graph and the embeddings of tokens [vocabulary, hidden]. With `half` these
+    embeddings are kept in 16 bits.
+    """
+    table = _embeddings(source) * np.float32(layout.scale)
+    write_embedding(built / EMBEDDING, table, layout.image_token, features=layout.features, half=half)
+    write_vision(built / VISION, table)
+    _write_json(built / PROCESSOR, layout.processor)
     # The builder's may name a tokenizer class that onnxruntime-genai does not know.
     shutil.copy(source / "tokenizer_config.json", built)
     path = built / "genai_config.json"
     config = json.loads(path.read_text())
-    config["model"] |= {"type": family.kind, **qwen_sections(outer, _PATCH)}
-    write_json(path, config)
+    config["model"] |= {"type": layout.kind, "image_token_id": layout.image_token, **layout.settings}
+    _write_json(path, config)
 
 
 def _embeddings(source: Path) -> np.ndarray:
@@ -37,17 +57,70 @@ def _embeddings(source: Path) -> np.ndarray:
 
     weights = load_file(source / "model.safetensors")
     (name,) = (name for name in weights if name.endswith("embed_tokens.weight"))
-    return weights[name]
+    table: np.ndarray = weights[name]
+    return table
 
 
-def write_json(path: Path, value: dict[str, Any]) -> None:
+def _write_json(path: Path, value: Json) -> None:
     path.write_text(json.dumps(value, indent=4) + "\n")
 
 
-def qwen_sections(tokens: dict[str, Any], patch: int) -> dict[str, Any]:
-    """What genai_config.json says of vision and embedding; `tokens` has the ids of the special tokens."""
-    names = ("image_token_id", "video_token_id", "vision_start_token_id")
-    return {name: tokens[name] for name in names} | {
+def qwen_layout(kind: str, tokens: Json, min_pixels: int, max_pixels: int) -> Layout:
+    """Qwen-VL's; `tokens` has the ids of its special tokens. Each 32x32 pixels of the scaled image are one token."""
+    settings = {name: tokens[name] for name in ("video_token_id", "vision_start_token_id")}
+    settings |= _sections(
+        {"spatial_merge_size": 2, "tokens_per_second": 2.0, "patch_size": PATCH},
+        {"pixel_values": "pixel_values", "image_grid_thw": "image_grid_thw"},
+    )
+    resize = _smart_resize(min_pixels, max_pixels)
+    steps: list[tuple[str, Json]] = [
+        ("DecodeImage", {"color_space": "RGB"}),
+        ("ConvertRGB", {}),
+        ("Resize", resize),
+        ("Rescale", {"rescale_factor": 1 / 255}),
+        ("Normalize", {"mean": [0.5] * 3, "std": [0.5] * 3, "qwen3_vl": 1}),
+        ("PatchImage", {"patch_size": PATCH, "temporal_patch_size": 2, "merge_size": 2}),
+    ]
+    return Layout(kind, tokens["image_token_id"], settings, _processor("qwen3_vl_image_processor", steps))
+
+
+def pixtral_layout(kind: str, image_token: int, min_pixels: int, max_pixels: int) -> Layout:
+    """Mistral 3's: a row of tokens ends with [IMG_BREAK], the last one with [IMG_END]."""
+    settings = _sections({"spatial_merge_size": 2, "patch_size": PATCH}, {"pixel_values": "pixel_values"})
+    steps: list[tuple[str, Json]] = [
+        ("DecodeImage", {"color_space": "RGB"}),
+        ("ConvertRGB", {}),
+        ("Resize", _smart_resize(min_pixels, max_pixels)),
+        ("Rescale", {"rescale_factor": 1 / 255}),
+        ("Normalize", {"mean": [0.48145466, 0.4578275, 0.40821073], "std": [0.26862954, 0.26130258, 0.27577711]}),
+        ("Permute3D", {"dims": [2, 0, 1]}),
+        ("PixtralImageSizes", {}),
+    ]
+    return Layout(kind, image_token, settings, _processor("pixtral_image_processor", steps))
+
+
+def gemma_layout(kind: str, image_token: int, hidden: int) -> Layout:
+    """Gemma 3's: every image is scaled to one size and becomes 256 tokens."""
+    settings = _sections({}, {"pixel_values": "pixel_values"})
+    side = 32 * GEMMA_PATCH
+    steps: list[tuple[str, Json]] = [
+        ("DecodeImage", {"color_space": "RGB"}),
+        ("Resize", {"interpolation": "CUBIC", "width": side, "height": side, "keep_aspect_ratio": 0}),
+        ("Rescale", {"rescale_factor": 1 / 255}),
+        ("Normalize", {"mean": [0.5] * 3, "std": [0.5] * 3}),
+        ("Permute3D", {"dims": [2, 0, 1]}),
+    ]
+    processor = _processor("image_processing", steps)
+    return Layout(kind, image_token, settings, processor, features="images, features", scale=hidden**0.5)
+
+
+def _smart_resize(min_pixels: int, max_pixels: int) -> Json:
+    limits = {"min_pixels": min_pixels, "max_pixels": max_pixels}
+    return {"width": 256, "height": 256, "smart_resize": 1, "patch_size": PATCH, "merge_size": 2} | limits
+
+
+def _sections(vision: Json, inputs: Json) -> Json:
+    return {
         "embedding": {
             "filename": EMBEDDING,
             "inputs": {"input_ids": "input_ids", "image_features": "image_features"},
@@ -56,28 +129,17 @@ def qwen_sections(tokens: dict[str, Any], patch: int) -> dict[str, Any]:
         "vision": {
             "filename": VISION,
             "config_filename": PROCESSOR,
-            "spatial_merge_size": 2,
-            "tokens_per_second": 2.0,
-            "patch_size": patch,
-            "inputs": {"pixel_values": "pixel_values", "image_grid_thw": "image_grid_thw"},
+            **vision,
+            "inputs": inputs,
             "outputs": {"image_features": "image_features"},
         },
     }
 
 
-def qwen_processor(patch: int, min_pixels: int, max_pixels: int) -> dict[str, Any]:
-    """Steps of onnxruntime-extensions from an encoded image to patches."""
-    resize = {"width": 256, "height": 256, "smart_resize": 1, "min_pixels": min_pixels, "max_pixels": max_pixels}
-    steps: list[tuple[str, str, dict[str, Any]]] = [
-        ("decode_image", "DecodeImage", {"color_space": "RGB"}),
-        ("convert_to_rgb", "ConvertRGB", {}),
-        ("resize", "Resize", resize | {"patch_size": patch, "merge_size": 2}),
-        ("rescale", "Rescale", {"rescale_factor": 1 / 255}),
-        ("normalize", "Normalize", {"mean": [0.5] * 3, "std": [0.5] * 3, "qwen3_vl": 1}),
-        ("patch_image", "PatchImage", {"patch_size": patch, "temporal_patch_size": 2, "merge_size": 2}),
-    ]
+def _processor(name: str, steps: list[tuple[str, Json]]) -> Json:
+    """Steps of onnxruntime-extensions from an encoded image to what the vision graph takes."""
     transforms = [
-        {"operation": {"name": name, "type": kind} | ({"attrs": settings} if settings else {})}
-        for name, kind, settings in steps
+        {"operation": {"name": kind, "type": kind} | ({"attrs": settings} if settings else {})}
+        for kind, settings in steps
     ]
-    return {"processor": {"name": "qwen3_vl_image_processor", "transforms": transforms}}
+    return {"processor": {"name": name, "transforms": transforms}}

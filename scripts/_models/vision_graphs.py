@@ -11,7 +11,7 @@ _OPSET = '<ir_version: 10, opset_import: ["" : 21]>'
 Weights = dict[str, np.ndarray]
 
 _EMBEDDING = """
-embedding (int64[batch, sequence] input_ids, float[features, {hidden}] image_features)
+embedding (int64[batch, sequence] input_ids, float[{features}, {hidden}] image_features)
     => (float[batch, sequence, {hidden}] inputs_embeds)
 {{
     words = Gather (table, input_ids)
@@ -25,7 +25,9 @@ embedding (int64[batch, sequence] input_ids, float[features, {hidden}] image_fea
     numbered = Mul (counted, flat)
     shape = Shape (input_ids)
     number = Reshape (numbered, shape)
-    rows = Concat <axis = 0> (no_feature, image_features)
+    by_row = Constant <value_ints = [-1, {hidden}]> ()
+    given = Reshape (image_features, by_row)
+    rows = Concat <axis = 0> (no_feature, given)
     features = Gather (rows, number)
     chosen = Unsqueeze (is_image, last)
     inputs_embeds = Where (chosen, features, words)
@@ -59,7 +61,7 @@ _QWEN_PLACES = """
 
 _QWEN_VISION = (
     """
-vision (float[patches, {pixels}] pixel_values, int64[images, 3] image_grid_thw)
+vision (float[patches, {pixels}] pixel_values, int64[1, 3] image_grid_thw)
     => (float[tokens, {hidden}] image_features)
 {{
 """
@@ -92,14 +94,48 @@ vision (float[patches, {pixels}] pixel_values, int64[images, 3] image_grid_thw)
 )
 
 
-def write_embedding(path: Path, table: np.ndarray, image_token: int) -> None:
+# Whole images, whose patches become places of channels; two by two of them are a token.
+_WHOLE_IMAGE_VISION = """
+vision (float[{images}, 3, height, width] pixel_values) => (float[{tokens}, {hidden}] image_features)
+{{
+    mixed = Conv <strides = [{patch}, {patch}]> (pixel_values, from_pixels)
+    shape = Shape (mixed)
+    ones = ConstantOfShape <value = float[1] {{1}}> (shape)
+    down = Constant <value_int = 2> ()
+    across = Constant <value_int = 3> ()
+    row = CumSum (ones, down)
+    column = CumSum (ones, across)
+    row_angle = Mul (row, row_speed)
+    column_angle = Mul (column, column_speed)
+    angle = Add (row_angle, column_angle)
+    position = Sin (angle)
+    placed = Add (mixed, position)
+    bent = Tanh (placed)
+    both = Constant <value_ints = [2, 3]> ()
+    whole = ReduceMean <keepdims = 1> (bent, both)
+    informed = Add (bent, whole)
+    projected = Conv <strides = [2, 2]> (informed, from_patches)
+    features = Tanh (projected)
+    by_place = Transpose <perm = [0, 2, 3, 1]> (features)
+    by_token = Constant <value_ints = [{shape}, {hidden}]> ()
+    tokens = Reshape (by_place, by_token)
+    image_features = Mul (tokens, loudness)
+}}
+"""
+
+
+def write_embedding(
+    path: Path, table: np.ndarray, image_token: int, *, features: str = "features", half: bool = False
+) -> None:
     """The graph that looks up tokens [batch, sequence] in a table [vocabulary, hidden].
 
     The n-th image token takes the n-th row of `image_features` [features, hidden]; there may be none of both.
+    `features` names other axes before the last one.
     """
     hidden = table.shape[1]
     none = np.zeros((1, hidden), np.float32)
-    _write(path, _EMBEDDING.format(hidden=hidden, image_token=image_token), {"table": table, "no_feature": none})
+    text = _EMBEDDING.format(hidden=hidden, image_token=image_token, features=features)
+    write_graph(path, text, {"table": table, "no_feature": none}, half=half)
 
 
 def write_qwen_vision(path: Path, *, hidden: int, patch: int, loudness: float) -> None:
@@ -116,16 +152,51 @@ def write_qwen_vision(path: Path, *, hidden: int, patch: int, loudness: float) -
         "from_token": _random(rng, 4 * hidden, hidden),
         "loudness": np.array(loudness, np.float32),
     }
-    _write(path, _QWEN_VISION.format(pixels=pixels, hidden=hidden, token=4 * hidden), weights)
+    write_graph(path, _QWEN_VISION.format(pixels=pixels, hidden=hidden, token=4 * hidden), weights)
+
+
+def write_pixtral_vision(path: Path, *, hidden: int, patch: int, loudness: float) -> None:
+    """The graph for one image [1, 3, height, width] of Mistral 3; what features depend on is as with Qwen-VL."""
+    text = _WHOLE_IMAGE_VISION.format(images=1, tokens="tokens", shape=-1, hidden=hidden, patch=patch)
+    write_graph(path, text, _whole_image_weights(hidden, patch, loudness))
+
+
+def write_gemma_vision(path: Path, *, hidden: int, patch: int, loudness: float) -> None:
+    """The graph for images [images, 3, 32 * patch, 32 * patch] of Gemma 3, each of which becomes 256 features."""
+    text = _WHOLE_IMAGE_VISION.format(
+        images="images", tokens="images, 256", shape="-1, 256", hidden=hidden, patch=patch
+    )
+    write_graph(path, text, _whole_image_weights(hidden, patch, loudness))
+
+
+def _whole_image_weights(hidden: int, patch: int, loudness: float) -> Weights:
+    rng = np.random.default_rng(7)
+    mixed = 8
+    return {
+        "from_pixels": _random(rng, 3 * patch * patch, mixed).T.reshape(mixed, 3, patch, patch),
+        "row_speed": rng.uniform(0.2, 1, (1, mixed, 1, 1)).astype(np.float32),
+        "column_speed": rng.uniform(0.2, 1, (1, mixed, 1, 1)).astype(np.float32),
+        "from_patches": _random(rng, 4 * mixed, hidden).T.reshape(hidden, mixed, 2, 2),
+        "loudness": np.array(loudness, np.float32),
+    }
 
 
 def _random(rng: np.random.Generator, inputs: int, outputs: int) -> np.ndarray:
     return rng.normal(0, 2 / inputs**0.5, (inputs, outputs)).astype(np.float32)
 
 
-def _write(path: Path, text: str, weights: Weights) -> None:
-    """Save a graph from its text and the weights that the text names."""
+def write_graph(path: Path, text: str, weights: Weights, *, half: bool = False) -> None:
+    """Save a graph from its text and the weights that the text names, in 16 bits if `half`."""
     model = onnx.parser.parse_model(_OPSET + text)
-    model.graph.initializer.extend(onnx.numpy_helper.from_array(array, name) for name, array in weights.items())
+    casts = []
+    for name, array in weights.items():
+        if half:
+            casts.append(onnx.helper.make_node("Cast", [f"{name}_16"], [name], to=onnx.TensorProto.FLOAT))
+            model.graph.initializer.append(onnx.numpy_helper.from_array(array.astype(np.float16), f"{name}_16"))
+        else:
+            model.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    nodes = [*casts, *model.graph.node]
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)
     onnx.checker.check_model(model, full_check=True)
     onnx.save(model, path)

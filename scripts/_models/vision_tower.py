@@ -64,7 +64,7 @@ class Tower(nn.Module):
         return features
 
 
-def _frequencies() -> torch.Tensor:
+def frequencies() -> torch.Tensor:
     """For row, column, and both as shares of the picture [4, 4 * _WAVES]."""
     absolute = torch.pi / 2 ** torch.arange(1, _WAVES + 1)
     relative = torch.pi * 2 ** torch.arange(_WAVES) / 2
@@ -74,5 +74,5 @@ def _frequencies() -> torch.Tensor:
 def _waves(rows: int, columns: int) -> torch.Tensor:
     row, column = torch.arange(rows).repeat_interleave(columns), torch.arange(columns).repeat(rows)
     places = torch.stack([row, column, (row + 0.5) / rows, (column + 0.5) / columns], 1)
-    angles = places @ _frequencies()
+    angles = places @ frequencies()
     return torch.cat([angles.sin(), angles.cos()], 1)

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+import numpy as np
 import torch
 from tokenizers import Tokenizer
 from torch import nn
@@ -17,16 +18,28 @@ from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
 from .batches import Encoder
 from .drawings import random_scene
 from .muon import Muon
-from .picture_batches import GRIDS, KINDS, TINTS, Batch, Chat, PictureEncoder, picture_of, training_batches
-from .picture_phrasings import HELD_OUT, SMALL_TALK, TRAINED
-from .picture_questions import ABILITIES, question, questions
+from .picture_batches import (
+    GRIDS,
+    KINDS,
+    TINTS,
+    Batch,
+    Chat,
+    PictureEncoder,
+    picture_of,
+    training_batches,
+    training_chat,
+)
+from .picture_phrasings import HELD_OUT
+from .picture_questions import ABILITIES, question
+from .template import load_template, render
 from .tokenizer import END_OF_TEXT_ID, TURN_END_ID, train_tokenizer
 from .training import Budget
 from .vision_families import QWEN_MARKS
 from .vision_tower import WIDTH, Tower
 
 CONTEXT, VOCABULARY, HIDDEN = 1024, 640, 192
-ROWS = 20  # conversations in a step
+IMAGE_TOKENS = {"vision_start_token_id": 3, "vision_end_token_id": 4, "image_token_id": 5, "video_token_id": 6}
+ROWS = 12  # conversations in a step
 PEAK_RATE, WARM_UP = 2.5e-3, 0.03
 TOWER_ALONE = 0.15  # the share of the time in which only the tower learns
 _NOTHING = 0.15  # how much a place without anything counts
@@ -34,13 +47,10 @@ _NOTHING = 0.15  # how much a place without anything counts
 
 def make_tokenizer(seed: int) -> Tokenizer:
     """A tokenizer for the language of the training text."""
-    rng = random.Random(seed)
-    texts = []
-    for _ in range(6000):
-        for asked in questions(random_scene(rng, 1.0), TRAINED, rng, 5):
-            texts += [asked.text, asked.answer]
-    for said, answer in SMALL_TALK:
-        texts += [answer, *said] * 40
+    rng, template = random.Random(seed), load_template()
+    unseen = np.zeros(0, np.float32)
+    chats = [training_chat(lambda: (random_scene(rng, 1.0), unseen), rng, 1) for _ in range(3000)]
+    texts = [render(template, chat.messages, None, answer_next=False) for chat in chats]
     return train_tokenizer(texts, VOCABULARY, QWEN_MARKS)
 
 
@@ -81,7 +91,7 @@ def config(vocabulary: int) -> Qwen3VLConfig:
             "vocab_size": vocabulary,
             "hidden_size": HIDDEN,
             "intermediate_size": 384,
-            "num_hidden_layers": 4,
+            "num_hidden_layers": 3,
             "num_attention_heads": 3,
             "num_key_value_heads": 1,
             "head_dim": 64,
@@ -107,10 +117,7 @@ def config(vocabulary: int) -> Qwen3VLConfig:
             "deepstack_visual_indexes": [0],
         },
         tie_word_embeddings=False,
-        vision_start_token_id=3,
-        vision_end_token_id=4,
-        image_token_id=5,
-        video_token_id=6,
+        **IMAGE_TOKENS,
     )
 
 

@@ -52,19 +52,18 @@ def test_file_of_an_image_in_use_is_never_removed(files: ImageFiles) -> None:
     assert _left(files) == ["a", "b", "c"]
     del images[0]
     _add(files, "d", 5)
-    assert _left(files) == ["b", "c"]
+    assert _left(files) == ["b", "c", "d"]
     found = files.get("b")
     del images
     _add(files, "e", 5)
-    assert _left(files) == ["b", "e"]
+    assert _left(files) == ["b", "d", "e"]
     assert found is not None
 
 
 def test_new_image_stays_for_its_request_over_the_limit(files: ImageFiles) -> None:
-    image = _add(files, "a", 100)
-    assert image.path.exists()
+    assert _add(files, "a", 100).path.exists()
     _add(files, "b")
-    assert _left(files) == ["a"]
+    assert _left(files) == ["b"]
 
 
 def test_image_that_is_read_twice_counts_once(files: ImageFiles) -> None:

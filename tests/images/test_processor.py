@@ -91,7 +91,7 @@ def test_tokens_around_the_placeholder_are_left_out(own_folder: Path) -> None:
     assert model is not None
     (own_folder / "stub").mkdir()
     processor = ImageProcessor(replace(model, marker="see [IMG][INST]"), model_dir, own_folder / "stub")
-    found = processor.process(png(picture(64, 32)))
+    found = processor.process(png(picture(64, 64)))
     assert found.expansion == [*[IDS["[IMG]"]] * 2, IDS["[IMG_BREAK]"], *[IDS["[IMG]"]] * 2, IDS["[IMG_END]"]]
 
 

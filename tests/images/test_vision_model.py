@@ -26,7 +26,7 @@ def _changed(folder: Path, **values: Any) -> Path:
 def test_vision_model_has_its_familys_marker(own_folder: Path) -> None:
     marker = "<|vision_start|><|image_pad|><|vision_end|>"
     found = read_vision_model(make_vision_directory(own_folder / "model"))
-    assert found == VisionModel("qwen3_vl", marker, "<|image_pad|>", IDS["<|image_pad|>"])
+    assert found == VisionModel(own_folder / "model", "qwen3_vl", marker, "<|image_pad|>", IDS["<|image_pad|>"])
 
 
 @pytest.mark.parametrize("missing", ["vision", "embedding", "type"])

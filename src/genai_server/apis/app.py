@@ -33,7 +33,8 @@ from genai_server.apis.ollama import routes as ollama
 from genai_server.apis.own_chat import routes as chat
 from genai_server.apis.responses import conversation_routes as conversations
 from genai_server.apis.responses import routes as responses
-from genai_server.apis.responses.store import EndRequest, ResponseStore
+from genai_server.apis.responses.background_responses import EndRequest
+from genai_server.apis.responses.store import ResponseStore
 from genai_server.apis.responses.store_database import RecordDatabase
 from genai_server.apis.responses.websocket import ResponsesSocket
 from genai_server.apis.status import engine_metrics, health
@@ -41,12 +42,13 @@ from genai_server.apis.status.engine_metrics import EngineMetrics
 from genai_server.apis.tokens import routes as tokens
 from genai_server.apis.web_page import routes as page
 from genai_server.config.settings import Settings
-from genai_server.generation.catalog import Catalog, LoadText
+from genai_server.generation.catalog import Catalog
 from genai_server.generation.dependencies import ClientLeft, Services
 from genai_server.generation.fingerprint import fingerprint
 from genai_server.generation.output_spec import CheckedSpecs
 from genai_server.generation.pulling import PullModel
-from genai_server.grammar_checker.pool import GrammarChecker
+from genai_server.generation.served_model import LoadText
+from genai_server.grammar_checker.checker import GrammarChecker
 from genai_server.http.api_keys import ApiKeys
 from genai_server.http.error_handlers import install_error_handlers
 from genai_server.http.middleware.authentication import OPEN_PATHS, Authentication, RequestHead

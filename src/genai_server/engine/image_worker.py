@@ -63,7 +63,7 @@ class ImageWorker:
     def _encoded(self, image: Image) -> EncodedImage:
         found = self._kept.get(image.digest)
         if found is None:
-            with np.load(image.path, allow_pickle=False) as tensors:
+            with open(image.path, "rb") as file, np.load(file, allow_pickle=False) as tensors:
                 features = self._encode(dict(tensors))
             self.num_encoded += 1
             found = EncodedImage(self._serial(image.digest), features)

@@ -16,10 +16,11 @@ from starlette.types import Receive
 
 from genai_server.config.settings import Settings
 from genai_server.errors import InvalidField, ServerStopping
-from genai_server.generation.catalog import Catalog, ServedModel
+from genai_server.generation.catalog import Catalog
 from genai_server.generation.output_spec import CheckedSpecs
 from genai_server.generation.pulling import PullModel
-from genai_server.grammar_checker.pool import GrammarChecker
+from genai_server.generation.served_model import ServedModel
+from genai_server.grammar_checker.checker import GrammarChecker
 from genai_server.http.leniency import Leniency
 from genai_server.http.middleware.authentication import rights
 from genai_server.http.middleware.request_lifetime import Drain

@@ -13,7 +13,7 @@ from genai_server.apis.shared.chat_messages import ChatParameters, Tool
 from genai_server.apis.shared.sampling_parameters import SamplingFields
 from genai_server.errors import InvalidField
 from genai_server.generation.constraint import ChatConstraint, Constraint, structure
-from genai_server.grammar_checker.pool import GrammarChecker
+from genai_server.grammar_checker.checker import GrammarChecker
 from genai_server.quoted_values import quoted
 from genai_server.text.answers.answer_parser import AnswerParser
 from genai_server.text.answers.answer_text import PlainParser

@@ -245,7 +245,7 @@ class Images:
         """The reader of a model. One that has not been used for long is closed if there are too many."""
         if model_dir not in self._readers:
             self._files.create()
-            for other in list(self._readers)[: len(self._readers) + 1 - _READERS]:
+            for other in list(self._readers)[: max(0, len(self._readers) + 1 - _READERS)]:
                 if not self._readers[other].running:
                     self._readers.pop(other).close()
             self._readers[model_dir] = ImageReader(

@@ -13,7 +13,7 @@ import socket
 import ssl
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import NamedTuple
 from urllib.parse import urljoin, urlsplit
 
@@ -26,6 +26,7 @@ _DATA_URL = re.compile(r"data:[^,]{0,200};base64,", re.IGNORECASE)
 _BLANKS = str.maketrans("", "", " \t\r\n")
 _AS_DATA = "send the image as data:image/png;base64,…"
 _PORTS = {"http": 80, "https": 443}
+_PUBLIC_IPV6 = ipaddress.ip_network("2000::/3")
 _MAX_URL = 8192
 _MAX_HEAD = 64 * 1024
 _MAX_REDIRECTS = 3
@@ -52,6 +53,8 @@ def is_public(address: str) -> bool:
     ip = ipaddress.ip_address(address.partition("%")[0])
     if isinstance(ip, ipaddress.IPv6Address):
         if ip.sixtofour is not None or ip.teredo is not None:  # lead to an IPv4 address by a gateway
+            return False
+        if ip.ipv4_mapped is None and ip not in _PUBLIC_IPV6:
             return False
         ip = ip.ipv4_mapped or ip
     return ip.is_global and not (ip.is_multicast or ip.is_reserved or ip.is_link_local or ip.is_unspecified)
@@ -236,6 +239,12 @@ async def _receive(reader: asyncio.StreamReader, max_bytes: int) -> _Response:
     return response
 
 
+@cache
+def _secure() -> ssl.SSLContext:
+    """Checks certificates. Takes tens of milliseconds to make."""
+    return ssl.create_default_context()
+
+
 async def _connect(
     target: _Target, param: str, may_connect: Callable[[str], bool]
 ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -244,7 +253,7 @@ async def _connect(
     addresses = list(dict.fromkeys(str(address[0]) for *_, address in found))
     if refused := next((address for address in addresses if not may_connect(address)), None):
         raise InvalidField(f"{param}: {target.host} resolves to {refused}, which is not a public address", param=param)
-    secure = ssl.create_default_context() if target.scheme == "https" else None
+    secure = _secure() if target.scheme == "https" else None
     server_hostname = target.host if secure else None
     for address in addresses[:-1]:
         with contextlib.suppress(OSError):

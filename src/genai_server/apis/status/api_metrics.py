@@ -9,7 +9,7 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.multiprocess import MultiProcessCollector
 
-from genai_server.grammar_checker import pool as grammars
+from genai_server.grammar_checker import checker as grammars
 from genai_server.http.telemetry.request_record import ABORT, AnswerFigures, RequestRecord
 from genai_server.images import reader as images
 from genai_server.messages.generation_request import FinishReason

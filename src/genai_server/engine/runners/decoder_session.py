@@ -48,9 +48,12 @@ class DecoderSession:
         """The binding for a pass; `wanted` maps output names to the arrays that the pass writes."""
         binding = self._binding((layout.spans, layout.state_spans))
         tokens = layout.ids if self._embedder is None else self._embedder.embed(layout.ids, layout.features)
+        positions = self._positions(layout)
+        # A binding does not own what is bound to it.
+        self._bound = tokens, positions
         binding.bind_cpu_input(self._graph.input_ids, tokens)
         if self._graph.position_ids is not None:
-            binding.bind_cpu_input(self._graph.position_ids, self._positions(layout))
+            binding.bind_cpu_input(self._graph.position_ids, positions)
         for name, values in layout.inputs.items():
             if name in self._inputs:  # a graph may have one kind of states only
                 binding.bind_cpu_input(name, values)

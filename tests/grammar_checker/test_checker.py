@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 
 from genai_server.errors import CheckerUnavailable
-from genai_server.grammar_checker.pool import CheckerProcess, GrammarChecker
+from genai_server.grammar_checker.checker import CheckerProcess, GrammarChecker
 from genai_server.process_pool import ProcessDied, ProcessTimeout
 
 
