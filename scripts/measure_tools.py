@@ -25,7 +25,7 @@ from genai_server.apis.messages.schemas import MessagesRequest
 from genai_server.apis.messages.translate import Translation
 from genai_server.apis.shared.chat_messages import ChatParameters
 from genai_server.generation.output_spec import CheckedSpecs, OutputSpec, chat_output_spec
-from genai_server.grammar_checker.pool import GrammarChecker
+from genai_server.grammar_checker.checker import GrammarChecker
 from genai_server.text.codec import TextCodec, load_text_codec
 
 _SCHEMA: dict[str, Any] = {

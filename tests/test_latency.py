@@ -18,7 +18,7 @@ from websockets.sync.client import connect as connect_websocket
 from genai_server.cli.serve.protocol import GuardedProtocol
 from genai_server.cli.serve.websocket import GuardedWebSocket
 from genai_server.generation.catalog import Catalog
-from genai_server.grammar_checker.pool import GrammarChecker
+from genai_server.grammar_checker.checker import GrammarChecker
 from genai_server.timing import request_clock
 from tests.raw_http import answers, connect, read_to_end
 from tests.running_server import RunningServer, body, wait_until

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from genai_server.generation.catalog import Catalog, ChosenModel
-from genai_server.grammar_checker.pool import CheckerProcess
+from genai_server.grammar_checker.checker import CheckerProcess
 from genai_server.pooling_model import Task
 from tests.running_server import body
 from tests.server_here import run_here

@@ -11,7 +11,7 @@ from genai_server.apis.shared.chat_messages import ChatParameters
 from genai_server.errors import InvalidField
 from genai_server.generation import output_spec
 from genai_server.generation.output_spec import CheckedSpecs, OutputSpec, chat_output_spec
-from genai_server.grammar_checker.pool import GrammarChecker
+from genai_server.grammar_checker.checker import GrammarChecker
 from genai_server.text.codec import TextCodec, load_text_codec
 from tests.running_server import DEMO
 

@@ -33,6 +33,12 @@ def test_the_only_model_is_taken_without_its_folder() -> None:
     assert selection.size == 2 << 30
 
 
+def test_a_model_for_images_is_taken_with_all_of_its_graphs() -> None:
+    files = ("genai_config.json", "model.onnx", "vision.onnx", "vision.onnx.data", "embedding.onnx")
+    selection = select_model(repository("README.md", *(f"cpu/{file}" for file in (*files, "processor_config.json"))))
+    assert set(selection.files) == {*files, "processor_config.json"}
+
+
 def test_model_at_the_top_excludes_models_in_folders() -> None:
     selection = select_model(repository("genai_config.json", "model.onnx", "cuda/genai_config.json", "cuda/model.onnx"))
     assert sorted(selection.files) == ["genai_config.json", "model.onnx"]

@@ -3,16 +3,19 @@
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 
 from tests.running_server import RunningServer
 
 # A folder for pictures of the main views; without it they are discarded.
 PICTURES = os.environ.get("PICTURES", "")
+_SERIOUS = "async () => (await axe.run()).violations.filter(({impact}) => ['serious', 'critical'].includes(impact))"
 
 
 @contextmanager
@@ -79,3 +82,14 @@ def ask(page: Page, text: str) -> None:
 def answer(page: Page) -> Locator:
     """The answers shown."""
     return page.get_by_role("article", name="Answer", exact=True)
+
+
+def violations(page: Page) -> list[tuple[str, list[str]]]:
+    """The serious violations of accessibility rules, each with its elements. Skips the test without axe-core, which a
+    Python package includes.
+    """
+    spec = find_spec("axe_playwright_python")
+    if spec is None or spec.origin is None:
+        pytest.skip("no axe-core: install axe-playwright-python")
+    page.evaluate((Path(spec.origin).parent / "axe.min.js").read_text(encoding="utf-8"))
+    return [(each["id"], [node["html"] for node in each["nodes"]]) for each in page.evaluate(_SERIOUS)]

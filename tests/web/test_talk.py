@@ -229,11 +229,11 @@ def test_chats_are_renamed_exported_imported_and_deleted(page: Page, tmp_path: P
     page.locator(".chat-list summary").click()
     page.get_by_role("button", name="Delete").click()
     expect(page.get_by_text("No chats yet.")).to_be_visible()
-    page.locator("input[type=file]").set_input_files(file)
+    page.get_by_label("Import").set_input_files(file)
     page.get_by_role("button", name="Geography", exact=True).click()
     expect(answer(page)).to_contain_text(PARIS)
     file.write_text("{}")
-    page.locator("input[type=file]").set_input_files(file)
+    page.get_by_label("Import").set_input_files(file)
     expect(page.get_by_role("alert")).to_contain_text("the file has no chats of genai-server")
 
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from tests.running_server import RunningServer
-from tests.web.browser import answer, answered, ask, charted, opened, picture
+from tests.web.browser import answer, answered, ask, charted, opened, picture, violations
 
 VIEWS = ["talk", "options", "look", "watch", "profiles", "models", "runtime-options"]
 # Elements that appear once a view is complete.
@@ -20,15 +19,6 @@ SHOWN = {
     "models": "section[aria-label=Models] tbody tr",
     "runtime-options": "section[aria-label='Runtime options'] .card",
 }
-_SERIOUS = "async () => (await axe.run()).violations.filter(({impact}) => ['serious', 'critical'].includes(impact))"
-
-
-def axe() -> str:
-    """The source of axe-core, which a Python package includes; skips the test without it."""
-    spec = find_spec("axe_playwright_python")
-    if spec is None or spec.origin is None:
-        pytest.skip("no axe-core: install axe-playwright-python")
-    return (Path(spec.origin).parent / "axe.min.js").read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module", params=["light", "dark"])
@@ -85,14 +75,11 @@ def streams(server: RunningServer, number: int) -> Iterator[None]:
 def test_views_have_no_serious_accessibility_violations(
     page: Page, demo: RunningServer, view: str, tmp_path: Path
 ) -> None:
-    source = axe()
     page.set_viewport_size({"width": 1280, "height": 960 if view == "watch" else 800})
     with streams(demo, 1 if view == "watch" else 0):
         show(page, view)
         picture(page, f"{view}-{page.evaluate('window.scheme')}", tmp_path)
-    page.evaluate(source)
-    found = page.evaluate(_SERIOUS)
-    assert [(each["id"], [node["html"] for node in each["nodes"]]) for each in found] == []
+    assert violations(page) == []
 
 
 @pytest.mark.parametrize("page", ["dark"], indirect=True)

@@ -33,7 +33,8 @@ from genai_server.apis.ollama import routes as ollama
 from genai_server.apis.own_chat import routes as chat
 from genai_server.apis.responses import conversation_routes as conversations
 from genai_server.apis.responses import routes as responses
-from genai_server.apis.responses.store import EndRequest, ResponseStore
+from genai_server.apis.responses.background_responses import EndRequest
+from genai_server.apis.responses.store import ResponseStore
 from genai_server.apis.responses.store_database import RecordDatabase
 from genai_server.apis.responses.websocket import ResponsesSocket
 from genai_server.apis.status import engine_metrics, health
@@ -41,12 +42,13 @@ from genai_server.apis.status.engine_metrics import EngineMetrics
 from genai_server.apis.tokens import routes as tokens
 from genai_server.apis.web_page import routes as page
 from genai_server.config.settings import Settings
-from genai_server.generation.catalog import Catalog, LoadText
+from genai_server.generation.catalog import Catalog
 from genai_server.generation.dependencies import ClientLeft, Services
 from genai_server.generation.fingerprint import fingerprint
 from genai_server.generation.output_spec import CheckedSpecs
 from genai_server.generation.pulling import PullModel
-from genai_server.grammar_checker.pool import GrammarChecker
+from genai_server.generation.served_model import LoadText
+from genai_server.grammar_checker.checker import GrammarChecker
 from genai_server.http.api_keys import ApiKeys
 from genai_server.http.error_handlers import install_error_handlers
 from genai_server.http.middleware.authentication import OPEN_PATHS, Authentication, RequestHead
@@ -55,6 +57,8 @@ from genai_server.http.middleware.request_lifetime import Drain, Drained, Reques
 from genai_server.http.rate_limit import RateLimits
 from genai_server.http.request_state import request_state
 from genai_server.http.telemetry.request_record import Observer
+from genai_server.images.reader import Images
+from genai_server.images.vision_model import any_takes_images
 from genai_server.process_memory import rare_full_collections
 from genai_server.timing import Clock, request_clock
 from genai_server.web.files import API_DOCS, PAGE
@@ -88,6 +92,8 @@ class Telemetry:
     clock: Clock = request_clock
     # Counts the result of each check of a grammar.
     count_check: Callable[[str], None] = lambda result: None
+    # Counts the result of reading each image.
+    count_image: Callable[[str], None] = lambda result: None
     # Called when the app ends; may block.
     close: Callable[[], None] = lambda: None
 
@@ -123,12 +129,16 @@ def create_app(
             )
             engine_metrics = EngineMetrics(settings, models)
             telemetry.registry.register(engine_metrics)
-            with closing(GrammarChecker(settings.grammar_timeout, telemetry.count_check)) as grammars:
+            with (
+                closing(GrammarChecker(settings.grammar_timeout, telemetry.count_check)) as grammars,
+                closing(Images(settings, folder, telemetry.count_image)) as images,
+            ):
                 app.state.responses = responses
                 app.state.services = Services(
                     settings,
                     models,
                     grammars,
+                    images,
                     CheckedSpecs(grammars, best_effort=not settings.strict),
                     telemetry.clock,
                     drain,
@@ -215,7 +225,18 @@ def _add_middleware(
 ) -> None:
     """Add what a request passes before its route. The middleware that is added last is passed first."""
     app.add_middleware(Drained, drain=drain)
-    app.add_middleware(BodyLimits, limit=settings.max_body_bytes, seconds=settings.body_timeout, bodies=bodies)
+
+    def image_limit() -> int:
+        models = app.state.services.models.statuses()
+        return settings.max_image_body_bytes if any_takes_images(about.path for about in models) else 0
+
+    app.add_middleware(
+        BodyLimits,
+        limit=settings.max_body_bytes,
+        seconds=settings.body_timeout,
+        bodies=bodies,
+        image_limit=image_limit,
+    )
     app.add_middleware(
         Authentication,
         keys=keys,

@@ -4,8 +4,8 @@ import sys
 
 from genai_server import __version__
 from genai_server.cli.commands import add_commands
-from genai_server.cli.parser import Parser
 from genai_server.cli.serve.exit_status import OUTPUT_CUT, output_is_cut
+from genai_server.cli.suggesting_parser import SuggestingParser
 from genai_server.errors import ConfigurationError, GenaiServerError
 
 
@@ -29,7 +29,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _run(arguments: list[str]) -> int:
-    parser = Parser(prog="genai-server", description="Serve onnxruntime-genai models over HTTP.")
+    parser = SuggestingParser(prog="genai-server", description="Serve onnxruntime-genai models over HTTP.")
     parser.add_argument("--version", action="version", version=f"genai-server {__version__}")
     add_commands(parser, arguments)
     options = parser.parse_args(arguments)

@@ -17,10 +17,9 @@ from genai_server.config.sources import load_settings
 from genai_server.engine.model.files import (
     GIVE_A_TEMPLATE,
     NO_CHAT_TEMPLATE,
-    TEXT_ONLY,
     check_model_directory,
     has_chat_template,
-    is_text_only,
+    what_is_left_out,
 )
 from genai_server.errors import ConfigurationError, ModelDirectoryError, PullFailed
 from genai_server.hub import store
@@ -230,8 +229,8 @@ def tell_how_to_serve(directory: Path) -> None:
         print(f"try it:    genai-server chat {quoted}")
     else:
         print(f"it {NO_CHAT_TEMPLATE}; {GIVE_A_TEMPLATE}")
-    if is_text_only(directory):
-        print(f"it {TEXT_ONLY}")
+    if left_out := what_is_left_out(directory):
+        print(f"it {left_out}")
 
 
 def _former(directory: Path, name: str, selection: Selection) -> store.Origin | None:

@@ -6,23 +6,22 @@ import logging
 import re
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from genai_server.engine_client.client import EngineClient, Router
+from genai_server.engine_client.client import EngineClient
 from genai_server.errors import (
-    ConfigurationError,
     ModelNotFound,
     ModelsBusy,
     NoEngineReady,
     QueueFull,
     TaskUnsupported,
-    in_one_line,
 )
+from genai_server.generation.served_model import Fingerprint, LoadText, ServedModel, read_files
 from genai_server.messages.commands import Command, WantModel, send_command
 from genai_server.messages.generation_request import Adapter
 from genai_server.messages.status_file import (
@@ -35,7 +34,6 @@ from genai_server.messages.status_file import (
 )
 from genai_server.pooling_model import Task
 from genai_server.quoted_values import quoted
-from genai_server.text.codec import TextCodec
 
 log = logging.getLogger(__name__)
 
@@ -54,11 +52,6 @@ _CANNOT = {
     Task.EMBED: "makes no embeddings",
     Task.RERANK: "cannot rerank or score texts",
 }
-# Checks a model directory and reads its text side for each of the devices. The last argument is a chat template that
-# replaces the model's own, or "". May raise any exception: a library reads unchecked files.
-LoadText = Callable[[str, Sequence[str], str], Mapping[str, TextCodec]]
-# Gives a model's `system_fingerprint`. Raises ConfigurationError.
-Fingerprint = Callable[[ModelStatus], str]
 
 
 def plain_name(name: str) -> str:
@@ -91,78 +84,6 @@ class ChosenModel:
     def id(self) -> str:
         """The name in answers, whichever of its names the request used."""
         return self.about.name if self.adapter is None else f"{self.about.name}:{self.adapter.name}"
-
-
-class ServedModel:
-    """A loaded model: the clients of its engines, and its text side, read in a thread. Owned by the event loop."""
-
-    def __init__(
-        self, about: ModelStatus, status_file: StatusFileReader, load_text: LoadText, fingerprint: Fingerprint
-    ) -> None:
-        self.name = about.name
-        self.devices = about.devices
-        self.router = Router(about.devices, status_file, about.name, about.serial)
-        # Why the text side cannot be read, if it cannot.
-        self.error: str | None = None
-        # Of its answers; "" until the text side is read.
-        self.fingerprint = ""
-        self._about = about
-        # By device; empty until they are read.
-        self._codecs: Mapping[str, TextCodec] = {}
-        self._reading = asyncio.create_task(self._read_text(load_text, fingerprint))
-        self._attached = asyncio.create_task(self.router.run())
-
-    @property
-    def is_readable(self) -> bool:
-        """Whether the text side has been read."""
-        return bool(self._codecs)
-
-    @property
-    def takes_work(self) -> bool:
-        """Whether requests can be sent to an engine."""
-        return self.is_readable and any(engine.is_connected for engine in self.router.engines.values())
-
-    @property
-    def context_length(self) -> int | None:
-        """Most tokens of prompt and answer together that the model takes; None until an engine has reported it."""
-        models = [engine.model for engine in self.router.engines.values()]
-        return min((model.context_length for model in models if model is not None), default=None)
-
-    @property
-    def codec(self) -> TextCodec:
-        """The text side of the first device; all devices run the same model. Raises NoEngineReady."""
-        return self.codec_of(self.devices[0])
-
-    def codec_of(self, device: str) -> TextCodec:
-        """The text side for one device. Raises NoEngineReady until it is read, and if it cannot be."""
-        if not self._codecs:
-            raise NoEngineReady(f"the text side of model {self.name} {self.error or 'is still being read'}")
-        return self._codecs[device]
-
-    async def read(self) -> None:
-        """Wait until the text side is read, or cannot be."""
-        await asyncio.shield(self._reading)
-
-    async def leave(self) -> None:
-        """Detach from the engines: this process's requests there fail."""
-        self._attached.cancel()
-        self._reading.cancel()
-        await asyncio.gather(self._attached, self._reading, return_exceptions=True)
-
-    def close(self) -> None:
-        """Free the text side, at the end of the server."""
-        for codec in self._codecs.values():
-            codec.close()
-
-    async def _read_text(self, load_text: LoadText, fingerprint: Fingerprint) -> None:
-        about = self._about
-        try:
-            self.fingerprint = await _reading(about.path, partial(fingerprint, about))
-            load = partial(load_text, about.path, about.devices, about.chat_template)
-            self._codecs = await _reading(about.path, load)
-        except ConfigurationError as error:
-            self.error = f"cannot be read: {error.message}"
-            log.error("the text side of model %s %s", self.name, self.error)
 
 
 class Catalog:
@@ -201,7 +122,7 @@ class Catalog:
 
     async def check_text(self, path: str, devices: Sequence[str], chat_template: str) -> None:
         """Read the text side of a model that is not served yet, as LoadText does. Raises ConfigurationError."""
-        await _reading(path, partial(self._load_text, path, devices, chat_template))
+        await read_files(path, partial(self._load_text, path, devices, chat_template))
 
     def state(self, about: ModelStatus) -> ModelState:
         """A model's state for this process's clients.
@@ -295,6 +216,10 @@ class Catalog:
         if chosen.about.task is task:
             return chosen
         raise task_unsupported(chosen.about.name, task, [about.name for about in able])
+
+    def taking_images(self) -> list[str]:
+        """The names of the models that take images."""
+        return [about.name for about in self.statuses() if about.takes_images and not about.leaving]
 
     def engines(self, model: str | None = None, device: str | None = None) -> list[EngineClient]:
         """The engines of all loaded models, or of one, on all devices, or on one.
@@ -397,21 +322,3 @@ def _forms(name: str | None) -> list[str]:
 def _named(models: Sequence[ModelStatus], name: str) -> ModelStatus | None:
     """The model with exactly this name or alias."""
     return next((about for about in models if name == about.name or name in about.aliases), None)
-
-
-async def _reading(path: str, read: Callable[[], T]) -> T:
-    """What `read`, which reads files of a model, returns in a thread. Every exception becomes a ConfigurationError.
-
-    Others would not arrive: a future takes no StopIteration, and SystemExit ends the event loop.
-    """
-
-    def run() -> T:
-        try:
-            return read()
-        except ConfigurationError:
-            raise
-        except BaseException as error:
-            log.exception("reading the files of %s", path)
-            raise ConfigurationError(f"{path} cannot be used: {in_one_line(error)}") from None
-
-    return await asyncio.to_thread(run)

@@ -10,7 +10,7 @@ from genai_server.apis.shared.chat_messages import ChatParameters, NamedTool
 from genai_server.apis.shared.chat_messages import Tool as GivenTool
 from genai_server.apis.shared.sampling_parameters import StructuredOutputs
 from genai_server.errors import InvalidField
-from genai_server.grammar_checker.pool import GrammarChecker
+from genai_server.grammar_checker.checker import GrammarChecker
 from genai_server.quoted_values import quoted
 from genai_server.text.codec import TextCodec
 from genai_server.text.grammars import grammar

@@ -16,15 +16,17 @@ from starlette.types import Receive
 
 from genai_server.config.settings import Settings
 from genai_server.errors import InvalidField, ServerStopping
-from genai_server.generation.catalog import Catalog, ServedModel
+from genai_server.generation.catalog import Catalog
 from genai_server.generation.output_spec import CheckedSpecs
 from genai_server.generation.pulling import PullModel
-from genai_server.grammar_checker.pool import GrammarChecker
+from genai_server.generation.served_model import ServedModel
+from genai_server.grammar_checker.checker import GrammarChecker
 from genai_server.http.leniency import Leniency
 from genai_server.http.middleware.authentication import rights
 from genai_server.http.middleware.request_lifetime import Drain
 from genai_server.http.request_state import request_state
 from genai_server.http.telemetry.request_record import RequestRecord
+from genai_server.images.reader import Images
 from genai_server.pooling_model import Task
 from genai_server.quoted_values import quoted
 from genai_server.timing import Clock
@@ -41,6 +43,7 @@ class Services:
     settings: Settings
     models: Catalog
     grammars: GrammarChecker
+    images: Images
     specs: CheckedSpecs
     # In seconds.
     clock: Clock

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from genai_server.cli.parser import number_from, positive
+from genai_server.cli.option_types import number_from, positive
 from genai_server.cli.screen import screen
 from genai_server.errors import ConfigurationError, ProfileNotFound
 from genai_server.profiles.analysis import SLOW_AT, analyse

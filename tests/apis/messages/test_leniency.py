@@ -9,6 +9,8 @@ from genai_server.apis.messages.leniency import leave_out
 
 TOOL = {"name": "add", "input_schema": {"type": "object"}}
 IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AA=="}}
+PDF = {"type": "document", "source": {"type": "base64", "media_type": "application/pdf", "data": "AA=="}}
+NO_DOCUMENT = {"type": "text", "text": "[document left out: this model reads text only]"}
 NO_IMAGE = {"type": "text", "text": "[image left out: this model reads text only]"}
 
 
@@ -34,14 +36,14 @@ NO_IMAGE = {"type": "text", "text": "[image left out: this model reads text only
             ["output_config.effort"],
         ),
         (
-            {"messages": [{"role": "user", "content": [IMAGE]}]},
-            {"messages": [{"role": "user", "content": [NO_IMAGE]}]},
-            ["messages[0].content[0] (image)"],
+            {"messages": [{"role": "user", "content": [PDF]}]},
+            {"messages": [{"role": "user", "content": [NO_DOCUMENT]}]},
+            ["messages[0].content[0] (document)"],
         ),
         (
-            {"messages": [{"role": "user", "content": [{"type": "tool_result", "content": [IMAGE]}]}]},
-            {"messages": [{"role": "user", "content": [{"type": "tool_result", "content": [NO_IMAGE]}]}]},
-            ["messages[0].content[0].content[0] (image)"],
+            {"messages": [{"role": "user", "content": [{"type": "tool_result", "content": [PDF]}]}]},
+            {"messages": [{"role": "user", "content": [{"type": "tool_result", "content": [NO_DOCUMENT]}]}]},
+            ["messages[0].content[0].content[0] (document)"],
         ),
     ],
     ids=[
@@ -51,13 +53,18 @@ NO_IMAGE = {"type": "text", "text": "[image left out: this model reads text only
         "server tool",
         "tool search",
         "effort without thinking",
-        "image",
-        "image of a result",
+        "document",
+        "document of a result",
     ],
 )
 def test_ignored_fields_are_removed_and_named(given: dict[str, Any], left: dict[str, Any], names: list[str]) -> None:
     body = deepcopy(given)
     assert (leave_out(body), body) == (names, left)
+
+
+def test_images_are_left_for_models_that_take_them() -> None:
+    body = {"messages": [{"role": "user", "content": [IMAGE, {"type": "tool_result", "content": [IMAGE]}]}]}
+    assert (leave_out(before := deepcopy(body)), before) == ([], body)
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from genai_server.http.error_responses import from_findings
 
 HELLO = {"role": "user", "content": "x"}
 CALL = {"type": "tool_use", "id": "t1", "name": "add", "input": {}}
+PNG = {"type": "base64", "media_type": "image/png", "data": "iVBO"}
 TOOL = {"name": "add", "input_schema": {"type": "object"}}
 
 
@@ -82,7 +83,14 @@ def test_fields_of_anthropics_clients_are_accepted(body: dict[str, Any]) -> None
         (_body(tools=[{**TOOL, "name": "a b"}]), "tools[0].name"),
         (_body(tools=[{**TOOL, "defer_loading": True}]), "tools[0].defer_loading"),
         (_body(mcp_servers=[]), "mcp_servers"),
-        (_content({"type": "image", "source": {}}), "messages[0].content[0]"),
+        (_content({"type": "image", "source": {}}), "messages[0].content[0].source"),
+        (_content({"type": "image", "source": {"type": "file", "file_id": "f"}}), "messages[0].content[0].source"),
+        (_content({"type": "image", "source": {**PNG, "data": ""}}), "messages[0].content[0].source.data"),
+        (
+            _content({"type": "image", "source": {**PNG, "media_type": "image/tiff"}}),
+            "messages[0].content[0].source.media_type",
+        ),
+        (_content({"type": "image", "source": {"type": "url"}}), "messages[0].content[0].source.url"),
         (_content({"type": "document", "source": {}}), "messages[0].content[0]"),
         (_content({}), "messages[0].content[0]"),
         (_content({"type": "text", "text": "a", "more": 1}), "messages[0].content[0].more"),
@@ -92,7 +100,11 @@ def test_fields_of_anthropics_clients_are_accepted(body: dict[str, Any]) -> None
         (_content(CALL), "messages[0].content[0].type"),
         (
             _content({"type": "tool_result", "tool_use_id": "t", "content": [{"type": "image"}]}),
-            "messages[0].content[0].content[0].type",
+            "messages[0].content[0].content[0].source",
+        ),
+        (
+            _content({"type": "tool_result", "tool_use_id": "t", "content": [{"type": "document"}]}),
+            "messages[0].content[0].content[0]",
         ),
     ],
 )
@@ -102,9 +114,9 @@ def test_invalid_field_is_refused_by_name(body: dict[str, Any], param: str) -> N
     assert message.startswith(f"{param} ")
 
 
-def test_refusal_of_an_image_lists_the_supported_blocks() -> None:
-    _, message = _refusal(_content({"type": "image", "source": {}}))
-    assert "a block of type text, thinking, redacted_thinking, tool_use or tool_result" in message
+def test_refusal_of_a_document_lists_the_supported_blocks() -> None:
+    _, message = _refusal(_content({"type": "document", "source": {}}))
+    assert "a block of type text, image, thinking, redacted_thinking, tool_use or tool_result" in message
 
 
 @pytest.mark.parametrize("field", ["max_tokens", "temperature", "stream", "stop_sequences"])

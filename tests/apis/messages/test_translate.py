@@ -241,3 +241,40 @@ def test_result_of_an_unknown_call_is_refused() -> None:
     with pytest.raises(InvalidField, match='must be the id of an earlier tool_use block; given "t1"') as caught:
         _messages(HELLO, {"role": "assistant", "content": "c"}, _user(_text("x"), _result("3")))
     assert caught.value.param == "messages[2].content[1].tool_use_id"
+
+
+PNG = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "iVBO"}}
+REMOTE = {"type": "image", "source": {"type": "url", "url": "https://example.com/a.png"}}
+PNG_PART = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBO"}}
+REMOTE_PART = {"type": "image_url", "image_url": {"url": "https://example.com/a.png"}}
+LOOK: dict[str, Any] = {"type": "tool_use", "id": "t", "name": "look", "input": {}}
+
+
+def test_images_stay_in_their_places_between_joined_texts() -> None:
+    blocks = [_text("a"), _text("b"), PNG, REMOTE, _text("c")]
+    ((_, message),) = _messages(_user(*blocks))
+    assert message["content"] == [_text("a\nb"), PNG_PART, REMOTE_PART, _text("c")]
+
+
+@pytest.mark.parametrize(("is_error", "before"), [(False, []), (True, [_text("Error: ")])])
+def test_images_of_a_tool_result_are_parts(is_error: bool, before: list[Any]) -> None:
+    result = {"type": "tool_result", "tool_use_id": "t", "content": [PNG, _text("x")], "is_error": is_error}
+    found = _messages({"role": "assistant", "content": [LOOK]}, _user(result))
+    assert found[-1][1]["content"] == [*before, PNG_PART, _text("x")]
+
+
+def test_errors_of_images_name_the_clients_block() -> None:
+    result = {"type": "tool_result", "tool_use_id": "t", "content": [_text("x"), REMOTE], "is_error": True}
+    name = _translation(
+        system="s",
+        messages=[
+            {"role": "user", "content": "x"},
+            _user(_text("a"), _text("b"), PNG),
+            {"role": "assistant", "content": [LOOK]},
+            _user(result, PNG),
+        ],
+    ).outer_name
+    assert name("messages[1].content[1].image_url.url: x") == "messages[1].content[2].source.data: x"
+    assert name("messages[1].content[1] (image)") == "messages[1].content[2] (image)"
+    assert name("messages[3].content[2].image_url.url") == "messages[3].content[0].content[1].source.url"
+    assert name("messages[4].content[0].image_url.url") == "messages[3].content[1].source.data"

@@ -104,7 +104,7 @@ async def test_cancellation_during_a_remote_check_ends_it_once(
         running.cancel()
         return False
 
-    monkeypatch.setattr(store, "was_ended_elsewhere", cancel_meanwhile)
+    monkeypatch.setattr(store.background, "was_ended_elsewhere", cancel_meanwhile)
     await running.begin_in_background(ExitStack(), nullcontext)
     numbers = [event["sequence_number"] async for event in running.follow()]
     assert numbers == list(range(len(numbers)))

@@ -1,11 +1,7 @@
 """Where responses and conversations are found; a failing disk fails no answer."""
 
-import asyncio
-import os
-import sqlite3
-import sys
 import threading
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Set
+from collections.abc import AsyncGenerator, Coroutine, Iterator, Set
 from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -16,24 +12,20 @@ import pytest
 
 from genai_server.apis.responses import store as response_store
 from genai_server.apis.responses import store_database, store_fallback
-from genai_server.apis.responses.store import EndRequest, ResponseStore
+from genai_server.apis.responses.store import ResponseStore
 from genai_server.apis.responses.store_database import RecordDatabase
-from genai_server.apis.responses.store_records import EncodedRecord, KeptResponse, Record, encode_record
+from genai_server.apis.responses.store_records import EncodedRecord, KeptResponse, Record
 from genai_server.apis.shared.base import JsonObject
 from genai_server.errors import (
     ConversationNotFound,
     InvalidField,
-    NoEngineReady,
     ResponseNotFound,
     StoreUnavailable,
-    Unavailable,
 )
 from tests.apis.responses.test_store_database import query
 from tests.apis.responses.test_store_records import record
 
 pytestmark = pytest.mark.anyio
-
-TwoProcesses = Callable[[EndRequest], tuple[ResponseStore, ResponseStore]]
 
 
 class Background:
@@ -76,13 +68,6 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def file(path: Path) -> Iterator[RecordDatabase]:
-    with closing(RecordDatabase(path, 100, 1_000_000)) as file:
-        yield file
-
-
-@pytest.fixture
-def others_file(path: Path) -> Iterator[RecordDatabase]:
-    """The same file, opened by another process."""
     with closing(RecordDatabase(path, 100, 1_000_000)) as file:
         yield file
 
@@ -253,122 +238,6 @@ async def test_record_written_late_is_read_in_its_newest_state(
     await store.close()
 
 
-async def test_a_response_of_a_server_that_was_killed_has_failed(file: RecordDatabase) -> None:
-    begun = replace(_running(), run="the first")
-    file.put(encode_record(begun))
-    assert (await ResponseStore(9, 9000, file, run="the first").get("a")).response["status"] == "in_progress"
-    found = (await ResponseStore(9, 9000, file, run="the second").get("a")).response
-    assert (found["status"], found["error"]["type"]) == ("failed", "server_stopping")
-
-
-def _running(id: str = "a", **fields: Any) -> Record:
-    return replace(record(id, "in_progress"), run="now", pid=os.getpid(), request=f"req_{id}", **fields)
-
-
-@pytest.fixture
-def two_processes(file: RecordDatabase, others_file: RecordDatabase) -> TwoProcesses:
-    """The stores of two processes that share a file; the second asks engines to end a request."""
-
-    def stores(end_request: EndRequest) -> tuple[ResponseStore, ResponseStore]:
-        other = ResponseStore(9, 9000, others_file, run="now", end_request=end_request)
-        return ResponseStore(9, 9000, file, run="now"), other
-
-    return stores
-
-
-async def test_response_of_another_process_is_cancelled_by_its_request(two_processes: TwoProcesses) -> None:
-    async def end(request: str) -> None:
-        ended.append(request)
-        assert await here.was_ended_elsewhere("a", None)
-        await here.finish(record("a", "cancelled", text="half"))
-
-    ended: list[str] = []
-    here, there = two_processes(end)
-    await here.begin_background(Background(_running()))
-    assert not await here.was_ended_elsewhere("a", None)
-    assert value_of(await there.cancel("a")) == record("a", "cancelled", text="half").value
-    assert ended == ["req_a"]
-
-
-@pytest.mark.parametrize("replies", ["never", "with an error"])
-async def test_cancelling_elsewhere_works_though_an_engine_is_silent(two_processes: TwoProcesses, replies: str) -> None:
-    async def end(request: str) -> None:
-        await here.finish(record("a", "cancelled"))
-        if replies == "never":
-            await asyncio.Event().wait()
-        raise NoEngineReady("the engine of device cuda has not answered for 20 s")
-
-    here, there = two_processes(end)
-    await here.begin_background(Background(_running()))
-    assert (await there.cancel("a")).response["status"] == "cancelled"
-
-
-async def test_response_that_ends_before_its_cancellation_is_unchanged(two_processes: TwoProcesses) -> None:
-    async def end(request: str) -> None:
-        await here.finish(record("a"))
-
-    here, there = two_processes(end)
-    await here.begin_background(Background(_running()))
-    with pytest.raises(InvalidField, match="a is completed"):
-        await there.cancel("a")
-    await there.close()
-    assert value_of(await here.get("a")) == record("a").value
-
-
-async def test_late_cancellation_is_reported(two_processes: TwoProcesses, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(response_store, "_CANCEL_TIMEOUT", 0.2)
-
-    async def end(request: str) -> None:
-        """No engine has the request."""
-
-    here, there = two_processes(end)
-    await here.begin_background(Background(_running()))
-    with pytest.raises(Unavailable, match="response a has not ended yet"):
-        await there.cancel("a")
-
-
-async def test_response_deleted_elsewhere_ends_and_stays_deleted(
-    two_processes: TwoProcesses, others_file: RecordDatabase
-) -> None:
-    async def end(request: str) -> None:
-        ended.append(request)
-
-    ended: list[str] = []
-    here, there = two_processes(end)
-    await here.begin_background(Background(_running()))
-    await there.delete("a")
-    assert await here.was_ended_elsewhere("a", None)
-    assert await here.finish(record("a", "cancelled")) is None
-    for store in (here, there):
-        with pytest.raises(ResponseNotFound):
-            await store.get("a")
-        with pytest.raises(ResponseNotFound):
-            await store.delete("a")
-        assert await store.find_items({"in_a", "out_a"}) == {}
-    await there.close()
-    assert ended == ["req_a"]
-
-
-async def test_response_deleted_here_ends_and_leaves_no_record(file: RecordDatabase) -> None:
-    store = ResponseStore(9, 9000, file, run="now")
-    begun = Background(_running())
-    await store.begin_background(begun)
-    await store.delete("a")
-    assert begun.is_cancelled
-    await store.finish(record("a", "cancelled"))
-    await store.close()
-    assert file._path is not None
-    with closing(sqlite3.connect(file._path)) as read:
-        assert read.execute("SELECT COUNT(*) FROM records").fetchone() == (0,)
-
-
-async def test_a_response_whose_process_has_died_has_failed(file: RecordDatabase) -> None:
-    process = await asyncio.create_subprocess_exec(sys.executable, "-c", "")
-    await process.wait()
-    file.put(encode_record(replace(_running(), pid=process.pid)))
-    assert (await ResponseStore(9, 9000, file, run="now").get("a")).response["status"] == "failed"
-
-
 def _many(number: int, text: str = "", role: str = "user") -> Record:
     items = [{"id": f"i{place}", "role": role if place == 0 else "user", "text": text} for place in range(number)]
     return replace(_conversation(), items=items)
@@ -449,7 +318,7 @@ async def test_a_response_larger_than_its_keys_share_is_not_stored() -> None:
 
 async def test_an_ended_response_that_is_too_large_leaves_nothing(file: RecordDatabase) -> None:
     store = ResponseStore(9, 9000, file, run="now")
-    await store.begin_background(Background(_running()))
+    await store.begin_background(running("a"))
     reason = await store.finish(record("a", text="x" * 1_000_000))
     assert "GENAI_RESPONSE_STORE_BYTES" in str(reason)
     with pytest.raises(ResponseNotFound):

@@ -15,18 +15,23 @@ import onnx.helper
 import pytest
 
 from genai_server.engine.model.files import (
+    NO_SOUND,
+    TEXT_ONLY,
     check_model_directory,
     external_files,
     has_chat_template,
     is_paged,
-    is_text_only,
     model_info,
     session_profile,
+    weight_bytes,
+    what_is_left_out,
 )
 from genai_server.errors import ModelDirectoryError
 from genai_server.messages.generation_request import Sampling
 from genai_server.quoted_values import quoted
-from tests.running_server import DEMO
+from tests.running_server import DEMO, ROOT
+
+IMAGES = ROOT / "tests" / "built_models" / "qwen-3-vl-images"
 
 CONFIG: dict[str, Any] = {
     "model": {"context_length": 64, "vocab_size": 300, "eos_token_id": 2, "decoder": {"filename": "model.onnx"}}
@@ -394,18 +399,46 @@ def test_a_model_with_an_encoder_is_refused(tmp_path: Path) -> None:
         check_model_directory(directory)
 
 
+_GRAPHS_FOR_IMAGES = {"vision": {"filename": "vision.onnx"}, "embedding": {"filename": "embedding.onnx"}}
+
+
 @pytest.mark.parametrize(
-    ("fields", "is_so"),
+    ("fields", "message"),
     [
-        ({"type": "qwen3_vl_text"}, True),
-        ({"type": "gemma3_text"}, False),
-        ({"type": "llama"}, False),
-        ({"type": "phi4mm", "vision": {}}, True),
+        ({"type": "qwen3_vl_text"}, TEXT_ONLY),
+        ({"type": "gemma3_text"}, ""),
+        ({"type": "llama"}, ""),
+        ({"type": "phi4mm", "vision": {}}, TEXT_ONLY),
+        ({"type": "phi4mm", "speech": {}}, TEXT_ONLY),
+        ({"type": "qwen3_vl", **_GRAPHS_FOR_IMAGES}, ""),
+        ({"type": "phi4mm", "speech": {}, **_GRAPHS_FOR_IMAGES}, NO_SOUND),
     ],
 )
-def test_a_text_part_is_known_by_type_or_sections(tmp_path: Path, fields: dict[str, Any], is_so: bool) -> None:
+def test_what_is_left_out_follows_from_type_and_sections(tmp_path: Path, fields: dict[str, Any], message: str) -> None:
     directory = shutil.copytree(DEMO, tmp_path / "model")
     config = json.loads((directory / "genai_config.json").read_text(encoding="utf-8"))
     config["model"] |= fields
     (directory / "genai_config.json").write_text(json.dumps(config), encoding="utf-8")
-    assert is_text_only(directory) is is_so
+    assert what_is_left_out(directory) == message
+
+
+@pytest.mark.parametrize("name", ["vision.onnx", "embedding.onnx", "processor_config.json"])
+def test_a_missing_file_for_images_is_named(tmp_path: Path, name: str) -> None:
+    directory = shutil.copytree(IMAGES, tmp_path / "model")
+    assert check_model_directory(directory).vocab_size == 300
+    (directory / name).unlink()
+    assert f"is incomplete: {name} is missing" in _refusal(directory)
+
+
+def test_the_processors_file_has_the_librarys_name_by_default(tmp_path: Path) -> None:
+    directory = shutil.copytree(IMAGES, tmp_path / "model")
+    config = json.loads((directory / "genai_config.json").read_text(encoding="utf-8"))
+    del config["model"]["vision"]["config_filename"]
+    (directory / "genai_config.json").write_text(json.dumps(config), encoding="utf-8")
+    (directory / "processor_config.json").unlink()
+    assert "processor_config.json is missing" in _refusal(directory)
+
+
+def test_the_weights_include_those_for_images() -> None:
+    graphs = ("model.onnx", "model.onnx.data", "vision.onnx", "embedding.onnx")
+    assert weight_bytes(IMAGES) >= sum((IMAGES / name).stat().st_size for name in graphs)

@@ -10,7 +10,7 @@ import pytest
 from genai_server.engine.model.files import check_model_directory
 from genai_server.engine.model.inventory import Entry, inventory
 from genai_server.errors import ModelDirectoryError
-from tests.running_server import DEMO
+from tests.running_server import DEMO, ROOT
 
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 7037952\n"
 
@@ -45,6 +45,15 @@ def test_all_missing_files_are_reported_at_once_with_remedies(directory: Path) -
     assert set(found) == {"model.onnx.data", "tokenizer.json"}
     assert found["tokenizer.json"].remedy == "copy it from the original model"
     assert "genai-server pull" in found["model.onnx.data"].remedy
+
+
+def test_missing_files_for_images_are_reported(tmp_path: Path) -> None:
+    directory = Path(shutil.copytree(ROOT / "tests" / "built_models" / "qwen-3-vl-images", tmp_path / "model"))
+    assert not faults(directory)
+    names = {"vision.onnx", "embedding.onnx", "processor_config.json"}
+    for name in names:
+        (directory / name).unlink()
+    assert faults(directory).keys() == names
 
 
 def test_truncated_weights_are_reported_with_their_sizes(directory: Path) -> None:

@@ -17,6 +17,7 @@ from websockets.sync.client import connect
 from websockets.sync.connection import Connection
 
 from genai_server.http.request_state import ParsingThread
+from tests.images.vision_directory import make_vision_directory
 from tests.running_server import SCRIPTED, RunningServer, body, wait_until
 from tests.server_here import run_here
 
@@ -235,3 +236,17 @@ def test_long_bodies_are_parsed_in_a_thread_one_at_a_time() -> None:
         return happened
 
     assert asyncio.run(run()) == ["first aside", "short here", "first ends", "second aside"]
+
+
+@pytest.mark.parametrize(("kind", "limit"), [("qwen3_vl", 4000), ("text", 2000)])
+def test_body_may_be_larger_where_a_model_takes_images(own_folder: Path, kind: str, limit: int) -> None:
+    settings = {"GENAI_MAX_BODY_BYTES": "2000", "GENAI_MAX_IMAGE_BODY_BYTES": "4000", "GENAI_MAX_LENGTH": "5000"}
+    model_dir = make_vision_directory(own_folder / kind)
+    config = model_dir / "genai_config.json"
+    config.write_text(config.read_text(encoding="utf-8").replace("qwen3_vl", kind), encoding="utf-8")
+    setting = {2000: "GENAI_MAX_BODY_BYTES", 4000: "GENAI_MAX_IMAGE_BODY_BYTES"}[limit]
+    with run_here(own_folder, "--device", "scripted", "--model-dir", str(model_dir), settings=settings) as server:
+        assert server.client.post("/v1/chat", json=body("say x" + " " * (limit - 500))).status_code == 200
+        error = server.client.post("/v1/chat", json=body("say x" + " " * limit)).json()["error"]
+    assert error["code"] == "body_too_large"
+    assert f"at most {limit} bytes ({setting})" in error["message"]

@@ -6,6 +6,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+from genai_server.tools.bench.bench_client import Recording, Server
+
 TOKENS_PER_WORD, TEMPLATE_TOKENS = 2, 10
 
 
@@ -43,26 +45,31 @@ class FakeServer:
             writer.close()
 
     async def _stream(self, body: dict[str, Any], writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n")
+        async for event in self.events(body):
+            writer.write(event)
+            await writer.drain()
+
+    async def events(self, body: dict[str, Any]) -> AsyncIterator[bytes]:
+        """The events of an answer, each at its time."""
         prompt = body["messages"][0]["content"]
         tokens = TEMPLATE_TOKENS + TOKENS_PER_WORD * len(prompt.split())
         beginning = " ".join(prompt.split()[:20])
         new = 0 if beginning in self._seen else tokens
         self._seen.add(beginning)
-        writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n")
         self._prefilling += 1
         await asyncio.sleep(self._prompt_token * new)
         self._prefilling -= 1
         for number in range(body["max_tokens"]):
-            self._send(writer, {"choices": [{"delta": {"content": f"{number} "}, "finish_reason": None}]})
-            await writer.drain()
+            yield _event({"choices": [{"delta": {"content": f"{number} "}, "finish_reason": None}]})
             await asyncio.sleep(self._disturbed_token if self._prefilling else self._token)
-        self._send(writer, {"choices": [{"delta": {}, "finish_reason": "length"}]})
-        self._send(writer, {"choices": [], "usage": {"prompt_tokens": tokens, "completion_tokens": body["max_tokens"]}})
-        writer.write(b"data: [DONE]\n\n")
-        await writer.drain()
+        yield _event({"choices": [{"delta": {}, "finish_reason": "length"}]})
+        yield _event({"choices": [], "usage": {"prompt_tokens": tokens, "completion_tokens": body["max_tokens"]}})
+        yield b"data: [DONE]\n\n"
 
-    def _send(self, writer: asyncio.StreamWriter, event: dict[str, Any]) -> None:
-        writer.write(b"data: " + json.dumps(event).encode() + b"\r\n\r\n")
+
+def _event(event: dict[str, Any]) -> bytes:
+    return b"data: " + json.dumps(event).encode() + b"\r\n\r\n"
 
 
 @asynccontextmanager
@@ -73,3 +80,17 @@ async def fake_server(**seconds: float) -> AsyncIterator[FakeServer]:
     fake.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     async with server:
         yield fake
+
+
+class InProcess(Server):
+    """A fake server that is asked without HTTP; all times are those of the running event loop."""
+
+    def __init__(self, fake: FakeServer) -> None:
+        clock = asyncio.get_running_loop().time
+        super().__init__("A", "http://in-process", api_key=None, model="fake", body={}, clock=clock)
+        self._fake = fake
+
+    async def record(self, data: bytes, recording: Recording) -> None:
+        """Record the fake's events."""
+        async for event in self._fake.events(json.loads(data)):
+            recording.add(self.clock(), event)

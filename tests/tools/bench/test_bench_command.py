@@ -100,13 +100,9 @@ def test_control_c_ends_it_with_what_was_measured(scripted: RunningServer) -> No
     process = subprocess.Popen(command, cwd=ROOT, env=clean_environment(), stdout=subprocess.PIPE, stderr=-1, text=True)
     with process:
         try:
-            wait_until(lambda: answered() >= before + 4)
+            wait_until(lambda: answered() >= before + 12, 50.0)  # in the second round nothing is imported any more
             process.send_signal(signal.SIGINT)
-            try:
-                output, errors = process.communicate(timeout=15)
-            except subprocess.TimeoutExpired:  # it came during an import; a user would press again
-                process.send_signal(signal.SIGINT)
-                output, errors = process.communicate(timeout=15)
+            output, errors = process.communicate()
         finally:
             process.kill()
     assert process.returncode == 130, errors

@@ -90,33 +90,6 @@ def test_each_request_has_its_own_connection() -> None:
     assert {"connection: close" in head for head in fake.heads} == {True}
 
 
-def test_a_cached_prefix_shows_in_the_time_to_the_first_token() -> None:
-    report, _ = bench(Plan("prefix", rounds=1, prefix_tokens=200), prompt_token=0.0005)
-    assert ratio(report)["TTFT p50, cached prefix: against cold"] < 0.5
-
-
-def test_a_disturbance_shows_in_the_streams() -> None:
-    plan = Plan("disturbance", rounds=1, disturbing_tokens=300, output_tokens=20_000)
-    report, _ = bench(plan, prompt_token=0.001, disturbed_token=0.1)
-    assert ratio(report)["ITL p95, streams during a prompt: against undisturbed"] > 2
-    assert ratio(report)["TTFT p50, prompt alongside streams: against alone"] > 0.5
-    assert {measurement.case.name for measurement in report.measurements} == {
-        scenarios.UNDISTURBED,
-        scenarios.DISTURBED,
-        scenarios.ALONE,
-        scenarios.ALONGSIDE,
-    }
-    assert [error for measurement in report.measurements for error in measurement.errors] == []
-
-
-def test_streams_that_end_before_the_disturbance_are_reported() -> None:
-    plan = Plan("disturbance", rounds=1, disturbing_tokens=300, output_tokens=8)
-    report, _ = bench(plan, prompt_token=0.0005)
-    (summary,) = (summary for summary in report.summaries if summary.case.name == scenarios.DISTURBED)
-    assert summary.failed == plan.streams
-    assert summary.first_error == "a stream ended before the prompt's first token: raise --output-tokens"
-
-
 def test_refusing_server_is_reported_before_any_measurement() -> None:
     with pytest.raises(ServerUnusable, match="400 no refuse"):
         bench(Plan(), body={"refuse": True})

@@ -73,6 +73,33 @@ def chat() -> SavedChat:
     return SavedChat("m", conversation, {"temperature": 0.5, "seed": 7})
 
 
+URLS = ["data:image/png;base64,AAAA", "data:image/gif;base64,BBBB"]
+PICTURED: Message = {
+    "role": "user",
+    "content": [
+        {"type": "image_url", "image_url": {"url": URLS[0]}},
+        {"type": "image_url", "image_url": {"url": URLS[1]}},
+        {"type": "text", "text": "What?"},
+    ],
+}
+
+
+def test_images_are_parts_of_their_question_and_stay_in_history() -> None:
+    conversation = Conversation()
+    assert conversation.ask("What?", URLS) == [PICTURED]
+    assert conversation.ask_again() == [PICTURED]
+    conversation.answered("A cat.")
+    assert conversation.ask("Sure?")[0] == PICTURED
+    assert conversation.ask("Sure?")[2] == {"role": "user", "content": "Sure?"}
+
+
+def test_images_are_saved_and_loaded_with_a_chat(tmp_path: Path) -> None:
+    conversation = Conversation("Be brief.")
+    conversation.ask("What?", URLS)
+    save(tmp_path / "a.json", SavedChat("m", conversation, {}))
+    assert load(tmp_path / "a.json").conversation.messages() == [{"role": "system", "content": "Be brief."}, PICTURED]
+
+
 def test_the_file_is_the_body_of_a_request(tmp_path: Path) -> None:
     save(tmp_path / "a.json", chat())
     assert json.loads((tmp_path / "a.json").read_text(encoding="utf-8")) == {
@@ -117,6 +144,8 @@ def test_missing_folder_is_reported(tmp_path: Path) -> None:
         ("{", "cannot be read"),
         ("[]", "is not a saved chat"),
         ('{"messages": [{"role": "user", "content": [1]}]}', "is not a saved chat"),
+        ('{"messages": [{"role": "user", "content": [{"type": "sound"}]}]}', "is not a saved chat"),
+        ('{"messages": [{"role": "system", "content": []}]}', "the system prompt must be a text"),
         ('{"messages": [{"role": "assistant", "content": "a"}]}', "a message of the role user must follow"),
         ('{"messages": [], "temperature": "hot"}', "temperature must be a number"),
     ],

@@ -18,8 +18,9 @@ from genai_server.apis.shared.usage import Usage
 from genai_server.engine_client.client import EngineClient
 from genai_server.engine_client.stream import TokenStream
 from genai_server.errors import DeadlinePassed, InvalidField, RequestCancelled, SessionTerminated
-from genai_server.generation.catalog import ChosenModel, ServedModel
+from genai_server.generation.catalog import ChosenModel
 from genai_server.generation.dependencies import RequestContext, Services
+from genai_server.generation.served_model import ServedModel
 from genai_server.http.telemetry.request_record import ABORT, AnswerFigures
 from genai_server.messages.generation_request import FinishReason, GenerationRequest, ModelInfo, PooledText
 from genai_server.pooling_model import PoolingModel, Task

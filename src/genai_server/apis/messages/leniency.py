@@ -19,7 +19,9 @@ WITHOUT_EFFECT = (
 SERVER_TOOLS = re.compile(
     r"(code_execution|computer|mcp_toolset|tool_search_tool_(bm25|regex)|web_fetch|web_search)(_\d{8})?", re.ASCII
 )
-MEDIA = {"document": "document", "image": "image"}
+DOCUMENTS = {"document": "document"}
+# In a document, which becomes a text.
+_IN_DOCUMENTS = {**DOCUMENTS, "image": "image"}
 _PLACES_OF_MEDIA = ("messages[].content[]", "messages[].content[].content[]")
 
 
@@ -27,9 +29,9 @@ def leave_out(body: Any) -> list[str]:
     """Remove unsupported parts from a body; returns the locations removed."""
     found = remove(body, *WITHOUT_EFFECT)
     for path in _PLACES_OF_MEDIA:
-        found += replace_media(body, MEDIA, "text", f"{path}.source.content[]")
+        found += replace_media(body, _IN_DOCUMENTS, "text", f"{path}.source.content[]")
         found += _documents_to_text(body, path)
-        found += replace_media(body, MEDIA, "text", path)
+        found += replace_media(body, DOCUMENTS, "text", path)
     return found + remove_tools(body, SERVER_TOOLS.fullmatch) + _effort(body)
 
 

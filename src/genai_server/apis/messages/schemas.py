@@ -13,15 +13,16 @@ from genai_server.apis.shared.base import (
     check_with_type,
     elements,
     field_error,
+    tag_of_type,
 )
 from genai_server.apis.shared.chat_messages import MAX_MESSAGES, MAX_PARTS, MAX_TOOLS, DirectCaller, FunctionName
 from genai_server.apis.shared.sampling_parameters import MAX_STOP_STRINGS, SamplingFields, StopText
 from genai_server.quoted_values import quoted
 
 _BLOCKS_OF_ROLE = {
-    "user": ("text", "tool_result"),
-    "assistant": ("text", "thinking", "redacted_thinking", "tool_use"),
-    "system": ("text",),
+    "user": ("text", "image", "tool_result"),
+    "assistant": ("text", "image", "thinking", "redacted_thinking", "tool_use"),
+    "system": ("text", "image"),
 }
 
 
@@ -44,6 +45,51 @@ class TextBlock(_Cacheable):
 
 
 TextBlocks = Annotated[list[TextBlock], elements(MAX_PARTS)]
+
+
+class Base64Source(Wire):
+    """An image file in base64."""
+
+    type: Literal["base64"]
+    media_type: Literal["image/jpeg", "image/png", "image/gif", "image/webp"]
+    data: NonEmptyText
+
+    @property
+    def as_url(self) -> str:
+        """The image as a data URL."""
+        return f"data:{self.media_type};base64,{self.data}"
+
+
+class UrlSource(Wire):
+    """The address of an image on a host that this server may fetch images from."""
+
+    type: Literal["url"]
+    url: NonEmptyText
+
+    @property
+    def as_url(self) -> str:
+        """The address."""
+        return self.url
+
+
+class ImageBlock(_Cacheable):
+    """An image, for models that take images."""
+
+    type: Literal["image"]
+    source: Annotated[
+        Annotated[Base64Source, Tag("type=base64")] | Annotated[UrlSource, Tag("type=url")],
+        Discriminator(
+            tag_of_type,
+            custom_error_type="source",
+            custom_error_message="must be a source of type base64 or url: this server stores no files",
+        ),
+    ]
+
+
+_ResultBlock = Annotated[
+    Annotated[TextBlock, Tag("type=text")] | Annotated[ImageBlock, Tag("type=image")],
+    Discriminator(tag_of_type, custom_error_type="block", custom_error_message="must be a block of type text or image"),
+]
 
 
 class ThinkingBlock(Wire):
@@ -77,27 +123,23 @@ class ToolResultBlock(_Cacheable):
 
     type: Literal["tool_result"]
     tool_use_id: NonEmptyText
-    content: Text | TextBlocks | None = None
+    content: Text | Annotated[list[_ResultBlock], elements(MAX_PARTS)] | None = None
     is_error: bool | None = None
     toolset_name: None = None
 
 
-def _tag(block: Any) -> str:
-    kind = block.get("type") if isinstance(block, dict) else getattr(block, "type", None)
-    # The prefix "type=" keeps a tag from being mistaken for a field name in an error's location.
-    return f"type={kind}"
-
-
 Block = Annotated[
     Annotated[TextBlock, Tag("type=text")]
+    | Annotated[ImageBlock, Tag("type=image")]
     | Annotated[ThinkingBlock, Tag("type=thinking")]
     | Annotated[RedactedThinkingBlock, Tag("type=redacted_thinking")]
     | Annotated[ToolUseBlock, Tag("type=tool_use")]
     | Annotated[ToolResultBlock, Tag("type=tool_result")],
     Discriminator(
-        _tag,
+        tag_of_type,
         custom_error_type="block",
-        custom_error_message="must be a block of type text, thinking, redacted_thinking, tool_use or tool_result",
+        custom_error_message="must be a block of type text, image, thinking, redacted_thinking, tool_use or "
+        "tool_result",
     ),
 ]
 

@@ -9,6 +9,7 @@ from genai_server.apis.messages.schemas import (
     AnthropicMessage,
     Block,
     CountTokensRequest,
+    ImageBlock,
     MessagesRequest,
     TextBlock,
     ThinkingBlock,
@@ -17,6 +18,7 @@ from genai_server.apis.messages.schemas import (
 )
 from genai_server.apis.shared.base import JsonObject
 from genai_server.apis.shared.chat_messages import MAX_MESSAGES, ChatParameters
+from genai_server.apis.shared.image_places import ImagePlace, image_names
 from genai_server.apis.shared.sampling_parameters import SamplingFields
 from genai_server.errors import InvalidField, ThreadUnsupported
 from genai_server.quoted_values import quoted
@@ -29,7 +31,7 @@ _EFFORT = "reasoning_effort"
 # Matches a field name, with its value if given, or a message.
 _INNER_NAME = re.compile(
     rf"\b(?P<field>chat_template_kwargs\.{_CONTINUE}|chat_template_kwargs|{_CONTINUE}|{_SCHEMA}|{_FORMAT}|{_PARALLEL}|{_EFFORT})\b"
-    r'(?P<value> "\w+")?|\bmessages\[(?P<index>\d+)\]'
+    r'(?P<value> "\w+")?|\bmessages\[(?P<index>\d+)\](?P<part>\.content\[\d+\](\.image_url\.url)?)?'
 )
 
 
@@ -64,15 +66,16 @@ class Translation:
                 "chat_template_kwargs": {_CONTINUE: True} if body.messages[-1].role == "assistant" else None,
             }
         )
+        self._images = image_names(self.chat.messages, _image_places(body))
 
     def outer_name(self, field: str) -> str:
         """The body's name for a field of the chat parameters."""
         return _INNER_NAME.sub(self._outer_name, field)
 
     def _outer_name(self, match: re.Match[str]) -> str:
-        field, value, index = match.group("field", "value", "index")
+        field, value, index, part = match.group("field", "value", "index", "part")
         if index is not None:
-            return self._places[int(index)]
+            return self._images.get(match[0]) or self._places[int(index)] + (part or "")
         config = self._body.output_config
         if field == _EFFORT and (config is None or config.effort is None):
             return 'thinking.type "enabled"' if value else "thinking.type"
@@ -142,7 +145,7 @@ def chat_messages(body: CountTokensRequest) -> Iterator[tuple[str, JsonObject]]:
         for is_result, run in groupby(blocks, key=lambda one: isinstance(one[2], ToolResultBlock)):
             found = list(run)
             if not is_result:
-                yield found[0][0], {"role": role, "content": _text([block for *_, block in found])}
+                yield found[0][0], {"role": role, "content": _content([block for *_, block in found])}
                 continue
             for place, index, block in found:
                 yield f"{place}.content[{index}]", _result(block, f"{place}.content[{index}]", called)
@@ -157,7 +160,7 @@ def _places(body: CountTokensRequest) -> list[tuple[str, AnthropicMessage]]:
 
 
 def _assistant(blocks: Sequence[Block]) -> JsonObject:
-    message: JsonObject = {"role": "assistant", "content": _text(blocks)}
+    message: JsonObject = {"role": "assistant", "content": _content(blocks)}
     if thoughts := [block.thinking for block in blocks if isinstance(block, ThinkingBlock)]:
         message["reasoning_content"] = "\n".join(thoughts)
     if calls := [block for block in blocks if isinstance(block, ToolUseBlock)]:
@@ -179,10 +182,40 @@ def _result(block: Block, place: str, called: dict[str, str]) -> JsonObject:
     if id not in called:
         field = f"{place}.tool_use_id"
         raise InvalidField(f"{field} must be the id of an earlier tool_use block; given {quoted(id)}", param=field)
-    text = block.content if isinstance(block.content, str) else _text(block.content or [])
-    content = f"Error: {text}" if block.is_error else text
+    content = block.content if isinstance(block.content, str) else _content(block.content or [])
+    if block.is_error:
+        content = f"Error: {content}" if isinstance(content, str) else [{"type": "text", "text": "Error: "}, *content]
     return {"role": "tool", "tool_call_id": id, "name": called[id], "content": content}
+
+
+def _content(blocks: Sequence[Block]) -> str | list[JsonObject]:
+    """The texts, joined by newlines; with images, parts in which those between two images are joined."""
+    if not any(isinstance(block, ImageBlock) for block in blocks):
+        return _text(blocks)
+    parts: list[JsonObject] = []
+    for is_image, run in groupby(blocks, key=lambda block: isinstance(block, ImageBlock)):
+        given = list(run)
+        if is_image:
+            urls = [block.source.as_url for block in given if isinstance(block, ImageBlock)]
+            parts += [{"type": "image_url", "image_url": {"url": url}} for url in urls]
+        elif text := _text(given):
+            parts.append({"type": "text", "text": text})
+    return parts
 
 
 def _text(blocks: Sequence[Block]) -> str:
     return "\n".join(block.text for block in blocks if isinstance(block, TextBlock))
+
+
+def _image_places(body: CountTokensRequest) -> Iterator[ImagePlace]:
+    """Where the body has its images, in order."""
+    for number, message in enumerate(body.messages):
+        for index, block in enumerate(message.blocks):
+            place = f"messages[{number}].content[{index}]"
+            found: list[tuple[str, Block]] = [(place, block)]
+            if isinstance(block, ToolResultBlock) and isinstance(block.content, list):
+                found = [(f"{place}.content[{n}]", part) for n, part in enumerate(block.content)]
+            for one_place, one in found:
+                if isinstance(one, ImageBlock):
+                    field = "data" if one.source.type == "base64" else "url"
+                    yield ImagePlace(one_place, f"{one_place}.source.{field}")

@@ -229,7 +229,7 @@ class RunningResponse(Running):
         was_ended_elsewhere = (
             reason is FinishReason.CANCELLED
             and self._task is not None
-            and await self._stored.store.was_ended_elsewhere(self.response["id"], self.owner)
+            and await self._stored.store.background.was_ended_elsewhere(self.response["id"], self.owner)
         )
         if self._build.is_ended:  # it was cancelled in this process while waiting
             return self._last_events

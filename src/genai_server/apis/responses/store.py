@@ -2,17 +2,14 @@
 
 import asyncio
 import json
-import os
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any, Literal, TypeVar
 
 import msgspec
-import psutil
 
-from genai_server.apis.responses.response import error_of
+from genai_server.apis.responses.background_responses import BackgroundResponses, EndRequest, until_ended
 from genai_server.apis.responses.schemas import InputItemsParameters
 from genai_server.apis.responses.store_database import (
     History,
@@ -23,12 +20,10 @@ from genai_server.apis.responses.store_database import (
 )
 from genai_server.apis.responses.store_fallback import FILE_TIMEOUT, FileWithFallback
 from genai_server.apis.responses.store_records import (
-    RUNNING,
     KeptResponse,
     Page,
     Record,
     Running,
-    StoredRecord,
     StoredResponse,
     encode_items,
     to_json,
@@ -38,26 +33,17 @@ from genai_server.errors import (
     ConversationNotFound,
     GenaiServerError,
     InvalidField,
-    NoEngineReady,
     ResponseNotFound,
-    ServerStopping,
     StoreUnavailable,
-    Unavailable,
 )
 from genai_server.quoted_values import quoted
 
-# Seconds that another process may take to end its response: its engine first completes a forward pass.
-_CANCEL_TIMEOUT = 20.0
-# Seconds between two checks whether it has ended.
-_CHECK_EVERY = 0.05
 # Item references in one request.
 MAX_REFERENCES = 1024
 # Multiple of the body limit that a request may continue or refer to: items are larger as JSON than as text.
 _HISTORY_FACTOR = 8
 
 T = TypeVar("T")
-# Ends the engine request with this unique id, in whichever API process. Raises NoEngineReady.
-EndRequest = Callable[[str], Awaitable[object]]
 
 
 class ResponseStore:
@@ -77,16 +63,9 @@ class ResponseStore:
         # Maximum size in bytes of the items that a request may continue or refer to.
         self._max_history = _HISTORY_FACTOR * max_body_bytes
         self._records = FileWithFallback(RecordDatabase(None, size, num_bytes), file if size > 0 else None)
-        # Identifies this start of the server: running responses of other starts have ended.
-        self._run = run
-        # None if the file is not shared.
-        self._end_request = end_request
         # Keyed by id.
         self._running: dict[str, Running] = {}
-        # Those without a client. They stay until they end, even if they are deleted before.
-        self._background: dict[str, Running] = {}
-        # Ids of background responses that are in the file.
-        self._in_file: set[str] = set()
+        self.background = BackgroundResponses(self._records, run, end_request)
         # Tasks that store responses without a waiting client.
         self._storing: set[asyncio.Task[Any]] = set()
 
@@ -100,25 +79,16 @@ class ResponseStore:
         self._running[running.response["id"]] = running
 
     async def begin_background(self, running: Running) -> None:
-        """Add a response that runs without a client, also to the file, so that all processes can find it."""
-        id = running.response["id"]
-        self._running[id] = self._background[id] = running
-        if self._records.file is not None:
-            begun = Record(
-                running.response, running.items, running.owner, run=self._run, pid=os.getpid(), request=running.request
-            )
-            with suppress(StoreUnavailable, InvalidField):  # the ended response is stored in memory, or nowhere
-                await self._records.put_in_file(begun)
-                self._in_file.add(id)
+        """Add a running response that has no client."""
+        self._running[running.response["id"]] = running
+        await self.background.begin(running)
 
     async def finish(self, ended: Record) -> str | None:
         """Replace a running response by the ended one, unless it has been deleted.
 
         Returns the reason why it is not in the file; None if it is, or if there is no file.
         """
-        self._background.pop(ended.id, None)
-        is_in_file = ended.id in self._in_file
-        self._in_file.discard(ended.id)
+        is_in_file = self.background.remove(ended.id)
         if ended.id not in self._running:
             return None
         reason = await self._records.put(ended, is_begun=is_in_file)
@@ -143,10 +113,7 @@ class ResponseStore:
         running = self._running_of(key)
         if running is not None:
             return running
-        record = await self._find(key, lambda database: database.get(key))
-        if record.is_running and (record.run != self._run or not psutil.pid_exists(record.pid)):
-            error = error_of(ServerStopping("the server or its API process ended while the response was running"))
-            record = replace(record, run="", value={**record.value, "status": "failed", "error": error})
+        record = self.background.checked(await self._find(key, lambda database: database.get(key)))
         return StoredResponse(record, lambda after: self._events(key, after))
 
     async def page(
@@ -185,7 +152,10 @@ class ResponseStore:
         """
         kept = await self.get(id, owner)
         if isinstance(kept, StoredResponse) and kept.record.is_running:
-            kept = await self._cancel_elsewhere(id, kept.record)
+            await self.background.mark_cancelled(kept.record)
+            # Runs in a task because other engines than the response's may not reply.
+            self.later(self.background.end_elsewhere(kept.record))
+            kept = await until_ended(id, lambda: self.get(id, owner))
         kept.cancel()
         return kept
 
@@ -197,22 +167,11 @@ class ResponseStore:
         kept = await self.get(id, owner)
         self._running.pop(id, None)
         await self._records.delete(id, owner)
-        if (running := self._background.get(id)) is not None:
+        if (running := self.background.find(id)) is not None:
             with suppress(InvalidField):  # it has just ended
                 running.cancel()
         elif isinstance(kept, StoredResponse) and kept.record.is_running:
-            self.later(self._end_elsewhere(kept.record))
-
-    async def was_ended_elsewhere(self, id: str, owner: str | None) -> bool:
-        """Whether another process has cancelled or deleted a background response of this process."""
-        file, key = self._records.file, Key("response", id, owner)
-        if file is None or id not in self._in_file:
-            return False
-        try:
-            record = await file.run(owner, lambda database: database.get(key))
-        except StoreUnavailable:
-            return False
-        return record is None or record.is_cancelled
+            self.later(self.background.end_elsewhere(kept.record))
 
     async def put(self, record: Record) -> str | None:
         """Store a record. Returns the reason why it is not in the file; None if it is, or if there is no file."""
@@ -292,33 +251,10 @@ class ResponseStore:
 
     async def close(self) -> None:
         """Stop background responses and finish storing ended ones."""
-        for running in list(self._background.values()):
-            await running.stop()
+        await self.background.stop()
         if self._storing:
             await asyncio.wait(self._storing, timeout=FILE_TIMEOUT)
         await self._records.close()
-
-    async def _cancel_elsewhere(self, id: str, running: StoredRecord) -> KeptResponse:
-        """Have another process end its response, and return the stored result."""
-        key = Key("response", id, running.owner)
-        assert self._records.file is not None
-        await self._records.file.run(running.owner, lambda database: database.mark_cancelled(key))
-        # Runs in a task because other engines than the response's may not reply.
-        self.later(self._end_elsewhere(running))
-        try:
-            async with asyncio.timeout(_CANCEL_TIMEOUT):
-                while True:
-                    found = await self.get(id, running.owner)
-                    if found.response["status"] not in RUNNING:
-                        return found
-                    await asyncio.sleep(_CHECK_EVERY)
-        except TimeoutError:
-            raise Unavailable(f"response {id} has not ended yet; try again", param="response_id") from None
-
-    async def _end_elsewhere(self, running: StoredRecord) -> None:
-        if self._end_request is not None:
-            with suppress(NoEngineReady):  # the response has ended with its engine
-                await self._end_request(running.request)
 
     def _running_of(self, key: Key) -> Running | None:
         running = self._running.get(key.id) if key.object == "response" else None

@@ -18,7 +18,7 @@ from genai_server.installation import this_installation
 from genai_server.text.codec import TextCodec, load_text_codec
 
 if TYPE_CHECKING:
-    from genai_server.generation.catalog import LoadText
+    from genai_server.generation.served_model import LoadText
     from genai_server.http.telemetry.traces import Traces
 
 _LIBRARY = "onnxruntime_genai"

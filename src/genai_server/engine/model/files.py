@@ -29,12 +29,17 @@ VECTORS = ("sentence_embedding", "text_embeds", "pooled_embeddings")
 # The message about a model without a chat template.
 NO_CHAT_TEMPLATE = "has no chat template: it takes raw prompts (/v1/completions), and chats get a 400"
 GIVE_A_TEMPLATE = "set one with GENAI_CHAT_TEMPLATE or --chat-template: a file, or a name such as chatml"
-# The message about the text part of a model that also takes images or sound.
+# The messages about a model that also takes images or sound in its original form.
 TEXT_ONLY = "is served for text only: what the original has for images or sound is left out"
+NO_SOUND = "is served for text and images: what the original has for sound is left out"
 # The end of such a model's type, and the one type with this end that has no other parts.
 _TEXT_PART, _WHOLE = "_text", "gemma3_text"
 # Sections of a model's configuration for images and sound.
-_OTHER_PARTS = ("vision", "speech")
+_VISION, _SPEECH = "vision", "speech"
+# Keys of the configuration whose values are files that onnxruntime-genai reads.
+_FILE_KEYS = ("filename", "config_filename", "adapter_filename")
+# How images are prepared, unless the configuration names another file.
+PROCESSOR = "processor_config.json"
 _MORE_TEMPLATES = "additional_chat_templates/*.jinja"
 # Matches names of settings whose values are files or folders, such as filename, or ONNX Runtime's ep.context_file_path.
 _FILE = re.compile(r"(?<!pro)file|path|folder|director|(^|[._])dir($|[._])")
@@ -73,10 +78,12 @@ def check_model_directory(directory: Path) -> ModelInfo:
         raise ModelDirectoryError(
             f"{directory} has an encoder and a decoder, as models for speech do: this server does not serve it"
         )
-    for name in (decoder, TOKENIZER, TOKENIZER_CONFIG):
+    named = dict.fromkeys((decoder, *named_files(config)))
+    for name in (*named, TOKENIZER, TOKENIZER_CONFIG):
         _check_inside(directory, name, CONFIG)
         _check_present(directory, name, " is missing")
-    _check_external_files(directory, decoder)
+    for name in named:
+        _check_external_files(directory, name)
     _check_templates(directory)
     _read_json(directory / TOKENIZER_CONFIG)
     return info
@@ -131,13 +138,38 @@ def has_chat_template(directory: Path) -> bool:
     return (directory / CHAT_TEMPLATE).is_file() or bool(_read_json(directory / TOKENIZER_CONFIG).get("chat_template"))
 
 
-def is_text_only(directory: Path) -> bool:
-    """Whether a checked model also takes images or sound in its original form, which this server does not serve."""
+def what_is_left_out(directory: Path) -> str:
+    """The message about what a checked model takes in its original form and this server does not serve; "" if none."""
     if task_of(directory) is not Task.GENERATE:
-        return False
+        return ""
     model = read_config(directory)["model"]
     kind = str(model.get("type", ""))
-    return (kind.endswith(_TEXT_PART) and kind != _WHOLE) or any(part in model for part in _OTHER_PARTS)
+    if _takes_images(model):
+        return NO_SOUND if _SPEECH in model else ""
+    is_part = kind.endswith(_TEXT_PART) and kind != _WHOLE
+    return TEXT_ONLY if is_part or _VISION in model or _SPEECH in model else ""
+
+
+def named_files(config: Any) -> list[str]:
+    """The files that a configuration names at any depth, in order, with the one that prepares images."""
+    found: dict[str, None] = {}
+    waiting = [config]
+    while waiting:
+        value = waiting.pop(0)
+        if isinstance(value, dict):
+            found |= {value[key]: None for key in _FILE_KEYS if value.get(key) and isinstance(value[key], str)}
+            waiting += value.values()
+        elif isinstance(value, list):
+            waiting += value
+    model = config.get("model")
+    if isinstance(model, dict) and _takes_images(model) and "config_filename" not in model[_VISION]:
+        found[PROCESSOR] = None
+    return list(found)
+
+
+def _takes_images(model: dict[str, Any]) -> bool:
+    parts = [model.get(name) for name in (_VISION, "embedding")]
+    return all(isinstance(part, dict) and bool(part.get("filename")) for part in parts)
 
 
 def remedy(name: str) -> str:
@@ -306,12 +338,12 @@ def _number(text: str | None) -> int:
 
 
 def weight_bytes(directory: Path) -> int:
-    """Size of the graph and weights on disk. Raises ModelDirectoryError, OSError or KeyError."""
-    if task_of(directory) is Task.GENERATE:
-        graph = directory / str(read_config(directory)["model"]["decoder"]["filename"])
-    else:
-        graph = directory / graph_of(directory)
-    return sum(file.stat().st_size for file in (graph, *(graph.parent / name for name in external_files(graph))))
+    """Size of the graphs and weights on disk. Raises ModelDirectoryError or OSError."""
+    is_generating = task_of(directory) is Task.GENERATE
+    names = named_files(read_config(directory)) if is_generating else [graph_of(directory)]
+    graphs = [directory / name for name in names]
+    weights = {graph.parent / name for graph in graphs for name in external_files(graph)}
+    return sum(file.stat().st_size for file in (*graphs, *weights))
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -7,7 +7,6 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 import onnx
 
@@ -19,6 +18,7 @@ from genai_server.engine.model.files import (
     check_model_directory,
     external_files,
     is_lfs_pointer,
+    named_files,
     read_config,
     remedy,
 )
@@ -58,7 +58,7 @@ def _entries(directory: Path) -> Iterator[Entry]:
         yield _entry(directory, CONFIG, error.message)
     else:
         yield _entry(directory, CONFIG)
-        for name in _named_files(config):
+        for name in named_files(config):
             yield _entry(directory, name)
             if name.endswith(".onnx"):
                 yield from _weights(directory, name)
@@ -108,21 +108,6 @@ def _json_entry(directory: Path, name: str) -> Entry:
     except ValueError as error:
         return _entry(directory, name, f"is not JSON: {error}")
     return entry
-
-
-def _named_files(config: Any) -> list[str]:
-    """The values of all keys `filename` at any depth, in order."""
-    found: dict[str, None] = {}
-    waiting = [config]
-    while waiting:
-        value = waiting.pop(0)
-        if isinstance(value, dict):
-            if isinstance(value.get("filename"), str):
-                found[value["filename"]] = None
-            waiting += value.values()
-        elif isinstance(value, list):
-            waiting += value
-    return list(found)
 
 
 def _weights(directory: Path, graph: str) -> Iterator[Entry]:

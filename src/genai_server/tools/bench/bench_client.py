@@ -7,7 +7,7 @@ the load. aiohttp takes a third of httpx's time for each chunk.
 import asyncio
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
@@ -28,15 +28,15 @@ class Recording:
     # Number of events after which `is_under_way` is set.
     awaited_events: int = 1
     sent: float = 0.0
-    # Times in seconds of `time.perf_counter`, and bytes.
+    # Times in seconds of the server's clock, and bytes.
     pieces: list[tuple[float, bytes]] = field(default_factory=list)
     # Also set at the end, after fewer events.
     is_under_way: asyncio.Event = field(default_factory=asyncio.Event)
     error: str | None = None
 
-    def add(self, piece: bytes) -> None:
-        """Note a piece that has just arrived."""
-        self.pieces.append((time.perf_counter(), piece))
+    def add(self, arrived: float, piece: bytes) -> None:
+        """Note a piece with the time of its arrival."""
+        self.pieces.append((arrived, piece))
         if self.awaited_events > 0:
             self.awaited_events -= piece.count(b"data:")
             if self.awaited_events <= 0:
@@ -50,15 +50,26 @@ class Recording:
 
 
 class Server:
-    """A measured server: its label in reports, its address without a path, and the fields of each request."""
+    """A measured server: its label in reports, its address without a path, and the fields of each request.
+
+    `clock` gives the times of recordings, in seconds.
+    """
 
     def __init__(
-        self, label: str, url: str, *, api_key: str | None, model: str | None, body: Mapping[str, Any]
+        self,
+        label: str,
+        url: str,
+        *,
+        api_key: str | None,
+        model: str | None,
+        body: Mapping[str, Any],
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.label = label
         self.url = url.rstrip("/").removesuffix("/v1")
         self.model = model
         self._body = body
+        self.clock = clock
         # No compression: a compressed stream would arrive in other pieces. A connection for each request: llama.cpp's
         # server ends one after a streamed answer without saying so, and the next request on it would fail.
         headers = {"accept-encoding": "identity", "connection": "close"} | (
@@ -98,16 +109,17 @@ class Server:
             **more,
         }
         data = json.dumps(body).encode()
-        recording.sent = time.perf_counter()
+        recording.sent = self.clock()
         try:
-            await self._record(data, recording)
+            await self.record(data, recording)
         except FAILURES as error:
             recording.error = f"{type(error).__name__}: {error}".rstrip(": ")
         finally:
             recording.is_under_way.set()
         return recording
 
-    async def _record(self, data: bytes, recording: Recording) -> None:
+    async def record(self, data: bytes, recording: Recording) -> None:
+        """Send a body and record the answer. Raises one of FAILURES."""
         headers = {"content-type": "application/json"}
         async with self._http.post(f"{self.url}/v1/chat/completions", data=data, headers=headers) as response:
             if response.status != 200:
@@ -115,7 +127,7 @@ class Server:
                 recording.error = f"{response.status} {text[:300]}"
                 return
             async for piece in response.content.iter_any():
-                recording.add(piece)
+                recording.add(self.clock(), piece)
 
     async def close(self) -> None:
         """Close the connections."""

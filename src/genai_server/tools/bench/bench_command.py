@@ -17,7 +17,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from genai_server.cli.parser import number_from, positive
+from genai_server.cli.option_types import number_from, positive
 from genai_server.cli.screen import measuring_bar, screen
 from genai_server.errors import ConfigurationError
 from genai_server.installation import this_installation

@@ -61,6 +61,8 @@ class ListedModel:
     endpoint: str
     # Models without a chat template take no messages.
     takes_messages: bool
+    # True also while it is not known, as before the model is loaded.
+    takes_images: bool
 
 
 class ChatClient:
@@ -151,8 +153,9 @@ class ChatClient:
 
 def _listed(entry: Mapping[str, Any]) -> ListedModel:
     abilities = entry.get("capabilities") or ()
+    takes_images = not abilities or "vision" in abilities
     endpoint = next((paths[0] for task, paths in ENDPOINTS.items() if task in abilities), "")
-    return ListedModel(endpoint, entry.get("chat") is not False)
+    return ListedModel(endpoint, entry.get("chat") is not False, takes_images)
 
 
 def _noted(delta: dict[str, Any], answer: Answer) -> Iterator[Piece]:

@@ -4,8 +4,8 @@ With a URL it uses that server. With a model directory, or the name of one in GE
 free port and stops it afterwards. With neither it uses the server at HOST and PORT if one is running, else the model in
 GENAI_MODEL_DIR.
 
-A pasted text of several lines is one question, and so is a text between two \"\"\". In the chat, /help lists the
-commands. Ctrl-C stops an answer, Ctrl-C again exits.
+A pasted text of several lines is one question, and so is a text between two \"\"\". Images given with --image go with
+the first question. In the chat, /help lists the commands. Ctrl-C stops an answer, Ctrl-C again exits.
 """
 
 import argparse
@@ -17,10 +17,12 @@ from pathlib import Path
 from genai_server.cli.models_command import find
 from genai_server.cli.serve.welcome import url_of
 from genai_server.config.sources import load_settings
+from genai_server.errors import ChatFailed
 from genai_server.http.api_keys import make_key
 from genai_server.tools.terminal_chat.chat_client import ChatClient
 from genai_server.tools.terminal_chat.chat_history import Conversation
-from genai_server.tools.terminal_chat.dialogue import Dialogue, choose_model
+from genai_server.tools.terminal_chat.dialogue import Dialogue, choose_model, require_images
+from genai_server.tools.terminal_chat.image_files import data_url
 from genai_server.tools.terminal_chat.own_server import own_server
 
 
@@ -29,9 +31,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("target", nargs="?", metavar="URL|DIR", help="a server, or a model directory to start one on")
     parser.add_argument("--model", metavar="NAME", help="model of the requests (default: the server's first)")
-    parser.add_argument("--system", default="", metavar="TEXT", help="the system prompt")
+    add_dialogue_options(parser)
     parser.add_argument("--api-key", metavar="KEY", help="an API key of the server")
     parser.set_defaults(run=run)
+
+
+def add_dialogue_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of what is said, which `run` has, too."""
+    parser.add_argument("--system", default="", metavar="TEXT", help="the system prompt")
+    parser.add_argument(
+        "--image",
+        type=_image,
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="an image for the first question; may be repeated",
+    )
+
+
+def _image(text: str) -> str:
+    """The data URL of an option's file."""
+    try:
+        return data_url(Path(text).expanduser())
+    except ChatFailed as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -40,8 +63,10 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         with _client(arguments.target, arguments.api_key) as client:
             model = choose_model(client, arguments.model)
+            if arguments.image:
+                require_images(client, model)
             print(f"{model} at {client.url}; /help lists the commands")
-            Dialogue(client, model, Conversation(arguments.system)).run()
+            Dialogue(client, model, Conversation(arguments.system), arguments.image).run()
     except KeyboardInterrupt:  # while the server starts, or ends
         print()
     return 0

@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self, TypedDict
+from typing import Literal, NotRequired, Self, TypedDict
 
 import msgspec
 
@@ -15,11 +15,25 @@ from genai_server.errors import ChatFailed
 from genai_server.tools.terminal_chat.typed_parameters import PARAMETERS, Value, parse
 
 
+class ImageUrl(TypedDict):
+    """The data URL of an image."""
+
+    url: str
+
+
+class Part(TypedDict):
+    """A text or an image of a message."""
+
+    type: Literal["text", "image_url"]
+    text: NotRequired[str]
+    image_url: NotRequired[ImageUrl]
+
+
 class Message(TypedDict):
     """A message of a request."""
 
     role: str
-    content: str
+    content: str | list[Part]
 
 
 class Conversation:
@@ -39,7 +53,10 @@ class Conversation:
         made = cls()
         made._turns = list(messages)
         if messages and messages[0]["role"] == "system":
-            made.system = made._turns.pop(0)["content"]
+            system = made._turns.pop(0)["content"]
+            if not isinstance(system, str):
+                raise ValueError("the system prompt must be a text")
+            made.system = system
         for number, message in enumerate(made._turns):
             expected = "user" if number % 2 == 0 else "assistant"
             if message["role"] != expected:
@@ -50,10 +67,15 @@ class Conversation:
         """The messages so far, with the last question if it has no answer yet."""
         return [*([Message(role="system", content=self.system)] if self.system else []), *self._turns]
 
-    def ask(self, question: str) -> list[Message]:
-        """The messages for a new question. A question without an answer is forgotten."""
+    def ask(self, question: str, images: Sequence[str] = ()) -> list[Message]:
+        """The messages for a new question with images, given as data URLs. A question without an answer is forgotten.
+
+        The images come first, so that another question about them has the same beginning of its prompt.
+        """
         del self._turns[len(self._turns) // 2 * 2 :]
-        self._turns.append(Message(role="user", content=question))
+        parts = [Part(type="image_url", image_url=ImageUrl(url=url)) for url in images]
+        content = [*parts, Part(type="text", text=question)] if parts else question
+        self._turns.append(Message(role="user", content=content))
         return self.messages()
 
     def answered(self, answer: str) -> None:
@@ -113,7 +135,7 @@ def load(path: Path) -> SavedChat:
     try:
         saved = msgspec.convert(body, _File)
     except msgspec.ValidationError:
-        raise ChatFailed(f'{path} is not a saved chat: it has no "messages" of texts') from None
+        raise ChatFailed(f'{path} is not a saved chat: it has no "messages" of texts and images') from None
     parameters = {name: parse(name, str(body[name])) for name in PARAMETERS if name in body}
     try:
         return SavedChat(saved.model, Conversation.of(saved.messages), parameters)

@@ -2,7 +2,7 @@
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -12,13 +12,14 @@ from genai_server.errors import ChatFailed
 from genai_server.quoted_values import quoted
 from genai_server.tools.terminal_chat.chat_client import Answer, ChatClient, Piece
 from genai_server.tools.terminal_chat.chat_history import Conversation, Message, SavedChat, load, save
+from genai_server.tools.terminal_chat.image_files import data_url
 from genai_server.tools.terminal_chat.questions import question_reader
 from genai_server.tools.terminal_chat.typed_parameters import PARAMETERS, Value, parse, require_known
 
 _DEFAULT = "default"
-_WITH_FILE = ("/save", "/load")
+_WITH_FILE = ("/image", "/save", "/load")
 _HELP = (
-    "/system [TEXT]  /clear  /retry  /set [NAME [VALUE]]  /model [NAME]  /save FILE  /load FILE  /quit   "
+    "/image FILE  /system [TEXT]  /clear  /retry  /set [NAME [VALUE]]  /model [NAME]  /save FILE  /load FILE  /quit   "
     'Ctrl-C stops an answer, Ctrl-C again exits; """ begins and ends a question of several lines'
 )
 
@@ -37,16 +38,30 @@ def choose_model(client: ChatClient, name: str | None) -> str:
     return model
 
 
-class Dialogue:
-    """A chat with one server, from the first question to the last."""
+def require_images(client: ChatClient, model: str) -> None:
+    """Raise ChatFailed if the model is known to read text only."""
+    models = client.models()
+    if model in models and not models[model].takes_images:
+        others = [id for id, each in models.items() if each.takes_images and not each.endpoint]
+        raise ChatFailed(f"{model} reads text only" + (f"; models for images: {', '.join(others)}" if others else ""))
 
-    def __init__(self, client: ChatClient, model: str, conversation: Conversation) -> None:
+
+class Dialogue:
+    """A chat with one server, from the first question to the last.
+
+    `images` are data URLs that go with the first question.
+    """
+
+    def __init__(self, client: ChatClient, model: str, conversation: Conversation, images: Sequence[str] = ()) -> None:
         self._client = client
         self._model = model
         self._conversation = conversation
+        # Of the next question.
+        self._images = list(images)
         self._parameters: dict[str, Value] = {}
         # Each gets the text after its name.
         self._commands: dict[str, Callable[[str], None]] = {
+            "/image": self._attach,
             "/system": self._system,
             "/clear": self._clear,
             "/retry": self._retry,
@@ -92,8 +107,16 @@ class Dialogue:
         elif name.startswith("/") and "\n" not in line:
             print(f"there is no {name}: {_HELP}")
         elif line:
-            self._ask(self._conversation.ask(line))
+            images, self._images = self._images, []
+            self._ask(self._conversation.ask(line, images))
         return True
+
+    def _attach(self, text: str) -> None:
+        path = Path(text).expanduser()
+        url = data_url(path)
+        require_images(self._client, self._model)
+        self._images.append(url)
+        print(f"{path.name} goes with the next question")
 
     def _system(self, text: str) -> None:
         self._conversation.system = text or self._conversation.system
@@ -101,6 +124,7 @@ class Dialogue:
 
     def _clear(self, _: str) -> None:
         self._conversation.clear()
+        self._images.clear()
         print("forgotten")
 
     def _retry(self, _: str) -> None:

@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("target", metavar="MODEL", help="a model directory, its name, or a repository")
-    parser.add_argument("--system", default="", metavar="TEXT", help="the system prompt")
+    chat.add_dialogue_options(parser)
     add_hub_options(parser)
     parser.set_defaults(run=run, model=None, api_key=None)
 

@@ -1,6 +1,6 @@
 """Fields of a chat request that the user may set."""
 
-from genai_server.cli.parser import did_you_mean
+from genai_server.cli.suggesting_parser import did_you_mean
 from genai_server.errors import ChatFailed
 from genai_server.quoted_values import quoted
 

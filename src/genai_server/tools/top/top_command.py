@@ -19,7 +19,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from genai_server.cli.parser import number_from
+from genai_server.cli.option_types import number_from
 from genai_server.cli.screen import screen
 from genai_server.errors import ServerUnusable
 from genai_server.tools.top.snapshot import Interval, Place, Poller, Snapshot

@@ -1,4 +1,5 @@
 // One conversation: a tree of turns, of which one path is shown. Editing or regenerating a turn makes a branch.
+import { contentOf, isAttachment } from "./attachments.js";
 
 export const ROOT = "root";
 
@@ -21,8 +22,12 @@ export function addTurn(chat, parent, turn) {
   chat.turns[id] = added;
   chat.chosen[parent] = id;
   chat.updated = Date.now();
-  if (!chat.title && turn.role === "user") chat.title = turn.content.trim().split("\n")[0].slice(0, 80);
+  if (!chat.title && turn.role === "user") chat.title = titleOf(turn);
   return added;
+}
+
+function titleOf({ content, attachments = [] }) {
+  return (content.trim().split("\n")[0] || (attachments[0]?.name ?? "")).slice(0, 80);
 }
 
 // All turns after the same one, in the order in which they were made.
@@ -56,7 +61,8 @@ export function pathTo(chat, id) {
 // A turn as the API takes it.
 export function message(turn) {
   if (turn.role === "tool") return { role: "tool", tool_call_id: turn.call, content: turn.content };
-  if (turn.role !== "assistant" || !turn.calls?.length) return { role: turn.role, content: turn.content };
+  if (turn.role === "user") return { role: "user", content: contentOf(turn.content, turn.attachments) };
+  if (!turn.calls?.length) return { role: turn.role, content: turn.content };
   const tool_calls = turn.calls.map(({ id, name, text }) => ({
     id, type: "function", function: { name, arguments: text },
   }));
@@ -71,5 +77,6 @@ export function isChat(value) {
     && Object.entries(value.turns).every(([id, turn]) => isObject(turn) && turn.id === id
       && typeof turn.content === "string" && typeof turn.parent === "string"
       && ["user", "assistant", "tool"].includes(turn.role)
+      && (turn.attachments === undefined || (Array.isArray(turn.attachments) && turn.attachments.every(isAttachment)))
       && (turn.role !== "assistant" || (Array.isArray(turn.calls) && Array.isArray(turn.pieces))));
 }

@@ -45,7 +45,7 @@ class Chats extends Emitter {
     this.changed();
     if (!this.#database || !this.#chats.has(chat.id)) return;
     try {
-      await done(this.#store("readwrite").put(structuredClone(chat)));
+      await done(this.#store("readwrite").put(chat));
       this.problem = "";
     } catch (error) {
       this.problem = `This chat is not kept: ${error.message}`;

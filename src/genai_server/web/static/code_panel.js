@@ -1,4 +1,5 @@
 // The next request as a program would send it.
+import { pathTo } from "./chat.js";
 import { requestAfter } from "./conversation.js";
 import { html } from "./html.js";
 import { keys } from "./keys.js";
@@ -13,10 +14,12 @@ export function CodePanel({ chat, turn }) {
   }
   if (!body.messages.length) body.messages = [{ role: "user", content: "Hello!" }];
   const root = new URL(".", location.href).href;
+  const files = imageFiles(pathTo(chat, turn));
   return html`<div class="panel-body">
-    <p class="soft">The request with this conversation and these options. A key is read from GENAI_API_KEY.</p>
-    <${Sample} name="curl" text=${curl(root, body)} />
-    <${Sample} name="Python" text=${python(root, body)} /></div>`;
+    <p class="soft">The request with this conversation and these options. A key is read from GENAI_API_KEY.
+      ${files.size > 0 && "Images are read from files in the current folder."}</p>
+    <${Sample} name="curl" text=${curl(root, body, files)} />
+    <${Sample} name="Python" text=${python(root, body, files)} /></div>`;
 }
 
 function Sample({ name, text }) {
@@ -24,33 +27,67 @@ function Sample({ name, text }) {
     <${CopyButton} text=${() => text} /></div><pre tabindex="0"><code>${text}</code></pre></section>`;
 }
 
-// For a POSIX shell, in which only the quote itself ends a quoted text.
-export function curl(root, body) {
+// The files of the images in these turns, which programs read instead of repeating them: {name, type} by data URL.
+function imageFiles(turns) {
+  const files = new Map();
+  const taken = new Set();
+  for (const { name, url } of turns.flatMap(({ attachments = [] }) => attachments)) {
+    if (!url || files.has(url)) continue;
+    const free = taken.has(name) ? `${files.size + 1}-${name}` : name;
+    taken.add(free);
+    files.set(url, { name: free, type: url.slice("data:".length, url.indexOf(";")) });
+  }
+  return files;
+}
+
+// For a POSIX shell, in which only the quote itself ends a quoted text. A body with images is too long for an argument.
+export function curl(root, body, files = new Map()) {
   const key = keys.any ? ' \\\n  -H "authorization: Bearer $GENAI_API_KEY"' : "";
-  const json = JSON.stringify(body, null, 2).replaceAll("'", "'\\''");
-  return `curl -s ${root}v1/chat/completions -H 'content-type: application/json'${key} -d '${json}'`;
+  const call = `curl -s ${root}v1/chat/completions -H 'content-type: application/json'${key} -d`;
+  // Unlike any text of the conversation, so that only images become commands.
+  const mark = `image ${Math.random()} `;
+  const found = [...files.keys()];
+  const marked = JSON.stringify(body, (_, value) => (files.has(value) ? `${mark}${found.indexOf(value)}.` : value), 2);
+  const quoted = found.reduce(
+    (text, url, place) => text.replaceAll(`${mark}${place}.`, () => inShell(files.get(url))), shellText(marked));
+  return files.size ? `printf %s ${quoted} |\n  ${call} @-` : `${call} ${quoted}`;
+}
+
+const shellText = (text) => `'${text.replaceAll("'", "'\\''")}'`;
+
+// A data URL within a quoted text.
+function inShell({ name, type }) {
+  return `data:${type};base64,'"$(base64 <${shellText(name)} | tr -d '\\n')"'`;
 }
 
 // JSON differs from Python only in these three words; strings have the same escapes.
-export function python(root, body) {
+export function python(root, body, files = new Map()) {
   const key = keys.any ? 'os.environ["GENAI_API_KEY"]' : '"unused"';
   const known = ["model", "messages", "temperature", "top_p", "max_tokens", "seed", "stop", "frequency_penalty",
     "presence_penalty", "response_format", "tools", "logprobs", "top_logprobs", "reasoning_effort"];
   const own = Object.entries(body).filter(([name]) => known.includes(name));
   const more = Object.entries(body).filter(([name, value]) => !known.includes(name) && value !== undefined);
-  const fields = own.filter(([, value]) => value !== undefined).map(([name, value]) => `    ${name}=${literal(value)},\n`);
-  if (more.length) fields.push(`    extra_body=${literal(Object.fromEntries(more))},\n`);
-  return `${keys.any ? "import os\n\n" : ""}from openai import OpenAI\n\n`
+  const fields = own.filter(([, value]) => value !== undefined).map(([name, value]) => `    ${name}=${literal(value, files)},\n`);
+  if (more.length) fields.push(`    extra_body=${literal(Object.fromEntries(more), files)},\n`);
+  const modules = `${files.size ? "import base64\n" : ""}${keys.any ? "import os\n" : ""}`;
+  return `${modules}${modules && "\n"}from openai import OpenAI\n\n${files.size ? IMAGE_FUNCTION : ""}`
     + `client = OpenAI(base_url=${JSON.stringify(`${root}v1`)}, api_key=${key})\n`
     + `completion = client.chat.completions.create(\n${fields.join("")})\nprint(completion.choices[0].message.content)\n`;
 }
 
-function literal(value) {
+const IMAGE_FUNCTION = `def image(path, media_type):
+    with open(path, "rb") as file:
+        return f"data:{media_type};base64,{base64.b64encode(file.read()).decode()}"
+
+`;
+
+function literal(value, files) {
   if (value === null) return "None";
   if (typeof value === "boolean") return value ? "True" : "False";
-  if (Array.isArray(value)) return `[${value.map(literal).join(", ")}]`;
+  if (Array.isArray(value)) return `[${value.map((each) => literal(each, files)).join(", ")}]`;
   if (typeof value === "object") {
-    return `{${Object.entries(value).map(([name, inner]) => `${JSON.stringify(name)}: ${literal(inner)}`).join(", ")}}`;
+    return `{${Object.entries(value).map(([name, inner]) => `${JSON.stringify(name)}: ${literal(inner, files)}`).join(", ")}}`;
   }
+  if (files.has(value)) return `image(${JSON.stringify(files.get(value).name)}, ${JSON.stringify(files.get(value).type)})`;
   return JSON.stringify(value);
 }

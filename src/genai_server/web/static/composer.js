@@ -1,17 +1,36 @@
-// Where the reader writes. Enter sends, Shift+Enter makes a line, Escape stops the answer.
+// Where the reader writes, and attaches files. Enter sends, Shift+Enter makes a line, Escape stops the answer.
+import { attachment } from "./attachments.js";
+import { AttachmentList } from "./attachment_list.js";
 import { html, useEffect, useLayoutEffect, useRef, useState } from "./html.js";
+import { models, refusalOf } from "./models.js";
 
 export function Composer({ isBusy, problem, onSend, onStop, chatId }) {
   const [text, setText] = useState("");
+  const [attached, setAttached] = useState([]);
+  // Why files were not attached, one sentence each.
+  const [refused, setRefused] = useState([]);
+  const [isDropping, setDropping] = useState(false);
   const area = useRef();
+  const input = useRef();
+  const isEmpty = !text.trim() && !attached.length;
   useEffect(() => { area.current.focus({ preventScroll: true }); }, [chatId]);
   useLayoutEffect(() => {
     area.current.style.height = "auto";
     area.current.style.height = `${Math.min(area.current.scrollHeight + 2, 240)}px`;
   }, [text]);
+  const attach = async (files) => {
+    const found = await Promise.allSettled([...files].map(attachable));
+    setAttached((before) => [...before, ...found.filter(({ value }) => value).map(({ value }) => value)]);
+    setRefused([...new Set(found.filter(({ reason }) => reason).map(({ reason }) => reason.message))]);
+    area.current?.focus();
+  };
+  useFilesDropped(attach, setDropping);
   const send = () => {
-    if (isBusy || !text.trim()) return;
-    if (onSend(text)) setText("");
+    if (isBusy || isEmpty) return;
+    if (!onSend(text, attached)) return;
+    setText("");
+    setAttached([]);
+    setRefused([]);
   };
   const onKeyDown = (event) => {
     if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
@@ -19,12 +38,54 @@ export function Composer({ isBusy, problem, onSend, onStop, chatId }) {
       send();
     }
   };
+  const onPaste = (event) => {
+    const { files } = event.clipboardData;
+    // Office programs add a picture of the text that they copy.
+    if (!files.length || event.clipboardData.getData("text/plain")) return;
+    event.preventDefault();
+    attach(files);
+  };
+  const onChosen = (event) => {
+    const chosen = [...event.target.files];
+    event.target.value = "";
+    attach(chosen);
+  };
   return html`<form class="composer" onSubmit=${(event) => { event.preventDefault(); send(); }}>
-    ${problem && html`<p class="error" role="alert">${problem}</p>`}
-    <div class="composer-box">
+    ${[problem, ...refused].filter(Boolean).map((each) => html`<p class="error" role="alert" key=${each}>${each}</p>`)}
+    <div class=${`composer-box${isDropping ? " dropping" : ""}`}>
+      <${AttachmentList} attachments=${attached} onRemove=${setAttached} />
+      <input type="file" multiple hidden ref=${input} onChange=${onChosen} aria-label="Files" />
+      <button type="button" class="quiet attach" aria-label="Attach files" title="Attach images or text files; they can also be pasted or dropped"
+        onClick=${() => input.current.click()}>+</button>
       <textarea ref=${area} rows="1" aria-label="Message" placeholder="Write a message" value=${text}
-        onInput=${(event) => setText(event.target.value)} onKeyDown=${onKeyDown}></textarea>
+        onInput=${(event) => setText(event.target.value)} onKeyDown=${onKeyDown} onPaste=${onPaste}></textarea>
       ${isBusy ? html`<button type="button" class="primary" onClick=${onStop}>Stop</button>`
-        : html`<button class="primary" disabled=${!text.trim()}>Send</button>`}
+        : html`<button class="primary" disabled=${isEmpty}>Send</button>`}
     </div></form>`;
+}
+
+// A file as an attachment for the chosen model. Throws Error with a sentence.
+async function attachable(file) {
+  const made = await attachment(file);
+  const refusal = made.url ? refusalOf(models) : "";
+  if (refusal) throw new Error(refusal);
+  return made;
+}
+
+// Files may be dropped anywhere on the page, which a browser would otherwise leave for the file.
+function useFilesDropped(attach, setDropping) {
+  useEffect(() => {
+    const onFiles = (action) => (event) => {
+      if (!event.dataTransfer?.types.includes("Files")) return;
+      event.preventDefault();
+      action(event);
+    };
+    const listeners = {
+      dragover: onFiles(() => setDropping(true)),
+      dragleave: (event) => { if (!event.relatedTarget) setDropping(false); },
+      drop: onFiles((event) => { setDropping(false); attach(event.dataTransfer.files); }),
+    };
+    for (const [name, listener] of Object.entries(listeners)) addEventListener(name, listener);
+    return () => { for (const [name, listener] of Object.entries(listeners)) removeEventListener(name, listener); };
+  }, []);
 }

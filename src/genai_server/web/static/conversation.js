@@ -3,11 +3,12 @@ import { addTurn, endAt, message, path, pathTo, ROOT } from "./chat.js";
 import { chats } from "./chats.js";
 import { complete, emptyAnswer } from "./completion.js";
 import { Emitter } from "./emitter.js";
-import { models } from "./models.js";
+import { models, refusalOf } from "./models.js";
 import { options } from "./options.js";
 
-// Milliseconds between two saves of a running answer.
+// Milliseconds between two saves of a running answer, and the most of the time that they take: images make them slow.
 const SAVE_EVERY = 1000;
+const SAVE_SHARE = 0.05;
 
 class Running extends Emitter {
   // Why the last message was not sent; "" if it was.
@@ -26,12 +27,16 @@ class Running extends Emitter {
   async answer(chat, turn, body) {
     const controller = new AbortController();
     this.#controllers.set(chat.id, controller);
-    let saved = performance.now();
+    let next = performance.now() + SAVE_EVERY;
     await complete(body, turn, () => {
       this.changed();
-      if (performance.now() - saved > SAVE_EVERY) {
-        saved = performance.now();
-        chats.save(chat);
+      const now = performance.now();
+      if (now > next) {
+        next = Infinity;
+        chats.save(chat).then(() => {
+          const took = performance.now() - now;
+          next = performance.now() + Math.max(SAVE_EVERY, took / SAVE_SHARE);
+        });
       }
     }, controller.signal);
     this.#controllers.delete(chat.id);
@@ -53,8 +58,8 @@ export function requestAfter(chat, id) {
   };
 }
 
-// Whether the options make a request; else `running` has the problem.
-export function canSend() {
+// Whether the options and these new attachments make a request; else `running` has the problem.
+export function canSend(attachments = []) {
   running.problem = "";
   try {
     options.fields();
@@ -62,20 +67,23 @@ export function canSend() {
     running.problem = error.message;
   }
   if (models.list.length && !models.chosen) running.problem = "This server has no model for chats.";
+  else if (attachments.some(({ url }) => url)) running.problem ||= refusalOf(models);
   running.changed();
   return !running.problem;
 }
 
-export function send(chat, text, parent = path(chat).at(-1)?.id ?? ROOT) {
-  if (canSend()) answerTo(chat, addTurn(chat, parent, { role: "user", content: text }).id);
+export function send(chat, text, attachments = [], parent = path(chat).at(-1)?.id ?? ROOT) {
+  if (!canSend(attachments)) return;
+  const turn = { role: "user", content: text, ...(attachments.length ? { attachments } : {}) };
+  answerTo(chat, addTurn(chat, parent, turn).id);
 }
 
 export function regenerate(chat, turn) {
   if (canSend()) answerTo(chat, turn.parent);
 }
 
-export function edit(chat, turn, text) {
-  send(chat, text, turn.parent);
+export function edit(chat, turn, text, attachments) {
+  send(chat, text, attachments, turn.parent);
 }
 
 export function goOnFrom(chat, turn) {

@@ -15,6 +15,16 @@ export function purpose({ chat, capabilities = [] }) {
   return PURPOSES[capabilities[0]] ?? (chat === false ? "raw prompts" : "");
 }
 
+// Whether a model reads images, as far as that is known: one that is not loaded yet may turn out to.
+const readsImages = ({ capabilities }) => capabilities === undefined || capabilities.includes("vision");
+
+// Why images cannot be sent to the chosen model; "" if they can.
+export function refusalOf({ chosen, talking }) {
+  if (!chosen || readsImages(chosen)) return "";
+  const others = talking.filter(readsImages).map(({ id }) => id);
+  return `${chosen.id} reads text only.${others.length ? ` Choose a model for images: ${others.join(", ")}.` : ""}`;
+}
+
 class Models extends Emitter {
   list = [];
   error = "";

@@ -33,10 +33,10 @@ export function TalkView({ chatId }) {
     setPanel(null);
     go("chat", other?.id);
   };
-  const onSend = (text) => {
-    if (!canSend()) return false;
+  const onSend = (text, attachments) => {
+    if (!canSend(attachments)) return false;
     const to = chat ?? chats.add();
-    send(to, text);
+    send(to, text, attachments);
     if (!chat) go("chat", to.id);
     return true;
   };

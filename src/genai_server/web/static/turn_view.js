@@ -1,4 +1,5 @@
 // One turn of a conversation, with what can be done with it.
+import { AttachmentList } from "./attachment_list.js";
 import { branches, choose } from "./chat.js";
 import { chats } from "./chats.js";
 import { rate } from "./completion.js";
@@ -23,23 +24,30 @@ export function TurnView(props) {
 function UserTurn({ chat, turn, isBusy }) {
   const [isEdited, setEdited] = useState(false);
   const [text, setText] = useState(turn.content);
+  const [attached, setAttached] = useState([]);
+  const begin = () => {
+    setText(turn.content);
+    setAttached(turn.attachments ?? []);
+    setEdited(true);
+  };
   const save = (event) => {
     event.preventDefault();
     setEdited(false);
-    edit(chat, turn, text);
+    edit(chat, turn, text, attached);
   };
   return html`<article class="turn user" aria-label="You">
     ${isEdited ? html`<form class="edit" onSubmit=${save}>
+        <${AttachmentList} attachments=${attached} onRemove=${setAttached} />
         <textarea aria-label="Edit your message" rows="4" value=${text} ref=${focused}
           onInput=${(event) => setText(event.target.value)}></textarea>
         <div class="actions"><button type="button" class="quiet" onClick=${() => setEdited(false)}>Cancel</button>
-          <button class="primary" disabled=${!text.trim() || isBusy}>Send</button></div></form>`
-      : html`<div class="bubble">${turn.content}</div>`}
+          <button class="primary" disabled=${(!text.trim() && !attached.length) || isBusy}>Send</button></div></form>`
+      : html`<${AttachmentList} attachments=${turn.attachments} />
+        ${turn.content.trim() && html`<div class="bubble">${turn.content}</div>`}`}
     <div class="turn-tools">
       <${Branches} chat=${chat} turn=${turn} isBusy=${isBusy} />
       <${CopyButton} text=${() => turn.content} />
-      <button type="button" class="quiet" disabled=${isBusy}
-        onClick=${() => { setText(turn.content); setEdited(true); }}>Edit</button>
+      <button type="button" class="quiet" disabled=${isBusy} onClick=${begin}>Edit</button>
     </div>
   </article>`;
 }

@@ -1,10 +1,8 @@
-"""Command-line parsers that suggest the option that was probably meant, and the types of their numbers."""
+"""A command-line parser that suggests the option or command that was probably meant."""
 
 import argparse
 import difflib
-from collections.abc import Callable, Iterable
-from contextlib import suppress
-from math import inf
+from collections.abc import Iterable
 from typing import Any, NoReturn
 
 # Maximum lines of a usage message that still leave the error in sight.
@@ -12,7 +10,7 @@ _MAX_USAGE = 12
 _ALIKE = 0.6
 
 
-class Parser(argparse.ArgumentParser):
+class SuggestingParser(argparse.ArgumentParser):
     """A parser that itself refuses unknown arguments, so that the usage shown is the subcommand's."""
 
     def parse_known_args(self, args: Iterable[str] | None = None, namespace: Any = None) -> tuple[Any, list[str]]:
@@ -43,24 +41,3 @@ def did_you_mean(given: str, known: Iterable[str]) -> str:
     """The end of an error message: the known name most like the given one, or nothing."""
     found = difflib.get_close_matches(given, list(known), 1, _ALIKE)
     return f"; did you mean {found[0]}?" if found else ""
-
-
-def positive(text: str) -> int:
-    """The whole number of an option, at least 1."""
-    with suppress(ValueError):
-        if (number := int(text)) >= 1:
-            return number
-    raise argparse.ArgumentTypeError(f"{text} is not a whole number of at least 1")
-
-
-def number_from(low: float, high: float = inf) -> Callable[[str], float]:
-    """The type of an option that is a finite number in this range."""
-
-    def parse(text: str) -> float:
-        with suppress(ValueError):
-            if low <= (number := float(text)) <= high and number < inf:
-                return number
-        wanted = f"{low:g} or more" if high == inf else f"between {low:g} and {high:g}"
-        raise argparse.ArgumentTypeError(f"{text} is not {wanted}")
-
-    return parse

@@ -1,0 +1,170 @@
+"""Damaged and odd image files, the same for each seed and number."""
+
+from __future__ import annotations
+
+import random
+import struct
+import zlib
+from collections.abc import Callable
+from io import BytesIO
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "ICO", "PPM", "JPEG2000", "AVIF", "MPO", "TGA", "SGI")
+_MODES = ("RGB", "RGBA", "L", "LA", "P", "1", "CMYK", "I;16", "YCbCr")
+_EDGES = (0, 1, 2, 0x7F, 0x80, 0xFF)
+_SIZES = (0, 1, 2, 16383, 16384, 65535, 2**24 - 1, 2**31 - 1, 2**32 - 1)
+_BEGINS = (
+    b"",
+    b"\x89PNG\r\n\x1a\n",
+    b"\xff\xd8\xff\xe0",
+    b"GIF89a",
+    b"BM",
+    b"RIFF\xff\xff\xff\x7fWEBPVP8X",
+    b"PK\x03\x04",
+    b"<svg>",
+)
+
+
+def hostile_image(seed: int, number: int) -> tuple[str, bytes]:
+    """What the file is, and its bytes. Each thousandth has many pixels, which takes seconds."""
+    chance = random.Random(f"{seed} {number}")
+    name, make = _RARE if number % _EVERY == _EVERY - 1 else chance.choice(_SORTS)
+    return name, make(chance)
+
+
+def _image(chance: random.Random) -> Image.Image:
+    width, height = (chance.choice((1, 2, 3, 8, 17, 64, 100, chance.randint(1, 400))) for _ in range(2))
+    noise = np.random.default_rng(chance.getrandbits(32)).integers(0, 256, (height, width, 3), np.uint8)
+    image = Image.fromarray(noise if chance.random() < 0.5 else noise // 128 * 255)
+    mode = chance.choice(_MODES)
+    if mode == "I;16":
+        return Image.fromarray(noise[:, :, 0].astype(np.uint16) * 257)
+    return image.convert(mode)
+
+
+def _file(chance: random.Random) -> bytes:
+    """An intact file of any format, also of those that are not read."""
+    image = _image(chance)
+    options: dict[str, Any] = {}
+    if chance.random() < 0.3:
+        exif = Image.Exif()
+        exif[0x0112] = chance.choice((0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 65535))
+        options["exif"] = exif
+    if chance.random() < 0.2 and image.mode != "I;16":
+        options |= {"save_all": True, "append_images": [_image(chance).convert(image.mode) for _ in range(3)]}
+    for format in (chance.choice(_FORMATS[:5]) if chance.random() < 0.8 else chance.choice(_FORMATS), "PNG"):
+        for mode in (image.mode, "RGB"):
+            file = BytesIO()
+            try:
+                image.convert(mode).save(file, format, **options)
+            except Exception:  # not every format has every mode and option
+                continue
+            return file.getvalue()
+    return b""
+
+
+def _cut(chance: random.Random) -> bytes:
+    data = _file(chance)
+    return data[: chance.randrange(len(data) + 1)]
+
+
+def _changed(chance: random.Random) -> bytes:
+    """A file with some of its bytes changed, removed or repeated, most often in its first ones."""
+    data = bytearray(_file(chance))
+    for _ in range(chance.choice((1, 1, 2, 5, 20))):
+        place = chance.randrange(min(len(data), chance.choice((64, 64, 512, len(data)))) or 1)
+        match chance.randrange(5):
+            case 0 if data:
+                data[place] ^= 1 << chance.randrange(8)
+            case 1 if data:
+                data[place] = chance.choice(_EDGES)
+            case 2:
+                del data[place : place + chance.choice((1, 4, 100))]
+            case 3:
+                data[place:place] = data[place : place + chance.choice((1, 4, 100))]
+            case _:
+                size = struct.pack(chance.choice(("<I", ">I")), chance.choice(_SIZES))
+                data[place : place + 4] = size
+    return bytes(data)
+
+
+def _mended(chance: random.Random) -> bytes:
+    """A PNG file with changed chunks whose checksums are right."""
+    file = BytesIO()
+    _image(chance).convert(chance.choice(("RGB", "L", "P", "RGBA"))).save(file, "PNG")
+    data, at, parts = file.getvalue(), 8, [file.getvalue()[:8]]
+    while at < len(data):
+        (length,) = struct.unpack(">I", data[at : at + 4])
+        name, content = data[at + 4 : at + 8], bytearray(data[at + 8 : at + 8 + length])
+        if content and chance.random() < 0.6:
+            content[chance.randrange(len(content))] = chance.choice(_EDGES)
+        for _ in range(chance.choice((0, 1, 1, 1, 1, 1, 2))):
+            parts.append(struct.pack(">I", len(content)) + name + content)
+            parts.append(struct.pack(">I", zlib.crc32(name + content)))
+        at += 12 + length
+    return b"".join(parts)
+
+
+def _claimed(chance: random.Random) -> bytes:
+    """A PNG, GIF, BMP or WebP header that claims a size, with few pixels or none."""
+    width, height = chance.choice(_SIZES), chance.choice(_SIZES)
+    match chance.randrange(4):
+        case 0:
+            content = zlib.compress(bytes(chance.choice((0, 1, 10_000_000))), 9)
+            chunks = (
+                (b"IHDR", struct.pack(">IIBBBBB", width, height, 8, chance.choice((0, 2, 3, 6)), 0, 0, 0)),
+                (b"IDAT", content),
+                (b"IEND", b""),
+            )
+            parts = (struct.pack(">I", len(c)) + n + c + struct.pack(">I", zlib.crc32(n + c)) for n, c in chunks)
+            return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
+        case 1:
+            frame = b"\x2c" + struct.pack("<HHHH", 0, 0, width & 0xFFFF, height & 0xFFFF) + b"\0\x02\x02\x4c\x01\0;"
+            return b"GIF89a" + struct.pack("<HH", width & 0xFFFF, height & 0xFFFF) + b"\x80\0\0" + bytes(6) + frame
+        case 2:
+            info = struct.pack(
+                "<IIIHHIIIIII",
+                40,
+                width,
+                height,
+                1,
+                chance.choice((1, 4, 8, 24, 32)),
+                chance.choice((0, 1, 3)),
+                0,
+                0,
+                0,
+                0,
+                0,
+            )
+            return b"BM" + struct.pack("<IHHI", 54, 0, 0, 54) + info + bytes(100)
+        case _:
+            canvas = (width & 0xFFFFFF).to_bytes(3, "little") + (height & 0xFFFFFF).to_bytes(3, "little")
+            body = b"WEBPVP8X" + struct.pack("<I", 10) + bytes((chance.choice((0, 2, 16)), 0, 0, 0)) + canvas
+            return b"RIFF" + struct.pack("<I", len(body)) + body
+
+
+def _other(chance: random.Random) -> bytes:
+    return chance.choice(_BEGINS) + chance.randbytes(chance.choice((0, 1, 10, 1000)))
+
+
+def _large(chance: random.Random) -> bytes:
+    """A small file of many pixels, within the limit or not."""
+    file = BytesIO()
+    side = chance.choice((3000, 5000, 7000, 7100, 12_000))
+    Image.new("1", (side, side)).save(file, chance.choice(("PNG", "GIF")))
+    return file.getvalue()
+
+
+_SORTS: list[tuple[str, Callable[[random.Random], bytes]]] = [
+    *[("intact", _file)] * 3,
+    *[("cut", _cut)] * 3,
+    *[("changed", _changed)] * 8,
+    *[("changed, checksums right", _mended)] * 3,
+    *[("size claimed", _claimed)] * 3,
+    *[("no image", _other)] * 2,
+]
+_RARE = ("many pixels", _large)
+_EVERY = 1000

@@ -1,0 +1,208 @@
+"""Prompts with images, in the batch and on a Generator: each answer must be the library's own.
+
+The models are tests/built_models/*-images: decoders of the real builder, with small vision graphs.
+"""
+
+from collections.abc import Sequence as Several
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime_genai as og
+import pytest
+from numpy.typing import NDArray
+
+from genai_server.engine.model.graph import read_decoder_graph
+from genai_server.engine.model.session import open_session
+from genai_server.engine.model.vision import ImageEncoder
+from genai_server.engine.model.vision_files import read_vision_files
+from genai_server.engine.prompt_images import EncodedImage, PromptImages
+from genai_server.engine.runners.base import Runner, run_pass
+from genai_server.engine.runners.batched import BatchedRunner, BatchLimits
+from genai_server.engine.runners.og_generator import OgGeneratorRunner
+from genai_server.engine.scheduling.scheduler_output import UNSHARED, Read
+from genai_server.engine.sequence import Sequence
+from genai_server.messages.generation_request import GenerationRequest, Image
+from tests.running_server import ROOT
+
+STEPS, LENGTH = 12, 250
+# Around an image; the library finds the images by the first one.
+START, END = 3, 4
+BUILT = ROOT / "tests" / "built_models"
+Grid = tuple[int, int, int]
+
+
+@dataclass
+class Case:
+    """A prompt and the tensors of its images, as the library's processor makes them."""
+
+    prompt: list[int] = field(default_factory=list)
+    images: list[Image] = field(default_factory=list)
+    tensors: list[dict[str, NDArray[Any]]] = field(default_factory=list)
+
+
+class Vision:
+    """A model that takes images, its cases, and what the library answers."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        files = read_vision_files(path)
+        assert files is not None
+        self.token, self.merge_size = files.image_token, files.merge_size
+        self.encoder = ImageEncoder(files, threads=1)
+        self._random = np.random.default_rng(1)
+        pixels = next(given for given in onnx.load(str(files.vision)).graph.input if given.name == "pixel_values")
+        self._width = pixels.type.tensor_type.shape.dim[1].dim_value
+        words = self.words
+        self.cases = [
+            self.case([*words(5), START], (1, 3, 2), [END, *words(4)]),
+            self.case(words(9)),
+            self.case([*words(3), START], (1, 2, 2), [END, *words(2), START], (1, 4, 5), [END, *words(3)]),
+            self.case([START], (1, 6, 6), [END, *words(1)]),
+        ]
+        self._model = og.Model(str(path))
+        self.answers = [self._by_library(case) for case in self.cases]
+        self.generator = OgGeneratorRunner(path, "cpu", threads=1)
+        graph = read_decoder_graph(path)
+        # Memory for the checkpoints of a hybrid.
+        limits = BatchLimits(12, LENGTH, replace(UNSHARED, num_pages=40, checkpoint_pages=1))
+        self.batch = BatchedRunner(graph, open_session(graph, 1, optimized=False), self.generator.model, limits)
+
+    def words(self, number: int) -> list[int]:
+        return [int(token) for token in self._random.integers(20, 250, number)]
+
+    def case(self, *parts: list[int] | Grid) -> Case:
+        found = Case()
+        for part in parts:
+            if isinstance(part, list):
+                found.prompt += part
+                continue
+            frames, rows, columns = part
+            num_features, size = frames * rows * columns, self.merge_size
+            pixels = self._random.normal(size=(num_features * size**2, self._width)).astype(np.float32)
+            grid = np.array([[frames, rows * size, columns * size]], np.int64)
+            found.tensors.append({"pixel_values": pixels, "image_grid_thw": grid})
+            found.images.append(Image("digest", "", len(found.prompt), num_features, part))
+            found.prompt += [self.token] * num_features
+        return found
+
+    def _by_library(self, case: Case) -> list[int]:
+        parameters = og.GeneratorParams(self._model)
+        parameters.set_search_options(max_length=LENGTH, do_sample=False, batch_size=1)
+        generator = og.Generator(self._model, parameters)
+        inputs = og.NamedTensors()
+        inputs["input_ids"] = np.array([case.prompt], np.int32)
+        if case.tensors:
+            for name in ("pixel_values", "image_grid_thw"):
+                inputs[name] = np.concatenate([tensors[name] for tensors in case.tensors])
+            inputs["num_image_tokens"] = np.array([case.prompt.count(self.token)], np.int64)
+            generator.set_inputs(inputs)
+        else:
+            generator.append_tokens(np.array(case.prompt, np.int32))
+        answer: list[int] = []
+        while len(answer) < STEPS:
+            logits = np.array(generator.get_logits()).reshape(-1, 300)[-1].copy()
+            logits[self.token] = -np.inf  # the library fails once it has chosen one
+            answer.append(int(logits.argmax()))
+            generator.append_tokens(np.array(answer[-1:], np.int32))
+        return answer
+
+    def sequences(self, serial: int = 0, more: Several[int] = (), **fields: Any) -> list[Sequence]:
+        """A sequence for each case, with `more` tokens behind its prompt. Images have ids from `serial` on."""
+        found = []
+        for number, case in enumerate(self.cases):
+            prompt = [*case.prompt, *more]
+            request = GenerationRequest(str(number), prompt, STEPS, LENGTH, images=case.images, **fields)
+            sequence = Sequence(number, (0, 0), request, lambda: 0.0, reuses_past=True)
+            if case.images:
+                encoded = [
+                    EncodedImage(serial + 10 * number + place, self.encoder.encode(tensors))
+                    for place, tensors in enumerate(case.tensors)
+                ]
+                sequence.take_images(PromptImages(prompt, case.images, encoded, self.token))
+            found.append(sequence)
+        return found
+
+
+@pytest.fixture(scope="module", params=["qwen-3-vl-images", "qwen-3.5-images"])
+def vision(request: pytest.FixtureRequest) -> Vision:
+    return Vision(BUILT / request.param)
+
+
+def answers(runner: Runner, sequences: Several[Sequence], chunk: int) -> list[list[int]]:
+    """Greedy answers. Each pass reads up to `chunk` tokens of every sequence that has no complete answer."""
+    for sequence in sequences:
+        sequence.batched = True
+        sequence.num_read = sequence.num_cached = runner.open(sequence)
+    while running := [sequence for sequence in sequences if sequence.num_produced < STEPS]:
+        reads = [
+            Read.next(
+                sequence, 1 if sequence.is_decoding else runner.fit_chunk(sequence, min(chunk, sequence.num_unread))
+            )
+            for sequence in running
+        ]
+        for read, scores in zip(reads, run_pass(runner, reads), strict=True):
+            if not read.sequence.num_unread:
+                read.sequence.append(int(scores.last.argmax()))
+    for sequence in sequences:
+        runner.close(sequence.id)
+    return [sequence.tokens[len(sequence.prompt) :] for sequence in sequences]
+
+
+@pytest.mark.parametrize("chunk", [1000, 7, 3])
+def test_a_batch_answers_as_the_library_does(vision: Vision, chunk: int) -> None:
+    vision.batch.forget()
+    assert answers(vision.batch, vision.sequences(), chunk) == vision.answers
+
+
+def test_a_generator_answers_as_the_library_does(vision: Vision) -> None:
+    for sequence, expected in zip(vision.sequences(), vision.answers, strict=True):
+        vision.generator.open(sequence)
+        if sequence.images is not None:
+            assert vision.generator.fit_chunk(sequence, 4) == len(sequence.prompt)
+        while sequence.num_produced < STEPS:
+            (scores,) = run_pass(vision.generator, [Read.next(sequence, sequence.num_unread)])
+            sequence.append(int(scores.last.argmax()))
+        vision.generator.close(sequence.id)
+        assert sequence.tokens[len(sequence.prompt) :] == expected
+
+
+def test_a_cached_prefix_is_used_for_the_same_image_only(vision: Vision) -> None:
+    vision.batch.forget()
+    expected = answers(vision.batch, vision.sequences(more=[20, 21, 22]), 1000)
+    vision.batch.forget()
+    answers(vision.batch, vision.sequences(), 1000)
+    for serial in (0, 500):
+        for sequence, case, answer in zip(
+            vision.sequences(serial, more=[20, 21, 22]), vision.cases, expected, strict=True
+        ):
+            assert answers(vision.batch, [sequence], 1000) == [answer]
+            if case.images:
+                assert (sequence.num_cached > case.images[-1].start) == (serial == 0)
+
+
+def test_image_tokens_are_never_chosen(vision: Vision) -> None:
+    for runner in (vision.batch, vision.generator):
+        sequence = vision.sequences()[0]
+        runner.open(sequence)
+        (scores,) = run_pass(runner, [Read.next(sequence, sequence.num_unread)])
+        assert np.isneginf(scores.last[vision.token])
+        assert np.isfinite(np.delete(scores.last, vision.token)).all()
+        runner.close(sequence.id)
+
+
+def test_exact_rows_are_bitwise_equal_alone_and_in_company(vision: Vision) -> None:
+    def logits(numbers: Several[int]) -> NDArray[np.float32]:
+        vision.batch.forget()
+        chosen = [vision.sequences(exact=True)[number] for number in numbers]
+        for sequence in chosen:
+            sequence.num_read = vision.batch.open(sequence)
+        found = run_pass(vision.batch, [Read.next(sequence, sequence.num_unread) for sequence in chosen])
+        first = found[0].last.copy()
+        for sequence in chosen:
+            vision.batch.close(sequence.id)
+        return first
+
+    np.testing.assert_array_equal(logits([0]), logits([0, 1, 2, 3]))

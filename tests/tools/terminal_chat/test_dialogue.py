@@ -1,0 +1,136 @@
+"""Images in the dialogue, as the command sends them to a server that lists two models."""
+
+import base64
+import json
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+
+from tests.running_server import clean_environment, run_command
+
+PNG = b"\x89PNG\r\n\x1a\n rest"
+PART = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{base64.b64encode(PNG).decode()}"}}
+REFUSED = "refuse this"
+
+
+class Server(ThreadingHTTPServer):
+    """Answers each chat with one word and keeps the messages; refuses those that say so."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server_port}"
+        self.asked: list[list[dict[str, Any]]] = []
+        self.models: list[dict[str, Any]] = [
+            {"id": "sees", "capabilities": ["completion", "vision"]},
+            {"id": "reads", "capabilities": ["completion"]},
+            {"id": "later", "state": "unloaded"},
+        ]
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Server
+
+    def do_GET(self) -> None:
+        self._send(200, json.dumps({"data": self.server.models}))
+
+    def do_POST(self) -> None:
+        messages = json.loads(self.rfile.read(int(self.headers["content-length"])))["messages"]
+        self.server.asked.append(messages)
+        if REFUSED in json.dumps(messages[-1]):
+            self._send(400, json.dumps({"error": {"message": "messages[0].content[0]: no image"}}))
+        else:
+            self._send(200, f"data: {json.dumps({'choices': [{'delta': {'content': 'Fine.'}}]})}\n\ndata: [DONE]\n\n")
+
+    def _send(self, status: int, text: str) -> None:
+        self.send_response(status)
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Nothing."""
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with Server() as server:
+        thread = Thread(target=server.serve_forever)
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def picture(tmp_path: Path) -> Path:
+    path = tmp_path / "a cat.png"
+    path.write_bytes(PNG)
+    return path
+
+
+def chat(server: Server, said: str, *options: str) -> tuple[int, str, str]:
+    """Status, output and errors of the command."""
+    done = run_command("chat", server.url, *options, environment=clean_environment(), said=said)
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_images_of_the_command_line_go_with_the_first_question(server: Server, picture: Path) -> None:
+    status, _, errors = chat(server, "What?\nSure?\n", "--image", str(picture), "--image", str(picture))
+    assert (status, errors) == (0, "")
+    first = {"role": "user", "content": [PART, PART, {"type": "text", "text": "What?"}]}
+    assert server.asked[0] == [first]
+    assert server.asked[1] == [first, {"role": "assistant", "content": "Fine."}, {"role": "user", "content": "Sure?"}]
+
+
+def test_an_attached_image_goes_with_the_next_question(server: Server, picture: Path) -> None:
+    _, out, errors = chat(server, f"Hello!\n/image {picture}\nWhat?\n/retry\nSure?\n")
+    assert "a cat.png goes with the next question" in out
+    assert errors == ""
+    assert [messages[-1]["content"] for messages in server.asked] == [
+        "Hello!",
+        [PART, {"type": "text", "text": "What?"}],
+        [PART, {"type": "text", "text": "What?"}],
+        "Sure?",
+    ]
+    assert server.asked[3][2]["content"] == [PART, {"type": "text", "text": "What?"}]
+
+
+def test_clearing_also_forgets_an_attached_image(server: Server, picture: Path) -> None:
+    chat(server, f"/image {picture}\n/clear\nHello!\n")
+    assert [messages[-1]["content"] for messages in server.asked] == ["Hello!"]
+
+
+def test_a_wrong_file_is_reported_and_the_chat_continues(server: Server, tmp_path: Path) -> None:
+    (tmp_path / "notes.png").write_text("text", encoding="utf-8")
+    status, _, errors = chat(server, f"/image\n/image {tmp_path}/none.png\n/image {tmp_path}/notes.png\nHello!\n")
+    assert status == 0
+    assert "error: /image needs a FILE" in errors
+    assert "none.png cannot be read: No such file or directory" in errors
+    assert "notes.png is not a PNG, JPEG, WebP, GIF or BMP image" in errors
+    assert [messages[-1]["content"] for messages in server.asked] == ["Hello!"]
+    status, _, errors = chat(server, "Hello!\n", "--image", f"{tmp_path}/none.png")
+    assert status == 2
+    assert "argument --image: " in errors
+    assert "none.png cannot be read: No such file or directory" in errors
+
+
+def test_a_model_that_reads_text_only_gets_no_image(server: Server, picture: Path) -> None:
+    refusal = "reads reads text only; models for images: sees, later"
+    status, _, errors = chat(server, "What?\n", "--image", str(picture), "--model", "reads")
+    assert (status, refusal in errors, server.asked) == (1, True, [])
+    status, _, errors = chat(server, f"/image {picture}\nHello!\n", "--model", "reads")
+    assert (status, refusal in errors) == (0, True)
+    assert [messages[-1]["content"] for messages in server.asked] == ["Hello!"]
+    # What an unloaded model reads is not known.
+    status, _, errors = chat(server, "What?\n", "--image", str(picture), "--model", "later")
+    assert (status, errors) == (0, "")
+
+
+def test_a_refused_image_is_reported_and_leaves_the_history(server: Server, picture: Path) -> None:
+    status, _, errors = chat(server, f"{REFUSED}\nHello!\n", "--image", str(picture))
+    assert status == 0
+    assert "error: 400: messages[0].content[0]: no image" in errors
+    assert server.asked[1] == [{"role": "user", "content": "Hello!"}]
