@@ -23,6 +23,7 @@ from _clients.installation import commands_here, install, installed_version, nam
 from _clients.libraries import LIBRARIES, QUICK
 from _clients.ollama_clients import OLLAMA
 from _clients.open_responses import OPEN_RESPONSES
+from _clients.picture import IMAGES_MODEL
 from _clients.report import merged, placed, rows
 from _clients.structures import STRUCTURES
 from _clients.suites import SUITES
@@ -52,6 +53,7 @@ SETTINGS = {
     # Tests of other servers name their own models.
     Model.DEMO: {"GENAI_MODEL_DIR": str(DEMO), "GENAI_MODEL_ALIASES": "*=onnx-genai"},
     Model.POOLED: {"GENAI_MODELS": f"vectors={DEMO}-embeddings,scores={DEMO}-reranker"},
+    Model.IMAGES: {"GENAI_MODELS": f"{IMAGES_MODEL}={REPOSITORY}/tests/built_models/qwen-3-vl-images"},
 }
 PAGE = REPOSITORY / "docs" / "compatibility.md"
 
@@ -103,10 +105,12 @@ def check(clients: Sequence[Client], work: Path, *, quick: bool) -> list[Result]
                 version = own_version(client) if quick else installed_version(client, folder)
                 if client.fetch is not None:
                     version = client.fetch(folder)
-                if client.model not in urls:
-                    urls[client.model] = _serve(running, client.model, work)
+                for model in (client.model, *([Model.IMAGES] if client.images else [])):
+                    if model not in urls:
+                        urls[model] = _serve(running, model, work)
+                images_url = urls[Model.IMAGES] if client.images else ""
                 folder.mkdir(exist_ok=True)
-                checks = client.check(Place(folder, commands, urls[client.model]))
+                checks = client.check(Place(folder, commands, urls[client.model], images_url))
             except (PeerUnavailable, OSError, ValueError) as error:
                 results.append(Result(client.name, "", missing=str(error)))
             else:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import httpx
 from _load.server import DEMO, HOST, DoesNotStart, free_port, run_server, running
 
 from .client import Check, Client, Place
+from .picture import IMAGES_MODEL, TOKENS, png
 from .recipe import recipe
 
 _NAME = "Open WebUI"
@@ -76,6 +78,7 @@ def _check_open_webui(place: Place) -> list[Check]:
                 return [
                     *_checks(client, "onnx-genai"),
                     *_checks_over_ollama(client, place.url),
+                    *_checks_of_an_image(client, place),
                     *_checks_of_a_file(client, place),
                 ]
         except DoesNotStart as error:
@@ -101,6 +104,40 @@ def _checks_over_ollama(client: httpx.Client, url: str) -> list[Check]:
     return _checks(client, "onnx-genai:latest", " over Ollama's API")
 
 
+def _checks_of_an_image(client: httpx.Client, place: Place) -> list[Check]:
+    """An image as its page sends it, over both connections, to the model that reads images."""
+    urls = [place.url, place.images_url]
+    settings = {
+        "/openai/config/update": _openai_connections(*(f"{url}/v1" for url in urls)),
+        "/ollama/config/update": {"ENABLE_OLLAMA_API": True, "OLLAMA_BASE_URLS": urls, "OLLAMA_API_CONFIGS": {}},
+    }
+    if why := _set(client, settings):
+        return [Check("its settings for images", why)]
+    return [
+        _check("an image", lambda: _image(client, IMAGES_MODEL)),
+        _check("an image over Ollama's API", lambda: _image(client, f"{IMAGES_MODEL}:latest")),
+    ]
+
+
+def _openai_connections(*urls: str) -> dict[str, object]:
+    return {
+        "ENABLE_OPENAI_API": True,
+        "OPENAI_API_BASE_URLS": list(urls),
+        "OPENAI_API_KEYS": ["none"] * len(urls),
+        "OPENAI_API_CONFIGS": {},
+    }
+
+
+def _set(client: httpx.Client, settings: Mapping[str, object]) -> str:
+    """Change settings, given by their paths; returns why one was refused."""
+    for path, wanted in settings.items():
+        if (response := client.post(path, json=wanted)).is_error:
+            return f"{response.status_code}: {response.text[:200]}"
+    # It asks the new connections for their models.
+    client.get("/api/models", params={"refresh": "true"})
+    return ""
+
+
 def _checks_of_a_file(client: httpx.Client, place: Place) -> list[Check]:
     """Questions about a file, to the demo model and to the scripted one; the demo model for embeddings finds the words.
 
@@ -111,21 +148,15 @@ def _checks_of_a_file(client: httpx.Client, place: Place) -> list[Check]:
     with run_server(folder, {"GENAI_MODELS": f"chat={DEMO},vectors={DEMO}-embeddings"}) as server:
         url = f"http://{HOST}:{server.port}/v1"
         settings = {
-            "/openai/config/update": {
-                "ENABLE_OPENAI_API": True,
-                "OPENAI_API_BASE_URLS": [f"{place.url}/v1", url],
-                "OPENAI_API_KEYS": ["none", "none"],
-                "OPENAI_API_CONFIGS": {},
-            },
+            "/openai/config/update": _openai_connections(f"{place.url}/v1", url),
             "/api/v1/retrieval/embedding/update": {
                 "RAG_EMBEDDING_ENGINE": "openai",
                 "RAG_EMBEDDING_MODEL": "vectors",
                 "openai_config": {"url": url, "key": "none"},
             },
         }
-        for path, wanted in settings.items():
-            if (response := client.post(path, json=wanted)).is_error:
-                return [Check("its settings for files", f"{response.status_code}: {response.text[:200]}")]
+        if why := _set(client, settings):
+            return [Check("its settings for files", why)]
         return [
             _check("the right part of a file", lambda: _source(client)),
             _check("that part in the prompt", lambda: _read(client)),
@@ -166,6 +197,18 @@ def _title(client: httpx.Client, model: str) -> str:
     return "" if said == '{"title": "Hello"}' else f"it said: {said}"
 
 
+def _image(client: httpx.Client, model: str) -> str:
+    def tokens(content: object) -> int:
+        wanted = {"model": model, "messages": [{"role": "user", "content": content}], "stream": False, "max_tokens": 4}
+        usage = client.post("/api/chat/completions", json=wanted).json()["usage"]
+        return int(usage.get("prompt_tokens") or usage["prompt_eval_count"])
+
+    url = f"data:image/png;base64,{base64.b64encode(png()).decode()}"
+    parts = [{"type": "text", "text": _QUESTION}, {"type": "image_url", "image_url": {"url": url}}]
+    found = tokens(parts) - tokens(_QUESTION)
+    return "" if found == TOKENS else f"the image has {found} tokens instead of {TOKENS}"
+
+
 def _source(client: httpx.Client) -> str:
     answer = _about_a_file(client, "chat")
     found = [text for source in answer["sources"] for text in source["document"]]
@@ -191,4 +234,4 @@ def _about_a_file(client: httpx.Client, model: str) -> dict[str, Any]:
     return answer
 
 
-APPLICATIONS = (Client(_NAME, ("open-webui",), _check_open_webui, recipe=_NAME),)
+APPLICATIONS = (Client(_NAME, ("open-webui",), _check_open_webui, images=True, recipe=_NAME),)

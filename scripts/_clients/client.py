@@ -24,6 +24,8 @@ class Model(Enum):
     DEMO = "demo"
     # The demo models for embeddings and reranking.
     POOLED = "pooled"
+    # A small model of the tests that reads images; what it says has no meaning.
+    IMAGES = "images"
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,8 @@ class Place:
     commands: Path
     # The server's URL, without /v1.
     url: str
+    # The URL of a server whose model reads images; "" for a client that sends none.
+    images_url: str = ""
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,8 @@ class Client:
     check: Callable[[Place], list[Check]]
     registry: Registry = Registry.PYPI
     model: Model = Model.SCRIPTED
+    # Whether it also sends an image, to another server.
+    images: bool = False
     # The heading of docs/clients.md whose lines are run; "" for none.
     recipe: str = ""
     # Below node_modules: fetches or links the program after the installation.

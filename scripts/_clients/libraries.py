@@ -6,6 +6,7 @@ import json
 import shutil
 from pathlib import Path
 
+from . import picture
 from .client import Check, Client, Model, Place, Registry
 from .program import run
 from .recipe import recipe
@@ -16,18 +17,26 @@ _SECONDS = 120.0
 
 
 def library(
-    name: str, packages: tuple[str, ...], program: str, *, heading: str = "", model: Model = Model.SCRIPTED
+    name: str,
+    packages: tuple[str, ...],
+    program: str,
+    *,
+    heading: str = "",
+    model: Model = Model.SCRIPTED,
+    images: bool = False,
 ) -> Client:
-    """A library whose checks are a program's."""
+    """A library whose checks are a program's; `images` if that also sends an image."""
 
     def check(place: Place) -> list[Check]:
         environment = {"CHECKED_URL": place.url, "PYTHONPATH": str(_SCRIPTS), "PYTHONWARNINGS": "ignore"}
+        if images:
+            environment |= picture.environment(place.images_url)
         if heading:
             environment["CHECKED_RECIPE"] = recipe(heading, place.url)
         return _run(program, place, environment)
 
     registry = Registry.NPM if program.endswith(".mjs") else Registry.PYPI
-    return Client(name, packages, check, registry, model, heading)
+    return Client(name, packages, check, registry, model, images, heading)
 
 
 def _run(program: str, place: Place, environment: dict[str, str]) -> list[Check]:
@@ -45,14 +54,16 @@ def _run(program: str, place: Place, environment: dict[str, str]) -> list[Check]
 
 
 QUICK = (
-    library("`openai` (Python)", ("openai", "pydantic"), "openai_sdk.py"),
-    library("`anthropic` (Python)", ("anthropic", "pydantic"), "anthropic_sdk.py"),
+    library("`openai` (Python)", ("openai", "pydantic"), "openai_sdk.py", images=True),
+    library("`anthropic` (Python)", ("anthropic", "pydantic"), "anthropic_sdk.py", images=True),
     library("OpenAI Agents SDK", ("openai-agents",), "openai_agents.py"),
 )
 LIBRARIES = (
     *QUICK,
-    library("LangChain", ("langchain-openai",), "langchain_models.py", heading="LangChain"),
-    library("LlamaIndex", ("llama-index-llms-openai-like",), "llama_index_models.py", heading="LlamaIndex"),
+    library("LangChain", ("langchain-openai",), "langchain_models.py", heading="LangChain", images=True),
+    library(
+        "LlamaIndex", ("llama-index-llms-openai-like",), "llama_index_models.py", heading="LlamaIndex", images=True
+    ),
     library(
         "LangChain embeddings",
         ("langchain-openai",),
@@ -90,7 +101,7 @@ LIBRARIES = (
     ),
     library("litellm", ("litellm", "mcp"), "litellm_completion.py", heading="litellm"),
     library("instructor", ("instructor", "anthropic"), "instructor_modes.py"),
-    library("pydantic-ai", ("pydantic-ai-slim[openai]",), "pydantic_ai_agent.py"),
+    library("pydantic-ai", ("pydantic-ai-slim[openai]",), "pydantic_ai_agent.py", images=True),
     library("LangGraph", ("langgraph", "langchain-openai"), "langgraph_agent.py"),
     library("Haystack", ("haystack-ai",), "haystack_components.py"),
     library("CrewAI", ("crewai",), "crewai_crew.py"),
@@ -104,7 +115,12 @@ LIBRARIES = (
     library("DSPy", ("dspy",), "dspy_programs.py"),
     library("AutoGen", ("autogen-agentchat", "autogen-ext[openai]"), "autogen_agents.py"),
     library("Semantic Kernel", ("semantic-kernel",), "semantic_kernel_agents.py"),
-    library("AI SDK (JavaScript)", ("ai", "@ai-sdk/openai-compatible", "@ai-sdk/anthropic", "zod"), "ai_sdk.mjs"),
+    library(
+        "AI SDK (JavaScript)",
+        ("ai", "@ai-sdk/openai-compatible", "@ai-sdk/anthropic", "zod"),
+        "ai_sdk.mjs",
+        images=True,
+    ),
     library("`openai` (JavaScript)", ("openai", "zod"), "openai_sdk.mjs"),
     library("`@anthropic-ai/sdk`", ("@anthropic-ai/sdk", "zod"), "anthropic_sdk.mjs"),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from .libraries import library
 
 OLLAMA = (
-    library("`ollama` (Python)", ("ollama",), "ollama_sdk.py", heading="Ollama's clients"),
+    library("`ollama` (Python)", ("ollama",), "ollama_sdk.py", heading="Ollama's clients", images=True),
     library("`ollama` (JavaScript)", ("ollama", "zod"), "ollama_sdk.mjs"),
-    library("LangChain with Ollama", ("langchain-ollama",), "langchain_ollama_models.py"),
+    library("LangChain with Ollama", ("langchain-ollama",), "langchain_ollama_models.py", images=True),
 )

@@ -8,6 +8,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from genai_server.engine.image_worker import ImageWorker
 from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.runners.scores import Scores
 from genai_server.engine.runners.scripted import ScriptedPooledRunner, ScriptedRunner
@@ -29,12 +30,13 @@ class Bench(SteppedLoop):
         clock: Callable[[], float] | None = None,
         pooled: ScriptedPooledRunner | None = None,
         processor_time: Callable[[], float] = time.thread_time,
+        images: ImageWorker | None = None,
         **limits: Any,
     ) -> None:
         self.runner = ScriptedRunner()
         ticks = count()
         super().__init__(
-            RunnerPair(pooled or self.runner),
+            RunnerPair(pooled or self.runner, images=images),
             (Scheduler if pooled is None else PoolingScheduler)(
                 pooled or self.runner, **{"max_running": 4, "max_waiting": 4, "prefill_chunk": 8} | limits
             ),

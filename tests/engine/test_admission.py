@@ -1,14 +1,20 @@
 """Requests with grammars, biases, log probabilities or no tokens at all, from their arrival at the loop."""
 
 import math
+import threading
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
+from genai_server.engine.image_worker import ImageWorker
 from genai_server.engine.ipc.mailbox import Disconnected
 from genai_server.messages.admin import SetRuntimeOption
 from genai_server.messages.error import ErrorInfo
-from genai_server.messages.generation_request import FinishReason, Sampling, TokenLogprob
+from genai_server.messages.generation_request import FinishReason, Image, Sampling, TokenLogprob
 from genai_server.messages.protocol import Accepted, Cancel, Finished, Load, PromptLogprobs, Refused, Tokens
 from tests.engine.bench import Bench, nothing_compiles
 from tests.engine.sampling.grammars import AMBIGUOUS
@@ -244,3 +250,106 @@ def test_prompt_with_an_unknown_token_is_refused(bench: Bench) -> None:
     refused = bench.refusal(1)
     assert refused.param == "prompt"
     assert f"token {size} is not among the model's {size}" in refused.message
+
+
+# images
+
+
+class ImageBench(Bench):
+    """A bench whose model takes images of two features each; token 7 stands for them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.gate = threading.Event()
+        self.gate.set()
+        self.path = folder / "image.npz"
+        np.savez(self.path, pixel_values=np.zeros((2, 4), np.float32))
+        self.encoded = 0
+        super().__init__(folder, max_running=2, max_waiting=1, images=ImageWorker(self._encode, 7, 1000))
+
+    def _encode(self, tensors: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
+        assert self.gate.wait(60)
+        self.encoded += 1
+        return tensors["pixel_values"]
+
+    def submit_image(self, key: int, script: str = "say a", **fields: Any) -> None:
+        image = Image("digest", str(self.path), 0, 2)
+        fields = {"max_tokens": 5, "max_length": 100, "images": [image]} | fields
+        self.put_request(key, [7, 7, *f"{script}\n\x04".encode()], **fields)
+
+
+@pytest.fixture
+def image_bench(tmp_path: Path) -> ImageBench:
+    return ImageBench(tmp_path)
+
+
+def test_request_is_accepted_once_its_images_are_encoded(image_bench: ImageBench) -> None:
+    image_bench.gate.clear()
+    image_bench.submit_image(1)
+    image_bench.steps(2)
+    assert image_bench.of(1) == []
+    image_bench.gate.set()
+    image_bench.run(1)
+    assert image_bench.kinds(1)[0] is Accepted
+    assert image_bench.reason(1) in (FinishReason.STOP, FinishReason.LENGTH)
+
+
+def test_answers_go_on_while_images_are_encoded(image_bench: ImageBench) -> None:
+    image_bench.gate.clear()
+    image_bench.submit_image(1)
+    image_bench.submit(2, "say b")
+    image_bench.step_until(lambda: Finished in image_bench.kinds(2))
+    assert image_bench.text(2) == "b"
+    assert image_bench.of(1) == []
+    image_bench.gate.set()
+    image_bench.run(1)
+
+
+def test_request_with_grammar_and_image_waits_for_both(image_bench: ImageBench) -> None:
+    image_bench.gate.clear()
+    image_bench.submit_image(1, "say a", grammar='start: "a"')
+    image_bench.step_until(lambda: bool(image_bench.loop._admission._guidance._kept))
+    image_bench.steps(2)
+    assert image_bench.of(1) == []
+    image_bench.gate.set()
+    image_bench.run(1)
+    assert image_bench.text(1) == "a"
+
+
+def test_client_gone_during_encoding_gets_no_answer(image_bench: ImageBench) -> None:
+    image_bench.gate.clear()
+    image_bench.submit_image(1)
+    image_bench.steps(1)
+    image_bench.put(Cancel(1))
+    image_bench.steps(1)
+    image_bench.gate.set()
+    image_bench.submit_image(2)
+    image_bench.run(2)
+    assert image_bench.of(1) == []
+    assert image_bench.kinds(2)[-1] is Finished
+
+
+def test_an_unreadable_image_refuses_its_request(image_bench: ImageBench) -> None:
+    image_bench.submit_image(1, images=[Image("other", "nowhere.npz", 0, 2)])
+    image_bench.step_until(lambda: bool(image_bench.of(1)))
+    assert image_bench.refusal(1).code == "runner_failed"
+    assert image_bench.answer(2, "say b") == "b"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"images": []}, "prompt"),
+        ({"prediction": [1, 7]}, "prediction"),
+        ({"sampling": Sampling(logit_bias={7: 1.0})}, "logit_bias"),
+    ],
+)
+def test_tokens_of_images_stand_for_images_only(image_bench: ImageBench, fields: dict[str, Any], param: str) -> None:
+    image_bench.submit_image(1, **fields)
+    image_bench.steps(1)
+    assert image_bench.refusal(1).param == param
+
+
+def test_a_text_model_refuses_images(bench: Bench) -> None:
+    bench.put_request(1, [7, 7, 8], max_tokens=5, max_length=100, images=[Image("digest", "file", 0, 2)])
+    bench.steps(1)
+    assert bench.refusal(1).param == "images"

@@ -2,7 +2,10 @@
 import { createAnthropic } from "@ai-sdk/anthropic";
 import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
 import { Output, generateText, stepCountIs, streamText, tool } from "ai";
-import { ANSWER, ASK_FOR_WEATHER, City, MODEL, PARIS, PARIS_JSON, Place, URL, WEATHER, call, collect, equal, getWeather, run } from "./checks.mjs";
+import {
+  ANSWER, ASK_FOR_WEATHER, City, IMAGES_MODEL, IMAGES_URL, MODEL, PARIS, PARIS_JSON, PICTURE, PICTURE_TOKENS, Place, URL,
+  WEATHER, WHAT, call, collect, equal, getWeather, run,
+} from "./checks.mjs";
 
 const baseURL = `${URL}/v1`;
 const openai = createOpenAICompatible({ name: "genai", baseURL, apiKey: "none", includeUsage: true, supportsStructuredOutputs: true });
@@ -26,6 +29,20 @@ for (const [name, model] of Object.entries(providers)) {
   checks[`${name}: tool loop`] = async () => {
     const answer = await generateText({ model, prompt: ASK_FOR_WEATHER, tools, stopWhen: stepCountIs(3), ...given });
     equal(answer.text.includes(WEATHER), true);
+  };
+}
+
+const pictured = {
+  "openai-compatible": createOpenAICompatible({ name: "genai", baseURL: `${IMAGES_URL}/v1`, apiKey: "none" })(IMAGES_MODEL),
+  anthropic: createAnthropic({ baseURL: `${IMAGES_URL}/v1`, apiKey: "none" })(IMAGES_MODEL),
+};
+for (const [name, model] of Object.entries(pictured)) {
+  checks[`${name}: an image`] = async () => {
+    const tokens = async (...images) => {
+      const messages = [{ role: "user", content: [...images, { type: "text", text: WHAT }] }];
+      return (await generateText({ model, messages, ...given, maxOutputTokens: 4 })).usage.inputTokens;
+    };
+    equal((await tokens({ type: "image", image: PICTURE, mediaType: "image/png" })) - (await tokens()), PICTURE_TOKENS);
   };
 }
 

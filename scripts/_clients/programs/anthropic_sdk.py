@@ -7,10 +7,15 @@ import anthropic
 from _clients.programs.checks import (
     ANSWER,
     ASK_FOR_WEATHER,
+    IMAGES_MODEL,
+    IMAGES_URL,
     MODEL,
     PARIS,
+    PICTURE,
+    PICTURE_TOKENS,
     URL,
     WEATHER,
+    WHAT,
     City,
     check,
     equal,
@@ -53,6 +58,19 @@ def _tools() -> None:
 def _count() -> None:
     fields = {name: value for name, value in _ask("say hello").items() if name != "max_tokens"}
     equal(client.messages.count_tokens(**fields).input_tokens > 0, True)
+
+
+@check("an image")
+def _image() -> None:
+    pictured = anthropic.Anthropic(base_url=IMAGES_URL, api_key="none", max_retries=0)
+
+    def tokens(*images: Any) -> int:
+        messages: Any = [{"role": "user", "content": [*images, {"type": "text", "text": WHAT}]}]
+        usage = pictured.messages.create(model=IMAGES_MODEL, max_tokens=4, messages=messages).usage
+        return int(usage.input_tokens + (usage.cache_read_input_tokens or 0))
+
+    source = {"type": "base64", "media_type": "image/png", "data": PICTURE}
+    equal(tokens({"type": "image", "source": source}) - tokens(), PICTURE_TOKENS)
 
 
 @check("errors")

@@ -4,6 +4,13 @@ import { z } from "zod";
 // The server's, without /v1.
 export const URL = process.env.CHECKED_URL;
 export const MODEL = "onnx-genai";
+// Another server, whose model reads images; its answers have no meaning.
+export const IMAGES_URL = process.env.CHECKED_IMAGES_URL;
+export const IMAGES_MODEL = process.env.CHECKED_IMAGES_MODEL;
+// A PNG in base64, and its tokens in a prompt of that model.
+export const PICTURE = process.env.CHECKED_PICTURE;
+export const PICTURE_TOKENS = Number(process.env.CHECKED_PICTURE_TOKENS);
+export const WHAT = "What is this?";
 export const PARIS = { name: "Paris", people: 2100000 };
 export const City = z.object({ name: z.string(), people: z.number() });
 // With the white space that answers to a schema have.

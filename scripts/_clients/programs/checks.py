@@ -17,6 +17,13 @@ from pydantic import BaseModel
 # The server's, without /v1.
 URL = os.environ["CHECKED_URL"]
 MODEL = "onnx-genai"
+# Another server, whose model reads images; its answers have no meaning.
+IMAGES_URL = os.environ.get("CHECKED_IMAGES_URL", "")
+IMAGES_MODEL = os.environ.get("CHECKED_IMAGES_MODEL", "")
+# A PNG in base64, and its tokens in a prompt of that model.
+PICTURE = os.environ.get("CHECKED_PICTURE", "")
+PICTURE_TOKENS = int(os.environ.get("CHECKED_PICTURE_TOKENS", "0"))
+WHAT = "What is this?"
 _checks: list[tuple[str, Callable[[], None]]] = []
 
 

@@ -4,12 +4,18 @@ from typing import Any
 
 from langchain_core.messages import HumanMessage
 from langchain_core.tools import StructuredTool
+from langchain_openai import ChatOpenAI
 
 from _clients.programs.checks import (
     ANSWER,
     ASK_FOR_WEATHER,
+    IMAGES_MODEL,
+    IMAGES_URL,
     PARIS,
+    PICTURE,
+    PICTURE_TOKENS,
     WEATHER,
+    WHAT,
     City,
     call,
     check,
@@ -52,6 +58,19 @@ def _tools() -> None:
     messages += [tool.invoke(each) for each in messages[-1].tool_calls]
     equal(len(messages), 3)
     equal(WEATHER in bound.invoke(messages).content, True)
+
+
+@check("an image")
+def _image() -> None:
+    pictured = ChatOpenAI(model=IMAGES_MODEL, base_url=f"{IMAGES_URL}/v1", api_key="none", max_tokens=4)
+
+    def tokens(*images: Any) -> int:
+        return int(
+            pictured.invoke([HumanMessage([*images, {"type": "text", "text": WHAT}])]).usage_metadata["input_tokens"]
+        )
+
+    image = {"type": "image", "base64": PICTURE, "mime_type": "image/png"}
+    equal(tokens(image) - tokens(), PICTURE_TOKENS)
 
 
 run()

@@ -9,10 +9,15 @@ from langchain_ollama import ChatOllama, OllamaLLM
 from _clients.programs.checks import (
     ANSWER,
     ASK_FOR_WEATHER,
+    IMAGES_MODEL,
+    IMAGES_URL,
     MODEL,
     PARIS,
+    PICTURE,
+    PICTURE_TOKENS,
     URL,
     WEATHER,
+    WHAT,
     City,
     call,
     check,
@@ -67,6 +72,19 @@ def _tools() -> None:
     messages += [tool.invoke(each) for each in messages[-1].tool_calls]
     equal(len(messages), 3)
     equal(WEATHER in bound.invoke(messages).content, True)
+
+
+@check("an image")
+def _image() -> None:
+    pictured = ChatOllama(model=IMAGES_MODEL, base_url=IMAGES_URL, num_predict=4)
+
+    def tokens(*images: Any) -> int:
+        return int(
+            pictured.invoke([HumanMessage([*images, {"type": "text", "text": WHAT}])]).usage_metadata["input_tokens"]
+        )
+
+    image = {"type": "image", "base64": PICTURE, "mime_type": "image/png"}
+    equal(tokens(image) - tokens(), PICTURE_TOKENS)
 
 
 run()

@@ -1,10 +1,29 @@
 """LlamaIndex, with `llama-index-llms-openai-like`."""
 
-from llama_index.core.llms import ChatMessage
+import base64
+
+from llama_index.core.llms import ChatMessage, ImageBlock, TextBlock
 from llama_index.core.prompts import PromptTemplate
 from llama_index.core.tools import FunctionTool
+from llama_index.llms.openai_like import OpenAILike
 
-from _clients.programs.checks import ASK_FOR_WEATHER, PARIS, WEATHER, City, call, check, equal, get_weather, recipe, run
+from _clients.programs.checks import (
+    ASK_FOR_WEATHER,
+    IMAGES_MODEL,
+    IMAGES_URL,
+    PARIS,
+    PICTURE,
+    PICTURE_TOKENS,
+    WEATHER,
+    WHAT,
+    City,
+    call,
+    check,
+    equal,
+    get_weather,
+    recipe,
+    run,
+)
 
 model = recipe()["model"]
 
@@ -45,6 +64,20 @@ def _loop() -> None:
         ChatMessage(role="tool", content=result, additional_kwargs={"tool_call_id": made.tool_id}),
     ]
     equal(WEATHER in (model.chat_with_tools([tool], chat_history=history).message.content or ""), True)
+
+
+@check("an image")
+def _image() -> None:
+    pictured = OpenAILike(
+        model=IMAGES_MODEL, api_base=f"{IMAGES_URL}/v1", api_key="none", is_chat_model=True, max_tokens=4
+    )
+
+    def tokens(*images: ImageBlock) -> int:
+        message = ChatMessage(role="user", blocks=[*images, TextBlock(text=WHAT)])
+        return int(pictured.chat([message]).raw.usage.prompt_tokens)
+
+    image = ImageBlock(image=base64.b64decode(PICTURE), image_mimetype="image/png")
+    equal(tokens(image) - tokens(), PICTURE_TOKENS)
 
 
 run()

@@ -9,10 +9,15 @@ import ollama
 from _clients.programs.checks import (
     ANSWER,
     ASK_FOR_WEATHER,
+    IMAGES_MODEL,
+    IMAGES_URL,
     MODEL,
     PARIS,
+    PICTURE,
+    PICTURE_TOKENS,
     URL,
     WEATHER,
+    WHAT,
     City,
     check,
     equal,
@@ -91,6 +96,23 @@ def _models() -> None:
     equal([model.model for model in client.list().models], [f"{MODEL}:latest"])
     equal("completion" in client.show(MODEL).capabilities, True)
     equal([model.name for model in client.ps().models], [f"{MODEL}:latest"])
+
+
+@check("an image")
+def _image() -> None:
+    pictured = ollama.Client(host=IMAGES_URL)
+    few = ollama.Options(num_predict=4)
+
+    def tokens(*images: str) -> int:
+        messages = [{"role": "user", "content": WHAT, **({"images": images} if images else {})}]
+        return int(pictured.chat(IMAGES_MODEL, messages, options=few).prompt_eval_count)
+
+    def generated(*images: str) -> int:
+        return int(pictured.generate(IMAGES_MODEL, WHAT, images=images or None, options=few).prompt_eval_count)
+
+    equal(tokens(PICTURE) - tokens(), PICTURE_TOKENS)
+    equal(generated(PICTURE) - generated(), PICTURE_TOKENS)
+    equal("vision" in pictured.show(IMAGES_MODEL).capabilities, True)
 
 
 @check("errors")

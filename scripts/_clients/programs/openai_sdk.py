@@ -8,11 +8,16 @@ import openai
 from _clients.programs.checks import (
     ANSWER,
     ASK_FOR_WEATHER,
+    IMAGES_MODEL,
+    IMAGES_URL,
     MODEL,
     PARAMETERS,
     PARIS,
+    PICTURE,
+    PICTURE_TOKENS,
     URL,
     WEATHER,
+    WHAT,
     City,
     check,
     equal,
@@ -91,6 +96,32 @@ def _responses_tools() -> None:
     }
     second = client.responses.create(model=MODEL, input=[result], previous_response_id=first.id, tools=[tool])
     equal(WEATHER in second.output_text, True)
+
+
+def _pictured() -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{IMAGES_URL}/v1", api_key="none", max_retries=0)
+
+
+@check("an image")
+def _image() -> None:
+    def tokens(*images: Any) -> int:
+        messages: Any = [{"role": "user", "content": [*images, {"type": "text", "text": WHAT}]}]
+        answer = _pictured().chat.completions.create(model=IMAGES_MODEL, messages=messages, max_tokens=4)
+        return int(answer.usage.prompt_tokens)
+
+    image = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{PICTURE}"}}
+    equal(tokens(image) - tokens(), PICTURE_TOKENS)
+
+
+@check("an image over responses")
+def _responses_image() -> None:
+    def tokens(*images: Any) -> int:
+        items: Any = [{"role": "user", "content": [*images, {"type": "input_text", "text": WHAT}]}]
+        answer = _pictured().responses.create(model=IMAGES_MODEL, input=items, max_output_tokens=16)
+        return int(answer.usage.input_tokens)
+
+    image = {"type": "input_image", "detail": "auto", "image_url": f"data:image/png;base64,{PICTURE}"}
+    equal(tokens(image) - tokens(), PICTURE_TOKENS)
 
 
 @check("errors")

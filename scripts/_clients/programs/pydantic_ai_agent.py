@@ -1,18 +1,24 @@
 """pydantic-ai, over chat completions and responses."""
 
+import base64
 from typing import Any
 
-from pydantic_ai import Agent, NativeOutput
+from pydantic_ai import Agent, BinaryContent, NativeOutput
 from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.providers.openai import OpenAIProvider
 
 from _clients.programs.checks import (
     ANSWER,
     ASK_FOR_WEATHER,
+    IMAGES_MODEL,
+    IMAGES_URL,
     MODEL,
     PARIS,
+    PICTURE,
+    PICTURE_TOKENS,
     URL,
     WEATHER,
+    WHAT,
     City,
     call,
     check,
@@ -51,6 +57,16 @@ def _tools() -> None:
 def _responses() -> None:
     agent = Agent(OpenAIResponsesModel(MODEL, provider=provider), tools=[get_weather])
     equal(WEATHER in agent.run_sync(ASK_FOR_WEATHER).output, True)
+
+
+@check("an image over chat completions and responses")
+def _image() -> None:
+    pictured = OpenAIProvider(base_url=f"{IMAGES_URL}/v1", api_key="none")
+    image = BinaryContent(base64.b64decode(PICTURE), media_type="image/png")
+    for kind in (OpenAIChatModel, OpenAIResponsesModel):
+        agent = Agent(kind(IMAGES_MODEL, provider=pictured), model_settings={"max_tokens": 16, "temperature": 0})
+        tokens = [agent.run_sync([*images, WHAT]).usage.input_tokens for images in ([image], [])]
+        equal(tokens[0] - tokens[1], PICTURE_TOKENS)
 
 
 run()

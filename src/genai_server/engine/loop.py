@@ -113,7 +113,8 @@ class EngineLoop:
         self._requests.finish_late(now)
         if now >= self._next_figures:
             self._next_figures = now + _FIGURES_EVERY
-            self._outbox.tell_figures(self._meter.figures(self._scheduler.running, self._requests, self._options))
+            running, images = self._scheduler.running, self._runners.images
+            self._outbox.tell_figures(self._meter.figures(running, self._requests, self._options, images))
         admitted = self._scheduler.admit()
         self._options.choose(self._scheduler.running, self._scheduler.waiting)
         for sequence in admitted:

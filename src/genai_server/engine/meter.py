@@ -4,6 +4,7 @@ from collections.abc import Sequence as Several
 
 import numpy as np
 
+from genai_server.engine.image_worker import ImageWorker
 from genai_server.engine.profiling.runtime_options import RuntimeOptionState
 from genai_server.engine.requests import RequestTable
 from genai_server.engine.scheduling.scheduler_output import Step
@@ -89,7 +90,13 @@ class Meter:
         self._drafted += num_drafted
         self._accepted += num_accepted
 
-    def figures(self, running: Several[Sequence], requests: RequestTable, options: RuntimeOptionState) -> Figures:
+    def figures(
+        self,
+        running: Several[Sequence],
+        requests: RequestTable,
+        options: RuntimeOptionState,
+        images: ImageWorker | None = None,
+    ) -> Figures:
         """All counters, here and elsewhere in the engine."""
         return Figures(
             kv_tokens=sum(sequence.num_read for sequence in running),
@@ -99,6 +106,7 @@ class Meter:
             cache_hits=self._cache_hits,
             drafted=self._drafted,
             accepted=self._accepted,
+            encoded_images=0 if images is None else images.num_encoded,
             terminated=requests.num_terminated,
             profile_sessions=options.num_profile_sessions,
             profiled=sum(sequence.profile.is_on for sequence in running),

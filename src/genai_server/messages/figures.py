@@ -27,6 +27,8 @@ class Figures(Struct, frozen=True, tag=True):
     # Tokens that were drafted, and those that were accepted.
     drafted: int
     accepted: int
+    # Images that were encoded, without those whose features were kept.
+    encoded_images: int
     # Sequences that terminate_session has ended.
     terminated: int
     # Profile sessions that have begun.

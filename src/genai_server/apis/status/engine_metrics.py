@@ -181,6 +181,7 @@ _COUNTERS = (
     ("prefix_cache_hits", "Number of prompt tokens found in the prefix cache.", "cache_hits"),
     ("spec_decode_num_draft_tokens", "Number of tokens drafted.", "drafted"),
     ("spec_decode_num_accepted_tokens", "Number of drafted tokens accepted.", "accepted"),
+    ("images_encoded", "Number of images that the vision graph encoded.", "encoded_images"),
     ("request_terminated", "Number of sequences ended by terminate_session.", "terminated"),
     ("profile_sessions", "Number of profile sessions started.", "profile_sessions"),
 )

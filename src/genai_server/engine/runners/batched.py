@@ -236,8 +236,8 @@ class BatchedRunner(Runner):
         if images is None:
             return Row(slot.index, num_cached, read.tokens, num_logits, slot.is_long)
         positions = images.positions(num_cached, read.num_tokens) if self._graph.position_axes else None
-        tokens, features = images.model_tokens(read.tokens), images.features(read.tokens)
-        return Row(slot.index, num_cached, tokens, num_logits, slot.is_long, features, positions)
+        features = images.features(read.tokens)
+        return Row(slot.index, num_cached, read.model_tokens, num_logits, slot.is_long, features, positions)
 
     def _session_for(self, num_tokens: int) -> DecoderSession:
         """The session for a pass without exact sequences."""

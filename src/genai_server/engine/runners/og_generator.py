@@ -133,10 +133,9 @@ class OgGeneratorRunner(Runner):
         images = read.sequence.images
         with self._translated():
             if images is not None and not read.sequence.num_read:
-                generator.set_inputs(self._with_images(images, read.tokens))
+                generator.set_inputs(self._with_images(images, read))
             else:
-                tokens = read.tokens if images is None else images.model_tokens(read.tokens)
-                generator.append_tokens(np.array(tokens, np.int32))
+                generator.append_tokens(np.array(read.model_tokens, np.int32))
             if read.positions:
                 return [Scores(self._positions(generator, read.num_tokens))]
             logits: Logits = generator.get_logits()
@@ -145,11 +144,11 @@ class OgGeneratorRunner(Runner):
             logits[:, self._vision.image_token] = -np.inf
         return [Scores(logits)]
 
-    def _with_images(self, images: PromptImages, tokens: Sequence[int]) -> Any:
+    def _with_images(self, images: PromptImages, read: Read) -> Any:
         """The library's inputs for a prompt with images, which have been encoded already."""
-        features = images.features(tokens)
+        features = images.features(read.tokens)
         inputs = self.library.NamedTensors()
-        inputs["input_ids"] = np.array([images.model_tokens(tokens)], np.int32)
+        inputs["input_ids"] = np.array([read.model_tokens], np.int32)
         if features is not None:
             inputs["pixel_values"] = features[np.newaxis].astype(np.float32)
             inputs["num_image_tokens"] = np.array([len(features)], np.int64)

@@ -125,7 +125,7 @@ class ScriptedRunner(Runner):
         (read,) = reads
         # All tokens of a prompt are equally likely.
         logits = np.zeros((read.num_tokens if read.positions else 1, 257), np.float32)
-        logits[-1] = self._last_logits(read.sequence.id, read.tokens)
+        logits[-1] = self._last_logits(read.sequence.id, read.model_tokens)
         return [Scores(logits)]
 
     def _last_logits(self, sequence: int, tokens: Sequence[int]) -> Logits:

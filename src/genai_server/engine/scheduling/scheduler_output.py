@@ -35,6 +35,12 @@ class Read:
         return cls(sequence, tokens, draft, texts, sequence.is_decoding, sequence.wants_positions)
 
     @property
+    def model_tokens(self) -> Several[int]:
+        """The tokens with the ids that the model knows."""
+        images = self.sequence.images
+        return self.tokens if images is None else images.model_tokens(self.tokens)
+
+    @property
     def num_tokens(self) -> int:
         """How many tokens a pass has to read, with those of the draft."""
         return len(self.tokens)
