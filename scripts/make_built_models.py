@@ -17,9 +17,11 @@ from _models.environment import REPOSITORY, ensure_environment
 from _models.export import export
 from _models.families import FAMILIES, long_rope
 from _models.family import Family, make
+from _models.vision_families import VISION_FAMILIES, VisionFamily
 
 OUT = REPOSITORY / "tests" / "built_models"
 GRAPH, OTHERS = ["model.onnx", "genai_config.json"], ["model.onnx.data", "tokenizer.json", "tokenizer_config.json"]
+OF_IMAGES = ["vision.onnx", "embedding.onnx", "processor_config.json", "chat_template.jinja"]
 _TINY: dict[str, Any] = {
     "vocab_size": 300,
     "hidden_size": 64,
@@ -31,6 +33,15 @@ _TINY: dict[str, Any] = {
 }
 # Small enough for a repository with their weights.
 _NARROW = {"hidden_size": 32}
+_THREE_AXES = {"rope_type": "default", "rope_theta": 10_000.0}
+_QWEN_3_5 = _NARROW | {
+    "head_dim": 32,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "layer_types": ["linear_attention", "full_attention"],
+    "rope_parameters": _THREE_AXES
+    | {"partial_rotary_factor": 0.5, "mrope_section": [3, 3, 2], "mrope_interleaved": True},
+}
 # A family, its settings besides _TINY, and whether the model is to run.
 MODELS: dict[str, tuple[Family, dict[str, Any], bool]] = {
     "phi-3-128k": (FAMILIES["phi-3-128k"], {"num_key_value_heads": 2}, True),
@@ -45,7 +56,7 @@ MODELS: dict[str, tuple[Family, dict[str, Any], bool]] = {
     "llama-3-pruned": (replace(FAMILIES["llama-3"], options=("prune_lm_head=true",)), {}, False),
     "qwen-3-vl": (
         FAMILIES["qwen-3-vl"],
-        {"rope_parameters": {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [12, 10, 10]}},
+        {"rope_parameters": _THREE_AXES | {"mrope_section": [12, 10, 10]}},
         False,
     ),
     "gpt-oss": (
@@ -54,46 +65,59 @@ MODELS: dict[str, tuple[Family, dict[str, Any], bool]] = {
         False,
     ),
     "lfm2": (FAMILIES["lfm2"], _NARROW | {"layer_types": ["conv", "full_attention"]}, True),
-    "qwen-3.5": (
-        FAMILIES["qwen-3.5"],
-        _NARROW
-        | {
-            "head_dim": 32,
-            "linear_key_head_dim": 16,
-            "linear_value_head_dim": 16,
-            "layer_types": ["linear_attention", "full_attention"],
-            "rope_parameters": {
-                "rope_type": "default",
-                "rope_theta": 10_000.0,
-                "partial_rotary_factor": 0.5,
-                "mrope_section": [3, 3, 2],
-                "mrope_interleaved": True,
-            },
-        },
-        True,
-    ),
+    "qwen-3.5": (FAMILIES["qwen-3.5"], _QWEN_3_5, True),
+}
+# Models for images, which all run, and their decoders' settings besides _TINY.
+VISION_MODELS: dict[str, dict[str, Any]] = {
+    "qwen-3-vl-images": _NARROW
+    | {"head_dim": 32, "rope_parameters": _THREE_AXES | {"mrope_section": [6, 5, 5], "mrope_interleaved": True}},
+    "qwen-3.5-images": _QWEN_3_5,
 }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", action="append", choices=MODELS, help="this model (may be given again)")
+    names = [*MODELS, *VISION_MODELS]
+    parser.add_argument("--only", action="append", choices=names, help="this model (may be given again)")
     arguments = parser.parse_args()
     ensure_environment()
     print("onnxruntime-genai", importlib.metadata.version("onnxruntime-genai"))
-    for name in arguments.only or MODELS:
-        family, settings, runs = MODELS[name]
+    for name in arguments.only or names:
         with tempfile.TemporaryDirectory() as temporary:
-            build(replace(family, settings=family.settings | _TINY | settings), Path(temporary), OUT / name, runs=runs)
+            if name in MODELS:
+                family, settings, runs = MODELS[name]
+                build(_sized(family, settings), Path(temporary), OUT / name, [*GRAPH, *(OTHERS if runs else [])])
+            else:
+                # Room for several images of the largest size.
+                settings = VISION_MODELS[name] | {"max_position_embeddings": 512}
+                build_vision(VISION_FAMILIES[name], settings, Path(temporary), OUT / name)
 
 
-def build(family: Family, work: Path, out: Path, *, runs: bool) -> None:
+def build(family: Family, work: Path, out: Path, files: list[str]) -> None:
     """Write the graph and its configuration, and what else the model needs if it is to run."""
     make(family, work / "source")
     export(work / "source", work / "built", precision="fp32", block_size=32, options=family.options)
+    _copy(work / "built", out, files)
+
+
+def build_vision(family: VisionFamily, settings: dict[str, Any], work: Path, out: Path) -> None:
+    """Write a model for images, with all that it needs to run."""
+    from _models.vision_files import complete
+
+    make(_sized(family.text, settings), work / "source")
+    export(work / "source", work / "built", precision="fp32", block_size=32, options=family.text.options)
+    complete(family, work / "source", work / "built")
+    _copy(work / "built", out, [*GRAPH, *OTHERS, *OF_IMAGES])
+
+
+def _sized(family: Family, settings: dict[str, Any]) -> Family:
+    return replace(family, settings=family.settings | _TINY | settings)
+
+
+def _copy(built: Path, out: Path, files: list[str]) -> None:
     out.mkdir(parents=True, exist_ok=True)
-    for file in (*GRAPH, *(OTHERS if runs else [])):
-        shutil.copyfile(work / "built" / file, out / file)
+    for file in files:
+        shutil.copyfile(built / file, out / file)
         print(f"{out.name}/{file}: {(out / file).stat().st_size} bytes")
 
 

@@ -29,14 +29,16 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "messages",
         "heartbeat",
         "process_memory",
+        "process_pool",
         "profile_plan",
         "installation",
         "quoted_values",
         "plain_tables",
         "pooling_model",
+        "images.vision_model",
     ),
     ("config", "logs"),
-    ("text", "profiles", "hub", "grammar_checker", "web", "apis.shared"),
+    ("text", "profiles", "hub", "grammar_checker", "images", "web", "apis.shared"),
     ("engine", "engine_client", "supervisor", "http"),
     ("generation",),
     ("apis",),
@@ -72,7 +74,7 @@ FORBIDDEN: dict[str, tuple[str, ...]] = {
     "http.middleware": ("http.telemetry.traces",),
     "http.telemetry": ("http.middleware",),
     # An engine's process combines these; each works without the others.
-    "engine": ("text", "apis", "hub"),
+    "engine": ("text", "apis", "hub", "images"),
     "engine.host": ("engine.ipc", "engine.measuring", "engine.model", "engine.profiling", "engine.runners")
     + ("engine.sampling", "engine.scheduling", "engine.sequence"),
     "engine.ipc": ("engine.loop", "engine.process", "engine.measuring", "engine.model", "engine.profiling")
@@ -100,7 +102,9 @@ _HTTP = ("apis.*", "cli.*", "generation.*", "http.*", "ray_serve.*")
 # Libraries, by pattern of their top-level module, and the modules that may import them.
 LIBRARIES: dict[str, tuple[str, ...]] = {
     # hub.export_encoder is a program for another environment, with PyTorch.
-    "onnxruntime*": ("engine.*", "hub.export_encoder"),
+    "onnxruntime*": ("engine.*", "hub.export_encoder", "images.processor"),
+    # It parses untrusted input, and must not do so in the API process.
+    "PIL": ("images.decoding", "images.process"),
     "torch": ("hub.export_encoder",),
     "transformers": ("hub.export_encoder",),
     # It parses untrusted input, and must not do so in the API process.

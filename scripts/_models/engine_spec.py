@@ -30,6 +30,7 @@ def engine_spec(
         kv_cache_bytes=0,
         kv_cache_type="fp32",
         prefill_weights="int4",
+        image_cache_bytes=0,
         cache_dir=str(cache_dir or ""),
         profile_dir="",
         profile_max_files=0,

@@ -55,6 +55,9 @@ class Family:
     outer: dict[str, Any] | None = None
     # How published checkpoints call their class, if Transformers has another name for it.
     architecture: str = ""
+    # Special tokens behind the tokenizer's own, which the model never writes by itself.
+    marks: tuple[str, ...] = ()
+    template: str = TEMPLATE
 
 
 def make(family: Family, out: Path) -> None:
@@ -78,13 +81,16 @@ def make(family: Family, out: Path) -> None:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             _randomize(name, parameter, family)
+        if family.marks:
+            model.lm_head.weight[TURN_END + 1 :][: len(family.marks)] = 0
     model.generation_config.eos_token_id = TURN_END
     model.save_pretrained(out)
     if family.architecture:
         path = out / "config.json"
         settings = json.loads(path.read_text()) | {"architectures": [family.architecture]}
         path.write_text(json.dumps(settings))
-    save_tokenizer(train_tokenizer([__doc__ or ""], vocabulary), out, TEMPLATE, CONTEXT)
+    tokenizer = train_tokenizer([__doc__ or ""], vocabulary, family.marks)
+    save_tokenizer(tokenizer, out, family.template, config.get_text_config().max_position_embeddings)
 
 
 def _randomize(name: str, parameter: Any, family: Family) -> None:

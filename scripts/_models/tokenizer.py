@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import string
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -23,14 +23,14 @@ SPACE = "Ġ"  # how byte-level BPE writes a space
 READABLE = frozenset(string.ascii_letters + string.digits + string.punctuation + " \n")
 
 
-def train_tokenizer(texts: Iterable[str], vocabulary_size: int) -> Tokenizer:
-    """Learn merges from the readable ASCII of the texts.
+def train_tokenizer(texts: Iterable[str], vocabulary_size: int, marks: Sequence[str] = ()) -> Tokenizer:
+    """Learn merges from the readable ASCII of the texts; `marks` are special tokens behind SPECIAL_TOKENS.
 
     Whatever else a text holds (an emoji, an accented letter) stays single bytes, so one such
     character spans several tokens: what a streaming server has to get right.
     """
     tokenizer = _byte_level(models.BPE(), SPLIT)
-    _learn(tokenizer, texts, vocabulary_size)
+    _learn(tokenizer, texts, vocabulary_size, marks)
     return tokenizer
 
 
@@ -78,11 +78,11 @@ def _byte_level(model: models.Model, split: str) -> Tokenizer:
     return tokenizer
 
 
-def _learn(tokenizer: Tokenizer, texts: Iterable[str], vocabulary_size: int) -> None:
+def _learn(tokenizer: Tokenizer, texts: Iterable[str], vocabulary_size: int, marks: Sequence[str] = ()) -> None:
     trainer = trainers.BpeTrainer(
         vocab_size=vocabulary_size,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        special_tokens=list(SPECIAL_TOKENS),
+        special_tokens=[*SPECIAL_TOKENS, *marks],
         show_progress=False,
     )
     tokenizer.train_from_iterator(_readable_parts(texts), trainer)

@@ -2,10 +2,17 @@
 
 import os
 import signal
+import sys
+import threading
+import time
+from pathlib import Path
 from typing import BinaryIO
 
 # Signals that a terminal or an operator sends to whole process groups.
 _GROUP_SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT")
+_SECONDS_BETWEEN_LOOKS = 0.05
+# The exit status of a process that exceeds its memory limit.
+_TOO_MUCH_MEMORY = 70
 
 
 def ignore_group_signals() -> None:
@@ -20,3 +27,27 @@ def private_standard_output() -> BinaryIO:
     output = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     return output
+
+
+def limit_memory(allowed: int) -> None:
+    """End this process when its memory grows by more than `allowed` bytes: by the kernel on Linux, else by a thread."""
+    if sys.platform == "linux":
+        import resource
+
+        taken = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * resource.getpagesize()
+        _, hard = resource.getrlimit(resource.RLIMIT_AS)
+        limit = taken + allowed if hard == resource.RLIM_INFINITY else min(taken + allowed, hard)
+        resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
+    else:
+        threading.Thread(target=watch_memory, args=(allowed,), daemon=True).start()
+
+
+def watch_memory(allowed: int) -> None:
+    """End this process once its memory has grown by `allowed` bytes. Native code does not delay it."""
+    import psutil
+
+    process = psutil.Process()
+    limit = process.memory_info().rss + allowed
+    while process.memory_info().rss < limit:
+        time.sleep(_SECONDS_BETWEEN_LOOKS)
+    os._exit(_TOO_MUCH_MEMORY)

@@ -259,6 +259,10 @@ class CheckerUnavailable(Unavailable, code="checker_unavailable"):
     """The process that checks grammars cannot be started."""
 
 
+class ImageReaderUnavailable(Unavailable, code="image_reader_unavailable"):
+    """The process that reads images cannot be started."""
+
+
 class StoreUnavailable(Unavailable, code="store_unavailable"):
     """The file of stored responses cannot be read or written; the message has the reason."""
 

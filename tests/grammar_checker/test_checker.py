@@ -12,7 +12,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 
 from genai_server.errors import CheckerUnavailable
-from genai_server.grammar_checker.checker import CheckerDied, CheckerProcess, CheckerTimeout, GrammarChecker
+from genai_server.grammar_checker.checker import CheckerProcess, GrammarChecker
+from genai_server.process_pool import ProcessDied, ProcessTimeout
 
 
 def _schema(schema: object) -> str:
@@ -179,18 +180,18 @@ def test_checker_that_cannot_start_is_unavailable() -> None:
 
 def test_a_process_that_is_gone_says_how() -> None:
     process = CheckerProcess()
-    with pytest.raises(CheckerDied, match="exit status -?[0-9]+"):
+    with pytest.raises(ProcessDied, match="exit status -?[0-9]+"):
         process.check(KILLER, 60)
     assert not process.is_alive
     process = CheckerProcess()
-    with pytest.raises(CheckerTimeout):
+    with pytest.raises(ProcessTimeout):
         process.check(_endless(), 0.2)
     assert not process.is_alive
 
 
 def test_hang_after_a_few_tokens_is_found_by_following() -> None:
     process = CheckerProcess()
-    with pytest.raises(CheckerTimeout):
+    with pytest.raises(ProcessTimeout):
         process.check(json.dumps({"grammars": [{"lark_grammar": 'start: /x*/ "x"'}]}), 1)
 
 

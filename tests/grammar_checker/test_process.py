@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from genai_server.config.environment import checker_environment
+from genai_server.config.environment import untrusted_work_environment
 from genai_server.grammar_checker.process import MAX_MEMORY
 from tests.running_server import wait_until
 
@@ -85,7 +85,7 @@ def test_kernel_limits_the_checkers_memory(checker: "subprocess.Popen[bytes]") -
 def test_thread_limits_the_memory_on_other_systems() -> None:
     code = (
         "import threading, time\n"
-        "from genai_server.grammar_checker.process import watch_memory\n"
+        "from genai_server.child_process import watch_memory\n"
         "threading.Thread(target=watch_memory, args=(50_000_000,), daemon=True).start()\n"
         "held = []\n"
         "while True:\n"
@@ -97,4 +97,4 @@ def test_thread_limits_the_memory_on_other_systems() -> None:
 
 def test_checker_environment_has_no_keys_and_settings() -> None:
     given = {"GENAI_API_KEY": "secret", "HF_TOKEN": "secret", "PATH": os.defpath, "PYTHONPATH": "src", "PORT": "1"}
-    assert checker_environment(given) == {"PATH": os.defpath, "PYTHONPATH": "src"}
+    assert untrusted_work_environment(given) == {"PATH": os.defpath, "PYTHONPATH": "src"}

@@ -57,6 +57,8 @@ from genai_server.http.middleware.request_lifetime import Drain, Drained, Reques
 from genai_server.http.rate_limit import RateLimits
 from genai_server.http.request_state import request_state
 from genai_server.http.telemetry.request_record import Observer
+from genai_server.images.reader import Images
+from genai_server.images.vision_model import any_takes_images
 from genai_server.process_memory import rare_full_collections
 from genai_server.timing import Clock, request_clock
 from genai_server.web.files import API_DOCS, PAGE
@@ -90,6 +92,8 @@ class Telemetry:
     clock: Clock = request_clock
     # Counts the result of each check of a grammar.
     count_check: Callable[[str], None] = lambda result: None
+    # Counts the result of reading each image.
+    count_image: Callable[[str], None] = lambda result: None
     # Called when the app ends; may block.
     close: Callable[[], None] = lambda: None
 
@@ -125,12 +129,16 @@ def create_app(
             )
             engine_metrics = EngineMetrics(settings, models)
             telemetry.registry.register(engine_metrics)
-            with closing(GrammarChecker(settings.grammar_timeout, telemetry.count_check)) as grammars:
+            with (
+                closing(GrammarChecker(settings.grammar_timeout, telemetry.count_check)) as grammars,
+                closing(Images(settings, folder, telemetry.count_image)) as images,
+            ):
                 app.state.responses = responses
                 app.state.services = Services(
                     settings,
                     models,
                     grammars,
+                    images,
                     CheckedSpecs(grammars, best_effort=not settings.strict),
                     telemetry.clock,
                     drain,
@@ -217,7 +225,18 @@ def _add_middleware(
 ) -> None:
     """Add what a request passes before its route. The middleware that is added last is passed first."""
     app.add_middleware(Drained, drain=drain)
-    app.add_middleware(BodyLimits, limit=settings.max_body_bytes, seconds=settings.body_timeout, bodies=bodies)
+
+    def image_limit() -> int:
+        models = app.state.services.models.statuses()
+        return settings.max_image_body_bytes if any_takes_images(about.path for about in models) else 0
+
+    app.add_middleware(
+        BodyLimits,
+        limit=settings.max_body_bytes,
+        seconds=settings.body_timeout,
+        bodies=bodies,
+        image_limit=image_limit,
+    )
     app.add_middleware(
         Authentication,
         keys=keys,

@@ -75,8 +75,8 @@ def builder_environment(environ: Mapping[str, str] = os.environ) -> dict[str, st
     return engine_environment(environ) | {"HF_HUB_OFFLINE": "1"}
 
 
-def checker_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The environment for a grammar checker, which compiles untrusted input: what Python needs, no keys or settings."""
+def untrusted_work_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The environment for a process that works on untrusted input: what Python needs, no keys or settings."""
     return {name: value for name, value in environ.items() if name.upper().startswith(_OF_PYTHON)}
 
 

@@ -19,6 +19,7 @@ from genai_server.quoted_values import quoted
 DEVICE_KINDS = (*PROVIDERS, "scripted")
 _DEVICE = re.compile(rf"({'|'.join(DEVICE_KINDS)})(:[0-9]{{1,3}})?")
 _ORIGIN = re.compile(r"https?://[A-Za-z0-9.-]+(:[0-9]{1,5})?|https?://\[[0-9A-Fa-f:]+\](:[0-9]{1,5})?")
+_IMAGE_HOST = re.compile(r"([A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?|\[[0-9A-Fa-f:]+\])(:[0-9]{1,5})?")
 # Valid names of models.
 MODEL_NAME = r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}"
 # Valid names of adapters, which follow the model's name and a colon in requests.
@@ -192,9 +193,42 @@ class Settings(BaseModel):
     max_body_bytes: Positive = 1024 * 1024
     """Maximum size of a request body, in bytes."""
 
+    max_image_body_bytes: int = Field(32 * 1024 * 1024, ge=0)
+    """Maximum size of a request body, in bytes, while a model that takes images is served, if that is more than
+    `GENAI_MAX_BODY_BYTES`. Images in base64 have a third more bytes than their files.
+    """
+
     max_bodies_bytes: Positive = 256 * 1024 * 1024
     """Maximum bytes of all bodies together in each API process, of unfinished requests and of incomplete WebSocket
     messages; more get a 503.
+    """
+
+    image_hosts: str = ""
+    """Comma-separated hosts from which the server may fetch images that requests name by URL, such as
+    `images.example,cdn.example:8443`; their addresses must be public ones. Empty allows none: images are sent as data
+    URLs.
+    """
+
+    max_images: Positive = 16
+    """Maximum number of images in a request."""
+
+    max_image_bytes: Positive = 20 * 1024 * 1024
+    """Maximum size of an image file, in bytes."""
+
+    max_image_pixels: Positive = Field(50_000_000, le=500_000_000)
+    """Maximum number of pixels of an image, width times height. Processes that read images may take 1 GiB of memory,
+    and 40 bytes for each of these pixels.
+    """
+
+    max_image_tokens: Positive = 16_384
+    """Maximum number of prompt tokens of all images of a request; the model decides how many an image takes."""
+
+    image_timeout: Positive = Field(10, le=600)
+    """Seconds for fetching one image, and for decoding and preparing it; a longer time results in a 400."""
+
+    image_cache_bytes: int = Field(256 * 1024 * 1024, ge=0)
+    """Maximum bytes of images that are kept for later turns: prepared ones in files of each API process, encoded ones
+    in the memory of each engine. Those of running requests are exempt.
     """
 
     response_store_size: int = Field(256, ge=0, le=1_000_000)
@@ -396,6 +430,14 @@ class Settings(BaseModel):
                 )
         return value
 
+    @field_validator("image_hosts")
+    @classmethod
+    def _are_hosts(cls, value: str) -> str:
+        for host in filter(None, _listed(value)):
+            if not _IMAGE_HOST.fullmatch(host):
+                raise ValueError(f"{quoted(host)} is not a host, such as images.example or cdn.example:8443")
+        return value
+
     @field_validator("forwarded_allow_ips")
     @classmethod
     def _are_networks(cls, value: str) -> str:
@@ -433,6 +475,11 @@ class Settings(BaseModel):
     def origins(self) -> list[str]:
         """The origins of the web pages that may use the API."""
         return [origin for origin in _listed(self.cors_origins) if origin]
+
+    @property
+    def allowed_image_hosts(self) -> frozenset[str]:
+        """The hosts, with ports if given, from which images may be fetched."""
+        return frozenset(host.lower() for host in _listed(self.image_hosts) if host)
 
     @property
     def cache_path(self) -> Path | None:

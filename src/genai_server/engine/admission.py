@@ -1,8 +1,10 @@
 """Accepts or refuses requests. A refusal is always sent in place of an acceptance."""
 
+from collections.abc import Callable
+
 from msgspec import structs
 
-from genai_server.engine.ipc.mailbox import GrammarCompiled, Inbox, Outbox
+from genai_server.engine.ipc.mailbox import GrammarCompiled, ImagesEncoded, Inbox, Outbox
 from genai_server.engine.profiling.runtime_options import RuntimeOptionState
 from genai_server.engine.requests import RequestTable
 from genai_server.engine.runners.runner_pair import RunnerPair
@@ -18,7 +20,7 @@ from genai_server.timing import Clock
 class Admission:
     """Admits requests to the table. Owned by the loop's thread.
 
-    A request with an uncompiled grammar keeps its place in the queue while a worker thread compiles it.
+    A request keeps its place in the queue while worker threads compile its grammar and encode its images.
     """
 
     def __init__(
@@ -38,6 +40,7 @@ class Admission:
         self._inbox = inbox
         self._outbox = outbox
         self._clock = clock
+        self._images = runners.images
         self._vocab_size = runners.main.model.vocab_size
         self._gathered: dict[int, list[Submit]] = {}  # by connection, incomplete groups of requests
         self.num_arrived = 0  # sequences added to the table up to now
@@ -59,6 +62,7 @@ class Admission:
                 if each.request.adapter is not None:
                     sequence.adapter = self._runners.adapters.find(each.request.adapter)
                 self._give_guide(sequence)
+                self._give_images(sequence)
         except GenaiServerError as error:
             for sequence in taken:
                 self._requests.drop(sequence)
@@ -66,25 +70,44 @@ class Admission:
                 self._refuse(connection, each.key, error)
             return
         for sequence in taken:
-            if sequence.state is SequenceState.WAITING:
-                self._requests.accept(sequence)
+            self._accept_prepared(sequence)
 
     def grammar_compiled(self, message: GrammarCompiled) -> None:
         """Keep a compiled grammar; accept or refuse the sequence that waits for it, if it has not ended."""
         sequence = message.sequence
         self._guidance.keep(sequence.request.grammar or "", message.compiled)
+        goes_without = isinstance(message.compiled, str) and not sequence.request.needs_grammar
+        self._one_prepared(sequence, lambda: None if goes_without else self._give_guide(sequence))
+
+    def images_encoded(self, message: ImagesEncoded) -> None:
+        """Give a sequence its images; accept or refuse it, if it has not ended."""
+
+        def give() -> None:
+            if isinstance(message.encoded, GenaiServerError):
+                raise message.encoded
+            message.sequence.take_images(message.encoded)
+
+        self._one_prepared(message.sequence, give)
+
+    def _one_prepared(self, sequence: Sequence, give: Callable[[], None]) -> None:
+        """Count a preparation as done, and give its result to the sequence, if it has not ended."""
+        sequence.num_preparations -= 1
         if sequence not in self._requests:
             return
-        goes_without = isinstance(message.compiled, str) and not sequence.request.needs_grammar
         try:
             self._check(sequence.request)
-            if not goes_without:
-                self._give_guide(sequence)
+            give()
         except GenaiServerError as error:
             self._requests.drop(sequence)
             self._refuse(*sequence.origin, error)
-            return
-        if goes_without or sequence.guide is not None:
+        else:
+            self._accept_prepared(sequence)
+
+    def _accept_prepared(self, sequence: Sequence) -> None:
+        """Accept a sequence for which other threads have nothing left to do."""
+        if sequence.num_preparations:
+            sequence.state = SequenceState.PREPARING
+        else:
             self._requests.accept(sequence)
 
     def disconnected(self, connection: int) -> None:
@@ -100,7 +123,23 @@ class Admission:
             raise InvalidField(f"token {last} is not among the model's {self._vocab_size}", param="prompt")
         if (last := max(request.prediction, default=0)) >= self._vocab_size:
             raise InvalidField(f"token {last} is not among the model's {self._vocab_size}", param="prediction")
+        self._check_image_tokens(request)
         self._runners.for_request(request).check(request)
+
+    def _check_image_tokens(self, request: GenerationRequest) -> None:
+        """Only images have image tokens, and no answer has: neither a feature nor an embedding stands for others."""
+        if self._images is None:
+            return
+        token = self._images.image_token
+        own = sum(request.prompt[image.start : image.start + image.num_tokens].count(token) for image in request.images)
+        if (given := request.prompt.count(token)) != own:
+            raise InvalidField(f"{given - own} tokens stand for images (id {token}) and belong to none", param="prompt")
+        if token in request.prediction:
+            raise InvalidField(
+                f"prediction must not have the token {token}, which stands for images", param="prediction"
+            )
+        if request.sampling.logit_bias.get(token, 0) > 0:
+            raise InvalidField(f"token {token} stands for images, so that no answer has it", param="logit_bias")
 
     def _fitted(self, submit: Submit) -> Submit:
         """The request, without a grammar that it does not need if that cannot be followed here."""
@@ -128,12 +167,23 @@ class Admission:
             return
         sequence.guide = self._guidance.guide(grammar)
         if sequence.guide is None:
-            sequence.state = SequenceState.WAITING_FOR_GRAMMAR
+            sequence.num_preparations += 1
             # The worker's thread calls this.
             connection, _ = sequence.origin
             self._guidance.compile(
                 grammar, lambda found: self._inbox.put((connection, GrammarCompiled(sequence, found)))
             )
+
+    def _give_images(self, sequence: Sequence) -> None:
+        """Have a sequence's images encoded. Raises InvalidField if the model takes none."""
+        if not sequence.request.images:
+            return
+        connection, _ = sequence.origin
+        if self._images is None:
+            raise InvalidField("this model reads text only", param="images")
+        sequence.num_preparations += 1
+        # The worker's thread calls this.
+        self._images.submit(sequence, lambda encoded: self._inbox.put((connection, ImagesEncoded(sequence, encoded))))
 
     def _refuse(self, connection: int, key: int, error: GenaiServerError) -> None:
         self._outbox.tell(connection, Refused(key, ErrorInfo.from_error(error)))

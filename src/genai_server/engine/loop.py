@@ -22,6 +22,7 @@ from genai_server.engine.ipc.mailbox import (
     Connected,
     Disconnected,
     GrammarCompiled,
+    ImagesEncoded,
     Inbox,
     Leave,
     Message,
@@ -153,6 +154,8 @@ class EngineLoop:
                 self._admission.submit(connection, message)
             case GrammarCompiled():
                 self._admission.grammar_compiled(message)
+            case ImagesEncoded():
+                self._admission.images_encoded(message)
             case TokenChosen():
                 self._token_chosen(message)
             case Cancel(key) | Stop(key):

@@ -42,8 +42,8 @@ class RequestTable:
 
     @property
     def accepted(self) -> list[Sequence]:
-        """Sequences which run or are ready to run. Those that wait for their grammars may still be refused."""
-        return [sequence for sequence in self if sequence.state is not SequenceState.WAITING_FOR_GRAMMAR]
+        """Sequences which run or are ready to run. Those in preparation may still be refused."""
+        return [sequence for sequence in self if sequence.state is not SequenceState.PREPARING]
 
     @property
     def next_deadline(self) -> float:
@@ -126,9 +126,10 @@ class RequestTable:
         del self._sequences[sequence.origin]
         self._num_changes += 1
         if ended is not None:
-            if sequence.state is SequenceState.WAITING_FOR_GRAMMAR:
+            if sequence.state is SequenceState.PREPARING:
                 self.accept(sequence)
             self._outbox.tell(sequence.origin[0], ended)
         self._scheduler.remove(sequence)
+        sequence.state = SequenceState.ENDED
         self._runners.close(sequence)
         return True

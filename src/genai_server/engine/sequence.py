@@ -4,6 +4,7 @@ import math
 from enum import StrEnum
 from functools import cached_property
 
+from genai_server.engine.prompt_images import PromptImages
 from genai_server.engine.sampling.grammar import Guide
 from genai_server.engine.sampling.sampler import Sampler
 from genai_server.engine.scheduling.drafts import Drafter
@@ -15,9 +16,10 @@ from genai_server.timing import Clock
 class SequenceState(StrEnum):
     """A sequence's state in the engine."""
 
-    WAITING_FOR_GRAMMAR = "waiting_for_grammar"  # not accepted yet; a worker thread compiles its grammar
+    PREPARING = "preparing"  # not accepted yet; worker threads compile its grammar or encode its images
     WAITING = "waiting"  # accepted, and ready to run
     RUNNING = "running"  # has one of the places on the device
+    ENDED = "ended"  # has left the table of requests
 
 
 class SequenceProfile:
@@ -66,7 +68,11 @@ class Sequence:
         self.adapter = adapter  # what the runner has loaded for this request
         self.reuses_past = reuses_past  # whether it may reuse a cached prefix
         self.state = SequenceState.WAITING
+        self.num_preparations = 0  # things that other threads prepare for it
         self.tokens = list(request.prompt)  # the prompt's and those produced
+        # The prompt's, with ids of their own for the features of images.
+        self.prompt = request.prompt
+        self.images: PromptImages | None = None  # until they are encoded, and without any
         self.num_read = 0  # how many of these the runner has read
         self.num_texts = 0  # how many texts of the prompt the runner has read, where texts are pooled
         self.num_cached = 0  # tokens of the prompt from a cached prefix
@@ -90,12 +96,12 @@ class Sequence:
     @cached_property
     def drafter(self) -> Drafter:
         """Drafts its next tokens. Made when first used: many sequences may have no drafts."""
-        return Drafter(self.request.prompt, self.request.prediction)
+        return Drafter(self.prompt, self.request.prediction)
 
     @cached_property
     def prompt_key(self) -> int:
-        """Equal for equal prompts with the same salt."""
-        return hash((self.request.cache_salt, *self.request.prompt))
+        """Equal for equal prompts with the same salt. Must not be read before the images are encoded."""
+        return hash((self.request.cache_salt, *self.prompt))
 
     def gives_prompt(self, other: "Sequence") -> bool:
         """Whether the other has the same prompt, may reuse its keys and values once read, and is not more urgent."""
@@ -106,6 +112,11 @@ class Sequence:
             and self.request.priority <= other.request.priority
             and self.prompt_key == other.prompt_key
         )
+
+    def take_images(self, images: PromptImages) -> None:
+        """Take the encoded images of the prompt, before anything of it is read."""
+        self.images, self.prompt = images, images.prompt
+        self.tokens = list(images.prompt)
 
     @property
     def age(self) -> float:

@@ -15,6 +15,7 @@ from genai_server.apis.shared.usage import Usage
 from genai_server.engine_client.stream import TokenStream
 from genai_server.generation.prompts import EchoedPrompt
 from genai_server.http.telemetry.request_record import ABORT, AnswerFigures, usage_of
+from genai_server.images.reader import ReadImage
 from genai_server.messages.generation_request import FinishReason, Sampling
 from genai_server.messages.protocol import Progress, Tokens
 from genai_server.text.answers.answer_text import AnswerText
@@ -233,6 +234,8 @@ class Generation:
     sampling: Sampling
     # Identifies the model and how it is served.
     fingerprint: str = ""
+    # Images of the prompts, whose files must exist until the answers have ended.
+    images: Sequence[ReadImage] = ()
 
     async def pieces(self) -> AsyncIterator[tuple[int, RunningAnswer, Piece | None]]:
         """The pieces of all answers as they arrive, each with its answer and index; None when that answer has ended.

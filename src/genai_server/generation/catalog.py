@@ -11,7 +11,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
 from genai_server.engine_client.client import EngineClient
 from genai_server.errors import (
@@ -36,8 +35,6 @@ from genai_server.pooling_model import Task
 from genai_server.quoted_values import quoted
 
 log = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 # Seconds between two reads of the status file, and between two requests to load a model.
 _LOOK_EVERY = 0.1
@@ -216,6 +213,10 @@ class Catalog:
         if chosen.about.task is task:
             return chosen
         raise task_unsupported(chosen.about.name, task, [about.name for about in able])
+
+    def taking_images(self) -> list[str]:
+        """The names of the models that take images."""
+        return [about.name for about in self.statuses() if about.takes_images and not about.leaving]
 
     def engines(self, model: str | None = None, device: str | None = None) -> list[EngineClient]:
         """The engines of all loaded models, or of one, on all devices, or on one.

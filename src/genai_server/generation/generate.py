@@ -16,7 +16,13 @@ from genai_server.generation.dependencies import RequestContext, Services
 from genai_server.generation.engine_request import nth_choice, to_generation_request
 from genai_server.generation.infill import with_suffix
 from genai_server.generation.output_spec import OutputSpec, plain_output_spec
-from genai_server.generation.prompts import EchoedPrompt, echoed_prompts, encode_prediction, encode_prompts
+from genai_server.generation.prompts import (
+    EchoedPrompt,
+    echoed_prompts,
+    encode_prediction,
+    encode_prompts,
+    engine_images,
+)
 from genai_server.pooling_model import Task
 from genai_server.text.answers.answer_text import AnswerText
 from genai_server.text.codec import TextCodec
@@ -58,7 +64,8 @@ async def _generate(services: Services, body: Body, context: RequestContext, *, 
     # Render and encode the prompts; resolve all defaults.
     if isinstance(body, CompletionRequest) and body.suffix:
         body = await with_suffix(body, codec)
-    prompts = await encode_prompts(body, codec, context.leniency)
+    encoded = await encode_prompts(services, body, codec, context.leniency)
+    prompts = [prompt.tokens for prompt in encoded]
     prediction = await encode_prediction(body, codec, settings.max_length)
     limit = min(settings.max_length, model.context_length)
     if (body.max_tokens or 0) > limit and context.leniency.cap("max_tokens", limit - len(prompts[0])):
@@ -90,6 +97,7 @@ async def _generate(services: Services, body: Body, context: RequestContext, *, 
     asked = [
         structs.replace(
             nth_choice(request, index),
+            images=engine_images(prompt, cache_salt),
             grammar=output_spec.grammar,
             needs_grammar=output_spec.needs_grammar,
             timeout=context.deadline.seconds_left,
@@ -99,7 +107,7 @@ async def _generate(services: Services, body: Body, context: RequestContext, *, 
             cache_salt=cache_salt,
             progress=is_streamed,
         )
-        for request in requests
+        for request, prompt in zip(requests, encoded, strict=True)
         for index in range(num_per_prompt)
     ]
     echoes = [echo for echo in echoed for _ in range(num_per_prompt)]
@@ -121,8 +129,9 @@ async def _generate(services: Services, body: Body, context: RequestContext, *, 
         RunningAnswer(stream, text, stopwatch, echo=echo, reports_progress=reports_progress)
         for stream, text, stopwatch, echo in zip(streams, texts, stopwatches, echoes, strict=True)
     ]
+    images = [placed.image for prompt in encoded for placed in prompt.images]
     context.record.answered(answers, num_per_prompt, requests[0])
-    return Generation(chosen.id, answers, num_per_prompt, requests[0].sampling, served.fingerprint)
+    return Generation(chosen.id, answers, num_per_prompt, requests[0].sampling, served.fingerprint, images)
 
 
 def _answer_text(

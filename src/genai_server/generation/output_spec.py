@@ -3,17 +3,18 @@
 import asyncio
 import hashlib
 import json
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from genai_server.apis.shared.chat_messages import ChatParameters
+from genai_server.apis.shared.chat_messages import ChatParameters, Tool
 from genai_server.apis.shared.sampling_parameters import SamplingFields
+from genai_server.errors import InvalidField
 from genai_server.generation.constraint import ChatConstraint, Constraint, structure
-from genai_server.generation.prompts import offered_tools
 from genai_server.grammar_checker.checker import GrammarChecker
+from genai_server.quoted_values import quoted
 from genai_server.text.answers.answer_parser import AnswerParser
 from genai_server.text.answers.answer_text import PlainParser
 from genai_server.text.answers.dialect import Dialect
@@ -155,3 +156,19 @@ def _key(body: ChatParameters, codec: TextCodec, prompt: list[int]) -> bytes:
     # Pydantic's JSON would turn NaN into null.
     fields = json.dumps(body.model_dump(include=_FIELDS), default=str)
     return hashlib.sha256(f"{starts_in_reasoning(codec, prompt)}{fields}".encode()).digest()
+
+
+def offered_tools(body: ChatParameters, codec: TextCodec) -> list[Tool]:
+    """The tools for the chat template. Raises InvalidField if the model does not support tools."""
+    if not body.tools or body.tool_choice == "none":
+        return []
+    if not codec.writer.takes_tools or codec.dialect.tool_format is None:
+        raise InvalidField(
+            "tools are not supported by this model: its chat template has none, or uses a format unknown to this "
+            "server (set it by GENAI_TOOL_PARSER)",
+            param="tools",
+        )
+    names = Counter(tool.function.name for tool in body.tools)
+    if twice := [name for name, times in names.items() if times > 1]:
+        raise InvalidField(f"tools must have unique function names, given {quoted(twice[0])} twice", param="tools")
+    return body.tools

@@ -1,20 +1,27 @@
-"""Renders and encodes a request's prompts, and keeps their text if the answer repeats it (`echo`)."""
+"""Renders and encodes a request's prompts with their images, and keeps their text if the answer repeats it (`echo`)."""
 
 import asyncio
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Any
 
 from msgspec import structs
 
 from genai_server.answer_parts import ScoredToken
-from genai_server.apis.shared.chat_messages import ChatParameters, Tool
+from genai_server.apis.shared.chat_messages import ChatMessage, ChatParameters, Tool
 from genai_server.apis.shared.completion_body import CompletionRequest
 from genai_server.errors import InvalidField
+from genai_server.generation.dependencies import Services
+from genai_server.generation.output_spec import offered_tools
 from genai_server.http.leniency import Leniency
+from genai_server.images.reader import ImageSource, ReadImage
+from genai_server.messages.generation_request import Image
 from genai_server.quoted_values import quoted
 from genai_server.text.codec import TextCodec
+
+# In the place of an image that a lenient request has for a model which reads text only.
+IMAGE_NOTE = "[image left out: this model reads text only]"
 
 
 @dataclass(frozen=True)
@@ -36,31 +43,125 @@ class EchoedPrompt:
         return found
 
 
+@dataclass(frozen=True)
+class PlacedImage:
+    """An image of a prompt, and where its tokens begin there."""
+
+    image: ReadImage
+    start: int
+
+
+@dataclass(frozen=True)
+class EncodedPrompt:
+    """The token ids of a prompt, with those of its images."""
+
+    tokens: list[int]
+    images: Sequence[PlacedImage] = ()
+
+
 async def encode_prompts(
-    body: ChatParameters | CompletionRequest, codec: TextCodec, leniency: Leniency
-) -> list[list[int]]:
-    """The token ids of each prompt; a chat has one prompt. Raises InvalidField and NoChatTemplate."""
+    services: Services, body: ChatParameters | CompletionRequest, codec: TextCodec, leniency: Leniency
+) -> list[EncodedPrompt]:
+    """Each prompt; a chat has one. Raises InvalidField, NoChatTemplate, and as `Images.read` does."""
     if isinstance(body, ChatParameters):
-        return [await encode_chat(body, codec, leniency)]
+        return [await encode_chat(services, body, codec, leniency)]
     encoded = []
     for given in body.prompts:
         if isinstance(given, str):
             given = await codec.encode_text(given, add_special=body.add_special_tokens is not False)
             await asyncio.sleep(0)  # many short prompts together take long
-        encoded.append(given)
+        if codec.vision is not None and codec.vision.image_token_id in given:
+            raise InvalidField(
+                f"prompt must not have token {codec.vision.image_token_id}, which stands for images: send images in "
+                "messages to /v1/chat/completions",
+                param="prompt",
+            )
+        encoded.append(EncodedPrompt(given))
     return encoded
 
 
-async def encode_chat(body: ChatParameters, codec: TextCodec, leniency: Leniency) -> list[int]:
-    """The token ids of a chat's prompt. Raises NoChatTemplate before any other check, and InvalidField."""
+async def encode_chat(services: Services, body: ChatParameters, codec: TextCodec, leniency: Leniency) -> EncodedPrompt:
+    """A chat's prompt. Raises NoChatTemplate before any other check, InvalidField, and as `Images.read` does."""
     codec.writer.require_template()
+    variables = _template_variables(body, codec, leniency)
+    return await encode_messages(
+        services, body.messages, lambda: offered_tools(body, codec), variables, codec, leniency
+    )
 
-    def plain() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-        messages = [message.for_template() for message in body.messages]
-        return messages, [tool.model_dump(exclude_none=True) for tool in offered_tools(body, codec)]
 
-    messages, tools = await asyncio.to_thread(plain)
-    return await codec.encode_chat(messages, tools, _template_variables(body, codec, leniency))
+async def encode_messages(
+    services: Services,
+    messages: Sequence[ChatMessage],
+    offered: Callable[[], Sequence[Tool]],
+    variables: Mapping[str, Any] | None,
+    codec: TextCodec,
+    leniency: Leniency,
+) -> EncodedPrompt:
+    """The prompt of messages and `offered` tools. Raises as `encode_chat` does.
+
+    `variables` are additional ones for the chat template.
+
+    For a model that reads text only, a lenient request has a note in the place of each image.
+    """
+
+    def to_objects() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        tools = [tool.model_dump(exclude_none=True) for tool in offered()]
+        return [message.for_template() for message in messages], tools
+
+    plain, tools = await asyncio.to_thread(to_objects)
+    sources = [
+        ImageSource(image.url, image.detail == "low", f"messages[{number}].content[{index}].image_url.url")
+        for number, message in enumerate(messages)
+        for index, image in message.images
+    ]
+    if sources and codec.vision is None:
+        _leave_out_images(plain, leniency, services.models.taking_images())
+        sources = []
+    tokens = await codec.encode_chat(plain, tools, variables)
+    if not sources or codec.vision is None:
+        return EncodedPrompt(tokens)
+    return _with_images(
+        tokens, codec.placeholder, await services.images.read(codec.vision, codec.vision.directory, sources)
+    )
+
+
+def _leave_out_images(messages: Sequence[dict[str, Any]], leniency: Leniency, able: Sequence[str]) -> None:
+    """Replace images by a note. Raises InvalidField, with the models which are `able` to take images, if strict."""
+    for number, message in enumerate(messages):
+        for index, part in enumerate(message["content"] if isinstance(message.get("content"), list) else ()):
+            if part["type"] != "image":
+                continue
+            place = f"messages[{number}].content[{index}]"
+            if not leniency.leave_out(f"{place} (image)"):
+                which = f"{', '.join(map(quoted, able))} can" if able else "no model that is served can"
+                raise InvalidField(f"{place} is an image, and this model reads text only; {which} read it", param=place)
+            part.update(type="text", text=IMAGE_NOTE)
+
+
+def _with_images(tokens: list[int], placeholder: int, images: Sequence[ReadImage]) -> EncodedPrompt:
+    """The prompt with the tokens of an image in the place of each placeholder."""
+    expanded: list[int] = []
+    placed: list[PlacedImage] = []
+    for token in tokens:
+        if token != placeholder:
+            expanded.append(token)
+            continue
+        image = images[len(placed)]
+        placed.append(PlacedImage(image, len(expanded)))
+        expanded += image.expansion
+    return EncodedPrompt(expanded, placed)
+
+
+def engine_images(prompt: EncodedPrompt, cache_salt: str | None) -> list[Image]:
+    """The images of a prompt, as the engine takes them. Requests with different salts share none."""
+
+    def digest(image: ReadImage) -> str:
+        return blake2b(f"{cache_salt}\n{image.digest}".encode(), person=b"image").hexdigest()
+
+    return [
+        Image(digest(image), str(image.path), start, len(image.expansion), image.grid)
+        for image, start in ((placed.image, placed.start) for placed in prompt.images)
+    ]
 
 
 async def encode_prediction(body: ChatParameters | CompletionRequest, codec: TextCodec, max_length: int) -> list[int]:
@@ -78,22 +179,6 @@ async def encode_prediction(body: ChatParameters | CompletionRequest, codec: Tex
             param="prediction",
         )
     return tokens
-
-
-def offered_tools(body: ChatParameters, codec: TextCodec) -> list[Tool]:
-    """The tools for the chat template. Raises InvalidField if the model does not support tools."""
-    if not body.tools or body.tool_choice == "none":
-        return []
-    if not codec.writer.takes_tools or codec.dialect.tool_format is None:
-        raise InvalidField(
-            "tools are not supported by this model: its chat template has none, or uses a format unknown to this "
-            "server (set it by GENAI_TOOL_PARSER)",
-            param="tools",
-        )
-    names = Counter(tool.function.name for tool in body.tools)
-    if twice := [name for name, times in names.items() if times > 1]:
-        raise InvalidField(f"tools must have unique function names, given {quoted(twice[0])} twice", param="tools")
-    return body.tools
 
 
 def echoed_prompts(

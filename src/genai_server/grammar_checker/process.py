@@ -11,19 +11,15 @@ import json
 import os
 import sys
 import threading
-import time
-from pathlib import Path
 from queue import SimpleQueue
 from typing import BinaryIO
 
-from genai_server.child_process import ignore_group_signals, private_standard_output
+from genai_server.child_process import ignore_group_signals, limit_memory, private_standard_output
 from genai_server.grammar_checker.compiler import CHECK_STACK, complaint, in_short, stack
 from genai_server.process_memory import release_large_blocks_at_once, share_heaps
 
 # Maximum bytes for checks, in addition to the process's memory at its start. The largest useful grammars take 50 MB.
 MAX_MEMORY = 512 * 1024 * 1024
-_SECONDS_BETWEEN_LOOKS = 0.05
-_TOO_MUCH_MEMORY = 70
 
 
 def main() -> None:
@@ -39,30 +35,6 @@ def main() -> None:
     for line in sys.stdin.buffer:
         grammars.put(line)
     os._exit(0)  # sys.exit would wait for the other thread, which may be in native code for long
-
-
-def limit_memory(allowed: int) -> None:
-    """End this process when its memory grows by more than `allowed` bytes: by the kernel on Linux, else by a thread."""
-    if sys.platform == "linux":
-        import resource
-
-        taken = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * resource.getpagesize()
-        _, hard = resource.getrlimit(resource.RLIMIT_AS)
-        limit = taken + allowed if hard == resource.RLIM_INFINITY else min(taken + allowed, hard)
-        resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
-    else:
-        threading.Thread(target=watch_memory, args=(allowed,), daemon=True).start()
-
-
-def watch_memory(allowed: int) -> None:
-    """End this process once its memory has grown by `allowed` bytes. Native code of the compiler does not delay it."""
-    import psutil
-
-    process = psutil.Process()
-    limit = process.memory_info().rss + allowed
-    while process.memory_info().rss < limit:
-        time.sleep(_SECONDS_BETWEEN_LOOKS)
-    os._exit(_TOO_MUCH_MEMORY)
 
 
 def _check(grammars: "SimpleQueue[bytes]", answers: BinaryIO) -> None:

@@ -52,6 +52,20 @@ class PooledText(Struct, frozen=True, array_like=True):
     num_left_out: int = 0
 
 
+class Image(Struct, frozen=True):
+    """An image in a prompt, prepared for the model."""
+
+    # Equal for images that the model sees alike. Requests with different salts have different digests.
+    digest: str
+    # An .npz file with the tensors that the library's image processor makes of this image.
+    path: str
+    # Where its tokens begin in the prompt, and how many there are. Some may only structure the others.
+    start: int
+    num_tokens: int
+    # Frames, rows and columns of its features; None for models whose positions have no such axes.
+    grid: tuple[int, int, int] | None = None
+
+
 class GenerationRequest(Struct, frozen=True):
     """One prompt to continue, or texts to pool, with every default resolved."""
 
@@ -97,6 +111,8 @@ class GenerationRequest(Struct, frozen=True):
     prediction: list[int] = []
     # The texts in the prompt, each of which gets a vector or a score; empty for a prompt to continue.
     texts: list[PooledText] = []
+    # In the order of their tokens in the prompt.
+    images: list[Image] = []
 
     @property
     def own_id(self) -> str:

@@ -93,6 +93,7 @@ class ModelStatus(Struct, frozen=True):
     # A file or a name, in place of the model's own; "" for the model's own.
     chat_template: str = ""
     task: Task = Task.GENERATE
+    takes_images: bool = False
     # Seconds without a request after which it is unloaded; None for never.
     idle_unload: float | None = None
 

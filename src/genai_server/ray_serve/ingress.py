@@ -46,6 +46,7 @@ from genai_server.http.middleware.body import BodyBudget, BodyLimits
 from genai_server.http.middleware.request_lifetime import RequestLifetime
 from genai_server.http.rate_limit import RateLimits
 from genai_server.http.request_state import request_state
+from genai_server.images.vision_model import any_takes_images
 from genai_server.logs import configure_logging
 from genai_server.quoted_values import quoted
 from genai_server.ray_serve.broadcast import ask_replicas
@@ -113,7 +114,10 @@ class _IngressApp:
     def _guarded(self, settings: Settings) -> ASGIApp:
         """The forwarding app behind those checks of the server's own app that a replica must not be asked for."""
         bodies = BodyBudget(settings.max_bodies_bytes)
-        app: ASGIApp = BodyLimits(self._forward, settings.max_body_bytes, settings.body_timeout, bodies)
+        image_limit = settings.max_image_body_bytes if any_takes_images(settings.served.values()) else 0
+        app: ASGIApp = BodyLimits(
+            self._forward, settings.max_body_bytes, settings.body_timeout, bodies, image_limit=lambda: image_limit
+        )
         app = Authentication(
             app,
             load_keys(settings),

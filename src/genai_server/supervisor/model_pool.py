@@ -8,7 +8,8 @@ from pathlib import Path
 
 import msgspec
 
-from genai_server.errors import InvalidField, ModelNotFound, in_one_line
+from genai_server.errors import InvalidField, ModelDirectoryError, ModelNotFound, in_one_line
+from genai_server.images.vision_model import read_vision_model
 from genai_server.messages.generation_request import Adapter
 from genai_server.messages.status_file import EngineState, EngineStatus, ModelState, ModelStatus
 from genai_server.pooling_model import task_of
@@ -136,9 +137,25 @@ class ManagedModel:
 
 def new_status(name: str, path: str, devices: Sequence[str], serial: int, *, on_demand: bool = False) -> ModelStatus:
     """The status of a model that is not loaded yet."""
-    created = int(time.time())
-    task = task_of(Path(path))
-    return ModelStatus(name, path, list(devices), serial, ModelState.UNLOADED, created, on_demand=on_demand, task=task)
+    return ModelStatus(
+        name,
+        path,
+        list(devices),
+        serial,
+        ModelState.UNLOADED,
+        int(time.time()),
+        on_demand=on_demand,
+        task=task_of(Path(path)),
+        takes_images=_takes_images(Path(path)),
+    )
+
+
+def _takes_images(path: Path) -> bool:
+    """Whether a model takes images; False if its files are wrong, which its engine reports."""
+    try:
+        return read_vision_model(path) is not None
+    except ModelDirectoryError:
+        return False
 
 
 class ModelPool:

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 from genai_server.config.environment import limit_tokenizer_threads
 from genai_server.errors import InvalidField
+from genai_server.images.vision_model import VisionModel, read_vision_model
 from genai_server.pooling_model import PoolingModel, Task, read_pooling_model
 from genai_server.text.answers.dialect import AUTOMATIC, PLAIN, Dialect, read_dialect
 from genai_server.text.grammars.grammar import find_opaque_tokens
@@ -38,7 +39,8 @@ T = TypeVar("T")
 class TextCodec:
     """Chat template, if any, and tokenizer of one model. Owned by the event loop; must be closed.
 
-    Messages and tools are objects in OpenAI's format. A content is a text, a list of text parts, or None.
+    Messages and tools are objects in OpenAI's format. A content is a text, a list of parts of type text or image, or
+    None.
     """
 
     def __init__(
@@ -50,10 +52,10 @@ class TextCodec:
         opaque_tokens: Mapping[str, int] = MappingProxyType({}),
         named_tokens: Mapping[str, str] = MappingProxyType({}),
         allow_special_tokens: bool = False,
-        pooling: PoolingModel | None = None,
+        model: PoolingModel | VisionModel | None = None,
     ) -> None:
         # Describes an embedding or reranking model; None for a generating model.
-        self.pooling = pooling
+        self.pooling = pooling = model if isinstance(model, PoolingModel) else None
         # How the model writes reasoning and tool calls.
         self.dialect = dialect
         # Ids, keyed by text, of the tokens that a grammar must refer to by id.
@@ -64,7 +66,10 @@ class TextCodec:
         # Whether special tokens in messages and tools are encoded as such instead of as plain text.
         self._allow_special_tokens = allow_special_tokens
         special_tokens = () if allow_special_tokens else tokenizer.special_tokens
-        self.writer = PromptWriter(templates, special_tokens, dialect.tool_format)
+        # Describes how the model takes images; None for a model that reads text only.
+        self.vision = vision = model if isinstance(model, VisionModel) else None
+        marker = "" if vision is None else vision.marker
+        self.writer = PromptWriter(templates, special_tokens, dialect.tool_format, marker)
         self._guard = SpecialTokenGuard(tokenizer.special_tokens)
         # Excludes the token for unknown text, which has no structural meaning.
         self._structural = frozenset(tokenizer.special_tokens.values()) - tokenizer.unknown
@@ -85,7 +90,9 @@ class TextCodec:
 
         def encode() -> list[int]:
             prompt = self.writer.write(messages, tools, template_kwargs)
-            return self._encode(prompt, "messages", check=not self._allow_special_tokens)
+            tokens = self._encode(prompt, "messages", check=not self._allow_special_tokens)
+            self._check_images(messages, tokens)
+            return tokens
 
         return await self._run(encode, is_short=not tools and _are_short([*messages, template_kwargs or {}]))
 
@@ -137,6 +144,11 @@ class TextCodec:
         return await self._run(lambda: encode(texts), is_short=False)
 
     @property
+    def placeholder(self) -> int:
+        """The id of the token that stands for an image in a prompt from `encode_chat`; -1 if there is none."""
+        return -1 if self.vision is None else self.tokenizer.special_tokens.get(self.vision.placeholder, -1)
+
+    @property
     def task(self) -> Task:
         """The model's task."""
         return Task.GENERATE if self.pooling is None else self.pooling.task
@@ -149,6 +161,19 @@ class TextCodec:
     def close(self) -> None:
         """Stop the threads."""
         self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _check_images(self, messages: Sequence[Message], tokens: list[int]) -> None:
+        """Check that the template has written one placeholder for each image. Raises InvalidField."""
+        if self.vision is None:
+            return
+        contents = [message.get("content") for message in messages]
+        num_images = sum(parts.count({"type": "image"}) for parts in contents if isinstance(parts, list))
+        num_written = tokens.count(self.placeholder)
+        if num_written != num_images:
+            raise InvalidField(
+                f"the model's chat template writes {num_written} images for these messages, which have {num_images}",
+                param="messages",
+            )
 
     def _encode(self, prompt: Prompt, param: str, *, check: bool, add_special: bool = False) -> list[int]:
         tokens = self.tokenizer.encode(*prompt.pieces)
@@ -186,7 +211,7 @@ def load_text_codec(
     pooling = read_pooling_model(model_dir)
     if pooling is not None:
         templates = {} if pooling.true_token is None else load_rerank_template(model_dir, max_characters=max_characters)
-        return TextCodec(templates, tokenizer, named_tokens=named_tokens, pooling=pooling)
+        return TextCodec(templates, tokenizer, named_tokens=named_tokens, model=pooling)
     opaque_tokens: Mapping[str, int] = {}
     if is_scripted:
         templates = {DEFAULT: ChatTemplate(SCRIPTED_TEMPLATE, max_characters=max_characters)}
@@ -201,6 +226,7 @@ def load_text_codec(
         opaque_tokens=opaque_tokens,
         named_tokens=named_tokens,
         allow_special_tokens=allow_special_tokens,
+        model=None if is_scripted else read_vision_model(model_dir),
     )
 
 

@@ -254,7 +254,7 @@ def test_prompts_that_wait_for_memory_count_as_waiting_tokens() -> None:
 
 def _without_grammar(name: str, num_prompt: int = 1) -> Sequence:
     sequence = _sequence(name, num_prompt)
-    sequence.state = SequenceState.WAITING_FOR_GRAMMAR
+    sequence.state = SequenceState.PREPARING
     return sequence
 
 

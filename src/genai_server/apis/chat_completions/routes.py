@@ -32,4 +32,5 @@ async def create_chat_completion(
 async def render_chat_completion(body: ChatCompletionRequest, services: TheServices, leniency: TheLeniency) -> Response:
     """The tokens of a chat's prompt, for routers that index prefixes, as in vLLM. Needs no engine."""
     served = await services.served(body.model, Task.GENERATE)
-    return json_response({"token_ids": await encode_chat(body, served.codec, leniency)})
+    prompt = await encode_chat(services, body, served.codec, leniency)
+    return json_response({"token_ids": prompt.tokens})

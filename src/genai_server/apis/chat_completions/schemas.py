@@ -24,7 +24,7 @@ COMPLETIONS_WITHOUT_EFFECT = (
     "guided_whitespace_pattern",
     "structured_outputs.whitespace_pattern",
 )
-MEDIA = {"file": "file", "image_url": "image"}
+MEDIA = {"file": "file"}
 
 
 class ChatCompletionRequest(ChatParameters, StreamFields, ChatRouterFields, OtherStructureFields):

@@ -38,8 +38,8 @@ async def create_completion(
 async def render_completion(body: CompletionRequest, services: TheServices, leniency: TheLeniency) -> Response:
     """The tokens of each prompt, for routers that index prefixes, as in vLLM. Needs no engine."""
     served = await services.served(body.model, Task.GENERATE)
-    prompts = await encode_prompts(body, served.codec, leniency)
-    return json_response([{"token_ids": tokens} for tokens in prompts])
+    prompts = await encode_prompts(services, body, served.codec, leniency)
+    return json_response([{"token_ids": prompt.tokens} for prompt in prompts])
 
 
 class CompletionBuilder(ChoicesBuilder):

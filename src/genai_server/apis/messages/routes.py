@@ -51,7 +51,8 @@ async def count_tokens(body: CountTokensRequest, services: TheServices, leniency
     codec = (await services.served(body.model, Task.GENERATE)).codec
     translation = await asyncio.to_thread(Translation, body)
     with leniency.in_words(translation.outer_name):
-        return {"input_tokens": len(await encode_chat(translation.chat, codec, leniency))}
+        prompt = await encode_chat(services, translation.chat, codec, leniency)
+    return {"input_tokens": len(prompt.tokens)}
 
 
 async def _events(generation: Generation, build: MessageBuilder) -> AsyncGenerator[JsonObject]:

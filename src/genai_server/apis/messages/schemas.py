@@ -13,6 +13,7 @@ from genai_server.apis.shared.base import (
     check_with_type,
     elements,
     field_error,
+    tag_of_type,
 )
 from genai_server.apis.shared.chat_messages import MAX_MESSAGES, MAX_PARTS, MAX_TOOLS, DirectCaller, FunctionName
 from genai_server.apis.shared.sampling_parameters import MAX_STOP_STRINGS, SamplingFields, StopText
@@ -82,12 +83,6 @@ class ToolResultBlock(_Cacheable):
     toolset_name: None = None
 
 
-def _tag(block: Any) -> str:
-    kind = block.get("type") if isinstance(block, dict) else getattr(block, "type", None)
-    # The prefix "type=" keeps a tag from being mistaken for a field name in an error's location.
-    return f"type={kind}"
-
-
 Block = Annotated[
     Annotated[TextBlock, Tag("type=text")]
     | Annotated[ThinkingBlock, Tag("type=thinking")]
@@ -95,7 +90,7 @@ Block = Annotated[
     | Annotated[ToolUseBlock, Tag("type=tool_use")]
     | Annotated[ToolResultBlock, Tag("type=tool_result")],
     Discriminator(
-        _tag,
+        tag_of_type,
         custom_error_type="block",
         custom_error_message="must be a block of type text, thinking, redacted_thinking, tool_use or tool_result",
     ),

@@ -93,7 +93,8 @@ async def count_input_tokens(
     earlier, given = await _items(body, stored)
     chat = await asyncio.to_thread(to_chat, body, [*earlier, *given])
     with leniency.in_words(outer_name):
-        return InputTokens(input_tokens=len(await encode_chat(chat, codec, leniency)))
+        prompt = await encode_chat(services, chat, codec, leniency)
+    return InputTokens(input_tokens=len(prompt.tokens))
 
 
 @router.post("/v1/responses/compact")

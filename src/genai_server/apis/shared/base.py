@@ -25,6 +25,13 @@ def missing_error(field: str, rule: str) -> PydanticCustomError:
     return PydanticCustomError("missing_field", "{rule}", {"field": field, "rule": f"is required {rule}"})
 
 
+def tag_of_type(value: Any) -> str:
+    """The tag of a member of a union by its field `type`, for pydantic's Discriminator."""
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    # The prefix "type=" keeps a tag from being mistaken for a field name in an error's location.
+    return f"type={kind}"
+
+
 def check_with_type(given: str, wanted: str, **fields: Any) -> None:
     """Raise unless these fields are given with the wanted type of their object, and only with it."""
     for field, value in fields.items():

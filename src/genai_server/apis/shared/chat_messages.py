@@ -1,8 +1,9 @@
 """The body of a chat: messages, tools and the answer's format. How tokens are chosen is in sampling_parameters.py."""
 
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 
 from genai_server.apis.shared.base import (
     NonEmptyText,
@@ -12,6 +13,7 @@ from genai_server.apis.shared.base import (
     elements,
     field_error,
     missing_error,
+    tag_of_type,
 )
 from genai_server.apis.shared.sampling_parameters import MAX_CHOICES, GenerationFields
 from genai_server.quoted_values import quoted
@@ -27,7 +29,7 @@ ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "
 
 
 class TextPart(Wire):
-    """One part of a message's content. Models on this server read text only."""
+    """Text in a message's content."""
 
     type: Literal["text"]
     text: Text
@@ -35,6 +37,34 @@ class TextPart(Wire):
 
 
 TextParts = Annotated[list[TextPart], elements(MAX_PARTS)]
+
+
+class ImageUrl(Wire):
+    """Where an image is, and how closely the model looks at it."""
+
+    url: NonEmptyText = Field(
+        description="A data URL, such as data:image/png;base64,…, or the address of an image on an allowed host."
+    )
+    detail: Literal["auto", "low", "high", "original"] | None = Field(
+        None, description="low: reduce the image to at most 512 pixels on a side. Others take it as the model does."
+    )
+
+
+class ImagePart(Wire):
+    """An image in a message's content, for models that take images."""
+
+    type: Literal["image_url"]
+    image_url: ImageUrl
+    prompt_cache_breakpoint: Any = Field(None, description="Accepted, but has no effect.")
+
+
+ContentPart = Annotated[
+    Annotated[TextPart, Tag("type=text")] | Annotated[ImagePart, Tag("type=image_url")],
+    Discriminator(
+        tag_of_type, custom_error_type="part", custom_error_message="must be a part of type text or image_url"
+    ),
+]
+ContentParts = Annotated[list[ContentPart], elements(MAX_PARTS)]
 
 
 class CalledFunction(Wire):
@@ -68,7 +98,7 @@ class ChatMessage(Wire):
     """One turn of the conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: Text | TextParts | None = None
+    content: Text | ContentParts | None = None
     name: NonEmptyText | None = None
     tool_calls: ToolCalls | None = Field(None, description="The assistant's tool calls.")
     tool_call_id: NonEmptyText | None = Field(None, description="In a tool's result: id of the call it answers.")
@@ -100,9 +130,24 @@ class ChatMessage(Wire):
             raise missing_error("name", "with role function")
         return self
 
+    @property
+    def images(self) -> Iterator[tuple[int, ImageUrl]]:
+        """The images of the content, each with the index of its part."""
+        for index, part in enumerate(self.content if isinstance(self.content, list) else ()):
+            if isinstance(part, ImagePart):
+                yield index, part.image_url
+
     def for_template(self) -> dict[str, Any]:
-        """The message as chat templates expect it: absent fields are omitted, except `content` next to tool calls."""
+        """The message as chat templates expect it: absent fields are omitted, except `content` next to tool calls.
+
+        An image is a part of type image, without its data.
+        """
         fields = self.model_dump(exclude_none=True, exclude={"annotations", "provider_specific_fields", "reasoning"})
+        if isinstance(self.content, list):
+            fields["content"] = [
+                {"type": "image"} if isinstance(part, ImagePart) else {"type": "text", "text": part.text}
+                for part in self.content
+            ]
         if self.reasoning is not None:
             fields.setdefault("reasoning_content", self.reasoning)
         return {"content": None, **fields} if self.tool_calls else fields

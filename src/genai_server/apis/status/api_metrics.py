@@ -1,4 +1,4 @@
-"""Prometheus metrics that an API process counts: requests, answers and grammar checks.
+"""Prometheus metrics that an API process counts: requests, answers, grammar checks and images.
 
 Names and meanings are vLLM's where it has them, with another prefix
 (https://docs.vllm.ai/en/stable/usage/metrics/).
@@ -9,8 +9,9 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.multiprocess import MultiProcessCollector
 
-from genai_server.grammar_checker.checker import RESULTS
+from genai_server.grammar_checker import checker as grammars
 from genai_server.http.telemetry.request_record import ABORT, AnswerFigures, RequestRecord
+from genai_server.images import reader as images
 from genai_server.messages.generation_request import FinishReason
 
 _LABELS = ("model_name", "device")
@@ -73,8 +74,16 @@ class Instruments:
             ("result",),
             registry=registry,
         )
-        for result in RESULTS:
+        for result in grammars.RESULTS:
             self._checks.labels(result)
+        self._images = Counter(
+            prefix + "images",
+            "Images that were prepared for a model, by how that ended.",
+            ("result",),
+            registry=registry,
+        )
+        for result in images.RESULTS:
+            self._images.labels(result)
         self._ttft = histogram(
             "time_to_first_token_seconds", "From a request's first byte to the first token.", _FIRST_TOKEN
         )
@@ -104,6 +113,10 @@ class Instruments:
     def count_check(self, result: str) -> None:
         """Count a check of a grammar."""
         self._checks.labels(result).inc()
+
+    def count_image(self, result: str) -> None:
+        """Count an image that was prepared, or refused."""
+        self._images.labels(result).inc()
 
     def _observe_answer(self, answer: AnswerFigures, labels: tuple[str, str]) -> None:
         outcome = answer.outcome

@@ -16,9 +16,11 @@ from genai_server.apis.tokens.schemas import (
     TokenizeResponse,
     TokenizerInfo,
 )
-from genai_server.generation.dependencies import TheServices
+from genai_server.generation.dependencies import Services, TheServices
+from genai_server.generation.prompts import encode_messages
 from genai_server.http.body_route import BodyRoute
 from genai_server.http.json_response import json_response
+from genai_server.http.leniency import Leniency
 from genai_server.pooling_model import Task
 from genai_server.text.codec import TextCodec
 
@@ -31,7 +33,7 @@ async def tokenize(body: TokenizeRequest, services: TheServices) -> Response:
     """The tokens of a text, or of the prompt rendered from messages."""
     served = await services.served(body.model, None if body.messages is None else Task.GENERATE)
     codec = served.codec
-    tokens = await _tokens(body, codec)
+    tokens = await _tokens(services, body, codec)
     max_model_len = services.max_model_len(served) or services.settings.max_length
     found: dict[str, Any] = {"tokens": tokens, "count": len(tokens), "max_model_len": max_model_len}
     if body.with_pieces:
@@ -71,10 +73,12 @@ async def apply_template(body: ApplyTemplateRequest, services: TheServices) -> R
     return json_response({"prompt": await asyncio.to_thread(prompt)})
 
 
-async def _tokens(body: TokenizeRequest, codec: TextCodec) -> list[int]:
+async def _tokens(services: Services, body: TokenizeRequest, codec: TextCodec) -> list[int]:
     if body.messages is not None:
-        messages = await asyncio.to_thread(_plain, body.messages)
-        return await codec.encode_chat(messages, _plain_tools(body.tools), body.chat_template_kwargs)
+        prompt = await encode_messages(
+            services, body.messages, lambda: body.tools or (), body.chat_template_kwargs, codec, Leniency()
+        )
+        return prompt.tokens
     if body.prompt is not None:
         return await codec.encode_text(body.prompt, body.add_special_tokens is not False)
     assert body.content is not None

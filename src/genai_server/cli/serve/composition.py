@@ -125,7 +125,12 @@ def _create(settings: Settings, engines: Engines, drain: Drain, *, on_loopback: 
     share_heaps()
     raise_file_limit()
     registry, instruments = api_metrics(shared_metrics(), settings.metrics_prefix)
-    telemetry = Telemetry(registry, [log_request, instruments.observe], count_check=instruments.count_check)
+    telemetry = Telemetry(
+        registry,
+        [log_request, instruments.observe],
+        count_check=instruments.count_check,
+        count_image=instruments.count_image,
+    )
     if (traces := load_traces(settings)) is not None:
         telemetry = replace(telemetry, observers=[*telemetry.observers, traces.observe], close=traces.close)
     return create_app(

@@ -29,6 +29,7 @@ from genai_server.cli.serve.welcome import welcome
 from genai_server.config.environment import export_engines, export_settings
 from genai_server.config.settings import Settings
 from genai_server.config.sources import add_options, load_settings, unknown_variables
+from genai_server.images.vision_model import any_takes_images
 from genai_server.logs import configure_logging
 from genai_server.supervisor.supervisor import Supervisor
 
@@ -208,7 +209,7 @@ def _uvicorn_config(settings: Settings, app: "ASGIApp | str") -> uvicorn.Config:
             partial(GuardedWebSocket, stall_timeout=settings.stall_timeout, body_timeout=settings.body_timeout),
         ),
         # A message is a body; one that is a little too large is refused as such.
-        ws_max_size=settings.max_body_bytes + _SPARE_BYTES,
+        ws_max_size=_max_body_bytes(settings) + _SPARE_BYTES,
         ws_per_message_deflate=False,
         proxy_headers=bool(settings.forwarded_allow_ips),
         forwarded_allow_ips=settings.forwarded_allow_ips,
@@ -218,3 +219,10 @@ def _uvicorn_config(settings: Settings, app: "ASGIApp | str") -> uvicorn.Config:
         ssl_keyfile=settings.tls_key or None,
         timeout_graceful_shutdown=CLOSING,
     )
+
+
+def _max_body_bytes(settings: Settings) -> int:
+    """Maximum size of a body, as far as the models are known at the start."""
+    if any_takes_images(settings.served.values()):
+        return max(settings.max_body_bytes, settings.max_image_body_bytes)
+    return settings.max_body_bytes

@@ -7,6 +7,7 @@ from queue import SimpleQueue
 
 from msgspec import Struct, structs
 
+from genai_server.engine.image_worker import Encoded
 from genai_server.engine.sampling.continuation import NextToken
 from genai_server.engine.sampling.grammar import Compiled
 from genai_server.engine.scheduling.scheduler import Scheduler
@@ -35,6 +36,13 @@ class GrammarCompiled(Struct, frozen=True):
     compiled: Compiled
 
 
+class ImagesEncoded(Struct, frozen=True):
+    """The images that a sequence waits for are encoded, or have failed."""
+
+    sequence: Sequence
+    encoded: Encoded
+
+
 class TokenChosen(Struct, frozen=True):
     """Another thread has chosen the next token of a sequence, or has failed."""
 
@@ -44,7 +52,18 @@ class TokenChosen(Struct, frozen=True):
     chosen: Future[NextToken]
 
 
-Message = Submit | Cancel | Stop | AdminCall | Connected | Disconnected | GrammarCompiled | TokenChosen | Leave
+Message = (
+    Submit
+    | Cancel
+    | Stop
+    | AdminCall
+    | Connected
+    | Disconnected
+    | GrammarCompiled
+    | ImagesEncoded
+    | TokenChosen
+    | Leave
+)
 # Events, each with the number of the connection that it concerns.
 Inbox = SimpleQueue[tuple[int, Message]]
 

@@ -11,7 +11,8 @@ import numpy as np
 import onnx
 
 from genai_server.engine.model.adapter_file import optional_inputs
-from genai_server.engine.model.files import read_config
+from genai_server.engine.model.files import CONFIG, read_config
+from genai_server.engine.model.vision_files import VisionFiles, read_vision_files
 
 ATTENTION = "GroupQueryAttention"
 _OTHER_ATTENTION = {"Attention", "MultiHeadAttention", "PagedAttention", "SparseAttention"}
@@ -48,6 +49,7 @@ class DecoderGraph:
     """Names and shapes of a decoder that updates its KV cache in place."""
 
     path: Path
+    # The tokens, or their embeddings [rows, tokens, hidden_size] if there is a graph that makes them.
     input_ids: str
     attention_mask: str
     position_ids: str | None
@@ -61,6 +63,8 @@ class DecoderGraph:
     cache_type: Any
     # A numpy type.
     logits_type: Any
+    # The graphs that make its embeddings; None if it takes token ids.
+    vision: VisionFiles | None = None
     # Maximum number of tokens that some layers keep in a Generator; 0 if all keep everything.
     window: int = 0
     # Longest row of a batch; None for no limit. A longer row would change the rope of all rows.
@@ -122,7 +126,11 @@ def read_decoder_graph(model_dir: Path) -> DecoderGraph:
         (needed_inputs - set(inputs)) | ({names.logits, *names.present, *states.values()} - set(outputs))
     ):
         raise DoesNotFit(f"its graph lacks {_some(missing)}")
-    for name in (names.input_ids, names.attention_mask, names.position_ids):
+    vision = None if names.takes_ids else read_vision_files(model_dir)
+    if not names.takes_ids and vision is None:
+        raise DoesNotFit(f"its graph takes embeddings, and {CONFIG} names no graph that makes them of tokens")
+    integers = [names.input_ids] if names.takes_ids else []
+    for name in (*integers, names.attention_mask, names.position_ids):
         if name in inputs and inputs[name].elem_type != onnx.TensorProto.INT64:
             raise DoesNotFit(f"its input {name} is not of type INT64")
     num_kv_heads, head_size = _cache_shape(decoder, [inputs[name].shape.dim for name in names.past])
@@ -139,6 +147,7 @@ def read_decoder_graph(model_dir: Path) -> DecoderGraph:
         head_size=head_size,
         cache_type=_float_type("cache", inputs[names.past[0]].elem_type),
         logits_type=_float_type("logits", outputs[names.logits].elem_type),
+        vision=vision,
         window=_window(graph),
         switches_at=_switch(graph, names.attention_mask),
         gives_last_logits_only=outputs[names.logits].shape.dim[1].dim_value == 1,
@@ -170,7 +179,9 @@ def _some(names: list[str]) -> str:
 class Names:
     """The model's names of its inputs and outputs."""
 
+    # Those of tokens, or of embeddings.
     input_ids: str
+    takes_ids: bool
     attention_mask: str
     position_ids: str
     logits: str
@@ -202,8 +213,10 @@ def _names(decoder: dict[str, Any], present: Container[str]) -> Names:
 
     conv, recurrent = states("conv"), states("recurrent")
     attending = [layer for layer in layers if layer not in conv and layer not in recurrent]
+    input_ids, inputs_embeds = (inputs.get(name, name) for name in ("input_ids", "inputs_embeds"))
     return Names(
-        input_ids=inputs.get("input_ids", "input_ids"),
+        input_ids=inputs_embeds if inputs_embeds in present else input_ids,
+        takes_ids=inputs_embeds not in present,
         attention_mask=inputs.get("attention_mask", "attention_mask"),
         position_ids=inputs.get("position_ids", "position_ids"),
         logits=outputs.get("logits", "logits"),

@@ -122,7 +122,8 @@ class Runner(ABC):
         every chunk but the last has whole groups of tokens.
 
         When an exact sequence is read again, its own answer is read token by token, as it was decoded. A Generator
-        reads a long prompt in one pass: it would take the short rope for each chunk up to the original context.
+        reads a long prompt in one pass: it would take the short rope for each chunk up to the original context. It also
+        reads a prompt with images in one pass, because it takes images with the first tokens only.
         """
         # The last produced token is left to a pass of its own, from which the sequence decodes as before.
         left = sequence.num_unread - (1 if sequence.num_produced else 0)
@@ -130,7 +131,7 @@ class Runner(ABC):
             left = len(sequence.request.prompt) - sequence.num_read
             if left <= 0:
                 return 1
-        if not sequence.batched and self.is_long(sequence):
+        if not sequence.batched and (self.is_long(sequence) or sequence.images is not None):
             return max(1, left)
         group = min(_ROW_GROUPS, 1 << (most.bit_length() - 1))
 

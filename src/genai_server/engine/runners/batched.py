@@ -19,6 +19,7 @@ from genai_server.engine.model.graph import DecoderGraph
 from genai_server.engine.model.output_head import BEST_LOGITS, BEST_TOKENS, NUM_BEST
 from genai_server.engine.model.ragged import slot_length
 from genai_server.engine.model.session_options import node_shares
+from genai_server.engine.model.vision import TokenEmbedder
 from genai_server.engine.runners import trials
 from genai_server.engine.runners.base import Abilities, Interrupted, Runner
 from genai_server.engine.runners.buffers import MakeBuffers
@@ -90,8 +91,9 @@ class BatchedRunner(Runner):
         # Of passes that are never interrupted. Without entries they have none: with options, ONNX Runtime's Python part
         # raises and catches an error in each pass.
         self._run_options = self._new_run_options() if run_entries else None
-        self._own = DecoderSession(graph, session)
-        self._int8 = None if int8 is None else DecoderSession(graph, int8.session)
+        self._embedder = None if graph.vision is None else TokenEmbedder(graph.vision)
+        self._own = DecoderSession(graph, session, self._embedder)
+        self._int8 = None if int8 is None else DecoderSession(graph, int8.session, self._embedder)
         self.model = model
         self._slot_length = slot_length(limits.max_length)
         # Run options of the prompt pass in progress.
@@ -136,7 +138,7 @@ class BatchedRunner(Runner):
     def open(self, sequence: Scheduled) -> int:
         request = sequence.request
         # Decoded tokens of an exact sequence must not match another's prompt: decode and prefill are not bitwise equal.
-        past = request.prompt if request.exact else sequence.tokens
+        past = sequence.prompt if request.exact else sequence.tokens
         return self.slots.acquire(
             sequence.id,
             past,
@@ -155,7 +157,7 @@ class BatchedRunner(Runner):
         return super().may_draft(sequence) and (not is_near or self.slots.of(sequence.id).is_long)
 
     def match_again(self, sequence: Scheduled) -> int:
-        return self.slots.match_again(sequence.id, sequence.request.prompt, prefilled_only=sequence.request.exact)
+        return self.slots.match_again(sequence.id, sequence.prompt, prefilled_only=sequence.request.exact)
 
     @property
     def has_int8(self) -> bool:
@@ -204,9 +206,7 @@ class BatchedRunner(Runner):
         rows = []
         for read in reads:
             self.slots.reserve(read.sequence.id, read.num_tokens)
-            slot = self.slots.of(read.sequence.id)
-            num_logits = read.num_tokens if read.positions else 1 + len(read.draft)
-            rows.append(Row(slot.index, len(slot.tokens), read.tokens, num_logits, slot.is_long))
+            rows.append(self._row(read))
         may_interrupt = len(reads) == 1 and not reads[0].decodes
         found: dict[int, Scores] = {}
         # Slots whose keys and values are bitwise the same as in any other pass.
@@ -228,6 +228,17 @@ class BatchedRunner(Runner):
             self.slots.append(read.sequence.id, list(read.tokens[:num_read]), prefilled=prefilled)
         return [found[row.slot] for row in rows]
 
+    def _row(self, read: Read) -> Row:
+        """Where a read lies in the pass, with the features of images among its tokens."""
+        slot, images = self.slots.of(read.sequence.id), read.sequence.images
+        num_cached = len(slot.tokens)
+        num_logits = read.num_tokens if read.positions else 1 + len(read.draft)
+        if images is None:
+            return Row(slot.index, num_cached, read.tokens, num_logits, slot.is_long)
+        positions = images.positions(num_cached, read.num_tokens) if self._graph.position_axes else None
+        tokens, features = images.model_tokens(read.tokens), images.features(read.tokens)
+        return Row(slot.index, num_cached, tokens, num_logits, slot.is_long, features, positions)
+
     def _session_for(self, num_tokens: int) -> DecoderSession:
         """The session for a pass without exact sequences."""
         int8_from = self.abilities.int8_from
@@ -242,6 +253,8 @@ class BatchedRunner(Runner):
             shape = (1, layout.num_logits, NUM_BEST)
             best, tokens = np.empty(shape, np.float32), np.empty(shape, np.int64)
             self._run(on, layout, {BEST_LOGITS: best, BEST_TOKENS: tokens}, may_interrupt=may_interrupt)
+            if self._embedder is not None:
+                best[tokens == self._embedder.image_token] = -np.inf
             return [Scores(best[0, places], tokens[0, places.stop - 1]) for places in layout.logits]
         logits = self._logits(on, layout, may_interrupt=may_interrupt)
         return [Scores(logits[places]) for places in layout.logits]
@@ -253,7 +266,7 @@ class BatchedRunner(Runner):
         return self.slots.forget()
 
     def adopt(self, sequence: Scheduled, past: Mapping[str, NDArray[Any]]) -> None:
-        read, prompt = sequence.tokens[: sequence.num_read], sequence.request.prompt
+        read, prompt = sequence.tokens[: sequence.num_read], sequence.prompt
         self.slots.acquire(sequence.id, read, reuse=False, salt=sequence.request.cache_salt)
         self.slots.reserve(sequence.id, len(read))
         index = self.slots.of(sequence.id).index
@@ -331,6 +344,8 @@ class BatchedRunner(Runner):
         if len(logits) < layout.num_logits:
             logits = np.empty((layout.num_logits, self.model.vocab_size), self._graph.logits_type)
         self._run(on, layout, {self._graph.logits: logits[np.newaxis]}, may_interrupt=may_interrupt)
+        if self._embedder is not None:
+            logits[:, self._embedder.image_token] = -np.inf
         return logits.astype(np.float32, copy=False)
 
     def _run(

@@ -12,6 +12,7 @@ import numpy as np
 from msgspec import structs
 
 from genai_server.engine.host.memory import free_memory
+from genai_server.engine.image_worker import ImageWorker
 from genai_server.engine.model.files import TEXT_ONLY, is_text_only, session_profile
 from genai_server.engine.model.graph import DoesNotFit, read_decoder_graph
 from genai_server.engine.profiling.folder import ProfileFolder
@@ -73,6 +74,7 @@ def load_runners(spec: EngineSpec) -> RunnerPair:
 
         log.info("device %s: %s", spec.device, LIBRARY)
         return RunnerPair(generator, OgEngineRunner(generator, settings.max_batch_size))
+    images = _image_worker(spec, model_dir)
     try:
         batched = load_batched(spec, model_dir, generator.model)
     except DoesNotFit as reason:
@@ -81,10 +83,22 @@ def load_runners(spec: EngineSpec) -> RunnerPair:
         check_reach(spec.device, spec.options, Reach.GENERATOR, str(reason))
         log.info("device %s runs requests one by one, not in a batch: %s", spec.device, reason)
         log.info("the graph is on %s, each taking what the one before it leaves", ", ".join(generator.nodes))
-        return RunnerPair(generator, reason=str(reason))
+        return RunnerPair(generator, reason=str(reason), images=images)
     check_reach(spec.device, spec.options, Reach.BATCHED, "requests run in a batch")
     _log_nodes(batched)
-    return RunnerPair(generator, batched)
+    return RunnerPair(generator, batched, images=images)
+
+
+def _image_worker(spec: EngineSpec, model_dir: Path) -> ImageWorker | None:
+    """What encodes images; None for a model that reads text only."""
+    from genai_server.engine.model.vision import ImageEncoder
+    from genai_server.engine.model.vision_files import read_vision_files
+
+    files = read_vision_files(model_dir)
+    if files is None:
+        return None
+    encoder = ImageEncoder(files, spec.settings.threads, reaching(spec.options, Reach.BATCHED))
+    return ImageWorker(encoder.encode, files.image_token, spec.settings.image_cache_bytes)
 
 
 def _log_nodes(runner: Runner) -> None:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from genai_server.engine.model.graph import DecoderGraph
 from genai_server.engine.model.output_head import BEST_LOGITS, BEST_TOKENS
 from genai_server.engine.model.ragged import NARROW, WIDE
+from genai_server.engine.model.vision import TokenEmbedder
 from genai_server.engine.runners.buffers import BatchBuffers
 from genai_server.engine.runners.layout import Layout, Span
 from genai_server.engine.runners.row_states import RowStates
@@ -24,8 +25,9 @@ Spans = tuple[tuple[Span, Span], tuple[Span, Span, Span] | None]
 class DecoderSession:
     """A session and the bindings of its passes, by the ranges of slots of the two groups."""
 
-    def __init__(self, graph: DecoderGraph, session: Any) -> None:
+    def __init__(self, graph: DecoderGraph, session: Any, embedder: TokenEmbedder | None = None) -> None:
         self.session = session
+        self._embedder = embedder  # of a graph that takes embeddings
         self.offers_best = BEST_LOGITS in {value.name for value in session.get_outputs()}
         self._graph = graph
         self._inputs = {value.name for value in session.get_inputs()}
@@ -45,7 +47,8 @@ class DecoderSession:
     def bind(self, layout: Layout, wanted: Mapping[str, NDArray[Any]]) -> Any:
         """The binding for a pass; `wanted` maps output names to the arrays that the pass writes."""
         binding = self._binding((layout.spans, layout.state_spans))
-        binding.bind_cpu_input(self._graph.input_ids, layout.ids)
+        tokens = layout.ids if self._embedder is None else self._embedder.embed(layout.ids, layout.features)
+        binding.bind_cpu_input(self._graph.input_ids, tokens)
         if self._graph.position_ids is not None:
             binding.bind_cpu_input(self._graph.position_ids, self._positions(layout))
         for name, values in layout.inputs.items():
@@ -59,7 +62,7 @@ class DecoderSession:
 
     def _positions(self, layout: Layout) -> NDArray[np.int64]:
         axes = self._graph.position_axes
-        return np.repeat(layout.positions[np.newaxis], axes, axis=0) if axes else layout.positions
+        return np.broadcast_to(layout.positions, (axes, *layout.ids.shape)).copy() if axes else layout.positions
 
     def keep_unread(self, binding: Any, wanted: Mapping[str, NDArray[Any]]) -> None:
         """Leave unwanted outputs in the memory where they are computed.

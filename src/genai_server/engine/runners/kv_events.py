@@ -111,6 +111,8 @@ class CachedBlocks:
         before: bytes | None = None
         for index in range(len(chain.hashes), num_blocks):
             tokens = chain.tokens[index * BLOCK_TOKENS : (index + 1) * BLOCK_TOKENS]
+            if min(tokens) < 0:  # a feature of an image; routers do not know its id
+                break
             digest = block_hash(parent, tokens, None if index else chain.salt)
             if not self._holders[digest]:
                 if not stored and index:
@@ -121,6 +123,7 @@ class CachedBlocks:
             parent = digest
         if not stored:
             return []
+        num_blocks = len(chain.hashes)
         first = num_blocks - len(stored)
         return [
             BlockStored(

@@ -46,15 +46,21 @@ class Row:
     num_logits: int = 1
     # Whether it has the cosines and sines for long rows (`DecoderGraph.switches_at`).
     is_long: bool = False
+    # Of the image tokens among them, [features, hidden_size].
+    features: NDArray[Any] | None = None
+    # Of the tokens, int64 [axes, tokens]; None if they follow from `num_cached`.
+    positions: NDArray[np.int64] | None = None
 
 
 @dataclass(frozen=True)
 class Layout:
     """A pass over some rows."""
 
-    # Flat tokens and their positions in their sequences, int64 [1, T].
+    # Flat tokens, int64 [1, T], and their positions in their sequences, int64 [1, T] or [axes, 1, T].
     ids: NDArray[np.int64]
     positions: NDArray[np.int64]
+    # Of the image tokens among them, [features, hidden_size]; None without any.
+    features: NDArray[Any] | None
     # The other inputs, by name.
     inputs: dict[str, NDArray[Any]]
     # For the narrow and the wide group, the first slot and the number of slots.
@@ -112,6 +118,9 @@ def lay_out(rows: Sequence[Row], graph: DecoderGraph, *, exact_group: int | None
     row_group, min_width = (1, 1) if exact_group is None else (exact_group, _EXACT_WIDTH)
     ids: list[int] = []
     positions: list[int] = []
+    # By the first of their flat tokens.
+    image_positions: dict[int, NDArray[np.int64]] = {}
+    features: list[NDArray[Any]] = []
     rope_places: list[int] = []
     wanted: list[int] = []
     inputs: dict[str, NDArray[Any]] = {}
@@ -136,6 +145,10 @@ def lay_out(rows: Sequence[Row], graph: DecoderGraph, *, exact_group: int | None
             places += [(index, place) for place in range(num_tokens)]
             ids += row.tokens
             positions += range(row.num_cached, row.num_cached + num_tokens)
+            if row.positions is not None:
+                image_positions[start] = row.positions
+            if row.features is not None:
+                features.append(row.features)
             rope = row.num_cached + (behind_short if row.is_long else 0)
             rope_places += range(rope, rope + num_tokens)
             logits[number] = slice(len(wanted), len(wanted) + row.num_logits)
@@ -172,13 +185,24 @@ def lay_out(rows: Sequence[Row], graph: DecoderGraph, *, exact_group: int | None
     narrow, wide = spans
     return Layout(
         ids=np.array([ids], np.int64),
-        positions=np.array([positions], np.int64),
+        positions=_with_axes(positions, image_positions),
+        features=np.concatenate(features) if features else None,
         inputs=inputs,
         spans=(narrow, wide),
         state_spans=(state_spans[0], state_spans[1], state_spans[2]) if graph.has_states else None,
         num_logits=len(wanted),
         logits=[logits[number] for number in range(len(rows))],
     )
+
+
+def _with_axes(positions: list[int], image_positions: dict[int, NDArray[np.int64]]) -> NDArray[np.int64]:
+    """Flat positions [1, T], or [axes, 1, T] if some tokens have positions of their own on several axes."""
+    found = np.array([positions], np.int64)
+    for start, own in image_positions.items():
+        if found.ndim == 2:
+            found = np.repeat(found[np.newaxis], len(own), axis=0)
+        found[:, 0, start : start + own.shape[1]] = own
+    return found
 
 
 def _conv_inputs(

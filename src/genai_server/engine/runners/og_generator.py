@@ -18,6 +18,9 @@ from genai_server.engine.model.adapter_file import adapter_inputs, check_adapter
 from genai_server.engine.model.files import check_model_directory, read_config
 from genai_server.engine.model.graph import rope_switch
 from genai_server.engine.model.session_options import configure_providers, genai_overlay, missing_device
+from genai_server.engine.model.vision import features_graph
+from genai_server.engine.model.vision_files import read_vision_files
+from genai_server.engine.prompt_images import PromptImages
 from genai_server.engine.runners.base import Abilities, Runner, Terminated
 from genai_server.engine.runners.scores import Logits, Scores
 from genai_server.engine.scheduling.scheduler_output import Read
@@ -75,12 +78,14 @@ class OgGeneratorRunner(Runner):
         self.library: Any = onnxruntime_genai
         self.model = check_model_directory(model_dir)
         self.model_dir = model_dir
+        self._vision = read_vision_files(model_dir)
         self.abilities = Abilities("generator")
         with _advised(self._options):
             self._model = self.library.Model(self._configure(model_dir, threads, profile_prefix))
         decoder = read_config(model_dir)["model"]["decoder"]
         self._logits = decoder.get("outputs", {}).get("logits", "logits")
         self.switches_at = rope_switch(model_dir)
+        self._merge_size = 1 if self._vision is None else self._vision.merge_size
         self._generators: dict[int, Any] = {}
 
     @property
@@ -125,12 +130,33 @@ class OgGeneratorRunner(Runner):
     def forward(self, reads: Sequence[Read]) -> list[Scores]:
         (read,) = reads
         generator = self._generators[read.sequence.id]
+        images = read.sequence.images
         with self._translated():
-            generator.append_tokens(np.array(read.tokens, np.int32))
+            if images is not None and not read.sequence.num_read:
+                generator.set_inputs(self._with_images(images, read.tokens))
+            else:
+                tokens = read.tokens if images is None else images.model_tokens(read.tokens)
+                generator.append_tokens(np.array(tokens, np.int32))
             if read.positions:
                 return [Scores(self._positions(generator, read.num_tokens))]
             logits: Logits = generator.get_logits()
-        return [Scores(logits.reshape(-1, logits.shape[-1])[-1:])]
+        logits = logits.reshape(-1, logits.shape[-1])[-1:]
+        if self._vision is not None:
+            logits[:, self._vision.image_token] = -np.inf
+        return [Scores(logits)]
+
+    def _with_images(self, images: PromptImages, tokens: Sequence[int]) -> Any:
+        """The library's inputs for a prompt with images, which have been encoded already."""
+        features = images.features(tokens)
+        inputs = self.library.NamedTensors()
+        inputs["input_ids"] = np.array([images.model_tokens(tokens)], np.int32)
+        if features is not None:
+            inputs["pixel_values"] = features[np.newaxis].astype(np.float32)
+            inputs["num_image_tokens"] = np.array([len(features)], np.int64)
+        if images.grids:
+            # The library counts in patches.
+            inputs["image_grid_thw"] = np.array(images.grids, np.int64) * [1, self._merge_size, self._merge_size]
+        return inputs
 
     def _positions(self, generator: Any, num_tokens: int) -> Logits:
         logits: Logits = generator.get_output(self._logits)[0].astype(np.float32, copy=False)
@@ -163,6 +189,8 @@ class OgGeneratorRunner(Runner):
             decoder["session_options"]["enable_profiling"] = profile_prefix
         config.overlay(json.dumps({"model": {"decoder": decoder}}))
         configure_providers(self.library, config, self._options)
+        if self._vision is not None:
+            config.add_model_data(self._vision.vision.name, features_graph(self._vision))
         return config
 
     def _whole_caches(self, model_dir: Path) -> dict[str, Any]:

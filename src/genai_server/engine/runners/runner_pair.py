@@ -8,6 +8,7 @@ back, its keys and values are copied into a KV cache slot.
 
 from collections.abc import Iterable
 
+from genai_server.engine.image_worker import ImageWorker
 from genai_server.engine.model.adapters import Adapters
 from genai_server.engine.runners.base import Runner, run_pass
 from genai_server.engine.runners.kv_events import KvEventPublisher
@@ -25,8 +26,16 @@ NOT_EXACT = (
 class RunnerPair:
     """Places each sequence on one of two runners. Without a batch, both are the generator's."""
 
-    def __init__(self, generator: Runner, batch: Runner | None = None, *, reason: str | None = None) -> None:
+    def __init__(
+        self,
+        generator: Runner,
+        batch: Runner | None = None,
+        *,
+        reason: str | None = None,
+        images: ImageWorker | None = None,
+    ) -> None:
         self.generator = generator
+        self.images = images  # encodes images; None if the model reads text only
         self.main = batch or generator
         self.has_batch = batch is not None
         self.adapters = Adapters(generator)  # sequences with an adapter stay on the generator's runner

@@ -7,6 +7,7 @@ enough of its tokens are accepted.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 # Maximum length of a draft in tokens.
 MAX_LENGTH = 15
@@ -22,7 +23,7 @@ _FIRST_PAUSE = 8
 _MAX_PAUSE = 256
 # Factor by which the weight of earlier drafts decays with each new one.
 _DECAY = 0.7
-# Separates unrelated texts; not a token.
+# Separates unrelated texts; not a token. Less is a feature of an image (engine/prompt_images.py).
 _GAP = -1
 
 
@@ -164,9 +165,9 @@ class Drafter:
         return best, longest
 
     def _following(self, place: int, number: int) -> list[int]:
-        """`number` tokens after a position, or fewer before a separator. At the text's end it repeats."""
+        """`number` tokens after a position, or fewer before a separator or image. At the text's end it repeats."""
         found = self._text[place + 1 : place + 1 + number]
-        if _GAP in found:
-            return found[: found.index(_GAP)]
+        if min(found) < 0:
+            return list(takewhile(lambda token: token >= 0, found))
         period = len(found)
         return (found * (-(-number // period)))[:number]

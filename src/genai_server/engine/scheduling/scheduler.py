@@ -67,7 +67,7 @@ class Scheduler:
     @property
     def is_idle(self) -> bool:
         """Whether no sequence runs or is ready to run."""
-        return not self.running and all(s.state is SequenceState.WAITING_FOR_GRAMMAR for s in self.waiting)
+        return not self.running and all(s.state is SequenceState.PREPARING for s in self.waiting)
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence, which the memory holds alone. Raises QueueFull at the limit of requests or of tokens."""

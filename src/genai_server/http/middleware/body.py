@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -63,6 +64,9 @@ class BodyBudget:
 class _Reading:
     """A body while it is received."""
 
+    # Maximum number of bytes, and the setting that has it.
+    limit: int
+    setting: str = "GENAI_MAX_BODY_BYTES"
     # The bytes that are kept.
     body: bytearray = field(default_factory=bytearray)
     # Bytes that count towards the limit of all bodies.
@@ -84,13 +88,23 @@ class BodyLimits:
     """Reads bodies within limits, and refuses others before any work. Plain ASGI.
 
     Also refuses a body with more, or more deeply nested, lists and objects than `check_json` allows. Leaves a
-    ParsingThread in the request's state.
+    ParsingThread in the request's state. `image_limit` gives the maximum size of a body that may have images; 0 while
+    there is no model for them.
     """
 
-    def __init__(self, app: ASGIApp, limit: int, seconds: float, bodies: BodyBudget) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        limit: int,
+        seconds: float,
+        bodies: BodyBudget,
+        *,
+        image_limit: Callable[[], int] = lambda: 0,
+    ) -> None:
         self.app = app
-        # Most bytes of one body.
+        # Maximum number of bytes of one body without images.
         self.limit = limit
+        self._image_limit = image_limit
         # Most seconds for one body to arrive.
         self.seconds = seconds
         self._bodies = bodies
@@ -102,7 +116,7 @@ class BodyLimits:
             return
         state = request_state(scope)
         state.parsing = self._parsing
-        reading = _Reading()
+        reading = _Reading(self.limit)
         try:
             await self._pass(reading, state, scope, receive, send)
         finally:
@@ -139,7 +153,7 @@ class BodyLimits:
 
     async def _read(self, reading: _Reading, receive: Receive) -> bool:
         """Read to the end, or far beyond the limit; returns whether the client is still there."""
-        while reading.more and reading.size <= self.limit * _DRAINED:
+        while reading.more and reading.size <= reading.limit * _DRAINED:
             message = await receive()
             if message["type"] == "http.disconnect":
                 return False
@@ -151,7 +165,9 @@ class BodyLimits:
         return True
 
     def _keep(self, reading: _Reading, part: bytes) -> None:
-        if reading.size > self.limit:
+        if reading.size > reading.limit == self.limit and (image_limit := self._image_limit()) > self.limit:
+            reading.limit, reading.setting = image_limit, "GENAI_MAX_IMAGE_BODY_BYTES"
+        if reading.size > reading.limit:
             reading.drop(BodyTooLarge(""))
         try:
             self._bodies.resize(reading.kept, 0 if reading.error else reading.kept + len(part))
@@ -163,9 +179,9 @@ class BodyLimits:
         reading.kept = len(reading.body)
 
     async def _check(self, reading: _Reading) -> None:
-        if reading.size > self.limit:
+        if reading.size > reading.limit:
             given = f"more than {reading.size}" if reading.more else str(reading.size)
-            raise BodyTooLarge(f"the body may have at most {self.limit} bytes (GENAI_MAX_BODY_BYTES), given {given}")
+            raise BodyTooLarge(f"the body may have at most {reading.limit} bytes ({reading.setting}), given {given}")
         if reading.error is not None:
             raise reading.error
         await self._parsing.run(lambda: check_json(reading.body), num_bytes=len(reading.body))

@@ -16,19 +16,24 @@ from genai_server.text.tool_formats.tool_format import Call, ToolFormat
 Message = Mapping[str, Any]
 Tool = Mapping[str, Any]
 _WITH_TOOLS = "tool_use"
+_IMAGE_PART = {"type": "image"}
+# What templates for lists of parts call an image.
+_IMAGE_PARTS = {"image", "image_url"}
 _KWARGS = "chat_template_kwargs"
 _GENERATION_PROMPT = "add_generation_prompt"
 CONTINUE = "continue_final_message"
 _RESERVED = {"messages", "tools"}
 # Marks the end of a final message that the answer continues. Neither valid text nor special_tokens.py uses it.
 _END = "\ud800"
+# Marks the place of an image, for templates that take only texts.
+_IMAGE = "\ud801"
 
 
 class PromptWriter:
     """Renders prompts with a model's named templates, if any.
 
     Texts in `special_tokens` are encoded as tokens only where the templates contain them. If a template does not
-    support tool calls, they are written in `tool_format`.
+    support tool calls, they are written in `tool_format`. If it does not support images, each is `image_marker`.
     """
 
     def __init__(
@@ -36,8 +41,10 @@ class PromptWriter:
         templates: Mapping[str, ChatTemplate],
         special_tokens: Collection[str] = (),
         tool_format: ToolFormat | None = None,
+        image_marker: str = "",
     ) -> None:
         self._templates = templates
+        self._image_marker = image_marker
         self._tool_format = tool_format
         constants = frozenset[str]().union(*(template.constants for template in templates.values()))
         self._guard = SpecialTokenGuard(special_tokens, constants)
@@ -80,6 +87,8 @@ class PromptWriter:
         NoChatTemplate.
         """
         self.require_template()
+        if not self._image_marker:
+            _check_that_no_image_is_given(messages)
         template = self._templates[_WITH_TOOLS if tools and _WITH_TOOLS in self._templates else DEFAULT]
         _check_that_nothing_is_ignored(template, messages, tools, self._tool_format)
         given, add_prompt, continues = _options(template, template_kwargs or {})
@@ -99,12 +108,15 @@ class PromptWriter:
             except TypeError as again:
                 error = error or again
                 continue
-            return self._guard.uncover(_up_to_end(rendered) if continues else rendered)
+            rendered = _up_to_end(rendered) if continues else rendered
+            return self._guard.uncover(rendered.replace(_IMAGE, self._image_marker))
         assert error is not None
         raise refused(error)
 
     def _covered(self, template: ChatTemplate, form: Sequence[Message]) -> list[dict[str, Any]]:
         covered = self._guard.cover_messages(form, "messages")
+        if template.constants.isdisjoint(_IMAGE_PARTS):
+            covered = [_with_image_marks(message) for message in covered]
         if self._tool_format is None or _knows_calls(template):
             return covered
         role = "tool" if "tool" in template.constants else self._tool_format.result_role
@@ -141,11 +153,11 @@ def conversation_forms(
     In the most common form, tool call arguments are objects rather than JSON text, and a message without content has
     None. Some templates concatenate either of them to a text, and therefore need a text. Templates without tool calls
     do not concatenate arguments. Other fields that are null or an empty list are omitted. Content parts are joined by
-    line breaks. The role developer becomes system unless the template knows it. With `reads_thinking`, reasoning is
-    also in the field `thinking`, which gpt-oss's template requires; it refuses both reasoning and content next to
-    calls.
+    line breaks, unless one is an image. The role developer becomes system unless the template knows it. With
+    `reads_thinking`, reasoning is also in the field `thinking`, which gpt-oss's template requires; it refuses both
+    reasoning and content next to calls.
 
-    Raises InvalidField, naming the field, for arguments that are not a JSON object and for parts that are not text.
+    Raises InvalidField, naming the field, for arguments that are not a JSON object and for parts of unknown types.
     """
     plain = [_with_plain_fields(message, f"messages[{n}]", knows_developer) for n, message in enumerate(messages)]
     if reads_thinking:
@@ -188,11 +200,20 @@ def _with_plain_fields(message: Message, place: str, knows_developer: bool) -> d
     # Some templates check whether a message has a field, not its value.
     plain = {name: value for name, value in message.items() if value is not None and value != []}
     plain.setdefault("content", None)
-    if isinstance(plain["content"], list):
-        plain["content"] = "\n".join(_text_of(part, f"{place}.content[{n}]") for n, part in enumerate(plain["content"]))
+    if isinstance(parts := plain["content"], list):
+        texts = [_text_of(part, f"{place}.content[{n}]") for n, part in enumerate(parts) if part != _IMAGE_PART]
+        if len(texts) == len(parts):
+            plain["content"] = "\n".join(texts)
     if plain.get("role") == "developer" and not knows_developer:
         plain["role"] = "system"
     return plain
+
+
+def _with_image_marks(message: dict[str, Any]) -> dict[str, Any]:
+    """A message for a template that takes only texts: a mark is in the place of each image."""
+    if not isinstance(parts := message["content"], list):
+        return message
+    return {**message, "content": "\n".join(part.get("text", _IMAGE) for part in parts)}
 
 
 def _with_thinking(message: dict[str, Any]) -> dict[str, Any]:
@@ -229,6 +250,14 @@ def _with_object(call: Any, place: str) -> Any:
     if not isinstance(arguments, dict):
         raise InvalidField(f"{param} must be a JSON object; given {quoted(function['arguments'])}", param=param)
     return {**call, "function": {**function, "arguments": arguments}}
+
+
+def _check_that_no_image_is_given(messages: Sequence[Message]) -> None:
+    for number, message in enumerate(messages):
+        parts = message.get("content")
+        if isinstance(parts, list) and _IMAGE_PART in parts:
+            place = f"messages[{number}].content[{parts.index(_IMAGE_PART)}]"
+            raise InvalidField(f"{place} is an image, and this model reads text only", param=place)
 
 
 def _check_that_nothing_is_ignored(

@@ -1,0 +1,189 @@
+"""Conversations about drawings as padded batches."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from PIL import Image
+from tokenizers import Tokenizer
+
+from .batches import SAID_MULTIPLE, Encoder
+from .drawings import COLORS, DIGITS, SHAPES, Scene, draw, random_scene
+from .picture_phrasings import TRAINED
+from .picture_questions import Question, questions, small_talk, varied, without_picture
+from .template import Message, render
+from .vision_tower import PATCH, TOKEN
+
+MARK, PAD = "<|vision_start|><|image_pad|><|vision_end|>", "<|image_pad|>"
+MIN_PIXELS, MAX_PIXELS = 128 * 128, 192 * 192
+# Rows and columns in tokens, and how often; what large pictures of usual shapes become, and small ones.
+GRIDS = {(6, 6): 4, (5, 6): 4, (6, 5): 2, (5, 5): 2, (4, 4): 2, (4, 5): 1, (5, 4): 1, (4, 6): 2, (6, 4): 1}
+GRIDS |= {(4, 7): 2, (7, 4): 1, (4, 8): 2, (8, 4): 1, (3, 6): 1, (6, 3): 1, (3, 8): 1}
+KINDS, TINTS = (*SHAPES, *DIGITS), tuple(COLORS)
+_SYSTEM = ("You are a helpful assistant.", "You are a helpful vision model.", "Answer briefly.", "Be concise.")
+_LENGTH_MULTIPLE = 16
+
+
+@dataclass
+class Batch:
+    """Tokens [rows, length] with positions [3, rows, length]; pictures [pictures, 3, height, width], first row's first.
+
+    `said` are the flat places to predict from; `targets` follow there. `kinds` and `tints` [pictures, places] name
+    what has its center at a place, 0 for nothing.
+    """
+
+    pictures: torch.Tensor
+    kinds: torch.Tensor
+    tints: torch.Tensor
+    tokens: torch.Tensor
+    positions: torch.Tensor
+    said: torch.Tensor
+    targets: torch.Tensor
+    weights: torch.Tensor
+    abilities: list[str]
+
+
+def resized(width: int, height: int) -> tuple[int, int]:
+    """The size that the processor scales a picture to."""
+    wide, high = (max(1, round(side / TOKEN)) * TOKEN for side in (width, height))
+    if wide * high > MAX_PIXELS:
+        shrink = math.sqrt(width * height / MAX_PIXELS)
+        wide, high = (max(1, math.floor(side / shrink / TOKEN)) * TOKEN for side in (width, height))
+    elif wide * high < MIN_PIXELS:
+        grow = math.sqrt(MIN_PIXELS / (width * height))
+        wide, high = (math.ceil(side * grow / TOKEN) * TOKEN for side in (width, height))
+    return wide, high
+
+
+def random_size(grid: tuple[int, int], rng: random.Random) -> tuple[int, int]:
+    """Width and height of a picture that is scaled to a grid of tokens."""
+    wanted = (grid[1] * TOKEN, grid[0] * TOKEN)
+    while True:
+        scale = math.exp(rng.uniform(-0.4, 0.8))
+        size = (
+            round(wanted[0] * scale * rng.uniform(0.85, 1.2)),
+            round(wanted[1] * scale * rng.uniform(0.85, 1.2)),
+        )
+        if resized(*size) == wanted:
+            return size
+
+
+def pixels(picture: Image.Image) -> np.ndarray:
+    """[3, height, width] between -1 and 1, as the processor scales them."""
+    small = picture.resize(resized(*picture.size), Image.Resampling.BICUBIC)
+    return (np.asarray(small, np.float32) / 127.5 - 1).transpose(2, 0, 1)
+
+
+class PictureEncoder:
+    """Conversations about pictures to batches."""
+
+    def __init__(self, tokenizer: Tokenizer, template: Encoder) -> None:
+        self.tokenizer = tokenizer
+        self.encoder = template
+        self.pad = tokenizer.token_to_id(PAD)
+
+    def batch(self, chats: list[Chat], grid: tuple[int, int]) -> Batch:
+        texts = [render(self.encoder.template, chat.messages, None, answer_next=False) for chat in chats]
+        size = grid[0] * grid[1]
+        encoded = self.tokenizer.encode_batch_fast([text.replace(PAD, PAD * size) for text in texts])
+        length = max(len(item.ids) for item in encoded)
+        length += -(length - 1) % _LENGTH_MULTIPLE
+        tokens, weights = torch.zeros(len(chats), length, dtype=torch.long), torch.zeros(len(chats), length)
+        positions = torch.zeros(3, len(chats), length - 1, dtype=torch.long)
+        for row, item in enumerate(encoded):
+            tokens[row, : len(item.ids)] = torch.tensor(item.ids)
+            weights[row, : len(item.ids)] = torch.tensor(self.encoder._weights(item.ids))
+            positions[:, row] = torch.from_numpy(places(tokens[row, :-1].tolist(), self.pad, grid))
+        said = weights[:, 1:].flatten().nonzero()[:, 0]
+        said = torch.cat([said, said.new_zeros(-len(said) % SAID_MULTIPLE)])
+        shown = [picture for chat in chats for picture in chat.pictures]
+        kinds, tints = zip(*(_labels(scene, grid) for scene, _ in shown), strict=True) if shown else ((), ())
+        return Batch(
+            torch.from_numpy(np.stack([image for _, image in shown])),
+            torch.from_numpy(np.stack(kinds)),
+            torch.from_numpy(np.stack(tints)),
+            tokens[:, :-1],
+            positions,
+            said,
+            tokens[:, 1:].flatten()[said],
+            weights[:, 1:].flatten()[said] * (torch.arange(len(said)) < (weights[:, 1:] > 0).sum()),
+            [chat.ability for chat in chats],
+        )
+
+
+def places(ids: list[int], image: int, grid: tuple[int, int]) -> np.ndarray:
+    """Qwen-VL's three positions [3, tokens]: a picture's tokens share one time and have their row and column."""
+    parts, at, index = [], 0, 0
+    while index < len(ids):
+        if ids[index] == image:
+            block = np.stack(np.meshgrid([0], np.arange(grid[0]), np.arange(grid[1]), indexing="ij")).reshape(3, -1)
+            parts.append(block + at)
+            at += max(grid)
+            index += grid[0] * grid[1]
+        else:
+            parts.append(np.full((3, 1), at))
+            at += 1
+            index += 1
+    return np.concatenate(parts, 1)
+
+
+def _labels(scene: Scene, grid: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
+    kinds, tints = np.zeros(grid, np.int64), np.zeros(grid, np.int64)
+    for item in scene.items:
+        place = (int(item.y * grid[0]), int(item.x * grid[1]))
+        kinds[place], tints[place] = 1 + KINDS.index(item.kind), 1 + TINTS.index(item.color)
+    return kinds.reshape(-1), tints.reshape(-1)
+
+
+@dataclass
+class Chat:
+    messages: list[Message]
+    pictures: list[tuple[Scene, np.ndarray]]
+    ability: str = ""
+
+    def say(self, asked: Question, *, picture: bool = False, picture_first: bool = True) -> None:
+        parts = [MARK, asked.text] if picture_first else [asked.text, MARK]
+        text = "".join(parts) if picture else asked.text
+        self.messages += [{"role": "user", "content": text}, {"role": "assistant", "content": asked.answer}]
+
+
+def picture_of(grid: tuple[int, int], rng: random.Random) -> tuple[Scene, np.ndarray]:
+    width, height = random_size(grid, rng)
+    scene = random_scene(rng, width / height)
+    return scene, pixels(draw(scene, width, height, rng))
+
+
+def training_chat(grid: tuple[int, int], rng: random.Random) -> Chat:
+    """Several questions about one picture, sometimes about another afterwards, or small talk in between."""
+    chat = Chat([], [])
+    if rng.random() < 0.15:
+        chat.messages.append({"role": "system", "content": rng.choice(_SYSTEM)})
+    if rng.random() < 0.12:
+        chat.say(_varied(small_talk(rng), rng))
+    if rng.random() < 0.06:
+        chat.say(_varied(without_picture(random_scene(rng, 1.0), TRAINED, rng), rng))
+    for count in (4,) if rng.random() < 0.85 else (2, 2):
+        scene, image = picture_of(grid, rng)
+        chat.pictures.append((scene, image))
+        first = True
+        for asked in questions(scene, TRAINED, rng, count):
+            chat.say(_varied(asked, rng), picture=first, picture_first=rng.random() < 0.75)
+            first = False
+            if rng.random() < 0.02:
+                chat.say(_varied(small_talk(rng), rng))
+    return chat
+
+
+def _varied(asked: Question, rng: random.Random) -> Question:
+    return Question(asked.ability, varied(asked.text, rng), asked.answer)
+
+
+def training_batches(encoder: PictureEncoder, rng: random.Random, rows: int) -> Iterator[Batch]:
+    while True:
+        (grid,) = rng.choices(list(GRIDS), list(GRIDS.values()))
+        yield encoder.batch([training_chat(grid, rng) for _ in range(rows)], grid)

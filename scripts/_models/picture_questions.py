@@ -1,0 +1,214 @@
+"""Questions about a drawing and their right answers."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from .drawings import COLORS, SHAPES, Item, Scene
+from .picture_phrasings import NO_PICTURE, SMALL_TALK
+
+Phrasings = Mapping[str, Sequence[str]]
+_ROWS, _COLUMNS = ("top", "middle", "bottom"), ("left", "center", "right")
+_CLEAR = 0.04  # a place so near to the line between two thirds of the picture is not asked for
+
+
+@dataclass(frozen=True)
+class Question:
+    ability: str
+    text: str
+    answer: str
+
+
+def _a(words: str) -> str:
+    return f"an {words}" if words[0] in "aeiou" else f"a {words}"
+
+
+def _name(item: Item) -> str:
+    return f"{item.color} {item.kind}"
+
+
+def _list(words: Sequence[str]) -> str:
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+
+
+def _of_kind(scene: Scene, kind: str) -> list[Item]:
+    return [item for item in scene.shapes if item.kind == kind]
+
+
+def _lone(scene: Scene, rng: random.Random) -> Item | None:
+    """Some shape that is the only one of its kind."""
+    lone = [item for item in scene.shapes if len(_of_kind(scene, item.kind)) == 1]
+    return rng.choice(lone) if lone else None
+
+
+Answer = tuple[dict[str, str], str]  # what fills a phrasing's slots, and the answer
+
+
+def _describe(scene: Scene, rng: random.Random) -> Answer | None:
+    if len(scene.digits) == 2:
+        shown = [f"the {scene.digits[0].color} number {scene.digits[0].kind}{scene.digits[1].kind}"]
+    else:
+        shown = [f"the {_name(item)}" if item.is_digit else _a(_name(item)) for item in scene.items]
+    return {}, f"The picture shows {_list(shown)} on a {scene.background} background."
+
+
+def _color_of(scene: Scene, rng: random.Random) -> Answer | None:
+    if not scene.shapes or rng.random() < 0.08:
+        kind = rng.choice(SHAPES)
+    else:
+        kind = rng.choice(scene.shapes).kind
+    found = _of_kind(scene, kind)
+    if not found:
+        return {"kind": kind}, f"There is no {kind} in the picture."
+    if len(found) == 1:
+        return {"kind": kind}, f"The {kind} is {found[0].color}."
+    colors = list(dict.fromkeys(item.color for item in found))
+    return {"kind": kind}, f"The {kind}s are {_list(colors)}."
+
+
+def _shape_of(scene: Scene, rng: random.Random) -> Answer | None:
+    if not scene.shapes:
+        return None
+    color = rng.choice(scene.shapes).color
+    if any(item.color == color for item in scene.digits):
+        return None
+    found = [item for item in scene.shapes if item.color == color]
+    if len(found) == 1:
+        return {"color": color}, f"The {color} shape is a {found[0].kind}."
+    return {"color": color}, f"The {color} shapes are {_list([_a(item.kind) for item in found])}."
+
+
+def _counted(count: int, thing: str) -> str:
+    if count == 1:
+        return f"There is 1 {thing}."
+    return f"There are {count or 'no'} {thing}s."
+
+
+def _count(scene: Scene, rng: random.Random) -> Answer | None:
+    return ({}, _counted(len(scene.shapes), "shape")) if scene.shapes else None
+
+
+def _count_kind(scene: Scene, rng: random.Random) -> Answer | None:
+    if not scene.shapes:
+        return None
+    if rng.random() < 0.5:
+        kind = rng.choice(scene.shapes).kind if rng.random() < 0.85 else rng.choice(SHAPES)
+        return {"kinds": kind + "s"}, _counted(len(_of_kind(scene, kind)), kind)
+    color = rng.choice(scene.shapes).color if rng.random() < 0.85 else rng.choice(list(COLORS))
+    count = sum(item.color == color for item in scene.shapes)
+    return {"kinds": f"{color} shapes"}, _counted(count, f"{color} shape")
+
+
+def _exists(scene: Scene, rng: random.Random) -> Answer | None:
+    """Of a kind or of a kind and a color; half of the answers are yes."""
+    if not scene.shapes:
+        return None
+    known = rng.choice(scene.shapes)
+    with_color = rng.random() < 0.6
+    kind, color = known.kind, known.color
+    if rng.random() < 0.5:
+        # As near to the truth as a question whose answer is no can be: one thing of two is right.
+        if not with_color or rng.random() < 0.5:
+            kind = rng.choice(SHAPES)
+        else:
+            color = rng.choice([color for color in COLORS if color != scene.background])
+    thing = f"{color} {kind}" if with_color else kind
+    found = any(item.kind == kind and (item.color == color or not with_color) for item in scene.shapes)
+    answer = f"Yes, there is {_a(thing)}." if found else f"No, there is no {thing}."
+    return {"a_thing": _a(thing), "things": thing + "s"}, answer
+
+
+def _is_color(scene: Scene, rng: random.Random) -> Answer | None:
+    item = _lone(scene, rng)
+    if item is None:
+        return None
+    color = item.color if rng.random() < 0.5 else rng.choice(list(COLORS))
+    said = f"the {item.kind} is {item.color}."
+    return {"kind": item.kind, "color": color}, f"Yes, {said}" if color == item.color else f"No, {said}"
+
+
+def _digit(scene: Scene, rng: random.Random) -> Answer | None:
+    return ({}, f"It is the digit {scene.digits[0].kind}.") if len(scene.digits) == 1 else None
+
+
+def _number(scene: Scene, rng: random.Random) -> Answer | None:
+    return ({}, "It is the number " + "".join(i.kind for i in scene.digits) + ".") if len(scene.digits) == 2 else None
+
+
+def _place(scene: Scene, rng: random.Random) -> Answer | None:
+    item = _lone(scene, rng)
+    if item is None or any(abs(at - line) < _CLEAR for at in (item.x, item.y) for line in (1 / 3, 2 / 3)):
+        return None
+    row, column = _ROWS[int(item.y * 3)], _COLUMNS[int(item.x * 3)]
+    place = "center" if (row, column) == ("middle", "center") else f"{row} {column}"
+    return {"kind": item.kind}, f"The {item.kind} is at the {place}."
+
+
+def _background(scene: Scene, rng: random.Random) -> Answer | None:
+    return {}, f"The background is {scene.background}."
+
+
+_MAKERS: dict[str, tuple[float, Callable[[Scene, random.Random], Answer | None]]] = {
+    "describe": (2, _describe),
+    "color of a shape": (2, _color_of),
+    "shape of a color": (2, _shape_of),
+    "number of shapes": (1.5, _count),
+    "number of a kind": (2, _count_kind),
+    "yes or no: there is": (2, _exists),
+    "yes or no: color": (1, _is_color),
+    "digit": (3, _digit),
+    "number of two digits": (4, _number),
+    "place": (1, _place),
+    "background": (0.7, _background),
+}
+ABILITIES = tuple(_MAKERS)
+
+
+def question(ability: str, scene: Scene, phrasings: Phrasings, rng: random.Random) -> Question | None:
+    """A question about an ability; None if this scene allows none."""
+    made = _MAKERS[ability][1](scene, rng)
+    if made is None:
+        return None
+    slots, answer = made
+    return Question(ability, rng.choice(phrasings[ability]).format(**slots), answer)
+
+
+def questions(scene: Scene, phrasings: Phrasings, rng: random.Random, count: int) -> list[Question]:
+    """Different abilities, the weightier ones more often."""
+    left = {ability: weight for ability, (weight, _) in _MAKERS.items()}
+    found: list[Question] = []
+    while left and len(found) < count:
+        (ability,) = rng.choices(list(left), list(left.values()))
+        del left[ability]
+        if asked := question(ability, scene, phrasings, rng):
+            found.append(asked)
+    return found
+
+
+def small_talk(rng: random.Random) -> Question:
+    said, answer = rng.choice(SMALL_TALK)
+    return Question("small talk", rng.choice(said), answer)
+
+
+def without_picture(scene: Scene, phrasings: Phrasings, rng: random.Random) -> Question:
+    """A question about a picture that nobody attached."""
+    asked = questions(scene, phrasings, rng, 1)[0]
+    return Question("no picture", asked.text, NO_PICTURE)
+
+
+def varied(text: str, rng: random.Random) -> str:
+    """As people type: without the sign at the end, in lower case, with a word more."""
+    chance = rng.random()
+    if chance < 0.1:
+        return text.rstrip("?.!")
+    if chance < 0.2:
+        return text.lower()
+    if chance < 0.25:
+        return text.lower().rstrip("?.!")
+    if chance < 0.3:
+        return "Please: " + text
+    if chance < 0.35 and "color" in text:
+        return text.replace("color", "colour")
+    return text

@@ -1,0 +1,216 @@
+"""Train the demo model for pictures from scratch within a budget of minutes."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer
+from torch import nn
+from torch.nn import functional
+from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
+
+from .batches import Encoder
+from .drawings import random_scene
+from .muon import Muon
+from .picture_batches import GRIDS, KINDS, TINTS, Batch, Chat, PictureEncoder, picture_of, training_batches
+from .picture_phrasings import HELD_OUT, SMALL_TALK, TRAINED
+from .picture_questions import ABILITIES, question, questions
+from .tokenizer import END_OF_TEXT_ID, TURN_END_ID, train_tokenizer
+from .training import Budget
+from .vision_families import QWEN_MARKS
+from .vision_tower import WIDTH, Tower
+
+CONTEXT, VOCABULARY, HIDDEN = 1024, 640, 192
+ROWS = 20  # conversations in a step
+PEAK_RATE, WARM_UP = 2.5e-3, 0.03
+TOWER_ALONE = 0.15  # the share of the time in which only the tower learns
+_NOTHING = 0.15  # how much a place without anything counts
+
+
+def make_tokenizer(seed: int) -> Tokenizer:
+    """A tokenizer for the language of the training text."""
+    rng = random.Random(seed)
+    texts = []
+    for _ in range(6000):
+        for asked in questions(random_scene(rng, 1.0), TRAINED, rng, 5):
+            texts += [asked.text, asked.answer]
+    for said, answer in SMALL_TALK:
+        texts += [answer, *said] * 40
+    return train_tokenizer(texts, VOCABULARY, QWEN_MARKS)
+
+
+class Seer(nn.Module):
+    """The decoder, the tower, and heads that name what is at each place, which only training has."""
+
+    def __init__(self, vocabulary: int) -> None:
+        super().__init__()
+        self.whole = Qwen3VLForConditionalGeneration(config(vocabulary))
+        self.decoder = self.whole.model.language_model
+        self.head = self.whole.lm_head
+        self.tower = Tower(HIDDEN)
+        self.kinds, self.tints = nn.Linear(WIDTH, 1 + len(KINDS)), nn.Linear(WIDTH, 1 + len(TINTS))
+
+    def naming_loss(self, seen: torch.Tensor, batch: Batch) -> torch.Tensor:
+        """How badly the tower names what it sees [pictures, tokens, WIDTH]."""
+        loss = seen.new_zeros(())
+        for head, wanted in ((self.kinds, batch.kinds), (self.tints, batch.tints)):
+            losses = functional.cross_entropy(head(seen).flatten(0, 1), wanted.flatten(), reduction="none")
+            weights = torch.where(wanted.flatten() == 0, _NOTHING, 1.0)
+            loss = loss + (losses * weights).sum() / weights.sum()
+        return loss
+
+    def logits(self, seen: torch.Tensor, batch: Batch, pad: int) -> torch.Tensor:
+        """Scores where the assistant speaks."""
+        embeds = self.decoder.embed_tokens(batch.tokens)
+        features = self.tower.out(seen).flatten(0, 1)
+        embeds = embeds.masked_scatter((batch.tokens == pad)[..., None], features)
+        hidden = self.decoder(inputs_embeds=embeds, position_ids=batch.positions, use_cache=False).last_hidden_state
+        result: torch.Tensor = self.head(hidden.flatten(0, 1).index_select(0, batch.said))
+        return result
+
+
+def config(vocabulary: int) -> Qwen3VLConfig:
+    """A small decoder; the vision part is there for the class only and is not exported."""
+    return Qwen3VLConfig(
+        text_config={
+            "vocab_size": vocabulary,
+            "hidden_size": HIDDEN,
+            "intermediate_size": 384,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 3,
+            "num_key_value_heads": 1,
+            "head_dim": 64,
+            "max_position_embeddings": CONTEXT,
+            "rms_norm_eps": 1e-5,
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 10_000.0,
+                "mrope_section": [12, 10, 10],
+                "mrope_interleaved": True,
+            },
+            "bos_token_id": END_OF_TEXT_ID,
+            "eos_token_id": TURN_END_ID,
+            "pad_token_id": END_OF_TEXT_ID,
+        },
+        vision_config={
+            "depth": 1,
+            "hidden_size": 32,
+            "intermediate_size": 32,
+            "num_heads": 1,
+            "out_hidden_size": HIDDEN,
+            "num_position_embeddings": 16,
+            "deepstack_visual_indexes": [0],
+        },
+        tie_word_embeddings=False,
+        vision_start_token_id=3,
+        vision_end_token_id=4,
+        image_token_id=5,
+        video_token_id=6,
+    )
+
+
+def train(
+    model: Seer, tokenizer: Tokenizer, *, seed: int, budget: Budget, checkpoint: Callable[[], None], alone: float
+) -> None:
+    """Train until the budget is used; the learning rate falls to zero at its end."""
+    torch.set_num_threads(budget.threads)
+    encoder = PictureEncoder(tokenizer, Encoder(tokenizer, CONTEXT))
+    batches = training_batches(encoder, random.Random(seed), ROWS)
+    validation = validation_batches(encoder, random.Random(seed + 1), 2)
+    optimizers = _optimizers(model)
+    start = reported = checked = time.monotonic()
+    averages: Counter[str] = Counter()
+    step = seen = 0
+    while (done := max(step / budget.steps, (time.monotonic() - start) / (60 * budget.minutes))) < 1:
+        for optimizer in optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = PEAK_RATE * min(1.0, done / WARM_UP, (1 - done) / 0.6)
+        batch = next(batches)
+        losses = _step(model, batch, encoder.pad, optimizers, speaks=done > alone)
+        step += 1
+        seen += len(batch.pictures)
+        for name, loss in losses.items():
+            averages[name] = 0.95 * averages[name] + 0.05 * loss if name in averages else loss  # type: ignore[assignment]
+        now = time.monotonic()
+        if now - reported > 15:
+            told = ", ".join(f"{name} {loss:.4f}" for name, loss in averages.items())
+            print(f"step {step}  {100 * done:3.0f} %  {told}  {seen / (now - start):.0f} pictures/s", flush=True)
+            reported = now
+        if now - checked > 150:
+            report(model, validation, encoder.pad)
+            checkpoint()
+            checked = time.monotonic()
+    print(f"{step} steps, {seen} pictures in {(time.monotonic() - start) / 60:.1f} minutes")
+    report(model, validation, encoder.pad)
+
+
+def _optimizers(model: Seer) -> list[torch.optim.Optimizer]:
+    """Muon for the matrices inside the layers, AdamW for everything else."""
+    inner = [p for part in (model.decoder.layers, model.tower.blocks) for p in part.parameters() if p.ndim == 2]
+    chosen = {id(p) for p in (*inner, *model.whole.model.visual.parameters())}
+    rest = [p for p in model.parameters() if id(p) not in chosen]
+    return [
+        torch.optim.AdamW(rest, lr=PEAK_RATE, betas=(0.9, 0.98), weight_decay=0.01, fused=True),
+        Muon(inner, lr=PEAK_RATE, momentum=0.95, decay=0.05),
+    ]
+
+
+def _step(
+    model: Seer, batch: Batch, pad: int, optimizers: Iterable[torch.optim.Optimizer], *, speaks: bool
+) -> dict[str, float]:
+    seen = model.tower.seen(batch.pictures)
+    naming = model.naming_loss(seen, batch)
+    losses, loss = {"naming": naming.item()}, naming
+    if speaks:
+        spoken = functional.cross_entropy(model.logits(seen, batch, pad), batch.targets, reduction="none")
+        speaking = (spoken * batch.weights).sum() / batch.weights.sum()
+        losses["speaking"] = speaking.item()
+        loss = 0.3 * naming + speaking
+    for optimizer in optimizers:
+        optimizer.zero_grad()
+    loss.backward()
+    nn.utils.clip_grad_norm_([p for p in model.parameters() if p.grad is not None], 1.0)
+    for optimizer in optimizers:
+        optimizer.step()
+    return losses
+
+
+def validation_batches(encoder: PictureEncoder, rng: random.Random, count: int) -> list[Batch]:
+    """Other pictures and phrasings: a question each."""
+    made = []
+    for grid in list(GRIDS)[: 3 * count]:
+        chats: list[Chat] = []
+        for ability in ABILITIES:
+            while sum(chat.ability == ability for chat in chats) < 4:
+                scene, image = picture_of(grid, rng)
+                if asked := question(ability, scene, HELD_OUT, rng):
+                    chats.append(Chat([], [(scene, image)], ability))
+                    chats[-1].say(asked, picture=True)
+        made.append(encoder.batch(chats, grid))
+    return made
+
+
+@torch.no_grad()  # type: ignore[untyped-decorator]
+def report(model: Seer, batches: Iterable[Batch], pad: int) -> None:
+    """Print for each ability the share of questions in which greedy choice would say every word of the answer."""
+    model.train(False)
+    asked, wrong = Counter[str](), Counter[str]()
+    for batch in batches:
+        missed = (model.logits(model.tower.seen(batch.pictures), batch, pad).argmax(-1) != batch.targets) & (
+            batch.weights > 0
+        )
+        rows = set((batch.said[missed] // batch.tokens.shape[1]).tolist())
+        asked.update(batch.abilities)
+        wrong.update(batch.abilities[row] for row in rows)
+    print("  exact: " + ", ".join(f"{name} {100 * (1 - wrong[name] / asked[name]):.0f}" for name in asked), flush=True)
+    model.train()
+
+
+def save(model: Seer, path: Path) -> None:
+    torch.save(model.state_dict(), path.with_suffix(".new"))
+    path.with_suffix(".new").replace(path)

@@ -1,0 +1,104 @@
+"""Runs the graphs next to the decoder's of a model that reads images: images to features, and tokens to embeddings."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import helper, numpy_helper
+
+from genai_server.engine.model.session_options import open_with, session_options
+from genai_server.engine.model.vision_files import VisionFiles
+from genai_server.errors import RunnerFailed, in_one_line
+from genai_server.options.device import DEFAULT_OPTIONS, DeviceOptions
+
+Features = NDArray[Any]
+# Inputs of vision graphs whose values the decoder's configuration does not name.
+_PIXELS, _FEATURES, _IDS, _EMBEDDINGS = "pixel_values", "image_features", "input_ids", "inputs_embeds"
+# Numpy's types by ONNX Runtime's names.
+_TYPES = {"float": np.float32, "float16": np.float16, "double": np.float64, "int64": np.int64, "int32": np.int32}
+_SPINNING = "session.intra_op.allow_spinning"
+
+
+def features_graph(files: VisionFiles) -> bytes:
+    """A vision graph whose pixel values [1, features, hidden_size] are the features themselves.
+
+    With it, onnxruntime-genai takes images that have been encoded already, and loads no weights for them.
+    """
+    given, made = files.name(_PIXELS), files.name(_FEATURES)
+    node = helper.make_node("Squeeze", [given, "axes"], [made])
+    graph = helper.make_graph(
+        [node],
+        "features",
+        [helper.make_tensor_value_info(given, onnx.TensorProto.FLOAT, [1, "features", files.hidden_size])],
+        [helper.make_tensor_value_info(made, onnx.TensorProto.FLOAT, ["features", files.hidden_size])],
+        [numpy_helper.from_array(np.array([0]), "axes")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    serialized: bytes = model.SerializeToString()
+    return serialized
+
+
+class ImageEncoder:
+    """Runs the vision graph. Passes of other sessions go on meanwhile, so its threads do not wait actively."""
+
+    def __init__(self, files: VisionFiles, threads: int, options: DeviceOptions = DEFAULT_OPTIONS) -> None:
+        self._files = files
+        found = session_options(options, threads)
+        found.add_session_config_entry(_SPINNING, "0")
+        self._session: Any = open_with(files.vision, found, options)
+        self._inputs = {value.name: _type(value.type) for value in self._session.get_inputs()}
+
+    def encode(self, tensors: Mapping[str, NDArray[Any]]) -> Features:
+        """The features [features, hidden_size] of one image, from its tensors by the library's names.
+
+        Raises RunnerFailed.
+        """
+        given = {self._files.name(name): values for name, values in tensors.items()}
+        given = {name: given[name].astype(kind, copy=False) for name, kind in self._inputs.items() if name in given}
+        try:
+            features: Features = self._session.run([self._files.name(_FEATURES)], given)[0]
+        except Exception as error:  # ONNX Runtime's errors have no base of their own
+            raise RunnerFailed(f"an image cannot be encoded: {in_one_line(error)}") from error
+        return features.reshape(-1, features.shape[-1])
+
+
+class TokenEmbedder:
+    """Runs the embedding graph."""
+
+    def __init__(self, files: VisionFiles) -> None:
+        self.image_token = files.image_token
+        # It only looks rows of a table up, which is no work for several threads or for another device.
+        self._session: Any = open_with(files.embedding, session_options(DEFAULT_OPTIONS, 1), DEFAULT_OPTIONS)
+        inputs = {value.name: value for value in self._session.get_inputs()}
+        self._ids, self._output = files.name(_IDS), files.name(_EMBEDDINGS)
+        self._features = files.name(_FEATURES)
+        kinds = {name: _type(value.type) for name, value in inputs.items()}
+        self._no_features = np.zeros((0, files.hidden_size), kinds[self._features])
+        # Such as features of sounds, of which there are none.
+        others = kinds.keys() - {self._ids, self._features}
+        self._others = {name: self._no_features.astype(kinds[name]) for name in others}
+
+    def embed(self, ids: NDArray[np.int64], features: Features | None = None) -> NDArray[Any]:
+        """The embeddings [1, tokens, hidden_size] of tokens [1, tokens].
+
+        The image tokens among them have `features` [image tokens, hidden_size], in their order. An image token without
+        a feature has zeros. Raises RunnerFailed.
+        """
+        given = self._no_features
+        if num_images := int(np.count_nonzero(ids == self.image_token)):
+            given = np.zeros((num_images, given.shape[1]), given.dtype)
+            if features is not None:
+                given[: len(features)] = features
+        inputs = {self._ids: ids, self._features: given, **self._others}
+        try:
+            embeddings: NDArray[Any] = self._session.run([self._output], inputs)[0]
+        except Exception as error:  # as above
+            raise RunnerFailed(f"tokens cannot be embedded: {in_one_line(error)}") from error
+        return embeddings
+
+
+def _type(name: str) -> Any:
+    """Numpy's type for one of ONNX Runtime's, such as tensor(float). Raises KeyError for others."""
+    return _TYPES[name.removeprefix("tensor(").removesuffix(")")]

@@ -1,0 +1,263 @@
+"""Reads the images of requests for vision models, in separate processes, which an image can crash without harm."""
+
+import asyncio
+import hashlib
+import json
+import os
+import shutil
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psutil
+
+from genai_server.config.environment import untrusted_work_environment
+from genai_server.config.settings import Settings
+from genai_server.errors import ImageReaderUnavailable, InvalidField
+from genai_server.images.image_files import ImageFiles, ReadImage
+from genai_server.images.sources import SourceLimits, is_public, load_image
+from genai_server.images.vision_model import VisionModel
+from genai_server.process_pool import ProcessDied, ProcessPool, ProcessTimeout, WorkerProcess
+
+__all__ = ["ImageReader", "ImageSource", "Images", "ReadImage"]
+
+_PURPOSE = "reads images"
+# For each model. Most images take some ten milliseconds.
+_PROCESSES = 2
+# Maximum number of models whose processes are kept.
+_READERS = 4
+# The results of reading an image.
+RESULTS = ("read", "refused", "crashed", "timed_out")
+_CRASHES = "crashes the process that reads images, or exceeds its memory limit"
+# A folder in the engines' folder belongs to the API process with this id.
+_FOLDER = "images-{}"
+
+
+class ImageSource(NamedTuple):
+    """An image of a request."""
+
+    # A data URL, or an http or https URL of an allowed host.
+    url: str
+    # Whether a small version of the image is enough.
+    low_detail: bool
+    # The field, such as `messages[0].content[1].image_url.url`.
+    param: str
+
+
+class ImageProcess(WorkerProcess):
+    """A process that reads images for the model of a directory. Raises ImageReaderUnavailable if it cannot start."""
+
+    def __init__(self, spec: Mapping[str, Any]) -> None:
+        super().__init__(
+            "genai_server.images.process",
+            _PURPOSE,
+            untrusted_work_environment(),
+            ImageReaderUnavailable,
+            [json.dumps(spec)],
+        )
+        if reason := self.first_line.get("failed"):
+            self.end()
+            raise ImageReaderUnavailable(f"the process that {_PURPOSE} does not start: {reason}")
+
+    def read(self, data: bytes, path: Path, timeout: float, *, low_detail: bool) -> dict[str, Any]:
+        """Prepare an image and write it to `path`. Returns `expansion` and `grid`, or why it is `refused`.
+
+        Raises ProcessDied and ProcessTimeout, after which the process is gone.
+        """
+        partial_file = path.with_suffix(f".{self.pid}")
+        question = {"size": len(data), "path": str(partial_file), "low_detail": low_detail}
+        try:
+            found: dict[str, Any] = self.ask(json.dumps(question).encode() + b"\n" + data, timeout)
+            if "refused" not in found:
+                partial_file.replace(path)  # at once: an engine may be reading it
+        finally:
+            partial_file.unlink(missing_ok=True)
+        return found
+
+
+@dataclass(frozen=True)
+class _Result:
+    """The result of reading an image."""
+
+    # One of RESULTS, for the metrics.
+    result: str
+    # Why the image cannot be used.
+    reason: str = ""
+    # Of an image that can be used.
+    image: ReadImage | None = None
+
+
+class ImageReader:
+    """Reads images for one model. Belongs to the event loop; must be closed.
+
+    `count` is called with the result of each image that is not prepared yet, one of RESULTS.
+    """
+
+    def __init__(
+        self,
+        model: VisionModel,
+        model_dir: Path,
+        settings: Settings,
+        files: ImageFiles,
+        count: Callable[[str], None] = lambda result: None,
+        start: Callable[[Mapping[str, Any]], ImageProcess] = ImageProcess,
+    ) -> None:
+        self._model = model
+        self._model_dir = model_dir
+        self._timeout = settings.image_timeout
+        self._files = files
+        self._count = count
+        # Number of images that are being read.
+        self.running = 0
+        spec = {
+            "model_dir": str(model_dir),
+            "folder": str(files.folder),
+            "max_pixels": settings.max_image_pixels,
+            "max_tokens": settings.max_image_tokens,
+        }
+        self._pool: ProcessPool[ImageProcess, _Result] = ProcessPool(
+            partial(start, spec), _PROCESSES, _PURPOSE, ImageReaderUnavailable
+        )
+
+    async def read(self, data: bytes, *, low_detail: bool, param: str) -> ReadImage:
+        """Prepare an image file for the model. Equal images are read once, and kept for some time.
+
+        Raises InvalidField, which names `param`, and ImageReaderUnavailable.
+        """
+        digest = await asyncio.to_thread(self._digest, data, low_detail=low_detail)
+        if (kept := self._files.get(digest)) is not None:
+            return kept
+        self.running += 1
+        try:
+            work = partial(self._read, digest, data, low_detail=low_detail)
+            found = await self._pool.call(digest.encode(), work, lambda found: self._count(found.result))
+        finally:
+            self.running -= 1
+        if found.image is None:
+            raise InvalidField(f"{param}: the image {found.reason}", param=param)
+        return found.image
+
+    def close(self) -> None:
+        """End the processes. Blocks until they have ended."""
+        self._pool.close()
+
+    def _digest(self, data: bytes, *, low_detail: bool) -> str:
+        digest = hashlib.sha256(json.dumps([str(self._model_dir), self._model.kind, low_detail]).encode() + b"\n")
+        digest.update(data)
+        return digest.hexdigest()
+
+    def _read(self, digest: str, data: bytes, *, low_detail: bool) -> _Result:
+        """Prepare an image, in one of the threads."""
+        path = self._files.path(digest)
+        try:
+            found = self._pool.with_process(
+                lambda process: process.read(data, path, self._timeout, low_detail=low_detail)
+            )
+        except ProcessTimeout:
+            return _Result("timed_out", f"takes longer than {self._timeout} s to prepare (GENAI_IMAGE_TIMEOUT)")
+        except ProcessDied:
+            return _Result("crashed", _CRASHES)
+        if reason := found.get("refused"):
+            return _Result("refused", reason)
+        grid = None if found["grid"] is None else tuple(found["grid"])
+        num_features = found["expansion"].count(self._model.image_token_id)
+        return _Result("read", image=self._files.add(ReadImage(digest, found["expansion"], num_features, grid, path)))
+
+
+class Images:
+    """Reads the images of all requests. Belongs to the event loop; must be closed.
+
+    Prepared images are files in a folder of this process below `folder`. `may_connect` decides by an address whether
+    images may be fetched from it.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        folder: Path,
+        count: Callable[[str], None] = lambda result: None,
+        *,
+        may_connect: Callable[[str], bool] = is_public,
+        start: Callable[[Mapping[str, Any]], ImageProcess] = ImageProcess,
+    ) -> None:
+        self._settings = settings
+        self._limits = SourceLimits(settings.allowed_image_hosts, settings.max_image_bytes, settings.image_timeout)
+        self._count = count
+        self._may_connect = may_connect
+        self._start = start
+        _remove_left_folders(folder)
+        self._files = ImageFiles(folder / _FOLDER.format(os.getpid()), settings.image_cache_bytes)
+        # By directory, the least recently used first.
+        self._readers: OrderedDict[Path, ImageReader] = OrderedDict()
+
+    async def read(self, model: VisionModel, model_dir: Path, sources: Sequence[ImageSource]) -> list[ReadImage]:
+        """Read the images of a request, in their order. Equal sources are read once.
+
+        Raises InvalidField, which names the source's field, if an image cannot be fetched or decoded, or is over a
+        limit, and ImageReaderUnavailable if no process can be started.
+        """
+        limit = self._settings.max_images
+        if len(sources) > limit:
+            raise InvalidField(
+                f"a request may have at most {limit} images (GENAI_MAX_IMAGES), given {len(sources)}",
+                param=sources[limit].param,
+            )
+        if not sources:
+            return []
+        reader = self._reader(model, model_dir)
+        tasks: dict[tuple[str, bool], asyncio.Task[ReadImage]] = {}
+        for source in sources:
+            key = (source.url, source.low_detail)
+            if key not in tasks:
+                tasks[key] = asyncio.create_task(self._read(reader, source))
+        try:
+            await asyncio.gather(*tasks.values())
+        finally:
+            for task in tasks.values():
+                task.cancel()
+        images = [tasks[source.url, source.low_detail].result() for source in sources]
+        self._check_tokens(images, sources)
+        return images
+
+    def close(self) -> None:
+        """End the processes and remove the files."""
+        for reader in self._readers.values():
+            reader.close()
+        self._files.close()
+
+    async def _read(self, reader: ImageReader, source: ImageSource) -> ReadImage:
+        data = await load_image(source.url, self._limits, param=source.param, may_connect=self._may_connect)
+        return await reader.read(data, low_detail=source.low_detail, param=source.param)
+
+    def _check_tokens(self, images: Sequence[ReadImage], sources: Sequence[ImageSource]) -> None:
+        limit, num_tokens = self._settings.max_image_tokens, sum(len(image.expansion) for image in images)
+        if num_tokens > limit:
+            raise InvalidField(
+                f"the images of a request may have at most {limit} tokens together (GENAI_MAX_IMAGE_TOKENS), "
+                f"given {num_tokens}",
+                param=sources[-1].param,
+            )
+
+    def _reader(self, model: VisionModel, model_dir: Path) -> ImageReader:
+        """The reader of a model. One that has not been used for long is closed if there are too many."""
+        if model_dir not in self._readers:
+            self._files.create()
+            for other in list(self._readers)[: len(self._readers) + 1 - _READERS]:
+                if not self._readers[other].running:
+                    self._readers.pop(other).close()
+            self._readers[model_dir] = ImageReader(
+                model, model_dir, self._settings, self._files, self._count, self._start
+            )
+        self._readers.move_to_end(model_dir)
+        return self._readers[model_dir]
+
+
+def _remove_left_folders(folder: Path) -> None:
+    """Remove the folders of API processes that have died, and what an earlier one with this process's id has left."""
+    for left in folder.glob(_FOLDER.format("*")):
+        id = left.name.rpartition("-")[2]
+        if id.isdecimal() and (int(id) == os.getpid() or not psutil.pid_exists(int(id))):
+            shutil.rmtree(left, ignore_errors=True)

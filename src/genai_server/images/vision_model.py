@@ -1,0 +1,109 @@
+"""Generating models that take images, as their genai_config.json describes them."""
+
+import contextlib
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from genai_server.errors import ModelDirectoryError
+
+GENAI_CONFIG = "genai_config.json"
+# A kind whose processor marks an image by -1 instead of a token.
+NEGATIVE_IDS = "phi3v"
+_TOKENIZER = "tokenizer.json"
+
+
+@dataclass(frozen=True)
+class _Family:
+    """How the processor of onnxruntime-genai recognizes an image in a prompt."""
+
+    marker: str
+    placeholder: str
+    # The token that stands for one image feature in an expanded prompt.
+    feature: str
+
+
+_QWEN = _Family("<|vision_start|><|image_pad|><|vision_end|>", "<|image_pad|>", "<|image_pad|>")
+_FAMILIES = {
+    "fara": _QWEN,
+    "qwen2_5_vl": _QWEN,
+    "qwen3_vl": _QWEN,
+    "qwen3_5": _QWEN,
+    "qwen3_5_moe": _QWEN,
+    "gemma3": _Family("<start_of_image>", "<start_of_image>", "<image_soft_token>"),
+    "gemma4": _Family("<|image|>", "<|image|>", "<|image|>"),
+    "mistral3": _Family("[IMG]", "[IMG]", "[IMG]"),
+    "lfm2_vl": _Family("<image>", "<image>", "<image>"),
+    # The tokenizer does not know <|image_1|>.
+    NEGATIVE_IDS: _Family("<|image_1|>", "<|image|>", "<|image|>"),
+    # The processor replaces <|image_1|> by this token; the tokenizer only knows this one.
+    "phi4mm": _Family("<|endoftext10|>", "<|endoftext10|>", "<|endoftext10|>"),
+}
+
+
+@dataclass(frozen=True)
+class VisionModel:
+    """A model directory whose model takes images."""
+
+    directory: Path
+    # model.type of genai_config.json.
+    kind: str
+    # What stands for one image in a prompt for onnxruntime-genai's processor.
+    marker: str
+    # The special token in it, which a chat template writes once for each image.
+    placeholder: str
+    # The token whose embedding is replaced by a feature of the image.
+    image_token_id: int
+
+
+def read_vision_model(model_dir: Path) -> VisionModel | None:
+    """The directory's vision model; None if it only takes text, or is of a type without images.
+
+    Raises ModelDirectoryError, which names the file.
+    """
+    config = _json(model_dir / GENAI_CONFIG)
+    model = config.get("model")
+    if not isinstance(model, dict):
+        return None
+    family = _FAMILIES.get(str(model.get("type")))
+    if family is None or not _has_graph(model.get("vision")) or not _has_graph(model.get("embedding")):
+        return None
+    token = model.get("image_token_id")
+    if not isinstance(token, int):
+        token = _token_id(model_dir / _TOKENIZER, family.feature)
+    if not 0 <= token < 2**31:
+        raise ModelDirectoryError(f"{model_dir / GENAI_CONFIG} has a wrong value for model.image_token_id: {token}")
+    return VisionModel(model_dir, str(model["type"]), family.marker, family.placeholder, token)
+
+
+def any_takes_images(model_dirs: Iterable[str]) -> bool:
+    """Whether one of the directories has a vision model. A directory that cannot be read has none."""
+    for model_dir in model_dirs:
+        with contextlib.suppress(ModelDirectoryError):
+            if read_vision_model(Path(model_dir)) is not None:
+                return True
+    return False
+
+
+def _has_graph(section: Any) -> bool:
+    return isinstance(section, dict) and bool(section.get("filename"))
+
+
+def _token_id(path: Path, text: str) -> int:
+    for token in _json(path).get("added_tokens") or ():
+        if token.get("content") == text:
+            return int(token["id"])
+    raise ModelDirectoryError(f"{path} has no token {text}, which stands for images, and genai_config.json no id of it")
+
+
+def _json(path: Path) -> dict[str, Any]:
+    """The object in a file; empty if there is no such file."""
+    try:
+        found = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise ModelDirectoryError(f"{path} cannot be read as JSON: {error}") from None
+    return found if isinstance(found, dict) else {}

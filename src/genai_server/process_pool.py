@@ -1,0 +1,218 @@
+"""Processes for work on untrusted input: what crashes or blocks one of them affects nothing else.
+
+A process reads questions from its standard input and writes one line of JSON when it is ready and for each question.
+It does one thing at a time, so that a crash can be attributed.
+"""
+
+import asyncio
+import contextlib
+import json
+import logging
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from genai_server.errors import Unavailable
+
+log = logging.getLogger(__name__)
+# Maximum seconds for starting a process on a busy machine.
+_START_TIMEOUT = 60.0
+# How often a process may die of a question: the first one may have been killed from outside.
+_ATTEMPTS = 2
+
+
+class ProcessDied(Exception):
+    """The process died of a question, or was killed from outside; the message says how."""
+
+
+class ProcessTimeout(Exception):
+    """The process was killed because an answer took too long."""
+
+
+class WorkerProcess:
+    """Starts a process and waits until it is ready. Every method may block; any thread may call `end`.
+
+    `module` is run with the arguments; `purpose` says what the process does, as in "checks grammars". Raises
+    `unavailable` if it cannot be started.
+    """
+
+    def __init__(
+        self,
+        module: str,
+        purpose: str,
+        environment: Mapping[str, str],
+        unavailable: type[Unavailable],
+        arguments: Sequence[str] = (),
+    ) -> None:
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", module, *arguments],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env=environment,
+            )
+        except OSError as error:
+            raise unavailable(f"no process that {purpose} can be started: {error.strerror}") from None
+        try:
+            # What the process wrote when it was ready.
+            self.first_line = self.ask(b"", _START_TIMEOUT)
+        except (ProcessDied, ProcessTimeout) as error:
+            raise unavailable(f"the process that {purpose} does not start: {error}") from None
+
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        return self._process.pid
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the process can take a question."""
+        return self._process.poll() is None
+
+    def ask(self, question: bytes, timeout: float) -> Any:
+        """Send a question; returns the value of the line that answers it.
+
+        Raises ProcessDied and ProcessTimeout, after which the process is gone.
+        """
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        too_late = threading.Event()
+
+        def give_up() -> None:
+            too_late.set()
+            self._process.kill()
+
+        limit = threading.Timer(timeout, give_up)
+        limit.daemon = True
+        limit.start()
+        line = b""
+        with contextlib.suppress(OSError, ValueError):  # the process has died; there is no line
+            self._process.stdin.write(question)
+            self._process.stdin.flush()
+            line = self._process.stdout.readline()
+        limit.cancel()
+        if line.endswith(b"\n"):
+            return json.loads(line)
+        self._process.kill()
+        status = self._process.wait()
+        self._close()
+        if too_late.is_set():
+            raise ProcessTimeout(f"no answer within {timeout:g} s")
+        raise ProcessDied(f"exit status {status}")
+
+    def end(self) -> None:
+        """Kill the process, whatever it is doing."""
+        self._process.kill()
+        self._process.wait()
+        self._close()
+
+    def _close(self) -> None:
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                with contextlib.suppress(OSError, ValueError):
+                    pipe.close()
+
+
+P = TypeVar("P", bound=WorkerProcess)
+T = TypeVar("T")
+A = TypeVar("A")
+
+
+@dataclass
+class _Call(Generic[T]):
+    """A running call."""
+
+    result: "asyncio.Future[T]"
+    # Number of coroutines that wait for it.
+    waiting: int = 0
+
+
+class ProcessPool(Generic[P, T]):
+    """Starts the processes when they are first needed, and replaces those that have died.
+
+    Belongs to the event loop; must be closed. `start` raises `unavailable` if no process can be started.
+    """
+
+    def __init__(self, start: Callable[[], P], size: int, purpose: str, unavailable: type[Unavailable]) -> None:
+        self._start = start
+        self._purpose = purpose
+        self._unavailable = unavailable
+        self._threads = ThreadPoolExecutor(size, purpose.replace(" ", "-"))
+        self._idle: list[P] = []
+        self._processes: set[P] = set()
+        self._calls: dict[bytes, _Call[T]] = {}
+        self._closed = threading.Event()
+
+    async def call(self, key: bytes, work: Callable[[], T], note: Callable[[T], None]) -> T:
+        """Run `work` in a thread; it may use `with_process`. Calls with equal keys at the same time run once.
+
+        A call that no coroutine waits for any more is not started. `note` receives the result once, in the event loop.
+        """
+        if key not in self._calls:
+            running = asyncio.get_running_loop().run_in_executor(self._threads, work)
+            self._calls[key] = _Call(running)
+            running.add_done_callback(lambda done: _note(done, note))
+        call = self._calls[key]
+        call.waiting += 1
+        try:
+            return await asyncio.shield(call.result)
+        finally:
+            call.waiting -= 1
+            if not call.waiting:
+                call.result.cancel()
+                if self._calls.get(key) is call:
+                    del self._calls[key]
+
+    def with_process(self, ask: Callable[[P], A]) -> A:
+        """The result of `ask` with an idle process, or a new one. Only for the work of `call`.
+
+        If the process dies, a new one is asked again. Raises ProcessDied if that dies, too, ProcessTimeout, and
+        `unavailable`.
+        """
+        attempt = 1
+        while True:
+            process = self._take()
+            try:
+                answer = ask(process)
+            except (ProcessDied, ProcessTimeout) as error:
+                self._processes.discard(process)
+                if not self._closed.is_set():
+                    log.warning("a process that %s has died (%s); another takes its place", self._purpose, error)
+                if attempt == _ATTEMPTS or isinstance(error, ProcessTimeout):
+                    raise
+                attempt += 1
+            else:
+                self._idle.append(process)
+                return answer
+
+    def close(self) -> None:
+        """End the processes. Blocks until they have ended."""
+        self._closed.set()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        for process in list(self._processes):
+            process.end()
+
+    def _take(self) -> P:
+        """An idle process, or a new one."""
+        with contextlib.suppress(IndexError):  # the other thread may have taken the last one
+            while True:
+                if (process := self._idle.pop()).is_alive:
+                    return process
+                self._processes.discard(process)
+                process.end()
+        if self._closed.is_set():
+            raise self._unavailable("the server is stopping")
+        process = self._start()
+        self._processes.add(process)
+        if self._closed.is_set():  # closed in the meantime
+            process.end()
+        return process
+
+
+def _note(done: "asyncio.Future[T]", note: Callable[[T], None]) -> None:
+    if not done.cancelled() and done.exception() is None:
+        note(done.result())
