@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from _models.environment import REPOSITORY, ensure_environment
-from _models.export import BUILDER, PATCHED_BUILDER, export
+from _models.export import export
 from _models.families import FAMILIES, long_rope
 from _models.family import Family, make
-from _models.vision_families import VISION_FAMILIES, VisionFamily
+from _models.vision_families import VISION_FAMILIES
 
 OUT = REPOSITORY / "tests" / "built_models"
 GRAPH, OTHERS = ["model.onnx", "genai_config.json"], ["model.onnx.data", "tokenizer.json", "tokenizer_config.json"]
@@ -67,14 +67,23 @@ MODELS: dict[str, tuple[Family, dict[str, Any], bool]] = {
     "lfm2": (FAMILIES["lfm2"], _NARROW | {"layer_types": ["conv", "full_attention"]}, True),
     "qwen-3.5": (FAMILIES["qwen-3.5"], _QWEN_3_5, True),
 }
-# Models for images, which all run, and their decoders' settings besides _TINY.
+# Models for images, which all run, and their decoders' settings besides _TINY. Two large images and some text fit.
 VISION_MODELS: dict[str, dict[str, Any]] = {
     "qwen-3-vl-images": _NARROW
-    | {"head_dim": 32, "rope_parameters": _THREE_AXES | {"mrope_section": [6, 5, 5], "mrope_interleaved": True}},
-    "qwen-3.5-images": _QWEN_3_5,
-    "mistral-3-images": _NARROW | {"head_dim": 32},
+    | {
+        "head_dim": 32,
+        "rope_parameters": _THREE_AXES | {"mrope_section": [6, 5, 5], "mrope_interleaved": True},
+        "max_position_embeddings": 512,
+    },
+    "qwen-3.5-images": _QWEN_3_5 | {"max_position_embeddings": 512},
+    "mistral-3-images": _NARROW | {"head_dim": 32, "max_position_embeddings": 512},
     "gemma-3-images": _NARROW
-    | {"head_dim": 32, "query_pre_attn_scalar": 32, "layer_types": ["sliding_attention", "full_attention"]},
+    | {
+        "head_dim": 32,
+        "query_pre_attn_scalar": 32,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "max_position_embeddings": 576,
+    },
 }
 
 
@@ -84,6 +93,8 @@ def main() -> None:
     parser.add_argument("--only", action="append", choices=names, help="this model (may be given again)")
     arguments = parser.parse_args()
     ensure_environment()
+    from _models.vision_export import export_images
+
     print("onnxruntime-genai", importlib.metadata.version("onnxruntime-genai"))
     for name in arguments.only or names:
         with tempfile.TemporaryDirectory() as temporary:
@@ -91,9 +102,9 @@ def main() -> None:
                 family, settings, runs = MODELS[name]
                 build(_sized(family, settings), Path(temporary), OUT / name, [*GRAPH, *(OTHERS if runs else [])])
             else:
-                # Room for several images of the largest size.
-                settings = VISION_MODELS[name] | {"max_position_embeddings": 576 if "gemma" in name else 512}
-                build_vision(VISION_FAMILIES[name], settings, Path(temporary), OUT / name)
+                images = VISION_FAMILIES[name]
+                images = replace(images, text=_sized(images.text, VISION_MODELS[name]))
+                _copy(export_images(images, Path(temporary), "fp32"), OUT / name, [*GRAPH, *OTHERS, *OF_IMAGES])
 
 
 def build(family: Family, work: Path, out: Path, files: list[str]) -> None:
@@ -101,37 +112,6 @@ def build(family: Family, work: Path, out: Path, files: list[str]) -> None:
     make(family, work / "source")
     export(work / "source", work / "built", precision="fp32", block_size=32, options=family.options)
     _copy(work / "built", out, files)
-
-
-def build_vision(family: VisionFamily, settings: dict[str, Any], work: Path, out: Path) -> None:
-    """Write a model for images, with all that it needs to run."""
-    from _models.vision_files import complete
-
-    make(_sized(family.text, settings), work / "source")
-    builder = PATCHED_BUILDER if family.kind == "gemma3" else BUILDER
-    options = family.text.options
-    export(work / "source", work / "built", precision="fp32", block_size=32, options=options, builder=builder)
-    layout, write, patch = _layout(family, settings["hidden_size"])
-
-    def write_vision(path: Path, table: Any) -> None:
-        write(path, hidden=table.shape[1], patch=patch, loudness=2 * float(table.std()))
-
-    complete(layout, work / "source", work / "built", write_vision)
-    _copy(work / "built", out, [*GRAPH, *OTHERS, *OF_IMAGES])
-
-
-def _layout(family: VisionFamily, hidden: int) -> tuple[Any, Any, int]:
-    """What complete() needs, what writes the vision graph, and the patches that it takes, in pixels."""
-    from _models.vision_files import GEMMA_PATCH, PATCH, gemma_layout, pixtral_layout, qwen_layout
-    from _models.vision_graphs import write_gemma_vision, write_pixtral_vision, write_qwen_vision
-
-    tokens = family.text.outer or {}
-    limits = (family.min_pixels, family.max_pixels)
-    if family.kind == "mistral3":
-        return pixtral_layout(family.kind, tokens["image_token_index"], *limits), write_pixtral_vision, PATCH
-    if family.kind == "gemma3":
-        return gemma_layout(family.kind, tokens["image_token_index"], hidden), write_gemma_vision, GEMMA_PATCH
-    return qwen_layout(family.kind, tokens, *limits), write_qwen_vision, PATCH
 
 
 def _sized(family: Family, settings: dict[str, Any]) -> Family:

@@ -138,7 +138,7 @@ def write_embedding(
     write_graph(path, text, {"table": table, "no_feature": none}, half=half)
 
 
-def write_qwen_vision(path: Path, *, hidden: int, patch: int, loudness: float) -> None:
+def write_qwen_vision(path: Path, hidden: int, patch: int, loudness: float) -> None:
     """The graph for one image of Qwen-VL: a feature depends on its pixels, its place and a little on all others."""
     rng = np.random.default_rng(7)
     pixels, mixed, waves = 3 * 2 * patch * patch, 8, 4
@@ -155,13 +155,13 @@ def write_qwen_vision(path: Path, *, hidden: int, patch: int, loudness: float) -
     write_graph(path, _QWEN_VISION.format(pixels=pixels, hidden=hidden, token=4 * hidden), weights)
 
 
-def write_pixtral_vision(path: Path, *, hidden: int, patch: int, loudness: float) -> None:
+def write_pixtral_vision(path: Path, hidden: int, patch: int, loudness: float) -> None:
     """The graph for one image [1, 3, height, width] of Mistral 3; what features depend on is as with Qwen-VL."""
     text = _WHOLE_IMAGE_VISION.format(images=1, tokens="tokens", shape=-1, hidden=hidden, patch=patch)
     write_graph(path, text, _whole_image_weights(hidden, patch, loudness))
 
 
-def write_gemma_vision(path: Path, *, hidden: int, patch: int, loudness: float) -> None:
+def write_gemma_vision(path: Path, hidden: int, patch: int, loudness: float) -> None:
     """The graph for images [images, 3, 32 * patch, 32 * patch] of Gemma 3, each of which becomes 256 features."""
     text = _WHOLE_IMAGE_VISION.format(
         images="images", tokens="images, 256", shape="-1, 256", hidden=hidden, patch=patch
