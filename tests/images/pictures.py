@@ -6,6 +6,7 @@ import zlib
 from io import BytesIO
 from typing import Any
 
+import numpy as np
 from PIL import Image
 
 RED, GREEN = (200, 10, 10), (10, 200, 10)
@@ -38,3 +39,9 @@ def png_header(width: int, height: int) -> bytes:
         struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
         for name, content in chunks
     )
+
+
+def tiles(width: int, height: int, seed: int) -> bytes:
+    """A PNG file of 64 rectangles, whose colors follow from the seed."""
+    colors = np.random.default_rng(seed).integers(0, 255, (8, 8, 3), dtype=np.uint8)
+    return encoded(Image.fromarray(colors).resize((width, height), Image.Resampling.NEAREST))

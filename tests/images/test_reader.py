@@ -311,3 +311,27 @@ def test_process_ends_with_its_parents_pipe(own_folder: Path) -> None:
     process._process.stdin.close()
     assert process._process.wait(10) == 0
     process.end()
+
+
+def test_few_images_are_fetched_at_a_time(own_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = Seen(own_folder, max_images=100, image_hosts="images.example")
+    running, most = 0, 0
+
+    async def load(url: str, *arguments: Any, **options: Any) -> bytes:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0.01)
+        running -= 1
+        raise InvalidField("gone", param="p")
+
+    monkeypatch.setattr("genai_server.images.reader.load_image", load)
+
+    async def work() -> None:
+        asked = (seen.read(f"http://images.example/{number}") for number in range(30))
+        found = await asyncio.gather(*asked, return_exceptions=True)
+        assert all(isinstance(error, InvalidField) for error in found)
+
+    with closing(seen.images):
+        asyncio.run(work())
+    assert most == 8

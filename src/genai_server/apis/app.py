@@ -209,7 +209,13 @@ def _response_store(settings: Settings, run: str, end_request: EndRequest) -> Re
     path = settings.response_store_file
     file = RecordDatabase(Path(path), size, num_bytes) if path else None
     return ResponseStore(
-        size, num_bytes, file, max_body_bytes=settings.max_body_bytes, run=run, end_request=end_request
+        size,
+        num_bytes,
+        file,
+        max_body_bytes=settings.max_body_bytes,
+        max_image_body_bytes=settings.max_image_body_bytes if any_takes_images(settings.served.values()) else 0,
+        run=run,
+        end_request=end_request,
     )
 
 

@@ -1,6 +1,7 @@
 """Reads the images of requests for vision models, in separate processes, which an image can crash without harm."""
 
 import asyncio
+import contextlib
 import hashlib
 import json
 import os
@@ -18,7 +19,7 @@ from genai_server.config.environment import untrusted_work_environment
 from genai_server.config.settings import Settings
 from genai_server.errors import ImageReaderUnavailable, InvalidField
 from genai_server.images.image_files import ImageFiles, ReadImage
-from genai_server.images.sources import SourceLimits, is_public, load_image
+from genai_server.images.sources import SourceLimits, is_data_url, is_public, load_image
 from genai_server.images.vision_model import VisionModel
 from genai_server.process_pool import ProcessDied, ProcessPool, ProcessTimeout, WorkerProcess
 
@@ -27,6 +28,9 @@ __all__ = ["ImageReader", "ImageSource", "Images", "ReadImage"]
 _PURPOSE = "reads images"
 # For each model. Most images take some ten milliseconds.
 _PROCESSES = 2
+# Maximum number of images that are fetched, or fetched and not prepared yet, at a time: they take memory that no limit
+# of bodies counts.
+_FETCHES = 8
 # Maximum number of models whose processes are kept.
 _READERS = 4
 # The results of reading an image.
@@ -190,6 +194,7 @@ class Images:
         self._start = start
         _remove_left_folders(folder)
         self._files = ImageFiles(folder / _FOLDER.format(os.getpid()), settings.image_cache_bytes)
+        self._fetches = asyncio.Semaphore(_FETCHES)
         # By directory, the least recently used first.
         self._readers: OrderedDict[Path, ImageReader] = OrderedDict()
 
@@ -229,8 +234,9 @@ class Images:
         self._files.close()
 
     async def _read(self, reader: ImageReader, source: ImageSource) -> ReadImage:
-        data = await load_image(source.url, self._limits, param=source.param, may_connect=self._may_connect)
-        return await reader.read(data, low_detail=source.low_detail, param=source.param)
+        async with contextlib.nullcontext() if is_data_url(source.url) else self._fetches:
+            data = await load_image(source.url, self._limits, param=source.param, may_connect=self._may_connect)
+            return await reader.read(data, low_detail=source.low_detail, param=source.param)
 
     def _check_tokens(self, images: Sequence[ReadImage], sources: Sequence[ImageSource]) -> None:
         limit, num_tokens = self._settings.max_image_tokens, sum(len(image.expansion) for image in images)

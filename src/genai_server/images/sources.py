@@ -60,6 +60,11 @@ def is_public(address: str) -> bool:
     return ip.is_global and not (ip.is_multicast or ip.is_reserved or ip.is_link_local or ip.is_unspecified)
 
 
+def is_data_url(url: str) -> bool:
+    """Whether a URL has the image itself."""
+    return url[:5].lower() == "data:"
+
+
 async def load_image(
     url: str, limits: SourceLimits, *, param: str, may_connect: Callable[[str], bool] = is_public
 ) -> bytes:
@@ -68,7 +73,7 @@ async def load_image(
     `may_connect` decides by the address that a host's name resolves to.
     """
     scheme = url[:8].partition(":")[0].lower()
-    if scheme == "data":
+    if is_data_url(url):
         decode = partial(_decode, url, limits.max_bytes, param)
         return decode() if len(url) < _LONG else await asyncio.to_thread(decode)
     if scheme not in _PORTS:

@@ -17,6 +17,14 @@ OUTPUT = {"type": "function_call_output", "call_id": "call_1", "output": "2"}
 THOUGHT = {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "so"}]}
 
 
+PNG = "data:image/png;base64,iVBO"
+IMAGE = {"type": "input_image", "image_url": PNG, "detail": "low"}
+TEXT = {"type": "input_text", "text": "x"}
+# The same in a chat.
+IMAGE_OF_CHAT = {"type": "image_url", "image_url": {"url": PNG, "detail": "low"}}
+TEXT_OF_CHAT = {"type": "text", "text": "x"}
+
+
 def _given(given: Any, kept: dict[str, JsonObject] | None = None) -> list[JsonObject]:
     return given_items(ResponsesRequest.model_validate({"input": given}).input, kept or {})
 
@@ -40,6 +48,8 @@ def test_all_items_are_kept_in_a_form_that_openais_client_reads() -> None:
             OUTPUT,
             {**OUTPUT, "output": [{"type": "input_text", "text": "2"}]},
             {"role": "assistant", "content": [{"type": "output_text", "text": "2", "annotations": []}]},
+            {"role": "user", "content": [TEXT, IMAGE]},
+            {**OUTPUT, "output": [{"type": "input_image", "image_url": PNG, "file_id": None}]},
         ]
     )
     read = ITEMS.validate_python(items)
@@ -143,3 +153,31 @@ def test_encrypted_reasoning_comes_back_as_it_was() -> None:
 def test_reasoning_without_content_is_its_summary() -> None:
     bare = {"type": "reasoning", "summary": [{"type": "summary_text", "text": "so"}]}
     assert _messages(bare)[0]["reasoning_content"] == "so"
+
+
+@pytest.mark.parametrize(
+    ("item", "field"),
+    [({"role": "user", "content": [IMAGE, TEXT]}, "content"), ({**OUTPUT, "output": [IMAGE, TEXT]}, "output")],
+)
+def test_images_are_kept_as_they_were_sent(item: JsonObject, field: str) -> None:
+    (kept,) = _given([item])
+    assert kept[field] == [IMAGE, TEXT]
+
+
+def test_an_image_without_a_detail_has_the_default() -> None:
+    (kept,) = _given([{"role": "user", "content": [{"type": "input_image", "image_url": PNG}]}])
+    assert kept["content"] == [{**IMAGE, "detail": "auto"}]
+
+
+def test_images_stay_in_their_places_in_a_message() -> None:
+    given = [TEXT, TEXT, IMAGE, IMAGE, TEXT]
+    (message,) = to_messages(_given([{"role": "user", "content": given}]))
+    text, *others = message.model_dump(exclude_none=True)["content"]
+    assert (text, others) == ({"type": "text", "text": "xx"}, [IMAGE_OF_CHAT, IMAGE_OF_CHAT, TEXT_OF_CHAT])
+
+
+@pytest.mark.parametrize("kind", ["function_call", "custom_tool_call"])
+def test_images_of_a_tools_output_are_parts_of_its_message(kind: str) -> None:
+    call = CALL if kind == "function_call" else {"type": kind, "call_id": "call_1", "name": "add", "input": "x"}
+    *_, result = to_messages(_given([call, {**OUTPUT, "type": f"{kind}_output", "output": [IMAGE, TEXT]}]))
+    assert (result.role, result.model_dump(exclude_none=True)["content"]) == ("tool", [IMAGE_OF_CHAT, TEXT_OF_CHAT])

@@ -9,7 +9,8 @@ from genai_server.apis.responses.leniency import leave_out
 
 FUNCTION = {"type": "function", "name": "add", "parameters": {"type": "object"}}
 IMAGE = {"type": "input_image", "image_url": "data:image/png;base64,AA=="}
-NO_IMAGE = {"type": "input_text", "text": "[image left out: this model reads text only]"}
+FILE = {"type": "input_file", "file_data": "AA=="}
+NO_FILE = {"type": "input_text", "text": "[file left out: this model reads text only]"}
 
 
 @pytest.mark.parametrize(
@@ -23,17 +24,17 @@ NO_IMAGE = {"type": "input_text", "text": "[image left out: this model reads tex
             ["tools[0] (web_search)", "tools[2] (mcp)"],
         ),
         (
-            {"input": [{"role": "user", "content": [IMAGE]}]},
-            {"input": [{"role": "user", "content": [NO_IMAGE]}]},
-            ["input[0].content[0] (image)"],
+            {"input": [{"role": "user", "content": [FILE, IMAGE]}]},
+            {"input": [{"role": "user", "content": [NO_FILE, IMAGE]}]},
+            ["input[0].content[0] (file)"],
         ),
         (
-            {"input": [{"type": "function_call_output", "output": [IMAGE]}]},
-            {"input": [{"type": "function_call_output", "output": [NO_IMAGE]}]},
-            ["input[0].output[0] (image)"],
+            {"input": [{"type": "function_call_output", "output": [FILE, IMAGE]}]},
+            {"input": [{"type": "function_call_output", "output": [NO_FILE, IMAGE]}]},
+            ["input[0].output[0] (file)"],
         ),
     ],
-    ids=["field", "value", "server tools", "image", "image of an output"],
+    ids=["field", "value", "server tools", "file", "file of an output"],
 )
 def test_ignored_fields_are_removed_and_named(given: dict[str, Any], left: dict[str, Any], names: list[str]) -> None:
     body = deepcopy(given)

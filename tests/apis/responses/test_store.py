@@ -284,6 +284,12 @@ async def test_a_long_history_is_refused_or_shortened(role: str, kept: list[str]
     assert [item["id"] for item in await store.history("conversation", "conv", None, is_shortened=True)] == kept
 
 
+async def test_a_history_with_images_may_be_as_long_as_their_bodies() -> None:
+    store = ResponseStore(9, 90_000, max_body_bytes=1000, max_image_body_bytes=20_000)
+    await store.put(_many(10, text="x" * 900))
+    assert len(await store.history("conversation", "conv", None)) == 10
+
+
 async def test_a_stored_stream_is_followed_from_any_event(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store_database, "_MAX_PAGE_EVENTS", 2)
 

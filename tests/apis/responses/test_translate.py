@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from genai_server.apis.responses.items import given_items, message, new_item, to_messages
 from genai_server.apis.responses.schemas import ResponsesRequest
-from genai_server.apis.responses.translate import new_response, outer_name, shortened, to_chat
+from genai_server.apis.responses.translate import new_response, outer_name, outer_names, shortened, to_chat
 from genai_server.apis.shared.base import JsonObject
 from genai_server.apis.shared.chat_messages import ChatParameters
 from genai_server.errors import InvalidField, ModelNotFound, PromptTooLong
@@ -323,3 +323,54 @@ def test_invalid_operation_is_refused(operation: dict[str, Any]) -> None:
     item = {"type": "apply_patch_call", "call_id": "1", "operation": operation}
     with pytest.raises(ValidationError):
         ResponsesRequest.model_validate({"input": [{"role": "user", "content": "x"}, item]})
+
+
+PNG = "data:image/png;base64,iVBO"
+IMAGE = {"type": "input_image", "image_url": PNG}
+
+
+@pytest.mark.parametrize(
+    ("image", "param", "rule"),
+    [
+        ({"file_id": "file-1"}, "file_id", "send the image as a data URL in image_url"),
+        ({"file_id": "file-1", "image_url": PNG}, "file_id", "this server stores no files"),
+        ({}, "image_url", "is required with type input_image"),
+    ],
+)
+def test_an_image_must_have_a_url(image: dict[str, Any], param: str, rule: str) -> None:
+    given = [{"role": "user", "content": [{"type": "input_image", **image}]}]
+    with pytest.raises(ValidationError) as caught:
+        ResponsesRequest.model_validate({"input": given})
+    error = max(caught.value.errors(), key=lambda error: len(error["loc"]))
+    assert error["ctx"]["field"] == param
+    assert rule in error["ctx"]["rule"]
+
+
+def _message_of(*parts: Any) -> dict[str, Any]:
+    return {"role": "user", "content": list(parts)}
+
+
+def _body(*items: Any) -> ResponsesRequest:
+    return ResponsesRequest.model_validate({"input": list(items), "instructions": "s"})
+
+
+def test_errors_of_images_name_the_item_and_the_part() -> None:
+    earlier = given_items(_body(_message_of(IMAGE)).input, {})
+    call = {"type": "function_call", "call_id": "c", "name": "look", "arguments": "{}"}
+    output = {"type": "function_call_output", "call_id": "c", "output": [{"type": "input_text", "text": "x"}, IMAGE]}
+    body = _body(call, output, _message_of(IMAGE, IMAGE))
+    given = given_items(body.input, {})
+    conversation = [*earlier, *given]
+    name = outer_names(to_chat(body, conversation), conversation, given, "conversation")
+    assert (
+        name("messages[1].content[0].image_url.url") == f"conversation (item {earlier[0]['id']}).content[0].image_url"
+    )
+    assert name("messages[3].content[1].image_url.url: x") == "input[1].output[1].image_url: x"
+    assert name("messages[4].content[1] (image)") == "input[2].content[1] (image)"
+    assert name("messages[4].name") == "input (name)"
+
+
+def test_an_image_counts_as_text_in_a_conversation_to_shorten() -> None:
+    image = message("user", [{"type": "input_image", "detail": "auto", "image_url": "x" * 100_000}])
+    texts = [message("user", [{"type": "input_text", "text": "x" * 5000}]) for _ in range(2)]
+    assert shortened([*texts, image], 0.7) == [texts[1], image]

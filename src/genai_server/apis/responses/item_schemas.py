@@ -4,13 +4,22 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from genai_server.apis.shared.base import NonEmptyText, Text, Wire, elements, field_error, missing_error
+from genai_server.apis.shared.base import (
+    NonEmptyText,
+    Text,
+    Wire,
+    elements,
+    field_error,
+    missing_error,
+    tag_of_type,
+)
 from genai_server.apis.shared.chat_messages import (
     MAX_MESSAGES,
     MAX_NAME_LENGTH,
     MAX_PARTS,
     DirectCaller,
     FunctionName,
+    ImageDetail,
 )
 
 # A chat message may correspond to several items: reasoning, text and tool calls.
@@ -35,11 +44,33 @@ def check_full_name(name: str, namespace: str | None) -> None:
 
 
 class InputText(Wire):
-    """One part of a message's input. Models on this server read text only."""
+    """Text in a message or in a tool's result."""
 
     type: Literal["input_text"]
     text: Text
     prompt_cache_breakpoint: Any = Field(None, description="Accepted, but has no effect.")
+
+
+class InputImage(Wire):
+    """An image in a message or in a tool's result, for models that take images."""
+
+    type: Literal["input_image"]
+    image_url: NonEmptyText | None = Field(
+        None, description="A data URL, such as data:image/png;base64,…, or the address of an image on an allowed host."
+    )
+    detail: ImageDetail | None = None
+    file_id: Any = Field(None, description="Not supported: this server stores no files.")
+    prompt_cache_breakpoint: Any = Field(None, description="Accepted, but has no effect.")
+
+    @model_validator(mode="after")
+    def _has_a_url(self) -> Self:
+        if self.file_id is not None:
+            raise field_error(
+                "file_id", "is not supported: this server stores no files; send the image as a data URL in image_url"
+            )
+        if self.image_url is None:
+            raise missing_error("image_url", "with type input_image")
+        return self
 
 
 class OutputText(Wire):
@@ -49,6 +80,24 @@ class OutputText(Wire):
     text: Text
     annotations: Any = Field(None, description="No effect: not part of the prompt.")
     logprobs: Any = Field(None, description="No effect: not part of the prompt.")
+
+
+InputPart = Annotated[
+    Annotated[InputText, Tag("type=input_text")] | Annotated[InputImage, Tag("type=input_image")],
+    Discriminator(
+        tag_of_type, custom_error_type="part", custom_error_message="must be a part of type input_text or input_image"
+    ),
+]
+MessagePart = Annotated[
+    Annotated[InputText, Tag("type=input_text")]
+    | Annotated[InputImage, Tag("type=input_image")]
+    | Annotated[OutputText, Tag("type=output_text")],
+    Discriminator(
+        tag_of_type,
+        custom_error_type="part",
+        custom_error_message="must be a part of type input_text, input_image or output_text",
+    ),
+]
 
 
 class ReasoningText(Wire):
@@ -87,7 +136,7 @@ class MessageItem(ItemWithStatus):
 
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
-    content: Text | Annotated[list[InputText | OutputText], elements(MAX_PARTS)]
+    content: Text | Annotated[list[MessagePart], elements(MAX_PARTS)]
     phase: Any = Field(None, description="No effect: not part of the prompt.")
 
 
@@ -112,7 +161,7 @@ class FunctionCallOutputItem(ItemWithStatus):
 
     type: Literal["function_call_output"]
     call_id: NonEmptyText
-    output: Text | Annotated[list[InputText], elements(MAX_PARTS)]
+    output: Text | Annotated[list[InputPart], elements(MAX_PARTS)]
     name: NonEmptyText | None = None
     caller: DirectCaller | None = None
 
@@ -132,7 +181,7 @@ class CustomToolCallOutputItem(ItemWithStatus):
 
     type: Literal["custom_tool_call_output"]
     call_id: NonEmptyText
-    output: Text | Annotated[list[InputText], elements(MAX_PARTS)]
+    output: Text | Annotated[list[InputPart], elements(MAX_PARTS)]
     name: NonEmptyText | None = None
     caller: DirectCaller | None = None
 

@@ -5,7 +5,8 @@
 import base64
 import json
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 from genai_server.apis.responses.item_schemas import (
@@ -17,11 +18,14 @@ from genai_server.apis.responses.item_schemas import (
     CustomToolCallOutputItem,
     FunctionCallItem,
     FunctionCallOutputItem,
+    InputImage,
     InputItem,
+    InputText,
     Item,
     ItemReference,
     ItemWithStatus,
     MessageItem,
+    OutputText,
     ReasoningItem,
     Status,
     full_name,
@@ -71,6 +75,11 @@ def message(role: str, content: list[JsonObject], id: str | None = None, status:
 def input_text(text: str) -> JsonObject:
     """A content part of a message that is not the model's."""
     return {"type": "input_text", "text": text}
+
+
+def input_image(url: str, detail: str | None) -> JsonObject:
+    """A content part with an image."""
+    return {"type": "input_image", "detail": detail or "auto", "image_url": url}
 
 
 def output_text(text: str, logprobs: list[JsonObject] | None = None) -> JsonObject:
@@ -127,8 +136,8 @@ def _given_item(item: Item, place: str) -> JsonObject:
     match item:
         case MessageItem():
             part = output_text if item.role == "assistant" else input_text
-            texts = [item.content] if isinstance(item.content, str) else [one.text for one in item.content]
-            return message(item.role, [part(text) for text in texts], item.id, status)
+            content = [part(item.content)] if isinstance(item.content, str) else _parts(item.content, part)
+            return message(item.role, content, item.id, status)
         case FunctionCallItem():
             called = {"call_id": item.call_id, "name": item.name, "arguments": item.arguments}
             return new_item(item.type, item.id, status=status, **called, namespace=item.namespace)
@@ -145,11 +154,20 @@ def _given_item(item: Item, place: str) -> JsonObject:
         case CompactionItem():
             return new_item(item.type, item.id, encrypted_content=encrypted(_decrypted(item.encrypted_content, place)))
         case FunctionCallOutputItem() | CustomToolCallOutputItem():
-            output = item.output if isinstance(item.output, str) else [input_text(part.text) for part in item.output]
+            output = item.output if isinstance(item.output, str) else _parts(item.output, input_text)
             shown_status = status if isinstance(item, FunctionCallOutputItem) else None
             result = {"call_id": item.call_id, "output": output, "status": shown_status}
             return new_item(item.type, item.id, **result, name=item.name)
     raise AssertionError(item)
+
+
+def _parts(
+    given: Sequence[InputText | InputImage | OutputText], text_part: Callable[[str], JsonObject]
+) -> list[JsonObject]:
+    return [
+        input_image(part.image_url or "", part.detail) if isinstance(part, InputImage) else text_part(part.text)
+        for part in given
+    ]
 
 
 def _thoughts(item: ReasoningItem, place: str) -> list[str]:
@@ -191,9 +209,9 @@ def to_messages(conversation: Sequence[JsonObject]) -> list[ChatMessage]:
             turn = _turn(messages, "content", "tool_calls")
             turn["reasoning_content"] = turn.get("reasoning_content", "") + _text(item["content"])
         elif item["role"] == "assistant":
-            _turn(messages, "content")["content"] = _text(item["content"])
+            _turn(messages, "content")["content"] = _content(item["content"])
         else:
-            messages.append({"role": item["role"], "content": _text(item["content"])})
+            messages.append({"role": item["role"], "content": _content(item["content"])})
     return [ChatMessage.model_validate(one if "tool_calls" in one else {"content": "", **one}) for one in messages]
 
 
@@ -218,11 +236,37 @@ def _function(name: str, arguments: JsonObject) -> JsonObject:
     return {"name": name, "arguments": json.dumps(arguments, ensure_ascii=False)}
 
 
-def _output(item: JsonObject) -> str:
+def _output(item: JsonObject) -> str | list[JsonObject]:
     if item["type"] != "apply_patch_call_output":
-        return _text(item["output"])
+        return _content(item["output"])
     about: str = item.get("output") or item["status"]
     return about if item["status"] == "completed" else f"Error: {about}"
+
+
+def is_image(part: Any) -> bool:
+    """Whether a content part is an image."""
+    return isinstance(part, dict) and part["type"] == "input_image"
+
+
+def parts_of(item: JsonObject) -> tuple[str, list[JsonObject]]:
+    """The field of an item that may have content parts, and its parts; none if its value is a text."""
+    field = "content" if item["type"] == "message" else "output"
+    parts = item.get(field)
+    return field, parts if isinstance(parts, list) else []
+
+
+def _content(content: str | list[JsonObject]) -> str | list[JsonObject]:
+    """The text; with images, a chat's content parts, in which the texts between two images are joined."""
+    if isinstance(content, str) or not any(map(is_image, content)):
+        return _text(content)
+    found: list[JsonObject] = []
+    for images, run in groupby(content, key=is_image):
+        if not images:
+            found.append({"type": "text", "text": _text(list(run))})
+            continue
+        given = [{"url": part["image_url"], "detail": part["detail"]} for part in run]
+        found += [{"type": "image_url", "image_url": image} for image in given]
+    return found
 
 
 def _text(content: str | list[JsonObject]) -> str:

@@ -32,7 +32,7 @@ SERVER_TOOLS = (
     "web_search_preview",
     "web_search_preview_2025_03_11",
 )
-MEDIA = {"input_file": "file", "input_image": "image"}
+MEDIA = {"input_file": "file"}
 _PLACES_OF_MEDIA = ("input[].content[]", "input[].output[]")
 _PLACES_IN_ITEMS = ("items[].content[]", "items[].output[]")
 

@@ -27,7 +27,7 @@ from genai_server.apis.responses.translate import (
     compacted,
     compacting,
     new_response,
-    outer_name,
+    outer_names,
     shortened,
     to_chat,
     tools_by_name,
@@ -91,8 +91,9 @@ async def count_input_tokens(
     """Count the tokens of a response's prompt. Needs no engine and stores nothing."""
     codec = (await services.served(body.model, Task.GENERATE)).codec
     earlier, given = await _items(body, stored)
-    chat = await asyncio.to_thread(to_chat, body, [*earlier, *given])
-    with leniency.in_words(outer_name):
+    conversation = [*earlier, *given]
+    chat = await asyncio.to_thread(to_chat, body, conversation)
+    with leniency.in_words(outer_names(chat, conversation, given, _field_of_earlier(body))):
         prompt = await encode_chat(services, chat, codec, leniency)
     return InputTokens(input_tokens=len(prompt.tokens))
 
@@ -107,10 +108,10 @@ async def compact_response(
 
     async def begin(items: Sequence[JsonObject]) -> Generation:
         chat = await asyncio.to_thread(compacting, body, items)
-        return await generate(services, chat, context)
+        with context.leniency.in_words(outer_names(chat, items, given, _field_of_earlier(body))):
+            return await generate(services, chat, context)
 
-    with context.leniency.in_words(outer_name):
-        _, generation = await _begun(begin, conversation, is_shortened=True)
+    _, generation = await _begun(begin, conversation, is_shortened=True)
     try:
         (whole,) = await context.run_while_connected(generation.whole())
     finally:
@@ -181,10 +182,10 @@ async def _start(
 
     async def begin(items: Sequence[JsonObject]) -> Generation:
         chat: ChatParameters = await asyncio.to_thread(to_chat, body, items)
-        return await generate(services, chat, context, is_streamed=bool(body.stream))
+        with context.leniency.in_words(outer_names(chat, items, given, _field_of_earlier(body))):
+            return await generate(services, chat, context, is_streamed=bool(body.stream))
 
-    with context.leniency.in_words(outer_name):
-        items, generation = await _begun(begin, [*earlier, *given], is_shortened=body.truncation == "auto")
+    items, generation = await _begun(begin, [*earlier, *given], is_shortened=body.truncation == "auto")
     begun = new_response(
         body,
         model=generation.model,
@@ -227,6 +228,12 @@ async def _begun(
             items = fewer
 
 
+def _field_of_earlier(body: ResponsesRequest | CompactRequest) -> str:
+    """The field that refers to the items of earlier turns."""
+    is_conversation = isinstance(body, ResponsesRequest) and body.conversation is not None
+    return "conversation" if is_conversation else "previous_response_id"
+
+
 async def _items(
     body: ResponsesRequest | CompactRequest, stored: CallerStore
 ) -> tuple[list[JsonObject], list[JsonObject]]:
@@ -243,10 +250,9 @@ async def _earlier(body: ResponsesRequest | CompactRequest, stored: CallerStore)
     latest = None if stored.latest is None else stored.latest.record
     is_shortened = isinstance(body, CompactRequest) or body.truncation == "auto"
     conversation = body.conversation_id if isinstance(body, ResponsesRequest) else None
-    previous, field = body.previous_response_id, "previous_response_id"
+    previous, field = body.previous_response_id, _field_of_earlier(body)
     try:
         if conversation is not None:
-            field = "conversation"
             return await store.history("conversation", conversation, owner, is_shortened=is_shortened)
         if previous is None:
             return []

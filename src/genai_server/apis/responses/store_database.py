@@ -47,6 +47,8 @@ _PAGE = 4096
 # small. A file that is full before its records reach their limit would never accept another one.
 _SIZE_FACTOR = 8
 _MIN_PAGES = 256
+# The settings that limit what a request may continue or refer to.
+_HISTORY_LIMIT = "8 times GENAI_MAX_BODY_BYTES, and at least GENAI_MAX_IMAGE_BODY_BYTES if a model takes images"
 
 T = TypeVar("T")
 
@@ -210,7 +212,7 @@ class RecordDatabase:
             if not is_shortened:
                 raise InvalidField(
                     f"{quoted(key.id)} has more than {max_bytes} bytes of items, the limit for continuing it "
-                    "(8 times GENAI_MAX_BODY_BYTES)",
+                    f"({_HISTORY_LIMIT})",
                     param=None,
                 )
             (first,) = file.execute(f"{sql.format('')} LIMIT 1", (record, OUTPUT, ITEM)).fetchone()
@@ -393,8 +395,7 @@ class RecordDatabase:
 def references_too_large(max_bytes: int) -> InvalidField:
     """The error for a request that refers to too many bytes of items."""
     return InvalidField(
-        f"the items referred to by item_reference may have at most {max_bytes} bytes in total "
-        "(8 times GENAI_MAX_BODY_BYTES)",
+        f"the items referred to by item_reference may have at most {max_bytes} bytes in total ({_HISTORY_LIMIT})",
         param=None,
     )
 

@@ -4,8 +4,9 @@
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate
+from types import MappingProxyType
 from typing import Any
 
 from genai_server.apis.responses.item_schemas import APPLY_PATCH, full_name
@@ -14,9 +15,11 @@ from genai_server.apis.responses.items import (
     CUSTOM_INPUT,
     OUTPUTS,
     encrypted,
+    is_image,
     message,
     new_id,
     new_item,
+    parts_of,
     to_messages,
 )
 from genai_server.apis.responses.items import input_text as text_part
@@ -32,6 +35,7 @@ from genai_server.apis.responses.schemas import (
 )
 from genai_server.apis.shared.base import JsonObject, WithoutEffect
 from genai_server.apis.shared.chat_messages import MAX_MESSAGES, ChatMessage, ChatParameters
+from genai_server.apis.shared.image_places import ImagePlace, image_names
 from genai_server.apis.shared.sampling_parameters import GenerationFields
 from genai_server.errors import InvalidField
 from genai_server.http.leniency import renaming
@@ -140,11 +144,38 @@ def _function(tool: ResponseTool) -> JsonObject:
     return {"name": tool.name, **about, "parameters": parameters, "strict": True}
 
 
-def outer_name(text: str) -> str:
-    """The text, or name of a field, with the Responses API's names. A place in a message becomes `input (PLACE)`."""
+def outer_names(
+    chat: ChatParameters, conversation: Sequence[JsonObject], given: Sequence[JsonObject], earlier: str
+) -> Callable[[str], str]:
+    """A function like `outer_name` that also names the images of a conversation which became `chat`.
+
+    `given` are the items of `input`. `earlier` is the field that refers to all others.
+    """
+    places = {id(item): f"input[{index}]" for index, item in enumerate(given)}
+
+    def image_places() -> Iterator[ImagePlace]:
+        for item in conversation:
+            field, parts = parts_of(item)
+            base = places.get(id(item)) or f"{earlier} (item {item['id']})"
+            for index in (index for index, part in enumerate(parts) if is_image(part)):
+                yield ImagePlace(f"{base}.{field}[{index}]", f"{base}.{field}[{index}].image_url")
+
+    names = image_names(chat.messages, image_places())
+    return lambda text: outer_name(text, names)
+
+
+def outer_name(text: str, images: Mapping[str, str] = MappingProxyType({})) -> str:
+    """The text, or name of a field, with the Responses API's names. A place in a message becomes `input (PLACE)`.
+
+    `images` are the names of places of images.
+    """
     if text == "messages":
         return "input"
-    return _renamed(_MESSAGE.sub(lambda inner: f"input ({inner[1]})" if inner[1] else "input", text))
+
+    def place(inner: re.Match[str]) -> str:
+        return images.get(inner[0]) or (f"input ({inner[1]})" if inner[1] else "input")
+
+    return _renamed(_MESSAGE.sub(place, text))
 
 
 def new_response(
@@ -238,7 +269,7 @@ def shortened(conversation: Sequence[JsonObject], share: float) -> list[JsonObje
     """
     first = next((place for place, item in enumerate(conversation) if item.get("role") not in _INSTRUCTING), 0)
     head, rest = list(conversation[:first]), conversation[first:]
-    sizes = [len(json.dumps(item, ensure_ascii=False)) for item in rest]
+    sizes = [_size(item) for item in rest]
     left = list(accumulate(reversed(sizes), initial=0))[::-1]
     last = max((place for place, item in enumerate(rest) if item.get("role") == "user"), default=None)
 
@@ -262,6 +293,14 @@ def shortened(conversation: Sequence[JsonObject], share: float) -> list[JsonObje
 
 
 _INSTRUCTING = ("system", "developer")
+# Characters of text that take about as many tokens as an image.
+_IMAGE_SIZE = 2000
+
+
+def _size(item: JsonObject) -> int:
+    """The size of an item in characters of text."""
+    urls = [part["image_url"] for part in parts_of(item)[1] if is_image(part)]
+    return len(json.dumps(item, ensure_ascii=False)) + sum(_IMAGE_SIZE - len(url) for url in urls)
 
 
 def _cuts(items: Sequence[JsonObject]) -> Iterator[int]:

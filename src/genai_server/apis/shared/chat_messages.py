@@ -25,6 +25,7 @@ MAX_MESSAGES = 4096
 MAX_TOOLS = 512
 # Content parts, or tool calls, of one message.
 MAX_PARTS = 4096
+ImageDetail = Literal["auto", "low", "high", "original"]
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
@@ -45,7 +46,7 @@ class ImageUrl(Wire):
     url: NonEmptyText = Field(
         description="A data URL, such as data:image/png;base64,…, or the address of an image on an allowed host."
     )
-    detail: Literal["auto", "low", "high", "original"] | None = Field(
+    detail: ImageDetail | None = Field(
         None, description="low: reduce the image to at most 512 pixels on a side. Others take it as the model does."
     )
 
