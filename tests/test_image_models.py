@@ -133,7 +133,8 @@ def test_an_image_is_encoded_once_in_a_conversation(served: Served) -> None:
 
 
 def test_image_tokens_count_as_prompt_tokens(served: Served) -> None:
-    text, image = ["so"], ["so", (128, 64, 5)]
+    text: list[Part] = ["so"]
+    image: list[Part] = ["so", (128, 64, 5)]
     more = served.ask(image)["usage"]["prompt_tokens"] - served.ask(text)["usage"]["prompt_tokens"]
     body = {"messages": body_of(image)["messages"]}
     rendered = served.server.client.post("/v1/chat/completions/render", json=body).json()["token_ids"]

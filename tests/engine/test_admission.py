@@ -273,8 +273,8 @@ class ImageBench(Bench):
 
     def submit_image(self, key: int, script: str = "say a", **fields: Any) -> None:
         image = Image("digest", str(self.path), 0, 2)
-        fields = {"max_tokens": 5, "max_length": 100, "images": [image]} | fields
-        self.put_request(key, [7, 7, *f"{script}\n\x04".encode()], **fields)
+        given: dict[str, Any] = {"max_tokens": 5, "max_length": 100, "images": [image]} | fields
+        self.put_request(key, [7, 7, *f"{script}\n\x04".encode()], **given)
 
 
 @pytest.fixture

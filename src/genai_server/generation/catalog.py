@@ -11,7 +11,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
 from genai_server.engine_client.client import EngineClient
 from genai_server.errors import (
@@ -36,8 +35,6 @@ from genai_server.pooling_model import Task
 from genai_server.quoted_values import quoted
 
 log = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 # Seconds between two reads of the status file, and between two requests to load a model.
 _LOOK_EVERY = 0.1

@@ -370,7 +370,7 @@ def test_errors_of_images_name_the_item_and_the_part() -> None:
     assert name("messages[4].name") == "input (name)"
 
 
-def test_an_image_counts_as_some_text_in_a_conversation_to_shorten() -> None:
+def test_an_image_counts_as_text_in_a_conversation_to_shorten() -> None:
     image = message("user", [{"type": "input_image", "detail": "auto", "image_url": "x" * 100_000}])
     texts = [message("user", [{"type": "input_text", "text": "x" * 5000}]) for _ in range(2)]
     assert shortened([*texts, image], 0.7) == [texts[1], image]

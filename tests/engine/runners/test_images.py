@@ -22,6 +22,7 @@ from genai_server.engine.prompt_images import EncodedImage, PromptImages
 from genai_server.engine.runners.base import Runner, run_pass
 from genai_server.engine.runners.batched import BatchedRunner, BatchLimits
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
+from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.scheduling.scheduler_output import UNSHARED, Read
 from genai_server.engine.sequence import Sequence
 from genai_server.messages.generation_request import GenerationRequest, Image
@@ -206,3 +207,22 @@ def test_exact_rows_are_bitwise_equal_alone_and_in_company(vision: Vision) -> No
         return first
 
     np.testing.assert_array_equal(logits([0]), logits([0, 1, 2, 3]))
+
+
+def test_an_answer_moves_between_the_runners(vision: Vision) -> None:
+    vision.batch.forget()
+    pair = RunnerPair(vision.generator, vision.batch)
+    for sequence, expected in zip(vision.sequences(), vision.answers, strict=True):
+        pair.open(sequence)
+        moves = {4: pair.to_generator, 8: pair.to_batch}
+        while sequence.num_produced < STEPS:
+            if sequence.num_unread == 1 and (move := moves.pop(sequence.num_produced, None)) is not None:
+                move(sequence)
+            runner = pair.of(sequence)
+            unread = 1 if sequence.is_decoding else runner.fit_chunk(sequence, LENGTH)
+            (scores,) = run_pass(runner, [Read.next(sequence, unread)])
+            if not sequence.num_unread:
+                sequence.append(int(scores.last.argmax()))
+        pair.close(sequence)
+        assert moves == {}
+        assert sequence.tokens[len(sequence.prompt) :] == expected
