@@ -353,3 +353,15 @@ def test_a_file_that_is_gone_is_refused_by_name(talk: Talk) -> None:
     )
     talk.attach(CAT)
     expect(talk.page.get_by_role("alert")).to_have_text("cat.png cannot be read: it may be a folder, or moved away.")
+
+
+def test_an_image_that_is_left_out_is_named(talk: Talk) -> None:
+    """A model may turn out to read text only once it is loaded."""
+    talk.list({"id": "onnx-genai", "state": "unloaded"})
+    talk.page.unroute("**/v1/chat/completions")
+    expect(talk.page.get_by_label("Model", exact=True)).to_have_value("onnx-genai")
+    talk.attach(CAT)
+    expect(talk.attached()).to_have_count(1)
+    ask(talk.page, "say hello")
+    expect(answer(talk.page)).to_contain_text("hello")
+    expect(answer(talk.page)).to_contain_text("Had no effect: messages[0].content[0] (image)")
