@@ -47,7 +47,7 @@ def main() -> None:
     rows = [(name, how, str(number)) for (name, how), number in sorted(fuzzer.results.items())]
     print(table([("file", "result", "number"), *rows], markdown=arguments.markdown), end="\n\n")
     print(f"{time.monotonic() - started:.0f} s, seed {arguments.seed}, processes' results {dict(fuzzer.counted)}")
-    print(f"longest {fuzzer.slowest[0]:.2f} s (number {fuzzer.slowest[1]})")
+    print(f"longest {fuzzer.slowest[0]:.2f} s (number {fuzzer.slowest[1]}), too long: {fuzzer.late or 'none'}")
     for complaint in fuzzer.broken[:_MAX_SHOWN]:
         print(f"BROKEN: {complaint}")
     print(f"broken promises: {len(fuzzer.broken) or 'none'}")
@@ -64,6 +64,8 @@ class Fuzzer:
         self.broken: list[str] = []
         # Seconds and number of a file.
         self.slowest = (0.0, 0)
+        # Numbers of the files that took too long.
+        self.late: list[int] = []
         self._seed = seed
 
     async def run(self, numbers: range, folder: Path) -> None:
@@ -99,13 +101,18 @@ class Fuzzer:
                     except Exception as error:
                         result = type(error).__name__
                         self.broken.append(f"{number}: {name}: {result}: {error}")
-                    self.results[name, result] += 1
-                    self.slowest = max(self.slowest, (time.monotonic() - started, number))
-                    if self.counted["crashed"]:
-                        self.broken.append(f"{number}, or one at the same time, crashed a process")
-                        self.counted["crashed"] = 0
+                    self._note(number, name, result, time.monotonic() - started)
 
             await asyncio.gather(*(client() for _ in range(_CLIENTS)))
+
+    def _note(self, number: int, name: str, result: str, seconds: float) -> None:
+        self.results[name, result] += 1
+        self.slowest = max(self.slowest, (seconds, number))
+        if "GENAI_IMAGE_TIMEOUT" in result:
+            self.late.append(number)
+        if self.counted["crashed"]:
+            self.broken.append(f"{number}, or one at the same time, crashed a process")
+            self.counted["crashed"] = 0
 
 
 if __name__ == "__main__":

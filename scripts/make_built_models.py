@@ -77,6 +77,7 @@ VISION_MODELS: dict[str, dict[str, Any]] = {
     },
     "qwen-3.5-images": _QWEN_3_5 | {"max_position_embeddings": 512},
     "mistral-3-images": _NARROW | {"head_dim": 32, "max_position_embeddings": 512},
+    "lfm2-vl-images": _NARROW | {"layer_types": ["conv", "full_attention"], "max_position_embeddings": 512},
     "gemma-3-images": _NARROW
     | {
         "head_dim": 32,

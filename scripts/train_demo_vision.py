@@ -30,6 +30,13 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2, help="threads to train with (default 2)")
     parser.add_argument("--work", type=Path, help="keep the PyTorch model and its checkpoints here")
     parser.add_argument("--resume", type=Path, metavar="CHECKPOINT", help="continue with the weights of checkpoint.pt")
+    parser.add_argument(
+        "--tower-alone",
+        type=float,
+        default=0.3,
+        metavar="SHARE",
+        help="of the time, in which only the vision part learns, from labels of what is where (default 0.3)",
+    )
     parser.add_argument("--seed", type=int, default=SEED, help="of the weights and the pictures (default 2026)")
     arguments = parser.parse_args()
     ensure_environment()
@@ -47,7 +54,7 @@ def make(arguments: argparse.Namespace, work: Path) -> None:
     from _models.tokenizer import save_tokenizer
     from _models.training import Budget
     from _models.vision_families import QWEN_TEMPLATE
-    from _models.vision_training import CONTEXT, TOWER_ALONE, Seer, make_tokenizer, save, train
+    from _models.vision_training import CONTEXT, Seer, make_tokenizer, save, train
 
     torch.manual_seed(arguments.seed)
     tokenizer = make_tokenizer(SEED)
@@ -65,7 +72,7 @@ def make(arguments: argparse.Namespace, work: Path) -> None:
             seed=arguments.seed,
             budget=Budget(arguments.steps, minutes, arguments.threads),
             checkpoint=lambda: save(model, work / "checkpoint.pt"),
-            alone=0.0 if arguments.resume else TOWER_ALONE,
+            tower_alone=arguments.tower_alone,
         )
     save(model, work / "checkpoint.pt")
     model.train(False)

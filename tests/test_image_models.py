@@ -17,8 +17,7 @@ from tests.images.pictures import data_url, tiles
 from tests.running_server import RunningServer, run_server, wait_until
 
 BUILT = Path(__file__).parent / "built_models"
-CONTEXT, NUM_TOKENS, NUM_REQUESTS, NUM_CLIENTS = 256, 12, 60, 8
-MARKER = "<|vision_start|><|image_pad|><|vision_end|>"
+NUM_TOKENS, NUM_REQUESTS, NUM_CLIENTS = 12, 60, 8
 # An image's size and seed, or a text.
 Part = tuple[int, int, int] | str
 # Contents of one message.
@@ -28,6 +27,7 @@ CONTENTS: list[list[Part]] = [
     ["two: ", (64, 64, 2), " and ", (160, 96, 3)],
     [(120, 200, 4)],
 ]
+NUM_IMAGES = len({part for content in CONTENTS for part in content if not isinstance(part, str)})
 
 
 class Served:
@@ -35,6 +35,9 @@ class Served:
 
     def __init__(self, server: RunningServer, path: Path) -> None:
         self.server, self.path = server, path
+        self.tokenizer = Tokenizer.from_file(str(path / "tokenizer.json"))
+        config = json.loads((path / "genai_config.json").read_text())["model"]
+        self.image_token, self.context = config["image_token_id"], config["context_length"]
 
     def ask(self, content: list[Part], **fields: Any) -> dict[str, Any]:
         """The response to a greedy request for `NUM_TOKENS`."""
@@ -64,36 +67,43 @@ def part_of(part: Part) -> dict[str, Any]:
     return {"type": "image_url", "image_url": {"url": data_url(tiles(*part))}}
 
 
-def by_library(path: Path, content: list[Part]) -> str:
+def by_library(served: Served, content: list[Part]) -> str:
     """The text of the library's own answer, from its image processor to its generator."""
-    model = og.Model(str(path))
+    body = {"messages": body_of(content)["messages"]}
+    prompt = served.server.client.post("/apply-template", json=body).json()["prompt"]
+    model = og.Model(str(served.path))
     processor, parameters = model.create_multimodal_processor(), og.GeneratorParams(model)
-    text = "".join(part if isinstance(part, str) else MARKER for part in content)
-    prompt = f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n"
     images = [tiles(*part) for part in content if not isinstance(part, str)]
-    parameters.set_search_options(max_length=CONTEXT, do_sample=False, batch_size=1)
+    parameters.set_search_options(max_length=served.context, do_sample=False, batch_size=1)
     generator = og.Generator(model, parameters)
-    generator.set_inputs(processor(prompt, images=og.Images.open_bytes(*images) if images else None))
-    tokenizer = Tokenizer.from_file(str(path / "tokenizer.json"))
-    image_token, tokens = tokenizer.token_to_id("<|image_pad|>"), list[int]()
+    if images:
+        generator.set_inputs(processor(prompt, images=og.Images.open_bytes(*images)))
+    else:
+        generator.append_tokens(np.array(served.tokenizer.encode(prompt).ids, np.int32))
+    tokens: list[int] = []
     while len(tokens) < NUM_TOKENS:
         logits = np.array(generator.get_logits())
         logits = logits.reshape(-1, logits.shape[-1])[-1]
-        logits[image_token] = -np.inf  # the library fails once it has chosen one
+        logits[served.image_token] = -np.inf  # the library fails once it has chosen one
         tokens.append(int(logits.argmax()))
         generator.append_tokens(np.array(tokens[-1:], np.int32))
-    return str(tokenizer.decode(tokens))
+    return str(served.tokenizer.decode(tokens))
 
 
 @pytest.fixture(
     scope="module",
-    params=[("qwen-3-vl-images", "batched"), ("qwen-3-vl-images", "generator"), ("qwen-3.5-images", "batched")],
+    params=[
+        ("qwen-3-vl-images", "batched"),
+        ("qwen-3-vl-images", "generator"),
+        ("qwen-3.5-images", "batched"),
+        ("gemma-3-images", "batched"),
+        ("mistral-3-images", "batched"),
+    ],
     ids=lambda param: "-".join(param),
 )
 def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     name, scheduler = request.param
     settings = {
-        "GENAI_MAX_LENGTH": str(CONTEXT),
         "GENAI_MAX_QUEUE": str(NUM_REQUESTS),
         "GENAI_SCHEDULER": scheduler,
         "GENAI_SPECULATION": "off",
@@ -105,8 +115,11 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 def test_answers_are_those_of_the_library(served: Served) -> None:
     found = [served.answer(content) for content in CONTENTS]
-    assert found == [by_library(served.path, content) for content in CONTENTS]
     assert len(set(found)) == len(found)
+    for content, answer in zip(CONTENTS, found, strict=True):
+        # The library cannot read text alone where features are grouped by image, as in Gemma 3.
+        if served.path.name != "gemma-3-images" or any(not isinstance(part, str) for part in content):
+            assert answer == by_library(served, content)
 
 
 def test_answers_in_company_are_those_given_alone(served: Served) -> None:
@@ -120,16 +133,13 @@ def test_answers_in_company_are_those_given_alone(served: Served) -> None:
         list(clients.map(ask, range(NUM_REQUESTS)))
 
 
-def test_an_image_is_encoded_once_in_a_conversation(served: Served) -> None:
-    first = (88, 72, 11)
-    before = served.encoded()
-    served.answer([first, "and then"])
-    wait_until(lambda: served.encoded() == before + 1)
-    for more in ("again", "and again", "once more"):
-        served.answer([first, more])
-    served.answer([first, (88, 72, 12)])
-    wait_until(lambda: served.encoded() >= before + 2)
-    assert served.encoded() == before + 2
+def test_an_image_is_encoded_once(served: Served) -> None:
+    for more in ("and then", "again", "once more"):
+        for content in CONTENTS:
+            served.answer([*content, more])
+    wait_until(lambda: served.encoded() >= NUM_IMAGES)
+    # Another test may have asked for one more.
+    assert served.encoded() <= NUM_IMAGES + 1
 
 
 def test_image_tokens_count_as_prompt_tokens(served: Served) -> None:
@@ -141,8 +151,7 @@ def test_image_tokens_count_as_prompt_tokens(served: Served) -> None:
     tokenized = served.server.client.post("/tokenize", json=body).json()["tokens"]
     assert rendered == tokenized
     assert len(rendered) == served.ask(image)["usage"]["prompt_tokens"]
-    num_pads = rendered.count(Tokenizer.from_file(str(served.path / "tokenizer.json")).token_to_id("<|image_pad|>"))
-    assert more == num_pads + 2 > 2
+    assert more >= rendered.count(served.image_token) > 0
 
 
 def test_several_answers_share_an_image(served: Served) -> None:

@@ -10,8 +10,8 @@ import numpy as np
 from .export import BUILDER, PATCHED_BUILDER, export
 from .family import make
 from .vision_families import VisionFamily
-from .vision_files import GEMMA_PATCH, PATCH, Layout, complete, gemma_layout, pixtral_layout, qwen_layout
-from .vision_graphs import write_gemma_vision, write_pixtral_vision, write_qwen_vision
+from .vision_files import GEMMA_PATCH, PATCH, Layout, complete, gemma_layout, lfm2_layout, pixtral_layout, qwen_layout
+from .vision_graphs import write_gemma_vision, write_lfm2_vision, write_pixtral_vision, write_qwen_vision
 
 WriteGraph = Callable[[Path, int, float], None]
 
@@ -41,5 +41,8 @@ def _layout(family: VisionFamily) -> tuple[Layout, WriteGraph]:
     if family.kind == "mistral3":
         layout = pixtral_layout(family.kind, tokens["image_token_index"], *limits)
         return layout, lambda path, hidden, loudness: write_pixtral_vision(path, hidden, PATCH, loudness)
+    if family.kind == "lfm2_vl":
+        layout = lfm2_layout(family.kind, tokens["image_token_id"], *limits)
+        return layout, lambda path, hidden, loudness: write_lfm2_vision(path, hidden, PATCH, loudness)
     layout = qwen_layout(family.kind, tokens, *limits)
     return layout, lambda path, hidden, loudness: write_qwen_vision(path, hidden, PATCH, loudness)

@@ -106,6 +106,7 @@ GEMMA_TEMPLATE = """\
     {{- '<start_of_turn>model\n' }}
 {%- endif %}
 """
+LFM2_MARKS = ("<image>", "<|image_start|>", "<|image_end|>", "<|img_thumbnail|>")
 _GEMMA_OUTER = {
     "vision_config": {
         "hidden_size": 64,
@@ -136,9 +137,20 @@ def gemma(family: Family, kind: str) -> VisionFamily:
     return VisionFamily(text, kind)
 
 
+def lfm2(name: str, kind: str) -> VisionFamily:
+    """LFM2-VL's layout with the decoder of a family for text."""
+    family = NEWER[name]
+    assert family.outer is not None
+    outer = family.outer | {"image_token_id": TURN_END + 1}
+    options = (*family.options, "exclude_embeds=true")
+    template = QWEN_TEMPLATE.replace("<|vision_start|><|image_pad|><|vision_end|>", "<image>")
+    return VisionFamily(replace(family, options=options, outer=outer, marks=LFM2_MARKS, template=template), kind)
+
+
 VISION_FAMILIES = {
     "qwen-3-vl-images": qwen("qwen-3-vl", "qwen3_vl"),
     "qwen-3.5-images": qwen("qwen-3.5", "qwen3_5"),
     "mistral-3-images": mistral("mistral-3", "mistral3"),
+    "lfm2-vl-images": lfm2("lfm2-vl", "lfm2_vl"),
     "gemma-3-images": gemma(FAMILIES["gemma-3"], "gemma3"),
 }

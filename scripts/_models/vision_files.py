@@ -99,6 +99,24 @@ def pixtral_layout(kind: str, image_token: int, min_pixels: int, max_pixels: int
     return Layout(kind, image_token, settings, _processor("pixtral_image_processor", steps))
 
 
+def lfm2_layout(kind: str, image_token: int, min_pixels: int, max_pixels: int) -> Layout:
+    """LFM2-VL's: patches of several images, padded to the same number, with a mask and their rows and columns."""
+    settings = _sections(
+        {"spatial_merge_size": 2, "patch_size": PATCH},
+        {"pixel_values": "pixel_values", "attention_mask": "image_attention_mask", "image_sizes": "image_sizes"},
+    )
+    steps: list[tuple[str, Json]] = [
+        ("DecodeImage", {"color_space": "RGB"}),
+        ("ConvertRGB", {}),
+        ("Resize", _smart_resize(min_pixels, max_pixels)),
+        ("Rescale", {"rescale_factor": 1 / 255}),
+        ("Normalize", {"mean": [0.5] * 3, "std": [0.5] * 3}),
+        ("Permute3D", {"dims": [2, 0, 1]}),
+        ("PixtralImageSizes", {}),
+    ]
+    return Layout(kind, image_token, settings, _processor("lfm2_vl_image_processor", steps))
+
+
 def gemma_layout(kind: str, image_token: int, hidden: int) -> Layout:
     """Gemma 3's: every image is scaled to one size and becomes 256 tokens."""
     settings = _sections({}, {"pixel_values": "pixel_values"})

@@ -124,6 +124,81 @@ vision (float[{images}, 3, height, width] pixel_values) => (float[{tokens}, {hid
 """
 
 
+# Images of several sizes at once, padded with patches that the mask leaves out; patches come row by row.
+_PATCHES_VISION = """
+vision (
+    float[images, patches, {pixels}] pixel_values,
+    int64[images, patches] image_attention_mask,
+    int64[images, 2] image_sizes
+) => (float[tokens, {hidden}] image_features)
+{{
+    zero = Constant <value_int = 0> ()
+    one = Constant <value_int = 1> ()
+    two = Constant <value_int = 2> ()
+    four = Constant <value_int = 4> ()
+    last = Constant <value_ints = [-1]> ()
+    start = Constant <value_ints = [0]> ()
+    columns_at = Constant <value_ints = [1]> ()
+    size = Shape <start = 1, end = 2> (pixel_values)
+    patches = Squeeze (size, start)
+    patch = Range (zero, patches, one)
+    columns = Gather <axis = 1> (image_sizes, columns_at)
+    row = Div (patch, columns)
+    column = Mod (patch, columns)
+    token_row = Div (row, two)
+    token_column = Div (column, two)
+    token_columns = Div (columns, two)
+    before = Mul (token_row, token_columns)
+    in_image = Add (before, token_column)
+    area = ReduceProd <keepdims = 1> (image_sizes, columns_at)
+    counts = Div (area, four)
+    offsets = CumSum <exclusive = 1> (counts, zero)
+    token = Add (in_image, offsets)
+    total_count = ReduceSum <keepdims = 0> (counts)
+    lower = Mod (row, two)
+    right = Mod (column, two)
+    lower_two = Mul (lower, two)
+    corner = Add (lower_two, right)
+    gains = Gather (corner_gains, corner)
+    rows = Unsqueeze (row, last)
+    across = Unsqueeze (column, last)
+    places = Concat <axis = 2> (rows, across)
+    place = Cast <to = 1> (places)
+    angles = MatMul (place, frequencies)
+    sines = Sin (angles)
+    cosines = Cos (angles)
+    waves = Concat <axis = 2> (sines, cosines)
+    position = MatMul (waves, from_waves)
+    mixed = MatMul (pixel_values, from_pixels)
+    bent = Tanh (mixed)
+    content = MatMul (bent, from_mixed)
+    placed = Add (content, position)
+    hidden = Tanh (placed)
+    mask_1 = Unsqueeze (image_attention_mask, last)
+    mask = Cast <to = 1> (mask_1)
+    seen = Mul (hidden, mask)
+    sum = ReduceSum <keepdims = 1> (seen, columns_at)
+    count = ReduceSum <keepdims = 1> (mask, columns_at)
+    whole = Div (sum, count)
+    informed = Add (hidden, whole)
+    cornered = Mul (informed, gains)
+    projected = MatMul (cornered, from_token)
+    valid = NonZero (image_attention_mask)
+    by_image = Transpose <perm = [1, 0]> (valid)
+    parts = GatherND (projected, by_image)
+    targets = GatherND (token, by_image)
+    target = Unsqueeze (targets, last)
+    total = Reshape (total_count, last)
+    width = Constant <value_ints = [{hidden}]> ()
+    shape = Concat <axis = 0> (total, width)
+    none = ConstantOfShape <value = float[1] {{0}}> (shape)
+    merged = ScatterND <reduction = "add"> (none, target, parts)
+    features = Tanh (merged)
+    image_features = Mul (features, loudness)
+}}
+"""
+
+
 def write_embedding(
     path: Path, table: np.ndarray, image_token: int, *, features: str = "features", half: bool = False
 ) -> None:
@@ -141,18 +216,32 @@ def write_embedding(
 def write_qwen_vision(path: Path, hidden: int, patch: int, loudness: float) -> None:
     """The graph for one image of Qwen-VL: a feature depends on its pixels, its place and a little on all others."""
     rng = np.random.default_rng(7)
-    pixels, mixed, waves = 3 * 2 * patch * patch, 8, 4
+    pixels = 3 * 2 * patch * patch
+    weights = _patch_weights(rng, pixels, hidden, loudness) | {"from_token": _random(rng, 4 * hidden, hidden)}
+    write_graph(path, _QWEN_VISION.format(pixels=pixels, hidden=hidden, token=4 * hidden), weights)
+
+
+def write_lfm2_vision(path: Path, hidden: int, patch: int, loudness: float) -> None:
+    """The graph for images of LFM2-VL; what features depend on is as with Qwen-VL."""
+    rng = np.random.default_rng(7)
+    pixels = 3 * patch * patch
+    weights = _patch_weights(rng, pixels, hidden, loudness)
+    # What tells the four patches of a token apart, whose sum it is.
+    weights |= {"corner_gains": _random(rng, 4, hidden), "from_token": _random(rng, hidden, hidden)}
+    write_graph(path, _PATCHES_VISION.format(pixels=pixels, hidden=hidden), weights)
+
+
+def _patch_weights(rng: np.random.Generator, pixels: int, hidden: int, loudness: float) -> Weights:
+    mixed, waves = 8, 4
     frequencies = np.zeros((2, 2 * waves), np.float32)
     frequencies[0, :waves] = frequencies[1, waves:] = np.pi / 2 ** np.arange(1, waves + 1)
-    weights = {
+    return {
         "frequencies": frequencies,
         "from_waves": _random(rng, 4 * waves, hidden),
         "from_pixels": _random(rng, pixels, mixed),
         "from_mixed": _random(rng, mixed, hidden),
-        "from_token": _random(rng, 4 * hidden, hidden),
         "loudness": np.array(loudness, np.float32),
     }
-    write_graph(path, _QWEN_VISION.format(pixels=pixels, hidden=hidden, token=4 * hidden), weights)
 
 
 def write_pixtral_vision(path: Path, hidden: int, patch: int, loudness: float) -> None:

@@ -41,7 +41,6 @@ CONTEXT, VOCABULARY, HIDDEN = 1024, 640, 192
 IMAGE_TOKENS = {"vision_start_token_id": 3, "vision_end_token_id": 4, "image_token_id": 5, "video_token_id": 6}
 ROWS = 12  # conversations in a step
 PEAK_RATE, WARM_UP = 2.5e-3, 0.03
-TOWER_ALONE = 0.15  # the share of the time in which only the tower learns
 _NOTHING = 0.15  # how much a place without anything counts
 
 
@@ -122,7 +121,7 @@ def config(vocabulary: int) -> Qwen3VLConfig:
 
 
 def train(
-    model: Seer, tokenizer: Tokenizer, *, seed: int, budget: Budget, checkpoint: Callable[[], None], alone: float
+    model: Seer, tokenizer: Tokenizer, *, seed: int, budget: Budget, checkpoint: Callable[[], None], tower_alone: float
 ) -> None:
     """Train until the budget is used; the learning rate falls to zero at its end."""
     torch.set_num_threads(budget.threads)
@@ -138,7 +137,7 @@ def train(
             for group in optimizer.param_groups:
                 group["lr"] = PEAK_RATE * min(1.0, done / WARM_UP, (1 - done) / 0.6)
         batch = next(batches)
-        losses = _step(model, batch, encoder.pad, optimizers, speaks=done > alone)
+        losses = _step(model, batch, encoder.pad, optimizers, speaks=done > tower_alone)
         step += 1
         seen += len(batch.pictures)
         for name, loss in losses.items():

@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
+from genai_server.generation.prompts import IMAGE_NOTE
 from genai_server.http.leniency import HEADER
 from tests.model_edits import code_model
 from tests.running_server import RunningServer, wait_until
@@ -152,10 +153,20 @@ def test_ignored_fields_are_named_in_the_header(scripted: RunningServer, demo: R
     response = chat(scripted, options={"num_ctx": 4096, "num_gpu": 1}, truncate=True)
     assert (response.status_code, response.headers[HEADER]) == (200, "options.num_ctx, options.num_gpu, truncate")
     assert chat(demo, think=True, options={"num_predict": 1}).headers[HEADER] == "think"
-    body = {"messages": [{"role": "user", "content": "what?", "images": ["AA=="]}], "stream": False}
+
+
+@pytest.mark.parametrize(("text", "answer"), [("say seen", "seen"), ("", IMAGE_NOTE)])
+def test_images_for_a_text_model_become_notes_before_the_text(scripted: RunningServer, text: str, answer: str) -> None:
+    body = {"messages": [{"role": "user", "content": text, "images": ["AA==", "AA=="]}], "stream": False}
     response = scripted.client.post("/api/chat", json=body)
-    assert response.json()["message"]["content"] == "[image left out: this model reads text only]"
-    assert response.headers[HEADER] == "messages[0].images[0] (image)"
+    assert response.json()["message"]["content"] == answer
+    assert response.headers[HEADER] == "messages[0].images[0] (image), messages[0].images[1] (image)"
+
+
+@pytest.mark.parametrize(("text", "answer"), [("say seen", "seen"), ("", IMAGE_NOTE)])
+def test_an_image_of_a_prompt_becomes_a_note(scripted: RunningServer, text: str, answer: str) -> None:
+    response = generate(scripted, prompt=text, images=["AA=="])
+    assert (response.json()["response"], response.headers[HEADER]) == (answer, "images[0] (image)")
 
 
 def test_strict_refuses_the_ignored_fields(tmp_path: Path) -> None:

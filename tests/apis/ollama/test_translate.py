@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from genai_server.apis.ollama.schemas import GenerateRequest
 from genai_server.apis.ollama.schemas import OllamaChatRequest as ChatRequest
@@ -143,3 +144,46 @@ def test_fields_are_named_as_in_the_body(inner: str, outer: str) -> None:
     body = GenerateRequest.model_validate({"prompt": "x", "system": "y", "think": True})
     error = outer_error(InvalidField(inner, param="max_tokens"), Translation(body, "m").outer_name)
     assert (error.message, error.param) == (outer, "options.num_predict")
+
+
+def _urls(*urls: str) -> list[dict[str, Any]]:
+    return [{"type": "image_url", "image_url": {"url": url}} for url in urls]
+
+
+def test_images_are_parts_before_the_text() -> None:
+    given = {"role": "user", "content": "what?", "images": ["AA==", "data:image/png;base64,BB=="]}
+    (message,) = chat(given).messages
+    expected = [*_urls("data:;base64,AA==", "data:image/png;base64,BB=="), {"type": "text", "text": "what?"}]
+    assert message.model_dump(exclude_none=True)["content"] == expected
+    (message,) = chat({"role": "user", "images": ["AA=="]}).messages
+    assert message.model_dump(exclude_none=True)["content"] == expected[:1]
+
+
+def test_a_prompts_images_belong_to_the_users_message() -> None:
+    found = question(system="s", images=["AA=="])
+    assert isinstance(found, Chat)
+    content = found.messages[1].model_dump(exclude_none=True)["content"]
+    assert content == [*_urls("data:;base64,AA=="), {"type": "text", "text": "say hi"}]
+
+
+def test_a_tools_result_may_have_images() -> None:
+    asking = {"role": "assistant", "tool_calls": [ADD]}
+    result = chat(asking, {"role": "tool", "content": "x", "images": ["AA=="]}).messages[1]
+    assert [index for index, _ in result.images] == [0]
+
+
+def test_errors_of_images_name_the_clients_list() -> None:
+    images = ["AA==", "BB=="]
+    body = ChatRequest.model_validate({"messages": [{"role": "user"}, {"role": "user", "images": images}]})
+    name = Translation(body, "m").outer_name
+    assert name("messages[1].content[1].image_url.url: x") == "messages[1].images[1]: x"
+    assert name("messages[1].content[0] (image)") == "messages[1].images[0] (image)"
+    name = Translation(GenerateRequest.model_validate({"system": "s", "prompt": "x", "images": images}), "m").outer_name
+    assert name("messages[1].content[1].image_url.url") == "images[1]"
+    assert name("messages[1].content[2]") == "prompt"
+
+
+@pytest.mark.parametrize("field", [{"raw": True}, {"suffix": "x"}])
+def test_a_raw_prompt_has_no_images(field: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError, match="no chat template is used"):
+        GenerateRequest.model_validate({"prompt": "x", "images": ["AA=="], **field})

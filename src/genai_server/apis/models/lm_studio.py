@@ -21,6 +21,8 @@ from genai_server.pooling_model import Task
 router = APIRouter(tags=["models"], responses=error_responses(404))
 # The model types of each version of the API. No type exists for reranking, so such models are not listed.
 _TYPES_V0 = {Task.GENERATE: "llm", Task.EMBED: "embeddings"}
+# The type in the v0 API of a model that also takes images.
+_VISION_V0 = "vlm"
 _TYPES_V1 = {Task.GENERATE: "llm", Task.EMBED: "embedding"}
 
 
@@ -52,6 +54,7 @@ class _Listed:
     # Maximum number of tokens of prompt and answer together.
     context_length: int
     takes_tools: bool
+    takes_images: bool
     files: ModelFiles
 
     @classmethod
@@ -61,8 +64,10 @@ class _Listed:
         files = await asyncio.to_thread(read_files, about)
         longest = services.settings.max_length
         length = entry.get("max_model_len") or min(longest, files.context_length or longest)
-        takes_tools = "tools" in entry.get("capabilities", [])
-        return cls(name, about.task, entry["state"] == ModelState.READY, length, takes_tools, files)
+        can = entry.get("capabilities")
+        takes_images = about.takes_images if can is None else "vision" in can
+        is_loaded = entry["state"] == ModelState.READY
+        return cls(name, about.task, is_loaded, length, "tools" in (can or ()), takes_images, files)
 
     def in_v0(self) -> JsonObject:
         """The model in the format of /api/v0/models."""
@@ -70,7 +75,7 @@ class _Listed:
         return {
             "id": self.name,
             "object": "model",
-            "type": _TYPES_V0.get(self.task, self.task.value),
+            "type": _VISION_V0 if self.takes_images else _TYPES_V0.get(self.task, self.task.value),
             "publisher": self._publisher,
             "arch": self.files.family,
             "compatibility_type": "onnx",
@@ -87,7 +92,7 @@ class _Listed:
         more: JsonObject = {}
         if self.task is Task.GENERATE:
             more["architecture"] = self.files.family or None
-            more["capabilities"] = {"vision": False, "trained_for_tool_use": self.takes_tools}
+            more["capabilities"] = {"vision": self.takes_images, "trained_for_tool_use": self.takes_tools}
         return {
             "type": _TYPES_V1[self.task],
             "publisher": self._publisher,

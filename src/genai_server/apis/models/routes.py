@@ -98,6 +98,7 @@ def _capabilities(codec: TextCodec) -> list[str]:
         "completion": True,
         "insert": bool(infill_tokens(codec)),
         "tools": takes_tools,
+        "vision": codec.vision is not None and codec.has_chat_template,
         "thinking": codec.dialect.reasoning is not None,
     }
     return [name for name, it_can in can.items() if it_can]

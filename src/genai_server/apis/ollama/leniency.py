@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from genai_server.http.leniency import objects_at, remove
+from genai_server.http.leniency import remove
 
 # Options of model loading and memory use, and options that Ollama itself ignores by now.
 OPTIONS_WITHOUT_EFFECT = (
@@ -34,7 +34,6 @@ OPTIONS_WITHOUT_EFFECT = (
 TRUNCATION_FIELDS = ("truncate", "shift")
 # Ollama's clients may send JSON schema's `items` next to a function.
 WITHOUT_EFFECT = ("tools[].items",)
-_NO_IMAGE = "[image left out: this model reads text only]"
 
 
 def leave_out(body: Any) -> list[str]:
@@ -43,21 +42,9 @@ def leave_out(body: Any) -> list[str]:
     found += remove(body, *WITHOUT_EFFECT)
     if isinstance(body, dict):
         found += [field for field in TRUNCATION_FIELDS if body.get(field) is True and body.pop(field)]
-    return found + _images(body, "messages[]", "content") + _images(body, "", "prompt")
+    return found
 
 
 def leave_out_of_embeddings(body: Any) -> list[str]:
     """Like `leave_out`, for embeddings, which no option affects."""
     return remove(body, "options")
-
-
-def _images(body: Any, path: str, field: str) -> list[str]:
-    """Replace each image by a text after the text of `field`."""
-    found = []
-    for place, holder in objects_at(body, path):
-        images, text = holder.get("images"), holder.get(field) or ""
-        if isinstance(images, list) and images and isinstance(text, str):
-            del holder["images"]
-            holder[field] = "\n".join([*([text] if text else []), *[_NO_IMAGE] * len(images)])
-            found += [f"{place}.images[{index}] (image)".removeprefix(".") for index in range(len(images))]
-    return found

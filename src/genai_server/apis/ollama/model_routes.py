@@ -125,7 +125,8 @@ def _details(files: ModelFiles) -> JsonObject:
 
 def _capabilities(services: Services, about: ModelStatus) -> list[str]:
     """The model's capabilities, as known before it is loaded."""
-    found: list[str] = model_entry(services, about).get("capabilities", ["completion"])
+    unloaded = ["completion", "vision"] if about.takes_images else ["completion"]
+    found: list[str] = model_entry(services, about).get("capabilities", unloaded)
     return found
 
 

@@ -41,7 +41,7 @@ async def generate_text(
     body: GenerateRequest, request: Request, services: TheServices, context: TheRequestContext
 ) -> Response:
     """Ollama's endpoint for prompts, complete or as a stream of lines."""
-    return await _response(body, request, services, context, is_empty=not body.prompt)
+    return await _response(body, request, services, context, is_empty=not (body.prompt or body.images))
 
 
 @unsupported.post("/api/create")

@@ -60,7 +60,7 @@ def _duration(given: float | str) -> float | str:
 Whole = Annotated[int, BeforeValidator(_whole)]
 KeepAlive = Annotated[float | Annotated[str, Field(max_length=64)], AfterValidator(_duration)]
 # Some clients send an empty list with each message.
-NoImages = Annotated[list[Any], elements(0)]
+Images = Annotated[list[NonEmptyText], elements(MAX_PARTS)]
 NoOptions = Annotated[JsonObject, Field(max_length=0)]
 
 
@@ -165,7 +165,7 @@ class OllamaMessage(Wire):
     role: Annotated[Literal["system", "user", "assistant", "tool"], BeforeValidator(_lower)]
     content: Text | None = None
     thinking: Text | None = Field(None, description="The assistant's reasoning.")
-    images: NoImages | None = Field(None, description="Only empty lists: models on this server read text only.")
+    images: Images | None = Field(None, description="Image files in base64, for models that take images.")
     tool_calls: Annotated[list[OllamaToolCall], elements(MAX_PARTS)] | None = Field(
         None, description="The assistant's tool calls."
     )
@@ -194,13 +194,13 @@ class OllamaChatRequest(_AnswerFields):
 
 
 class GenerateRequest(_AnswerFields):
-    """Body of /api/generate. Without a prompt, the model is loaded, or unloaded if `keep_alive` is 0."""
+    """Body of /api/generate. Without prompt and images, the model is loaded, or unloaded if `keep_alive` is 0."""
 
     prompt: Text | None = None
     suffix: Text | None = Field(None, description="Text after the answer, for fill-in-the-middle models.")
     system: Text | None = None
     raw: bool | None = Field(None, description="Use the prompt unchanged, without a chat template.")
-    images: NoImages | None = Field(None, description="Only empty lists: models on this server read text only.")
+    images: Images | None = Field(None, description="Image files in base64, for models that take images.")
     template: Text | None = Field(None, description="Only an empty text: the model's own template is used.")
     context: Annotated[list[Whole], elements(MAX_TOKENS)] | None = Field(
         None, description="Only an empty list: use /api/chat for conversations."
@@ -214,7 +214,7 @@ class GenerateRequest(_AnswerFields):
             raise field_error("context", "is not supported: send the conversation to /api/chat")
         if self.is_raw:
             with_it = "raw: true" if self.raw else "suffix"
-            for field in ("system", "think"):
+            for field in ("system", "think", "images"):
                 if getattr(self, field):
                     raise field_error(field, f"is not allowed with {with_it}: no chat template is used")
         return self

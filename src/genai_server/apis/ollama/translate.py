@@ -15,6 +15,7 @@ from genai_server.apis.ollama.schemas import (
 from genai_server.apis.shared.base import JsonObject, elements
 from genai_server.apis.shared.chat_messages import ChatParameters
 from genai_server.apis.shared.completion_body import CompletionRequest
+from genai_server.apis.shared.image_places import ImagePlace, image_names
 from genai_server.apis.shared.sampling_parameters import StopText
 
 _SCHEMA = "response_format.json_schema.schema"
@@ -22,7 +23,7 @@ _EFFORT = "reasoning_effort"
 # Matches a field name, with its value if given, or a message.
 _INNER_NAME = re.compile(
     rf"\b(?P<field>max_tokens|repeat_last_n|{_SCHEMA}|response_format|structured_outputs(\.json)?|{_EFFORT})\b"
-    r'(?P<value> "\w+")?|\bmessages\[(?P<index>\d+)\](\.content)?'
+    r'(?P<value> "\w+")?|\bmessages\[(?P<index>\d+)\](\.content(\[\d+\](\.image_url\.url)?)?)?'
 )
 _OUTER_NAMES = {"max_tokens": "options.num_predict", "repeat_last_n": "options.repeat_last_n", _EFFORT: "think"}
 # A counter, in the length that Mistral's templates require.
@@ -50,6 +51,8 @@ class Translation:
     def __init__(self, body: OllamaChatRequest | GenerateRequest, model: str) -> None:
         self.body: Chat | Raw
         self._given = body
+        # The given body's names for the places of images, by the chat's.
+        self._images: dict[str, str] = {}
         options = {"model": model, **_sampling(body.options or Options.model_validate({}))}
         if isinstance(body, GenerateRequest) and body.is_raw:
             self.body = Raw.model_validate({**options, **_raw(body)})
@@ -58,6 +61,7 @@ class Translation:
         given = (body.tools or ()) if isinstance(body, OllamaChatRequest) else ()
         tools = [{"type": "function", "function": tool.function} for tool in given]
         self.body = Chat.model_validate({**options, "messages": messages, "tools": tools or None, **_output(body)})
+        self._images = image_names(self.body.messages, _image_places(body))
 
     def outer_name(self, field: str) -> str:
         """The given body's name for a field of the translated one."""
@@ -66,6 +70,8 @@ class Translation:
     def _outer_name(self, match: re.Match[str]) -> str:
         field, value, index = match.group("field", "value", "index")
         if index is not None:
+            if (image := self._images.get(match[0])) is not None:
+                return image
             if isinstance(self._given, OllamaChatRequest):
                 return match[0]
             return "system" if self._given.system and index == "0" else "prompt"
@@ -102,7 +108,29 @@ def _raw(body: GenerateRequest) -> JsonObject:
 
 def _question(body: GenerateRequest) -> list[JsonObject]:
     system = [{"role": "system", "content": body.system}] if body.system else []
-    return [*system, {"role": "user", "content": body.prompt}]
+    return [*system, {"role": "user", "content": _content(body.prompt, body.images)}]
+
+
+def _content(text: str | None, images: Sequence[str] | None) -> str | list[JsonObject]:
+    """The text; with images, content parts in which the images are first, as in Ollama's prompts."""
+    if not images:
+        return text or ""
+    # Base64 has no colon.
+    urls = [image if ":" in image[:16] else f"data:;base64,{image}" for image in images]
+    parts: list[JsonObject] = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
+    return [*parts, {"type": "text", "text": text}] if text else parts
+
+
+def _image_places(body: OllamaChatRequest | GenerateRequest) -> Iterator[ImagePlace]:
+    """Where the body has its images, in order."""
+    holders: list[tuple[str, Sequence[str]]] = []
+    if isinstance(body, GenerateRequest):
+        holders = [("images", body.images or ())]
+    else:
+        holders = [(f"messages[{n}].images", message.images or ()) for n, message in enumerate(body.messages or ())]
+    for place, images in holders:
+        for index in range(len(images)):
+            yield ImagePlace(f"{place}[{index}]", f"{place}[{index}]")
 
 
 def _output(body: OllamaChatRequest | GenerateRequest) -> JsonObject:
@@ -125,7 +153,8 @@ def _messages(messages: Sequence[OllamaMessage]) -> Iterator[JsonObject]:
     # Names of the calls without a result, keyed by id.
     waiting: dict[str, str] = {}
     for message in messages:
-        found: JsonObject = {"role": message.role, "content": message.content or ""}
+        content = _content(message.content, message.images)
+        found: JsonObject = {"role": message.role, "content": content}
         if message.role == "tool":
             id = message.tool_call_id or _answered(waiting, message.tool_name) or _ID.format(num_ids)
             num_ids += 1
@@ -143,7 +172,7 @@ def _messages(messages: Sequence[OllamaMessage]) -> Iterator[JsonObject]:
                 arguments = json.dumps(call.function.arguments or {}, ensure_ascii=False)
                 function = {"name": call.function.name, "arguments": arguments}
                 calls.append({"id": id, "type": "function", "function": function})
-            found |= {"content": message.content or None, "tool_calls": calls}
+            found |= {"content": content or None, "tool_calls": calls}
         yield found
 
 

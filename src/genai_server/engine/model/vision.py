@@ -24,16 +24,23 @@ _SPINNING = "session.intra_op.allow_spinning"
 def features_graph(files: VisionFiles) -> bytes:
     """A vision graph whose pixel values [1, features, hidden_size] are the features themselves.
 
-    With it, onnxruntime-genai takes images that have been encoded already, and loads no weights for them.
+    With it, onnxruntime-genai takes images that have been encoded already, and loads no weights for them. It takes the
+    form of the features from this graph, so they are what the embedding graph takes.
     """
+    embedding = onnx.load(str(files.embedding), load_external_data=False).graph
+    wanted = next(value.type.tensor_type for value in embedding.input if value.name == files.name(_FEATURES))
     given, made = files.name(_PIXELS), files.name(_FEATURES)
-    node = helper.make_node("Squeeze", [given, "axes"], [made])
+    rows: list[int | str] = ["features", files.hidden_size]
+    shape = rows if len(wanted.shape.dim) == len(rows) else [1, *rows]
     graph = helper.make_graph(
-        [node],
+        [
+            helper.make_node("Cast", [given], ["cast"], to=wanted.elem_type),
+            helper.make_node("Reshape", ["cast", "to"], [made]),
+        ],
         "features",
-        [helper.make_tensor_value_info(given, onnx.TensorProto.FLOAT, [1, "features", files.hidden_size])],
-        [helper.make_tensor_value_info(made, onnx.TensorProto.FLOAT, ["features", files.hidden_size])],
-        [numpy_helper.from_array(np.array([0]), "axes")],
+        [helper.make_tensor_value_info(given, onnx.TensorProto.FLOAT, [1, *rows])],
+        [helper.make_tensor_value_info(made, wanted.elem_type, shape)],
+        [numpy_helper.from_array(np.array([*[1] * (len(shape) - 2), -1, files.hidden_size]), "to")],
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     serialized: bytes = model.SerializeToString()
@@ -74,6 +81,8 @@ class TokenEmbedder:
         inputs = {value.name: value for value in self._session.get_inputs()}
         self._ids, self._output = files.name(_IDS), files.name(_EMBEDDINGS)
         self._features = files.name(_FEATURES)
+        # Some graphs take features in groups, one for each image.
+        self._grouped = len(inputs[self._features].shape) > 2
         kinds = {name: _type(value.type) for name, value in inputs.items()}
         self._no_features = np.zeros((0, files.hidden_size), kinds[self._features])
         # Such as features of sounds, of which there are none.
@@ -91,7 +100,7 @@ class TokenEmbedder:
             given = np.zeros((num_images, given.shape[1]), given.dtype)
             if features is not None:
                 given[: len(features)] = features
-        inputs = {self._ids: ids, self._features: given, **self._others}
+        inputs = {self._ids: ids, self._features: given[np.newaxis] if self._grouped else given, **self._others}
         try:
             embeddings: NDArray[Any] = self._session.run([self._output], inputs)[0]
         except Exception as error:  # as above

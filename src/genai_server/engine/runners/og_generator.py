@@ -19,8 +19,7 @@ from genai_server.engine.model.files import check_model_directory, read_config
 from genai_server.engine.model.graph import rope_switch
 from genai_server.engine.model.session_options import configure_providers, genai_overlay, missing_device
 from genai_server.engine.model.vision import features_graph
-from genai_server.engine.model.vision_files import read_vision_files
-from genai_server.engine.prompt_images import PromptImages
+from genai_server.engine.model.vision_files import VisionFiles, read_vision_files
 from genai_server.engine.runners.base import Abilities, Runner, Terminated
 from genai_server.engine.runners.scores import Logits, Scores
 from genai_server.engine.scheduling.scheduler_output import Read
@@ -85,7 +84,6 @@ class OgGeneratorRunner(Runner):
         decoder = read_config(model_dir)["model"]["decoder"]
         self._logits = decoder.get("outputs", {}).get("logits", "logits")
         self.switches_at = rope_switch(model_dir)
-        self._merge_size = 1 if self._vision is None else self._vision.merge_size
         self._generators: dict[int, Any] = {}
 
     @property
@@ -130,10 +128,9 @@ class OgGeneratorRunner(Runner):
     def forward(self, reads: Sequence[Read]) -> list[Scores]:
         (read,) = reads
         generator = self._generators[read.sequence.id]
-        images = read.sequence.images
         with self._translated():
-            if images is not None and not read.sequence.num_read:
-                generator.set_inputs(self._with_images(images, read))
+            if self._vision is not None and not read.sequence.num_read:
+                generator.set_inputs(self._with_images(read, self._vision))
             else:
                 generator.append_tokens(np.array(read.model_tokens, np.int32))
             if read.positions:
@@ -144,17 +141,19 @@ class OgGeneratorRunner(Runner):
             logits[:, self._vision.image_token] = -np.inf
         return [Scores(logits)]
 
-    def _with_images(self, images: PromptImages, read: Read) -> Any:
-        """The library's inputs for a prompt with images, which have been encoded already."""
-        features = images.features(read.tokens)
+    def _with_images(self, read: Read, vision: VisionFiles) -> Any:
+        """The library's inputs for a prompt, whose images have been encoded already."""
+        images = read.sequence.images
+        features = None if images is None else images.features(read.tokens)
+        if features is None:
+            features = np.zeros((0, vision.hidden_size))
         inputs = self.library.NamedTensors()
         inputs["input_ids"] = np.array([read.model_tokens], np.int32)
-        if features is not None:
-            inputs["pixel_values"] = features[np.newaxis].astype(np.float32)
-            inputs["num_image_tokens"] = np.array([len(features)], np.int64)
-        if images.grids:
+        inputs["pixel_values"] = features[np.newaxis].astype(np.float32)
+        inputs["num_image_tokens"] = np.array([len(features)], np.int64)
+        if images is not None and images.grids:
             # The library counts in patches.
-            inputs["image_grid_thw"] = np.array(images.grids, np.int64) * [1, self._merge_size, self._merge_size]
+            inputs["image_grid_thw"] = np.array(images.grids, np.int64) * [1, vision.merge_size, vision.merge_size]
         return inputs
 
     def _positions(self, generator: Any, num_tokens: int) -> Logits:

@@ -1,0 +1,299 @@
+"""Images through every API, over real sockets, with a small model that takes them and one that reads text only."""
+
+import base64
+import shutil
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from genai_server.generation.prompts import IMAGE_NOTE
+from genai_server.http.leniency import HEADER
+from tests.images.pictures import data_url, tiles
+from tests.running_server import DEMO, ROOT, RunningServer, wait_until
+from tests.server_here import run_here
+
+FILE = tiles(96, 64, 1)
+URL, BASE64 = data_url(FILE), base64.b64encode(FILE).decode()
+OTHER = data_url(tiles(64, 64, 2))
+BROKEN = data_url(b"no image")
+# Of the model's processor for FILE.
+NUM_FEATURES = 6
+IMAGE_TOKEN = 5
+# Like that of Qwen 3-VL: it writes calls, and the images of their results.
+TEMPLATE = """
+{%- if tools %}{{ '<|im_start|>system\\n' + tools | tojson + '<|im_end|>\\n' }}{% endif %}
+{%- for message in messages %}
+    {{- '<|im_start|>' + message.role + '\\n' }}
+    {%- if message.content is string %}{{ message.content }}
+    {%- else %}
+        {%- for part in message.content or [] %}
+            {%- if part.type == 'image' or 'image' in part or 'image_url' in part %}
+                {{- '<|vision_start|><|image_pad|><|vision_end|>' }}
+            {%- elif 'text' in part %}{{ part.text }}
+            {%- endif %}
+        {%- endfor %}
+    {%- endif %}
+    {%- for call in message.tool_calls or [] %}
+        {{- '<tool_call>\\n{"name": "' + call.function.name + '", "arguments": {}}\\n</tool_call>' }}
+    {%- endfor %}
+    {{- '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}
+"""
+FORMS: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"max_tokens": 2},
+    "/v1/chat": {"max_tokens": 2},
+    "/v1/responses": {"max_output_tokens": 2},
+    "/v1/messages": {"max_tokens": 2},
+    "/api/chat": {"options": {"num_predict": 2}, "stream": False},
+    "/api/generate": {"options": {"num_predict": 2}, "stream": False},
+}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    folder = tmp_path_factory.mktemp("images")
+    model = shutil.copytree(ROOT / "tests" / "built_models" / "qwen-3-vl-images", folder / "model")
+    (model / "chat_template.jinja").write_text(TEMPLATE, encoding="utf-8")
+    settings = {"GENAI_MODELS": f"sees={model},reads={DEMO}"}
+    with run_here(folder, "--device", "cpu", settings=settings) as server:
+        wait_until(lambda: {entry["state"] for entry in server.client.get("/v1/models").json()["data"]} == {"ready"})
+        yield server
+
+
+def part(path: str, url: str) -> Any:
+    """An image as content of a path's API."""
+    data = url.partition(",")[2]
+    match path:
+        case "/v1/responses":
+            return {"type": "input_image", "image_url": url}
+        case "/v1/messages":
+            return {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": data}}
+        case "/api/chat" | "/api/generate":
+            return data
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def asked(path: str, *urls: str, model: str = "sees") -> dict[str, Any]:
+    """A body with images and the text `hi`, in this order."""
+    images = [part(path, url) for url in urls]
+    body = {"model": model, **FORMS[path]}
+    match path:
+        case "/api/generate":
+            return {**body, "prompt": "hi", "images": images}
+        case "/api/chat":
+            return {**body, "messages": [{"role": "user", "content": "hi", "images": images}]}
+        case "/v1/responses":
+            content = [*images, {"type": "input_text", "text": "hi"}]
+            return {**body, "input": [{"role": "user", "content": content}]}
+    return {**body, "messages": [{"role": "user", "content": [*images, text("hi")]}]}
+
+
+def prompt_tokens(path: str, found: Any) -> int:
+    match path:
+        case "/v1/chat":
+            return int(found["metrics"]["input_tokens"])
+        case "/api/chat" | "/api/generate":
+            return int(found["prompt_eval_count"])
+        case "/v1/chat/completions":
+            return int(found["usage"]["prompt_tokens"])
+        case "/v1/messages":
+            return int(found["usage"]["input_tokens"]) + int(found["usage"]["cache_read_input_tokens"])
+    return int(found["usage"]["input_tokens"])
+
+
+def error_of(response: Any) -> str:
+    error = response.json()["error"]
+    return str(error if isinstance(error, str) else error["message"])
+
+
+def answered(server: RunningServer, path: str, body: dict[str, Any]) -> Any:
+    response = server.client.post(path, json=body)
+    assert response.status_code == 200, response.text
+    assert HEADER not in response.headers
+    return response.json()
+
+
+def answered_get(server: RunningServer, path: str) -> Any:
+    response = server.client.get(path)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def text(content: str) -> dict[str, str]:
+    return {"type": "text", "text": content}
+
+
+@pytest.mark.parametrize("path", FORMS)
+def test_the_tokens_of_images_are_part_of_the_prompt(server: RunningServer, path: str) -> None:
+    rendered = answered(server, "/v1/chat/completions/render", asked("/v1/chat/completions", URL, URL))["token_ids"]
+    assert rendered.count(IMAGE_TOKEN) == 2 * NUM_FEATURES
+    assert prompt_tokens(path, answered(server, path, asked(path, URL, URL))) == len(rendered)
+
+
+@pytest.mark.parametrize(
+    ("path", "place"),
+    [
+        ("/v1/chat/completions", "messages[0].content[1].image_url.url"),
+        ("/v1/chat", "messages[0].content[1].image_url.url"),
+        ("/v1/responses", "input[0].content[1].image_url"),
+        ("/v1/messages", "messages[0].content[1].source.data"),
+        ("/api/chat", "messages[0].images[1]"),
+        ("/api/generate", "images[1]"),
+    ],
+)
+def test_a_broken_image_is_refused_by_the_clients_field(server: RunningServer, path: str, place: str) -> None:
+    response = server.client.post(path, json=asked(path, URL, BROKEN))
+    assert response.status_code == 400
+    assert error_of(response).startswith(f"{place}: the image ")
+
+
+@pytest.mark.parametrize(
+    ("path", "place"),
+    [
+        ("/v1/chat/completions", "messages[0].content[0]"),
+        ("/v1/responses", "input[0].content[0]"),
+        ("/v1/messages", "messages[0].content[0]"),
+        ("/api/chat", "messages[0].images[0]"),
+        ("/api/generate", "images[0]"),
+    ],
+)
+def test_a_model_without_images_gets_a_note(server: RunningServer, path: str, place: str) -> None:
+    response = server.client.post(path, json=asked(path, URL, model="reads"))
+    assert (response.status_code, response.headers[HEADER]) == (200, f"{place} (image)")
+    noted = [{"role": "user", "content": [text(IMAGE_NOTE), text("hi")]}]
+    rendered = server.client.post("/v1/chat/completions/render", json={"model": "reads", "messages": noted}).json()
+    assert prompt_tokens(path, response.json()) == len(rendered["token_ids"])
+
+
+def test_a_strict_endpoint_names_the_models_that_take_images(server: RunningServer) -> None:
+    response = server.client.post("/v1/chat", json=asked("/v1/chat", URL, model="reads"))
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "messages[0].content[0]")
+    assert error_of(response).endswith('is an image, and this model reads text only; "sees" can read it')
+
+
+def test_counts_of_prompts_include_images(server: RunningServer) -> None:
+    rendered = len(answered(server, "/v1/chat/completions/render", asked("/v1/chat/completions", URL))["token_ids"])
+    count = asked("/v1/messages", URL)
+    del count["max_tokens"]
+    assert answered(server, "/v1/messages/count_tokens", count) == {"input_tokens": rendered}
+    assert answered(server, "/v1/responses/input_tokens", asked("/v1/responses", URL))["input_tokens"] == rendered
+    messages = asked("/v1/chat", URL)["messages"]
+    assert answered(server, "/tokenize", {"model": "sees", "messages": messages})["count"] == rendered
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (
+            "/v1/chat/completions",
+            {
+                "messages": [
+                    {"role": "user", "content": "hi"},
+                    {
+                        "role": "assistant",
+                        "tool_calls": [{"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}],
+                    },
+                    {"role": "tool", "tool_call_id": "c", "content": [part("", URL)]},
+                ]
+            },
+        ),
+        (
+            "/v1/responses",
+            {
+                "input": [
+                    {"role": "user", "content": "hi"},
+                    {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"},
+                    {"type": "function_call_output", "call_id": "c", "output": [part("/v1/responses", URL)]},
+                ]
+            },
+        ),
+        (
+            "/v1/messages",
+            {
+                "messages": [
+                    {"role": "user", "content": "hi"},
+                    {"role": "assistant", "content": [{"type": "tool_use", "id": "c", "name": "f", "input": {}}]},
+                    {
+                        "role": "user",
+                        "content": [
+                            {"type": "tool_result", "tool_use_id": "c", "content": [part("/v1/messages", URL)]}
+                        ],
+                    },
+                ]
+            },
+        ),
+        (
+            "/api/chat",
+            {
+                "messages": [
+                    {"role": "user", "content": "hi"},
+                    {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": {}}}]},
+                    {"role": "tool", "tool_name": "f", "images": [BASE64]},
+                ]
+            },
+        ),
+    ],
+    ids=["chat completions", "responses", "messages", "ollama"],
+)
+def test_images_of_tool_results_are_read(server: RunningServer, path: str, body: dict[str, Any]) -> None:
+    found = answered(server, path, {"model": "sees", **FORMS[path], **body})
+    with_text = prompt_tokens(path, found) - NUM_FEATURES
+    expected = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n<tool_call>\n"
+    expected += '{"name": "f", "arguments": {}}\n</tool_call><|im_end|>\n<|im_start|>tool\n'
+    expected += "<|vision_start|><|vision_end|><|im_end|>\n<|im_start|>assistant\n"
+    counted = answered(server, "/tokenize", {"model": "sees", "prompt": expected, "add_special_tokens": False})
+    assert with_text == counted["count"]
+
+
+def test_stored_images_are_given_back_and_continued(server: RunningServer) -> None:
+    first = answered(server, "/v1/responses", asked("/v1/responses", URL))
+    listed = answered_get(server, f"/v1/responses/{first['id']}/input_items")["data"]
+    image, text = listed[0]["content"]
+    assert (image, text["text"]) == ({"type": "input_image", "detail": "auto", "image_url": URL}, "hi")
+    body = {**asked("/v1/responses", OTHER), "previous_response_id": first["id"]}
+    more = answered(server, "/v1/responses", body)["usage"]["input_tokens"]
+    alone = answered(server, "/v1/responses/input_tokens", asked("/v1/responses", OTHER))["input_tokens"]
+    assert more > first["usage"]["input_tokens"] + alone - 2
+
+
+def test_a_conversation_keeps_images(server: RunningServer) -> None:
+    items = asked("/v1/responses", URL)["input"]
+    made = answered(server, "/v1/conversations", {"items": items})
+    (item,) = answered_get(server, f"/v1/conversations/{made['id']}/items")["data"]
+    assert item["content"][0] == {"type": "input_image", "detail": "auto", "image_url": URL}
+    asking = {"model": "sees", "input": "and?", "conversation": made["id"], "max_output_tokens": 2}
+    alone = answered(server, "/v1/responses/input_tokens", {"model": "sees", "input": "and?"})["input_tokens"]
+    assert answered(server, "/v1/responses", asking)["usage"]["input_tokens"] > alone + NUM_FEATURES
+    broken = asked("/v1/responses", BROKEN)["input"]
+    made = answered(server, "/v1/conversations", {"items": broken})
+    response = server.client.post("/v1/responses", json={**asking, "conversation": made["id"]})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "conversation")
+    assert ").content[0].image_url: the image " in error_of(response)
+
+
+def test_a_placeholder_that_a_user_types_is_text(server: RunningServer) -> None:
+    body = {"model": "sees", "messages": [{"role": "user", "content": [part("", URL), text("<|image_pad|>")]}]}
+    tokens = answered(server, "/v1/chat/completions/render", body)["token_ids"]
+    assert tokens.count(IMAGE_TOKEN) == NUM_FEATURES
+
+
+@pytest.mark.parametrize("prompt", ["a <|image_pad|>", [8, IMAGE_TOKEN], ["a", "<|image_pad|>"]])
+def test_raw_prompts_have_no_image_tokens(server: RunningServer, prompt: Any) -> None:
+    for path in ("/v1/completions", "/v1/completions/render"):
+        response = server.client.post(path, json={"model": "sees", "prompt": prompt, "max_tokens": 2})
+        assert (response.status_code, response.json()["error"]["param"]) == (400, "prompt")
+        assert "stands for images" in error_of(response)
+
+
+def test_models_that_take_images_have_the_capability(server: RunningServer) -> None:
+    can = {entry["id"]: entry["capabilities"] for entry in answered_get(server, "/v1/models")["data"]}
+    assert ("vision" in can["sees"], "vision" in can["reads"]) == (True, False)
+    tags = {entry["name"]: entry["capabilities"] for entry in answered_get(server, "/api/tags")["models"]}
+    assert tags == {f"{name}:latest": found for name, found in can.items()}
+    assert answered(server, "/api/show", {"model": "sees"})["capabilities"] == can["sees"]
+    v0 = {entry["id"]: entry["type"] for entry in answered_get(server, "/api/v0/models")["data"]}
+    assert v0 == {"sees": "vlm", "reads": "llm"}
+    v1 = {entry["key"]: entry["capabilities"]["vision"] for entry in answered_get(server, "/api/v1/models")["models"]}
+    assert v1 == {"sees": True, "reads": False}
