@@ -65,18 +65,4 @@ PROCESSORS: dict[str, dict[str, Any]] = {
         "inputs": {"attention_mask": "image_attention_mask", "image_sizes": "image_sizes"},
         "transforms": [_DECODE, _RGB, _smart(16, 262_144), _RESCALE, _normalize(), _CHANNELS_FIRST, _SIZES],
     },
-    "phi3v": {
-        "inputs": {"image_sizes": "image_sizes"},
-        "transforms": [
-            _DECODE,
-            _RGB,
-            {
-                "operation": {
-                    "name": "phi3_image_transform",
-                    "type": "Phi3ImageTransform",
-                    "attrs": {"num_crops": 4, "num_img_tokens": 144},
-                }
-            },
-        ],
-    },
 }

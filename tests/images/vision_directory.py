@@ -20,7 +20,7 @@ SPECIAL = (
 FIRST_ID = 2000
 IDS = {text: FIRST_ID + number for number, text in enumerate(SPECIAL)}
 _FEATURES = {"qwen3_vl": "<|image_pad|>", "gemma3": "<image_soft_token>", "gemma4": "<|image|>", "mistral3": "[IMG]"}
-_FEATURES |= {"lfm2_vl": "<image>", "phi3v": "<|image|>"}
+_FEATURES |= {"lfm2_vl": "<image>"}
 
 
 def make_vision_directory(folder: Path, kind: str = "qwen3_vl", pixels: int = TensorProto.FLOAT) -> Path:

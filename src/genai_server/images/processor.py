@@ -15,7 +15,7 @@ import onnx
 from onnx import TensorProto
 
 from genai_server.images.decoding import UnusableImage
-from genai_server.images.vision_model import GENAI_CONFIG, NEGATIVE_IDS, VisionModel
+from genai_server.images.vision_model import GENAI_CONFIG, VisionModel
 
 _GRAPHS = ("vision", "embedding", "decoder")
 # Names of tensors for the whole prompt, which is not the request's.
@@ -54,18 +54,14 @@ class ImageProcessor:
         self._merge_size = int(config["model"]["vision"].get("spatial_merge_size") or _MERGE_SIZE)
         loaded = self._library.Model(str(folder))
         self._processor = loaded.create_multimodal_processor()
+        tokenizer = self._library.Tokenizer(loaded)
+        marker = tokenizer.encode(model.marker).tolist()
+        placeholder = tokenizer.to_token_id(model.placeholder)
+        if marker.count(placeholder) != 1:
+            raise ValueError(f"the tokenizer encodes {model.marker} to {marker}, and the placeholder is {placeholder}")
         # Tokens of the marker before and after the placeholder.
-        self._before, self._after = 0, 0
-        if model.kind != NEGATIVE_IDS:
-            tokenizer = self._library.Tokenizer(loaded)
-            marker = tokenizer.encode(model.marker).tolist()
-            placeholder = tokenizer.to_token_id(model.placeholder)
-            if marker.count(placeholder) != 1:
-                raise ValueError(
-                    f"the tokenizer encodes {model.marker} to {marker}, and the placeholder is {placeholder}"
-                )
-            self._before = marker.index(placeholder)
-            self._after = len(marker) - self._before - 1
+        self._before = marker.index(placeholder)
+        self._after = len(marker) - self._before - 1
 
     def process(self, png: bytes) -> ProcessedImage:
         """Prepare an image, given as a PNG file without an alpha channel. Raises UnusableImage."""
@@ -75,10 +71,7 @@ class ImageProcessor:
         except RuntimeError as error:
             raise UnusableImage(f"is refused by the model's image processor: {error}") from None
         ids = tensors["input_ids"].reshape(-1).tolist()
-        if self._model.kind == NEGATIVE_IDS:
-            expansion = [self._model.image_token_id for token in ids if token < 0]
-        else:
-            expansion = ids[self._before : len(ids) - self._after]
+        expansion = ids[self._before : len(ids) - self._after]
         if self._model.image_token_id not in expansion:
             raise UnusableImage("is too small for the model")
         tensors = {name: tensor for name, tensor in tensors.items() if name not in _OF_PROMPT}

@@ -10,8 +10,6 @@ from typing import Any
 from genai_server.errors import ModelDirectoryError
 
 GENAI_CONFIG = "genai_config.json"
-# A kind whose processor marks an image by -1 instead of a token.
-NEGATIVE_IDS = "phi3v"
 _TOKENIZER = "tokenizer.json"
 
 
@@ -36,8 +34,6 @@ _FAMILIES = {
     "gemma4": _Family("<|image|>", "<|image|>", "<|image|>"),
     "mistral3": _Family("[IMG]", "[IMG]", "[IMG]"),
     "lfm2_vl": _Family("<image>", "<image>", "<image>"),
-    # The tokenizer does not know <|image_1|>.
-    NEGATIVE_IDS: _Family("<|image_1|>", "<|image|>", "<|image|>"),
     # The processor replaces <|image_1|> by this token; the tokenizer only knows this one.
     "phi4mm": _Family("<|endoftext10|>", "<|endoftext10|>", "<|endoftext10|>"),
 }

@@ -129,6 +129,8 @@ def read_decoder_graph(model_dir: Path) -> DecoderGraph:
     vision = None if names.takes_ids else read_vision_files(model_dir)
     if not names.takes_ids and vision is None:
         raise DoesNotFit(f"its graph takes embeddings, and {CONFIG} names no graph that makes them of tokens")
+    if vision is not None and vision.has_adapter:
+        raise DoesNotFit("it reads images with an adapter, which rows of a batch would share")
     integers = [names.input_ids] if names.takes_ids else []
     for name in (*integers, names.attention_mask, names.position_ids):
         if name in inputs and inputs[name].elem_type != onnx.TensorProto.INT64:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from genai_server.engine.model.files import read_config
+from genai_server.images.vision_model import read_vision_model
 
 # The library's default.
 _MERGE_SIZE = 2
@@ -26,6 +27,8 @@ class VisionFiles:
     hidden_size: int
     # Patches on each side of a feature.
     merge_size: int
+    # Whether the decoder has an adapter for prompts with images, as Phi-4-multimodal's has.
+    has_adapter: bool
     # Names of the graphs' inputs and outputs, by the library's names.
     names: Mapping[str, str] = field(default_factory=dict)
 
@@ -36,14 +39,19 @@ class VisionFiles:
 
 def read_vision_files(model_dir: Path) -> VisionFiles | None:
     """The graphs of a checked model directory; None for a model that reads text only."""
-    model = read_config(model_dir)["model"]
-    vision, embedding = model.get("vision") or {}, model.get("embedding") or {}
-    token = model.get("image_token_id")
-    if "filename" not in vision or "filename" not in embedding or not isinstance(token, int):
+    known = read_vision_model(model_dir)
+    if known is None:
         return None
+    model = read_config(model_dir)["model"]
+    vision, embedding = model["vision"], model["embedding"]
     parts = [part.get(kind) or {} for part in (vision, embedding) for kind in ("inputs", "outputs")]
     names = {name: graph_name for part in parts for name, graph_name in part.items()}
-    hidden_size = int(model["decoder"]["hidden_size"])
-    merge_size = int(vision.get("spatial_merge_size", _MERGE_SIZE))
-    vision_path, embedding_path = model_dir / vision["filename"], model_dir / embedding["filename"]
-    return VisionFiles(vision_path, embedding_path, token, hidden_size, merge_size, names)
+    return VisionFiles(
+        model_dir / vision["filename"],
+        model_dir / embedding["filename"],
+        known.image_token_id,
+        int(model["decoder"]["hidden_size"]),
+        merge_size=int(vision.get("spatial_merge_size", _MERGE_SIZE)),
+        has_adapter="adapter_filename" in vision,
+        names=names,
+    )

@@ -188,7 +188,9 @@ class OgGeneratorRunner(Runner):
         config.overlay(json.dumps({"model": {"decoder": decoder}}))
         configure_providers(self.library, config, self._options)
         if self._vision is not None:
-            config.add_model_data(self._vision.vision.name, features_graph(self._vision))
+            # The library keeps a pointer to it.
+            self._features_graph = features_graph(self._vision)
+            config.add_model_data(str(self._vision.vision.relative_to(model_dir)), self._features_graph)
         return config
 
     def _whole_caches(self, model_dir: Path) -> dict[str, Any]:
