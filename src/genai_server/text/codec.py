@@ -68,10 +68,7 @@ class TextCodec:
         special_tokens = () if allow_special_tokens else tokenizer.special_tokens
         # Describes how the model takes images; None for a model that reads text only.
         self.vision = vision = model if isinstance(model, VisionModel) else None
-        marker = ""
-        if vision is not None:
-            # Some markers are texts that only the library's processor knows.
-            marker = vision.marker if vision.placeholder in vision.marker else vision.placeholder
+        marker = "" if vision is None else vision.marker
         self.writer = PromptWriter(templates, special_tokens, dialect.tool_format, marker)
         self._guard = SpecialTokenGuard(tokenizer.special_tokens)
         # Excludes the token for unknown text, which has no structural meaning.
