@@ -77,9 +77,9 @@ async def encode_prompts(
 
 
 def _check_that_no_token_is_of_images(prompt: Sequence[int], tokens: Sequence[int]) -> None:
-    if found := next((token for token in tokens if token in prompt), None):
+    if found := [token for token in tokens if token in prompt]:
         raise InvalidField(
-            f"prompt must not have token {found}, which stands for images: send images in messages to "
+            f"prompt must not have token {found[0]}, which stands for images: send images in messages to "
             "/v1/chat/completions",
             param="prompt",
         )

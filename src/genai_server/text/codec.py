@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 
 from genai_server.config.environment import limit_tokenizer_threads
 from genai_server.errors import InvalidField
-from genai_server.images.vision_model import VisionModel, read_vision_model
 from genai_server.pooling_model import PoolingModel, Task, read_pooling_model
 from genai_server.text.answers.dialect import AUTOMATIC, PLAIN, Dialect, read_dialect
 from genai_server.text.grammars.grammar import find_opaque_tokens
@@ -25,6 +24,7 @@ from genai_server.text.prompts.template_files import (
     load_special_tokens,
 )
 from genai_server.text.tokenizer import FILE, ByteTokenizer, ModelTokenizer, Tokenizer
+from genai_server.vision_model import VisionModel, read_vision_model
 
 # Prompts up to this number of characters and messages are rendered and encoded in a few milliseconds.
 SHORT_TEXT = 8_000
@@ -68,10 +68,7 @@ class TextCodec:
         special_tokens = () if allow_special_tokens else tokenizer.special_tokens
         # Describes how the model takes images; None for a model that reads text only.
         self.vision = vision = model if isinstance(model, VisionModel) else None
-        marker = ""
-        if vision is not None:
-            # Some markers are texts that only the library's processor knows.
-            marker = vision.marker if vision.placeholder in vision.marker else vision.placeholder
+        marker = "" if vision is None else vision.marker
         self.writer = PromptWriter(templates, special_tokens, dialect.tool_format, marker)
         self._guard = SpecialTokenGuard(tokenizer.special_tokens)
         # Excludes the token for unknown text, which has no structural meaning.
