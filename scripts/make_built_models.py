@@ -77,7 +77,9 @@ VISION_MODELS: dict[str, dict[str, Any]] = {
     },
     "qwen-3.5-images": _QWEN_3_5 | {"max_position_embeddings": 512},
     "mistral-3-images": _NARROW | {"head_dim": 32, "max_position_embeddings": 512},
-    "lfm2-vl-images": _NARROW | {"layer_types": ["conv", "full_attention"], "max_position_embeddings": 512},
+    # Convolutions alone before the attention would make all texts with one end alike.
+    "lfm2-vl-images": _NARROW
+    | {"intermediate_size": 32, "layer_types": ["full_attention", "conv"], "max_position_embeddings": 512},
     "gemma-3-images": _NARROW
     | {
         "head_dim": 32,

@@ -98,6 +98,7 @@ def by_library(served: Served, content: list[Part]) -> str:
         ("qwen-3.5-images", "batched"),
         ("gemma-3-images", "batched"),
         ("mistral-3-images", "batched"),
+        ("lfm2-vl-images", "batched"),
     ],
     ids=lambda param: "-".join(param),
 )
