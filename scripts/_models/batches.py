@@ -46,9 +46,9 @@ class Encoder:
     def encode(self, chats: list[Conversation]) -> list[Row]:
         """The conversations that are not too long."""
         encoded = (item.ids for item in self.tokenizer.encode_batch_fast([self.text(chat) for chat in chats]))
-        return [(ids, self._weights(ids)) for ids in encoded if len(ids) <= self.longest]
+        return [(ids, self.weights(ids)) for ids in encoded if len(ids) <= self.longest]
 
-    def _weights(self, ids: list[int]) -> list[float]:
+    def weights(self, ids: list[int]) -> list[float]:
         weights = [0.0] * len(ids)
         at = 0
         while (at := _find(ids, self.opening, at)) >= 0:

@@ -83,9 +83,9 @@ def pixels(picture: Image.Image) -> np.ndarray:
 class PictureEncoder:
     """Conversations about pictures to batches."""
 
-    def __init__(self, tokenizer: Tokenizer, template: Encoder) -> None:
+    def __init__(self, tokenizer: Tokenizer, encoder: Encoder) -> None:
         self.tokenizer = tokenizer
-        self.encoder = template
+        self.encoder = encoder
         self.pad = tokenizer.token_to_id(PAD)
 
     def batch(self, chats: list[Chat], grid: tuple[int, int]) -> Batch:
@@ -98,7 +98,7 @@ class PictureEncoder:
         positions = torch.zeros(3, len(chats), length - 1, dtype=torch.long)
         for row, item in enumerate(encoded):
             tokens[row, : len(item.ids)] = torch.tensor(item.ids)
-            weights[row, : len(item.ids)] = torch.tensor(self.encoder._weights(item.ids))
+            weights[row, : len(item.ids)] = torch.tensor(self.encoder.weights(item.ids))
             positions[:, row] = torch.from_numpy(places(tokens[row, :-1].tolist(), self.pad, grid))
         said = weights[:, 1:].flatten().nonzero()[:, 0]
         said = torch.cat([said, said.new_zeros(-len(said) % SAID_MULTIPLE)])

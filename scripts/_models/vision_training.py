@@ -40,7 +40,7 @@ from .vision_tower import WIDTH, Tower
 CONTEXT, VOCABULARY, HIDDEN = 1024, 640, 192
 IMAGE_TOKENS = {"vision_start_token_id": 3, "vision_end_token_id": 4, "image_token_id": 5, "video_token_id": 6}
 ROWS = 12  # conversations in a step
-PEAK_RATE, WARM_UP = 2.5e-3, 0.03
+PEAK_RATE, WARM_UP = 1e-3, 0.03
 _NOTHING = 0.15  # how much a place without anything counts
 
 
@@ -121,7 +121,13 @@ def config(vocabulary: int) -> Qwen3VLConfig:
 
 
 def train(
-    model: Seer, tokenizer: Tokenizer, *, seed: int, budget: Budget, checkpoint: Callable[[], None], tower_alone: float
+    model: Seer,
+    tokenizer: Tokenizer,
+    *,
+    seed: int,
+    budget: Budget,
+    checkpoint: Callable[[], None],
+    tower_alone: float,
 ) -> None:
     """Train until the budget is used; the learning rate falls to zero at its end."""
     torch.set_num_threads(budget.threads)
@@ -130,7 +136,7 @@ def train(
     validation = validation_batches(encoder, random.Random(seed + 1), 2)
     optimizers = _optimizers(model)
     start = reported = checked = time.monotonic()
-    averages: Counter[str] = Counter()
+    averages: dict[str, float] = {}
     step = seen = 0
     while (done := max(step / budget.steps, (time.monotonic() - start) / (60 * budget.minutes))) < 1:
         for optimizer in optimizers:
@@ -141,7 +147,7 @@ def train(
         step += 1
         seen += len(batch.pictures)
         for name, loss in losses.items():
-            averages[name] = 0.95 * averages[name] + 0.05 * loss if name in averages else loss  # type: ignore[assignment]
+            averages[name] = 0.95 * averages.get(name, loss) + 0.05 * loss
         now = time.monotonic()
         if now - reported > 15:
             told = ", ".join(f"{name} {loss:.4f}" for name, loss in averages.items())

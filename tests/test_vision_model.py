@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from genai_server.errors import ModelDirectoryError
-from genai_server.images.vision_model import VisionModel, any_takes_images, read_vision_model
+from genai_server.vision_model import VisionModel, any_takes_images, read_vision_model
 from tests.images.vision_directory import IDS, make_vision_directory
 
 BUILT = Path(__file__).parents[1] / "built_models"
