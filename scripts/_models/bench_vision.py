@@ -17,6 +17,7 @@ vision (float[patches, {pixels}] pixel_values, int64[1, 3] image_grid_thw)
 {{
     zero = Constant <value_int = 0> ()
     one = Constant <value_int = 1> ()
+    two = Constant <value_int = 2> ()
     parts_shape = Constant <value_ints = [-1, 3, {heads}, {head}]> ()
     row_shape = Constant <value_ints = [-1, {width}]> ()
     token_shape = Constant <value_ints = [-1, {token}]> ()
