@@ -25,7 +25,7 @@ class Bench:
     def __init__(self, folder: Path, max_bytes: int = 10 * IMAGE_BYTES) -> None:
         self.folder = folder
         self.encoded: list[float] = []
-        self.worker = ImageWorker(self._encode, TOKEN, max_bytes)
+        self.worker = ImageWorker(lambda: self._encode, TOKEN, max_bytes)
 
     def _encode(self, tensors: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
         pixels = tensors["pixel_values"]

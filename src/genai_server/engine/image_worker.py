@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from genai_server.engine.host.priority import let_others_go_first
 from genai_server.engine.prompt_images import EncodedImage, PromptImages
 from genai_server.engine.sequence import Sequence, SequenceState
 from genai_server.errors import GenaiServerError, RunnerFailed
@@ -27,20 +28,24 @@ _MAX_SERIALS = 100_000
 
 
 class ImageWorker:
-    """The thread owns the features. `max_bytes` limits those that are kept besides the ones of present requests."""
+    """The thread owns the features. `max_bytes` limits those that are kept besides the ones of present requests.
 
-    def __init__(self, encode: Encode, image_token: int, max_bytes: int) -> None:
+    `open_encoder` is called in the thread, whose priority its own threads inherit: passes of running answers go first.
+    Raises what it raises.
+    """
+
+    def __init__(self, open_encoder: Callable[[], Encode], image_token: int, max_bytes: int) -> None:
         # The token that the model has for all features of images.
         self.image_token = image_token
         # Images encoded up to now, without those whose features were kept.
         self.num_encoded = 0
-        self._encode = encode
         self._max_bytes = max_bytes
         self._kept: OrderedDict[str, EncodedImage] = OrderedDict()
         self._num_bytes = 0
         self._serials: OrderedDict[str, int] = OrderedDict()
         self._numbers = count()
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="images")
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="images", initializer=let_others_go_first)
+        self._encode = self._thread.submit(open_encoder).result()
 
     def submit(self, sequence: Sequence, done: Callable[[Encoded], None]) -> None:
         """Encode a sequence's images; `done` is called in the thread. A sequence that ends before is left out."""

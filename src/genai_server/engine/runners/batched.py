@@ -258,6 +258,8 @@ class BatchedRunner(Runner):
             self._run(on, layout, {BEST_LOGITS: best, BEST_TOKENS: tokens}, may_interrupt=may_interrupt)
             return [Scores(best[0, places], tokens[0, places.stop - 1]) for places in layout.logits]
         logits = self._logits(on, layout, may_interrupt=may_interrupt)
+        if self._embedder is not None:
+            logits[:, self._embedder.image_token] = -np.inf
         return [Scores(logits[places]) for places in layout.logits]
 
     def accept(self, sequence: int, tokens: Sequence[int]) -> None:
@@ -345,8 +347,6 @@ class BatchedRunner(Runner):
         if len(logits) < layout.num_logits:
             logits = np.empty((layout.num_logits, self.model.vocab_size), self._graph.logits_type)
         self._run(on, layout, {self._graph.logits: logits[np.newaxis]}, may_interrupt=may_interrupt)
-        if self._embedder is not None:
-            logits[:, self._embedder.image_token] = -np.inf
         return logits.astype(np.float32, copy=False)
 
     def _run(

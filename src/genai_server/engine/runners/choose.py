@@ -97,8 +97,12 @@ def _image_worker(spec: EngineSpec, model_dir: Path) -> ImageWorker | None:
     files = read_vision_files(model_dir)
     if files is None:
         return None
-    encoder = ImageEncoder(files, spec.settings.threads, reaching(spec.options, Reach.BATCHED))
-    return ImageWorker(encoder.encode, files.image_token, spec.settings.image_cache_bytes)
+    options = reaching(spec.options, Reach.BATCHED)
+    return ImageWorker(
+        lambda: ImageEncoder(files, spec.settings.threads, options).encode,
+        files.image_token,
+        spec.settings.image_cache_bytes,
+    )
 
 
 def _log_nodes(runner: Runner) -> None:
