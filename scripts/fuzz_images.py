@@ -23,7 +23,7 @@ from _models.table import table
 from genai_server.config.settings import Settings
 from genai_server.errors import InvalidField
 from genai_server.images.reader import Images, ImageSource
-from genai_server.images.vision_model import read_vision_model
+from genai_server.vision_model import read_vision_model
 
 _MODEL = Path(__file__).resolve().parents[1] / "tests" / "built_models" / "qwen-3-vl-images"
 _CLIENTS = 3

@@ -14,8 +14,9 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from _models.bench_shapes import SHAPES, BenchShape
+from _models.bench_shapes import IMAGE_TOKENS, SHAPES, BenchShape
 from _models.environment import ensure_environment
+from _models.vision_families import QWEN_MARKS, QWEN_TEMPLATE
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -51,12 +52,13 @@ def main() -> None:
     from _models.export import export
     from _models.tokenizer import pad_vocabulary, save_tokenizer, train_tokenizer
 
-    tokenizer = pad_vocabulary(train_tokenizer(_standard_library(), VOCABULARY), arguments.vocabulary)
+    shape = SHAPES[arguments.shape]
+    marks = QWEN_MARKS if shape.takes_images else ()
+    tokenizer = pad_vocabulary(train_tokenizer(_standard_library(), VOCABULARY, marks), arguments.vocabulary)
     with tempfile.TemporaryDirectory() as temporary:
         source = arguments.checkpoint or Path(temporary)
         source.mkdir(parents=True, exist_ok=True)
-        save_tokenizer(tokenizer, source, CHATML, CONTEXT)
-        shape = SHAPES[arguments.shape]
+        save_tokenizer(tokenizer, source, QWEN_TEMPLATE if shape.takes_images else CHATML, CONTEXT)
         random_model(tokenizer, shape, arguments.layers).save_pretrained(source)
         export(
             source,
@@ -65,6 +67,12 @@ def main() -> None:
             block_size=arguments.block_size,
             options=shape.options,
         )
+        if shape.takes_images:
+            from _models.bench_vision import write_bench_vision
+            from _models.vision_files import complete, qwen_layout
+
+            layout = qwen_layout("qwen3_vl", IMAGE_TOKENS, 64 * 64, 1024 * 1024)
+            complete(layout, source, arguments.out, write_bench_vision)
     print(f"wrote {arguments.out}")
 
 
@@ -114,7 +122,8 @@ def random_model(tokenizer: Tokenizer, shape: BenchShape, layers: int | None = N
         output[:, 0] = 0.0
         output[unreadable] = 0.0
         output[unreadable, 0] = -1000.0
-    return model.bfloat16()
+    # numpy, which reads the embeddings of a model for images, has no such type.
+    return model if shape.takes_images else model.bfloat16()
 
 
 if __name__ == "__main__":

@@ -120,7 +120,8 @@ def test_answers_are_those_of_the_library(served: Served) -> None:
     for content, answer in zip(CONTENTS, found, strict=True):
         # The library cannot read text alone where features are grouped by image, as in Gemma 3.
         if served.path.name != "gemma-3-images" or any(not isinstance(part, str) for part in content):
-            assert answer == by_library(served, content)
+            # An incomplete character at the end may be one mark or several.
+            assert answer.rstrip("\ufffd") == by_library(served, content).rstrip("\ufffd")
 
 
 def test_answers_in_company_are_those_given_alone(served: Served) -> None:

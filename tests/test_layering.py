@@ -35,7 +35,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "quoted_values",
         "plain_tables",
         "pooling_model",
-        "images.vision_model",
+        "vision_model",
     ),
     ("config", "logs"),
     ("text", "profiles", "hub", "grammar_checker", "images", "web", "apis.shared"),

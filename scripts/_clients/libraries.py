@@ -99,7 +99,7 @@ LIBRARIES = (
         "ai_sdk_pooled.mjs",
         model=Model.POOLED,
     ),
-    library("litellm", ("litellm", "mcp"), "litellm_completion.py", heading="litellm"),
+    library("litellm", ("litellm", "mcp"), "litellm_completion.py", heading="litellm", images=True),
     library("instructor", ("instructor", "anthropic"), "instructor_modes.py"),
     library("pydantic-ai", ("pydantic-ai-slim[openai]",), "pydantic_ai_agent.py", images=True),
     library("LangGraph", ("langgraph", "langchain-openai"), "langgraph_agent.py"),
@@ -121,6 +121,6 @@ LIBRARIES = (
         "ai_sdk.mjs",
         images=True,
     ),
-    library("`openai` (JavaScript)", ("openai", "zod"), "openai_sdk.mjs"),
-    library("`@anthropic-ai/sdk`", ("@anthropic-ai/sdk", "zod"), "anthropic_sdk.mjs"),
+    library("`openai` (JavaScript)", ("openai", "zod"), "openai_sdk.mjs", images=True),
+    library("`@anthropic-ai/sdk`", ("@anthropic-ai/sdk", "zod"), "anthropic_sdk.mjs", images=True),
 )

@@ -6,6 +6,6 @@ from .libraries import library
 
 OLLAMA = (
     library("`ollama` (Python)", ("ollama",), "ollama_sdk.py", heading="Ollama's clients", images=True),
-    library("`ollama` (JavaScript)", ("ollama", "zod"), "ollama_sdk.mjs"),
+    library("`ollama` (JavaScript)", ("ollama", "zod"), "ollama_sdk.mjs", images=True),
     library("LangChain with Ollama", ("langchain-ollama",), "langchain_ollama_models.py", images=True),
 )

@@ -21,6 +21,7 @@ class BenchShape:
     layer_types: tuple[str, ...] = ()
     options: tuple[str, ...] = ()
     outer: dict[str, Any] | None = None
+    takes_images: bool = False
 
     def text_settings(self, layers: int | None) -> dict[str, Any]:
         """The settings, with another number of layers if it is given."""
@@ -31,6 +32,8 @@ class BenchShape:
         return settings
 
 
+# Behind the tokenizer's three others, in this order.
+IMAGE_TOKENS = {"vision_start_token_id": 3, "vision_end_token_id": 4, "image_token_id": 5, "video_token_id": 6}
 _LFM2: dict[str, Any] = {"conv_L_cache": 3, "norm_eps": 1e-5}
 
 SHAPES = {
@@ -95,6 +98,39 @@ SHAPES = {
                 "patch_size": 16,
             }
         },
+    ),
+    # Qwen 3-VL with the text part of Qwen 3 of 0.6 billion parameters, and a smaller vision part (bench_vision.py).
+    "qwen-3-vl": BenchShape(
+        "Qwen3VLConfig",
+        {
+            "hidden_size": 1024,
+            "num_hidden_layers": 28,
+            "intermediate_size": 3072,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 5_000_000.0,
+                "mrope_section": [24, 20, 20],
+                "mrope_interleaved": True,
+            },
+        },
+        options=("exclude_embeds=true",),
+        outer={
+            "vision_config": {
+                "depth": 1,
+                "hidden_size": 64,
+                "intermediate_size": 128,
+                "num_heads": 2,
+                "out_hidden_size": 1024,
+                "num_position_embeddings": 64,
+                "patch_size": 16,
+                "deepstack_visual_indexes": [0],
+            },
+            **IMAGE_TOKENS,
+        },
+        takes_images=True,
     ),
     # LFM2-8B-A1B: 32 experts, of which a token takes four.
     "moe": BenchShape(

@@ -81,7 +81,7 @@ _PLACED = """
     scale = Constant <value_float = {scale}> ()
 """
 
-_BLOCK = """
+BLOCK = """
     normed_{this} = LayerNormalization (x_{this}, {w}before_attention_weight, {w}before_attention_bias)
     qkv_product_{this} = MatMul (normed_{this}, {w}qkv_weight)
     qkv_{this} = Add (qkv_product_{this}, {w}qkv_bias)
@@ -134,7 +134,7 @@ def write_tower(path: Path, tower: Tower) -> None:
     head = WIDTH // HEADS
     text += _PLACED.format(content=f"active_{count}", width=WIDTH, heads=HEADS, head=head, scale=head**-0.5)
     for number in range(len(tower.blocks)):
-        text += _BLOCK.format(this=number, after=number + 1, w=f"blocks_{number}_")
+        text += BLOCK.format(this=number, after=number + 1, w=f"blocks_{number}_")
     write_graph(path, text + _END.format(last=len(tower.blocks)), weights, half=True)
 
 

@@ -186,7 +186,6 @@ TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "
     "message",
     [
         {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
-        {"role": "user", "content": [{"type": "text", "text": "a", "prompt_cache_breakpoint": {"mode": "explicit"}}]},
         {"role": "developer", "content": "x", "name": "Ann"},
         {"role": "assistant", "content": "x", "reasoning_content": "y", "refusal": None},
         {"role": "assistant", "content": "x", "provider_specific_fields": {"refusal": None}},
@@ -201,6 +200,17 @@ def test_messages_of_every_kind_are_accepted(message: dict[str, Any]) -> None:
     assert "provider_specific_fields" not in given
 
 
+def test_a_template_gets_images_without_their_data() -> None:
+    mark = {"prompt_cache_breakpoint": {"mode": "explicit"}}
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA==", "detail": "low"}}
+    message = {"role": "user", "content": [{"type": "text", "text": "a", **mark}, {**image, **mark}]}
+    (given,) = ChatRequest.model_validate({"messages": [message]}).messages
+    assert given.for_template()["content"] == [{"type": "text", "text": "a"}, {"type": "image"}]
+    assert [(index, found.url, found.detail) for index, found in given.images] == [
+        (1, "data:image/png;base64,AA==", "low")
+    ]
+
+
 @pytest.mark.parametrize(
     "message",
     [
@@ -208,7 +218,10 @@ def test_messages_of_every_kind_are_accepted(message: dict[str, Any]) -> None:
         {"role": "user", "content": None},
         {"role": "user", "content": 5},
         {"role": "user", "content": "a\ud800b"},
-        {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]},
+        {"role": "user", "content": [{"type": "image_url", "image_url": "x"}]},
+        {"role": "user", "content": [{"type": "image_url", "image_url": {"url": ""}}]},
+        {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x", "detail": "most"}}]},
+        {"role": "user", "content": [{"type": "input_audio"}]},
         {"role": "user", "content": "x", "tool_call_id": "1"},
         {"role": "user", "content": "x", "tool_calls": []},
         {"role": "assistant"},

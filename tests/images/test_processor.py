@@ -11,7 +11,7 @@ from onnx import TensorProto
 
 from genai_server.images.decoding import UnusableImage, png
 from genai_server.images.processor import ImageProcessor, ProcessedImage
-from genai_server.images.vision_model import read_vision_model
+from genai_server.vision_model import read_vision_model
 from tests.images.pictures import picture
 from tests.images.processor_configs import PROCESSORS
 from tests.images.vision_directory import IDS, make_vision_directory

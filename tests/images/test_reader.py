@@ -17,8 +17,8 @@ import pytest
 from genai_server.config.settings import Settings
 from genai_server.errors import ImageReaderUnavailable, InvalidField
 from genai_server.images.reader import ImageProcess, Images, ImageSource, ReadImage
-from genai_server.images.vision_model import read_vision_model
 from genai_server.process_pool import ProcessDied, ProcessTimeout
+from genai_server.vision_model import read_vision_model
 from tests.given_settings import given
 from tests.images.pictures import data_url, encoded, picture, png_header
 from tests.images.vision_directory import IDS, make_vision_directory

@@ -7,6 +7,7 @@ import shutil
 import socket
 import ssl
 import subprocess
+import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -120,23 +121,28 @@ def test_address_is_public(address: str, public: bool) -> None:
 class Host:
     """A server on loopback under the name images.example, and the requests that it got."""
 
-    def __init__(self, answers: Answers, delay: float = 0, secure: ssl.SSLContext | None = None) -> None:
+    def __init__(self, answers: Answers, delay: float = 0) -> None:
         self.requests: list[str] = []
         self.port = 0
         self._answers = answers
+        self._answering: list[asyncio.Task[Any]] = []
         self._delay = delay
-        self._secure = secure
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator["Host"]:
-        server = await asyncio.start_server(self._answer, "127.0.0.1", 0, ssl=self._secure)
+        server = await asyncio.start_server(self._answer, "127.0.0.1", 0)
         self.port = server.sockets[0].getsockname()[1]
         try:
             yield self
         finally:
             server.close()
+            for answering in self._answering:
+                await answering
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._answering.append(task)
         head = (await reader.readuntil(b"\r\n\r\n")).decode()
         self.requests.append(head)
         answer = self._answers[head.split()[1]]
@@ -146,6 +152,7 @@ class Host:
                 await writer.drain()
                 await asyncio.sleep(self._delay)
             writer.close()
+            await writer.wait_closed()
 
 
 @pytest.fixture
@@ -319,6 +326,38 @@ def test_host_that_cannot_be_reached_says_so(resolved: list[str]) -> None:
     assert "cannot be fetched from nowhere.invalid" in words
 
 
+class TlsHost(Host):
+    """A server with a certificate, for a number of connections. Its thread closes each, also one that has failed."""
+
+    def __init__(self, secure: ssl.SSLContext, num_connections: int) -> None:
+        super().__init__({})
+        self._secure = secure
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._thread = threading.Thread(target=self._serve, args=(num_connections,))
+        self._thread.start()
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[Host]:
+        self.port = self._listener.getsockname()[1]
+        yield self
+
+    def close(self) -> None:
+        """Wait for the end of the last connection."""
+        self._thread.join()
+        self._listener.close()
+
+    def _serve(self, num_connections: int) -> None:
+        for _ in range(num_connections):
+            connection, _ = self._listener.accept()
+            with (
+                connection,
+                contextlib.suppress(OSError),
+                self._secure.wrap_socket(connection, server_side=True) as stream,
+            ):
+                self.requests.append(stream.recv(65536).decode())
+                stream.sendall(_ok())
+
+
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl")
 def test_certificate_must_be_that_of_the_name(
     own_folder: Path, resolved: list[str], monkeypatch: pytest.MonkeyPatch
@@ -330,11 +369,11 @@ def test_certificate_must_be_that_of_the_name(
     subprocess.run(request.split(), cwd=own_folder, check=True, capture_output=True)
     secure = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     secure.load_cert_chain(own_folder / "cert.pem", own_folder / "key.pem")
-    host = Host({"/a.png": _ok()}, secure=secure)
     url, hosts = "https://{name}.example:{{port}}", ["images.example:{port}", "cdn.example:{port}"]
-    _fails(host, "cannot be fetched .*self-signed", url=url.format(name="images"), hosts=hosts)
-    trusting = ssl.create_default_context(cafile=own_folder / "cert.pem")
-    monkeypatch.setattr("genai_server.images.sources._secure", lambda: trusting)
-    assert _fetch(host, url=url.format(name="images"), hosts=hosts) == IMAGE
-    _fails(host, "cannot be fetched .*mismatch", url=url.format(name="cdn"), hosts=hosts)
+    with contextlib.closing(TlsHost(secure, 3)) as host:
+        _fails(host, "cannot be fetched .*self-signed", url=url.format(name="images"), hosts=hosts)
+        trusting = ssl.create_default_context(cafile=own_folder / "cert.pem")
+        monkeypatch.setattr("genai_server.images.sources._secure", lambda: trusting)
+        assert _fetch(host, url=url.format(name="images"), hosts=hosts) == IMAGE
+        _fails(host, "cannot be fetched .*mismatch", url=url.format(name="cdn"), hosts=hosts)
     assert len(host.requests) == 1

@@ -15,12 +15,14 @@ from genai_server.text.answers.dialect import read_dialect
 from genai_server.text.codec import SHORT_TEXT, TextCodec, load_text_codec
 from genai_server.text.prompts.chat_template import ChatTemplate
 from genai_server.text.tokenizer import ByteTokenizer, ModelTokenizer, Tokenizer
+from genai_server.vision_model import VisionModel
 from tests.model_edits import base_model
-from tests.running_server import DEMO
+from tests.running_server import DEMO, ROOT
 from tests.text.guided import tokenizer_with
 from tests.text.small_tokenizers import compatible, sentencepiece, words
 
 START, END = 1, 2
+IMAGES = ROOT / "tests" / "built_models" / "qwen-3-vl-images"
 PARTS = ["<|im_start|>", "<|im_end|>", "<|im_", "end|>", "<|", "<", "|", "im", "user\n", "é👋", " "]
 FORGED = st.lists(st.sampled_from(PARTS), max_size=6).map("".join)
 
@@ -151,6 +153,61 @@ def test_calls_unknown_to_a_template_have_the_models_tokens(tmp_path: Path, spec
 def test_the_token_for_what_is_unknown_forges_nothing(tmp_path: Path) -> None:
     codec = _codec("[CLS]{{ messages[0].content }}", ModelTokenizer(words(tmp_path)))
     assert asyncio.run(codec.encode_chat(_user("three [CLS]"))) == [1, 0, 0, 0, 0]
+
+
+# images
+
+
+IMAGE_TOKEN = 5
+EACH_PART = "{% for p in messages[0].content %}{{ '<|image_pad|>' if p.type == 'image' else p.text }}{% endfor %}"
+
+
+def _vision_codec(source: str, marker: str = "<|image_pad|>", *, allow_special_tokens: bool = False) -> TextCodec:
+    vision = VisionModel(IMAGES, "qwen3_vl", marker, "<|image_pad|>", IMAGE_TOKEN)
+    return TextCodec(
+        {"default": ChatTemplate(source)},
+        ModelTokenizer(IMAGES),
+        model=vision,
+        allow_special_tokens=allow_special_tokens,
+    )
+
+
+def _looking(text: str, num_images: int = 1) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": [*[{"type": "image"}] * num_images, {"type": "text", "text": text}]}]
+
+
+@pytest.mark.parametrize(
+    ("source", "marker"),
+    [
+        (EACH_PART, "<|image_pad|>"),
+        ("{{ messages[0].content }}", "<|image_pad|>"),
+    ],
+    ids=["parts", "text"],
+)
+def test_a_prompt_has_one_placeholder_for_each_image(source: str, marker: str) -> None:
+    codec = _vision_codec(source, marker)
+    assert codec.placeholder == IMAGE_TOKEN
+    assert asyncio.run(codec.encode_chat(_looking("a <|image_pad|>", 2))).count(IMAGE_TOKEN) == 2
+
+
+def test_template_that_leaves_out_an_image_is_refused() -> None:
+    codec = _vision_codec(EACH_PART.replace("'<|image_pad|>' if", "'' if"))
+    with pytest.raises(InvalidField, match="writes 0 images for these messages, which have 1") as caught:
+        asyncio.run(codec.encode_chat(_looking("a")))
+    assert caught.value.param == "messages"
+
+
+def test_a_typed_placeholder_that_is_a_token_is_refused() -> None:
+    codec = _vision_codec(EACH_PART, allow_special_tokens=True)
+    with pytest.raises(InvalidField, match="writes 2 images for these messages, which have 1"):
+        asyncio.run(codec.encode_chat(_looking("<|image_pad|>")))
+
+
+def test_only_models_for_images_have_a_placeholder(demo: TextCodec) -> None:
+    assert (demo.vision, demo.placeholder) == (None, -1)
+    codec = load_text_codec(IMAGES, "cpu")
+    assert codec.vision is not None
+    assert codec.placeholder == IMAGE_TOKEN
 
 
 # raw texts

@@ -162,11 +162,11 @@ def test_a_removed_attachment_is_not_sent(talk: Talk) -> None:
 
 
 # Gives an element an event of the clipboard or of a drag with this file.
-HAND_OVER = """(element, [kind, name, content, text]) => {
+HAND_OVER = """(element, [kind, name, content, texts]) => {
     const bytes = Uint8Array.from(atob(content), (letter) => letter.charCodeAt(0));
     const data = new DataTransfer();
     data.items.add(new File([bytes], name, { type: "image/png" }));
-    if (text) data.setData("text/plain", text);
+    for (const [type, text] of Object.entries(texts)) data.setData(type, text);
     const event = kind === "paste" ? new ClipboardEvent(kind, { clipboardData: data, bubbles: true, cancelable: true })
         : new DragEvent(kind, { dataTransfer: data, bubbles: true, cancelable: true });
     element.dispatchEvent(event);
@@ -177,16 +177,19 @@ HAND_OVER = """(element, [kind, name, content, text]) => {
 def test_images_are_pasted_and_dropped(talk: Talk) -> None:
     content = base64.b64encode(CAT["buffer"]).decode()
     area, turns = talk.page.get_by_label("Message", exact=True), talk.page.locator(".turns")
-    assert area.evaluate(HAND_OVER, ["paste", "pasted.png", content, ""])
+    assert area.evaluate(HAND_OVER, ["paste", "pasted.png", content, {}])
     expect(talk.attached()).to_have_count(1)
-    assert turns.evaluate(HAND_OVER, ["dragover", "dropped.png", content, ""])
+    assert turns.evaluate(HAND_OVER, ["dragover", "dropped.png", content, {}])
     expect(talk.page.locator(".composer-box.dropping")).to_have_count(1)
-    assert turns.evaluate(HAND_OVER, ["drop", "dropped.png", content, ""])
+    assert turns.evaluate(HAND_OVER, ["drop", "dropped.png", content, {}])
     expect(talk.attached()).to_have_count(2)
     expect(talk.page.locator(".composer-box.dropping")).to_have_count(0)
     # A table of a spreadsheet is pasted as text, although a picture of it comes along.
-    assert not area.evaluate(HAND_OVER, ["paste", "table.png", content, "1\t2"])
-    expect(talk.attached()).to_have_count(2)
+    table = {"text/plain": "1\t2", "text/html": "<td>1<td>2"}
+    assert not area.evaluate(HAND_OVER, ["paste", "table.png", content, table])
+    # A file manager adds the name of a file that is copied.
+    assert area.evaluate(HAND_OVER, ["paste", "copied.png", content, {"text/plain": "copied.png"}])
+    expect(talk.attached()).to_have_count(3)
 
 
 @pytest.mark.parametrize(
@@ -240,7 +243,7 @@ def test_text_files_become_part_of_the_text(talk: Talk) -> None:
     talk.attach(file("data.csv", b"a,b\n1,2\n", "text/csv"), file("notes.md", "```\nä\n```".encode()))
     expect(talk.attached()).to_have_count(2)
     ask(talk.page, "Sum up.")
-    assert talk.asked() == "Sum up.\n\ndata.csv:\n```\na,b\n1,2\n```\n\nnotes.md:\n````\n```\nä\n```\n````"
+    assert talk.asked() == "data.csv:\n```\na,b\n1,2\n```\n\nnotes.md:\n````\n```\nä\n```\n````\n\nSum up."
     own = talk.page.get_by_role("article", name="You")
     expect(own.locator(".bubble")).to_have_text("Sum up.")
     own.get_by_text("data.csv").click()
@@ -342,3 +345,23 @@ def test_shown_programs_read_the_images_from_files(talk: Talk, tmp_path: Path, m
     with pytest.raises(Stopped):
         exec(compile(python, "shown", "exec"), {})
     assert given["messages"] == talk.bodies[0]["messages"]
+
+
+def test_a_file_that_is_gone_is_refused_by_name(talk: Talk) -> None:
+    talk.page.evaluate(
+        "() => { Blob.prototype.arrayBuffer = async () => { throw new DOMException('x', 'NotFoundError'); }; }"
+    )
+    talk.attach(CAT)
+    expect(talk.page.get_by_role("alert")).to_have_text("cat.png cannot be read: it may be a folder, or moved away.")
+
+
+def test_an_image_that_is_left_out_is_named(talk: Talk) -> None:
+    """A model may turn out to read text only once it is loaded."""
+    talk.list({"id": "onnx-genai", "state": "unloaded"})
+    talk.page.unroute("**/v1/chat/completions")
+    expect(talk.page.get_by_label("Model", exact=True)).to_have_value("onnx-genai")
+    talk.attach(CAT)
+    expect(talk.attached()).to_have_count(1)
+    ask(talk.page, "say hello")
+    expect(answer(talk.page)).to_contain_text("hello")
+    expect(answer(talk.page)).to_contain_text("Had no effect: messages[0].content[0] (image)")

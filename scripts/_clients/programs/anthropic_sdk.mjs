@@ -2,9 +2,13 @@
 import Anthropic from "@anthropic-ai/sdk";
 import { betaTool } from "@anthropic-ai/sdk/helpers/beta/json-schema";
 import { zodOutputFormat } from "@anthropic-ai/sdk/helpers/zod";
-import { ANSWER, ASK_FOR_WEATHER, City, MODEL, PARAMETERS, PARIS, URL, WEATHER, equal, getWeather, run } from "./checks.mjs";
+import {
+  ANSWER, ASK_FOR_WEATHER, City, IMAGES_MODEL, IMAGES_URL, MODEL, PARAMETERS, PARIS, PICTURE, PICTURE_TOKENS, URL, WEATHER,
+  WHAT, equal, getWeather, run,
+} from "./checks.mjs";
 
 const client = new Anthropic({ baseURL: URL, apiKey: "none", maxRetries: 0 });
+const pictured = new Anthropic({ baseURL: IMAGES_URL, apiKey: "none", maxRetries: 0 });
 const ask = (content) => ({ model: MODEL, max_tokens: 200, messages: [{ role: "user", content }] });
 
 await run({
@@ -26,5 +30,13 @@ await run({
   async "count tokens"() {
     const { model, messages } = ask("say hello");
     equal((await client.messages.countTokens({ model, messages })).input_tokens > 0, true);
+  },
+  async "an image"() {
+    const tokens = async (...images) => {
+      const messages = [{ role: "user", content: [...images, { type: "text", text: WHAT }] }];
+      return (await pictured.messages.countTokens({ model: IMAGES_MODEL, messages })).input_tokens;
+    };
+    const image = { type: "image", source: { type: "base64", media_type: "image/png", data: PICTURE } };
+    equal((await tokens(image)) - (await tokens()), PICTURE_TOKENS);
   },
 });

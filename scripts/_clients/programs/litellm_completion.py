@@ -3,12 +3,19 @@
 import json
 from typing import Any
 
+import litellm
+
 from _clients.programs.checks import (
     ANSWER,
     ASK_FOR_WEATHER,
+    IMAGES_MODEL,
+    IMAGES_URL,
     PARAMETERS,
     PARIS,
+    PICTURE,
+    PICTURE_TOKENS,
     WEATHER,
+    WHAT,
     City,
     check,
     equal,
@@ -50,6 +57,20 @@ def _tools() -> None:
     result = get_weather(**json.loads(made.function.arguments))
     messages += [message, {"role": "tool", "tool_call_id": made.id, "content": result}]
     equal(WEATHER in completion(messages=messages, tools=tools).choices[0].message.content, True)
+
+
+@check("an image over chat completions and messages")
+def _image() -> None:
+    image = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{PICTURE}"}}
+    for provider, url in (("openai", f"{IMAGES_URL}/v1"), ("anthropic", IMAGES_URL)):
+
+        def tokens(*images: Any, provider: str = provider, url: str = url) -> int:
+            messages = [{"role": "user", "content": [*images, {"type": "text", "text": WHAT}]}]
+            model = f"{provider}/{IMAGES_MODEL}"
+            usage = litellm.completion(model, messages, api_base=url, api_key="none", max_tokens=4).usage
+            return int(usage.prompt_tokens)
+
+        equal(tokens(image) - tokens(), PICTURE_TOKENS)
 
 
 run()

@@ -1,9 +1,13 @@
 // Ollama's JavaScript client.
 import { Ollama } from "ollama";
 import { z } from "zod";
-import { ANSWER, ASK_FOR_WEATHER, City, MODEL, PARAMETERS, PARIS, URL, WEATHER, equal, getWeather, run } from "./checks.mjs";
+import {
+  ANSWER, ASK_FOR_WEATHER, City, IMAGES_MODEL, IMAGES_URL, MODEL, PARAMETERS, PARIS, PICTURE, PICTURE_TOKENS, URL, WEATHER,
+  WHAT, equal, getWeather, run,
+} from "./checks.mjs";
 
 const client = new Ollama({ host: URL });
+const pictured = new Ollama({ host: IMAGES_URL });
 const ask = (content) => ({ model: MODEL, messages: [{ role: "user", content }] });
 const tool = { type: "function", function: { name: "get_weather", description: "Get the weather.", parameters: PARAMETERS } };
 
@@ -40,6 +44,13 @@ await run({
     equal((await client.list()).models.map((each) => each.model), [`${MODEL}:latest`]);
     equal((await client.show({ model: MODEL })).capabilities.includes("completion"), true);
     equal((await client.ps()).models.length, 1);
+  },
+  async "an image"() {
+    const tokens = async (...images) => {
+      const messages = [{ role: "user", content: WHAT, images }];
+      return (await pictured.chat({ model: IMAGES_MODEL, messages, options: { num_predict: 4 } })).prompt_eval_count;
+    };
+    equal((await tokens(Buffer.from(PICTURE, "base64"))) - (await tokens()), PICTURE_TOKENS);
   },
   async abort() {
     const stream = await client.chat({ ...ask("delay 0.05; count 500"), stream: true });

@@ -1,9 +1,13 @@
 // OpenAI's JavaScript SDK.
 import OpenAI from "openai";
 import { zodResponseFormat, zodTextFormat } from "openai/helpers/zod";
-import { ANSWER, ASK_FOR_WEATHER, City, MODEL, PARAMETERS, PARIS, URL, WEATHER, collect, equal, getWeather, run } from "./checks.mjs";
+import {
+  ANSWER, ASK_FOR_WEATHER, City, IMAGES_MODEL, IMAGES_URL, MODEL, PARAMETERS, PARIS, PICTURE, PICTURE_TOKENS, URL, WEATHER,
+  WHAT, collect, equal, getWeather, run,
+} from "./checks.mjs";
 
 const client = new OpenAI({ baseURL: `${URL}/v1`, apiKey: "none", maxRetries: 0 });
+const pictured = new OpenAI({ baseURL: `${IMAGES_URL}/v1`, apiKey: "none", maxRetries: 0 });
 const ask = (content) => ({ model: MODEL, messages: [{ role: "user", content }] });
 
 await run({
@@ -38,5 +42,13 @@ await run({
   async "parse of responses"() {
     const text = { format: zodTextFormat(City, "city") };
     equal((await client.responses.parse({ model: MODEL, input: ANSWER, text })).output_parsed, PARIS);
+  },
+  async "an image"() {
+    const tokens = async (...images) => {
+      const messages = [{ role: "user", content: [...images, { type: "text", text: WHAT }] }];
+      return (await pictured.chat.completions.create({ model: IMAGES_MODEL, messages, max_tokens: 4 })).usage.prompt_tokens;
+    };
+    const image = { type: "image_url", image_url: { url: `data:image/png;base64,${PICTURE}` } };
+    equal((await tokens(image)) - (await tokens()), PICTURE_TOKENS);
   },
 });

@@ -58,9 +58,9 @@ from genai_server.http.rate_limit import RateLimits
 from genai_server.http.request_state import request_state
 from genai_server.http.telemetry.request_record import Observer
 from genai_server.images.reader import Images
-from genai_server.images.vision_model import any_takes_images
 from genai_server.process_memory import rare_full_collections
 from genai_server.timing import Clock, request_clock
+from genai_server.vision_model import any_takes_images
 from genai_server.web.files import API_DOCS, PAGE
 
 

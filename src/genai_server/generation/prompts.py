@@ -70,14 +70,19 @@ async def encode_prompts(
         if isinstance(given, str):
             given = await codec.encode_text(given, add_special=body.add_special_tokens is not False)
             await asyncio.sleep(0)  # many short prompts together take long
-        if codec.vision is not None and codec.vision.image_token_id in given:
-            raise InvalidField(
-                f"prompt must not have token {codec.vision.image_token_id}, which stands for images: send images in "
-                "messages to /v1/chat/completions",
-                param="prompt",
-            )
+        if codec.vision is not None:
+            _check_that_no_token_is_of_images(given, (codec.vision.image_token_id, codec.placeholder))
         encoded.append(EncodedPrompt(given))
     return encoded
+
+
+def _check_that_no_token_is_of_images(prompt: Sequence[int], tokens: Sequence[int]) -> None:
+    if found := [token for token in tokens if token in prompt]:
+        raise InvalidField(
+            f"prompt must not have token {found[0]}, which stands for images: send images in messages to "
+            "/v1/chat/completions",
+            param="prompt",
+        )
 
 
 async def encode_chat(services: Services, body: ChatParameters, codec: TextCodec, leniency: Leniency) -> EncodedPrompt:

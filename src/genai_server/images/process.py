@@ -23,8 +23,8 @@ from genai_server.child_process import ignore_group_signals, limit_memory, priva
 from genai_server.errors import in_one_line
 from genai_server.images.decoding import UnusableImage, decode, png
 from genai_server.images.processor import ImageProcessor
-from genai_server.images.vision_model import read_vision_model
 from genai_server.process_memory import release_large_blocks_at_once, share_heaps
+from genai_server.vision_model import read_vision_model
 
 # Maximum bytes in addition to the process's memory at its start: for anything, and for each pixel that an image may
 # have. Decoding, resizing and preparing the largest image takes about half of that.

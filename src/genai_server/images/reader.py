@@ -20,8 +20,8 @@ from genai_server.config.settings import Settings
 from genai_server.errors import ImageReaderUnavailable, InvalidField
 from genai_server.images.image_files import ImageFiles, ReadImage
 from genai_server.images.sources import SourceLimits, is_data_url, is_public, load_image
-from genai_server.images.vision_model import VisionModel
 from genai_server.process_pool import ProcessDied, ProcessPool, ProcessTimeout, WorkerProcess
+from genai_server.vision_model import VisionModel
 
 __all__ = ["ImageReader", "ImageSource", "Images", "ReadImage"]
 

@@ -9,12 +9,12 @@ from pathlib import Path
 import msgspec
 
 from genai_server.errors import InvalidField, ModelDirectoryError, ModelNotFound, in_one_line
-from genai_server.images.vision_model import read_vision_model
 from genai_server.messages.generation_request import Adapter
 from genai_server.messages.status_file import EngineState, EngineStatus, ModelState, ModelStatus
 from genai_server.pooling_model import task_of
 from genai_server.quoted_values import quoted
 from genai_server.supervisor.engine_watch import EngineWatch
+from genai_server.vision_model import read_vision_model
 
 log = logging.getLogger(__name__)
 # Seconds without requests before an unloading model ends, because an API process may have sent one before it read the

@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 
 from genai_server.config.environment import limit_tokenizer_threads
 from genai_server.errors import InvalidField
-from genai_server.images.vision_model import VisionModel, read_vision_model
 from genai_server.pooling_model import PoolingModel, Task, read_pooling_model
 from genai_server.text.answers.dialect import AUTOMATIC, PLAIN, Dialect, read_dialect
 from genai_server.text.grammars.grammar import find_opaque_tokens
@@ -25,6 +24,7 @@ from genai_server.text.prompts.template_files import (
     load_special_tokens,
 )
 from genai_server.text.tokenizer import FILE, ByteTokenizer, ModelTokenizer, Tokenizer
+from genai_server.vision_model import VisionModel, read_vision_model
 
 # Prompts up to this number of characters and messages are rendered and encoded in a few milliseconds.
 SHORT_TEXT = 8_000

@@ -114,7 +114,7 @@ TOOLS: Any = [
         ({"max_tokens": 5, "max_completion_tokens": 5}, "max_tokens"),
         ({"logit_bias": {"x": 1}}, "logit_bias"),
         ({"top_logprobs": 2}, "top_logprobs"),
-        ({"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]}, "messages[0].content[0].type"),
+        ({"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]}, "messages[0].content[0]"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].tool_call_id"),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
         ({"stream_options": {"include": True}}, "stream_options.include"),

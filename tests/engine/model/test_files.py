@@ -399,7 +399,11 @@ def test_a_model_with_an_encoder_is_refused(tmp_path: Path) -> None:
         check_model_directory(directory)
 
 
-_GRAPHS_FOR_IMAGES = {"vision": {"filename": "vision.onnx"}, "embedding": {"filename": "embedding.onnx"}}
+_GRAPHS_FOR_IMAGES = {
+    "vision": {"filename": "vision.onnx"},
+    "embedding": {"filename": "embedding.onnx"},
+    "image_token_id": 5,
+}
 
 
 @pytest.mark.parametrize(
@@ -412,6 +416,7 @@ _GRAPHS_FOR_IMAGES = {"vision": {"filename": "vision.onnx"}, "embedding": {"file
         ({"type": "phi4mm", "speech": {}}, TEXT_ONLY),
         ({"type": "qwen3_vl", **_GRAPHS_FOR_IMAGES}, ""),
         ({"type": "phi4mm", "speech": {}, **_GRAPHS_FOR_IMAGES}, NO_SOUND),
+        ({"type": "phi3v", **_GRAPHS_FOR_IMAGES}, TEXT_ONLY),
     ],
 )
 def test_what_is_left_out_follows_from_type_and_sections(tmp_path: Path, fields: dict[str, Any], message: str) -> None:
@@ -428,6 +433,14 @@ def test_a_missing_file_for_images_is_named(tmp_path: Path, name: str) -> None:
     assert check_model_directory(directory).vocab_size == 300
     (directory / name).unlink()
     assert f"is incomplete: {name} is missing" in _refusal(directory)
+
+
+def test_an_unknown_token_for_images_is_refused(tmp_path: Path) -> None:
+    directory = shutil.copytree(IMAGES, tmp_path / "model")
+    config = json.loads((directory / "genai_config.json").read_text(encoding="utf-8"))
+    config["model"]["image_token_id"] = -5
+    (directory / "genai_config.json").write_text(json.dumps(config), encoding="utf-8")
+    assert "wrong value for model.image_token_id: -5" in _refusal(directory)
 
 
 def test_the_processors_file_has_the_librarys_name_by_default(tmp_path: Path) -> None:

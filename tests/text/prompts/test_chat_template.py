@@ -163,3 +163,8 @@ def test_a_template_mentions_what_stands_in_it() -> None:
 def test_template_shows_where_it_reads_tools(source: str, takes: bool, of_messages: bool) -> None:
     template = ChatTemplate(source)
     assert (template.takes_tools, template.reads_tools_of_messages) == (takes, of_messages)
+
+
+def test_constants_include_those_of_lists() -> None:
+    template = ChatTemplate("{% if kind in ['image', 'image_url'] %}{{ '[IMG]' }}{% endif %}tail")
+    assert template.constants == {"image", "image_url", "[IMG]", "tail"}

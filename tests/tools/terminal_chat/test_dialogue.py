@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.running_server import clean_environment, run_command
+from tests.running_server import RunningServer, clean_environment, run_command
 
 PNG = b"\x89PNG\r\n\x1a\n rest"
 PART = {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{base64.b64encode(PNG).decode()}"}}
@@ -134,3 +134,13 @@ def test_a_refused_image_is_reported_and_leaves_the_history(server: Server, pict
     assert status == 0
     assert "error: 400: messages[0].content[0]: no image" in errors
     assert server.asked[1] == [{"role": "user", "content": "Hello!"}]
+
+
+def test_an_image_that_is_left_out_is_named(scripted: RunningServer, tmp_path: Path) -> None:
+    """A saved chat may have images that its next model does not read."""
+    saved = tmp_path / "chat.json"
+    saved.write_text(
+        json.dumps({"messages": [{"role": "user", "content": [PART, {"type": "text", "text": "say hi"}]}]})
+    )
+    done = run_command("chat", scripted.url, environment=clean_environment(), said=f"/load {saved}\n/retry\n")
+    assert "[had no effect: messages[0].content[0] (image)]" in done.stdout.splitlines()

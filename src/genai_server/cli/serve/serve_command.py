@@ -29,9 +29,9 @@ from genai_server.cli.serve.welcome import welcome
 from genai_server.config.environment import export_engines, export_settings
 from genai_server.config.settings import Settings
 from genai_server.config.sources import add_options, load_settings, unknown_variables
-from genai_server.images.vision_model import any_takes_images
 from genai_server.logs import configure_logging
 from genai_server.supervisor.supervisor import Supervisor
+from genai_server.vision_model import any_takes_images
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp

@@ -19,6 +19,7 @@ from genai_server.pooling_model import (
 )
 from genai_server.profile_plan import PREFIX
 from genai_server.quoted_values import quoted
+from genai_server.vision_model import read_vision_model
 
 CONFIG = "genai_config.json"
 TOKENIZER = "tokenizer.json"
@@ -39,7 +40,7 @@ _VISION, _SPEECH = "vision", "speech"
 # Keys of the configuration whose values are files that onnxruntime-genai reads.
 _FILE_KEYS = ("filename", "config_filename", "adapter_filename")
 # How images are prepared, unless the configuration names another file.
-PROCESSOR = "processor_config.json"
+_PROCESSOR = "processor_config.json"
 _MORE_TEMPLATES = "additional_chat_templates/*.jinja"
 # Matches names of settings whose values are files or folders, such as filename, or ONNX Runtime's ep.context_file_path.
 _FILE = re.compile(r"(?<!pro)file|path|folder|director|(^|[._])dir($|[._])")
@@ -86,6 +87,7 @@ def check_model_directory(directory: Path) -> ModelInfo:
         _check_external_files(directory, name)
     _check_templates(directory)
     _read_json(directory / TOKENIZER_CONFIG)
+    read_vision_model(directory)
     return info
 
 
@@ -144,7 +146,7 @@ def what_is_left_out(directory: Path) -> str:
         return ""
     model = read_config(directory)["model"]
     kind = str(model.get("type", ""))
-    if _takes_images(model):
+    if read_vision_model(directory) is not None:
         return NO_SOUND if _SPEECH in model else ""
     is_part = kind.endswith(_TEXT_PART) and kind != _WHOLE
     return TEXT_ONLY if is_part or _VISION in model or _SPEECH in model else ""
@@ -162,14 +164,10 @@ def named_files(config: Any) -> list[str]:
         elif isinstance(value, list):
             waiting += value
     model = config.get("model")
-    if isinstance(model, dict) and _takes_images(model) and "config_filename" not in model[_VISION]:
-        found[PROCESSOR] = None
+    vision = model.get(_VISION) if isinstance(model, dict) else None
+    if isinstance(vision, dict) and vision.get("filename") and "config_filename" not in vision:
+        found[_PROCESSOR] = None
     return list(found)
-
-
-def _takes_images(model: dict[str, Any]) -> bool:
-    parts = [model.get(name) for name in (_VISION, "embedding")]
-    return all(isinstance(part, dict) and bool(part.get("filename")) for part in parts)
 
 
 def remedy(name: str) -> str:

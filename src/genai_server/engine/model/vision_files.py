@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from genai_server.engine.model.files import read_config
-from genai_server.images.vision_model import read_vision_model
+from genai_server.vision_model import read_vision_model
 
 # The library's default.
 _MERGE_SIZE = 2

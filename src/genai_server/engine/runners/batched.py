@@ -247,14 +247,15 @@ class BatchedRunner(Runner):
     def _scores(
         self, layout: Layout, on: DecoderSession, reads: Sequence[Read], *, may_interrupt: bool
     ) -> list[Scores]:
-        """Run a pass. A device returns only the best logits if every sequence chooses among those."""
+        """Run a pass. A device returns only the best logits if every sequence chooses among those.
+
+        Of a model that takes images it returns all, because one of the best could be an image token.
+        """
         choices = (num_choices(read.sequence) for read in reads)
-        if on.offers_best and all(0 < number <= NUM_BEST for number in choices):
+        if on.offers_best and self._embedder is None and all(0 < number <= NUM_BEST for number in choices):
             shape = (1, layout.num_logits, NUM_BEST)
             best, tokens = np.empty(shape, np.float32), np.empty(shape, np.int64)
             self._run(on, layout, {BEST_LOGITS: best, BEST_TOKENS: tokens}, may_interrupt=may_interrupt)
-            if self._embedder is not None:
-                best[tokens == self._embedder.image_token] = -np.inf
             return [Scores(best[0, places], tokens[0, places.stop - 1]) for places in layout.logits]
         logits = self._logits(on, layout, may_interrupt=may_interrupt)
         return [Scores(logits[places]) for places in layout.logits]

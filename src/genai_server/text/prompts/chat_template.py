@@ -57,11 +57,14 @@ class ChatTemplate:
         try:
             self._template = environment.from_string(source)
             syntax = environment.parse(source)
+            # Read before the variables, because finding these folds lists of constants.
+            texts = [node.value for node in syntax.find_all(Const)] + [
+                node.data for node in syntax.find_all(TemplateData)
+            ]
             # The names of all other variables read by the template.
             self.variables = _inputs(syntax) - {*environment.globals, *self._special_tokens}
         except Exception as error:  # for example, it may be nested too deeply for Python
             raise ModelDirectoryError(f"the model's chat template is not valid: {error}") from None
-        texts = [node.value for node in syntax.find_all(Const)] + [node.data for node in syntax.find_all(TemplateData)]
         # Whether the template reads tools from a message, as Phi-4-mini's does.
         self.reads_tools_of_messages = _reads_field(syntax, "tools")
         # All string constants and literal texts of the source.

@@ -115,6 +115,7 @@ class PromptWriter:
 
     def _covered(self, template: ChatTemplate, form: Sequence[Message]) -> list[dict[str, Any]]:
         covered = self._guard.cover_messages(form, "messages")
+        covered = [_with_types_of_parts(message, given) for message, given in zip(covered, form, strict=True)]
         if template.constants.isdisjoint(_IMAGE_PARTS):
             covered = [_with_image_marks(message) for message in covered]
         if self._tool_format is None or _knows_calls(template):
@@ -207,6 +208,17 @@ def _with_plain_fields(message: Message, place: str, knows_developer: bool) -> d
     if plain.get("role") == "developer" and not knows_developer:
         plain["role"] = "system"
     return plain
+
+
+def _with_types_of_parts(covered: dict[str, Any], given: Message) -> dict[str, Any]:
+    """A covered message with the types of its parts as templates know them, which are no texts of the request."""
+    if not isinstance(parts := given["content"], list):
+        return covered
+    types = [part["type"] for part in parts]
+    return {
+        **covered,
+        "content": [{**part, "type": type} for part, type in zip(covered["content"], types, strict=True)],
+    }
 
 
 def _with_image_marks(message: dict[str, Any]) -> dict[str, Any]:

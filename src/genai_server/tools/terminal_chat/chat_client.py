@@ -33,6 +33,8 @@ class Answer:
     last: float | None = None
     # Whether the server has counted the tokens.
     is_counted: bool = False
+    # Fields of the request that had no effect; "" for none.
+    ignored: str = ""
 
     def took(self) -> str:
         """The times in words."""
@@ -110,6 +112,7 @@ class ChatClient:
         body = {"model": model, "messages": messages, **streamed, **(parameters or {})}
         with closing(self._connect(_LONG)) as connection:
             response = self._response(connection, "POST", "/v1/chat/completions", json.dumps(body).encode())
+            answer.ignored = response.getheader("x-genai-ignored", "")
             for event in self._events(response):
                 if "error" in event:
                     raise ChatFailed(_message(event, "the server failed"))

@@ -182,6 +182,8 @@ class Dialogue:
             if answer.first is not None:
                 print()
                 show((f"[{answer.took()}]", "dim"))
+            if answer.ignored:
+                show((f"[had no effect: {answer.ignored}]", "dim"))
 
 
 @contextmanager

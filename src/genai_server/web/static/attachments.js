@@ -14,7 +14,9 @@ const MAX_TEXT_BYTES = 200_000;
 
 // A file as it goes with a message: {name, url} is an image, {name, text} a text. Throws Error with a sentence.
 export async function attachment(file) {
-  const head = await file.slice(0, HEAD_BYTES).arrayBuffer();
+  const head = await file.slice(0, HEAD_BYTES).arrayBuffer().catch(() => {
+    throw new Error(`${file.name} cannot be read: it may be a folder, or moved away.`);
+  });
   const type = imageType(head);
   if (type) return { name: file.name, url: await imageUrl(file, type) };
   const text = await textOf(file);
@@ -59,11 +61,11 @@ async function textOf(file) {
   }
 }
 
-// The content of a message with attachments, as the API takes it. Images come first, so that another question about
-// the same images has the same beginning of its prompt, which the server has cached.
+// The content of a message with attachments, as the API takes it. Images and files come first, so that another question
+// about the same ones has the same beginning of its prompt, which the server has cached.
 export function contentOf(text, attachments = []) {
   const images = attachments.filter(({ url }) => url).map(({ url }) => ({ type: "image_url", image_url: { url } }));
-  const whole = [text, ...attachments.filter((each) => !each.url).map(fenced)].filter((each) => each.trim()).join("\n\n");
+  const whole = [...attachments.filter((each) => !each.url).map(fenced), text].filter((each) => each.trim()).join("\n\n");
   if (!images.length) return whole;
   return whole ? [...images, { type: "text", text: whole }] : images;
 }

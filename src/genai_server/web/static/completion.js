@@ -12,7 +12,7 @@ export function streamed(body) {
 export function emptyAnswer() {
   return {
     role: "assistant", content: "", reasoning: "", calls: [], pieces: [], finish: null, usage: null, metrics: null,
-    progress: null, error: null, ttft: null,
+    progress: null, error: null, ttft: null, ignored: null,
   };
 }
 
@@ -21,6 +21,8 @@ export async function complete(body, turn, changed, signal) {
   const began = performance.now();
   try {
     const response = await call("v1/chat/completions", { method: "POST", body: streamed(body), signal });
+    // What of the request had no effect, such as images of earlier turns with a model that reads text only.
+    turn.ignored = response.headers.get("x-genai-ignored");
     for await (const chunk of events(response)) {
       add(turn, chunk, performance.now() - began);
       changed();

@@ -39,9 +39,9 @@ export function Composer({ isBusy, problem, onSend, onStop, chatId }) {
     }
   };
   const onPaste = (event) => {
-    const { files } = event.clipboardData;
-    // Office programs add a picture of the text that they copy.
-    if (!files.length || event.clipboardData.getData("text/plain")) return;
+    const { files, types } = event.clipboardData;
+    // Office programs add a picture of the formatted text that they copy, and file managers the name of a file.
+    if (!files.length || (types.includes("text/plain") && types.includes("text/html"))) return;
     event.preventDefault();
     attach(files);
   };

@@ -67,6 +67,7 @@ function AssistantTurn({ chat, turn, isLast, isBusy, isWriting, onInspect }) {
     ${isLast && !isWriting && turn.calls.length > 0 && turn.finish === "tool_calls"
       && html`<${Results} chat=${chat} turn=${turn} />`}
     ${isWriting && html`<${Progress} turn=${turn} />`}
+    ${turn.ignored && html`<p class="soft">Had no effect: ${turn.ignored}</p>`}
     ${turn.error && html`<p class="error" role="alert">${turn.error}</p>`}
     <div class="turn-tools">
       <${Branches} chat=${chat} turn=${turn} isBusy=${isBusy} />

@@ -95,11 +95,9 @@ def _token_id(path: Path, text: str) -> int:
 
 
 def _json(path: Path) -> dict[str, Any]:
-    """The object in a file; empty if there is no such file."""
+    """The object in a file; empty if there is no such file, or something else, which could block."""
     try:
-        found = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        return {}
+        found = json.loads(path.read_bytes()) if path.is_file() else {}
     except (OSError, ValueError) as error:
         raise ModelDirectoryError(f"{path} cannot be read as JSON: {error}") from None
     return found if isinstance(found, dict) else {}

@@ -1,16 +1,18 @@
 """What a model directory says about images."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from genai_server.errors import ModelDirectoryError
-from genai_server.images.vision_model import VisionModel, any_takes_images, read_vision_model
+from genai_server.vision_model import VisionModel, any_takes_images, read_vision_model
 from tests.images.vision_directory import IDS, make_vision_directory
+from tests.running_server import DEMO
 
-BUILT = Path(__file__).parents[1] / "built_models"
+BUILT = Path(__file__).parent / "built_models"
 
 
 def _changed(folder: Path, **values: Any) -> Path:
@@ -38,9 +40,17 @@ def test_unknown_type_takes_text_only(own_folder: Path) -> None:
     assert read_vision_model(_changed(own_folder, type="videochat_flash_qwen")) is None
 
 
-@pytest.mark.parametrize("path", [BUILT / "llama-3", BUILT / "qwen-3-vl", Path("models/demo"), Path("nowhere")])
+@pytest.mark.parametrize("path", [BUILT / "llama-3", BUILT / "qwen-3-vl", DEMO])
 def test_text_model_takes_text_only(path: Path) -> None:
+    assert (path / "genai_config.json").is_file()
     assert read_vision_model(path) is None
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+def test_a_configuration_that_is_no_file_is_not_read(own_folder: Path) -> None:
+    assert read_vision_model(own_folder / "nowhere") is None
+    os.mkfifo(own_folder / "genai_config.json")
+    assert read_vision_model(own_folder) is None
 
 
 def test_token_is_looked_up_if_the_config_has_none(own_folder: Path) -> None:
