@@ -29,7 +29,10 @@ def main() -> None:
     parser.add_argument("--precision", default="int8", choices=("int4", "int8"), help="of the decoder (default int8)")
     parser.add_argument("--threads", type=int, default=2, help="threads to train with (default 2)")
     parser.add_argument("--work", type=Path, help="keep the PyTorch model and its checkpoints here")
-    parser.add_argument("--resume", type=Path, metavar="CHECKPOINT", help="continue with the weights of checkpoint.pt")
+    parser.add_argument(
+        "--resume", type=Path, metavar="CHECKPOINT", help="continue with checkpoint.pt of a --work folder"
+    )
+    parser.add_argument("--rate", type=float, default=1e-3, help="of learning, at its peak (default 0.001)")
     parser.add_argument(
         "--tower-alone",
         type=float,
@@ -55,9 +58,15 @@ def make(arguments: argparse.Namespace, work: Path) -> None:
     from _models.training import Budget
     from _models.vision_families import QWEN_TEMPLATE
     from _models.vision_training import CONTEXT, Seer, make_tokenizer, save, train
+    from tokenizers import Tokenizer
 
     torch.manual_seed(arguments.seed)
-    tokenizer = make_tokenizer(SEED)
+    if arguments.resume:
+        tokenizer = Tokenizer.from_file(str(arguments.resume.parent / "source" / "tokenizer.json"))
+    else:
+        tokenizer = make_tokenizer(arguments.seed)
+    (work / "source").mkdir(exist_ok=True)
+    save_tokenizer(tokenizer, work / "source", QWEN_TEMPLATE, CONTEXT)
     model = Seer(tokenizer.get_vocab_size())
     if arguments.resume:
         model.load_state_dict(torch.load(arguments.resume))
@@ -72,12 +81,12 @@ def make(arguments: argparse.Namespace, work: Path) -> None:
             seed=arguments.seed,
             budget=Budget(arguments.steps, minutes, arguments.threads),
             checkpoint=lambda: save(model, work / "checkpoint.pt"),
+            rate=arguments.rate,
             tower_alone=arguments.tower_alone,
         )
     save(model, work / "checkpoint.pt")
     model.train(False)
     model.whole.save_pretrained(work / "source")
-    save_tokenizer(tokenizer, work / "source", QWEN_TEMPLATE, CONTEXT)
     write_directory(model, work / "source", arguments.out, arguments.precision)
 
 

@@ -150,15 +150,15 @@ def _background(scene: Scene, rng: random.Random) -> Answer | None:
 
 _MAKERS: dict[str, tuple[float, Callable[[Scene, random.Random], Answer | None]]] = {
     "describe": (2, _describe),
-    "color of a shape": (2, _color_of),
+    "color of a shape": (3, _color_of),
     "shape of a color": (2, _shape_of),
     "number of shapes": (1.5, _count),
     "number of a kind": (2, _count_kind),
     "yes or no: there is": (2, _exists),
-    "yes or no: color": (1, _is_color),
+    "yes or no: color": (2, _is_color),
     "digit": (3, _digit),
     "number of two digits": (4, _number),
-    "place": (1, _place),
+    "place": (2.5, _place),
     "background": (0.7, _background),
 }
 ABILITIES = tuple(_MAKERS)

@@ -40,7 +40,7 @@ from .vision_tower import WIDTH, Tower
 CONTEXT, VOCABULARY, HIDDEN = 1024, 640, 192
 IMAGE_TOKENS = {"vision_start_token_id": 3, "vision_end_token_id": 4, "image_token_id": 5, "video_token_id": 6}
 ROWS = 12  # conversations in a step
-PEAK_RATE, WARM_UP = 1e-3, 0.03
+WARM_UP = 0.03
 _NOTHING = 0.15  # how much a place without anything counts
 
 
@@ -127,6 +127,7 @@ def train(
     seed: int,
     budget: Budget,
     checkpoint: Callable[[], None],
+    rate: float,
     tower_alone: float,
 ) -> None:
     """Train until the budget is used; the learning rate falls to zero at its end."""
@@ -134,14 +135,14 @@ def train(
     encoder = PictureEncoder(tokenizer, Encoder(tokenizer, CONTEXT))
     batches = training_batches(encoder, random.Random(seed), ROWS)
     validation = validation_batches(encoder, random.Random(seed + 1), 2)
-    optimizers = _optimizers(model)
+    optimizers = _optimizers(model, rate)
     start = reported = checked = time.monotonic()
     averages: dict[str, float] = {}
     step = seen = 0
     while (done := max(step / budget.steps, (time.monotonic() - start) / (60 * budget.minutes))) < 1:
         for optimizer in optimizers:
             for group in optimizer.param_groups:
-                group["lr"] = PEAK_RATE * min(1.0, done / WARM_UP, (1 - done) / 0.6)
+                group["lr"] = rate * min(1.0, done / WARM_UP, (1 - done) / 0.6)
         batch = next(batches)
         losses = _step(model, batch, encoder.pad, optimizers, speaks=done > tower_alone)
         step += 1
@@ -161,14 +162,14 @@ def train(
     report(model, validation, encoder.pad)
 
 
-def _optimizers(model: Seer) -> list[torch.optim.Optimizer]:
+def _optimizers(model: Seer, rate: float) -> list[torch.optim.Optimizer]:
     """Muon for the matrices inside the layers, AdamW for everything else."""
     inner = [p for part in (model.decoder.layers, model.tower.blocks) for p in part.parameters() if p.ndim == 2]
     chosen = {id(p) for p in (*inner, *model.whole.model.visual.parameters())}
     rest = [p for p in model.parameters() if id(p) not in chosen]
     return [
-        torch.optim.AdamW(rest, lr=PEAK_RATE, betas=(0.9, 0.98), weight_decay=0.01, fused=True),
-        Muon(inner, lr=PEAK_RATE, momentum=0.95, decay=0.05),
+        torch.optim.AdamW(rest, lr=rate, betas=(0.9, 0.98), weight_decay=0.01, fused=True),
+        Muon(inner, lr=rate, momentum=0.95, decay=0.05),
     ]
 
 
