@@ -29,6 +29,8 @@ class Bench:
 
     def _encode(self, tensors: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
         pixels = tensors["pixel_values"]
+        if pixels[0, 0] < -1:
+            raise KeyError("unexpected")
         if pixels[0, 0] < 0:
             raise RunnerFailed("an image cannot be encoded")
         self.encoded.append(float(pixels[0, 0]))
@@ -84,6 +86,13 @@ def test_an_image_encoded_again_keeps_its_ids(tmp_path: Path) -> None:
 
 def test_an_image_that_fails_fails_only_its_request(bench: Bench) -> None:
     assert isinstance(bench.submit(bench.sequence(-1)), RunnerFailed)
+    assert bench.prompt(1)
+
+
+def test_an_unexpected_error_fails_only_its_request(bench: Bench) -> None:
+    found = bench.submit(bench.sequence(-2))
+    assert isinstance(found, RunnerFailed)
+    assert "internal error" in found.message
     assert bench.prompt(1)
 
 

@@ -3,6 +3,7 @@
 Running answers go on meanwhile. What the thread has done for a request comes back to the loop as a message.
 """
 
+import logging
 import zipfile
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
@@ -19,6 +20,7 @@ from genai_server.engine.sequence import Sequence, SequenceState
 from genai_server.errors import GenaiServerError, RunnerFailed
 from genai_server.messages.generation_request import Image
 
+log = logging.getLogger(__name__)
 # Computes the features [features, hidden_size] of one image's tensors, which have the library's names.
 Encode = Callable[[Mapping[str, NDArray[Any]]], NDArray[Any]]
 # The images of a request, or why they cannot be had.
@@ -64,6 +66,9 @@ class ImageWorker:
             done(error)
         except (OSError, ValueError, zipfile.BadZipFile) as error:
             done(RunnerFailed(f"an image cannot be read: {error}"))
+        except Exception:  # the request would wait for ever
+            log.exception("the images of request %s met an internal error", request.request_id)
+            done(RunnerFailed("internal error; see the server log"))
 
     def _encoded(self, image: Image) -> EncodedImage:
         found = self._kept.get(image.digest)
