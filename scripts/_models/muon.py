@@ -10,7 +10,7 @@ _A, _B, _C = 3.4445, -4.775, 2.0315  # as PyTorch's
 _ROUNDS = 5
 
 
-class Muon(torch.optim.Optimizer):
+class Muon(torch.optim.Optimizer):  # type: ignore[misc]
     """Momentum whose steps are made orthogonal, for matrices; a step is as large as one of AdamW."""
 
     def __init__(self, parameters: Iterable[torch.nn.Parameter], *, lr: float, momentum: float, decay: float) -> None:

@@ -99,7 +99,7 @@ class PictureEncoder:
         for row, item in enumerate(encoded):
             tokens[row, : len(item.ids)] = torch.tensor(item.ids)
             weights[row, : len(item.ids)] = torch.tensor(self.encoder.weights(item.ids))
-            positions[:, row] = torch.from_numpy(places(tokens[row, :-1].tolist(), self.pad, grid))
+            positions[:, row] = torch.from_numpy(places(tokens[row, :-1].tolist(), self.pad, grid))  # type: ignore[arg-type]
         said = weights[:, 1:].flatten().nonzero()[:, 0]
         said = torch.cat([said, said.new_zeros(-len(said) % SAID_MULTIPLE)])
         shown = [picture for chat in chats for picture in chat.pictures]

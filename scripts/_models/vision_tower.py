@@ -13,7 +13,7 @@ _CONVOLUTIONS = ((24, 2), (48, 2), (96, 2), (128, 2), (128, 1), (WIDTH, 2))
 _WAVES = 4
 
 
-class Block(nn.Module):
+class Block(nn.Module):  # type: ignore[misc]
     """Attention among all places of a picture, and an MLP."""
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class Block(nn.Module):
         return result
 
 
-class Tower(nn.Module):
+class Tower(nn.Module):  # type: ignore[misc]
     """Pictures [pictures, 3, height, width] between -1 and 1 to features [pictures, tokens, hidden]."""
 
     def __init__(self, hidden: int) -> None:

@@ -53,7 +53,7 @@ def make_tokenizer(seed: int) -> Tokenizer:
     return train_tokenizer(texts, VOCABULARY, QWEN_MARKS)
 
 
-class Seer(nn.Module):
+class Seer(nn.Module):  # type: ignore[misc]
     """The decoder, the tower, and heads that name what is at each place, which only training has."""
 
     def __init__(self, vocabulary: int) -> None:
@@ -144,7 +144,7 @@ def train(
             for group in optimizer.param_groups:
                 group["lr"] = rate * min(1.0, done / WARM_UP, (1 - done) / 0.6)
         batch = next(batches)
-        losses = _step(model, batch, encoder.pad, optimizers, speaks=done > tower_alone)
+        losses = _step(model, batch, encoder.pad, optimizers, speaks=done > tower_alone)  # type: ignore[arg-type]
         step += 1
         seen += len(batch.pictures)
         for name, loss in losses.items():
