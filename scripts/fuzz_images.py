@@ -82,13 +82,13 @@ class Fuzzer:
             async def read(number: int, data: bytes) -> str:
                 url = f"data:image/png;base64,{base64.b64encode(data).decode()}"
                 try:
-                    (image,) = await images.read(model, _MODEL, [ImageSource(url, number % 3 == 0, _FIELD)])
+                    (image,) = await images.read(model, [ImageSource(url, number % 3 == 0, _FIELD)])
                 except InvalidField as error:
                     if error.param != _FIELD or not error.message.startswith(_FIELD):
                         self.broken.append(f"{number}: {error.param}: {error.message}")
                     words = error.message.removeprefix(_BEGIN).partition(",")[0].partition(":")[0]
                     return f"refused: {words}"[:80]
-                if not image.path.stat().st_size or image.num_features < 1:
+                if not image.path.stat().st_size or model.image_token_id not in image.expansion:
                     self.broken.append(f"{number}: {image}")
                 return "prepared"
 

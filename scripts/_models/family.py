@@ -55,7 +55,7 @@ class Family:
     outer: dict[str, Any] | None = None
     # How published checkpoints call their class, if Transformers has another name for it.
     architecture: str = ""
-    # Special tokens behind the tokenizer's own, which the model never writes by itself.
+    # Special tokens behind the tokenizer's own, which the model never generates.
     marks: tuple[str, ...] = ()
     template: str = TEMPLATE
 

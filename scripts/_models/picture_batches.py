@@ -86,7 +86,9 @@ class PictureEncoder:
     def __init__(self, tokenizer: Tokenizer, encoder: Encoder) -> None:
         self.tokenizer = tokenizer
         self.encoder = encoder
-        self.pad = tokenizer.token_to_id(PAD)
+        pad = tokenizer.token_to_id(PAD)
+        assert pad is not None
+        self.pad: int = pad
 
     def batch(self, chats: list[Chat], grid: tuple[int, int]) -> Batch:
         texts = [render(self.encoder.template, chat.messages, None, answer_next=False) for chat in chats]
@@ -99,7 +101,7 @@ class PictureEncoder:
         for row, item in enumerate(encoded):
             tokens[row, : len(item.ids)] = torch.tensor(item.ids)
             weights[row, : len(item.ids)] = torch.tensor(self.encoder.weights(item.ids))
-            positions[:, row] = torch.from_numpy(places(tokens[row, :-1].tolist(), self.pad, grid))  # type: ignore[arg-type]
+            positions[:, row] = torch.from_numpy(places(tokens[row, :-1].tolist(), self.pad, grid))
         said = weights[:, 1:].flatten().nonzero()[:, 0]
         said = torch.cat([said, said.new_zeros(-len(said) % SAID_MULTIPLE)])
         shown = [picture for chat in chats for picture in chat.pictures]

@@ -191,7 +191,7 @@ def small_talk(rng: random.Random) -> Question:
 
 
 def without_picture(scene: Scene, phrasings: Phrasings, rng: random.Random) -> Question:
-    """A question about a picture that nobody attached."""
+    """A question about a picture that is not attached."""
     asked = questions(scene, phrasings, rng, 1)[0]
     return Question("no picture", asked.text, NO_PICTURE)
 

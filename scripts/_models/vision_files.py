@@ -1,4 +1,4 @@
-"""The parts of a model directory for images beside its decoder: vision, embedding, processor, configuration."""
+"""The parts of a model directory for images next to its decoder: vision, embedding, processor, configuration."""
 
 from __future__ import annotations
 

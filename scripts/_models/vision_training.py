@@ -144,15 +144,15 @@ def train(
             for group in optimizer.param_groups:
                 group["lr"] = rate * min(1.0, done / WARM_UP, (1 - done) / 0.6)
         batch = next(batches)
-        losses = _step(model, batch, encoder.pad, optimizers, speaks=done > tower_alone)  # type: ignore[arg-type]
+        losses = _step(model, batch, encoder.pad, optimizers, speaks=done > tower_alone)
         step += 1
         seen += len(batch.pictures)
         for name, loss in losses.items():
             averages[name] = 0.95 * averages.get(name, loss) + 0.05 * loss
         now = time.monotonic()
         if now - reported > 15:
-            told = ", ".join(f"{name} {loss:.4f}" for name, loss in averages.items())
-            print(f"step {step}  {100 * done:3.0f} %  {told}  {seen / (now - start):.0f} pictures/s", flush=True)
+            shown = ", ".join(f"{name} {loss:.4f}" for name, loss in averages.items())
+            print(f"step {step}  {100 * done:3.0f} %  {shown}  {seen / (now - start):.0f} pictures/s", flush=True)
             reported = now
         if now - checked > 150:
             report(model, validation, encoder.pad)

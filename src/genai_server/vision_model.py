@@ -1,6 +1,5 @@
 """Generating models that take images, as their genai_config.json describes them."""
 
-import contextlib
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -8,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from genai_server.errors import ModelDirectoryError
+from genai_server.pooling_model import GENAI_CONFIG
 
-GENAI_CONFIG = "genai_config.json"
 _TOKENIZER = "tokenizer.json"
 
 
@@ -74,13 +73,17 @@ def read_vision_model(model_dir: Path) -> VisionModel | None:
     return VisionModel(model_dir, str(model["type"]), family.marker, family.placeholder, token)
 
 
+def takes_images(model_dir: Path) -> bool:
+    """Whether a directory has a vision model. One whose files are wrong has none; its engine reports them."""
+    try:
+        return read_vision_model(model_dir) is not None
+    except ModelDirectoryError:
+        return False
+
+
 def any_takes_images(model_dirs: Iterable[str]) -> bool:
-    """Whether one of the directories has a vision model. A directory that cannot be read has none."""
-    for model_dir in model_dirs:
-        with contextlib.suppress(ModelDirectoryError):
-            if read_vision_model(Path(model_dir)) is not None:
-                return True
-    return False
+    """Whether one of the directories has a vision model."""
+    return any(takes_images(Path(model_dir)) for model_dir in model_dirs)
 
 
 def _has_graph(section: Any) -> bool:

@@ -12,7 +12,7 @@ from genai_server.images.image_files import ImageFiles, ReadImage
 def _add(files: ImageFiles, digest: str, num_bytes: int = 10) -> ReadImage:
     path = files.path(digest)
     path.write_bytes(bytes(num_bytes))
-    return files.add(ReadImage(digest, [1, 2], 1, None, path))
+    return files.add(ReadImage(digest, [1, 2], None, path))
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def test_kept_image_is_found_again(files: ImageFiles) -> None:
     del image
     again = files.get("a")
     assert again is not None
-    assert (again.digest, again.expansion, again.num_features, again.path) == ("a", [1, 2], 1, files.path("a"))
+    assert (again.digest, again.expansion, again.path) == ("a", [1, 2], files.path("a"))
 
 
 def test_least_recently_used_file_is_removed_first(files: ImageFiles) -> None:

@@ -234,7 +234,7 @@ def _add_middleware(
 
     def image_limit() -> int:
         models = app.state.services.models.statuses()
-        return settings.max_image_body_bytes if any_takes_images(about.path for about in models) else 0
+        return settings.max_image_body_bytes if any(about.takes_images for about in models) else 0
 
     app.add_middleware(
         BodyLimits,

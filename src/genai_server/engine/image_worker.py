@@ -1,6 +1,6 @@
 """Encodes the images of requests in a thread of its own, and keeps the features of recent images.
 
-Running answers go on meanwhile. What the thread has done for a request comes back to the loop as a message.
+Running answers continue during this time. What the thread has done for a request comes back to the loop as a message.
 """
 
 import logging

@@ -60,6 +60,8 @@ class PromptImages:
                 self.prompt[place] = id
         # Of each token of the prompt, int64 [3, tokens]; None if the positions are those of text.
         self._positions = _positions(len(prompt), images) if self.grids else None
+        # Added to the places of the answer's tokens for their positions.
+        self._behind = 0 if self._positions is None else int(self._positions.max()) + 1 - len(prompt)
 
     def model_tokens(self, tokens: Several[int]) -> list[int]:
         """The tokens with the ids that the model knows."""
@@ -76,8 +78,7 @@ class PromptImages:
             return None
         num_known = self._positions.shape[1]
         known = self._positions[:, first : first + num_tokens]
-        behind = int(self._positions.max()) + 1 - num_known
-        others = np.arange(max(first, num_known), first + num_tokens, dtype=np.int64) + behind
+        others = np.arange(max(first, num_known), first + num_tokens, dtype=np.int64) + self._behind
         return np.concatenate([known, np.broadcast_to(others, (3, len(others)))], axis=1)
 
 
@@ -85,7 +86,7 @@ def _positions(num_tokens: int, images: Several[Image]) -> NDArray[np.int64]:
     """Positions on three axes: frames, rows and columns (Qwen2-VL, arXiv 2409.12191, section 2.1, M-RoPE).
 
     A text's tokens have the same position on each axis. Those of an image count on each axis from the position at which
-    it begins; the text behind it goes on from the largest.
+    it begins; the text behind it continues from the largest.
     """
     parts: list[NDArray[np.int64]] = []
     place = position = 0

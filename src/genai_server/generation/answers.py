@@ -15,7 +15,7 @@ from genai_server.apis.shared.usage import Usage
 from genai_server.engine_client.stream import TokenStream
 from genai_server.generation.prompts import EchoedPrompt
 from genai_server.http.telemetry.request_record import ABORT, AnswerFigures, usage_of
-from genai_server.images.reader import ReadImage
+from genai_server.images.image_files import ReadImage
 from genai_server.messages.generation_request import FinishReason, Sampling
 from genai_server.messages.protocol import Progress, Tokens
 from genai_server.text.answers.answer_text import AnswerText

@@ -15,7 +15,8 @@ from genai_server.errors import InvalidField
 from genai_server.generation.dependencies import Services
 from genai_server.generation.output_spec import offered_tools
 from genai_server.http.leniency import Leniency
-from genai_server.images.reader import ImageSource, ReadImage
+from genai_server.images.image_files import ReadImage
+from genai_server.images.reader import ImageSource
 from genai_server.messages.generation_request import Image
 from genai_server.quoted_values import quoted
 from genai_server.text.codec import TextCodec
@@ -125,9 +126,7 @@ async def encode_messages(
     tokens = await codec.encode_chat(plain, tools, variables)
     if not sources or codec.vision is None:
         return EncodedPrompt(tokens)
-    return _with_images(
-        tokens, codec.placeholder, await services.images.read(codec.vision, codec.vision.directory, sources)
-    )
+    return _with_images(tokens, codec.placeholder, await services.images.read(codec.vision, sources))
 
 
 def _leave_out_images(messages: Sequence[dict[str, Any]], leniency: Leniency, able: Sequence[str]) -> None:

@@ -16,8 +16,6 @@ class ReadImage:
     digest: str
     # The tokens that replace the placeholder in the prompt.
     expansion: list[int]
-    # How many of them stand for a feature of the image.
-    num_features: int
     # Frames, rows and columns in tokens; None for models without positions in three dimensions.
     grid: tuple[int, int, int] | None
     # A .npz file with the tensors of onnxruntime-genai's processor, by its names, without those of the prompt.
@@ -28,7 +26,7 @@ class ReadImage:
 class _Kept:
     """A file that is kept."""
 
-    # Describes it; nobody else has this object.
+    # Describes it; this object is given to no one.
     image: ReadImage
     num_bytes: int
     # What was given to others, if it is still in use.

@@ -15,7 +15,8 @@ import onnx
 from onnx import TensorProto
 
 from genai_server.images.decoding import UnusableImage
-from genai_server.vision_model import GENAI_CONFIG, VisionModel
+from genai_server.pooling_model import GENAI_CONFIG
+from genai_server.vision_model import VisionModel
 
 _GRAPHS = ("vision", "embedding", "decoder")
 # Names of tensors for the whole prompt, which is not the request's.

@@ -23,8 +23,6 @@ from genai_server.images.sources import SourceLimits, is_data_url, is_public, lo
 from genai_server.process_pool import ProcessDied, ProcessPool, ProcessTimeout, WorkerProcess
 from genai_server.vision_model import VisionModel
 
-__all__ = ["ImageReader", "ImageSource", "Images", "ReadImage"]
-
 _PURPOSE = "reads images"
 # For each model. Most images take some ten milliseconds.
 _PROCESSES = 2
@@ -103,21 +101,19 @@ class ImageReader:
     def __init__(
         self,
         model: VisionModel,
-        model_dir: Path,
         settings: Settings,
         files: ImageFiles,
         count: Callable[[str], None] = lambda result: None,
         start: Callable[[Mapping[str, Any]], ImageProcess] = ImageProcess,
     ) -> None:
         self._model = model
-        self._model_dir = model_dir
         self._timeout = settings.image_timeout
         self._files = files
         self._count = count
         # Number of images that are being read.
         self.running = 0
         spec = {
-            "model_dir": str(model_dir),
+            "model_dir": str(model.directory),
             "folder": str(files.folder),
             "max_pixels": settings.max_image_pixels,
             "max_tokens": settings.max_image_tokens,
@@ -149,7 +145,7 @@ class ImageReader:
         self._pool.close()
 
     def _digest(self, data: bytes, *, low_detail: bool) -> str:
-        digest = hashlib.sha256(json.dumps([str(self._model_dir), self._model.kind, low_detail]).encode() + b"\n")
+        digest = hashlib.sha256(json.dumps([str(self._model.directory), self._model.kind, low_detail]).encode() + b"\n")
         digest.update(data)
         return digest.hexdigest()
 
@@ -167,8 +163,7 @@ class ImageReader:
         if reason := found.get("refused"):
             return _Result("refused", reason)
         grid = None if found["grid"] is None else tuple(found["grid"])
-        num_features = found["expansion"].count(self._model.image_token_id)
-        return _Result("read", image=self._files.add(ReadImage(digest, found["expansion"], num_features, grid, path)))
+        return _Result("read", image=self._files.add(ReadImage(digest, found["expansion"], grid, path)))
 
 
 class Images:
@@ -198,7 +193,7 @@ class Images:
         # By directory, the least recently used first.
         self._readers: OrderedDict[Path, ImageReader] = OrderedDict()
 
-    async def read(self, model: VisionModel, model_dir: Path, sources: Sequence[ImageSource]) -> list[ReadImage]:
+    async def read(self, model: VisionModel, sources: Sequence[ImageSource]) -> list[ReadImage]:
         """Read the images of a request, in their order. Equal sources are read once.
 
         Raises InvalidField, which names the source's field, if an image cannot be fetched or decoded, or is over a
@@ -212,7 +207,7 @@ class Images:
             )
         if not sources:
             return []
-        reader = self._reader(model, model_dir)
+        reader = self._reader(model)
         tasks: dict[tuple[str, bool], asyncio.Task[ReadImage]] = {}
         for source in sources:
             key = (source.url, source.low_detail)
@@ -247,18 +242,17 @@ class Images:
                 param=sources[-1].param,
             )
 
-    def _reader(self, model: VisionModel, model_dir: Path) -> ImageReader:
+    def _reader(self, model: VisionModel) -> ImageReader:
         """The reader of a model. One that has not been used for long is closed if there are too many."""
-        if model_dir not in self._readers:
+        directory = model.directory
+        if directory not in self._readers:
             self._files.create()
             for other in list(self._readers)[: max(0, len(self._readers) + 1 - _READERS)]:
                 if not self._readers[other].running:
                     self._readers.pop(other).close()
-            self._readers[model_dir] = ImageReader(
-                model, model_dir, self._settings, self._files, self._count, self._start
-            )
-        self._readers.move_to_end(model_dir)
-        return self._readers[model_dir]
+            self._readers[directory] = ImageReader(model, self._settings, self._files, self._count, self._start)
+        self._readers.move_to_end(directory)
+        return self._readers[directory]
 
 
 def _remove_left_folders(folder: Path) -> None:

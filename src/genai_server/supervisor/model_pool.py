@@ -8,13 +8,13 @@ from pathlib import Path
 
 import msgspec
 
-from genai_server.errors import InvalidField, ModelDirectoryError, ModelNotFound, in_one_line
+from genai_server.errors import InvalidField, ModelNotFound, in_one_line
 from genai_server.messages.generation_request import Adapter
 from genai_server.messages.status_file import EngineState, EngineStatus, ModelState, ModelStatus
 from genai_server.pooling_model import task_of
 from genai_server.quoted_values import quoted
 from genai_server.supervisor.engine_watch import EngineWatch
-from genai_server.vision_model import read_vision_model
+from genai_server.vision_model import takes_images
 
 log = logging.getLogger(__name__)
 # Seconds without requests before an unloading model ends, because an API process may have sent one before it read the
@@ -146,16 +146,8 @@ def new_status(name: str, path: str, devices: Sequence[str], serial: int, *, on_
         int(time.time()),
         on_demand=on_demand,
         task=task_of(Path(path)),
-        takes_images=_takes_images(Path(path)),
+        takes_images=takes_images(Path(path)),
     )
-
-
-def _takes_images(path: Path) -> bool:
-    """Whether a model takes images; False if its files are wrong, which its engine reports."""
-    try:
-        return read_vision_model(path) is not None
-    except ModelDirectoryError:
-        return False
 
 
 class ModelPool:

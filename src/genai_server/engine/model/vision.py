@@ -48,7 +48,7 @@ def features_graph(files: VisionFiles) -> bytes:
 
 
 class ImageEncoder:
-    """Runs the vision graph. Passes of other sessions go on meanwhile, so its threads do not wait actively."""
+    """Runs the vision graph. Its threads do not wait actively, because other sessions run at the same time."""
 
     def __init__(self, files: VisionFiles, threads: int, options: DeviceOptions = DEFAULT_OPTIONS) -> None:
         self._files = files
@@ -85,7 +85,7 @@ class TokenEmbedder:
         self._grouped = len(inputs[self._features].shape) > 2
         kinds = {name: _type(value.type) for name, value in inputs.items()}
         self._no_features = np.zeros((0, files.hidden_size), kinds[self._features])
-        # Such as features of sounds, of which there are none.
+        # Such as features of sounds, which no prompt has.
         others = kinds.keys() - {self._ids, self._features}
         self._others = {name: self._no_features.astype(kinds[name]) for name in others}
 

@@ -48,7 +48,7 @@ class Row:
     is_long: bool = False
     # Of the image tokens among them, [features, hidden_size].
     features: NDArray[Any] | None = None
-    # Of the tokens, int64 [axes, tokens]; None if they follow from `num_cached`.
+    # Of the tokens, int64 [axes, tokens]; None if they are counted from `num_cached`.
     positions: NDArray[np.int64] | None = None
 
 
