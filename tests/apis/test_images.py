@@ -1,11 +1,13 @@
 """Images through every API, over real sockets, with a small model that takes them and one that reads text only."""
 
 import base64
+import json
 import shutil
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from websockets.sync.client import connect
 
 from genai_server.generation.prompts import IMAGE_NOTE
 from genai_server.http.leniency import HEADER
@@ -297,3 +299,15 @@ def test_models_that_take_images_have_the_capability(server: RunningServer) -> N
     assert v0 == {"sees": "vlm", "reads": "llm"}
     v1 = {entry["key"]: entry["capabilities"]["vision"] for entry in answered_get(server, "/api/v1/models")["models"]}
     assert v1 == {"sees": True, "reads": False}
+
+
+def test_a_websocket_takes_images(server: RunningServer) -> None:
+    content = [{"type": "input_image", "image_url": URL}, {"type": "input_text", "text": "what?"}]
+    sent = {"model": "sees", "input": [{"role": "user", "content": content}], "max_output_tokens": 2}
+    counted = server.client.post("/v1/responses/input_tokens", json=sent).json()["input_tokens"]
+    with connect(f"ws{server.url.removeprefix('http')}/v1/responses") as socket:
+        socket.send(json.dumps({"type": "response.create", **sent}))
+        events = [json.loads(socket.recv(60))]
+        while events[-1]["type"] not in ("response.completed", "response.incomplete"):
+            events.append(json.loads(socket.recv(60)))
+    assert events[-1]["response"]["usage"]["input_tokens"] == counted > NUM_FEATURES
