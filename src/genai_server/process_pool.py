@@ -58,10 +58,13 @@ class WorkerProcess:
         except OSError as error:
             raise unavailable(f"no process that {purpose} can be started: {error.strerror}") from None
         try:
-            # What the process wrote when it was ready.
+            # What the process wrote when it was ready: null, or an object whose `failed` says why it is not.
             self.first_line = self.ask(b"", _START_TIMEOUT)
         except (ProcessDied, ProcessTimeout) as error:
             raise unavailable(f"the process that {purpose} does not start: {error}") from None
+        if reason := (self.first_line or {}).get("failed"):
+            self.end()
+            raise unavailable(f"the process that {purpose} does not start: {reason}")
 
     @property
     def pid(self) -> int:
@@ -103,6 +106,12 @@ class WorkerProcess:
         if too_late.is_set():
             raise ProcessTimeout(f"no answer within {timeout:g} s")
         raise ProcessDied(f"exit status {status}")
+
+    def ask_about(self, question: Mapping[str, Any], data: bytes, timeout: float) -> dict[str, Any]:
+        """Send a question of worker_loop.py with its bytes; returns the answer. Raises as `ask` does."""
+        head = json.dumps({**question, "size": len(data)}).encode()
+        found: dict[str, Any] = self.ask(head + b"\n" + data, timeout)
+        return found
 
     def end(self) -> None:
         """Kill the process, whatever it is doing."""
