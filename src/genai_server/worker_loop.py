@@ -48,8 +48,11 @@ def _answer(prepare: Callable[[], Answer], memory: int, questions: _Questions, a
     _tell(answers, {})
     # A library may print its input to standard error; logs must not quote requests.
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-    while True:
-        _tell(answers, answer(*questions.get()))
+    try:
+        while True:
+            _tell(answers, answer(*questions.get()))
+    finally:
+        os._exit(1)  # the parent need not wait for an answer
 
 
 def _tell(answers: BinaryIO, found: dict[str, Any]) -> None:

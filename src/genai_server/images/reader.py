@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import hashlib
 import json
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -17,7 +16,7 @@ from genai_server.errors import ImageReaderUnavailable, InvalidField
 from genai_server.images.image_files import ImageFiles, ReadImage
 from genai_server.images.sources import SourceLimits, is_data_url, is_public, load_image
 from genai_server.process_folder import own_folder
-from genai_server.process_pool import ProcessDied, ProcessPool, ProcessTimeout, WorkerProcess
+from genai_server.process_pool import ProcessDied, ProcessPool, ProcessTimeout, Readers, WorkerProcess
 from genai_server.vision_model import VisionModel
 
 _PURPOSE = "reads images"
@@ -26,8 +25,6 @@ _PROCESSES = 2
 # Maximum number of images that are fetched, or fetched and not prepared yet, at a time: they take memory that no limit
 # of bodies counts.
 _FETCHES = 8
-# Maximum number of models whose processes are kept.
-_READERS = 4
 # The results of reading an image.
 RESULTS = ("read", "refused", "crashed", "timed_out")
 _CRASHES = "crashes the process that reads images, or exceeds its memory limit"
@@ -183,8 +180,7 @@ class Images:
         self._start = start
         self._files = ImageFiles(own_folder(folder, _FOLDER), settings.image_cache_bytes)
         self._fetches = asyncio.Semaphore(_FETCHES)
-        # By directory, the least recently used first.
-        self._readers: OrderedDict[Path, ImageReader] = OrderedDict()
+        self._readers: Readers[ImageReader] = Readers()
 
     async def read(self, model: VisionModel, sources: Sequence[ImageSource]) -> list[ReadImage]:
         """Read the images of a request, in their order. Equal sources are read once.
@@ -217,8 +213,7 @@ class Images:
 
     def close(self) -> None:
         """End the processes and remove the files."""
-        for reader in self._readers.values():
-            reader.close()
+        self._readers.close()
         self._files.close()
 
     async def _read(self, reader: ImageReader, source: ImageSource) -> ReadImage:
@@ -236,13 +231,8 @@ class Images:
             )
 
     def _reader(self, model: VisionModel) -> ImageReader:
-        """The reader of a model. One that has not been used for long is closed if there are too many."""
-        directory = model.directory
-        if directory not in self._readers:
+        def make() -> ImageReader:
             self._files.create()
-            for other in list(self._readers)[: max(0, len(self._readers) + 1 - _READERS)]:
-                if not self._readers[other].running:
-                    self._readers.pop(other).close()
-            self._readers[directory] = ImageReader(model, self._settings, self._files, self._count, self._start)
-        self._readers.move_to_end(directory)
-        return self._readers[directory]
+            return ImageReader(model, self._settings, self._files, self._count, self._start)
+
+        return self._readers.get(model.directory, make)
