@@ -83,7 +83,7 @@ def test_chained_streams_are_one_recording() -> None:
 def test_gap_between_timestamps_adds_no_silence() -> None:
     file = io.BytesIO()
     whole = io.BytesIO(encoded(tone(4, 48_000), "webm", "libopus", 48_000))
-    with av.open(whole) as source, av.open(file, "w", format="webm") as target:
+    with av.open(whole, "r") as source, av.open(file, "w", format="webm") as target:
         stream = target.add_stream_from_template(source.streams.audio[0])
         for packet in source.demux(audio=0):
             if packet.pts is not None:
