@@ -53,6 +53,11 @@ class Task(StrEnum):
     RERANK = "rerank"
     TRANSCRIBE = "transcription"
 
+    @property
+    def pools(self) -> bool:
+        """Whether the model reads complete texts, and returns a vector or a score for each."""
+        return self in (Task.EMBED, Task.RERANK)
+
 
 # The API's paths for models that do not chat.
 ENDPOINTS = {
@@ -130,7 +135,7 @@ def task_of(directory: Path) -> Task:
 def read_pooling_model(directory: Path) -> PoolingModel | None:
     """The directory's model; None if it is for another task. Raises ModelDirectoryError, which names the file."""
     task = _task(directory)
-    if task not in (Task.EMBED, Task.RERANK):
+    if not task.pools:
         return None
     try:
         return _read(directory, task)

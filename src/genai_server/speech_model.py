@@ -15,9 +15,10 @@ from genai_server.json_file import read_object
 
 _CONFIG = "genai_config.json"
 _TOKENIZER = "tokenizer.json"
-_PROCESSOR = "audio_processor_config.json"
 _GENERATION = "generation_config.json"
 _KIND = "whisper"
+# How recordings are prepared, in the library's words.
+AUDIO_PROCESSOR = "audio_processor_config.json"
 # Of all recordings that such a model reads, in Hz.
 SAMPLE_RATE = 16_000
 # Seconds between two timestamps.
@@ -142,7 +143,7 @@ def _read(directory: Path, model: Mapping[str, Any]) -> SpeechModel:
 
 def _window_seconds(directory: Path) -> float:
     """How many seconds onnxruntime-genai's processor pads or cuts a recording to."""
-    steps = read_object(directory / _PROCESSOR).get("feature_extraction", {}).get("sequence", [])
+    steps = read_object(directory / AUDIO_PROCESSOR).get("feature_extraction", {}).get("sequence", [])
     for step in steps:
         found = step.get("operation", {}).get("attrs", {}).get("chunk_size")
         if found is not None:

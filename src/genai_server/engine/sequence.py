@@ -4,6 +4,7 @@ import math
 from enum import StrEnum
 from functools import cached_property
 
+from genai_server.engine.encoded_sound import EncodedSound
 from genai_server.engine.prompt_images import PromptImages
 from genai_server.engine.sampling.grammar import Guide
 from genai_server.engine.sampling.sampler import Sampler
@@ -16,7 +17,7 @@ from genai_server.timing import Clock
 class SequenceState(StrEnum):
     """A sequence's state in the engine."""
 
-    PREPARING = "preparing"  # not accepted yet; worker threads compile its grammar or encode its images
+    PREPARING = "preparing"  # not accepted yet; worker threads compile its grammar or encode its inputs
     WAITING = "waiting"  # accepted, and ready to run
     RUNNING = "running"  # has one of the places on the device
     ENDED = "ended"  # has left the table of requests
@@ -73,6 +74,7 @@ class Sequence:
         # The prompt's, with ids of their own for the features of images.
         self.prompt = request.prompt
         self.images: PromptImages | None = None  # until they are encoded, and without any
+        self.sound: EncodedSound | None = None  # the same
         self.num_read = 0  # how many of these the runner has read
         self.num_texts = 0  # how many texts of the prompt the runner has read, where texts are pooled
         self.num_cached = 0  # tokens of the prompt from a cached prefix
@@ -113,10 +115,13 @@ class Sequence:
             and self.prompt_key == other.prompt_key
         )
 
-    def take_images(self, images: PromptImages) -> None:
-        """Take the encoded images of the prompt, before anything of it is read."""
-        self.images, self.prompt = images, images.prompt
-        self.tokens = list(images.prompt)
+    def take(self, encoded: PromptImages | EncodedSound) -> None:
+        """Take what is encoded for it, before anything of the prompt is read."""
+        if isinstance(encoded, EncodedSound):
+            self.sound = encoded
+            return
+        self.images, self.prompt = encoded, encoded.prompt
+        self.tokens = list(encoded.prompt)
 
     @property
     def age(self) -> float:
