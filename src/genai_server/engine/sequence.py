@@ -100,10 +100,15 @@ class Sequence:
         """Drafts its next tokens. Made when first used: many sequences may have no drafts."""
         return Drafter(self.prompt, self.request.prediction)
 
+    @property
+    def cache_salt(self) -> str | None:
+        """Cached prefixes are shared by sequences with the same. All that a decoder reads follows from the sound."""
+        return self.request.cache_salt if self.request.sound is None else self.request.sound.digest
+
     @cached_property
     def prompt_key(self) -> int:
         """Equal for equal prompts with the same salt. Must not be read before the images are encoded."""
-        return hash((self.request.cache_salt, *self.prompt))
+        return hash((self.cache_salt, *self.prompt))
 
     def gives_prompt(self, other: "Sequence") -> bool:
         """Whether the other has the same prompt, may reuse its keys and values once read, and is not more urgent."""

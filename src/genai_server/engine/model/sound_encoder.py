@@ -26,14 +26,15 @@ class SoundEncoder:
         self._session: Any = open_with(files.path, found, options)
         (features,) = self._session.get_inputs()
         self._type = _TYPES[features.type]
-        self._shape = tuple(features.shape[1:])
+        # Mels and frames.
+        self.shape: tuple[int, ...] = tuple(features.shape[1:])
 
     def encode(self, tensors: Mapping[str, NDArray[Any]]) -> EncodedSound:
         """Encode the features of a window. Raises RunnerFailed."""
         features = tensors.get(FEATURES)
-        if features is None or features.shape != (1, *self._shape):
+        if features is None or features.shape != (1, *self.shape):
             given = None if features is None else features.shape
-            raise RunnerFailed(f"a sound needs features [1, {', '.join(map(str, self._shape))}], given {given}")
+            raise RunnerFailed(f"a sound needs features [1, {', '.join(map(str, self.shape))}], given {given}")
         try:
             states = self._session.run(list(self._files.presents), {self._files.features: features.astype(self._type)})
         except Exception as error:  # ONNX Runtime's errors have no base of their own

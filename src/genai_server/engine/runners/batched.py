@@ -144,7 +144,7 @@ class BatchedRunner(Runner):
             past,
             reuse=sequence.reuses_past,
             prefilled_only=request.exact,
-            salt=request.cache_salt,
+            salt=sequence.cache_salt,
             is_long=self.is_long(sequence),
         )
         self._give_sound(sequence)
@@ -276,7 +276,7 @@ class BatchedRunner(Runner):
 
     def adopt(self, sequence: Scheduled, past: Mapping[str, NDArray[Any]]) -> None:
         read, prompt = sequence.tokens[: sequence.num_read], sequence.prompt
-        self.slots.acquire(sequence.id, read, reuse=False, salt=sequence.request.cache_salt)
+        self.slots.acquire(sequence.id, read, reuse=False, salt=sequence.cache_salt)
         self._give_sound(sequence)
         self.slots.reserve(sequence.id, len(read))
         index = self.slots.of(sequence.id).index
