@@ -263,6 +263,10 @@ class ImageReaderUnavailable(Unavailable, code="image_reader_unavailable"):
     """The process that reads images cannot be started."""
 
 
+class AudioReaderUnavailable(Unavailable, code="audio_reader_unavailable"):
+    """A process that decodes recordings or reads them cannot be started, or has no space for its files."""
+
+
 class StoreUnavailable(Unavailable, code="store_unavailable"):
     """The file of stored responses cannot be read or written; the message has the reason."""
 

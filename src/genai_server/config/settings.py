@@ -231,6 +231,16 @@ class Settings(BaseModel):
     in the memory of each engine. Those of running requests are exempt.
     """
 
+    max_audio_seconds: Positive = Field(7200, le=86_400)
+    """Maximum length of a recording, in seconds. While a recording is transcribed, its samples take 32 kB of disk space
+    for each second.
+    """
+
+    audio_timeout: Positive = Field(10, le=600)
+    """Seconds for finding the next speech in a recording and preparing it. Decoding a recording may take one more for
+    each 15 kB of its file, up to one for each 20 s of GENAI_MAX_AUDIO_SECONDS. A longer time results in a 400.
+    """
+
     response_store_size: int = Field(256, ge=0, le=1_000_000)
     """Maximum number of stored responses of /v1/responses, and of conversations, by each API process or in
     GENAI_RESPONSE_STORE_FILE; the least recently used are removed. 0 stores none.
