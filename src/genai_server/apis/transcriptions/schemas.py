@@ -77,7 +77,7 @@ class TranscriptionForm(AudioForm):
     languages: Annotated[list[str], elements(_MAX_LANGUAGES)] | None = Field(
         None, description="Codes of the languages that the recording may have; the most probable one is used."
     )
-    timestamp_granularities: list[str] | None = Field(
+    timestamp_granularities: list[Literal["segment", "word"]] | None = Field(
         None, description="Only `segment`, and only with `response_format` verbose_json."
     )
     include: list[Literal["logprobs"]] | None = Field(
@@ -106,11 +106,8 @@ class TranscriptionForm(AudioForm):
             raise field_error("keywords", "is not supported: write the words into prompt")
         if self.language is not None and self.languages is not None:
             raise field_error("languages", "cannot be combined with language")
-        for granularity in self.timestamp_granularities or ():
-            if granularity == "word":
-                raise field_error("timestamp_granularities", f"cannot be word: {_NO_WORDS}")
-            if granularity != "segment":
-                raise field_error("timestamp_granularities", "must be segment")
+        if "word" in (self.timestamp_granularities or ()):
+            raise field_error("timestamp_granularities", f"cannot be word: {_NO_WORDS}")
         if self.timestamp_granularities is not None and self.response_format is not TranscriptFormat.VERBOSE_JSON:
             raise field_error("timestamp_granularities", "is only allowed with response_format verbose_json")
         if self.include is not None and self.response_format is not TranscriptFormat.JSON:

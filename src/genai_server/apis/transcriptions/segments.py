@@ -53,29 +53,26 @@ def split(tokens: Sequence[int], model: SpeechModel, duration: float) -> tuple[l
     window's end: the next window begins where that segment ends, so it has the text again.
     """
     first = model.first_timestamp
-
-    def time(index: int) -> float:
-        return (tokens[index] - first) * TIME_PRECISION
-
     is_time = [token >= first for token in tokens]
+
+    def time(index: int, otherwise: float) -> float:
+        return (tokens[index] - first) * TIME_PRECISION if is_time[index] else otherwise
+
     # A segment's end is followed by the next one's beginning.
     ends = [index for index in range(len(tokens) - 1) if is_time[index] and is_time[index + 1]]
-    ends_with_text_and_time = is_time[-2:] == [False, True]
-    if ends_with_text_and_time:
-        ends.append(len(tokens) - 1)
-    advance = duration if ends_with_text_and_time or not ends else min(time(ends[-1]), duration)
+    if not ends or is_time[-2:] == [False, True]:
+        # No speech follows the last time, or the text has no other one.
+        ends, advance = [*ends, len(tokens) - 1], duration
+    else:
+        advance = time(ends[-1], duration)
     if advance < min(_MIN_ADVANCE, duration):
-        ends, advance = [], duration
-    if not ends or (len(ends) == 1 and ends_with_text_and_time):
-        times = [index for index in range(len(tokens)) if is_time[index]]
-        end = time(times[-1]) if times and tokens[times[-1]] > first else duration
-        start = time(0) if ends else 0.0
-        return [Span(0, len(tokens), start, end)], advance
+        ends, advance = [len(tokens) - 1], duration
     spans, begin = [], 0
-    for index in ends:
-        spans.append(Span(begin, index + 1, time(begin) if is_time[begin] else 0.0, time(index)))
+    for index in ends if tokens else ():
+        end = duration if index == begin else time(index, duration)
+        spans.append(Span(begin, index + 1, time(begin, 0.0), end))
         begin = index + 1
-    return spans, advance
+    return spans, min(advance, duration)
 
 
 def compression_ratio(text: str) -> float:

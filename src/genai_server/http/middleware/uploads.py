@@ -83,36 +83,40 @@ class Uploads:
 
     async def pass_on(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
         """Receive the body, and call the app with an empty one; refuses the request if the body cannot be used."""
-        with self._reading() as reading:
+        with contextlib.ExitStack() as stack:
+            try:
+                reading = stack.enter_context(self._reading())
+            except OSError as error:
+                await error_response(_unwritable(error), scope)(scope, receive, send)
+                return
             try:
                 is_whole = await self._receive(reading, Headers(scope=scope), receive)
-            except GenaiServerError as error:
+            except BodyTooSlow as error:
                 reading.error, is_whole = error, True
-            if not is_whole:
-                return
             if reading.error is not None:
                 response = error_response(reading.error, scope)
                 if reading.more:
                     response.headers["connection"] = "close"
                 await response(scope, receive, send)
-                return
-            state = request_state(scope)
-            state.record.arrival.received()
-            assert reading.form is not None
-            state.upload = Upload(reading.form.fields, reading.path if reading.form.has_file else None)
-            whole: list[Message] = [{"type": "http.request", "body": b"", "more_body": False}]
+            elif is_whole:
+                await self._call(app, reading, scope, receive, send)
 
-            async def replay() -> Message:
-                return whole.pop() if whole else await receive()
+    async def _call(self, app: ASGIApp, reading: _Reading, scope: Scope, receive: Receive, send: Send) -> None:
+        state = request_state(scope)
+        state.record.arrival.received()
+        assert reading.form is not None
+        state.upload = Upload(reading.form.fields, reading.path if reading.form.has_file else None)
+        whole: list[Message] = [{"type": "http.request", "body": b"", "more_body": False}]
 
-            await app(scope, replay, send)
+        async def replay() -> Message:
+            return whole.pop() if whole else await receive()
+
+        await app(scope, replay, send)
 
     @contextlib.contextmanager
     def _reading(self) -> Iterator[_Reading]:
-        try:
-            file = tempfile.NamedTemporaryFile(dir=self._folder(), prefix="upload-", delete=False)  # noqa: SIM115
-        except OSError as error:
-            raise _unwritable(error) from None
+        """A new file. Raises OSError."""
+        file = tempfile.NamedTemporaryFile(dir=self._folder(), prefix="upload-", delete=False)  # noqa: SIM115
         reading = _Reading(Path(file.name), file.file)
         try:
             yield reading
