@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -46,6 +46,14 @@ class Silence(NamedTuple):
     end: int
 
 
+class Hears(Protocol):
+    """Says where the sound that it gets has speech."""
+
+    def probabilities(self, samples: Samples) -> Probabilities:
+        """How likely each of the next frames has speech. The last one is filled up with silence."""
+        ...
+
+
 class Detector:
     """Silero's model of voice activity."""
 
@@ -87,7 +95,7 @@ class Listening:
         return found.reshape(-1)
 
 
-def find_speech(listening: Listening, samples: Samples, start: int, limit: int, max_silence: int) -> Speech | Silence:
+def find_speech(listening: Hears, samples: Samples, start: int, limit: int, max_silence: int) -> Speech | Silence:
     """The next part of a recording with speech, from the sample `start` on. `samples` are the whole recording.
 
     The part is at most `limit` samples long, begins shortly before the first speech, and ends in a pause if there is
