@@ -142,6 +142,13 @@ def test_an_image_becomes_a_text(scripted: RunningServer) -> None:
     assert response.headers[HEADER] == "messages[0].content[1] (image)"
 
 
+def test_an_image_of_a_document_becomes_a_text(scripted: RunningServer) -> None:
+    source = {"type": "content", "content": [{"type": "text", "text": "x"}, IMAGE]}
+    response = _message(scripted, content=[{"type": "document", "source": source}])
+    assert response.json()["content"][0]["text"] == "[image left out: this model reads text only]"
+    assert response.headers[HEADER] == "messages[0].content[0].source.content[1] (image)"
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_call_of_a_function_in_a_namespace_has_both_names(scripted: RunningServer, stream: bool) -> None:
     tools: list[Any] = [{"type": "namespace", "name": "math", "description": "Numbers.", "tools": [FUNCTION]}, FUNCTION]
