@@ -167,8 +167,12 @@ class ProcessPool(Generic[P, T]):
                 if self._calls.get(key) is call:
                     del self._calls[key]
 
+    async def start(self) -> None:
+        """Start a process unless one is idle. Raises `unavailable`."""
+        await asyncio.get_running_loop().run_in_executor(self._threads, self.with_process, lambda process: None)
+
     def with_process(self, ask: Callable[[P], A]) -> A:
-        """The result of `ask` with an idle process, or a new one. Only for the work of `call`.
+        """The result of `ask` with an idle process, or a new one. Only for the pool's threads.
 
         If the process dies, a new one is asked again. Raises ProcessDied if that dies, too, ProcessTimeout, and
         `unavailable`.
