@@ -3,6 +3,7 @@
 import json
 import logging
 import tracemalloc
+import weakref
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -134,6 +135,20 @@ def test_limit_above_the_context_is_capped(scripted: RunningServer) -> None:
     cut = _message(scripted, content="x" * 1990, max_tokens=32_000)
     ended = (cut.json()["stop_reason"], cut.json()["usage"]["output_tokens"])
     assert ended == ("model_context_window_exceeded", 8)
+
+
+def test_a_request_that_has_ended_does_not_hold_its_body() -> None:
+    class Translated:
+        def name(self, field: str) -> str:
+            return f"outer {field}"
+
+    leniency = Leniency(lambda body: [])
+    translated = Translated()
+    with leniency.in_words(translated.name):
+        assert leniency.leave_out("field")
+    held = weakref.ref(translated)
+    del translated
+    assert (held(), leniency.report()) == (None, {HEADER: "outer field"})
 
 
 def test_an_image_becomes_a_text(scripted: RunningServer) -> None:
