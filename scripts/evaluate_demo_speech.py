@@ -7,10 +7,8 @@ running server.
 from __future__ import annotations
 
 import argparse
-import io
 import json
 import urllib.request
-import wave
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,12 +74,14 @@ def examine(
     condition: str, record: Callable[[Random], Spoken], transcribe: Transcriber, number: int, *, wrong: bool
 ) -> str:
     """A row of the table, which is also printed."""
+    from _models.speech_sounds import wav
+
     errors = words = 0
     late: list[float] = []
     rng = Random(f"{SEED} {condition}")
     for _ in range(number):
         samples, rate, spoken = record(rng)
-        heard = transcribe(encode(samples, rate), timed=len(spoken) > 1)
+        heard = transcribe(wav(samples, rate), timed=len(spoken) > 1)
         expected = " ".join(text for _, _, text in spoken)
         missed, all_words = word_errors(expected, heard.text)
         errors, words = errors + missed, words + all_words
@@ -99,12 +99,12 @@ def examine(
 def count_empty(transcribe: Transcriber, number: int, *, wrong: bool) -> int:
     """How many recordings without speech have an empty transcript."""
     import numpy as np
-    from _models.speech_sounds import noise
+    from _models.speech_sounds import noise, wav
 
     numbers, empty = np.random.default_rng(SEED), 0
     for at in range(number):
         samples = noise(SAMPLE_RATE * (1 + at % 8), numbers) * np.float32(0.0 if at % 5 == 0 else 0.02 * (1 + at % 4))
-        heard = transcribe(encode(samples, SAMPLE_RATE), timed=False).text.strip()
+        heard = transcribe(wav(samples, SAMPLE_RATE), timed=False).text.strip()
         empty += not heard
         if heard and wrong:
             print(f"    nothing -> {heard!r}")
@@ -150,20 +150,6 @@ CONDITIONS: dict[str, Callable[[Random], Spoken]] = {
     "telephone, 8 kHz": over_a_telephone,
     "two sentences with a pause": two_sentences,
 }
-
-
-def encode(samples: np.ndarray, rate: int) -> bytes:
-    """Mono WAV with 16 bits."""
-    import numpy as np
-
-    loud = samples * (0.5 / max(float(np.abs(samples).max()), 0.5))
-    written = io.BytesIO()
-    with wave.open(written, "wb") as file:
-        file.setnchannels(1)
-        file.setsampwidth(2)
-        file.setframerate(rate)
-        file.writeframes((loud * 32767).astype(np.int16).tobytes())
-    return written.getvalue()
 
 
 class Library:

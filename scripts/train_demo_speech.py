@@ -58,9 +58,11 @@ def make(arguments: argparse.Namespace, work: Path) -> None:
     import torch
     from _models.speech_corpus import load_corpus, make_corpus
     from _models.speech_files import save_speech_tokenizer
+    from _models.speech_sounds import check_espeak
     from _models.speech_training import LAYOUT, Listener, Plan, make_tokenizer, save, train
     from _models.training import Budget
 
+    check_espeak()
     torch.manual_seed(arguments.seed)
     tokenizer = make_tokenizer(arguments.seed)
     (work / "source").mkdir(exist_ok=True)
@@ -93,6 +95,7 @@ def make(arguments: argparse.Namespace, work: Path) -> None:
 def write_directory(tokenizer: Any, source: Path, out: Path, precision: str) -> None:
     """Export next to the target, and move it there when it is complete."""
     from _models.speech_files import export_speech
+    from _models.speech_recordings import example
     from _models.speech_training import LAYOUT
 
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -100,6 +103,7 @@ def write_directory(tokenizer: Any, source: Path, out: Path, precision: str) -> 
         fresh = Path(making) / "model"
         export_speech(source, fresh, LAYOUT, precision=precision, block_size=32, tokenizer=tokenizer)
         shutil.copy(CARD, fresh / "README.md")
+        (fresh / "example.wav").write_bytes(example())
         if out.exists():
             out.rename(Path(making) / "old")
         fresh.rename(out)

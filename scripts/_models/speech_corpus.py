@@ -10,7 +10,7 @@ from random import Random
 
 import numpy as np
 
-from .speech_sounds import check_espeak, random_voice, speak
+from .speech_sounds import random_voice, speak
 from .spoken_text import sentence
 
 
@@ -30,7 +30,6 @@ class Corpus:
 
 def make_corpus(folder: Path, sentences: int, rng: Random, threads: int) -> None:
     """Have them spoken by the voices of the training, each sentence by one."""
-    check_espeak()
     wanted = [(sentence(rng), random_voice(rng)) for _ in range(sentences)]
     with ThreadPoolExecutor(threads) as pool:
         spoken = [(np.clip(sound, -1, 1) * 32767).astype(np.int16) for sound in pool.map(lambda w: speak(*w), wanted)]

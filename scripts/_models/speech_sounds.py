@@ -61,6 +61,18 @@ def speak(text: str, voice: Voice) -> np.ndarray:
     return samples[loud[0] : loud[-1] + 1]
 
 
+def wav(samples: np.ndarray, rate: int) -> bytes:
+    """A mono WAV file with 16 bits; what is louder than half of full scale is made quieter as a whole."""
+    quiet = samples * (0.5 / max(float(np.abs(samples).max()), 0.5))
+    written = io.BytesIO()
+    with wave.open(written, "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(rate)
+        file.writeframes((quiet * 32767).astype(np.int16).tobytes())
+    return written.getvalue()
+
+
 def resampled(samples: np.ndarray, rate: int) -> np.ndarray:
     """From a rate of samples per second to 16 kHz."""
     common = math.gcd(rate, SAMPLE_RATE)

@@ -24,7 +24,7 @@ from .speech_files import SpeechLayout, make_speech_tokenizer, speech_config
 from .spoken_text import sentence
 from .training import Budget
 
-LAYOUT = SpeechLayout(["en"], context=224)
+LAYOUT = SpeechLayout(["en"], context=224, may_be_empty=True)
 TEXT_TOKENS, WIDTH = 640, 128
 # All widths are multiples of the quantization block of 32; the model builder takes as many layers on either side only.
 SETTINGS = {
