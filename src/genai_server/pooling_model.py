@@ -4,7 +4,6 @@ The files are those of sentence-transformers: modules.json, the configurations o
 config_sentence_transformers.json and sentence_bert_config.json; and config.json of transformers.
 """
 
-import json
 from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
@@ -13,7 +12,9 @@ from typing import Any
 from msgspec import Struct
 
 from genai_server.errors import ModelDirectoryError
+from genai_server.json_file import read_object, read_value
 from genai_server.quoted_values import quoted
+from genai_server.speech_model import transcribes
 
 CONFIG = "config.json"
 MODULES = "modules.json"
@@ -50,10 +51,20 @@ class Task(StrEnum):
     GENERATE = "completion"
     EMBED = "embedding"
     RERANK = "rerank"
+    TRANSCRIBE = "transcription"
+
+    @property
+    def pools(self) -> bool:
+        """Whether the model reads complete texts, and returns a vector or a score for each."""
+        return self in (Task.EMBED, Task.RERANK)
 
 
 # The API's paths for models that do not chat.
-ENDPOINTS = {Task.EMBED: ("/v1/embeddings",), Task.RERANK: ("/v1/rerank", "/v1/score")}
+ENDPOINTS = {
+    Task.EMBED: ("/v1/embeddings",),
+    Task.RERANK: ("/v1/rerank", "/v1/score"),
+    Task.TRANSCRIBE: ("/v1/audio/transcriptions", "/v1/audio/translations"),
+}
 
 
 class PoolingModel(Struct, frozen=True):
@@ -122,9 +133,9 @@ def task_of(directory: Path) -> Task:
 
 
 def read_pooling_model(directory: Path) -> PoolingModel | None:
-    """The directory's model; None if it generates text. Raises ModelDirectoryError, which names the file."""
+    """The directory's model; None if it is for another task. Raises ModelDirectoryError, which names the file."""
     task = _task(directory)
-    if task is Task.GENERATE:
+    if not task.pools:
         return None
     try:
         return _read(directory, task)
@@ -144,13 +155,13 @@ def module_configs(directory: Path) -> list[str]:
 
 def is_decoder(directory: Path) -> bool:
     """Whether a directory in Hugging Face's format has a decoder. Raises ModelDirectoryError."""
-    return _architecture(_json(directory / CONFIG)).endswith(_DECODERS)
+    return _architecture(read_object(directory / CONFIG)).endswith(_DECODERS)
 
 
 def graph_of(directory: Path) -> str:
     """The ONNX file of a pooling model, relative to its directory. Raises ModelDirectoryError."""
     if (directory / GENAI_CONFIG).is_file():
-        return str(_json(directory / GENAI_CONFIG)["model"]["decoder"]["filename"])
+        return str(read_object(directory / GENAI_CONFIG)["model"]["decoder"]["filename"])
     for name in _GRAPHS:
         if (directory / name).is_file():
             return name
@@ -175,17 +186,19 @@ def _task(directory: Path) -> Task:
         return Task.EMBED
     if "LogitScore" in kinds:
         return Task.RERANK
-    config = _json(directory / CONFIG)
+    config = read_object(directory / CONFIG)
     if _architecture(config).endswith(_CLASSIFIER):
         return Task.RERANK
+    if transcribes(directory):
+        return Task.TRANSCRIBE
     if (directory / GENAI_CONFIG).is_file() or not config or _architecture(config).endswith(_DECODERS):
         return Task.GENERATE
     return Task.EMBED
 
 
 def _read(directory: Path, task: Task) -> PoolingModel:
-    config, genai = _json(directory / CONFIG), _json(directory / GENAI_CONFIG)
-    tokenizer, own = _json(directory / TOKENIZER_CONFIG), _json(directory / PROMPTS)
+    config, genai = read_object(directory / CONFIG), read_object(directory / GENAI_CONFIG)
+    tokenizer, own = read_object(directory / TOKENIZER_CONFIG), read_object(directory / PROMPTS)
     pad_token = config.get("pad_token_id", genai.get("model", {}).get("pad_token_id"))
     pad_token = 0 if pad_token is None else int(pad_token)
     model = PoolingModel(
@@ -208,14 +221,14 @@ def _read(directory: Path, task: Task) -> PoolingModel:
 
 def _embedding(directory: Path, config: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
     modules = _modules(directory)
-    pooling = next((_json(directory / path / CONFIG) for kind, path in modules if kind == "Pooling"), {})
+    pooling = next((read_object(directory / path / CONFIG) for kind, path in modules if kind == "Pooling"), {})
     modes = _pooling_modes(pooling) if pooling else ()
     width = pooling.get("embedding_dimension") or pooling.get("word_embedding_dimension") or config["hidden_size"]
     dimensions = int(width) * max(1, len(modes))
     for kind, path in modules:
         if kind not in ("Transformer", "Pooling", "Normalize"):
             # The graph must contain that module; without a mode, the graph's vector is used.
-            modes, dimensions = (), int(_json(directory / path / CONFIG).get("out_features", dimensions))
+            modes, dimensions = (), int(read_object(directory / path / CONFIG).get("out_features", dimensions))
     prompts = {str(name): str(text) for name, text in (own.get("prompts") or {}).items()}
     default = own.get("default_prompt_name")
     if default is not None and default not in prompts:
@@ -256,7 +269,7 @@ def _reranker(directory: Path, config: Mapping[str, Any], own: Mapping[str, Any]
     found: dict[str, Any] = {"has_sigmoid": kind == "Sigmoid"}
     for module, path in _modules(directory):
         if module == "LogitScore":
-            tokens = _json(directory / path / CONFIG)
+            tokens = read_object(directory / path / CONFIG)
             false_token = tokens.get("false_token_id")
             found["true_token"] = int(tokens["true_token_id"])
             found["false_token"] = None if false_token is None else int(false_token)
@@ -281,7 +294,7 @@ def _max_tokens(
     if config.get("model_type") in _SHIFTED:
         positions -= pad_token + 1
     limits = [
-        _json(directory / LENGTHS).get("max_seq_length") or tokenizer.get("model_max_length"),
+        read_object(directory / LENGTHS).get("max_seq_length") or tokenizer.get("model_max_length"),
         positions if positions > 0 else None,
     ]
     # Tokenizers without a limit have one of 30 digits.
@@ -303,7 +316,7 @@ def _architecture(config: Mapping[str, Any]) -> str:
 def _modules(directory: Path) -> list[tuple[str, str]]:
     """Kind and folder of each module in modules.json, which may be missing. Raises ModelDirectoryError."""
     path = directory / MODULES
-    listed = _load(path, [])
+    listed = read_value(path, [])
     if not isinstance(listed, list) or not all(isinstance(module, dict) for module in listed):
         raise ModelDirectoryError(f"{path} cannot be read: it is not a list of modules")
     found = []
@@ -313,20 +326,3 @@ def _modules(directory: Path) -> list[tuple[str, str]]:
             raise ModelDirectoryError(f"{path} names a folder outside the model directory: {quoted(folder)}")
         found.append((str(module.get("type", "")).rpartition(".")[2], folder))
     return found
-
-
-def _json(path: Path) -> dict[str, Any]:
-    """An object in a file; empty without the file. Raises ModelDirectoryError."""
-    value = _load(path, {})
-    if not isinstance(value, dict):
-        raise ModelDirectoryError(f"{path} cannot be read: it is not a JSON object")
-    return value
-
-
-def _load(path: Path, otherwise: Any) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return otherwise
-    except (OSError, ValueError, RecursionError) as error:
-        raise ModelDirectoryError(f"{path} cannot be read: {error}") from None

@@ -1,12 +1,12 @@
 """Generating models that take images, as their genai_config.json describes them."""
 
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from genai_server.errors import ModelDirectoryError
+from genai_server.json_file import read_object
 from genai_server.pooling_model import GENAI_CONFIG
 
 _TOKENIZER = "tokenizer.json"
@@ -58,7 +58,7 @@ def read_vision_model(model_dir: Path) -> VisionModel | None:
 
     Raises ModelDirectoryError, which names the file.
     """
-    config = _json(model_dir / GENAI_CONFIG)
+    config = read_object(model_dir / GENAI_CONFIG)
     model = config.get("model")
     if not isinstance(model, dict):
         return None
@@ -91,16 +91,7 @@ def _has_graph(section: Any) -> bool:
 
 
 def _token_id(path: Path, text: str) -> int:
-    for token in _json(path).get("added_tokens") or ():
+    for token in read_object(path).get("added_tokens") or ():
         if token.get("content") == text:
             return int(token["id"])
     raise ModelDirectoryError(f"{path} has no token {text}, which stands for images, and genai_config.json no id of it")
-
-
-def _json(path: Path) -> dict[str, Any]:
-    """The object in a file; empty if there is no such file, or something else, which could block."""
-    try:
-        found = json.loads(path.read_bytes()) if path.is_file() else {}
-    except (OSError, ValueError) as error:
-        raise ModelDirectoryError(f"{path} cannot be read as JSON: {error}") from None
-    return found if isinstance(found, dict) else {}

@@ -66,6 +66,30 @@ class Image(Struct, frozen=True):
     grid: tuple[int, int, int] | None = None
 
 
+class Sound(Struct, frozen=True):
+    """What a model for speech hears while it writes: a window of a recording, prepared for the model."""
+
+    # Equal for equal windows. Requests with different salts have different digests.
+    digest: str
+    # An .npz file with the float32 array `audio_features` [1, mels, frames] of the library's audio processor.
+    path: str
+
+
+class TranscriptRules(Struct, frozen=True):
+    """Which tokens a transcript may have where (openai/whisper: SuppressTokens, ApplyTimestampRules)."""
+
+    # Never chosen, and not as the first token.
+    suppressed: list[int]
+    suppressed_first: list[int]
+    end_of_text: int
+    # The token of the first timestamp. Those after it have ascending ids.
+    first_timestamp: int
+    # Whether the transcript has timestamps: one first, then in pairs of an end and a start, never decreasing.
+    has_timestamps: bool
+    # The last timestamp with which it may begin, counted from the first one; None for any.
+    max_first: int | None = None
+
+
 class GenerationRequest(Struct, frozen=True):
     """One prompt to continue, or texts to pool, with every default resolved."""
 
@@ -113,6 +137,11 @@ class GenerationRequest(Struct, frozen=True):
     texts: list[PooledText] = []
     # In the order of their tokens in the prompt.
     images: list[Image] = []
+    # Only for models for speech, which need one.
+    sound: Sound | None = None
+    transcript: TranscriptRules | None = None
+    # With log probabilities, these tokens' follow the most likely ones of each token.
+    scored_tokens: list[int] = []
 
     @property
     def own_id(self) -> str:
@@ -130,9 +159,10 @@ class TokenLogprob(Struct, frozen=True, array_like=True):
     """A token with its log probability."""
 
     token: int
-    # Natural logarithm, from the model's logits before sampling options.
+    # Natural logarithm, from the model's logits before sampling options, but with the rules of a transcript.
     logprob: float
-    # The most likely tokens at its position with their log probabilities, in descending order.
+    # The most likely tokens at its position with their log probabilities, in descending order, and the request's
+    # `scored_tokens` with theirs.
     top: list[tuple[int, float]] = []
 
 

@@ -1,0 +1,25 @@
+"""JSON files of model directories."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from genai_server.errors import ModelDirectoryError
+
+
+def read_value(path: Path, otherwise: Any) -> Any:
+    """The value in a file; `otherwise` without the file. Raises ModelDirectoryError, which names the file."""
+    if not path.is_file():  # reading from a pipe would block
+        return otherwise
+    try:
+        return json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelDirectoryError(f"{path} cannot be read: {error}") from None
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The object in a file; empty without the file. Raises ModelDirectoryError, which names the file."""
+    value = read_value(path, {})
+    if not isinstance(value, dict):
+        raise ModelDirectoryError(f"{path} cannot be read: it is not a JSON object")
+    return value
