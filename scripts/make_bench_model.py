@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from _models.bench_shapes import IMAGE_TOKENS, SHAPES, BenchShape
+from _models.bench_shapes import IMAGE_TOKENS, SHAPES, SPEECH_SHAPES, SPEECH_TEXT_TOKENS, BenchShape
 from _models.environment import ensure_environment
 from _models.vision_families import QWEN_MARKS, QWEN_TEMPLATE
 
@@ -34,7 +34,7 @@ CHATML = (
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path, metavar="OUT", help="where the model directory goes")
-    parser.add_argument("--shape", default="dense", choices=SHAPES, help="(dense)")
+    parser.add_argument("--shape", default="dense", choices=[*SHAPES, *SPEECH_SHAPES], help="(dense)")
     parser.add_argument("--layers", type=int, metavar="N", help="instead of the shape's own number")
     parser.add_argument(
         "--block-size", type=int, default=128, choices=(32, 128), help="weights per scale (default 128)"
@@ -47,7 +47,13 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.vocabulary < VOCABULARY:
         parser.error(f"--vocabulary={arguments.vocabulary}: at least {VOCABULARY}")
+    if arguments.shape in SPEECH_SHAPES and (arguments.checkpoint or arguments.vocabulary != VOCABULARY):
+        parser.error(f"--shape={arguments.shape}: takes neither --vocabulary nor --checkpoint")
     ensure_environment()
+    if arguments.shape in SPEECH_SHAPES:
+        _make_speech(arguments)
+        print(f"wrote {arguments.out}")
+        return
 
     from _models.export import export
     from _models.tokenizer import pad_vocabulary, save_tokenizer, train_tokenizer
@@ -74,6 +80,25 @@ def main() -> None:
             layout = qwen_layout("qwen3_vl", IMAGE_TOKENS, 64 * 64, 1024 * 1024)
             complete(layout, source, arguments.out, write_bench_vision)
     print(f"wrote {arguments.out}")
+
+
+def _make_speech(arguments: argparse.Namespace) -> None:
+    from _models.random_speech import export_random_speech
+    from _models.speech_files import SpeechLayout
+    from transformers.models.whisper.tokenization_whisper import LANGUAGES
+
+    settings = dict(SPEECH_SHAPES[arguments.shape])
+    if arguments.layers:
+        settings |= {"encoder_layers": arguments.layers, "decoder_layers": arguments.layers}
+    export_random_speech(
+        arguments.out,
+        _standard_library(),
+        settings,
+        SpeechLayout(list(LANGUAGES)[:99]),
+        text_tokens=SPEECH_TEXT_TOKENS,
+        precision=arguments.precision,
+        block_size=arguments.block_size,
+    )
 
 
 def _standard_library() -> list[str]:

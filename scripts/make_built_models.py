@@ -88,11 +88,34 @@ VISION_MODELS: dict[str, dict[str, Any]] = {
         "max_position_embeddings": 576,
     },
 }
+# A model for speech; the encoder has 1,500 positions, so a window has its 30 s.
+SPEECH_MODELS: dict[str, dict[str, Any]] = {
+    "whisper": {
+        "d_model": 32,
+        "encoder_layers": 2,
+        "decoder_layers": 2,
+        "encoder_attention_heads": 2,
+        "decoder_attention_heads": 2,
+        "encoder_ffn_dim": 48,
+        "decoder_ffn_dim": 48,
+    },
+}
+OF_SPEECH = [
+    "encoder.onnx",
+    "encoder.onnx.data",
+    "decoder.onnx",
+    "decoder.onnx.data",
+    "audio_processor_config.json",
+    "genai_config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    names = [*MODELS, *VISION_MODELS]
+    names = [*MODELS, *VISION_MODELS, *SPEECH_MODELS]
     parser.add_argument("--only", action="append", choices=names, help="this model (may be given again)")
     arguments = parser.parse_args()
     ensure_environment()
@@ -104,6 +127,9 @@ def main() -> None:
             if name in MODELS:
                 family, settings, runs = MODELS[name]
                 build(_sized(family, settings), Path(temporary), OUT / name, [*GRAPH, *(OTHERS if runs else [])])
+            elif name in SPEECH_MODELS:
+                built = _build_speech(SPEECH_MODELS[name], Path(temporary) / "built")
+                _copy(built, OUT / name, OF_SPEECH)
             else:
                 images = VISION_FAMILIES[name]
                 images = replace(images, text=_sized(images.text, VISION_MODELS[name]))
@@ -115,6 +141,16 @@ def build(family: Family, work: Path, out: Path, files: list[str]) -> None:
     make(family, work / "source")
     export(work / "source", work / "built", precision="fp32", block_size=32, options=family.options)
     _copy(work / "built", out, files)
+
+
+def _build_speech(settings: dict[str, Any], out: Path) -> Path:
+    from _models.random_speech import export_random_speech
+    from _models.speech_files import SpeechLayout
+
+    layout = SpeechLayout(["en", "de", "es"], context=128)
+    texts = [__doc__ or ""]
+    export_random_speech(out, texts, settings, layout, text_tokens=300, precision="fp32", block_size=32)
+    return out
 
 
 def _sized(family: Family, settings: dict[str, Any]) -> Family:

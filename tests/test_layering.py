@@ -64,6 +64,7 @@ KNOWN_APIS: dict[str, tuple[str, ...]] = {
     "responses": ("chat_completions",),
     "status": ("models",),
     "tokens": (),
+    "transcriptions": (),
     "web_page": (),
 }
 # Modules that a module must not import although the layers allow it; a name includes all modules below it.
@@ -121,6 +122,7 @@ LIBRARIES: dict[str, tuple[str, ...]] = {
     "fastapi": _HTTP,
     "starlette": _HTTP,
     "uvicorn": ("cli.serve.*", "ray_serve.*"),
+    "python_multipart": ("http.upload",),
     "prometheus_client": (
         "apis.*",
         "generation.dependencies",

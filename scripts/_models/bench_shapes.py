@@ -150,3 +150,18 @@ SHAPES = {
         layer_types=("conv", "conv", "full_attention", "conv"),
     ),
 }
+
+# Settings of WhisperConfig. Their vocabulary is Whisper's: 50,257 tokens of text, 99 languages, 1,501 timestamps.
+SPEECH_SHAPES: dict[str, dict[str, Any]] = {
+    name: {
+        "d_model": width,
+        "encoder_layers": layers,
+        "decoder_layers": layers,
+        "encoder_attention_heads": width // 64,
+        "decoder_attention_heads": width // 64,
+        "encoder_ffn_dim": 4 * width,
+        "decoder_ffn_dim": 4 * width,
+    }
+    for name, width, layers in (("whisper-base", 512, 6), ("whisper-small", 768, 12))
+}
+SPEECH_TEXT_TOKENS = 50_257

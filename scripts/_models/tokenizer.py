@@ -30,7 +30,14 @@ def train_tokenizer(texts: Iterable[str], vocabulary_size: int, marks: Sequence[
     character spans several tokens: what a streaming server has to get right.
     """
     tokenizer = _byte_level(models.BPE(), SPLIT)
-    _learn(tokenizer, texts, vocabulary_size, marks)
+    _learn(tokenizer, texts, vocabulary_size, [*SPECIAL_TOKENS, *marks])
+    return tokenizer
+
+
+def train_text_tokenizer(texts: Iterable[str], vocabulary_size: int) -> Tokenizer:
+    """Learn merges like `train_tokenizer`, with no special token in the vocabulary."""
+    tokenizer = _byte_level(models.BPE(), SPLIT)
+    _learn(tokenizer, texts, vocabulary_size, [])
     return tokenizer
 
 
@@ -50,7 +57,7 @@ def train_copying_tokenizer(texts: list[str], vocabulary_size: int, spaced_words
     learned inside words; a space joins only the commonest words that are one token already.
     """
     parts = _byte_level(models.BPE(), PARTS)
-    _learn(parts, texts, vocabulary_size - spaced_words)
+    _learn(parts, texts, vocabulary_size - spaced_words, SPECIAL_TOKENS)
     learned = json.loads(parts.to_str())["model"]
     vocabulary: dict[str, int] = learned["vocab"]
     merges = [(left, right) for left, right in learned["merges"]]
@@ -78,11 +85,11 @@ def _byte_level(model: models.Model, split: str) -> Tokenizer:
     return tokenizer
 
 
-def _learn(tokenizer: Tokenizer, texts: Iterable[str], vocabulary_size: int, marks: Sequence[str] = ()) -> None:
+def _learn(tokenizer: Tokenizer, texts: Iterable[str], vocabulary_size: int, special_tokens: Sequence[str]) -> None:
     trainer = trainers.BpeTrainer(
         vocab_size=vocabulary_size,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        special_tokens=[*SPECIAL_TOKENS, *marks],
+        special_tokens=list(special_tokens),
         show_progress=False,
     )
     tokenizer.train_from_iterator(_readable_parts(texts), trainer)

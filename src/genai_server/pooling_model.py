@@ -14,6 +14,7 @@ from msgspec import Struct
 from genai_server.errors import ModelDirectoryError
 from genai_server.json_file import read_object, read_value
 from genai_server.quoted_values import quoted
+from genai_server.speech_model import ARCHITECTURE as SPEECH_ARCHITECTURE
 from genai_server.speech_model import transcribes
 
 CONFIG = "config.json"
@@ -52,6 +53,11 @@ class Task(StrEnum):
     EMBED = "embedding"
     RERANK = "rerank"
     TRANSCRIBE = "transcription"
+
+    @property
+    def pools(self) -> bool:
+        """Whether the model reads complete texts, and returns a vector or a score for each."""
+        return self in (Task.EMBED, Task.RERANK)
 
 
 # The API's paths for models that do not chat.
@@ -130,7 +136,7 @@ def task_of(directory: Path) -> Task:
 def read_pooling_model(directory: Path) -> PoolingModel | None:
     """The directory's model; None if it is for another task. Raises ModelDirectoryError, which names the file."""
     task = _task(directory)
-    if task not in (Task.EMBED, Task.RERANK):
+    if not task.pools:
         return None
     try:
         return _read(directory, task)
@@ -184,7 +190,7 @@ def _task(directory: Path) -> Task:
     config = read_object(directory / CONFIG)
     if _architecture(config).endswith(_CLASSIFIER):
         return Task.RERANK
-    if transcribes(directory):
+    if transcribes(directory) or _architecture(config) == SPEECH_ARCHITECTURE:
         return Task.TRANSCRIBE
     if (directory / GENAI_CONFIG).is_file() or not config or _architecture(config).endswith(_DECODERS):
         return Task.GENERATE

@@ -172,6 +172,10 @@ class Readers(Generic[R]):
         self._readers.move_to_end(directory)
         return self._readers[directory]
 
+    def has_room_for(self, directory: Path) -> bool:
+        """Whether `get` closes no other reader."""
+        return directory in self._readers or len(self._readers) < _READERS
+
     def close(self) -> None:
         """Close all readers."""
         for reader in self._readers.values():
@@ -223,8 +227,12 @@ class ProcessPool(Generic[P, T]):
                 if self._calls.get(key) is call:
                     del self._calls[key]
 
+    async def start(self) -> None:
+        """Start a process unless one is idle. Raises `unavailable`."""
+        await asyncio.get_running_loop().run_in_executor(self._threads, self.with_process, lambda process: None)
+
     def with_process(self, ask: Callable[[P], A]) -> A:
-        """The result of `ask` with an idle process, or a new one. Only for the work of `call`.
+        """The result of `ask` with an idle process, or a new one. Only for the pool's threads.
 
         If the process dies, a new one is asked again. Raises ProcessDied if that dies, too, or if the process was ended
         by its method, ProcessTimeout, and `unavailable`.

@@ -15,9 +15,12 @@ from genai_server.json_file import read_object
 
 _CONFIG = "genai_config.json"
 _TOKENIZER = "tokenizer.json"
-_PROCESSOR = "audio_processor_config.json"
-_GENERATION = "generation_config.json"
+RULES = "generation_config.json"
 _KIND = "whisper"
+# Of the original, in its config.json.
+ARCHITECTURE = "WhisperForConditionalGeneration"
+# How recordings are prepared, in the library's words.
+AUDIO_PROCESSOR = "audio_processor_config.json"
 # Of all recordings that such a model reads, in Hz.
 SAMPLE_RATE = 16_000
 # Seconds between two timestamps.
@@ -96,7 +99,7 @@ def _has_kind(config: Mapping[str, Any]) -> bool:
 
 
 def _read(directory: Path, model: Mapping[str, Any]) -> SpeechModel:
-    tokenizer, generation = read_object(directory / _TOKENIZER), read_object(directory / _GENERATION)
+    tokenizer, generation = read_object(directory / _TOKENIZER), read_object(directory / RULES)
     added = {str(token["content"]): int(token["id"]) for token in tokenizer.get("added_tokens") or ()}
     if any(not 0 <= id < _MAX_TOKENS for id in added.values()):
         raise ModelDirectoryError(f"{directory / _TOKENIZER} has a token with a wrong id")
@@ -142,7 +145,7 @@ def _read(directory: Path, model: Mapping[str, Any]) -> SpeechModel:
 
 def _window_seconds(directory: Path) -> float:
     """How many seconds onnxruntime-genai's processor pads or cuts a recording to."""
-    steps = read_object(directory / _PROCESSOR).get("feature_extraction", {}).get("sequence", [])
+    steps = read_object(directory / AUDIO_PROCESSOR).get("feature_extraction", {}).get("sequence", [])
     for step in steps:
         found = step.get("operation", {}).get("attrs", {}).get("chunk_size")
         if found is not None:

@@ -30,13 +30,13 @@ class Bench(SteppedLoop):
         clock: Callable[[], float] | None = None,
         pooled: ScriptedPooledRunner | None = None,
         processor_time: Callable[[], float] = time.thread_time,
-        images: ImageWorker | None = None,
+        encoder: ImageWorker | None = None,
         **limits: Any,
     ) -> None:
         self.runner = ScriptedRunner()
         ticks = count()
         super().__init__(
-            RunnerPair(pooled or self.runner, images=images),
+            RunnerPair(pooled or self.runner, encoder=encoder),
             (Scheduler if pooled is None else PoolingScheduler)(
                 pooled or self.runner, **{"max_running": 4, "max_waiting": 4, "prefill_chunk": 8} | limits
             ),

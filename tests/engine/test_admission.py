@@ -264,7 +264,7 @@ class ImageBench(Bench):
         self.path = folder / "image.npz"
         np.savez(self.path, pixel_values=np.zeros((2, 4), np.float32))
         self.encoded = 0
-        super().__init__(folder, max_running=2, max_waiting=1, images=ImageWorker(lambda: self._encode, 7, 1000))
+        super().__init__(folder, max_running=2, max_waiting=1, encoder=ImageWorker(lambda: self._encode, 7, 1000))
 
     def _encode(self, tensors: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
         assert self.gate.wait(60)

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from genai_server.engine.image_worker import Encoded, ImageWorker
+from genai_server.engine.encoder_worker import Encoded
+from genai_server.engine.image_worker import ImageWorker
 from genai_server.engine.prompt_images import PromptImages
 from genai_server.engine.sequence import Sequence, SequenceState
 from genai_server.errors import RunnerFailed

@@ -111,7 +111,11 @@ TO_API: list[ToApi] = [
     Load(num_free=0, free_tokens=2**40, retry_after=600, capacity=Capacity(1, 2, 2**40)),
     Load(capacity=Capacity(16, 256)),
     Figures(
-        1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, _HISTOGRAM, _HISTOGRAM, Histogram([], [0], 0.0), Histogram([], [2**40], 1e9)
+        *(1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12),
+        _HISTOGRAM,
+        _HISTOGRAM,
+        Histogram([], [0], 0.0),
+        Histogram([], [2**40], 1e9),
     ),
     Accepted(1),
     Refused(2, ErrorInfo("queue_full", "too many")),

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from msgspec import structs
 
-from genai_server.engine.ipc.mailbox import GrammarCompiled, ImagesEncoded, Inbox, Outbox
+from genai_server.engine.ipc.mailbox import GrammarCompiled, Inbox, InputsEncoded, Outbox
 from genai_server.engine.profiling.runtime_options import RuntimeOptionState
 from genai_server.engine.requests import RequestTable
 from genai_server.engine.runners.runner_pair import RunnerPair
@@ -20,7 +20,7 @@ from genai_server.timing import Clock
 class Admission:
     """Admits requests to the table. Owned by the loop's thread.
 
-    A request keeps its place in the queue while worker threads compile its grammar and encode its images.
+    A request keeps its place in the queue while worker threads compile its grammar and encode its inputs.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class Admission:
         self._inbox = inbox
         self._outbox = outbox
         self._clock = clock
-        self._images = runners.images
+        self._encoder = runners.encoder
         self._vocab_size = runners.main.model.vocab_size
         self._gathered: dict[int, list[Submit]] = {}  # by connection, incomplete groups of requests
         self.num_arrived = 0  # sequences added to the table up to now
@@ -62,7 +62,7 @@ class Admission:
                 if each.request.adapter is not None:
                     sequence.adapter = self._runners.adapters.find(each.request.adapter)
                 self._give_guide(sequence)
-                self._give_images(sequence)
+                self._give_inputs(sequence)
         except GenaiServerError as error:
             for sequence in taken:
                 self._requests.drop(sequence)
@@ -79,13 +79,13 @@ class Admission:
         goes_without = isinstance(message.compiled, str) and not sequence.request.needs_grammar
         self._one_prepared(sequence, lambda: None if goes_without else self._give_guide(sequence))
 
-    def images_encoded(self, message: ImagesEncoded) -> None:
-        """Give a sequence its images; accept or refuse it, if it has not ended."""
+    def inputs_encoded(self, message: InputsEncoded) -> None:
+        """Give a sequence what was encoded; accept or refuse it, if it has not ended."""
 
         def give() -> None:
             if isinstance(message.encoded, GenaiServerError):
                 raise message.encoded
-            message.sequence.take_images(message.encoded)
+            message.sequence.take(message.encoded)
 
         self._one_prepared(message.sequence, give)
 
@@ -123,23 +123,13 @@ class Admission:
             raise InvalidField(f"token {last} is not among the model's {self._vocab_size}", param="prompt")
         if (last := max(request.prediction, default=0)) >= self._vocab_size:
             raise InvalidField(f"token {last} is not among the model's {self._vocab_size}", param="prediction")
-        self._check_image_tokens(request)
+        if self._encoder is not None:
+            self._encoder.check(request)
+        elif request.images or request.sound is not None:
+            raise InvalidField("this model reads text only", param="images" if request.images else "sound")
+        if strange := [token for token in request.scored_tokens if not 0 <= token < self._vocab_size]:
+            raise InvalidField(f"token {strange[0]} is not among the model's {self._vocab_size}", param="scored_tokens")
         self._runners.for_request(request).check(request)
-
-    def _check_image_tokens(self, request: GenerationRequest) -> None:
-        """Only images have image tokens, and no answer has: neither a feature nor an embedding stands for others."""
-        if self._images is None:
-            return
-        token = self._images.image_token
-        own = sum(request.prompt[image.start : image.start + image.num_tokens].count(token) for image in request.images)
-        if (given := request.prompt.count(token)) != own:
-            raise InvalidField(f"{given - own} tokens stand for images (id {token}) and belong to none", param="prompt")
-        if token in request.prediction:
-            raise InvalidField(
-                f"prediction must not have the token {token}, which stands for images", param="prediction"
-            )
-        if request.sampling.logit_bias.get(token, 0) > 0:
-            raise InvalidField(f"token {token} stands for images, so that no answer has it", param="logit_bias")
 
     def _fitted(self, submit: Submit) -> Submit:
         """The request, without a grammar that it does not need if that cannot be followed here."""
@@ -174,16 +164,14 @@ class Admission:
                 grammar, lambda found: self._inbox.put((connection, GrammarCompiled(sequence, found)))
             )
 
-    def _give_images(self, sequence: Sequence) -> None:
-        """Have a sequence's images encoded. Raises InvalidField if the model takes none."""
-        if not sequence.request.images:
+    def _give_inputs(self, sequence: Sequence) -> None:
+        """Have what a sequence has besides text encoded."""
+        if self._encoder is None or not self._encoder.has_inputs(sequence.request):
             return
         connection, _ = sequence.origin
-        if self._images is None:
-            raise InvalidField("this model reads text only", param="images")
         sequence.num_preparations += 1
         # The worker's thread calls this.
-        self._images.submit(sequence, lambda encoded: self._inbox.put((connection, ImagesEncoded(sequence, encoded))))
+        self._encoder.submit(sequence, lambda encoded: self._inbox.put((connection, InputsEncoded(sequence, encoded))))
 
     def _refuse(self, connection: int, key: int, error: GenaiServerError) -> None:
         self._outbox.tell(connection, Refused(key, ErrorInfo.from_error(error)))

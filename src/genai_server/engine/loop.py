@@ -22,8 +22,8 @@ from genai_server.engine.ipc.mailbox import (
     Connected,
     Disconnected,
     GrammarCompiled,
-    ImagesEncoded,
     Inbox,
+    InputsEncoded,
     Leave,
     Message,
     Outbox,
@@ -113,8 +113,8 @@ class EngineLoop:
         self._requests.finish_late(now)
         if now >= self._next_figures:
             self._next_figures = now + _FIGURES_EVERY
-            running, images = self._scheduler.running, self._runners.images
-            self._outbox.tell_figures(self._meter.figures(running, self._requests, self._options, images))
+            running, encoder = self._scheduler.running, self._runners.encoder
+            self._outbox.tell_figures(self._meter.figures(running, self._requests, self._options, encoder))
         admitted = self._scheduler.admit()
         self._options.choose(self._scheduler.running, self._scheduler.waiting)
         for sequence in admitted:
@@ -155,8 +155,8 @@ class EngineLoop:
                 self._admission.submit(connection, message)
             case GrammarCompiled():
                 self._admission.grammar_compiled(message)
-            case ImagesEncoded():
-                self._admission.images_encoded(message)
+            case InputsEncoded():
+                self._admission.inputs_encoded(message)
             case TokenChosen():
                 self._token_chosen(message)
             case Cancel(key) | Stop(key):

@@ -1,14 +1,16 @@
 """An engine's counters of its own work, for the metrics."""
 
 from collections.abc import Sequence as Several
+from typing import Any
 
 import numpy as np
 
-from genai_server.engine.image_worker import ImageWorker
+from genai_server.engine.encoder_worker import EncoderWorker
 from genai_server.engine.profiling.runtime_options import RuntimeOptionState
 from genai_server.engine.requests import RequestTable
 from genai_server.engine.scheduling.scheduler_output import Step
 from genai_server.engine.sequence import Sequence
+from genai_server.engine.sound_worker import SoundWorker
 from genai_server.messages.figures import Figures, Histogram
 
 # Bounds in seconds, for the duration of a step and the time between two tokens.
@@ -95,9 +97,10 @@ class Meter:
         running: Several[Sequence],
         requests: RequestTable,
         options: RuntimeOptionState,
-        images: ImageWorker | None = None,
+        encoder: EncoderWorker[Any] | None = None,
     ) -> Figures:
         """All counters, here and elsewhere in the engine."""
+        num_encoded, hears = 0 if encoder is None else encoder.num_encoded, isinstance(encoder, SoundWorker)
         return Figures(
             kv_tokens=sum(sequence.num_read for sequence in running),
             prompt_tokens=self._prompt_tokens,
@@ -106,7 +109,8 @@ class Meter:
             cache_hits=self._cache_hits,
             drafted=self._drafted,
             accepted=self._accepted,
-            encoded_images=0 if images is None else images.num_encoded,
+            encoded_images=0 if hears else num_encoded,
+            encoded_sounds=num_encoded if hears else 0,
             terminated=requests.num_terminated,
             profile_sessions=options.num_profile_sessions,
             profiled=sum(sequence.profile.is_on for sequence in running),

@@ -158,8 +158,9 @@ def publisher(spec: EngineSpec, runner: Runner) -> KvEventPublisher | None:
 
 def load_guidance(spec: EngineSpec, model: ModelInfo) -> Guidance:
     """The guidance for grammars of answers on this device."""
-    if task_of(Path(spec.model_dir)) is not Task.GENERATE:
-        return Guidance(None, model.vocab_size, "it returns vectors or scores")
+    if (task := task_of(Path(spec.model_dir))) is not Task.GENERATE:
+        why = "it transcribes" if task is Task.TRANSCRIBE else "it returns vectors or scores"
+        return Guidance(None, model.vocab_size, why)
     return bytes_guidance(model) if spec.device.startswith("scripted") else model_guidance(Path(spec.model_dir), model)
 
 

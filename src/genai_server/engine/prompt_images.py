@@ -30,6 +30,11 @@ class EncodedImage:
     features: NDArray[Any]
 
     @property
+    def num_bytes(self) -> int:
+        """Its size in memory."""
+        return int(self.features.nbytes)
+
+    @property
     def ids(self) -> list[int]:
         """An id for each feature."""
         first = _FIRST_ID - self.serial * _MAX_FEATURES

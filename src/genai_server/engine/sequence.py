@@ -4,6 +4,7 @@ import math
 from enum import StrEnum
 from functools import cached_property
 
+from genai_server.engine.encoded_sound import EncodedSound
 from genai_server.engine.prompt_images import PromptImages
 from genai_server.engine.sampling.grammar import Guide
 from genai_server.engine.sampling.sampler import Sampler
@@ -16,7 +17,7 @@ from genai_server.timing import Clock
 class SequenceState(StrEnum):
     """A sequence's state in the engine."""
 
-    PREPARING = "preparing"  # not accepted yet; worker threads compile its grammar or encode its images
+    PREPARING = "preparing"  # not accepted yet; worker threads compile its grammar or encode its inputs
     WAITING = "waiting"  # accepted, and ready to run
     RUNNING = "running"  # has one of the places on the device
     ENDED = "ended"  # has left the table of requests
@@ -73,6 +74,7 @@ class Sequence:
         # The prompt's, with ids of their own for the features of images.
         self.prompt = request.prompt
         self.images: PromptImages | None = None  # until they are encoded, and without any
+        self.sound: EncodedSound | None = None  # the same
         self.num_read = 0  # how many of these the runner has read
         self.num_texts = 0  # how many texts of the prompt the runner has read, where texts are pooled
         self.num_cached = 0  # tokens of the prompt from a cached prefix
@@ -98,10 +100,15 @@ class Sequence:
         """Drafts its next tokens. Made when first used: many sequences may have no drafts."""
         return Drafter(self.prompt, self.request.prediction)
 
+    @property
+    def cache_salt(self) -> str | None:
+        """Cached prefixes are shared by sequences with the same. All that a decoder reads follows from the sound."""
+        return self.request.cache_salt if self.request.sound is None else self.request.sound.digest
+
     @cached_property
     def prompt_key(self) -> int:
         """Equal for equal prompts with the same salt. Must not be read before the images are encoded."""
-        return hash((self.request.cache_salt, *self.prompt))
+        return hash((self.cache_salt, *self.prompt))
 
     def gives_prompt(self, other: "Sequence") -> bool:
         """Whether the other has the same prompt, may reuse its keys and values once read, and is not more urgent."""
@@ -113,10 +120,13 @@ class Sequence:
             and self.prompt_key == other.prompt_key
         )
 
-    def take_images(self, images: PromptImages) -> None:
-        """Take the encoded images of the prompt, before anything of it is read."""
-        self.images, self.prompt = images, images.prompt
-        self.tokens = list(images.prompt)
+    def take(self, encoded: PromptImages | EncodedSound) -> None:
+        """Take what is encoded for it, before anything of the prompt is read."""
+        if isinstance(encoded, EncodedSound):
+            self.sound = encoded
+            return
+        self.images, self.prompt = encoded, encoded.prompt
+        self.tokens = list(encoded.prompt)
 
     @property
     def age(self) -> float:

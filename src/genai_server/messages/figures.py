@@ -29,6 +29,8 @@ class Figures(Struct, frozen=True, tag=True):
     accepted: int
     # Images that were encoded, without those whose features were kept.
     encoded_images: int
+    # Windows of recordings, likewise.
+    encoded_sounds: int
     # Sequences that terminate_session has ended.
     terminated: int
     # Profile sessions that have begun.

@@ -81,6 +81,7 @@ class TranscriptRules(Struct, frozen=True):
     # Never chosen, and not as the first token.
     suppressed: list[int]
     suppressed_first: list[int]
+    end_of_text: int
     # The token of the first timestamp. Those after it have ascending ids.
     first_timestamp: int
     # Whether the transcript has timestamps: one first, then in pairs of an end and a start, never decreasing.

@@ -122,7 +122,7 @@ class Vision:
                     EncodedImage(serial + 10 * number + place, self.encoder.encode(tensors))
                     for place, tensors in enumerate(case.tensors)
                 ]
-                sequence.take_images(PromptImages(prompt, case.images, encoded, self.token))
+                sequence.take(PromptImages(prompt, case.images, encoded, self.token))
             found.append(sequence)
         return found
 

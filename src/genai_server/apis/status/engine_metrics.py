@@ -182,6 +182,7 @@ _COUNTERS = (
     ("spec_decode_num_draft_tokens", "Number of tokens drafted.", "drafted"),
     ("spec_decode_num_accepted_tokens", "Number of drafted tokens accepted.", "accepted"),
     ("images_encoded", "Number of images that the vision graph encoded.", "encoded_images"),
+    ("sounds_encoded", "Number of windows of recordings that the encoder read.", "encoded_sounds"),
     ("request_terminated", "Number of sequences ended by terminate_session.", "terminated"),
     ("profile_sessions", "Number of profile sessions started.", "profile_sessions"),
 )

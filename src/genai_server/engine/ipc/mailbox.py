@@ -7,7 +7,7 @@ from queue import SimpleQueue
 
 from msgspec import Struct, structs
 
-from genai_server.engine.image_worker import Encoded
+from genai_server.engine.encoder_worker import Encoded
 from genai_server.engine.sampling.continuation import NextToken
 from genai_server.engine.sampling.grammar import Compiled
 from genai_server.engine.scheduling.scheduler import Scheduler
@@ -36,8 +36,8 @@ class GrammarCompiled(Struct, frozen=True):
     compiled: Compiled
 
 
-class ImagesEncoded(Struct, frozen=True):
-    """The images that a sequence waits for are encoded, or have failed."""
+class InputsEncoded(Struct, frozen=True):
+    """What a sequence waits for is encoded, or has failed."""
 
     sequence: Sequence
     encoded: Encoded
@@ -60,7 +60,7 @@ Message = (
     | Connected
     | Disconnected
     | GrammarCompiled
-    | ImagesEncoded
+    | InputsEncoded
     | TokenChosen
     | Leave
 )

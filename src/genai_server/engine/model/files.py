@@ -19,6 +19,7 @@ from genai_server.pooling_model import (
 )
 from genai_server.profile_plan import PREFIX
 from genai_server.quoted_values import quoted
+from genai_server.speech_model import AUDIO_PROCESSOR, read_speech_model, transcribes
 from genai_server.vision_model import read_vision_model
 
 CONFIG = "genai_config.json"
@@ -71,16 +72,18 @@ def check_model_directory(directory: Path) -> ModelInfo:
     try:
         info = model_info(config)
         decoder = str(config["model"]["decoder"]["filename"])
-        has_encoder = "encoder" in config["model"]
+        has_encoder, hears = "encoder" in config["model"], transcribes(directory)
+        if hears and not config["model"]["encoder"]["filename"]:
+            raise KeyError("filename")
     except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
         raise ModelDirectoryError(f"{directory / CONFIG} lacks or has a wrong value for {error}") from None
     _check_names(directory, config)
-    if has_encoder:
+    if has_encoder and not hears:
         raise ModelDirectoryError(
-            f"{directory} has an encoder and a decoder, as models for speech do: this server does not serve it"
+            f"{directory} has an encoder and a decoder, and is of a type for speech that this server does not serve"
         )
     named = dict.fromkeys((decoder, *named_files(config)))
-    for name in (*named, TOKENIZER, TOKENIZER_CONFIG):
+    for name in (*named, TOKENIZER, TOKENIZER_CONFIG, *([AUDIO_PROCESSOR] if hears else [])):
         _check_inside(directory, name, CONFIG)
         _check_present(directory, name, " is missing")
     for name in named:
@@ -88,6 +91,7 @@ def check_model_directory(directory: Path) -> ModelInfo:
     _check_templates(directory)
     _read_json(directory / TOKENIZER_CONFIG)
     read_vision_model(directory)
+    read_speech_model(directory)
     return info
 
 
@@ -252,7 +256,7 @@ def session_profile(directory: Path) -> str:
 
     Raises ModelDirectoryError.
     """
-    if task_of(directory) is not Task.GENERATE:
+    if task_of(directory).pools:
         return ""
     options = read_config(directory)["model"]["decoder"].get("session_options") or {}
     return str(options.get(_PROFILING) or "")
@@ -337,8 +341,7 @@ def _number(text: str | None) -> int:
 
 def weight_bytes(directory: Path) -> int:
     """Size of the graphs and weights on disk. Raises ModelDirectoryError or OSError."""
-    is_generating = task_of(directory) is Task.GENERATE
-    names = named_files(read_config(directory)) if is_generating else [graph_of(directory)]
+    names = [graph_of(directory)] if task_of(directory).pools else named_files(read_config(directory))
     graphs = [directory / name for name in names]
     weights = {graph.parent / name for graph in graphs for name in external_files(graph)}
     return sum(file.stat().st_size for file in (*graphs, *weights))

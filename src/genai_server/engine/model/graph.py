@@ -79,6 +79,8 @@ class DecoderGraph:
     # The states of convolutions, and of linear attention.
     conv_states: tuple[LayerState, ...] = ()
     recurrent_states: tuple[LayerState, ...] = ()
+    # Keys and values of what an encoder made of a sound, which a decoder only reads.
+    cross_states: tuple[LayerState, ...] = ()
 
     @cached_property
     def has_states(self) -> bool:
@@ -90,10 +92,10 @@ class DecoderGraph:
         """How many inputs the convolutions read for each token; 0 without convolutions."""
         return self.conv_states[0].shape[0] + 1 if self.conv_states else 0
 
-    @property
+    @cached_property
     def bytes_per_row(self) -> int:
-        """The size of one sequence's states, however long it is."""
-        return sum(state.num_bytes for state in (*self.conv_states, *self.recurrent_states))
+        """The size of what one sequence has of fixed size, however long it is."""
+        return sum(state.num_bytes for state in (*self.conv_states, *self.recurrent_states, *self.cross_states))
 
     @property
     def bytes_per_token(self) -> int:
@@ -147,8 +149,8 @@ def read_decoder_graph(model_dir: Path) -> DecoderGraph:
         present_names=names.present,
         num_kv_heads=num_kv_heads,
         head_size=head_size,
-        cache_type=_float_type("cache", inputs[names.past[0]].elem_type),
-        logits_type=_float_type("logits", outputs[names.logits].elem_type),
+        cache_type=float_type("cache", inputs[names.past[0]].elem_type),
+        logits_type=float_type("logits", outputs[names.logits].elem_type),
         vision=vision,
         window=_window(graph),
         switches_at=_switch(graph, names.attention_mask),
@@ -236,7 +238,7 @@ def _states(names: tuple[tuple[str, str], ...], inputs: Mapping[str, Any]) -> tu
         shape = tuple(int(dim.dim_value) for dim in inputs[past].shape.dim[1:])
         if not all(shape):
             raise DoesNotFit(f"its state {past} has no fixed size")
-        found.append(LayerState(past, present, shape, _float_type("state", inputs[past].elem_type)))
+        found.append(LayerState(past, present, shape, float_type("state", inputs[past].elem_type)))
     return tuple(found)
 
 
@@ -257,7 +259,8 @@ def _position_axes(shape: Any) -> int:
     return int(shape[0].dim_value)
 
 
-def _float_type(what: str, element: "onnx.TensorProto.DataType") -> Any:
+def float_type(what: str, element: "onnx.TensorProto.DataType") -> Any:
+    """The numpy type of a model's values. Raises DoesNotFit for a type that a batch does not have."""
     if element not in _CACHE_TYPES:
         raise DoesNotFit(f"its {what} is of type {onnx.TensorProto.DataType.Name(element)}")
     return _CACHE_TYPES[element]

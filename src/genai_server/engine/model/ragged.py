@@ -18,6 +18,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
+from genai_server.engine.model.cross_attention import CROSS_ATTENTION, split_cross_attention
 from genai_server.engine.model.graph import ATTENTION, DecoderGraph, DoesNotFit
 from genai_server.engine.model.output_head import find_head
 from genai_server.engine.model.ragged_states import StateLayers
@@ -84,7 +85,11 @@ def make_ragged(graph: onnx.GraphProto, decoder: DecoderGraph) -> None:
             _value(group + BOUND, TensorProto.INT32, []),
             _value(group + NEW, TensorProto.INT32, [rows]),
         ]
+        new_inputs += [_sound(inputs[state.past], group) for state in decoder.cross_states]
     for node in graph.node:
+        if node.op_type == CROSS_ATTENTION:
+            nodes += split_cross_attention(node, (NARROW, WIDE), PADDED, PLACES)
+            continue
         if node.op_type != ATTENTION:
             nodes += states.replaced(node)
             continue
@@ -102,7 +107,7 @@ def make_ragged(graph: onnx.GraphProto, decoder: DecoderGraph) -> None:
     _set(graph.output, new_outputs)
     _drop_unread(graph)
     read = {name for node in graph.node for name in node.input}
-    if decoder.attention_mask in read:
+    if decoder.attention_mask and decoder.attention_mask in read:
         raise DoesNotFit("its graph reads the attention mask outside of attention")
     _set(graph.input, [value for value in [*graph.input, *new_inputs] if value.name in read])
 
@@ -226,6 +231,16 @@ def _cache(value: onnx.ValueInfoProto, group: str, kind: int) -> onnx.ValueInfoP
     found.type.tensor_type.elem_type = kind
     found.type.tensor_type.shape.dim[0].dim_param = group + "rows"
     found.type.tensor_type.shape.dim[2].dim_param = "slot_length"
+    return found
+
+
+def _sound(value: onnx.ValueInfoProto, group: str) -> onnx.ValueInfoProto:
+    """What one of the groups reads of sounds. A group without tokens has a sound of any length."""
+    found = onnx.ValueInfoProto()
+    found.CopyFrom(value)
+    found.name = group + value.name
+    found.type.tensor_type.shape.dim[0].dim_param = group + "rows"
+    found.type.tensor_type.shape.dim[2].dim_param = group + "frames"
     return found
 
 

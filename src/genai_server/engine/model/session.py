@@ -5,6 +5,7 @@ from typing import Any
 import onnx
 import onnxruntime
 
+from genai_server.engine.model.cross_attention import use_known_operators
 from genai_server.engine.model.experts import match_experts
 from genai_server.engine.model.graph import DecoderGraph, DoesNotFit
 from genai_server.engine.model.output_head import offer_best
@@ -44,6 +45,8 @@ def open_session(
         found.enable_profiling, found.profile_file_prefix = True, profile_prefix
     model = onnx.load(str(graph.path), load_external_data=False)
     match_experts(model.graph)
+    if graph.cross_states:
+        use_known_operators(model.graph, graph)
     make_ragged(model.graph, graph)
     if offers_best:
         offer_best(model.graph, graph.logits)

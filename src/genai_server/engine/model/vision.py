@@ -8,7 +8,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
-from genai_server.engine.model.session_options import open_with, session_options
+from genai_server.engine.model.session_options import SPINNING, open_with, session_options
 from genai_server.engine.model.vision_files import VisionFiles
 from genai_server.errors import RunnerFailed, in_one_line
 from genai_server.options.device import DEFAULT_OPTIONS, DeviceOptions
@@ -18,7 +18,6 @@ Features = NDArray[Any]
 _PIXELS, _FEATURES, _IDS, _EMBEDDINGS = "pixel_values", "image_features", "input_ids", "inputs_embeds"
 # Numpy's types by ONNX Runtime's names.
 _TYPES = {"float": np.float32, "float16": np.float16, "double": np.float64, "int64": np.int64, "int32": np.int32}
-_SPINNING = "session.intra_op.allow_spinning"
 
 
 def features_graph(files: VisionFiles) -> bytes:
@@ -53,7 +52,7 @@ class ImageEncoder:
     def __init__(self, files: VisionFiles, threads: int, options: DeviceOptions = DEFAULT_OPTIONS) -> None:
         self._files = files
         found = session_options(options, threads)
-        found.add_session_config_entry(_SPINNING, "0")
+        found.add_session_config_entry(SPINNING, "0")
         self._session: Any = open_with(files.vision, found, options)
         self._inputs = {value.name: _type(value.type) for value in self._session.get_inputs()}
 

@@ -123,7 +123,7 @@ class Runner(ABC):
 
         When an exact sequence is read again, its own answer is read token by token, as it was decoded. A Generator
         reads a long prompt in one pass: it would take the short rope for each chunk up to the original context. It also
-        reads a prompt with images in one pass, because it takes images with the first tokens only.
+        reads a prompt with images or a sound in one pass, because it takes them with the first tokens only.
         """
         # The last produced token is left to a pass of its own, from which the sequence decodes as before.
         left = sequence.num_unread - (1 if sequence.num_produced else 0)
@@ -131,7 +131,8 @@ class Runner(ABC):
             left = len(sequence.request.prompt) - sequence.num_read
             if left <= 0:
                 return 1
-        if not sequence.batched and (self.is_long(sequence) or sequence.images is not None):
+        has_inputs = sequence.images is not None or sequence.sound is not None
+        if not sequence.batched and (self.is_long(sequence) or has_inputs):
             return max(1, left)
         group = min(_ROW_GROUPS, 1 << (most.bit_length() - 1))
 

@@ -139,14 +139,20 @@ class BatchedRunner(Runner):
         request = sequence.request
         # Decoded tokens of an exact sequence must not match another's prompt: decode and prefill are not bitwise equal.
         past = sequence.prompt if request.exact else sequence.tokens
-        return self.slots.acquire(
+        num_read = self.slots.acquire(
             sequence.id,
             past,
             reuse=sequence.reuses_past,
             prefilled_only=request.exact,
-            salt=request.cache_salt,
+            salt=sequence.cache_salt,
             is_long=self.is_long(sequence),
         )
+        self._give_sound(sequence)
+        return num_read
+
+    def _give_sound(self, sequence: Scheduled) -> None:
+        if sequence.sound is not None:
+            self.states.set_sound(self.slots.of(sequence.id).index, sequence.sound.states)
 
     def must_reopen(self, sequence: Scheduled) -> bool:
         return self.is_long(sequence) and not self.slots.of(sequence.id).is_long
@@ -270,7 +276,8 @@ class BatchedRunner(Runner):
 
     def adopt(self, sequence: Scheduled, past: Mapping[str, NDArray[Any]]) -> None:
         read, prompt = sequence.tokens[: sequence.num_read], sequence.prompt
-        self.slots.acquire(sequence.id, read, reuse=False, salt=sequence.request.cache_salt)
+        self.slots.acquire(sequence.id, read, reuse=False, salt=sequence.cache_salt)
+        self._give_sound(sequence)
         self.slots.reserve(sequence.id, len(read))
         index = self.slots.of(sequence.id).index
         for name, values in past.items():

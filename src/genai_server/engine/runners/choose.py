@@ -6,13 +6,15 @@ Modules which import ONNX Runtime are imported in the functions, because a scrip
 import logging
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from msgspec import structs
 
+from genai_server.engine.encoder_worker import EncoderWorker
 from genai_server.engine.host.memory import free_memory
 from genai_server.engine.image_worker import ImageWorker
+from genai_server.engine.model.cross_attention import read_cross_decoder
 from genai_server.engine.model.files import session_profile, what_is_left_out
 from genai_server.engine.model.graph import DoesNotFit, read_decoder_graph
 from genai_server.engine.profiling.folder import ProfileFolder
@@ -21,6 +23,7 @@ from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.runners.runner_rules import LIBRARY, check_reach, check_runner, never_batched, runs_by_library
 from genai_server.engine.runners.scripted import ScriptedPooledRunner, ScriptedRunner
 from genai_server.engine.scheduling.scheduler_output import UNSHARED, KvMemory
+from genai_server.engine.sound_worker import SoundWorker
 from genai_server.errors import ConfigurationError, RunnerFailed, in_one_line
 from genai_server.messages.generation_request import ModelInfo
 from genai_server.messages.launch import EngineSpec
@@ -60,9 +63,9 @@ def load_runners(spec: EngineSpec) -> RunnerPair:
     check_runner(spec.device, model_dir, settings.scheduler, settings.kv_cache_bytes, spec.options)
     spec = structs.replace(spec, options=with_found_libraries(spec.options, model_dir))
     use_global_pool(spec.options, settings.threads)
-    if task_of(model_dir) is not Task.GENERATE:
+    if task_of(model_dir).pools:
         return _pooled(spec, model_dir)
-    if _on_cpu(spec):
+    if _on_cpu(spec) and task_of(model_dir) is Task.GENERATE:
         model_dir = prepacked_model(model_dir, Path(settings.cache_dir) if settings.cache_dir else None, spec.options)
     generator = OgGeneratorRunner(
         model_dir, spec.device, settings.threads, spec.options, profile_prefix=_session_profile(spec)
@@ -74,7 +77,7 @@ def load_runners(spec: EngineSpec) -> RunnerPair:
 
         log.info("device %s: %s", spec.device, LIBRARY)
         return RunnerPair(generator, OgEngineRunner(generator, settings.max_batch_size))
-    images = _image_worker(spec, model_dir)
+    encoder = _encoder_worker(spec, model_dir)
     try:
         batched = load_batched(spec, model_dir, generator.model)
     except DoesNotFit as reason:
@@ -83,26 +86,32 @@ def load_runners(spec: EngineSpec) -> RunnerPair:
         check_reach(spec.device, spec.options, Reach.GENERATOR, str(reason))
         log.info("device %s runs requests one by one, not in a batch: %s", spec.device, reason)
         log.info("the graph is on %s, each taking what the one before it leaves", ", ".join(generator.nodes))
-        return RunnerPair(generator, reason=str(reason), images=images)
+        return RunnerPair(generator, reason=str(reason), encoder=encoder)
     check_reach(spec.device, spec.options, Reach.BATCHED, "requests run in a batch")
     _log_nodes(batched)
-    return RunnerPair(generator, batched, images=images)
+    return RunnerPair(generator, batched, encoder=encoder)
 
 
-def _image_worker(spec: EngineSpec, model_dir: Path) -> ImageWorker | None:
-    """What encodes images; None for a model that reads text only."""
+def _encoder_worker(spec: EngineSpec, model_dir: Path) -> EncoderWorker[Any] | None:
+    """What encodes images or sounds; None for a model that reads text only."""
+    from genai_server.engine.model.cross_attention import read_encoder_files
+    from genai_server.engine.model.sound_encoder import SoundEncoder
     from genai_server.engine.model.vision import ImageEncoder
     from genai_server.engine.model.vision_files import read_vision_files
 
-    files = read_vision_files(model_dir)
-    if files is None:
+    options, threads = reaching(spec.options, Reach.BATCHED), spec.settings.threads
+    max_bytes = spec.settings.image_cache_bytes
+    if task_of(model_dir) is Task.TRANSCRIBE:
+        encoder = read_encoder_files(model_dir)
+        int8 = _int8_graph(spec, encoder.path, part="encoder") if _on_cpu(spec) else None
+        encoder = replace(encoder, path=int8 or encoder.path)
+        return SoundWorker(
+            lambda: SoundEncoder(encoder, threads, options, optimized=int8 is not None).encode, max_bytes
+        )
+    vision = read_vision_files(model_dir)
+    if vision is None:
         return None
-    options = reaching(spec.options, Reach.BATCHED)
-    return ImageWorker(
-        lambda: ImageEncoder(files, spec.settings.threads, options).encode,
-        files.image_token,
-        spec.settings.image_cache_bytes,
-    )
+    return ImageWorker(lambda: ImageEncoder(vision, threads, options).encode, vision.image_token, max_bytes)
 
 
 def _log_nodes(runner: Runner) -> None:
@@ -142,8 +151,9 @@ def load_batched(spec: EngineSpec, model_dir: Path, model: ModelInfo) -> "Batche
     why = never_batched(spec.device, Path(spec.model_dir), settings.scheduler, settings.kv_cache_bytes)
     if why is not None:
         raise DoesNotFit(why)
-    graph = read_decoder_graph(model_dir)
-    if graph.has_states and not _on_cpu(spec):
+    hears = task_of(model_dir) is Task.TRANSCRIBE
+    graph = read_cross_decoder(model_dir) if hears else read_decoder_graph(model_dir)
+    if graph.bytes_per_row and not _on_cpu(spec):
         raise DoesNotFit("its layers have states of fixed size, which a batch keeps in the memory of a CPU only")
     max_length = min(settings.max_length, model.context_length)
     if _takes_half(spec, graph, max_length):
@@ -164,14 +174,14 @@ def load_batched(spec: EngineSpec, model_dir: Path, model: ModelInfo) -> "Batche
         raise
     except Exception as error:  # ONNX Runtime's errors have no base of their own
         raise DoesNotFit(f"its graph for a batch cannot be loaded: {in_one_line(error)}") from error
-    int8 = _int8_graph(spec, graph) if optimized and _on_cpu(spec) and not prefix else None
+    int8 = _int8_graph(spec, graph.path) if optimized and _on_cpu(spec) and not prefix else None
     try:
         return BatchedRunner(
             graph,
             session,
             model,
             limits,
-            int8=None if int8 is None else _int8_session(spec, int8),
+            int8=None if int8 is None else _int8_session(spec, replace(graph, path=int8)),
             run_entries=spec.options.run,
             make_buffers=buffers_on(spec.device, spec.options),
         )
@@ -214,7 +224,7 @@ def _limits(spec: EngineSpec, graph: "DecoderGraph", max_length: int) -> "BatchL
     least = shared * page_bytes + slot_bytes
     num_slots = min(most, (allowed - shared * page_bytes) // slot_bytes)
     source = "GENAI_KV_CACHE_BYTES" if settings.kv_cache_bytes else "half of the memory that is free"
-    kept = "keys, values and states" if graph.has_states else "keys and values"
+    kept = "keys, values and states" if graph.bytes_per_row else "keys and values"
     need = f"{kept} of {max_length} tokens (GENAI_MAX_LENGTH) need {least} bytes"
     if num_slots < 1 and settings.kv_cache_bytes:
         raise ConfigurationError(f"GENAI_KV_CACHE_BYTES={allowed}: at least {least} are needed for a request: {need}")
@@ -236,20 +246,20 @@ def _limits(spec: EngineSpec, graph: "DecoderGraph", max_length: int) -> "BatchL
     return BatchLimits(num_slots, max_length, memory)
 
 
-def _int8_graph(spec: EngineSpec, graph: "DecoderGraph") -> "DecoderGraph | None":
+def _int8_graph(spec: EngineSpec, graph: Path, part: str = "decoder") -> Path | None:
     """The graph with matrices of 8 bits in place of 4-bit ones, made if needed; None if the settings leave it out."""
     from genai_server.engine.model.int8_matrices import int8_bytes
     from genai_server.engine.model.weights import int8_model
 
     settings = spec.settings
-    needed, allowed = int8_bytes(graph.path), int(INT8_SHARE * free_memory())
-    if settings.prefill_weights == "int4" or not needed:
+    needed, allowed = int8_bytes(graph), int(INT8_SHARE * free_memory())
+    if settings.prefill_weights == "int4" or not settings.cache_dir or not needed:
         return None
     if settings.prefill_weights == "auto" and needed > allowed:
         log.info("weights of 8 bits are not used: they need %d bytes, and may have %d", needed, allowed)
         return None
-    int8_dir = int8_model(Path(spec.model_dir), Path(settings.cache_dir), spec.options, settings.threads)
-    return None if int8_dir is None else replace(graph, path=int8_dir / graph.path.name)
+    int8_dir = int8_model(Path(spec.model_dir), Path(settings.cache_dir), spec.options, settings.threads, part=part)
+    return None if int8_dir is None else int8_dir / graph.name
 
 
 def _int8_session(spec: EngineSpec, graph: "DecoderGraph") -> "Int8Session | None":

@@ -166,22 +166,21 @@ def lay_out(rows: Sequence[Row], graph: DecoderGraph, *, exact_group: int | None
         inputs[group + PLACES] = np.array(places, np.int64).reshape(1, -1, 2)
         inputs[group + LAST], inputs[group + NEW] = last, new
         inputs[group + BOUND] = np.array(max(int(last.max()) + 1, width), np.int32)
+        num_used = num_rows if places else 0
+        state_spans.append((first, num_used))
         if graph.has_states:
-            num_used = num_rows if places else 0
             has_token = np.arange(width) < new[:num_used, np.newaxis]
             inputs[group + ragged_states.PADDED_STATES] = padded[:num_used]
             inputs[group + ragged_states.HAS_TOKEN] = has_token[:, :, np.newaxis]
-            state_spans.append((first, num_used))
     wanted += [0] * (-len(wanted) % row_group)
     inputs[WANTED] = np.array(wanted, np.int64)
     if graph.switches_at is not None:
         inputs[ROPE_PLACES] = np.array([rope_places], np.int64)
-    if graph.has_states:
-        first = min(slots)
-        num_rows = max(slots) + 1 - first
-        state_spans.append((first, num_rows))
-        if graph.conv_width:
-            inputs |= _conv_inputs(np.array(slots) - first, num_rows, ends, len(ids), graph.conv_width)
+    first = min(slots)
+    num_rows = max(slots) + 1 - first
+    state_spans.append((first, num_rows))
+    if graph.conv_width:
+        inputs |= _conv_inputs(np.array(slots) - first, num_rows, ends, len(ids), graph.conv_width)
     narrow, wide = spans
     return Layout(
         ids=np.array([ids], np.int64),
@@ -189,7 +188,7 @@ def lay_out(rows: Sequence[Row], graph: DecoderGraph, *, exact_group: int | None
         features=np.concatenate(features) if features else None,
         inputs=inputs,
         spans=(narrow, wide),
-        state_spans=(state_spans[0], state_spans[1], state_spans[2]) if graph.has_states else None,
+        state_spans=(state_spans[0], state_spans[1], state_spans[2]) if graph.bytes_per_row else None,
         num_logits=len(wanted),
         logits=[logits[number] for number in range(len(rows))],
     )

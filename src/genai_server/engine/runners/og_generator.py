@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 from numpy.typing import NDArray
 
 from genai_server.engine.model.adapter_file import adapter_inputs, check_adapter_file
 from genai_server.engine.model.files import check_model_directory, read_config
 from genai_server.engine.model.graph import rope_switch
 from genai_server.engine.model.session_options import configure_providers, genai_overlay, missing_device
+from genai_server.engine.model.sound_encoder import FEATURES
 from genai_server.engine.model.vision import features_graph
 from genai_server.engine.model.vision_files import VisionFiles, read_vision_files
 from genai_server.engine.runners.base import Abilities, Runner, Terminated
@@ -30,6 +32,7 @@ from genai_server.options.device import DEFAULT_OPTIONS, DeviceOptions, reaching
 from genai_server.options.providers import CPU
 from genai_server.options.session import LIBRARIES
 from genai_server.options.table import Reach
+from genai_server.speech_model import transcribes
 
 # Providers whose libraries need the CUDA libraries.
 _ON_CUDA = {"cuda", "nv_tensorrt_rtx"}
@@ -78,6 +81,8 @@ class OgGeneratorRunner(Runner):
         self.model = check_model_directory(model_dir)
         self.model_dir = model_dir
         self._vision = read_vision_files(model_dir)
+        # The features that a model for speech reads where a sequence has no sound, [1, mels, frames].
+        self._silence = _silence(model_dir) if transcribes(model_dir) else None
         self.abilities = Abilities("generator")
         with _advised(self._options):
             self._model = self.library.Model(self._configure(model_dir, threads, profile_prefix))
@@ -131,6 +136,8 @@ class OgGeneratorRunner(Runner):
         with self._translated():
             if self._vision is not None and not read.sequence.num_read:
                 generator.set_inputs(self._with_images(read, self._vision))
+            elif self._silence is not None and not read.sequence.num_read:
+                generator.set_inputs(self._with_sound(read, self._silence))
             else:
                 generator.append_tokens(np.array(read.model_tokens, np.int32))
             if read.positions:
@@ -154,6 +161,14 @@ class OgGeneratorRunner(Runner):
         if images is not None and images.grids:
             # The library counts in patches.
             inputs["image_grid_thw"] = np.array(images.grids, np.int64) * [1, vision.merge_size, vision.merge_size]
+        return inputs
+
+    def _with_sound(self, read: Read, silence: NDArray[np.float32]) -> Any:
+        """The library's inputs for a prompt, whose sound it encodes itself."""
+        sound = read.sequence.sound
+        inputs = self.library.NamedTensors()
+        inputs["input_ids"] = np.array([read.model_tokens], np.int32)
+        inputs[FEATURES] = silence if sound is None else sound.features
         return inputs
 
     def _positions(self, generator: Any, num_tokens: int) -> Logits:
@@ -213,6 +228,13 @@ class OgGeneratorRunner(Runner):
             if _TERMINATED_MESSAGE in str(error):
                 raise Terminated(str(error)) from None
             raise RunnerFailed(f"onnxruntime-genai: {error}") from error
+
+
+def _silence(model_dir: Path) -> NDArray[np.float32]:
+    """Features [1, mels, frames] of zeros."""
+    encoder = read_config(model_dir)["model"]["encoder"]
+    graph = onnx.load(str(model_dir / encoder["filename"]), load_external_data=False).graph
+    return np.zeros([1, *(dim.dim_value for dim in graph.input[0].type.tensor_type.shape.dim[1:])], np.float32)
 
 
 def _load_own_runtime() -> None:

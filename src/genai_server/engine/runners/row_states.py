@@ -1,6 +1,7 @@
 """Memory for the states of fixed size that some layers keep of each sequence, in place of keys and values."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,10 @@ class RowStates:
     def __init__(self, graph: DecoderGraph, num_rows: int) -> None:
         self._convolutions = _arrays(graph.conv_states, num_rows)
         self._recurrences = _arrays(graph.recurrent_states, num_rows)
+        self._sounds = _arrays(graph.cross_states, num_rows)
+        # What a group without tokens reads.
+        silence = [replace(state, shape=(state.shape[0], 1, state.shape[2])) for state in graph.cross_states]
+        self._silence = _arrays(silence, 1)
         # Tokens whose keys and values take as much memory as a row's states.
         self.tokens_worth = graph.bytes_per_row // graph.bytes_per_token
         self._arrays = [array for _, array in (*self._convolutions, *self._recurrences)]
@@ -44,9 +49,19 @@ class RowStates:
         for array in self._arrays:
             array[target] = array[source]
 
+    def set_sound(self, row: int, sound: Sequence[NDArray[Any]]) -> None:
+        """Set what a row hears: keys and values [1, heads, frames, head_size] of all layers."""
+        for (_, array), values in zip(self._sounds, sound, strict=True):
+            array[row] = values[0]
+
     def bind(self, binding: Any, spans: tuple[Span, Span, Span]) -> None:
-        """Bind the rows of both groups and of all rows, as past and as present."""
+        """Bind the rows of both groups and of all rows, as past and, if the graph changes them, as present."""
         narrow, wide, everything = spans
+        for group, (first, num_rows) in ((NARROW, narrow), (WIDE, wide)):
+            sounds = self._sounds if num_rows else self._silence
+            for state, array in sounds:
+                view = array[first : first + num_rows] if num_rows else array
+                binding.bind_input(group + state.past, "cpu", 0, array.dtype, view.shape, view.ctypes.data)
         _bind(binding, self._recurrences, narrow, NARROW)
         _bind(binding, self._recurrences, wide, WIDE)
         _bind(binding, self._convolutions, everything, STATES)

@@ -7,8 +7,9 @@ back, its keys and values are copied into a KV cache slot.
 """
 
 from collections.abc import Iterable
+from typing import Any
 
-from genai_server.engine.image_worker import ImageWorker
+from genai_server.engine.encoder_worker import EncoderWorker
 from genai_server.engine.model.adapters import Adapters
 from genai_server.engine.runners.base import Runner, run_pass
 from genai_server.engine.runners.kv_events import KvEventPublisher
@@ -32,10 +33,10 @@ class RunnerPair:
         batch: Runner | None = None,
         *,
         reason: str | None = None,
-        images: ImageWorker | None = None,
+        encoder: EncoderWorker[Any] | None = None,
     ) -> None:
         self.generator = generator
-        self.images = images  # encodes images; None if the model reads text only
+        self.encoder = encoder  # of images or sounds; None if the model reads text only
         self.main = batch or generator
         self.has_batch = batch is not None
         self.adapters = Adapters(generator)  # sequences with an adapter stay on the generator's runner

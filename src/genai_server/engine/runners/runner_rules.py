@@ -8,7 +8,7 @@ from genai_server.errors import ConfigurationError
 from genai_server.options.device import DeviceOptions, unreachable
 from genai_server.options.providers import CPU, PROVIDERS
 from genai_server.options.table import Reach
-from genai_server.pooling_model import Task, task_of
+from genai_server.pooling_model import task_of
 from genai_server.quoted_values import quoted
 
 LIBRARY = "requests run in onnxruntime-genai's own batch"
@@ -25,7 +25,7 @@ def check_runner(device: str, model_dir: Path, scheduler: str, kv_cache_bytes: i
                 f"[provider.{given.name}] package={quoted(given.package)}: it is not installed; "
                 f"pip install {given.package.replace('_', '-')}"
             )
-    if task_of(model_dir) is not Task.GENERATE:
+    if task_of(model_dir).pools:
         return  # it has a session of its own, which all options for the batch reach
     if (why := never_batched(device, model_dir, scheduler, kv_cache_bytes)) is None:
         return
@@ -59,6 +59,6 @@ def never_batched(device: str, model_dir: Path, scheduler: str, kv_cache_bytes: 
 
 def runs_by_library(device: str, model_dir: Path, scheduler: str) -> bool:
     """Whether requests run in onnxruntime-genai's own batch."""
-    if device.startswith("scripted") or task_of(model_dir) is not Task.GENERATE:
+    if device.startswith("scripted") or task_of(model_dir).pools:
         return False
     return scheduler == "library" or (scheduler == "auto" and is_paged(model_dir))

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from genai_server.engine.runners.scores import Logits, Scores
 from genai_server.engine.sampling.grammar import Guide
 from genai_server.engine.sampling.logprobs import token_logprob, token_logprobs
+from genai_server.engine.sampling.transcript import with_rules
 from genai_server.engine.sequence import Sequence
 from genai_server.errors import GrammarFailed, InvalidField
 from genai_server.messages.generation_request import FinishReason, TokenLogprob
@@ -36,6 +37,9 @@ def choose_next_token(sequence: Sequence, scores: Scores, eos: Tokens[int]) -> N
     if sequence.num_left == 0:
         return NextToken(reason=FinishReason.LENGTH)  # the request asks for no token at all
     request = sequence.request
+    if request.transcript is not None:
+        produced = sequence.tokens[len(request.prompt) :]
+        scores = Scores(with_rules(request.transcript, produced, scores.last)[np.newaxis])
     try:
         token = _choose(sequence, scores, eos)
     except (GrammarFailed, InvalidField):
@@ -48,7 +52,7 @@ def choose_next_token(sequence: Sequence, scores: Scores, eos: Tokens[int]) -> N
     sequence.append(token)
     _commit(sequence, token)
     wanted = request.top_logprobs is not None
-    logprobs = [token_logprob(scores.last, token, request.top_logprobs or 0)] if wanted else []
+    logprobs = [token_logprob(scores.last, token, request.top_logprobs or 0, request.scored_tokens)] if wanted else []
     if sequence.guide is not None and sequence.guide.is_complete:
         return NextToken([token], logprobs, FinishReason.STOP)
     return NextToken([token], logprobs, FinishReason.LENGTH if sequence.num_left == 0 else None)
@@ -61,7 +65,8 @@ def num_choices(sequence: Sequence) -> int:
     It is 0 if the choice may be any token, or if probabilities are requested.
     """
     request = sequence.request
-    needs_all = sequence.guide is not None or request.top_logprobs is not None or _is_too_early(sequence)
+    needs_all = sequence.guide is not None or request.transcript is not None or request.top_logprobs is not None
+    needs_all = needs_all or _is_too_early(sequence)
     return 0 if needs_all else sequence.sampler.num_choices
 
 

@@ -1,6 +1,6 @@
 """Log probabilities of tokens, and of the most likely ones in their places."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -9,11 +9,14 @@ from genai_server.engine.sampling.sampler import top_tokens
 from genai_server.messages.generation_request import TokenLogprob
 
 
-def token_logprob(logits: Logits, token: int, num_top: int) -> TokenLogprob:
-    """The natural logarithm of a token's softmax among `logits` [vocab_size], and the `num_top` highest."""
+def token_logprob(logits: Logits, token: int, num_top: int, scored: Sequence[int] = ()) -> TokenLogprob:
+    """The natural logarithm of a token's softmax among `logits` [vocab_size].
+
+    With it come those of the `num_top` highest, and of the tokens `scored`.
+    """
     best = logits.max()
     log_of_sum = best + np.log(np.exp(logits - best).sum(dtype=np.float64))
-    top = top_tokens(logits, num_top).tolist() if num_top else []
+    top = [*(top_tokens(logits, num_top).tolist() if num_top else []), *scored]
     return TokenLogprob(
         token, float(logits[token] - log_of_sum), [(other, float(logits[other] - log_of_sum)) for other in top]
     )

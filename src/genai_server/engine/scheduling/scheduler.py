@@ -267,7 +267,7 @@ class Scheduler:
 
 def _begin_alike(sequence: Sequence, other: Sequence) -> bool:
     """Whether the prompt of a sequence begins with enough unread tokens of another's to wait for these."""
-    if not sequence.reuses_past or sequence.num_read or sequence.request.cache_salt != other.request.cache_salt:
+    if not sequence.reuses_past or sequence.num_read or sequence.cache_salt != other.cache_salt:
         return False
     start = other.num_read
     return start + MIN_CHUNK <= common_length(sequence.tokens, other.tokens)

@@ -1,0 +1,73 @@
+"""A Whisper model with random weights that writes varied text and timestamps."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from tokenizers import Tokenizer
+
+    from .speech_files import SpeechLayout
+
+# Logits have a scale of 3, so a timestamp is chosen now and then.
+_TIMESTAMPS, _NEVER = -5.0, -1000.0
+
+
+def export_random_speech(
+    out: Path,
+    texts: Iterable[str],
+    settings: dict[str, Any],
+    layout: SpeechLayout,
+    *,
+    text_tokens: int,
+    precision: str,
+    block_size: int,
+) -> None:
+    """Write a model directory; `settings` are those of WhisperConfig that the layout does not decide."""
+    from .speech_files import export_speech, make_speech_tokenizer, save_speech_tokenizer
+
+    tokenizer = make_speech_tokenizer(texts, text_tokens, layout)
+    with tempfile.TemporaryDirectory() as temporary:
+        source = Path(temporary)
+        save_speech_tokenizer(tokenizer, source, layout)
+        random_speech_model(tokenizer, settings, layout).save_pretrained(source)
+        export_speech(source, out, layout, precision=precision, block_size=block_size, tokenizer=tokenizer)
+
+
+def random_speech_model(tokenizer: Tokenizer, settings: dict[str, Any], layout: SpeechLayout) -> Any:
+    """Random weights that choose readable text, and a timestamp now and then, but never the end of text.
+
+    The norm before the head makes the first dimension of its input 1, so the head's first column is a bias.
+    """
+    import torch
+    import transformers
+
+    from .speech_files import speech_config
+    from .tokenizer import READABLE
+
+    torch.manual_seed(7)
+    config = speech_config(tokenizer, layout, settings | {"tie_word_embeddings": False})
+    model = transformers.WhisperForConditionalGeneration(config)
+    first_timestamp = tokenizer.token_to_id("<|0.00|>")
+    text = range(config.eos_token_id)
+    readable = torch.tensor([set(tokenizer.decode([token])) <= READABLE for token in text])
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "embed" in name:
+                parameter.normal_(std=1.5)
+            elif parameter.ndim > 1:
+                parameter.normal_(std=1.5 / parameter[0].numel() ** 0.5)
+        norm = model.model.decoder.layer_norm
+        norm.weight[0], norm.bias[0] = 0.0, 1.0
+        head = model.proj_out.weight
+        head.normal_(std=3.0 / config.d_model**0.5)
+        head[:, 0] = 0.0
+        head[first_timestamp:, 0] = _TIMESTAMPS
+        for tokens in (torch.nonzero(~readable)[:, 0], torch.arange(len(text), first_timestamp)):
+            head[tokens] = 0.0
+            head[tokens, 0] = _NEVER
+    return model

@@ -1,0 +1,22 @@
+"""What a decoder of transcripts hears."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, eq=False)
+class EncodedSound:
+    """A window of a recording."""
+
+    # What the encoder reads, float32 [1, mels, frames].
+    features: NDArray[Any]
+    # What it makes of them: keys and values [1, heads, frames, head_size], in the order of `DecoderGraph.cross_states`.
+    # Empty if the library runs the encoder.
+    states: list[NDArray[Any]]
+
+    @property
+    def num_bytes(self) -> int:
+        """Its size in memory."""
+        return self.features.nbytes + sum(array.nbytes for array in self.states)

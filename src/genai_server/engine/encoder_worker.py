@@ -1,0 +1,111 @@
+"""Encodes what requests have besides text, in a thread of its own, and keeps what it has encoded recently.
+
+Running answers continue during this time. What the thread has done for a request comes back to the loop as a message.
+"""
+
+import logging
+import zipfile
+from abc import ABC, abstractmethod
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from genai_server.engine.encoded_sound import EncodedSound
+from genai_server.engine.host.priority import let_others_go_first
+from genai_server.engine.prompt_images import PromptImages
+from genai_server.engine.sequence import Sequence, SequenceState
+from genai_server.errors import GenaiServerError, RunnerFailed
+from genai_server.messages.generation_request import GenerationRequest
+
+log = logging.getLogger(__name__)
+# The tensors of an input, by the library's names.
+Tensors = Mapping[str, NDArray[Any]]
+# What all inputs of a request become, or why they cannot be had.
+Encoded = PromptImages | EncodedSound | GenaiServerError
+
+
+class _Sized(Protocol):
+    @property
+    def num_bytes(self) -> int: ...
+
+
+One = TypeVar("One", bound=_Sized)
+
+
+class RequestEnded(Exception):
+    """Nobody needs what is being encoded any more."""
+
+
+class EncoderWorker(ABC, Generic[One]):
+    """The thread owns what is encoded. `max_bytes` limits what is kept besides the inputs of present requests.
+
+    `open_encoder` is called in the thread, whose priority its own threads inherit: passes of running answers go first.
+    Raises what it raises.
+    """
+
+    # One of them, with its article.
+    noun: ClassVar[str]
+
+    def __init__(self, open_encoder: Callable[[], Callable[[Tensors], Any]], max_bytes: int) -> None:
+        # Inputs encoded up to now, without those that were kept.
+        self.num_encoded = 0
+        self._max_bytes = max_bytes
+        self._kept: OrderedDict[str, One] = OrderedDict()
+        self._num_bytes = 0
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="encoder", initializer=let_others_go_first)
+        self._encode = self._thread.submit(open_encoder).result()
+
+    def submit(self, sequence: Sequence, done: Callable[[Encoded], None]) -> None:
+        """Encode a sequence's inputs; `done` is called in the thread. A sequence that ends before is left out."""
+        self._thread.submit(self._prepare, sequence, done)
+
+    @abstractmethod
+    def check(self, request: GenerationRequest) -> None:
+        """Raises InvalidField for a request whose inputs do not fit the model."""
+
+    @abstractmethod
+    def has_inputs(self, request: GenerationRequest) -> bool:
+        """Whether there is anything to encode."""
+
+    @abstractmethod
+    def _encode_all(self, sequence: Sequence) -> PromptImages | EncodedSound:
+        """Encode all inputs of a request, with `_encoded`."""
+
+    @abstractmethod
+    def _made(self, digest: str, tensors: Tensors) -> One:
+        """Encode one input, with `_encode`."""
+
+    def _prepare(self, sequence: Sequence, done: Callable[[Encoded], None]) -> None:
+        try:
+            done(self._encode_all(sequence))
+        except RequestEnded:
+            return
+        except GenaiServerError as error:
+            done(error)
+        except (OSError, ValueError, zipfile.BadZipFile) as error:
+            done(RunnerFailed(f"{self.noun} cannot be read: {error}"))
+        except Exception:  # the request would wait for ever
+            log.exception("request %s met an internal error while it was prepared", sequence.request.request_id)
+            done(RunnerFailed("internal error; see the server log"))
+
+    def _encoded(self, sequence: Sequence, digest: str, path: str) -> One:
+        """One input, whose tensors are in a file. Raises RequestEnded if the sequence has ended."""
+        if sequence.state is SequenceState.ENDED:
+            raise RequestEnded
+        found = self._kept.get(digest)
+        if found is not None:
+            self._kept.move_to_end(digest)
+            return found
+        with open(path, "rb") as file, np.load(file, allow_pickle=False) as tensors:
+            found = self._made(digest, dict(tensors))
+        self.num_encoded += 1
+        self._kept[digest] = found
+        self._num_bytes += found.num_bytes
+        while self._num_bytes > self._max_bytes:
+            _, dropped = self._kept.popitem(last=False)
+            self._num_bytes -= dropped.num_bytes
+        return found

@@ -1,0 +1,173 @@
+"""Transcripts, in the batch and on a Generator: each must be the library's own.
+
+The model is tests/built_models/whisper: the graphs of the real builder with random weights.
+"""
+
+from collections.abc import Sequence as Several
+from typing import Any
+
+import numpy as np
+import onnxruntime_genai as og
+import pytest
+from numpy.typing import NDArray
+
+from genai_server.engine.encoded_sound import EncodedSound
+from genai_server.engine.model.cross_attention import read_cross_decoder, read_encoder_files
+from genai_server.engine.model.session import open_session
+from genai_server.engine.model.sound_encoder import FEATURES, SoundEncoder
+from genai_server.engine.runners.base import run_pass
+from genai_server.engine.runners.batched import BatchedRunner, BatchLimits
+from genai_server.engine.runners.og_generator import OgGeneratorRunner
+from genai_server.engine.runners.runner_pair import RunnerPair
+from genai_server.engine.scheduling.scheduler_output import Read
+from genai_server.engine.sequence import Sequence
+from genai_server.errors import RunnerFailed
+from genai_server.messages.generation_request import GenerationRequest, Sound
+from genai_server.speech_model import read_speech_model
+from tests.engine.runners.test_images import STEPS, answers
+from tests.running_server import ROOT
+
+PATH = ROOT / "tests" / "built_models" / "whisper"
+LENGTH = 100
+
+
+class Speech:
+    """The model, prompts with their sounds, and what the library answers."""
+
+    def __init__(self) -> None:
+        model = read_speech_model(PATH)
+        assert model is not None
+        self.generator = OgGeneratorRunner(PATH, "cpu", threads=1)
+        graph = read_cross_decoder(PATH)
+        self.batch = BatchedRunner(
+            graph, open_session(graph, 1, optimized=False), self.generator.model, BatchLimits(6, LENGTH)
+        )
+        self.encoder = SoundEncoder(read_encoder_files(PATH), threads=1)
+        random = np.random.default_rng(1)
+        start = [model.start_of_transcript, model.languages["en"], model.transcribe]
+        # Texts before the window make prompts of several lengths.
+        self.prompts = [
+            [model.start_of_previous, *random.integers(20, 250, length).tolist(), *start] if length else start
+            for length in (0, 5, 0, 40)
+        ]
+        self.sounds = [self._sound(random) for _ in self.prompts]
+        self._model = og.Model(str(PATH))
+        self.answers = [
+            self._by_library(prompt, sound) for prompt, sound in zip(self.prompts, self.sounds, strict=True)
+        ]
+
+    def _sound(self, random: np.random.Generator) -> EncodedSound:
+        mels, frames = self.encoder.shape
+        # Over all frames, noise alone would be the same for every sound.
+        features = 4 * random.standard_normal((1, mels, 1)) + random.standard_normal((1, mels, frames))
+        return self.encoder.encode({FEATURES: features.astype(np.float32)})
+
+    def _by_library(self, prompt: list[int], sound: EncodedSound) -> list[int]:
+        parameters = og.GeneratorParams(self._model)
+        parameters.set_search_options(max_length=LENGTH, do_sample=False, batch_size=1)
+        generator = og.Generator(self._model, parameters)
+        inputs = og.NamedTensors()
+        inputs["input_ids"] = np.array([prompt], np.int32)
+        inputs[FEATURES] = sound.features
+        generator.set_inputs(inputs)
+        answer: list[int] = []
+        while len(answer) < STEPS:
+            logits = np.array(generator.get_logits())
+            answer.append(int(logits.reshape(-1, logits.shape[-1])[-1].argmax()))
+            generator.append_tokens(np.array(answer[-1:], np.int32))
+        return answer
+
+    def sequences(self, **fields: Any) -> list[Sequence]:
+        """A sequence for each prompt."""
+        found = []
+        for number, (prompt, sound) in enumerate(zip(self.prompts, self.sounds, strict=True)):
+            request = GenerationRequest(
+                str(number), prompt, STEPS, LENGTH, sound=Sound(f"digest {number}", "no file"), **fields
+            )
+            found.append(Sequence(number, (0, 0), request, lambda: 0.0, reuses_past=True))
+            found[-1].take(sound)
+        return found
+
+
+@pytest.fixture(scope="module")
+def speech() -> Speech:
+    return Speech()
+
+
+def test_answers_depend_on_the_sound(speech: Speech) -> None:
+    assert speech.prompts[0] == speech.prompts[2]
+    assert speech.answers[0] != speech.answers[2]
+
+
+@pytest.mark.parametrize("chunk", [1000, 7])
+def test_a_batch_answers_as_the_library_does(speech: Speech, chunk: int) -> None:
+    speech.batch.forget()
+    assert answers(speech.batch, speech.sequences(), chunk) == speech.answers
+
+
+def test_a_row_alone_answers_as_the_library_does(speech: Speech) -> None:
+    speech.batch.forget()
+    for sequence, expected in zip(speech.sequences(), speech.answers, strict=True):
+        assert answers(speech.batch, [sequence], 1000) == [expected]
+
+
+def test_a_generator_answers_as_the_library_does(speech: Speech) -> None:
+    for sequence, expected in zip(speech.sequences(), speech.answers, strict=True):
+        speech.generator.open(sequence)
+        assert speech.generator.fit_chunk(sequence, 2) == len(sequence.prompt)
+        while sequence.num_produced < STEPS:
+            (scores,) = run_pass(speech.generator, [Read.next(sequence, sequence.num_unread)])
+            sequence.append(int(scores.last.argmax()))
+        speech.generator.close(sequence.id)
+        assert sequence.tokens[len(sequence.prompt) :] == expected
+
+
+def test_a_cached_prefix_is_used_for_the_same_sound_only(speech: Speech) -> None:
+    speech.batch.forget()
+    first, _, other, _ = speech.sequences()
+    answers(speech.batch, [first], 1000)
+    again = speech.sequences()[0]
+    assert answers(speech.batch, [other], 1000) == [speech.answers[2]]
+    assert answers(speech.batch, [again], 1000) == [speech.answers[0]]
+    assert other.num_cached == 0
+    assert again.num_cached > 0
+
+
+def test_exact_rows_are_bitwise_equal_alone_and_in_company(speech: Speech) -> None:
+    def logits(numbers: Several[int]) -> NDArray[np.float32]:
+        speech.batch.forget()
+        chosen = [speech.sequences(exact=True)[number] for number in numbers]
+        for sequence in chosen:
+            sequence.num_read = speech.batch.open(sequence)
+        found = run_pass(speech.batch, [Read.next(sequence, sequence.num_unread) for sequence in chosen])
+        first = found[0].last.copy()
+        for sequence in chosen:
+            speech.batch.close(sequence.id)
+        return first
+
+    np.testing.assert_array_equal(logits([1]), logits([1, 0, 2, 3]))
+
+
+def test_an_answer_moves_between_the_runners(speech: Speech) -> None:
+    speech.batch.forget()
+    pair = RunnerPair(speech.generator, speech.batch)
+    for sequence, expected in zip(speech.sequences(), speech.answers, strict=True):
+        pair.open(sequence)
+        moves = {4: pair.to_generator, 8: pair.to_batch}
+        while sequence.num_produced < STEPS:
+            if sequence.num_unread == 1 and (move := moves.pop(sequence.num_produced, None)) is not None:
+                move(sequence)
+            runner = pair.of(sequence)
+            unread = 1 if sequence.is_decoding else runner.fit_chunk(sequence, LENGTH)
+            (scores,) = run_pass(runner, [Read.next(sequence, unread)])
+            if not sequence.num_unread:
+                sequence.append(int(scores.last.argmax()))
+        pair.close(sequence)
+        assert moves == {}
+        assert sequence.tokens[len(sequence.prompt) :] == expected
+
+
+def test_features_of_another_size_are_named(speech: Speech) -> None:
+    wanted = ", ".join(map(str, speech.encoder.shape))
+    with pytest.raises(RunnerFailed, match=rf"needs features \[1, {wanted}\], given \(1, 2, 3\)"):
+        speech.encoder.encode({FEATURES: np.zeros((1, 2, 3), np.float32)})

@@ -1,0 +1,96 @@
+"""The thread that encodes sounds: what it keeps, and which requests it refuses."""
+
+from pathlib import Path
+from queue import SimpleQueue
+
+import numpy as np
+import pytest
+
+from genai_server.engine.encoded_sound import EncodedSound
+from genai_server.engine.encoder_worker import Encoded, Tensors
+from genai_server.engine.sequence import Sequence, SequenceState
+from genai_server.engine.sound_worker import SoundWorker
+from genai_server.errors import InvalidField, RunnerFailed
+from genai_server.messages.generation_request import GenerationRequest, Image, Sound
+
+_BYTES = 16
+
+
+class Bench:
+    """A worker whose encoder doubles the features, of 16 bytes with the result."""
+
+    def __init__(self, folder: Path, max_bytes: int = 10 * _BYTES) -> None:
+        self.folder = folder
+        self.encoded: list[float] = []
+        self.worker = SoundWorker(lambda: self._encode, max_bytes)
+
+    def _encode(self, tensors: Tensors) -> EncodedSound:
+        features = tensors["audio_features"]
+        self.encoded.append(float(features[0]))
+        return EncodedSound(features, [2 * features])
+
+    def sequence(self, value: float, *, path: str | None = None) -> Sequence:
+        """A request with a sound."""
+        file = self.folder / f"{value}.npz"
+        np.savez(file, audio_features=np.array([value, 0], np.float32))
+        request = GenerationRequest("id", [1], 4, 100, sound=Sound(str(value), path or str(file)))
+        return Sequence(0, (0, 0), request, lambda: 0.0)
+
+    def submit(self, sequence: Sequence) -> Encoded:
+        results: SimpleQueue[Encoded] = SimpleQueue()
+        self.worker.submit(sequence, results.put)
+        return results.get(timeout=60)
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Bench:
+    return Bench(tmp_path)
+
+
+def test_a_sequence_takes_its_sound(bench: Bench) -> None:
+    sequence = bench.sequence(3.0)
+    found = bench.submit(sequence)
+    assert isinstance(found, EncodedSound)
+    sequence.take(found)
+    assert sequence.sound is found
+    assert found.states[0].tolist() == [6.0, 0.0]
+    assert sequence.tokens == [1]
+
+
+def test_an_equal_sound_is_encoded_once(bench: Bench) -> None:
+    for value in (1.0, 2.0, 1.0):
+        bench.submit(bench.sequence(value))
+    assert bench.encoded == [1.0, 2.0]
+    assert bench.worker.num_encoded == 2
+
+
+def test_the_longest_unused_is_dropped_first(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, max_bytes=2 * _BYTES)
+    for value in (1.0, 2.0, 1.0, 3.0, 1.0, 2.0):
+        bench.submit(bench.sequence(value))
+    assert bench.encoded == [1.0, 2.0, 3.0, 2.0]
+
+
+def test_a_missing_file_fails_its_request_only(bench: Bench) -> None:
+    found = bench.submit(bench.sequence(1.0, path=str(bench.folder / "gone.npz")))
+    assert isinstance(found, RunnerFailed)
+    assert "a sound cannot be read" in found.message
+    assert isinstance(bench.submit(bench.sequence(2.0)), EncodedSound)
+
+
+def test_an_ended_request_is_left_out(bench: Bench) -> None:
+    ended = bench.sequence(1.0)
+    ended.state = SequenceState.ENDED
+    results: SimpleQueue[Encoded] = SimpleQueue()
+    bench.worker.submit(ended, results.put)
+    bench.submit(bench.sequence(2.0))
+    assert results.empty()
+    assert bench.encoded == [2.0]
+
+
+def test_a_request_needs_a_sound_and_nothing_else(bench: Bench) -> None:
+    with pytest.raises(InvalidField, match="transcribes speech only"):
+        bench.worker.check(GenerationRequest("id", [1], 4, 100))
+    with pytest.raises(InvalidField, match="takes no images"):
+        bench.worker.check(GenerationRequest("id", [1], 4, 100, images=[Image("digest", "file", 0, 1)]))
+    bench.worker.check(bench.sequence(1.0).request)
