@@ -33,7 +33,9 @@ def launched() -> Iterator[Browser]:
             pytest.skip("no browser: install chromium, or run `playwright install chromium`")
         # A GPU that is emulated takes more processor time than drawing without one.
         without_gpu = ["--disable-gpu", "--disable-software-rasterizer"]
-        browser = playwright.chromium.launch(executable_path=found, args=without_gpu)
+        # A microphone that beeps, and that every page may use.
+        beeping = ["--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream"]
+        browser = playwright.chromium.launch(executable_path=found, args=[*without_gpu, *beeping])
         try:
             yield browser
         finally:
