@@ -40,7 +40,9 @@ from genai_server.apis.responses.websocket import ResponsesSocket
 from genai_server.apis.status import engine_metrics, health
 from genai_server.apis.status.engine_metrics import EngineMetrics
 from genai_server.apis.tokens import routes as tokens
+from genai_server.apis.transcriptions import routes as transcriptions
 from genai_server.apis.web_page import routes as page
+from genai_server.audio.recordings import Recordings
 from genai_server.config.settings import Settings
 from genai_server.generation.catalog import Catalog
 from genai_server.generation.dependencies import ClientLeft, Services
@@ -54,6 +56,7 @@ from genai_server.http.error_handlers import install_error_handlers
 from genai_server.http.middleware.authentication import OPEN_PATHS, Authentication, RequestHead
 from genai_server.http.middleware.body import BODY_BUDGET, BodyBudget, BodyLimits
 from genai_server.http.middleware.request_lifetime import Drain, Drained, RequestLifetime
+from genai_server.http.middleware.uploads import Uploads, upload_folder
 from genai_server.http.rate_limit import RateLimits
 from genai_server.http.request_state import request_state
 from genai_server.http.telemetry.request_record import Observer
@@ -132,6 +135,8 @@ def create_app(
             with (
                 closing(GrammarChecker(settings.grammar_timeout, telemetry.count_check)) as grammars,
                 closing(Images(settings, folder, telemetry.count_image)) as images,
+                closing(Recordings(settings, folder)) as recordings,
+                upload_folder(folder) as app.state.uploads,
             ):
                 app.state.responses = responses
                 app.state.services = Services(
@@ -139,6 +144,7 @@ def create_app(
                     models,
                     grammars,
                     images,
+                    recordings,
                     CheckedSpecs(grammars, best_effort=not settings.strict),
                     telemetry.clock,
                     drain,
@@ -181,6 +187,7 @@ def create_app(
         lm_studio,
         models,
         tokens,
+        transcriptions,
         runtime_options,
         model_admin,
         adapters,
@@ -251,6 +258,13 @@ def _add_middleware(
         seconds=settings.body_timeout,
         bodies=bodies,
         image_limit=image_limit,
+        others=Uploads(
+            transcriptions.UPLOAD_PATHS,
+            settings.max_audio_body_bytes,
+            settings.body_timeout,
+            BodyBudget(settings.max_audio_bodies_bytes, "GENAI_MAX_AUDIO_BODIES_BYTES"),
+            lambda: Path(app.state.uploads),
+        ),
     )
     app.add_middleware(
         Authentication,

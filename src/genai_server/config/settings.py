@@ -232,6 +232,24 @@ class Settings(BaseModel):
     in the memory of each engine. Those of running requests are exempt.
     """
 
+    max_audio_body_bytes: Positive = 200 * 1024 * 1024
+    """Maximum size of the body of a request with a recording, in bytes. Such a body is written to a file while it
+    arrives.
+    """
+
+    max_audio_bodies_bytes: Positive = 2 * 1024 * 1024 * 1024
+    """Maximum bytes of all these bodies together in each API process; more get a 503."""
+
+    max_audio_seconds: Positive = Field(7200, le=86_400)
+    """Maximum length of a recording, in seconds. While a recording is transcribed, its samples take 32 kB of disk space
+    for each second.
+    """
+
+    audio_timeout: Positive = Field(10, le=600)
+    """Seconds for finding the next speech in a recording and preparing it. Decoding a recording may take one more for
+    each 15 kB of its file, up to one for each 20 s of GENAI_MAX_AUDIO_SECONDS. A longer time results in a 400.
+    """
+
     response_store_size: int = Field(256, ge=0, le=1_000_000)
     """Maximum number of stored responses of /v1/responses, and of conversations, by each API process or in
     GENAI_RESPONSE_STORE_FILE; the least recently used are removed. 0 stores none.
@@ -301,7 +319,9 @@ class Settings(BaseModel):
     """Seconds after which a connection without a complete request head is closed."""
 
     body_timeout: Positive = Field(60, le=86400)
-    """Seconds within which the body of a request, or a message on a WebSocket, must arrive."""
+    """Seconds within which the body of a request, or a message on a WebSocket, must arrive; of a body with a recording
+    each MiB.
+    """
 
     stall_timeout: Positive = Field(30, le=86400)
     """Seconds without a byte read by the client after which its request is cancelled."""

@@ -48,6 +48,7 @@ _CANNOT = {
     Task.GENERATE: "generates no text",
     Task.EMBED: "makes no embeddings",
     Task.RERANK: "cannot rerank or score texts",
+    Task.TRANSCRIBE: "does not transcribe recordings",
 }
 
 

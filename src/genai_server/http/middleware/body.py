@@ -5,6 +5,7 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -41,9 +42,11 @@ _ALL_ELSE = bytes(set(range(256)) - set(b"[]{}"))
 class BodyBudget:
     """Counts the bytes of all bodies, from their first bytes until their requests have ended."""
 
-    def __init__(self, max_bytes: int) -> None:
+    def __init__(self, max_bytes: int, setting: str = "GENAI_MAX_BODIES_BYTES") -> None:
         # A single body is exempt.
         self._max_bytes = max_bytes
+        # Has the limit.
+        self._setting = setting
         self._used = 0
 
     def resize(self, old: int, new: int) -> None:
@@ -55,7 +58,7 @@ class BodyBudget:
         if new > old and others > 0 and others + new > self._max_bytes:
             raise BodiesTooLarge(
                 f"the bodies of all requests together may have at most {self._max_bytes} bytes "
-                f"(GENAI_MAX_BODIES_BYTES), and {self._used} are there; try again"
+                f"({self._setting}), and {self._used} are there; try again"
             )
         self._used = others + new
 
@@ -84,12 +87,22 @@ class _Reading:
         self.body.clear()
 
 
+class OtherBodies(Protocol):
+    """Receives the bodies of some requests in another way."""
+
+    def takes(self, scope: Scope) -> bool:
+        """Whether it receives that of this request."""
+
+    async def pass_on(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
+        """Receive the body and call the app, or refuse the request."""
+
+
 class BodyLimits:
     """Reads bodies within limits, and refuses others before any work. Plain ASGI.
 
     Also refuses a body with more, or more deeply nested, lists and objects than `check_json` allows. Leaves a
     ParsingThread in the request's state. `image_limit` gives the maximum size of a body that may have images; 0 while
-    there is no model for them.
+    there is no model for them. `others` receives the bodies that it takes.
     """
 
     def __init__(
@@ -100,8 +113,10 @@ class BodyLimits:
         bodies: BodyBudget,
         *,
         image_limit: Callable[[], int] = lambda: 0,
+        others: OtherBodies | None = None,
     ) -> None:
         self.app = app
+        self._others = others
         # Maximum number of bytes of one body without images.
         self.limit = limit
         self._image_limit = image_limit
@@ -116,6 +131,9 @@ class BodyLimits:
             return
         state = request_state(scope)
         state.parsing = self._parsing
+        if self._others is not None and self._others.takes(scope):
+            await self._others.pass_on(self.app, scope, receive, send)
+            return
         reading = _Reading(self.limit)
         try:
             await self._pass(reading, state, scope, receive, send)
