@@ -1,14 +1,16 @@
-"""Speech that is written down on the page, in a real browser with a microphone that beeps."""
+"""Speech that is written down on the page, in a real browser whose microphone hears a sentence."""
 
 import json
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, Locator, Page, Route, expect
 
-from tests.running_server import RunningServer, wait_until
+from tests.running_server import ROOT, RunningServer, wait_until
+from tests.server_here import run_here
 from tests.web.browser import opened, violations
 
 CHATS = {"id": "chats", "capabilities": ["completion"], "chat": True}
@@ -48,12 +50,12 @@ class Dictation:
     def text(self) -> Locator:
         return self.page.get_by_label("Message", exact=True)
 
-    def dictate(self) -> None:
-        """Record something, and send it to be transcribed."""
+    def dictate(self, seconds: float = 0.2) -> None:
+        """Record for some time, and send it to be transcribed."""
         self.button.click()
         stop = self.page.get_by_role("button", name="Stop recording")
         expect(stop).to_be_visible()
-        self.page.wait_for_timeout(200)  # so that there is sound
+        self.page.wait_for_timeout(1000 * seconds)
         stop.click()
 
 
@@ -77,6 +79,18 @@ def test_speech_is_inserted_at_the_cursor(dictation: Dictation) -> None:
     assert WEBM in form
     dictation.dictate()
     expect(dictation.text).to_have_value("Say: The quick brown fox. The quick brown fox.")
+
+
+def test_the_server_reads_the_browsers_recordings(browser: Browser, tmp_path: Path) -> None:
+    settings = {"GENAI_MODELS": f"hears={ROOT / 'tests' / 'built_models' / 'whisper'}"}
+    with run_here(tmp_path, "--device", "cpu", settings=settings) as server, opened(browser, server) as page:
+        dictation = Dictation(page)
+        page.unroute_all()
+        with page.expect_response("**/v1/audio/transcriptions") as response:
+            dictation.dictate(seconds=1.5)
+        transcript = response.value.json()
+        assert transcript["usage"]["seconds"] >= 1
+        expect(dictation.text).to_have_value(transcript["text"].strip())
 
 
 def test_the_button_needs_a_model_that_transcribes(dictation: Dictation) -> None:
