@@ -28,10 +28,14 @@ _UNSPOKEN = '"#()*+/:;<=>@[\\]^_`{|}~'
 
 @dataclass(frozen=True)
 class SpeechLayout:
-    """What a Whisper model knows besides text: codes of languages such as "en", and how many tokens fit."""
+    """What a Whisper model knows besides text: codes of languages such as "en", and how many tokens fit.
+
+    With `may_be_empty` a transcript may end before its first word. Whisper's own rules forbid that.
+    """
 
     languages: Sequence[str]
     context: int = 448
+    may_be_empty: bool = False
 
     def special_tokens(self) -> list[str]:
         """In Whisper's order, behind the text's tokens and before the timestamps."""
@@ -94,7 +98,7 @@ def generation_config(tokenizer: Tokenizer, layout: SpeechLayout) -> dict[str, A
     unspoken = {token for sign in _UNSPOKEN for text in (sign, " " + sign) if (token := _only_token(tokenizer, text))}
     marks = [start, ids[TRANSLATE], ids[TRANSCRIBE], ids["<|startoflm|>"], ids[START_OF_PREVIOUS], ids[NO_SPEECH]]
     return {
-        "begin_suppress_tokens": [tokenizer.encode(" ").ids[0], end],
+        "begin_suppress_tokens": [tokenizer.encode(" ").ids[0], *([] if layout.may_be_empty else [end])],
         "bos_token_id": end,
         "decoder_start_token_id": start,
         "eos_token_id": end,

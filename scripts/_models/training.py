@@ -16,6 +16,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from .batches import Batch, Encoder, training_batches, validation_batches
 from .conversations import conversation
+from .side_by_side import update
 from .template import load_template, render
 from .tokenizer import END_OF_TEXT_ID, TURN_END_ID, train_copying_tokenizer
 
@@ -80,7 +81,7 @@ def train(
     batches = training_batches(encoder, random.Random(seed), BATCH_TOKENS)
     validation = validation_batches(encoder, random.Random(seed + 1), 40)
     optimizers = _optimizers(model, budget.threads)
-    pool = ThreadPoolExecutor(budget.threads)
+    parameters, pool = list(model.parameters()), ThreadPoolExecutor(budget.threads)
     torch.set_num_threads(1)
     start = reported = checked = time.monotonic()
     seen, losses = 0, 0.0
@@ -90,7 +91,8 @@ def train(
             for group in optimizer.param_groups:
                 group["lr"] = rate * min(1.0, done / WARM_UP, (1 - done) / 0.6)
         group_of_batches = [next(batches) for _ in range(BATCHES_PER_STEP)]
-        loss = _step(model, group_of_batches, optimizers, pool)
+        total = sum(float(batch.weights.sum()) for batch in group_of_batches)
+        (loss,) = update(parameters, group_of_batches, functools.partial(_loss, model, total=total), optimizers, pool)
         step += 1
         seen += sum(batch.tokens.numel() for batch in group_of_batches)
         losses = loss if step == 1 else 0.95 * losses + 0.05 * loss
@@ -123,30 +125,10 @@ def _optimizers(model: LlamaForCausalLM, threads: int) -> list[torch.optim.Optim
     ]
 
 
-def _step(
-    model: LlamaForCausalLM, batches: list[Batch], optimizers: list[torch.optim.Optimizer], pool: ThreadPoolExecutor
-) -> float:
-    """One update from several batches, each on a thread of its own; returns the loss.
-
-    Small matrices gain little from two threads on one operation, and lose much where another
-    program holds one of the cores; two batches side by side do not wait for each other.
-    """
-    total = sum(float(batch.weights.sum()) for batch in batches)
-    parameters = list(model.parameters())
-    results = list(pool.map(lambda batch: _gradients(model, parameters, batch, total), batches))
-    for parameter, *gradients in zip(parameters, *(gradients for _, gradients in results), strict=True):
-        parameter.grad = functools.reduce(torch.add, gradients)
-    torch.nn.utils.clip_grad_norm_(parameters, 1.0)
-    list(pool.map(lambda optimizer: optimizer.step(), optimizers))
-    return sum(loss for loss, _ in results)
-
-
-def _gradients(
-    model: LlamaForCausalLM, parameters: list[torch.nn.Parameter], batch: Batch, total: float
-) -> tuple[float, tuple[torch.Tensor, ...]]:
+def _loss(model: LlamaForCausalLM, batch: Batch, total: float) -> tuple[torch.Tensor, list[float]]:
     losses = functional.cross_entropy(_logits(model, batch).float(), batch.targets, reduction="none")
     loss = (losses * batch.weights).sum() / total
-    return loss.item(), torch.autograd.grad(loss, parameters)
+    return loss, [loss.item()]
 
 
 def _logits(model: LlamaForCausalLM, batch: Batch) -> torch.Tensor:

@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 _START_TIMEOUT = 60.0
 # How often a process may die of a question: the first one may have been killed from outside.
 _ATTEMPTS = 2
+_STOPPING = "the server is stopping"
 # Maximum number of models whose processes are kept.
 _READERS = 4
 
@@ -171,6 +172,10 @@ class Readers(Generic[R]):
         self._readers.move_to_end(directory)
         return self._readers[directory]
 
+    def has_room_for(self, directory: Path) -> bool:
+        """Whether `get` closes no other reader."""
+        return directory in self._readers or len(self._readers) < _READERS
+
     def close(self) -> None:
         """Close all readers."""
         for reader in self._readers.values():
@@ -222,11 +227,15 @@ class ProcessPool(Generic[P, T]):
                 if self._calls.get(key) is call:
                     del self._calls[key]
 
-    def with_process(self, ask: Callable[[P], A]) -> A:
-        """The result of `ask` with an idle process, or a new one. Only for the work of `call`.
+    async def start(self) -> None:
+        """Start a process unless one is idle. Raises `unavailable`."""
+        await asyncio.get_running_loop().run_in_executor(self._threads, self.with_process, lambda process: None)
 
-        If the process dies, a new one is asked again. Raises ProcessDied if that dies, too, ProcessTimeout, and
-        `unavailable`.
+    def with_process(self, ask: Callable[[P], A]) -> A:
+        """The result of `ask` with an idle process, or a new one. Only for the pool's threads.
+
+        If the process dies, a new one is asked again. Raises ProcessDied if that dies, too, or if the process was ended
+        by its method, ProcessTimeout, and `unavailable`.
         """
         attempt = 1
         while True:
@@ -235,9 +244,11 @@ class ProcessPool(Generic[P, T]):
                 answer = ask(process)
             except (ProcessDied, ProcessTimeout) as error:
                 self._processes.discard(process)
-                if not self._closed.is_set() and not process.is_ended:
+                if self._closed.is_set():
+                    raise self._unavailable(_STOPPING) from None
+                if not process.is_ended:
                     log.warning("a process that %s has died (%s); another takes its place", self._purpose, error)
-                if attempt == _ATTEMPTS or isinstance(error, ProcessTimeout):
+                if attempt == _ATTEMPTS or isinstance(error, ProcessTimeout) or process.is_ended:
                     raise
                 attempt += 1
             else:
@@ -260,7 +271,7 @@ class ProcessPool(Generic[P, T]):
                 self._processes.discard(process)
                 process.end()
         if self._closed.is_set():
-            raise self._unavailable("the server is stopping")
+            raise self._unavailable(_STOPPING)
         process = self._start()
         self._processes.add(process)
         if self._closed.is_set():  # closed in the meantime

@@ -16,6 +16,8 @@ from genai_server.json_file import read_object
 _CONFIG = "genai_config.json"
 _TOKENIZER = "tokenizer.json"
 _KIND = "whisper"
+# Of the original, in its config.json.
+ARCHITECTURE = "WhisperForConditionalGeneration"
 # How recordings are prepared, in the library's words.
 AUDIO_PROCESSOR = "audio_processor_config.json"
 # The original's, which a directory need not have.

@@ -151,9 +151,11 @@ def create_app(
                     telemetry.registry,
                     model_files.pull,
                 )
+                starting = asyncio.create_task(_start_image_readers(models, images))
                 try:
                     yield {BODY_BUDGET: bodies}
                 finally:
+                    starting.cancel()
                     await responses.close()
             telemetry.registry.unregister(engine_metrics)
             await asyncio.to_thread(telemetry.close)
@@ -209,6 +211,13 @@ def create_app(
         return Response(status_code=499)
 
     return app
+
+
+async def _start_image_readers(models: Catalog, images: Images) -> None:
+    """Start a process for each model that takes images once it is loaded."""
+    async for served in models.loads():
+        if (vision := served.codec.vision) is not None:
+            await images.start(vision)
 
 
 def _response_store(settings: Settings, run: str, end_request: EndRequest) -> ResponseStore:

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import hashlib
 import json
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -18,6 +19,8 @@ from genai_server.images.sources import SourceLimits, is_data_url, is_public, lo
 from genai_server.process_folder import own_folder
 from genai_server.process_pool import ProcessDied, ProcessPool, ProcessTimeout, Readers, WorkerProcess
 from genai_server.vision_model import VisionModel
+
+log = logging.getLogger(__name__)
 
 _PURPOSE = "reads images"
 # For each model. Most images take some ten milliseconds.
@@ -101,7 +104,7 @@ class ImageReader:
         self._timeout = settings.image_timeout
         self._files = files
         self._count = count
-        # Number of images that are being read.
+        # Number of images that are being read, or of processes that are started in advance.
         self.running = 0
         spec = {
             "model_dir": str(model.directory),
@@ -130,6 +133,14 @@ class ImageReader:
         if found.image is None:
             raise InvalidField(f"{param}: the image {found.reason}", param=param)
         return found.image
+
+    async def start(self) -> None:
+        """Start a process unless one is idle. Raises ImageReaderUnavailable."""
+        self.running += 1
+        try:
+            await self._pool.start()
+        finally:
+            self.running -= 1
 
     def close(self) -> None:
         """End the processes. Blocks until they have ended."""
@@ -210,6 +221,18 @@ class Images:
         images = [tasks[source.url, source.low_detail].result() for source in sources]
         self._check_tokens(images, sources)
         return images
+
+    async def start(self, model: VisionModel) -> None:
+        """Start a process for a model, so that its first image need not wait for it. A failure is only logged.
+
+        No process is started if those of another model would have to end.
+        """
+        if not self._readers.has_room_for(model.directory):
+            return
+        try:
+            await self._reader(model).start()
+        except ImageReaderUnavailable as error:
+            log.warning("no process for the images of %s: %s", model.directory, error)
 
     def close(self) -> None:
         """End the processes and remove the files."""

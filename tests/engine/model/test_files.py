@@ -395,7 +395,7 @@ def test_a_model_with_an_encoder_is_refused(tmp_path: Path) -> None:
     config = json.loads((directory / "genai_config.json").read_text(encoding="utf-8"))
     config["model"]["encoder"] = {"filename": "encoder.onnx"}
     (directory / "genai_config.json").write_text(json.dumps(config), encoding="utf-8")
-    with pytest.raises(ModelDirectoryError, match="as models for speech do"):
+    with pytest.raises(ModelDirectoryError, match="of a type for speech that this server does not serve"):
         check_model_directory(directory)
 
 

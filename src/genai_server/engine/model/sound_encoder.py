@@ -19,9 +19,11 @@ _TYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
 class SoundEncoder:
     """Runs the encoder's graph. Its threads do not wait actively, because the decoder runs at the same time."""
 
-    def __init__(self, files: EncoderFiles, threads: int, options: DeviceOptions = DEFAULT_OPTIONS) -> None:
+    def __init__(
+        self, files: EncoderFiles, threads: int, options: DeviceOptions = DEFAULT_OPTIONS, *, optimized: bool = False
+    ) -> None:
         self._files = files
-        found = session_options(options, threads)
+        found = session_options(options, threads, optimized=optimized)
         found.add_session_config_entry(SPINNING, "0")
         self._session: Any = open_with(files.path, found, options)
         (features,) = self._session.get_inputs()

@@ -28,6 +28,8 @@ from genai_server.options.session import LEVEL
 
 log = logging.getLogger(__name__)
 _MANIFEST = "manifest.json"
+# The section of genai_config.json whose graph is meant if no other is named.
+DECODER = "decoder"
 _OF_THREADS = ("session.intra_op", "session.inter_op", "session.force_spinning_stop")
 _ERRORS = 3  # ONNX Runtime's level of severity
 # Weights are written once unpacked and once packed, and the disk has other users.
@@ -46,27 +48,35 @@ def prepacked_model(model_dir: Path, cache_dir: Path | None, options: DeviceOpti
 
 
 def int8_model(
-    model_dir: Path, cache_dir: Path, options: DeviceOptions = DEFAULT_OPTIONS, threads: int = 0
+    model_dir: Path,
+    cache_dir: Path,
+    options: DeviceOptions = DEFAULT_OPTIONS,
+    threads: int = 0,
+    *,
+    part: str = DECODER,
 ) -> Path | None:
-    """A directory like `model_dir` whose matrices have 8 bits and are packed; None if that is impossible.
+    """A directory like `model_dir` in which a part's matrices have 8 bits and are packed; None if that is impossible.
 
     `threads` 0 means the usable cores; a number in the options takes precedence.
     """
-    return _packed(model_dir, cache_dir, options, int8_threads=num_threads(options, threads))
+    return _packed(model_dir, cache_dir, options, int8_threads=num_threads(options, threads), part=part)
 
 
-def _packed(model_dir: Path, cache_dir: Path | None, options: DeviceOptions, *, int8_threads: int = 0) -> Path | None:
+def _packed(
+    model_dir: Path, cache_dir: Path | None, options: DeviceOptions, *, int8_threads: int = 0, part: str = DECODER
+) -> Path | None:
     """Like `int8_model`, with 8-bit matrices made by `int8_threads` threads; 0 keeps the matrices."""
     int8 = int8_threads > 0
     if cache_dir is None or options.providers or options.custom_op_libraries:
         return None
-    target = cache_dir / _key(model_dir, _packing(options) | ({"matrices": "int8"} if int8 else {}))
+    what_else = ({"matrices": "int8"} if int8 else {}) | ({"part": part} if part != DECODER else {})
+    target = cache_dir / _key(model_dir, _packing(options) | what_else)
     try:
         cache_dir.mkdir(parents=True, exist_ok=True)
         with FileLock(str(target) + ".lock"):
             if not _is_whole(target):
                 shutil.rmtree(target, ignore_errors=True)
-                _write(model_dir, target, options, int8_threads)
+                _write(model_dir, target, options, int8_threads, part)
     except Exception as error:  # ONNX Runtime's errors have no base of their own
         what = "weights of 8 bits are not used" if int8 else "weights are not shared"
         log.warning("%s, because they cannot be stored in %s: %s", what, cache_dir, error)
@@ -74,11 +84,11 @@ def _packed(model_dir: Path, cache_dir: Path | None, options: DeviceOptions, *, 
     return target
 
 
-def _write(model_dir: Path, target: Path, given: DeviceOptions, int8_threads: int) -> None:
+def _write(model_dir: Path, target: Path, given: DeviceOptions, int8_threads: int, part: str) -> None:
     """Pack into a folder next to the target, and rename it when it is complete."""
     log.info("packing the weights of %s once%s, into %s", model_dir, " in 8 bits" if int8_threads else "", target)
-    decoder = str(read_config(model_dir)["model"]["decoder"]["filename"])
-    left_out = {decoder, *external_files(model_dir / decoder)}
+    graph = str(read_config(model_dir)["model"][part]["filename"])
+    left_out = {graph, *external_files(model_dir / graph)}
     prefix = f".making-{target.name}-"
     for left in target.parent.iterdir():
         if left.name.startswith(prefix):  # left by a killed process, since this one holds the lock
@@ -93,19 +103,19 @@ def _write(model_dir: Path, target: Path, given: DeviceOptions, int8_threads: in
         options.log_severity_level = (
             _ERRORS  # it would warn that the graph is for this processor only, which is intended
         )
-        options.optimized_model_filepath = str(fresh / decoder)
+        options.optimized_model_filepath = str(fresh / graph)
         for name, value in (
-            ("session.optimized_model_external_initializers_file_name", f"{decoder}.data"),
+            ("session.optimized_model_external_initializers_file_name", f"{graph}.data"),
             ("session.optimized_model_external_initializers_min_size_in_bytes", "1024"),
             ("session.save_external_prepacked_constant_initializers", "1"),
         ):
             options.add_session_config_entry(name, value)
-        source = model_dir / decoder
+        source = model_dir / graph
         if int8_threads:
             _require_free(target.parent, _DISK_SHARE * int8_bytes(source))
-            source = Path(making) / "int8" / decoder
+            source = Path(making) / "int8" / graph
             source.parent.mkdir()
-            write_int8_model(model_dir / decoder, source, int8_threads)
+            write_int8_model(model_dir / graph, source, int8_threads)
         options.add_session_config_entry(EXTERNAL_DATA, str(source.parent))
         model = onnx.load(str(source), load_external_data=False)
         match_experts(model.graph)

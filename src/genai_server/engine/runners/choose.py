@@ -103,11 +103,15 @@ def _encoder_worker(spec: EngineSpec, model_dir: Path) -> EncoderWorker[Any] | N
     max_bytes = spec.settings.image_cache_bytes
     if task_of(model_dir) is Task.TRANSCRIBE:
         encoder = read_encoder_files(model_dir)
-        return SoundWorker(lambda: SoundEncoder(encoder, threads, options).encode, max_bytes)
-    files = read_vision_files(model_dir)
-    if files is None:
+        int8 = _int8_graph(spec, encoder.path, part="encoder") if _on_cpu(spec) else None
+        encoder = replace(encoder, path=int8 or encoder.path)
+        return SoundWorker(
+            lambda: SoundEncoder(encoder, threads, options, optimized=int8 is not None).encode, max_bytes
+        )
+    vision = read_vision_files(model_dir)
+    if vision is None:
         return None
-    return ImageWorker(lambda: ImageEncoder(files, threads, options).encode, files.image_token, max_bytes)
+    return ImageWorker(lambda: ImageEncoder(vision, threads, options).encode, vision.image_token, max_bytes)
 
 
 def _log_nodes(runner: Runner) -> None:
@@ -170,14 +174,14 @@ def load_batched(spec: EngineSpec, model_dir: Path, model: ModelInfo) -> "Batche
         raise
     except Exception as error:  # ONNX Runtime's errors have no base of their own
         raise DoesNotFit(f"its graph for a batch cannot be loaded: {in_one_line(error)}") from error
-    int8 = _int8_graph(spec, graph) if optimized and _on_cpu(spec) and not prefix else None
+    int8 = _int8_graph(spec, graph.path) if optimized and _on_cpu(spec) and not prefix else None
     try:
         return BatchedRunner(
             graph,
             session,
             model,
             limits,
-            int8=None if int8 is None else _int8_session(spec, int8),
+            int8=None if int8 is None else _int8_session(spec, replace(graph, path=int8)),
             run_entries=spec.options.run,
             make_buffers=buffers_on(spec.device, spec.options),
         )
@@ -242,20 +246,20 @@ def _limits(spec: EngineSpec, graph: "DecoderGraph", max_length: int) -> "BatchL
     return BatchLimits(num_slots, max_length, memory)
 
 
-def _int8_graph(spec: EngineSpec, graph: "DecoderGraph") -> "DecoderGraph | None":
+def _int8_graph(spec: EngineSpec, graph: Path, part: str = "decoder") -> Path | None:
     """The graph with matrices of 8 bits in place of 4-bit ones, made if needed; None if the settings leave it out."""
     from genai_server.engine.model.int8_matrices import int8_bytes
     from genai_server.engine.model.weights import int8_model
 
     settings = spec.settings
-    needed, allowed = int8_bytes(graph.path), int(INT8_SHARE * free_memory())
-    if settings.prefill_weights == "int4" or not needed:
+    needed, allowed = int8_bytes(graph), int(INT8_SHARE * free_memory())
+    if settings.prefill_weights == "int4" or not settings.cache_dir or not needed:
         return None
     if settings.prefill_weights == "auto" and needed > allowed:
         log.info("weights of 8 bits are not used: they need %d bytes, and may have %d", needed, allowed)
         return None
-    int8_dir = int8_model(Path(spec.model_dir), Path(settings.cache_dir), spec.options, settings.threads)
-    return None if int8_dir is None else replace(graph, path=int8_dir / graph.path.name)
+    int8_dir = int8_model(Path(spec.model_dir), Path(settings.cache_dir), spec.options, settings.threads, part=part)
+    return None if int8_dir is None else int8_dir / graph.name
 
 
 def _int8_session(spec: EngineSpec, graph: "DecoderGraph") -> "Int8Session | None":

@@ -63,7 +63,7 @@ class ListedModel:
     endpoint: str
     # Models without a chat template take no messages.
     takes_messages: bool
-    # True also while it is not known, as before the model is loaded.
+    # True also where it is not known, as of other servers.
     takes_images: bool
 
 

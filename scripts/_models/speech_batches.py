@@ -1,0 +1,247 @@
+"""Windows of speech for the demo model: sentences with pauses, silence, noise, and the tokens to write for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from queue import Queue
+from random import Random
+from threading import Thread
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer
+
+from .speech_corpus import Corpus
+from .speech_features import HOP, MELS, log_mel
+from .speech_files import (
+    END_OF_TEXT,
+    NO_SPEECH,
+    NO_TIMESTAMPS,
+    POSITIONS_PER_SECOND,
+    START,
+    START_OF_PREVIOUS,
+    TIMESTAMPS,
+    TRANSCRIBE,
+    WINDOW_SECONDS,
+    timestamp,
+)
+from .speech_sounds import SAMPLE_RATE, noise, worsened
+from .spoken_text import plain_words, sentence
+
+LETTERS = " abcdefghijklmnopqrstuvwxyz"  # of the loss on the encoder; 0 is its blank
+IGNORED = -100
+WHOLE = WINDOW_SECONDS * 100  # frames
+_SORTED = 64  # windows among which those of similar length are found
+_POSITION = SAMPLE_RATE // POSITIONS_PER_SECOND  # samples
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """What training is about at some time.
+
+    Windows have up to `sentences` and are up to `seconds` long; `frames` are those of a batch,
+    `pauses` what their usual lengths are multiplied by. A `whole` window has
+    silence behind it up to its 30 s, as the exported model gets it.
+    """
+
+    sentences: int
+    seconds: float
+    frames: int
+    pauses: float = 1.0
+    whole: bool = False
+    masked: bool = False
+    prompts: bool = True
+
+
+@dataclass(frozen=True)
+class Window:
+    """`spoken` are start and end of each sentence in samples, and its text."""
+
+    samples: np.ndarray
+    spoken: list[tuple[int, int, str]]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """`features` [rows, mels, frames], which begin `offset` positions behind the window's start.
+
+    `tokens` and `targets` are [rows, length], targets IGNORED where nothing is to be learned. `letters` [rows, most]
+    and their number [rows] are what the encoder should hear.
+    """
+
+    features: torch.Tensor
+    offset: int
+    tokens: torch.Tensor
+    targets: torch.Tensor
+    letters: torch.Tensor
+    letter_counts: torch.Tensor
+
+
+class Writer:
+    """Turns windows into tokens."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        names = (START, TRANSCRIBE, NO_TIMESTAMPS, START_OF_PREVIOUS, NO_SPEECH, END_OF_TEXT, timestamp(0), "<|en|>")
+        ids = [id for name in names if (id := tokenizer.token_to_id(name)) is not None]
+        self.start, self.transcribe, self.no_timestamps, self.previous, self.no_speech, self.end, self.zero, self.en = (
+            ids
+        )
+
+    def text(self, text: str) -> list[int]:
+        """With the space that a sentence begins with."""
+        return list(self._tokenizer.encode(" " + text).ids)
+
+    def row(self, window: Window, offset: int, rng: Random, *, prompts: bool) -> tuple[list[int], list[int]]:
+        """Tokens and targets, which are the tokens that follow them."""
+        tokens: list[int] = []
+        if prompts and rng.random() < 0.15:
+            before = " ".join(sentence(rng) for _ in range(rng.randint(1, 3)))
+            tokens = [self.previous, *self.text(before)]
+        learned = [False] * len(tokens)
+        timed = rng.random() < 0.5
+        head = [self.start, self.en, self.transcribe, *([] if timed else [self.no_timestamps])]
+        body = self._body(window, offset, timed=timed)
+        tokens += [*head, *body]
+        learned += [False, True, True, *([] if timed else [False]), *([True] * len(body))]
+        targets = [token if wanted else IGNORED for token, wanted in zip(tokens, learned, strict=True)][1:]
+        if not window.spoken:
+            targets[tokens.index(self.start)] = self.no_speech
+        return tokens[:-1], targets
+
+    def _body(self, window: Window, offset: int, *, timed: bool) -> list[int]:
+        body: list[int] = []
+        for start, end, text in window.spoken:
+            words = self.text(text)
+            if timed:
+                times = [min(offset + round(at / _POSITION), TIMESTAMPS - 1) for at in (start, end)]
+                if not body and not offset:
+                    times[0] = min(times[0], POSITIONS_PER_SECOND)  # no first timestamp is later than 1 s
+                words = [self.zero + times[0], *words, self.zero + times[1]]
+            body += words
+        if timed and not body:
+            body = [self.zero]
+        return [*body, self.end]
+
+
+def random_window(corpus: Corpus, lesson: Lesson, rng: Random) -> Window:
+    """Some sentences with pauses before, between and behind them, or none."""
+    numbers = np.random.default_rng(rng.getrandbits(32))
+    if lesson.prompts and rng.random() < 0.05:
+        return Window(_nothing(int(rng.uniform(0.5, min(lesson.seconds, 10)) * SAMPLE_RATE), numbers), [])
+    most = int(lesson.seconds * SAMPLE_RATE)
+    parts = [_pause(rng, rng.choice((0.0, 0.3, 1.5)) * lesson.pauses)]
+    spoken: list[tuple[int, int, str]] = []
+    at = len(parts[0])
+    for _ in range(rng.randint(1, lesson.sentences)):
+        chosen = rng.randrange(len(corpus.texts))
+        sound = corpus.sound(chosen) * np.float32(10 ** rng.uniform(-0.2, 0.2))
+        if spoken and at + len(sound) > most:
+            break
+        spoken.append((at, at + len(sound), corpus.texts[chosen]))
+        pause = _pause(rng, rng.choice((0.4, 1.0, 2.5)) * lesson.pauses, least=0.1)
+        parts += [sound, pause]
+        at += len(sound) + len(pause)
+    samples = np.concatenate(parts)
+    end = max(spoken[-1][1], min(len(samples), most))
+    return Window(worsened(samples[:end], numbers), spoken)
+
+
+def _pause(rng: Random, most: float, least: float = 0.0) -> np.ndarray:
+    return np.zeros(int(rng.uniform(least, max(most, least)) * SAMPLE_RATE), np.float32)
+
+
+def _nothing(length: int, numbers: np.random.Generator) -> np.ndarray:
+    if numbers.random() < 0.2:
+        return np.zeros(length, np.float32)
+    return noise(length, numbers) * np.float32(10 ** numbers.uniform(-4, -0.7))
+
+
+def make_batches(corpus: Corpus, writer: Writer, lesson: Lesson, rng: Random) -> Iterator[Batch]:
+    """Batches of windows that are about as long as one another."""
+    windows = sorted((random_window(corpus, lesson, rng) for _ in range(_SORTED)), key=lambda w: len(w.samples))
+    groups: list[list[Window]] = [[]]
+    for window in windows:
+        frames = WHOLE if lesson.whole else len(window.samples) // HOP
+        if groups[-1] and (len(groups[-1]) + 1) * frames > lesson.frames:
+            groups.append([])
+        groups[-1].append(window)
+    rng.shuffle(groups)
+    for group in groups:
+        yield _batch(group, writer, lesson, rng)
+
+
+def _batch(windows: list[Window], writer: Writer, lesson: Lesson, rng: Random) -> Batch:
+    frames = WHOLE if lesson.whole else max(len(window.samples) for window in windows) // HOP
+    frames = min(frames + rng.choice((2, 2, 2, 20, 100)), WHOLE)
+    frames += frames % 2
+    offset = 0
+    if lesson.prompts and not lesson.whole and rng.random() < 0.5:
+        offset = rng.randint(0, WINDOW_SECONDS * POSITIONS_PER_SECOND - frames // 2)
+    features = torch.stack([_padded(log_mel(window.samples), frames) for window in windows])
+    if lesson.masked:
+        _mask(features, rng)
+    rows = [writer.row(window, offset, rng, prompts=lesson.prompts) for window in windows]
+    letters = [
+        [
+            1 + LETTERS.index(letter)
+            for letter in " ".join(word for _, _, text in w.spoken for word in plain_words(text))
+        ]
+        for w in windows
+    ]
+    return Batch(
+        features,
+        offset,
+        _rectangle([tokens for tokens, _ in rows], writer.end),
+        _rectangle([targets for _, targets in rows], IGNORED),
+        _rectangle(letters, 0),
+        torch.tensor([len(row) for row in letters]),
+    )
+
+
+def _padded(features: torch.Tensor, frames: int) -> torch.Tensor:
+    missing = frames - features.shape[1]
+    # The library finds silence in the rest of the window, which is the floor of the scale.
+    floor = (features.max() - 2.0).clamp(min=-1.5)
+    return torch.cat([features, floor.expand(MELS, missing)], 1) if missing > 0 else features[:, :frames]
+
+
+def _mask(features: torch.Tensor, rng: Random) -> None:
+    """Hide bands and moments."""
+    for row in features:
+        floor = row.min()
+        for _ in range(2):
+            width = rng.randint(0, 12)
+            low = rng.randrange(MELS - width)
+            row[low : low + width] = floor
+        for _ in range(row.shape[1] // 150):
+            width = rng.randint(0, 12)
+            start = rng.randrange(row.shape[1] - width)
+            row[:, start : start + width] = floor
+
+
+def _rectangle(rows: list[list[int]], filler: int) -> torch.Tensor:
+    most = max(1, *(len(row) for row in rows)) if rows else 1
+    return torch.tensor([row + [filler] * (most - len(row)) for row in rows])
+
+
+class Ahead:
+    """Makes batches in a thread while the model learns."""
+
+    def __init__(self, corpus: Corpus, writer: Writer, lesson: Lesson, rng: Random) -> None:
+        self.lesson = lesson
+        self._corpus, self._writer, self._rng = corpus, writer, rng
+        self._made: Queue[Batch] = Queue(4)
+        Thread(target=self._make, daemon=True).start()
+
+    def _make(self) -> None:
+        while True:
+            for batch in make_batches(self._corpus, self._writer, self.lesson, self._rng):
+                self._made.put(batch)
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self
+
+    def __next__(self) -> Batch:
+        return self._made.get()

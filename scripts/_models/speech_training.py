@@ -1,0 +1,183 @@
+"""Train the demo model for speech from scratch within a budget of minutes."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+import torch
+from tokenizers import Tokenizer
+from torch import nn
+from torch.nn import functional
+from transformers import WhisperForConditionalGeneration
+
+from .muon import Muon
+from .side_by_side import update
+from .speech_batches import IGNORED, LETTERS, Ahead, Batch, Lesson, Writer, make_batches
+from .speech_corpus import Corpus
+from .speech_files import SpeechLayout, make_speech_tokenizer, speech_config
+from .spoken_text import sentence
+from .training import Budget
+
+LAYOUT = SpeechLayout(["en"], context=224, may_be_empty=True)
+TEXT_TOKENS, WIDTH = 640, 128
+# All widths are multiples of the quantization block of 32; the model builder takes as many layers on either side only.
+SETTINGS = {
+    "d_model": WIDTH,
+    "encoder_layers": 4,
+    "decoder_layers": 4,
+    "encoder_attention_heads": 2,
+    "decoder_attention_heads": 2,
+    "encoder_ffn_dim": 512,
+    "decoder_ffn_dim": 512,
+    "tie_word_embeddings": False,
+}
+WARM_UP = 0.03
+# From a share of the time on.
+LESSONS = (
+    (0.0, Lesson(1, 3.0, 3600, pauses=0.3, prompts=False)),
+    (0.3, Lesson(2, 7.0, 4500, masked=True)),
+    (0.7, Lesson(3, 12.0, 5000, masked=True)),
+    (0.85, Lesson(7, 28.0, 6000, whole=True)),
+)
+
+
+def make_tokenizer(seed: int) -> Tokenizer:
+    """A tokenizer for the sentences, in which most words are one token."""
+    rng = Random(seed)
+    return make_speech_tokenizer([" " + sentence(rng) for _ in range(20_000)], TEXT_TOKENS, LAYOUT)
+
+
+class Listener(nn.Module):  # type: ignore[misc]
+    """Whisper, and a head that spells what the encoder hears, which only training has."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        super().__init__()
+        self.whole = WhisperForConditionalGeneration(speech_config(tokenizer, LAYOUT, SETTINGS))
+        self.whole.set_attn_implementation("eager")  # on the CPU faster than the fused kernel at these lengths
+        self.speller = nn.Linear(WIDTH, 1 + len(LETTERS))
+
+    def heard(self, features: torch.Tensor, offset: int = 0) -> torch.Tensor:
+        """Positions [rows, frames / 2, WIDTH] of windows from position `offset` on."""
+        encoder = self.whole.model.encoder
+        x = functional.gelu(encoder.conv2(functional.gelu(encoder.conv1(features)))).transpose(1, 2)
+        x = x + encoder.embed_positions.weight[offset : offset + x.shape[1]]
+        for layer in encoder.layers:
+            out = layer(x, None)
+            x = out if isinstance(out, torch.Tensor) else out[0]
+        result: torch.Tensor = encoder.layer_norm(x)
+        return result
+
+    def logits(self, heard: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        """Scores [rows, length, vocabulary] of the tokens that follow `tokens` [rows, length]."""
+        hidden = self.whole.model.decoder(input_ids=tokens, encoder_hidden_states=heard, use_cache=False)
+        result: torch.Tensor = self.whole.proj_out(hidden.last_hidden_state)
+        return result
+
+    def loss(self, batch: Batch, spelling_weight: float, share: float) -> tuple[torch.Tensor, list[float]]:
+        """Of spelling (by CTC, for a letter) and of writing (for a token), for a share of a step."""
+        heard = self.heard(batch.features, batch.offset)
+        scores = self.speller(heard).log_softmax(-1).transpose(0, 1)
+        lengths = torch.full((len(batch.features),), heard.shape[1])
+        spelling = functional.ctc_loss(
+            scores, batch.letters, lengths, batch.letter_counts, reduction="sum", zero_infinity=True
+        )
+        logits = self.logits(heard, batch.tokens)
+        writing = functional.cross_entropy(logits.flatten(0, 1), batch.targets.flatten(), ignore_index=IGNORED)
+        spelling = spelling / batch.letter_counts.sum().clamp(min=1)
+        return share * (spelling_weight * spelling + writing), [share * spelling.item(), share * writing.item()]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The peak `rate` of learning; the lessons of the first `begin` of the time are left out."""
+
+    budget: Budget
+    rate: float
+    begin: float = 0.0
+
+
+def train(
+    model: Listener,
+    tokenizer: Tokenizer,
+    corpus: Corpus,
+    *,
+    seed: int,
+    plan: Plan,
+    checkpoint: Callable[[], None],
+) -> None:
+    """Train until the budget is used; the learning rate falls to zero at its end."""
+    budget = plan.budget
+    torch.set_num_threads(1)
+    parameters, pool = [p for p in model.parameters() if p.requires_grad], ThreadPoolExecutor(budget.threads)
+    writer = Writer(tokenizer)
+    batches = Ahead(corpus, writer, LESSONS[0][1], Random(seed))
+    rng = Random(seed + 1)
+    validation = list(make_batches(corpus, writer, Lesson(2, 6.0, 9000, prompts=False), rng))
+    optimizers = _optimizers(model, plan.rate, budget.threads)
+    start = reported = checked = time.monotonic()
+    spelled = written = 0.0
+    step = seen = 0
+    while (done := max(step / budget.steps, (time.monotonic() - start) / (60 * budget.minutes))) < 1:
+        for optimizer in optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = plan.rate * min(1.0, done / WARM_UP, (1 - done) / 0.6)
+        at = plan.begin + (1 - plan.begin) * done
+        batches.lesson = next(lesson for since, lesson in reversed(LESSONS) if at >= since)
+        learned = [next(batches) for _ in range(budget.threads)]
+        loss = functools.partial(model.loss, spelling_weight=1.0 if at < 0.3 else 0.3, share=1 / len(learned))
+        spelling, writing = update(parameters, learned, loss, optimizers, pool)
+        step += 1
+        seen += sum(len(batch.features) for batch in learned)
+        keep = 0.97 if step > 30 else 0.5
+        spelled = keep * spelled + (1 - keep) * spelling
+        written = keep * written + (1 - keep) * writing
+        now = time.monotonic()
+        if now - reported > 15:
+            speed = seen / (now - start)
+            losses = f"spelling {spelled:.4f}, writing {written:.4f}"
+            print(f"step {step}  {100 * done:3.0f} %  {losses}  {speed:.0f} windows/s", flush=True)
+            reported = now
+        if now - checked > 120:
+            report(model, validation)
+            checkpoint()
+            checked = time.monotonic()
+    print(f"{step} steps, {seen} windows in {(time.monotonic() - start) / 60:.1f} minutes")
+    report(model, validation)
+
+
+def _optimizers(model: Listener, rate: float, threads: int) -> list[torch.optim.Optimizer]:
+    """Muon for the matrices inside the layers, shared out over the threads; AdamW for everything else."""
+    parts = (model.whole.model.encoder.layers, model.whole.model.decoder.layers)
+    inner = [p for part in parts for p in part.parameters() if p.ndim == 2]
+    chosen = {id(p) for p in inner}
+    rest = [p for p in model.parameters() if id(p) not in chosen and p.requires_grad]
+    return [
+        torch.optim.AdamW(rest, lr=rate, betas=(0.9, 0.98), weight_decay=0.01, fused=True),
+        *(Muon(inner[thread::threads], lr=rate, momentum=0.95, decay=0.05) for thread in range(threads)),
+    ]
+
+
+@torch.no_grad()  # type: ignore[untyped-decorator]
+def report(model: Listener, batches: list[Batch]) -> None:
+    """Print the share of tokens that greedy choice would write after right ones, and of windows without an error."""
+    model.train(False)
+    right = wanted = whole = rows = 0
+    for batch in batches:
+        found = model.logits(model.heard(batch.features, batch.offset), batch.tokens).argmax(-1)
+        asked = batch.targets != IGNORED
+        hits = (found == batch.targets) & asked
+        right, wanted = right + int(hits.sum()), wanted + int(asked.sum())
+        whole, rows = whole + int((hits == asked).all(-1).sum()), rows + len(found)
+    print(f"  right: {100 * right / wanted:.1f} % of tokens, {100 * whole / rows:.0f} % of windows", flush=True)
+    model.train()
+
+
+def save(model: Listener, path: Path) -> None:
+    torch.save(model.state_dict(), path.with_suffix(".new"))
+    path.with_suffix(".new").replace(path)

@@ -1,0 +1,115 @@
+"""Train the demo model for speech from scratch and write it as a model directory.
+
+A toy to try transcriptions with: it knows some 280 English words, which espeak-ng speaks. See models/README.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import tempfile
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from _models.environment import REPOSITORY, ensure_environment
+
+SEED = 20_26
+CARD = Path(__file__).with_name("_models") / "speech_card.md"
+OUT = REPOSITORY / "models" / "demo-speech"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=OUT, help="the model directory to write")
+    parser.add_argument(
+        "--quick", action="store_true", help="train for a minute only: the whole path, but little ability"
+    )
+    parser.add_argument("--minutes", type=float, help="maximum minutes of training (default 60, with --quick 1)")
+    parser.add_argument("--steps", type=int, default=50_000, help="maximum steps of training (default 50000)")
+    parser.add_argument("--sentences", type=int, help="to be spoken before (default 30000, with --quick 500)")
+    parser.add_argument("--precision", default="int8", choices=("int4", "int8"), help="of the weights (default int8)")
+    parser.add_argument("--threads", type=int, default=2, help="threads to train with (default 2)")
+    parser.add_argument("--work", type=Path, help="keep the recordings, the PyTorch model and its checkpoints here")
+    parser.add_argument(
+        "--resume", type=Path, metavar="CHECKPOINT", help="continue with checkpoint.pt of a --work folder"
+    )
+    parser.add_argument("--rate", type=float, default=2e-3, help="of learning, at its peak (default 0.002)")
+    parser.add_argument(
+        "--begin",
+        type=float,
+        default=0.0,
+        metavar="SHARE",
+        help="begin with the lessons that belong to this share of the time (default 0)",
+    )
+    parser.add_argument("--seed", type=int, default=SEED, help="of the weights and the sentences (default 2026)")
+    arguments = parser.parse_args()
+    ensure_environment()
+    if arguments.work:
+        arguments.work.mkdir(parents=True, exist_ok=True)
+        make(arguments, arguments.work)
+    else:
+        with tempfile.TemporaryDirectory() as work:
+            make(arguments, Path(work))
+
+
+def make(arguments: argparse.Namespace, work: Path) -> None:
+    """Recordings, tokenizer, model, training, export."""
+    import torch
+    from _models.speech_corpus import load_corpus, make_corpus
+    from _models.speech_files import save_speech_tokenizer
+    from _models.speech_sounds import check_espeak
+    from _models.speech_training import LAYOUT, Listener, Plan, make_tokenizer, save, train
+    from _models.training import Budget
+
+    check_espeak()
+    torch.manual_seed(arguments.seed)
+    tokenizer = make_tokenizer(arguments.seed)
+    (work / "source").mkdir(exist_ok=True)
+    save_speech_tokenizer(tokenizer, work / "source", LAYOUT)
+    model = Listener(tokenizer)
+    if arguments.resume:
+        model.load_state_dict(torch.load(arguments.resume))
+    size = sum(p.numel() for p in model.whole.parameters())
+    print(f"{size:,} parameters, {tokenizer.get_vocab_size()} tokens", flush=True)
+
+    minutes = arguments.minutes if arguments.minutes is not None else (1 if arguments.quick else 60)
+    if minutes > 0:
+        if not (work / "texts.json").exists():
+            sentences = arguments.sentences or (500 if arguments.quick else 30_000)
+            make_corpus(work, sentences, Random(arguments.seed), arguments.threads)
+        train(
+            model,
+            tokenizer,
+            load_corpus(work),
+            seed=arguments.seed,
+            plan=Plan(Budget(arguments.steps, minutes, arguments.threads), arguments.rate, arguments.begin),
+            checkpoint=lambda: save(model, work / "checkpoint.pt"),
+        )
+    save(model, work / "checkpoint.pt")
+    model.train(False)
+    model.whole.save_pretrained(work / "source")
+    write_directory(tokenizer, work / "source", arguments.out, arguments.precision)
+
+
+def write_directory(tokenizer: Any, source: Path, out: Path, precision: str) -> None:
+    """Export next to the target, and move it there when it is complete."""
+    from _models.speech_files import export_speech
+    from _models.speech_recordings import example
+    from _models.speech_training import LAYOUT
+
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=out.parent, prefix=".making-") as making:
+        fresh = Path(making) / "model"
+        export_speech(source, fresh, LAYOUT, precision=precision, block_size=32, tokenizer=tokenizer)
+        shutil.copy(CARD, fresh / "README.md")
+        (fresh / "example.wav").write_bytes(example())
+        if out.exists():
+            out.rename(Path(making) / "old")
+        fresh.rename(out)
+    size = sum(file.stat().st_size for file in out.iterdir())
+    print(f"wrote {out}: {size:,} bytes")
+
+
+if __name__ == "__main__":
+    main()
