@@ -97,6 +97,8 @@ class Telemetry:
     count_check: Callable[[str], None] = lambda result: None
     # Counts the result of reading each image.
     count_image: Callable[[str], None] = lambda result: None
+    # Counts the result of decoding each recording.
+    count_recording: Callable[[str], None] = lambda result: None
     # Called when the app ends; may block.
     close: Callable[[], None] = lambda: None
 
@@ -135,7 +137,7 @@ def create_app(
             with (
                 closing(GrammarChecker(settings.grammar_timeout, telemetry.count_check)) as grammars,
                 closing(Images(settings, folder, telemetry.count_image)) as images,
-                closing(Recordings(settings, folder)) as recordings,
+                closing(Recordings(settings, folder, telemetry.count_recording)) as recordings,
                 upload_folder(folder) as app.state.uploads,
             ):
                 app.state.responses = responses
