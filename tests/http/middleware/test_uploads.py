@@ -11,7 +11,7 @@ import httpx
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
-from genai_server.http.middleware.body import BodyBudget
+from genai_server.http.middleware.body import BodyBudget, BodyLimits
 from genai_server.http.middleware.uploads import Uploads, upload_folder
 from genai_server.http.request_state import begin_request, request_state
 from genai_server.http.upload import Upload
@@ -96,10 +96,19 @@ async def ask(reader: Uploads, asked: Asked, app: App | None = None) -> App:
 
 
 def test_only_posts_to_the_paths_are_taken(tmp_path: Path) -> None:
-    reader = uploads(tmp_path)
-    assert reader.takes({"method": "POST", "path": PATH})
-    assert not reader.takes({"method": "GET", "path": PATH})
-    assert not reader.takes({"method": "POST", "path": "/v1/chat"})
+    reached = list[str]()
+
+    async def note(scope: Scope, receive: Receive, send: Send) -> None:
+        reached.append(scope["path"] if request_state(scope).upload is None else "uploaded")
+
+    async def ask_all() -> None:
+        limits = BodyLimits(note, 1000, 5.0, BodyBudget(1000), others=uploads(tmp_path))
+        for method, path in (("GET", PATH), ("POST", "/v1/chat"), ("POST", PATH)):
+            asked = Asked(BODY)
+            await limits({**asked.scope, "method": method, "path": path}, asked.receive, asked.send)
+
+    asyncio.run(ask_all())
+    assert reached == [PATH, "/v1/chat", "uploaded"]
 
 
 @pytest.mark.anyio

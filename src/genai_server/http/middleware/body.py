@@ -3,7 +3,7 @@
 import asyncio
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Protocol
@@ -92,8 +92,9 @@ class _Reading:
 class OtherBodies(Protocol):
     """Receives the bodies of some requests in another way."""
 
-    def takes(self, scope: Scope) -> bool:
-        """Whether it receives that of this request."""
+    @property
+    def paths(self) -> Collection[str]:
+        """Those of the requests, which are all POST requests."""
 
     async def pass_on(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
         """Receive the body and call the app, or refuse the request."""
@@ -136,7 +137,7 @@ class BodyLimits:
             return
         state = request_state(scope)
         state.parsing = self._parsing
-        if self._others is not None and self._others.takes(scope):
+        if self._others is not None and scope["method"] == "POST" and scope["path"] in self._others.paths:
             await self._others.pass_on(self.app, scope, receive, send)
             return
         reading = _Reading(self.limit)

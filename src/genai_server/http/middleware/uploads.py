@@ -70,16 +70,12 @@ class Uploads:
     def __init__(
         self, paths: Collection[str], limit: int, seconds: float, budget: BodyBudget, folder: Callable[[], Path]
     ) -> None:
-        self._paths = frozenset(paths)
+        self.paths = frozenset(paths)
         # Maximum number of bytes of one body.
         self._limit = limit
         self._seconds = seconds
         self._budget = budget
         self._folder = folder
-
-    def takes(self, scope: Scope) -> bool:
-        """Whether a request's body is received here."""
-        return scope["method"] == "POST" and scope["path"] in self._paths
 
     async def pass_on(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
         """Receive the body, and call the app with an empty one; refuses the request if the body cannot be used."""
