@@ -21,7 +21,7 @@ from genai_server.hub.architectures import (
 )
 from genai_server.installation import this_installation
 from genai_server.pooling_model import CONFIG, GENAI_CONFIG, MODULE_FILES, MODULES, Task, is_decoder
-from genai_server.speech_model import RULES
+from genai_server.speech_model import GENERATION
 
 LOG = "export.log"
 # The builder's names for this server's devices.
@@ -144,7 +144,7 @@ def build(build: Build, python: Path, environment: dict[str, str], tell: Callabl
         if build.task.pools:
             _add_pooling(build)
         if build.task is Task.TRANSCRIBE:
-            _copy(build, [RULES])
+            _copy(build, [GENERATION])
 
 
 def _arguments(build: Build, cache: str) -> list[str]:

@@ -32,8 +32,8 @@ def test_values_are_read_from_their_texts() -> None:
 def test_all_fields_of_openai_with_an_effect_are_accepted() -> None:
     fields = {"model": "m", "language": "en", "prompt": "x", "chunking_strategy": "auto"}
     verbose = {"response_format": "verbose_json", "timestamp_granularities": ["segment"]}
-    assert TranscriptionForm.model_validate({**FILE, **fields, **verbose})
-    assert TranscriptionForm.model_validate({**FILE, **fields, "include": ["logprobs"]})
+    assert TranscriptionForm.model_validate({**FILE, **fields, **verbose}).chunking_strategy == "auto"
+    assert TranscriptionForm.model_validate({**FILE, **fields, "include": ["logprobs"]}).include == ["logprobs"]
 
 
 @pytest.mark.parametrize(

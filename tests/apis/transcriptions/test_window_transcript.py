@@ -9,7 +9,7 @@ from genai_server.apis.transcriptions.engine_requests import EngineAnswer
 from genai_server.apis.transcriptions.window_transcript import TranscriptTask, WindowTranscriber
 from genai_server.messages.generation_request import GenerationRequest
 from genai_server.text.codec import TextCodec
-from tests.apis.transcriptions.doubles import MODEL, HeldRequests, held_window, answer, at, load_codec, scores
+from tests.apis.transcriptions.doubles import MODEL, HeldRequests, answer, at, held_window, load_codec, scores
 
 WINDOW = held_window(0.0, 30.0)
 GOOD, BAD = -0.1, -2.0

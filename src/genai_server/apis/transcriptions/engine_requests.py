@@ -96,7 +96,15 @@ class EngineRequests:
         A full queue refuses only the first request; the others wait. Raises Unavailable, GenerationFailed,
         DeadlinePassed and RequestCancelled.
         """
-        stream = await self._submit(request)
+        try:
+            stream = await self._submit(request)
+            return await self._read(stream, request)
+        except GenaiServerError as error:
+            if (figures := self._figures) is not None:
+                figures.ended_as = error.code
+            raise
+
+    async def _read(self, stream: TokenStream, request: GenerationRequest) -> EngineAnswer:
         figures = self._figures
         if figures is None:
             figures = self._figures = TranscriptFigures(self._context.record.arrival)
@@ -109,13 +117,10 @@ class EngineRequests:
                     figures.count(len(new.tokens))
                     answer.tokens.extend(new.tokens)
                     answer.logprobs.extend(new.logprobs)
-            require_end(stream.reason, self._context.deadline)
-        except GenaiServerError as error:
-            figures.ended_as = error.code if stream.reason is None else stream.reason.value
-            raise
         finally:
             figures.end()
             stream.close()
+        require_end(stream.reason, self._context.deadline)
         return answer
 
     @property

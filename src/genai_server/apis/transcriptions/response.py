@@ -10,8 +10,7 @@ from genai_server.apis.transcriptions.schemas import TranscriptFormat
 from genai_server.apis.transcriptions.segments import Segment
 from genai_server.messages.generation_request import TokenLogprob
 
-# Digits of the numbers in verbose_json after the point; times have hundredths of a second.
-_DIGITS = 6
+# Digits of times after the point.
 _TIME_DIGITS = 3
 
 
@@ -95,10 +94,14 @@ def _segment_body(number: int, segment: Segment) -> JsonObject:
         "text": segment.text,
         "tokens": segment.tokens,
         "temperature": segment.temperature,
-        "avg_logprob": round(segment.avg_logprob, _DIGITS),
-        "compression_ratio": round(segment.compression_ratio, _DIGITS),
-        "no_speech_prob": round(segment.no_speech_prob, _DIGITS),
+        "avg_logprob": _short(segment.avg_logprob),
+        "compression_ratio": _short(segment.compression_ratio),
+        "no_speech_prob": _short(segment.no_speech_prob),
     }
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.6g}")
 
 
 def plain_body(transcript: Transcript, form: TranscriptFormat) -> str:

@@ -3,8 +3,9 @@
 import asyncio
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Protocol
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -70,6 +71,7 @@ class _Reading:
     # Maximum number of bytes, and the setting that has it.
     limit: int
     setting: str = "GENAI_MAX_BODY_BYTES"
+    is_json: bool = True
     # The bytes that are kept.
     body: bytearray = field(default_factory=bytearray)
     # Bytes that count towards the limit of all bodies.
@@ -102,7 +104,8 @@ class BodyLimits:
 
     Also refuses a body with more, or more deeply nested, lists and objects than `check_json` allows. Leaves a
     ParsingThread in the request's state. `image_limit` gives the maximum size of a body that may have images; 0 while
-    there is no model for them. `others` receives the bodies that it takes.
+    there is no model for them. `others` receives the bodies that it takes. `form_limits` has the maximum sizes of
+    bodies with recordings, by their paths; they are kept in memory.
     """
 
     def __init__(
@@ -114,9 +117,11 @@ class BodyLimits:
         *,
         image_limit: Callable[[], int] = lambda: 0,
         others: OtherBodies | None = None,
+        form_limits: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
         self.app = app
         self._others = others
+        self._form_limits = form_limits
         # Maximum number of bytes of one body without images.
         self.limit = limit
         self._image_limit = image_limit
@@ -135,6 +140,8 @@ class BodyLimits:
             await self._others.pass_on(self.app, scope, receive, send)
             return
         reading = _Reading(self.limit)
+        if (limit := self._form_limits.get(scope["path"])) is not None:
+            reading = _Reading(limit, "GENAI_MAX_AUDIO_BODY_BYTES", is_json=False)
         try:
             await self._pass(reading, state, scope, receive, send)
         finally:
@@ -183,7 +190,11 @@ class BodyLimits:
         return True
 
     def _keep(self, reading: _Reading, part: bytes) -> None:
-        if reading.size > reading.limit == self.limit and (image_limit := self._image_limit()) > self.limit:
+        if (
+            reading.is_json
+            and reading.size > reading.limit == self.limit
+            and (image_limit := self._image_limit()) > self.limit
+        ):
             reading.limit, reading.setting = image_limit, "GENAI_MAX_IMAGE_BODY_BYTES"
         if reading.size > reading.limit:
             reading.drop(BodyTooLarge(""))
@@ -202,7 +213,8 @@ class BodyLimits:
             raise BodyTooLarge(f"the body may have at most {reading.limit} bytes ({reading.setting}), given {given}")
         if reading.error is not None:
             raise reading.error
-        await self._parsing.run(lambda: check_json(reading.body), num_bytes=len(reading.body))
+        if reading.is_json:
+            await self._parsing.run(lambda: check_json(reading.body), num_bytes=len(reading.body))
 
 
 def check_json(text: bytes | bytearray) -> None:

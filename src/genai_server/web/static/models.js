@@ -7,7 +7,7 @@ const KEY = "model";
 const WHILE_LOADING = 1000;
 const LOOKS = 3;
 // What a model is for, by its only capability; the others continue texts.
-const PURPOSES = { embedding: "embeddings", rerank: "reranking" };
+const PURPOSES = { embedding: "embeddings", rerank: "reranking", transcription: "transcription" };
 
 // What a model is for, in words; "" while that is not known.
 export function purpose({ chat, capabilities = [] }) {
