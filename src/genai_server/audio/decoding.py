@@ -52,7 +52,6 @@ def decode(source: BinaryIO, target: BinaryIO, num_bytes: int, max_seconds: int)
                 # Parts of a chained stream may differ.
                 writer.write(_resample(resampler, None))
                 resampler = av.AudioResampler("s16", "mono", SAMPLE_RATE)
-            frame.pts = None  # or the resampler would fill gaps
             writer.write(_resample(resampler, frame))
         writer.write(_resample(resampler, None))
     if not writer.num_samples:

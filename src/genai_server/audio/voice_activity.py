@@ -116,8 +116,8 @@ def find_speech(listening: Hears, samples: Samples, start: int, limit: int, max_
             wanted = first + -(-(limit + 2 * _PAD) // _FRAME)
     if first is None:
         end = origin + len(found) * _FRAME
-        # Speech may have begun in the last frames.
-        return Silence(len(samples) if end >= len(samples) else end - _FRAMES_OF_SPEECH * _FRAME)
+        # Speech may begin in the last frames, or just after them.
+        return Silence(len(samples) if end >= len(samples) else end - _FRAMES_OF_SPEECH * _FRAME - _PAD)
     begin = max(start, origin + first * _FRAME - _PAD)
     end = min(len(samples), begin + limit)
     pauses = [(origin + a * _FRAME, origin + b * _FRAME) for a, b in _runs(found < _UNSURE)]
