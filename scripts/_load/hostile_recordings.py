@@ -106,8 +106,9 @@ def _encoded(kind: int, rate: int, layout: str, seconds: float, seed: int) -> by
 def _file(chance: random.Random) -> bytes:
     """An intact file of any format."""
     kind = chance.randrange(len(_KINDS))
-    seconds = chance.choice((0, 0.001, 0.1, 0.5, 1, 3))
-    return _encoded(kind, chance.choice(_KINDS[kind][2]), chance.choice(_LAYOUTS), seconds, chance.randrange(3))
+    rate, layout = chance.choice(_KINDS[kind][2]), chance.choice(_LAYOUTS)
+    found = _encoded(kind, rate, layout, chance.choice((0, 0.001, 0.1, 0.5, 1, 3)), chance.randrange(3))
+    return found or _encoded(kind, rate, "mono", 1, 0)
 
 
 def _chained(chance: random.Random) -> bytes:

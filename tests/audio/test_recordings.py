@@ -129,10 +129,10 @@ def test_recording_without_speech_has_no_window(own_folder: Path) -> None:
 
 def test_search_continues_after_a_long_silence(own_folder: Path) -> None:
     async def work(seen: Seen) -> None:
-        with await seen.open(_samples(silence(650), sentence())) as recording:
+        with await seen.open(_samples(silence(300), sentence())) as recording:
             window = await recording.window(0)
             assert window is not None
-            assert 649.5 < window.start < 650.1
+            assert 299.5 < window.start < 300.1
 
     _run(own_folder, work)
 

@@ -23,7 +23,7 @@ from genai_server.worker_loop import Answer, answer_questions
 _MEMORY = 1024 * 1024 * 1024
 _MEMORY_PER_SECOND = 2 * SAMPLE_RATE
 # A question ends after so much silence, so that none takes long.
-_MAX_SILENCE = 300 * SAMPLE_RATE
+_MAX_SILENCE = 120 * SAMPLE_RATE
 
 
 def main() -> None:
