@@ -1,6 +1,9 @@
 """Forms, however their bytes are split, and what is no form."""
 
+import contextlib
+
 import pytest
+from hypothesis import given, strategies
 
 from genai_server.errors import GenaiServerError, InvalidField, MalformedForm
 from genai_server.http.upload import MAX_FIELD_BYTES, MAX_FIELDS, FormParser
@@ -94,6 +97,16 @@ def test_many_fields_are_refused_with_the_limit() -> None:
     error = refusal(form(*(part(f"f{number}", b"1") for number in range(MAX_FIELDS + 1))))
     assert error.param == f"f{MAX_FIELDS}"
     assert f"at most {MAX_FIELDS} fields" in error.message
+
+
+@given(strategies.data())
+def test_damaged_forms_are_parsed_or_refused(data: strategies.DataObject) -> None:
+    body = bytearray(BODY)
+    for _ in range(data.draw(strategies.integers(1, 4))):
+        start = data.draw(strategies.integers(0, len(body)))
+        body[start : start + data.draw(strategies.integers(0, 40))] = data.draw(strategies.binary(max_size=40))
+    with contextlib.suppress(GenaiServerError):
+        parsed(bytes(body), data.draw(strategies.integers(1, 500)))
 
 
 def test_fields_must_be_text() -> None:

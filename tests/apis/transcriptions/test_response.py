@@ -30,6 +30,11 @@ def test_web_subtitles_have_a_heading_and_times_with_points() -> None:
     )
 
 
+def test_no_text_ends_its_subtitle_early() -> None:
+    transcript = Transcript([segment(" a\n\n \nb", 0.0, 1.0)], 1.0, "en")
+    assert plain_body(transcript, TranscriptFormat.SRT) == "1\n00:00:00,000 --> 00:00:01,000\na\nb\n\n"
+
+
 def test_plain_text_ends_with_a_line_end() -> None:
     assert plain_body(TRANSCRIPT, TranscriptFormat.TEXT) == "Hi a --> b\n"
     assert plain_body(Transcript([], 1.0, "en"), TranscriptFormat.TEXT) == "\n"

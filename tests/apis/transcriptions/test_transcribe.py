@@ -31,7 +31,7 @@ def begun(
     candidates: Sequence[str] = (),
     prompt: Sequence[int] = (),
 ) -> Transcription:
-    base = GenerationRequest("name", [], 0, 0)
+    base = GenerationRequest("name", [], 0, MODEL.context_length)
     transcriber = WindowTranscriber(MODEL, codec, requests, base)  # type: ignore[arg-type]
     wishes = Wishes(language, candidates, list(prompt), False, 0.0, False)
     return Transcription(MODEL, recording, requests, transcriber, wishes)  # type: ignore[arg-type]

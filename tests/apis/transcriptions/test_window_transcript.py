@@ -29,7 +29,7 @@ def task(
 
 
 def transcriber(codec: TextCodec, requests: HeldRequests, salt: str | None = None) -> WindowTranscriber:
-    base = GenerationRequest("name", [], 0, 0, cache_salt=salt, priority=3, unique_id="own")
+    base = GenerationRequest("name", [], 0, MODEL.context_length, cache_salt=salt, priority=3, unique_id="own")
     return WindowTranscriber(MODEL, codec, requests, base)  # type: ignore[arg-type]
 
 

@@ -3,8 +3,9 @@
 import asyncio
 import contextlib
 import socket
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -215,6 +216,23 @@ async def test_a_body_that_stops_is_refused(tmp_path: Path) -> None:
     assert asked.refusal[0] == 408
     assert "each MiB of the body must come within 0.05 seconds (GENAI_BODY_TIMEOUT); 400 bytes" in asked.refusal[1]
     assert left(tmp_path) == []
+
+
+@pytest.mark.anyio
+async def test_each_mebibyte_has_the_time_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    renewed: list[float] = []
+
+    @contextlib.asynccontextmanager
+    async def timeout(seconds: float) -> AsyncIterator[Any]:
+        timer = SimpleNamespace(reschedule=renewed.append)
+        yield timer
+
+    monkeypatch.setattr(asyncio, "timeout", timeout)
+    body = form(part("file", bytes(3_500_000), file=True))
+    asked = Asked(*(body[start : start + 300_000] for start in range(0, len(body), 300_000)))
+    app = await ask(uploads(tmp_path, limit=10_000_000), asked)
+    assert len(app.content) == 3_500_000
+    assert len(renewed) == 3
 
 
 @pytest.mark.anyio

@@ -1,6 +1,7 @@
 """Transcripts in OpenAI's formats."""
 
 import math
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -12,6 +13,7 @@ from genai_server.messages.generation_request import TokenLogprob
 
 # Digits of times after the point.
 _TIME_DIGITS = 3
+_BLANK_LINES = re.compile(r"\s*\n\s*")
 
 
 @dataclass(frozen=True)
@@ -115,7 +117,8 @@ def plain_body(transcript: Transcript, form: TranscriptFormat) -> str:
 
 def _cues(transcript: Transcript, point: str) -> Iterable[str]:
     for segment in transcript.segments:
-        text = segment.text.strip().replace("-->", "->")
+        # A blank line would end the subtitle.
+        text = _BLANK_LINES.sub("\n", segment.text.strip().replace("-->", "->"))
         yield f"{_time(segment.start, point)} --> {_time(segment.end, point)}\n{text}\n"
 
 

@@ -73,7 +73,8 @@ class WindowTranscript:
 class WindowTranscriber:
     """Transcribes windows with one model.
 
-    `base` has what all engine requests have in common, with the salt of the prefix cache.
+    `base` has what all engine requests have in common: the salt of the prefix cache, and the `max_length` of prompt and
+    transcript together.
     """
 
     def __init__(self, model: SpeechModel, codec: TextCodec, requests: EngineRequests, base: GenerationRequest) -> None:
@@ -84,7 +85,7 @@ class WindowTranscriber:
         self._requests = requests
         self._base = base
         # Half of the context is for the text before, and half for the transcript.
-        self._max_tokens = model.context_length // 2
+        self._max_tokens = base.max_length // 2
         self._rules = TranscriptRules(
             suppressed=model.suppressed,
             suppressed_first=model.suppressed_first,
@@ -150,7 +151,7 @@ class WindowTranscriber:
             self._request(
                 window,
                 prompt,
-                max_tokens=min(self._max_tokens, model.context_length - len(prompt)),
+                max_tokens=min(self._max_tokens, self._base.max_length - len(prompt)),
                 sampling=Sampling(temperature=temperature),
                 transcript=self._rules,
             )
@@ -191,7 +192,7 @@ class WindowTranscriber:
             self._base.request_id,
             prompt,
             max_tokens,
-            max_length=self._model.context_length,
+            max_length=self._base.max_length,
             sampling=sampling,
             cache_salt=digest,
             priority=self._base.priority,
