@@ -61,10 +61,14 @@ def make(arguments: argparse.Namespace, work: Path) -> None:
     from _models.speech_sounds import check_espeak
     from _models.speech_training import LAYOUT, Listener, Plan, make_tokenizer, save, train
     from _models.training import Budget
+    from tokenizers import Tokenizer
 
     check_espeak()
     torch.manual_seed(arguments.seed)
-    tokenizer = make_tokenizer(arguments.seed)
+    if arguments.resume:
+        tokenizer = Tokenizer.from_file(str(arguments.resume.parent / "source" / "tokenizer.json"))
+    else:
+        tokenizer = make_tokenizer(arguments.seed)
     (work / "source").mkdir(exist_ok=True)
     save_speech_tokenizer(tokenizer, work / "source", LAYOUT)
     model = Listener(tokenizer)

@@ -96,7 +96,7 @@ class Writer:
     def row(self, window: Window, offset: int, rng: Random, *, prompts: bool) -> tuple[list[int], list[int]]:
         """Tokens and targets, which are the tokens that follow them."""
         tokens: list[int] = []
-        if prompts and rng.random() < 0.15:
+        if prompts and rng.random() < 0.1:
             before = " ".join(sentence(rng) for _ in range(rng.randint(1, 3)))
             tokens = [self.previous, *self.text(before)]
         learned = [False] * len(tokens)
@@ -128,7 +128,7 @@ class Writer:
 def random_window(corpus: Corpus, lesson: Lesson, rng: Random) -> Window:
     """Some sentences with pauses before, between and behind them, or none."""
     numbers = np.random.default_rng(rng.getrandbits(32))
-    if lesson.prompts and rng.random() < 0.05:
+    if lesson.prompts and rng.random() < 0.04:
         return Window(_nothing(int(rng.uniform(0.5, min(lesson.seconds, 10)) * SAMPLE_RATE), numbers), [])
     most = int(lesson.seconds * SAMPLE_RATE)
     parts = [_pause(rng, rng.choice((0.0, 0.3, 1.5)) * lesson.pauses)]
@@ -174,10 +174,10 @@ def make_batches(corpus: Corpus, writer: Writer, lesson: Lesson, rng: Random) ->
 
 def _batch(windows: list[Window], writer: Writer, lesson: Lesson, rng: Random) -> Batch:
     frames = WHOLE if lesson.whole else max(len(window.samples) for window in windows) // HOP
-    frames = min(frames + rng.choice((2, 2, 2, 20, 100)), WHOLE)
+    frames = min(frames + rng.choices((2, 100, 500), (70, 24, 6))[0], WHOLE)
     frames += frames % 2
     offset = 0
-    if lesson.prompts and not lesson.whole and rng.random() < 0.5:
+    if lesson.prompts and not lesson.whole and rng.random() < 0.25:
         offset = rng.randint(0, WINDOW_SECONDS * POSITIONS_PER_SECOND - frames // 2)
     features = torch.stack([_padded(log_mel(window.samples), frames) for window in windows])
     if lesson.masked:

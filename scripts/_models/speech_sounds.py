@@ -15,14 +15,9 @@ import numpy as np
 from numpy.fft import irfft, rfft, rfftfreq
 
 SAMPLE_RATE = 16_000
-ACCENTS = ("en-us", "en-gb", "en-us", "en-gb-x-rp", "en-us-nyc", "en-gb-scotland", "en-gb-x-gbclan", "en-gb-x-gbcwmd")
-VARIANTS = (
-    *("default", "m1", "m2", "m3", "m4", "m5", "m6", "m8", "f1", "f2", "f3", "f4", "Alex", "Andrea", "Annie", "anika"),
-    *("belinda", "benjamin", "boris", "caleb", "david", "ed", "edward", "Gene", "Hugo", "iven", "Jacky", "john", "Lee"),
-    *("linda", "Marco", "Mario", "max", "Michael", "michel", "miguel", "Mike", "norbert", "pablo", "paul", "pedro"),
-    *("quincy", "rob", "robert", "sandro", "shelby", "steph", "travis", "victor", "zac", "klatt", "klatt2"),
-)
-HELD_OUT_VARIANTS = ("m7", "f5", "Andy", "Alicia", "adam")
+ACCENTS = ("en-us", "en-gb")
+VARIANTS = ("default", "m1", "m2", "m3", "m4", "m5", "m6", "m8", "f1", "f2", "f3", "f4")
+HELD_OUT_VARIANTS = ("m7", "f5")
 _SILENCE = 0.004  # of the loudest sample
 
 
@@ -130,8 +125,8 @@ def worsened(samples: np.ndarray, rng: np.random.Generator) -> np.ndarray:
         samples = room(samples, rng)
     if rng.random() < 0.2:
         samples = telephone(samples)
-    if rng.random() < 0.6:
-        samples = with_noise(samples, rng.uniform(5, 40), rng)
+    if rng.random() < 0.4:
+        samples = with_noise(samples, rng.uniform(6, 40), rng)
     return np.asarray(samples * (10 ** rng.uniform(-1.5, 0.0) / (np.abs(samples).max() + 1e-6)), np.float32)
 
 

@@ -40,10 +40,10 @@ SETTINGS = {
 WARM_UP = 0.03
 # From a share of the time on.
 LESSONS = (
-    (0.0, Lesson(1, 3.0, 3600, pauses=0.3, prompts=False)),
-    (0.3, Lesson(2, 7.0, 4500, masked=True)),
-    (0.7, Lesson(3, 12.0, 5000, masked=True)),
-    (0.85, Lesson(7, 28.0, 6000, whole=True)),
+    (0.0, Lesson(1, 3.0, 1500, pauses=0.3, prompts=False)),
+    (0.4, Lesson(1, 3.0, 1500, pauses=0.3)),
+    (0.75, Lesson(2, 7.0, 2000, pauses=0.6)),
+    (0.88, Lesson(4, 14.0, 3000, whole=True)),
 )
 
 
@@ -126,11 +126,11 @@ def train(
     while (done := max(step / budget.steps, (time.monotonic() - start) / (60 * budget.minutes))) < 1:
         for optimizer in optimizers:
             for group in optimizer.param_groups:
-                group["lr"] = plan.rate * min(1.0, done / WARM_UP, (1 - done) / 0.6)
+                group["lr"] = plan.rate * min(1.0, done / WARM_UP, (1 - done) / 0.5)
         at = plan.begin + (1 - plan.begin) * done
         batches.lesson = next(lesson for since, lesson in reversed(LESSONS) if at >= since)
         learned = [next(batches) for _ in range(budget.threads)]
-        loss = functools.partial(model.loss, spelling_weight=1.0 if at < 0.3 else 0.3, share=1 / len(learned))
+        loss = functools.partial(model.loss, spelling_weight=1.0 if at < 0.7 else 0.3, share=1 / len(learned))
         spelling, writing = update(parameters, learned, loss, optimizers, pool)
         step += 1
         seen += sum(len(batch.features) for batch in learned)
