@@ -103,7 +103,7 @@ def test_only_posts_to_the_paths_are_taken(tmp_path: Path) -> None:
         reached.append(scope["path"] if request_state(scope).upload is None else "uploaded")
 
     async def ask_all() -> None:
-        limits = BodyLimits(note, 1000, 5.0, BodyBudget(1000), others=uploads(tmp_path))
+        limits = BodyLimits(note, LIMIT, 5.0, BodyBudget(LIMIT), others=uploads(tmp_path))
         for method, path in (("GET", PATH), ("POST", "/v1/chat"), ("POST", PATH)):
             asked = Asked(BODY)
             await limits({**asked.scope, "method": method, "path": path}, asked.receive, asked.send)
