@@ -104,8 +104,8 @@ def test_only_posts_to_the_paths_are_taken(tmp_path: Path) -> None:
 
     async def ask_all() -> None:
         limits = BodyLimits(note, LIMIT, 5.0, BodyBudget(LIMIT), others=uploads(tmp_path))
-        for method, path in (("GET", PATH), ("POST", "/v1/chat"), ("POST", PATH)):
-            asked = Asked(BODY)
+        for method, path, body in (("GET", PATH, b"{}"), ("POST", "/v1/chat", b"{}"), ("POST", PATH, BODY)):
+            asked = Asked(body)
             await limits({**asked.scope, "method": method, "path": path}, asked.receive, asked.send)
 
     asyncio.run(ask_all())
