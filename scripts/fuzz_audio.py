@@ -7,6 +7,7 @@ them. Exits with status 1 if a promise is broken.
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 from contextlib import closing
 from pathlib import Path
@@ -56,4 +57,9 @@ def _files(folder: Path) -> list[Path]:
 
 
 if __name__ == "__main__":
-    fuzz(__doc__, hostile_recording, "GENAI_AUDIO_TIMEOUT", send)
+    fuzz(
+        argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter),
+        hostile_recording,
+        "GENAI_AUDIO_TIMEOUT",
+        send,
+    )

@@ -7,6 +7,7 @@ reproduce them. Exits with status 1 if a promise is broken.
 
 from __future__ import annotations
 
+import argparse
 import base64
 from contextlib import closing
 from pathlib import Path
@@ -44,4 +45,9 @@ async def send(fuzzer: FileFuzzer, numbers: range, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    fuzz(__doc__, hostile_image, "GENAI_IMAGE_TIMEOUT", send)
+    fuzz(
+        argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter),
+        hostile_image,
+        "GENAI_IMAGE_TIMEOUT",
+        send,
+    )

@@ -77,13 +77,12 @@ class FileFuzzer:
 
 
 def fuzz(
-    description: str | None,
+    parser: argparse.ArgumentParser,
     make: Callable[[int, int], tuple[str, bytes]],
     late: str,
     work: Callable[[FileFuzzer, range, Path], Awaitable[None]],
 ) -> None:
     """The program: parse arguments, send files with `work`, print what became of them. Exits with status 0 or 1."""
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=20_000, help="files in all (20000)")
     parser.add_argument("--seed", type=int, default=int(time.time()))
     parser.add_argument("--only", type=int, metavar="NUMBER", help="this file of the seed")
