@@ -311,7 +311,7 @@ def test_failure_of_a_start_in_advance_is_logged(own_folder: Path, caplog: pytes
 
 
 def test_a_start_in_advance_ends_no_process(own_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("genai_server.images.reader._READERS", 1)
+    monkeypatch.setattr("genai_server.process_pool._READERS", 1)
 
     async def work(seen: Seen) -> None:
         await seen.images.start(seen.model)

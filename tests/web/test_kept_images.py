@@ -110,7 +110,6 @@ def test_a_renamed_chat_that_is_not_open_keeps_its_images(page: Page) -> None:
     page.locator(".menu[open]").get_by_role("button", name="Rename").click()
     page.get_by_label("Name of the chat").fill("Wolf?")
     page.get_by_label("Name of the chat").press("Enter")
-    page.reload()
     page.get_by_role("button", name="Wolf?", exact=True).click()
     expect(page.get_by_role("article", name="You").get_by_role("img", name="cat.gif")).to_be_visible()
 
