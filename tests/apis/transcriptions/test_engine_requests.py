@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from genai_server.apis.transcriptions.engine_requests import EngineRequests
 from genai_server.engine_client.stream import TokenStream
@@ -18,7 +19,7 @@ from genai_server.errors import (
 from genai_server.generation.dependencies import Deadline, RequestContext
 from genai_server.http.leniency import Leniency
 from genai_server.http.request_state import begin_request, request_state
-from genai_server.messages.generation_request import FinishReason, GenerationRequest, Phases, TokenLogprob
+from genai_server.messages.generation_request import FinishReason, GenerationRequest, Phases, Sound, TokenLogprob
 from genai_server.messages.protocol import Accepted, Finished, Tokens
 from tests.hand_clock import HandClock
 
@@ -30,6 +31,7 @@ class Engine:
 
     def __init__(self, *refusals: GenaiServerError, feed: Callable[[TokenStream], None]) -> None:
         self.in_flight = self
+        self.is_connected = True
         self.asked: list[GenerationRequest] = []
         self.left = 0
         self._refusals = list(refusals)
@@ -107,6 +109,19 @@ async def test_each_request_has_the_time_that_is_left(context: RequestContext, c
     clock.now += 25.0
     await requests.run(REQUEST)
     assert [request.timeout for request in engine.asked] == [60.0, 35.0]
+
+
+@pytest.mark.anyio
+async def test_requests_for_a_window_go_to_one_engine(context: RequestContext) -> None:
+    engines = [Engine(feed=fed()) for _ in range(3)]
+    waiting = list(engines)
+    requests = EngineRequests(context, lambda: waiting.pop(0))  # type: ignore[arg-type, return-value]
+    first, second = (structs.replace(REQUEST, sound=Sound(digest, "a.npz")) for digest in ("a", "b"))
+    for request in (first, first, second):
+        await requests.run(request)
+    engines[1].is_connected = False
+    await requests.run(second)
+    assert [len(engine.asked) for engine in engines] == [2, 1, 1]
 
 
 @pytest.mark.anyio

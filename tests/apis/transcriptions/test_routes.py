@@ -107,6 +107,20 @@ def test_verbose_json_has_segments_with_their_figures(server: RunningServer) -> 
     assert "server-timing" in response.headers
 
 
+def test_openapi_describes_the_form_and_the_formats(server: RunningServer) -> None:
+    document = server.client.get("/openapi.json").json()
+    for path, name in zip(PATHS, ("TranscriptionForm", "TranslationForm"), strict=True):
+        operation = document["paths"][path]["post"]
+        assert operation["requestBody"]["content"] == {
+            "multipart/form-data": {"schema": {"$ref": f"#/components/schemas/{name}"}}
+        }
+        content = operation["responses"]["200"]["content"]
+        assert content.keys() == {"application/json", "text/plain", "text/event-stream"}
+        schema = document["components"]["schemas"][name]
+        assert schema["properties"]["file"]["format"] == "binary"
+        assert schema["required"] == ["file"]
+
+
 def test_openais_client_transcribes(client: openai.OpenAI, spoken: Spoken) -> None:
     found = client.audio.transcriptions.create(
         model="speech", file=io.BytesIO(SPEECH), language="en", include=["logprobs"], chunking_strategy="auto"

@@ -82,12 +82,15 @@ def sum_of(phases: Phases) -> float:
 class EngineRequests:
     """Runs the engine requests of one HTTP request, which is recorded once the first one is accepted.
 
-    `pick` gives the engine for the next request.
+    `pick` gives the engine for the next window: that which has encoded a window gets all requests for it.
     """
 
     def __init__(self, context: RequestContext, pick: Callable[[], EngineClient]) -> None:
         self._context = context
         self._pick = pick
+        # Of the last request, with the digest of its window.
+        self._engine: EngineClient | None = None
+        self._digest = ""
         self._figures: TranscriptFigures | None = None
 
     async def run(self, request: GenerationRequest) -> EngineAnswer:
@@ -140,8 +143,11 @@ class EngineRequests:
 
     async def _submit(self, request: GenerationRequest) -> TokenStream:
         deadline = self._context.deadline
+        digest = "" if request.sound is None else request.sound.digest
+        if digest != self._digest or self._engine is None or not self._engine.is_connected:
+            self._engine, self._digest = self._pick(), digest
         while True:
-            engine = self._pick()
+            engine = self._engine
             try:
                 engine.require_capacity(1, [len(request.prompt)], param="file")
                 (stream,) = await engine.in_flight.submit(structs.replace(request, timeout=deadline.seconds_left))
@@ -151,5 +157,6 @@ class EngineRequests:
                 await asyncio.sleep(min(error.retry_after or 1, deadline.seconds_left))
                 if not deadline.seconds_left:
                     require_end(FinishReason.TIMEOUT, deadline)
+                self._engine = self._pick()
             else:
                 return stream

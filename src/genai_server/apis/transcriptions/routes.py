@@ -1,7 +1,7 @@
 """OpenAI's /v1/audio/transcriptions and /v1/audio/translations."""
 
 from collections.abc import AsyncGenerator, Callable
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import Body
 from fastapi.responses import PlainTextResponse, Response
@@ -28,7 +28,7 @@ from genai_server.apis.transcriptions.segments import Segment
 from genai_server.apis.transcriptions.transcribe import Transcription, begin
 from genai_server.generation.dependencies import RequestContext, Services, TheRequestContext, TheServices
 from genai_server.http.json_response import built_response
-from genai_server.http.sse import STREAMS, Event, EventStream
+from genai_server.http.sse import Event, EventStream
 from genai_server.http.upload_route import FORM, UploadRoute
 
 _PATHS = ("/v1/audio/transcriptions", "/v1/audio/translations")
@@ -37,11 +37,14 @@ UPLOAD_PATHS = frozenset(_PATHS) | {path.removeprefix("/v1") for path in _PATHS}
 router = VersionedRouter(UploadRoute, "openai", codes=(504,))
 # Bodies with more segments are encoded in a thread.
 _FEW_SEGMENTS = 100
+# What else the responses are.
+_TEXT = {"schema": {"type": "string"}}
+_TEXTS: dict[int | str, dict[str, Any]] = {200: {"content": {"text/plain": _TEXT, "text/event-stream": _TEXT}}}
 _Answer = TranscriptionResponse | VerboseTranscriptionResponse
 _Scored = Callable[[int], bytes] | None
 
 
-@router.post(_PATHS[0], response_model=_Answer, responses=STREAMS)
+@router.post(_PATHS[0], response_model=_Answer, responses=_TEXTS)
 async def transcribe_recording(
     form: Annotated[TranscriptionForm, Body(media_type=FORM)], services: TheServices, context: TheRequestContext
 ) -> Response:
@@ -49,7 +52,7 @@ async def transcribe_recording(
     return await _transcribed(services, form, context, translates=False)
 
 
-@router.post(_PATHS[1], response_model=_Answer, responses=STREAMS)
+@router.post(_PATHS[1], response_model=_Answer, responses=_TEXTS)
 async def translate_recording(
     form: Annotated[TranslationForm, Body(media_type=FORM)], services: TheServices, context: TheRequestContext
 ) -> Response:
