@@ -11,6 +11,7 @@ from genai_server.apis.shared.base import Text, Wire, elements, field_error
 _NO_WORDS = "the graph of the model gives no cross attention, from which times of words are computed"
 _NO_SPEAKERS = "this server does not tell speakers apart"
 _MAX_LANGUAGES = 100
+_MAX_CHOICES = 8
 
 
 class TranscriptFormat(StrEnum):
@@ -77,10 +78,10 @@ class TranscriptionForm(AudioForm):
     languages: Annotated[list[str], elements(_MAX_LANGUAGES)] | None = Field(
         None, description="Codes of the languages that the recording may have; the most probable one is used."
     )
-    timestamp_granularities: list[Literal["segment", "word"]] | None = Field(
+    timestamp_granularities: Annotated[list[Literal["segment", "word"]], elements(_MAX_CHOICES)] | None = Field(
         None, description="Only `segment`, and only with `response_format` verbose_json."
     )
-    include: list[Literal["logprobs"]] | None = Field(
+    include: Annotated[list[Literal["logprobs"]], elements(_MAX_CHOICES)] | None = Field(
         None, description="`logprobs`: also return the log probability of each token; with `response_format` json."
     )
     chunking_strategy: Literal["auto"] | None = Field(
