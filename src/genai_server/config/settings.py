@@ -229,7 +229,8 @@ class Settings(BaseModel):
 
     image_cache_bytes: int = Field(256 * 1024 * 1024, ge=0)
     """Maximum bytes of images that are kept for later turns: prepared ones in files of each API process, encoded ones
-    in the memory of each engine. Those of running requests are exempt.
+    in the memory of each engine, which keeps encoded windows of recordings within the same limit. Those of running
+    requests are exempt.
     """
 
     max_audio_body_bytes: Positive = 200 * 1024 * 1024
