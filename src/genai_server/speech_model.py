@@ -22,6 +22,8 @@ ARCHITECTURE = "WhisperForConditionalGeneration"
 AUDIO_PROCESSOR = "audio_processor_config.json"
 # The original's, which a directory need not have.
 GENERATION = "generation_config.json"
+# What the library makes of a window, [1, mels, frames].
+FEATURES = "audio_features"
 # Of all recordings that such a model reads, in Hz.
 SAMPLE_RATE = 16_000
 # Seconds between two timestamps.

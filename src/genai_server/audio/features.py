@@ -9,10 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from genai_server.pooling_model import GENAI_CONFIG
-from genai_server.speech_model import SAMPLE_RATE
+from genai_server.speech_model import FEATURES, SAMPLE_RATE
 from genai_server.stub_directory import write_stub
 
-FEATURES = "audio_features"
 _GRAPHS = ("encoder", "decoder")
 # The processor encodes a prompt, too, which is not used.
 _PROMPT = "<|startoftranscript|>"

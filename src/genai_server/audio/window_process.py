@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from genai_server.audio.features import FEATURES, SpeechFeatures
+from genai_server.audio.features import SpeechFeatures
 from genai_server.audio.voice_activity import Detector, Samples, Silence, find_speech
-from genai_server.speech_model import SAMPLE_RATE
+from genai_server.speech_model import FEATURES, SAMPLE_RATE
 from genai_server.worker_loop import Answer, answer_questions
 
 # Maximum bytes in addition to the process's memory at its start. The file of a recording is mapped, too.
