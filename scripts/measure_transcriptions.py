@@ -3,6 +3,8 @@
 Both have one model of the shape of Whisper with random weights, which recites a text of 112 tokens in each window, and
 two threads. Recordings are different parts of the speech in tests/recordings. faster-whisper is called in a process of
 its own, in an environment below the work folder that is made on first use. Linux only.
+
+With --text-model it measures instead how much a transcription slows a stream of another model on the same server.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import wave
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from itertools import pairwise
 from pathlib import Path
 
 import httpx
@@ -34,6 +37,8 @@ TOOLS = ["faster-whisper==1.2.1", "transformers==5.24.0", "torch==2.13.0"]
 OURS = "genai-server"
 RATE = 16_000
 SECONDS_TO_LOAD = 300
+# Of a stream.
+TOKENS = 200
 # Transcribes files at once; returns the seconds.
 Transcribe = Callable[[list[Path]], float]
 
@@ -46,11 +51,16 @@ def main() -> None:
     parser.add_argument("--seconds", type=int, default=60, help="length of a recording (default 60)")
     parser.add_argument("--rounds", type=int, default=5, help="default 5")
     parser.add_argument("--alone", action="store_true", help="without faster-whisper")
+    parser.add_argument("--text-model", type=Path, metavar="DIR", help="measure its streams next to transcriptions")
     parser.add_argument("--markdown", action="store_true")
     arguments = parser.parse_args()
     arguments.work.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=arguments.work) as folder, ExitStack() as stack:
         model, source = _models(arguments.work, arguments.shape)
+        if arguments.text_model is not None:
+            rows = gaps(arguments, Path(folder), model)
+            print(table(rows, markdown=arguments.markdown))
+            return
         found = {OURS: stack.enter_context(_ours(Path(folder), model))}
         if not arguments.alone:
             try:
@@ -81,6 +91,41 @@ def report(rounds: list[dict[str, float]], clients: int, seconds: float) -> list
     return rows
 
 
+def gaps(arguments: argparse.Namespace, folder: Path, model: Path) -> list[list[str]]:
+    """A row for a stream alone and one next to a transcription: 95 of 100 times between two tokens are at most this."""
+    recordings = _recordings(folder, arguments.seconds)
+    with _served(folder, {"GENAI_MODELS": f"text={arguments.text_model},speech={model}"}) as (base, client):
+        transcribe = _asking(base, client, "speech")
+        transcribe([next(recordings)])
+        found: dict[str, list[float]] = {"alone": [], "next to a transcription": []}
+        for _ in range(arguments.rounds):
+            found["alone"].append(_token_gap(base, client))
+            with ThreadPoolExecutor(1) as pool:
+                running = pool.submit(transcribe, [next(recordings)])
+                found["next to a transcription"].append(_token_gap(base, client))
+                if running.done():
+                    raise SystemExit(f"--seconds={arguments.seconds}: the transcription ended before the stream")
+                running.result()
+    ratios = [one / other for one, other in zip(found["next to a transcription"], found["alone"], strict=True)]
+    rows = [["stream", "ITL p95, median", "least to most", "to alone"]]
+    for name, values in found.items():
+        ratio = 1.0 if name == "alone" else statistics.median(ratios)
+        spread = f"{min(values):.0f} to {max(values):.0f} ms"
+        rows.append([name, f"{statistics.median(values):.0f} ms", spread, f"{ratio:.2f}"])
+    return rows
+
+
+def _token_gap(base: str, client: httpx.Client) -> float:
+    """The 95th percentile of the times between two tokens of a stream, in ms."""
+    body = {"prompt": "once upon a time", "max_tokens": TOKENS, "ignore_eos": True, "stream": True, "model": "text"}
+    moments = []
+    with client.stream("POST", f"{base}/v1/completions", json=body) as answer:
+        for line in answer.iter_lines():
+            if line.startswith("data: {"):
+                moments.append(time.perf_counter())
+    return 1000 * statistics.quantiles([after - before for before, after in pairwise(moments)], n=20)[-1]
+
+
 def _models(work: Path, shape: str) -> tuple[Path, Path]:
     """The model's directory and its checkpoint, made on first use."""
     model, source = work / f"{shape}-int4", work / f"{shape}-source"
@@ -108,29 +153,37 @@ def _recordings(folder: Path, seconds: int) -> Iterator[Path]:
 
 
 @contextmanager
-def _ours(folder: Path, model: Path) -> Iterator[Transcribe]:
-    settings = {"GENAI_MODEL_DIR": str(model), "GENAI_THREADS": str(THREADS)}
-    with run_server(folder, settings) as server, httpx.Client(timeout=600) as client:
-        base = f"http://{HOST}:{server.port}"
-        url = f"{base}/v1/audio/transcriptions"
-        until = time.monotonic() + SECONDS_TO_LOAD
-        while client.get(f"{base}/readyz").status_code != 200:
+def _served(folder: Path, settings: dict[str, str]) -> Iterator[tuple[str, httpx.Client]]:
+    """A server whose models are loaded, and a client."""
+    with run_server(folder, settings | {"GENAI_THREADS": str(THREADS)}) as server, httpx.Client(timeout=600) as client:
+        base, until = f"http://{HOST}:{server.port}", time.monotonic() + SECONDS_TO_LOAD
+        while not server.is_idle() or any(engine["state"] != "ready" for engine in server.engines()):
             if time.monotonic() > until:
-                raise SystemExit(f"genai-server has not loaded {model} within {SECONDS_TO_LOAD} s")
+                raise SystemExit(f"genai-server has not loaded its models within {SECONDS_TO_LOAD} s")
             time.sleep(1)
+        yield base, client
 
-        def ask(path: Path) -> None:
-            with path.open("rb") as file:
-                answer = client.post(url, files={"file": (path.name, file)}, data={"language": "en"})
-            answer.raise_for_status()
 
-        def transcribe(paths: list[Path]) -> float:
-            started = time.perf_counter()
-            with ThreadPoolExecutor(len(paths)) as pool:
-                list(pool.map(ask, paths))
-            return time.perf_counter() - started
+def _asking(base: str, client: httpx.Client, model: str) -> Transcribe:
+    def ask(path: Path) -> None:
+        with path.open("rb") as file:
+            data = {"language": "en", "model": model}
+            answer = client.post(f"{base}/v1/audio/transcriptions", files={"file": (path.name, file)}, data=data)
+        answer.raise_for_status()
 
-        yield transcribe
+    def transcribe(paths: list[Path]) -> float:
+        started = time.perf_counter()
+        with ThreadPoolExecutor(len(paths)) as pool:
+            list(pool.map(ask, paths))
+        return time.perf_counter() - started
+
+    return transcribe
+
+
+@contextmanager
+def _ours(folder: Path, model: Path) -> Iterator[Transcribe]:
+    with _served(folder, {"GENAI_MODELS": f"speech={model}"}) as (base, client):
+        yield _asking(base, client, "speech")
 
 
 @contextmanager
