@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
     from transformers import PreTrainedModel
 
+WORDS = Path(__file__).with_name("_models") / "words" / "words.txt"
 VOCABULARY, CONTEXT = 32_760, 8_192
 # The projections of a layer that write to the residual stream.
 _OUTPUTS = ("o_proj.weight", "out_proj.weight", "down_proj.weight", "w2.weight", "experts.down_proj")
@@ -47,8 +48,8 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.vocabulary < VOCABULARY:
         parser.error(f"--vocabulary={arguments.vocabulary}: at least {VOCABULARY}")
-    if arguments.shape in SPEECH_SHAPES and (arguments.checkpoint or arguments.vocabulary != VOCABULARY):
-        parser.error(f"--shape={arguments.shape}: takes neither --vocabulary nor --checkpoint")
+    if arguments.shape in SPEECH_SHAPES and arguments.vocabulary != VOCABULARY:
+        parser.error(f"--shape={arguments.shape}: its vocabulary is Whisper's")
     ensure_environment()
     if arguments.shape in SPEECH_SHAPES:
         _make_speech(arguments)
@@ -83,22 +84,31 @@ def main() -> None:
 
 
 def _make_speech(arguments: argparse.Namespace) -> None:
-    from _models.random_speech import export_random_speech
-    from _models.speech_files import SpeechLayout
+    from _models.random_speech import save_random_speech
+    from _models.speech_files import SpeechLayout, export_speech
     from transformers.models.whisper.tokenization_whisper import LANGUAGES
 
     settings = dict(SPEECH_SHAPES[arguments.shape])
     if arguments.layers:
         settings |= {"encoder_layers": arguments.layers, "decoder_layers": arguments.layers}
-    export_random_speech(
-        arguments.out,
-        _standard_library(),
-        settings,
-        SpeechLayout(list(LANGUAGES)[:99]),
-        text_tokens=SPEECH_TEXT_TOKENS,
-        precision=arguments.precision,
-        block_size=arguments.block_size,
-    )
+    layout = SpeechLayout(list(LANGUAGES)[:99])
+    with tempfile.TemporaryDirectory() as temporary:
+        source = arguments.checkpoint or Path(temporary)
+        recited = " ".join(["", *_different_words()])
+        tokenizer = save_random_speech(source, _standard_library(), settings, layout, SPEECH_TEXT_TOKENS, recited)
+        export_speech(
+            source,
+            arguments.out,
+            layout,
+            precision=arguments.precision,
+            block_size=arguments.block_size,
+            tokenizer=tokenizer,
+        )
+
+
+def _different_words() -> list[str]:
+    """Enough words for a window, none of them twice, so that a transcript is not taken for a repetition."""
+    return [word for word in WORDS.read_text(encoding="utf-8").split() if word.isalpha()][::3]
 
 
 def _standard_library() -> list[str]:

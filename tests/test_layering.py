@@ -29,6 +29,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "messages",
         "heartbeat",
         "json_file",
+        "process_folder",
         "process_memory",
         "process_pool",
         "profile_plan",
@@ -37,10 +38,12 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "speech_model",
         "plain_tables",
         "pooling_model",
+        "stub_directory",
         "vision_model",
+        "worker_loop",
     ),
     ("config", "logs"),
-    ("text", "profiles", "hub", "grammar_checker", "images", "web", "apis.shared"),
+    ("text", "profiles", "hub", "grammar_checker", "images", "audio", "web", "apis.shared"),
     ("engine", "engine_client", "supervisor", "http"),
     ("generation",),
     ("apis",),
@@ -61,6 +64,7 @@ KNOWN_APIS: dict[str, tuple[str, ...]] = {
     "responses": ("chat_completions",),
     "status": ("models",),
     "tokens": (),
+    "transcriptions": (),
     "web_page": (),
 }
 # Modules that a module must not import although the layers allow it; a name includes all modules below it.
@@ -76,7 +80,7 @@ FORBIDDEN: dict[str, tuple[str, ...]] = {
     "http.middleware": ("http.telemetry.traces",),
     "http.telemetry": ("http.middleware",),
     # An engine's process combines these; each works without the others.
-    "engine": ("text", "apis", "hub", "images"),
+    "engine": ("text", "apis", "hub", "images", "audio"),
     "engine.host": ("engine.ipc", "engine.measuring", "engine.model", "engine.profiling", "engine.runners")
     + ("engine.sampling", "engine.scheduling", "engine.sequence"),
     "engine.ipc": ("engine.loop", "engine.process", "engine.measuring", "engine.model", "engine.profiling")
@@ -104,9 +108,10 @@ _HTTP = ("apis.*", "cli.*", "generation.*", "http.*", "ray_serve.*")
 # Libraries, by pattern of their top-level module, and the modules that may import them.
 LIBRARIES: dict[str, tuple[str, ...]] = {
     # hub.export_encoder is a program for another environment, with PyTorch.
-    "onnxruntime*": ("engine.*", "hub.export_encoder", "images.processor"),
+    "onnxruntime*": ("engine.*", "hub.export_encoder", "images.processor", "audio.features", "audio.voice_activity"),
     # It parses untrusted input, and must not do so in the API process.
     "PIL": ("images.decoding", "images.process"),
+    "av": ("audio.decoding",),
     "torch": ("hub.export_encoder",),
     "transformers": ("hub.export_encoder",),
     # It parses untrusted input, and must not do so in the API process.
@@ -117,6 +122,7 @@ LIBRARIES: dict[str, tuple[str, ...]] = {
     "fastapi": _HTTP,
     "starlette": _HTTP,
     "uvicorn": ("cli.serve.*", "ray_serve.*"),
+    "python_multipart": ("http.upload",),
     "prometheus_client": (
         "apis.*",
         "generation.dependencies",

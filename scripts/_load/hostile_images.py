@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from _load.damage import EDGES, SIZES, changed, cut
+
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "ICO", "PPM", "JPEG2000", "AVIF", "MPO", "TGA", "SGI")
 _MODES = ("RGB", "RGBA", "L", "LA", "P", "1", "CMYK", "I;16", "YCbCr")
-_EDGES = (0, 1, 2, 0x7F, 0x80, 0xFF)
-_SIZES = (0, 1, 2, 16383, 16384, 65535, 2**24 - 1, 2**31 - 1, 2**32 - 1)
 _BEGINS = (
     b"",
     b"\x89PNG\r\n\x1a\n",
@@ -66,31 +66,6 @@ def _file(chance: random.Random) -> bytes:
     return b""
 
 
-def _cut(chance: random.Random) -> bytes:
-    data = _file(chance)
-    return data[: chance.randrange(len(data) + 1)]
-
-
-def _changed(chance: random.Random) -> bytes:
-    """A file with some of its bytes changed, removed or repeated, most often in its first ones."""
-    data = bytearray(_file(chance))
-    for _ in range(chance.choice((1, 1, 2, 5, 20))):
-        place = chance.randrange(min(len(data), chance.choice((64, 64, 512, len(data)))) or 1)
-        match chance.randrange(5):
-            case 0 if data:
-                data[place] ^= 1 << chance.randrange(8)
-            case 1 if data:
-                data[place] = chance.choice(_EDGES)
-            case 2:
-                del data[place : place + chance.choice((1, 4, 100))]
-            case 3:
-                data[place:place] = data[place : place + chance.choice((1, 4, 100))]
-            case _:
-                size = struct.pack(chance.choice(("<I", ">I")), chance.choice(_SIZES))
-                data[place : place + 4] = size
-    return bytes(data)
-
-
 def _mended(chance: random.Random) -> bytes:
     """A PNG file with changed chunks whose checksums are right."""
     file = BytesIO()
@@ -100,7 +75,7 @@ def _mended(chance: random.Random) -> bytes:
         (length,) = struct.unpack(">I", data[at : at + 4])
         name, content = data[at + 4 : at + 8], bytearray(data[at + 8 : at + 8 + length])
         if content and chance.random() < 0.6:
-            content[chance.randrange(len(content))] = chance.choice(_EDGES)
+            content[chance.randrange(len(content))] = chance.choice(EDGES)
         for _ in range(chance.choice((0, 1, 1, 1, 1, 1, 2))):
             parts.append(struct.pack(">I", len(content)) + name + content)
             parts.append(struct.pack(">I", zlib.crc32(name + content)))
@@ -110,7 +85,7 @@ def _mended(chance: random.Random) -> bytes:
 
 def _claimed(chance: random.Random) -> bytes:
     """A PNG, GIF, BMP or WebP header that claims a size, with few pixels or none."""
-    width, height = chance.choice(_SIZES), chance.choice(_SIZES)
+    width, height = chance.choice(SIZES), chance.choice(SIZES)
     match chance.randrange(4):
         case 0:
             content = zlib.compress(bytes(chance.choice((0, 1, 10_000_000))), 9)
@@ -160,8 +135,8 @@ def _large(chance: random.Random) -> bytes:
 
 _SORTS: list[tuple[str, Callable[[random.Random], bytes]]] = [
     *[("intact", _file)] * 3,
-    *[("cut", _cut)] * 3,
-    *[("changed", _changed)] * 8,
+    *[("cut", lambda chance: cut(chance, _file(chance)))] * 3,
+    *[("changed", lambda chance: changed(chance, _file(chance)))] * 8,
     *[("changed, checksums right", _mended)] * 3,
     *[("size claimed", _claimed)] * 3,
     *[("no image", _other)] * 2,

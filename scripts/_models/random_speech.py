@@ -13,6 +13,10 @@ if TYPE_CHECKING:
 
     from .speech_files import SpeechLayout
 
+# What is recited has segments of this many tokens and seconds. A prompt has at least _TASK tokens.
+_SEGMENT_TOKENS, _SEGMENT_SECONDS, _SEGMENTS, _TASK = 28, 7, 4, 3
+# Much more than the layers add, so that they do not decide.
+_LOUD = 400.0
 # Logits have a scale of 3, so a timestamp is chosen now and then.
 _TIMESTAMPS, _NEVER = -5.0, -1000.0
 
@@ -28,14 +32,36 @@ def export_random_speech(
     block_size: int,
 ) -> None:
     """Write a model directory; `settings` are those of WhisperConfig that the layout does not decide."""
-    from .speech_files import export_speech, make_speech_tokenizer, save_speech_tokenizer
+    from .speech_files import export_speech
 
-    tokenizer = make_speech_tokenizer(texts, text_tokens, layout)
     with tempfile.TemporaryDirectory() as temporary:
         source = Path(temporary)
-        save_speech_tokenizer(tokenizer, source, layout)
-        random_speech_model(tokenizer, settings, layout).save_pretrained(source)
+        tokenizer = save_random_speech(source, texts, settings, layout, text_tokens)
         export_speech(source, out, layout, precision=precision, block_size=block_size, tokenizer=tokenizer)
+
+
+def save_random_speech(
+    source: Path,
+    texts: Iterable[str],
+    settings: dict[str, Any],
+    layout: SpeechLayout,
+    text_tokens: int,
+    recited: str = "",
+) -> Tokenizer:
+    """Write a Hugging Face directory.
+
+    With a text to be `recited`, the model writes it in each window, with times, and then ends. Otherwise it never ends.
+    """
+    from .speech_files import make_speech_tokenizer, save_speech_tokenizer
+
+    tokenizer = make_speech_tokenizer(texts, text_tokens, layout)
+    source.mkdir(parents=True, exist_ok=True)
+    save_speech_tokenizer(tokenizer, source, layout)
+    model = random_speech_model(tokenizer, settings, layout)
+    if recited:
+        _recite(model, tokenizer, tokenizer.encode(recited).ids)
+    model.save_pretrained(source)
+    return tokenizer
 
 
 def random_speech_model(tokenizer: Tokenizer, settings: dict[str, Any], layout: SpeechLayout) -> Any:
@@ -71,3 +97,29 @@ def random_speech_model(tokenizer: Tokenizer, settings: dict[str, Any], layout: 
             head[tokens] = 0.0
             head[tokens, 0] = _NEVER
     return model
+
+
+def _recite(model: Any, tokenizer: Tokenizer, words: list[int]) -> None:
+    """Let the embedding of each position choose a token: words, times, and the end of text after four segments."""
+    import torch
+
+    from .speech_files import END_OF_TEXT, POSITIONS_PER_SECOND, timestamp
+
+    end = tokenizer.token_to_id(END_OF_TEXT)
+    length = _SEGMENT_TOKENS * _SEGMENTS
+    head, positions = model.proj_out.weight, model.model.decoder.embed_positions.weight
+    with torch.no_grad():
+        head[end].normal_(std=3.0 / head.shape[1] ** 0.5)
+        head[end, 0] = 0.0
+        for place in range(len(positions)):
+            at = max(0, place - _TASK + 1) % length
+            segment, index = divmod(at, _SEGMENT_TOKENS)
+            is_time = index >= _SEGMENT_TOKENS - 2
+            seconds = _SEGMENT_SECONDS * (segment + 1)
+            token = tokenizer.token_to_id(timestamp(seconds * POSITIONS_PER_SECOND)) if is_time else words[at]
+            # A time at the end of a segment and one at the beginning of the next; the last segment has only one.
+            if at == length - 1:
+                token = end
+            chosen = head[token].clone()
+            chosen[0] = 0.0
+            positions[place] += _LOUD * chosen / chosen.norm()

@@ -156,6 +156,10 @@ class MalformedBody(RequestError, code="invalid_json"):
     """The body is not JSON."""
 
 
+class MalformedForm(RequestError, code="invalid_form"):
+    """The body is not a form in multipart/form-data."""
+
+
 class BodyTooLarge(RequestError, code="body_too_large"):
     """The body is over the size limit."""
 
@@ -261,6 +265,14 @@ class CheckerUnavailable(Unavailable, code="checker_unavailable"):
 
 class ImageReaderUnavailable(Unavailable, code="image_reader_unavailable"):
     """The process that reads images cannot be started."""
+
+
+class UploadUnavailable(Unavailable, code="upload_unavailable"):
+    """An uploaded file cannot be written; the message has the reason."""
+
+
+class AudioReaderUnavailable(Unavailable, code="audio_reader_unavailable"):
+    """A process that decodes recordings or reads them cannot be started, or has no space for its files."""
 
 
 class StoreUnavailable(Unavailable, code="store_unavailable"):

@@ -14,6 +14,7 @@ from msgspec import Struct
 from genai_server.errors import ModelDirectoryError
 from genai_server.json_file import read_object, read_value
 from genai_server.quoted_values import quoted
+from genai_server.speech_model import ARCHITECTURE as SPEECH_ARCHITECTURE
 from genai_server.speech_model import transcribes
 
 CONFIG = "config.json"
@@ -189,7 +190,7 @@ def _task(directory: Path) -> Task:
     config = read_object(directory / CONFIG)
     if _architecture(config).endswith(_CLASSIFIER):
         return Task.RERANK
-    if transcribes(directory):
+    if transcribes(directory) or _architecture(config) == SPEECH_ARCHITECTURE:
         return Task.TRANSCRIBE
     if (directory / GENAI_CONFIG).is_file() or not config or _architecture(config).endswith(_DECODERS):
         return Task.GENERATE

@@ -11,10 +11,12 @@ import logging
 import subprocess
 import sys
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from pathlib import Path
+from typing import Any, Generic, Protocol, TypeVar
 
 from genai_server.errors import Unavailable
 
@@ -23,6 +25,9 @@ log = logging.getLogger(__name__)
 _START_TIMEOUT = 60.0
 # How often a process may die of a question: the first one may have been killed from outside.
 _ATTEMPTS = 2
+_STOPPING = "the server is stopping"
+# Maximum number of models whose processes are kept.
+_READERS = 4
 
 
 class ProcessDied(Exception):
@@ -57,11 +62,16 @@ class WorkerProcess:
             )
         except OSError as error:
             raise unavailable(f"no process that {purpose} can be started: {error.strerror}") from None
+        # Whether `end` was called.
+        self.is_ended = False
         try:
-            # What the process wrote when it was ready.
+            # What the process wrote when it was ready: null, or an object whose `failed` says why it is not.
             self.first_line = self.ask(b"", _START_TIMEOUT)
         except (ProcessDied, ProcessTimeout) as error:
             raise unavailable(f"the process that {purpose} does not start: {error}") from None
+        if reason := (self.first_line or {}).get("failed"):
+            self.end()
+            raise unavailable(f"the process that {purpose} does not start: {reason}")
 
     @property
     def pid(self) -> int:
@@ -104,8 +114,15 @@ class WorkerProcess:
             raise ProcessTimeout(f"no answer within {timeout:g} s")
         raise ProcessDied(f"exit status {status}")
 
+    def ask_about(self, question: Mapping[str, Any], data: bytes, timeout: float) -> dict[str, Any]:
+        """Send a question of worker_loop.py with its bytes; returns the answer. Raises as `ask` does."""
+        head = json.dumps({**question, "size": len(data)}).encode()
+        found: dict[str, Any] = self.ask(head + b"\n" + data, timeout)
+        return found
+
     def end(self) -> None:
         """Kill the process, whatever it is doing."""
+        self.is_ended = True
         self._process.kill()
         self._process.wait()
         self._close()
@@ -120,6 +137,49 @@ class WorkerProcess:
 P = TypeVar("P", bound=WorkerProcess)
 T = TypeVar("T")
 A = TypeVar("A")
+
+
+class Reader(Protocol):
+    """Reads something for one model, in processes of its own."""
+
+    @property
+    def running(self) -> int:
+        """The number of questions that are not answered yet."""
+        ...
+
+    def close(self) -> None:
+        """End the processes."""
+        ...
+
+
+R = TypeVar("R", bound=Reader)
+
+
+class Readers(Generic[R]):
+    """The readers of the most recently used models. Belongs to the event loop; must be closed."""
+
+    def __init__(self) -> None:
+        # The least recently used first.
+        self._readers: OrderedDict[Path, R] = OrderedDict()
+
+    def get(self, directory: Path, make: Callable[[], R]) -> R:
+        """The reader of a directory, or a new one. One that is not running is closed if there are too many."""
+        if directory not in self._readers:
+            for other in list(self._readers)[: max(0, len(self._readers) + 1 - _READERS)]:
+                if not self._readers[other].running:
+                    self._readers.pop(other).close()
+            self._readers[directory] = make()
+        self._readers.move_to_end(directory)
+        return self._readers[directory]
+
+    def has_room_for(self, directory: Path) -> bool:
+        """Whether `get` closes no other reader."""
+        return directory in self._readers or len(self._readers) < _READERS
+
+    def close(self) -> None:
+        """Close all readers."""
+        for reader in self._readers.values():
+            reader.close()
 
 
 @dataclass
@@ -167,11 +227,15 @@ class ProcessPool(Generic[P, T]):
                 if self._calls.get(key) is call:
                     del self._calls[key]
 
-    def with_process(self, ask: Callable[[P], A]) -> A:
-        """The result of `ask` with an idle process, or a new one. Only for the work of `call`.
+    async def start(self) -> None:
+        """Start a process unless one is idle. Raises `unavailable`."""
+        await asyncio.get_running_loop().run_in_executor(self._threads, self.with_process, lambda process: None)
 
-        If the process dies, a new one is asked again. Raises ProcessDied if that dies, too, ProcessTimeout, and
-        `unavailable`.
+    def with_process(self, ask: Callable[[P], A]) -> A:
+        """The result of `ask` with an idle process, or a new one. Only for the pool's threads.
+
+        If the process dies, a new one is asked again. Raises ProcessDied if that dies, too, or if the process was ended
+        by its method, ProcessTimeout, and `unavailable`.
         """
         attempt = 1
         while True:
@@ -180,9 +244,11 @@ class ProcessPool(Generic[P, T]):
                 answer = ask(process)
             except (ProcessDied, ProcessTimeout) as error:
                 self._processes.discard(process)
-                if not self._closed.is_set():
+                if self._closed.is_set():
+                    raise self._unavailable(_STOPPING) from None
+                if not process.is_ended:
                     log.warning("a process that %s has died (%s); another takes its place", self._purpose, error)
-                if attempt == _ATTEMPTS or isinstance(error, ProcessTimeout):
+                if attempt == _ATTEMPTS or isinstance(error, ProcessTimeout) or process.is_ended:
                     raise
                 attempt += 1
             else:
@@ -205,7 +271,7 @@ class ProcessPool(Generic[P, T]):
                 self._processes.discard(process)
                 process.end()
         if self._closed.is_set():
-            raise self._unavailable("the server is stopping")
+            raise self._unavailable(_STOPPING)
         process = self._start()
         self._processes.add(process)
         if self._closed.is_set():  # closed in the meantime

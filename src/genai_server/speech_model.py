@@ -15,10 +15,15 @@ from genai_server.json_file import read_object
 
 _CONFIG = "genai_config.json"
 _TOKENIZER = "tokenizer.json"
-_GENERATION = "generation_config.json"
 _KIND = "whisper"
+# Of the original, in its config.json.
+ARCHITECTURE = "WhisperForConditionalGeneration"
 # How recordings are prepared, in the library's words.
 AUDIO_PROCESSOR = "audio_processor_config.json"
+# The original's, which a directory need not have.
+GENERATION = "generation_config.json"
+# What the library makes of a window, [1, mels, frames].
+FEATURES = "audio_features"
 # Of all recordings that such a model reads, in Hz.
 SAMPLE_RATE = 16_000
 # Seconds between two timestamps.
@@ -97,7 +102,7 @@ def _has_kind(config: Mapping[str, Any]) -> bool:
 
 
 def _read(directory: Path, model: Mapping[str, Any]) -> SpeechModel:
-    tokenizer, generation = read_object(directory / _TOKENIZER), read_object(directory / _GENERATION)
+    tokenizer, generation = read_object(directory / _TOKENIZER), read_object(directory / GENERATION)
     added = {str(token["content"]): int(token["id"]) for token in tokenizer.get("added_tokens") or ()}
     if any(not 0 <= id < _MAX_TOKENS for id in added.values()):
         raise ModelDirectoryError(f"{directory / _TOKENIZER} has a token with a wrong id")

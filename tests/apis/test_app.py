@@ -1,9 +1,13 @@
 """What stands before every route."""
 
 import asyncio
+import json
+from collections import Counter
+from pathlib import Path
 
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
+from psutil import Process
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -12,6 +16,8 @@ from genai_server.config.settings import Settings
 from genai_server.http.api_keys import ApiKeys
 from genai_server.http.middleware.body import BodyBudget
 from genai_server.http.middleware.request_lifetime import Drain
+from tests.running_server import ROOT, wait_until
+from tests.server_here import run_here
 
 
 def _app() -> FastAPI:
@@ -20,6 +26,19 @@ def _app() -> FastAPI:
     telemetry = Telemetry(CollectorRegistry(), [])
     _add_middleware(app, settings, BodyBudget(1000), Drain(1), ApiKeys(), telemetry, on_loopback=True)
     return app
+
+
+def test_a_vision_model_has_an_image_reader_before_images_come(tmp_path: Path) -> None:
+    model = ROOT / "tests" / "built_models" / "qwen-3-vl-images"
+
+    def image_readers() -> list[str]:
+        """The directories of their models."""
+        found = [one for one in Process().children() if "genai_server.images.process" in one.cmdline()]
+        return [json.loads(one.cmdline()[-1])["model_dir"] for one in found]
+
+    before = Counter(image_readers())
+    with run_here(tmp_path, "--device", "cpu", settings={"GENAI_MODEL_DIR": str(model)}):
+        wait_until(lambda: Counter(image_readers()) - before == {str(model): 1})
 
 
 def test_at_most_six_middlewares_are_our_own() -> None:

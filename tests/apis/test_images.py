@@ -249,6 +249,16 @@ def test_images_of_tool_results_are_read(server: RunningServer, path: str, body:
     assert with_text == counted["count"]
 
 
+@pytest.mark.parametrize("model", ["sees", "reads"])
+def test_images_of_a_document_are_images(server: RunningServer, model: str) -> None:
+    plain = asked("/v1/messages", URL, model=model)
+    (message,) = plain["messages"]
+    document = {"type": "document", "source": {"type": "content", "content": message["content"]}}
+    within = {**plain, "messages": [{"role": "user", "content": [document]}]}
+    found, expected = (server.client.post("/v1/messages", json=body).json() for body in (within, plain))
+    assert prompt_tokens("/v1/messages", found) == prompt_tokens("/v1/messages", expected)
+
+
 def test_stored_images_are_given_back_and_continued(server: RunningServer) -> None:
     first = answered(server, "/v1/responses", asked("/v1/responses", URL))
     listed = answered_get(server, f"/v1/responses/{first['id']}/input_items")["data"]

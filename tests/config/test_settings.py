@@ -11,6 +11,16 @@ from genai_server.quoted_values import quoted
 from tests.given_settings import given
 
 
+def test_a_body_has_room_for_the_most_photos() -> None:
+    def in_base64(num_bytes: int) -> int:
+        return num_bytes * 4 // 3
+
+    settings = given()
+    photos = settings.max_images * in_base64(4_000_000)
+    assert max(photos, in_base64(settings.max_image_bytes)) < settings.max_image_body_bytes
+    assert 2 * settings.max_image_body_bytes < settings.max_bodies_bytes
+
+
 @pytest.mark.parametrize(
     ("name", "lowest", "highest"),
     [

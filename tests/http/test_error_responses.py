@@ -1,10 +1,14 @@
 """The table of errors and HTTP statuses."""
 
+import asyncio
+import gc
 import json
+import weakref
 from typing import Any
 
 import pytest
 from anthropic.types import ErrorResponse
+from starlette.types import Message, Scope
 
 from genai_server.errors import (
     ALL_ERRORS,
@@ -16,6 +20,7 @@ from genai_server.errors import (
     QueueFull,
     ServerStopping,
 )
+from genai_server.generation.dependencies import while_connected
 from genai_server.http.error_responses import (
     TABLE,
     anthropic_error,
@@ -24,6 +29,7 @@ from genai_server.http.error_responses import (
     from_findings,
     http_status,
 )
+from genai_server.http.leniency import Leniency
 from genai_server.http.request_state import begin_request
 from tests.running_server import RunningServer, body
 
@@ -35,6 +41,35 @@ def test_every_error_has_a_status_and_a_body(error: type[GenaiServerError]) -> N
     assert error_body(error("what", param="where")) == {
         "error": {"message": "what", "type": kind, "param": "where", "code": error.code}
     }
+
+
+def test_a_refused_request_does_not_hold_its_body() -> None:
+    class Body:
+        pass
+
+    async def refused(body: Body) -> None:
+        raise InvalidField("a", param="a")
+
+    async def connected() -> Message:
+        return await asyncio.Future()
+
+    async def run() -> "weakref.ref[Body]":
+        body = Body()
+        held = weakref.ref(body)
+        try:
+            with Leniency().in_words(str):
+                await while_connected(refused(body), connected)
+        except InvalidField as error:
+            error_response(error, scope)
+        return held
+
+    scope: Scope = {"type": "http", "method": "POST", "path": "/v1/messages", "headers": []}
+    begin_request(scope)
+    gc.disable()
+    try:
+        assert asyncio.run(run())() is None
+    finally:
+        gc.enable()
 
 
 def test_statuses_follow_whose_fault_it_is() -> None:

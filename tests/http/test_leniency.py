@@ -3,6 +3,7 @@
 import json
 import logging
 import tracemalloc
+import weakref
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -136,10 +137,31 @@ def test_limit_above_the_context_is_capped(scripted: RunningServer) -> None:
     assert ended == ("model_context_window_exceeded", 8)
 
 
+def test_a_request_that_has_ended_does_not_hold_its_body() -> None:
+    class Translated:
+        def name(self, field: str) -> str:
+            return f"outer {field}"
+
+    leniency = Leniency(lambda body: [])
+    translated = Translated()
+    with leniency.in_words(translated.name):
+        assert leniency.leave_out("field")
+    held = weakref.ref(translated)
+    del translated
+    assert (held(), leniency.report()) == (None, {HEADER: "outer field"})
+
+
 def test_an_image_becomes_a_text(scripted: RunningServer) -> None:
     response = _message(scripted, content=[{"type": "text", "text": "x"}, IMAGE])
     assert response.json()["content"][0]["text"] == "[image left out: this model reads text only]"
     assert response.headers[HEADER] == "messages[0].content[1] (image)"
+
+
+def test_an_image_of_a_document_becomes_a_text(scripted: RunningServer) -> None:
+    source = {"type": "content", "content": [{"type": "text", "text": "x"}, IMAGE]}
+    response = _message(scripted, content=[{"type": "document", "source": source}])
+    assert response.json()["content"][0]["text"] == "[image left out: this model reads text only]"
+    assert response.headers[HEADER] == "messages[0].content[0].source.content[1] (image)"
 
 
 @pytest.mark.parametrize("stream", [False, True])

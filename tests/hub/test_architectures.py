@@ -26,7 +26,6 @@ def check(architecture: str, *, device: str = "cpu", precision: str = "int4", kn
         ("PhiMoEForCausalLM", {}, "short and long factors"),
         ("Phi4MMForCausalLM", {}, "hf_remote=true"),
         ("InternLM2ForCausalLM", {}, "hf_remote=true"),
-        ("WhisperForConditionalGeneration", {}, "a model for speech"),
         ("GraniteMoeHybridForCausalLM", {"num_local_experts": 4}, "leaves out its experts"),
         ("GraniteMoeHybridForCausalLM", {"layer_types": ["mamba", "attention"]}, "Mamba layers"),
         ("GptOssForCausalLM", {}, "MXFP4"),

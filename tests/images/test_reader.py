@@ -19,7 +19,7 @@ from genai_server.errors import ImageReaderUnavailable, InvalidField
 from genai_server.images.image_files import ReadImage
 from genai_server.images.reader import ImageProcess, Images, ImageSource
 from genai_server.process_pool import ProcessDied, ProcessTimeout
-from genai_server.vision_model import read_vision_model
+from genai_server.vision_model import VisionModel, read_vision_model
 from tests.given_settings import given
 from tests.images.pictures import data_url, encoded, picture, png_header
 from tests.images.vision_directory import IDS, make_vision_directory
@@ -38,11 +38,15 @@ class Seen:
             make_vision_directory(self.model_dir)
         self.images = Images(Settings.model_validate(settings), self.folder, self._count, start=self._start)
 
-    async def read(self, *sources: bytes | str | ImageSource) -> list[ReadImage]:
-        """Read files, URLs or sources."""
+    @property
+    def model(self) -> VisionModel:
         model = read_vision_model(self.model_dir)
         assert model is not None
-        return await self.images.read(model, [_source(*pair) for pair in enumerate(sources)])
+        return model
+
+    async def read(self, *sources: bytes | str | ImageSource) -> list[ReadImage]:
+        """Read files, URLs or sources."""
+        return await self.images.read(self.model, [_source(*pair) for pair in enumerate(sources)])
 
     def _count(self, result: str) -> None:
         self.results[result] += 1
@@ -282,6 +286,38 @@ def test_processes_of_few_models_are_kept(own_folder: Path) -> None:
             await seen.read(encoded())
         assert [process.is_alive for process in seen.processes] == [False, True, True, True, True]
         seen.model_dir = first
+
+    _run(own_folder, work)
+
+
+def test_a_process_started_in_advance_reads_the_first_image(own_folder: Path) -> None:
+    async def work(seen: Seen) -> None:
+        for _ in range(2):
+            await seen.images.start(seen.model)
+        assert len(seen.processes) == 1
+        await seen.read(encoded())
+        assert len(seen.processes) == 1
+
+    assert _run(own_folder, work).results == {"read": 1}
+
+
+def test_failure_of_a_start_in_advance_is_logged(own_folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def work(seen: Seen) -> None:
+        (seen.model_dir / "processor_config.json").write_text("{", encoding="utf-8")
+        await seen.images.start(seen.model)
+
+    _run(own_folder, work)
+    assert f"no process for the images of {own_folder / 'model'}: " in caplog.text
+
+
+def test_a_start_in_advance_ends_no_process(own_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("genai_server.process_pool._READERS", 1)
+
+    async def work(seen: Seen) -> None:
+        await seen.images.start(seen.model)
+        seen.model_dir = make_vision_directory(own_folder / "other")
+        await seen.images.start(seen.model)
+        assert [process.is_alive for process in seen.processes] == [True]
 
     _run(own_folder, work)
 

@@ -1,4 +1,4 @@
-"""The soak, invalid requests, hostile grammars and images, and many connections, each in a short form.
+"""The soak, invalid requests, hostile grammars, images and recordings, and many connections, each in a short form.
 
 docs/measuring.md names the long forms. Limits are wide where they depend on the machine: for memory, because caches
 still fill up in so short a time, and for /healthz, because other programs take its cores.
@@ -40,3 +40,8 @@ def test_hostile_grammars_end_neither_server_nor_engine() -> None:
 @pytest.mark.timeout(400)
 def test_hostile_images_are_read_or_refused() -> None:
     run("fuzz_images", "--count", "200", "--seed", "1")
+
+
+@pytest.mark.timeout(400)
+def test_hostile_recordings_are_read_or_refused() -> None:
+    run("fuzz_audio", "--count", "200", "--seed", "1")

@@ -25,15 +25,15 @@ class OpenPage:
 
 
 @contextmanager
-def launched() -> Iterator[Browser]:
-    """A browser; skips the test without one (scripts/install dev installs it where possible)."""
+def launched(*options: str) -> Iterator[Browser]:
+    """A browser with these options; skips the test without one (scripts/install dev installs it where possible)."""
     with sync_playwright() as playwright:
         found = next(filter(None, map(shutil.which, _NAMES)), None)
         if found is None and not Path(playwright.chromium.executable_path).exists():
             pytest.skip("no browser: install chromium, or run `playwright install chromium`")
         # A GPU that is emulated takes more processor time than drawing without one.
         without_gpu = ["--disable-gpu", "--disable-software-rasterizer"]
-        browser = playwright.chromium.launch(executable_path=found, args=without_gpu)
+        browser = playwright.chromium.launch(executable_path=found, args=[*without_gpu, *options])
         try:
             yield browser
         finally:

@@ -12,7 +12,7 @@ from genai_server.http.api_keys import ApiKey, ApiKeys, hash_key
 from genai_server.http.middleware.authentication import Authentication
 from genai_server.http.rate_limit import RateLimits
 from genai_server.http.request_state import begin_request, receipt_of
-from genai_server.ray_serve.forwarded import READINESS, body_fields, prompt_text, with_header
+from genai_server.ray_serve.forwarded import READINESS, body_fields, form_fields, prompt_text, with_header
 from genai_server.timing import request_clock
 
 
@@ -45,6 +45,13 @@ def test_lone_surrogate_is_replaced_for_the_router() -> None:
 def test_invalid_body_is_left_to_the_replica() -> None:
     for body in (b"", b"{", b"[]", b'"x"', b"\xff", b'{"messages": 1, "model": []}', b"[" * 5_000):
         assert _prompt(body) == ""
+
+
+def test_fields_of_a_form_are_read_and_a_wrong_one_is_left() -> None:
+    part = b'--a\r\ncontent-disposition: form-data; name="model"\r\n\r\nm\r\n--a--\r\n'
+    headers = {"content-type": "multipart/form-data; boundary=a"}
+    assert form_fields(headers, part) == {"model": "m"}
+    assert form_fields(headers, b"{}") == form_fields({}, part) == {}
 
 
 def test_a_header_is_there_once() -> None:

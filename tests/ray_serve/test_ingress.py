@@ -22,7 +22,7 @@ START = {"type": "http.response.start", "status": 200, "headers": [(b"content-ty
 OK = [START, {"type": "http.response.body", "body": b"data: 1\n\n", "more_body": True}]
 END = {"type": "http.response.body", "body": b"data: [DONE]\n\n", "more_body": False}
 # The tasks of models by name; others generate text.
-TASKS = {"embedder": Task.EMBED, "ranker": Task.RERANK}
+TASKS = {"embedder": Task.EMBED, "ranker": Task.RERANK, "hearing": Task.TRANSCRIBE, "other": Task.TRANSCRIBE}
 
 
 def _call(handles: Mapping[str, Handle], method: str, path: str, **fields: Any) -> httpx.Response:
@@ -136,6 +136,26 @@ def test_model_is_read_from_every_body_a_replica_accepts(field: bytes) -> None:
     small, big = Handle(), Handle([*OK, END])
     _call({"small": small, "big": big}, "POST", "/v1/chat/completions", content=b'{"model": "big", %b}' % field)
     assert (len(small.asked), len(big.asked)) == (0, 1)
+
+
+@pytest.mark.parametrize(("fields", "chosen"), [({}, "hearing"), ({"model": "other"}, "other")])
+def test_a_recording_goes_to_a_model_that_transcribes(fields: dict[str, str], chosen: str) -> None:
+    """It may be larger than other bodies, and is no JSON."""
+    handles = {name: Handle([*OK, END]) for name in ("chat", "hearing", "other")}
+    recording = b"\xff" * 5000
+    answer = _call(handles, "POST", "/v1/audio/transcriptions", files={"file": recording}, data=fields)
+    assert answer.status_code == 200
+    assert [name for name, handle in handles.items() if handle.asked] == [chosen]
+    (asked,) = handles[chosen].asked
+    assert recording in asked.body
+    assert answer.request.headers["content-type"].encode() in dict(asked.parts["headers"]).values()
+
+
+def test_a_model_that_does_not_transcribe_is_refused() -> None:
+    handles = {name: Handle() for name in ("chat", "hearing")}
+    fields = {"model": "chat"}
+    answer = _call(handles, "POST", "/v1/audio/translations", files={"file": b"x"}, data=fields)
+    assert answer.json()["error"]["message"] == 'model "chat" does not transcribe recordings; "hearing" can'
 
 
 def test_a_death_after_the_end_of_a_response_is_no_second_end() -> None:

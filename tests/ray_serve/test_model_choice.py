@@ -18,6 +18,7 @@ from tests.given_settings import given
         ("GET", "/v1/responses/resp_1", {}, Task.GENERATE),
         ("POST", "/embeddings", {}, Task.EMBED),
         ("POST", "/rerank", {}, Task.RERANK),
+        ("POST", "/v1/audio/translations", {}, Task.TRANSCRIBE),
         ("POST", "/tokenize", {"prompt": "x"}, None),
         ("POST", "/tokenize", {"messages": []}, Task.GENERATE),
         ("POST", "/detokenize", {"tokens": [1]}, None),

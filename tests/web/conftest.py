@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Browser, expect
 
+from tests.audio.sounds import encoded, sentence
 from tests.profiles.browser import launched
 from tests.running_server import SCRIPTED, RunningServer
 from tests.server_here import run_here
@@ -15,9 +16,12 @@ expect.set_options(timeout=15_000)
 
 # Its event loop runs as long as the browser, so no other test in the process could start one.
 @pytest.fixture(scope="package")
-def browser() -> Iterator[Browser]:
-    """A browser; skips the test without one."""
-    with launched() as browser:
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    """A browser whose microphone hears a sentence again and again; skips the test without one."""
+    heard = tmp_path_factory.mktemp("microphone") / "sentence.wav"
+    heard.write_bytes(encoded(sentence()))
+    microphone = ("--use-fake-device-for-media-stream", f"--use-file-for-fake-audio-capture={heard}")
+    with launched(*microphone, "--use-fake-ui-for-media-stream") as browser:
         yield browser
 
 

@@ -218,14 +218,13 @@ def test_other_files_are_refused_with_a_sentence(talk: Talk, refused: Any, sente
 
 
 def test_images_are_refused_for_a_model_that_reads_text(talk: Talk) -> None:
-    talk.list(READS, SEES, {"id": "later", "state": "unloaded"})
+    talk.list(READS, SEES, {**SEES, "id": "later", "state": "unloaded"}, {**READS, "id": "text", "state": "unloaded"})
     expect(talk.page.get_by_label("Model", exact=True)).to_have_value("reads")
     talk.attach(CAT)
     expect(talk.page.get_by_role("alert")).to_have_text(
         "reads reads text only. Choose a model for images: sees, later."
     )
     expect(talk.attached()).to_have_count(0)
-    # What an unloaded model reads is not known.
     for model in ("later", "sees"):
         talk.page.get_by_label("Model", exact=True).select_option(model)
         talk.attach(CAT)
@@ -356,8 +355,8 @@ def test_a_file_that_is_gone_is_refused_by_name(talk: Talk) -> None:
 
 
 def test_an_image_that_is_left_out_is_named(talk: Talk) -> None:
-    """A model may turn out to read text only once it is loaded."""
-    talk.list({"id": "onnx-genai", "state": "unloaded"})
+    """A model may turn out to have no chat template for images once it is loaded."""
+    talk.list({**SEES, "id": "onnx-genai", "state": "unloaded"})
     talk.page.unroute("**/v1/chat/completions")
     expect(talk.page.get_by_label("Model", exact=True)).to_have_value("onnx-genai")
     talk.attach(CAT)

@@ -40,7 +40,9 @@ from genai_server.apis.responses.websocket import ResponsesSocket
 from genai_server.apis.status import engine_metrics, health
 from genai_server.apis.status.engine_metrics import EngineMetrics
 from genai_server.apis.tokens import routes as tokens
+from genai_server.apis.transcriptions import routes as transcriptions
 from genai_server.apis.web_page import routes as page
+from genai_server.audio.recordings import Recordings
 from genai_server.config.settings import Settings
 from genai_server.generation.catalog import Catalog
 from genai_server.generation.dependencies import ClientLeft, Services
@@ -54,6 +56,7 @@ from genai_server.http.error_handlers import install_error_handlers
 from genai_server.http.middleware.authentication import OPEN_PATHS, Authentication, RequestHead
 from genai_server.http.middleware.body import BODY_BUDGET, BodyBudget, BodyLimits
 from genai_server.http.middleware.request_lifetime import Drain, Drained, RequestLifetime
+from genai_server.http.middleware.uploads import Uploads, upload_folder
 from genai_server.http.rate_limit import RateLimits
 from genai_server.http.request_state import request_state
 from genai_server.http.telemetry.request_record import Observer
@@ -94,6 +97,8 @@ class Telemetry:
     count_check: Callable[[str], None] = lambda result: None
     # Counts the result of reading each image.
     count_image: Callable[[str], None] = lambda result: None
+    # Counts the result of decoding each recording.
+    count_recording: Callable[[str], None] = lambda result: None
     # Called when the app ends; may block.
     close: Callable[[], None] = lambda: None
 
@@ -132,6 +137,8 @@ def create_app(
             with (
                 closing(GrammarChecker(settings.grammar_timeout, telemetry.count_check)) as grammars,
                 closing(Images(settings, folder, telemetry.count_image)) as images,
+                closing(Recordings(settings, folder, telemetry.count_recording)) as recordings,
+                upload_folder(folder) as app.state.uploads,
             ):
                 app.state.responses = responses
                 app.state.services = Services(
@@ -139,15 +146,18 @@ def create_app(
                     models,
                     grammars,
                     images,
+                    recordings,
                     CheckedSpecs(grammars, best_effort=not settings.strict),
                     telemetry.clock,
                     drain,
                     telemetry.registry,
                     model_files.pull,
                 )
+                starting = asyncio.create_task(_start_image_readers(models, images))
                 try:
                     yield {BODY_BUDGET: bodies}
                 finally:
+                    starting.cancel()
                     await responses.close()
             telemetry.registry.unregister(engine_metrics)
             await asyncio.to_thread(telemetry.close)
@@ -179,6 +189,7 @@ def create_app(
         lm_studio,
         models,
         tokens,
+        transcriptions,
         runtime_options,
         model_admin,
         adapters,
@@ -202,6 +213,13 @@ def create_app(
         return Response(status_code=499)
 
     return app
+
+
+async def _start_image_readers(models: Catalog, images: Images) -> None:
+    """Start a process for each model that takes images once it is loaded."""
+    async for served in models.loads():
+        if (vision := served.codec.vision) is not None:
+            await images.start(vision)
 
 
 def _response_store(settings: Settings, run: str, end_request: EndRequest) -> ResponseStore:
@@ -242,6 +260,13 @@ def _add_middleware(
         seconds=settings.body_timeout,
         bodies=bodies,
         image_limit=image_limit,
+        others=Uploads(
+            transcriptions.UPLOAD_PATHS,
+            settings.max_audio_body_bytes,
+            settings.body_timeout,
+            BodyBudget(settings.max_audio_bodies_bytes, "GENAI_MAX_AUDIO_BODIES_BYTES"),
+            lambda: Path(app.state.uploads),
+        ),
     )
     app.add_middleware(
         Authentication,

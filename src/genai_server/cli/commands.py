@@ -15,6 +15,7 @@ COMMANDS = {
     "models": ("cli.models_command", "list, check and remove models"),
     "run": ("tools.terminal_chat.run_command", "fetch a model if needed, and chat with it"),
     "chat": ("tools.terminal_chat.chat_command", "chat in the terminal"),
+    "transcribe": ("tools.terminal_chat.transcribe_command", "transcribe a recording"),
     "key": ("cli.key_command", "create an API key"),
     "top": ("tools.top.top_command", "watch a running server"),
     "bench": ("tools.bench.bench_command", "measure OpenAI-style servers and the bare library"),

@@ -193,9 +193,10 @@ class Settings(BaseModel):
     max_body_bytes: Positive = 1024 * 1024
     """Maximum size of a request body, in bytes."""
 
-    max_image_body_bytes: int = Field(32 * 1024 * 1024, ge=0)
+    max_image_body_bytes: int = Field(96 * 1024 * 1024, ge=0)
     """Maximum size of a request body, in bytes, while a model that takes images is served, if that is more than
-    `GENAI_MAX_BODY_BYTES`. Images in base64 have a third more bytes than their files.
+    `GENAI_MAX_BODY_BYTES`. Images in base64 have a third more bytes than their files: the default has room for
+    `GENAI_MAX_IMAGES` photos of 4.5 MiB, or for three images of `GENAI_MAX_IMAGE_BYTES`.
     """
 
     max_bodies_bytes: Positive = 256 * 1024 * 1024
@@ -228,7 +229,26 @@ class Settings(BaseModel):
 
     image_cache_bytes: int = Field(256 * 1024 * 1024, ge=0)
     """Maximum bytes of images that are kept for later turns: prepared ones in files of each API process, encoded ones
-    in the memory of each engine. Those of running requests are exempt.
+    in the memory of each engine, which keeps encoded windows of recordings within the same limit. Those of running
+    requests are exempt.
+    """
+
+    max_audio_body_bytes: Positive = 200 * 1024 * 1024
+    """Maximum size of the body of a request with a recording, in bytes. Such a body is written to a file while it
+    arrives.
+    """
+
+    max_audio_bodies_bytes: Positive = 2 * 1024 * 1024 * 1024
+    """Maximum bytes of all these bodies together in each API process; more get a 503."""
+
+    max_audio_seconds: Positive = Field(7200, le=86_400)
+    """Maximum length of a recording, in seconds. While a recording is transcribed, its samples take 32 kB of disk space
+    for each second.
+    """
+
+    audio_timeout: Positive = Field(10, le=600)
+    """Seconds for finding the next speech in a recording and preparing it. Decoding a recording may take one more for
+    each 15 kB of its file, up to one for each 20 s of GENAI_MAX_AUDIO_SECONDS. A longer time results in a 400.
     """
 
     response_store_size: int = Field(256, ge=0, le=1_000_000)
@@ -300,7 +320,9 @@ class Settings(BaseModel):
     """Seconds after which a connection without a complete request head is closed."""
 
     body_timeout: Positive = Field(60, le=86400)
-    """Seconds within which the body of a request, or a message on a WebSocket, must arrive."""
+    """Seconds within which the body of a request, or a message on a WebSocket, must arrive; of a body with a recording
+    each MiB.
+    """
 
     stall_timeout: Positive = Field(30, le=86400)
     """Seconds without a byte read by the client after which its request is cancelled."""

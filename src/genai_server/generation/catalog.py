@@ -48,6 +48,7 @@ _CANNOT = {
     Task.GENERATE: "generates no text",
     Task.EMBED: "makes no embeddings",
     Task.RERANK: "cannot rerank or score texts",
+    Task.TRANSCRIBE: "does not transcribe recordings",
 }
 
 
@@ -269,6 +270,16 @@ class Catalog:
                 asked = now
                 await self.command(WantModel(name))
             await asyncio.sleep(_LOOK_EVERY / 2)
+
+    async def loads(self) -> AsyncIterator[ServedModel]:
+        """Each model once this process can send it requests, and again whenever it is loaded again. Endless."""
+        known: set[ServedModel] = set()
+        while True:
+            ready = {served for served in self._served.values() if served.takes_work}
+            for served in ready - known:
+                yield served
+            known = ready
+            await asyncio.sleep(_LOOK_EVERY)
 
     async def gone(self, about: ModelStatus) -> None:
         """Wait until a model is removed and its memory is free."""

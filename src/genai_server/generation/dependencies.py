@@ -14,6 +14,7 @@ from fastapi import Depends, Request
 from prometheus_client import CollectorRegistry
 from starlette.types import Receive
 
+from genai_server.audio.recordings import Recordings
 from genai_server.config.settings import Settings
 from genai_server.errors import InvalidField, ServerStopping
 from genai_server.generation.catalog import Catalog
@@ -44,6 +45,7 @@ class Services:
     models: Catalog
     grammars: GrammarChecker
     images: Images
+    recordings: Recordings
     specs: CheckedSpecs
     # In seconds.
     clock: Clock

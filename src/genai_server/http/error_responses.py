@@ -122,7 +122,15 @@ def error_response(error: GenaiServerError, scope: Scope) -> JSONResponse:
     headers = None if error.retry_after is None else {"retry-after": str(error.retry_after)}
     if isinstance(error, errors.InvalidApiKey):
         headers = {"www-authenticate": "Bearer"}
+    _release_frames(error)
     return JSONResponse(body, status, headers)
+
+
+def _release_frames(error: BaseException | None) -> None:
+    """Release the frames of an error and of those it replaces: frames of tasks refer to the error, and to the body."""
+    while error is not None:
+        error.__traceback__ = None
+        error = error.__cause__ or error.__context__
 
 
 def plain_error_body(

@@ -43,6 +43,8 @@ class Leniency:
             yield
         except RequestError as error:
             raise outer_error(error, outer_name) from None
+        finally:
+            self._outer_name = str  # the function may have the complete body
 
     def apply(self, body: Any) -> None:
         """Take out of a body what has no effect."""

@@ -15,6 +15,7 @@ from starlette.types import Scope
 from genai_server.http.api_keys import Access
 from genai_server.http.leniency import Leniency
 from genai_server.http.telemetry.request_record import RequestRecord
+from genai_server.http.upload import Upload
 from genai_server.timing import Arrival, Clock, request_clock
 
 _KEY = "http_request"
@@ -70,6 +71,8 @@ class HttpRequestState:
     counted: ExitStack = field(default_factory=ExitStack)
     # What its endpoint may leave out of it.
     leniency: Leniency = field(default_factory=Leniency)
+    # Its body, if that has a file.
+    upload: Upload | None = None
     # Reads its body, if that is long; set by BodyLimits.
     parsing: ParsingThread = field(init=False, repr=False)
 

@@ -79,8 +79,6 @@ def _why_not(
 ) -> str | None:
     if known and architecture not in known:
         return "the model builder of this onnxruntime-genai does not know this architecture"
-    if architecture == "WhisperForConditionalGeneration":
-        return "it is a model for speech, which this server does not serve"
     if architecture in _REMOTE and "hf_remote=true" not in options:
         return _NO_CODE
     if architecture == "GraniteMoeHybridForCausalLM":

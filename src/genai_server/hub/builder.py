@@ -21,6 +21,7 @@ from genai_server.hub.architectures import (
 )
 from genai_server.installation import this_installation
 from genai_server.pooling_model import CONFIG, GENAI_CONFIG, MODULE_FILES, MODULES, Task, is_decoder
+from genai_server.speech_model import GENERATION
 
 LOG = "export.log"
 # The builder's names for this server's devices.
@@ -62,7 +63,7 @@ class Build:
     @property
     def is_encoder(self) -> bool:
         """Whether this package's own program builds it. Raises ModelDirectoryError."""
-        return self.task is not Task.GENERATE and not is_decoder(self.source)
+        return self.task.pools and not is_decoder(self.source)
 
     @property
     def options(self) -> list[str]:
@@ -77,6 +78,7 @@ class Build:
             Task.GENERATE: {"prune_lm_head": "true"},
             Task.EMBED: {"exclude_lm_head": "true"},
             Task.RERANK: {"prune_lm_head": "false"},
+            Task.TRANSCRIBE: {},
         }[self.task].copy()
         if self.device == "cpu" and self.precision in ("int4", "int8"):
             chosen |= {"block_size": "128", "accuracy_level": "4"}
@@ -139,8 +141,10 @@ def build(build: Build, python: Path, environment: dict[str, str], tell: Callabl
     if not build.is_encoder:
         _copy(build, _KEPT)
         _correct_type(build.target / GENAI_CONFIG)
-        if build.task is not Task.GENERATE:
+        if build.task.pools:
             _add_pooling(build)
+        if build.task is Task.TRANSCRIBE:
+            _copy(build, [GENERATION])
 
 
 def _arguments(build: Build, cache: str) -> list[str]:

@@ -1,21 +1,14 @@
-"""onnxruntime-genai's processor of images for one model directory, without the model's weights.
-
-The library creates a processor from a loaded model only. So it loads a directory with the model's own configuration and
-tokenizer, and with graphs that have the inputs and outputs of the model's own, but no nodes.
-"""
+"""onnxruntime-genai's processor of images for one model directory, without the model's weights."""
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import numpy.typing as npt
-import onnx
-from onnx import TensorProto
 
 from genai_server.images.decoding import UnusableImage
 from genai_server.pooling_model import GENAI_CONFIG
+from genai_server.stub_directory import write_stub
 from genai_server.vision_model import VisionModel
 
 _GRAPHS = ("vision", "embedding", "decoder")
@@ -23,8 +16,6 @@ _GRAPHS = ("vision", "embedding", "decoder")
 _OF_PROMPT = ("input_ids", "token_type_ids")
 _GRID = "image_grid_thw"
 _PIXELS = "pixel_values"
-# Larger files are weights, which nobody needs here.
-_MAX_COPIED = 64 * 1024 * 1024
 _MERGE_SIZE = 2
 
 
@@ -51,7 +42,11 @@ class ImageProcessor:
         self._library: Any = onnxruntime_genai
         self._model = model
         config = json.loads((model_dir / GENAI_CONFIG).read_bytes())
-        write_stub(config, model_dir, folder)
+        config["model"]["speech"] = {
+            "filename": "",
+            "config_filename": "",
+        }  # else the library looks for its usual names
+        write_stub(config, model_dir, folder, _GRAPHS)
         self._merge_size = int(config["model"]["vision"].get("spatial_merge_size") or _MERGE_SIZE)
         loaded = self._library.Model(str(folder))
         self._processor = loaded.create_multimodal_processor()
@@ -89,47 +84,3 @@ class ImageProcessor:
             raise ValueError(f"the processor gives {len(pixels)} patches for a grid of {frames}x{rows}x{columns}")
         tensors[_PIXELS] = pixels[: frames * rows * columns]
         return frames, rows // self._merge_size, columns // self._merge_size
-
-
-def write_stub(config: dict[str, Any], model_dir: Path, folder: Path) -> None:
-    """Write a directory that loads like the model's, on the CPU and without weights. Changes `config`."""
-    model = config["model"]
-    model["speech"] = {"filename": "", "config_filename": ""}  # without this, the library looks for its usual names
-    for name in _GRAPHS:
-        section = model[name]
-        graph = onnx.load(str(model_dir / section["filename"]), load_external_data=False).graph
-        section["filename"] = f"{name}-without-weights.onnx"
-        (folder / section["filename"]).write_bytes(_stub(graph))
-        for unused in ("session_options", "run_options", "adapter_filename"):
-            section.pop(unused, None)
-    (folder / GENAI_CONFIG).write_text(json.dumps(config), encoding="utf-8")
-    for path in model_dir.iterdir():
-        if path.name != GENAI_CONFIG:
-            _link(path.resolve(), folder / path.name)
-
-
-def _stub(graph: onnx.GraphProto) -> bytes:
-    """A graph with the same inputs and outputs whose outputs are constants, of no elements if possible."""
-    constants = []
-    for output in graph.output:
-        kind = output.type.tensor_type
-        shape = [size.dim_value if size.HasField("dim_value") else 0 for size in kind.shape.dim]
-        itemsize = onnx.helper.tensor_dtype_to_np_dtype(kind.elem_type).itemsize
-        raw = bytes(int(np.prod(shape)) * itemsize)
-        constants.append(TensorProto(name=output.name, data_type=kind.elem_type, dims=shape, raw_data=raw))
-    for given in graph.input:
-        # The processor makes pixels of the graph's type. numpy has no such numbers; the engine converts them.
-        if given.type.tensor_type.elem_type == TensorProto.BFLOAT16:
-            given.type.tensor_type.elem_type = TensorProto.FLOAT
-    made = onnx.helper.make_graph([], "without weights", list(graph.input), list(graph.output), initializer=constants)
-    opset = onnx.helper.make_opsetid("", 21)
-    found: bytes = onnx.helper.make_model(made, opset_imports=[opset], ir_version=10).SerializeToString()
-    return found
-
-
-def _link(source: Path, target: Path) -> None:
-    try:
-        target.symlink_to(source)
-    except OSError:  # Windows allows it to administrators only
-        if source.is_file() and source.stat().st_size <= _MAX_COPIED:
-            shutil.copy2(source, target)

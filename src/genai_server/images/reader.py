@@ -4,24 +4,23 @@ import asyncio
 import contextlib
 import hashlib
 import json
-import os
-import shutil
-from collections import OrderedDict
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import psutil
-
 from genai_server.config.environment import untrusted_work_environment
 from genai_server.config.settings import Settings
 from genai_server.errors import ImageReaderUnavailable, InvalidField
 from genai_server.images.image_files import ImageFiles, ReadImage
 from genai_server.images.sources import SourceLimits, is_data_url, is_public, load_image
-from genai_server.process_pool import ProcessDied, ProcessPool, ProcessTimeout, WorkerProcess
+from genai_server.process_folder import own_folder
+from genai_server.process_pool import ProcessDied, ProcessPool, ProcessTimeout, Readers, WorkerProcess
 from genai_server.vision_model import VisionModel
+
+log = logging.getLogger(__name__)
 
 _PURPOSE = "reads images"
 # For each model. Most images take some ten milliseconds.
@@ -29,13 +28,11 @@ _PROCESSES = 2
 # Maximum number of images that are fetched, or fetched and not prepared yet, at a time: they take memory that no limit
 # of bodies counts.
 _FETCHES = 8
-# Maximum number of models whose processes are kept.
-_READERS = 4
 # The results of reading an image.
 RESULTS = ("read", "refused", "crashed", "timed_out")
 _CRASHES = "crashes the process that reads images, or exceeds its memory limit"
-# A folder in the engines' folder belongs to the API process with this id.
-_FOLDER = "images-{}"
+# Name of the folder in the engines' folder.
+_FOLDER = "images"
 
 
 class ImageSource(NamedTuple):
@@ -60,9 +57,6 @@ class ImageProcess(WorkerProcess):
             ImageReaderUnavailable,
             [json.dumps(spec)],
         )
-        if reason := self.first_line.get("failed"):
-            self.end()
-            raise ImageReaderUnavailable(f"the process that {_PURPOSE} does not start: {reason}")
 
     def read(self, data: bytes, path: Path, timeout: float, *, low_detail: bool) -> dict[str, Any]:
         """Prepare an image and write it to `path`. Returns `expansion` and `grid`, or why it is `refused`.
@@ -70,9 +64,9 @@ class ImageProcess(WorkerProcess):
         Raises ProcessDied and ProcessTimeout, after which the process is gone.
         """
         partial_file = path.with_suffix(f".{self.pid}")
-        question = {"size": len(data), "path": str(partial_file), "low_detail": low_detail}
+        question = {"path": str(partial_file), "low_detail": low_detail}
         try:
-            found: dict[str, Any] = self.ask(json.dumps(question).encode() + b"\n" + data, timeout)
+            found = self.ask_about(question, data, timeout)
             if "refused" not in found:
                 partial_file.replace(path)  # at once: an engine may be reading it
         finally:
@@ -110,7 +104,7 @@ class ImageReader:
         self._timeout = settings.image_timeout
         self._files = files
         self._count = count
-        # Number of images that are being read.
+        # Number of images that are being read, or of processes that are started in advance.
         self.running = 0
         spec = {
             "model_dir": str(model.directory),
@@ -139,6 +133,14 @@ class ImageReader:
         if found.image is None:
             raise InvalidField(f"{param}: the image {found.reason}", param=param)
         return found.image
+
+    async def start(self) -> None:
+        """Start a process unless one is idle. Raises ImageReaderUnavailable."""
+        self.running += 1
+        try:
+            await self._pool.start()
+        finally:
+            self.running -= 1
 
     def close(self) -> None:
         """End the processes. Blocks until they have ended."""
@@ -187,11 +189,9 @@ class Images:
         self._count = count
         self._may_connect = may_connect
         self._start = start
-        _remove_left_folders(folder)
-        self._files = ImageFiles(folder / _FOLDER.format(os.getpid()), settings.image_cache_bytes)
+        self._files = ImageFiles(own_folder(folder, _FOLDER), settings.image_cache_bytes)
         self._fetches = asyncio.Semaphore(_FETCHES)
-        # By directory, the least recently used first.
-        self._readers: OrderedDict[Path, ImageReader] = OrderedDict()
+        self._readers: Readers[ImageReader] = Readers()
 
     async def read(self, model: VisionModel, sources: Sequence[ImageSource]) -> list[ReadImage]:
         """Read the images of a request, in their order. Equal sources are read once.
@@ -222,10 +222,21 @@ class Images:
         self._check_tokens(images, sources)
         return images
 
+    async def start(self, model: VisionModel) -> None:
+        """Start a process for a model, so that its first image need not wait for it. A failure is only logged.
+
+        No process is started if those of another model would have to end.
+        """
+        if not self._readers.has_room_for(model.directory):
+            return
+        try:
+            await self._reader(model).start()
+        except ImageReaderUnavailable as error:
+            log.warning("no process for the images of %s: %s", model.directory, error)
+
     def close(self) -> None:
         """End the processes and remove the files."""
-        for reader in self._readers.values():
-            reader.close()
+        self._readers.close()
         self._files.close()
 
     async def _read(self, reader: ImageReader, source: ImageSource) -> ReadImage:
@@ -243,21 +254,8 @@ class Images:
             )
 
     def _reader(self, model: VisionModel) -> ImageReader:
-        """The reader of a model. One that has not been used for long is closed if there are too many."""
-        directory = model.directory
-        if directory not in self._readers:
+        def make() -> ImageReader:
             self._files.create()
-            for other in list(self._readers)[: max(0, len(self._readers) + 1 - _READERS)]:
-                if not self._readers[other].running:
-                    self._readers.pop(other).close()
-            self._readers[directory] = ImageReader(model, self._settings, self._files, self._count, self._start)
-        self._readers.move_to_end(directory)
-        return self._readers[directory]
+            return ImageReader(model, self._settings, self._files, self._count, self._start)
 
-
-def _remove_left_folders(folder: Path) -> None:
-    """Remove the folders of API processes that have died, and what an earlier one with this process's id has left."""
-    for left in folder.glob(_FOLDER.format("*")):
-        id = left.name.rpartition("-")[2]
-        if id.isdecimal() and (int(id) == os.getpid() or not psutil.pid_exists(int(id))):
-            shutil.rmtree(left, ignore_errors=True)
+        return self._readers.get(model.directory, make)

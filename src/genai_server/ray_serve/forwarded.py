@@ -8,7 +8,9 @@ from typing import Any
 
 from starlette.types import Message, Scope
 
+from genai_server.errors import RequestError
 from genai_server.http.request_state import Receipt, with_receipt
+from genai_server.http.upload import FormParser
 from genai_server.timing import request_clock
 
 # Names the replica that has answered, and in admin calls the one that is meant.
@@ -72,6 +74,16 @@ def body_fields(body: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError):
         return {}
     return fields if isinstance(fields, dict) else {}
+
+
+def form_fields(headers: Mapping[str, str], body: bytes) -> dict[str, Any]:
+    """The fields of a form but its file; none of a body that is not a form, which the replica refuses."""
+    try:
+        form = FormParser(headers)
+        form.feed(body)
+    except RequestError:
+        return {}
+    return dict(form.fields)
 
 
 def prompt_text(fields: Mapping[str, Any]) -> str:

@@ -30,6 +30,7 @@ from genai_server.apis.models import routes as models
 from genai_server.apis.ollama import model_routes as ollama_models
 from genai_server.apis.ollama import pull_routes as ollama_pull
 from genai_server.apis.status import engine_metrics
+from genai_server.apis.transcriptions.routes import UPLOAD_PATHS
 from genai_server.config.settings import Settings
 from genai_server.errors import (
     EngineDied,
@@ -56,6 +57,7 @@ from genai_server.ray_serve.forwarded import (
     ForwardedRequest,
     ReplicaAnswer,
     body_fields,
+    form_fields,
     prompt_text,
     with_header,
 )
@@ -116,7 +118,12 @@ class _IngressApp:
         bodies = BodyBudget(settings.max_bodies_bytes)
         image_limit = settings.max_image_body_bytes if any_takes_images(settings.served.values()) else 0
         app: ASGIApp = BodyLimits(
-            self._forward, settings.max_body_bytes, settings.body_timeout, bodies, image_limit=lambda: image_limit
+            self._forward,
+            settings.max_body_bytes,
+            settings.body_timeout,
+            bodies,
+            image_limit=lambda: image_limit,
+            form_limits=dict.fromkeys(UPLOAD_PATHS, settings.max_audio_body_bytes),
         )
         app = Authentication(
             app,
@@ -155,9 +162,13 @@ class _IngressApp:
             await error_response(error, scope)(scope, receive, send)
 
     async def _answer(self, scope: Scope, body: bytes, send: Send) -> None:
-        fields = await request_state(scope).parsing.run(lambda: body_fields(body), num_bytes=len(body))
+        headers = Headers(scope=scope)
+        is_form = scope["path"] in UPLOAD_PATHS
+        fields = await request_state(scope).parsing.run(
+            lambda: form_fields(headers, body) if is_form else body_fields(body), num_bytes=len(body)
+        )
         request = _request(scope, body, fields)
-        path, named = scope["path"], Headers(scope=scope).get(REPLICA_HEADER)
+        path, named = scope["path"], headers.get(REPLICA_HEADER)
         is_metrics = path == self._metrics_path
         if matches(_FIXED, scope):
             raise UnsupportedEndpoint(

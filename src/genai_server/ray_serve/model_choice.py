@@ -16,6 +16,7 @@ from genai_server.apis.own_chat import routes as chat
 from genai_server.apis.responses import conversation_routes as conversations
 from genai_server.apis.responses import routes as responses
 from genai_server.apis.tokens import routes as tokens
+from genai_server.apis.transcriptions import routes as transcriptions
 from genai_server.config.settings import Settings
 from genai_server.errors import ModelNotFound
 from genai_server.generation.catalog import plain_name, task_unsupported
@@ -28,6 +29,7 @@ _ROUTES = {
     Task.GENERATE: [route for module in _GENERATING for route in module.router.routes],
     Task.EMBED: [*embeddings.router.routes, *ollama_embed.router.routes],
     Task.RERANK: embeddings.rerank_router.routes,
+    Task.TRANSCRIBE: transcriptions.router.routes,
 }
 
 

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from genai_server.config.environment import limit_tokenizer_threads
 from genai_server.errors import InvalidField
 from genai_server.pooling_model import PoolingModel, Task, read_pooling_model
+from genai_server.speech_model import SpeechModel, read_speech_model
 from genai_server.text.answers.dialect import AUTOMATIC, PLAIN, Dialect, read_dialect
 from genai_server.text.grammars.grammar import find_opaque_tokens
 from genai_server.text.pooled_texts import PooledTexts
@@ -52,9 +53,11 @@ class TextCodec:
         opaque_tokens: Mapping[str, int] = MappingProxyType({}),
         named_tokens: Mapping[str, str] = MappingProxyType({}),
         allow_special_tokens: bool = False,
-        model: PoolingModel | VisionModel | None = None,
+        model: PoolingModel | VisionModel | SpeechModel | None = None,
     ) -> None:
-        # Describes an embedding or reranking model; None for a generating model.
+        # Describes a model that transcribes; None for others.
+        self.speech = model if isinstance(model, SpeechModel) else None
+        # Describes an embedding or reranking model; None for others.
         self.pooling = pooling = model if isinstance(model, PoolingModel) else None
         # How the model writes reasoning and tool calls.
         self.dialect = dialect
@@ -151,12 +154,14 @@ class TextCodec:
     @property
     def task(self) -> Task:
         """The model's task."""
+        if self.speech is not None:
+            return Task.TRANSCRIBE
         return Task.GENERATE if self.pooling is None else self.pooling.task
 
     @property
     def has_chat_template(self) -> bool:
         """Whether the model accepts messages, not only raw prompts."""
-        return self.pooling is None and self.writer.has_template
+        return self.task is Task.GENERATE and self.writer.has_template
 
     def close(self) -> None:
         """Stop the threads."""
@@ -206,6 +211,8 @@ def load_text_codec(
     """
     is_scripted = device.startswith("scripted")
     limit_tokenizer_threads()
+    if (speech := read_speech_model(model_dir)) is not None:
+        return TextCodec({}, ModelTokenizer(model_dir), model=speech)
     tokenizer = ByteTokenizer() if is_scripted else ModelTokenizer(model_dir)
     named_tokens = {} if is_scripted else load_special_tokens(model_dir)
     pooling = read_pooling_model(model_dir)

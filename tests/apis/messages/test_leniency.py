@@ -11,7 +11,6 @@ TOOL = {"name": "add", "input_schema": {"type": "object"}}
 IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AA=="}}
 PDF = {"type": "document", "source": {"type": "base64", "media_type": "application/pdf", "data": "AA=="}}
 NO_DOCUMENT = {"type": "text", "text": "[document left out: this model reads text only]"}
-NO_IMAGE = {"type": "text", "text": "[image left out: this model reads text only]"}
 
 
 @pytest.mark.parametrize(
@@ -68,36 +67,33 @@ def test_images_are_left_for_models_that_take_them() -> None:
 
 
 @pytest.mark.parametrize(
-    ("document", "text", "names"),
+    "source",
     [
-        ({"source": {"type": "text", "media_type": "text/plain", "data": "a"}}, "a", []),
-        ({"source": {"type": "text", "data": "a"}, "title": "T", "context": "C"}, "T\nC\na", []),
-        ({"source": {"type": "text", "data": "a"}, "citations": {"enabled": True}}, "a", ["citations"]),
-        ({"source": {"type": "content", "content": "a"}, "title": None}, "a", []),
-        (
-            {"source": {"type": "content", "content": [{"type": "text", "text": "a"}, IMAGE]}},
-            f"a\n{NO_IMAGE['text']}",
-            ["source.content[1] (image)"],
-        ),
+        {"type": "text", "media_type": "text/plain", "data": "a"},
+        {"type": "content", "content": "a"},
+        {"type": "content", "content": [{"type": "text", "text": "a"}, IMAGE]},
     ],
 )
-def test_a_document_of_plain_text_becomes_its_text(document: dict[str, Any], text: str, names: list[str]) -> None:
-    body = {
-        "messages": [
-            {"role": "user", "content": [{"type": "document", **deepcopy(document)}]},
-            {
-                "role": "user",
-                "content": [{"type": "tool_result", "content": [{"type": "document", **deepcopy(document)}]}],
-            },
-        ]
-    }
-    places = ("messages[0].content[0]", "messages[1].content[0].content[0]")
-    assert leave_out(body) == [f"{place}.{name}" for place in places for name in names]
-    whole = {"type": "text", "text": text}
-    assert [message["content"] for message in body["messages"]] == [
-        [whole],
-        [{"type": "tool_result", "content": [whole]}],
+def test_a_document_of_text_and_images_stays_without_citations(source: Any) -> None:
+    document = {"type": "document", "source": source, "title": "T"}
+
+    def messages(block: Any) -> list[Any]:
+        result = {"type": "tool_result", "content": [deepcopy(block)]}
+        return [{"role": "user", "content": [deepcopy(block), result]}]
+
+    body = {"messages": messages({**document, "citations": {"enabled": True}})}
+    assert leave_out(body) == [
+        "messages[0].content[0].citations",
+        "messages[0].content[1].content[0].citations",
     ]
+    assert body["messages"] == messages(document)
+
+
+def test_a_document_in_a_document_is_left_out() -> None:
+    source: Any = {"type": "content", "content": [deepcopy(PDF)]}
+    body = {"messages": [{"role": "user", "content": [{"type": "document", "source": source}]}]}
+    assert leave_out(body) == ["messages[0].content[0].source.content[0] (document)"]
+    assert source["content"] == [NO_DOCUMENT]
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,8 @@ from genai_server.http.error_responses import from_findings
 
 HELLO = {"role": "user", "content": "x"}
 CALL = {"type": "tool_use", "id": "t1", "name": "add", "input": {}}
+PDF = {"type": "base64", "media_type": "application/pdf", "data": "AA=="}
+NOTES = {"type": "text", "media_type": "text/plain", "data": "a"}
 PNG = {"type": "base64", "media_type": "image/png", "data": "iVBO"}
 TOOL = {"name": "add", "input_schema": {"type": "object"}}
 
@@ -42,6 +44,7 @@ def _content(block: Any, role: str = "user") -> dict[str, Any]:
         _body(tools=[{**TOOL, "type": "custom", "strict": True, "eager_input_streaming": True}]),
         _body(tools=[TOOL], tool_choice={"type": "tool", "name": "add", "disable_parallel_tool_use": True}),
         _content({"type": "text", "text": "a", "citations": None}),
+        _content({"type": "document", "source": NOTES, "title": None, "cache_control": {"type": "ephemeral"}}),
         _content({"type": "thinking", "thinking": "a", "signature": "s"}, "assistant"),
         _content({"type": "redacted_thinking", "data": "s"}, "assistant"),
         _content({**CALL, "caller": {"type": "direct"}}, "assistant"),
@@ -91,7 +94,15 @@ def test_fields_of_anthropics_clients_are_accepted(body: dict[str, Any]) -> None
             "messages[0].content[0].source.media_type",
         ),
         (_content({"type": "image", "source": {"type": "url"}}), "messages[0].content[0].source.url"),
-        (_content({"type": "document", "source": {}}), "messages[0].content[0]"),
+        (_content({"type": "document", "source": {}}), "messages[0].content[0].source"),
+        (_content({"type": "document", "source": PDF}), "messages[0].content[0].source"),
+        (_content({"type": "document", "source": {**NOTES, "data": 5}}), "messages[0].content[0].source.data"),
+        (_content({"type": "document", "source": NOTES, "title": 5}), "messages[0].content[0].title"),
+        (_content({"type": "document", "source": NOTES, "citations": {}}), "messages[0].content[0].citations"),
+        (
+            _content({"type": "document", "source": {"type": "content", "content": [CALL]}}),
+            "messages[0].content[0].source.content[0]",
+        ),
         (_content({}), "messages[0].content[0]"),
         (_content({"type": "text", "text": "a", "more": 1}), "messages[0].content[0].more"),
         (_content({"type": "thinking", "thinking": 5}, "assistant"), "messages[0].content[0].thinking"),
@@ -103,7 +114,7 @@ def test_fields_of_anthropics_clients_are_accepted(body: dict[str, Any]) -> None
             "messages[0].content[0].content[0].source",
         ),
         (
-            _content({"type": "tool_result", "tool_use_id": "t", "content": [{"type": "document"}]}),
+            _content({"type": "tool_result", "tool_use_id": "t", "content": [CALL]}),
             "messages[0].content[0].content[0]",
         ),
     ],
@@ -114,9 +125,14 @@ def test_invalid_field_is_refused_by_name(body: dict[str, Any], param: str) -> N
     assert message.startswith(f"{param} ")
 
 
-def test_refusal_of_a_document_lists_the_supported_blocks() -> None:
-    _, message = _refusal(_content({"type": "document", "source": {}}))
-    assert "a block of type text, image, thinking, redacted_thinking, tool_use or tool_result" in message
+def test_refusal_of_a_file_says_that_files_are_not_read() -> None:
+    _, message = _refusal(_content({"type": "document", "source": PDF}))
+    assert "must be a source of type text or content: this server reads no files" in message
+
+
+def test_refusal_of_a_block_lists_the_supported_ones() -> None:
+    _, message = _refusal(_content({"type": "search_result"}))
+    assert "a block of type text, image, document, thinking, redacted_thinking, tool_use or tool_result" in message
 
 
 @pytest.mark.parametrize("field", ["max_tokens", "temperature", "stream", "stop_sequences"])

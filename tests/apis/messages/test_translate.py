@@ -263,6 +263,42 @@ def test_images_of_a_tool_result_are_parts(is_error: bool, before: list[Any]) ->
     assert found[-1][1]["content"] == [*before, PNG_PART, _text("x")]
 
 
+def _document(source: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    return {"type": "document", "source": source, **fields}
+
+
+def _content_of(*blocks: Any) -> dict[str, Any]:
+    return {"type": "content", "content": [*blocks]}
+
+
+@pytest.mark.parametrize(
+    ("document", "content"),
+    [
+        (_document({"type": "text", "media_type": "text/plain", "data": "a"}), "a"),
+        (_document({"type": "text", "data": "a"}, title="T", context="C"), "T\nC\na"),
+        (_document({"type": "content", "content": "a"}, title=None), "a"),
+        (_document(_content_of(_text("a"), _text("b"))), "a\nb"),
+        (_document(_content_of(_text("a"), PNG, _text("b")), title="T"), [_text("T\na"), PNG_PART, _text("b")]),
+    ],
+)
+def test_a_document_becomes_its_title_text_and_images(document: Any, content: Any) -> None:
+    result = {"type": "tool_result", "tool_use_id": "t", "content": [document]}
+    call = {"role": "assistant", "content": [LOOK]}
+    (_, alone), _, (_, of_a_result) = _messages(_user(document), call, _user(result))
+    assert (alone["content"], of_a_result["content"]) == (content, content)
+
+
+def test_errors_of_images_in_documents_name_the_clients_block() -> None:
+    document = _document(_content_of(_text("a"), PNG), title="T")
+    result = {"type": "tool_result", "tool_use_id": "t", "content": [_text("x"), document]}
+    call = {"role": "assistant", "content": [LOOK]}
+    name = _translation(messages=[_user(document, REMOTE), call, _user(result)]).outer_name
+    assert name("messages[0].content[1] (image)") == "messages[0].content[0].source.content[1] (image)"
+    assert name("messages[0].content[2].image_url.url") == "messages[0].content[1].source.url"
+    found = "messages[2].content[0].content[1].source.content[1].source.data"
+    assert name("messages[2].content[1].image_url.url") == found
+
+
 def test_errors_of_images_name_the_clients_block() -> None:
     result = {"type": "tool_result", "tool_use_id": "t", "content": [_text("x"), REMOTE], "is_error": True}
     name = _translation(

@@ -1,6 +1,7 @@
 """The lists of models as OpenAI's and Anthropic's clients parse them, and the names of models."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import anthropic
@@ -8,7 +9,7 @@ import openai
 import pytest
 from openai import OpenAI
 
-from tests.running_server import RunningServer, body, wait_until
+from tests.running_server import ROOT, RunningServer, body, wait_until
 from tests.server_here import run_here
 
 
@@ -48,6 +49,18 @@ def test_model_has_its_length_and_capabilities(scripted: RunningServer, demo: Ru
     (entry,) = demo.client.get("/v1/models").json()["data"]
     assert entry["max_model_len"] == demo.client.post("/tokenize", json={"prompt": "x"}).json()["max_model_len"]
     assert entry["capabilities"] == ["completion", "tools"]
+
+
+def test_task_and_vision_of_unloaded_models_are_listed(tmp_path: Path) -> None:
+    sees, embeds = ROOT / "tests" / "built_models" / "qwen-3-vl-images", ROOT / "models" / "demo-embeddings"
+    settings = {"GENAI_MODELS": f"one=/1,two=/2,sees={sees},embeds={embeds}", "GENAI_MAX_MODELS": "1"}
+    with run_here(tmp_path, "--device", "scripted", settings=settings) as server:
+        entries = {entry["id"]: entry for entry in server.client.get("/v1/models").json()["data"]}
+    assert {id: entry["capabilities"] for id, entry in entries.items() if entry["state"] == "unloaded"} == {
+        "two": ["completion"],
+        "sees": ["completion", "vision"],
+        "embeds": ["embedding"],
+    }
 
 
 def test_anthropics_client_lists_the_models_and_finds_one(scripted: RunningServer) -> None:

@@ -1,6 +1,8 @@
 """Where responses and conversations are found; a failing disk fails no answer."""
 
+import gc
 import threading
+import weakref
 from collections.abc import AsyncGenerator, Coroutine, Iterator, Set
 from contextlib import closing, suppress
 from dataclasses import replace
@@ -24,6 +26,7 @@ from genai_server.errors import (
 )
 from tests.apis.responses.test_store_database import query
 from tests.apis.responses.test_store_records import record
+from tests.running_server import wait_until
 
 pytestmark = pytest.mark.anyio
 
@@ -334,3 +337,16 @@ async def test_an_ended_response_that_is_too_large_leaves_nothing(file: RecordDa
 
 def test_a_store_without_a_size_is_off(file: RecordDatabase) -> None:
     assert not ResponseStore(0, 1000, file).is_on
+
+
+async def test_a_record_that_is_too_large_is_not_held() -> None:
+    store, large = ResponseStore(9, 900), record("a", text="x" * 1000)
+    held = weakref.ref(large)
+    gc.disable()
+    try:
+        assert "GENAI_RESPONSE_STORE_BYTES" in str(await store.put(large))
+        del large
+        wait_until(lambda: held() is None)
+    finally:
+        gc.enable()
+        await store.close()

@@ -82,6 +82,12 @@ def test_welcome_of_embeddings_and_reranking_has_their_requests(
     assert """/v1/rerank -H 'content-type: application/json' -d '{"model": "scores", "query": """ in scores
 
 
+def test_welcome_of_a_speech_model_uploads_a_recording(capsys: pytest.CaptureFixture[str]) -> None:
+    text = shown(capsys, model_dir=str(ROOT / "tests" / "built_models" / "whisper"), model_name="speech")
+    assert "speech on cpu, transcripts of recordings" in text
+    assert "curl http://127.0.0.1:8002/v1/audio/transcriptions -F model=speech -F file=@recording.mp3" in text
+
+
 def test_embedding_model_does_not_hide_a_later_chat_model(capsys: pytest.CaptureFixture[str]) -> None:
     text = shown(capsys, models=f"vectors={ROOT / 'models' / 'demo-embeddings'},talk={DEMO}")
     assert "genai-server chat http://127.0.0.1:8002\n" in text

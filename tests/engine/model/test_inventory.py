@@ -56,6 +56,16 @@ def test_missing_files_for_images_are_reported(tmp_path: Path) -> None:
     assert faults(directory).keys() == names
 
 
+def test_missing_files_for_speech_are_reported(tmp_path: Path) -> None:
+    directory = Path(shutil.copytree(ROOT / "tests" / "built_models" / "whisper", tmp_path / "model"))
+    assert "generation_config.json" in [entry.name for entry in inventory(directory)]
+    assert not faults(directory)
+    names = {"encoder.onnx", "audio_processor_config.json"}
+    for name in (*names, "generation_config.json"):
+        (directory / name).unlink()
+    assert faults(directory).keys() == names
+
+
 def test_truncated_weights_are_reported_with_their_sizes(directory: Path) -> None:
     path = directory / "model.onnx.data"
     whole = path.stat().st_size

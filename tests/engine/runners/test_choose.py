@@ -1,12 +1,14 @@
 """What an engine process loads; its use is tested with the supervisor and the server."""
 
 import json
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
+import onnx
 import pytest
 
 from genai_server.config.settings import Settings
@@ -24,17 +26,20 @@ from genai_server.engine.runners.device_buffers import Place
 from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.runners.runner_rules import runs_by_library
 from genai_server.engine.runners.scripted import ScriptedRunner
+from genai_server.engine.runners.warm_up import warm_up
 from genai_server.engine.scheduling.scheduler_output import UNSHARED
 from genai_server.engine.sequence import Sequence
+from genai_server.engine.sound_worker import SoundWorker
 from genai_server.errors import ConfigurationError, QueueFull, RunnerFailed
 from genai_server.messages.generation_request import Batching, GenerationRequest
 from genai_server.messages.launch import EngineSpec
 from genai_server.options.check import check_device
 from genai_server.options.device import DEFAULT_OPTIONS, DeviceOptions, ProviderOptions, unreachable
 from genai_server.options.table import Reach
+from genai_server.speech_model import FEATURES
 from scripts._models.driven import Driven
 from tests.engine.model_runners import greedy
-from tests.running_server import DEMO, run_python
+from tests.running_server import DEMO, ROOT, run_python
 
 
 def spec(
@@ -319,3 +324,48 @@ print(psutil.Process().num_threads() - before)
 def test_scripted_device_has_the_configured_context_length() -> None:
     runners = choose.load_runners(spec(10_000, device="scripted"))
     assert runners.main.model.context_length == 10_000
+
+
+@pytest.mark.parametrize(("scheduler", "name", "num_states"), [("auto", "batched", 4), ("generator", "generator", 0)])
+def test_a_model_for_speech_is_loaded_once(scheduler: str, name: str, num_states: int) -> None:
+    given = spec(100, model_dir=ROOT / "tests" / "built_models" / "whisper", scheduler=scheduler)
+    runners = choose.load_runners(given)
+    warm_up(runners, 16, 100)
+    assert runners.generator is runners.main
+    assert runners.main.abilities.name == name
+    assert "model for speech" in runners.why_no_profile
+    assert isinstance(runners.encoder, SoundWorker)
+    encoded = runners.encoder._encode({FEATURES: np.zeros((1, 80, 3000), np.float32)})
+    # The library encodes by itself.
+    assert len(encoded.states) == num_states
+
+
+def write_in_four_bits(path: Path) -> None:
+    """Write a graph's matrices in 4 bits, with blocks of 16 weights."""
+    model = onnx.load(str(path))
+    arrays = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+    for node in model.graph.node:
+        if node.op_type == "MatMul" and (weights := arrays.get(node.input[1])) is not None:
+            rows, columns = weights.shape
+            blocks = weights.T.reshape(columns, rows // 16, 16)
+            scales = np.abs(blocks).max(axis=2, keepdims=True) / 7
+            quantized = np.rint(blocks / scales + 8).astype(np.uint8)
+            names = [f"{node.input[1]}.{part}" for part in ("packed", "scales")]
+            values = (quantized[..., ::2] | quantized[..., 1::2] << 4, scales[..., 0].astype(np.float32))
+            model.graph.initializer.extend(map(onnx.numpy_helper.from_array, values, names))
+            sizes = {"K": rows, "N": columns, "bits": 4, "block_size": 16}
+            inputs = [node.input[0], *names]
+            made = onnx.helper.make_node("MatMulNBits", inputs, list(node.output), domain="com.microsoft", **sizes)
+            node.CopyFrom(made)
+    onnx.save(model, str(path))
+
+
+def test_the_encoder_of_speech_gets_8_bit_matrices(tmp_path: Path) -> None:
+    model = shutil.copytree(ROOT / "tests" / "built_models" / "whisper", tmp_path / "model")
+    write_in_four_bits(model / "encoder.onnx")
+    made = choose._sound_encoder(spec(100, model_dir=model, cache_dir=str(tmp_path / "cache")), model)
+    plain = choose._sound_encoder(spec(100, model_dir=model), model)
+    features = {FEATURES: np.random.default_rng(1).standard_normal((1, 80, 3000)).astype(np.float32)}
+    for eight, four in zip(made(features).states, plain(features).states, strict=True):
+        difference = np.abs(eight - four).max() / np.abs(four).max()
+        assert 0 < difference < 0.05

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from genai_server.engine.encoded_sound import EncodedSound
 from genai_server.engine.model.cross_attention import read_cross_decoder, read_encoder_files
 from genai_server.engine.model.session import open_session
-from genai_server.engine.model.sound_encoder import FEATURES, SoundEncoder
+from genai_server.engine.model.sound_encoder import SoundEncoder
 from genai_server.engine.runners.base import run_pass
 from genai_server.engine.runners.batched import BatchedRunner, BatchLimits
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
@@ -23,7 +23,7 @@ from genai_server.engine.scheduling.scheduler_output import Read
 from genai_server.engine.sequence import Sequence
 from genai_server.errors import RunnerFailed
 from genai_server.messages.generation_request import GenerationRequest, Sound
-from genai_server.speech_model import read_speech_model
+from genai_server.speech_model import FEATURES, read_speech_model
 from tests.engine.runners.test_images import STEPS, answers
 from tests.running_server import ROOT
 

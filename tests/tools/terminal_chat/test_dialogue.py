@@ -124,7 +124,7 @@ def test_a_model_that_reads_text_only_gets_no_image(server: Server, picture: Pat
     status, _, errors = chat(server, f"/image {picture}\nHello!\n", "--model", "reads")
     assert (status, refusal in errors) == (0, True)
     assert [messages[-1]["content"] for messages in server.asked] == ["Hello!"]
-    # What an unloaded model reads is not known.
+    # Other servers do not list what a model reads.
     status, _, errors = chat(server, "What?\n", "--image", str(picture), "--model", "later")
     assert (status, errors) == (0, "")
 

@@ -17,12 +17,13 @@ from genai_server.apis.shared.base import JsonObject
 from genai_server.apis.shared.usage import Usage
 from genai_server.engine_client.client import EngineClient
 from genai_server.engine_client.stream import TokenStream
-from genai_server.errors import DeadlinePassed, InvalidField, RequestCancelled, SessionTerminated
+from genai_server.errors import InvalidField
 from genai_server.generation.catalog import ChosenModel
 from genai_server.generation.dependencies import RequestContext, Services
+from genai_server.generation.interruption import require_end
 from genai_server.generation.served_model import ServedModel
 from genai_server.http.telemetry.request_record import ABORT, AnswerFigures
-from genai_server.messages.generation_request import FinishReason, GenerationRequest, ModelInfo, PooledText
+from genai_server.messages.generation_request import GenerationRequest, ModelInfo, PooledText
 from genai_server.pooling_model import PoolingModel, Task
 from genai_server.text.pooled_texts import CUT_BY, TRUNCATION, EncodedText, Pair, PooledTexts, TextLimit, named_prompt
 from genai_server.timing import Stopwatch, Timings
@@ -218,16 +219,7 @@ class _PooledRequest:
         finally:
             stopwatch.stop()
             stream.close()
-        match stream.reason:
-            case FinishReason.TIMEOUT:
-                limit = f"{context.deadline.seconds:g} s"
-                raise DeadlinePassed(
-                    f"the request did not finish within {limit} (its timeout or GENAI_REQUEST_TIMEOUT)"
-                )
-            case FinishReason.TERMINATED:
-                raise SessionTerminated("an operator has terminated the device's session")
-            case FinishReason.CANCELLED:
-                raise RequestCancelled("an operator has cancelled the request")
+        require_end(stream.reason, context.deadline)
         return data
 
 

@@ -20,8 +20,6 @@ SERVER_TOOLS = re.compile(
     r"(code_execution|computer|mcp_toolset|tool_search_tool_(bm25|regex)|web_fetch|web_search)(_\d{8})?", re.ASCII
 )
 DOCUMENTS = {"document": "document"}
-# In a document, which becomes a text.
-_IN_DOCUMENTS = {**DOCUMENTS, "image": "image"}
 _PLACES_OF_MEDIA = ("messages[].content[]", "messages[].content[].content[]")
 
 
@@ -29,32 +27,28 @@ def leave_out(body: Any) -> list[str]:
     """Remove unsupported parts from a body; returns the locations removed."""
     found = remove(body, *WITHOUT_EFFECT)
     for path in _PLACES_OF_MEDIA:
-        found += replace_media(body, _IN_DOCUMENTS, "text", f"{path}.source.content[]")
-        found += _documents_to_text(body, path)
-        found += replace_media(body, DOCUMENTS, "text", path)
+        found += replace_media(body, DOCUMENTS, "text", f"{path}.source.content[]")
+        found += _leave_out_documents(body, path)
     return found + remove_tools(body, SERVER_TOOLS.fullmatch) + _effort(body)
 
 
-def _documents_to_text(body: Any, path: str) -> Iterator[str]:
-    """Convert plain-text documents to text blocks; yields the locations of fields dropped from them."""
+def _leave_out_documents(body: Any, path: str) -> Iterator[str]:
+    """Replace documents that are files by a note, and remove `citations` from the others; yields the locations."""
     for place, block in objects_at(body, path):
-        text = _plain_text(block.get("source")) if block.get("type") == "document" else None
-        if text is None:
-            continue
-        about = [block[field] for field in ("title", "context") if isinstance(block.get(field), str)]
-        yield from (f"{place}.{field}" for field in remove(block, "citations"))
-        block.clear()
-        block.update(type="text", text="\n".join([*about, text]))
+        if block.get("type") == "document" and _is_readable(block.get("source")):
+            yield from (f"{place}.{field}" for field in remove(block, "citations"))
+        else:
+            yield from (f"{place}{rest}" for rest in replace_media(block, DOCUMENTS, "text", ""))
 
 
-def _plain_text(source: Any) -> str | None:
+def _is_readable(source: Any) -> bool:
+    """Whether a document consists of text and images."""
     match source:
-        case {"type": "text", "data": str(text)} | {"type": "content", "content": str(text)}:
-            return text
+        case {"type": "text", "data": str()} | {"type": "content", "content": str()}:
+            return True
         case {"type": "content", "content": list(blocks)}:
-            if all(isinstance(block, dict) and isinstance(block.get("text"), str) for block in blocks):
-                return "\n".join(block["text"] for block in blocks)
-    return None
+            return all(isinstance(block, dict) and block.get("type") in ("text", "image") for block in blocks)
+    return False
 
 
 def _effort(body: Any) -> list[str]:

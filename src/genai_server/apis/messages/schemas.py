@@ -20,9 +20,9 @@ from genai_server.apis.shared.sampling_parameters import MAX_STOP_STRINGS, Sampl
 from genai_server.quoted_values import quoted
 
 _BLOCKS_OF_ROLE = {
-    "user": ("text", "image", "tool_result"),
-    "assistant": ("text", "image", "thinking", "redacted_thinking", "tool_use"),
-    "system": ("text", "image"),
+    "user": ("text", "image", "document", "tool_result"),
+    "assistant": ("text", "image", "document", "thinking", "redacted_thinking", "tool_use"),
+    "system": ("text", "image", "document"),
 }
 
 
@@ -86,9 +86,61 @@ class ImageBlock(_Cacheable):
     ]
 
 
-_ResultBlock = Annotated[
+class TextSource(Wire):
+    """The text of a document."""
+
+    type: Literal["text"]
+    media_type: Text | None = None
+    data: Text
+
+
+_DocumentPart = Annotated[
     Annotated[TextBlock, Tag("type=text")] | Annotated[ImageBlock, Tag("type=image")],
     Discriminator(tag_of_type, custom_error_type="block", custom_error_message="must be a block of type text or image"),
+]
+
+
+class ContentSource(Wire):
+    """The text and images of a document."""
+
+    type: Literal["content"]
+    content: Text | Annotated[list[_DocumentPart], elements(MAX_PARTS)]
+
+
+class DocumentBlock(_Cacheable):
+    """A document of text and images. Its title and context precede its content."""
+
+    type: Literal["document"]
+    source: Annotated[
+        Annotated[TextSource, Tag("type=text")] | Annotated[ContentSource, Tag("type=content")],
+        Discriminator(
+            tag_of_type,
+            custom_error_type="source",
+            custom_error_message="must be a source of type text or content: this server reads no files",
+        ),
+    ]
+    title: Text | None = None
+    context: Text | None = None
+    citations: None = None
+
+    @property
+    def blocks(self) -> list[TextBlock | ImageBlock]:
+        """Title, context and content."""
+        content = self.source.data if isinstance(self.source, TextSource) else self.source.content
+        texts = [self.title, self.context, content if isinstance(content, str) else None]
+        about = [TextBlock.model_construct(type="text", text=text) for text in texts if text is not None]
+        return [*about, *(content if isinstance(content, list) else ())]
+
+
+_ResultBlock = Annotated[
+    Annotated[TextBlock, Tag("type=text")]
+    | Annotated[ImageBlock, Tag("type=image")]
+    | Annotated[DocumentBlock, Tag("type=document")],
+    Discriminator(
+        tag_of_type,
+        custom_error_type="block",
+        custom_error_message="must be a block of type text, image or document",
+    ),
 ]
 
 
@@ -131,6 +183,7 @@ class ToolResultBlock(_Cacheable):
 Block = Annotated[
     Annotated[TextBlock, Tag("type=text")]
     | Annotated[ImageBlock, Tag("type=image")]
+    | Annotated[DocumentBlock, Tag("type=document")]
     | Annotated[ThinkingBlock, Tag("type=thinking")]
     | Annotated[RedactedThinkingBlock, Tag("type=redacted_thinking")]
     | Annotated[ToolUseBlock, Tag("type=tool_use")]
@@ -138,8 +191,8 @@ Block = Annotated[
     Discriminator(
         tag_of_type,
         custom_error_type="block",
-        custom_error_message="must be a block of type text, image, thinking, redacted_thinking, tool_use or "
-        "tool_result",
+        custom_error_message="must be a block of type text, image, document, thinking, redacted_thinking, "
+        "tool_use or tool_result",
     ),
 ]
 

@@ -8,7 +8,9 @@ from itertools import groupby
 from genai_server.apis.messages.schemas import (
     AnthropicMessage,
     Block,
+    ContentSource,
     CountTokensRequest,
+    DocumentBlock,
     ImageBlock,
     MessagesRequest,
     TextBlock,
@@ -190,10 +192,13 @@ def _result(block: Block, place: str, called: dict[str, str]) -> JsonObject:
 
 def _content(blocks: Sequence[Block]) -> str | list[JsonObject]:
     """The texts, joined by newlines; with images, parts in which those between two images are joined."""
-    if not any(isinstance(block, ImageBlock) for block in blocks):
-        return _text(blocks)
+    flat: list[Block] = []
+    for block in blocks:
+        flat += block.blocks if isinstance(block, DocumentBlock) else [block]
+    if not any(isinstance(block, ImageBlock) for block in flat):
+        return _text(flat)
     parts: list[JsonObject] = []
-    for is_image, run in groupby(blocks, key=lambda block: isinstance(block, ImageBlock)):
+    for is_image, run in groupby(flat, key=lambda block: isinstance(block, ImageBlock)):
         given = list(run)
         if is_image:
             urls = [block.source.as_url for block in given if isinstance(block, ImageBlock)]
@@ -210,12 +215,16 @@ def _text(blocks: Sequence[Block]) -> str:
 def _image_places(body: CountTokensRequest) -> Iterator[ImagePlace]:
     """Where the body has its images, in order."""
     for number, message in enumerate(body.messages):
-        for index, block in enumerate(message.blocks):
-            place = f"messages[{number}].content[{index}]"
-            found: list[tuple[str, Block]] = [(place, block)]
-            if isinstance(block, ToolResultBlock) and isinstance(block.content, list):
-                found = [(f"{place}.content[{n}]", part) for n, part in enumerate(block.content)]
-            for one_place, one in found:
-                if isinstance(one, ImageBlock):
-                    field = "data" if one.source.type == "base64" else "url"
-                    yield ImagePlace(one_place, f"{one_place}.source.{field}")
+        yield from _places_of_images(message.blocks, f"messages[{number}].content")
+
+
+def _places_of_images(blocks: Sequence[Block], path: str) -> Iterator[ImagePlace]:
+    for index, block in enumerate(blocks):
+        place = f"{path}[{index}]"
+        match block:
+            case ImageBlock():
+                yield ImagePlace(place, f"{place}.source.{'data' if block.source.type == 'base64' else 'url'}")
+            case ToolResultBlock(content=list(content)):
+                yield from _places_of_images(content, f"{place}.content")
+            case DocumentBlock(source=ContentSource(content=list(content))):
+                yield from _places_of_images(content, f"{place}.source.content")

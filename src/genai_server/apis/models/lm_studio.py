@@ -64,10 +64,9 @@ class _Listed:
         files = await asyncio.to_thread(read_files, about)
         longest = services.settings.max_length
         length = entry.get("max_model_len") or min(longest, files.context_length or longest)
-        can = entry.get("capabilities")
-        takes_images = about.takes_images if can is None else "vision" in can
+        can = entry["capabilities"]
         is_loaded = entry["state"] == ModelState.READY
-        return cls(name, about.task, is_loaded, length, "tools" in (can or ()), takes_images, files)
+        return cls(name, about.task, is_loaded, length, "tools" in can, "vision" in can, files)
 
     def in_v0(self) -> JsonObject:
         """The model in the format of /api/v0/models."""

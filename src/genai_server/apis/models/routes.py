@@ -57,8 +57,9 @@ def model_entry(services: Services, about: ModelStatus) -> dict[str, Any]:
     """A model. `root` is its own name. Fields are omitted while their values are unknown.
 
     `chat` is false without a chat template: such a model accepts raw prompts only. `capabilities` uses llama.cpp's and
-    Ollama's terms. `dimensions` is the length of an embedding. `max_model_len` and `context_length` limit the tokens of
-    prompt and answer together. `loading_seconds` is how long the model has been loading, `error` why it failed to load.
+    Ollama's terms; before the model is loaded it only has the task and `vision`. `dimensions` is the length of an
+    embedding. `max_model_len` and `context_length` limit the tokens of prompt and answer together. `loading_seconds` is
+    how long the model has been loading, `error` why it failed to load.
     """
     models = services.models
     engines = models.engine_statuses(about)
@@ -77,6 +78,8 @@ def model_entry(services: Services, about: ModelStatus) -> dict[str, Any]:
     elif served is not None and served.is_readable:
         entry["chat"] = served.codec.has_chat_template
         entry["capabilities"] = _capabilities(served.codec)
+    else:
+        entry["capabilities"] = ["completion", "vision"] if about.takes_images else ["completion"]
     if served is not None and served.is_readable and (pooling := served.codec.pooling) is not None:
         entry |= {"dimensions": pooling.dimensions} if pooling.dimensions else {}
     if served is not None and (length := services.max_model_len(served)) is not None:

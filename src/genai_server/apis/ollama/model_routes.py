@@ -56,7 +56,7 @@ async def list_models(services: TheServices) -> dict[str, Any]:
     found = []
     for about in services.models.usable():
         files = await asyncio.to_thread(read_files, about)
-        more = {"modified_at": timestamp(files.modified), "capabilities": _capabilities(services, about)}
+        more = {"modified_at": timestamp(files.modified), "capabilities": model_entry(services, about)["capabilities"]}
         found += [{**_entry(name, about, files), **more} for name in names_of(about)]
     return {"models": found}
 
@@ -102,7 +102,7 @@ async def show_model(body: ShowRequest, services: TheServices) -> dict[str, Any]
         "template": template,
         "details": _details(files),
         "model_info": model_info | ({} if length is None else {f"{architecture}.context_length": length}),
-        "capabilities": _capabilities(services, about),
+        "capabilities": model_entry(services, about)["capabilities"],
         "modified_at": timestamp(files.modified),
     }
 
@@ -121,13 +121,6 @@ def _details(files: ModelFiles) -> JsonObject:
         "parameter_size": "",
         "quantization_level": "unknown",
     }
-
-
-def _capabilities(services: Services, about: ModelStatus) -> list[str]:
-    """The model's capabilities, as known before it is loaded."""
-    unloaded = ["completion", "vision"] if about.takes_images else ["completion"]
-    found: list[str] = model_entry(services, about).get("capabilities", unloaded)
-    return found
 
 
 def _context_length(services: Services, about: ModelStatus) -> int | None:

@@ -84,6 +84,7 @@ class FileWithFallback:
         try:
             await database.run(record.owner, lambda one: one.complete(encoded) if is_begun else one.put(encoded))
         except InvalidField as error:  # it is too large
+            error.__traceback__ = None  # its frames refer to the record, and to the error
             with suppress(StoreUnavailable):
                 await self.delete(record.id, record.owner)
             return error.message

@@ -1,4 +1,4 @@
-"""Prometheus metrics that an API process counts: requests, answers, grammar checks and images.
+"""Prometheus metrics that an API process counts: requests, answers, grammar checks, images and recordings.
 
 Names and meanings are vLLM's where it has them, with another prefix
 (https://docs.vllm.ai/en/stable/usage/metrics/).
@@ -9,6 +9,7 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.multiprocess import MultiProcessCollector
 
+from genai_server.audio import decoder as recordings
 from genai_server.grammar_checker import checker as grammars
 from genai_server.http.telemetry.request_record import ABORT, AnswerFigures, RequestRecord
 from genai_server.images import reader as images
@@ -84,6 +85,14 @@ class Instruments:
         )
         for result in images.RESULTS:
             self._images.labels(result)
+        self._recordings = Counter(
+            prefix + "recordings",
+            "Recordings that were decoded, by how that ended.",
+            ("result",),
+            registry=registry,
+        )
+        for result in recordings.RESULTS:
+            self._recordings.labels(result)
         self._ttft = histogram(
             "time_to_first_token_seconds", "From a request's first byte to the first token.", _FIRST_TOKEN
         )
@@ -117,6 +126,10 @@ class Instruments:
     def count_image(self, result: str) -> None:
         """Count an image that was prepared, or refused."""
         self._images.labels(result).inc()
+
+    def count_recording(self, result: str) -> None:
+        """Count a recording that was decoded, or refused."""
+        self._recordings.labels(result).inc()
 
     def _observe_answer(self, answer: AnswerFigures, labels: tuple[str, str]) -> None:
         outcome = answer.outcome

@@ -130,6 +130,7 @@ def _create(settings: Settings, engines: Engines, drain: Drain, *, on_loopback: 
         [log_request, instruments.observe],
         count_check=instruments.count_check,
         count_image=instruments.count_image,
+        count_recording=instruments.count_recording,
     )
     if (traces := load_traces(settings)) is not None:
         telemetry = replace(telemetry, observers=[*telemetry.observers, traces.observe], close=traces.close)

@@ -12,12 +12,13 @@ from genai_server.config.settings import Settings
 from genai_server.engine.model.files import has_chat_template, model_info, read_config
 from genai_server.errors import ModelDirectoryError
 from genai_server.http.api_keys import load_keys
-from genai_server.pooling_model import Task, read_pooling_model, task_of
+from genai_server.pooling_model import ENDPOINTS, Task, read_pooling_model, task_of
+from genai_server.speech_model import transcribes
 
 # Hosts that stand for all addresses of the machine, each with one by which its own programs reach it.
 _ALL_ADDRESSES = {"0.0.0.0": "127.0.0.1", "::": "[::1]", "": "127.0.0.1"}
 _TITLE = 18
-# A request for each task.
+# A request for each task whose requests are JSON.
 _EXAMPLES: dict[Task, tuple[str, dict[str, Any]]] = {
     Task.GENERATE: ("/v1/completions", {"prompt": "Once upon a time", "max_tokens": 40}),
     Task.EMBED: ("/v1/embeddings", {"input": "Paris is the capital of France."}),
@@ -66,6 +67,8 @@ def _context(settings: Settings, path: str) -> str:
     try:
         if pooling := read_pooling_model(Path(path)):
             return f", {pooling.summary()}"
+        if transcribes(Path(path)):
+            return ", transcripts of recordings"
         length = min(settings.max_length, model_info(read_config(Path(path))).context_length)
     except (ModelDirectoryError, LookupError, TypeError, ValueError):  # a scripted device has no directory
         return ""
@@ -81,6 +84,8 @@ def _first(settings: Settings, url: str) -> str:
         # It chooses the same model.
         return f"{_command()} chat {url}{' --api-key KEY' if key else ''}"
     header = "-H 'authorization: Bearer KEY' " if key else ""
+    if task is Task.TRANSCRIBE:
+        return f"curl {url}{ENDPOINTS[task][0]} {header}-F model={shlex.quote(name)} -F file=@recording.mp3"
     endpoint, fields = _EXAMPLES[task]
     body = json.dumps({"model": name} | fields)
     return f"curl {url}{endpoint} {header}-H 'content-type: application/json' -d {shlex.quote(body)}"

@@ -24,6 +24,7 @@ from genai_server.engine.model.files import (
 )
 from genai_server.errors import ModelDirectoryError
 from genai_server.pooling_model import POOLING_FILES, Task, graph_of, module_configs, task_of
+from genai_server.speech_model import AUDIO_PROCESSOR, GENERATION
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,8 @@ def inventory(directory: Path) -> Iterator[Entry]:
 
 
 def _entries(directory: Path) -> Iterator[Entry]:
-    if task_of(directory) is not Task.GENERATE:
+    task = task_of(directory)
+    if task.pools:
         yield from _pooling_entries(directory)
         return
     try:
@@ -62,6 +64,10 @@ def _entries(directory: Path) -> Iterator[Entry]:
             yield _entry(directory, name)
             if name.endswith(".onnx"):
                 yield from _weights(directory, name)
+    if task is Task.TRANSCRIBE:
+        yield _json_entry(directory, AUDIO_PROCESSOR)
+        if (directory / GENERATION).exists():
+            yield _json_entry(directory, GENERATION)
     yield _json_entry(directory, TOKENIZER)
     yield _json_entry(directory, TOKENIZER_CONFIG)
     if (directory / CHAT_TEMPLATE).exists():

@@ -11,9 +11,16 @@ from genai_server.engine.model.cross_attention import EncoderFiles
 from genai_server.engine.model.session_options import SPINNING, open_with, session_options
 from genai_server.errors import RunnerFailed, in_one_line
 from genai_server.options.device import DEFAULT_OPTIONS, DeviceOptions
+from genai_server.speech_model import FEATURES
 
-FEATURES = "audio_features"
 _TYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16}
+
+
+def unencoded(tensors: Mapping[str, NDArray[Any]]) -> EncodedSound:
+    """A sound that the library encodes itself. Raises RunnerFailed."""
+    if FEATURES not in tensors:
+        raise RunnerFailed(f"a sound has no {FEATURES}")
+    return EncodedSound(tensors[FEATURES], [])
 
 
 class SoundEncoder:

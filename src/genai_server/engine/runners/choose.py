@@ -15,7 +15,7 @@ from genai_server.engine.encoder_worker import EncoderWorker
 from genai_server.engine.host.memory import free_memory
 from genai_server.engine.image_worker import ImageWorker
 from genai_server.engine.model.cross_attention import read_cross_decoder
-from genai_server.engine.model.files import session_profile, what_is_left_out
+from genai_server.engine.model.files import check_model_directory, session_profile, what_is_left_out
 from genai_server.engine.model.graph import DoesNotFit, read_decoder_graph
 from genai_server.engine.profiling.folder import ProfileFolder
 from genai_server.engine.runners.base import Runner
@@ -34,8 +34,13 @@ from genai_server.options.table import Reach
 from genai_server.pooling_model import Task, read_pooling_model, task_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from genai_server.engine.encoded_sound import EncodedSound
+    from genai_server.engine.encoder_worker import Tensors
     from genai_server.engine.model.graph import DecoderGraph
     from genai_server.engine.runners.batched import BatchedRunner, BatchLimits, Int8Session
+    from genai_server.engine.runners.og_generator import OgGeneratorRunner
 
 log = logging.getLogger(__name__)
 # The share of the free memory that 8-bit weights may take if the settings leave the choice to the engine.
@@ -44,6 +49,9 @@ INT8_SHARE = 0.25
 MIN_GAIN = 1.2
 # State checkpoints for each slot, at most, where slots share no memory.
 _CHECKPOINTS = 4
+_NO_PROFILE_OF_PARTS = (
+    "a model for speech cannot be profiled by requests, because onnxruntime-genai does not profile its parts"
+)
 
 
 def load_runners(spec: EngineSpec) -> RunnerPair:
@@ -54,7 +62,6 @@ def load_runners(spec: EngineSpec) -> RunnerPair:
         return RunnerPair(ScriptedRunner(max(4096, spec.settings.max_length)), reason="it is scripted")
     from genai_server.engine.model.session_options import use_global_pool, with_found_libraries
     from genai_server.engine.model.weights import prepacked_model
-    from genai_server.engine.runners.og_generator import OgGeneratorRunner
 
     settings = spec.settings
     for warning in spec.options.warnings:
@@ -65,11 +72,11 @@ def load_runners(spec: EngineSpec) -> RunnerPair:
     use_global_pool(spec.options, settings.threads)
     if task_of(model_dir).pools:
         return _pooled(spec, model_dir)
-    if _on_cpu(spec) and task_of(model_dir) is Task.GENERATE:
+    if task_of(model_dir) is Task.TRANSCRIBE:
+        return _transcribing(spec, model_dir)
+    if _on_cpu(spec):
         model_dir = prepacked_model(model_dir, Path(settings.cache_dir) if settings.cache_dir else None, spec.options)
-    generator = OgGeneratorRunner(
-        model_dir, spec.device, settings.threads, spec.options, profile_prefix=_session_profile(spec)
-    )
+    generator = _generator(spec, model_dir)
     if left_out := what_is_left_out(model_dir):
         log.info("the model in %s %s", spec.model_dir, left_out)
     if runs_by_library(spec.device, Path(spec.model_dir), settings.scheduler):
@@ -77,41 +84,73 @@ def load_runners(spec: EngineSpec) -> RunnerPair:
 
         log.info("device %s: %s", spec.device, LIBRARY)
         return RunnerPair(generator, OgEngineRunner(generator, settings.max_batch_size))
-    encoder = _encoder_worker(spec, model_dir)
+    encoder = _image_worker(spec, model_dir)
     try:
         batched = load_batched(spec, model_dir, generator.model)
     except DoesNotFit as reason:
-        if settings.scheduler == "batched":
-            raise ConfigurationError(f"GENAI_SCHEDULER=batched: {reason}") from None
-        check_reach(spec.device, spec.options, Reach.GENERATOR, str(reason))
-        log.info("device %s runs requests one by one, not in a batch: %s", spec.device, reason)
-        log.info("the graph is on %s, each taking what the one before it leaves", ", ".join(generator.nodes))
-        return RunnerPair(generator, reason=str(reason), encoder=encoder)
-    check_reach(spec.device, spec.options, Reach.BATCHED, "requests run in a batch")
-    _log_nodes(batched)
+        return _one_by_one(spec, generator, str(reason), encoder)
     return RunnerPair(generator, batched, encoder=encoder)
 
 
-def _encoder_worker(spec: EngineSpec, model_dir: Path) -> EncoderWorker[Any] | None:
-    """What encodes images or sounds; None for a model that reads text only."""
+def _generator(spec: EngineSpec, model_dir: Path) -> "OgGeneratorRunner":
+    from genai_server.engine.runners.og_generator import OgGeneratorRunner
+
+    prefix = _session_profile(spec)
+    return OgGeneratorRunner(model_dir, spec.device, spec.settings.threads, spec.options, profile_prefix=prefix)
+
+
+def _one_by_one(spec: EngineSpec, generator: Runner, reason: str, encoder: EncoderWorker[Any] | None) -> RunnerPair:
+    """Without a batch, for a reason. Raises ConfigurationError if the settings need one."""
+    if spec.settings.scheduler == "batched":
+        raise ConfigurationError(f"GENAI_SCHEDULER=batched: {reason}")
+    check_reach(spec.device, spec.options, Reach.GENERATOR, reason)
+    log.info("device %s runs requests one by one, not in a batch: %s", spec.device, reason)
+    log.info("the graph is on %s, each taking what the one before it leaves", ", ".join(generator.nodes))
+    return RunnerPair(generator, reason=reason, encoder=encoder)
+
+
+def _transcribing(spec: EngineSpec, model_dir: Path) -> RunnerPair:
+    """For a model for speech, which is loaded once: either for a batch, or by the library."""
+    from genai_server.engine.model.sound_encoder import unencoded
+
+    model = check_model_directory(model_dir)
+    max_bytes = spec.settings.image_cache_bytes
+    try:
+        batched = load_batched(spec, model_dir, model)
+    except DoesNotFit as reason:
+        worker = SoundWorker(lambda: unencoded, max_bytes)
+        runners = _one_by_one(spec, _generator(spec, model_dir), str(reason), worker)
+    else:
+        runners = RunnerPair(batched, batched, encoder=SoundWorker(lambda: _sound_encoder(spec, model_dir), max_bytes))
+    runners.why_no_profile = _NO_PROFILE_OF_PARTS
+    return runners
+
+
+def _sound_encoder(spec: EngineSpec, model_dir: Path) -> "Callable[[Tensors], EncodedSound]":
     from genai_server.engine.model.cross_attention import read_encoder_files
     from genai_server.engine.model.sound_encoder import SoundEncoder
+
+    files = read_encoder_files(model_dir)
+    int8 = _int8_graph(spec, files.path, part="encoder") if _on_cpu(spec) else None
+    files = replace(files, path=int8 or files.path)
+    options = reaching(spec.options, Reach.BATCHED)
+    return SoundEncoder(files, spec.settings.threads, options, optimized=int8 is not None).encode
+
+
+def _image_worker(spec: EngineSpec, model_dir: Path) -> ImageWorker | None:
+    """What encodes images; None for a model that reads text only."""
     from genai_server.engine.model.vision import ImageEncoder
     from genai_server.engine.model.vision_files import read_vision_files
 
-    options, threads = reaching(spec.options, Reach.BATCHED), spec.settings.threads
-    max_bytes = spec.settings.image_cache_bytes
-    if task_of(model_dir) is Task.TRANSCRIBE:
-        encoder = read_encoder_files(model_dir)
-        int8 = _int8_graph(spec, encoder.path, part="encoder") if _on_cpu(spec) else None
-        encoder = replace(encoder, path=int8 or encoder.path)
-        return SoundWorker(
-            lambda: SoundEncoder(encoder, threads, options, optimized=int8 is not None).encode, max_bytes
-        )
-    vision = read_vision_files(model_dir)
-    if vision is None:
+    files = read_vision_files(model_dir)
+    if files is None:
         return None
-    return ImageWorker(lambda: ImageEncoder(vision, threads, options).encode, vision.image_token, max_bytes)
+    options = reaching(spec.options, Reach.BATCHED)
+    return ImageWorker(
+        lambda: ImageEncoder(files, spec.settings.threads, options).encode,
+        files.image_token,
+        spec.settings.image_cache_bytes,
+    )
 
 
 def _log_nodes(runner: Runner) -> None:
@@ -176,7 +215,7 @@ def load_batched(spec: EngineSpec, model_dir: Path, model: ModelInfo) -> "Batche
         raise DoesNotFit(f"its graph for a batch cannot be loaded: {in_one_line(error)}") from error
     int8 = _int8_graph(spec, graph.path) if optimized and _on_cpu(spec) and not prefix else None
     try:
-        return BatchedRunner(
+        runner = BatchedRunner(
             graph,
             session,
             model,
@@ -187,6 +226,9 @@ def load_batched(spec: EngineSpec, model_dir: Path, model: ModelInfo) -> "Batche
         )
     except RunnerFailed as error:
         raise DoesNotFit(f"its first pass in a batch failed: {error.message}") from error
+    check_reach(spec.device, spec.options, Reach.BATCHED, "requests run in a batch")
+    _log_nodes(runner)
+    return runner
 
 
 def _takes_half(spec: EngineSpec, graph: "DecoderGraph", max_length: int) -> bool:

@@ -19,7 +19,6 @@ from genai_server.engine.model.adapter_file import adapter_inputs, check_adapter
 from genai_server.engine.model.files import check_model_directory, read_config
 from genai_server.engine.model.graph import rope_switch
 from genai_server.engine.model.session_options import configure_providers, genai_overlay, missing_device
-from genai_server.engine.model.sound_encoder import FEATURES
 from genai_server.engine.model.vision import features_graph
 from genai_server.engine.model.vision_files import VisionFiles, read_vision_files
 from genai_server.engine.runners.base import Abilities, Runner, Terminated
@@ -32,7 +31,7 @@ from genai_server.options.device import DEFAULT_OPTIONS, DeviceOptions, reaching
 from genai_server.options.providers import CPU
 from genai_server.options.session import LIBRARIES
 from genai_server.options.table import Reach
-from genai_server.speech_model import transcribes
+from genai_server.speech_model import FEATURES, transcribes
 
 # Providers whose libraries need the CUDA libraries.
 _ON_CUDA = {"cuda", "nv_tensorrt_rtx"}

@@ -67,6 +67,8 @@ def scores_prompts(runners: RunnerPair, max_length: int) -> bool:
 
 def _try_profiling(runners: RunnerPair, length: int) -> None:
     """Switch profiling on and off for a sequence without a pass. ONNX Runtime before 1.25 refuses this."""
+    if runners.why_no_profile:
+        return
     sequence = open_bare(runners.generator, [1 % runners.main.model.vocab_size], length)
     try:
         for value in ("tried", "0"):

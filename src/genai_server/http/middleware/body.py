@@ -3,8 +3,10 @@
 import asyncio
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Protocol
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -41,9 +43,11 @@ _ALL_ELSE = bytes(set(range(256)) - set(b"[]{}"))
 class BodyBudget:
     """Counts the bytes of all bodies, from their first bytes until their requests have ended."""
 
-    def __init__(self, max_bytes: int) -> None:
+    def __init__(self, max_bytes: int, setting: str = "GENAI_MAX_BODIES_BYTES") -> None:
         # A single body is exempt.
         self._max_bytes = max_bytes
+        # Has the limit.
+        self._setting = setting
         self._used = 0
 
     def resize(self, old: int, new: int) -> None:
@@ -55,7 +59,7 @@ class BodyBudget:
         if new > old and others > 0 and others + new > self._max_bytes:
             raise BodiesTooLarge(
                 f"the bodies of all requests together may have at most {self._max_bytes} bytes "
-                f"(GENAI_MAX_BODIES_BYTES), and {self._used} are there; try again"
+                f"({self._setting}), and {self._used} are there; try again"
             )
         self._used = others + new
 
@@ -67,6 +71,7 @@ class _Reading:
     # Maximum number of bytes, and the setting that has it.
     limit: int
     setting: str = "GENAI_MAX_BODY_BYTES"
+    is_json: bool = True
     # The bytes that are kept.
     body: bytearray = field(default_factory=bytearray)
     # Bytes that count towards the limit of all bodies.
@@ -84,12 +89,24 @@ class _Reading:
         self.body.clear()
 
 
+class OtherBodies(Protocol):
+    """Receives the bodies of some requests in another way."""
+
+    @property
+    def paths(self) -> Collection[str]:
+        """Those of the requests, which are all POST requests."""
+
+    async def pass_on(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
+        """Receive the body and call the app, or refuse the request."""
+
+
 class BodyLimits:
     """Reads bodies within limits, and refuses others before any work. Plain ASGI.
 
     Also refuses a body with more, or more deeply nested, lists and objects than `check_json` allows. Leaves a
     ParsingThread in the request's state. `image_limit` gives the maximum size of a body that may have images; 0 while
-    there is no model for them.
+    there is no model for them. `others` receives the bodies that it takes. `form_limits` has the maximum sizes of
+    bodies with recordings, by their paths; they are kept in memory.
     """
 
     def __init__(
@@ -100,8 +117,12 @@ class BodyLimits:
         bodies: BodyBudget,
         *,
         image_limit: Callable[[], int] = lambda: 0,
+        others: OtherBodies | None = None,
+        form_limits: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
         self.app = app
+        self._others = others
+        self._form_limits = form_limits
         # Maximum number of bytes of one body without images.
         self.limit = limit
         self._image_limit = image_limit
@@ -116,7 +137,12 @@ class BodyLimits:
             return
         state = request_state(scope)
         state.parsing = self._parsing
+        if self._others is not None and scope["method"] == "POST" and scope["path"] in self._others.paths:
+            await self._others.pass_on(self.app, scope, receive, send)
+            return
         reading = _Reading(self.limit)
+        if (limit := self._form_limits.get(scope["path"])) is not None:
+            reading = _Reading(limit, "GENAI_MAX_AUDIO_BODY_BYTES", is_json=False)
         try:
             await self._pass(reading, state, scope, receive, send)
         finally:
@@ -165,7 +191,11 @@ class BodyLimits:
         return True
 
     def _keep(self, reading: _Reading, part: bytes) -> None:
-        if reading.size > reading.limit == self.limit and (image_limit := self._image_limit()) > self.limit:
+        if (
+            reading.is_json
+            and reading.size > reading.limit == self.limit
+            and (image_limit := self._image_limit()) > self.limit
+        ):
             reading.limit, reading.setting = image_limit, "GENAI_MAX_IMAGE_BODY_BYTES"
         if reading.size > reading.limit:
             reading.drop(BodyTooLarge(""))
@@ -184,7 +214,8 @@ class BodyLimits:
             raise BodyTooLarge(f"the body may have at most {reading.limit} bytes ({reading.setting}), given {given}")
         if reading.error is not None:
             raise reading.error
-        await self._parsing.run(lambda: check_json(reading.body), num_bytes=len(reading.body))
+        if reading.is_json:
+            await self._parsing.run(lambda: check_json(reading.body), num_bytes=len(reading.body))
 
 
 def check_json(text: bytes | bytearray) -> None:

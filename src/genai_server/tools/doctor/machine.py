@@ -18,12 +18,14 @@ from genai_server.config.settings import Settings
 from genai_server.config.sources import device_options
 from genai_server.engine.host.cores import cpu_quota, usable_cores
 from genai_server.engine.host.memory import free_memory
+from genai_server.engine.model.cross_attention import read_cross_decoder
 from genai_server.engine.model.files import check_model_directory, weight_bytes
 from genai_server.engine.model.graph import read_decoder_graph
 from genai_server.engine.model.ragged import slot_length
 from genai_server.errors import ConfigurationError
 from genai_server.installation import this_installation
 from genai_server.options.session import THREADS
+from genai_server.speech_model import transcribes
 from genai_server.tools.doctor.finding import FAIL, MIB, OK, WARN, Finding
 
 _LIBRARIES = (
@@ -151,7 +153,8 @@ def _need(directory: str, settings: Settings) -> tuple[int, int]:
     except Exception:  # a broken model, which other findings report
         return 0, 0
     try:
-        graph = read_decoder_graph(Path(directory))
+        read = read_cross_decoder if transcribes(Path(directory)) else read_decoder_graph
+        graph = read(Path(directory))
         return weights, graph.bytes_per_token * slot_length(min(settings.max_length, info.context_length))
     except Exception:  # a broken graph, which other findings report
         return weights, 0

@@ -8,6 +8,7 @@ from genai_server.cli.serve.loaders import text_loader
 from genai_server.cli.serve.preflight import GET_A_MODEL, check_access, check_runners, check_traces, lone_reloader
 from genai_server.config.settings import Settings
 from genai_server.config.sources import device_options, unknown_variables
+from genai_server.engine.model.cross_attention import read_cross_decoder
 from genai_server.engine.model.files import (
     GIVE_A_TEMPLATE,
     NO_CHAT_TEMPLATE,
@@ -20,6 +21,7 @@ from genai_server.engine.model.inventory import inventory
 from genai_server.errors import ChatTemplateError, ConfigurationError, GenaiServerError, ModelDirectoryError
 from genai_server.messages.status_file import EngineState
 from genai_server.pooling_model import Task, task_of
+from genai_server.speech_model import transcribes
 from genai_server.supervisor.supervisor import Supervisor
 from genai_server.text.codec import TextCodec
 from genai_server.tools.doctor.finding import FAIL, MIB, OK, WARN, Finding
@@ -90,10 +92,10 @@ def model(settings: Settings, name: str, *, with_text: bool = True) -> Iterator[
         return
     size, length = weight_bytes(directory) / MIB, f"{info.context_length} tokens of context"
     yield Finding(OK, subject, f"{directory}: {length}, a vocabulary of {info.vocab_size}, {size:.0f} MiB of weights")
-    if (task := task_of(directory)) is not Task.GENERATE:
+    if (task := task_of(directory)).pools:
         yield Finding(OK, f"batching of {name}" if settings.models else "batching", f"{task}: texts are read together")
         return
-    if not all(codec.has_chat_template for codec in codecs.values()):
+    if task is Task.GENERATE and not all(codec.has_chat_template for codec in codecs.values()):
         yield Finding(WARN, subject, NO_CHAT_TEMPLATE, GIVE_A_TEMPLATE)
     yield _batching(f"batching of {name}" if settings.models else "batching", directory)
 
@@ -102,7 +104,7 @@ def _batching(subject: str, directory: Path) -> Finding:
     if is_paged(directory):
         return Finding(OK, subject, "its attention is paged: it runs in onnxruntime-genai's own batch, on a GPU")
     try:
-        read_decoder_graph(directory)
+        (read_cross_decoder if transcribes(directory) else read_decoder_graph)(directory)
     except DoesNotFit as reason:
         return Finding(WARN, subject, f"requests run one by one: {reason}", "see docs/models.md for models that batch")
     except Exception as error:  # an unusual graph may break its reader in any way

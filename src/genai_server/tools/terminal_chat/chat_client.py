@@ -4,8 +4,8 @@ import http.client
 import json
 import ssl
 import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
@@ -63,7 +63,7 @@ class ListedModel:
     endpoint: str
     # Models without a chat template take no messages.
     takes_messages: bool
-    # True also while it is not known, as before the model is loaded.
+    # True also where it is not known, as of other servers.
     takes_images: bool
 
 
@@ -83,7 +83,7 @@ class ChatClient:
 
     def is_listening(self) -> bool:
         """Whether a server is listening."""
-        with closing(self._connect(_SHORT)) as connection:
+        with closing(self.connect(_SHORT)) as connection:
             try:
                 connection.connect()
             except OSError:
@@ -92,8 +92,8 @@ class ChatClient:
 
     def models(self) -> dict[str, ListedModel]:
         """The server's models by id. Raises ChatFailed."""
-        with closing(self._connect(_SHORT)) as connection:
-            body = self._response(connection, "GET", "/v1/models", None).read()
+        with closing(self.connect(_SHORT)) as connection:
+            body = self.response(connection, "GET", "/v1/models", None).read()
         try:
             return {str(model["id"]): _listed(model) for model in json.loads(body)["data"]}
         except (ValueError, LookupError, TypeError):
@@ -110,28 +110,34 @@ class ChatClient:
         """
         streamed = {"stream": True, "stream_options": {"include_usage": True}}
         body = {"model": model, "messages": messages, **streamed, **(parameters or {})}
-        with closing(self._connect(_LONG)) as connection:
-            response = self._response(connection, "POST", "/v1/chat/completions", json.dumps(body).encode())
+        with closing(self.connect(_LONG)) as connection:
+            response = self.response(connection, "POST", "/v1/chat/completions", json.dumps(body).encode())
             answer.ignored = response.getheader("x-genai-ignored", "")
-            for event in self._events(response):
-                if "error" in event:
-                    raise ChatFailed(_message(event, "the server failed"))
+            for event in self.events(response):
                 if usage := event.get("usage"):
                     answer.tokens, answer.is_counted = int(usage["completion_tokens"]), True
                 for choice in event.get("choices") or ():
                     yield from _noted(choice.get("delta") or {}, answer)
 
-    def _connect(self, patience: float) -> http.client.HTTPConnection:
+    def connect(self, patience: float) -> http.client.HTTPConnection:
+        """A connection whose waits take at most `patience` seconds."""
         host, port = self._parts.hostname or "", self._parts.port
         if self._parts.scheme == "https":
             return http.client.HTTPSConnection(host, port, timeout=patience, context=ssl.create_default_context())
         return http.client.HTTPConnection(host, port, timeout=patience)
 
-    def _response(
-        self, connection: http.client.HTTPConnection, method: str, path: str, body: bytes | None
+    def response(
+        self,
+        connection: http.client.HTTPConnection,
+        method: str,
+        path: str,
+        body: bytes | Iterable[bytes] | None,
+        headers: Mapping[str, str] | None = None,
     ) -> http.client.HTTPResponse:
+        """The response to a request, if it succeeds. `headers` replace the usual ones. Raises ChatFailed."""
         try:
-            connection.request(method, self._path + path, body, self._headers)
+            with suppress(BrokenPipeError, ConnectionResetError):  # a server may refuse a body before its end
+                connection.request(method, self._path + path, body, {**self._headers, **(headers or {})})
             response = connection.getresponse()
             if response.status == 200:
                 return response
@@ -144,12 +150,16 @@ class ChatClient:
             shown = response.reason
         raise ChatFailed(f"{response.status}: {shown}")
 
-    def _events(self, response: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
+    def events(self, response: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
+        """The events of a stream. Raises ChatFailed if it breaks off, or ends with an error."""
         try:
             for line in response:
                 data = line.removeprefix(b"data:").strip()
                 if line.startswith(b"data:") and data != b"[DONE]":
-                    yield json.loads(data)
+                    event = json.loads(data)
+                    if "error" in event:
+                        raise ChatFailed(_message(event, "the server failed"))
+                    yield event
         except (OSError, http.client.HTTPException, ValueError) as error:
             raise ChatFailed(f"the answer broke off: {str(error) or type(error).__name__}") from None
 

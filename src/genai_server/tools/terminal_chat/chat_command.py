@@ -10,7 +10,7 @@ the first question. In the chat, /help lists the commands. Ctrl-C stops an answe
 
 import argparse
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -59,9 +59,9 @@ def _image(text: str) -> str:
 
 def run(arguments: argparse.Namespace) -> int:
     """Chat until the user ends it; returns the exit status. Raises ConfigurationError and ChatFailed."""
-    _exit_cleanly_on_signals()
+    exit_cleanly_on_signals()
     try:
-        with _client(arguments.target, arguments.api_key) as client:
+        with connected(arguments.target, arguments.api_key) as client:
             model = choose_model(client, arguments.model)
             if arguments.image:
                 require_images(client, model)
@@ -72,9 +72,13 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _tell(line: str) -> None:
+    print(line, flush=True)
+
+
 @contextmanager
-def _client(target: str | None, api_key: str | None) -> Iterator[ChatClient]:
-    """A client of the given server, or of one that is started for this chat."""
+def connected(target: str | None, api_key: str | None, tell: Callable[[str], None] = _tell) -> Iterator[ChatClient]:
+    """A client of the given server, or of one that is started for the block. `tell` is told that it starts."""
     settings = load_settings()
     if target and "://" in target:
         yield ChatClient(target, api_key)
@@ -85,14 +89,14 @@ def _client(target: str | None, api_key: str | None) -> Iterator[ChatClient]:
             yield running
             return
     directory = find(target) if target else Path(settings.model_dir)
-    print(f"starting a server for {directory} …", flush=True)
+    tell(f"starting a server for {directory} …")
     key = make_key()
     with own_server(directory, f"chat:{key}") as url:
         yield ChatClient(url, key)
 
 
-def _exit_cleanly_on_signals() -> None:
-    """Turn SIGHUP and SIGTERM into an orderly end, so that the chat's own server ends, too."""
+def exit_cleanly_on_signals() -> None:
+    """Turn SIGHUP and SIGTERM into an orderly end, so that the command's own server ends, too."""
 
     def end(*_: object) -> None:
         raise SystemExit(0)

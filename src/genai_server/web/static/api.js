@@ -9,13 +9,14 @@ export class ApiError extends Error {
   }
 }
 
-// The response of a call. Asks for the key once if the server requires another one. Throws ApiError.
+// The response of a call, whose body is a form or becomes JSON. Asks for the key once if the server requires another one. Throws ApiError.
 export async function call(path, { method = "GET", body, admin = false, signal } = {}) {
+  const isJson = body !== undefined && !(body instanceof FormData);
   const send = () => fetch(path, {
     method,
     signal,
-    headers: { ...keys.headers(admin), ...(body === undefined ? {} : { "content-type": "application/json" }) },
-    body: body === undefined ? undefined : JSON.stringify(body),
+    headers: { ...keys.headers(admin), ...(isJson ? { "content-type": "application/json" } : {}) },
+    body: isJson ? JSON.stringify(body) : body,
   });
   let response = await send();
   while (response.status === 401) {

@@ -10,6 +10,7 @@ export function AttachmentList({ attachments = [], onRemove }) {
     ${attachments.map((each, place) => html`<li key=${place}>
       ${each.url ? html`<button type="button" class="thumbnail" title=${each.name} onClick=${() => setOpen(each)}>
           <img src=${each.url} alt=${each.name} /></button>`
+        : each.text === undefined ? html`<span class="soft">${each.name} is not kept</span>`
         : html`<details class="file"><summary>${each.name}</summary><pre tabindex="0">${each.text}</pre></details>`}
       ${onRemove && html`<button type="button" class="remove" aria-label=${`Remove ${each.name}`} title="Remove"
         onClick=${() => onRemove(attachments.filter((other) => other !== each))}>✕</button>`}

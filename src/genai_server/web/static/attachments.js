@@ -65,7 +65,7 @@ async function textOf(file) {
 // about the same ones has the same beginning of its prompt, which the server has cached.
 export function contentOf(text, attachments = []) {
   const images = attachments.filter(({ url }) => url).map(({ url }) => ({ type: "image_url", image_url: { url } }));
-  const whole = [...attachments.filter((each) => !each.url).map(fenced), text].filter((each) => each.trim()).join("\n\n");
+  const whole = [...attachments.filter((each) => each.text !== undefined).map(fenced), text].filter((each) => each.trim()).join("\n\n");
   if (!images.length) return whole;
   return whole ? [...images, { type: "text", text: whole }] : images;
 }

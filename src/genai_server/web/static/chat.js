@@ -5,12 +5,12 @@ export const ROOT = "root";
 
 export function newChat() {
   const now = Date.now();
-  return { id: crypto.randomUUID?.() ?? randomName(), title: "", created: now, updated: now, turns: {}, chosen: {} };
+  return { id: newId(), title: "", created: now, updated: now, turns: {}, chosen: {} };
 }
 
 // Outside of HTTPS and localhost a browser has no randomUUID.
-function randomName() {
-  return Array.from(crypto.getRandomValues(new Uint8Array(16)), (byte) => byte.toString(16).padStart(2, "0")).join("");
+export function newId() {
+  return crypto.randomUUID?.() ?? Array.from(crypto.getRandomValues(new Uint8Array(16)), (byte) => byte.toString(16).padStart(2, "0")).join("");
 }
 
 // Add a turn after another one, and show it.
@@ -56,6 +56,18 @@ export function pathTo(chat, id) {
   const found = [];
   for (let turn = chat.turns[id]; turn; turn = chat.turns[turn.parent]) found.unshift(turn);
   return found;
+}
+
+// The attachments that are images. One that is kept has an id, `image`, and a `url` only while its chat is open.
+export function imagesOf(chat) {
+  return Object.values(chat.turns).flatMap(({ attachments = [] }) => attachments).filter(({ url, image }) => url || image);
+}
+
+// A copy of a chat; `change` returns a list in the place of each attachment.
+export function withAttachments(chat, change) {
+  const changed = (turn) => (turn.attachments ? { ...turn, attachments: turn.attachments.flatMap(change) } : turn);
+  const turns = Object.entries(chat.turns).map(([id, turn]) => [id, changed(turn)]);
+  return { ...chat, turns: Object.fromEntries(turns) };
 }
 
 // A turn as the API takes it.

@@ -22,24 +22,33 @@ export function ChatList({ current, onOpen, onNew }) {
       setProblem(`Nothing was imported: ${error.message}`);
     }
   };
+  const exportFile = async (name, exported) => {
+    try {
+      download(name, await chats.exported(exported));
+      setProblem("");
+    } catch (error) {
+      setProblem(`Nothing was exported: ${error.message}`);
+    }
+  };
   return html`<nav class="chat-list" aria-label="Chats">
     <button type="button" class="primary" onClick=${onNew}>New chat</button>
     <input type="search" placeholder="Search chats" aria-label="Search chats" value=${text}
       onInput=${(event) => setText(event.target.value)} />
-    <ul>${found.map((chat) => html`<${Entry} key=${chat.id} chat=${chat} isCurrent=${chat.id === current} onOpen=${onOpen} />`)}
+    <ul>${found.map((chat) => html`<${Entry} key=${chat.id} chat=${chat} isCurrent=${chat.id === current} onOpen=${onOpen}
+      onExport=${() => exportFile("chat.json", [chat])} />`)}
     </ul>
     ${!found.length && html`<p class="soft">${text ? "No chat has this text." : "No chats yet."}</p>`}
     ${(problem || chats.problem) && html`<p class="error" role="alert">${problem || chats.problem}</p>`}
     <div class="list-foot">
       <button type="button" class="quiet" disabled=${!chats.found().length}
-        onClick=${() => download("chats.json", chats.exported())}>Export all</button>
+        onClick=${() => exportFile("chats.json")}>Export all</button>
       <button type="button" class="quiet" onClick=${() => file.current.click()}>Import</button>
       <input type="file" hidden accept="application/json,.json" ref=${file} onChange=${importFile} aria-label="Import" />
     </div>
   </nav>`;
 }
 
-function Entry({ chat, isCurrent, onOpen }) {
+function Entry({ chat, isCurrent, onOpen, onExport }) {
   const [isNamed, setNamed] = useState(false);
   const title = chat.title || "New chat";
   if (isNamed) return html`<${NameForm} chat=${chat} onDone=${() => setNamed(false)} />`;
@@ -54,7 +63,7 @@ function Entry({ chat, isCurrent, onOpen }) {
     <details class="menu"><summary aria-label=${`More about ${title}`}>⋯</summary>
       <div class="menu-items">
         <button type="button" onClick=${() => setNamed(true)}>Rename</button>
-        <button type="button" onClick=${() => download("chat.json", chats.exported([chat]))}>Export</button>
+        <button type="button" onClick=${onExport}>Export</button>
         <button type="button" class="danger" onClick=${remove}>Delete</button>
       </div></details>
   </li>`;

@@ -1,21 +1,25 @@
-// All chats, kept in this browser's IndexedDB. Without one, as in some private windows, they live as long as the tab.
-import { isChat, newChat } from "./chat.js";
+// All chats, kept in this browser. Without a database, as in some private windows, they live as long as the tab.
+import { imagesOf, isChat, newChat, newId, withAttachments } from "./chat.js";
+import { ChatDatabase } from "./chat_database.js";
 import { Emitter } from "./emitter.js";
 
-const STORE = "chats";
 const FORMAT = "genai-server chats";
 
 class Chats extends Emitter {
   #database = null;
   #chats = new Map();
+  // The chats whose images were read.
+  #opened = new WeakSet();
+  // The attachments whose images are in the database.
+  #kept = new WeakSet();
   // Why chats are not kept; "" if they are.
   problem = "";
 
   async load() {
     try {
       // Servers behind prefixes of one host have chats of their own.
-      this.#database = await opened(`genai-server ${new URL(".", location.href).pathname}`);
-      for (const chat of await done(this.#store("readonly").getAll())) this.#chats.set(chat.id, chat);
+      this.#database = await ChatDatabase.open(`genai-server ${new URL(".", location.href).pathname}`);
+      for (const chat of await this.#database.chats()) this.#chats.set(chat.id, chat);
     } catch (error) {
       this.problem = `Chats are not kept: ${error.message}`;
     }
@@ -41,11 +45,43 @@ class Chats extends Emitter {
     return chat;
   }
 
+  // Whether the images of a chat are there, as far as they can be read.
+  isOpen(chat) {
+    return this.#opened.has(chat) || imagesOf(chat).every(({ url }) => url);
+  }
+
+  // Read the images of a chat.
+  async open(chat) {
+    if (this.isOpen(chat)) return;
+    try {
+      const urls = await this.#database.urls(chat);
+      for (const each of imagesOf(chat).filter(({ url }) => !url)) {
+        each.url = urls.get(each.image);
+        this.#kept.add(each);
+      }
+    } catch (error) {
+      this.problem = `The images of this chat cannot be read: ${error.message}`;
+    }
+    this.#opened.add(chat);
+    this.changed();
+  }
+
+  // Free the memory of the images that can be read again.
+  close(chat) {
+    for (const each of imagesOf(chat)) {
+      if (this.#kept.has(each)) delete each.url;
+    }
+    this.#opened.delete(chat);
+  }
+
   async save(chat) {
     this.changed();
     if (!this.#database || !this.#chats.has(chat.id)) return;
+    const images = imagesOf(chat).filter((each) => each.url && !this.#kept.has(each));
+    for (const each of images) each.image ??= newId();
     try {
-      await done(this.#store("readwrite").put(chat));
+      await this.#database.put(chat, images);
+      for (const each of images) this.#kept.add(each);
       this.problem = "";
     } catch (error) {
       this.problem = `This chat is not kept: ${error.message}`;
@@ -55,12 +91,20 @@ class Chats extends Emitter {
   async remove(chat) {
     this.#chats.delete(chat.id);
     this.changed();
-    if (this.#database) await done(this.#store("readwrite").delete(chat.id));
+    if (this.#database) await this.#database.remove(chat);
   }
 
-  // A file's text with these chats.
-  exported(chats = this.found()) {
-    return JSON.stringify({ format: FORMAT, version: 1, chats }, null, 1);
+  // A file's text with these chats. Throws Error if their images cannot be read.
+  async exported(chats = this.found()) {
+    const whole = [];
+    for (const chat of chats) {
+      const urls = this.isOpen(chat) ? new Map() : await this.#database.urls(chat);
+      whole.push(withAttachments(chat, ({ image, ...each }) => {
+        const url = each.url ?? urls.get(image);
+        return url ? [{ ...each, url }] : image ? [] : [each];
+      }));
+    }
+    return JSON.stringify({ format: FORMAT, version: 1, chats: whole }, null, 1);
   }
 
   // Add the chats of such a text; their number. A chat that is there already is replaced. Throws Error.
@@ -74,28 +118,11 @@ class Chats extends Emitter {
     const found = file?.format === FORMAT && Array.isArray(file.chats) ? file.chats : [];
     if (!found.length || !found.every(isChat)) throw new Error("the file has no chats of genai-server");
     for (const chat of found) {
-      this.add(chat);
-      await this.save(chat);
+      if (this.#chats.has(chat.id)) await this.remove(chat);
+      await this.save(this.add(withAttachments(chat, ({ image, ...each }) => [each])));
     }
     return found.length;
   }
-
-  #store(mode) {
-    return this.#database.transaction(STORE, mode).objectStore(STORE);
-  }
-}
-
-function opened(name) {
-  const asked = indexedDB.open(name, 1);
-  asked.onupgradeneeded = () => asked.result.createObjectStore(STORE, { keyPath: "id" });
-  return done(asked);
-}
-
-function done(request) {
-  return new Promise((resolve, reject) => {
-    request.onsuccess = () => resolve(request.result);
-    request.onerror = () => reject(request.error);
-  });
 }
 
 export const chats = new Chats();

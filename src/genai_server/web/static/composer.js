@@ -1,13 +1,14 @@
-// Where the reader writes, and attaches files. Enter sends, Shift+Enter makes a line, Escape stops the answer.
+// Where the reader writes or speaks, and attaches files. Enter sends, Shift+Enter makes a line, Escape stops the answer.
 import { attachment } from "./attachments.js";
 import { AttachmentList } from "./attachment_list.js";
+import { Dictation } from "./dictation.js";
 import { html, useEffect, useLayoutEffect, useRef, useState } from "./html.js";
 import { models, refusalOf } from "./models.js";
 
 export function Composer({ isBusy, problem, onSend, onStop, chatId }) {
   const [text, setText] = useState("");
   const [attached, setAttached] = useState([]);
-  // Why files were not attached, one sentence each.
+  // Why files were not attached, or speech was not written down, one sentence each.
   const [refused, setRefused] = useState([]);
   const [isDropping, setDropping] = useState(false);
   const area = useRef();
@@ -31,6 +32,12 @@ export function Composer({ isBusy, problem, onSend, onStop, chatId }) {
     setText("");
     setAttached([]);
     setRefused([]);
+  };
+  const insert = (said) => {
+    const { value, selectionStart: start, selectionEnd: end } = area.current;
+    area.current.setRangeText(/\S$/.test(value.slice(0, start)) ? ` ${said}` : said, start, end, "end");
+    setText(area.current.value);
+    area.current.focus();
   };
   const onKeyDown = (event) => {
     if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
@@ -59,6 +66,7 @@ export function Composer({ isBusy, problem, onSend, onStop, chatId }) {
         onClick=${() => input.current.click()}>+</button>
       <textarea ref=${area} rows="1" aria-label="Message" placeholder="Write a message" value=${text}
         onInput=${(event) => setText(event.target.value)} onKeyDown=${onKeyDown} onPaste=${onPaste}></textarea>
+      <${Dictation} onText=${insert} onProblem=${(problem) => setRefused([problem])} />
       ${isBusy ? html`<button type="button" class="primary" onClick=${onStop}>Stop</button>`
         : html`<button class="primary" disabled=${isEmpty}>Send</button>`}
     </div></form>`;

@@ -6,7 +6,7 @@ import { Emitter } from "./emitter.js";
 import { models, refusalOf } from "./models.js";
 import { options } from "./options.js";
 
-// Milliseconds between two saves of a running answer, and the most of the time that they take: images make them slow.
+// Milliseconds between two saves of a running answer, and the most of the time that they take in long chats.
 const SAVE_EVERY = 1000;
 const SAVE_SHARE = 0.05;
 

@@ -7,7 +7,7 @@ const KEY = "model";
 const WHILE_LOADING = 1000;
 const LOOKS = 3;
 // What a model is for, by its only capability; the others continue texts.
-const PURPOSES = { embedding: "embeddings", rerank: "reranking" };
+const PURPOSES = { embedding: "embeddings", rerank: "reranking", transcription: "transcription" };
 
 // What a model is for, in words; "" while that is not known.
 export function purpose({ chat, capabilities = [] }) {
@@ -15,8 +15,7 @@ export function purpose({ chat, capabilities = [] }) {
   return PURPOSES[capabilities[0]] ?? (chat === false ? "raw prompts" : "");
 }
 
-// Whether a model reads images, as far as that is known: one that is not loaded yet may turn out to.
-const readsImages = ({ capabilities }) => capabilities === undefined || capabilities.includes("vision");
+const readsImages = ({ capabilities = [] }) => capabilities.includes("vision");
 
 // Why images cannot be sent to the chosen model; "" if they can.
 export function refusalOf({ chosen, talking }) {

@@ -26,7 +26,8 @@ export function TalkView({ chatId }) {
   const [panel, setPanel] = useState(null);
   const chat = chats.get(chatId);
   const isBusy = chat ? running.has(chat) : false;
-  const turns = chat ? path(chat) : [];
+  const isOpen = !chat || chats.isOpen(chat);
+  const turns = chat && isOpen ? path(chat) : [];
   const toggle = (name) => setPanel(panel?.name === name ? null : { name });
   const open = (other) => {
     setListed(false);
@@ -34,12 +35,17 @@ export function TalkView({ chatId }) {
     go("chat", other?.id);
   };
   const onSend = (text, attachments) => {
-    if (!canSend(attachments)) return false;
+    if (!isOpen || !canSend(attachments)) return false;
     const to = chat ?? chats.add();
     send(to, text, attachments);
     if (!chat) go("chat", to.id);
     return true;
   };
+  useEffect(() => {
+    if (!chat) return undefined;
+    chats.open(chat);
+    return () => chats.close(chat);
+  }, [chat]);
   useEffect(() => {
     const onKeyDown = (event) => {
       if (event.key === "Escape" && isBusy && !document.querySelector("dialog[open]")) running.stop(chat);
@@ -65,7 +71,7 @@ export function TalkView({ chatId }) {
         <button type="button" class="quiet" aria-expanded=${panel?.name === "options"} onClick=${() => toggle("options")}>Options</button>
         <button type="button" class="quiet" aria-expanded=${panel?.name === "code"} onClick=${() => toggle("code")}>Code</button>
       </div>
-      <${Turns} key=${chatId} chat=${chat} turns=${turns} isBusy=${isBusy} onInspect=${(turn) => setPanel({ name: "look", turn })} />
+      <${Turns} key=${chatId} chat=${chat} turns=${turns} isOpen=${isOpen} isBusy=${isBusy} onInspect=${(turn) => setPanel({ name: "look", turn })} />
       <${Composer} chatId=${chatId} isBusy=${isBusy} problem=${running.problem} onSend=${onSend} onStop=${() => running.stop(chat)} />
       <p class="unseen" role="status">${isBusy ? "The answer is being written" : turns.length ? "The answer is complete" : ""}</p>
     </section>
@@ -86,7 +92,7 @@ function lastQuestion(turns) {
   return turns.findLast((turn) => turn.role !== "assistant")?.id ?? ROOT;
 }
 
-function Turns({ chat, turns, isBusy, onInspect }) {
+function Turns({ chat, turns, isOpen, isBusy, onInspect }) {
   const list = useRef();
   const follows = useRef(true);
   const onScroll = () => {
@@ -97,7 +103,7 @@ function Turns({ chat, turns, isBusy, onInspect }) {
   useLayoutEffect(() => { follows.current = true; }, [turns.length]);
   return html`<div class="turns" ref=${list} onScroll=${onScroll} tabindex="0" role="log" aria-live="off" aria-label="Messages">
     <div class="column">
-      ${!turns.length && html`<div class="welcome"><h1>What would you like to know?</h1>
+      ${isOpen && !turns.length && html`<div class="welcome"><h1>What would you like to know?</h1>
         <p class="soft">Chats stay in this browser. Nothing of them goes anywhere but to this server.</p></div>`}
       ${turns.map((turn, place) => html`<${TurnView} key=${turn.id} chat=${chat} turn=${turn} isBusy=${isBusy}
         isLast=${place === turns.length - 1} isWriting=${isBusy && place === turns.length - 1} onInspect=${onInspect} />`)}

@@ -1,0 +1,111 @@
+"""OpenAI's /v1/audio/transcriptions and /v1/audio/translations."""
+
+from collections.abc import AsyncGenerator, Callable
+from typing import Annotated, Any
+
+from fastapi import Body
+from fastapi.responses import PlainTextResponse, Response
+
+from genai_server.apis.shared.base import JsonObject
+from genai_server.apis.shared.router import VersionedRouter
+from genai_server.apis.transcriptions.response import (
+    TextDeltas,
+    Transcript,
+    json_body,
+    plain_body,
+    scored_tokens,
+    verbose_body,
+)
+from genai_server.apis.transcriptions.schemas import (
+    AudioForm,
+    TranscriptFormat,
+    TranscriptionForm,
+    TranscriptionResponse,
+    TranslationForm,
+    VerboseTranscriptionResponse,
+)
+from genai_server.apis.transcriptions.segments import Segment
+from genai_server.apis.transcriptions.transcribe import Transcription, begin
+from genai_server.generation.dependencies import RequestContext, Services, TheRequestContext, TheServices
+from genai_server.http.json_response import built_response
+from genai_server.http.sse import Event, EventStream
+from genai_server.http.upload_route import FORM, UploadRoute
+
+_PATHS = ("/v1/audio/transcriptions", "/v1/audio/translations")
+# Where bodies with recordings are expected.
+UPLOAD_PATHS = frozenset(_PATHS) | {path.removeprefix("/v1") for path in _PATHS}
+router = VersionedRouter(UploadRoute, "openai", codes=(504,))
+# Bodies with more segments are encoded in a thread.
+_FEW_SEGMENTS = 100
+# What else the responses are.
+_TEXT = {"schema": {"type": "string"}}
+_TEXTS: dict[int | str, dict[str, Any]] = {200: {"content": {"text/plain": _TEXT, "text/event-stream": _TEXT}}}
+_Answer = TranscriptionResponse | VerboseTranscriptionResponse
+_Scored = Callable[[int], bytes] | None
+
+
+@router.post(_PATHS[0], response_model=_Answer, responses=_TEXTS)
+async def transcribe_recording(
+    form: Annotated[TranscriptionForm, Body(media_type=FORM)], services: TheServices, context: TheRequestContext
+) -> Response:
+    """OpenAI's transcriptions API, for models that transcribe. Recordings may be hours long."""
+    return await _transcribed(services, form, context, translates=False)
+
+
+@router.post(_PATHS[1], response_model=_Answer, responses=_TEXTS)
+async def translate_recording(
+    form: Annotated[TranslationForm, Body(media_type=FORM)], services: TheServices, context: TheRequestContext
+) -> Response:
+    """OpenAI's translations API: a transcript in English of a recording in another language."""
+    return await _transcribed(services, form, context, translates=True)
+
+
+async def _transcribed(services: Services, form: AudioForm, context: RequestContext, *, translates: bool) -> Response:
+    shows_logprobs = isinstance(form, TranscriptionForm) and form.include is not None
+
+    async def first_window() -> tuple[Transcription, AsyncGenerator[list[Segment]], list[Segment] | None]:
+        transcription = await begin(services, form, context, translates=translates)
+        windows = transcription.windows()
+        return transcription, windows, await anext(windows, None)
+
+    async def whole() -> tuple[Transcription, list[Segment]]:
+        transcription = await begin(services, form, context, translates=translates)
+        return transcription, [segment async for segments in transcription.windows() for segment in segments]
+
+    if form.stream:
+        transcription, windows, first = await context.run_while_connected(first_window())
+        scored = transcription.token_bytes if shows_logprobs else None
+        return EventStream(transcription, _events(transcription, windows, first, scored))
+    transcription, segments = await context.run_while_connected(whole())
+    found = Transcript(segments, transcription.duration, transcription.language, translates)
+    match form.response_format:
+        case TranscriptFormat.JSON:
+            scored = transcription.token_bytes if shows_logprobs else None
+            return await built_response(lambda: json_body(found, scored), is_long=len(segments) > _FEW_SEGMENTS)
+        case TranscriptFormat.VERBOSE_JSON:
+            return await built_response(lambda: verbose_body(found), is_long=len(segments) > _FEW_SEGMENTS)
+    return PlainTextResponse(plain_body(found, form.response_format))
+
+
+async def _events(
+    transcription: Transcription,
+    windows: AsyncGenerator[list[Segment]],
+    first: list[Segment] | None,
+    scored: _Scored,
+) -> AsyncGenerator[Event]:
+    """The events of a transcript. What has been sent does not change any more."""
+    deltas, logprobs = TextDeltas(), list[JsonObject]()
+    try:
+        segments = first
+        while segments is not None:
+            for segment in segments:
+                event: JsonObject = {"type": "transcript.text.delta", "delta": deltas.add(segment.text)}
+                if scored is not None:
+                    event["logprobs"] = scored_tokens(segment.logprobs, scored)
+                    logprobs += event["logprobs"]
+                yield event
+            segments = await anext(windows, None)
+    finally:
+        await windows.aclose()
+    done = {"type": "transcript.text.done", "text": deltas.text, "usage": transcription.usage()}
+    yield done if scored is None else done | {"logprobs": logprobs}

@@ -1,0 +1,81 @@
+"""The segments of a transcript: a window's tokens, split at the timestamps among them."""
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from genai_server.messages.generation_request import TokenLogprob
+from genai_server.speech_model import TIME_PRECISION, SpeechModel
+
+# A window of which less than this number of seconds would be complete is taken as a whole. Each window takes a pass of
+# the encoder, and timestamps may be only 0.02 s apart.
+_MIN_ADVANCE = 1.0
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A part of a transcript. Times are in seconds from the beginning of the recording."""
+
+    start: float
+    end: float
+    text: str
+    # With the timestamps around the text.
+    tokens: list[int]
+    # Where its window begins.
+    window_start: float
+    temperature: float
+    # Of the window's transcript: the mean log probability of its tokens, how much its text can be compressed, and how
+    # probable it is that there is no speech.
+    avg_logprob: float
+    compression_ratio: float
+    no_speech_prob: float
+    # Of the text's tokens.
+    logprobs: Sequence[TokenLogprob] = ()
+
+
+class Span(NamedTuple):
+    """The tokens of a segment within those of its window, and its times in seconds from the window's beginning.
+
+    A model may write times after the window's end.
+    """
+
+    first: int
+    last: int
+    start: float
+    end: float
+
+
+def split(tokens: Sequence[int], model: SpeechModel, duration: float) -> tuple[list[Span], float]:
+    """The segments of a window's transcript, and how many seconds of the window they complete.
+
+    `duration` is the window's, in seconds. Text after the last complete segment is left out unless it reaches the
+    window's end: the next window begins where that segment ends, so it has the text again.
+    """
+    first = model.first_timestamp
+    is_time = [token >= first for token in tokens]
+
+    def time(index: int, otherwise: float) -> float:
+        return (tokens[index] - first) * TIME_PRECISION if is_time[index] else otherwise
+
+    # A segment's end is followed by the next one's beginning.
+    ends = [index for index in range(len(tokens) - 1) if is_time[index] and is_time[index + 1]]
+    if not ends or is_time[-2:] == [False, True]:
+        # No speech follows the last time, or the text has no other one.
+        ends, advance = [*ends, len(tokens) - 1], duration
+    else:
+        advance = time(ends[-1], duration)
+    if advance < min(_MIN_ADVANCE, duration):
+        ends, advance = [len(tokens) - 1], duration
+    spans, begin = [], 0
+    for index in ends if tokens else ():
+        end = duration if index == begin else time(index, duration)
+        spans.append(Span(begin, index + 1, time(begin, 0.0), end))
+        begin = index + 1
+    return spans, min(advance, duration)
+
+
+def compression_ratio(text: str) -> float:
+    """How many bytes of a text zlib makes one byte of; high for a text that repeats itself."""
+    data = text.encode()
+    return len(data) / len(zlib.compress(data))

@@ -1,0 +1,205 @@
+"""The transcript of one window, repeated with higher temperatures until it is good enough.
+
+The thresholds are those of Whisper's authors (arXiv 2212.04356, section 4.5, and their reference implementation).
+"""
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+
+from genai_server.apis.transcriptions.engine_requests import EngineRequests
+from genai_server.apis.transcriptions.segments import compression_ratio
+from genai_server.audio.window_reader import Window
+from genai_server.messages.generation_request import (
+    GenerationRequest,
+    Sampling,
+    Sound,
+    TokenLogprob,
+    TranscriptRules,
+)
+from genai_server.speech_model import TIME_PRECISION, SpeechModel
+from genai_server.text.codec import TextCodec
+
+_TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
+_MAX_COMPRESSION = 2.4
+_MIN_LOGPROB = -1.0
+_MAX_NO_SPEECH = 0.6
+# Seconds. The first timestamp of a window is at most this.
+_MAX_FIRST = 1.0
+# At least this much is added to the logits of a token that is selected.
+_SELECTED = 100.0
+
+
+@dataclass(frozen=True)
+class TranscriptTask:
+    """What to make of all windows of a recording."""
+
+    # Code of the spoken language; "" for a model that only knows English.
+    language: str
+    translates: bool
+    # The first one that is tried.
+    temperature: float
+    # Whether the probability that a window has no speech is reported, rather than computed where it matters.
+    shows_no_speech: bool
+
+
+@dataclass(frozen=True)
+class WindowTranscript:
+    """What the model has written for a window."""
+
+    # Timestamps and text, with a log probability for each.
+    tokens: list[int]
+    logprobs: list[TokenLogprob]
+    text: str
+    temperature: float
+    # The mean of the log probabilities.
+    avg_logprob: float
+    compression_ratio: float
+    # 0 if it was not computed.
+    no_speech_prob: float
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether the window has no speech."""
+        return self.no_speech_prob > _MAX_NO_SPEECH and self.avg_logprob < _MIN_LOGPROB
+
+    @property
+    def is_good(self) -> bool:
+        """Whether the text is neither repetitive nor improbable."""
+        return self.compression_ratio <= _MAX_COMPRESSION and self.avg_logprob >= _MIN_LOGPROB
+
+
+class WindowTranscriber:
+    """Transcribes windows with one model.
+
+    `base` has what all engine requests have in common: the salt of the prefix cache, and the `max_length` of prompt and
+    transcript together.
+    """
+
+    def __init__(self, model: SpeechModel, codec: TextCodec, requests: EngineRequests, base: GenerationRequest) -> None:
+        self._model = model
+        self.token_bytes = codec.tokenizer.token_bytes
+        self._tokenizer = codec.tokenizer
+        self._special = {model.end_of_text, *codec.tokenizer.special_tokens.values()}
+        self._requests = requests
+        self._base = base
+        # Half of the context is for the text before, and half for the transcript.
+        self._max_tokens = base.max_length // 2
+        self._rules = TranscriptRules(
+            suppressed=model.suppressed,
+            suppressed_first=model.suppressed_first,
+            end_of_text=model.end_of_text,
+            first_timestamp=model.first_timestamp,
+            has_timestamps=True,
+            max_first=round(_MAX_FIRST / TIME_PRECISION),
+        )
+
+    async def detect_language(self, window: Window, candidates: Collection[str] = ()) -> str:
+        """The code of the most probable language, of all or of the candidates."""
+        languages = {code: id for code, id in self._model.languages.items() if not candidates or code in candidates}
+        found = await self._scores(window, [], list(languages.values()))
+        return max(languages, key=lambda code: found[languages[code]])
+
+    async def transcribe(self, window: Window, previous: Sequence[int], task: TranscriptTask) -> WindowTranscript:
+        """The transcript of a window after the text of the `previous` tokens. Raises the errors of EngineRequests."""
+        before = self._before(previous)
+        no_speech: float | None = None
+        if task.shows_no_speech:
+            no_speech = await self._no_speech(window, before)
+        others = [temperature for temperature in _TEMPERATURES if temperature > task.temperature]
+        for temperature in (task.temperature, *others):
+            found = await self._attempt(window, before, task, temperature, no_speech or 0.0)
+            if found.is_good:
+                break
+            if found.avg_logprob < _MIN_LOGPROB and no_speech is None:
+                no_speech = await self._no_speech(window, before)
+                found = replace(found, no_speech_prob=no_speech)
+            if found.is_silent:
+                break
+        return found
+
+    def _before(self, previous: Sequence[int]) -> list[int]:
+        """The prompt's tokens before the task."""
+        model = self._model
+        last = previous[-(self._max_tokens - 1) :] if previous else []
+        return [*([model.start_of_previous, *last] if last else []), model.start_of_transcript]
+
+    async def _no_speech(self, window: Window, before: list[int]) -> float:
+        token = self._model.no_speech
+        return math.exp((await self._scores(window, before, [token]))[token])
+
+    async def _scores(self, window: Window, before: list[int], tokens: list[int]) -> dict[int, float]:
+        """The log probabilities of these tokens after the start of the transcript."""
+        prompt = before or [self._model.start_of_transcript]
+        # The token that is generated does not matter, but the end would bring no log probabilities.
+        chosen = Sampling(logit_bias={self._model.no_speech: _SELECTED})
+        answer = await self._requests.run(
+            self._request(window, prompt, max_tokens=1, sampling=chosen, scored_tokens=tokens)
+        )
+        found = dict(answer.logprobs[0].top) if answer.logprobs else {}
+        return {token: found.get(token, -math.inf) for token in tokens}
+
+    async def _attempt(
+        self, window: Window, before: list[int], task: TranscriptTask, temperature: float, no_speech: float
+    ) -> WindowTranscript:
+        model = self._model
+        prompt = list(before)
+        if task.language:
+            prompt += [model.languages[task.language], model.translate if task.translates else model.transcribe]
+        answer = await self._requests.run(
+            self._request(
+                window,
+                prompt,
+                max_tokens=min(self._max_tokens, self._base.max_length - len(prompt)),
+                sampling=Sampling(temperature=temperature),
+                transcript=self._rules,
+            )
+        )
+        text = self.text(answer.tokens).strip()
+        return WindowTranscript(
+            answer.tokens,
+            answer.logprobs,
+            text,
+            temperature,
+            # The end of the text counts as a token.
+            sum(each.logprob for each in answer.logprobs) / (len(answer.logprobs) + 1),
+            compression_ratio(text),
+            no_speech,
+        )
+
+    def text(self, tokens: Sequence[int]) -> str:
+        """The text of tokens, without timestamps and other special tokens."""
+        return self._tokenizer.decode([token for token in tokens if self.is_text(token)]) if tokens else ""
+
+    def is_text(self, token: int) -> bool:
+        """Whether a token is neither a timestamp nor another special token."""
+        return token < self._model.first_timestamp and token not in self._special
+
+    def _request(
+        self,
+        window: Window,
+        prompt: list[int],
+        *,
+        max_tokens: int,
+        sampling: Sampling,
+        transcript: TranscriptRules | None = None,
+        scored_tokens: Sequence[int] = (),
+    ) -> GenerationRequest:
+        salt = self._base.cache_salt
+        digest = blake2b(f"{salt}\n{window.digest}".encode(), person=b"sound").hexdigest()
+        return GenerationRequest(
+            self._base.request_id,
+            prompt,
+            max_tokens,
+            max_length=self._base.max_length,
+            sampling=sampling,
+            cache_salt=digest,
+            priority=self._base.priority,
+            exact=self._base.exact,
+            top_logprobs=0,
+            unique_id=self._base.unique_id,
+            sound=Sound(digest, str(window.path)),
+            transcript=transcript,
+            scored_tokens=list(scored_tokens),
+        )

@@ -1,0 +1,115 @@
+"""Reads windows of decoded recordings for one speech model, in separate processes."""
+
+import asyncio
+import json
+import threading
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from genai_server.config.environment import untrusted_work_environment
+from genai_server.config.settings import Settings
+from genai_server.errors import AudioReaderUnavailable, InvalidField
+from genai_server.process_pool import ProcessDied, ProcessPool, ProcessTimeout, WorkerProcess
+from genai_server.speech_model import SAMPLE_RATE, SpeechModel
+
+_PURPOSE = "reads recordings"
+# For each model. A window takes some hundred milliseconds.
+_PROCESSES = 2
+
+
+@dataclass(frozen=True, eq=False)
+class Window:
+    """Part of a recording, prepared for a model. Its file exists as long as the object is alive."""
+
+    # Seconds in the recording.
+    start: float
+    end: float
+    # A .npz file with the float32 array `audio_features` [1, mels, frames] of onnxruntime-genai's processor.
+    path: Path
+    # SHA-256 in hex of the samples and the model.
+    digest: str
+
+    def __post_init__(self) -> None:
+        weakref.finalize(self, self.path.unlink, missing_ok=True)
+
+
+class WindowReader:
+    """Reads windows for one model. Belongs to the event loop; must be closed. `folder` is for temporary files."""
+
+    def __init__(self, model: SpeechModel, settings: Settings, folder: Path) -> None:
+        self._timeout = settings.audio_timeout
+        # Number of windows that are being read.
+        self.running = 0
+        spec = {
+            "model_dir": str(model.directory),
+            "window_samples": round(model.window_seconds * SAMPLE_RATE),
+            "max_seconds": settings.max_audio_seconds,
+            "folder": str(folder),
+        }
+        start = partial(
+            WorkerProcess,
+            "genai_server.audio.window_process",
+            _PURPOSE,
+            untrusted_work_environment(),
+            AudioReaderUnavailable,
+            [json.dumps(spec)],
+        )
+        self._pool: ProcessPool[WorkerProcess, Mapping[str, Any]] = ProcessPool(
+            start, _PROCESSES, _PURPOSE, AudioReaderUnavailable
+        )
+
+    async def read(self, question: Mapping[str, Any], *, param: str) -> Window | int:
+        """The window that a question asks for, or the sample before which there is no speech.
+
+        Raises InvalidField, which names `param`, and AudioReaderUnavailable.
+        """
+        target = Path(question["target"])
+        is_needed = threading.Event()
+        is_needed.set()
+        work = partial(self._read, question, target, is_needed, param)
+        self.running += 1
+        try:
+            answer = await self._pool.call(question["target"].encode(), work, _ignore)
+        except BaseException:
+            is_needed.clear()
+            await asyncio.to_thread(target.unlink, missing_ok=True)
+            raise
+        finally:
+            self.running -= 1
+        if "silent_until" in answer:
+            return int(answer["silent_until"])
+        return Window(answer["begin"] / SAMPLE_RATE, answer["end"] / SAMPLE_RATE, target, answer["digest"])
+
+    def close(self) -> None:
+        """End the processes. Blocks until they have ended."""
+        self._pool.close()
+
+    def _read(
+        self, question: Mapping[str, Any], target: Path, is_needed: threading.Event, param: str
+    ) -> Mapping[str, Any]:
+        """Read a window, in one of the threads. Raises InvalidField and AudioReaderUnavailable."""
+        reason = ""
+        answer: Mapping[str, Any] = {}
+        try:
+            answer = self._pool.with_process(lambda process: process.ask_about(question, b"", self._timeout))
+        except ProcessTimeout:
+            reason = f"takes longer than {self._timeout} s to read (GENAI_AUDIO_TIMEOUT)"
+        except ProcessDied:
+            reason = "crashes the process that reads recordings, or exceeds its memory limit"
+        finally:
+            if "digest" not in answer or not is_needed.is_set():
+                target.unlink(missing_ok=True)
+        if reason:
+            seconds = question["start"] / SAMPLE_RATE
+            raise InvalidField(f"{param}: the recording {reason}, from {seconds:.2f} s on", param=param)
+        if reason := answer.get("unavailable", ""):
+            raise AudioReaderUnavailable(f"a recording cannot be read: {reason}")
+        return answer
+
+
+def _ignore(answer: Mapping[str, Any]) -> None:
+    """Windows are not counted."""

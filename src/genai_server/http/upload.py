@@ -1,0 +1,138 @@
+"""The parser of a form with a file (multipart/form-data), whose file is passed on while it arrives."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from python_multipart.exceptions import FormParserError
+from python_multipart.multipart import MultipartParser, parse_options_header
+
+from genai_server.errors import InvalidField, MalformedForm
+from genai_server.quoted_values import quoted
+
+# The field that has the file.
+FILE = "file"
+# Of all other fields of a form: their number, and their bytes together.
+MAX_FIELDS = 64
+MAX_FIELD_BYTES = 64 * 1024
+_FORM = b"multipart/form-data"
+# Of the headers of a part: their number, and the bytes of each.
+_MAX_HEADERS = 16
+_MAX_HEADER_BYTES = 8192
+_MAX_SHOWN = 100
+
+
+@dataclass(frozen=True)
+class Upload:
+    """A form that has arrived."""
+
+    # Name and value of each field but the file, in the order of the form.
+    fields: list[tuple[str, str]]
+    # Removed when the request has ended. None if the form has no file.
+    file: Path | None
+
+
+class FormParser:
+    """Parses a form. Raises MalformedForm for a content type that is not that of a form.
+
+    The bytes of its file gather in `pending`, from which the caller takes them.
+    """
+
+    def __init__(self, headers: Mapping[str, str]) -> None:
+        given = headers.get("content-type", "")
+        kind, options = parse_options_header(given)
+        if kind != _FORM or not options.get(b"boundary"):
+            shown = f"given {quoted(given[:_MAX_SHOWN])}" if given else "and its type is not given"
+            raise MalformedForm(f"the body must be a form (content-type: multipart/form-data; boundary=…), {shown}")
+        self.pending = bytearray()
+        self.fields: list[tuple[str, str]] = []
+        self.has_file = False
+        self._num_bytes = 0
+        self._is_complete = False
+        # Of the current part: its headers, the one that is read, its name, and its value unless it is the file.
+        self._headers: dict[bytes, bytes] = {}
+        self._header = (bytearray(), bytearray())
+        self._name = ""
+        self._value = bytearray()
+        try:
+            self._parser = MultipartParser(
+                options[b"boundary"],
+                {
+                    "on_part_begin": self._begin,
+                    "on_header_field": lambda data, start, end: self._header[0].extend(data[start:end]),
+                    "on_header_value": lambda data, start, end: self._header[1].extend(data[start:end]),
+                    "on_header_end": self._end_header,
+                    "on_headers_finished": self._end_headers,
+                    "on_part_data": self._add,
+                    "on_part_end": self._end,
+                    "on_end": self._complete,
+                },
+                max_header_count=_MAX_HEADERS,
+                max_header_size=_MAX_HEADER_BYTES,
+            )
+        except FormParserError as error:
+            raise MalformedForm(f"the body is not a form: {error}") from None
+
+    def feed(self, data: bytes) -> None:
+        """Parse the next bytes. Raises MalformedForm, and InvalidField for a field that cannot be used."""
+        if self._is_complete:
+            return  # what follows the last part has no meaning
+        try:
+            self._parser.write(data)
+        except FormParserError as error:
+            raise MalformedForm(f"the body is not a form: {error}") from None
+
+    def finish(self) -> None:
+        """Raises MalformedForm if the form is not complete."""
+        if not self._is_complete:
+            raise MalformedForm("the body is not a form: it ends before its last part does")
+
+    def _begin(self) -> None:
+        self._headers, self._name, self._value = {}, "", bytearray()
+
+    def _end_header(self) -> None:
+        name, value = self._header
+        self._headers[bytes(name).lower()] = bytes(value)
+        self._header = (bytearray(), bytearray())
+
+    def _end_headers(self) -> None:
+        kind, options = parse_options_header(self._headers.get(b"content-disposition", b""))
+        name = options.get(b"name", b"")
+        if kind != b"form-data" or not name:
+            raise MalformedForm("the body is not a form: a part has no name (content-disposition: form-data; name=…)")
+        self._name = name.decode(errors="backslashreplace")
+        if self._name == FILE:
+            if self.has_file:
+                raise InvalidField("file may be given once", param=FILE)
+            self.has_file = True
+        elif len(self.fields) == MAX_FIELDS:
+            raise InvalidField(f"the form may have at most {MAX_FIELDS} fields besides file", param=self._name)
+        else:
+            self._count(len(name))
+
+    def _add(self, data: bytes, start: int, end: int) -> None:
+        if self._name == FILE:
+            self.pending += memoryview(data)[start:end]
+        else:
+            self._count(end - start)
+            self._value += memoryview(data)[start:end]
+
+    def _end(self) -> None:
+        if self._name == FILE:
+            return
+        try:
+            self.fields.append((self._name, self._value.decode()))
+        except UnicodeDecodeError:
+            raise InvalidField(f"{self._name} must be valid UTF-8", param=self._name) from None
+
+    def _complete(self) -> None:
+        self._is_complete = True
+
+    def _count(self, num_bytes: int) -> None:
+        self._num_bytes += num_bytes
+        if self._num_bytes > MAX_FIELD_BYTES:
+            raise InvalidField(
+                f"the fields besides file may have at most {MAX_FIELD_BYTES} bytes together, given more: "
+                f"{self._name[:_MAX_SHOWN]} is the first beyond",
+                param=self._name[:_MAX_SHOWN],
+            )

@@ -1,0 +1,96 @@
+"""`genai-server transcribe FILE`: the transcript of a recording, with a running server or one of its own.
+
+The server is that of --url. Without it, a --model that is a directory, or the name of one in GENAI_MODELS_DIR, gets a
+server on a free port, which is stopped afterwards. Otherwise it is the server at HOST and PORT if one is running, else
+one for the model in GENAI_MODEL_DIR.
+
+Text is shown while it is written; the other formats are complete.
+"""
+
+import argparse
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from genai_server.cli.models_command import find
+from genai_server.errors import ChatFailed, ConfigurationError
+from genai_server.tools.terminal_chat.chat_command import connected, exit_cleanly_on_signals
+from genai_server.tools.terminal_chat.transcription import transcript
+
+_TEXT = "text"
+_FORMATS = (_TEXT, "srt", "vtt", "json", "verbose_json")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("file", metavar="FILE", help="a recording: flac, mp3, mp4, m4a, ogg, wav or webm")
+    parser.add_argument("--url", metavar="URL", help="a running server")
+    parser.add_argument("--model", metavar="NAME|DIR", help="model (default: the server's first that transcribes)")
+    parser.add_argument("--language", metavar="CODE", help="language of the recording, such as en (default: detected)")
+    parser.add_argument("--format", choices=_FORMATS, default=_TEXT, help="format of the transcript (default: text)")
+    parser.add_argument("--translate", action="store_true", help="write the transcript in English")
+    parser.add_argument("--prompt", metavar="TEXT", help="text before the recording, with names or words that it has")
+    parser.add_argument("-o", "--output", metavar="OUT", help="file for the transcript (default: standard output)")
+    parser.add_argument("--api-key", metavar="KEY", help="an API key of the server")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Transcribe a recording; returns the exit status. Raises ConfigurationError and ChatFailed."""
+    exit_cleanly_on_signals()
+    path = Path(arguments.file).expanduser()
+    if not path.is_file():
+        raise ChatFailed(f"there is no file {path}")
+    target, model = arguments.url, arguments.model
+    if target is None and model is not None and _is_here(model):
+        target, model = model, None
+    given = {"model": model, "language": arguments.language, "prompt": arguments.prompt}
+    fields = {name: value for name, value in given.items() if value} | {"response_format": arguments.format}
+    if arguments.format == _TEXT:
+        fields["stream"] = "true"
+    try:
+        with connected(target, arguments.api_key, _tell) as client, _writer(arguments.output) as write:
+            pieces = transcript(client, path, fields, translates=arguments.translate)
+            with contextlib.closing(pieces):
+                for piece in pieces:
+                    write(piece)
+            if arguments.format == _TEXT:
+                write("\n")
+    except KeyboardInterrupt:
+        print(file=sys.stderr)
+        return 130
+    return 0
+
+
+def _is_here(model: str) -> bool:
+    """Whether a model is a directory, or the name of one in the folder of models."""
+    try:
+        find(model)
+    except ConfigurationError:
+        return False
+    return True
+
+
+def _tell(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+@contextmanager
+def _writer(output: str | None) -> Iterator[Callable[[str], None]]:
+    """A function that writes pieces to a file, or to standard output. Raises ChatFailed."""
+    if output is None:
+        yield lambda piece: print(piece, end="", flush=True)
+        return
+    try:
+        with Path(output).expanduser().open("w", encoding="utf-8") as file:
+
+            def write(piece: str) -> None:
+                file.write(piece)
+                file.flush()
+
+            yield write
+    except OSError as error:
+        raise ChatFailed(f"{output} cannot be written: {error.strerror or error}") from None

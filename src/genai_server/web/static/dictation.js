@@ -1,0 +1,51 @@
+// A button that writes down what the reader says, where a model transcribes and the browser has a microphone.
+import { useChanges } from "./emitter.js";
+import { html, useEffect, useRef, useState } from "./html.js";
+import { recording, transcribed, transcriber } from "./microphone.js";
+import { models } from "./models.js";
+
+const LABELS = { idle: "Dictate", starting: "Dictate", recording: "Stop recording", transcribing: "Transcribing" };
+
+// `onText` gets what was said, `onProblem` a sentence, or "" once nothing is wrong any more.
+export function Dictation({ onText, onProblem }) {
+  useChanges(models);
+  const [state, setState] = useState("idle");
+  // The recording, and the model that is to transcribe it.
+  const recorded = useRef(null);
+  const isGone = useRef(false);
+  const model = transcriber(models);
+  useEffect(() => () => {
+    isGone.current = true;
+    recorded.current?.stop();
+  }, []);
+  if (!model && state === "idle") return null;
+  const attempt = async (work) => {
+    try {
+      await work();
+    } catch (error) {
+      onProblem(error.message);
+      setState("idle");
+    }
+  };
+  const begin = () => attempt(async () => {
+    onProblem("");
+    setState("starting");
+    recorded.current = { ...await recording(), model };
+    if (isGone.current) recorded.current.stop();
+    setState("recording");
+  });
+  const end = () => attempt(async () => {
+    setState("transcribing");
+    const text = await transcribed(await recorded.current.stop(), recorded.current.model);
+    recorded.current = null;
+    setState("idle");
+    if (text) onText(text);
+    else onProblem("Nothing was said in the recording.");
+  });
+  const isRecording = state === "recording";
+  return html`<button type="button" class=${`quiet dictate ${state}`} aria-label=${LABELS[state]}
+    title=${isRecording ? "Stop and write it down" : "Speak instead of writing"} aria-pressed=${isRecording}
+    disabled=${state === "starting" || state === "transcribing"} onClick=${isRecording ? end : begin}>
+    <svg viewBox="0 0 16 16" aria-hidden="true"><rect x="5.5" y="1" width="5" height="9" rx="2.5" />
+      <path d="M3 8a5 5 0 0 0 10 0M8 13v2" /></svg></button>`;
+}

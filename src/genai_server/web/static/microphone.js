@@ -1,0 +1,44 @@
+// What the reader says, recorded by the browser and transcribed by the server.
+import { ask } from "./api.js";
+
+// Browsers have no microphone for pages that come over http from another machine.
+const hasMicrophone = () => Boolean(navigator.mediaDevices?.getUserMedia && window.MediaRecorder);
+
+// The first model that transcribes; undefined without one, and without a microphone.
+export function transcriber({ list }) {
+  return hasMicrophone() ? list.find(({ capabilities = [] }) => capabilities.includes("transcription")) : undefined;
+}
+
+// Begin to record. Throws Error with a sentence.
+export async function recording() {
+  let stream;
+  try {
+    stream = await navigator.mediaDevices.getUserMedia({ audio: true });
+  } catch (error) {
+    throw new Error(error.name === "NotAllowedError" ? "The browser does not let this page use the microphone."
+      : `The microphone cannot be used: ${error.message}`);
+  }
+  const recorder = new MediaRecorder(stream);
+  const parts = [];
+  recorder.ondataavailable = ({ data }) => parts.push(data);
+  const ended = new Promise((resolve) => { recorder.onstop = resolve; });
+  recorder.start();
+  return {
+    // End the recording, and return it.
+    async stop() {
+      if (recorder.state !== "inactive") recorder.stop();
+      await ended;
+      for (const track of stream.getTracks()) track.stop();
+      return new Blob(parts, { type: recorder.mimeType });
+    },
+  };
+}
+
+// The text of a recording. Throws ApiError.
+export async function transcribed(sound, model) {
+  const body = new FormData();
+  // Such as audio/webm;codecs=opus.
+  body.append("file", sound, `recording.${sound.type.match(/^audio\/(\w+)/)?.[1] ?? "webm"}`);
+  body.append("model", model.id);
+  return (await ask("v1/audio/transcriptions", { method: "POST", body })).text.trim();
+}

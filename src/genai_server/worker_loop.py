@@ -1,0 +1,60 @@
+"""The main loop of a process for untrusted input, whose parent asks it through process_pool.py.
+
+Standard input carries questions and stays open while the parent lives: a line of JSON, then as many bytes as its `size`
+says. Standard output carries one line of JSON when the process is ready, and then one for each question.
+"""
+
+import json
+import os
+import sys
+import threading
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Any, BinaryIO
+
+from genai_server.child_process import ignore_group_signals, limit_memory, private_standard_output
+from genai_server.errors import in_one_line
+from genai_server.process_memory import release_large_blocks_at_once, share_heaps
+
+# Answers a question with its bytes.
+Answer = Callable[[dict[str, Any], bytes], dict[str, Any]]
+_Questions = SimpleQueue[tuple[dict[str, Any], bytes]]
+
+
+def answer_questions(prepare: Callable[[], Answer], memory: int) -> None:
+    """Answer questions until the parent exits. `memory` limits the bytes in addition to those of the prepared process.
+
+    If `prepare` raises, the parent is told why, and nothing is answered.
+    """
+    answers = private_standard_output()
+    ignore_group_signals()
+    release_large_blocks_at_once()
+    share_heaps()
+    questions: _Questions = SimpleQueue()
+    threading.Thread(target=_answer, args=(prepare, memory, questions, answers), daemon=True).start()
+    for line in sys.stdin.buffer:
+        question = json.loads(line)
+        questions.put((question, sys.stdin.buffer.read(question["size"])))
+    os._exit(0)  # sys.exit would wait for the other thread, which may be in native code for long
+
+
+def _answer(prepare: Callable[[], Answer], memory: int, questions: _Questions, answers: BinaryIO) -> None:
+    try:
+        answer = prepare()
+    except BaseException as error:
+        _tell(answers, {"failed": in_one_line(error)})
+        return
+    limit_memory(memory)
+    _tell(answers, {})
+    # A library may print its input to standard error; logs must not quote requests.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+    try:
+        while True:
+            _tell(answers, answer(*questions.get()))
+    finally:
+        os._exit(1)  # the parent need not wait for an answer
+
+
+def _tell(answers: BinaryIO, found: dict[str, Any]) -> None:
+    answers.write(json.dumps(found).encode() + b"\n")
+    answers.flush()

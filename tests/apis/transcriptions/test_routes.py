@@ -1,0 +1,311 @@
+"""OpenAI's transcriptions and translations over HTTP, with a model of random weights on a real engine.
+
+What such a model writes has no meaning, but all of its forms agree.
+"""
+
+import asyncio
+import io
+import json
+import threading
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from openai.types.audio import TranscriptionTextDeltaEvent, TranscriptionTextDoneEvent, TranscriptionVerbose
+
+from genai_server.apis.transcriptions.engine_requests import EngineAnswer, EngineRequests
+from genai_server.audio.recordings import Recording
+from genai_server.errors import EngineDied, QueueFull
+from genai_server.messages.generation_request import GenerationRequest
+from tests.apis.transcriptions.doubles import DIRECTORY, MODEL, answer, at, load_codec
+from tests.audio.sounds import encoded, sentence, silence
+from tests.raw_http import connect
+from tests.running_server import DEMO, RunningServer, body, refusal, wait_until
+from tests.server_here import run_here
+
+PATHS = ("/v1/audio/transcriptions", "/v1/audio/translations")
+SPEECH = encoded(sentence())
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    settings = {"GENAI_MODELS": f"chat={DEMO},speech={DIRECTORY}"}
+    with run_here(tmp_path_factory.mktemp("speech"), "--device", "cpu", settings=settings) as running:
+        wait_until(lambda: all(m["state"] == "ready" for m in running.client.get("/v1/models").json()["data"]))
+        yield running
+
+
+@pytest.fixture(scope="module")
+def client(server: RunningServer) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
+        yield client
+
+
+class Spoken:
+    """Replaces the engine: each window has one of the given texts, and ends after its first segment."""
+
+    def __init__(self, *texts: str, seconds: float = 2.0) -> None:
+        self.asked: list[GenerationRequest] = []
+        self._texts = list(texts)
+        self._seconds = seconds
+        self._codec = load_codec()
+
+    async def run(self, request: GenerationRequest) -> EngineAnswer:
+        self.asked.append(request)
+        end = at(self._seconds)
+        tokens = [at(0), *self._codec.tokenizer.encode(f" {self._texts.pop(0)}"), end]
+        return answer([*tokens, end] if self._texts else tokens)
+
+
+@pytest.fixture
+def spoken(monkeypatch: pytest.MonkeyPatch) -> Spoken:
+    """The recording has two segments, in a window each."""
+    found = Spoken("The quick", "brown fox")
+
+    async def run(self: EngineRequests, request: GenerationRequest) -> EngineAnswer:
+        return await found.run(request)
+
+    monkeypatch.setattr(EngineRequests, "run", run)
+    return found
+
+
+def post(server: RunningServer, path: str = PATHS[0], **fields: Any) -> httpx.Response:
+    return server.client.post(path, files={"file": ("a.wav", SPEECH)}, data=fields)
+
+
+def test_every_format_has_the_same_text(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    for form, wanted in (
+        ("json", '{"text":"The quick brown fox","usage":{"type":"duration","seconds":4}}'),
+        ("text", "The quick brown fox\n"),
+        ("srt", "1\n00:00:00,000 --> 00:00:02,000\nThe quick\n\n2\n"),
+        ("vtt", "WEBVTT\n\n00:00:00.000 --> 00:00:02.000\nThe quick\n\n"),
+    ):
+        found = Spoken("The quick", "brown fox")
+        monkeypatch.setattr(EngineRequests, "run", lambda _, request, found=found: found.run(request))
+        response = post(server, language="en", response_format=form)
+        assert response.status_code == 200
+        assert response.text.startswith(wanted)
+        kind = "application/json" if form == "json" else "text/plain; charset=utf-8"
+        assert response.headers["content-type"] == kind
+
+
+def test_verbose_json_has_segments_with_their_figures(server: RunningServer) -> None:
+    response = post(server, response_format="verbose_json", **{"timestamp_granularities[]": "segment"})
+    found = TranscriptionVerbose.model_validate(response.json(), strict=True)
+    assert found.segments
+    assert found.text == "".join(segment.text for segment in found.segments).strip()
+    assert 3 < found.duration < 4
+    assert found.language in ("english", "german", "spanish")
+    for number, segment in enumerate(found.segments):
+        assert segment.id == number
+        assert 0 <= segment.start <= segment.end <= found.duration
+        assert 0 <= segment.no_speech_prob < 1
+        assert segment.tokens
+    assert "server-timing" in response.headers
+
+
+def test_openapi_describes_the_form_and_the_formats(server: RunningServer) -> None:
+    document = server.client.get("/openapi.json").json()
+    for path, name in zip(PATHS, ("TranscriptionForm", "TranslationForm"), strict=True):
+        operation = document["paths"][path]["post"]
+        assert operation["requestBody"]["content"] == {
+            "multipart/form-data": {"schema": {"$ref": f"#/components/schemas/{name}"}}
+        }
+        content = operation["responses"]["200"]["content"]
+        assert content.keys() == {"application/json", "text/plain", "text/event-stream"}
+        schema = document["components"]["schemas"][name]
+        assert schema["properties"]["file"]["format"] == "binary"
+        assert schema["required"] == ["file"]
+
+
+def test_openais_client_transcribes(client: openai.OpenAI, spoken: Spoken) -> None:
+    found = client.audio.transcriptions.create(
+        model="speech", file=io.BytesIO(SPEECH), language="en", include=["logprobs"], chunking_strategy="auto"
+    )
+    assert found.text == "The quick brown fox"
+    assert found.logprobs
+    assert "".join(each.token or "" for each in found.logprobs) == " The quick brown fox"
+    assert spoken.asked[0].prompt == [MODEL.start_of_transcript, MODEL.languages["en"], MODEL.transcribe]
+
+
+def test_openais_client_translates(client: openai.OpenAI, spoken: Spoken) -> None:
+    asked = {"model": "speech", "file": ("x.wav", SPEECH), "prompt": "Names", "extra_body": {"language": "de"}}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # OpenAI will not have it any more
+        found = client.audio.translations.create(**asked)
+    assert found.text == "The quick brown fox"
+    prompt = spoken.asked[0].prompt
+    assert prompt[0] == MODEL.start_of_previous
+    assert prompt[-2:] == [MODEL.languages["de"], MODEL.translate]
+
+
+def test_openais_client_reads_the_stream(client: openai.OpenAI, spoken: Spoken) -> None:
+    stream = client.audio.transcriptions.create(
+        model="speech", file=io.BytesIO(SPEECH), language="en", stream=True, include=["logprobs"]
+    )
+    *deltas, done = list(stream)
+    assert [event.delta for event in deltas if isinstance(event, TranscriptionTextDeltaEvent)] == [
+        "The quick",
+        " brown fox",
+    ]
+    assert isinstance(done, TranscriptionTextDoneEvent)
+    assert done.text == "The quick brown fox"
+    assert len(done.logprobs or ()) == sum(len(event.logprobs or ()) for event in deltas)
+    assert done.usage
+    assert done.usage.total_tokens == done.usage.input_tokens + done.usage.output_tokens
+
+
+def test_usage_of_a_stream_counts_all_tokens(server: RunningServer) -> None:
+    response = post(server, stream="true", language="en")
+    assert response.headers["content-type"].startswith("text/event-stream")
+    events = [json.loads(line.removeprefix("data: ")) for line in response.text.splitlines() if line]
+    usage = events[-1]["usage"]
+    assert events[-1]["type"] == "transcript.text.done"
+    assert events[-1]["text"] == "".join(event.get("delta", "") for event in events)
+    assert usage["input_token_details"]["audio_tokens"] == pytest.approx(175, abs=25)
+    assert usage["input_tokens"] == sum(usage["input_token_details"].values())
+    assert usage["output_tokens"] > 0
+
+
+def test_silence_has_no_text(server: RunningServer) -> None:
+    for fields, wanted in (
+        ({}, '{"text":"","usage":{"type":"duration","seconds":4}}'),
+        ({"response_format": "text"}, "\n"),
+        ({"response_format": "vtt"}, "WEBVTT\n\n"),
+    ):
+        response = server.client.post(PATHS[0], files={"file": ("a.wav", encoded(silence(4)))}, data=fields)
+        assert (response.status_code, response.text) == (200, wanted)
+
+
+@pytest.mark.parametrize(
+    ("fields", "code", "param", "words"),
+    [
+        ({"model": "chat"}, "unsupported_task", "model", '"chat" does not transcribe recordings; "speech" can'),
+        ({"model": "none"}, "model_not_found", "model", "is not served"),
+        ({"language": "xx"}, "invalid_value", "language", 'languages (de, en, es); given "xx"'),
+        ({"languages[]": ["en", "xx"]}, "invalid_value", "languages", 'given "xx"'),
+        ({"temperature": "3"}, "invalid_value", "temperature", "at most 1"),
+        ({"device": "cuda"}, "invalid_value", "device", "cpu"),
+        ({"timeout": "700"}, "invalid_value", "timeout", "GENAI_REQUEST_TIMEOUT"),
+        ({"best_of": "5"}, "unknown_parameter", "best_of", "not a field of this endpoint"),
+        ({"response_format": "diarized_json"}, "invalid_value", "response_format", "speakers"),
+    ],
+)
+def test_wrong_fields_are_refused(
+    server: RunningServer, fields: dict[str, Any], code: str, param: str, words: str
+) -> None:
+    response = post(server, **fields)
+    assert response.status_code == (404 if code == "model_not_found" else 400)
+    assert refusal(response)[1:] == (code, param)
+    assert words in response.json()["error"]["message"]
+
+
+def test_a_file_is_required(server: RunningServer) -> None:
+    response = server.client.post(PATHS[1], files={"model": (None, "speech")})
+    assert refusal(response) == (400, "missing_required_parameter", "file")
+
+
+def test_a_file_without_sound_is_refused(server: RunningServer) -> None:
+    response = server.client.post(PATHS[0], files={"file": ("a.wav", b"no sound")})
+    assert refusal(response) == (400, "invalid_value", "file")
+
+
+def test_a_speech_model_says_that_it_only_transcribes(server: RunningServer) -> None:
+    for path, fields in (
+        ("/v1/chat/completions", body("hi")),
+        ("/v1/completions", {"prompt": "hi"}),
+        ("/v1/messages", {**body("hi"), "max_tokens": 5}),
+    ):
+        response = server.client.post(path, json={**fields, "model": "speech"})
+        assert response.status_code == 400
+        assert 'model "speech" generates no text; "chat" can' in response.json()["error"]["message"]
+    response = server.client.post("/v1/embeddings", json={"input": "a", "model": "speech"})
+    assert refusal(response) == (400, "unsupported_task", "model")
+
+
+def test_model_lists_say_what_it_is_for(server: RunningServer) -> None:
+    entry = server.client.get("/v1/models/speech").json()
+    assert (entry["capabilities"], entry["chat"]) == (["transcription"], False)
+    assert entry["max_model_len"] == MODEL.context_length
+    # Programs that read these lists chat with the models.
+    assert [each["id"] for each in server.client.get("/api/v0/models").json()["data"]] == ["chat"]
+    assert [each["key"] for each in server.client.get("/api/v1/models").json()["models"]] == ["chat"]
+    assert "speech" in {each["name"].partition(":")[0] for each in server.client.get("/api/tags").json()["models"]}
+    assert server.client.post("/api/show", json={"model": "speech"}).json()["capabilities"] == ["transcription"]
+
+
+def test_a_timeout_ends_the_whole_transcription(server: RunningServer) -> None:
+    response = post(server, timeout="0.001")
+    assert refusal(response) == (504, "timeout", None)
+
+
+class Held:
+    """Holds the engine requests after the first `num_answers`, until they are cancelled."""
+
+    def __init__(self, num_answers: int) -> None:
+        self.spoken = Spoken(*["word"] * (num_answers + 1), seconds=1.5)
+        self.is_held, self.is_cancelled = threading.Event(), threading.Event()
+        self._left = num_answers
+
+    async def run(self, request: GenerationRequest) -> EngineAnswer:
+        self._left -= 1
+        if self._left >= 0:
+            return await self.spoken.run(request)
+        self.is_held.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.is_cancelled.set()
+        raise AssertionError
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_a_client_that_leaves_ends_its_transcription(
+    server: RunningServer, monkeypatch: pytest.MonkeyPatch, streams: bool
+) -> None:
+    held, closed = Held(1), threading.Event()
+    monkeypatch.setattr(EngineRequests, "run", lambda _, request: held.run(request))
+    close = Recording.close
+
+    def noted(recording: Recording) -> None:
+        close(recording)
+        closed.set()
+
+    monkeypatch.setattr(Recording, "close", noted)
+    fields = {"language": "en"} | ({"stream": "true"} if streams else {})
+    asked = httpx.Request("POST", server.url + PATHS[0], files={"file": ("a.wav", SPEECH)}, data=fields)
+    lines = [f"{name}: {value}" for name, value in asked.headers.items()]
+    with connect(server) as connection:
+        connection.sendall("\r\n".join([f"POST {PATHS[0]} HTTP/1.1", *lines, "", ""]).encode() + asked.read())
+        assert held.is_held.wait(20)
+        assert not closed.is_set()
+    assert held.is_cancelled.wait(20)
+    assert closed.wait(20)
+
+
+def test_a_failure_in_a_stream_is_its_last_event(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = Spoken("word", "more", seconds=1.5)
+
+    async def run(_: EngineRequests, request: GenerationRequest) -> EngineAnswer:
+        if found.asked:
+            raise EngineDied("it died")
+        return await found.run(request)
+
+    monkeypatch.setattr(EngineRequests, "run", run)
+    lines = [line for line in post(server, stream="true", language="en").text.splitlines() if line]
+    assert lines[0] == 'data: {"type":"transcript.text.delta","delta":"word"}'
+    assert json.loads(lines[-1].removeprefix("data: "))["error"]["code"] == "engine_died"
+    found.asked.clear()
+
+
+def test_a_refusal_before_the_stream_has_its_status(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run(_: EngineRequests, request: GenerationRequest) -> EngineAnswer:
+        raise QueueFull("no place", retry_after=7)
+
+    monkeypatch.setattr(EngineRequests, "run", run)
+    response = post(server, stream="true")
+    assert refusal(response) == (503, "queue_full", None)
+    assert response.headers["retry-after"] == "7"

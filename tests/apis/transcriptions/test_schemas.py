@@ -1,0 +1,79 @@
+"""Which forms are accepted, and how the error of another one names its field."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import TypeAdapter, ValidationError
+
+from genai_server.apis.transcriptions.schemas import TranscriptFormat, TranscriptionForm, TranslationForm
+from genai_server.http.error_responses import from_findings
+
+FILE = {"file": Path("a.wav")}
+
+
+def refused(form: type[TranscriptionForm | TranslationForm], **fields: Any) -> tuple[str | None, str]:
+    """Field and message of the error."""
+    with pytest.raises(ValidationError) as caught:
+        TypeAdapter(form).validate_python(FILE | fields)
+    findings = [{**finding, "loc": ("body", *finding["loc"])} for finding in caught.value.errors(include_url=False)]
+    error = from_findings(findings, FILE | fields)
+    return error.param, error.message
+
+
+def test_values_are_read_from_their_texts() -> None:
+    fields = {"temperature": "0.5", "stream": "true", "priority": "-3", "timeout": "2.5", "response_format": "text"}
+    form = TranscriptionForm.model_validate(FILE | fields)
+    assert (form.temperature, form.stream, form.priority, form.timeout) == (0.5, True, -3, 2.5)
+    assert form.response_format is TranscriptFormat.TEXT
+    assert TranscriptionForm.model_validate(FILE).response_format is TranscriptFormat.JSON
+
+
+def test_all_fields_of_openai_with_an_effect_are_accepted() -> None:
+    fields = {"model": "m", "language": "en", "prompt": "x", "chunking_strategy": "auto"}
+    verbose = {"response_format": "verbose_json", "timestamp_granularities": ["segment"]}
+    assert TranscriptionForm.model_validate({**FILE, **fields, **verbose}).chunking_strategy == "auto"
+    assert TranscriptionForm.model_validate({**FILE, **fields, "include": ["logprobs"]}).include == ["logprobs"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "words"),
+    [
+        ({"response_format": "xml"}, "response_format", 'given "xml"'),
+        ({"response_format": "diarized_json"}, "response_format", "does not tell speakers apart"),
+        ({"known_speaker_names": ["a"]}, "known_speaker_names", "does not tell speakers apart"),
+        ({"known_speaker_references": ["data:"]}, "known_speaker_references", "does not tell speakers apart"),
+        ({"temperature": "2"}, "temperature", "at most 1"),
+        ({"temperature": "-1"}, "temperature", "at least 0"),
+        ({"temperature": "warm"}, "temperature", 'given "warm"'),
+        ({"temperature": "nan"}, "temperature", "finite"),
+        ({"timestamp_granularities": ["segment"]}, "timestamp_granularities", "response_format verbose_json"),
+        (
+            {"response_format": "verbose_json", "timestamp_granularities": ["segment", "word"]},
+            "timestamp_granularities",
+            "cross attention",
+        ),
+        (
+            {"response_format": "verbose_json", "timestamp_granularities": ["page"]},
+            "timestamp_granularities[0]",
+            'given "page"',
+        ),
+        ({"include": ["logprobs"], "response_format": "text"}, "include", "response_format json"),
+        ({"include": ["x"]}, "include[0]", "logprobs"),
+        ({"chunking_strategy": "server_vad"}, "chunking_strategy", 'given "server_vad"'),
+        ({"keywords": ["a"]}, "keywords", "prompt"),
+        ({"language": "en", "languages": ["de"]}, "languages", "cannot be combined with language"),
+        ({"stream": "true", "response_format": "srt"}, "stream", "json or text; given srt"),
+        ({"hotwords": "a"}, "hotwords", "not a field of this endpoint"),
+        ({"timeout": "0"}, "timeout", "greater than 0"),
+    ],
+)
+def test_wrong_fields_are_named_with_the_reason(fields: dict[str, Any], param: str, words: str) -> None:
+    found, message = refused(TranscriptionForm, **fields)
+    assert found == param
+    assert words in message
+
+
+@pytest.mark.parametrize("field", ["include", "languages", "timestamp_granularities", "known_speaker_names"])
+def test_translations_have_fewer_fields(field: str) -> None:
+    assert refused(TranslationForm, **{field: ["a"]}) == (field, f"{field} is not a field of this endpoint")

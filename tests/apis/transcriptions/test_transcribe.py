@@ -1,0 +1,170 @@
+"""Recordings longer than a window: where windows begin, what precedes them, and that no text is lost or doubled."""
+
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+from genai_server.apis.transcriptions.engine_requests import EngineAnswer
+from genai_server.apis.transcriptions.segments import Segment
+from genai_server.apis.transcriptions.transcribe import Transcription, Wishes
+from genai_server.apis.transcriptions.window_transcript import WindowTranscriber
+from genai_server.messages.generation_request import GenerationRequest
+from genai_server.text.codec import TextCodec
+from tests.apis.transcriptions.doubles import MODEL, HeldRecording, HeldRequests, answer, at, load_codec, scores
+
+GOOD, BAD = -0.1, -2.0
+
+
+@pytest.fixture(scope="module")
+def codec() -> Iterator[TextCodec]:
+    codec = load_codec()
+    yield codec
+    codec.close()
+
+
+def begun(
+    codec: TextCodec,
+    recording: HeldRecording,
+    requests: HeldRequests,
+    *,
+    language: str | None = "en",
+    candidates: Sequence[str] = (),
+    prompt: Sequence[int] = (),
+) -> Transcription:
+    base = GenerationRequest("name", [], 0, MODEL.context_length)
+    transcriber = WindowTranscriber(MODEL, codec, requests, base)  # type: ignore[arg-type]
+    wishes = Wishes(language, candidates, list(prompt), False, 0.0, False)
+    return Transcription(MODEL, recording, requests, transcriber, wishes)  # type: ignore[arg-type]
+
+
+async def transcribed(transcription: Transcription) -> list[Segment]:
+    return [segment async for segments in transcription.windows() for segment in segments]
+
+
+class Speech:
+    """A model that hears words, each with a beginning and an end in the recording."""
+
+    def __init__(self, codec: TextCodec, spoken: Sequence[tuple[str, float, float]]) -> None:
+        self.asked: list[GenerationRequest] = []
+        self.is_finished = False
+        self._codec = codec
+        self._spoken = spoken
+        # Where the next window begins and ends; the test's recording says it.
+        self.recording: HeldRecording | None = None
+
+    async def run(self, request: GenerationRequest) -> EngineAnswer:
+        """The words that begin within the window; the last one has no end if it is cut off."""
+        assert self.recording is not None
+        self.asked.append(request)
+        start = self.recording.asked[-1]
+        end = start + self.recording.length
+        tokens: list[int] = []
+        for word, begins, ends in self._spoken:
+            if start - 0.01 <= begins < end:
+                tokens += [at(begins - start), *self._codec.tokenizer.encode(f" {word}")]
+                tokens += [at(ends - start)] if ends <= end else []
+        return answer(tokens)
+
+    def finish(self) -> None:
+        self.is_finished = True
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.anyio
+async def test_words_across_borders_are_neither_lost_nor_doubled(codec: TextCodec) -> None:
+    spoken = [(f"w{number}", 3.7 * number, 3.7 * number + 3.5) for number in range(60)]
+    recording = HeldRecording(60 * 3.7 + 1)
+    speech = Speech(codec, spoken)
+    speech.recording = recording
+    found = await transcribed(begun(codec, recording, speech))  # type: ignore[arg-type]
+    assert "".join(segment.text for segment in found).split() == [word for word, *_ in spoken]
+    for segment, (_, begins, ends) in zip(found, spoken, strict=True):
+        assert segment.start == pytest.approx(begins, abs=0.011 * 8)
+        assert segment.end == pytest.approx(ends, abs=0.011 * 8)
+    assert speech.is_finished
+    # Each window begins where the last complete segment before it ends.
+    assert 8 <= len(recording.asked) <= 12
+
+
+@pytest.mark.anyio
+async def test_text_before_precedes_the_next_window(codec: TextCodec) -> None:
+    encode = codec.tokenizer.encode
+    first = [at(0), *encode(" one"), at(20), at(20), *encode(" tw")]
+    requests = HeldRequests(answer(first), answer([at(0), *encode(" two"), at(9)]))
+    recording = HeldRecording(40.0)
+    found = await transcribed(begun(codec, recording, requests, prompt=[5, 6]))
+    assert [segment.text for segment in found] == [" one", " two"]
+    assert [round(segment.start, 3) for segment in found] == [0.0, 20.0]
+    assert recording.asked == [0.0, 20.0]
+    assert requests.asked[0].prompt[:3] == [MODEL.start_of_previous, 5, 6]
+    kept = [5, 6, at(0), *encode(" one"), at(20)]
+    assert requests.asked[1].prompt[: len(kept) + 1] == [MODEL.start_of_previous, *kept]
+
+
+@pytest.mark.anyio
+async def test_a_high_temperature_forgets_the_text_before(codec: TextCodec) -> None:
+    encode = codec.tokenizer.encode
+    bad = [answer([at(0), *encode(" a"), at(9)], BAD) for _ in range(3)]
+    tried = answer([at(0), *encode(" b"), at(9)])
+    last = answer([at(0), *encode(" c"), at(9)])
+    requests = HeldRequests(bad[0], scores(no_speech=-9.0), *bad[1:], tried, last)
+    found = await transcribed(begun(codec, HeldRecording(50.0), requests, prompt=[5]))
+    assert [segment.temperature for segment in found] == [0.6, 0.0]
+    assert requests.asked[-1].prompt[0] == MODEL.start_of_transcript
+
+
+@pytest.mark.anyio
+async def test_silence_is_left_out(codec: TextCodec) -> None:
+    encode = codec.tokenizer.encode
+    silent = answer([at(0), *encode(" thanks"), at(2)], BAD)
+    requests = HeldRequests(
+        answer([at(0), *encode(" a"), at(9)]), silent, scores(no_speech=-0.1), answer([at(0), *encode(" b"), at(5)])
+    )
+    recording = HeldRecording(90.0, silences=[(60.0, 70.0)])
+    found = await transcribed(begun(codec, recording, requests))
+    assert [(segment.text, segment.start) for segment in found] == [(" a", 0.0), (" b", 70.0)]
+    # The silent window leaves the text before it.
+    assert requests.asked[-1].prompt[0] == MODEL.start_of_previous
+    assert recording.asked == [0.0, 30.0, 60.0]
+
+
+@pytest.mark.anyio
+async def test_a_recording_without_speech_has_no_text(codec: TextCodec) -> None:
+    requests = HeldRequests()
+    transcription = begun(codec, HeldRecording(5.0, silences=[(0.0, 5.0)]), requests, language=None)
+    assert await transcribed(transcription) == []
+    assert transcription.language == "en"
+    assert requests.is_finished
+
+
+@pytest.mark.anyio
+async def test_the_language_is_detected_once(codec: TextCodec) -> None:
+    encode = codec.tokenizer.encode
+    requests = HeldRequests(
+        scores(en=-5.0, de=-1.0, es=-2.0),
+        answer([at(0), *encode(" a"), at(9)]),
+        answer([at(0), *encode(" b"), at(9)]),
+    )
+    transcription = begun(codec, HeldRecording(50.0), requests, language=None)
+    assert len(await transcribed(transcription)) == 2
+    assert transcription.language == "de"
+    assert MODEL.languages["de"] in requests.asked[2].prompt
+
+
+@pytest.mark.anyio
+async def test_empty_and_instantaneous_segments_are_left_out(codec: TextCodec) -> None:
+    encode = codec.tokenizer.encode
+    tokens = [at(0), *encode(" "), at(2), at(2), *encode(" a"), at(2), at(2), *encode(" b"), at(9), at(9)]
+    requests = HeldRequests(answer(tokens))
+    found = await transcribed(begun(codec, HeldRecording(9.05), requests))
+    assert [segment.text for segment in found] == [" b"]
+
+
+@pytest.mark.anyio
+async def test_no_segment_ends_after_its_window(codec: TextCodec) -> None:
+    encode = codec.tokenizer.encode
+    requests = HeldRequests(answer([at(0), *encode(" a"), at(29)]))
+    (segment,) = await transcribed(begun(codec, HeldRecording(4.0), requests))
+    assert (segment.start, segment.end) == (0.0, 4.0)

@@ -1,0 +1,384 @@
+"""Reading the recordings of requests: windows, files, limits, and processes that die."""
+
+import asyncio
+import gc
+import itertools
+import os
+import signal
+import sys
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+from genai_server.audio.recordings import Recording, Recordings
+from genai_server.audio.window_reader import Window
+from genai_server.config.settings import Settings
+from genai_server.errors import AudioReaderUnavailable, InvalidField
+from genai_server.process_pool import WorkerProcess
+from genai_server.speech_model import SpeechModel, read_speech_model
+from tests.audio.sounds import RATE, Samples, encoded, sentence, silence, tone
+from tests.audio.speech_directory import make_speech_directory
+
+_ASK = WorkerProcess.ask_about
+
+
+class Seen:
+    """Recordings, what was counted, and a model for windows of 10 s."""
+
+    def __init__(self, folder: Path, **settings: Any) -> None:
+        self.results: Counter[str] = Counter()
+        self.folder = folder / "engines"
+        self.folder.mkdir(exist_ok=True)
+        self.uploads = (folder / f"upload-{number}" for number in itertools.count())
+        if not (folder / "model").exists():
+            make_speech_directory(folder / "model", seconds=10)
+        self.recordings = Recordings(Settings.model_validate(settings), self.folder, self._count)
+
+    def model(self, directory: Path | None = None) -> SpeechModel:
+        """The model of a directory."""
+        found = read_speech_model(directory or self.folder.parent / "model")
+        assert found is not None
+        return found
+
+    async def open(self, sound: Samples | bytes, model: SpeechModel | None = None) -> Recording:
+        """Open a recording, whose file is then gone."""
+        upload = next(self.uploads)
+        upload.write_bytes(sound if isinstance(sound, bytes) else encoded(sound))
+        try:
+            return await self.recordings.open(model or self.model(), upload, param="file")
+        finally:
+            assert not upload.exists()
+
+    def files(self) -> list[str]:
+        """Endings of the files in the folder of this process."""
+        return sorted(path.suffix for path in (self.folder / f"recordings-{os.getpid()}").iterdir())
+
+    def _count(self, result: str) -> None:
+        self.results[result] += 1
+
+
+def _run(folder: Path, work: Callable[[Seen], Awaitable[None]], **settings: Any) -> Seen:
+    before = {child.pid for child in psutil.Process().children()}
+    seen = Seen(folder, **settings)
+    with closing(seen.recordings):
+        asyncio.run(work(seen))  # type: ignore[arg-type]
+    left = {child.pid for child in psutil.Process().children()} - before
+    assert left == set()
+    assert list(seen.folder.iterdir()) == []
+    return seen
+
+
+def _samples(*parts: Samples) -> Samples:
+    return np.concatenate(parts)
+
+
+async def _windows(recording: Recording) -> list[Window]:
+    """All windows, one after the other."""
+    found: list[Window] = []
+    while (window := await recording.window(found[-1].end if found else 0)) is not None:
+        found.append(window)
+    return found
+
+
+def test_windows_have_speech_and_its_surroundings(own_folder: Path) -> None:
+    async def work(seen: Seen) -> None:
+        length = len(sentence()) / RATE
+        with await seen.open(_samples(silence(5), sentence(), silence(30), sentence(), silence(1))) as recording:
+            assert recording.duration == pytest.approx(36 + 2 * length)
+            first, second = await _windows(recording)
+            assert 4.5 < first.start < 5.1
+            assert first.start + length - 0.3 < first.end < 5.5 + length
+            assert 34.5 + length < second.start < 35.1 + length
+            assert second.start + length - 0.3 < second.end <= recording.duration
+            with np.load(first.path, allow_pickle=False) as tensors:
+                assert tensors["audio_features"].shape == (1, 80, 1000)
+                assert tensors["audio_features"].dtype == np.float32
+            assert first.digest != second.digest
+
+    assert _run(own_folder, work).results == {"decoded": 1}
+
+
+def test_long_speech_is_cut_in_a_pause(own_folder: Path) -> None:
+    async def work(seen: Seen) -> None:
+        pause = silence(0.5)
+        with await seen.open(_samples(*([sentence(), pause] * 4))) as recording:
+            first, second = await _windows(recording)
+            two = 2 * len(_samples(sentence(), pause)) / RATE
+            assert two - 0.7 < first.end < two
+            assert first.end <= second.start < two + 0.1
+            assert second.end > 2 * two - 0.7
+
+    _run(own_folder, work)
+
+
+def test_recording_without_speech_has_no_window(own_folder: Path) -> None:
+    async def work(seen: Seen) -> None:
+        with await seen.open(tone(20)) as recording:
+            assert await recording.window(0) is None
+            assert await recording.window(20) is None
+            assert await recording.window(1e9) is None
+
+    _run(own_folder, work)
+
+
+def test_search_continues_after_a_long_silence(own_folder: Path) -> None:
+    async def work(seen: Seen) -> None:
+        with await seen.open(_samples(silence(300), sentence())) as recording:
+            window = await recording.window(0)
+            assert window is not None
+            assert 299.5 < window.start < 300.1
+
+    _run(own_folder, work)
+
+
+def test_voice_activity_can_be_left_out(own_folder: Path) -> None:
+    async def work(seen: Seen) -> None:
+        with await seen.open(_samples(silence(12), tone(3))) as recording:
+            first = await recording.window(0, skip_silence=False)
+            second = await recording.window(10, skip_silence=False)
+            assert first is not None
+            assert second is not None
+            assert (first.start, first.end, second.start, second.end) == (0, 10, 10, 15)
+            assert await recording.window(15, skip_silence=False) is None
+
+    _run(own_folder, work)
+
+
+def test_equal_windows_of_a_model_have_equal_digests(own_folder: Path) -> None:
+    async def work(seen: Seen) -> None:
+        other = seen.model(make_speech_directory(own_folder / "other", seconds=10))
+        digests = []
+        for model, samples in ((None, sentence()), (None, sentence()), (None, sentence() // 2), (other, sentence())):
+            with await seen.open(samples, model=model) as recording:
+                window = await recording.window(0, skip_silence=False)
+                assert window is not None
+                digests.append(window.digest)
+        assert digests[0] == digests[1]
+        assert len(set(digests)) == 3
+
+    _run(own_folder, work)
+
+
+def test_files_exist_as_long_as_they_are_used(own_folder: Path) -> None:
+    async def work(seen: Seen) -> None:
+        recording = await seen.open(sentence())
+        window = await recording.window(0)
+        assert window is not None
+        assert seen.files() == [".npz", ".pcm"]
+        assert oct(window.path.parent.stat().st_mode & 0o777) == "0o700" or sys.platform == "win32"
+        recording.close()
+        assert seen.files() == [".npz"]
+        del window
+        gc.collect()
+        assert seen.files() == []
+
+    _run(own_folder, work)
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"", "file: the recording is an empty file"),
+        (b"text" * 100, "file: the recording is not a flac, mp3, "),
+        (encoded(tone(61)), r"file: the recording may be at most 60 s long \(GENAI_MAX_AUDIO_SECONDS\), given 61 s"),
+    ],
+)
+def test_unusable_recording_costs_no_process(own_folder: Path, data: bytes, words: str) -> None:
+    async def work(seen: Seen) -> None:
+        (await seen.open(tone(1))).close()
+        processes = psutil.Process().children()
+        with pytest.raises(InvalidField, match=words) as refused:
+            await seen.open(data)
+        assert refused.value.param == "file"
+        assert seen.files() == []
+        (await seen.open(tone(1))).close()
+        assert psutil.Process().children() == processes
+
+    assert _run(own_folder, work, max_audio_seconds=60).results == {"refused": 1, "decoded": 2}
+
+
+def _hang(process: WorkerProcess, question: Mapping[str, Any], data: bytes, timeout: float) -> dict[str, Any]:
+    Path(question["target"]).write_bytes(b"a part")
+    os.kill(process.pid, signal.SIGSTOP)
+    return _ASK(process, question, data, min(timeout, 1))
+
+
+def _die(process: WorkerProcess, question: Mapping[str, Any], data: bytes, timeout: float) -> dict[str, Any]:
+    Path(question["target"]).write_bytes(b"a part")
+    os.kill(process.pid, signal.SIGKILL)
+    return _ASK(process, question, data, timeout)
+
+
+_ENDS = [
+    (_hang, r"takes longer than \d+ s to .* \(GENAI_AUDIO_TIMEOUT\)", "timed_out"),
+    (_die, "crashes the process that", "crashed"),
+]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there are no such signals")
+@pytest.mark.parametrize(("ask", "words", "result"), _ENDS)
+def test_recording_that_ends_its_decoder_is_refused_alone(
+    own_folder: Path, monkeypatch: pytest.MonkeyPatch, ask: Any, words: str, result: str
+) -> None:
+    async def work(seen: Seen) -> None:
+        monkeypatch.setattr(WorkerProcess, "ask_about", ask)
+        with pytest.raises(InvalidField, match=f"file: the recording {words}") as refused:
+            await seen.open(sentence())
+        assert refused.value.param == "file"
+        assert seen.files() == []
+        monkeypatch.setattr(WorkerProcess, "ask_about", _ASK)
+        (await seen.open(sentence())).close()
+
+    assert _run(own_folder, work).results == {result: 1, "decoded": 1}
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there are no such signals")
+@pytest.mark.parametrize(("ask", "words", "result"), _ENDS)
+def test_window_that_ends_its_reader_is_refused_alone(
+    own_folder: Path, monkeypatch: pytest.MonkeyPatch, ask: Any, words: str, result: str
+) -> None:
+    async def work(seen: Seen) -> None:
+        with await seen.open(sentence()) as recording:
+            monkeypatch.setattr(WorkerProcess, "ask_about", ask)
+            with pytest.raises(InvalidField, match=rf"file: the recording {words}.*, from 1\.50 s on") as refused:
+                await recording.window(1.5)
+            assert refused.value.param == "file"
+            assert seen.files() == [".pcm"]
+            monkeypatch.setattr(WorkerProcess, "ask_about", _ASK)
+            assert await recording.window(1.5) is not None
+
+    _run(own_folder, work)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no such signal")
+def test_client_that_leaves_ends_its_decoding(own_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = asyncio.Event()
+
+    async def work(seen: Seen) -> None:
+        loop = asyncio.get_running_loop()
+
+        def stop(process: WorkerProcess, question: Any, data: bytes, timeout: float) -> dict[str, Any]:
+            os.kill(process.pid, signal.SIGSTOP)
+            loop.call_soon_threadsafe(asked.set)
+            return _ASK(process, question, data, timeout)
+
+        monkeypatch.setattr(WorkerProcess, "ask_about", stop)
+        opening = asyncio.create_task(seen.open(sentence()))
+        await asked.wait()
+        opening.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await opening
+        assert seen.files() == []
+        monkeypatch.setattr(WorkerProcess, "ask_about", _ASK)
+        (await seen.open(sentence())).close()
+
+    assert _run(own_folder, work).results == {"decoded": 1}
+
+
+def test_window_that_nobody_waits_for_leaves_no_file(own_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(seen: Seen) -> None:
+        with await seen.open(sentence()) as recording:
+            loop, answered, cancelled = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
+
+            def ask(process: WorkerProcess, question: Any, data: bytes, timeout: float) -> dict[str, Any]:
+                answer = _ASK(process, question, data, timeout)
+                loop.call_soon_threadsafe(answered.set)
+                asyncio.run_coroutine_threadsafe(cancelled.wait(), loop).result()
+                return answer
+
+            monkeypatch.setattr(WorkerProcess, "ask_about", ask)
+            reading = asyncio.create_task(recording.window(0))
+            await answered.wait()
+            assert seen.files() == [".npz", ".pcm"]
+            reading.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await reading
+            cancelled.set()
+            assert seen.files() == [".pcm"]
+
+    _run(own_folder, work)
+
+
+def test_full_disk_makes_recordings_unavailable(own_folder: Path) -> None:
+    async def work(seen: Seen) -> None:
+        recording = await seen.open(sentence())
+        recording._decoded.path.unlink()
+        with pytest.raises(AudioReaderUnavailable, match="a recording cannot be read: No such file"):
+            await recording.window(0)
+        folder = seen.folder / f"recordings-{os.getpid()}"
+        (folder / "5.pcm").mkdir()
+        while True:
+            try:
+                (await seen.open(sentence())).close()
+            except AudioReaderUnavailable as error:
+                assert "a decoded recording cannot be written: Is a directory" in error.message
+                break
+
+    _run(own_folder, work)
+
+
+def test_model_that_cannot_be_loaded_makes_windows_unavailable(own_folder: Path) -> None:
+    async def work(seen: Seen) -> None:
+        with await seen.open(sentence()) as recording:
+            (own_folder / "model" / "audio_processor_config.json").write_text("{", encoding="utf-8")
+            with pytest.raises(AudioReaderUnavailable, match="process that reads recordings does not start: "):
+                await recording.window(0)
+
+    _run(own_folder, work)
+
+
+def test_process_that_cannot_be_started_is_unavailable(own_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+
+    async def work(seen: Seen) -> None:
+        with pytest.raises(AudioReaderUnavailable, match="no process that decodes recordings can be started: No such"):
+            await seen.open(sentence())
+
+    _run(own_folder, work)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel keeps to it on Linux")
+def test_memory_of_a_decoder_is_limited(own_folder: Path) -> None:
+    async def work(seen: Seen) -> None:
+        (await seen.open(tone(1))).close()
+        (process,) = psutil.Process().children()
+        soft, _ = process.rlimit(psutil.RLIMIT_AS)
+        assert 0 < soft - process.memory_info().vms < 1024**3
+
+    _run(own_folder, work)
+
+
+def test_processes_have_no_keys_and_settings(own_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GENAI_API_KEYS", "secret")
+    monkeypatch.setenv("HF_TOKEN", "secret")
+
+    async def work(seen: Seen) -> None:
+        with await seen.open(sentence()) as recording:
+            await recording.window(0)
+        processes = psutil.Process().children()
+        assert len(processes) == 2
+        for process in processes:
+            assert not {"GENAI_API_KEYS", "HF_TOKEN"} & set(process.environ())
+
+    _run(own_folder, work)
+
+
+def test_ten_recordings_are_decoded_at_a_time(own_folder: Path) -> None:
+    async def work(seen: Seen) -> None:
+        async def read(number: int) -> float:
+            file = own_folder / f"sound-{number}"
+            file.write_bytes(encoded(_samples(sentence(), silence(number))))
+            with await seen.recordings.open(seen.model(), file, param="file") as recording:
+                assert len(await _windows(recording)) == 1
+                return recording.duration - len(sentence()) / RATE
+
+        found = await asyncio.gather(*(read(number) for number in range(10)))
+        assert found == pytest.approx(list(range(10)))
+
+    assert _run(own_folder, work).results == {"decoded": 10}

@@ -1,0 +1,307 @@
+"""Bodies with a file: where they go, their limits, and what is left of them."""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+from starlette.types import Message, Receive, Scope, Send
+
+from genai_server.http.middleware.body import BodyBudget, BodyLimits
+from genai_server.http.middleware.uploads import Uploads, upload_folder
+from genai_server.http.request_state import begin_request, request_state
+from genai_server.http.upload import Upload
+from tests.apis.transcriptions.doubles import DIRECTORY
+from tests.http.test_upload import BODY, SOUND, TYPE, form, part
+from tests.raw_http import answers, connect, read_to_end
+from tests.running_server import RunningServer
+from tests.server_here import run_here
+
+PATH = "/v1/audio/transcriptions"
+LIMIT = 1_000_000
+
+
+def left(folder: Path) -> list[int]:
+    """The sizes of the files in a folder."""
+    return [path.stat().st_size for path in folder.iterdir()]
+
+
+class App:
+    """Notes what it gets, and waits for `goes_on`."""
+
+    def __init__(self) -> None:
+        self.upload: Upload | None = None
+        self.content = b""
+        self.body = b"?"
+        self.has_begun, self.goes_on = asyncio.Event(), asyncio.Event()
+        self.goes_on.set()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.upload = request_state(scope).upload
+        assert self.upload is not None
+        self.content = self.upload.file.read_bytes() if self.upload.file else b""
+        self.body = (await receive())["body"]
+        self.has_begun.set()
+        await self.goes_on.wait()
+
+
+class Asked:
+    """A request whose body comes in parts; None leaves."""
+
+    def __init__(self, *parts: bytes | None, headers: dict[str, str] | None = None) -> None:
+        self.sent: list[Message] = []
+        self.taken = 0
+        self._parts = parts
+        given = TYPE | (headers or {})
+        self.scope: dict[str, Any] = {
+            "type": "http",
+            "method": "POST",
+            "path": PATH,
+            "headers": [(name.encode(), value.encode()) for name, value in given.items()],
+            "state": {},
+        }
+        begin_request(self.scope)
+
+    async def receive(self) -> Message:
+        await asyncio.sleep(0)
+        if self.taken == len(self._parts):
+            await asyncio.Event().wait()
+        part = self._parts[self.taken]
+        self.taken += 1
+        if part is None:
+            return {"type": "http.disconnect"}
+        return {"type": "http.request", "body": part, "more_body": self.taken < len(self._parts)}
+
+    async def send(self, message: Message) -> None:
+        self.sent.append(message)
+
+    @property
+    def refusal(self) -> tuple[int, str]:
+        """Status and body of the response."""
+        return self.sent[0]["status"], self.sent[1]["body"].decode()
+
+
+def uploads(folder: Path, *, limit: int = LIMIT, seconds: float = 20, total: int = 10_000_000) -> Uploads:
+    return Uploads([PATH], limit, seconds, BodyBudget(total, "GENAI_MAX_AUDIO_BODIES_BYTES"), lambda: folder)
+
+
+async def ask(reader: Uploads, asked: Asked, app: App | None = None) -> App:
+    app = app or App()
+    await reader.pass_on(app, asked.scope, asked.receive, asked.send)
+    return app
+
+
+def test_only_posts_to_the_paths_are_taken(tmp_path: Path) -> None:
+    reached = list[str]()
+
+    async def note(scope: Scope, receive: Receive, send: Send) -> None:
+        reached.append(scope["path"] if request_state(scope).upload is None else "uploaded")
+
+    async def ask_all() -> None:
+        limits = BodyLimits(note, LIMIT, 5.0, BodyBudget(LIMIT), others=uploads(tmp_path))
+        for method, path, body in (("GET", PATH, b"{}"), ("POST", "/v1/chat", b"{}"), ("POST", PATH, BODY)):
+            asked = Asked(body)
+            await limits({**asked.scope, "method": method, "path": path}, asked.receive, asked.send)
+
+    asyncio.run(ask_all())
+    assert reached == [PATH, "/v1/chat", "uploaded"]
+
+
+@pytest.mark.anyio
+async def test_file_exists_while_the_request_runs(tmp_path: Path) -> None:
+    app = await ask(uploads(tmp_path), Asked(BODY[:300], BODY[300:]))
+    assert app.upload is not None
+    assert app.content == SOUND
+    assert app.body == b""
+    assert [name for name, _ in app.upload.fields] == ["model", "include[]", "prompt"]
+    assert left(tmp_path) == []
+
+
+@pytest.mark.anyio
+async def test_large_file_is_on_disk_before_its_end_arrives(tmp_path: Path) -> None:
+    class Watched(Asked):
+        sizes: list[int] = []
+
+        async def receive(self) -> Message:
+            self.sizes.append(sum(left(tmp_path)))
+            return await super().receive()
+
+    body = form(part("file", bytes(900_000), file=True))
+    asked = Watched(*(body[start : start + 60_000] for start in range(0, len(body), 60_000)))
+    app = await ask(uploads(tmp_path), asked)
+    assert len(app.content) == 900_000
+    assert max(asked.sizes) >= 500_000
+
+
+@pytest.mark.anyio
+async def test_a_file_that_was_taken_away_is_not_missed(tmp_path: Path) -> None:
+    class Taking(App):
+        async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+            await super().__call__(scope, receive, send)
+            assert self.upload is not None
+            assert self.upload.file is not None
+            self.upload.file.unlink()
+
+    await ask(uploads(tmp_path), Asked(BODY), Taking())
+
+
+@pytest.mark.anyio
+async def test_a_client_that_leaves_gets_no_response(tmp_path: Path) -> None:
+    asked = Asked(BODY[:400], None)
+    app = await ask(uploads(tmp_path), asked)
+    assert (app.upload, asked.sent) == (None, [])
+    assert left(tmp_path) == []
+
+
+@pytest.mark.anyio
+async def test_a_declared_length_is_refused_before_the_body(tmp_path: Path) -> None:
+    asked = Asked(BODY, headers={"content-length": str(LIMIT + 1), "expect": "100-continue"})
+    await ask(uploads(tmp_path), asked)
+    assert asked.taken == 0
+    status, text = asked.refusal
+    assert status == 400
+    assert f"at most {LIMIT} bytes (GENAI_MAX_AUDIO_BODY_BYTES), given {LIMIT + 1}" in text
+
+
+@pytest.mark.anyio
+async def test_a_body_that_grows_too_large_is_dropped(tmp_path: Path) -> None:
+    parts = [BODY[:300], *[bytes(100_000)] * 40]
+    asked = Asked(*parts)
+    await ask(uploads(tmp_path), asked)
+    assert f"at most {LIMIT} bytes (GENAI_MAX_AUDIO_BODY_BYTES), given more than 1000300" in asked.refusal[1]
+    # It is read on, but not for ever.
+    assert asked.taken == 21
+    assert (b"connection", b"close") in asked.sent[0]["headers"]
+    assert left(tmp_path) == []
+
+
+@pytest.mark.anyio
+async def test_a_wrong_form_is_read_to_its_end(tmp_path: Path) -> None:
+    asked = Asked(b"{", b'"a": 1', b"}")
+    await ask(uploads(tmp_path), asked)
+    assert asked.taken == 3
+    assert "invalid_form" in asked.refusal[1]
+    assert (b"connection", b"close") not in asked.sent[0]["headers"]
+
+
+@pytest.mark.anyio
+async def test_all_uploads_together_have_a_limit(tmp_path: Path) -> None:
+    reader = uploads(tmp_path, total=len(BODY) + 10)
+    app = App()
+    app.goes_on.clear()
+    first = asyncio.create_task(ask(reader, Asked(BODY), app))
+    await app.has_begun.wait()
+    asked = Asked(BODY)
+    await ask(reader, asked)
+    assert asked.refusal[0] == 503
+    assert "GENAI_MAX_AUDIO_BODIES_BYTES" in asked.refusal[1]
+    app.goes_on.set()
+    await first
+    assert (await ask(reader, Asked(BODY))).content == SOUND
+
+
+@pytest.mark.anyio
+async def test_a_body_that_stops_is_refused(tmp_path: Path) -> None:
+    class Stalled(Asked):
+        async def receive(self) -> Message:
+            return {**await super().receive(), "more_body": True}
+
+    asked = Stalled(BODY[:400])
+    await ask(uploads(tmp_path, seconds=0.05), asked)
+    assert asked.refusal[0] == 408
+    assert "each MiB of the body must come within 0.05 seconds (GENAI_BODY_TIMEOUT); 400 bytes" in asked.refusal[1]
+    assert left(tmp_path) == []
+
+
+@pytest.mark.anyio
+async def test_each_mebibyte_has_the_time_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    renewed: list[float] = []
+
+    @contextlib.asynccontextmanager
+    async def timeout(seconds: float) -> AsyncIterator[Any]:
+        timer = SimpleNamespace(reschedule=renewed.append)
+        yield timer
+
+    monkeypatch.setattr(asyncio, "timeout", timeout)
+    body = form(part("file", bytes(3_500_000), file=True))
+    asked = Asked(*(body[start : start + 300_000] for start in range(0, len(body), 300_000)))
+    app = await ask(uploads(tmp_path, limit=10_000_000), asked)
+    assert len(app.content) == 3_500_000
+    assert len(renewed) == 3
+
+
+@pytest.mark.anyio
+async def test_a_folder_that_cannot_be_written_is_a_503(tmp_path: Path) -> None:
+    asked = Asked(BODY)
+    await ask(uploads(tmp_path / "missing"), asked)
+    assert asked.refusal[0] == 503
+    assert "upload_unavailable" in asked.refusal[1]
+    assert "cannot be written: No such file or directory" in asked.refusal[1]
+
+
+def test_the_folder_is_removed_at_the_end(tmp_path: Path) -> None:
+    with upload_folder(tmp_path) as folder:
+        (folder / "a").write_text("x")
+        assert folder.stat().st_mode & 0o777 == 0o700
+    assert left(tmp_path) == []
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    settings = {"GENAI_MAX_AUDIO_BODY_BYTES": str(LIMIT), "GENAI_MAX_BODY_BYTES": "10000"}
+    with run_here(tmp_path_factory.mktemp("uploads"), "--model-dir", str(DIRECTORY), settings=settings) as running:
+        yield running
+
+
+def head(size: int, *more: str) -> bytes:
+    lines = [f"POST {PATH} HTTP/1.1", "host: localhost", f"content-type: {TYPE['content-type']}", *more]
+    return "\r\n".join([*lines, f"content-length: {size}", "", ""]).encode()
+
+
+def test_a_large_body_is_refused_before_it_is_sent(server: RunningServer) -> None:
+    with connect(server) as connection:
+        connection.sendall(head(2 * LIMIT, "expect: 100-continue"))
+        (answer,) = answers(read_to_end(connection))
+    assert answer.status == 400
+    assert b"GENAI_MAX_AUDIO_BODY_BYTES" in answer.body
+    assert answer.headers["connection"] == ["close"]
+
+
+def test_a_client_that_waits_is_told_to_continue(server: RunningServer) -> None:
+    body = form(part("file", b"no sound", file=True))
+    with connect(server) as connection:
+        connection.sendall(head(len(body), "expect: 100-continue", "connection: close"))
+        assert connection.recv(100).startswith(b"HTTP/1.1 100 ")
+        connection.sendall(body)
+        (answer,) = answers(read_to_end(connection))
+    assert answer.status == 400
+    assert b"is not a flac" in answer.body
+
+
+def test_the_limit_of_other_bodies_does_not_hold(server: RunningServer) -> None:
+    refused = server.client.post(PATH, files={"file": ("a.wav", bytes(50_000))})
+    assert "is not a flac" in refused.json()["error"]["message"]
+    refused = server.client.post(PATH, files={"file": ("a.wav", bytes(LIMIT))})
+    assert refused.json()["error"]["code"] == "body_too_large"
+    assert "given 1000" in refused.json()["error"]["message"]
+
+
+def test_bodies_that_are_no_forms_are_refused(server: RunningServer) -> None:
+    for content, headers in ((b"{}", {"content-type": "application/json"}), (b"", {}), (b"a=b", TYPE)):
+        refused = server.client.post(PATH, content=content, headers=headers)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (400, "invalid_form")
+
+
+def test_an_upload_that_breaks_off_leaves_the_server_working(server: RunningServer) -> None:
+    for _ in range(3):
+        with contextlib.suppress(OSError), connect(server) as connection:
+            connection.sendall(head(500_000) + BODY[:400])
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+    assert server.client.get("/readyz").status_code == 200
+    with httpx.Client(base_url=server.url) as client:
+        assert client.post(PATH, files={"file": b"x"}).status_code == 400

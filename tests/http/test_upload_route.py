@@ -1,0 +1,31 @@
+"""The fields of a form by their names."""
+
+from pathlib import Path
+
+import pytest
+
+from genai_server.errors import InvalidField
+from genai_server.http.upload import Upload
+from genai_server.http.upload_route import form_object
+
+FILE = Path("a.wav")
+
+
+def test_lists_gather_their_values() -> None:
+    fields = [("include[]", "a"), ("model", "m"), ("include[]", "b")]
+    assert form_object(Upload(fields, FILE)) == {"file": FILE, "include": ["a", "b"], "model": "m"}
+
+
+def test_empty_fields_count_as_absent() -> None:
+    assert form_object(Upload([("language", ""), ("include[]", "")], None)) == {}
+
+
+def test_brackets_with_a_name_belong_to_the_field() -> None:
+    assert form_object(Upload([("chunking_strategy[type]", "server_vad")], None)) == {"chunking_strategy": "server_vad"}
+
+
+@pytest.mark.parametrize("names", [("model", "model"), ("a[]", "a"), ("a", "a[]"), ("a[x]", "a[y]"), ("file", "model")])
+def test_a_field_given_twice_is_refused(names: tuple[str, str]) -> None:
+    with pytest.raises(InvalidField, match="may be given once") as caught:
+        form_object(Upload([(name, "x") for name in names], FILE))
+    assert caught.value.param == names[0].partition("[")[0]
