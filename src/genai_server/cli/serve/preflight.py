@@ -17,6 +17,7 @@ from genai_server.engine.runners.runner_rules import check_runner
 from genai_server.errors import ChatTemplateError, ConfigurationError, ModelDirectoryError, in_one_line
 from genai_server.http.api_keys import load_keys
 from genai_server.installation import this_installation
+from genai_server.pooling_model import Task
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +69,7 @@ def check_models(settings: Settings) -> None:
             raise
         except Exception as error:  # a library reads unchecked files
             raise ConfigurationError(f"the model in {path} cannot be used: {in_one_line(error)}") from None
-        if not all(codec.has_chat_template or codec.pooling for codec in codecs.values()):
+        if any(codec.task is Task.GENERATE and not codec.has_chat_template for codec in codecs.values()):
             log.warning("model %s %s; %s", name, NO_CHAT_TEMPLATE, GIVE_A_TEMPLATE)
 
 

@@ -1,0 +1,24 @@
+"""What the checks before a start log."""
+
+from pathlib import Path
+
+import pytest
+
+from genai_server.cli.serve.preflight import check_models
+from tests.given_settings import given
+from tests.model_edits import base_model
+from tests.running_server import ROOT
+
+_MODELS = {
+    "speech": ROOT / "tests" / "built_models" / "whisper",
+    "vectors": ROOT / "models" / "demo-embeddings",
+}
+
+
+@pytest.mark.parametrize("name", ["base", *_MODELS])
+def test_only_models_that_generate_lack_a_chat_template(
+    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    directory = _MODELS.get(name) or base_model(tmp_path / name)
+    check_models(given(models=f"{name}={directory}"))
+    assert (f"model {name} has no chat template" in caplog.text) is (name == "base")
