@@ -116,6 +116,8 @@ LIBRARIES = (
         heading="litellm transcriptions",
         model=Model.SPEECH,
     ),
+    library("Haystack transcriptions", ("whisper-haystack",), "haystack_transcriptions.py", model=Model.SPEECH),
+    library("LiveKit transcriptions", ("livekit-plugins-openai",), "livekit_transcriptions.py", model=Model.SPEECH),
     library("`openai` (JavaScript) transcriptions", ("openai", "zod"), "openai_transcriptions.mjs", model=Model.SPEECH),
     library(
         "AI SDK transcriptions (JavaScript)",
