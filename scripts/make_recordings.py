@@ -12,7 +12,7 @@ OUT = REPOSITORY / "tests" / "recordings"
 # Rate in Hz, voice of espeak-ng and its speed, sentences.
 RECORDINGS: dict[str, tuple[int, str, int, list[str]]] = {
     "book.wav": (16_000, "en-gb+m7", 150, ["The book is purple."]),
-    "phone_number.wav": (8_000, "en-us+m7", 170, ["My phone number is two five six eight three four eight."]),
+    "phone_number.wav": (8_000, "en-us+m7", 150, ["My phone number is two five six eight three four eight."]),
     "two_sentences.wav": (
         8_000,
         "en-us+f5",
