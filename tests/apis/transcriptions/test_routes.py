@@ -9,6 +9,7 @@ import json
 import threading
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -206,6 +207,15 @@ def test_wrong_fields_are_refused(
 def test_a_file_is_required(server: RunningServer) -> None:
     response = server.client.post(PATHS[1], files={"model": (None, "speech")})
     assert refusal(response) == (400, "missing_required_parameter", "file")
+
+
+@pytest.mark.parametrize("name", ["file", "file[]", "file[path]", "file["])
+def test_a_path_of_the_server_is_no_file(server: RunningServer, tmp_path: Path, name: str) -> None:
+    path = tmp_path / "a.ogg"
+    path.write_bytes(SPEECH)
+    response = server.client.post(PATHS[0], files={name: (None, str(path))})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "file")
+    assert path.exists()
 
 
 def test_a_file_without_sound_is_refused(server: RunningServer) -> None:
