@@ -18,7 +18,7 @@ import pytest
 from openai.types.audio import TranscriptionTextDeltaEvent, TranscriptionTextDoneEvent, TranscriptionVerbose
 
 from genai_server.apis.transcriptions.engine_requests import EngineAnswer, EngineRequests
-from genai_server.audio.recordings import Recording
+from genai_server.audio.recordings import Recording, Recordings
 from genai_server.errors import EngineDied, QueueFull
 from genai_server.messages.generation_request import GenerationRequest
 from tests.apis.transcriptions.doubles import DIRECTORY, MODEL, answer, at, load_codec
@@ -250,6 +250,21 @@ def test_model_lists_say_what_it_is_for(server: RunningServer) -> None:
 def test_a_timeout_ends_the_whole_transcription(server: RunningServer) -> None:
     response = post(server, timeout="0.001")
     assert refusal(response) == (504, "timeout", None)
+
+
+def test_a_timeout_ends_decoding(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    is_cancelled = threading.Event()
+
+    async def endless(*_: Any, **__: Any) -> Recording:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            is_cancelled.set()
+        raise AssertionError
+
+    monkeypatch.setattr(Recordings, "open", endless)
+    assert refusal(post(server, timeout="0.1")) == (504, "timeout", None)
+    assert is_cancelled.is_set()
 
 
 class Held:
