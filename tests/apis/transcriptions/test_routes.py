@@ -9,6 +9,7 @@ import json
 import threading
 import warnings
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -265,6 +266,25 @@ def test_a_timeout_ends_decoding(server: RunningServer, monkeypatch: pytest.Monk
     monkeypatch.setattr(Recordings, "open", endless)
     assert refusal(post(server, timeout="0.1")) == (504, "timeout", None)
     assert is_cancelled.is_set()
+
+
+def test_a_model_unloaded_during_decoding_is_loaded_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    decodes, goes_on, open_recording = threading.Event(), threading.Event(), Recordings.open
+
+    async def held(self: Recordings, *given: Any, **named: Any) -> Recording:
+        decodes.set()
+        await asyncio.to_thread(goes_on.wait, 60)
+        return await open_recording(self, *given, **named)
+
+    monkeypatch.setattr(Recordings, "open", held)
+    settings = {"GENAI_MODELS": f"chat={DEMO},speech={DIRECTORY}", "GENAI_MAX_MODELS": "1"}
+    with run_here(tmp_path, "--device", "cpu", settings=settings) as running, ThreadPoolExecutor(1) as thread:
+        transcribed = thread.submit(post, running, model="speech", language="en")
+        assert decodes.wait(60)
+        with httpx.Client(base_url=running.url, timeout=60) as other:
+            assert other.post("/v1/chat/completions", json={**body("hi"), "model": "chat"}).status_code == 200
+        goes_on.set()
+        assert transcribed.result().status_code == 200
 
 
 class Held:

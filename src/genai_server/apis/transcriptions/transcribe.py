@@ -17,6 +17,7 @@ from genai_server.apis.transcriptions.segments import Segment, Span, split
 from genai_server.apis.transcriptions.window_transcript import TranscriptTask, WindowTranscriber, WindowTranscript
 from genai_server.audio.recordings import Recording, Recordings
 from genai_server.audio.window_reader import Window
+from genai_server.engine_client.client import EngineClient
 from genai_server.errors import InvalidField
 from genai_server.generation.dependencies import Deadline, RequestContext, Services
 from genai_server.generation.interruption import require_end
@@ -161,7 +162,13 @@ async def begin(services: Services, form: AudioForm, context: RequestContext, *,
     wishes = await _wishes(form, model, codec, translates=translates)
     recording = await _opened(services.recordings, model, form.file, context.deadline)
     context.counted.callback(recording.close)
-    requests = EngineRequests(context, lambda: served.router.pick(form.device)[0])
+
+    async def pick() -> EngineClient:
+        """The engine for a window. While none runs the model counts as idle, and may be unloaded for another one."""
+        _, served = await models.serving(models.choose(chosen.id), context.deadline.seconds_left)
+        return served.router.pick(form.device)[0]
+
+    requests = EngineRequests(context, pick)
     base = GenerationRequest(
         context.request_id,
         [],
