@@ -9,9 +9,9 @@ from genai_server.errors import ModelDirectoryError
 
 def read_value(path: Path, otherwise: Any) -> Any:
     """The value in a file; `otherwise` without the file. Raises ModelDirectoryError, which names the file."""
-    if not path.is_file():  # reading from a pipe would block
-        return otherwise
     try:
+        if not path.is_file():  # reading from a pipe would block
+            return otherwise
         return json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError) as error:
         raise ModelDirectoryError(f"{path} cannot be read: {error}") from None

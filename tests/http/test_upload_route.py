@@ -29,3 +29,10 @@ def test_a_field_given_twice_is_refused(names: tuple[str, str]) -> None:
     with pytest.raises(InvalidField, match="may be given once") as caught:
         form_object(Upload([(name, "x") for name in names], FILE))
     assert caught.value.param == names[0].partition("[")[0]
+
+
+@pytest.mark.parametrize("name", ["file", "file[]", "file[", "file[x]"])
+def test_a_text_is_no_path_of_a_file(name: str) -> None:
+    with pytest.raises(InvalidField, match="with the content of a file") as caught:
+        form_object(Upload([(name, "/etc/passwd")], None))
+    assert caught.value.param == "file"

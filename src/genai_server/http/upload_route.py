@@ -12,8 +12,10 @@ from genai_server.errors import InvalidField
 from genai_server.http.error_responses import from_findings
 from genai_server.http.request_state import request_state
 from genai_server.http.upload import FILE, Upload
+from genai_server.quoted_values import quoted
 
 FORM = "multipart/form-data"
+_MAX_SHOWN = 100
 
 
 class UploadRoute(APIRoute):
@@ -60,13 +62,19 @@ class _FormRequest(Request):
 def form_object(upload: Upload) -> dict[str, Any]:
     """The fields by their names, without empty ones. A name such as `include[]` has the list of its values.
 
-    What is in the brackets of other names is left out. Raises InvalidField for a field that is given twice.
+    What is in the brackets of other names is left out. Raises InvalidField for a field that is given twice, and for a
+    text in place of the file: a client must not name a path.
     """
     found: dict[str, Any] = {} if upload.file is None else {FILE: upload.file}
     for given, value in upload.fields:
         name, bracket, _ = given.partition("[")
         if not value:
             continue
+        if name == FILE and upload.file is None:
+            raise InvalidField(
+                f"{FILE} must be given as {FILE}, with the content of a file; given {quoted(given[:_MAX_SHOWN])}",
+                param=FILE,
+            )
         if given.endswith("[]"):
             values = found.setdefault(name, [])
             if isinstance(values, list):

@@ -1,6 +1,6 @@
 """The engine requests of a transcription: their order, their ends, and the sums of their figures."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -74,7 +74,17 @@ def context(clock: HandClock) -> RequestContext:
 
 
 def requests_to(engine: Engine, context: RequestContext) -> EngineRequests:
-    return EngineRequests(context, lambda: engine)  # type: ignore[arg-type, return-value]
+    return requests_to_each([engine], context)
+
+
+def requests_to_each(engines: Sequence[Engine], context: RequestContext) -> EngineRequests:
+    """The last engine is chosen again and again."""
+    waiting = list(engines)
+
+    async def pick() -> Any:
+        return waiting.pop(0) if len(waiting) > 1 else waiting[0]
+
+    return EngineRequests(context, pick)
 
 
 @pytest.mark.anyio
@@ -114,8 +124,7 @@ async def test_each_request_has_the_time_that_is_left(context: RequestContext, c
 @pytest.mark.anyio
 async def test_requests_for_a_window_go_to_one_engine(context: RequestContext) -> None:
     engines = [Engine(feed=fed()) for _ in range(3)]
-    waiting = list(engines)
-    requests = EngineRequests(context, lambda: waiting.pop(0))  # type: ignore[arg-type, return-value]
+    requests = requests_to_each(engines, context)
     first, second = (structs.replace(REQUEST, sound=Sound(digest, "a.npz")) for digest in ("a", "b"))
     for request in (first, first, second):
         await requests.run(request)

@@ -9,6 +9,8 @@ import json
 import threading
 import warnings
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -17,7 +19,7 @@ import pytest
 from openai.types.audio import TranscriptionTextDeltaEvent, TranscriptionTextDoneEvent, TranscriptionVerbose
 
 from genai_server.apis.transcriptions.engine_requests import EngineAnswer, EngineRequests
-from genai_server.audio.recordings import Recording
+from genai_server.audio.recordings import Recording, Recordings
 from genai_server.errors import EngineDied, QueueFull
 from genai_server.messages.generation_request import GenerationRequest
 from tests.apis.transcriptions.doubles import DIRECTORY, MODEL, answer, at, load_codec
@@ -208,6 +210,15 @@ def test_a_file_is_required(server: RunningServer) -> None:
     assert refusal(response) == (400, "missing_required_parameter", "file")
 
 
+@pytest.mark.parametrize("name", ["file", "file[]", "file[path]", "file["])
+def test_a_path_of_the_server_is_no_file(server: RunningServer, tmp_path: Path, name: str) -> None:
+    path = tmp_path / "a.ogg"
+    path.write_bytes(SPEECH)
+    response = server.client.post(PATHS[0], files={name: (None, str(path))})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "file")
+    assert path.exists()
+
+
 def test_a_file_without_sound_is_refused(server: RunningServer) -> None:
     response = server.client.post(PATHS[0], files={"file": ("a.wav", b"no sound")})
     assert refusal(response) == (400, "invalid_value", "file")
@@ -240,6 +251,40 @@ def test_model_lists_say_what_it_is_for(server: RunningServer) -> None:
 def test_a_timeout_ends_the_whole_transcription(server: RunningServer) -> None:
     response = post(server, timeout="0.001")
     assert refusal(response) == (504, "timeout", None)
+
+
+def test_a_timeout_ends_decoding(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    is_cancelled = threading.Event()
+
+    async def endless(*_: Any, **__: Any) -> Recording:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            is_cancelled.set()
+        raise AssertionError
+
+    monkeypatch.setattr(Recordings, "open", endless)
+    assert refusal(post(server, timeout="0.1")) == (504, "timeout", None)
+    assert is_cancelled.is_set()
+
+
+def test_a_model_unloaded_during_decoding_is_loaded_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    decodes, goes_on, open_recording = threading.Event(), threading.Event(), Recordings.open
+
+    async def held(self: Recordings, *given: Any, **named: Any) -> Recording:
+        decodes.set()
+        await asyncio.to_thread(goes_on.wait, 60)
+        return await open_recording(self, *given, **named)
+
+    monkeypatch.setattr(Recordings, "open", held)
+    settings = {"GENAI_MODELS": f"chat={DEMO},speech={DIRECTORY}", "GENAI_MAX_MODELS": "1"}
+    with run_here(tmp_path, "--device", "cpu", settings=settings) as running, ThreadPoolExecutor(1) as thread:
+        transcribed = thread.submit(post, running, model="speech", language="en")
+        assert decodes.wait(60)
+        with httpx.Client(base_url=running.url, timeout=60) as other:
+            assert other.post("/v1/chat/completions", json={**body("hi"), "model": "chat"}).status_code == 200
+        goes_on.set()
+        assert transcribed.result().status_code == 200
 
 
 class Held:

@@ -2,7 +2,10 @@
 
 import asyncio
 import contextlib
+import errno
+import io
 import socket
+import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -242,6 +245,37 @@ async def test_a_folder_that_cannot_be_written_is_a_503(tmp_path: Path) -> None:
     assert asked.refusal[0] == 503
     assert "upload_unavailable" in asked.refusal[1]
     assert "cannot be written: No such file or directory" in asked.refusal[1]
+
+
+class FullDisk(io.RawIOBase):
+    """A file that cannot be written."""
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, _: Any) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("size", [1000, 300_000])
+async def test_a_full_disk_is_a_503(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    def on_full_disk(**_: Any) -> Any:
+        path, file = tmp_path / "upload", io.BufferedWriter(FullDisk())
+        path.touch()
+        return SimpleNamespace(name=str(path), file=file, close=file.close)
+
+    body = form(part("file", bytes(size), file=True))
+    reader = uploads(tmp_path, total=len(body) + 10)
+    asked = Asked(body[:900], body[900:])
+    with monkeypatch.context() as patched:
+        patched.setattr(tempfile, "NamedTemporaryFile", on_full_disk)
+        await ask(reader, asked)
+    assert asked.refusal[0] == 503
+    assert "cannot be written: No space left on device" in asked.refusal[1]
+    assert left(tmp_path) == []
+    # Nothing of it counts any more.
+    assert len((await ask(reader, Asked(body))).content) == size
 
 
 def test_the_folder_is_removed_at_the_end(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """The engine requests of one transcription, one after another, and their figures taken together."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from msgspec import structs
@@ -85,7 +85,7 @@ class EngineRequests:
     `pick` gives the engine for the next window: that which has encoded a window gets all requests for it.
     """
 
-    def __init__(self, context: RequestContext, pick: Callable[[], EngineClient]) -> None:
+    def __init__(self, context: RequestContext, pick: Callable[[], Awaitable[EngineClient]]) -> None:
         self._context = context
         self._pick = pick
         # Of the last request, with the digest of its window.
@@ -145,7 +145,7 @@ class EngineRequests:
         deadline = self._context.deadline
         digest = "" if request.sound is None else request.sound.digest
         if digest != self._digest or self._engine is None or not self._engine.is_connected:
-            self._engine, self._digest = self._pick(), digest
+            self._engine, self._digest = await self._pick(), digest
         while True:
             engine = self._engine
             try:
@@ -157,6 +157,6 @@ class EngineRequests:
                 await asyncio.sleep(min(error.retry_after or 1, deadline.seconds_left))
                 if not deadline.seconds_left:
                     require_end(FinishReason.TIMEOUT, deadline)
-                self._engine = self._pick()
+                self._engine = await self._pick()
             else:
                 return stream

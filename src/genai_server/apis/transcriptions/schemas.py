@@ -29,8 +29,10 @@ class AudioForm(Wire):
 
     model_config = ConfigDict(strict=False)
 
+    # Strict, because a text would be a path that the client has chosen.
     file: Annotated[Path, WithJsonSchema({"type": "string", "format": "binary"})] = Field(
-        description="The recording, in one of the formats flac, mp3, mp4, mpeg, mpga, m4a, ogg, wav and webm."
+        strict=True,
+        description="The recording, in one of the formats flac, mp3, mp4, mpeg, mpga, m4a, ogg, wav and webm.",
     )
     model: str | None = Field(None, description="Id of a served model; by default the first one that transcribes.")
     language: Annotated[str, Field(max_length=64)] | None = Field(

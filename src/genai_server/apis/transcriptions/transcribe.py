@@ -3,9 +3,11 @@
 A window begins where the last complete segment before it ends, and its prompt has the text before it.
 """
 
+import asyncio
 import math
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from genai_server.apis.shared.base import JsonObject
 from genai_server.apis.transcriptions.engine_requests import EngineRequests
@@ -13,11 +15,13 @@ from genai_server.apis.transcriptions.languages import ENGLISH
 from genai_server.apis.transcriptions.schemas import AudioForm, TranscriptFormat, TranscriptionForm
 from genai_server.apis.transcriptions.segments import Segment, Span, split
 from genai_server.apis.transcriptions.window_transcript import TranscriptTask, WindowTranscriber, WindowTranscript
-from genai_server.audio.recordings import Recording
+from genai_server.audio.recordings import Recording, Recordings
 from genai_server.audio.window_reader import Window
+from genai_server.engine_client.client import EngineClient
 from genai_server.errors import InvalidField
-from genai_server.generation.dependencies import RequestContext, Services
-from genai_server.messages.generation_request import GenerationRequest
+from genai_server.generation.dependencies import Deadline, RequestContext, Services
+from genai_server.generation.interruption import require_end
+from genai_server.messages.generation_request import FinishReason, GenerationRequest
 from genai_server.pooling_model import Task
 from genai_server.quoted_values import quoted
 from genai_server.speech_model import SpeechModel
@@ -139,7 +143,7 @@ class Transcription:
 async def begin(services: Services, form: AudioForm, context: RequestContext, *, translates: bool) -> Transcription:
     """Choose the model and open the recording, whose files exist until the request has ended.
 
-    Raises RequestError and Unavailable.
+    Raises RequestError, Unavailable and DeadlinePassed.
     """
     services.drain.require_open()
     models = services.models
@@ -156,9 +160,15 @@ async def begin(services: Services, form: AudioForm, context: RequestContext, *,
     if model is None:
         raise InvalidField(f"model {chosen.id} has been replaced by one that does not transcribe", param="model")
     wishes = await _wishes(form, model, codec, translates=translates)
-    recording = await services.recordings.open(model, form.file, param="file")
+    recording = await _opened(services.recordings, model, form.file, context.deadline)
     context.counted.callback(recording.close)
-    requests = EngineRequests(context, lambda: served.router.pick(form.device)[0])
+
+    async def pick() -> EngineClient:
+        """The engine for a window. While none runs the model counts as idle, and may be unloaded for another one."""
+        _, served = await models.serving(models.choose(chosen.id), context.deadline.seconds_left)
+        return served.router.pick(form.device)[0]
+
+    requests = EngineRequests(context, pick)
     base = GenerationRequest(
         context.request_id,
         [],
@@ -170,6 +180,16 @@ async def begin(services: Services, form: AudioForm, context: RequestContext, *,
         unique_id=context.unique_id,
     )
     return Transcription(model, recording, requests, WindowTranscriber(model, codec, requests, base), wishes)
+
+
+async def _opened(recordings: Recordings, model: SpeechModel, file: Path, deadline: Deadline) -> Recording:
+    """The decoded recording. Decoding may take minutes, and may have to wait for that of others."""
+    try:
+        async with asyncio.timeout(deadline.seconds_left):
+            return await recordings.open(model, file, param="file")
+    except TimeoutError:
+        require_end(FinishReason.TIMEOUT, deadline)
+        raise
 
 
 async def _wishes(form: AudioForm, model: SpeechModel, codec: TextCodec, *, translates: bool) -> Wishes:

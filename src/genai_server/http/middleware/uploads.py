@@ -117,7 +117,8 @@ class Uploads:
         try:
             yield reading
         finally:
-            file.close()
+            with contextlib.suppress(OSError):  # the disk is full
+                file.close()
             reading.path.unlink(missing_ok=True)  # unless a reader of recordings has taken it
             self._budget.resize(reading.counted, 0)
 
@@ -173,7 +174,8 @@ class Uploads:
             reading.error = error
         if reading.error is not None:
             reading.form = None
-            await asyncio.to_thread(reading.target.truncate, 0)
+            with contextlib.suppress(OSError):  # the disk is full
+                await asyncio.to_thread(reading.target.truncate, 0)
 
     def _too_large(self, given: str) -> BodyTooLarge:
         return BodyTooLarge(
