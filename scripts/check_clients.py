@@ -24,6 +24,7 @@ from _clients.libraries import LIBRARIES, QUICK
 from _clients.ollama_clients import OLLAMA
 from _clients.open_responses import OPEN_RESPONSES
 from _clients.picture import IMAGES_MODEL
+from _clients.recording import SPEECH_DIRECTORY, SPEECH_MODEL
 from _clients.report import merged, placed, rows
 from _clients.structures import STRUCTURES
 from _clients.suites import SUITES
@@ -54,6 +55,7 @@ SETTINGS = {
     Model.DEMO: {"GENAI_MODEL_DIR": str(DEMO), "GENAI_MODEL_ALIASES": "*=onnx-genai"},
     Model.POOLED: {"GENAI_MODELS": f"vectors={DEMO}-embeddings,scores={DEMO}-reranker"},
     Model.IMAGES: {"GENAI_MODELS": f"{IMAGES_MODEL}={REPOSITORY}/tests/built_models/qwen-3-vl-images"},
+    Model.SPEECH: {"GENAI_MODELS": f"{SPEECH_MODEL}={SPEECH_DIRECTORY}"},
 }
 PAGE = REPOSITORY / "docs" / "compatibility.md"
 

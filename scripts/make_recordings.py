@@ -12,12 +12,12 @@ OUT = REPOSITORY / "tests" / "recordings"
 # Rate in Hz, voice of espeak-ng and its speed, sentences.
 RECORDINGS: dict[str, tuple[int, str, int, list[str]]] = {
     "book.wav": (16_000, "en-gb+m7", 150, ["The book is purple."]),
-    "phone_number.wav": (8_000, "en-us+m7", 170, ["My phone number is two five six eight three four eight."]),
+    "phone_number.wav": (8_000, "en-us+m7", 140, ["My phone number is one five six."]),
     "two_sentences.wav": (
         8_000,
-        "en-us+f5",
+        "en-gb+f5",
         160,
-        ["Set a timer for ten seconds.", "Turn on the printer in the office."],
+        ["Turn on the printer in the office.", "Set a timer for ten seconds."],
     ),
 }
 

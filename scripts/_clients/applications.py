@@ -16,6 +16,7 @@ from _load.server import DEMO, HOST, DoesNotStart, free_port, run_server, runnin
 from .client import Check, Client, Place
 from .picture import IMAGES_MODEL, TOKENS, png
 from .recipe import recipe
+from .recording import RECORDING, SPEECH_DIRECTORY, SPEECH_MODEL, transcript
 
 _NAME = "Open WebUI"
 # It migrates a new database first.
@@ -80,6 +81,7 @@ def _check_open_webui(place: Place) -> list[Check]:
                     *_checks_over_ollama(client, place.url),
                     *_checks_of_an_image(client, place),
                     *_checks_of_a_file(client, place),
+                    *_checks_of_a_recording(client, place),
                 ]
         except DoesNotStart as error:
             raise ValueError(str(error).strip().rpartition("\n")[2]) from None
@@ -163,6 +165,29 @@ def _checks_of_a_file(client: httpx.Client, place: Place) -> list[Check]:
         ]
 
 
+def _checks_of_a_recording(client: httpx.Client, place: Place) -> list[Check]:
+    """A recording as its page sends it, to the model for speech. Raises DoesNotStart and ValueError."""
+    folder = place.folder / "server-speech"
+    folder.mkdir(exist_ok=True)
+    with run_server(folder, {"GENAI_MODELS": f"{SPEECH_MODEL}={SPEECH_DIRECTORY}"}) as server:
+        url = f"http://{HOST}:{server.port}"
+        settings = client.get("/api/v1/audio/config").json()
+        settings["stt"] |= {
+            "ENGINE": "openai",
+            "MODEL": SPEECH_MODEL,
+            "OPENAI_API_BASE_URL": f"{url}/v1",
+            "OPENAI_API_KEY": "none",
+        }
+        if why := _set(client, {"/api/v1/audio/config/update": settings}):
+            return [Check("its settings for recordings", why)]
+        wanted = transcript(url)
+        return [
+            _check("a recording", lambda: _recording(client, wanted)),
+            # It sends a request without the language, if the first is refused.
+            _check("a recording in a language that the model lacks", lambda: _recording(client, wanted, "tlh")),
+        ]
+
+
 def _check(name: str, look: Callable[[], str]) -> Check:
     try:
         return Check(name, look())
@@ -207,6 +232,13 @@ def _image(client: httpx.Client, model: str) -> str:
     parts = [{"type": "text", "text": _QUESTION}, {"type": "image_url", "image_url": {"url": url}}]
     found = tokens(parts) - tokens(_QUESTION)
     return "" if found == TOKENS else f"the image has {found} tokens instead of {TOKENS}"
+
+
+def _recording(client: httpx.Client, wanted: str, language: str = "en") -> str:
+    file = (RECORDING.name, RECORDING.read_bytes(), "audio/wav")
+    answer = client.post("/api/v1/audio/transcriptions", files={"file": file}, data={"language": language})
+    said = answer.json().get("text", answer.text)
+    return "" if said == wanted else f"it said: {said}"
 
 
 def _source(client: httpx.Client) -> str:

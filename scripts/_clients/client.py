@@ -26,6 +26,8 @@ class Model(Enum):
     POOLED = "pooled"
     # A small model of the tests that reads images; what it says has no meaning.
     IMAGES = "images"
+    # The demo model for speech.
+    SPEECH = "speech"
 
 
 @dataclass(frozen=True)

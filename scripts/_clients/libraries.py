@@ -6,7 +6,7 @@ import json
 import shutil
 from pathlib import Path
 
-from . import picture
+from . import picture, recording
 from .client import Check, Client, Model, Place, Registry
 from .program import run
 from .recipe import recipe
@@ -31,6 +31,8 @@ def library(
         environment = {"CHECKED_URL": place.url, "PYTHONPATH": str(_SCRIPTS), "PYTHONWARNINGS": "ignore"}
         if images:
             environment |= picture.environment(place.images_url)
+        if model is Model.SPEECH:
+            environment |= recording.environment(place.url)
         if heading:
             environment["CHECKED_RECIPE"] = recipe(heading, place.url)
         return _run(program, place, environment)
@@ -98,6 +100,28 @@ LIBRARIES = (
         ("ai", "@ai-sdk/openai-compatible", "@ai-sdk/cohere", "zod"),
         "ai_sdk_pooled.mjs",
         model=Model.POOLED,
+    ),
+    library("`openai` (Python) transcriptions", ("openai", "pydantic"), "openai_transcriptions.py", model=Model.SPEECH),
+    library(
+        "LangChain transcriptions",
+        ("langchain-community", "openai", "pydub", "imageio-ffmpeg"),
+        "langchain_transcriptions.py",
+        heading="LangChain transcriptions",
+        model=Model.SPEECH,
+    ),
+    library(
+        "litellm transcriptions",
+        ("litellm",),
+        "litellm_transcriptions.py",
+        heading="litellm transcriptions",
+        model=Model.SPEECH,
+    ),
+    library("`openai` (JavaScript) transcriptions", ("openai", "zod"), "openai_transcriptions.mjs", model=Model.SPEECH),
+    library(
+        "AI SDK transcriptions (JavaScript)",
+        ("ai", "@ai-sdk/openai", "zod"),
+        "ai_sdk_transcriptions.mjs",
+        model=Model.SPEECH,
     ),
     library("litellm", ("litellm", "mcp"), "litellm_completion.py", heading="litellm", images=True),
     library("instructor", ("instructor", "anthropic"), "instructor_modes.py"),

@@ -238,3 +238,18 @@ def test_target_that_cannot_be_written_is_an_error() -> None:
     data = encoded(tone(1))
     with pytest.raises(OSError, match="No space"):
         decode(io.BytesIO(data), Full(), len(data), 60)
+
+
+def test_a_failing_source_is_damage_and_not_a_full_disk() -> None:
+    class Failing(io.BytesIO):
+        num_reads = 0
+
+        def read(self, size: int | None = -1) -> bytes:
+            self.num_reads += 1
+            if self.num_reads > 2:
+                raise OSError(22, "Invalid argument")  # as for a jump to before the file's beginning
+            return super().read(size)
+
+    data, target = encoded(tone(60, 48_000), "wav", "pcm_s16le", 48_000), io.BytesIO()
+    num_samples, _ = decode(Failing(data), target, len(data), 60)
+    assert 0 < num_samples < 60 * RATE

@@ -11,6 +11,10 @@ export const IMAGES_MODEL = process.env.CHECKED_IMAGES_MODEL;
 export const PICTURE = process.env.CHECKED_PICTURE;
 export const PICTURE_TOKENS = Number(process.env.CHECKED_PICTURE_TOKENS);
 export const WHAT = "What is this?";
+// A recording in English, and its text as a plain request gets it.
+export const SPEECH_MODEL = process.env.CHECKED_SPEECH_MODEL;
+export const RECORDING = process.env.CHECKED_RECORDING;
+export const TRANSCRIPT = process.env.CHECKED_TRANSCRIPT;
 export const PARIS = { name: "Paris", people: 2100000 };
 export const City = z.object({ name: z.string(), people: z.number() });
 // With the white space that answers to a schema have.

@@ -24,6 +24,10 @@ IMAGES_MODEL = os.environ.get("CHECKED_IMAGES_MODEL", "")
 PICTURE = os.environ.get("CHECKED_PICTURE", "")
 PICTURE_TOKENS = int(os.environ.get("CHECKED_PICTURE_TOKENS", "0"))
 WHAT = "What is this?"
+# A recording in English, and its text as a plain request gets it.
+SPEECH_MODEL = os.environ.get("CHECKED_SPEECH_MODEL", "")
+RECORDING = os.environ.get("CHECKED_RECORDING", "")
+TRANSCRIPT = os.environ.get("CHECKED_TRANSCRIPT", "")
 _checks: list[tuple[str, Callable[[], None]]] = []
 
 

@@ -106,7 +106,8 @@ def _frames(container: Any, stream: Any) -> Iterator[Any]:
             packet = next(packets)
         except StopIteration:
             return
-        except (av.FFmpegError, ValueError) as error:
+        except (av.FFmpegError, OSError, ValueError) as error:
+            # An OSError, such as of a jump to a place before the file's beginning, comes from the source.
             _raise_for_memory(error)
             return
         try:
