@@ -13,6 +13,8 @@ import pytest
 import uvicorn
 from starlette.types import Receive, Scope, Send
 
+from genai_server.errors import MalformedForm
+from genai_server.http.upload import FormParser
 from genai_server.logs import DiscreetFormatter, configure_logging
 
 pytestmark = pytest.mark.usefixtures("untouched_logging")
@@ -21,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("untouched_logging")
 @pytest.fixture
 def untouched_logging() -> Iterator[None]:
     """Restore the logging of the process."""
-    loggers = [logging.getLogger(name) for name in ("", "asyncio")]
+    loggers = [logging.getLogger(name) for name in ("", "asyncio", "python_multipart")]
     levels, handlers = [logger.level for logger in loggers], loggers[0].handlers[:]
     loggers[0].handlers.clear()
     yield
@@ -40,6 +42,13 @@ def test_asyncio_is_never_louder_than_the_rest() -> None:
     configure_logging("error")
     assert not logging.getLogger("asyncio").isEnabledFor(logging.WARNING)
     assert not logging.getLogger("genai_server").isEnabledFor(logging.WARNING)
+
+
+def test_a_wrong_form_is_not_logged(capsys: pytest.CaptureFixture[str]) -> None:
+    configure_logging("debug")
+    with pytest.raises(MalformedForm):
+        FormParser({"content-type": "multipart/form-data; boundary=a"}).feed(b"--a\r\nno header\r\n")
+    assert capsys.readouterr().err == ""
 
 
 def logged(error: BaseException) -> str:

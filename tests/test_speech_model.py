@@ -58,6 +58,15 @@ def test_the_original_says_what_is_suppressed(tmp_path: Path) -> None:
     assert model.suppressed_first == [3]
 
 
+@pytest.mark.parametrize("field", ["suppress_tokens", "begin_suppress_tokens"])
+@pytest.mark.parametrize("id", [-1, 20])
+def test_a_suppressed_token_must_exist(tmp_path: Path, field: str, id: int) -> None:
+    config = {"model": {"type": "whisper", "context_length": 448, "vocab_size": 20}}
+    directory = _directory(tmp_path, genai_config=config, generation_config={field: [19, id]})
+    with pytest.raises(ModelDirectoryError, match=rf"suppresses the token {id}, which is not among the model's 20"):
+        read_speech_model(directory)
+
+
 def test_an_english_model_has_no_languages(tmp_path: Path) -> None:
     model = read_speech_model(_directory(tmp_path, generation_config={"is_multilingual": False}))
     assert model is not None

@@ -9,6 +9,8 @@ from typing import Any
 import msgspec
 
 _TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+# Libraries' loggers. asyncio is noisy at DEBUG, and python_multipart warns of each wrong form, which gets a response.
+_LOWEST_LEVELS = {"asyncio": logging.INFO, "python_multipart": logging.ERROR}
 _Raised = tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
 
 
@@ -54,7 +56,8 @@ def configure_logging(level: str, form: str = "text") -> None:
     handler.addFilter(_cut_asyncio)
     handler.addFilter(_rename_uvicorn)
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
-    logging.getLogger("asyncio").setLevel(max(logging.INFO, logging.getLevelName(level.upper())))  # noisy at DEBUG
+    for name, lowest in _LOWEST_LEVELS.items():
+        logging.getLogger(name).setLevel(max(lowest, logging.getLevelName(level.upper())))
 
 
 def _traceback_lines(error: BaseException, seen: set[int]) -> list[str]:

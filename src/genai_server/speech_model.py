@@ -127,6 +127,11 @@ def _read(directory: Path, model: Mapping[str, Any]) -> SpeechModel:
     first = generation.get("begin_suppress_tokens")
     if first is None:
         first = [*([vocabulary["Ġ"]] if "Ġ" in vocabulary else []), end]
+    limit = int(model.get("vocab_size") or _MAX_TOKENS)
+    if strange := [id for id in (*never, *first) if not 0 <= int(id) < limit]:
+        raise ModelDirectoryError(
+            f"{directory / GENERATION} suppresses the token {strange[0]}, which is not among the model's {limit}"
+        )
     first_timestamp = token(_FIRST_TIME)
     special = {id for name, id in added.items() if id < first_timestamp and name.startswith("<|")} - {end}
     return SpeechModel(

@@ -6,8 +6,10 @@ import itertools
 import os
 import signal
 import sys
+import threading
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,7 @@ from genai_server.process_pool import WorkerProcess
 from genai_server.speech_model import SpeechModel, read_speech_model
 from tests.audio.sounds import RATE, Samples, encoded, sentence, silence, tone
 from tests.audio.speech_directory import make_speech_directory
+from tests.running_server import wait_until
 
 _ASK = WorkerProcess.ask_about
 
@@ -279,6 +282,38 @@ def test_client_that_leaves_ends_its_decoding(own_folder: Path, monkeypatch: pyt
         (await seen.open(sentence())).close()
 
     assert _run(own_folder, work).results == {"decoded": 1}
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there is no such signal")
+def test_second_cancellation_leaves_no_decoding(own_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, goes_on = asyncio.Event(), threading.Event()
+
+    async def work(seen: Seen) -> None:
+        loop = asyncio.get_running_loop()
+
+        def stop(process: WorkerProcess, question: Any, data: bytes, timeout: float) -> dict[str, Any]:
+            os.kill(process.pid, signal.SIGSTOP)
+            loop.call_soon_threadsafe(asked.set)
+            return _ASK(process, question, data, timeout)
+
+        monkeypatch.setattr(WorkerProcess, "ask_about", stop)
+        upload = own_folder / "upload"
+        upload.write_bytes(encoded(sentence()))
+        opening = asyncio.create_task(seen.recordings.open(seen.model(), upload, param="file"))
+        await asked.wait()
+        threads = ThreadPoolExecutor(1)
+        loop.set_default_executor(threads)
+        threads.submit(goes_on.wait)
+        for _ in range(2):
+            opening.cancel()
+            await asyncio.sleep(0)
+        with pytest.raises(asyncio.CancelledError):
+            await opening
+        goes_on.set()
+        await asyncio.to_thread(wait_until, lambda: not upload.exists() and not psutil.Process().children())
+        assert seen.files() == []
+
+    _run(own_folder, work, audio_timeout=600)
 
 
 def test_window_that_nobody_waits_for_leaves_no_file(own_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

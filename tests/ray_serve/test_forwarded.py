@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+import tracemalloc
 from dataclasses import replace
 
 import pytest
@@ -52,6 +53,17 @@ def test_fields_of_a_form_are_read_and_a_wrong_one_is_left() -> None:
     headers = {"content-type": "multipart/form-data; boundary=a"}
     assert form_fields(headers, part) == {"model": "m"}
     assert form_fields(headers, b"{}") == form_fields({}, part) == {}
+
+
+def test_the_file_of_a_form_is_not_copied() -> None:
+    file = b'--a\r\ncontent-disposition: form-data; name="file"\r\n\r\n%b\r\n' % bytes(8_000_000)
+    body = file + b'--a\r\ncontent-disposition: form-data; name="model"\r\n\r\nm\r\n--a--\r\n'
+    tracemalloc.start()
+    try:
+        assert form_fields({"content-type": "multipart/form-data; boundary=a"}, body) == {"model": "m"}
+        assert tracemalloc.get_traced_memory()[1] < 2_000_000
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_header_is_there_once() -> None:

@@ -168,3 +168,11 @@ def test_the_microphone_is_released_after_a_recording(dictation: Dictation) -> N
     dictation.dictate()
     expect(dictation.text).to_have_value("The quick brown fox.")
     assert dictation.page.evaluate(HAS_ENDED)
+
+
+def test_a_recorder_that_does_not_start_releases_the_microphone(dictation: Dictation) -> None:
+    dictation.page.evaluate(KEEP_STREAM)
+    dictation.page.evaluate("() => { MediaRecorder.prototype.start = () => { throw new Error('reason'); }; }")
+    dictation.button.click()
+    expect(dictation.page.get_by_role("alert")).to_have_text("The microphone cannot be used: reason")
+    assert dictation.page.evaluate(HAS_ENDED)

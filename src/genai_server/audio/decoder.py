@@ -77,7 +77,7 @@ class Decoder:
         try:
             found = await self._pool.call(str(target).encode(), partial(self._decode, job), self._note)
         except BaseException:
-            await asyncio.to_thread(job.abandon)
+            await asyncio.shield(asyncio.to_thread(job.abandon))
             raise
         if found.decoded is None:
             raise InvalidField(f"{param}: the recording {found.reason}", param=param)

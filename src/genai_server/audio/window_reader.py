@@ -76,7 +76,7 @@ class WindowReader:
             answer = await self._pool.call(question["target"].encode(), work, _ignore)
         except BaseException:
             is_needed.clear()
-            await asyncio.to_thread(target.unlink, missing_ok=True)
+            await asyncio.shield(asyncio.to_thread(target.unlink, missing_ok=True))
             raise
         finally:
             self.running -= 1

@@ -19,6 +19,8 @@ REPLICA_HEADER = "x-genai-replica"
 FORWARDED = ("method", "scheme", "path", "raw_path", "query_string", "headers", "client", "server")
 # Maximum number of characters of a prompt that the request router compares.
 _MAX_COMPARED = 16_384
+# Bytes of a form that are read at once.
+_FED = 256 * 1024
 # The fields of all APIs that have a prompt's texts.
 _PROMPT_FIELDS = ("system", "instructions", "messages", "prompt", "input")
 
@@ -80,7 +82,9 @@ def form_fields(headers: Mapping[str, str], body: bytes) -> dict[str, Any]:
     """The fields of a form but its file; none of a body that is not a form, which the replica refuses."""
     try:
         form = FormParser(headers)
-        form.feed(body)
+        for start in range(0, len(body), _FED):
+            form.feed(body[start : start + _FED])
+            form.pending.clear()  # the file would be in memory twice
     except RequestError:
         return {}
     return dict(form.fields)

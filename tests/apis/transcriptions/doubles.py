@@ -1,13 +1,15 @@
 """Recordings, and an engine for speech, that do what a test says."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from genai_server.apis.transcriptions.engine_requests import EngineAnswer
 from genai_server.audio.window_reader import Window
+from genai_server.errors import GenaiServerError
 from genai_server.messages.generation_request import GenerationRequest, TokenLogprob
 from genai_server.speech_model import SpeechModel, read_speech_model
 from genai_server.text.codec import TextCodec, load_text_codec
@@ -79,12 +81,22 @@ class HeldRequests:
     def __init__(self, *answers: EngineAnswer) -> None:
         self.asked: list[GenerationRequest] = []
         self.is_finished = False
+        # Codes of the errors that ended something else than a request.
+        self.noted: list[str] = []
         self._answers = list(answers)
 
     async def run(self, request: GenerationRequest) -> EngineAnswer:
         await asyncio.sleep(0)
         self.asked.append(request)
         return self._answers.pop(0)
+
+    @contextmanager
+    def noting_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except GenaiServerError as error:
+            self.noted.append(error.code)
+            raise
 
     def finish(self) -> None:
         assert not self._answers

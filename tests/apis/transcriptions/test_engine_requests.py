@@ -12,6 +12,7 @@ from genai_server.errors import (
     DeadlinePassed,
     EngineDied,
     GenaiServerError,
+    InvalidField,
     QueueFull,
     RequestCancelled,
     SessionTerminated,
@@ -196,3 +197,12 @@ async def test_the_loss_of_the_engine_is_the_outcome(context: RequestContext) ->
         await requests_to(engine, context).run(REQUEST)
     assert context.record.answers[0].outcome == "engine_died"
     assert engine.left == 1
+
+
+@pytest.mark.anyio
+async def test_an_error_between_requests_is_the_outcome(context: RequestContext) -> None:
+    requests = requests_to(Engine(feed=fed()), context)
+    await requests.run(REQUEST)
+    with pytest.raises(InvalidField), requests.noting_errors():
+        raise InvalidField("file: the recording is wrong", param="file")
+    assert context.record.answers[0].outcome == "invalid_value"

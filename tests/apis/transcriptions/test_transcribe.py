@@ -1,6 +1,7 @@
 """Recordings longer than a window: where windows begin, what precedes them, and that no text is lost or doubled."""
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pytest
 
@@ -8,6 +9,8 @@ from genai_server.apis.transcriptions.engine_requests import EngineAnswer
 from genai_server.apis.transcriptions.segments import Segment
 from genai_server.apis.transcriptions.transcribe import Transcription, Wishes
 from genai_server.apis.transcriptions.window_transcript import WindowTranscriber
+from genai_server.audio.window_reader import Window
+from genai_server.errors import InvalidField
 from genai_server.messages.generation_request import GenerationRequest
 from genai_server.text.codec import TextCodec
 from tests.apis.transcriptions.doubles import MODEL, HeldRecording, HeldRequests, answer, at, load_codec, scores
@@ -41,12 +44,11 @@ async def transcribed(transcription: Transcription) -> list[Segment]:
     return [segment async for segments in transcription.windows() for segment in segments]
 
 
-class Speech:
+class Speech(HeldRequests):
     """A model that hears words, each with a beginning and an end in the recording."""
 
     def __init__(self, codec: TextCodec, spoken: Sequence[tuple[str, float, float]]) -> None:
-        self.asked: list[GenerationRequest] = []
-        self.is_finished = False
+        super().__init__()
         self._codec = codec
         self._spoken = spoken
         # Where the next window begins and ends; the test's recording says it.
@@ -65,12 +67,6 @@ class Speech:
                 tokens += [at(ends - start)] if ends <= end else []
         return answer(tokens)
 
-    def finish(self) -> None:
-        self.is_finished = True
-
-    def close(self) -> None:
-        pass
-
 
 @pytest.mark.anyio
 async def test_words_across_borders_are_neither_lost_nor_doubled(codec: TextCodec) -> None:
@@ -78,7 +74,7 @@ async def test_words_across_borders_are_neither_lost_nor_doubled(codec: TextCode
     recording = HeldRecording(60 * 3.7 + 1)
     speech = Speech(codec, spoken)
     speech.recording = recording
-    found = await transcribed(begun(codec, recording, speech))  # type: ignore[arg-type]
+    found = await transcribed(begun(codec, recording, speech))
     assert "".join(segment.text for segment in found).split() == [word for word, *_ in spoken]
     for segment, (_, begins, ends) in zip(found, spoken, strict=True):
         assert segment.start == pytest.approx(begins, abs=0.011 * 8)
@@ -86,6 +82,20 @@ async def test_words_across_borders_are_neither_lost_nor_doubled(codec: TextCode
     assert speech.is_finished
     # Each window begins where the last complete segment before it ends.
     assert 8 <= len(recording.asked) <= 12
+
+
+@pytest.mark.anyio
+async def test_a_window_that_cannot_be_read_is_noted(codec: TextCodec) -> None:
+    class Broken(HeldRecording):
+        async def window(self, start: float, **_: Any) -> Window | None:
+            if start:
+                raise InvalidField("file: the recording crashes its reader", param="file")
+            return await super().window(start)
+
+    requests = HeldRequests(answer([at(0), *codec.tokenizer.encode(" one"), at(30)]))
+    with pytest.raises(InvalidField):
+        await transcribed(begun(codec, Broken(40.0), requests))
+    assert requests.noted == ["invalid_value"]
 
 
 @pytest.mark.anyio

@@ -1,7 +1,8 @@
 """The engine requests of one transcription, one after another, and their figures taken together."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from msgspec import structs
@@ -99,12 +100,18 @@ class EngineRequests:
         A full queue refuses only the first request; the others wait. Raises Unavailable, GenerationFailed,
         DeadlinePassed and RequestCancelled.
         """
-        try:
+        with self.noting_errors():
             stream = await self._submit(request)
             return await self._read(stream, request)
+
+    @contextmanager
+    def noting_errors(self) -> Iterator[None]:
+        """Note an error that ends the block: it ends the transcription, too."""
+        try:
+            yield
         except GenaiServerError as error:
-            if (figures := self._figures) is not None:
-                figures.ended_as = error.code
+            if self._figures is not None:
+                self._figures.ended_as = error.code
             raise
 
     async def _read(self, stream: TokenStream, request: GenerationRequest) -> EngineAnswer:

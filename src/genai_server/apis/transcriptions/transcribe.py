@@ -74,11 +74,11 @@ class Transcription:
     async def windows(self) -> AsyncGenerator[list[Segment]]:
         """The segments of each window, in order, as soon as its transcript is good enough.
 
-        Raises the errors of EngineRequests.
+        Raises the errors of EngineRequests, InvalidField and AudioReaderUnavailable.
         """
         wishes, previous, seek = self._wishes, self._wishes.prompt, 0.0
         language = wishes.language
-        while self.duration - seek >= _MIN_WINDOW and (window := await self._recording.window(seek)) is not None:
+        while self.duration - seek >= _MIN_WINDOW and (window := await self._window(seek)) is not None:
             if language is None:
                 language = self.language = await self._transcriber.detect_language(window, wishes.candidates)
             task = TranscriptTask(
@@ -102,6 +102,10 @@ class Transcription:
             if segments:
                 yield segments
         self._requests.finish()
+
+    async def _window(self, seek: float) -> Window | None:
+        with self._requests.noting_errors():
+            return await self._recording.window(seek)
 
     def usage(self) -> JsonObject:
         """The tokens in the form that OpenAI's streams have. Those of the recording are the encoder's."""

@@ -12,23 +12,26 @@ export function transcriber({ list }) {
 // Begin to record. Throws Error with a sentence.
 export async function recording() {
   let stream;
+  let recorder;
+  const release = () => stream?.getTracks().forEach((track) => track.stop());
   try {
     stream = await navigator.mediaDevices.getUserMedia({ audio: true });
+    recorder = new MediaRecorder(stream);
+    recorder.start();
   } catch (error) {
+    release();
     throw new Error(error.name === "NotAllowedError" ? "The browser does not let this page use the microphone."
       : `The microphone cannot be used: ${error.message}`);
   }
-  const recorder = new MediaRecorder(stream);
   const parts = [];
   recorder.ondataavailable = ({ data }) => parts.push(data);
   const ended = new Promise((resolve) => { recorder.onstop = resolve; });
-  recorder.start();
   return {
     // End the recording, and return it.
     async stop() {
       if (recorder.state !== "inactive") recorder.stop();
       await ended;
-      for (const track of stream.getTracks()) track.stop();
+      release();
       return new Blob(parts, { type: recorder.mimeType });
     },
   };
