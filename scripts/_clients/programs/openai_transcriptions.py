@@ -23,7 +23,7 @@ def _transcription() -> None:
 def _async() -> None:
     async def text() -> str:
         async with openai.AsyncOpenAI(base_url=f"{URL}/v1", api_key="none", max_retries=0) as several:
-            return (await several.audio.transcriptions.create(**ASKED)).text
+            return str((await several.audio.transcriptions.create(**ASKED)).text)
 
     equal(asyncio.run(text()), TRANSCRIPT)
 
