@@ -21,8 +21,8 @@ _WARM_UP = 32
 # A frame is silent below the first probability. Above the second, one frame is speech; else it takes some in a row.
 _UNSURE, _SURE = 0.2, 0.5
 _FRAMES_OF_SPEECH = 3
-# Silence that is kept around speech, in samples.
-_PAD = round(0.3 * SAMPLE_RATE)
+# What is kept around speech, in samples: the detector may miss half a second of a word that begins softly.
+_PAD = SAMPLE_RATE
 # A window ends at a pause of so many frames in its last part, preferably at a long one.
 _PAUSE, _LONG_PAUSE = 4, 10
 _LAST_PART = 1 / 3
