@@ -1,7 +1,7 @@
 """The thread that encodes sounds: what it keeps, and which requests it refuses."""
 
 from pathlib import Path
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 
 import numpy as np
 import pytest
@@ -19,10 +19,10 @@ _BYTES = 16
 class Bench:
     """A worker whose encoder doubles the features, of 16 bytes with the result."""
 
-    def __init__(self, folder: Path, max_bytes: int = 10 * _BYTES) -> None:
+    def __init__(self, folder: Path, max_bytes: int = 10 * _BYTES, max_ahead: int = 100) -> None:
         self.folder = folder
         self.encoded: list[float] = []
-        self.worker = SoundWorker(lambda: self._encode, max_bytes)
+        self.worker = SoundWorker(lambda: self._encode, max_bytes, max_ahead)
 
     def _encode(self, tensors: Tensors) -> EncodedSound:
         features = tensors["audio_features"]
@@ -86,6 +86,33 @@ def test_an_ended_request_is_left_out(bench: Bench) -> None:
     bench.submit(bench.sequence(2.0))
     assert results.empty()
     assert bench.encoded == [2.0]
+
+
+def test_sounds_are_encoded_as_others_end(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, max_ahead=2)
+    first, second, third = (bench.sequence(value) for value in (1.0, 2.0, 3.0))
+    bench.submit(first)
+    bench.submit(second)
+    results: SimpleQueue[Encoded] = SimpleQueue()
+    bench.worker.submit(third, results.put)
+    with pytest.raises(Empty):
+        results.get(timeout=0.1)
+    assert bench.encoded == [1.0, 2.0]
+    first.state = SequenceState.ENDED
+    assert isinstance(results.get(timeout=60), EncodedSound)
+
+
+def test_a_request_that_ends_waits_no_longer(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, max_ahead=1)
+    first, waiting = bench.sequence(1.0), bench.sequence(2.0)
+    bench.submit(first)
+    results: SimpleQueue[Encoded] = SimpleQueue()
+    bench.worker.submit(waiting, results.put)
+    waiting.state = SequenceState.ENDED
+    first.state = SequenceState.ENDED
+    bench.submit(bench.sequence(3.0))
+    assert results.empty()
+    assert 2.0 not in bench.encoded
 
 
 def test_a_request_needs_a_sound_and_nothing_else(bench: Bench) -> None:

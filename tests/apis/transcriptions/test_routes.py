@@ -6,6 +6,7 @@ What such a model writes has no meaning, but all of its forms agree.
 import asyncio
 import io
 import json
+import shutil
 import threading
 import warnings
 from collections.abc import Iterator
@@ -354,3 +355,15 @@ def test_a_refusal_before_the_stream_has_its_status(server: RunningServer, monke
     response = post(server, stream="true")
     assert refusal(response) == (503, "queue_full", None)
     assert response.headers["retry-after"] == "7"
+
+
+def test_an_english_model_does_not_translate(tmp_path: Path) -> None:
+    directory = shutil.copytree(DIRECTORY, tmp_path / "english")
+    rules = json.loads((directory / "generation_config.json").read_text())
+    (directory / "generation_config.json").write_text(json.dumps(rules | {"is_multilingual": False}))
+    settings = {"GENAI_MODELS": f"english={directory}"}
+    with run_here(tmp_path, "--device", "cpu", settings=settings) as server:
+        response = post(server, PATHS[1])
+        assert response.status_code == 400
+        error = response.json()["error"]
+        assert (error["param"], "only knows English" in error["message"]) == ("model", True)

@@ -163,6 +163,8 @@ async def begin(services: Services, form: AudioForm, context: RequestContext, *,
     model = codec.speech
     if model is None:
         raise InvalidField(f"model {chosen.id} has been replaced by one that does not transcribe", param="model")
+    if translates and not model.languages:
+        raise InvalidField(f"model {chosen.id} only knows English, so it does not translate", param="model")
     wishes = await _wishes(form, model, codec, translates=translates)
     recording = await _opened(services.recordings, model, form.file, context.deadline)
     context.counted.callback(recording.close)

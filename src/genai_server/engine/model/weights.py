@@ -96,7 +96,8 @@ def _write(model_dir: Path, target: Path, given: DeviceOptions, int8_threads: in
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=prefix) as making:
         fresh = Path(making) / "model"
         fresh.mkdir()
-        for file in _files(model_dir):
+        # Of another part, only the graph is used.
+        for file in _files(model_dir) if part == DECODER else ():
             if file.name not in left_out:
                 shutil.copy(file, fresh)
         options = session_options(given, 0)

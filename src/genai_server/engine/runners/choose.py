@@ -49,6 +49,8 @@ INT8_SHARE = 0.25
 MIN_GAIN = 1.2
 # State checkpoints for each slot, at most, where slots share no memory.
 _CHECKPOINTS = 4
+# Sounds of waiting requests that are encoded, besides those of running ones.
+_ENCODED_AHEAD = 2
 _NO_PROFILE_OF_PARTS = (
     "a model for speech cannot be profiled by requests, because onnxruntime-genai does not profile its parts"
 )
@@ -114,14 +116,15 @@ def _transcribing(spec: EngineSpec, model_dir: Path) -> RunnerPair:
     from genai_server.engine.model.sound_encoder import unencoded
 
     model = check_model_directory(model_dir)
-    max_bytes = spec.settings.image_cache_bytes
+    max_bytes, max_ahead = spec.settings.image_cache_bytes, spec.settings.max_batch_size + _ENCODED_AHEAD
     try:
         batched = load_batched(spec, model_dir, model)
     except DoesNotFit as reason:
-        worker = SoundWorker(lambda: unencoded, max_bytes)
+        worker = SoundWorker(lambda: unencoded, max_bytes, max_ahead)
         runners = _one_by_one(spec, _generator(spec, model_dir), str(reason), worker)
     else:
-        runners = RunnerPair(batched, batched, encoder=SoundWorker(lambda: _sound_encoder(spec, model_dir), max_bytes))
+        worker = SoundWorker(lambda: _sound_encoder(spec, model_dir), max_bytes, max_ahead)
+        runners = RunnerPair(batched, batched, encoder=worker)
     runners.why_no_profile = _NO_PROFILE_OF_PARTS
     return runners
 
