@@ -31,6 +31,8 @@ from tests.server_here import run_here
 
 PATHS = ("/v1/audio/transcriptions", "/v1/audio/translations")
 SPEECH = encoded(sentence())
+# Seconds, in which a busy machine loads several models one after the other.
+_PATIENCE = 150.0
 
 
 @pytest.fixture(scope="module")
@@ -269,20 +271,22 @@ def test_a_timeout_ends_decoding(server: RunningServer, monkeypatch: pytest.Monk
     assert is_cancelled.is_set()
 
 
+@pytest.mark.timeout(_PATIENCE)
 def test_a_model_unloaded_during_decoding_is_loaded_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     decodes, goes_on, open_recording = threading.Event(), threading.Event(), Recordings.open
 
     async def held(self: Recordings, *given: Any, **named: Any) -> Recording:
         decodes.set()
-        await asyncio.to_thread(goes_on.wait, 60)
+        await asyncio.to_thread(goes_on.wait, _PATIENCE)
         return await open_recording(self, *given, **named)
 
     monkeypatch.setattr(Recordings, "open", held)
     settings = {"GENAI_MODELS": f"chat={DEMO},speech={DIRECTORY}", "GENAI_MAX_MODELS": "1"}
     with run_here(tmp_path, "--device", "cpu", settings=settings) as running, ThreadPoolExecutor(1) as thread:
+        running.client.timeout = httpx.Timeout(_PATIENCE)
         transcribed = thread.submit(post, running, model="speech", language="en")
-        assert decodes.wait(60)
-        with httpx.Client(base_url=running.url, timeout=60) as other:
+        assert decodes.wait(_PATIENCE)
+        with httpx.Client(base_url=running.url, timeout=_PATIENCE) as other:
             assert other.post("/v1/chat/completions", json={**body("hi"), "model": "chat"}).status_code == 200
         goes_on.set()
         assert transcribed.result().status_code == 200
