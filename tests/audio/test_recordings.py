@@ -1,6 +1,7 @@
 """Reading the recordings of requests: windows, files, limits, and processes that die."""
 
 import asyncio
+import contextlib
 import gc
 import itertools
 import os
@@ -79,6 +80,16 @@ def _run(folder: Path, work: Callable[[Seen], Awaitable[None]], **settings: Any)
 
 def _samples(*parts: Samples) -> Samples:
     return np.concatenate(parts)
+
+
+def _processes() -> list[psutil.Process]:
+    """The processes that decode recordings and read windows. Those of other tests may still run."""
+    found = []
+    for process in psutil.Process().children():
+        with contextlib.suppress(psutil.Error):
+            if any(word.startswith("genai_server.audio.") for word in process.cmdline()):
+                found.append(process)
+    return found
 
 
 async def _windows(recording: Recording) -> list[Window]:
@@ -310,7 +321,7 @@ def test_second_cancellation_leaves_no_decoding(own_folder: Path, monkeypatch: p
         with pytest.raises(asyncio.CancelledError):
             await opening
         goes_on.set()
-        await asyncio.to_thread(wait_until, lambda: not upload.exists() and not psutil.Process().children())
+        await asyncio.to_thread(wait_until, lambda: not upload.exists() and not _processes())
         assert seen.files() == []
 
     _run(own_folder, work, audio_timeout=600)
@@ -382,7 +393,7 @@ def test_process_that_cannot_be_started_is_unavailable(own_folder: Path, monkeyp
 def test_memory_of_a_decoder_is_limited(own_folder: Path) -> None:
     async def work(seen: Seen) -> None:
         (await seen.open(tone(1))).close()
-        (process,) = psutil.Process().children()
+        (process,) = _processes()
         soft, _ = process.rlimit(psutil.RLIMIT_AS)
         assert 0 < soft - process.memory_info().vms < 1024**3
 
@@ -396,7 +407,7 @@ def test_processes_have_no_keys_and_settings(own_folder: Path, monkeypatch: pyte
     async def work(seen: Seen) -> None:
         with await seen.open(sentence()) as recording:
             await recording.window(0)
-        processes = psutil.Process().children()
+        processes = _processes()
         assert len(processes) == 2
         for process in processes:
             assert not {"GENAI_API_KEYS", "HF_TOKEN"} & set(process.environ())
