@@ -106,6 +106,7 @@ class EngineProcess:
             except msgspec.DecodeError as error:
                 return EngineReport(error=f"the engine process sent an invalid report: {error}")
         status = self._process.wait()
+        self.leave()
         if self._killed_because is not None:
             return EngineReport(error=f"the engine process was killed: {self._killed_because}")
         return EngineReport(error=f"the engine process ended while loading, {in_words(status)}")
