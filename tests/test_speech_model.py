@@ -47,22 +47,19 @@ def test_annotations_and_marks_are_no_transcript(tmp_path: Path) -> None:
     assert model is not None
     # A hyphen may stand within words. A note of several tokens is left out by its first one.
     assert model.suppressed == [3, 4, 5, 6, 7, *range(_FIRST + 1, _FIRST + 10)]
-    assert model.suppressed_first == [1, _FIRST]
 
 
 def test_the_original_says_what_is_suppressed(tmp_path: Path) -> None:
-    generation = {"suppress_tokens": [0, 2], "begin_suppress_tokens": [3]}
+    generation = {"suppress_tokens": [0, 2]}
     model = read_speech_model(_directory(tmp_path, generation_config=generation))
     assert model is not None
     assert model.suppressed == [0, 2, *range(_FIRST + 1, _FIRST + 10)]
-    assert model.suppressed_first == [3]
 
 
-@pytest.mark.parametrize("field", ["suppress_tokens", "begin_suppress_tokens"])
 @pytest.mark.parametrize("id", [-1, 20])
-def test_a_suppressed_token_must_exist(tmp_path: Path, field: str, id: int) -> None:
+def test_a_suppressed_token_must_exist(tmp_path: Path, id: int) -> None:
     config = {"model": {"type": "whisper", "context_length": 448, "vocab_size": 20}}
-    directory = _directory(tmp_path, genai_config=config, generation_config={field: [19, id]})
+    directory = _directory(tmp_path, genai_config=config, generation_config={"suppress_tokens": [19, id]})
     with pytest.raises(ModelDirectoryError, match=rf"suppresses the token {id}, which is not among the model's 20"):
         read_speech_model(directory)
 

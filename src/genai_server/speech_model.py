@@ -58,7 +58,6 @@ class SpeechModel(Struct, frozen=True):
     start_of_previous: int
     # Likely after `start_of_transcript` if the window has no speech.
     no_speech: int
-    no_timestamps: int
     transcribe: int
     translate: int
     # The timestamps of 0.00, 0.02, … seconds have ascending ids from here on.
@@ -67,9 +66,8 @@ class SpeechModel(Struct, frozen=True):
     languages: dict[str, int]
     # Maximum length of prompt and transcript.
     context_length: int
-    # What a transcript never contains, and what it does not begin with.
+    # What a transcript never contains.
     suppressed: list[int]
-    suppressed_first: list[int]
 
     @property
     def num_timestamps(self) -> int:
@@ -124,11 +122,8 @@ def _read(directory: Path, model: Mapping[str, Any]) -> SpeechModel:
     never = generation.get("suppress_tokens")
     if never is None:
         never = _non_speech_tokens(vocabulary)
-    first = generation.get("begin_suppress_tokens")
-    if first is None:
-        first = [*([vocabulary["Ġ"]] if "Ġ" in vocabulary else []), end]
     limit = int(model.get("vocab_size") or _MAX_TOKENS)
-    if strange := [id for id in (*never, *first) if not 0 <= int(id) < limit]:
+    if strange := [id for id in never if not 0 <= int(id) < limit]:
         raise ModelDirectoryError(
             f"{directory / GENERATION} suppresses the token {strange[0]}, which is not among the model's {limit}"
         )
@@ -141,13 +136,11 @@ def _read(directory: Path, model: Mapping[str, Any]) -> SpeechModel:
         end,
         token("<|startofprev|>"),
         token("<|nospeech|>", "<|nocaptions|>"),
-        token("<|notimestamps|>"),
         *tasks,
         first_timestamp,
         languages,
         int(model["context_length"]),
         sorted(special.union(map(int, never)) - {end}),
-        sorted({int(id) for id in first}),
     )
 
 

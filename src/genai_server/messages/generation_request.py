@@ -78,16 +78,14 @@ class Sound(Struct, frozen=True):
 class TranscriptRules(Struct, frozen=True):
     """Which tokens a transcript may have where (openai/whisper: SuppressTokens, ApplyTimestampRules)."""
 
-    # Never chosen, and not as the first token.
+    # Never chosen.
     suppressed: list[int]
-    suppressed_first: list[int]
     end_of_text: int
     # The token of the first timestamp. Those after it have ascending ids.
     first_timestamp: int
-    # Whether the transcript has timestamps: one first, then in pairs of an end and a start, never decreasing.
-    has_timestamps: bool
-    # The last timestamp with which it may begin, counted from the first one; None for any.
-    max_first: int | None = None
+    # A transcript begins with a timestamp, has them in pairs of an end and a start, and they never decrease. This is the
+    # last one with which it may begin, counted from the first one.
+    max_first: int
 
 
 class GenerationRequest(Struct, frozen=True):

@@ -9,7 +9,7 @@ from genai_server.messages.generation_request import TranscriptRules
 # Texts are 0 to 3; 4 marks a sound, 5 ends the text, 6 is special. Timestamps follow.
 _TEXTS, _END, _FIRST, _SIZE = [0, 1, 2, 3], 5, 7, 12
 _TIMES = [*range(_FIRST, _SIZE)]
-_RULES = TranscriptRules([4, 6], [0, _END], _END, _FIRST, has_timestamps=True, max_first=1)
+_RULES = TranscriptRules([4, 6], _END, _FIRST, max_first=1)
 
 
 def _allowed(*transcript: int, rules: TranscriptRules = _RULES, logits: dict[int, float] | None = None) -> list[int]:
@@ -25,7 +25,7 @@ _TEXT_IS_LIKELY: dict[int, float] = {1: 9.0}
 
 def test_it_begins_with_an_early_time() -> None:
     assert _allowed() == [_FIRST, _FIRST + 1]
-    assert _allowed(rules=TranscriptRules([4, 6], [0], _END, _FIRST, has_timestamps=True)) == _TIMES
+    assert _allowed(rules=TranscriptRules([4, 6], _END, _FIRST, max_first=3)) == _TIMES[:4]
 
 
 def test_a_segment_begins_with_text() -> None:
@@ -45,12 +45,6 @@ def test_a_time_is_chosen_where_all_times_are_likelier() -> None:
     # Four equal times have more than any one of the texts, though each of them has less.
     assert _allowed(_FIRST, 1, logits={1: 1.0}) == _TIMES[1:]
     assert _allowed(_FIRST, 1, logits={1: 1.5}) == [*_TEXTS, _END, *_TIMES[1:]]
-
-
-def test_a_transcript_without_times_is_free() -> None:
-    rules = TranscriptRules([4, 6], [0, _END], _END, _FIRST, has_timestamps=False)
-    assert _allowed(rules=rules) == [1, 2, 3, *_TIMES]
-    assert _allowed(1, rules=rules) == [*_TEXTS, _END, *_TIMES]
 
 
 @pytest.mark.parametrize("transcript", [(), (_FIRST,), (_FIRST, 1)])

@@ -88,10 +88,8 @@ class WindowTranscriber:
         self._max_tokens = base.max_length // 2
         self._rules = TranscriptRules(
             suppressed=model.suppressed,
-            suppressed_first=model.suppressed_first,
             end_of_text=model.end_of_text,
             first_timestamp=model.first_timestamp,
-            has_timestamps=True,
             max_first=round(_MAX_FIRST / TIME_PRECISION),
         )
 

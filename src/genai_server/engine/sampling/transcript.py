@@ -1,4 +1,4 @@
-"""The rules for the tokens of a transcript (openai/whisper, decoding.py: SuppressBlank, SuppressTokens and
+"""The rules for the tokens of a transcript (openai/whisper, decoding.py: SuppressTokens and
 ApplyTimestampRules).
 """
 
@@ -14,10 +14,7 @@ def with_rules(rules: TranscriptRules, transcript: Sequence[int], logits: Logits
     """A copy of the logits [vocab_size] after the tokens of a transcript. Minus infinity marks excluded tokens."""
     logits = logits.copy()
     logits[rules.suppressed] = -np.inf
-    if not transcript:
-        logits[rules.suppressed_first] = -np.inf
-    if rules.has_timestamps:
-        _time(rules, transcript, logits)
+    _time(rules, transcript, logits)
     return logits
 
 
@@ -27,8 +24,7 @@ def _time(rules: TranscriptRules, transcript: Sequence[int], logits: Logits) -> 
     texts, times = logits[:first], logits[first:]
     if not transcript:
         texts[:] = -np.inf
-        if rules.max_first is not None:
-            times[rules.max_first + 1 :] = -np.inf
+        times[rules.max_first + 1 :] = -np.inf
         return
     last_is_time = transcript[-1] >= first
     before_is_time = len(transcript) < 2 or transcript[-2] >= first
