@@ -161,7 +161,7 @@ def _claimed(chance: random.Random) -> bytes:
 
 
 def _pictured(chance: random.Random) -> bytes:
-    """A file with a picture or a video beside the sound, or without sound."""
+    """A file with a picture or a video next to the sound, or without sound."""
     file = BytesIO()
     try:
         with av.open(file, "w", format=chance.choice(("mp4", "matroska", "mpeg", "mov"))) as container:

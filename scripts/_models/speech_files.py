@@ -123,7 +123,7 @@ def _only_token(tokenizer: Tokenizer, text: str) -> int | None:
 def export_speech(
     source: Path, target: Path, layout: SpeechLayout, *, precision: str, block_size: int, tokenizer: Tokenizer
 ) -> None:
-    """Build both graphs from a Hugging Face directory, and write the rules of generation beside them."""
+    """Build both graphs from a Hugging Face directory, and write the rules of generation next to them."""
     export(source, target, precision=precision, block_size=block_size)
     shutil.copy(source / "tokenizer_config.json", target)
     config = json.dumps(generation_config(tokenizer, layout), indent=2) + "\n"

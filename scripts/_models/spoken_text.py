@@ -14,7 +14,7 @@ def _split(text: str) -> tuple[str, ...]:
 ONES = _split("zero one two three four five six seven eight nine")
 TEENS = _split("ten eleven twelve thirteen fourteen fifteen sixteen seventeen eighteen nineteen")
 TENS = _split("twenty thirty forty fifty sixty seventy eighty ninety")
-HELD_OUT_SHARE = 20  # one sentence of so many is kept for the evaluation
+HELD_OUT_SHARE = 20  # one in this number of sentences is kept for the evaluation
 
 WORDS: dict[str, tuple[str, ...]] = {
     "color": _split("red green blue yellow black white orange purple brown gray pink"),

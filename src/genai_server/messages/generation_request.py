@@ -83,8 +83,8 @@ class TranscriptRules(Struct, frozen=True):
     end_of_text: int
     # The token of the first timestamp. Those after it have ascending ids.
     first_timestamp: int
-    # A transcript begins with a timestamp, has them in pairs of an end and a start, and they never decrease. This is the
-    # last one with which it may begin, counted from the first one.
+    # The last timestamp with which a transcript may begin, counted from the first one. Further ones come in pairs of an
+    # end and a start, and never decrease.
     max_first: int
 
 
