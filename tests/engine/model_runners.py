@@ -1,5 +1,6 @@
 """Runners of a model directory, and greedy answers."""
 
+from collections.abc import Sequence as Several
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,11 @@ from numpy.typing import NDArray
 from genai_server.engine.model.files import check_model_directory
 from genai_server.engine.model.graph import read_decoder_graph
 from genai_server.engine.model.session import open_session
-from genai_server.engine.runners.base import Runner
+from genai_server.engine.runners.base import Runner, run_pass
 from genai_server.engine.runners.batched import BatchedRunner, BatchLimits
+from genai_server.engine.runners.runner_pair import RunnerPair
+from genai_server.engine.scheduling.scheduler_output import Read
+from genai_server.engine.sequence import Sequence
 from scripts._models.driven import Driven
 from tests.running_server import DEMO
 
@@ -58,3 +62,62 @@ def library_answer(model_dir: Path, prompt: list[int], steps: int, adapter: Path
     while not generator.is_done():
         generator.generate_next_token()
     return [int(token) for token in generator.get_sequence(0)[len(prompt) :]]
+
+
+def answers(runner: Runner, sequences: Several[Sequence], steps: int, chunk: int) -> list[list[int]]:
+    """Greedy answers of `steps` tokens. Each pass reads up to `chunk` tokens of every incomplete one."""
+    for sequence in sequences:
+        sequence.batched = True
+        sequence.num_read = sequence.num_cached = runner.open(sequence)
+    while running := [sequence for sequence in sequences if sequence.num_produced < steps]:
+        reads = [
+            Read.next(
+                sequence, 1 if sequence.is_decoding else runner.fit_chunk(sequence, min(chunk, sequence.num_unread))
+            )
+            for sequence in running
+        ]
+        for read, scores in zip(reads, run_pass(runner, reads), strict=True):
+            if not read.sequence.num_unread:
+                read.sequence.append(int(scores.last.argmax()))
+    for sequence in sequences:
+        runner.close(sequence.id)
+    return [sequence.tokens[len(sequence.prompt) :] for sequence in sequences]
+
+
+def generator_answer(generator: Runner, sequence: Sequence, steps: int) -> list[int]:
+    """A greedy answer whose prompt is read in one pass."""
+    generator.open(sequence)
+    while sequence.num_produced < steps:
+        (scores,) = run_pass(generator, [Read.next(sequence, sequence.num_unread)])
+        sequence.append(int(scores.last.argmax()))
+    generator.close(sequence.id)
+    return sequence.tokens[len(sequence.prompt) :]
+
+
+def moving_answer(pair: RunnerPair, sequence: Sequence, steps: int) -> list[int]:
+    """A greedy answer that moves to the generator after 4 tokens, and back after 8."""
+    pair.open(sequence)
+    moves = {4: pair.to_generator, 8: pair.to_batch}
+    while sequence.num_produced < steps:
+        if sequence.num_unread == 1 and (move := moves.pop(sequence.num_produced, None)) is not None:
+            move(sequence)
+        runner = pair.of(sequence)
+        unread = 1 if sequence.is_decoding else runner.fit_chunk(sequence, sequence.max_length)
+        (scores,) = run_pass(runner, [Read.next(sequence, unread)])
+        if not sequence.num_unread:
+            sequence.append(int(scores.last.argmax()))
+    pair.close(sequence)
+    assert moves == {}
+    return sequence.tokens[len(sequence.prompt) :]
+
+
+def first_logits(batch: BatchedRunner, sequences: Several[Sequence]) -> NDArray[np.float32]:
+    """The logits after the first sequence's prompt, which is read in one pass with those of the others."""
+    batch.forget()
+    for sequence in sequences:
+        sequence.num_read = batch.open(sequence)
+    found = run_pass(batch, [Read.next(sequence, sequence.num_unread) for sequence in sequences])
+    first = found[0].last.copy()
+    for sequence in sequences:
+        batch.close(sequence.id)
+    return first

@@ -19,13 +19,14 @@ from genai_server.engine.model.session import open_session
 from genai_server.engine.model.vision import ImageEncoder
 from genai_server.engine.model.vision_files import read_vision_files
 from genai_server.engine.prompt_images import EncodedImage, PromptImages
-from genai_server.engine.runners.base import Runner, run_pass
+from genai_server.engine.runners.base import run_pass
 from genai_server.engine.runners.batched import BatchedRunner, BatchLimits
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.scheduling.scheduler_output import UNSHARED, Read
 from genai_server.engine.sequence import Sequence
 from genai_server.messages.generation_request import GenerationRequest, Image
+from tests.engine.model_runners import answers, first_logits, generator_answer, moving_answer
 from tests.running_server import ROOT
 
 STEPS, LENGTH = 12, 250
@@ -132,54 +133,29 @@ def vision(request: pytest.FixtureRequest) -> Vision:
     return Vision(BUILT / request.param)
 
 
-def answers(runner: Runner, sequences: Several[Sequence], chunk: int) -> list[list[int]]:
-    """Greedy answers. Each pass reads up to `chunk` tokens of every sequence that has no complete answer."""
-    for sequence in sequences:
-        sequence.batched = True
-        sequence.num_read = sequence.num_cached = runner.open(sequence)
-    while running := [sequence for sequence in sequences if sequence.num_produced < STEPS]:
-        reads = [
-            Read.next(
-                sequence, 1 if sequence.is_decoding else runner.fit_chunk(sequence, min(chunk, sequence.num_unread))
-            )
-            for sequence in running
-        ]
-        for read, scores in zip(reads, run_pass(runner, reads), strict=True):
-            if not read.sequence.num_unread:
-                read.sequence.append(int(scores.last.argmax()))
-    for sequence in sequences:
-        runner.close(sequence.id)
-    return [sequence.tokens[len(sequence.prompt) :] for sequence in sequences]
-
-
 @pytest.mark.parametrize("chunk", [1000, 7, 3])
 def test_a_batch_answers_as_the_library_does(vision: Vision, chunk: int) -> None:
     vision.batch.forget()
-    assert answers(vision.batch, vision.sequences(), chunk) == vision.answers
+    assert answers(vision.batch, vision.sequences(), STEPS, chunk) == vision.answers
 
 
 def test_a_generator_answers_as_the_library_does(vision: Vision) -> None:
     for sequence, expected in zip(vision.sequences(), vision.answers, strict=True):
-        vision.generator.open(sequence)
         if sequence.images is not None:
             assert vision.generator.fit_chunk(sequence, 4) == len(sequence.prompt)
-        while sequence.num_produced < STEPS:
-            (scores,) = run_pass(vision.generator, [Read.next(sequence, sequence.num_unread)])
-            sequence.append(int(scores.last.argmax()))
-        vision.generator.close(sequence.id)
-        assert sequence.tokens[len(sequence.prompt) :] == expected
+        assert generator_answer(vision.generator, sequence, STEPS) == expected
 
 
 def test_a_cached_prefix_is_used_for_the_same_image_only(vision: Vision) -> None:
     vision.batch.forget()
-    expected = answers(vision.batch, vision.sequences(more=[20, 21, 22]), 1000)
+    expected = answers(vision.batch, vision.sequences(more=[20, 21, 22]), STEPS, 1000)
     vision.batch.forget()
-    answers(vision.batch, vision.sequences(), 1000)
+    answers(vision.batch, vision.sequences(), STEPS, 1000)
     for serial in (0, 500):
         for sequence, case, answer in zip(
             vision.sequences(serial, more=[20, 21, 22]), vision.cases, expected, strict=True
         ):
-            assert answers(vision.batch, [sequence], 1000) == [answer]
+            assert answers(vision.batch, [sequence], STEPS, 1000) == [answer]
             if case.images:
                 assert (sequence.num_cached > case.images[-1].start) == (serial == 0)
 
@@ -195,34 +171,15 @@ def test_image_tokens_are_never_chosen(vision: Vision) -> None:
 
 
 def test_exact_rows_are_bitwise_equal_alone_and_in_company(vision: Vision) -> None:
-    def logits(numbers: Several[int]) -> NDArray[np.float32]:
-        vision.batch.forget()
-        chosen = [vision.sequences(exact=True)[number] for number in numbers]
-        for sequence in chosen:
-            sequence.num_read = vision.batch.open(sequence)
-        found = run_pass(vision.batch, [Read.next(sequence, sequence.num_unread) for sequence in chosen])
-        first = found[0].last.copy()
-        for sequence in chosen:
-            vision.batch.close(sequence.id)
-        return first
+    def logits(*numbers: int) -> NDArray[np.float32]:
+        sequences = vision.sequences(exact=True)
+        return first_logits(vision.batch, [sequences[number] for number in numbers])
 
-    np.testing.assert_array_equal(logits([0]), logits([0, 1, 2, 3]))
+    np.testing.assert_array_equal(logits(0), logits(0, 1, 2, 3))
 
 
 def test_an_answer_moves_between_the_runners(vision: Vision) -> None:
     vision.batch.forget()
     pair = RunnerPair(vision.generator, vision.batch)
     for sequence, expected in zip(vision.sequences(), vision.answers, strict=True):
-        pair.open(sequence)
-        moves = {4: pair.to_generator, 8: pair.to_batch}
-        while sequence.num_produced < STEPS:
-            if sequence.num_unread == 1 and (move := moves.pop(sequence.num_produced, None)) is not None:
-                move(sequence)
-            runner = pair.of(sequence)
-            unread = 1 if sequence.is_decoding else runner.fit_chunk(sequence, LENGTH)
-            (scores,) = run_pass(runner, [Read.next(sequence, unread)])
-            if not sequence.num_unread:
-                sequence.append(int(scores.last.argmax()))
-        pair.close(sequence)
-        assert moves == {}
-        assert sequence.tokens[len(sequence.prompt) :] == expected
+        assert moving_answer(pair, sequence, STEPS) == expected

@@ -3,7 +3,6 @@
 The model is tests/built_models/whisper: the graphs of the real builder with random weights.
 """
 
-from collections.abc import Sequence as Several
 from typing import Any
 
 import numpy as np
@@ -15,20 +14,18 @@ from genai_server.engine.encoded_sound import EncodedSound
 from genai_server.engine.model.cross_attention import read_cross_decoder, read_encoder_files
 from genai_server.engine.model.session import open_session
 from genai_server.engine.model.sound_encoder import SoundEncoder
-from genai_server.engine.runners.base import run_pass
 from genai_server.engine.runners.batched import BatchedRunner, BatchLimits
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.engine.runners.runner_pair import RunnerPair
-from genai_server.engine.scheduling.scheduler_output import Read
 from genai_server.engine.sequence import Sequence
 from genai_server.errors import RunnerFailed
 from genai_server.messages.generation_request import GenerationRequest, Sound
 from genai_server.speech_model import FEATURES, read_speech_model
-from tests.engine.runners.test_images import STEPS, answers
+from tests.engine.model_runners import answers, first_logits, generator_answer, moving_answer
 from tests.running_server import ROOT
 
 PATH = ROOT / "tests" / "built_models" / "whisper"
-LENGTH = 100
+STEPS, LENGTH = 12, 100
 
 
 class Speech:
@@ -102,69 +99,45 @@ def test_answers_depend_on_the_sound(speech: Speech) -> None:
 @pytest.mark.parametrize("chunk", [1000, 7])
 def test_a_batch_answers_as_the_library_does(speech: Speech, chunk: int) -> None:
     speech.batch.forget()
-    assert answers(speech.batch, speech.sequences(), chunk) == speech.answers
+    assert answers(speech.batch, speech.sequences(), STEPS, chunk) == speech.answers
 
 
 def test_a_row_alone_answers_as_the_library_does(speech: Speech) -> None:
     speech.batch.forget()
     for sequence, expected in zip(speech.sequences(), speech.answers, strict=True):
-        assert answers(speech.batch, [sequence], 1000) == [expected]
+        assert answers(speech.batch, [sequence], STEPS, 1000) == [expected]
 
 
 def test_a_generator_answers_as_the_library_does(speech: Speech) -> None:
     for sequence, expected in zip(speech.sequences(), speech.answers, strict=True):
-        speech.generator.open(sequence)
         assert speech.generator.fit_chunk(sequence, 2) == len(sequence.prompt)
-        while sequence.num_produced < STEPS:
-            (scores,) = run_pass(speech.generator, [Read.next(sequence, sequence.num_unread)])
-            sequence.append(int(scores.last.argmax()))
-        speech.generator.close(sequence.id)
-        assert sequence.tokens[len(sequence.prompt) :] == expected
+        assert generator_answer(speech.generator, sequence, STEPS) == expected
 
 
 def test_a_cached_prefix_is_used_for_the_same_sound_only(speech: Speech) -> None:
     speech.batch.forget()
     first, _, other, _ = speech.sequences()
-    answers(speech.batch, [first], 1000)
+    answers(speech.batch, [first], STEPS, 1000)
     again = speech.sequences()[0]
-    assert answers(speech.batch, [other], 1000) == [speech.answers[2]]
-    assert answers(speech.batch, [again], 1000) == [speech.answers[0]]
+    assert answers(speech.batch, [other], STEPS, 1000) == [speech.answers[2]]
+    assert answers(speech.batch, [again], STEPS, 1000) == [speech.answers[0]]
     assert other.num_cached == 0
     assert again.num_cached > 0
 
 
 def test_exact_rows_are_bitwise_equal_alone_and_in_company(speech: Speech) -> None:
-    def logits(numbers: Several[int]) -> NDArray[np.float32]:
-        speech.batch.forget()
-        chosen = [speech.sequences(exact=True)[number] for number in numbers]
-        for sequence in chosen:
-            sequence.num_read = speech.batch.open(sequence)
-        found = run_pass(speech.batch, [Read.next(sequence, sequence.num_unread) for sequence in chosen])
-        first = found[0].last.copy()
-        for sequence in chosen:
-            speech.batch.close(sequence.id)
-        return first
+    def logits(*numbers: int) -> NDArray[np.float32]:
+        sequences = speech.sequences(exact=True)
+        return first_logits(speech.batch, [sequences[number] for number in numbers])
 
-    np.testing.assert_array_equal(logits([1]), logits([1, 0, 2, 3]))
+    np.testing.assert_array_equal(logits(1), logits(1, 0, 2, 3))
 
 
 def test_an_answer_moves_between_the_runners(speech: Speech) -> None:
     speech.batch.forget()
     pair = RunnerPair(speech.generator, speech.batch)
     for sequence, expected in zip(speech.sequences(), speech.answers, strict=True):
-        pair.open(sequence)
-        moves = {4: pair.to_generator, 8: pair.to_batch}
-        while sequence.num_produced < STEPS:
-            if sequence.num_unread == 1 and (move := moves.pop(sequence.num_produced, None)) is not None:
-                move(sequence)
-            runner = pair.of(sequence)
-            unread = 1 if sequence.is_decoding else runner.fit_chunk(sequence, LENGTH)
-            (scores,) = run_pass(runner, [Read.next(sequence, unread)])
-            if not sequence.num_unread:
-                sequence.append(int(scores.last.argmax()))
-        pair.close(sequence)
-        assert moves == {}
-        assert sequence.tokens[len(sequence.prompt) :] == expected
+        assert moving_answer(pair, sequence, STEPS) == expected
 
 
 def test_features_of_another_size_are_named(speech: Speech) -> None:
