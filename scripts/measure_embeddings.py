@@ -28,6 +28,7 @@ from _models.environment import prepare, python
 from _models.table import table
 from _peers import llama_cpp
 from _peers.environment import Environment, PeerUnavailable
+from _peers.line_program import line_program
 from _peers.peer import THREADS
 
 PROGRAMS = Path(__file__).parent
@@ -139,31 +140,11 @@ def _sentence_transformers(work: Path, folder: Path, source: Path, texts: list[s
     environment.install(TOOLS)
     (folder / "texts.json").write_text(json.dumps(texts))
     program = PROGRAMS / "_peers" / "sentence_transformers_loop.py"
-    with (
-        (folder / "sentence-transformers.log").open("wb") as log,
-        subprocess.Popen(
-            [environment.python, program, source, folder / "texts.json", str(THREADS)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            env=clean_environment() | {"HF_HUB_OFFLINE": "1"},
-            text=True,
-        ) as process,
-    ):
-        assert process.stdin is not None
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        while line and line.strip() != "ready":
-            line = process.stdout.readline()
-        if not line:
-            raise PeerUnavailable((folder / "sentence-transformers.log").read_text()[-300:])
+    command: list[str | Path] = [environment.python, program, source, folder / "texts.json", str(THREADS)]
+    with line_program(command, folder / "sentence-transformers.log") as ask:
 
         def encode() -> tuple[float, list[float]]:
-            assert process.stdin is not None
-            assert process.stdout is not None
-            process.stdin.write("go\n")
-            process.stdin.flush()
-            found = json.loads(process.stdout.readline())
+            found = ask("go")
             return float(found["seconds"]), list(found["first"])
 
         yield encode

@@ -25,10 +25,11 @@ from pathlib import Path
 
 import httpx
 import numpy as np
-from _load.server import HOST, clean_environment, run_server
+from _load.server import HOST, run_server
 from _models.environment import REPOSITORY
 from _models.table import table
 from _peers.environment import Environment, PeerUnavailable
+from _peers.line_program import line_program
 from _peers.peer import THREADS
 
 PROGRAMS = Path(__file__).parent
@@ -195,30 +196,14 @@ def _faster_whisper(work: Path, folder: Path, source: Path) -> Iterator[Transcri
         convert: list[str | Path] = [environment.python.parent / "ct2-transformers-converter", "--model", source]
         convert += ["--output_dir", target, "--quantization", "int8", "--copy_files", "tokenizer.json"]
         environment.run(convert)
-    with (
-        (folder / "faster-whisper.log").open("wb") as log,
-        subprocess.Popen(
-            [environment.python, PROGRAMS / "_peers" / "faster_whisper_loop.py", target, str(THREADS)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            env=clean_environment() | {"HF_HUB_OFFLINE": "1"},
-            text=True,
-        ) as process,
-    ):
-        assert process.stdin is not None
-        assert process.stdout is not None
-        if process.stdout.readline().strip() != "ready":
-            raise PeerUnavailable((folder / "faster-whisper.log").read_text()[-300:])
-
-        def transcribe(paths: list[Path]) -> float:
-            assert process.stdin is not None
-            assert process.stdout is not None
-            process.stdin.write(json.dumps([str(path) for path in paths]) + "\n")
-            process.stdin.flush()
-            return float(json.loads(process.stdout.readline())["seconds"])
-
-        yield transcribe
+    command: list[str | Path] = [
+        environment.python,
+        PROGRAMS / "_peers" / "faster_whisper_loop.py",
+        target,
+        str(THREADS),
+    ]
+    with line_program(command, folder / "faster-whisper.log") as ask:
+        yield lambda paths: float(ask(json.dumps([str(path) for path in paths]))["seconds"])
 
 
 if __name__ == "__main__":
