@@ -39,7 +39,7 @@ async def send(fuzzer: FileFuzzer, numbers: range, folder: Path) -> None:
             try:
                 with await recordings.open(model, file, param=_FIELD) as recording:
                     at, count = 0.0, 0
-                    while count < _WINDOWS and (window := await recording.window(at, skip_silence=number % 3 > 0)):
+                    while count < _WINDOWS and (window := await recording.window(at)):
                         if not at <= window.start < window.end <= recording.duration or not window.path.stat().st_size:
                             fuzzer.broken.append(f"{number}: {window} from {at} on")
                         at, count = window.end, count + 1

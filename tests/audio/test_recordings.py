@@ -151,26 +151,13 @@ def test_search_continues_after_a_long_silence(own_folder: Path) -> None:
     _run(own_folder, work)
 
 
-def test_voice_activity_can_be_left_out(own_folder: Path) -> None:
-    async def work(seen: Seen) -> None:
-        with await seen.open(_samples(silence(12), tone(3))) as recording:
-            first = await recording.window(0, skip_silence=False)
-            second = await recording.window(10, skip_silence=False)
-            assert first is not None
-            assert second is not None
-            assert (first.start, first.end, second.start, second.end) == (0, 10, 10, 15)
-            assert await recording.window(15, skip_silence=False) is None
-
-    _run(own_folder, work)
-
-
 def test_equal_windows_of_a_model_have_equal_digests(own_folder: Path) -> None:
     async def work(seen: Seen) -> None:
         other = seen.model(make_speech_directory(own_folder / "other", seconds=10))
         digests = []
         for model, samples in ((None, sentence()), (None, sentence()), (None, sentence() // 2), (other, sentence())):
             with await seen.open(samples, model=model) as recording:
-                window = await recording.window(0, skip_silence=False)
+                window = await recording.window(0)
                 assert window is not None
                 digests.append(window.digest)
         assert digests[0] == digests[1]

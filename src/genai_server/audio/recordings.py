@@ -32,19 +32,17 @@ class Recording:
         """Its length in seconds."""
         return self._decoded.num_samples / SAMPLE_RATE
 
-    async def window(self, start: float, *, skip_silence: bool = True) -> Window | None:
+    async def window(self, start: float) -> Window | None:
         """The next part of the recording with speech, from `start` seconds on; None if no speech follows.
 
         It is at most as long as the model's window. It begins shortly before its first speech, and ends in a pause if
-        there is one near its end. Without `skip_silence` it begins at `start` and is as long as possible.
+        there is one near its end.
 
         Raises InvalidField, which names the recording's field, and AudioReaderUnavailable.
         """
         sample = max(0, round(start * SAMPLE_RATE))
         while sample < self._decoded.num_samples:
-            found = await self._recordings.read_window(
-                self._model, self._decoded, sample, skip_silence=skip_silence, param=self._param
-            )
+            found = await self._recordings.read_window(self._model, self._decoded, sample, param=self._param)
             if isinstance(found, Window):
                 return found
             sample = found
@@ -86,16 +84,13 @@ class Recordings:
         decoded = await self._decoder.decode(file, self._path("pcm"), param=param)
         return Recording(self, model, decoded, param)
 
-    async def read_window(
-        self, model: SpeechModel, decoded: Decoded, start: int, *, skip_silence: bool, param: str
-    ) -> Window | int:
+    async def read_window(self, model: SpeechModel, decoded: Decoded, start: int, *, param: str) -> Window | int:
         """A window from a sample on, or the sample before which there is no speech. Raises as Recording.window does."""
         reader = self._readers.get(model.directory, lambda: WindowReader(model, self._settings, self._folder))
         question = {
             "pcm": str(decoded.path),
             "peak": decoded.peak,
             "start": start,
-            "skip_silence": skip_silence,
             "target": str(self._path("npz")),
         }
         return await reader.read(question, param=param)

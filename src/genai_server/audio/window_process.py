@@ -61,13 +61,11 @@ class WindowReader:
     def answer(self, question: dict[str, Any]) -> dict[str, Any]:
         """Answer a question about a recording. Raises OSError."""
         samples: Samples = np.memmap(question["pcm"], np.int16, "r")
-        begin, end = question["start"], min(question["start"] + self._window_samples, len(samples))
-        if question["skip_silence"]:
-            listening = self._detector.listen(question["peak"])
-            found = find_speech(listening, samples, begin, self._window_samples, _MAX_SILENCE)
-            if isinstance(found, Silence):
-                return {"silent_until": found.end}
-            begin, end = found
+        listening = self._detector.listen(question["peak"])
+        found = find_speech(listening, samples, question["start"], self._window_samples, _MAX_SILENCE)
+        if isinstance(found, Silence):
+            return {"silent_until": found.end}
+        begin, end = found
         window = samples[begin:end]
         digest = hashlib.sha256(json.dumps([self._model_dir, self._window_samples]).encode() + b"\n")
         digest.update(window.tobytes())
