@@ -3,11 +3,13 @@
 import logging
 import shutil
 import time
+from concurrent.futures import Executor, ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 
 from genai_server import __version__
+from genai_server.engine.host.priority import let_others_go_first
 from genai_server.engine.model.session_options import num_threads
 from genai_server.engine.model.weights import model_key
 from genai_server.engine.prefix_cache.prefix_loader import PrefixLoader
@@ -30,13 +32,22 @@ _NO_SLOTS = "prefixes are kept on disk for models that run in a batch on the CPU
 
 
 class DiskCache:
-    """Methods are called by the loop's thread."""
+    """Methods are called by the loop's thread; one thread loads, and one stores."""
 
-    def __init__(self, folder: SegmentFolder, memory: SlotMemory, slots: KvSlots, clock: Clock) -> None:
+    def __init__(
+        self,
+        folder: SegmentFolder,
+        memory: SlotMemory,
+        slots: KvSlots,
+        *,
+        loads: Executor,
+        stores: Executor,
+        clock: Clock,
+    ) -> None:
         self._folder = folder
         self._memory = memory
-        self._loader = PrefixLoader(folder, memory, slots, clock)
-        self._storer = PrefixStorer(folder, memory, slots, clock)
+        self._loader = PrefixLoader(folder, memory, slots, loads, clock)
+        self._storer = PrefixStorer(folder, memory, slots, stores, clock)
         self.fetch = self._loader.fetch
         self.take = self._loader.take
         self.cancel = self._loader.cancel
@@ -90,4 +101,11 @@ def open_disk_cache(spec: EngineSpec, runner: Runner, clock: Clock = time.perf_c
         log.warning("prefixes are not kept in %s: %s", settings.prefix_cache_dir, error)
         return None
     log.info("prefixes are kept in %s, up to %d bytes of all models", root, max_bytes)
-    return DiskCache(folder, memory, runner.slots, clock)
+    return DiskCache(
+        folder,
+        memory,
+        runner.slots,
+        loads=ThreadPoolExecutor(1, thread_name_prefix="prefix loader"),
+        stores=ThreadPoolExecutor(1, thread_name_prefix="prefix storer", initializer=let_others_go_first),
+        clock=clock,
+    )

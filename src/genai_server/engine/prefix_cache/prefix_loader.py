@@ -6,7 +6,7 @@ A sequence takes part in no step while its prefix is loaded, and waits for it on
 import logging
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from math import inf
 
@@ -52,15 +52,17 @@ class _Load:
 
 
 class PrefixLoader:
-    """Methods are called by the loop's thread."""
+    """Methods are called by the loop's thread; `thread` does the work."""
 
-    def __init__(self, folder: SegmentFolder, memory: SlotMemory, slots: KvSlots, clock: Clock) -> None:
+    def __init__(
+        self, folder: SegmentFolder, memory: SlotMemory, slots: KvSlots, thread: Executor, clock: Clock
+    ) -> None:
         self._folder = folder
         self._memory = memory
         self._slots = slots
         self._clock = clock
         self._loads: dict[int, _Load] = {}  # by the sequence's id
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="prefix loader")
+        self._thread = thread
         # Prefixes and tokens that were loaded, and prefixes that were stored, but faster to read by the model.
         self.num_prefixes = self.num_tokens = self.num_left_out = 0
         # Spent loading.

@@ -7,10 +7,9 @@ one soon, a short one only if it stays.
 import logging
 import shutil
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor
 from dataclasses import dataclass
 
-from genai_server.engine.host.priority import let_others_go_first
 from genai_server.engine.prefix_cache.segment_file import root_key, segment_key
 from genai_server.engine.prefix_cache.segment_folder import Segment, SegmentFolder
 from genai_server.engine.prefix_cache.slot_memory import SlotMemory
@@ -54,16 +53,18 @@ class _Prefix:
 
 
 class PrefixStorer:
-    """Methods are called by the loop's thread."""
+    """Methods are called by the loop's thread; `thread` does the work."""
 
-    def __init__(self, folder: SegmentFolder, memory: SlotMemory, slots: KvSlots, clock: Clock) -> None:
+    def __init__(
+        self, folder: SegmentFolder, memory: SlotMemory, slots: KvSlots, thread: Executor, clock: Clock
+    ) -> None:
         self._folder = folder
         self._memory = memory
         self._slots = slots
         self._clock = clock
         self._num_clears = 0
         self._paused_until = 0.0
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="prefix storer", initializer=let_others_go_first)
+        self._thread = thread
         self._forget()
         self.num_tokens = 0  # that were stored
         # Why the last prefix was not stored; "" if it was.

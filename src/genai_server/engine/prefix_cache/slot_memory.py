@@ -20,13 +20,19 @@ class SlotMemory:
     `arrays` are those of the slots, [rows, kv_heads, length, head_size] each.
     """
 
-    def __init__(self, arrays: Sequence[NDArray[Any]], states: RowStates | None, stored_type: Any) -> None:
+    def __init__(
+        self,
+        arrays: Sequence[NDArray[Any]],
+        states: RowStates | None,
+        stored_type: Any,
+        segment_bytes: int = _SEGMENT_BYTES,
+    ) -> None:
         self._arrays = arrays
         self._type = np.dtype(stored_type)
         # Whether the tokens read from a file are bitwise those that were stored.
         self.is_lossless = all(array.dtype == self._type for array in arrays)
         self.bytes_per_token = sum(array.shape[1] * array.shape[3] * self._type.itemsize for array in arrays)
-        fitting = max(1, _SEGMENT_BYTES // self.bytes_per_token)
+        fitting = max(1, segment_bytes // self.bytes_per_token)
         # A power of two: whole groups of tokens, and whole blocks of KV events.
         self.segment_tokens = max(_MIN_TOKENS, min(_MAX_TOKENS, 1 << (fitting.bit_length() - 1)))
         self.has_states = states is not None
