@@ -180,8 +180,8 @@ class Settings(BaseModel):
     """
 
     prefix_cache_dir: str = ""
-    """Folder for the prefix cache on disk, which all engines of the host share; empty uses `prefixes` in the user's
-    cache.
+    """Folder for the prefix cache on disk, which all engines of the host share; empty uses `prefixes` in
+    `GENAI_CACHE_DIR`.
     """
 
     prefix_cache_type: str = Field("same", pattern="^(same|fp16)$")
@@ -530,7 +530,7 @@ class Settings(BaseModel):
         """The folder of the prefix cache on disk."""
         if self.prefix_cache_dir:
             return Path(self.prefix_cache_dir).expanduser()
-        return platformdirs.user_cache_path("genai-server") / "prefixes"
+        return (self.cache_path or platformdirs.user_cache_path("genai-server")) / "prefixes"
 
     @property
     def models_path(self) -> Path:

@@ -70,7 +70,7 @@ class Engine(SteppedLoop):
         runners = RunnerPair(generator, batched)
         assert isinstance(batched.buffers, CpuBuffers)
         states = batched.states if batched.slots.keeps_states else None
-        arrays = batched.buffers.arrays
+        self.arrays = arrays = batched.buffers.arrays
         per_token = sum(array.shape[1] * array.shape[3] * np.dtype(stored_type).itemsize for array in arrays)
         self.disk = runners.disk_cache = DiskCache(
             SegmentFolder(folder, "model", max_bytes),
@@ -86,18 +86,18 @@ class Engine(SteppedLoop):
     def restart(self) -> None:
         """Lose everything in memory."""
         self.batched.forget()
-        for array in self.batched.buffers.arrays:
+        for array in self.arrays:
             array[:] = np.nan
 
     def submit(self, key: int, prompt: list[int], **fields: Any) -> None:
-        fields = {
+        given: dict[str, Any] = {
             "max_tokens": 8,
             "max_length": MAX_LENGTH,
             "top_logprobs": 1,
             "sampling": Sampling(temperature=0.0),
             "ignore_eos": True,
-        } | fields
-        self.put_request(key, prompt, **fields)
+        }
+        self.put_request(key, prompt, **given | fields)
 
     def answer(self, key: int, prompt: list[int], **fields: Any) -> tuple[list[TokenLogprob], int]:
         """The log probabilities of an answer's tokens, and how many tokens of its prompt were cached."""
@@ -265,7 +265,7 @@ def test_a_cancelled_sequence_is_written_nothing(start: MakeEngine) -> None:
     engine.steps(1)
     assert engine.scheduler.is_idle
     engine.loads.run()
-    assert all(np.isnan(array).all() for array in engine.batched.buffers.arrays)
+    assert all(np.isnan(array).all() for array in engine.arrays)
     engine.steps(1)
     engine.loads.is_held = False
     assert engine.answer(2, PROMPT)[1] == 192
@@ -412,7 +412,7 @@ def test_a_disk_slower_than_the_model_is_left_out(start: MakeEngine) -> None:
         engine.clock.now += 1.0
         return read(*arguments)
 
-    engine.disk._folder.read = slow  # type: ignore[method-assign]
+    engine.disk._folder.read = slow  # type: ignore[assignment, method-assign]
     engine.answer(1, PROMPT)
     assert engine.figures.loaded_per_second == pytest.approx(SEGMENT)
     engine.batched.forget()

@@ -158,4 +158,5 @@ class PrefixStorer:
 
 
 def _size_of(saved: Saved) -> int:
-    return sum(int(values.nbytes) for values in saved)
+    num_bytes: int = sum(values.nbytes for values in saved)
+    return num_bytes
