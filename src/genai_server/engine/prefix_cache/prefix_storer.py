@@ -158,5 +158,4 @@ class PrefixStorer:
 
 
 def _size_of(saved: Saved) -> int:
-    num_bytes: int = sum(values.nbytes for values in saved)
-    return num_bytes
+    return sum(values.nbytes for values in saved)
