@@ -3,6 +3,7 @@
 import os
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -112,6 +113,16 @@ def test_the_least_recently_used_is_removed_first(tmp_path: Path, clock: Clock) 
     # The end of a prefix goes before its beginning.
     store(folder, list(range(90, 94)), [FULL])
     assert folder.longest(ROOT, first, states=False) == kept[:1]
+
+
+def test_a_full_disk_costs_older_files(tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = SegmentFolder(tmp_path / "prefixes", "model-a", 100 * BYTES, clock)
+    older = store(folder, PROMPT, [FULL])
+    clock.now += 10
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=FULL * BYTES - 1))
+    newer = store(folder, PROMPT[::-1], [FULL])
+    assert folder.longest(ROOT, PROMPT[::-1], states=False) == newer
+    assert folder.read(older[0], PROMPT[:FULL], layout(FULL)) is None
 
 
 def test_files_of_all_models_count(tmp_path: Path, clock: Clock) -> None:

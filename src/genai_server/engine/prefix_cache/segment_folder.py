@@ -184,8 +184,9 @@ class SegmentFolder:
         """Remove the least recently used files of all models."""
         files = sorted(_files(self.root), key=lambda file: file[1].st_mtime)
         self.num_bytes = sum(status.st_size for _, status in files)
+        most = min(self.max_bytes, self.num_bytes + shutil.disk_usage(self.root).free)
         for path, status in files:
-            if self.num_bytes + num_bytes <= self.max_bytes:
+            if self.num_bytes + num_bytes <= most:
                 return
             path.unlink(missing_ok=True)
             self._forget(path.name)
