@@ -21,7 +21,7 @@ from genai_server.timing import Clock
 log = logging.getLogger(__name__)
 # The product of unstored tokens and seconds from which a prefix is stored.
 _MIN_WORTH = 10_000.0
-# The share of the folder's limit that one prefix may have.
+# The share of all files that one prefix may have.
 _MAX_SHARE = 0.5
 # Seconds until a disk that has refused a prefix is tried again.
 _PAUSE = 60.0
@@ -142,7 +142,7 @@ class PrefixStorer:
         tokens = prefix.tokens[: prefix.length]
         tokens = tokens[: next((place for place, token in enumerate(tokens) if token < 0), len(tokens))]
         parent, full = prefix.root, self._memory.segment_tokens
-        most = int(_MAX_SHARE * self._folder.max_bytes) // self._memory.bytes_per_token
+        most = int(_MAX_SHARE * self._folder.limit) // self._memory.bytes_per_token
         for start in range(0, min(len(tokens), most), full):
             ends = [length for length in prefix.checkpoints if start < length < start + full and length <= len(tokens)]
             if start + full <= len(tokens):

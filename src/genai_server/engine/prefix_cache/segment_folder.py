@@ -90,6 +90,11 @@ class SegmentFolder:
         self._temporary = root / ".writing"
         self._lock = FileLock(str(root / "lock"), timeout=_PATIENCE, mode=0o600, thread_local=False)
 
+    @property
+    def limit(self) -> int:
+        """Bytes that all files may have, as far as the disk has space. Raises OSError."""
+        return min(self.max_bytes, self.num_bytes + shutil.disk_usage(self.root).free)
+
     def longest(self, root: str, tokens: Sequence[int], *, states: bool) -> list[Segment]:
         """The segments of the longest stored prefix of these tokens, in their order.
 
@@ -184,9 +189,9 @@ class SegmentFolder:
         """Remove the least recently used files of all models."""
         files = sorted(_files(self.root), key=lambda file: file[1].st_mtime)
         self.num_bytes = sum(status.st_size for _, status in files)
-        most = min(self.max_bytes, self.num_bytes + shutil.disk_usage(self.root).free)
+        limit = self.limit
         for path, status in files:
-            if self.num_bytes + num_bytes <= most:
+            if self.num_bytes + num_bytes <= limit:
                 return
             path.unlink(missing_ok=True)
             self._forget(path.name)
