@@ -95,7 +95,7 @@ class OgGeneratorRunner(Runner):
         """What the library has loaded."""
         return self._model
 
-    def load_adapter(self, path: Path) -> object:
+    def load_adapter(self, path: Path) -> Any:
         """A container with this adapter alone. The library keeps it as long as a Generator uses it.
 
         A short prompt is read with the adapter: only the graph can tell whether its weights fit together.
@@ -117,10 +117,10 @@ class OgGeneratorRunner(Runner):
 
     def open(self, sequence: Scheduled) -> int:
         with self._translated():
-            self._generators[sequence.id] = self._generator(sequence.max_length, sequence.adapter)
+            self._generators[sequence.id] = self._generator(sequence.max_length, self._adapter(sequence))
         return 0
 
-    def _generator(self, max_length: int, adapter: object | None) -> Any:
+    def _generator(self, max_length: int, adapter: Any) -> Any:
         parameters = self.library.GeneratorParams(self._model)
         # The engine's own sampler chooses tokens, so the library's should do as little as possible.
         parameters.set_search_options(max_length=max_length, batch_size=1, num_beams=1, do_sample=False)

@@ -110,15 +110,14 @@ class ScriptedRunner(Runner):
         self.abilities = Abilities("generator")
         self._sequences: dict[int, ScriptedSequence] = {}
 
-    def load_adapter(self, path: Path) -> object:
+    def load_adapter(self, path: Path) -> bytes:
         try:
             return path.read_text(encoding="utf-8").partition("\n")[0].encode()
         except (OSError, ValueError) as error:
             raise AdapterLoadFailed(f"{path} cannot be read: {error}") from None
 
     def open(self, sequence: Scheduled) -> int:
-        adapter = sequence.adapter
-        self._sequences[sequence.id] = ScriptedSequence(adapter if isinstance(adapter, bytes) else b"")
+        self._sequences[sequence.id] = ScriptedSequence(self._adapter(sequence) or b"")
         return 0
 
     def forward(self, reads: Sequence[Read]) -> list[Scores]:
