@@ -212,12 +212,11 @@ def main() -> None:
     run_block(server, Load(2, 1, load.prompt_words, load.tokens, 0.0), Times())
     alone, beside, batch_beside, batch_alone = Times(), Times(), Batch(), Batch()
     for number in range(arguments.rounds):
-        blocks = [
-            lambda: run_block(server, load, alone),
-            lambda: run_beside(server, load, beside, batch_beside, batch_alone),
-        ]
-        for block in blocks if number % 2 else reversed(blocks):
-            block()
+        for has_batch in (False, True) if number % 2 else (True, False):
+            if has_batch:
+                run_beside(server, load, beside, batch_beside, batch_alone)
+            else:
+                run_block(server, load, alone)
     print(table([HEAD, *rows(alone, beside)], markdown=arguments.markdown))
     busy = fmean(alone.first) + fmean(alone.between) * (load.tokens - 1)
     print(
