@@ -4,10 +4,12 @@ from typing import Any
 
 import pytest
 
+from genai_server.engine.runners.scripted import ScriptedRunner
 from genai_server.engine.scheduling.scheduler import Scheduler
-from genai_server.engine.scheduling.scheduler_output import KvMemory, StepPolicy
+from genai_server.engine.scheduling.scheduler_output import KvMemory, KvRoom, StepPolicy
 from genai_server.engine.sequence import Sequence, SequenceState
 from genai_server.errors import QueueFull
+from genai_server.messages.generation_request import GenerationRequest
 from genai_server.messages.protocol import Capacity
 from tests.engine.scheduling.scheduled import (
     a_scheduler,
@@ -19,6 +21,7 @@ from tests.engine.scheduling.scheduled import (
     next_step,
     produce,
 )
+from tests.hand_clock import HandClock
 
 # queued and running
 
@@ -245,3 +248,159 @@ def test_refusal_estimates_when_the_queue_has_capacity() -> None:
     with pytest.raises(QueueFull) as full:
         scheduler.add(a_sequence("b", num_prompt=101))
     assert full.value.retry_after == 1  # nothing was measured
+
+
+# the background
+
+
+def _background(name: str, num_prompt: int = 1, **how: Any) -> Sequence:
+    found = a_sequence(name, num_prompt, background=True, **how)
+    found.id = ord(name)
+    return found
+
+
+def test_background_waits_behind_all_others() -> None:
+    clock = HandClock()
+    early = Sequence(0, (0, 0), GenerationRequest("b", [1], 10, 2000, background=True, priority=-9), clock)
+    scheduler = a_scheduler(early, max_running=2)
+    clock.wait(3600)
+    for name in "xy":
+        scheduler.add(a_sequence(name, priority=9))
+    assert names_of(scheduler.waiting) == ["x", "y", "b"]
+    assert names_of(scheduler.admit()) == ["x", "y"]
+
+
+def test_queues_of_background_and_others_have_own_limits() -> None:
+    scheduler = a_scheduler(max_running=1, max_waiting=1)
+    for name in "bc":
+        scheduler.add(_background(name))
+    with pytest.raises(QueueFull, match=r"2 requests .* GENAI_MAX_BATCH_SIZE lets 1 run and GENAI_MAX_QUEUE lets 1"):
+        scheduler.add(_background("d"))
+    assert (scheduler.num_free(), scheduler.num_free(background=True)) == (2, 0)
+    for name in "xy":
+        scheduler.add(a_sequence(name))
+    with pytest.raises(QueueFull, match="2 requests"):
+        scheduler.add(a_sequence("z"))
+    assert names_of(scheduler.waiting) == ["x", "y", "b", "c"]
+
+
+def test_background_prompts_do_not_count_as_others_tokens() -> None:
+    scheduler = _bounded(max_waiting=9)
+    arrive(scheduler, *(_background(name, 60) for name in "bc"))
+    assert scheduler.free_tokens() is None
+    with pytest.raises(QueueFull, match="would have 101 tokens with this one's 41"):
+        scheduler.add(_background("d", 41))
+    arrive(scheduler, a_sequence("x", 70))  # it runs at once, in the place of b
+    assert (names_of(scheduler.running), scheduler.free_tokens()) == (["x"], 100)
+    scheduler.add(a_sequence("y", 100))
+
+
+def _pauses(scheduler: Scheduler) -> list[str]:
+    """The names of the sequences that are paused from now on."""
+    found: list[str] = []
+    scheduler.on_pause = lambda sequence: found.append(sequence.request.request_id)
+    return found
+
+
+def test_newest_of_the_background_gives_its_place_to_others() -> None:
+    scheduler = admitted(*map(_background, "abc"), max_running=3)
+    paused = _pauses(scheduler)
+    arrive(scheduler, a_sequence("x"))
+    assert (paused, names_of(scheduler.running), names_of(scheduler.waiting)) == (["c"], ["a", "b", "x"], ["c"])
+    arrive(scheduler, *map(a_sequence, "yz"))
+    assert (paused, names_of(scheduler.running)) == (["c", "b", "a"], ["x", "y", "z"])
+    scheduler.remove(scheduler.running[0])
+    assert names_of(scheduler.admit()) == ["a"]
+
+
+def test_nothing_is_paused_while_there_are_places() -> None:
+    scheduler = admitted(*map(_background, "ab"), max_running=3)
+    paused = _pauses(scheduler)
+    arrive(scheduler, a_sequence("x"))
+    assert (paused, names_of(scheduler.running)) == ([], ["a", "b", "x"])
+
+
+def test_memory_of_the_background_is_freed_for_others() -> None:
+    scheduler = _sharing(*(_background(name, 20) for name in "abc"))  # three pages each, of ten
+    scheduler.admit()
+    paused = _pauses(scheduler)
+    arrive(scheduler, a_sequence("x", 50))
+    assert (paused, names_of(scheduler.running)) == (["c", "b"], ["a", "x"])
+
+
+def test_nothing_is_paused_in_vain() -> None:
+    scheduler = _sharing(a_sequence("x", 60), _background("b"))
+    scheduler.admit()
+    paused = _pauses(scheduler)
+    arrive(scheduler, a_sequence("y", 30))
+    assert (paused, names_of(scheduler.running)) == ([], ["x", "b"])
+
+
+def test_others_do_not_wait_for_a_prompt_of_the_background() -> None:
+    scheduler, other = admitted(asking([1, 2, 3], background=True)), asking([1, 2, 3])
+    scheduler.add(other)
+    assert scheduler.admit() == [other]
+    scheduler = admitted(asking([1, 2, 3]))
+    scheduler.add(asking([1, 2, 3], background=True))
+    assert scheduler.admit() == []
+
+
+def test_sequence_whose_token_is_being_chosen_stays_paused() -> None:
+    b, x = _background("b"), a_sequence("x")
+    scheduler = admitted(b, max_running=1)
+    b.is_choosing = True
+    arrive(scheduler, x)
+    scheduler.remove(x)
+    assert scheduler.admit() == []
+    b.is_choosing = False
+    assert scheduler.admit() == [b]
+
+
+class _Keeping(ScriptedRunner):
+    """A runner that has cached prefixes in idle slots."""
+
+    num_kept = 0
+
+    def kept(self, most: int) -> KvRoom:
+        return KvRoom(min(most, self.num_kept), 0)
+
+
+def test_recent_prefixes_keep_half_of_the_places() -> None:
+    runner = _Keeping()
+    runner.num_kept = 3
+    scheduler = admitted(*map(_background, "abcdef"), max_running=6, runner=runner)
+    assert names_of(scheduler.running) == ["a", "b", "c"]
+    paused = _pauses(scheduler)
+    x = a_sequence("x")
+    arrive(scheduler, x)  # it takes the place of the oldest of the three prefixes
+    assert (paused, names_of(scheduler.running)) == ([], ["a", "b", "c", "x"])
+    scheduler.remove(x)
+    runner.num_kept = 0
+    assert names_of(scheduler.admit()) == ["d", "e", "f"]
+    runner.num_kept = 1
+    arrive(scheduler, a_sequence("y"))
+    assert paused == ["f", "e"]
+
+
+def test_one_of_the_background_runs_whatever_is_kept() -> None:
+    runner = _Keeping()
+    runner.num_kept = 2
+    assert names_of(admitted(*map(_background, "ab"), max_running=2, runner=runner).running) == ["a"]
+
+
+class _Unpausable(ScriptedRunner):
+    """The library's batch: it runs all sequences, and cannot continue those with a grammar."""
+
+    leaves_out = False
+
+    def may_pause(self, sequence: Sequence) -> bool:
+        return sequence.request.grammar is None
+
+
+def test_background_leaves_a_batch_that_runs_all_of_its_rows() -> None:
+    scheduler = admitted(_background("a"), _background("b", grammar="x"), max_running=4, runner=_Unpausable())
+    arrive(scheduler, x := a_sequence("x"))
+    scheduler.admit()
+    assert (names_of(scheduler.running), names_of(scheduler.waiting)) == (["b", "x"], ["a"])
+    scheduler.remove(x)
+    assert names_of(scheduler.admit()) == ["a"]

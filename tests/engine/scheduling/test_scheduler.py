@@ -1,5 +1,6 @@
 """The next pass: one token for all decoding sequences, and one chunk of the prompt with the fewest unread tokens."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 from genai_server.engine.scheduling.drafts import Drafter
 from genai_server.engine.scheduling.scheduler import Scheduler
 from genai_server.engine.scheduling.scheduler_output import Read, Step, StepPolicy
-from genai_server.engine.sequence import Sequence
+from genai_server.engine.sequence import Sequence, SequenceState
 from genai_server.messages.generation_request import GenerationRequest
 from tests.engine.scheduling.scheduled import (
     a_scheduler,
@@ -490,3 +491,107 @@ def test_drafts_end_while_their_passes_take_too_long() -> None:
         scheduler.observe(step, 30.0)
         sequence.verified(len(step.reads[0].draft), 0)
     assert _drafted(scheduler) == [0]
+
+
+# the background
+
+
+def _background(name: str, num_prompt: int = 1, **how: Any) -> Sequence:
+    return a_sequence(name, num_prompt, batched=True, background=True, **how)
+
+
+def test_background_reads_nothing_while_others_are_present() -> None:
+    decoding, prompt, x = _background("a", decoding=True), _background("p", 50), _batched("x", num_prompt=50)
+    scheduler = _mixing(decoding, prompt)
+    assert passes(scheduler, 2) == "(ap)(ap)"
+    arrive(scheduler, x)
+    assert passes(scheduler, 2) == "xx"
+    produce(x)
+    assert passes(scheduler, 2) == "xx"
+    scheduler.remove(x)
+    assert passes(scheduler, 1) == "(ap)"
+
+
+def test_background_reads_nothing_while_a_request_is_prepared() -> None:
+    scheduler = _mixing(_background("a", decoding=True))
+    x = _batched("x")
+    x.state = SequenceState.PREPARING
+    scheduler.add(x)
+    scheduler.admit()
+    assert passes(scheduler, 1) == "-"
+    scheduler.remove(x)
+    assert passes(scheduler, 1) == "a"
+
+
+def test_round_of_the_background_ends_when_another_arrives() -> None:
+    scheduler = admitted(*(a_sequence(name, decoding=True, background=True) for name in "abc"))
+    assert passes(scheduler, 1) == "a"
+    arrive(scheduler, a_sequence("x", decoding=True))
+    assert passes(scheduler, 2) == "xx"
+
+
+def _timed(scheduler: Scheduler, times: dict[int, float]) -> None:
+    """Let the scheduler know how long passes of so many decoding sequences take."""
+    for number, seconds in times.items():
+        rows = [_batched(f"{row}", decoding=True) for row in range(number)]
+        scheduler.observe(Step([Read.next(row) for row in rows]), seconds)
+
+
+@pytest.mark.parametrize(
+    ("times", "beside"),
+    [
+        ({1: 0.010, 4: 0.016}, []),  # a CPU
+        ({1: 0.010, 4: 0.0102}, ["a", "b", "c"]),  # a GPU
+        ({1: 0.010, 3: 0.0102, 4: 0.0130}, ["a", "b"]),
+        ({4: 0.0102}, []),  # nothing is known of a pass without them
+    ],
+)
+def test_background_decodes_beside_others_as_far_as_it_costs_nothing(
+    times: dict[int, float], beside: list[str]
+) -> None:
+    scheduler = _mixing(*(_background(name, decoding=True) for name in "abc"), _batched("x", decoding=True))
+    _timed(scheduler, times)
+    assert names_of(next_step(scheduler).sequences) == ["x", *beside]
+
+
+def test_background_prompt_is_read_beside_others_where_it_costs_nothing() -> None:
+    scheduler = _mixing(_background("a", decoding=True), _background("p", 500), _batched("x", decoding=True))
+    _timed(scheduler, {1: 0.010, 40: 0.0101})
+    step = next_step(scheduler)
+    assert names_of(step.sequences) == ["x", "a", "p"]
+    assert step.reads[2].num_tokens >= 32
+    # A pass that turns out to be slow leaves them out.
+    scheduler.observe(step, 1.0)
+    for _ in range(3):
+        scheduler.observe(step, 1.0)
+    assert step.num_tokens > next_step(scheduler).num_tokens
+
+
+def test_exact_sequence_decodes_beside_exact_ones_only() -> None:
+    for is_exact, names in ((False, ["x"]), (True, ["x", "a"])):
+        x = _batched("x", decoding=True, exact=is_exact)
+        scheduler = _mixing(_background("a", decoding=True, exact=True), x)
+        _timed(scheduler, {1: 0.010, 4: 0.010})
+        assert names_of(next_step(scheduler).sequences) == names
+
+
+def test_pass_of_the_background_is_short() -> None:
+    scheduler = _mixing(_background("p", 500))
+    step = next_step(scheduler)
+    assert step.num_tokens == 64  # nothing was measured
+    scheduler.observe(step, 0.064 * 4)
+    assert next_step(scheduler).num_tokens == 24  # 0.1 s
+    runner = able_runner()
+    runner.abilities = replace(runner.abilities, interrupts=True)
+    scheduler = admitted(_background("p", 500), runner=runner, prefill_chunk=64, idle_chunk=128)
+    scheduler.observe(step, 0.064 * 4)
+    assert next_step(scheduler).num_tokens == 56  # 0.25 s
+
+
+def test_pass_that_others_must_wait_for_decodes_few_sequences() -> None:
+    scheduler = _mixing(*(_background(name, decoding=True) for name in "abcd"))
+    assert passes(scheduler, 1) == "(abcd)"
+    _timed(scheduler, {1: 0.06, 2: 0.09, 4: 0.15})
+    assert passes(scheduler, 1) == "(ab)"
+    _timed(scheduler, {1: 0.6, 2: 0.9, 4: 1.5})
+    assert passes(scheduler, 1) == "a"
