@@ -126,6 +126,7 @@ def test_tokens_beside_hardly_slow_a_pass() -> None:
     assert _beside({1: 1.0, 2: 1.5}) == [0]
     assert _beside({1: 1.0, 11: 1.1}) == [3]  # 1 % each
     assert _beside({1: 1.0, 200: 1.0}) == [64]
+    assert _beside({1: 1.0}) == [0]  # no more tokens than were measured
     assert _beside({2: 1.0, 200: 1.0}) == [0]  # a pass of one token was not measured
 
 
