@@ -21,6 +21,7 @@ SOURCES = Path(__file__).parents[1] / "src" / PACKAGE
 # From the bottom up. A subpackage, such as apis.shared, may have its own place.
 LAYERS: tuple[tuple[str, ...], ...] = (
     (
+        "batch_input",
         "batch_lines",
         "child_process",
         "errors",

@@ -6,9 +6,13 @@ from pathlib import Path
 
 import msgspec
 
+# How each line begins.
+_BEGINNING = b'{"id":"batch_req_'
+
 
 class _Result(msgspec.Struct):
     custom_id: str
+    response: msgspec.Raw
 
 
 class ResultFile:
@@ -17,10 +21,10 @@ class ResultFile:
     Read `recovered` to its end before the first `append`. Raises OSError.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, mode: int = 0o600) -> None:
         self._path = path
         # Unbuffered, so that nothing is left to be written after an error.
-        self._file = open(path, "ab", buffering=0, opener=_private)  # noqa: SIM115
+        self._file = open(path, "ab", buffering=0, opener=lambda name, flags: os.open(name, flags, mode))  # noqa: SIM115
         # Bytes of complete lines.
         self.size = 0
 
@@ -29,12 +33,9 @@ class ResultFile:
         self.size = 0
         with self._path.open("rb") as file:
             for line in file:
-                if not line.endswith(b"\n"):
-                    break
-                try:
-                    custom_id = msgspec.json.decode(line, type=_Result).custom_id
-                except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-                    break  # the machine lost power while it was written
+                custom_id = _custom_id(line)
+                if custom_id is None:
+                    break  # the process ended, or the machine lost power, while it was written
                 self.size += len(line)
                 yield custom_id, line
         self._file.truncate(self.size)
@@ -56,5 +57,21 @@ class ResultFile:
         self._file.close()
 
 
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
+def first_other_line(path: Path) -> int | None:
+    """The number of the first line that is not a result, nor the beginning of one at the end. Raises OSError."""
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            begins = not line.endswith(b"\n") and line.startswith(_BEGINNING[: len(line)])
+            if _custom_id(line) is None and not begins:
+                return number
+    return None
+
+
+def _custom_id(line: bytes) -> str | None:
+    """The custom id of a complete line; None if it is not complete."""
+    if not line.endswith(b"\n"):
+        return None
+    try:
+        return msgspec.json.decode(line, type=_Result).custom_id
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None

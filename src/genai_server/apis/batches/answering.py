@@ -68,13 +68,14 @@ class Answering:
     """Sends requests of all batches of this process. `max_running` of them are in the app at once."""
 
     def __init__(
-        self, app: ASGIApp, max_running: int, is_draining: Callable[[], bool], count_retry: Callable[[], None]
+        self, app: ASGIApp, max_running: int, is_draining: Callable[[], bool], count: Callable[[str], None]
     ) -> None:
         self.max_running = max_running
         self._app = app
         self._slots = asyncio.Semaphore(max_running)
         self._is_draining = is_draining
-        self._count_retry = count_retry
+        # Counts a request that is `completed`, `failed` or `retried`.
+        self.count = count
 
     async def answer(self, line: BatchLine, on_behalf: OnBehalf, stop: Stop) -> Answered | None:
         """The app's answer to a request, whether it succeeds or not; None if the batch was stopped before.
@@ -96,7 +97,7 @@ class Answering:
             is_refused = response.status == _UNAVAILABLE or (response.status >= 400 and self._is_draining())
             if not (is_refused or is_partial or (died and deaths < _MAX_DEATHS)):
                 return Answered(response.status, record.unique_id, response.body)
-            self._count_retry()
+            self.count("retried")
             await stop.within(random.uniform(*_DEATH_PAUSE) if died else _pause(response))
         return None
 

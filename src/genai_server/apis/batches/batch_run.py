@@ -12,11 +12,11 @@ from contextlib import aclosing, suppress
 from dataclasses import dataclass
 
 from genai_server.apis.batches.answering import Answering, Stop
-from genai_server.apis.batches.input_check import InputCheck
 from genai_server.apis.batches.results import Results
 from genai_server.apis.batches.store import BatchStore, StoredBatch
 from genai_server.apis.files.store import FileStore, new_id
 from genai_server.apis.shared.base import JsonObject
+from genai_server.batch_input import InputCheck
 from genai_server.batch_lines import BatchLine, LineError, LineReader, error_line, response_line
 from genai_server.errors import StoreUnavailable
 from genai_server.http.request_state import OnBehalf
@@ -54,8 +54,6 @@ class BatchRun:
         self, batch: StoredBatch, store: BatchStore, files: FileStore, answering: Answering, limits: BatchLimits
     ) -> None:
         self.stop = Stop()
-        # How many of its requests ended in this process: successfully, and otherwise.
-        self.num_ended = [0, 0]
         self._batch = batch
         self._store = store
         self._files = files
@@ -110,10 +108,11 @@ class BatchRun:
 
     async def _update(self, change: Callable[[JsonObject], None] = lambda value: None) -> JsonObject:
         assert self._results is not None
-        completed, failed = self._results.counts
+        (completed, failed), usage = self._results.counts, self._results.usage
 
         def changed(value: JsonObject) -> None:
             value["request_counts"] |= {"completed": completed, "failed": failed}
+            value["usage"] = usage
             change(value)
 
         value, has_room = await self._store.update(self._batch, changed, self._results.sizes)
@@ -194,7 +193,7 @@ class BatchRun:
             log.exception("a request of a batch was not answered with JSON")
             result, succeeded = error_line(id, custom_id, "server_error", "internal error; see the server log"), False
         await results.add([(custom_id, result)], succeeded=succeeded)
-        self.num_ended[not succeeded] += 1
+        self._answering.count("completed" if succeeded else "failed")
 
     async def _give_up(self, results: Results, code: str, message: str) -> None:
         """End all requests that have not ended."""
@@ -206,7 +205,8 @@ class BatchRun:
                 rest = [line.custom_id for line in part if isinstance(line, BatchLine)]
                 lines = [(id, error_line(new_id("batch_req"), id, code, message)) for id in rest if not results.has(id)]
                 await results.add(lines, succeeded=False)
-                self.num_ended[1] += len(lines)
+                for _ in lines:
+                    self._answering.count("failed")
 
     async def _end(self, status: str, **changes: object) -> str:
         """End the batch in this state, by way of `finalizing` if it is completed."""

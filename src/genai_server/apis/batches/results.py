@@ -2,10 +2,13 @@
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
+
+from genai_server.apis.shared.base import JsonObject
 from genai_server.batch_lines import digest
 from genai_server.result_file import ResultFile
 
@@ -13,6 +16,68 @@ log = logging.getLogger(__name__)
 
 # Seconds between two attempts to write to a full disk.
 _PAUSE = 5.0
+
+
+class _Usage(msgspec.Struct):
+    """The tokens of a response, in the words of any endpoint."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    prompt_tokens_details: dict[str, int | None] | None = None
+    completion_tokens_details: dict[str, int | None] | None = None
+    input_tokens: int = 0
+    output_tokens: int = 0
+    input_tokens_details: dict[str, int | None] | None = None
+    output_tokens_details: dict[str, int | None] | None = None
+
+
+class _Body(msgspec.Struct):
+    usage: _Usage | None = None
+
+
+class _Response(msgspec.Struct):
+    body: _Body | None = None
+
+
+class _Line(msgspec.Struct):
+    response: _Response | None = None
+
+
+@dataclass
+class _Tokens:
+    """Tokens of all results."""
+
+    prompt: int = 0
+    cached: int = 0
+    output: int = 0
+    reasoning: int = 0
+
+    def add(self, line: bytes) -> None:
+        """Add those of a result, if it has any."""
+        try:
+            response = msgspec.json.decode(line, type=_Line).response
+        except msgspec.DecodeError:
+            return
+        if response is None or response.body is None or (usage := response.body.usage) is None:
+            return
+        self.prompt += usage.prompt_tokens + usage.input_tokens
+        self.output += usage.completion_tokens + usage.output_tokens
+        self.cached += _part(usage.prompt_tokens_details or usage.input_tokens_details, "cached_tokens")
+        self.reasoning += _part(usage.completion_tokens_details or usage.output_tokens_details, "reasoning_tokens")
+
+    def to_json(self) -> JsonObject:
+        """The sums in OpenAI's format."""
+        return {
+            "input_tokens": self.prompt,
+            "input_tokens_details": {"cached_tokens": self.cached},
+            "output_tokens": self.output,
+            "output_tokens_details": {"reasoning_tokens": self.reasoning},
+            "total_tokens": self.prompt + self.output,
+        }
+
+
+def _part(details: Mapping[str, int | None] | None, name: str) -> int:
+    return (details or {}).get(name) or 0
 
 
 @dataclass
@@ -30,6 +95,7 @@ class Results:
         self._files = (_File(succeeded), _File(failed))
         # Digests of the custom ids in the files.
         self._done: set[bytes] = set()
+        self._tokens = _Tokens()
         self._wake = asyncio.Event()
         self._writer = asyncio.ensure_future(self._write())
 
@@ -53,6 +119,11 @@ class Results:
         succeeded, failed = self._files
         return succeeded.results.size, failed.results.size
 
+    @property
+    def usage(self) -> JsonObject:
+        """Tokens of all results in OpenAI's format."""
+        return self._tokens.to_json()
+
     def has(self, custom_id: str) -> bool:
         """Whether a request has ended."""
         return digest(custom_id) in self._done
@@ -74,7 +145,8 @@ class Results:
             file.results.close()
 
     def _recover(self, file: _File) -> None:
-        for custom_id, _ in file.results.recovered():
+        for custom_id, line in file.results.recovered():
+            self._tokens.add(line)
             self._done.add(digest(custom_id))
             file.num_lines += 1
 
@@ -100,7 +172,8 @@ class Results:
                 is_told = True
                 await asyncio.sleep(_PAUSE)
         file.num_lines += len(taken)
-        for id, _, written in taken:
+        for id, line, written in taken:
+            self._tokens.add(line)
             self._done.add(id)
             if not written.done():
                 written.set_result(None)

@@ -35,14 +35,14 @@ class Batches:
         answering: Answering,
         limits: BatchLimits,
         is_draining: Callable[[], bool],
-        count: Callable[[str, int, int], None],
+        count: Callable[[str], None],
     ) -> None:
         self.store = BatchStore(files)
         self._files = files
         self._answering = answering
         self._limits = limits
         self._is_draining = is_draining
-        # Counts a batch that has ended, or "" for one that goes on, and its requests: completed, and failed ones.
+        # Counts a batch that has ended, by its state.
         self._count = count
         # Keyed by the batch's id, with its owner.
         self._running: dict[str, tuple[str, BatchRun, asyncio.Task[None]]] = {}
@@ -100,7 +100,8 @@ class Batches:
         try:
             ended = await run.run()
             if ended is not None:
-                log.info("%s is %s: %d requests completed, %d failed", batch.id, ended, *run.num_ended)
+                self._count(ended)
+                log.info("%s is %s", batch.id, ended)
         except StoreUnavailable as error:
             log.warning("%s is run again in %g s: %s", batch.id, _PAUSE, error.message)
             await run.stop.within(_PAUSE)
@@ -108,7 +109,6 @@ class Batches:
             log.exception("%s met an internal error, and is run again in %g s", batch.id, _PAUSE)
             await run.stop.within(_PAUSE)
         finally:
-            self._count(ended or "", *run.num_ended)
             if ended is not None:
                 with suppress(OSError):
                     (self._files.locks / batch.id).unlink(missing_ok=True)

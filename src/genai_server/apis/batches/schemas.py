@@ -70,6 +70,7 @@ class Batch(BaseModel):
     cancelling_at: int | None
     cancelled_at: int | None
     request_counts: RequestCounts
+    usage: dict[str, Any] | None
     metadata: dict[str, str] | None
 
 

@@ -31,10 +31,10 @@ class FilesAndBatches:
 class BatchCounters:
     """Count what becomes of batches."""
 
-    # A batch that has ended, or "" for one that goes on elsewhere, and its requests that completed and failed.
-    ended: Callable[[str, int, int], None] = lambda status, completed, failed: None
-    # A request that is sent again.
-    retried: Callable[[], None] = lambda: None
+    # A batch that has ended, by its state.
+    batch: Callable[[str], None] = lambda status: None
+    # A request that is `completed` or `failed`, or `retried`.
+    request: Callable[[str], None] = lambda result: None
 
 
 @asynccontextmanager
@@ -54,8 +54,8 @@ async def files_and_batches(
 
     limits = BatchLimits(settings.max_batch_requests, max_body, check_model)
     max_running = settings.max_batch_size * len(settings.devices)
-    answering = Answering(app, max_running, lambda: drain.is_draining, counters.retried)
-    batches = Batches(files, answering, limits, lambda: drain.is_draining, counters.ended)
+    answering = Answering(app, max_running, lambda: drain.is_draining, counters.request)
+    batches = Batches(files, answering, limits, lambda: drain.is_draining, counters.batch)
     with upload_folder(folder) as uploads:
         running = asyncio.create_task(batches.run())
         try:

@@ -82,6 +82,7 @@ class BatchStore:
             "expires_at": now + WINDOWS[body.completion_window],
             **dict.fromkeys(_TIMES),
             "request_counts": {"total": 0, "completed": 0, "failed": 0},
+            "usage": None,
             "metadata": body.metadata,
         }
         keeps = MAX_SECONDS if body.output_expires_after is None else body.output_expires_after.seconds
