@@ -160,11 +160,10 @@ class Results:
                     await self._append(file, taken)
 
     async def _append(self, file: _File, taken: list[tuple[bytes, bytes, "asyncio.Future[None]"]]) -> None:
-        lines = b"".join(line for _, line, _ in taken)
         is_told = False
         while True:
             try:
-                await asyncio.shield(asyncio.to_thread(file.results.append, lines))
+                await asyncio.shield(asyncio.to_thread(self._append_now, file, [line for _, line, _ in taken]))
                 break
             except OSError as error:
                 if not is_told:
@@ -172,8 +171,12 @@ class Results:
                 is_told = True
                 await asyncio.sleep(_PAUSE)
         file.num_lines += len(taken)
-        for id, line, written in taken:
-            self._tokens.add(line)
+        for id, _, written in taken:
             self._done.add(id)
             if not written.done():
                 written.set_result(None)
+
+    def _append_now(self, file: _File, lines: Sequence[bytes]) -> None:
+        file.results.append(b"".join(lines))
+        for line in lines:
+            self._tokens.add(line)

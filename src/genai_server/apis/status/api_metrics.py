@@ -153,7 +153,7 @@ class Instruments:
         self._batch_requests.labels(result).inc()
 
     def _observe_answer(self, answer: AnswerFigures, labels: tuple[str, str], *, waits: bool) -> None:
-        """Count an answer, and its times if a client `waits` for it: those of batches tell nothing about the service."""
+        """Count an answer, and its times if a client `waits` for it: those of batches say nothing about the service."""
         outcome = answer.outcome
         self._ended.labels(*labels, outcome if outcome in _REASONS else "error").inc()
         timings = answer.timings()
