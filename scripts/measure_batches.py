@@ -1,4 +1,4 @@
-"""Measure what a large batch costs the process that answers HTTP: its memory, and how fast it answers /healthz meanwhile.
+"""Measure what a large batch costs the process that answers HTTP: its memory, and the time it takes to answer /healthz.
 
 The batch is uploaded, validated, run on a scripted device for some seconds, and cancelled, which ends each line that is
 left. Linux and macOS.

@@ -22,9 +22,7 @@ OF_BOB = {"authorization": f"Bearer {BOB}"}
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    """Of two keys, of which Alice's may start three requests in a minute and run one."""
     folder = tmp_path_factory.mktemp("batches")
-    keys = folder / "keys"
     settings = {
         "GENAI_DEVICE": "scripted",
         "GENAI_FILES_DIR": str(folder / "files"),
@@ -32,7 +30,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
         "GENAI_MAX_BATCH_SIZE": "4",
         "GENAI_MAX_BATCH_REQUESTS": "50",
     }
-    del keys
     with run_here(folder, settings=settings) as running:
         running.client.headers["authorization"] = f"Bearer {ALICE}"
         yield running
@@ -239,21 +236,22 @@ def test_a_batch_and_its_results_are_its_keys(server: RunningServer) -> None:
 
 
 def test_a_busy_server_fails_no_request(tmp_path: Path) -> None:
-    """The queue has no place beside the running request, and the key may run only one."""
+    """The queue has no place beside another key's request, and the key may begin no ten requests in a minute."""
     settings = {
         "GENAI_DEVICE": "scripted",
         "GENAI_FILES_DIR": str(tmp_path / "files"),
         "GENAI_MAX_BATCH_SIZE": "1",
         "GENAI_MAX_QUEUE": "0",
-        "GENAI_API_KEYS": f"alice:{ALICE}",
+        "GENAI_API_KEYS": f"alice:{ALICE},bob:{BOB}",
         "GENAI_MAX_CONCURRENT_PER_KEY": "1",
         "GENAI_RATE_PER_KEY": "4",
     }
     with run_here(tmp_path, settings=settings) as server:
-        server.client.headers["authorization"] = f"Bearer {ALICE}"
+        server.client.headers["authorization"] = f"Bearer {BOB}"
         chatting = threading.Thread(target=server.chat, args=("count 30; delay 0.05",))
         chatting.start()
         wait_until(lambda: not server.idle("scripted"))
+        server.client.headers["authorization"] = f"Bearer {ALICE}"
         id = begin(server.client, [line(f"{number}") for number in range(10)])
         wait_until(lambda: get(server.client, id)["status"] == "in_progress")
         chatting.join()

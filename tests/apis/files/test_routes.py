@@ -152,7 +152,7 @@ def test_without_a_folder_requests_name_the_setting(scripted: RunningServer, pat
     form = {"files": {"file": b"{}"}, "data": {"purpose": "batch"}}
     body = {"json": {"input_file_id": "f", "endpoint": "/v1/completions", "completion_window": "24h"}}
     responses = [
-        scripted.client.post(path, **(body if path == "/v1/batches" else form)),  # type: ignore[arg-type]
+        scripted.client.post(path, **(body if path == "/v1/batches" else form)),
         scripted.client.get(path),
         scripted.client.get(f"{path}/any"),
     ]
