@@ -14,6 +14,7 @@ from genai_server.apis.batches import answering
 from genai_server.apis.batches.schemas import WINDOWS
 from tests.apis.batches.inputs import begin, ended, get, jsonl, line, results, upload
 from tests.running_server import DEMO, RunningServer, refusal, wait_until
+from tests.scraped import scrape
 from tests.server_here import run_here
 
 ALICE, BOB = "alice-0123456789abcdef", "bob-0123456789abcdef"
@@ -256,15 +257,14 @@ def test_a_busy_server_fails_no_request(tmp_path: Path) -> None:
         wait_until(lambda: get(server.client, id)["status"] == "in_progress")
         chatting.join()
         batch = ended(server.client, id)
-        metrics = server.client.get("/metrics").text
+        counted = scrape(server)
     assert batch["request_counts"] == {"total": 10, "completed": 10, "failed": 0}
-    counted = {text.rpartition(" ")[0]: float(text.rpartition(" ")[2]) for text in metrics.splitlines()}
-    assert counted['genai:batches_total{status="completed"}'] == 1
-    assert counted['genai:batch_requests_total{result="completed"}'] == 10
-    assert counted['genai:batch_requests_total{result="retried"}'] >= 1
-    # Nobody waits for them: only the chat's time counts.
-    labels = '{device="scripted",model_name="onnx-genai"}'
-    assert counted[f"genai:time_to_first_token_seconds_count{labels}"] == 1
+    assert counted.value("batches_total", status="completed") == 1
+    assert counted.value("batch_requests_total", result="completed") == 10
+    assert counted.value("batch_requests_total", result="retried") >= 1
+    # Only the chat's time counts, because nobody waits for the others.
+    assert counted.value("time_to_first_token_seconds_count") == 1
+    assert counted.value("request_success_total") == 11
 
 
 def test_only_the_request_that_kills_engines_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

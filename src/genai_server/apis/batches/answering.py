@@ -104,20 +104,12 @@ class Answering:
     async def _send(self, line: BatchLine, on_behalf: OnBehalf, stop: Stop) -> tuple[Scope, InnerResponse]:
         scope, response = _scope(line, on_behalf), InnerResponse()
         request = InnerRequest(line.body, stop.event)
-        # In a task of its own, which a server that stops may cancel.
-        sending = asyncio.create_task(self._call(scope, request, response))
-        try:
-            await asyncio.wait([sending])
-        finally:
-            sending.cancel()
-        return scope, response
-
-    async def _call(self, scope: Scope, request: InnerRequest, response: InnerResponse) -> None:
         try:
             await self._app(scope, request.receive, response.send)
         except Exception:
             log.exception("internal error in a request of a batch")
         response.status = response.status or 500
+        return scope, response
 
 
 def _pause(response: InnerResponse) -> float:
