@@ -16,6 +16,7 @@ import secrets
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import closing, suppress
@@ -138,8 +139,8 @@ class _Batch:
         self._client = client
         self._files = {True: succeeded, False: failed}
         self._concurrency = concurrency
-        # A connection for each thread.
-        self._local = threading.local()
+        # Connections that no thread uses.
+        self._idle: deque[http.client.HTTPConnection] = deque()
         # Set when no request is to be sent any more.
         self._is_over = threading.Event()
 
@@ -172,24 +173,27 @@ class _Batch:
                 self._is_over.set()
                 for future in running:
                     future.cancel()
+                threads.shutdown()
+                for connection in self._idle:
+                    connection.close()
 
     def _answer(self, line: BatchLine) -> _Result | None:
         """The result of a request; None if the command ends before. Raises ChatFailed if the server is gone."""
         id, custom_id, lost = f"batch_req_{secrets.token_hex(12)}", line.custom_id, time.monotonic()
         while not self._is_over.is_set():
-            pause = _PAUSE
+            pause, connection = _PAUSE, self._idle_connection()
             try:
-                connection = self._connection()
                 response = self._client.exchange(connection, "POST", line.url, line.body)
                 body = response.read()
             except (OSError, http.client.HTTPException) as error:
-                self._disconnect()
+                connection.close()
                 if time.monotonic() - lost > _ABSENCE:
                     reason = str(error) or type(error).__name__
                     raise ChatFailed(
                         f"{self._client.url} does not answer: {reason}; the same command goes on"
                     ) from None
             else:
+                self._idle.append(connection)
                 lost = time.monotonic()
                 if response.status not in _BUSY:
                     request_id = response.getheader("x-request-id", "")
@@ -203,16 +207,11 @@ class _Batch:
             self._is_over.wait(pause)
         return None
 
-    def _connection(self) -> http.client.HTTPConnection:
-        found: http.client.HTTPConnection | None = getattr(self._local, "connection", None)
-        if found is None:
-            found = self._local.connection = self._client.connect(_PATIENCE)
-        return found
-
-    def _disconnect(self) -> None:
-        connection = self._connection()
-        self._local.connection = None
-        connection.close()
+    def _idle_connection(self) -> http.client.HTTPConnection:
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return self._client.connect(_PATIENCE)
 
 
 def _lines(source: Path) -> Iterator[BatchLine]:
