@@ -13,6 +13,7 @@ import argparse
 import http.client
 import itertools
 import secrets
+import socket
 import sys
 import threading
 import time
@@ -141,6 +142,8 @@ class _Batch:
         self._concurrency = concurrency
         # Connections that no thread uses.
         self._idle: deque[http.client.HTTPConnection] = deque()
+        # Those on which a thread waits.
+        self._busy: set[http.client.HTTPConnection] = set()
         # Set when no request is to be sent any more.
         self._is_over = threading.Event()
 
@@ -173,6 +176,8 @@ class _Batch:
                 self._is_over.set()
                 for future in running:
                     future.cancel()
+                for connection in list(self._busy):
+                    _interrupt(connection)
                 threads.shutdown()
                 for connection in self._idle:
                     connection.close()
@@ -182,10 +187,12 @@ class _Batch:
         id, custom_id, lost = f"batch_req_{secrets.token_hex(12)}", line.custom_id, time.monotonic()
         while not self._is_over.is_set():
             pause, connection = _PAUSE, self._idle_connection()
+            self._busy.add(connection)
             try:
                 response = self._client.exchange(connection, "POST", line.url, line.body)
                 body = response.read()
             except (OSError, http.client.HTTPException) as error:
+                self._busy.discard(connection)
                 connection.close()
                 if time.monotonic() - lost > _ABSENCE:
                     reason = str(error) or type(error).__name__
@@ -193,6 +200,7 @@ class _Batch:
                         f"{self._client.url} does not answer: {reason}; the same command goes on"
                     ) from None
             else:
+                self._busy.discard(connection)
                 self._idle.append(connection)
                 lost = time.monotonic()
                 if response.status not in _BUSY:
@@ -212,6 +220,13 @@ class _Batch:
             return self._idle.pop()
         except IndexError:
             return self._client.connect(_PATIENCE)
+
+
+def _interrupt(connection: http.client.HTTPConnection) -> None:
+    """End the wait of another thread for a response."""
+    if connection.sock is not None:
+        with suppress(OSError):  # it has just been closed
+            connection.sock.shutdown(socket.SHUT_RDWR)
 
 
 def _lines(source: Path) -> Iterator[BatchLine]:
