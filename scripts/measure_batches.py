@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
@@ -89,8 +90,8 @@ def measured(server: Server, path: Path, seconds: float) -> Iterator[list[str]]:
 
     def row(phase: str, began: float, ended: int = 0) -> list[str]:
         times, memory = watch.taken()
-        worst = [times[len(times) // 2], times[len(times) * 99 // 100], times[-1]]
-        shown = [f"{1000 * seconds:.1f}" for seconds in worst]
+        places = [len(times) // 2, len(times) * 99 // 100, -1]
+        shown = [f"{1000 * times[place]:.1f}" if times else "-" for place in places]
         return [phase, f"{time.monotonic() - began:.1f}", f"{ended}", f"{memory / 2**20:.0f}", *shown]
 
     began = time.monotonic()
@@ -116,18 +117,19 @@ def measured(server: Server, path: Path, seconds: float) -> Iterator[list[str]]:
     watch.end()
 
 
-def until(client: httpx.Client, id: str, status: str) -> dict[str, dict[str, int]]:
+def until(client: httpx.Client, id: str, status: str) -> dict[str, Any]:
     """The batch once it has this status."""
     while True:
-        batch: dict[str, dict[str, int]] = client.get(f"/batches/{id}").json()
+        batch: dict[str, Any] = client.get(f"/batches/{id}").json()
         if batch["status"] in (status, "completed", "failed"):
             return batch
         time.sleep(0.1)
 
 
-def ended(batch: dict[str, dict[str, int]]) -> int:
+def ended(batch: dict[str, Any]) -> int:
     """How many requests of a batch have ended."""
-    return batch["request_counts"]["completed"] + batch["request_counts"]["failed"]
+    counts: dict[str, int] = batch["request_counts"]
+    return counts["completed"] + counts["failed"]
 
 
 if __name__ == "__main__":

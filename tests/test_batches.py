@@ -12,7 +12,7 @@ import httpx
 import psutil
 import pytest
 
-from tests.apis.batches.inputs import begin, ended, line, results
+from tests.apis.batches.inputs import CHAT, begin, ended, get, jsonl, line, results
 from tests.running_server import RunningServer, api_processes, run_server, wait_until
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGKILL")
@@ -116,3 +116,32 @@ def test_a_stopped_server_goes_on_with_its_batch(tmp_path: Path) -> None:
         batch = ended(server.client, id)
         assert batch["request_counts"] == {"total": 8, "completed": 8, "failed": 0}
         assert batch["usage"]["output_tokens"] == 8 * 20
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the largest memory of a process is read from /proc")
+def test_a_large_batch_is_never_in_memory(tmp_path: Path) -> None:
+    """It is uploaded, checked, begun and cancelled, which ends each of its requests."""
+    num_lines, size = 20_000, 5000
+    with run_server(tmp_path, settings={**settings(tmp_path), "GENAI_LOG_LEVEL": "info"}) as server:
+        ended(server.client, begin(server.client, [line("first")]))  # what it has loaded stays
+        before = largest_memory(server)
+        source = tmp_path / "input.jsonl"
+        with source.open("wb") as file:
+            for number in range(num_lines):
+                file.write(jsonl([line(f"{number}", "count 99; delay 0.05", user="x" * size)]))
+        with source.open("rb") as file:
+            response = server.client.post("/v1/files", files={"file": file}, data={"purpose": "batch"})
+        body = {"input_file_id": response.json()["id"], "endpoint": CHAT, "completion_window": "24h"}
+        id = server.client.post("/v1/batches", json=body).json()["id"]
+        wait_until(lambda: get(server.client, id)["status"] == "in_progress")
+        server.client.post(f"/v1/batches/{id}/cancel")
+        assert ended(server.client, id)["request_counts"] == {"total": num_lines, "completed": 0, "failed": num_lines}
+        assert source.stat().st_size > 100_000_000
+        assert largest_memory(server) - before < 50_000_000
+
+
+def largest_memory(server: RunningServer) -> int:
+    """The most bytes of memory that the process of the API has had."""
+    status = Path(f"/proc/{server.process.pid}/status").read_text()
+    (entry,) = [text for text in status.splitlines() if text.startswith("VmHWM")]
+    return int(entry.split()[1]) * 1024

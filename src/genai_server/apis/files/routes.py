@@ -18,6 +18,9 @@ from genai_server.http.request_state import request_state
 from genai_server.http.upload_route import FORM, UploadRoute
 
 PATH = "/v1/files"
+_CONTENT: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}}
+}
 # Where bodies with files are expected.
 UPLOAD_PATHS = frozenset({PATH, PATH.removeprefix("/v1")})
 router = VersionedRouter(UploadRoute, "openai")
@@ -84,7 +87,7 @@ async def get_file(file_id: str, files: TheFiles) -> dict[str, Any]:
     return (await files.store.get(file_id, files.owner)).to_json()
 
 
-@router.get(PATH + "/{file_id}/content", response_class=FileResponse)
+@router.get(PATH + "/{file_id}/content", response_class=FileResponse, responses=_CONTENT)
 async def get_file_content(file_id: str, files: TheFiles) -> FileResponse:
     """The content of a file."""
     file = await files.store.get(file_id, files.owner)
