@@ -12,7 +12,7 @@ import pytest
 
 from genai_server.apis.batches import answering
 from genai_server.apis.batches.schemas import WINDOWS
-from tests.apis.batches.inputs import begin, ended, get, jsonl, line, results, upload
+from tests.apis.batches.inputs import CHAT, begin, ended, get, jsonl, line, results, upload
 from tests.running_server import DEMO, RunningServer, refusal, wait_until
 from tests.scraped import scrape
 from tests.server_here import run_here
@@ -301,6 +301,25 @@ def test_all_endpoints_answer_batches(tmp_path: Path) -> None:
             assert batch["usage"]["input_tokens"] > 0
         chat = begin(server.client, [line("a", model="vectors")])
         assert [error["code"] for error in ended(server.client, chat)["errors"]["data"]] == ["unsupported_task"]
+
+
+def test_responses_of_a_batch_are_stored_on_demand(server: RunningServer) -> None:
+    lines = [
+        {"custom_id": id, "method": "POST", "url": "/v1/responses", "body": {"input": "say yes", "store": stored}}
+        for id, stored in (("default", None), ("stored", True))
+    ]
+    found = results(server.client, ended(server.client, begin(server.client, lines, "/v1/responses"))["output_file_id"])
+    ids = {id: each["response"]["body"]["id"] for id, each in found.items()}
+    statuses = {id: server.client.get(f"/v1/responses/{response}").status_code for id, response in ids.items()}
+    assert statuses == {"default": 404, "stored": 200}
+
+
+def test_a_batch_without_its_input_fails(server: RunningServer) -> None:
+    uploaded = upload(server.client, jsonl([line("a")]))["id"]
+    (server.folder / "files" / "contents" / uploaded).unlink()
+    body = {"input_file_id": uploaded, "endpoint": CHAT, "completion_window": "24h"}
+    batch = ended(server.client, server.client.post("/v1/batches", json=body).json()["id"])
+    assert (batch["status"], batch["errors"]["data"][0]["code"]) == ("failed", "file_not_found")
 
 
 def test_a_key_has_a_limit_of_open_batches(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,6 +47,10 @@ class BatchLimits:
     check_model: Callable[[str | None, str], object]
 
 
+class _InputMissing(Exception):
+    """Somebody has removed the content of the input."""
+
+
 class BatchRun:
     """Runs a batch of which no other process can be the runner meanwhile."""
 
@@ -88,6 +92,10 @@ class BatchRun:
             if self.stop.reason:
                 await self._give_up(results, *_UNANSWERED[self.stop.reason])
             return await self._end(self.stop.reason or "completed")
+        except _InputMissing:
+            watching.cancel()
+            error = LineError(None, "file_not_found", "the content of the input file is missing")
+            return await self._end("failed", errors={"object": "list", "data": [error.to_json()]})
         finally:
             watching.cancel()
             await results.close()
@@ -128,7 +136,10 @@ class BatchRun:
     async def _lines(self) -> AsyncGenerator[list[BatchLine | LineError]]:
         """The lines of the input, part by part."""
         path, max_body = self._files.content(self._batch.input), self._limits.max_body()
-        reader = await asyncio.to_thread(LineReader, path, max_body, self._batch.endpoint)
+        try:
+            reader = await asyncio.to_thread(LineReader, path, max_body, self._batch.endpoint)
+        except FileNotFoundError:
+            raise _InputMissing from None
         try:
             while part := await asyncio.to_thread(reader.read):
                 yield part

@@ -13,7 +13,7 @@ from genai_server.apis.batches.answering import Answering
 from genai_server.apis.batches.batch_run import STOPPING, BatchLimits, BatchRun
 from genai_server.apis.batches.store import BatchStore, StoredBatch
 from genai_server.apis.files.store import FileStore
-from genai_server.errors import StoreUnavailable
+from genai_server.errors import StoreUnavailable, in_one_line
 
 log = logging.getLogger(__name__)
 
@@ -61,9 +61,9 @@ class Batches:
                 try:
                     await self._look()
                     is_told = False
-                except StoreUnavailable as error:
+                except (StoreUnavailable, OSError) as error:
                     if not is_told:
-                        log.warning("no batch can begin: %s", error.message)
+                        log.warning("no batch can begin: %s", in_one_line(error))
                     is_told = True
                 except Exception:
                     log.exception("looking for batches")
@@ -102,8 +102,8 @@ class Batches:
             if ended is not None:
                 self._count(ended)
                 log.info("%s is %s", batch.id, ended)
-        except StoreUnavailable as error:
-            log.warning("%s is run again in %g s: %s", batch.id, _PAUSE, error.message)
+        except (StoreUnavailable, OSError) as error:
+            log.warning("%s is run again in %g s: %s", batch.id, _PAUSE, in_one_line(error))
             await run.stop.within(_PAUSE)
         except Exception:
             log.exception("%s met an internal error, and is run again in %g s", batch.id, _PAUSE)
@@ -122,4 +122,6 @@ class Batches:
             run.stop(STOPPING)
             tasks.append(task)
         if tasks:
-            await asyncio.wait(tasks, timeout=_PAUSE)
+            _, hanging = await asyncio.wait(tasks, timeout=_PAUSE)
+            for task in hanging:  # its disk is full, or hangs
+                task.cancel()

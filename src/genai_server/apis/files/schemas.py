@@ -43,7 +43,7 @@ class ListParameters(BaseModel):
     after: str | None = Field(None, description="Id of the last file of the previous page.")
     limit: int = Field(10_000, ge=1, le=10_000)
     order: Literal["asc", "desc"] = "desc"
-    purpose: Literal["batch", "batch_output"] | None = None
+    purpose: str | None = None
 
 
 class FileObject(BaseModel):

@@ -129,10 +129,10 @@ class FileStore:
             with database.transaction("DEFERRED") as rows:
                 start = start_of(rows, "files", after, owner, order)
                 found = rows.execute(
-                    f"SELECT {_COLUMNS} FROM files WHERE owner = ? AND writer = '' AND purpose LIKE ?"
+                    f"SELECT {_COLUMNS} FROM files WHERE owner = ? AND writer = '' AND purpose = COALESCE(?, purpose)"
                     f" AND COALESCE(expires, ?) > ? AND key {'<' if order == 'desc' else '>'} ?"
                     f" ORDER BY key {order} LIMIT ?",
-                    (owner, purpose or "%", 2**62, int(time.time()), start, limit + 1),
+                    (owner, purpose, 2**62, int(time.time()), start, limit + 1),
                 )
                 return [StoredFile(*row) for row in found]
 
