@@ -102,14 +102,18 @@ class BatchRun:
 
     async def _watch(self) -> None:
         """Report the progress, and stop the batch when it is cancelled or expires."""
+        is_told = False
         while True:
             if time.time() >= self._batch.expires:
                 self.stop("expired")
             try:
                 value = await self._update()
             except StoreUnavailable as error:
-                log.warning("the progress of a batch is not stored: %s", error.message)
+                if not is_told:
+                    log.warning("the progress of %s is not stored: %s", self._batch.id, error.message)
+                is_told = True
             else:
+                is_told = False
                 if value["status"] == "cancelling":
                     self.stop("cancelled")
             await asyncio.sleep(_LOOK_EVERY)

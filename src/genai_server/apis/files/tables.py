@@ -24,11 +24,16 @@ _SCHEMA = """
 
 def prepare(file: sqlite3.Connection) -> None:
     """Create the tables. Raises ValueError for a newer version."""
-    file.execute("BEGIN IMMEDIATE")
-    (version,) = file.execute("PRAGMA user_version").fetchone()
-    if version > _VERSION:
+    if _version(file) == 0:
+        file.execute("BEGIN IMMEDIATE")
+        for statement in statements(_SCHEMA) if _version(file) == 0 else ():  # unless another process has just done it
+            file.execute(statement)
+        file.execute(f"PRAGMA user_version = {_VERSION}")
+        file.execute("COMMIT")
+    if (version := _version(file)) != _VERSION:
         raise ValueError(f"it has version {version}, but this server supports version {_VERSION}")
-    for statement in statements(_SCHEMA) if version == 0 else ():
-        file.execute(statement)
-    file.execute(f"PRAGMA user_version = {_VERSION}")
-    file.execute("COMMIT")
+
+
+def _version(file: sqlite3.Connection) -> int:
+    (version,) = file.execute("PRAGMA user_version").fetchone()
+    return int(version)

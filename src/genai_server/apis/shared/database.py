@@ -57,8 +57,9 @@ class Database:
             self._open.execute("COMMIT")
         except (sqlite3.Error, OSError, ValueError, TypeError, KeyError) as error:
             self._roll_back()
-            if self._path is not None:
-                self.close()  # the file may have been replaced by the next call
+            # Another file may have its place by the next call. On a full disk it would not open, and can still be read.
+            if self._path is not None and getattr(error, "sqlite_errorcode", 0) != sqlite3.SQLITE_FULL:
+                self.close()
             name = "memory" if self._path is None else self._path.name
             raise StoreUnavailable(f"{self._what} cannot be stored in {name}: {error}") from None
         except BaseException:
