@@ -303,6 +303,34 @@ def test_all_endpoints_answer_batches(tmp_path: Path) -> None:
         assert [error["code"] for error in ended(server.client, chat)["errors"]["data"]] == ["unsupported_task"]
 
 
+def test_a_batch_waits_for_room_for_its_results(tmp_path: Path) -> None:
+    settings = {
+        "GENAI_DEVICE": "scripted",
+        "GENAI_FILES_DIR": str(tmp_path / "files"),
+        "GENAI_MAX_BATCH_SIZE": "1",
+        "GENAI_FILES_BYTES_PER_KEY": "100000",
+    }
+    with run_here(tmp_path, settings=settings) as server:
+        other = upload(server.client, b"x" * 60_000)["id"]
+        # The input has 10 kB, and the results have 60 kB.
+        id = begin(server.client, [line(f"{number}", "count 250") for number in range(40)])
+        contents = server.folder / "files" / "contents"
+        wait_until(lambda: sum(path.stat().st_size for path in contents.iterdir()) > 100_000)
+        wait_until(lambda: server.idle("scripted"))
+        assert get(server.client, id)["status"] == "in_progress"
+        server.client.delete(f"/v1/files/{other}")
+        assert ended(server.client, id)["request_counts"] == {"total": 40, "completed": 40, "failed": 0}
+
+
+def test_a_key_with_a_long_batch_delays_no_other_key(server: RunningServer) -> None:
+    long = begin(server.client, [line(f"{number}", "count 15; delay 0.02") for number in range(50)])
+    wait_until(lambda: get(server.client, long)["status"] == "in_progress")
+    assert ended(server.client, begin(server.client, [line("a")], headers=OF_BOB), OF_BOB)["status"] == "completed"
+    assert get(server.client, long)["status"] == "in_progress"
+    server.client.post(f"/v1/batches/{long}/cancel")
+    ended(server.client, long)
+
+
 def test_responses_of_a_batch_are_stored_on_demand(server: RunningServer) -> None:
     lines = [
         {"custom_id": id, "method": "POST", "url": "/v1/responses", "body": {"input": "say yes", "store": stored}}
