@@ -7,13 +7,16 @@ Adapters without a row stay until their place is needed.
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from genai_server.engine.model.adapter_file import map_adapter_file
 from genai_server.engine.model.low_rank import LowRankPath
 from genai_server.engine.runners.layout import Ranks
+from genai_server.errors import AdapterLoadFailed
 
 # Adapters are moved together if a pass over all that rows use would take more than this many times their ranks.
 _MAX_SPREAD = 2
@@ -26,6 +29,17 @@ class AdapterWeights:
     matrices: Mapping[str, NDArray[Any]]
     # The largest of its matrices' ranks.
     rank: int
+
+
+def load_weights(path: Path, paths: Sequence[LowRankPath]) -> AdapterWeights:
+    """The weights of a file that fits the graph with these paths. Raises AdapterLoadFailed."""
+    if not paths:
+        raise AdapterLoadFailed("the model takes no adapters")
+    matrices = map_adapter_file(path)
+    for name, matrix in matrices.items():
+        if not np.isfinite(matrix).all():  # a product with 0 would change the rows of others
+            raise AdapterLoadFailed(f"{path} has values in {name} that are not finite")
+    return AdapterWeights(matrices, max(matrices[one.a].shape[1] for one in paths if one.a in matrices))
 
 
 @dataclass
