@@ -9,8 +9,6 @@ from typing import Any
 class LoadedAdapter:
     """Lives as long as requests may choose it, and as long as a sequence has it."""
 
-    # As in the adapter's `name`.
-    name: str
     # Of the file's content. Keys and values depend on it.
     digest: str
     # By runner, what that has loaded of the file.

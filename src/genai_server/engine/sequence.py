@@ -113,6 +113,11 @@ class Sequence:
         salt = self.request.cache_salt if self.request.sound is None else self.request.sound.digest
         return salt if self.adapter is None else f"{salt or ''}:{self.adapter.digest}"
 
+    @property
+    def adapter_name(self) -> str | None:
+        """The name by which the request has chosen an adapter; None without one."""
+        return None if self.request.adapter is None else self.request.adapter.name
+
     @cached_property
     def prompt_key(self) -> int:
         """Equal for equal prompts with the same salt. Must not be read before the images are encoded."""
@@ -201,7 +206,7 @@ class Sequence:
         started = RequestPhase.DECODE if self.num_produced else RequestPhase.PREFILL
         phase = started if self.state is SequenceState.RUNNING else RequestPhase.QUEUED
         prompt = len(self.request.prompt)
-        adapter = None if self.request.adapter is None else self.request.adapter.name
+        adapter = self.adapter_name
         name, unique, background = self.request.request_id, self.request.own_id, self.background
         return RequestState(
             name, phase, self.age, prompt, self.num_cached, self.num_produced, adapter, unique, background

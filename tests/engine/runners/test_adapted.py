@@ -152,7 +152,7 @@ def test_exact_sequence_with_an_adapter_is_profiled_where_it_runs() -> None:
     )
     request = GenerationRequest("r", [1], 10, 20, exact=True)
     assert pair.no_profile(Sequence(1, (0, 1), request, lambda: 0.0)) == NOT_EXACT
-    adapter = LoadedAdapter("any", "digest", {pair.generator: b"any"})
+    adapter = LoadedAdapter("digest", {pair.generator: b"any"})
     assert pair.no_profile(Sequence(2, (0, 2), request, lambda: 0.0, adapter=adapter)) is None
 
 

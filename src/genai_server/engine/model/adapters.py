@@ -31,18 +31,18 @@ class Adapters:
         if adapter.id in self._loaded:
             return
         try:
-            self._loaded[adapter.id] = self._load(adapter.name, Path(adapter.path))
+            self._loaded[adapter.id] = self._load(Path(adapter.path))
         except AdapterLoadFailed as error:
             raise AdapterLoadFailed(f"adapter {quoted(adapter.name)}: {error.message}", param="path") from None
 
-    def _load(self, name: str, path: Path) -> LoadedAdapter:
+    def _load(self, path: Path) -> LoadedAdapter:
         parts = {runner: runner.load_adapter(path) for runner in self._runners}
         try:
             with path.open("rb") as file:
                 digest = hashlib.file_digest(file, "sha256").hexdigest()
         except OSError as error:
             raise AdapterLoadFailed(f"{path} cannot be read: {error.strerror}") from None
-        return LoadedAdapter(name, digest, parts)
+        return LoadedAdapter(digest, parts)
 
     def unload(self, id: str) -> None:
         """Accept no more requests for an adapter."""

@@ -164,6 +164,7 @@ class BatchedRunner(Runner):
 
     def _give_inputs(self, sequence: Scheduled) -> None:
         """Give an opened sequence what it reads besides tokens."""
+        self.slots.of(sequence.id).adapter = sequence.adapter_name
         if sequence.sound is not None:
             self.states.set_sound(self.slots.of(sequence.id).index, sequence.sound.states)
         if (weights := self._adapter(sequence)) is not None:
