@@ -32,7 +32,7 @@ _EXACT_WIDTH = 2
 _MAX_PADDING = 3
 # Rows of several adapters share a pass if it multiplies at most this many ranks with tokens that do not keep them.
 # Measured: a further pass takes as long as about 1,400 of these on a model of 0.5 billion weights.
-_MAX_FOREIGN_RANKS = 1024
+MAX_FOREIGN_RANKS = 1024
 
 
 # The first slot and the number of slots.
@@ -122,7 +122,7 @@ def _join_adapters(rows: Iterable[Row]) -> list[list[Row]]:
     for ranks, members in sorted(by_adapter.items(), key=lambda item: -_num_tokens(item[1])):
         tokens, number = _num_tokens(members), 0 if ranks is None else ranks[1]
         for index, (others, other_ranks) in enumerate(sizes):
-            if tokens * other_ranks + others * number <= _MAX_FOREIGN_RANKS:
+            if tokens * other_ranks + others * number <= MAX_FOREIGN_RANKS:
                 joined[index] += members
                 sizes[index] = tokens + others, number + other_ranks
                 break
