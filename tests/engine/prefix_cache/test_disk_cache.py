@@ -129,6 +129,7 @@ def test_prefix_of_an_adapter_outlives_the_adapters_id(adapted: Path, clock: Han
     engine = Engine(tmp_path / "prefixes", OgGeneratorRunner(adapted, "cpu", threads=1), batched, clock)
     file = str(adapted / "lively.onnx_adapter")
     expected, _ = engine.answer(1, PROMPT, adapter=Adapter("lively", file, "1"))
+    engine.stay(2)
     engine.stay(100)
     engine.restart()
     found, num_cached = engine.answer(2, PROMPT, adapter=Adapter("lively", file, "2"))

@@ -1,12 +1,14 @@
 """Rows of several adapters in the passes of a batch: each is as if alone, bit for bit where exact."""
 
 from collections.abc import Sequence as Several
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnxruntime
 import pytest
+from msgspec import structs
 from numpy.typing import NDArray
 
 from genai_server.engine.loaded_adapter import LoadedAdapter
@@ -16,10 +18,13 @@ from genai_server.engine.model.session import open_session
 from genai_server.engine.runners.bare_sequences import open_bare
 from genai_server.engine.runners.base import run_pass
 from genai_server.engine.runners.batched import BatchedRunner
+from genai_server.engine.runners.choose import load_runners
 from genai_server.engine.scheduling.scheduler_output import Read
 from genai_server.engine.sequence import Sequence
 from genai_server.errors import AdapterLoadFailed
 from scripts._models.adapter_graph import random_weights, save_adapter
+from scripts._models.engine_spec import engine_spec
+from scripts._models.requantized import write_requantized
 from tests.engine.model_runners import batched_runner
 from tests.tokens import text
 
@@ -194,3 +199,23 @@ def test_mapped_weights_are_those_that_onnxruntime_reads(files: dict[str, Path],
     found = map_adapter_file(files[name])
     assert found.keys() == expected.keys()
     assert all(np.array_equal(found[each], expected[each].numpy()) for each in expected)
+
+
+def test_weights_of_8_bits_take_adapters_too(adapted: Path, tmp_path: Path) -> None:
+    model = write_requantized(adapted, tmp_path / "model")
+    spec = engine_spec(model, 2, LENGTH, tmp_path / "cache")
+    spec = structs.replace(spec, settings=structs.replace(spec.settings, prefill_weights="int8"))
+    batch = load_runners(spec).main
+    assert isinstance(batch, BatchedRunner)
+    assert batch.has_int8
+    adapter = LoadedAdapter("lively", {batch: batch.load_adapter(adapted / "lively.onnx_adapter")})
+    first = []
+    for int8_from in (None, 1):
+        batch.abilities = replace(batch.abilities, int8_from=int8_from)
+        for company in ([adapter, None], [None, adapter]):
+            first.append([logits[0] for logits in decoded(batch, [begin(batch, one, 40) for one in company])])
+    (own, base), (base_again, own_again), (eight, base_eight), (_, eight_again) = first
+    assert not np.array_equal(own, eight)
+    for one, other in ((own, eight), (own, eight_again), (own, own_again), (base, base_again), (base, base_eight)):
+        assert np.sqrt(np.square(one - other).mean()) <= CLOSE * one.std()
+    assert np.abs(eight - base_eight).max() > 1
