@@ -34,6 +34,8 @@ class Adapters:
             self._loaded[adapter.id] = self._load(Path(adapter.path))
         except AdapterLoadFailed as error:
             raise AdapterLoadFailed(f"adapter {quoted(adapter.name)}: {error.message}", param="path") from None
+        where = "in the batch" if len(self._runners) > 1 else "one by one"
+        log.info("adapter %s is loaded; its requests run %s", quoted(adapter.name), where)
 
     def _load(self, path: Path) -> LoadedAdapter:
         parts = {runner: runner.load_adapter(path) for runner in self._runners}
