@@ -146,7 +146,7 @@ def test_sequence_with_an_adapter_is_profiled_with_it(
     assert any("lora" in name for name in names)
 
 
-def test_exact_sequence_with_an_adapter_is_profiled_where_it_runs() -> None:
+def test_exact_sequence_is_profiled_only_where_it_runs_alone() -> None:
     pair = RunnerPair(
         ScriptedRunner(), cast(BatchedRunner, SimpleNamespace(abilities=Abilities("batched", exact=False)))
     )

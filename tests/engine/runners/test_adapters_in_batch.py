@@ -61,7 +61,7 @@ def files(adapted: Path, batch: BatchedRunner, tmp_path_factory: pytest.TempPath
 @pytest.fixture(scope="module")
 def loaded(batch: BatchedRunner, files: dict[str, Path]) -> dict[str | None, LoadedAdapter | None]:
     adapters = {name: LoadedAdapter(name, {batch: batch.load_adapter(file)}) for name, file in files.items()}
-    return {None: None, **adapters}
+    return dict[str | None, LoadedAdapter | None](adapters) | {None: None}
 
 
 Logits = NDArray[np.float32]

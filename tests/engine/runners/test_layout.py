@@ -132,7 +132,7 @@ def test_rows_of_several_adapters_share_a_pass() -> None:
     assert slots(split_passes(rows, GRAPH, 110)) == [list(range(9))]
 
 
-def test_adapters_that_would_slow_many_tokens_down_have_passes_of_their_own() -> None:
+def test_long_prompt_has_a_pass_without_other_adapters() -> None:
     prompt = adapted(0, (0, 16), MAX_FOREIGN_RANKS // 16)
     assert slots(split_passes([prompt, adapted(1, (16, 15))], GRAPH, 1000)) == [[0, 1]]
     others = [adapted(1, (16, 16)), adapted(2, (32, 16)), adapted(3, None)]
