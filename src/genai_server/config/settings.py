@@ -136,11 +136,13 @@ class Settings(BaseModel):
 
     max_queue: int = Field(256, ge=0)
     """Maximum number of requests waiting for a device, in addition to `GENAI_MAX_BATCH_SIZE` running ones; more get a
-    503.
+    503. Requests of batches count separately.
     """
 
     max_queue_tokens: int = Field(262_144, ge=0)
-    """Maximum number of tokens in the prompts of all waiting requests of a device; 0 sets no limit."""
+    """Maximum number of tokens in the prompts of all waiting requests of a device; 0 sets no limit. Requests of batches
+    count separately.
+    """
 
     request_timeout: int = Field(600, ge=1, le=86400)
     """Seconds after which an answer ends with its text so far; also the maximum timeout of a request."""
