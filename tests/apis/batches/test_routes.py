@@ -309,16 +309,20 @@ def test_a_batch_waits_for_room_for_its_results(tmp_path: Path) -> None:
         "GENAI_DEVICE": "scripted",
         "GENAI_FILES_DIR": str(tmp_path / "files"),
         "GENAI_MAX_BATCH_SIZE": "1",
-        "GENAI_FILES_BYTES_PER_KEY": "100000",
+        "GENAI_FILES_BYTES_PER_KEY": "150000",
     }
+    url = "/v1/completions"
+    body = {"prompt": f"{'x' * 1500}\nsay y; delay 0.1", "echo": True, "max_tokens": 1}
+    lines = [{"custom_id": f"{number}", "method": "POST", "url": url, "body": body} for number in range(40)]
     with run_here(tmp_path, settings=settings) as server:
-        other = upload(server.client, b"x" * 60_000)["id"]
-        # The input has 10 kB, and the results have 60 kB.
-        id = begin(server.client, [line(f"{number}", "count 250") for number in range(40)])
+        other = upload(server.client, b"x" * 50_000)["id"]
+        # The input has more than 60 kB, and so have the results.
+        id = begin(server.client, lines, url)
         contents = server.folder / "files" / "contents"
-        wait_until(lambda: sum(path.stat().st_size for path in contents.iterdir()) > 100_000)
+        wait_until(lambda: sum(path.stat().st_size for path in contents.iterdir()) > 150_000)
         wait_until(lambda: num_running(server.client) == 0)
-        assert get(server.client, id)["status"] == "in_progress"
+        batch = get(server.client, id)
+        assert (batch["status"], batch["request_counts"]["completed"] < 40) == ("in_progress", True)
         server.client.delete(f"/v1/files/{other}")
         assert ended(server.client, id)["request_counts"] == {"total": 40, "completed": 40, "failed": 0}
 
