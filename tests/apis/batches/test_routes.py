@@ -370,3 +370,28 @@ def test_a_long_queue_of_batches_ends_in_order(server: RunningServer) -> None:
     times = [ended(server.client, id)["completed_at"] for id in ids]
     assert times == sorted(times)
     assert times[-1] <= time.time()
+
+
+def test_batch_gives_its_places_to_other_requests_and_continues(tmp_path: Path) -> None:
+    settings = {"GENAI_DEVICE": "scripted", "GENAI_FILES_DIR": str(tmp_path / "files"), "GENAI_MAX_BATCH_SIZE": "2"}
+    with run_here(tmp_path, settings=settings) as server:
+        # Each takes a second, and the batch several.
+        batch = begin(server.client, [line(f"{number}", "delay 0.01; count 40") for number in range(8)])
+        wait_until(lambda: _present(server) == {("decode", True)})
+        answer = server.client.post(CHAT, json=line("", "say hello", n=2)["body"])
+        assert [choice["message"]["content"] for choice in answer.json()["choices"]] == ["hello"] * 2
+        assert get(server.client, batch)["request_counts"]["completed"] == 0
+        found = ended(server.client, batch)
+        counted = ", ".join(f"{number}" for number in range(1, 41))
+        assert {
+            each["response"]["body"]["choices"][0]["message"]["content"]
+            for each in results(server.client, found["output_file_id"]).values()
+        } == {counted}
+        assert found["request_counts"] == {"total": 8, "completed": 8, "failed": 0}
+        wait_until(lambda: scrape(server).value("background_pauses_total") >= 2)
+
+
+def _present(server: RunningServer) -> set[tuple[str, bool]]:
+    """The phases of the requests in the engine, and whether they are of the background."""
+    data = server.client.get("/v1/requests").json()["data"]
+    return {(entry["phase"], entry["background"]) for entry in data}
