@@ -8,7 +8,7 @@ import ipaddress
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import platformdirs
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
@@ -31,6 +31,8 @@ _ALIAS = r"[A-Za-z0-9][A-Za-z0-9._/:-]{0,127}|\*"
 _UNPREFIXED = ("host", "port", "workers", "reload")
 
 Positive = Annotated[int, Field(gt=0)]
+# What lets the server choose a number.
+AUTO: Literal["auto"] = "auto"
 
 
 def environment_variable(name: str) -> str:
@@ -99,8 +101,10 @@ class Settings(BaseModel):
     each.
     """
 
-    max_length: Positive = 2048
-    """Maximum number of tokens of prompt and answer together; never more than the model's context."""
+    max_length: Positive | Literal["auto"] = AUTO
+    """Maximum number of tokens of prompt and answer together; never more than the model's context. `auto` allows the
+    model's context, or what of it the memory for keys and values holds (`GENAI_KV_CACHE_BYTES`).
+    """
 
     max_batch_size: int = Field(16, ge=1, le=1024)
     """Maximum number of requests that a device runs at once; others wait. On Linux CPUs they also wait until they fit
@@ -471,6 +475,12 @@ class Settings(BaseModel):
     def devices(self) -> list[str]:
         """The configured devices, in order."""
         return self.device.split(",")
+
+    def within(self, context_length: int | None) -> int | None:
+        """The limit of a model's sequences as far as the settings tell; None if they allow any number."""
+        if isinstance(self.max_length, str):
+            return context_length
+        return min(self.max_length, context_length or self.max_length)
 
     @property
     def served(self) -> dict[str, str]:

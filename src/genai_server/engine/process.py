@@ -63,8 +63,8 @@ def main() -> None:
         model = structs.replace(runners.main.model, scores_prompts=False)
         if not runners.main.abilities.pools:
             runners.kv_events = publisher(spec, runners.main)
-            warm_up(runners, spec.settings.prefill_chunk, spec.settings.max_length)
-            model = structs.replace(model, scores_prompts=scores_prompts(runners, spec.settings.max_length))
+            warm_up(runners, spec.settings.prefill_chunk)
+            model = structs.replace(model, scores_prompts=scores_prompts(runners))
         guidance = load_guidance(spec, model)
     except BaseException as error:  # the operator must see any error of the library, including SystemExit and panics
         parent_watch.keep_folder()

@@ -52,10 +52,10 @@ class ServedModel:
         return self.is_readable and any(engine.is_connected for engine in self.router.engines.values())
 
     @property
-    def context_length(self) -> int | None:
-        """Most tokens of prompt and answer together that the model takes; None until an engine has reported it."""
+    def max_length(self) -> int | None:
+        """Maximum number of tokens of prompt and answer together; None until an engine has reported it."""
         models = [engine.model for engine in self.router.engines.values()]
-        return min((model.context_length for model in models if model is not None), default=None)
+        return min((model.max_length for model in models if model is not None), default=None)
 
     @property
     def codec(self) -> TextCodec:

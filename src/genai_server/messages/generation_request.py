@@ -216,10 +216,14 @@ class Batching(Struct, frozen=True):
     speculates: bool = False
 
 
+# What limits the length of sequences, unless the settings or the memory do.
+CONTEXT = "the model's context"
+
+
 class ModelInfo(Struct, frozen=True):
     """What an API process must know of an engine's model."""
 
-    # Tokens of prompt and answer together.
+    # Tokens of prompt and answer together that the model was made for.
     context_length: int
     vocab_size: int
     # Tokens that end an answer.
@@ -228,3 +232,12 @@ class ModelInfo(Struct, frozen=True):
     defaults: Sampling
     # Whether it can compute the log probabilities of a prompt's tokens.
     scores_prompts: bool = True
+    # Tokens of prompt and answer together that its engine takes; 0 for the model's context.
+    limit: int = 0
+    # What sets `max_length`, in words for messages.
+    limited_by: str = CONTEXT
+
+    @property
+    def max_length(self) -> int:
+        """Maximum number of tokens of prompt and answer together."""
+        return self.limit or self.context_length

@@ -17,6 +17,7 @@ class EngineSettings(Struct, frozen=True):
     prefill_chunk: int
     itl_target: float
     speculation: str
+    # 0 allows the model's context, or what of it the memory holds.
     max_length: int
     scheduler: str
     kv_cache_bytes: int

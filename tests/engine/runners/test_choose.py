@@ -167,8 +167,8 @@ def test_kv_cache_too_small_for_one_request_is_refused() -> None:
 
 
 def test_batch_does_not_fit_without_enough_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choose, "free_memory", lambda: 2 * slot_bytes(128) - 2)
-    with pytest.raises(DoesNotFit, match=r"need \d+ bytes, half of the memory that is free is \d+"):
+    monkeypatch.setattr("genai_server.engine.runners.lengths.free_memory", lambda: 2 * slot_bytes(128) - 2)
+    with pytest.raises(DoesNotFit, match=r"need \d+ bytes, half of the free memory is \d+"):
         batch(spec(128))
 
 
@@ -310,7 +310,7 @@ from tests.engine.runners.test_choose import spec
 import onnxruntime
 pool = {"global_thread_pool": True, "intra_op_num_threads": 5}
 runners = load_runners(spec(128, options=check_device({"session": pool}, "cpu")))
-warm_up(runners, 64, 128)
+warm_up(runners, 64)
 before = psutil.Process().num_threads()
 options = onnxruntime.SessionOptions()
 options.use_per_session_threads = False
@@ -330,7 +330,7 @@ def test_scripted_device_has_the_configured_context_length() -> None:
 def test_a_model_for_speech_is_loaded_once(scheduler: str, name: str, num_states: int) -> None:
     given = spec(100, model_dir=ROOT / "tests" / "built_models" / "whisper", scheduler=scheduler)
     runners = choose.load_runners(given)
-    warm_up(runners, 16, 100)
+    warm_up(runners, 16)
     assert runners.generator is runners.main
     assert runners.main.abilities.name == name
     assert "model for speech" in runners.why_no_profile

@@ -82,7 +82,7 @@ def model_entry(services: Services, about: ModelStatus) -> dict[str, Any]:
         entry["capabilities"] = ["completion", "vision"] if about.takes_images else ["completion"]
     if served is not None and served.is_readable and (pooling := served.codec.pooling) is not None:
         entry |= {"dimensions": pooling.dimensions} if pooling.dimensions else {}
-    if served is not None and (length := services.max_model_len(served)) is not None:
+    if served is not None and (length := served.max_length) is not None:
         entry |= {"max_model_len": length, "context_length": length}
     errors = [engine.error for engine in engines if engine.error is not None]
     if served is not None and served.error is not None:

@@ -152,8 +152,7 @@ class EngineMetrics(Collector):
         engine = self._engines[labels]
         if engine.batching.kv_tokens:
             return engine.batching.kv_tokens
-        longest = self._settings.max_length
-        return self._num_slots(engine) * (min(longest, engine.model.context_length) if engine.model else longest)
+        return self._num_slots(engine) * (engine.model.max_length if engine.model else 1)
 
     def _gauge(self, name: str, text: str, values: Mapping[Labels, float]) -> Metric:
         return self._filled(GaugeMetricFamily(self._prefix + name, text, labels=_LABELS), values)

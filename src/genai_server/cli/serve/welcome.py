@@ -69,7 +69,7 @@ def _context(settings: Settings, path: str) -> str:
             return f", {pooling.summary()}"
         if transcribes(Path(path)):
             return ", transcripts of recordings"
-        length = min(settings.max_length, model_info(read_config(Path(path))).context_length)
+        length = settings.within(model_info(read_config(Path(path))).context_length)
     except (ModelDirectoryError, LookupError, TypeError, ValueError):  # a scripted device has no directory
         return ""
     return f", context {length} tokens"

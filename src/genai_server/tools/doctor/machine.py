@@ -155,7 +155,7 @@ def _need(directory: str, settings: Settings) -> tuple[int, int]:
     try:
         read = read_cross_decoder if transcribes(Path(directory)) else read_decoder_graph
         graph = read(Path(directory))
-        return weights, graph.bytes_per_token * slot_length(min(settings.max_length, info.context_length))
+        return weights, graph.bytes_per_token * slot_length(settings.within(info.context_length) or 0)
     except Exception:  # a broken graph, which other findings report
         return weights, 0
 
