@@ -93,7 +93,7 @@ class EngineLoop:
         self._slow: set[Sequence] = set()  # sequences of this step whose tokens other threads choose
         self._meter = Meter()
         self._next_figures = clock() + _FIGURES_EVERY
-        scheduler.before_first_chunk = self._match_again
+        scheduler.before_first_chunk, scheduler.on_pause = self._match_again, self._pause
 
     def run_forever(self) -> None:
         """Run steps until `leave` is called or the process ends."""
@@ -194,7 +194,13 @@ class EngineLoop:
     def _open(self, sequence: Sequence) -> None:
         with self._failing([sequence]):
             self._runners.open(sequence)
-            self._meter.opened(sequence)
+            if not sequence.num_pauses:
+                self._meter.opened(sequence)
+
+    def _pause(self, sequence: Sequence) -> None:
+        """Free what a sequence of the background holds. What it has read may stay in the prefix cache."""
+        self._runners.close(sequence)
+        self._meter.paused()
 
     def _match_again(self, sequence: Sequence) -> None:
         """Find what others have read of a prompt in the meantime; if that fails, it is read as it is."""
@@ -243,6 +249,8 @@ class EngineLoop:
         self._options.before_step(step)
         until_deadline = min(sequence.deadline for sequence in step.sequences) - started
         with self.interrupts.within(step, until_deadline):
+            if step.is_background and not self.inbox.empty():
+                raise Interrupted  # it came before the pass could be interrupted
             scores = self._runners.forward(step)
         self._options.after_step(step, self._requests)
         has_grammars = any(sequence.guide is not None for sequence in step.sequences)

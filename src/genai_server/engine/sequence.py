@@ -86,6 +86,7 @@ class Sequence:
         self.is_choosing = False
         self.num_drafted = 0  # tokens of drafts
         self.num_accepted = 0  # and those of them that the answer has
+        self.num_pauses = 0  # how often it has given up its place to others
         self.profile = SequenceProfile()
         self._clock = clock
         self._arrived = clock()
@@ -116,7 +117,7 @@ class Sequence:
             self.reuses_past
             and other.reuses_past
             and self.num_produced == 0
-            and self.request.priority <= other.request.priority
+            and (self.background, self.request.priority) <= (other.background, other.request.priority)
             and self.prompt_key == other.prompt_key
         )
 
@@ -157,6 +158,18 @@ class Sequence:
     def num_left(self) -> int:
         """Tokens that may still be produced."""
         return max(0, self.max_length - len(self.tokens))
+
+    @property
+    def background(self) -> bool:
+        """Whether it only takes what others leave of the device."""
+        return self.request.background
+
+    def pause(self) -> None:
+        """Give up the place on the device. What the runner keeps of the tokens is looked up when it is opened again."""
+        self.state = SequenceState.WAITING
+        self.num_read = 0
+        self.num_pauses += 1
+        self.profile.active = None
 
     def start(self) -> None:
         """Note the time at which the first pass begins."""

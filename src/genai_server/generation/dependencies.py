@@ -35,6 +35,8 @@ from genai_server.timing import Clock
 T = TypeVar("T")
 
 HEADER = "X-Request-Timeout"
+# Seconds that an answer of the background may take: most of the time it may wait for others.
+BACKGROUND_TIMEOUT = 24 * 60 * 60
 
 
 @dataclass(frozen=True)
@@ -120,6 +122,8 @@ class RequestContext:
     own_cache: bytes | None = None
     # What counts for the key while the request runs.
     counted: ExitStack = field(default_factory=ExitStack)
+    # Whether the answer may wait for all others; see GenerationRequest.
+    background: bool = False
 
     @property
     def request_id(self) -> str:
@@ -172,7 +176,9 @@ async def while_connected(work: Coroutine[Any, Any, T], receive: Receive) -> T:
 
 async def context(request: Request, services: TheServices) -> RequestContext:
     """The context of a request. Raises InvalidField for a timeout header that is not a number of seconds."""
-    deadline = Deadline(services.settings.request_timeout, services.clock)
+    state = request_state(request.scope)
+    limit = BACKGROUND_TIMEOUT if state.background else services.settings.request_timeout
+    deadline = Deadline(limit, services.clock)
     given = request.headers.get(HEADER)
     if given is not None:
         try:
@@ -181,8 +187,9 @@ async def context(request: Request, services: TheServices) -> RequestContext:
             raise InvalidField(f"{HEADER} must be a number of seconds, given {quoted(given)}", param=HEADER) from None
         deadline.tighten(seconds, param=HEADER)
     own_cache = None if services.settings.shared_prefix_cache else rights(request).digest
-    state = request_state(request.scope)
-    return RequestContext(deadline, request.receive, state.record, state.leniency, own_cache, state.counted)
+    return RequestContext(
+        deadline, request.receive, state.record, state.leniency, own_cache, state.counted, state.background
+    )
 
 
 async def _disconnected(receive: Receive) -> None:
