@@ -1,6 +1,7 @@
 """KV memory that running requests share, on the demo model: the number of running requests, and their real memory."""
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from genai_server.engine.runners.cpu_buffers import CpuBuffers, page_tokens
 from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.sampling.grammar import model_guidance
 from genai_server.engine.scheduling.scheduler_output import UNSHARED, KvMemory
+from genai_server.engine.sequence import Sequence
 from genai_server.messages.launch import EngineSpec
 from tests.resident import resident_bytes
 from tests.running_server import DEMO
@@ -46,12 +48,12 @@ def test_unshared_memory_is_unlimited() -> None:
 class Device(SteppedLoop):
     """An engine loop on the demo model with a limited KV memory."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, limit: int = LIMIT) -> None:
         settings = msgspec.structs.replace(
             engine_settings(Settings.model_validate({})),
             max_length=MAX_LENGTH,
             max_batch_size=SLOTS,
-            kv_cache_bytes=LIMIT,
+            kv_cache_bytes=limit,
             cache_dir="",
         )
         spec = EngineSpec("cpu", str(DEMO), settings)
@@ -65,14 +67,14 @@ class Device(SteppedLoop):
         self.max_running = 0
         self._num_asked = 0
 
-    def submit(self, num_prompt: int, max_tokens: int) -> int:
-        """Submit a request with a unique prompt; returns its key."""
+    def submit(self, num_prompt: int, max_tokens: int, *, prompt: int = 0, **fields: Any) -> int:
+        """Submit a request with a prompt of this number, or else with a unique one; returns its key."""
         self._num_asked += 1
-        self.submit_prompt(self._num_asked, text(num_prompt, self._num_asked), max_tokens)
+        self.submit_prompt(self._num_asked, text(num_prompt, prompt or self._num_asked), max_tokens, **fields)
         return self._num_asked
 
-    def submit_prompt(self, key: int, prompt: list[int], max_tokens: int) -> None:
-        self.put_request(key, prompt, max_tokens=max_tokens, max_length=MAX_LENGTH, ignore_eos=True)
+    def submit_prompt(self, key: int, prompt: list[int], max_tokens: int, **fields: Any) -> None:
+        self.put_request(key, prompt, max_tokens=max_tokens, max_length=MAX_LENGTH, ignore_eos=True, **fields)
 
     def run_all(self) -> None:
         """Step until all requests have ended."""
@@ -131,3 +133,28 @@ def test_a_request_is_answered_alike_before_and_after_evictions(device: Device) 
         device.submit(450, 9)
     device.run_all()
     assert ask(1002) == ask(1003) == first
+
+
+@needs_linux
+def test_answers_without_a_limit_are_not_changed_by_pauses(tmp_path: Path) -> None:
+    """Two of them begin, and have memory for one and a half: the second one waits until the first one has ended."""
+    device = Device(tmp_path, LIMIT // 2)
+    paused: list[Sequence] = []
+
+    def pause(sequence: Sequence, then: Callable[[Sequence], None] = device.scheduler.on_pause) -> None:
+        paused.append(sequence)
+        then(sequence)
+
+    device.scheduler.on_pause = pause
+    alone = device.submit(20, MAX_LENGTH - 20, exact=True, prompt=1)
+    device.run_all()
+    assert paused == []
+    for _ in range(9):  # the next answers are expected to be short
+        device.scheduler._step_times.answered(50)
+    keys = [device.submit(20, MAX_LENGTH - 20, exact=True, prompt=number) for number in (2, 1)]
+    device.run_all()
+    assert [sequence.origin[1] for sequence in paused] == keys[1:]
+    assert device.max_running == 2
+    assert device.answer(keys[1]) == device.answer(alone)
+    assert len(device.answer(alone)) == MAX_LENGTH - 20
+    assert device.max_resident <= LIMIT

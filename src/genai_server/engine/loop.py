@@ -115,6 +115,7 @@ class EngineLoop:
             self._next_figures = now + _FIGURES_EVERY
             running, encoder = self._scheduler.running, self._runners.encoder
             self._outbox.tell_figures(self._meter.figures(running, self._requests, self._options, encoder))
+        self._scheduler.make_room()
         admitted = self._scheduler.admit()
         self._options.choose(self._scheduler.running, self._scheduler.waiting)
         for sequence in admitted:
@@ -198,7 +199,7 @@ class EngineLoop:
                 self._meter.opened(sequence)
 
     def _pause(self, sequence: Sequence) -> None:
-        """Free what a sequence of the background holds. What it has read may stay in the prefix cache."""
+        """Free what a sequence holds. What it has read may stay in the prefix cache."""
         self._runners.close(sequence)
         self._meter.paused()
 
