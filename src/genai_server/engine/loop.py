@@ -201,7 +201,7 @@ class EngineLoop:
     def _pause(self, sequence: Sequence) -> None:
         """Free what a sequence holds. What it has read may stay in the prefix cache."""
         self._runners.close(sequence)
-        self._meter.paused()
+        self._meter.paused(sequence)
 
     def _match_again(self, sequence: Sequence) -> None:
         """Find what others have read of a prompt in the meantime; if that fails, it is read as it is."""

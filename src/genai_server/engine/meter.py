@@ -47,6 +47,7 @@ class Meter:
         self._cache_queries = 0
         self._cache_hits = 0
         self._pauses = 0
+        self._preemptions = 0
         self._drafted = 0
         self._accepted = 0
         self._prefill_passes = Tally(_SECONDS)
@@ -61,9 +62,12 @@ class Meter:
             self._cache_queries += len(request.prompt)
             self._cache_hits += sequence.num_cached
 
-    def paused(self) -> None:
-        """Count a sequence of the background that gives up its place."""
-        self._pauses += 1
+    def paused(self, sequence: Sequence) -> None:
+        """Count a sequence that gives up its place: one of the background to others, any other for lack of memory."""
+        if sequence.background:
+            self._pauses += 1
+        else:
+            self._preemptions += 1
 
     def matched(self, num_tokens: int) -> None:
         """Count tokens of a prompt that were found in the cache after it was opened."""
@@ -118,6 +122,7 @@ class Meter:
             encoded_images=0 if hears else num_encoded,
             encoded_sounds=num_encoded if hears else 0,
             pauses=self._pauses,
+            preemptions=self._preemptions,
             terminated=requests.num_terminated,
             profile_sessions=options.num_profile_sessions,
             profiled=sum(sequence.profile.is_on for sequence in running),

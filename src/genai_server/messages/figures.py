@@ -33,6 +33,8 @@ class Figures(Struct, frozen=True, tag=True):
     encoded_sounds: int
     # How often sequences of the background gave up their places.
     pauses: int
+    # How often other sequences were paused for lack of memory.
+    preemptions: int
     # Sequences that terminate_session has ended.
     terminated: int
     # Profile sessions that have begun.

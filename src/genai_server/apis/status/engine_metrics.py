@@ -189,6 +189,7 @@ _COUNTERS = (
     ("images_encoded", "Number of images that the vision graph encoded.", "encoded_images"),
     ("sounds_encoded", "Number of windows of recordings that the encoder read.", "encoded_sounds"),
     ("background_pauses", "How often sequences of the background gave up their places to others.", "pauses"),
+    ("num_preemptions", "How often running sequences were paused for lack of memory.", "preemptions"),
     ("request_terminated", "Number of sequences ended by terminate_session.", "terminated"),
     ("profile_sessions", "Number of profile sessions started.", "profile_sessions"),
 )

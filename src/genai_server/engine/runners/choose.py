@@ -12,7 +12,7 @@ import numpy as np
 from msgspec import structs
 
 from genai_server.engine.encoder_worker import EncoderWorker
-from genai_server.engine.host.memory import free_memory
+from genai_server.system_memory import free_memory
 from genai_server.engine.image_worker import ImageWorker
 from genai_server.engine.model.cross_attention import read_cross_decoder
 from genai_server.engine.model.files import check_model_directory, session_profile, what_is_left_out

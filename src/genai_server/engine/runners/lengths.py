@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import structs
 
-from genai_server.engine.host.memory import free_memory
+from genai_server.system_memory import free_memory
 from genai_server.engine.model.files import read_config
 from genai_server.engine.model.graph import DecoderGraph, DoesNotFit
 from genai_server.engine.scheduling.scheduler_output import UNSHARED, KvMemory

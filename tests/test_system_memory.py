@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from genai_server.engine.host.memory import free_memory
+from genai_server.system_memory import free_memory
 
 AVAILABLE = 1000
 TREES = {1: "sys/fs/cgroup/memory", 2: "sys/fs/cgroup"}
