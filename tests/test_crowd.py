@@ -64,6 +64,7 @@ def check_all_was_met(engine: SteppedEngine, crowd: Crowd, answers: list[Answer]
     assert min(ends.values()) >= len(answers) // 20
     assert sum(answer.num_cached > 0 for answer in answers) >= len(answers) // 10
     assert engine.batched.num_interrupted >= len(answers) // 20
+    assert engine.num_pauses >= len(answers) // 10
 
 
 def check_nothing_is_left(engine: SteppedEngine, crowd: Crowd) -> None:

@@ -35,8 +35,6 @@ from genai_server.timing import Clock
 T = TypeVar("T")
 
 HEADER = "X-Request-Timeout"
-# Seconds that an answer of the background may take: most of the time it may wait for others.
-BACKGROUND_TIMEOUT = 24 * 60 * 60
 
 
 @dataclass(frozen=True)
@@ -176,9 +174,7 @@ async def while_connected(work: Coroutine[Any, Any, T], receive: Receive) -> T:
 
 async def context(request: Request, services: TheServices) -> RequestContext:
     """The context of a request. Raises InvalidField for a timeout header that is not a number of seconds."""
-    state = request_state(request.scope)
-    limit = BACKGROUND_TIMEOUT if state.background else services.settings.request_timeout
-    deadline = Deadline(limit, services.clock)
+    deadline = Deadline(services.settings.request_timeout, services.clock)
     given = request.headers.get(HEADER)
     if given is not None:
         try:
@@ -187,6 +183,7 @@ async def context(request: Request, services: TheServices) -> RequestContext:
             raise InvalidField(f"{HEADER} must be a number of seconds, given {quoted(given)}", param=HEADER) from None
         deadline.tighten(seconds, param=HEADER)
     own_cache = None if services.settings.shared_prefix_cache else rights(request).digest
+    state = request_state(request.scope)
     return RequestContext(
         deadline, request.receive, state.record, state.leniency, own_cache, state.counted, state.background
     )

@@ -139,7 +139,7 @@ class BatchedRunner(Runner):
 
     def open(self, sequence: Scheduled) -> int:
         is_long = self.is_long(sequence)
-        if (num_kept := self.slots.resume(sequence.id, is_long=is_long)) is not None:
+        if sequence.num_pauses and (num_kept := self.slots.resume(sequence.id, is_long=is_long)) is not None:
             return num_kept
         request = sequence.request
         # Decoded tokens of an exact sequence must not match another's prompt: decode and prefill are not bitwise equal.
@@ -195,7 +195,6 @@ class BatchedRunner(Runner):
         try:
             scores = self._forward(reads, options)
         except Interrupted:
-            # Frequent interrupts would otherwise keep a prompt from ever being read.
             self._may_interrupt = False
             if saved is not None:
                 self.states.load(index, saved)
@@ -206,7 +205,7 @@ class BatchedRunner(Runner):
             raise
         finally:
             self._interruptible = None
-        self._may_interrupt = True
+        self._may_interrupt |= _is_chunk(reads)
         if self._has_states:
             self._keep_checkpoints(reads)
         return scores
@@ -221,9 +220,13 @@ class BatchedRunner(Runner):
                 self.slots.checkpoint(read.sequence.id, spacing=1 if is_worth else max(1, self.states.tokens_worth))
 
     def _interrupts(self, reads: Sequence[Read]) -> bool:
-        """Whether a pass may be interrupted: a chunk alone, or any of the background."""
-        is_chunk = len(reads) == 1 and not reads[0].decodes
-        return self._may_interrupt and (is_chunk or (self.abilities.interrupts and is_background(reads)))
+        """Whether a pass may be interrupted: any of the background, and a chunk alone, but not one right after another.
+
+        Frequent interrupts would otherwise keep a prompt from ever being read.
+        """
+        if self.abilities.interrupts and is_background(reads):
+            return True
+        return self._may_interrupt and _is_chunk(reads)
 
     def _forward(self, reads: Sequence[Read], options: Any) -> list[Scores]:
         is_exact = any(read.sequence.request.exact for read in reads)
@@ -387,3 +390,7 @@ class BatchedRunner(Runner):
         for name, value in self._run_entries.items():
             options.add_run_config_entry(name, value)
         return options
+
+
+def _is_chunk(reads: Sequence[Read]) -> bool:
+    return len(reads) == 1 and not reads[0].decodes

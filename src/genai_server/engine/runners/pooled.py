@@ -86,7 +86,7 @@ class PooledRunner(Runner):
         ends = np.cumsum([text.num_tokens for text in texts])
         found: dict[int, Logits] = {}
         options = self._run_options()
-        if self._may_interrupt and (len(reads) == 1 or is_background(reads)):
+        if is_background(reads) or (self._may_interrupt and len(reads) == 1):
             self._running = options
         try:
             for batch in _batches(texts, are_filled=self._fills):
