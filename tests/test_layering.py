@@ -21,6 +21,7 @@ SOURCES = Path(__file__).parents[1] / "src" / PACKAGE
 # From the bottom up. A subpackage, such as apis.shared, may have its own place.
 LAYERS: tuple[tuple[str, ...], ...] = (
     (
+        "cgroups",
         "child_process",
         "errors",
         "answer_parts",
@@ -34,11 +35,13 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "process_pool",
         "profile_plan",
         "installation",
+        "model_memory",
         "quoted_values",
         "speech_model",
         "plain_tables",
         "pooling_model",
         "stub_directory",
+        "system_memory",
         "vision_model",
         "worker_loop",
     ),

@@ -27,6 +27,7 @@ from genai_server.engine.ipc.mailbox import (
     Leave,
     Message,
     Outbox,
+    Resize,
     Send,
     TokenChosen,
 )
@@ -113,8 +114,9 @@ class EngineLoop:
         self._requests.finish_late(now)
         if now >= self._next_figures:
             self._next_figures = now + _FIGURES_EVERY
-            running, encoder = self._scheduler.running, self._runners.encoder
-            self._outbox.tell_figures(self._meter.figures(running, self._requests, self._options, encoder))
+            running, runners = self._scheduler.running, self._runners
+            self._heartbeat.hold(runners.kv_bytes)
+            self._outbox.tell_figures(self._meter.figures(running, self._requests, self._options, runners))
         self._scheduler.make_room()
         admitted = self._scheduler.admit()
         self._options.choose(self._scheduler.running, self._scheduler.waiting)
@@ -162,10 +164,15 @@ class EngineLoop:
                 self._token_chosen(message)
             case Cancel(key) | Stop(key):
                 self._leave(connection, key, answered=isinstance(message, Stop))
+            case Resize(num_bytes):
+                self._runners.main.abilities.memory.resize(num_bytes)
+                self._scheduler.make_room()
+                self._runners.fit_memory()
             case Leave():
                 self._leaving = True
             case Connected():
                 self._outbox.connect(connection)
+                self._next_figures = self._clock()  # it has none yet
             case Disconnected():
                 self._outbox.disconnect(connection)
                 self._admission.disconnected(connection)

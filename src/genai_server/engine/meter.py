@@ -1,13 +1,12 @@
 """An engine's counters of its own work, for the metrics."""
 
 from collections.abc import Sequence as Several
-from typing import Any
 
 import numpy as np
 
-from genai_server.engine.encoder_worker import EncoderWorker
 from genai_server.engine.profiling.runtime_options import RuntimeOptionState
 from genai_server.engine.requests import RequestTable
+from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.scheduling.scheduler_output import Step
 from genai_server.engine.sequence import Sequence
 from genai_server.engine.sound_worker import SoundWorker
@@ -107,12 +106,14 @@ class Meter:
         running: Several[Sequence],
         requests: RequestTable,
         options: RuntimeOptionState,
-        encoder: EncoderWorker[Any] | None = None,
+        runners: RunnerPair,
     ) -> Figures:
         """All counters, here and elsewhere in the engine."""
+        encoder = runners.encoder
         num_encoded, hears = 0 if encoder is None else encoder.num_encoded, isinstance(encoder, SoundWorker)
         return Figures(
             kv_tokens=sum(sequence.num_read for sequence in running),
+            kv_capacity=runners.kv_capacity,
             prompt_tokens=self._prompt_tokens,
             generation_tokens=self._generation_tokens,
             cache_queries=self._cache_queries,

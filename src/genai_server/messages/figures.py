@@ -18,6 +18,8 @@ class Figures(Struct, frozen=True, tag=True):
 
     # Tokens of running sequences in the KV cache now.
     kv_tokens: int
+    # Those that the KV cache holds for all sequences; 0 if each slot has memory for the longest sequence.
+    kv_capacity: int
     # A prompt is counted when it has been read.
     prompt_tokens: int
     generation_tokens: int

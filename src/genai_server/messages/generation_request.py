@@ -212,8 +212,6 @@ class Batching(Struct, frozen=True):
     mixes: bool = False
     # Minimum number of tokens of a step that uses 8-bit weights; None if no step does.
     int8_from: int | None = None
-    # Tokens that the KV cache holds for all sequences; 0 if each slot has memory for the longest sequence.
-    kv_tokens: int = 0
     # Whether the next tokens of sequences are drafted and verified together.
     speculates: bool = False
 

@@ -70,6 +70,9 @@ class EngineStatus(Struct, frozen=True):
     since: float = 0.0
     # Whether it was killed because a step took too long, and has not been ready since.
     hung: bool = False
+    # Maximum number of tokens of prompt and answer together, and what sets it; 0 until it has loaded.
+    max_length: int = 0
+    limited_by: str = ""
 
 
 class ModelStatus(Struct, frozen=True):

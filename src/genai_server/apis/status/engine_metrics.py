@@ -150,8 +150,8 @@ class EngineMetrics(Collector):
 
     def _capacity(self, labels: Labels) -> int:
         engine = self._engines[labels]
-        if engine.batching.kv_tokens:
-            return engine.batching.kv_tokens
+        if engine.figures is not None and engine.figures.kv_capacity:
+            return engine.figures.kv_capacity
         return self._num_slots(engine) * (engine.model.max_length if engine.model else 1)
 
     def _gauge(self, name: str, text: str, values: Mapping[Labels, float]) -> Metric:

@@ -107,7 +107,10 @@ def _device_status(models: Catalog, about: ModelStatus, status: EngineStatus) ->
         "terminated": load.terminated,
     }
     if engine is not None and engine.is_connected:
-        found["batching"] = msgspec.structs.asdict(engine.batching)
+        kv_tokens = 0 if engine.figures is None else engine.figures.kv_capacity
+        found["batching"] = {**msgspec.structs.asdict(engine.batching), "kv_tokens": kv_tokens}
+    if status.max_length:
+        found |= {"max_length": status.max_length, "limited_by": status.limited_by}
     if status.error is not None:
         found["error"] = status.error
     return found

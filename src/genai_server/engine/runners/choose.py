@@ -12,7 +12,6 @@ import numpy as np
 from msgspec import structs
 
 from genai_server.engine.encoder_worker import EncoderWorker
-from genai_server.system_memory import free_memory
 from genai_server.engine.image_worker import ImageWorker
 from genai_server.engine.model.cross_attention import read_cross_decoder
 from genai_server.engine.model.files import check_model_directory, session_profile, what_is_left_out
@@ -38,6 +37,7 @@ from genai_server.options.check import on_providers
 from genai_server.options.device import reaching
 from genai_server.options.table import Reach
 from genai_server.pooling_model import Task, read_pooling_model, task_of
+from genai_server.system_memory import free_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable

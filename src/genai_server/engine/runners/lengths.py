@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 from msgspec import structs
 
-from genai_server.system_memory import free_memory
-from genai_server.engine.model.files import read_config
 from genai_server.engine.model.graph import DecoderGraph, DoesNotFit
 from genai_server.engine.scheduling.scheduler_output import UNSHARED, KvMemory
-from genai_server.errors import ConfigurationError, ModelDirectoryError
+from genai_server.errors import ConfigurationError
 from genai_server.messages.generation_request import CONTEXT, ModelInfo
 from genai_server.messages.launch import EngineSpec
+from genai_server.model_memory import read_model_memory
 from genai_server.options.providers import CPU
+from genai_server.system_memory import free_memory
 
 if TYPE_CHECKING:
     from genai_server.engine.runners.batched import BatchLimits
@@ -51,6 +51,8 @@ def allowed(spec: EngineSpec) -> Allowed:
     """The memory that an engine's keys and values may take."""
     if spec.settings.kv_cache_bytes:
         return Allowed(spec.settings.kv_cache_bytes, "GENAI_KV_CACHE_BYTES")
+    if spec.kv_bytes:
+        return Allowed(spec.kv_bytes, "its share of the free memory")
     return Allowed(free_memory() // 2, "half of the free memory")
 
 
@@ -129,13 +131,23 @@ def batch_limits(spec: EngineSpec, graph: DecoderGraph, model: ModelInfo) -> tup
     if not shared:
         if num_slots < most:
             log.warning("%d requests run at once, not %d (GENAI_MAX_BATCH_SIZE): %s", num_slots, most, need)
+        own = num_slots * slot_bytes
         if not graph.has_states:
-            return BatchLimits(num_slots, max_length), model
-        num_checkpoints = min(_CHECKPOINTS * num_slots, (memory.bytes - num_slots * slot_bytes) // graph.bytes_per_row)
-        checkpoints = KvMemory(UNSHARED.page_tokens, num_checkpoints, checkpoint_pages=1)
+            return BatchLimits(num_slots, max_length, KvMemory(UNSHARED.page_tokens, 0, own_bytes=own)), model
+        num_checkpoints = min(_CHECKPOINTS * num_slots, (memory.bytes - own) // graph.bytes_per_row)
+        own += num_checkpoints * graph.bytes_per_row
+        checkpoints = KvMemory(UNSHARED.page_tokens, num_checkpoints, checkpoint_pages=1, own_bytes=own)
         return BatchLimits(num_slots, max_length, checkpoints), model
-    num_pages = (memory.bytes - num_slots * slot_bytes) // page_bytes
-    pages = KvMemory(tokens, num_pages, -(-graph.bytes_per_row // page_bytes))
+    checkpoint_pages = -(-graph.bytes_per_row // page_bytes)
+    pages = KvMemory(
+        tokens,
+        (memory.bytes - num_slots * slot_bytes) // page_bytes,
+        checkpoint_pages,
+        page_bytes=page_bytes,
+        own_bytes=num_slots * slot_bytes,
+        min_pages=shared,
+        max_pages=num_slots * (shared + _CHECKPOINTS * checkpoint_pages),
+    )
     assert pages.pages(max_length) <= pages.num_pages  # else a request would wait for ever
     if (longest := pages.num_pages // shared) < most:
         log.info("%d of the longest requests run at once, and up to %d shorter ones: %s", longest, num_slots, need)
@@ -150,10 +162,19 @@ def generator_limits(spec: EngineSpec, model_dir: Path, model: ModelInfo) -> tup
     """
     settings, memory = spec.settings, allowed(spec)
     affordable, words = settings.max_batch_size * SHORT, f"memory: {settings.max_batch_size} times {SHORT} tokens"
-    if on_cpu(spec) and (bytes_per_token := _generator_bytes(model_dir)):
-        affordable, words = max(_LEAST, memory.bytes // bytes_per_token), memory.in_words
+    per_token = read_model_memory(model_dir).per_token if on_cpu(spec) else 0
+    if per_token:
+        affordable, words = max(_LEAST, memory.bytes // per_token), memory.in_words
     model = with_limit(model, settings.max_length, affordable, words)
-    return KvMemory(1, max(affordable, model.max_length)), model
+    longest = model.max_length
+    pages = KvMemory(
+        1,
+        max(affordable, longest),
+        page_bytes=per_token,
+        min_pages=longest,
+        max_pages=settings.max_batch_size * longest,
+    )
+    return pages, model
 
 
 def longest_text(spec: EngineSpec, model: ModelInfo, num_heads: int) -> ModelInfo:
@@ -170,13 +191,3 @@ def longest_text(spec: EngineSpec, model: ModelInfo, num_heads: int) -> ModelInf
 
 def _tokens_of(num_bytes: int, graph: DecoderGraph) -> int:
     return max(0, num_bytes) // graph.bytes_per_token
-
-
-def _generator_bytes(model_dir: Path) -> int:
-    """The size of a token's keys and values in 32 bits, by the model's configuration; 0 if it does not tell."""
-    try:
-        decoder = read_config(model_dir)["model"]["decoder"]
-        layers, heads, size = (int(decoder[k]) for k in ("num_hidden_layers", "num_key_value_heads", "head_size"))
-    except (ModelDirectoryError, LookupError, TypeError, ValueError):
-        return 0
-    return 2 * layers * heads * size * 4

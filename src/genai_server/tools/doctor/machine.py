@@ -17,7 +17,6 @@ from genai_server.config.environment import engine_environment
 from genai_server.config.settings import Settings
 from genai_server.config.sources import device_options
 from genai_server.engine.host.cores import cpu_quota, usable_cores
-from genai_server.system_memory import free_memory
 from genai_server.engine.model.cross_attention import read_cross_decoder
 from genai_server.engine.model.files import check_model_directory, weight_bytes
 from genai_server.engine.model.graph import read_decoder_graph
@@ -26,6 +25,7 @@ from genai_server.errors import ConfigurationError
 from genai_server.installation import this_installation
 from genai_server.options.session import THREADS
 from genai_server.speech_model import transcribes
+from genai_server.system_memory import free_memory
 from genai_server.tools.doctor.finding import FAIL, MIB, OK, WARN, Finding
 
 _LIBRARIES = (
