@@ -9,7 +9,7 @@ from genai_server.json_file import read_object
 from genai_server.pooling_model import GENAI_CONFIG, graph_of, task_of
 
 # Memory of loaded weights, as a multiple of their size on disk: some are packed anew for the processor.
-_LOADED = 1.5
+LOADED = 1.5
 # Matrices of 8 bits take about twice the size of the 4-bit ones that they are made of.
 _INT8 = 2
 _FOUR_BITS = b"MatMulNBits"
@@ -49,7 +49,7 @@ def read_model_memory(directory: Path) -> ModelMemory:
     size = sum(map(_size_with_weights, graphs))
     int8 = 0 if pools else sum(_size_with_weights(graph) for graph in graphs if _has_four_bits(graph))
     per_token, context = (0, 0) if pools else _keys_and_values(config)
-    return ModelMemory(int(_LOADED * size), _INT8 * int8, per_token, context)
+    return ModelMemory(int(LOADED * size), _INT8 * int8, per_token, context)
 
 
 def _graphs(config: Any) -> list[str]:

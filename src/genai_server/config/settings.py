@@ -31,6 +31,7 @@ _ALIAS = r"[A-Za-z0-9][A-Za-z0-9._/:-]{0,127}|\*"
 _UNPREFIXED = ("host", "port", "workers", "reload")
 
 Positive = Annotated[int, Field(gt=0)]
+NotNegative = Annotated[int, Field(ge=0)]
 # What lets the server choose a number.
 AUTO: Literal["auto"] = "auto"
 
@@ -86,9 +87,9 @@ class Settings(BaseModel):
     names to a model.
     """
 
-    max_models: int = Field(0, ge=0)
-    """Maximum number of models loaded at once; 0 sets no limit. A request for another model replaces the one that has
-    been idle the longest.
+    max_models: NotNegative | Literal["auto"] = AUTO
+    """Maximum number of models loaded at once; `auto` loads as many as the memory holds, 0 sets no limit. A request for
+    another model replaces the one that has been idle the longest.
     """
 
     idle_unload: int = Field(0, ge=0, le=31_536_000)

@@ -99,6 +99,10 @@ class ModelStatus(Struct, frozen=True):
     takes_images: bool = False
     # Seconds without a request after which it is unloaded; None for never.
     idle_unload: float | None = None
+    # Why there is no memory for it now, with the figures; "" unless a request waits for it.
+    shortage: str = ""
+    # Whether there would be none without the other models, either.
+    is_too_large: bool = False
 
 
 class ServerStatus(Struct, frozen=True):
