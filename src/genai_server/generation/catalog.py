@@ -269,7 +269,7 @@ class Catalog:
                 limit = about.shortage or "GENAI_MAX_MODELS"
                 raise ModelsBusy(f"no loaded model was idle for {PATIENCE:g} s ({limit})", retry_after=5)
             if now - began >= seconds:
-                raise NoEngineReady(f"model {name} is still {about.state}")
+                raise NoEngineReady(f"model {name} is still {about.state}{about.shortage and f': {about.shortage}'}")
             if about.state in (ModelState.UNLOADED, ModelState.UNLOADING) and now - asked >= _ASK_EVERY:
                 asked, has_asked = now, True
                 await self.command(WantModel(name))

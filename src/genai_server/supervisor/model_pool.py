@@ -245,8 +245,7 @@ class ModelPool:
         for model in self:
             decision = self._budget.decide(model, first) if self._by_memory else Decision.LOAD
             if isinstance(decision, Shortage):
-                log.warning("%s", decision.reason)
-                model.change(shortage=decision.reason, is_too_large=decision.is_too_large)
+                self._lack(model, decision)
             is_tight = bool(first) and self._by_memory and not self._budget.fits_well(model, first)
             if decision is Decision.LOAD and not is_tight and len(first) < self._max_loaded:
                 first.append(model)
@@ -310,8 +309,7 @@ class ModelPool:
                 coming -= 1
             elif isinstance(decision, Shortage):
                 if model.about.is_too_large != decision.is_too_large or not model.about.shortage:
-                    log.warning("%s", decision.reason)
-                    model.change(shortage=decision.reason, is_too_large=decision.is_too_large)
+                    self._lack(model, decision)
             elif not idle:
                 return
             else:
@@ -321,6 +319,11 @@ class ModelPool:
     def _loaded(self) -> list[ManagedModel]:
         """The models of which processes take memory, or soon will."""
         return [model for model in self if model.takes_memory]
+
+    @staticmethod
+    def _lack(model: ManagedModel, shortage: Shortage) -> None:
+        log.log(logging.WARNING if shortage.is_too_large else logging.INFO, "%s", shortage.reason)
+        model.change(shortage=shortage.reason, is_too_large=shortage.is_too_large)
 
     @staticmethod
     def _evict(model: ManagedModel, now: float) -> None:
