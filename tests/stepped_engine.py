@@ -128,8 +128,8 @@ class SteppedEngine:
         return self._answer(request)
 
     def together(self, crowd: Sequence[Asked], seed: int) -> list[Answer]:
-        """The answers to all requests, in order, while profiling is switched, sessions start, passes are interrupted
-        and pasts are forgotten at random.
+        """The answers to all requests, in order, while profiling is switched, sessions start, passes are interrupted,
+        sequences of the background are paused and pasts are forgotten at random.
         """
         self.begin(random.Random(seed))
         self.batched.chance, self.batched.num_interrupted = self.chance, 0
@@ -205,6 +205,9 @@ class SteppedEngine:
             self.inbox.put((API, SetRuntimeOption(0, PROFILING, chance.choice(("0", "1")), name)))
         if chance.random() < 0.01:
             self.inbox.put((API, ResetPrefixCache(0)))
+        background = [sequence for sequence in self.scheduler.running if sequence.background]
+        if background and chance.random() < 0.1:
+            self.scheduler._pause(chance.choice(background))
         if chance.random() < 0.05:
             first = chance.randrange(20)
             slow = chance.choice((None, SlowTokens(over_ms=18.0, num_tokens=3, max_per_hour=1000)))

@@ -195,8 +195,10 @@ class Sequence:
         phase = started if self.state is SequenceState.RUNNING else RequestPhase.QUEUED
         prompt = len(self.request.prompt)
         adapter = None if self.request.adapter is None else self.request.adapter.name
-        name, unique = self.request.request_id, self.request.own_id
-        return RequestState(name, phase, self.age, prompt, self.num_cached, self.num_produced, adapter, unique)
+        name, unique, background = self.request.request_id, self.request.own_id, self.background
+        return RequestState(
+            name, phase, self.age, prompt, self.num_cached, self.num_produced, adapter, unique, background
+        )
 
     def phases(self) -> Phases:
         """Seconds spent in each phase up to now."""

@@ -58,9 +58,9 @@ def model_entry(services: Services, about: ModelStatus) -> dict[str, Any]:
 
     `chat` is false without a chat template: such a model accepts raw prompts only. `capabilities` uses llama.cpp's and
     Ollama's terms; before the model is loaded it only has the task and `vision`. `dimensions` is the length of an
-    embedding. `max_model_len` and `context_length` limit the tokens of prompt and answer together, and `limited_by` says
-    what sets this limit. `loading_seconds` is how long the model has been loading, `error` why it failed to load, and
-    `shortage` why there is no memory for it while a request waits.
+    embedding. `max_model_len` and `context_length` limit the tokens of prompt and answer together, and `limited_by`
+    says what sets this limit. `loading_seconds` is how long the model has been loading, `error` why it failed to load,
+    and `shortage` why there was no memory for it when a request asked for it last.
     """
     models = services.models
     engines = models.engine_statuses(about)

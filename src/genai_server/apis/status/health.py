@@ -86,7 +86,9 @@ def model_status(services: Services, about: ModelStatus) -> dict[str, Any]:
     """The state of a model and its devices."""
     models = services.models
     entry = model_entry(services, about)
-    kept: dict[str, Any] = {name: entry[name] for name in ("state", "loading_seconds", "error", "shortage") if name in entry}
+    kept: dict[str, Any] = {
+        name: entry[name] for name in ("state", "loading_seconds", "error", "shortage") if name in entry
+    }
     devices = {status.device: _device_status(models, about, status) for status in models.engine_statuses(about)}
     return {**kept, "path": about.path, "aliases": about.aliases, "devices": devices}
 

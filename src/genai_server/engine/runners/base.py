@@ -166,8 +166,10 @@ class Runner(ABC):
         """Whether a sequence continues in the same way after it was closed and opened again."""
         return True
 
-    def kept(self) -> KvRoom:
-        """The part of the KV cache with prefixes that sequences of the background must not evict."""
+    def kept(self, most: int) -> KvRoom:
+        """The part of the KV cache that sequences of the background must not take: recent prefixes of others, `most` at
+        most.
+        """
         return NOTHING_KEPT
 
     def is_long(self, sequence: Sequence) -> bool:

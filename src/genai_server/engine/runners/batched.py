@@ -168,8 +168,8 @@ class BatchedRunner(Runner):
         is_near = self.switches_at is not None and self.switches_at - MAX_DRAFTED < len(sequence.tokens)
         return super().may_draft(sequence) and (not is_near or self.slots.of(sequence.id).is_long)
 
-    def kept(self) -> KvRoom:
-        return self.slots.kept()
+    def kept(self, most: int) -> KvRoom:
+        return self.slots.kept(most)
 
     def match_again(self, sequence: Scheduled) -> int:
         return self.slots.match_again(sequence.id, sequence.prompt, prefilled_only=sequence.request.exact)

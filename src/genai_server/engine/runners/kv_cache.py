@@ -173,10 +173,13 @@ class KvSlots:
         self._running[sequence] = slot
         return len(slot.tokens)
 
-    def kept(self) -> KvRoom:
-        """Idle slots and their pages with prefixes that requests have used recently which are not of the background."""
+    def kept(self, most: int) -> KvRoom:
+        """The idle slots, `most` at most, with the latest prefixes that others than the background have used recently,
+        and their pages.
+        """
         since = self._clock() - _KEPT_SECONDS
         kept = [s for s in self.slots if s.sequence is None and s.tokens and not s.background and s.used_at > since]
+        kept = sorted(kept, key=lambda slot: -slot.used)[:most]
         return KvRoom(len(kept), sum(self._pages[slot.index] for slot in kept))
 
     def match_again(self, sequence: int, prompt: list[int], *, prefilled_only: bool = False) -> int:

@@ -147,11 +147,11 @@ class Places:
             if self.has_foreground and not self._runner.leaves_out:
                 return False
             # One may run in any case.
-            return self._fits(sequence, self.running, self._runner.kept() if self.running else NOTHING_KEPT)
+            return self._fits(sequence, self.running, self._kept(sequence) if self.running else NOTHING_KEPT)
         pausable = self._pausable()
         if not self._fits(sequence, [other for other in self.running if other not in pausable]):
             return False
-        kept = self._runner.kept() if pausable else NOTHING_KEPT
+        kept = self._kept(sequence) if pausable else NOTHING_KEPT
         while pausable and not self._fits(sequence, self.running, kept):
             self._pause(pausable.pop())
         return True
@@ -160,6 +160,15 @@ class Places:
         """Whether a sequence has a place and memory next to some running ones, and a part of the cache that is kept."""
         has_place = len(running) + kept.slots < self._max_running
         return has_place and self._pages(sequence) + kept.pages <= self._free_pages(running)
+
+    def _kept(self, sequence: Sequence) -> KvRoom:
+        """What sequences of the background leave to the prompts of others, before a sequence has a place.
+
+        Those that run and the prefixes of those that have ended have half of the slots, so that the background does not
+        lose all of its places to prefixes.
+        """
+        num_others = sum(not other.background for other in (*self.running, sequence))
+        return self._runner.kept(max(0, self._max_running // 2 - num_others))
 
     def _pausable(self) -> list[Sequence]:
         return [sequence for sequence in self.running if sequence.background and self._runner.may_pause(sequence)]

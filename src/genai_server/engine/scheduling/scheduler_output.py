@@ -150,8 +150,10 @@ class PassRules(Protocol):
         """Whether a sequence continues in the same way after it was closed and opened again."""
         ...
 
-    def kept(self) -> KvRoom:
-        """The part of the KV cache with prefixes that sequences of the background must not evict."""
+    def kept(self, most: int) -> KvRoom:
+        """The part of the KV cache that sequences of the background must not take: recent prefixes of others, `most` at
+        most.
+        """
         ...
 
 

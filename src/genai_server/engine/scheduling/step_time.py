@@ -94,7 +94,7 @@ class StepTimeModel:
         """
         if not self.has_timed(num_tokens):
             return 0
-        curve = self.curve(num_tokens + _MAX_BESIDE)
+        curve = self.curve(min(num_tokens + _MAX_BESIDE, max(self._passes)))
         limit = (1 + _MAX_SLOWDOWN) * curve[num_tokens]
         fitting = sum(seconds <= limit for seconds in curve[num_tokens + 1 :])
         self._num_beside += 1
