@@ -75,6 +75,7 @@ def engine_settings(settings: Settings) -> EngineSettings:
     given = {name: getattr(settings, name) for name in EngineSettings.__struct_fields__}
     others = {
         "cache_dir": str(settings.cache_path or ""),
+        "prefix_cache_dir": str(settings.prefix_cache_path),
         "profile_dir": str(settings.profile_dir),
         "max_length": settings.within(None) or 0,
     }

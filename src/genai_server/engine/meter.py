@@ -10,7 +10,7 @@ from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.scheduling.scheduler_output import Step
 from genai_server.engine.sequence import Sequence
 from genai_server.engine.sound_worker import SoundWorker
-from genai_server.messages.figures import Figures, Histogram
+from genai_server.messages.figures import DiskCacheFigures, Figures, Histogram
 
 # Bounds in seconds, for the duration of a step and the time between two tokens.
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0, 40.0)
@@ -107,6 +107,7 @@ class Meter:
         requests: RequestTable,
         options: RuntimeOptionState,
         runners: RunnerPair,
+        disk_cache: DiskCacheFigures | None = None,
     ) -> Figures:
         """All counters, here and elsewhere in the engine."""
         encoder = runners.encoder
@@ -131,4 +132,5 @@ class Meter:
             decode_passes=self._decode_passes.histogram(),
             decode_rows=self._decode_rows.histogram(),
             token_gaps=self._token_gaps.histogram(),
+            disk_cache=disk_cache,
         )

@@ -111,6 +111,8 @@ def _device_status(models: Catalog, about: ModelStatus, status: EngineStatus) ->
     if engine is not None and engine.is_connected:
         kv_tokens = 0 if engine.figures is None else engine.figures.kv_capacity
         found["batching"] = {**msgspec.structs.asdict(engine.batching), "kv_tokens": kv_tokens}
+    if engine is not None and engine.figures is not None and engine.figures.disk_cache is not None:
+        found["prefix_disk_cache"] = msgspec.structs.asdict(engine.figures.disk_cache)
     if status.max_length:
         found |= {"max_length": status.max_length, "limited_by": status.limited_by}
     if status.error is not None:
