@@ -17,6 +17,8 @@ _FOUR_BITS = b"MatMulNBits"
 _MAX_GRAPH_BYTES = 64 * 1024 * 1024
 # Bytes of an engine's process without a model.
 RUNTIME = 200 * 1024 * 1024
+# Tokens that coding agents need: their instructions and tools alone take 15,000 to 30,000.
+AGENT_TOKENS = 32_768
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,16 @@ class ModelMemory:
     def keys_and_values(self, num_tokens: int) -> int:
         """The memory for a sequence of this number of tokens, or of the model's context if that is shorter."""
         return self.per_token * min(num_tokens, self.context_length)
+
+
+def advice_for_context(max_length: int, context_length: int) -> str:
+    """What a memory means that holds only `max_length` tokens of a model's context; "" if it holds enough."""
+    if max_length >= min(context_length, AGENT_TOKENS):
+        return ""
+    return (
+        f"coding agents such as Claude Code need about {AGENT_TOKENS} tokens: free some memory, set "
+        "GENAI_KV_CACHE_TYPE to fp16, or use a smaller model"
+    )
 
 
 def read_model_memory(directory: Path) -> ModelMemory:

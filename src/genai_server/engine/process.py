@@ -36,6 +36,7 @@ from genai_server.heartbeat import Heartbeat
 from genai_server.logs import configure_logging
 from genai_server.messages.generation_request import ModelInfo
 from genai_server.messages.launch import EngineReport, EngineSpec
+from genai_server.model_memory import advice_for_context
 from genai_server.pooling_model import Task, task_of
 from genai_server.process_memory import freeze_existing_objects
 
@@ -66,6 +67,7 @@ def main() -> None:
         for adapter in spec.adapters:
             runners.adapters.load(adapter)
         model = structs.replace(runners.main.model, scores_prompts=False)
+        _report_context(spec, model)
         if not runners.main.abilities.pools:
             runners.kv_events = publisher(spec, runners.main)
             warm_up(runners, spec.settings.prefill_chunk)
@@ -141,6 +143,20 @@ def about_loaded(spec: EngineSpec, runners: RunnerPair, address: str) -> EngineR
     if spec.settings.kv_cache_bytes:  # set by the operator
         least = most = min(most, spec.settings.kv_cache_bytes)
     return EngineReport(address, "", model.max_length, model.limited_by, least, max(least, most))
+
+
+def _report_context(spec: EngineSpec, model: ModelInfo) -> None:
+    """Log a context that the memory limits."""
+    if spec.settings.max_length or model.max_length >= model.context_length:
+        return
+    advice = advice_for_context(model.max_length, model.context_length)
+    log.warning(
+        "context %d tokens of the model's %d (%s)%s",
+        model.max_length,
+        model.context_length,
+        model.limited_by,
+        advice and f"; {advice}",
+    )
 
 
 def make_scheduler(spec: EngineSpec, runners: RunnerPair, *, speculates: bool = False) -> Scheduler:
