@@ -11,6 +11,7 @@ import pytest
 from genai_server.config.settings import Settings
 from genai_server.config.sources import engine_settings
 from genai_server.engine import process
+from genai_server.engine.ipc.mailbox import Resize
 from genai_server.engine.model.files import check_model_directory
 from genai_server.engine.model.graph import read_decoder_graph
 from genai_server.engine.runners import choose
@@ -75,6 +76,11 @@ class Device(SteppedLoop):
 
     def submit_prompt(self, key: int, prompt: list[int], max_tokens: int, **fields: Any) -> None:
         self.put_request(key, prompt, max_tokens=max_tokens, max_length=MAX_LENGTH, ignore_eos=True, **fields)
+
+    @property
+    def resident(self) -> int:
+        """Bytes of keys and values in memory."""
+        return resident_bytes(self._buffers)
 
     def run_all(self) -> None:
         """Step until all requests have ended."""
@@ -158,3 +164,35 @@ def test_answers_without_a_limit_are_not_changed_by_pauses(tmp_path: Path) -> No
     assert device.answer(keys[1]) == device.answer(alone)
     assert len(device.answer(alone)) == MAX_LENGTH - 20
     assert device.max_resident <= LIMIT
+
+
+@needs_linux
+def test_smaller_memory_pauses_requests_and_frees_pages_at_once(tmp_path: Path) -> None:
+    device = Device(tmp_path)
+    memory = device.scheduler._memory
+    whole = memory.num_pages
+    for number in range(9):  # prefixes that stay cached
+        device.submit(100, 3, prompt=100 + number)
+    device.run_all()
+    keys = [device.submit(100, 100) for _ in range(8)]
+    device.step_until(lambda: len(device.scheduler.running) == 8)
+    device.steps(40)
+    before = device.resident
+    device.put(Resize(memory.own_bytes + 40 * memory.page_bytes))
+    device.steps(1)
+    assert memory.num_pages == 40
+    assert 0 < len(device.scheduler.running) < 8
+    assert device.resident <= memory.own_bytes + 40 * memory.page_bytes < before
+    device.put(Resize(0))
+    device.steps(1)
+    assert memory.num_pages == memory.min_pages == MAX_LENGTH // memory.page_tokens
+    device.put(Resize(LIMIT))
+    device.run_all()
+    assert memory.num_pages == whole
+    assert [len(device.answer(key)) for key in keys] == [100] * 8
+
+
+def test_memory_of_fixed_size_is_not_changed() -> None:
+    memory = KvMemory(16, 10, own_bytes=7)
+    memory.resize(10**9)
+    assert (memory.num_pages, memory.least_bytes, memory.most_bytes) == (10, 7, 7)
