@@ -1,5 +1,8 @@
 """Models that share the memory of a machine, whose size the tests set, on real engine processes."""
 
+import logging
+import os
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +15,7 @@ from genai_server.messages.status_file import EngineState
 from genai_server.model_memory import RUNTIME, ModelMemory, read_model_memory
 from genai_server.supervisor.memory_budget import MemoryBudget
 from genai_server.supervisor.supervisor import Supervisor
+from tests.given_settings import given
 from tests.running_server import DEMO, RunningServer, last_event, refusal, wait_until
 from tests.server_here import run_here
 from tests.test_several_models import SLOW, load, states, unload
@@ -66,7 +70,7 @@ def test_a_model_in_use_is_not_unloaded_and_the_figures_say_why(server: RunningS
         assert refusal(refused)[:2] == (503, "no_engine_ready")
         message = refused.json()["error"]["message"]
         assert message.startswith("model two is still unloaded: model two needs about 1201 MiB for its weights, and ")
-        assert message.endswith(" MiB are free beside one, which keep 0 MiB of it for their own")
+        assert " MiB are free beside one, which keep 0 MiB of it for their own (GENAI_MAX_MODELS=0 " in message
         assert states(server)["one"] == "ready"
         answers: list[httpx.Response] = []
         waiting = threading.Thread(target=lambda: answers.append(server.chat("say x", model="two")))
@@ -104,8 +108,30 @@ def test_keys_and_values_of_loaded_models_share_the_memory(tmp_path: Path) -> No
         assert load(running, name="two", path=str(DEMO)).json()["state"] == "ready"
         wait_until(lambda: tokens("one") < 16_000 and tokens("two") > 8000)
         assert abs(tokens("one") - tokens("two")) < 100
+        os.kill(running.health()["models"]["one"]["devices"]["cpu"]["pid"], signal.SIGKILL)
+        wait_until(lambda: running.health()["models"]["one"]["devices"]["cpu"]["restarts"] == 1)
+        wait_until(lambda: 8000 < tokens("one") < 16_000)
         for name in ("one", "two"):
             assert running.chat("hello", model=name, max_tokens=5).status_code == 200
         assert unload(running, name="two").status_code == 200
         wait_until(lambda: tokens("one") > 30_000)
         assert running.chat("hello", max_tokens=5).status_code == 200
+
+
+def test_a_server_whose_model_cannot_fit_does_not_start(caplog: pytest.LogCaptureFixture) -> None:
+    called = threading.Event()
+    settings = given(model_dir="/9000", device="scripted")
+    supervisor = Supervisor(
+        settings, on_nothing_loaded=called.set, budget=MemoryBudget(settings, free=lambda: 2000 * MIB, read=read)
+    )
+    with caplog.at_level(logging.WARNING):
+        supervisor.start()
+    try:
+        assert called.is_set()
+        (line,) = [record.getMessage() for record in caplog.records]
+        assert line == (
+            "model onnx-genai needs about 9200 MiB for its weights, and 20 MiB for keys and values of a short "
+            "sequence; 2000 MiB are free (GENAI_MAX_MODELS=0 loads it in any case)"
+        )
+    finally:
+        supervisor.stop()

@@ -8,8 +8,9 @@ from genai_server.errors import GenaiServerError
 from genai_server.json_file import read_object
 from genai_server.pooling_model import GENAI_CONFIG, graph_of, task_of
 
-# Memory of loaded weights, as a multiple of their size on disk: some are packed anew for the processor.
-LOADED = 1.5
+# Memory of loaded weights, as a multiple of their size on disk: some are packed for the processor. Without a cache of
+# packed weights, each of an engine's two sessions has its own.
+LOADED, WITHOUT_CACHE = 1.2, 2
 # Matrices of 8 bits take about twice the size of the 4-bit ones that they are made of.
 _INT8 = 2
 _FOUR_BITS = b"MatMulNBits"
@@ -71,7 +72,7 @@ def _graphs(config: Any) -> list[str]:
     if not isinstance(config, dict):
         return []
     own = config.get("filename")
-    named = [own] if isinstance(own, str) and own.endswith(".onnx") else []
+    named = [own] if isinstance(own, str) and own.endswith(".onnx") and ".." not in own and own[0] not in "/\\" else []
     return named + [name for value in config.values() for name in _graphs(value)]
 
 
@@ -84,8 +85,8 @@ def _size_with_weights(graph: Path) -> int:
 
 
 def _has_four_bits(graph: Path) -> bool:
-    try:
-        return graph.stat().st_size <= _MAX_GRAPH_BYTES and _FOUR_BITS in graph.read_bytes()
+    try:  # reading from a pipe would block
+        return graph.is_file() and graph.stat().st_size <= _MAX_GRAPH_BYTES and _FOUR_BITS in graph.read_bytes()
     except OSError:
         return False
 

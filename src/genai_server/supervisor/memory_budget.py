@@ -13,7 +13,7 @@ from typing import Protocol
 
 from genai_server.config.settings import Settings
 from genai_server.messages.status_file import EngineStatus, ModelState, ModelStatus
-from genai_server.model_memory import RUNTIME, ModelMemory, read_model_memory
+from genai_server.model_memory import RUNTIME, WITHOUT_CACHE, ModelMemory, read_model_memory
 from genai_server.options.providers import CPU
 from genai_server.system_memory import free_memory
 
@@ -106,13 +106,15 @@ class MemoryBudget:
         """
         if self.fits_well(model, loaded):
             return Decision.LOAD
+        if not self._can_run(model.about, self._beside(loaded) + sum(self._weights(other.about) for other in loaded)):
+            return Shortage(self._figures(model.about, loaded), is_too_large=True)
         used = [other for other in loaded if other not in idle]
         fits = self._fits(model, loaded, (), REQUIRED_TOKENS)
         if idle and self._fits(model, used, idle, REQUIRED_TOKENS if not fits else WANTED_TOKENS):
             return Decision.EVICT
         if fits:
             return Decision.LOAD
-        return Shortage(self._figures(model.about, loaded), not self._fits(model, (), loaded, REQUIRED_TOKENS))
+        return Shortage(self._figures(model.about, loaded), is_too_large=False)
 
     def fits_well(self, model: MemoryModel, loaded: Collection[MemoryModel]) -> bool:
         """Whether a model can be loaded next to the loaded ones with memory for sequences of WANTED_TOKENS."""
@@ -132,7 +134,7 @@ class MemoryBudget:
 
     def _figures(self, about: ModelStatus, loaded: Collection[MemoryModel]) -> str:
         """What a model needs, and what there is."""
-        weights, engines = self._weights(about), self._num_host_engines(about)
+        weights, engines = self._weights(about, int8=False), self._num_host_engines(about)
         needed = engines * self._kv_needed(about, REQUIRED_TOKENS)
         beside = ""
         if loaded:
@@ -140,8 +142,8 @@ class MemoryBudget:
             names = ", ".join(other.about.name for other in loaded)
             beside = f" beside {names}, which keep {_mib(reserved)} of it for their own"
         return (
-            f"model {about.name} needs about {_mib(weights)} for its weights, and {_mib(needed)} for keys and values, "
-            f"which may take half of what is left; {_mib(self._beside(loaded))} are free{beside}"
+            f"model {about.name} needs about {_mib(weights)} for its weights, and {_mib(needed)} for keys and values of "
+            f"a short sequence; {_mib(self._beside(loaded))} are free{beside} (GENAI_MAX_MODELS=0 loads it in any case)"
         )
 
     def _expected_range(self, about: ModelStatus, engine: MemoryEngine, total: int) -> tuple[int, int]:
@@ -158,10 +160,17 @@ class MemoryBudget:
         It must have memory for sequences of this number of tokens.
         """
         about = model.about
-        beside = self._beside([*kept, *ended]) - self._weights(about)
-        beside += sum(self._weights(other.about) for other in ended)
+        beside = self._beside([*kept, *ended]) + sum(self._weights(other.about) for other in ended)
+        if not kept and num_tokens == REQUIRED_TOKENS:
+            return self._can_run(about, beside)
+        beside -= self._weights(about)
         needed = self._num_host_engines(about) * self._kv_needed(about, num_tokens)
         return beside >= 0 and sum(map(self._reserved, kept)) + needed <= _KV_SHARE * beside
+
+    def _can_run(self, about: ModelStatus, num_bytes: int) -> bool:
+        """Whether a model runs at all where it has this memory for itself, with nothing to spare."""
+        needed = self._num_host_engines(about) * self._kv_needed(about, REQUIRED_TOKENS)
+        return self._weights(about, int8=False) + needed <= num_bytes
 
     def _beside(self, loaded: Collection[MemoryModel]) -> int:
         """The memory beside the weights of the loaded models: what is free, and what their keys and values take."""
@@ -189,12 +198,15 @@ class MemoryBudget:
         needed = self._read(Path(about.path)).keys_and_values(length)
         return needed // 2 if settings.kv_cache_type == "fp16" else needed
 
-    def _weights(self, about: ModelStatus) -> int:
-        """The memory of a model's engines without keys and values."""
+    def _weights(self, about: ModelStatus, *, int8: bool = True) -> int:
+        """The memory of a model's engines without keys and values; without matrices of 8 bits if `int8` is false."""
         found, wanted = self._read(Path(about.path)), self._settings.prefill_weights
-        makes_int8 = self._settings.cache_path is not None and wanted != "int4"
-        int8 = found.int8 if makes_int8 and (wanted == "int8" or found.int8 <= _INT8_SHARE * self._free()) else 0
-        return len(about.devices) * RUNTIME + self._num_host_engines(about) * (found.weights + int8)
+        each = found.weights
+        if self._settings.cache_path is None:
+            each *= WITHOUT_CACHE
+        elif int8 and (wanted == "int8" or (wanted == "auto" and found.int8 <= _INT8_SHARE * self._free())):
+            each += found.int8
+        return len(about.devices) * RUNTIME + self._num_host_engines(about) * each
 
     @staticmethod
     def _num_host_engines(about: ModelStatus) -> int:

@@ -24,7 +24,7 @@ from genai_server.engine.runners.lengths import batch_limits
 from genai_server.errors import ConfigurationError
 from genai_server.installation import this_installation
 from genai_server.messages.launch import EngineSpec
-from genai_server.model_memory import LOADED
+from genai_server.model_memory import LOADED, WITHOUT_CACHE
 from genai_server.options.session import THREADS
 from genai_server.speech_model import transcribes
 from genai_server.system_memory import free_memory
@@ -131,7 +131,8 @@ def memory(settings: Settings, root: Path = Path("/")) -> Iterator[Finding]:
     names = [name for name, size in weights.items() if size]
     if isinstance(settings.max_models, int) and settings.max_models:
         names = sorted(names, key=lambda name: -weights[name])[: settings.max_models]
-    needed = sum(weights[name] for name in names) * len(settings.devices)
+    copies = 1 if settings.cache_path is not None else WITHOUT_CACHE
+    needed = sum(weights[name] for name in names) * copies * len(settings.devices)
     shown = f"{free / MIB:.0f} MiB are free"
     if names:
         of = f" of {len(names)} models" if len(names) > 1 else ""
