@@ -52,7 +52,7 @@ def test_unreadable_directories_need_nothing(tmp_path: Path, config: str) -> Non
     assert read_model_memory(tmp_path) == ModelMemory()
 
 
-def test_a_context_is_too_short_for_agents_only_if_the_model_has_more() -> None:
+def test_agents_are_mentioned_only_where_the_model_has_more() -> None:
     assert advice_for_context(20_000, 131_072)
     assert advice_for_context(4096, 8192)
     assert not advice_for_context(8192, 8192)

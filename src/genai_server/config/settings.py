@@ -88,8 +88,8 @@ class Settings(BaseModel):
     """
 
     max_models: NotNegative | Literal["auto"] = AUTO
-    """Maximum number of models loaded at once; `auto` loads as many as the memory holds, 0 sets no limit. A request for
-    another model replaces the one that has been idle the longest.
+    """Maximum number of models loaded at once; `auto` loads as many as the memory holds, and refuses one that it cannot
+    hold; 0 sets no limit. A request for another model replaces the one that has been idle the longest.
     """
 
     idle_unload: int = Field(0, ge=0, le=31_536_000)
@@ -108,8 +108,8 @@ class Settings(BaseModel):
     """
 
     max_batch_size: int = Field(16, ge=1, le=1024)
-    """Maximum number of requests that a device runs at once; others wait. On Linux CPUs they also wait until they fit
-    into `GENAI_KV_CACHE_BYTES`.
+    """Maximum number of requests that a device runs at once; others wait. On Linux CPUs they also wait until they are
+    expected to fit into `GENAI_KV_CACHE_BYTES`.
     """
 
     scheduler: str = Field("auto", pattern="^(auto|batched|generator|library)$")
@@ -118,14 +118,14 @@ class Settings(BaseModel):
     """
 
     kv_cache_bytes: int = Field(0, ge=0)
-    """Maximum memory for a batch's keys and values, in bytes; 0 uses half of the memory that is free at startup. On
-    Linux CPUs each running request reserves memory for its prompt plus `max_tokens`.
+    """Maximum memory for the keys and values of each engine, in bytes; 0 divides half of the free memory among the
+    models. On Linux CPUs requests take it as their tokens come, and the last ones are paused when it gets short.
     """
 
     kv_cache_type: str = Field("fp32", pattern="^(auto|fp32|fp16)$")
     """Numbers of a batch's keys and values on CPUs: `fp32`, `fp16` (half the memory, slower decoding), or `auto`:
-    `fp16` if the memory does not hold `GENAI_MAX_BATCH_SIZE` requests of `GENAI_MAX_LENGTH` in 32 bits. A model built
-    with 16 bits keeps them.
+    `fp16` if the memory does not hold the model's context in 32 bits, or `GENAI_MAX_BATCH_SIZE` requests of a
+    `GENAI_MAX_LENGTH` that is set. A model built with 16 bits keeps them.
     """
 
     exact: bool = False
@@ -203,8 +203,8 @@ class Settings(BaseModel):
     """
 
     cap_max_tokens: bool = True
-    """Reduce a `max_tokens` of /v1/messages, or a `num_predict` of Ollama's API, above GENAI_MAX_LENGTH to what fits;
-    if disabled, and with GENAI_STRICT, such a value is a 400.
+    """Reduce a `max_tokens` of /v1/messages, or a `num_predict` of Ollama's API, above the context (GENAI_MAX_LENGTH)
+    to what fits; if disabled, and with GENAI_STRICT, such a value is a 400.
     """
 
     allow_special_tokens: bool = False

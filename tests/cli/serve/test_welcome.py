@@ -120,7 +120,7 @@ def loaded(max_length: int, limited_by: str = "memory: 9 bytes for keys and valu
     return EngineStatus("cpu", EngineState.READY, model="onnx-genai", max_length=max_length, limited_by=limited_by)
 
 
-def test_a_context_that_the_memory_limits_is_shown_with_the_figures(
+def test_a_context_limited_by_memory_is_shown_with_the_figures(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     config = {"model": {"type": "llama", "context_length": 131_072, "vocab_size": 9, "eos_token_id": 2}}

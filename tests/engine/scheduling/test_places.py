@@ -177,7 +177,7 @@ def _long(name: str, number: int = 0, num_prompt: int = 20, **fields: Any) -> Se
     return Sequence(number, (0, number), request, lambda: 0.0)
 
 
-def test_answers_without_a_limit_run_together_by_their_expected_lengths() -> None:
+def test_answers_run_together_by_their_expected_lengths() -> None:
     scheduler = _growing(*(_long(name) for name in "abcdefgh"), num_pages=200)
     # 20 tokens of prompt, and 512 expected before any answer has ended: 53 pages.
     assert names_of(scheduler.admit()) == ["a", "b", "c"]
@@ -211,7 +211,7 @@ def test_last_sequences_are_paused_when_the_memory_gets_short() -> None:
     assert names_of(scheduler.admit()) == ["c"]
 
 
-def test_a_paused_sequence_comes_before_later_ones_and_after_urgent_ones() -> None:
+def test_a_paused_sequence_keeps_its_place_among_the_waiting() -> None:
     first, second = _long("a", 0), _long("b", 1, priority=-1)
     scheduler = _growing(first, second, num_pages=120)
     assert len(scheduler.admit()) == 2
@@ -223,7 +223,7 @@ def test_a_paused_sequence_comes_before_later_ones_and_after_urgent_ones() -> No
     assert names_of(scheduler.admit())[0] == "a"
 
 
-def test_a_sequence_on_a_generator_has_memory_for_its_full_length() -> None:
+def test_a_sequence_on_a_generator_counts_with_its_full_length() -> None:
     alone, other = _long("a", 0, num_prompt=1000), _long("b", 1)
     scheduler = _growing(alone, other, num_pages=205)
     assert len(scheduler.admit()) == 2
