@@ -152,10 +152,10 @@ def run_block(server: Server, load: Load, into: Times) -> None:
         list(threads.map(run_client, range(load.clients)))
 
 
-def run_beside(server: Server, load: Load, into: Times, beside: Batch, alone: Batch) -> None:
-    """The same while a batch runs, after it has run alone for a while."""
+def run_beside(server: Server, load: Load, into: Times, beside: Batch, alone: Batch, seconds: float) -> None:
+    """The same while a batch runs, after it has run alone for twice these seconds."""
     batch = server.start()
-    measure_alone(server, alone)
+    measure_alone(server, alone, seconds)
     own = len(into.first) + len(into.between)
     before, began = server.generated(), time.perf_counter()
     run_block(server, load, into)
@@ -165,8 +165,9 @@ def run_beside(server: Server, load: Load, into: Times, beside: Batch, alone: Ba
     server.cancel(batch)
 
 
-def measure_alone(server: Server, alone: Batch, seconds: float = 8.0) -> None:
-    """What the batch generates alone."""
+def measure_alone(server: Server, alone: Batch, seconds: float) -> None:
+    """What the batch generates alone, once its first answers have ended and others have begun."""
+    time.sleep(seconds)
     before, began = server.generated(), time.perf_counter()
     time.sleep(seconds)
     alone.tokens += server.generated() - before
@@ -203,6 +204,9 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=32, help="of an interactive answer (default: 32)")
     parser.add_argument("--batch", type=int, default=1000, help="requests of the batch (default: 1000)")
     parser.add_argument("--batch-tokens", type=int, default=128, help="of an answer of the batch (default: 128)")
+    parser.add_argument(
+        "--alone", type=float, default=20.0, help="seconds that the batch is measured alone (default: 20)"
+    )
     parser.add_argument("--markdown", action="store_true", help="print the table as a document has it")
     arguments = parser.parse_args()
     random.seed(0)
@@ -214,7 +218,7 @@ def main() -> None:
     for number in range(arguments.rounds):
         for has_batch in (False, True) if number % 2 else (True, False):
             if has_batch:
-                run_beside(server, load, beside, batch_beside, batch_alone)
+                run_beside(server, load, beside, batch_beside, batch_alone, arguments.alone)
             else:
                 run_block(server, load, alone)
     print(table([HEAD, *rows(alone, beside)], markdown=arguments.markdown))

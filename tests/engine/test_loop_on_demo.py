@@ -305,7 +305,7 @@ def test_paused_answer_continues_as_if_nothing_had_happened(device: DemoDevice, 
     assert device.reason(2) == device.reason(1)
 
 
-def test_paused_sequence_reads_nothing_again_if_its_slot_was_left(
+def test_paused_sequence_reads_nothing_again_in_its_old_slot(
     generator: OgGeneratorRunner, batched: BatchedRunner, guidance: Guidance, tmp_path: Path
 ) -> None:
     device = DemoDevice(RunnerPair(generator, batched), guidance, tmp_path)
@@ -372,7 +372,7 @@ def test_request_interrupts_passes_of_the_background(
     assert device.tokens(1) == device.answer(3, "How do you do today? " * 9)
 
 
-def test_request_that_arrives_before_a_pass_of_the_background_prevents_it(
+def test_request_that_arrives_first_prevents_a_background_pass(
     generator: OgGeneratorRunner, batched: BatchedRunner, guidance: Guidance, tmp_path: Path
 ) -> None:
     device = DemoDevice(RunnerPair(generator, batched), guidance, tmp_path)

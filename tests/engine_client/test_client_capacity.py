@@ -69,7 +69,7 @@ def test_only_the_engine_refuses_the_background_for_now() -> None:
         full.require_capacity(7, [], param="n", background=True)
 
 
-def test_work_of_the_background_decides_between_equal_engines_only() -> None:
+def test_background_work_decides_between_equal_engines_only() -> None:
     router = Router(["a", "b"], StatusFileReader(Path("nowhere")))
     for client in router.engines.values():
         client.model, client._writer = ModelInfo(8, 9, [], Sampling()), cast(Any, object())

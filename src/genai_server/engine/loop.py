@@ -240,7 +240,7 @@ class EngineLoop:
     def _found(self, sequence: Sequence, num_tokens: int) -> None:
         """Count further tokens of an opened sequence's prompt as cached."""
         sequence.num_read += num_tokens
-        if not sequence.num_produced:
+        if not sequence.num_produced and not sequence.num_pauses:
             sequence.num_cached += num_tokens
         self._meter.matched(num_tokens)
 

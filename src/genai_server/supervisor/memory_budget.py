@@ -143,7 +143,8 @@ class MemoryBudget:
             beside = f" beside {names}, which keep {_mib(reserved)} of it for their own"
         return (
             f"model {about.name} needs about {_mib(weights)} for its weights, and {_mib(needed)} for keys and values "
-            f"of a short sequence; {_mib(self._beside(loaded))} are free{beside} (GENAI_MAX_MODELS=0 loads it in any case)"
+            f"of a short sequence; {_mib(self._beside(loaded))} are free{beside} (GENAI_MAX_MODELS=0 loads it in any "
+            "case)"
         )
 
     def _expected_range(self, about: ModelStatus, engine: MemoryEngine, total: int) -> tuple[int, int]:

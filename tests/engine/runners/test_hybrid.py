@@ -339,7 +339,7 @@ def test_checkpoints_make_way_for_running_sequences() -> None:
 # the background
 
 
-def test_paused_sequence_continues_from_its_states_or_a_checkpoint(hybrid: Hybrid, tmp_path: Path) -> None:
+def test_paused_sequence_continues_from_states_or_a_checkpoint(hybrid: Hybrid, tmp_path: Path) -> None:
     runner = hybrid.load().runner
     runners = RunnerPair(hybrid.generator.runner, runner)
     scheduler = Scheduler(runner, max_running=SLOTS, max_waiting=SLOTS, prefill_chunk=32)

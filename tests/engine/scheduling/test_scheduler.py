@@ -546,15 +546,13 @@ def _timed(scheduler: Scheduler, times: dict[int, float]) -> None:
         ({4: 0.0102}, []),  # nothing is known of a pass without them
     ],
 )
-def test_background_decodes_beside_others_as_far_as_it_costs_nothing(
-    times: dict[int, float], beside: list[str]
-) -> None:
+def test_background_decodes_beside_others_where_that_is_free(times: dict[int, float], beside: list[str]) -> None:
     scheduler = _mixing(*(_background(name, decoding=True) for name in "abc"), _batched("x", decoding=True))
     _timed(scheduler, times)
     assert names_of(next_step(scheduler).sequences) == ["x", *beside]
 
 
-def test_background_prompt_is_read_beside_others_where_it_costs_nothing() -> None:
+def test_background_prompt_is_read_beside_others_where_free() -> None:
     scheduler = _mixing(_background("a", decoding=True), _background("p", 500), _batched("x", decoding=True))
     _timed(scheduler, {1: 0.010, 40: 0.0101})
     step = next_step(scheduler)

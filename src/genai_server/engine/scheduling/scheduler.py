@@ -124,7 +124,7 @@ class Scheduler(Places):
         budget = self._step_times.tokens_beside(sum(read.num_tokens for read in reads))
         found = [Read.next(sequence) for sequence in others if _decodes(sequence)][:budget]
         budget -= len(found)
-        prompts = sorted((s for s in others if not s.is_decoding and not s.is_choosing), key=self._urgency)
+        prompts = sorted((s for s in others if _reads_prompt(s)), key=self._urgency)
         if prompts and budget >= MIN_CHUNK:
             found.append(self._next_chunk(prompts[0], budget))
         return found
@@ -164,8 +164,7 @@ class Scheduler(Places):
 
     def _prompts(self) -> list[Sequence]:
         """The sequences whose prompts are read, the next one first."""
-        prompts = [s for s in self._active() if not (s.is_decoding or s.is_choosing or s.is_loading)]
-        return sorted(prompts, key=self._urgency)
+        return sorted(filter(_reads_prompt, self._active()), key=self._urgency)
 
     def _urgency(self, sequence: Sequence) -> tuple[tuple[bool, float], float, int]:
         """The sort key of prompts; the least is read first."""
@@ -224,3 +223,8 @@ def _begin_alike(sequence: Sequence, other: Sequence) -> bool:
 def _decodes(sequence: Sequence) -> bool:
     """Whether a step may read the newest token of a sequence."""
     return sequence.is_decoding and not sequence.is_choosing
+
+
+def _reads_prompt(sequence: Sequence) -> bool:
+    """Whether a step may read a chunk of a sequence."""
+    return not (sequence.is_decoding or sequence.is_choosing or sequence.is_loading)
