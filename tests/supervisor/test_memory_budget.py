@@ -32,7 +32,7 @@ class Model:
     """A model whose name is its size in MiB, behind a letter."""
 
     def __init__(self, name: str, *engines: Engine, state: ModelState = ModelState.READY, device: str = "cpu") -> None:
-        self.about = ModelStatus(name, name, [device], 0, state, 0)
+        self.about = ModelStatus(name, name, [device], id(self), state, 0)
         self.engines = engines
         self.state = state
 

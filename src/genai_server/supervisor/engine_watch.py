@@ -128,9 +128,10 @@ class EngineWatch:
 
     def resize(self, num_bytes: int) -> None:
         """Change the memory that its keys and values may take, now and after a restart. Ignored while it loads."""
-        if num_bytes == self._spec.kv_bytes:
-            return
-        self._spec = msgspec.structs.replace(self._spec, kv_bytes=num_bytes)
+        with self._lock:
+            if num_bytes == self._spec.kv_bytes:
+                return
+            self._spec = msgspec.structs.replace(self._spec, kv_bytes=num_bytes)
         if self.status.state == EngineState.READY and self._process is not None:
             self._process.resize(num_bytes)
 
@@ -157,7 +158,8 @@ class EngineWatch:
                 self.has_loaded = True
                 # A restarted engine loads adapters with their requests, so a missing file does not keep it from
                 # starting.
-                self._spec = msgspec.structs.replace(self._spec, adapters=[])
+                with self._lock:
+                    self._spec = msgspec.structs.replace(self._spec, adapters=[])
                 # Logged before the state changes, because observers of the state may log more.
                 log.info("%s is ready, process %d", self._name, self.status.pid)
                 self.kv_range = report.least_kv_bytes, report.most_kv_bytes

@@ -93,7 +93,8 @@ class MemoryBudget:
     ) -> None:
         self._settings = settings
         self._free = free
-        self._read = cache(read)
+        # By directory and serial: another model may have come into the directory.
+        self._read_once = cache(lambda path, serial: read(path))
         self._divided: object = None
 
     def decide(
@@ -149,7 +150,7 @@ class MemoryBudget:
 
     def _expected_range(self, about: ModelStatus, engine: MemoryEngine, total: int) -> tuple[int, int]:
         """The least and the most memory for the keys and values of an engine that has not loaded."""
-        if not _is_on_host(engine.status.device) or not self._read(Path(about.path)).per_token:
+        if not _is_on_host(engine.status.device) or not self._memory(about).per_token:
             return 0, 0
         return self._kv_needed(about, REQUIRED_TOKENS), total
 
@@ -196,18 +197,22 @@ class MemoryBudget:
         if settings.kv_cache_bytes:
             return settings.kv_cache_bytes
         length = num_tokens if isinstance(settings.max_length, str) else settings.max_length
-        needed = self._read(Path(about.path)).keys_and_values(length)
+        needed = self._memory(about).keys_and_values(length)
         return needed // 2 if settings.kv_cache_type == "fp16" else needed
 
     def _weights(self, about: ModelStatus, *, int8: bool = True) -> int:
         """The memory of a model's engines without keys and values; without matrices of 8 bits if `int8` is false."""
-        found, wanted = self._read(Path(about.path)), self._settings.prefill_weights
+        found, wanted = self._memory(about), self._settings.prefill_weights
         each = found.weights
         if self._settings.cache_path is None:
             each *= WITHOUT_CACHE
         elif int8 and (wanted == "int8" or (wanted == "auto" and found.int8 <= _INT8_SHARE * self._free())):
             each += found.int8
         return len(about.devices) * RUNTIME + self._num_host_engines(about) * each
+
+    def _memory(self, about: ModelStatus) -> ModelMemory:
+        found: ModelMemory = self._read_once(Path(about.path), about.serial)
+        return found
 
     @staticmethod
     def _num_host_engines(about: ModelStatus) -> int:
