@@ -13,15 +13,13 @@ export function newId() {
   return crypto.randomUUID?.() ?? Array.from(crypto.getRandomValues(new Uint8Array(16)), (byte) => byte.toString(16).padStart(2, "0")).join("");
 }
 
-// Add a turn after another one, and show it.
+// Add a turn after another one, and show it. Its id is one that no other tab gives.
 export function addTurn(chat, parent, turn) {
-  let number = Object.keys(chat.turns).length + 1;
-  while (chat.turns[`t${number}`]) number += 1;
-  const id = `t${number}`;
-  const added = { id, parent, ...turn };
-  chat.turns[id] = added;
-  chat.chosen[parent] = id;
-  chat.updated = Date.now();
+  const made = Date.now();
+  const added = { id: newId(), parent, made, ...turn };
+  chat.turns[added.id] = added;
+  chat.chosen[parent] = added.id;
+  chat.updated = made;
   if (!chat.title && turn.role === "user") chat.title = titleOf(turn);
   return added;
 }
@@ -32,7 +30,26 @@ function titleOf({ content, attachments = [] }) {
 
 // All turns after the same one, in the order in which they were made.
 export function branches(chat, turn) {
-  return Object.values(chat.turns).filter((other) => other.parent === turn.parent);
+  return Object.values(chat.turns).filter((other) => other.parent === turn.parent).sort((one, other) => one.made - other.made);
+}
+
+// Give each turn of an older chat, whose turns are in the order in which they were made, a time.
+export function dated(chat) {
+  Object.values(chat.turns).forEach((turn, place) => { turn.made ??= chat.created + place; });
+  return chat;
+}
+
+// Take what another tab has written into a chat. Turns in `own` are only in this tab, or newer here. A chat that is shown
+// here goes on showing its branches.
+export function merge(chat, written, own, isShown) {
+  for (const [id, turn] of Object.entries(chat.turns)) if (!written.turns[id] && !own.has(turn)) delete chat.turns[id];
+  for (const [id, turn] of Object.entries(written.turns)) {
+    const here = chat.turns[id];
+    if (!here) chat.turns[id] = turn;
+    else if (!own.has(here)) Object.assign(here, turn, here.attachments ? { attachments: here.attachments } : {});
+  }
+  const { turns, chosen, ...fields } = written;
+  Object.assign(chat, fields, { chosen: isShown ? { ...chosen, ...chat.chosen } : chosen });
 }
 
 export function choose(chat, turn) {
@@ -47,8 +64,14 @@ export function endAt(chat, turn) {
 // The shown turns.
 export function path(chat) {
   const found = [];
-  for (let id = chat.chosen[ROOT]; id && chat.turns[id]; id = chat.chosen[id]) found.push(chat.turns[id]);
+  for (let turn = shownAfter(chat, ROOT); turn; turn = shownAfter(chat, turn.id)) found.push(turn);
   return found;
+}
+
+// The turn that is shown after this one: the chosen one, or the newest.
+function shownAfter(chat, id) {
+  const chosen = chat.chosen[id];
+  return chosen === null ? undefined : chat.turns[chosen] ?? branches(chat, { parent: id }).at(-1);
 }
 
 // The turns from the first one to this one.

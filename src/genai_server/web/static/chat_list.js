@@ -1,6 +1,5 @@
 // The list of chats: search, rename, remove, export and import.
 import { chats } from "./chats.js";
-import { running } from "./conversation.js";
 import { useChanges } from "./emitter.js";
 import { html, useRef, useState } from "./html.js";
 import { download, focused } from "./parts.js";
@@ -54,7 +53,6 @@ function Entry({ chat, isCurrent, onOpen, onExport }) {
   if (isNamed) return html`<${NameForm} chat=${chat} onDone=${() => setNamed(false)} />`;
   const remove = () => {
     if (!confirm(`Delete “${title}”? It cannot be brought back.`)) return;
-    running.stop(chat);
     chats.remove(chat);
   };
   return html`<li class=${isCurrent ? "current" : ""}>
@@ -73,8 +71,7 @@ function NameForm({ chat, onDone }) {
   const [name, setName] = useState(chat.title);
   const save = (event) => {
     event.preventDefault();
-    chat.title = name.trim() || chat.title;
-    chats.save(chat);
+    chats.save(chat, { title: name.trim() || chat.title });
     onDone();
   };
   const onKeyDown = (event) => { if (event.key === "Escape") onDone(); };

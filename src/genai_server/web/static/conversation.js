@@ -6,15 +6,20 @@ import { Emitter } from "./emitter.js";
 import { models, refusalOf } from "./models.js";
 import { options } from "./options.js";
 
-// Milliseconds between two saves of a running answer, and the most of the time that they take in long chats.
+// Milliseconds between two saves of a running answer.
 const SAVE_EVERY = 1000;
-const SAVE_SHARE = 0.05;
 
 class Running extends Emitter {
   // Why the last message was not sent; "" if it was.
   problem = "";
   // Functions that stop an answer, keyed by chat id.
   #controllers = new Map();
+
+  constructor() {
+    super();
+    // A chat may be removed in this tab or another one.
+    chats.listen(() => { for (const id of this.#controllers.keys()) if (!chats.get(id)) this.stop({ id }); });
+  }
 
   has(chat) {
     return this.#controllers.has(chat.id);
@@ -28,17 +33,15 @@ class Running extends Emitter {
     const controller = new AbortController();
     this.#controllers.set(chat.id, controller);
     let next = performance.now() + SAVE_EVERY;
+    chats.begin(turn);
     await complete(body, turn, () => {
       this.changed();
       const now = performance.now();
-      if (now > next) {
-        next = Infinity;
-        chats.save(chat).then(() => {
-          const took = performance.now() - now;
-          next = performance.now() + Math.max(SAVE_EVERY, took / SAVE_SHARE);
-        });
-      }
+      if (now < next) return;
+      next = Infinity;
+      chats.save(chat).then(() => { next = performance.now() + SAVE_EVERY; });
     }, controller.signal);
+    chats.end(turn);
     this.#controllers.delete(chat.id);
     chat.updated = Date.now();
     await chats.save(chat);
