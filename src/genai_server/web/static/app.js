@@ -1,5 +1,6 @@
 // The page: its head, and the view that the address names.
 import { chats } from "./chats.js";
+import { connection } from "./connection.js";
 import { useChanges } from "./emitter.js";
 import { html, render, useEffect, useState } from "./html.js";
 import { KeyDialog } from "./key_dialog.js";
@@ -10,7 +11,7 @@ import { TalkView } from "./talk_view.js";
 import { WatchView } from "./watch_view.js";
 
 function App() {
-  useChanges(place, keys);
+  useChanges(place, keys, connection);
   const { view, rest, query } = place.now;
   return html`
     <a class="skip" href="#main" onClick=${toMain}>Skip to the content</a>
@@ -25,6 +26,7 @@ function App() {
       ${keys.any && html`<button type="button" class="quiet" onClick=${forget}>Forget keys</button>`}
       <${ThemeButton} />
     </header>
+    ${connection.isLost && html`<p class="banner" role="status">Server not reachable. Retrying …</p>`}
     <main id="main" tabindex="-1">
       ${view === "watch" ? html`<${WatchView} tab=${rest} query=${query} />` : html`<${TalkView} chatId=${rest} />`}
     </main>
@@ -56,3 +58,4 @@ function ThemeButton() {
 await chats.load();
 render(html`<${App} />`, document.getElementById("app"));
 models.load();
+connection.listen(() => { if (!connection.isLost) models.load(); });

@@ -2,12 +2,16 @@
 import { attachment } from "./attachments.js";
 import { AttachmentList } from "./attachment_list.js";
 import { Dictation } from "./dictation.js";
+import { drafts } from "./drafts.js";
+import { useChanges } from "./emitter.js";
 import { html, useEffect, useLayoutEffect, useRef, useState } from "./html.js";
 import { models, refusalOf } from "./models.js";
 
 export function Composer({ isBusy, problem, onSend, onStop, chatId }) {
-  const [text, setText] = useState("");
-  const [attached, setAttached] = useState([]);
+  useChanges(drafts);
+  const { text, attachments: attached } = drafts.of(chatId);
+  const setText = (text) => drafts.change(chatId, { text });
+  const setAttached = (attachments) => drafts.change(chatId, { attachments });
   // Why files were not attached, or speech was not written down, one sentence each.
   const [refused, setRefused] = useState([]);
   const [isDropping, setDropping] = useState(false);
@@ -21,16 +25,16 @@ export function Composer({ isBusy, problem, onSend, onStop, chatId }) {
   }, [text]);
   const attach = async (files) => {
     const found = await Promise.allSettled([...files].map(attachable));
-    setAttached((before) => [...before, ...found.filter(({ value }) => value).map(({ value }) => value)]);
+    setAttached([...drafts.of(chatId).attachments, ...found.filter(({ value }) => value).map(({ value }) => value)]);
     setRefused([...new Set(found.filter(({ reason }) => reason).map(({ reason }) => reason.message))]);
     area.current?.focus();
   };
   useFilesDropped(attach, setDropping);
   const send = () => {
-    if (isBusy || isEmpty) return;
-    if (!onSend(text, attached)) return;
-    setText("");
-    setAttached([]);
+    const draft = drafts.of(chatId);
+    if (isBusy || (!draft.text.trim() && !draft.attachments.length)) return;
+    if (!onSend(draft.text, draft.attachments)) return;
+    drafts.clear(chatId);
     setRefused([]);
   };
   const insert = (said) => {
@@ -82,6 +86,8 @@ async function attachable(file) {
 
 // Files may be dropped anywhere on the page, which a browser would otherwise leave for the file.
 function useFilesDropped(attach, setDropping) {
+  const latest = useRef();
+  latest.current = attach;
   useEffect(() => {
     const onFiles = (action) => (event) => {
       if (!event.dataTransfer?.types.includes("Files")) return;
@@ -91,7 +97,7 @@ function useFilesDropped(attach, setDropping) {
     const listeners = {
       dragover: onFiles(() => setDropping(true)),
       dragleave: (event) => { if (!event.relatedTarget) setDropping(false); },
-      drop: onFiles((event) => { setDropping(false); attach(event.dataTransfer.files); }),
+      drop: onFiles((event) => { setDropping(false); latest.current(event.dataTransfer.files); }),
     };
     for (const [name, listener] of Object.entries(listeners)) addEventListener(name, listener);
     return () => { for (const [name, listener] of Object.entries(listeners)) removeEventListener(name, listener); };

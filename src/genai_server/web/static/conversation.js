@@ -2,12 +2,15 @@
 import { addTurn, endAt, message, path, pathTo, ROOT } from "./chat.js";
 import { chats } from "./chats.js";
 import { complete, emptyAnswer } from "./completion.js";
+import { connection } from "./connection.js";
+import { drafts } from "./drafts.js";
 import { Emitter } from "./emitter.js";
 import { models, refusalOf } from "./models.js";
 import { options } from "./options.js";
 
 // Milliseconds between two saves of a running answer.
 const SAVE_EVERY = 1000;
+const NOT_REACHED = "The server is not reachable. The message can be sent once it is.";
 
 class Running extends Emitter {
   // Why the last message was not sent; "" if it was.
@@ -19,6 +22,10 @@ class Running extends Emitter {
     super();
     // A chat may be removed in this tab or another one.
     chats.listen(() => { for (const id of this.#controllers.keys()) if (!chats.get(id)) this.stop({ id }); });
+    connection.listen(() => {
+      if (!connection.isLost && this.problem === NOT_REACHED) this.problem = "";
+      this.changed();
+    });
   }
 
   has(chat) {
@@ -29,12 +36,13 @@ class Running extends Emitter {
     this.#controllers.get(chat.id)?.abort();
   }
 
-  async answer(chat, turn, body) {
+  // Let a turn grow into the answer to a body. `takeBack` is called if the server was not reached.
+  async answer(chat, turn, body, takeBack) {
     const controller = new AbortController();
     this.#controllers.set(chat.id, controller);
     let next = performance.now() + SAVE_EVERY;
     chats.begin(turn);
-    await complete(body, turn, () => {
+    const wasReached = await complete(body, turn, () => {
       this.changed();
       const now = performance.now();
       if (now < next) return;
@@ -43,7 +51,8 @@ class Running extends Emitter {
     }, controller.signal);
     chats.end(turn);
     this.#controllers.delete(chat.id);
-    chat.updated = Date.now();
+    if (wasReached || !takeBack) chat.updated = Date.now();
+    else takeBack(turn);
     await chats.save(chat);
     this.changed();
   }
@@ -56,9 +65,14 @@ export function requestAfter(chat, id) {
   const system = options.get("system").trim() ? [{ role: "system", content: options.get("system") }] : [];
   return {
     model: models.chosen?.id,
-    messages: [...system, ...pathTo(chat, id).map(message)],
+    messages: [...system, ...pathTo(chat, id).filter(isSaid).map(message)],
     ...options.fields(),
   };
+}
+
+// An answer that failed before its first word says nothing to the model.
+function isSaid(turn) {
+  return turn.role !== "assistant" || turn.content.trim() || turn.calls.length;
 }
 
 // Whether the options and these new attachments make a request; else `running` has the problem.
@@ -69,7 +83,8 @@ export function canSend(attachments = []) {
   } catch (error) {
     running.problem = error.message;
   }
-  if (models.list.length && !models.chosen) running.problem = "This server has no model for chats.";
+  if (connection.isLost) running.problem = NOT_REACHED;
+  else if (models.list.length && !models.chosen) running.problem = "This server has no model for chats.";
   else if (attachments.some(({ url }) => url)) running.problem ||= refusalOf(models);
   running.changed();
   return !running.problem;
@@ -78,11 +93,23 @@ export function canSend(attachments = []) {
 export function send(chat, text, attachments = [], parent = path(chat).at(-1)?.id ?? ROOT) {
   if (!canSend(attachments)) return;
   const turn = { role: "user", content: text, ...(attachments.length ? { attachments } : {}) };
-  answerTo(chat, addTurn(chat, parent, turn).id);
+  const shown = chat.chosen[parent];
+  const asked = addTurn(chat, parent, turn);
+  answerTo(chat, asked.id, (answer) => {
+    chat.chosen[parent] = shown;
+    chats.removeTurns(chat, [asked, answer]);
+    const isNew = !Object.keys(chat.turns).length;
+    if (isNew) chats.remove(chat);
+    drafts.bringBack(isNew ? "" : chat.id, text, attachments);
+  });
 }
 
 export function regenerate(chat, turn) {
-  if (canSend()) answerTo(chat, turn.parent);
+  if (!canSend()) return;
+  answerTo(chat, turn.parent, (answer) => {
+    chat.chosen[turn.parent] = turn.id;
+    chats.removeTurns(chat, [answer]);
+  });
 }
 
 export function edit(chat, turn, text, attachments) {
@@ -104,11 +131,11 @@ export function giveResults(chat, turn, results) {
   answerTo(chat, parent);
 }
 
-function answerTo(chat, parent) {
+function answerTo(chat, parent, takeBack) {
   const body = requestAfter(chat, parent);
   const turn = addTurn(chat, parent, emptyAnswer());
   chats.save(chat);
-  running.answer(chat, turn, body);
+  running.answer(chat, turn, body, takeBack);
   // The request may load the model, or wait until that is loaded.
   if (models.chosen?.state !== "ready") models.follow();
 }

@@ -1,4 +1,5 @@
 // Chooses the model, or the adapter of one, for the next requests.
+import { connection } from "./connection.js";
 import { useChanges } from "./emitter.js";
 import { html } from "./html.js";
 import { models, purpose } from "./models.js";
@@ -6,20 +7,21 @@ import { models, purpose } from "./models.js";
 const IN_WORDS = { ready: "", loading: "loading", unloading: "unloading", unloaded: "loaded on request" };
 
 export function ModelPicker() {
-  useChanges(models);
+  useChanges(models, connection);
   const { chosen, talking } = models;
+  const state = connection.isLost ? "unknown" : chosen?.state;
   const others = models.list.filter((model) => !talking.includes(model));
   if (!chosen) return html`<span class="soft">${models.error || ["No model for chats", ...others.map(inWords)].join(", ")}</span>`;
   const seconds = chosen.loading_seconds ? ` for ${Math.round(chosen.loading_seconds)} s` : "";
   return html`<span class="picker">
-    <span class=${`dot ${chosen.state}`} aria-hidden="true"></span>
+    <span class=${`dot ${state}`} aria-hidden="true"></span>
     <select aria-label="Model" value=${chosen.id} onChange=${(event) => models.choose(event.target.value)}
       onFocus=${() => models.load()} title=${chosen.error ?? ""}>
       ${talking.map((model) => html`<option key=${model.id} value=${model.id}>${named(model)}</option>`)}
       ${others.length > 0 && html`<optgroup label="Not for chats">
         ${others.map((model) => html`<option key=${model.id} disabled>${inWords(model)}</option>`)}</optgroup>`}
     </select>
-    ${chosen.state !== "ready" && html`<span class="soft" role="status">${IN_WORDS[chosen.state]}${seconds}</span>`}
+    ${IN_WORDS[state] && html`<span class="soft" role="status">${IN_WORDS[state]}${seconds}</span>`}
   </span>`;
 }
 

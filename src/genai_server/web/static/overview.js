@@ -1,5 +1,6 @@
 // Devices, live charts and running requests.
 import { ask } from "./api.js";
+import { connection } from "./connection.js";
 import { Chart } from "./chart.js";
 import { share, time, whole } from "./figures.js";
 import { html } from "./html.js";
@@ -18,7 +19,7 @@ function Devices() {
 }
 
 function Device({ model, device, status }) {
-  const state = status.terminated ? "terminated" : status.state;
+  const state = connection.isLost ? "unknown" : status.terminated ? "terminated" : status.state;
   const labels = { model_name: model, device };
   const slots = server.metrics?.sum("num_slots", labels);
   const cache = server.metrics?.sum("kv_cache_usage_perc", labels) ?? null;

@@ -1,5 +1,6 @@
 // The server's state while it is shown: polled every two seconds, and never while the page is hidden.
-import { ask, call } from "./api.js";
+import { ApiError, ask, call } from "./api.js";
+import { connection, Unreachable } from "./connection.js";
 import { Emitter } from "./emitter.js";
 import { Interval, Metrics } from "./metrics.js";
 
@@ -41,8 +42,10 @@ class Server extends Emitter {
       [this.isAdmin, this.refused] = [true, ""];
     } catch (error) {
       // Without an engine nothing can be listed, but the caller may.
-      this.isAdmin = error.code === "no_engine_ready";
-      this.refused = this.isAdmin ? "" : error.message;
+      if (error.code === "no_engine_ready") [this.isAdmin, this.refused] = [true, ""];
+      else if (error instanceof ApiError && [401, 403].includes(error.status)) {
+        [this.isAdmin, this.refused] = [false, error.message];
+      }
     }
     this.changed();
   }
@@ -53,10 +56,10 @@ class Server extends Emitter {
       if (this.isAdmin) this.requests = (await ask("v1/requests", { admin: true })).data;
       this.problem = "";
     } catch (error) {
-      this.problem = error.message;
+      this.problem = error instanceof Unreachable ? "" : error.message;
       this.requests = [];
     }
-    await this.#scrape();
+    if (!connection.isLost) await this.#scrape();
     this.changed();
   }
 
@@ -79,7 +82,7 @@ class Server extends Emitter {
       this.#before = { at, metrics: this.metrics };
     } catch (error) {
       if (error.status === 404) this.noMetrics = "GENAI_METRICS is off: there are no charts.";
-      else this.problem ||= error.message;
+      else if (!(error instanceof Unreachable)) this.problem ||= error.message;
     }
   }
 

@@ -72,7 +72,7 @@ export function TalkView({ chatId }) {
         <button type="button" class="quiet" aria-expanded=${panel?.name === "code"} onClick=${() => toggle("code")}>Code</button>
       </div>
       <${Turns} key=${chatId} chat=${chat} turns=${turns} isOpen=${isOpen} isBusy=${isBusy} onInspect=${(turn) => setPanel({ name: "look", turn })} />
-      <${Composer} chatId=${chatId} isBusy=${isBusy} problem=${running.problem} onSend=${onSend} onStop=${() => running.stop(chat)} />
+      <${Composer} chatId=${chat?.id ?? ""} isBusy=${isBusy} problem=${running.problem} onSend=${onSend} onStop=${() => running.stop(chat)} />
       <p class="unseen" role="status">${isBusy ? "The answer is being written" : turns.length ? "The answer is complete" : ""}</p>
     </section>
     ${panel && html`<aside class="panel" aria-label=${TITLES[panel.name]}>

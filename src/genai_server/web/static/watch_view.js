@@ -1,4 +1,5 @@
 // Monitoring the server. Views that need the admin key are only offered to users who have it.
+import { connection } from "./connection.js";
 import { useChanges } from "./emitter.js";
 import { html, useEffect, useState } from "./html.js";
 import { keys } from "./keys.js";
@@ -11,7 +12,7 @@ import { server } from "./server.js";
 const TABS = { "": "Overview", profiles: "Profiles", models: "Models", options: "Runtime options" };
 
 export function WatchView({ tab, query }) {
-  useChanges(server);
+  useChanges(server, connection);
   useEffect(() => server.watch(), []);
   const offered = Object.entries(TABS).filter(([name]) => !name || server.isAdmin);
   const shown = offered.some(([name]) => name === tab) ? tab : "";
