@@ -86,11 +86,11 @@ def costs(browser: Browser, server: Server, seconds: float) -> list[list[str]]:
 def frames(browser: Browser, server: Server) -> list[list[str]]:
     """The rows of the second table: frames while an answer arrives, and while it is scrolled through."""
     page = _opened(browser, server)
-    page.get_by_role("button", name="Options").click()
-    for label, value in (("Maximum tokens", str(_TOKENS)), ("Temperature", "1"), ("Seed", "1")):
+    page.get_by_role("button", name="Settings").click()
+    for label, value in (("Max tokens", str(_TOKENS)), ("Temperature", "1"), ("Seed", "1")):
         page.get_by_label(label).first.fill(value)
-    page.get_by_label("Continue after the end").check()
-    page.get_by_role("button", name="Options").click()
+    page.get_by_label("Ignore the end-of-answer token").check()
+    page.get_by_role("button", name="Settings").click()
     page.evaluate(_COUNT)
     page.get_by_label("Message", exact=True).fill("Write a long poem.")
     page.get_by_label("Message", exact=True).press("Enter")

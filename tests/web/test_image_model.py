@@ -28,8 +28,8 @@ def test_an_image_is_read_and_stays_in_the_conversation(browser: Browser, seeing
         return int(answer(page).nth(place).get_by_title("tokens of the prompt").inner_text().removeprefix("prompt "))
 
     with opened(browser, seeing) as page:
-        page.get_by_role("button", name="Options").click()
-        page.get_by_label("Maximum tokens").first.fill("4")
+        page.get_by_role("button", name="Settings").click()
+        page.get_by_label("Max tokens").first.fill("4")
         ask(page, "What is it?")
         without = prompt_tokens(0)
         page.get_by_role("button", name="New chat").click()

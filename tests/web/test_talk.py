@@ -33,8 +33,8 @@ def scripted_page(browser: Browser, scripted: RunningServer) -> Iterator[Page]:
 
 def set_option(page: Page, label: str, value: str) -> None:
     """Type into a field of the options, which are open afterwards."""
-    if page.get_by_role("complementary", name="Options of requests").count() == 0:
-        page.get_by_role("button", name="Options").click()
+    if page.get_by_role("complementary", name="Chat settings").count() == 0:
+        page.get_by_role("button", name="Settings").click()
     page.get_by_label(label).first.fill(value)
 
 
@@ -238,7 +238,7 @@ def test_chats_are_renamed_exported_imported_and_deleted(page: Page, tmp_path: P
 
 
 def test_tokens_show_how_likely_they_were_and_what_else_was(page: Page) -> None:
-    page.get_by_role("button", name="Options").click()
+    page.get_by_role("button", name="Settings").click()
     page.get_by_label("Token probabilities").check()
     ask(page, "What is the capital of France?")
     page.get_by_role("button", name="Look into it").click()

@@ -11,7 +11,7 @@ from playwright.sync_api import Browser, Page, expect
 from tests.running_server import RunningServer
 from tests.web.browser import answer, answered, ask, charted, opened, picture, violations
 
-VIEWS = ["talk", "options", "look", "watch", "profiles", "models", "runtime-options"]
+VIEWS = ["talk", "settings", "look", "watch", "profiles", "models", "runtime-options"]
 # Elements that appear once a view is complete.
 SHOWN = {
     "watch": ".chart canvas",
@@ -25,12 +25,12 @@ SHOWN = {
 def page(browser: Browser, demo: RunningServer, request: pytest.FixtureRequest) -> Iterator[Page]:
     """The page with a chat whose answer has scores."""
     with opened(browser, demo, color_scheme=request.param) as page:
-        page.get_by_role("button", name="Options").click()
+        page.get_by_role("button", name="Settings").click()
         page.get_by_label("Token probabilities").check()
         page.get_by_label("Temperature").fill("0.9")
         page.get_by_label("Seed").fill("3")
-        page.get_by_label("Maximum tokens").first.fill("90")
-        page.get_by_role("button", name="Options").click()
+        page.get_by_label("Max tokens").first.fill("90")
+        page.get_by_role("button", name="Settings").click()
         for question in ("What is the capital of France?", "And of Italy?", "Write a long poem."):
             ask(page, question)
         page.clock.install()
@@ -40,12 +40,12 @@ def page(browser: Browser, demo: RunningServer, request: pytest.FixtureRequest) 
 
 def show(page: Page, view: str) -> None:
     """Go to a view and wait until it is complete."""
-    if view in ("talk", "options", "look"):
+    if view in ("talk", "settings", "look"):
         page.get_by_role("link", name="Talk").click()
         page.locator(".chat-list .open").first.click()
         expect(answer(page)).to_have_count(3)
-    if view == "options":
-        page.get_by_role("button", name="Options").click()
+    if view == "settings":
+        page.get_by_role("button", name="Settings").click()
     elif view == "look":
         page.get_by_role("button", name="Look into it").last.click()
         expect(page.locator(".tokens")).to_be_visible()
@@ -86,7 +86,7 @@ def test_views_have_no_serious_accessibility_violations(
 @pytest.mark.parametrize("view", VIEWS)
 def test_each_view_fits_a_phone(page: Page, view: str, tmp_path: Path) -> None:
     page.set_viewport_size({"width": 360, "height": 740})
-    if view in ("talk", "options", "look"):
+    if view in ("talk", "settings", "look"):
         page.get_by_role("link", name="Talk").click()
         if (panel := page.locator(".panel")).count():
             panel.get_by_role("button", name="Close").click()

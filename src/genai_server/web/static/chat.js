@@ -1,11 +1,12 @@
 // One conversation: a tree of turns, of which one path is shown. Editing or regenerating a turn makes a branch.
 import { contentOf, isAttachment } from "./attachments.js";
+import { isSettings } from "./chat_settings.js";
 
 export const ROOT = "root";
 
-export function newChat() {
+export function newChat(settings = {}) {
   const now = Date.now();
-  return { id: newId(), title: "", created: now, updated: now, turns: {}, chosen: {} };
+  return { id: newId(), title: "", created: now, updated: now, settings, turns: {}, chosen: {} };
 }
 
 // Outside of HTTPS and localhost a browser has no randomUUID.
@@ -33,8 +34,9 @@ export function branches(chat, turn) {
   return Object.values(chat.turns).filter((other) => other.parent === turn.parent).sort((one, other) => one.made - other.made);
 }
 
-// Give each turn of an older chat, whose turns are in the order in which they were made, a time.
-export function dated(chat) {
+// Complete a chat of an older version, whose turns are in the order in which they were made, but without their times.
+export function completed(chat) {
+  chat.settings ??= {};
   Object.values(chat.turns).forEach((turn, place) => { turn.made ??= chat.created + place; });
   return chat;
 }
@@ -108,7 +110,7 @@ export function message(turn) {
 export function isChat(value) {
   const isObject = (each) => typeof each === "object" && each !== null && !Array.isArray(each);
   return isObject(value) && typeof value.id === "string" && typeof value.title === "string"
-    && isObject(value.turns) && isObject(value.chosen)
+    && isObject(value.turns) && isObject(value.chosen) && (value.settings === undefined || isSettings(value.settings))
     && Object.entries(value.turns).every(([id, turn]) => isObject(turn) && turn.id === id
       && typeof turn.content === "string" && typeof turn.parent === "string"
       && ["user", "assistant", "tool"].includes(turn.role)

@@ -1,6 +1,6 @@
 // Chats in this browser's IndexedDB, for all tabs. Turns are records of their own, so that tabs add to the same chat
 // without replacing each other's turns, and images are, so that only those of an opened chat are read.
-import { dated, imagesOf, newId } from "./chat.js";
+import { completed, imagesOf, newId } from "./chat.js";
 
 // Chats without their turns.
 const CHATS = "chats";
@@ -124,7 +124,7 @@ function upgrade(database, transaction, oldVersion) {
   if (oldVersion < 1) return;
   transaction.objectStore(CHATS).openCursor().onsuccess = ({ target: { result: cursor } }) => {
     if (!cursor) return;
-    const chat = dated(cursor.value);
+    const chat = completed(cursor.value);
     // Version 2 left no URLs in turns.
     const images = imagesOf(chat).filter(({ url }) => url);
     for (const each of images) each.image = newId();

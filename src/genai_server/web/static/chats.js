@@ -1,6 +1,6 @@
 // All chats, kept in this browser for all of its tabs. Without a database, as in some private windows, they live as long
 // as the tab.
-import { dated, imagesOf, isChat, merge, newChat, newId, withAttachments } from "./chat.js";
+import { completed, imagesOf, isChat, merge, newId, withAttachments } from "./chat.js";
 import { ChatDatabase } from "./chat_database.js";
 import { Emitter } from "./emitter.js";
 
@@ -55,7 +55,7 @@ class Chats extends Emitter {
       .sort((one, other) => other.updated - one.updated);
   }
 
-  add(chat = newChat()) {
+  add(chat) {
     this.#chats.set(chat.id, chat);
     this.changed();
     return chat;
@@ -148,7 +148,7 @@ class Chats extends Emitter {
     if (!found.length || !found.every(isChat)) throw new Error("the file has no chats of genai-server");
     for (const chat of found) {
       if (this.#chats.has(chat.id)) await this.remove(chat);
-      await this.save(this.add(dated(withAttachments(chat, ({ image, ...each }) => [each]))));
+      await this.save(this.add(completed(withAttachments(chat, ({ image, ...each }) => [each]))));
     }
     return found.length;
   }

@@ -1,12 +1,12 @@
 // What the reader does in a chat: send, stop, regenerate, edit, continue from a turn, answer tool calls.
 import { addTurn, endAt, message, path, pathTo, ROOT } from "./chat.js";
 import { chats } from "./chats.js";
+import { requestFields, systemMessages } from "./chat_settings.js";
 import { complete, emptyAnswer } from "./completion.js";
 import { connection } from "./connection.js";
 import { drafts } from "./drafts.js";
 import { Emitter } from "./emitter.js";
 import { models, refusalOf } from "./models.js";
-import { options } from "./options.js";
 
 // Milliseconds between two saves of a running answer.
 const SAVE_EVERY = 1000;
@@ -60,13 +60,12 @@ class Running extends Emitter {
 
 export const running = new Running();
 
-// The body of a request that continues after a turn. Throws Error if an option is wrong.
+// The body of a request that continues after a turn. Throws Error if a setting is wrong.
 export function requestAfter(chat, id) {
-  const system = options.get("system").trim() ? [{ role: "system", content: options.get("system") }] : [];
   return {
     model: models.chosen?.id,
-    messages: [...system, ...pathTo(chat, id).filter(isSaid).map(message)],
-    ...options.fields(),
+    messages: [...systemMessages(chat.settings), ...pathTo(chat, id).filter(isSaid).map(message)],
+    ...requestFields(chat.settings),
   };
 }
 
@@ -75,11 +74,11 @@ function isSaid(turn) {
   return turn.role !== "assistant" || turn.content.trim() || turn.calls.length;
 }
 
-// Whether the options and these new attachments make a request; else `running` has the problem.
-export function canSend(attachments = []) {
+// Whether these settings and new attachments make a request; else `running` has the problem.
+export function canSend(settings, attachments = []) {
   running.problem = "";
   try {
-    options.fields();
+    requestFields(settings);
   } catch (error) {
     running.problem = error.message;
   }
@@ -91,7 +90,7 @@ export function canSend(attachments = []) {
 }
 
 export function send(chat, text, attachments = [], parent = path(chat).at(-1)?.id ?? ROOT) {
-  if (!canSend(attachments)) return;
+  if (!canSend(chat.settings, attachments)) return;
   const turn = { role: "user", content: text, ...(attachments.length ? { attachments } : {}) };
   const shown = chat.chosen[parent];
   const asked = addTurn(chat, parent, turn);
@@ -99,17 +98,21 @@ export function send(chat, text, attachments = [], parent = path(chat).at(-1)?.i
     chat.chosen[parent] = shown;
     chats.removeTurns(chat, [asked, answer]);
     const isNew = !Object.keys(chat.turns).length;
-    if (isNew) chats.remove(chat);
+    if (isNew) {
+      chats.remove(chat);
+      drafts.change("", { settings: chat.settings });
+    }
     drafts.bringBack(isNew ? "" : chat.id, text, attachments);
   });
 }
 
-export function regenerate(chat, turn) {
-  if (!canSend()) return;
+// Ask again for an answer, with these fields of the request in addition to the settings.
+export function regenerate(chat, turn, fields = {}) {
+  if (!canSend(chat.settings)) return;
   answerTo(chat, turn.parent, (answer) => {
     chat.chosen[turn.parent] = turn.id;
     chats.removeTurns(chat, [answer]);
-  });
+  }, fields);
 }
 
 export function edit(chat, turn, text, attachments) {
@@ -123,7 +126,7 @@ export function goOnFrom(chat, turn) {
 
 // Add the results of a turn's tool calls, and let the model continue.
 export function giveResults(chat, turn, results) {
-  if (!canSend()) return;
+  if (!canSend(chat.settings)) return;
   let parent = turn.id;
   turn.calls.forEach((call, place) => {
     parent = addTurn(chat, parent, { role: "tool", call: call.id, name: call.name, content: results[place] }).id;
@@ -131,8 +134,8 @@ export function giveResults(chat, turn, results) {
   answerTo(chat, parent);
 }
 
-function answerTo(chat, parent, takeBack) {
-  const body = requestAfter(chat, parent);
+function answerTo(chat, parent, takeBack, fields) {
+  const body = { ...requestAfter(chat, parent), ...fields };
   const turn = addTurn(chat, parent, emptyAnswer());
   chats.save(chat);
   running.answer(chat, turn, body, takeBack);

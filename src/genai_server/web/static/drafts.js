@@ -1,11 +1,11 @@
-// What the reader has written and attached but not sent, for each chat; "" is the next new chat.
+// What the reader has written and attached but not sent, for each chat; "" is the next new chat, which has settings, too.
 import { Emitter } from "./emitter.js";
 
 class Drafts extends Emitter {
   #drafts = new Map();
 
   of(chatId) {
-    return this.#drafts.get(chatId) ?? { text: "", attachments: [] };
+    return this.#drafts.get(chatId) ?? { text: "", attachments: [], settings: {} };
   }
 
   change(chatId, fields) {

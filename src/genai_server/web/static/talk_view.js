@@ -1,18 +1,19 @@
 // The chat view: the list of chats, the conversation, and a panel next to it.
-import { ROOT, path } from "./chat.js";
+import { ROOT, newChat, path } from "./chat.js";
+import { PROBABILITIES } from "./chat_settings.js";
 import { chats } from "./chats.js";
 import { ChatList } from "./chat_list.js";
 import { CodePanel } from "./code_panel.js";
 import { Composer } from "./composer.js";
 import { canSend, regenerate, running, send } from "./conversation.js";
+import { drafts } from "./drafts.js";
 import { useChanges } from "./emitter.js";
 import { whole } from "./figures.js";
 import { html, useEffect, useLayoutEffect, useRef, useState } from "./html.js";
 import { ModelPicker } from "./model_picker.js";
 import { models } from "./models.js";
-import { options } from "./options.js";
-import { OptionsPanel } from "./options_panel.js";
 import { go } from "./place.js";
+import { SettingsPanel } from "./settings_panel.js";
 import { TokenPanel } from "./token_panel.js";
 import { TurnView } from "./turn_view.js";
 
@@ -20,14 +21,17 @@ import { TurnView } from "./turn_view.js";
 const NEAR = 80;
 
 export function TalkView({ chatId }) {
-  useChanges(chats, running, models, options);
+  useChanges(chats, running, models, drafts);
   const [isListed, setListed] = useState(false);
-  // The panel next to the conversation: {name: "options" | "code" | "look", turn}; null for nothing.
+  // The panel next to the conversation: {name: "settings" | "code" | "look", turn}; null for nothing.
   const [panel, setPanel] = useState(null);
   const chat = chats.get(chatId);
   const isBusy = chat ? running.has(chat) : false;
   const isOpen = !chat || chats.isOpen(chat);
+  const settings = chat?.settings ?? drafts.of("").settings;
+  const setSettings = (changed) => (chat ? chats.save(chat, { settings: changed }) : drafts.change("", { settings: changed }));
   const turns = chat && isOpen ? path(chat) : [];
+  const numSet = Object.keys(settings).length;
   const toggle = (name) => setPanel(panel?.name === name ? null : { name });
   const open = (other) => {
     setListed(false);
@@ -35,8 +39,8 @@ export function TalkView({ chatId }) {
     go("chat", other?.id);
   };
   const onSend = (text, attachments) => {
-    if (!isOpen || !canSend(attachments)) return false;
-    const to = chat ?? chats.add();
+    if (!isOpen || !canSend(settings, attachments)) return false;
+    const to = chat ?? chats.add(newChat(settings));
     send(to, text, attachments);
     if (!chat) go("chat", to.id);
     return true;
@@ -54,8 +58,7 @@ export function TalkView({ chatId }) {
     return () => removeEventListener("keydown", onKeyDown);
   }, [chat, isBusy]);
   const askAgain = () => {
-    options.set("logprobs", true);
-    regenerate(chat, panel.turn);
+    regenerate(chat, panel.turn, PROBABILITIES);
     setPanel(null);
   };
   const profile = (token) => go("watch", "profiles", { slow_token_ratio: Math.max(1.5, Math.min(3, token.ratio * 0.7)).toFixed(1) });
@@ -68,31 +71,33 @@ export function TalkView({ chatId }) {
         <${ModelPicker} />
         <span class="stretch"></span>
         <${ContextGauge} turns=${turns} />
-        <button type="button" class="quiet" aria-expanded=${panel?.name === "options"} onClick=${() => toggle("options")}>Options</button>
+        <button type="button" class="quiet" aria-expanded=${panel?.name === "settings"} onClick=${() => toggle("settings")}>Settings
+          ${numSet > 0 && html` <span class="badge">${numSet} set</span>`}</button>
         <button type="button" class="quiet" aria-expanded=${panel?.name === "code"} onClick=${() => toggle("code")}>Code</button>
       </div>
-      <${Turns} key=${chatId} chat=${chat} turns=${turns} isOpen=${isOpen} isBusy=${isBusy} onInspect=${(turn) => setPanel({ name: "look", turn })} />
+      <${Turns} key=${chatId} chat=${chat} turns=${turns} isOpen=${isOpen} isBusy=${isBusy}
+        system=${settings.system} onSystem=${() => setPanel({ name: "settings" })} onInspect=${(turn) => setPanel({ name: "look", turn })} />
       <${Composer} chatId=${chat?.id ?? ""} isBusy=${isBusy} problem=${running.problem} onSend=${onSend} onStop=${() => running.stop(chat)} />
       <p class="unseen" role="status">${isBusy ? "The answer is being written" : turns.length ? "The answer is complete" : ""}</p>
     </section>
     ${panel && html`<aside class="panel" aria-label=${TITLES[panel.name]}>
       <div class="panel-head"><h2>${TITLES[panel.name]}</h2>
         <button type="button" class="quiet" aria-label="Close" onClick=${() => setPanel(null)}>✕</button></div>
-      ${panel.name === "options" && html`<${OptionsPanel} />`}
-      ${panel.name === "code" && html`<${CodePanel} chat=${chat ?? { turns: {} }} turn=${chat ? lastQuestion(turns) : ROOT} />`}
+      ${panel.name === "settings" && html`<${SettingsPanel} settings=${settings} onChange=${setSettings} />`}
+      ${panel.name === "code" && html`<${CodePanel} chat=${chat ?? { turns: {}, settings }} turn=${chat ? lastQuestion(turns) : ROOT} />`}
       ${panel.name === "look" && html`<${TokenPanel} key=${panel.turn.id} turn=${panel.turn} onAskAgain=${askAgain} onProfile=${profile} />`}
     </aside>`}
   </div>`;
 }
 
-const TITLES = { options: "Options of requests", code: "As a program", look: "Look into the answer" };
+const TITLES = { settings: "Chat settings", code: "As a program", look: "Look into the answer" };
 
 // The turn after which the shown request was sent.
 function lastQuestion(turns) {
   return turns.findLast((turn) => turn.role !== "assistant")?.id ?? ROOT;
 }
 
-function Turns({ chat, turns, isOpen, isBusy, onInspect }) {
+function Turns({ chat, turns, isOpen, isBusy, system = "", onSystem, onInspect }) {
   const list = useRef();
   const follows = useRef(true);
   const onScroll = () => {
@@ -103,6 +108,8 @@ function Turns({ chat, turns, isOpen, isBusy, onInspect }) {
   useLayoutEffect(() => { follows.current = true; }, [turns.length]);
   return html`<div class="turns" ref=${list} onScroll=${onScroll} tabindex="0" role="log" aria-live="off" aria-label="Messages">
     <div class="column">
+      ${system.trim() && html`<button type="button" class="chip" title=${system} onClick=${onSystem}>
+        <span class="soft">System prompt</span> ${system}</button>`}
       ${isOpen && !turns.length && html`<div class="welcome"><h1>What would you like to know?</h1>
         <p class="soft">Chats stay in this browser. Nothing of them goes anywhere but to this server.</p></div>`}
       ${turns.map((turn, place) => html`<${TurnView} key=${turn.id} chat=${chat} turn=${turn} isBusy=${isBusy}
