@@ -80,6 +80,11 @@ def ask(page: Page, text: str) -> None:
     answered(page)
 
 
+def agree(page: Page, action: str) -> None:
+    """Confirm what the page asks before it does something that cannot be undone."""
+    page.get_by_role("dialog").get_by_role("button", name=action, exact=True).click()
+
+
 def answer(page: Page) -> Locator:
     """The answers shown."""
     return page.get_by_role("article", name="Answer", exact=True)

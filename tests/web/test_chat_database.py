@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from tests.running_server import RunningServer
-from tests.web.browser import opened
+from tests.running_server import RunningServer, wait_until
+from tests.web.browser import agree, opened
 
 URL = "data:image/gif;base64,R0lGODlhAQABAIAAAAAAAP///yH5BAEAAAAALAAAAAABAAEAAAIBRAA7"
 # Replaces the database by one of an older version with these chats and images.
@@ -85,7 +85,7 @@ def test_images_are_in_memory_while_their_chat_is_open(page: Page) -> None:
     assert page.evaluate(STATE) == [3, False, True]
     show(page, "Words?")
     expect(page.locator(".turns details")).to_have_count(1)
-    assert page.evaluate(STATE) == [3, False, False]
+    wait_until(lambda: page.evaluate(STATE) == [3, False, False])
 
 
 def test_images_of_chats_that_are_not_open_are_exported(page: Page, tmp_path: Path) -> None:
@@ -94,8 +94,9 @@ def test_images_of_chats_that_are_not_open_are_exported(page: Page, tmp_path: Pa
     found.value.save_as(tmp_path / "chats.json")
     exported = json.loads((tmp_path / "chats.json").read_text())["chats"]
     for each in exported:
-        # The time that turns of older versions get.
+        # What chats of older versions get.
         assert each["turns"]["t1"].pop("made") == each["created"]
+        assert each.pop("settings") == {}
     assert sorted(exported, key=lambda one: str(one["id"])) == sorted(CHATS, key=lambda one: str(one["id"]))
     page.get_by_label("Import").set_input_files(tmp_path / "chats.json")
     show(page, "Dog?")
@@ -104,9 +105,9 @@ def test_images_of_chats_that_are_not_open_are_exported(page: Page, tmp_path: Pa
 
 
 def test_images_are_removed_with_their_chat(page: Page) -> None:
-    page.on("dialog", lambda dialog: dialog.accept())
     page.get_by_label("More about Cat?").click()
-    page.locator(".menu[open]").get_by_role("button", name="Delete").click()
+    page.locator(".menu[open]").get_by_role("button", name="Delete", exact=True).click()
+    agree(page, "Delete")
     expect(page.get_by_role("button", name="Cat?", exact=True)).to_have_count(0)
     assert page.evaluate(STATE) == [1, False, False]
 

@@ -119,7 +119,7 @@ def test_options_of_earlier_versions_become_a_preset(page: Page) -> None:
 
 def test_asking_again_with_probabilities_applies_once(page: Page, bodies: list[dict[str, Any]]) -> None:
     ask(page, "First")
-    page.get_by_role("button", name="Look into it").click()
+    page.get_by_role("button", name="Inspect tokens").click()
     page.get_by_label("probability").check()
     page.get_by_role("button", name="Ask again with them").click()
     expect(answer(page).get_by_label("Version 2 of 2")).to_be_visible()

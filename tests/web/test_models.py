@@ -10,13 +10,12 @@ import pytest
 from playwright.sync_api import Browser, Locator, Page, Route, expect
 
 from tests.running_server import DEMO, RunningServer
-from tests.web.browser import answer, ask, opened, picture
+from tests.web.browser import agree, answer, ask, opened, picture
 
 
 @pytest.fixture
 def page(browser: Browser, own_scripted: RunningServer) -> Iterator[Page]:
     with opened(browser, own_scripted, "#watch/models") as page:
-        page.on("dialog", lambda dialog: dialog.accept())
         yield page
 
 
@@ -61,6 +60,7 @@ def test_a_model_is_loaded_talked_to_and_unloaded(page: Page, tmp_path: Path) ->
     expect(answer(page)).to_contain_text("hello")
     watch_models(page)
     row(page, "more").get_by_role("button", name="Unload").click()
+    agree(page, "Unload")
     expect(row(page, "more")).to_have_count(0)
     page.get_by_role("link", name="Talk").click()
     expect(page.get_by_label("Model", exact=True)).to_have_value("onnx-genai")
@@ -84,6 +84,7 @@ def test_a_failed_model_is_shown_with_its_reason_and_not_offered(page: Page, tmp
     expect(page.get_by_label("Model", exact=True).locator("option[value=more]")).to_have_count(0)
     watch_models(page)
     row(page, "more").get_by_role("button", name="Unload").click()
+    agree(page, "Unload")
     expect(row(page, "more")).to_have_count(0)
 
 

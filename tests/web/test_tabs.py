@@ -6,7 +6,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from tests.running_server import RunningServer
-from tests.web.browser import answer, answered, ask, opened, say
+from tests.web.browser import agree, answer, answered, ask, opened, say
 
 
 @pytest.fixture
@@ -81,9 +81,9 @@ def test_a_chat_renamed_in_one_tab_keeps_its_name_in_both(first: Page, second: P
 def test_a_chat_deleted_in_one_tab_stays_deleted(first: Page, second: Page, own_scripted: RunningServer) -> None:
     say(first, "count 900; delay 0.02")
     expect(answer(first).last).to_contain_text("1, 2, 3")
-    second.on("dialog", lambda dialog: dialog.accept())
     second.locator(".chat-list summary").click()
-    second.get_by_role("button", name="Delete").click()
+    second.get_by_role("button", name="Delete", exact=True).click()
+    agree(second, "Delete")
     for page in (first, second):
         expect(page.get_by_text("No chats yet.")).to_be_visible()
     answered(first)

@@ -12,7 +12,7 @@ from playwright.sync_api import Browser, Page, expect
 
 from tests.running_server import RunningServer, wait_until
 from tests.server_here import run_here
-from tests.web.browser import answer, answered, ask, opened, say
+from tests.web.browser import agree, answer, answered, ask, opened, say
 
 KEY, ADMIN_KEY = "alices-key-0123456789", "admins-key-0123456789"
 PARIS = "The capital of France is Paris."
@@ -42,6 +42,7 @@ def test_answer_is_restored_after_a_reload(page: Page) -> None:
     say(page, "What is the capital of France?")
     expect(answer(page)).to_contain_text(PARIS)
     answered(page)
+    page.get_by_role("button", name="Figures").click()
     expect(page.locator(".facts")).to_contain_text("12 tokens")
     expect(page.locator(".facts")).to_contain_text("tokens/s")
     expect(page.locator(".gauge")).to_contain_text("/ 2,048")
@@ -81,7 +82,7 @@ def test_escape_stops_an_answer_which_keeps_its_text(scripted_page: Page, script
     expect(answer(scripted_page)).to_contain_text("1, 2, 3")
     scripted_page.keyboard.press("Escape")
     answered(scripted_page)
-    expect(scripted_page.locator(".facts")).to_contain_text("stopped")
+    expect(scripted_page.locator(".turn-tools .end")).to_have_text("stopped")
     expect(answer(scripted_page)).not_to_contain_text("400")
     scripted_page.reload()
     expect(answer(scripted_page)).to_contain_text("1, 2, 3")
@@ -89,16 +90,16 @@ def test_escape_stops_an_answer_which_keeps_its_text(scripted_page: Page, script
 
 def test_a_chat_that_is_deleted_ends_its_answer(scripted_page: Page, scripted: RunningServer) -> None:
     say(scripted_page, "delay 0.02; count 500")
-    scripted_page.on("dialog", lambda dialog: dialog.accept())
     scripted_page.get_by_label("More about").click()
-    scripted_page.get_by_role("button", name="Delete").click()
+    scripted_page.get_by_role("button", name="Delete", exact=True).click()
+    agree(scripted_page, "Delete")
     expect(scripted_page.get_by_text("No chats yet.")).to_be_visible()
     wait_until(lambda: scripted.idle("scripted:0") and scripted.idle("scripted:1"))
 
 
 def test_edited_message_makes_a_branch_and_keeps_the_first(page: Page) -> None:
     ask(page, "What is the capital of France?")
-    page.get_by_role("button", name="Edit").click()
+    page.get_by_role("button", name="Edit", exact=True).click()
     page.get_by_label("Edit your message").fill("What is the capital of Italy?")
     page.locator(".edit").get_by_role("button", name="Send").click()
     expect(answer(page)).to_contain_text("Rome")
@@ -173,7 +174,7 @@ def test_a_tool_is_called_and_its_result_goes_back(page: Page) -> None:
     expect(page.locator(".call")).to_contain_text("get_weather")
     answered(page)
     page.get_by_label("Result of get_weather").fill('{"temperature": 21}')
-    page.get_by_role("button", name="Give the result").click()
+    page.get_by_role("button", name="Send result").click()
     expect(answer(page).last).to_contain_text("temperature 21")
     answered(page)
 
@@ -225,9 +226,9 @@ def test_chats_are_renamed_exported_imported_and_deleted(page: Page, tmp_path: P
     file = tmp_path / "chats.json"
     found.value.save_as(file)
     assert json.loads(file.read_text())["chats"][0]["title"] == "Geography"
-    page.on("dialog", lambda dialog: dialog.accept())
     page.locator(".chat-list summary").click()
-    page.get_by_role("button", name="Delete").click()
+    page.get_by_role("button", name="Delete", exact=True).click()
+    agree(page, "Delete")
     expect(page.get_by_text("No chats yet.")).to_be_visible()
     page.get_by_label("Import").set_input_files(file)
     page.get_by_role("button", name="Geography", exact=True).click()
@@ -241,7 +242,7 @@ def test_tokens_show_how_likely_they_were_and_what_else_was(page: Page) -> None:
     page.get_by_role("button", name="Settings").click()
     page.get_by_label("Token probabilities").check()
     ask(page, "What is the capital of France?")
-    page.get_by_role("button", name="Look into it").click()
+    page.get_by_role("button", name="Inspect tokens").click()
     tokens = page.locator(".tokens button")
     expect(tokens.first).to_have_text("The")
     assert "".join(tokens.all_inner_texts()).startswith(PARIS)
@@ -255,7 +256,7 @@ def test_tokens_show_how_likely_they_were_and_what_else_was(page: Page) -> None:
 
 def test_slow_token_leads_to_a_session_for_the_next_one(scripted_page: Page) -> None:
     ask(scripted_page, "count 12; delay 0.02; hold 0.5 at 20")
-    scripted_page.get_by_role("button", name="Look into it").click()
+    scripted_page.get_by_role("button", name="Inspect tokens").click()
     expect(scripted_page.locator(".tokens .slow")).not_to_have_count(0)
     expect(scripted_page.locator(".token")).to_contain_text("times the usual gap")
     scripted_page.get_by_role("button", name="Profile the next slow token").click()

@@ -47,7 +47,7 @@ def show(page: Page, view: str) -> None:
     if view == "settings":
         page.get_by_role("button", name="Settings").click()
     elif view == "look":
-        page.get_by_role("button", name="Look into it").last.click()
+        page.get_by_role("button", name="Inspect tokens").last.click()
         expect(page.locator(".tokens")).to_be_visible()
     elif view != "talk":
         page.get_by_role("link", name="Watch").click()
@@ -104,7 +104,7 @@ def test_the_keyboard_alone_is_enough_to_ask(browser: Browser, demo: RunningServ
         answered(page)
         for _ in range(30):
             page.keyboard.press("Shift+Tab")
-            if page.evaluate("document.activeElement.textContent") == "Regenerate":
+            if page.evaluate("document.activeElement.ariaLabel") == "Regenerate":
                 break
         page.keyboard.press("Enter")
         expect(page.get_by_label("Version 2 of 2")).to_be_visible()

@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import Browser, Page, Request, expect
 
 from tests.running_server import RunningServer, wait_until
-from tests.web.browser import charted, opened
+from tests.web.browser import agree, charted, opened
 
 
 @pytest.fixture
@@ -112,8 +112,8 @@ def test_a_profile_session_leads_from_a_click_to_its_report(browser: Browser, de
             row.get_by_role("button", name="Perfetto").click()
         expect(tab.value.locator("h1")).to_contain_text("page")
         assert json.loads(tab.value.evaluate("window.trace"))["traceEvents"]
-        page.on("dialog", lambda dialog: dialog.accept())
-        row.get_by_role("button", name="Delete").click()
+        row.get_by_role("button", name="Delete", exact=True).click()
+        agree(page, "Delete")
         expect(row).to_have_count(0)
 
 
@@ -133,8 +133,8 @@ def test_session_started_from_a_slow_token_records_the_next(browser: Browser, de
         row.get_by_role("button", name="Report").click()
         expect(page.frame_locator("iframe.report").locator("#passes rect")).not_to_have_count(0)
         page.get_by_role("button", name="Close").click()
-        page.on("dialog", lambda dialog: dialog.accept())
-        row.get_by_role("button", name="Delete").click()
+        row.get_by_role("button", name="Delete", exact=True).click()
+        agree(page, "Delete")
         expect(row).to_have_count(0)
 
 

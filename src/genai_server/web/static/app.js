@@ -1,6 +1,7 @@
 // The page: its head, and the view that the address names.
 import { chats } from "./chats.js";
 import { connection } from "./connection.js";
+import { ConfirmationDialog } from "./confirmation.js";
 import { useChanges } from "./emitter.js";
 import { html, render, useEffect, useState } from "./html.js";
 import { KeyDialog } from "./key_dialog.js";
@@ -30,7 +31,8 @@ function App() {
     <main id="main" tabindex="-1">
       ${view === "watch" ? html`<${WatchView} tab=${rest} query=${query} />` : html`<${TalkView} chatId=${rest} />`}
     </main>
-    <${KeyDialog} />`;
+    <${KeyDialog} />
+    <${ConfirmationDialog} />`;
 }
 
 // The address names the view, so that a link to an element cannot stand there.

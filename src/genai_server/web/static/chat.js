@@ -58,6 +58,29 @@ export function choose(chat, turn) {
   chat.chosen[turn.parent] = turn.id;
 }
 
+// What is removed with a turn: {removed, moved}, lists of turns. A question goes with its answers, and the questions after
+// them follow what came before it; an answer goes with all that follows it.
+export function removalOf(chat, turn) {
+  const removed = [turn];
+  const moved = [];
+  for (const each of removed) {
+    for (const next of branches(chat, { parent: each.id })) {
+      (turn.role === "user" && next.role === "user" ? moved : removed).push(next);
+    }
+  }
+  return { removed, moved };
+}
+
+// Remove these turns, and let the moved ones follow `parent`.
+export function removeTurns(chat, { removed, moved = [] }) {
+  const shown = path(chat);
+  const [{ parent }] = removed;
+  for (const { id } of removed) delete chat.turns[id];
+  for (const turn of moved) turn.parent = parent;
+  const next = moved.find((turn) => shown.includes(turn));
+  if (next) chat.chosen[parent] = next.id;
+}
+
 // Show the conversation up to this turn only; the next message begins a branch there.
 export function endAt(chat, turn) {
   chat.chosen[turn.id] = null;

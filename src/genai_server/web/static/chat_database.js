@@ -78,6 +78,7 @@ export class ChatDatabase {
         heads.put({ ...head, ...fields, chosen: { ...head.chosen, ...fields.chosen }, updated: Math.max(head.updated, chat.updated) });
         put(transaction, chat, turns, images);
         for (const { id } of removed) transaction.objectStore(TURNS).delete([chat.id, id]);
+        removeUnused(transaction, chat, removed);
       };
     });
   }
@@ -112,6 +113,14 @@ function put(transaction, { id: chat }, turns, images) {
   for (const turn of turns) {
     const attachments = turn.attachments?.map(({ url, ...each }) => each);
     transaction.objectStore(TURNS).put({ ...turn, ...(attachments ? { attachments } : {}), chat });
+  }
+}
+
+// Remove the images of removed turns that no other turn has.
+function removeUnused(transaction, chat, removed) {
+  const used = new Set(imagesOf(chat).map(({ image }) => image));
+  for (const { image } of imagesOf({ turns: removed })) {
+    if (image && !used.has(image)) transaction.objectStore(IMAGES).delete([chat.id, image]);
   }
 }
 

@@ -1,6 +1,6 @@
 // All chats, kept in this browser for all of its tabs. Without a database, as in some private windows, they live as long
 // as the tab.
-import { completed, imagesOf, isChat, merge, newId, withAttachments } from "./chat.js";
+import { completed, imagesOf, isChat, merge, newId, removeTurns, withAttachments } from "./chat.js";
 import { ChatDatabase } from "./chat_database.js";
 import { Emitter } from "./emitter.js";
 
@@ -109,12 +109,13 @@ class Chats extends Emitter {
     });
   }
 
-  // Remove turns of a chat, and change what others follow: `moved` are turns with another parent.
-  async removeTurns(chat, removed, moved = []) {
-    for (const { id } of removed) delete chat.turns[id];
+  // Remove turns of a chat; `removal` is as of `removalOf`.
+  async removeTurns(chat, removal) {
+    removeTurns(chat, removal);
     this.changed();
     if (!this.#written.has(chat)) return;
-    await this.#write(chat, () => this.#database.change(chat, { fields: { chosen: chat.chosen }, turns: moved, removed }));
+    const { removed, moved: turns = [] } = removal;
+    await this.#write(chat, () => this.#database.change(chat, { fields: { chosen: chat.chosen }, turns, removed }));
   }
 
   async remove(chat) {

@@ -17,10 +17,12 @@ export function emptyAnswer() {
   };
 }
 
-// Fill a turn with the answer to a body. `changed` is called after each chunk. Never throws: the turn has the error.
+// Fill a turn with, or continue it by, the answer to a body. `changed` is called after each chunk. Never throws: the turn has the error.
 // Returns whether the server was reached.
 export async function complete(body, turn, changed, signal) {
-  const began = performance.now();
+  const began = performance.now() - (turn.pieces.at(-1)?.at ?? 0);
+  const { usage } = turn;
+  Object.assign(turn, { error: null, finish: null });
   let wasReached = true;
   try {
     const response = await call("v1/chat/completions", { method: "POST", body: streamed(body), signal });
@@ -36,9 +38,15 @@ export async function complete(body, turn, changed, signal) {
     wasReached = !(error instanceof Unreachable) || turn.pieces.length > 0;
   }
   turn.progress = null;
+  if (usage && turn.usage !== usage) turn.usage = both(usage, turn.usage);
   turn.finish ??= turn.error ? "error" : "stopped";
   changed();
   return wasReached;
+}
+
+// The tokens of an answer and of its continuation, whose prompt has the answer.
+function both(first, { completion_tokens: more }) {
+  return { ...first, completion_tokens: first.completion_tokens + more, total_tokens: first.total_tokens + more };
 }
 
 function add(turn, chunk, at) {

@@ -5,6 +5,7 @@ import { Dictation } from "./dictation.js";
 import { drafts } from "./drafts.js";
 import { useChanges } from "./emitter.js";
 import { html, useEffect, useLayoutEffect, useRef, useState } from "./html.js";
+import { IconButton } from "./icons.js";
 import { models, refusalOf } from "./models.js";
 
 export function Composer({ isBusy, problem, onSend, onStop, chatId }) {
@@ -66,8 +67,8 @@ export function Composer({ isBusy, problem, onSend, onStop, chatId }) {
     <div class=${`composer-box${isDropping ? " dropping" : ""}`}>
       <${AttachmentList} attachments=${attached} onRemove=${setAttached} />
       <input type="file" multiple hidden ref=${input} onChange=${onChosen} aria-label="Files" />
-      <button type="button" class="quiet attach" aria-label="Attach files" title="Attach images or text files; they can also be pasted or dropped"
-        onClick=${() => input.current.click()}>+</button>
+      <${IconButton} icon="attach" label="Attach files" title="Attach images or text files; they can also be pasted or dropped"
+        onClick=${() => input.current.click()} />
       <textarea ref=${area} rows="1" aria-label="Message" placeholder="Write a message" value=${text}
         onInput=${(event) => setText(event.target.value)} onKeyDown=${onKeyDown} onPaste=${onPaste}></textarea>
       <${Dictation} onText=${insert} onProblem=${(problem) => setRefused([problem])} />

@@ -96,7 +96,7 @@ export function send(chat, text, attachments = [], parent = path(chat).at(-1)?.i
   const asked = addTurn(chat, parent, turn);
   answerTo(chat, asked.id, (answer) => {
     chat.chosen[parent] = shown;
-    chats.removeTurns(chat, [asked, answer]);
+    chats.removeTurns(chat, { removed: [asked, answer] });
     const isNew = !Object.keys(chat.turns).length;
     if (isNew) {
       chats.remove(chat);
@@ -111,12 +111,39 @@ export function regenerate(chat, turn, fields = {}) {
   if (!canSend(chat.settings)) return;
   answerTo(chat, turn.parent, (answer) => {
     chat.chosen[turn.parent] = turn.id;
-    chats.removeTurns(chat, [answer]);
+    chats.removeTurns(chat, { removed: [answer] });
   }, fields);
 }
 
+// Make a branch with another text of a turn. A question and a tool's result are answered again; an answer stands as it is.
 export function edit(chat, turn, text, attachments) {
-  send(chat, text, attachments, turn.parent);
+  if (turn.role === "user") return send(chat, text, attachments, turn.parent);
+  if (turn.role === "assistant") {
+    addTurn(chat, turn.parent, { ...emptyAnswer(), content: text, model: turn.model, finish: "edited" });
+    return chats.save(chat);
+  }
+  if (!canSend(chat.settings)) return undefined;
+  // The results of calls of one answer follow each other.
+  const shown = path(chat);
+  const others = shown.slice(shown.indexOf(turn) + 1);
+  const end = others.findIndex(({ role }) => role !== "tool");
+  let { parent } = turn;
+  for (const { call, name, content } of [{ ...turn, content: text }, ...others.slice(0, end < 0 ? undefined : end)]) {
+    parent = addTurn(chat, parent, { role: "tool", call, name, content }).id;
+  }
+  return answerTo(chat, parent);
+}
+
+// Whether the model can write on where an answer ended.
+export function canContinue(chat, turn) {
+  const isWhole = ["stop", "tool_calls", "edited"].includes(turn.finish);
+  return !isWhole && turn.content.trim() && !turn.calls.length && !chat.settings.schema;
+}
+
+export function continueAnswer(chat, turn) {
+  if (!canSend(chat.settings)) return;
+  const body = { ...requestAfter(chat, turn.id), chat_template_kwargs: { continue_final_message: true } };
+  running.answer(chat, turn, body);
 }
 
 export function goOnFrom(chat, turn) {

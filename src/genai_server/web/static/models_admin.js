@@ -1,5 +1,6 @@
 // Models and adapters: load, unload, alias.
 import { ask } from "./api.js";
+import { confirmation } from "./confirmation.js";
 import { useChanges } from "./emitter.js";
 import { html, useState } from "./html.js";
 import { models, purpose } from "./models.js";
@@ -47,7 +48,8 @@ export function ModelsAdmin() {
 
 function Model({ model, aliases, adapters }) {
   const unload = async () => {
-    if (!confirm(`Unload ${model.id}? New requests are refused at once; running ones may finish first.`)) return;
+    const text = "New requests for it are refused at once; running ones may finish first.";
+    if (!await confirmation.ask(`Unload ${model.id}?`, text, "Unload")) return;
     await post("models/unload", { name: model.id, wait: false });
   };
   const removeAlias = (alias) => post("models/alias", { alias, name: null });

@@ -1,5 +1,6 @@
 // Profile sessions: start one, list them, and show their reports.
 import { ask, call } from "./api.js";
+import { confirmation } from "./confirmation.js";
 import { bytes, time, whole } from "./figures.js";
 import { html, useEffect, useState } from "./html.js";
 import { ActionButton, Dialog, download } from "./parts.js";
@@ -52,7 +53,7 @@ function Session({ session, onChange, onReport }) {
     onReport({ id, url: URL.createObjectURL(page) });
   };
   const remove = async () => {
-    if (!session.open && !confirm(`Delete the session ${id} with its files?`)) return;
+    if (!session.open && !await confirmation.ask("Delete this session?", `${id} and its files cannot be brought back.`, "Delete")) return;
     await admin(path, { method: "DELETE" });
     await onChange();
   };

@@ -1,5 +1,6 @@
 // The runtime options of each device. A dialog explains their effect before they are set.
 import { ask } from "./api.js";
+import { confirmation } from "./confirmation.js";
 import { bytes, whole } from "./figures.js";
 import { html, useEffect, useState } from "./html.js";
 import { ActionButton, Dialog } from "./parts.js";
@@ -24,7 +25,8 @@ export function RuntimeOptions() {
   };
   useEffect(() => { load(); }, []);
   const reset = async () => {
-    if (confirm("Forget the cached prefixes of ended requests? The next prompts are read in full.")) {
+    const text = "It holds the prompts of ended requests. The next prompts are read in full.";
+    if (await confirmation.ask("Clear the prefix cache?", text, "Clear")) {
       await ask("v1/admin/reset_prefix_cache", { method: "POST", admin: true, body: undefined });
     }
   };
@@ -33,7 +35,7 @@ export function RuntimeOptions() {
       ${problem && html`<p class="error" role="alert">${problem}</p>`}
       <div class="cards">${states.map((state) => html`<${Options} key=${`${state.model} ${state.device}`} ...${state} onAsk=${setAsked} />`)}</div></section>
     <section aria-label="Prefix cache"><h2>Prefix cache</h2>
-      <${ActionButton} action=${reset}>Forget cached prefixes …<//></section>
+      <${ActionButton} action=${reset}>Clear prefix cache …<//></section>
     ${asked && html`<${Confirmation} ...${asked} onDone=${() => { setAsked(null); load(); server.refresh(); }} />`}`;
 }
 

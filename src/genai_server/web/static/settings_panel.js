@@ -1,5 +1,5 @@
 // The form of a chat's settings, with presets to start from.
-import { NUMBERS, withSetting } from "./chat_settings.js";
+import { NUMBERS } from "./chat_settings.js";
 import { useChanges } from "./emitter.js";
 import { html, useState } from "./html.js";
 import { Field, focused } from "./parts.js";
@@ -7,12 +7,12 @@ import { presets } from "./presets.js";
 
 const EFFORTS = ["", "none", "minimal", "low", "medium", "high"];
 
-// `onChange` gets all settings with what was changed.
-export function SettingsPanel({ settings, onChange }) {
-  const field = (name) => ({ name, value: settings[name] ?? "", onSet: (value) => onChange(withSetting(settings, name, value)) });
+// `onSet` gets the name and value of a setting, `onReplace` all settings.
+export function SettingsPanel({ settings, onSet, onReplace }) {
+  const field = (name) => ({ name, value: settings[name] ?? "", onSet: (value) => onSet(name, value) });
   return html`<div class="panel-body">
     <p class="soft">For this chat only, and exported with it.</p>
-    <${PresetChoice} settings=${settings} onChange=${onChange} />
+    <${PresetChoice} settings=${settings} onReplace=${onReplace} />
     <${Text} ...${field("system")} label="System prompt" rows="3" />
     <div class="grid">${NUMBERS.map((number) => html`<${NumberField} key=${number.name} ...${number} ...${field(number.name)} />`)}
       <${Field} label="Reasoning effort" hint="for models that know it">
@@ -28,16 +28,16 @@ export function SettingsPanel({ settings, onChange }) {
     <${Text} ...${field("tools")} label="Tools" rows="4" code hint="a list as the API takes it, in JSON"
       placeholder='[{"type": "function", "function": {"name": "get_weather"}}]' />
     <div class="actions"><button type="button" class="quiet" disabled=${!Object.keys(settings).length}
-      onClick=${() => onChange({})}>Clear all</button></div>
+      onClick=${() => onReplace({})}>Clear all</button></div>
   </div>`;
 }
 
-function PresetChoice({ settings, onChange }) {
+function PresetChoice({ settings, onReplace }) {
   useChanges(presets);
   const [name, setName] = useState(null);
   const chosen = presets.like(settings);
   const isEmpty = !Object.keys(settings).length;
-  const choose = ({ target: { value } }) => onChange({ ...presets.all.find((preset) => preset.name === value)?.settings });
+  const choose = ({ target: { value } }) => onReplace({ ...presets.all.find((preset) => preset.name === value)?.settings });
   const save = (event) => {
     event.preventDefault();
     presets.save(name.trim(), settings);

@@ -1,6 +1,6 @@
 // The chat view: the list of chats, the conversation, and a panel next to it.
 import { ROOT, newChat, path } from "./chat.js";
-import { PROBABILITIES } from "./chat_settings.js";
+import { PROBABILITIES, withSetting } from "./chat_settings.js";
 import { chats } from "./chats.js";
 import { ChatList } from "./chat_list.js";
 import { CodePanel } from "./code_panel.js";
@@ -28,7 +28,9 @@ export function TalkView({ chatId }) {
   const chat = chats.get(chatId);
   const isBusy = chat ? running.has(chat) : false;
   const isOpen = !chat || chats.isOpen(chat);
-  const settings = chat?.settings ?? drafts.of("").settings;
+  // Asked again by each change, as changes may come faster than they are drawn.
+  const settingsNow = () => chat?.settings ?? drafts.of("").settings;
+  const settings = settingsNow();
   const setSettings = (changed) => (chat ? chats.save(chat, { settings: changed }) : drafts.change("", { settings: changed }));
   const turns = chat && isOpen ? path(chat) : [];
   const numSet = Object.keys(settings).length;
@@ -45,6 +47,10 @@ export function TalkView({ chatId }) {
     if (!chat) go("chat", to.id);
     return true;
   };
+  useEffect(() => {
+    document.title = chat?.title ? `${chat.title} – genai-server` : "genai-server";
+    return () => { document.title = "genai-server"; };
+  }, [chat?.title]);
   useEffect(() => {
     if (!chat) return undefined;
     chats.open(chat);
@@ -83,14 +89,15 @@ export function TalkView({ chatId }) {
     ${panel && html`<aside class="panel" aria-label=${TITLES[panel.name]}>
       <div class="panel-head"><h2>${TITLES[panel.name]}</h2>
         <button type="button" class="quiet" aria-label="Close" onClick=${() => setPanel(null)}>✕</button></div>
-      ${panel.name === "settings" && html`<${SettingsPanel} settings=${settings} onChange=${setSettings} />`}
+      ${panel.name === "settings" && html`<${SettingsPanel} settings=${settings} onReplace=${setSettings}
+        onSet=${(name, value) => setSettings(withSetting(settingsNow(), name, value))} />`}
       ${panel.name === "code" && html`<${CodePanel} chat=${chat ?? { turns: {}, settings }} turn=${chat ? lastQuestion(turns) : ROOT} />`}
       ${panel.name === "look" && html`<${TokenPanel} key=${panel.turn.id} turn=${panel.turn} onAskAgain=${askAgain} onProfile=${profile} />`}
     </aside>`}
   </div>`;
 }
 
-const TITLES = { settings: "Chat settings", code: "As a program", look: "Look into the answer" };
+const TITLES = { settings: "Chat settings", code: "As a program", look: "Inspect tokens" };
 
 // The turn after which the shown request was sent.
 function lastQuestion(turns) {
