@@ -22,6 +22,8 @@ PAGE_PATH = "/ui"
 API_DOCS_PATH = "/docs/assets"
 # The Windows registry may have another type, with which browsers refuse modules.
 mimetypes.add_type("text/javascript", ".js")
+# Not every system knows it.
+mimetypes.add_type("font/woff2", ".woff2")
 
 router = APIRouter(tags=["status"])
 

@@ -1,20 +1,9 @@
 // A line chart over the last minutes. The library is fetched when the first one is shown.
 import { number } from "./figures.js";
 import { html, useEffect, useRef } from "./html.js";
+import { uPlot } from "./libraries.js";
 
 const HEIGHT = 130;
-let library = null;
-
-function uPlot() {
-  library ??= new Promise((resolve, reject) => {
-    const style = Object.assign(document.createElement("link"), { rel: "stylesheet", href: "ui/vendor/uplot.css" });
-    const script = Object.assign(document.createElement("script"), { src: "ui/vendor/uplot.js" });
-    script.onload = () => resolve(window.uPlot);
-    script.onerror = reject;
-    document.head.append(style, script);
-  });
-  return library;
-}
 
 // `lines` are {name, values, colour}, with a value for each of `times`, in seconds since 1970.
 export function Chart({ title, unit, times, lines, digits = 1 }) {
@@ -26,8 +15,8 @@ export function Chart({ title, unit, times, lines, digits = 1 }) {
     const element = place.current;
     let isGone = false;
     const draw = async () => {
-      const Library = await uPlot();
-      if (isGone) return;
+      const Library = await uPlot.want();
+      if (isGone || !Library) return;
       chart.current?.destroy();
       chart.current = new Library(settings(element.clientWidth, lines), latest.current, element);
     };

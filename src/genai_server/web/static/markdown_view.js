@@ -1,5 +1,8 @@
 // An answer's Markdown on the page.
-import { html, useMemo } from "./html.js";
+import { useChanges } from "./emitter.js";
+import { typeset } from "./formulas.js";
+import { html, useLayoutEffect, useMemo, useRef } from "./html.js";
+import { highlighter, katex } from "./libraries.js";
 import { blocks } from "./markdown.js";
 import { copyText } from "./parts.js";
 
@@ -11,7 +14,10 @@ export function MarkdownView({ text, isWriting }) {
     button.textContent = "Copied";
     setTimeout(() => { button.textContent = "Copy"; }, 1500);
   };
-  const found = useMemo(() => blocks(text), [text]);
-  return html`<div class=${`markdown${isWriting ? " growing" : ""}`} onClick=${onClick}>${found.map((block, place) =>
+  useChanges(highlighter, katex);
+  const found = useMemo(() => blocks(text), [text, highlighter.now]);
+  const shown = useRef();
+  useLayoutEffect(() => typeset(shown.current), [found, katex.now]);
+  return html`<div ref=${shown} class=${`markdown${isWriting ? " growing" : ""}`} onClick=${onClick}>${found.map((block, place) =>
     html`<div key=${place} dangerouslySetInnerHTML=${{ __html: block }}></div>`)}</div>`;
 }
