@@ -100,7 +100,7 @@ def test_monitoring_recovers_without_a_reload(page: Page) -> None:
     expect(page.get_by_role("button", name="Enter the admin key")).to_have_count(0)
     come_back(page)
     tabs = page.get_by_role("navigation", name="Watch").get_by_role("link")
-    expect(tabs).to_have_text(["Overview", "Profiles", "Models", "Runtime options"])
+    expect(tabs).to_have_text(["Overview", "Profiles", "Models", "Runtime"])
     cards = page.locator("section[aria-label=Devices] .card")
     expect(cards.first).to_contain_text("ready")
     leave(page)

@@ -24,7 +24,7 @@ def test_each_foreign_file_is_the_one_whose_hash_is_written_down() -> None:
 def test_foreign_files_have_hashes_and_licences() -> None:
     pinned = {name for pin in PINS.values() for name in pin["files"]}
     found = {f"static/{name}" for name in names(PAGE)} | {f"api_docs/{name}" for name in names(API_DOCS)}
-    own = {f"static/{name}" for name in OWN} | {"api_docs/index.html", "api_docs/start.js"}
+    own = {f"static/{name}" for name in OWN} | {"api_docs/index.html", "api_docs/start.css", "api_docs/start.js"}
     assert found - own == pinned
     for package, pin in PINS.items():
         license_name = f"{package.removeprefix('@').replace('/', '-')}.LICENSE"

@@ -256,9 +256,9 @@ def use_key(page: Page, key: str, label: str = "API key") -> None:
 
 def test_a_key_is_asked_for_once_and_kept_in_the_tab_only(browser: Browser, locked: RunningServer) -> None:
     with opened(browser, locked) as page:
-        expect(page.get_by_role("dialog")).to_contain_text("an API key is required")
+        expect(page.get_by_role("dialog")).to_contain_text("This server requires an API key.")
         use_key(page, "wrong-key-0123456789")
-        expect(page.get_by_role("dialog")).to_contain_text("does not know the API key")
+        expect(page.get_by_role("dialog")).to_contain_text("This server does not know that key.")
         use_key(page, KEY)
         # Nothing can be sent before the models are known.
         expect(page.get_by_label("Model", exact=True)).to_have_value("onnx-genai")
@@ -270,8 +270,20 @@ def test_a_key_is_asked_for_once_and_kept_in_the_tab_only(browser: Browser, lock
         page.reload()
         expect(answer(page)).to_contain_text("hello")
         expect(page.get_by_role("dialog")).to_have_count(0)
+        page.get_by_role("link", name="API").click()
+        expect(page.get_by_text("/v1/chat/completions", exact=True)).to_be_visible()
+        page.get_by_role("link", name="genai-server").click()
         page.get_by_role("button", name="Forget keys").click()
-        expect(page.get_by_role("dialog")).to_contain_text("an API key is required")
+        expect(page.get_by_role("dialog")).to_contain_text("This server requires an API key.")
+        page.get_by_role("button", name="Close").click()
+        expect(page.locator(".bar")).not_to_contain_text("No model for chats")
+        page.get_by_role("button", name="Enter the API key").click()
+        use_key(page, KEY)
+        expect(page.get_by_label("Model", exact=True)).to_have_value("onnx-genai")
+        page.get_by_role("button", name="Forget keys").click()
+        page.get_by_role("button", name="Close").click()
+        page.get_by_role("link", name="API").click()
+        expect(page.get_by_text("The description cannot be shown: an API key is required")).to_be_visible()
 
 
 def test_admin_views_are_offered_with_the_admin_key_only(browser: Browser, locked: RunningServer) -> None:
@@ -286,7 +298,7 @@ def test_admin_views_are_offered_with_the_admin_key_only(browser: Browser, locke
         expect(tabs).to_have_text(["Overview"])
         page.get_by_role("button", name="Enter the admin key").click()
         use_key(page, ADMIN_KEY, "Admin key")
-        expect(tabs).to_have_text(["Overview", "Profiles", "Models", "Runtime options"])
+        expect(tabs).to_have_text(["Overview", "Profiles", "Models", "Runtime"])
         expect(page.get_by_text("are not shown")).to_have_count(0)
 
 

@@ -51,7 +51,7 @@ def show(page: Page, view: str) -> None:
         expect(page.locator(".tokens")).to_be_visible()
     elif view != "talk":
         page.get_by_role("link", name="Watch").click()
-        name = {"watch": "Overview", "runtime-options": "Runtime options"}.get(view, view.capitalize())
+        name = {"watch": "Overview", "runtime-options": "Runtime"}.get(view, view.capitalize())
         page.get_by_role("navigation", name="Watch").get_by_role("link", name=name).click()
         if view == "watch":
             charted(page)

@@ -64,7 +64,7 @@ def test_charts_follow_the_metrics(browser: Browser, own_scripted: RunningServer
 
 
 def test_effect_of_an_option_is_shown_before_it_is_set(page: Page, own_scripted: RunningServer) -> None:
-    page.get_by_role("link", name="Runtime options").click()
+    page.get_by_role("link", name="Runtime").click()
     page.get_by_role("button", name="Terminate the session").first.click()
     expect(page.get_by_role("dialog")).to_contain_text("The 0 running and 0 waiting answers of scripted:0 end now")
     page.get_by_role("button", name="Leave it").click()

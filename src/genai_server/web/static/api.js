@@ -23,11 +23,17 @@ export async function call(path, { method = "GET", body, admin = false, signal }
   let response = await send();
   while (response.status === 401) {
     if (admin && keys.get("admin")) keys.set("admin", "");
-    else if (!await keys.ask("api", (await errorOf(response)).message)) break;
+    else if (!await keys.ask("api", refusal((await errorOf(response)).message))) break;
     response = await send();
   }
   if (!response.ok) throw await errorOf(response);
   return response;
+}
+
+// Why a key is asked for. A server without keys says why it serves nobody from elsewhere.
+function refusal(message) {
+  if (keys.any) return "This server does not know that key. Enter another one.";
+  return message.startsWith("an API key is required") ? "This server requires an API key." : message;
 }
 
 // The JSON response of a call.

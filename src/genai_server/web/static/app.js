@@ -8,6 +8,7 @@ import { KeyDialog } from "./key_dialog.js";
 import { keys } from "./keys.js";
 import { models } from "./models.js";
 import { place } from "./place.js";
+import { Shortcuts } from "./shortcuts.js";
 import { TalkView } from "./talk_view.js";
 import { WatchView } from "./watch_view.js";
 
@@ -21,10 +22,11 @@ function App() {
       <nav aria-label="Views">
         <a href="#chat" aria-current=${view === "chat" ? "page" : undefined}>Talk</a>
         <a href="#watch" aria-current=${view === "watch" ? "page" : undefined}>Watch</a>
-        ${!keys.any && html`<a href="docs">API</a>`}
+        <a href="docs">API</a>
       </nav>
       <span class="stretch"></span>
       ${keys.any && html`<button type="button" class="quiet" onClick=${forget}>Forget keys</button>`}
+      <${Shortcuts} />
       <${ThemeButton} />
     </header>
     ${connection.isLost && html`<p class="banner" role="status">Server not reachable. Retrying …</p>`}
@@ -46,6 +48,8 @@ function forget() {
   location.reload();
 }
 
+const THEMES = { auto: ["◐", "Auto"], light: ["☀", "Light"], dark: ["☾", "Dark"] };
+
 function ThemeButton() {
   const [name, setName] = useState(window.theme.name);
   useEffect(() => {
@@ -54,7 +58,7 @@ function ThemeButton() {
     return () => removeEventListener("themechange", onChange);
   }, []);
   return html`<button type="button" class="quiet" aria-label=${`Colours: ${name}`} title="Colours: the system's, light or dark"
-    onClick=${() => window.theme.next()}>${{ auto: "◐ Auto", light: "☀ Light", dark: "☾ Dark" }[name]}</button>`;
+    onClick=${() => window.theme.next()}><span aria-hidden="true">${THEMES[name][0]}</span> <span class="not-narrow">${THEMES[name][1]}</span></button>`;
 }
 
 await chats.load();

@@ -6,7 +6,7 @@ import { period } from "./figures.js";
 import { html, useRef, useState } from "./html.js";
 import { download, focused, Menu } from "./parts.js";
 
-export function ChatList({ current, onOpen, onNew }) {
+export function ChatList({ current, search, onOpen, onNew }) {
   useChanges(chats);
   const [text, setText] = useState("");
   const [problem, setProblem] = useState("");
@@ -33,7 +33,7 @@ export function ChatList({ current, onOpen, onNew }) {
   };
   return html`<nav class="chat-list" aria-label="Chats">
     <button type="button" class="primary" onClick=${onNew}>New chat</button>
-    <input type="search" placeholder="Search chats" aria-label="Search chats" value=${text}
+    <input type="search" placeholder="Search chats" ref=${search} aria-label="Search chats" value=${text}
       onInput=${(event) => setText(event.target.value)} />
     <div class="periods">${[...Map.groupBy(found, (chat) => period(chat.updated))].map(([name, chats]) => html`<section key=${name}
       aria-label=${name}><h3>${name}</h3><ul>${chats.map((chat) => html`<${Entry} key=${chat.id} chat=${chat}

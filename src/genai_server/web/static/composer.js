@@ -1,4 +1,4 @@
-// Where the reader writes or speaks, and attaches files. Enter sends, Shift+Enter makes a line, Escape stops the answer.
+// Where the reader writes or speaks, and attaches files. Enter sends, Shift+Enter makes a line.
 import { attachment } from "./attachments.js";
 import { AttachmentList } from "./attachment_list.js";
 import { Dictation } from "./dictation.js";
@@ -8,7 +8,7 @@ import { html, useEffect, useLayoutEffect, useRef, useState } from "./html.js";
 import { IconButton } from "./icons.js";
 import { models, refusalOf } from "./models.js";
 
-export function Composer({ isBusy, problem, onSend, onStop, chatId }) {
+export function Composer({ isBusy, problem, onSend, onStop, onEditLast, chatId }) {
   useChanges(drafts);
   const { text, attachments: attached } = drafts.of(chatId);
   const setText = (text) => drafts.change(chatId, { text });
@@ -49,6 +49,7 @@ export function Composer({ isBusy, problem, onSend, onStop, chatId }) {
       event.preventDefault();
       send();
     }
+    if (event.key === "ArrowUp" && !event.target.value && onEditLast()) event.preventDefault();
   };
   const onPaste = (event) => {
     const { files, types } = event.clipboardData;

@@ -11,7 +11,7 @@ export function ModelPicker() {
   const { chosen, talking } = models;
   const state = connection.isLost ? "unknown" : chosen?.state;
   const others = models.list.filter((model) => !talking.includes(model));
-  if (!chosen) return html`<span class="soft">${models.error || ["No model for chats", ...others.map(inWords)].join(", ")}</span>`;
+  if (!chosen) return html`<${Nothing} others=${others} />`;
   const seconds = chosen.loading_seconds ? ` for ${Math.round(chosen.loading_seconds)} s` : "";
   return html`<span class="picker">
     <span class=${`dot ${state}`} aria-hidden="true"></span>
@@ -23,6 +23,12 @@ export function ModelPicker() {
     </select>
     ${IN_WORDS[state] && html`<span class="soft" role="status">${IN_WORDS[state]}${seconds}</span>`}
   </span>`;
+}
+
+function Nothing({ others }) {
+  if (models.needsKey) return html`<button type="button" class="small" onClick=${() => models.load()}>Enter the API key</button>`;
+  const reason = models.error || (models.isKnown ? ["No model for chats", ...others.map(inWords)].join(", ") : "Loading models …");
+  return html`<span class="soft">${reason}</span>`;
 }
 
 const inWords = (model) => `${model.id} (${purpose(model)})`;

@@ -27,6 +27,9 @@ export function refusalOf({ chosen, talking }) {
 class Models extends Emitter {
   list = [];
   error = "";
+  // Whether the list was ever read, and whether it needs a key that the reader did not give.
+  isKnown = false;
+  needsKey = false;
   #timer = 0;
   #looks = 0;
   #loads = 0;
@@ -35,15 +38,17 @@ class Models extends Emitter {
     clearTimeout(this.#timer);
     const number = ++this.#loads;
     let { list } = this;
-    let message = "";
+    let [message, needsKey] = ["", false];
     try {
       list = (await ask("v1/models")).data;
+      this.isKnown = true;
     } catch (error) {
-      message = error.message;
+      [message, needsKey] = [error.message, error.status === 401];
     }
     if (number !== this.#loads) return; // A later answer is newer, whichever comes first.
     this.list = list;
     this.error = message;
+    this.needsKey = needsKey;
     if (this.#looks || this.list.some((model) => ["loading", "unloading"].includes(model.state))) this.#loadLater();
     this.changed();
   }

@@ -8,8 +8,9 @@ import { Composer } from "./composer.js";
 import { canSend, regenerate, running, send } from "./conversation.js";
 import { drafts } from "./drafts.js";
 import { useChanges } from "./emitter.js";
-import { whole } from "./figures.js";
+import { share, whole } from "./figures.js";
 import { html, useEffect, useLayoutEffect, useRef, useState } from "./html.js";
+import { Icon, IconButton } from "./icons.js";
 import { ModelPicker } from "./model_picker.js";
 import { models } from "./models.js";
 import { go } from "./place.js";
@@ -25,6 +26,9 @@ export function TalkView({ chatId }) {
   const [isListed, setListed] = useState(false);
   // The panel next to the conversation: {name: "settings" | "code" | "look", turn}; null for nothing.
   const [panel, setPanel] = useState(null);
+  // The turn that is being edited.
+  const [editedId, setEdited] = useState(null);
+  const search = useRef();
   const chat = chats.get(chatId);
   const isBusy = chat ? running.has(chat) : false;
   const isOpen = !chat || chats.isOpen(chat);
@@ -38,6 +42,7 @@ export function TalkView({ chatId }) {
   const open = (other) => {
     setListed(false);
     setPanel(null);
+    setEdited(null);
     go("chat", other?.id);
   };
   const onSend = (text, attachments) => {
@@ -58,11 +63,33 @@ export function TalkView({ chatId }) {
   }, [chat]);
   useEffect(() => {
     const onKeyDown = (event) => {
-      if (event.key === "Escape" && isBusy && !document.querySelector("dialog[open]")) running.stop(chat);
+      if (document.querySelector("dialog[open]")) return;
+      if (event.key === "Escape") {
+        if (isBusy) running.stop(chat);
+        else setPanel(null);
+      } else if (event.key === "k" && (event.ctrlKey || event.metaKey)) {
+        event.preventDefault();
+        setListed(true);
+        requestAnimationFrame(() => requestAnimationFrame(() => search.current?.focus()));
+      } else if (event.code === "KeyN" && event.altKey) {
+        event.preventDefault();
+        open(null);
+      }
     };
     addEventListener("keydown", onKeyDown);
     return () => removeEventListener("keydown", onKeyDown);
   }, [chat, isBusy]);
+  // The focus returns to the message from a button that is gone; on a touch screen that would bring up the keyboard.
+  useEffect(() => {
+    if (document.activeElement === document.body && matchMedia("(hover: hover)").matches) {
+      document.querySelector(".composer textarea").focus({ preventScroll: true });
+    }
+  }, [isBusy, editedId, turns.length, panel]);
+  const editLast = () => {
+    const last = isBusy ? undefined : turns.findLast(({ role }) => role === "user");
+    if (last) setEdited(last.id);
+    return Boolean(last);
+  };
   const askAgain = () => {
     regenerate(chat, panel.turn, PROBABILITIES);
     setPanel(null);
@@ -70,20 +97,21 @@ export function TalkView({ chatId }) {
   const profile = (token) => go("watch", "profiles", { slow_token_ratio: Math.max(1.5, Math.min(3, token.ratio * 0.7)).toFixed(1) });
   return html`<div class=${`talk${isListed ? " listed" : ""}${panel ? " with-panel" : ""}`}>
     ${isListed && html`<button type="button" class="scrim" aria-label="Close the list of chats" onClick=${() => setListed(false)}></button>`}
-    <aside class="side"><${ChatList} current=${chatId} onOpen=${open} onNew=${() => open(null)} /></aside>
+    <aside class="side"><${ChatList} current=${chatId} search=${search} onOpen=${open} onNew=${() => open(null)} /></aside>
     <section class="conversation" aria-label="Conversation">
       <div class="bar">
-        <button type="button" class="quiet only-narrow" aria-expanded=${isListed} onClick=${() => setListed(!isListed)}>Chats</button>
+        <${IconButton} icon="chats" label="Chats" class="only-narrow" aria-expanded=${isListed} onClick=${() => setListed(!isListed)} />
         <${ModelPicker} />
         <span class="stretch"></span>
         <${ContextGauge} turns=${turns} />
-        <button type="button" class="quiet" aria-expanded=${panel?.name === "settings"} onClick=${() => toggle("settings")}>Settings
-          ${numSet > 0 && html` <span class="badge">${numSet} set</span>`}</button>
-        <button type="button" class="quiet" aria-expanded=${panel?.name === "code"} onClick=${() => toggle("code")}>Code</button>
+        <${BarButton} icon="settings" words="Settings" isOpen=${panel?.name === "settings"} onClick=${() => toggle("settings")}
+          badge=${numSet ? `${numSet} set` : ""} />
+        <${BarButton} icon="code" words="Code" isOpen=${panel?.name === "code"} onClick=${() => toggle("code")} />
       </div>
       <${Turns} key=${chatId} chat=${chat} turns=${turns} isOpen=${isOpen} isBusy=${isBusy}
-        system=${settings.system} onSystem=${() => setPanel({ name: "settings" })} onInspect=${(turn) => setPanel({ name: "look", turn })} />
-      <${Composer} chatId=${chat?.id ?? ""} isBusy=${isBusy} problem=${running.problem} onSend=${onSend} onStop=${() => running.stop(chat)} />
+        editedId=${editedId} onEdit=${setEdited} system=${settings.system} onSystem=${() => setPanel({ name: "settings" })} onInspect=${(turn) => setPanel({ name: "look", turn })} />
+      <${Composer} chatId=${chat?.id ?? ""} isBusy=${isBusy} problem=${running.problem} onSend=${onSend} onEditLast=${editLast}
+        onStop=${() => running.stop(chat)} />
       <p class="unseen" role="status">${isBusy ? "The answer is being written" : turns.length ? "The answer is complete" : ""}</p>
     </section>
     ${panel && html`<aside class="panel" aria-label=${TITLES[panel.name]}>
@@ -104,7 +132,12 @@ function lastQuestion(turns) {
   return turns.findLast((turn) => turn.role !== "assistant")?.id ?? ROOT;
 }
 
-function Turns({ chat, turns, isOpen, isBusy, system = "", onSystem, onInspect }) {
+function BarButton({ icon, words, badge = "", isOpen, onClick }) {
+  return html`<button type="button" class="quiet bar-button" aria-expanded=${isOpen} title=${words} onClick=${onClick}>
+    <${Icon} name=${icon} /><span class="label">${words}</span>${badge && html` <span class="badge">${badge}</span>`}</button>`;
+}
+
+function Turns({ chat, turns, isOpen, isBusy, editedId, onEdit, system = "", onSystem, onInspect }) {
   const list = useRef();
   const follows = useRef(true);
   const onScroll = () => {
@@ -120,7 +153,8 @@ function Turns({ chat, turns, isOpen, isBusy, system = "", onSystem, onInspect }
       ${isOpen && !turns.length && html`<div class="welcome"><h1>What would you like to know?</h1>
         <p class="soft">Chats stay in this browser. Nothing of them goes anywhere but to this server.</p></div>`}
       ${turns.map((turn, place) => html`<${TurnView} key=${turn.id} chat=${chat} turn=${turn} isBusy=${isBusy}
-        isLast=${place === turns.length - 1} isWriting=${isBusy && place === turns.length - 1} onInspect=${onInspect} />`)}
+        isLast=${place === turns.length - 1} isWriting=${isBusy && place === turns.length - 1}
+        isEdited=${turn.id === editedId} onEdit=${onEdit} onInspect=${onInspect} />`)}
     </div></div>`;
 }
 
@@ -132,5 +166,5 @@ function ContextGauge({ turns }) {
   const used = last.usage.total_tokens;
   return html`<span class="gauge" title=${`${whole(used)} of ${whole(most)} tokens of the context`}>
     <meter min="0" max=${most} high=${most * 0.8} value=${used} aria-label="Context"></meter>
-    <span class="soft">${whole(used)} / ${whole(most)}</span></span>`;
+    <span class="soft not-narrow">${whole(used)} / ${whole(most)}</span><span class="soft only-narrow">${share(used / most)}</span></span>`;
 }

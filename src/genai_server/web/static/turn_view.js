@@ -11,17 +11,16 @@ const LABELS = { user: "You", assistant: "Answer" };
 const BODIES = { user: Question, tool: Result, assistant: Answer };
 
 export function TurnView(props) {
-  const { chat, turn, isBusy, isLast, isWriting } = props;
-  const [isEdited, setEdited] = useState(false);
+  const { chat, turn, isBusy, isLast, isWriting, isEdited, onEdit } = props;
   const save = (text, attachments) => {
-    setEdited(false);
+    onEdit(null);
     edit(chat, turn, text, attachments);
   };
   return html`<article class=${`turn ${turn.role}${isLast ? " last" : ""}`} aria-label=${LABELS[turn.role] ?? `Result of ${turn.name}`}
       aria-busy=${isWriting}>
-    ${isEdited ? html`<${EditForm} turn=${turn} isBusy=${isBusy} onSave=${save} onCancel=${() => setEdited(false)} />`
+    ${isEdited ? html`<${EditForm} turn=${turn} isBusy=${isBusy} onSave=${save} onCancel=${() => onEdit(null)} />`
       : html`<${BODIES[turn.role]} ...${props} />
-        ${isWriting ? html`<div class="turn-tools"></div>` : html`<${TurnTools} ...${props} onEdit=${() => setEdited(true)} />`}`}
+        ${isWriting ? html`<div class="turn-tools"></div>` : html`<${TurnTools} ...${props} onEdit=${() => onEdit(turn.id)} />`}`}
   </article>`;
 }
 

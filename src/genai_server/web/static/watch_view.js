@@ -9,7 +9,7 @@ import { Profiles } from "./profiles.js";
 import { RuntimeOptions } from "./runtime_options.js";
 import { server } from "./server.js";
 
-const TABS = { "": "Overview", profiles: "Profiles", models: "Models", options: "Runtime options" };
+const TABS = { "": "Overview", profiles: "Profiles", models: "Models", options: "Runtime" };
 
 export function WatchView({ tab, query }) {
   useChanges(server, connection);
@@ -20,7 +20,7 @@ export function WatchView({ tab, query }) {
     <nav class="tabs" aria-label="Watch">${offered.map(([name, words]) => html`<a key=${name} href=${`#watch${name && `/${name}`}`}
       aria-current=${name === shown ? "page" : undefined}>${words}</a>`)}
       <span class="stretch"></span>
-      ${server.health?.version && html`<span class="soft">version ${server.health.version}</span>`}</nav>
+      ${server.health?.version && html`<span class="soft not-narrow">version ${server.health.version}</span>`}</nav>
     ${server.problem && html`<p class="error" role="alert">${server.problem}</p>`}
     ${server.isAdmin === false && html`<${Refused} />`}
     ${shown === "" && html`<${Overview} />`}
