@@ -17,6 +17,7 @@ import { go } from "./place.js";
 import { SettingsPanel } from "./settings_panel.js";
 import { TokenPanel } from "./token_panel.js";
 import { TurnView } from "./turn_view.js";
+import { Welcome } from "./welcome.js";
 
 // Pixels from the end within which new text is followed.
 const NEAR = 80;
@@ -109,7 +110,7 @@ export function TalkView({ chatId }) {
         <${BarButton} icon="code" words="Code" isOpen=${panel?.name === "code"} onClick=${() => toggle("code")} />
       </div>
       <${Turns} key=${chatId} chat=${chat} turns=${turns} isOpen=${isOpen} isBusy=${isBusy}
-        editedId=${editedId} onEdit=${setEdited} system=${settings.system} onSystem=${() => setPanel({ name: "settings" })} onInspect=${(turn) => setPanel({ name: "look", turn })} />
+        editedId=${editedId} onEdit=${setEdited} system=${settings.system} onSystem=${() => setPanel({ name: "settings" })} onAsk=${(text) => onSend(text, [])} onInspect=${(turn) => setPanel({ name: "look", turn })} />
       <${Composer} chatId=${chat?.id ?? ""} isBusy=${isBusy} problem=${running.problem} onSend=${onSend} onEditLast=${editLast}
         onStop=${() => running.stop(chat)} />
       <p class="unseen" role="status">${isBusy ? "The answer is being written" : turns.length ? "The answer is complete" : ""}</p>
@@ -137,7 +138,7 @@ function BarButton({ icon, words, badge = "", isOpen, onClick }) {
     <${Icon} name=${icon} /><span class="label">${words}</span>${badge && html` <span class="badge">${badge}</span>`}</button>`;
 }
 
-function Turns({ chat, turns, isOpen, isBusy, editedId, onEdit, system = "", onSystem, onInspect }) {
+function Turns({ chat, turns, isOpen, isBusy, editedId, onEdit, system = "", onSystem, onAsk, onInspect }) {
   const list = useRef();
   const follows = useRef(true);
   const onScroll = () => {
@@ -150,8 +151,7 @@ function Turns({ chat, turns, isOpen, isBusy, editedId, onEdit, system = "", onS
     <div class="column">
       ${system.trim() && html`<button type="button" class="chip" title=${system} onClick=${onSystem}>
         <span class="soft">System prompt</span> ${system}</button>`}
-      ${isOpen && !turns.length && html`<div class="welcome"><h1>What would you like to know?</h1>
-        <p class="soft">Chats stay in this browser. Nothing of them goes anywhere but to this server.</p></div>`}
+      ${isOpen && !turns.length && html`<${Welcome} onAsk=${onAsk} />`}
       ${turns.map((turn, place) => html`<${TurnView} key=${turn.id} chat=${chat} turn=${turn} isBusy=${isBusy}
         isLast=${place === turns.length - 1} isWriting=${isBusy && place === turns.length - 1}
         isEdited=${turn.id === editedId} onEdit=${onEdit} onInspect=${onInspect} />`)}
