@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, Page, expect
@@ -64,7 +65,7 @@ def test_shortcuts_search_and_begin_chats_and_are_listed(page: Page) -> None:
 
 @pytest.fixture
 def phone(browser: Browser, own_scripted: RunningServer) -> Iterator[Page]:
-    device = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True}
+    device: dict[str, Any] = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True}
     with opened(browser, own_scripted, **device) as page:
         yield page
 

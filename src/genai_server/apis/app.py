@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -37,8 +37,9 @@ from genai_server.apis.responses.background_responses import EndRequest
 from genai_server.apis.responses.store import ResponseStore
 from genai_server.apis.responses.store_database import RecordDatabase
 from genai_server.apis.responses.websocket import ResponsesSocket
-from genai_server.apis.status import engine_metrics, health
+from genai_server.apis.status import engine_metrics, health, load_history
 from genai_server.apis.status.engine_metrics import EngineMetrics
+from genai_server.apis.status.load_history import LoadHistory
 from genai_server.apis.tokens import routes as tokens
 from genai_server.apis.transcriptions import routes as transcriptions
 from genai_server.apis.web_page import routes as page
@@ -59,6 +60,7 @@ from genai_server.http.middleware.request_lifetime import Drain, Drained, Reques
 from genai_server.http.middleware.uploads import Uploads, upload_folder
 from genai_server.http.rate_limit import RateLimits
 from genai_server.http.request_state import request_state
+from genai_server.http.telemetry.recent_requests import RecentRequests
 from genai_server.http.telemetry.request_record import Observer
 from genai_server.images.reader import Images
 from genai_server.process_memory import rare_full_collections
@@ -120,6 +122,8 @@ def create_app(
     """
 
     bodies = BodyBudget(settings.max_bodies_bytes)
+    recent, history = RecentRequests(), LoadHistory()
+    telemetry = replace(telemetry, observers=[*telemetry.observers, recent.observe, history.observe])
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[dict[str, BodyBudget]]:
@@ -134,6 +138,7 @@ def create_app(
             )
             engine_metrics = EngineMetrics(settings, models)
             telemetry.registry.register(engine_metrics)
+            recent.open(folder)
             with (
                 closing(GrammarChecker(settings.grammar_timeout, telemetry.count_check)) as grammars,
                 closing(Images(settings, folder, telemetry.count_image)) as images,
@@ -141,6 +146,7 @@ def create_app(
                 upload_folder(folder) as app.state.uploads,
             ):
                 app.state.responses = responses
+                app.state.history = history
                 app.state.services = Services(
                     settings,
                     models,
@@ -152,12 +158,17 @@ def create_app(
                     drain,
                     telemetry.registry,
                     model_files.pull,
+                    recent,
                 )
-                starting = asyncio.create_task(_start_image_readers(models, images))
+                tasks = [
+                    asyncio.create_task(_start_image_readers(models, images)),
+                    asyncio.create_task(history.follow(engine_metrics)),
+                ]
                 try:
                     yield {BODY_BUDGET: bodies}
                 finally:
-                    starting.cancel()
+                    for task in tasks:
+                        task.cancel()
                     await responses.close()
             telemetry.registry.unregister(engine_metrics)
             await asyncio.to_thread(telemetry.close)
@@ -206,6 +217,7 @@ def create_app(
         app.mount(page.PAGE_PATH, page.WebFiles(directory=PAGE))
     if settings.metrics != "off":
         app.include_router(engine_metrics.router)
+        app.include_router(load_history.router)
 
     @app.exception_handler(ClientLeft)
     async def client_left(request: Request, error: ClientLeft) -> Response:

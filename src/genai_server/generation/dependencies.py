@@ -26,6 +26,7 @@ from genai_server.http.leniency import Leniency
 from genai_server.http.middleware.authentication import rights
 from genai_server.http.middleware.request_lifetime import Drain
 from genai_server.http.request_state import request_state
+from genai_server.http.telemetry.recent_requests import RecentRequests
 from genai_server.http.telemetry.request_record import RequestRecord
 from genai_server.images.reader import Images
 from genai_server.pooling_model import Task
@@ -54,6 +55,8 @@ class Services:
     registry: CollectorRegistry
     # Downloads models from a hub.
     pull: PullModel
+    # The requests that have ended.
+    recent: RecentRequests
 
     async def served(self, model: str | None, task: Task | None = None) -> ServedModel:
         """The model of a request that only needs its text side.

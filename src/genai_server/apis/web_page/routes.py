@@ -1,7 +1,7 @@
 """The root path: the web page for browsers, server information for programs, and the API documentation.
 
-The page's files contain no secrets and need no API key: the page asks for the key itself, and the page of /docs reads the
-description of the API with the key that the page has.
+The page's files contain no secrets and need no API key: the page asks for the key itself, and the page of /docs reads
+the description of the API with the key that the page has.
 """
 
 import mimetypes
