@@ -1,7 +1,7 @@
 """Measure what the web page costs and how smoothly it draws, in a Chromium over a server with the demo model.
 
-- What a watcher costs: the processor time of the API process and of the engine while pages show “Watch”, less the time
-  while none does. A hidden page, or one that shows “Talk”, asks nothing.
+- What a watcher costs: the processor time of the API process and of the engine while pages show “Monitor”, less the
+  time while none does. A hidden page, or one that shows “Chat”, asks nothing.
 - How smooth a long answer is: the frames that are drawn while 2,000 tokens arrive, and while it is scrolled through.
 
 usage: .venv/bin/python scripts/measure_page.py [--quick]      Linux and macOS; needs the extra `dev` and a Chromium
@@ -73,7 +73,7 @@ def costs(browser: Browser, server: Server, seconds: float) -> list[list[str]]:
     pages: list[Page] = []
     for wanted in (1, 4):
         while len(pages) < wanted:
-            pages.append(_opened(browser, server, "#watch"))
+            pages.append(_opened(browser, server, "#monitor"))
         time.sleep(3.0)
         found = _cores(server, seconds)
         each = (sum(found) - sum(idle)) / wanted

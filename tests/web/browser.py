@@ -52,8 +52,8 @@ def picture(page: Page, name: str, folder: Path) -> None:
 
 
 def charted(page: Page) -> None:
-    """Let the charts of “Watch” start at once, with the second poll. The page has its own clock."""
-    for _ in range(20):
+    """Let the charts of “Monitor” start with the server's samples. The page has its own clock."""
+    for _ in range(200):
         if page.locator(".chart").count():
             return
         page.clock.run_for(1000)

@@ -95,11 +95,11 @@ def test_an_answer_that_breaks_off_keeps_its_text(page: Page) -> None:
 
 def test_monitoring_recovers_without_a_reload(page: Page) -> None:
     leave(page)
-    page.get_by_role("link", name="Watch").click()
+    page.get_by_role("link", name="Monitor").click()
     expect(page.get_by_text(BANNER)).to_be_visible()
     expect(page.get_by_role("button", name="Enter the admin key")).to_have_count(0)
     come_back(page)
-    tabs = page.get_by_role("navigation", name="Watch").get_by_role("link")
+    tabs = page.get_by_role("navigation", name="Monitor").get_by_role("link")
     expect(tabs).to_have_text(["Overview", "Profiles", "Models", "Runtime"])
     cards = page.locator("section[aria-label=Devices] .card")
     expect(cards.first).to_contain_text("ready")

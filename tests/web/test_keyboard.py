@@ -93,7 +93,7 @@ def test_targets_are_large_enough_for_a_finger(phone: Page, tmp_path: Path) -> N
     phone.get_by_role("button", name="Chats").click()
     assert phone.evaluate(SMALL) == []
     assert violations(phone) == []
-    phone.get_by_role("link", name="Watch").click()
+    phone.get_by_role("link", name="Monitor").click()
     expect(phone.locator(".card").first).to_be_visible()
     assert phone.evaluate(SMALL) == []
     assert phone.evaluate("document.documentElement.scrollWidth") <= 390

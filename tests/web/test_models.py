@@ -15,7 +15,7 @@ from tests.web.browser import agree, answer, ask, opened, picture
 
 @pytest.fixture
 def page(browser: Browser, own_scripted: RunningServer) -> Iterator[Page]:
-    with opened(browser, own_scripted, "#watch/models") as page:
+    with opened(browser, own_scripted, "#monitor/models") as page:
         yield page
 
 
@@ -40,13 +40,13 @@ def row(page: Page, name: str) -> Locator:
 
 
 def watch_models(page: Page) -> None:
-    page.get_by_role("link", name="Watch").click()
+    page.get_by_role("link", name="Monitor").click()
     page.get_by_role("link", name="Models").click()
 
 
 def talk(page: Page, model: str, text: str) -> None:
     """Start a new chat with a model."""
-    page.get_by_role("link", name="Talk").click()
+    page.get_by_role("link", name="Chat").click()
     page.get_by_role("button", name="New chat").click()
     page.get_by_label("Model", exact=True).select_option(model)
     ask(page, text)
@@ -62,7 +62,7 @@ def test_a_model_is_loaded_talked_to_and_unloaded(page: Page, tmp_path: Path) ->
     row(page, "more").get_by_role("button", name="Unload").click()
     agree(page, "Unload")
     expect(row(page, "more")).to_have_count(0)
-    page.get_by_role("link", name="Talk").click()
+    page.get_by_role("link", name="Chat").click()
     expect(page.get_by_label("Model", exact=True)).to_have_value("onnx-genai")
 
 
@@ -79,7 +79,7 @@ def test_a_failed_model_is_shown_with_its_reason_and_not_offered(page: Page, tmp
     submit(page, "Load a model", "Load", Name="more", Directory=str(broken), Devices="cpu")
     expect(row(page, "more")).to_contain_text("failed", timeout=30_000)
     expect(row(page, "more").locator(".error")).to_contain_text("model.onnx")
-    page.get_by_role("link", name="Talk").click()
+    page.get_by_role("link", name="Chat").click()
     expect(page.get_by_label("Model", exact=True)).to_have_value("onnx-genai")
     expect(page.get_by_label("Model", exact=True).locator("option[value=more]")).to_have_count(0)
     watch_models(page)
@@ -130,7 +130,7 @@ BASE = {"id": "base", "chat": False, "capabilities": ["completion"]}
 
 
 def test_a_model_that_is_loading_can_be_chosen_and_says_so(page: Page, tmp_path: Path) -> None:
-    page.get_by_role("link", name="Talk").click()
+    page.get_by_role("link", name="Chat").click()
     listed(page, {"id": "big", "state": "loading", "chat": None, "loading_seconds": 12.4})
     expect(page.locator(".picker")).to_contain_text("loading for 12 s")
     picture(page, "picker-loading", tmp_path)
@@ -152,7 +152,7 @@ def test_an_older_list_that_comes_late_replaces_no_newer_one(page: Page) -> None
     page.evaluate("import('./ui/models.js').then(({models}) => models.load())")
     with page.expect_response("**/v1/models"):
         held[0].fulfill(json={"object": "list", "data": [{"id": "older", "chat": True}]})
-    page.get_by_role("link", name="Talk").click()
+    page.get_by_role("link", name="Chat").click()
     page.wait_for_timeout(100)
     expect(page.get_by_label("Model", exact=True)).to_have_value("newer")
 
@@ -164,14 +164,14 @@ def test_only_chat_models_are_offered_and_others_show_their_use(page: Page, tmp_
     expect(row(page, "base")).to_contain_text("raw prompts")
     expect(row(page, "small")).to_contain_text("chats")
     picture(page, "models-for", tmp_path)
-    page.get_by_role("link", name="Talk").click()
+    page.get_by_role("link", name="Chat").click()
     expect(page.get_by_label("Model", exact=True)).to_have_value("small")
     others = page.locator(".picker option:disabled")
     expect(others).to_have_text(["bert (embeddings)", "judge (reranking)", "base (raw prompts)"])
 
 
 def test_nothing_is_sent_without_a_chat_model(page: Page, tmp_path: Path) -> None:
-    page.get_by_role("link", name="Talk").click()
+    page.get_by_role("link", name="Chat").click()
     listed(page, EMBEDS)
     expect(page.locator(".conversation .bar")).to_contain_text("No model for chats, bert (embeddings)")
     page.get_by_label("Message", exact=True).fill("Hello!")

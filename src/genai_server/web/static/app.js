@@ -1,4 +1,5 @@
 // The page: its head, and the view that the address names.
+import { ChatView } from "./chat_view.js";
 import { chats } from "./chats.js";
 import { connection } from "./connection.js";
 import { ConfirmationDialog } from "./confirmation.js";
@@ -7,10 +8,9 @@ import { html, render, useEffect, useState } from "./html.js";
 import { KeyDialog } from "./key_dialog.js";
 import { keys } from "./keys.js";
 import { models } from "./models.js";
+import { MonitorView } from "./monitor_view.js";
 import { place } from "./place.js";
 import { Shortcuts } from "./shortcuts.js";
-import { TalkView } from "./talk_view.js";
-import { WatchView } from "./watch_view.js";
 
 function App() {
   useChanges(place, keys, connection);
@@ -20,8 +20,8 @@ function App() {
     <header class="head">
       <span class="name">genai-server</span>
       <nav aria-label="Views">
-        <a href="#chat" aria-current=${view === "chat" ? "page" : undefined}>Talk</a>
-        <a href="#watch" aria-current=${view === "watch" ? "page" : undefined}>Watch</a>
+        <a href="#chat" aria-current=${view === "chat" ? "page" : undefined}>Chat</a>
+        <a href="#monitor" aria-current=${view === "monitor" ? "page" : undefined}>Monitor</a>
         <a href="docs">API</a>
       </nav>
       <span class="stretch"></span>
@@ -31,7 +31,7 @@ function App() {
     </header>
     ${connection.isLost && html`<p class="banner" role="status">Server not reachable. Retrying …</p>`}
     <main id="main" tabindex="-1">
-      ${view === "watch" ? html`<${WatchView} tab=${rest} query=${query} />` : html`<${TalkView} chatId=${rest} />`}
+      ${view === "monitor" ? html`<${MonitorView} tab=${rest} query=${query} />` : html`<${ChatView} chatId=${rest} />`}
     </main>
     <${KeyDialog} />
     <${ConfirmationDialog} />`;

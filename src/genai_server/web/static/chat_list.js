@@ -55,7 +55,7 @@ function Entry({ chat, isCurrent, onOpen, onExport }) {
   const title = chat.title || "New chat";
   if (isNamed) return html`<${NameForm} chat=${chat} onDone=${() => setNamed(false)} />`;
   const remove = async () => {
-    if (await confirmation.ask("Delete this chat?", `“${title}” cannot be brought back.`, "Delete")) chats.remove(chat);
+    if (await confirmation.ask({ title: "Delete this chat?", text: `“${title}” cannot be brought back.`, action: "Delete" })) chats.remove(chat);
   };
   return html`<li class=${isCurrent ? "current" : ""}>
     <button type="button" class="open" aria-current=${isCurrent ? "page" : undefined} title=${title} onClick=${() => onOpen(chat)}>

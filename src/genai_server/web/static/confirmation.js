@@ -4,14 +4,14 @@ import { html } from "./html.js";
 import { Dialog, focused } from "./parts.js";
 
 class Confirmation extends Emitter {
-  // What the reader is asked: {title, text, action, settle}; null while nothing is asked.
+  // What the reader is asked: {title, text, action, isSafe, settle}; null while nothing is asked.
   question = null;
 
-  // Whether the reader agrees; `action` is the button's word for it.
-  ask(title, text, action) {
+  // Whether the reader agrees; `action` is the button's word for it, which looks destructive unless it `isSafe`.
+  ask(question) {
     this.answer(false);
     return new Promise((settle) => {
-      this.question = { title, text, action, settle };
+      this.question = { ...question, settle };
       this.changed();
     });
   }
@@ -31,5 +31,5 @@ export function ConfirmationDialog() {
   return question && html`<${Dialog} key=${question.title} title=${question.title} onClose=${() => confirmation.answer(false)}>
     <p>${question.text}</p>
     <div class="actions"><button type="button" ref=${focused} onClick=${() => confirmation.answer(false)}>Cancel</button>
-      <button type="button" class="destructive" onClick=${() => confirmation.answer(true)}>${question.action}</button></div><//>`;
+      <button type="button" class=${question.isSafe ? "primary" : "destructive"} onClick=${() => confirmation.answer(true)}>${question.action}</button></div><//>`;
 }

@@ -53,7 +53,8 @@ function Session({ session, onChange, onReport }) {
     onReport({ id, url: URL.createObjectURL(page) });
   };
   const remove = async () => {
-    if (!session.open && !await confirmation.ask("Delete this session?", `${id} and its files cannot be brought back.`, "Delete")) return;
+    const question = { title: "Delete this session?", text: `${id} and its files cannot be brought back.`, action: "Delete" };
+    if (!session.open && !await confirmation.ask(question)) return;
     await admin(path, { method: "DELETE" });
     await onChange();
   };
@@ -77,7 +78,7 @@ function Report({ id, url, onClose }) {
     onClose();
   };
   return html`<${Dialog} title=${`Report of ${id}`} onClose=${close} wide>
-    <p><a href=${url} target="_blank" rel="noopener">Open in a tab of its own</a></p>
+    <p><a href=${url} target="_blank" rel="noopener">Open in a new tab</a></p>
     <iframe class="report" title=${`Report of ${id}`} src=${url} sandbox="allow-scripts"></iframe><//>`;
 }
 

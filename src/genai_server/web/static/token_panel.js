@@ -6,7 +6,7 @@ import { server } from "./server.js";
 
 // A gap is slow if it exceeds this multiple of the median and this number of milliseconds.
 const SLOW_RATIO = 3;
-const SLOW_LEAST = 5;
+const SLOW_LEAST = 20;
 
 const LEGENDS = {
   probability: [["", "over 90 %"], ["p4", "over 60 %"], ["p3", "over 30 %"], ["p2", "over 10 %"], ["p1", "less"]],

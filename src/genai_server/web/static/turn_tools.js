@@ -51,7 +51,8 @@ async function remove(chat, turn) {
   const removal = removalOf(chat, turn);
   const others = removal.removed.length - 1;
   const more = others ? ` and ${others === 1 ? "the message" : `${others} messages`} that belong${others === 1 ? "s" : ""} to it` : "";
-  if (await confirmation.ask("Delete this message?", `It${more} cannot be brought back.`, "Delete")) chats.removeTurns(chat, removal);
+  const question = { title: "Delete this message?", text: `It${more} cannot be brought back.`, action: "Delete" };
+  if (await confirmation.ask(question)) chats.removeTurns(chat, removal);
 }
 
 function Branches({ chat, turn, isBusy }) {

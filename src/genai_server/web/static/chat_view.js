@@ -22,7 +22,7 @@ import { Welcome } from "./welcome.js";
 // Pixels from the end within which new text is followed.
 const NEAR = 80;
 
-export function TalkView({ chatId }) {
+export function ChatView({ chatId }) {
   useChanges(chats, running, models, drafts);
   const [isListed, setListed] = useState(false);
   // The panel next to the conversation: {name: "settings" | "code" | "look", turn}; null for nothing.
@@ -95,8 +95,8 @@ export function TalkView({ chatId }) {
     regenerate(chat, panel.turn, PROBABILITIES);
     setPanel(null);
   };
-  const profile = (token) => go("watch", "profiles", { slow_token_ratio: Math.max(1.5, Math.min(3, token.ratio * 0.7)).toFixed(1) });
-  return html`<div class=${`talk${isListed ? " listed" : ""}${panel ? " with-panel" : ""}`}>
+  const profile = (token) => go("monitor", "profiles", { slow_token_ratio: Math.max(1.5, Math.min(3, token.ratio * 0.7)).toFixed(1) });
+  return html`<div class=${`chat-view${isListed ? " listed" : ""}${panel ? " with-panel" : ""}`}>
     ${isListed && html`<button type="button" class="scrim" aria-label="Close the list of chats" onClick=${() => setListed(false)}></button>`}
     <aside class="side"><${ChatList} current=${chatId} search=${search} onOpen=${open} onNew=${() => open(null)} /></aside>
     <section class="conversation" aria-label="Conversation">

@@ -287,10 +287,10 @@ def test_a_key_is_asked_for_once_and_kept_in_the_tab_only(browser: Browser, lock
 
 
 def test_admin_views_are_offered_with_the_admin_key_only(browser: Browser, locked: RunningServer) -> None:
-    with opened(browser, locked, "#watch") as page:
+    with opened(browser, locked, "#monitor") as page:
         use_key(page, KEY)
         expect(page.get_by_text("are not shown")).to_be_visible()
-        tabs = page.get_by_role("navigation", name="Watch").get_by_role("link")
+        tabs = page.get_by_role("navigation", name="Monitor").get_by_role("link")
         expect(tabs).to_have_text(["Overview"])
         page.get_by_role("button", name="Enter the admin key").click()
         use_key(page, "wrong-key-0123456789", "Admin key")
