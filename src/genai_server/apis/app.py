@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 from starlette.routing import WebSocketRoute
 
 from genai_server import __version__
-from genai_server.apis.admin import adapters, runtime_options
+from genai_server.apis.admin import adapters, runtime_options, stored_models
 from genai_server.apis.admin import model_loading as model_admin
 from genai_server.apis.admin import profile_sessions as profiles
 from genai_server.apis.admin import running_requests as requests
@@ -49,7 +49,7 @@ from genai_server.generation.catalog import Catalog
 from genai_server.generation.dependencies import ClientLeft, Services
 from genai_server.generation.fingerprint import fingerprint
 from genai_server.generation.output_spec import CheckedSpecs
-from genai_server.generation.pulling import PullModel
+from genai_server.generation.pulling import ModelStore
 from genai_server.generation.served_model import LoadText
 from genai_server.grammar_checker.checker import GrammarChecker
 from genai_server.http.api_keys import ApiKeys
@@ -81,8 +81,8 @@ class ModelFiles:
 
     # Reads the text side of a model.
     load_text: LoadText
-    # Fetches a model from a hub.
-    pull: PullModel
+    # Models on disk and on a hub.
+    store: ModelStore
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ def create_app(
                     telemetry.clock,
                     drain,
                     telemetry.registry,
-                    model_files.pull,
+                    model_files.store,
                     recent,
                 )
                 tasks = [
@@ -203,6 +203,7 @@ def create_app(
         transcriptions,
         runtime_options,
         model_admin,
+        stored_models,
         adapters,
         requests,
         profiles,

@@ -19,7 +19,7 @@ from genai_server.config.settings import Settings
 from genai_server.errors import InvalidField, ServerStopping
 from genai_server.generation.catalog import Catalog
 from genai_server.generation.output_spec import CheckedSpecs
-from genai_server.generation.pulling import PullModel
+from genai_server.generation.pulling import ModelStore
 from genai_server.generation.served_model import ServedModel
 from genai_server.grammar_checker.checker import GrammarChecker
 from genai_server.http.leniency import Leniency
@@ -53,8 +53,8 @@ class Services:
     drain: Drain
     # The Prometheus metrics.
     registry: CollectorRegistry
-    # Downloads models from a hub.
-    pull: PullModel
+    # Models on disk and on a hub.
+    store: ModelStore
     # The requests that have ended.
     recent: RecentRequests
 
