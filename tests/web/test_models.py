@@ -53,7 +53,7 @@ def talk(page: Page, model: str, text: str) -> None:
 
 
 def test_a_model_is_loaded_talked_to_and_unloaded(page: Page, tmp_path: Path) -> None:
-    submit(page, "Load a model", "Load", Name="more", Directory="/more", Devices="scripted:7")
+    submit(page, "Load another directory", "Load", Name="more", Directory="/more", Devices="scripted:7")
     expect(row(page, "more")).to_contain_text("ready")
     picture(page, "models-loaded", tmp_path)
     talk(page, "more", "say hello")
@@ -67,7 +67,7 @@ def test_a_model_is_loaded_talked_to_and_unloaded(page: Page, tmp_path: Path) ->
 
 
 def test_failed_load_is_shown_with_the_reason(page: Page) -> None:
-    form = submit(page, "Load a model", "Load", Name="more", Directory="/nowhere", Devices="cpu")
+    form = submit(page, "Load another directory", "Load", Name="more", Directory="/nowhere", Devices="cpu")
     expect(form.get_by_role("alert")).to_contain_text("/nowhere")
     expect(row(page, "onnx-genai")).to_have_count(1)
     expect(row(page, "more")).to_have_count(0)
@@ -76,7 +76,7 @@ def test_failed_load_is_shown_with_the_reason(page: Page) -> None:
 def test_a_failed_model_is_shown_with_its_reason_and_not_offered(page: Page, tmp_path: Path) -> None:
     broken = shutil.copytree(DEMO, tmp_path / "broken")
     (broken / "model.onnx").write_bytes(b"no graph")
-    submit(page, "Load a model", "Load", Name="more", Directory=str(broken), Devices="cpu")
+    submit(page, "Load another directory", "Load", Name="more", Directory=str(broken), Devices="cpu")
     expect(row(page, "more")).to_contain_text("failed", timeout=30_000)
     expect(row(page, "more").locator(".error")).to_contain_text("model.onnx")
     page.get_by_role("link", name="Chat").click()
@@ -89,7 +89,7 @@ def test_a_failed_model_is_shown_with_its_reason_and_not_offered(page: Page, tmp
 
 
 def test_a_model_is_given_another_name_which_is_removed_again(page: Page) -> None:
-    submit(page, "Add an alias for a model", "Add", New_name="gpt-4o", Model="onnx-genai")
+    submit(page, "Add an alias", "Add", New_name="gpt-4o", Model="onnx-genai")
     expect(row(page, "onnx-genai").locator(".tag")).to_contain_text("gpt-4o")
     page.get_by_role("button", name="Remove the name gpt-4o").click()
     expect(page.locator(".tag")).to_have_count(0)

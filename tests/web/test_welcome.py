@@ -30,7 +30,7 @@ def test_the_demo_model_answers_the_examples_and_is_called_a_toy(
             page.keyboard.press("Alt+n")
             expect(page.locator(".examples")).to_be_visible()
         page.get_by_role("link", name="get a real model").click()
-        expect(page.get_by_role("heading", name="Models", exact=True)).to_be_visible()
+        expect(page.get_by_role("heading", name="Fetch a model from Hugging Face")).to_be_visible()
 
 
 @pytest.mark.parametrize("status", [403, 200])

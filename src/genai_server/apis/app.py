@@ -60,8 +60,7 @@ from genai_server.http.middleware.request_lifetime import Drain, Drained, Reques
 from genai_server.http.middleware.uploads import Uploads, upload_folder
 from genai_server.http.rate_limit import RateLimits
 from genai_server.http.request_state import request_state
-from genai_server.http.telemetry.recent_requests import RecentRequests
-from genai_server.http.telemetry.request_record import Observer
+from genai_server.http.telemetry.request_record import Observer, RecentRequests
 from genai_server.images.reader import Images
 from genai_server.process_memory import rare_full_collections
 from genai_server.timing import Clock, request_clock
@@ -122,8 +121,8 @@ def create_app(
     """
 
     bodies = BodyBudget(settings.max_bodies_bytes)
-    recent, history = RecentRequests(), LoadHistory()
-    telemetry = replace(telemetry, observers=[*telemetry.observers, recent.observe, history.observe])
+    recent = RecentRequests()
+    telemetry = replace(telemetry, observers=[*telemetry.observers, recent.observe])
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[dict[str, BodyBudget]]:
@@ -139,6 +138,7 @@ def create_app(
             engine_metrics = EngineMetrics(settings, models)
             telemetry.registry.register(engine_metrics)
             recent.open(folder)
+            history = LoadHistory(engine_metrics, recent)
             with (
                 closing(GrammarChecker(settings.grammar_timeout, telemetry.count_check)) as grammars,
                 closing(Images(settings, folder, telemetry.count_image)) as images,
@@ -162,7 +162,7 @@ def create_app(
                 )
                 tasks = [
                     asyncio.create_task(_start_image_readers(models, images)),
-                    asyncio.create_task(history.follow(engine_metrics)),
+                    asyncio.create_task(history.follow()),
                 ]
                 try:
                     yield {BODY_BUDGET: bodies}

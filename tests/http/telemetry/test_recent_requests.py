@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from genai_server.http.telemetry.recent_requests import MAX_REQUESTS, RecentRequests
-from genai_server.http.telemetry.request_record import RequestRecord
+from genai_server.http.telemetry.request_record import MAX_REQUESTS, RecentRequests, RequestRecord
 from genai_server.timing import Arrival
 from tests.running_server import RunningServer, body, run_server, wait_until
 

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 from fastapi import APIRouter, Request
 
 from genai_server.apis.status.engine_metrics import EngineMetrics, Labels
-from genai_server.http.telemetry.request_record import RequestRecord
+from genai_server.http.telemetry.request_record import RecentRequests
 
 PATH = "/metrics/history"
 # Seconds between two samples, and how many are kept.
@@ -24,35 +24,26 @@ router = APIRouter(tags=["status"])
 class LoadHistory:
     """Samples the engines' latest reports at regular intervals, without waiting for an engine."""
 
-    def __init__(self) -> None:
+    def __init__(self, metrics: EngineMetrics, requests: RecentRequests) -> None:
+        self._metrics = metrics
+        self._requests = requests
         self._samples: dict[Labels, deque[dict[str, Any]]] = {}
-        # Number and sum, in seconds, of the times to first tokens that this process has seen.
-        self._first_tokens: dict[Labels, tuple[int, float]] = {}
 
-    def observe(self, record: RequestRecord) -> None:
-        """Count the times to first tokens of a request that has ended."""
-        labels = (record.model, record.device)
-        for answer in record.answers:
-            if (ttft := answer.timings().ttft) is not None:
-                number, total = self._first_tokens.get(labels, (0, 0.0))
-                self._first_tokens[labels] = (number + 1, total + ttft)
-
-    async def follow(self, metrics: EngineMetrics) -> NoReturn:
+    async def follow(self) -> NoReturn:
         """Sample until cancelled."""
         while True:
-            self.sample(metrics, time.time())
+            self._sample(time.time())
             await asyncio.sleep(INTERVAL)
 
-    def sample(self, metrics: EngineMetrics, now: float) -> None:
+    def _sample(self, now: float) -> None:
         """Add a sample of each device, and forget those that are too old. `now` is in seconds since 1970."""
-        for labels, load in metrics.loads().items():
-            number, total = self._first_tokens.get(labels, (0, 0.0))
+        for labels, load in self._metrics.loads().items():
+            number, total = self._requests.first_tokens.get(labels, (0, 0.0))
             sample = {"time": round(now, 3), **load, "first_tokens": number, "first_token_seconds": round(total, 4)}
             self._samples.setdefault(labels, deque(maxlen=MAX_SAMPLES)).append(sample)
         for labels, samples in list(self._samples.items()):
             if samples[-1]["time"] < now - INTERVAL * MAX_SAMPLES:
                 del self._samples[labels]
-                self._first_tokens.pop(labels, None)
 
     def since(self, since: float) -> list[dict[str, Any]]:
         """The samples after this time of each device."""
