@@ -11,7 +11,7 @@ from genai_server.engine.requests import RequestTable
 from genai_server.engine.scheduling.scheduler_output import Step
 from genai_server.engine.sequence import Sequence
 from genai_server.engine.sound_worker import SoundWorker
-from genai_server.messages.figures import Figures, Histogram
+from genai_server.messages.figures import DiskCacheFigures, Figures, Histogram
 
 # Bounds in seconds, for the duration of a step and the time between two tokens.
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0, 40.0)
@@ -46,6 +46,7 @@ class Meter:
         self._generation_tokens = 0
         self._cache_queries = 0
         self._cache_hits = 0
+        self._pauses = 0
         self._drafted = 0
         self._accepted = 0
         self._prefill_passes = Tally(_SECONDS)
@@ -59,6 +60,10 @@ class Meter:
         if sequence.batched and not sequence.by_library and request.cache_prompt and not request.prompt_logprobs:
             self._cache_queries += len(request.prompt)
             self._cache_hits += sequence.num_cached
+
+    def paused(self) -> None:
+        """Count a sequence of the background that gives up its place."""
+        self._pauses += 1
 
     def matched(self, num_tokens: int) -> None:
         """Count tokens of a prompt that were found in the cache after it was opened."""
@@ -78,7 +83,8 @@ class Meter:
         Tokens of one step share the time equally.
         """
         self._generation_tokens += num_tokens
-        if before is None or sequence.last is None:
+        # Nobody waits for the next token of a sequence of the background.
+        if before is None or sequence.last is None or sequence.background:
             return
         for _ in range(num_tokens):
             self._token_gaps.add((sequence.last - before) / num_tokens)
@@ -98,6 +104,7 @@ class Meter:
         requests: RequestTable,
         options: RuntimeOptionState,
         encoder: EncoderWorker[Any] | None = None,
+        disk_cache: DiskCacheFigures | None = None,
     ) -> Figures:
         """All counters, here and elsewhere in the engine."""
         num_encoded, hears = 0 if encoder is None else encoder.num_encoded, isinstance(encoder, SoundWorker)
@@ -111,6 +118,7 @@ class Meter:
             accepted=self._accepted,
             encoded_images=0 if hears else num_encoded,
             encoded_sounds=num_encoded if hears else 0,
+            pauses=self._pauses,
             terminated=requests.num_terminated,
             profile_sessions=options.num_profile_sessions,
             profiled=sum(sequence.profile.is_on for sequence in running),
@@ -118,4 +126,5 @@ class Meter:
             decode_passes=self._decode_passes.histogram(),
             decode_rows=self._decode_rows.histogram(),
             token_gaps=self._token_gaps.histogram(),
+            disk_cache=disk_cache,
         )

@@ -51,7 +51,7 @@ async def _generate(services: Services, body: Body, context: RequestContext, *, 
         context.deadline.tighten(body.timeout, param="timeout")
     with context.record.arrival.loading():
         chosen, served = await services.models.serving(chosen, context.deadline.seconds_left)
-    engine, model = served.router.pick(body.device)
+    engine, model = served.router.pick(body.device, background=context.background)
     context.record.model, context.record.device = chosen.id, engine.device
     codec = served.codec_of(engine.device)
 
@@ -59,7 +59,7 @@ async def _generate(services: Services, body: Body, context: RequestContext, *, 
     num_per_prompt = body.n or 1
     num_answers = num_per_prompt * (len(body.prompts) if isinstance(body, CompletionRequest) else 1)
     multiplier = "prompt" if isinstance(body, CompletionRequest) and num_per_prompt == 1 else "n"
-    engine.require_capacity(num_answers, param=multiplier)
+    engine.require_capacity(num_answers, param=multiplier, background=context.background)
 
     # Render and encode the prompts; resolve all defaults.
     if isinstance(body, CompletionRequest) and body.suffix:
@@ -72,12 +72,18 @@ async def _generate(services: Services, body: Body, context: RequestContext, *, 
         body = body.model_copy(update={"max_tokens": None})
     requests = [
         to_generation_request(
-            body, prompt, model, request_id=context.request_id, max_length=settings.max_length, exact=settings.exact
+            body,
+            prompt,
+            model,
+            request_id=context.request_id,
+            max_length=settings.max_length,
+            exact=settings.exact,
+            background=context.background,
         )
         for prompt in prompts
     ]
     lengths = [len(prompt) for prompt in prompts for _ in range(num_per_prompt)]
-    engine.require_capacity(num_answers, lengths, param=multiplier)
+    engine.require_capacity(num_answers, lengths, param=multiplier, background=context.background)
 
     # Determine what the answers must match, and check the grammar.
     echoed: list[EchoedPrompt | None] = [None]

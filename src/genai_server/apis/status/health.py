@@ -103,10 +103,13 @@ def _device_status(models: Catalog, about: ModelStatus, status: EngineStatus) ->
         "model": about.name,
         "running": load.running,
         "waiting": load.waiting,
+        "background": {"running": load.background_running, "waiting": load.background_waiting},
         "terminated": load.terminated,
     }
     if engine is not None and engine.is_connected:
         found["batching"] = msgspec.structs.asdict(engine.batching)
+    if engine is not None and engine.figures is not None and engine.figures.disk_cache is not None:
+        found["prefix_disk_cache"] = msgspec.structs.asdict(engine.figures.disk_cache)
     if status.error is not None:
         found["error"] = status.error
     return found
