@@ -94,7 +94,7 @@ class BatchedRunner(Runner):
         # raises and catches an error in each pass.
         self._run_options = self._new_run_options() if run_entries else None
         self._embedder = None if graph.vision is None else TokenEmbedder(graph.vision)
-        self._stack = AdapterStack(graph.low_rank_paths)
+        self._stack = AdapterStack(graph.low_rank_paths) if graph.low_rank_paths else None
         self._own = DecoderSession(graph, session, self._stack, self._embedder)
         self._int8 = None if int8 is None else DecoderSession(graph, int8.session, self._stack, self._embedder)
         self.model = model
@@ -167,7 +167,7 @@ class BatchedRunner(Runner):
         self.slots.of(sequence.id).adapter = sequence.adapter_name
         if sequence.sound is not None:
             self.states.set_sound(self.slots.of(sequence.id).index, sequence.sound.states)
-        if (weights := self._adapter(sequence)) is not None:
+        if self._stack is not None and (weights := self._adapter(sequence)) is not None:
             try:
                 self._stack.hold(sequence.id, weights)
             except MemoryError as error:
@@ -276,7 +276,7 @@ class BatchedRunner(Runner):
         slot, images = self.slots.of(read.sequence.id), read.sequence.images
         num_cached = len(slot.tokens)
         num_logits = read.num_tokens if read.positions else 1 + len(read.draft)
-        ranks = self._stack.ranks(read.sequence.id)
+        ranks = None if self._stack is None else self._stack.ranks(read.sequence.id)
         is_alone = ranks is not None and read.sequence.request.exact
         row = Row(slot.index, num_cached, read.tokens, num_logits, slot.is_long, ranks=ranks, is_alone=is_alone)
         if images is None:
@@ -331,7 +331,8 @@ class BatchedRunner(Runner):
         self._own.session.end_profiling()
 
     def close(self, sequence: int) -> None:
-        self._stack.release(sequence)
+        if self._stack is not None:
+            self._stack.release(sequence)
         if self.slots.has(sequence):
             self.slots.release(sequence)
 

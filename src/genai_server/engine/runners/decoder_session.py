@@ -27,7 +27,7 @@ class DecoderSession:
     """A session and the bindings of its passes, by the ranges of slots of the two groups."""
 
     def __init__(
-        self, graph: DecoderGraph, session: Any, adapters: AdapterStack, embedder: TokenEmbedder | None = None
+        self, graph: DecoderGraph, session: Any, adapters: AdapterStack | None, embedder: TokenEmbedder | None = None
     ) -> None:
         self.session = session
         self._adapters = adapters
@@ -50,7 +50,9 @@ class DecoderSession:
 
     def bind(self, layout: Layout, wanted: Mapping[str, NDArray[Any]]) -> Any:
         """The binding for a pass; `wanted` maps output names to the arrays that the pass writes."""
-        adapters = None if layout.ranks is None else (layout.ranks, self._adapters.version)
+        adapters = None
+        if self._adapters is not None and layout.ranks is not None:
+            adapters = layout.ranks, self._adapters.version
         binding = self._binding((layout.spans, layout.state_spans, adapters))
         tokens = layout.ids if self._embedder is None else self._embedder.embed(layout.ids, layout.features)
         positions = self._positions(layout)
@@ -91,7 +93,7 @@ class DecoderSession:
                 self._buffers.bind(binding, first, num_rows, group)
             if of_states is not None:
                 self._states.bind(binding, of_states)
-            if of_adapters is not None:
+            if self._adapters is not None and of_adapters is not None:
                 self._adapters.bind(binding, of_adapters[0])
         self._bindings.move_to_end(spans)
         return binding
