@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import random
-import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,8 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
-import onnx
-from _models.adapter_graph import MATRICES, add_path, random_weights, save_adapter
+from _models.adapter_graph import random_weights, save_adapter, write_adapted
 from _models.arguments import numbers
 from _models.engine_loop import Answered, Engine
 from _models.engine_spec import engine_spec
@@ -136,12 +134,7 @@ def rows(found: dict[Case, list[Answered]]) -> Iterator[list[str]]:
 
 def write_model(source: Path, target: Path, num_adapters: int, rank: int) -> list[Path]:
     """Write a copy of a model with inputs for adapters, and adapters for it; returns their files."""
-    shutil.copytree(source, target)
-    file = target / "model.onnx"
-    model = onnx.load(str(file), load_external_data=False)
-    nodes = [node for node in model.graph.node if node.op_type in MATRICES and "/layers." in node.name]
-    shapes = {node.name: add_path(model.graph, node) for node in nodes}
-    onnx.save(model, str(file))
+    shapes = write_adapted(source, target)
     files = [target / f"random{number}.onnx_adapter" for number in range(num_adapters)]
     for number, adapter in enumerate(files):
         save_adapter(adapter, random_weights(shapes, rank, STRENGTH, number))

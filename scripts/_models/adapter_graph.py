@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -40,6 +42,20 @@ def add_path(graph: onnx.GraphProto, node: onnx.NodeProto) -> tuple[int, int]:
     for offset, added in enumerate(path, 1):
         graph.node.insert(place + offset, added)
     return size["K"], size["N"]
+
+
+def write_adapted(source: Path, target: Path) -> dict[str, tuple[int, int]]:
+    """Write a copy of a model with inputs for adapters at all matrices of its decoder's layers.
+
+    Returns the sizes [in, out] of the matrices by the names of their nodes.
+    """
+    shutil.copytree(source, target)
+    file = target / json.loads((target / "genai_config.json").read_text())["model"]["decoder"]["filename"]
+    model = onnx.load(str(file), load_external_data=False)
+    nodes = [node for node in model.graph.node if node.op_type in MATRICES and "/layers." in node.name]
+    shapes = {node.name: add_path(model.graph, node) for node in nodes}
+    onnx.save(model, str(file))
+    return shapes
 
 
 def random_weights(

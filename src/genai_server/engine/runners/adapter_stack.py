@@ -39,7 +39,15 @@ def load_weights(path: Path, paths: Sequence[LowRankPath]) -> AdapterWeights:
     for name, matrix in matrices.items():
         if not np.isfinite(matrix).all():  # a product with 0 would change the rows of others
             raise AdapterLoadFailed(f"{path} has values in {name} that are not finite")
-    return AdapterWeights(matrices, max(matrices[one.a].shape[1] for one in paths if one.a in matrices))
+    rank = 0
+    for one in paths:
+        found = [matrices[name].shape[axis] if name in matrices else 0 for name, axis in ((one.a, 1), (one.b, 0))]
+        if found[0] != found[1]:
+            raise AdapterLoadFailed(
+                f"{path} cannot be used with this model: {one.a} has the rank {found[0]}, and {one.b} {found[1]}"
+            )
+        rank = max(rank, found[0])
+    return AdapterWeights(matrices, rank)
 
 
 @dataclass

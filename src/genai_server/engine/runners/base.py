@@ -50,7 +50,7 @@ class Abilities:
     pools: bool = False
     # Whether it reads prompts and chooses tokens itself. Then `open` begins the answer.
     chooses: bool = False
-    # Whether sequences of a batch may have adapters.
+    # Whether sequences may have adapters.
     adapters: bool = False
     # Whether it keeps the prompts of ended sequences for later ones that begin alike.
     caches_prefixes: bool = False

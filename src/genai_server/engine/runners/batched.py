@@ -16,6 +16,7 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
+from genai_server.engine.model.adapter_file import adapter_inputs, check_adapter_file
 from genai_server.engine.model.graph import DecoderGraph
 from genai_server.engine.model.output_head import BEST_LOGITS, BEST_TOKENS, NUM_BEST
 from genai_server.engine.model.ragged import slot_length
@@ -174,6 +175,7 @@ class BatchedRunner(Runner):
                 raise RunnerFailed(f"no memory for an adapter: {error}") from error
 
     def load_adapter(self, path: Path) -> AdapterWeights:
+        check_adapter_file(path, adapter_inputs(self._graph.path.parent))
         return load_weights(path, self._graph.low_rank_paths)
 
     def must_reopen(self, sequence: Scheduled) -> bool:

@@ -82,7 +82,8 @@ class OgGeneratorRunner(Runner):
         self._vision = read_vision_files(model_dir)
         # The features that a model for speech reads where a sequence has no sound, [1, mels, frames].
         self._silence = _silence(model_dir) if transcribes(model_dir) else None
-        self.abilities = Abilities("generator")
+        # Of a model that takes images, the library does not give the adapter to the decoder, and reports no error.
+        self.abilities = Abilities("generator", adapters=self._vision is None)
         with _advised(self._options):
             self._model = self.library.Model(self._configure(model_dir, threads, profile_prefix))
         decoder = read_config(model_dir)["model"]["decoder"]
@@ -101,6 +102,8 @@ class OgGeneratorRunner(Runner):
         A short prompt is read with the adapter: only the graph can tell whether its weights fit together.
         """
         check_adapter_file(path, adapter_inputs(self.model_dir))
+        if not self.abilities.adapters:
+            raise AdapterLoadFailed("onnxruntime-genai has no adapters for models that take images")
         try:
             adapters = self.library.Adapters(self._model)
             adapters.load(str(path), _ADAPTER)

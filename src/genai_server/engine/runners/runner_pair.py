@@ -25,6 +25,10 @@ NOT_EXACT = (
     "an exact request cannot be profiled with this model: profiled requests run alone, "
     "and a row alone is not bitwise equal to a row in a batch"
 )
+NO_ADAPTERS = (
+    "a request with an adapter cannot be profiled with this model: profiled requests run on onnxruntime-genai's "
+    "Generator, which has no adapters for models that take images"
+)
 
 
 class RunnerPair:
@@ -43,8 +47,8 @@ class RunnerPair:
         self.main = batch or generator
         self.has_batch = batch is not None
         # Sequences with an adapter stay on the generator's runner if the batch takes none.
-        takes_adapters = self.main is not generator and self.main.abilities.adapters
-        self.adapters = Adapters([generator, self.main] if takes_adapters else [generator])
+        takers = [one for one in (batch, generator) if one is not None and one.abilities.adapters]
+        self.adapters = Adapters(takers or [generator])  # which says why it takes none
         self._reason = reason  # why there is no batch
         # Why no sequence can be profiled; empty if sequences can.
         self.why_no_profile = ""
@@ -92,6 +96,8 @@ class RunnerPair:
         """Why these sequences cannot move to a Generator, where each runs alone; None if they can."""
         if self.why_no_profile:
             return self.why_no_profile
+        if not self.generator.abilities.adapters and any(sequence.adapter is not None for sequence in sequences):
+            return NO_ADAPTERS
         moving = [sequence for sequence in sequences if self._is_for_main(sequence)]
         if not self.main.abilities.exact and any(sequence.request.exact for sequence in moving):
             return NOT_EXACT

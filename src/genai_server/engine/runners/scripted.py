@@ -111,7 +111,7 @@ class ScriptedRunner(Runner):
 
     def __init__(self, context_length: int = 4096) -> None:
         self.model = ModelInfo(context_length, vocab_size=257, eos_token_ids=[EOS], defaults=Sampling())
-        self.abilities = Abilities("generator")
+        self.abilities = Abilities("generator", adapters=True)
         self._sequences: dict[int, ScriptedSequence] = {}
 
     def load_adapter(self, path: Path) -> bytes:
