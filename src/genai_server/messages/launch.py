@@ -84,5 +84,5 @@ class EngineReport(Struct, frozen=True):
     limited_by: str = ""
     # Memory for keys and values in the host's memory, in bytes: the least that holds the longest sequence, and the most
     # that would be used. Equal if the size is fixed.
-    least_kv_bytes: int = 0
-    most_kv_bytes: int = 0
+    min_kv_bytes: int = 0
+    max_kv_bytes: int = 0

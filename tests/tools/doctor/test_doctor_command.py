@@ -290,7 +290,7 @@ def test_a_model_that_does_not_fit_the_memory_is_a_failure(monkeypatch: pytest.M
 
 def test_the_context_is_reported_with_what_limits_it(monkeypatch: pytest.MonkeyPatch) -> None:
     _, whole = machine.memory(settings())
-    assert whole.found == "2048 tokens (the model's context); keys and values of so many take 12 MiB"
+    assert whole.found == "2048 tokens (the model's context); their keys and values take 12 MiB"
     monkeypatch.setattr(machine, "free_memory", lambda root: 30 * 2**20)
     _, limited = machine.memory(settings())
     assert limited.state == WARN
