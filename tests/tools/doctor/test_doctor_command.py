@@ -332,3 +332,10 @@ def test_a_model_with_paged_attention_runs_in_the_librarys_batch(tmp_path: Path)
         config["model"]["decoder"]["inputs"]["block_table"] = "block_table"
     batching = list(models.model(settings(model_dir=str(directory)), "onnx-genai"))[-1]
     assert (batching.state, "onnxruntime-genai's own batch" in batching.found) == (OK, True)
+
+
+def test_a_model_that_was_not_tried_for_lack_of_memory_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("genai_server.supervisor.memory_budget.free_memory", lambda **_: 2**20)
+    (found,) = models.devices(settings())
+    assert (found.state, found.subject) == (FAIL, "model onnx-genai")
+    assert "1 MiB are free" in found.found
