@@ -158,4 +158,5 @@ def test_pauses_of_the_background_count_and_their_gaps_do_not(bench: Bench, cloc
     bench.run()
     after = _figures(bench, clock)
     assert (after.pauses, sum(after.token_gaps.counts)) == (1, 2)
+    assert [bench.text(key) for key in (1, 2, 3)] == ["1, 2, 3", "1, 2, 3", "abc"]
     assert after.prompt_tokens == sum(len(f"{script}\n\x04") for script in ("count 3", "count 3", "say abc"))

@@ -9,6 +9,7 @@ import asyncio
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import accumulate
+from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
@@ -69,6 +70,28 @@ class EngineMetrics(Collector):
                 old = _OLD_NAMES.get(metric.name.removeprefix(self._prefix))
                 if old is not None and self._prefix == VLLM_PREFIX:
                     yield _renamed(metric, self._prefix + old)
+
+    def loads(self) -> dict[Labels, dict[str, Any]]:
+        """What each connected engine does now and has counted, for a history."""
+        found = {}
+        for labels, engine in self._connected.items():
+            figures = engine.figures
+            if figures is None:
+                continue
+            found[labels] = {
+                "running": engine.load.running,
+                "waiting": engine.load.waiting,
+                "slots": self._num_slots(engine),
+                "kv_usage": round(figures.kv_tokens / self._capacity(labels), 4),
+                "prompt_tokens": figures.prompt_tokens,
+                "output_tokens": figures.generation_tokens,
+                "cache_queries": figures.cache_queries,
+                "cache_hits": figures.cache_hits,
+                "gap_bounds": figures.token_gaps.bounds,
+                "token_gaps": figures.token_gaps.counts,
+                "token_gap_seconds": round(figures.token_gaps.sum, 4),
+            }
+        return found
 
     def _of_all(self) -> Iterator[Metric]:
         engines = self._engines
