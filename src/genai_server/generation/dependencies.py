@@ -66,11 +66,6 @@ class Services:
         _, served = await self.models.serving(chosen, self.settings.request_timeout)
         return served
 
-    def max_model_len(self, served: ServedModel) -> int | None:
-        """Maximum number of tokens of prompt and answer together; None until an engine has reported it."""
-        context = served.context_length
-        return None if context is None else min(self.settings.max_length, context)
-
 
 async def services(request: Request) -> Services:
     """The app's services."""

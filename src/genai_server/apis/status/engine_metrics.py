@@ -178,10 +178,9 @@ class EngineMetrics(Collector):
 
     def _capacity(self, labels: Labels) -> int:
         engine = self._engines[labels]
-        if engine.batching.kv_tokens:
-            return engine.batching.kv_tokens
-        longest = self._settings.max_length
-        return self._num_slots(engine) * (min(longest, engine.model.context_length) if engine.model else longest)
+        if engine.figures is not None and engine.figures.kv_capacity:
+            return engine.figures.kv_capacity
+        return self._num_slots(engine) * (engine.model.max_length if engine.model else 1)
 
     def _gauge(self, name: str, text: str, values: Mapping[Labels, float]) -> Metric:
         return self._filled(GaugeMetricFamily(self._prefix + name, text, labels=_LABELS), values)
@@ -225,6 +224,7 @@ _COUNTERS = (
     ("images_encoded", "Number of images that the vision graph encoded.", "encoded_images"),
     ("sounds_encoded", "Number of windows of recordings that the encoder read.", "encoded_sounds"),
     ("background_pauses", "How often sequences of the background gave up their places to others.", "pauses"),
+    ("num_preemptions", "How often running sequences were paused for lack of memory.", "preemptions"),
     ("request_terminated", "Number of sequences ended by terminate_session.", "terminated"),
     ("profile_sessions", "Number of profile sessions started.", "profile_sessions"),
 )
