@@ -170,3 +170,44 @@ def test_the_type_is_corrected_and_text_only_is_said(tmp_path: Path, libraries: 
     assert "text only" not in done.stdout
     done = export(tmp_path, libraries, str(source), "--extra", "type=qwen3_vl_text", "--to", str(tmp_path / "text"))
     assert "it is served for text only" in done.stdout
+
+
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": 64, "version": "gemm", "zero_point": True}
+
+
+def test_quantized_weights_decide_precision_and_blocks(tmp_path: Path, libraries: Path, source: Path) -> None:
+    _describe(source, architectures=["Qwen2ForCausalLM"], quantization_config=AWQ)
+    done = export(tmp_path, libraries, str(source))
+    assert done.returncode == 0, done.stderr
+    log = (tmp_path / "models" / "tiny-int4-cpu" / "export.log").read_text(encoding="utf-8")
+    assert "'int4'" in log
+    assert "'block_size=64'" in log
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            ["--precision", "int8"],
+            "the weights are quantized already (awq with 4 bits in groups of 64)",
+        ),
+        (["--extra", "block_size=128"], "--extra block_size=128: the weights are quantized already"),
+    ],
+)
+def test_an_option_that_contradicts_quantized_weights_is_refused(
+    tmp_path: Path, libraries: Path, source: Path, options: list[str], message: str
+) -> None:
+    _describe(source, architectures=["Qwen2ForCausalLM"], quantization_config=AWQ)
+    done = export(tmp_path, libraries, str(source), *options)
+    assert done.returncode == 2
+    assert message in done.stderr
+
+
+def test_weights_read_wrongly_are_refused_before_the_download(tmp_path: Path, libraries: Path) -> None:
+    config = {"architectures": ["Qwen2ForCausalLM"], "quantization_config": AWQ | {"version": "gemv"}}
+    with run_hub() as hub:
+        hub.repositories["org/tiny"] = HubRepository(SOURCE | {"config.json": json.dumps(config).encode()})
+        done = export(tmp_path, libraries, "org/tiny", HF_ENDPOINT=hub.url)
+    assert done.returncode == 2
+    assert "reads the version gemm only" in done.stderr
+    assert [path for path, _ in hub.sent if path.endswith(".safetensors")] == []

@@ -25,9 +25,11 @@ from genai_server.config.sources import load_settings
 from genai_server.engine.model.files import check_model_directory
 from genai_server.errors import ConfigurationError, ExportFailed, ModelDirectoryError
 from genai_server.hub import builder, store
+from genai_server.hub.architectures import read_source_config
 from genai_server.hub.builder import PRECISIONS, PROVIDERS, Build
 from genai_server.hub.client import Hub
 from genai_server.hub.download import download
+from genai_server.hub.quantized_checkpoint import read_quantization
 from genai_server.hub.repository import select_source
 from genai_server.pooling_model import Task, task_of
 
@@ -124,6 +126,8 @@ def _build(arguments: argparse.Namespace, source: Path, directory: Path, origin:
     folder = store.staging(directory, "export")
     shutil.rmtree(folder, ignore_errors=True)
     order = _order(arguments, source, folder)
+    if not arguments.unchecked:
+        builder.check_source(order, arguments.python)
     built = f"{order.precision} {order.device} {' '.join(order.options)}"
     say(f"building {directory.name} ({built})")
     try:
@@ -148,7 +152,7 @@ def _order(arguments: argparse.Namespace, source: Path, folder: Path) -> Build:
     task = arguments.task or task_of(source)
     order = Build(source, folder, arguments.precision or "", arguments.device, tuple(arguments.extra), task)
     if not order.is_encoder:
-        return replace(order, precision=order.precision or "int4")
+        return _with_quantization(arguments, order)
     order = replace(order, precision=order.precision or "fp32")
     if order.precision not in builder.ENCODER_PRECISIONS:
         known = ", ".join(builder.ENCODER_PRECISIONS)
@@ -156,3 +160,22 @@ def _order(arguments: argparse.Namespace, source: Path, folder: Path) -> Build:
     if arguments.extra:
         raise ConfigurationError(f"--extra {arguments.extra[0]}: there are no further options for an encoder")
     return order
+
+
+def _with_quantization(arguments: argparse.Namespace, order: Build) -> Build:
+    """The build of a decoder, in the precision of weights that are quantized already. Raises ConfigurationError."""
+    try:
+        quantization = read_quantization(read_source_config(order.source), order.device)
+    except ConfigurationError:
+        if not arguments.unchecked:
+            raise
+        quantization = None
+    if quantization is None:
+        return replace(order, precision=order.precision or "int4")
+    found = f"the weights are quantized already ({quantization})"
+    if order.precision not in ("", quantization.precision):
+        raise ConfigurationError(f"--precision {order.precision}: {found} and can be built in {quantization.precision}")
+    option = f"block_size={quantization.group_size}"
+    if wrong := [given for given in arguments.extra if given.startswith("block_size=") and given != option]:
+        raise ConfigurationError(f"--extra {wrong[-1]}: {found} and can be built with {option}")
+    return replace(order, precision=quantization.precision, quantization=quantization)

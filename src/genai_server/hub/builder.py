@@ -19,6 +19,7 @@ from genai_server.hub.architectures import (
     known_architectures,
     read_source_config,
 )
+from genai_server.hub.quantized_checkpoint import Quantization, check_tensors
 from genai_server.installation import this_installation
 from genai_server.pooling_model import CONFIG, GENAI_CONFIG, MODULE_FILES, MODULES, Task, is_decoder
 from genai_server.speech_model import GENERATION
@@ -59,6 +60,8 @@ class Build:
     # Further options of the builder, `NAME=VALUE`.
     extra: tuple[str, ...] = ()
     task: Task = Task.GENERATE
+    # How the source's weights are quantized; None if they are not.
+    quantization: Quantization | None = None
 
     @property
     def is_encoder(self) -> bool:
@@ -81,7 +84,8 @@ class Build:
             Task.TRANSCRIBE: {},
         }[self.task].copy()
         if self.device == "cpu" and self.precision in ("int4", "int8"):
-            chosen |= {"block_size": "128", "accuracy_level": "4"}
+            block_size = 128 if self.quantization is None else self.quantization.group_size
+            chosen |= {"block_size": str(block_size), "accuracy_level": "4"}
         if self.device == "cpu" and has_draft_head(read_source_config(self.source)):
             chosen["exclude_mtp"] = "true"  # onnxruntime-genai cannot load such a head on a CPU
         chosen |= dict(option.split("=", 1) for option in self.extra)
@@ -107,10 +111,13 @@ def check_environment(python: Path, *, for_encoders: bool = False) -> None:
 def check_source(build: Build, python: Path) -> None:
     """Check that the builder of a Python interpreter can build the model. Raises ConfigurationError with the reason.
 
-    The source needs to contain only config.json. Encoders are not the builder's.
+    The source needs to contain only config.json; quantized weights are checked if they are there. Encoders are not the
+    builder's.
     """
     if build.is_encoder:
         return
+    if build.quantization is not None:
+        check_tensors(build.source, build.quantization)
     code = f"import importlib.util as u; print(u.find_spec({_BUILDER!r}).origin)"
     try:
         found = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True).stdout.splitlines()
