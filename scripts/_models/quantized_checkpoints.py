@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,8 @@ class CheckpointFormat:
     shuffled: bool = False
     scales: torch.dtype = torch.float16
     with_head: bool = False
-    extra: tuple[str, ...] = field(default=())
+    # Why the server refuses it; "" if it is built.
+    refused: str = ""
 
 
 def write_checkpoint(source: Path, checkpoint: CheckpointFormat, target: Path, reference: Path) -> None:
@@ -152,3 +154,71 @@ def olive(name: str, matrix: Rounded) -> Tensors:
         f"{name}.qzeros": (both[..., 0] | both[..., 1] << 4).to(torch.uint8),
         f"{name}.scales": matrix.scales.T.contiguous(),
     }
+
+
+_GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "desc_act": False, "checkpoint_format": "gptq"}
+_AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm", "zero_point": True}
+_OLIVE = {"quant_method": "olive", "bits": 4, "group_size": 32, "overrides": {}}
+
+
+def _quark(dtype: str = "uint4", pack_method: str = "reorder") -> dict[str, Any]:
+    return {
+        "quant_method": "quark",
+        "global_quant_config": {"weight": {"dtype": dtype, "qscheme": "per_group", "group_size": 32}},
+        "layer_quant_config": {},
+        "exclude": ["lm_head"],
+        "export": {"pack_method": pack_method, "weight_format": "real_quantized"},
+    }
+
+
+FORMATS = (
+    CheckpointFormat("GPTQ, 4 bits, symmetric", _GPTQ, gptq, symmetric=True),
+    CheckpointFormat("GPTQ, 4 bits, groups of 128", _GPTQ | {"group_size": 128}, gptq, group=128),
+    CheckpointFormat("GPTQ, 4 bits, with the head", _GPTQ | {"lm_head": True}, gptq, with_head=True),
+    CheckpointFormat("GPTQ, 8 bits", _GPTQ | {"bits": 8}, gptq, bits=8),
+    CheckpointFormat(
+        "GPTQ, 8 bits, scales in bfloat16",
+        _GPTQ | {"bits": 8},
+        gptq,
+        bits=8,
+        scales=torch.bfloat16,
+        refused="values are rounded wrongly",
+    ),
+    CheckpointFormat(
+        "GPTQ, act-order",
+        _GPTQ | {"desc_act": True},
+        gptq,
+        shuffled=True,
+        refused="zero points are read wrongly",
+    ),
+    CheckpointFormat(
+        "GPTQ, format gptq_v2",
+        _GPTQ | {"checkpoint_format": "gptq_v2"},
+        partial(gptq, first_zero=0),
+        refused="zero points are read wrongly",
+    ),
+    CheckpointFormat("AWQ", _AWQ, awq),
+    CheckpointFormat("AWQ, groups of 128", _AWQ | {"group_size": 128}, awq, group=128),
+    CheckpointFormat("Quark, uint4", _quark(), quark),
+    CheckpointFormat(
+        "Quark, int4",
+        _quark("int4"),
+        partial(quark, signed=True),
+        symmetric=True,
+        refused="signs are read wrongly",
+    ),
+    CheckpointFormat(
+        "Quark, pack_method order",
+        _quark(pack_method="order"),
+        partial(quark, order=tuple(range(8))),
+        refused="the order is read wrongly",
+    ),
+    CheckpointFormat("Olive", _OLIVE, olive),
+)
+# For models whose projections are fused.
+FUSED_FORMATS = (
+    CheckpointFormat("GPTQ, fused", _GPTQ, gptq),
+    CheckpointFormat("AWQ, fused", _AWQ, awq),
+    CheckpointFormat("Quark, fused", _quark(), quark),
+    CheckpointFormat("Olive, fused", _OLIVE, olive, refused="zero points are divided wrongly"),
+)

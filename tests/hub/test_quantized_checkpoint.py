@@ -85,8 +85,7 @@ def test_models_without_quantized_weights_are_not_concerned() -> None:
     assert read({"quant_method": "fp8"}, architectures=["Mistral3ForConditionalGeneration"]) is None
 
 
-def test_other_devices_take_what_is_slow_or_missing_on_cpus() -> None:
-    assert read(GPTQ | {"desc_act": True}, "cuda") == Quantization("gptq", 4, 128)
+def test_formats_for_cuda_only_are_left_to_the_builder_there() -> None:
     assert read({"quant_method": "modelopt"}, "cuda") is None
 
 
