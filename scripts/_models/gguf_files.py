@@ -41,6 +41,8 @@ class GgufFormat:
     title: str
     family: str
     type: Type = Type.F32
+    # The model is built in int4, whose blocks have the same values.
+    keeps_blocks: bool = False
     # With a tokenizer like SentencePiece's.
     pieces: bool = False
 
@@ -80,7 +82,8 @@ def write_gguf(source: Path, form: GgufFormat, path: Path, reference: Path) -> N
         else:
             writer.add_tensor(target, stored)
         weight = torch.from_numpy(np.ascontiguousarray(array))
-        same[name] = weight if kind is Type.F32 else weight.half().float()  # as `export` keeps them
+        is_exact = kind is Type.F32 or (form.keeps_blocks and name.endswith("_proj.weight"))
+        same[name] = weight if is_exact else weight.half().float()  # as `export` keeps them
     save_file(same, reference / "model.safetensors", {"format": "pt"})
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -188,6 +191,7 @@ FILES = (
     GgufFormat("F32", "llama-2", pieces=True),
     GgufFormat("F16", "llama-3", Type.F16),
     GgufFormat("Q4_0", "llama-3", Type.Q4_0),
+    GgufFormat("Q4_0, built in int4", "llama-3", Type.Q4_0, keeps_blocks=True),
     GgufFormat("Q4_1", "mistral", Type.Q4_1),
     GgufFormat("Q8_0", "qwen-2.5", Type.Q8_0),
     GgufFormat("Q5_1", "qwen-3", Type.Q5_1),
