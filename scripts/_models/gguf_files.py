@@ -97,7 +97,8 @@ def _describe(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     rope = config.get("rope_parameters") or {}
     key_heads: int | list[int] = config["num_key_value_heads"]
     if config["model_type"] == "lfm2":
-        key_heads = [key_heads if kind == "full_attention" else 0 for kind in config["layer_types"]]
+        of_attention = config["num_key_value_heads"]
+        key_heads = [of_attention if kind == "full_attention" else 0 for kind in config["layer_types"]]
         writer.add_shortconv_l_cache(config["conv_L_cache"])
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
