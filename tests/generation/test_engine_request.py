@@ -105,6 +105,13 @@ def test_answer_is_exact_by_setting_or_by_request(operators: bool) -> None:
     assert exact == [operators, operators, True, False]
 
 
+@pytest.mark.parametrize("background", [False, True])
+def test_only_the_server_makes_a_request_one_of_the_background(background: bool) -> None:
+    body = ChatCompletionRequest.model_validate({"messages": HELLO})
+    made = to_generation_request(body, [5], MODEL, request_id="r1", max_length=1000, background=background)
+    assert made.background is background
+
+
 def test_a_priority_is_handed_on_and_is_none_if_left_out() -> None:
     assert [_request(priority=given).priority for given in (None, -7, 3)] == [0, -7, 3]
 

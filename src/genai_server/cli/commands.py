@@ -13,6 +13,7 @@ COMMANDS = {
     "pull": ("cli.pull_command", "fetch a model from a hub"),
     "export": ("cli.export_command", "build a model directory"),
     "models": ("cli.models_command", "list, check and remove models"),
+    "cache": ("cli.cache_command", "list and clear the prefix cache on disk"),
     "run": ("tools.terminal_chat.run_command", "fetch a model if needed, and chat with it"),
     "chat": ("tools.terminal_chat.chat_command", "chat in the terminal"),
     "transcribe": ("tools.terminal_chat.transcribe_command", "transcribe a recording"),

@@ -174,6 +174,21 @@ class Settings(BaseModel):
     cache_dir: str = ""
     """Folder for packed weights, which all engines share; empty uses the user's cache, `none` disables it."""
 
+    prefix_cache_bytes: str = Field("0", pattern="^(auto|[0-9]{1,18})$")
+    """Maximum size of the files in `GENAI_PREFIX_CACHE_DIR`, in bytes: keys and values of prompts, which engines load
+    after a restart instead of reading these again. `auto` is a tenth of the disk's free space, 0 keeps none.
+    """
+
+    prefix_cache_dir: str = ""
+    """Folder for the prefix cache on disk, which all engines of the host share; empty uses `prefixes` in
+    `GENAI_CACHE_DIR`.
+    """
+
+    prefix_cache_type: str = Field("same", pattern="^(same|fp16)$")
+    """Numbers in the prefix cache on disk: the `same` as in memory, or `fp16`, which halves the files but rounds; exact
+    requests do not use them.
+    """
+
     models_dir: str = ""
     """Folder into which `pull` and `export` put models; empty uses the user's data folder."""
 
@@ -509,6 +524,13 @@ class Settings(BaseModel):
         if self.cache_dir == "none":
             return None
         return Path(self.cache_dir) if self.cache_dir else platformdirs.user_cache_path("genai-server")
+
+    @property
+    def prefix_cache_path(self) -> Path:
+        """The folder of the prefix cache on disk."""
+        if self.prefix_cache_dir:
+            return Path(self.prefix_cache_dir).expanduser()
+        return (self.cache_path or platformdirs.user_cache_path("genai-server")) / "prefixes"
 
     @property
     def models_path(self) -> Path:

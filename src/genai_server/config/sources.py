@@ -73,7 +73,11 @@ def load_settings(
 def engine_settings(settings: Settings) -> EngineSettings:
     """The settings that all engines share."""
     given = {name: getattr(settings, name) for name in EngineSettings.__struct_fields__}
-    paths = {"cache_dir": str(settings.cache_path or ""), "profile_dir": str(settings.profile_dir)}
+    paths = {
+        "cache_dir": str(settings.cache_path or ""),
+        "prefix_cache_dir": str(settings.prefix_cache_path),
+        "profile_dir": str(settings.profile_dir),
+    }
     return EngineSettings(**given | paths)
 
 

@@ -49,7 +49,7 @@ class AdminCalls:
             case admin.StartProfile() | admin.EndProfile() | admin.ListProfiles():
                 return self._profile_sessions(message)
             case admin.ResetPrefixCache(call):
-                return admin.CacheReset(call, self._runners.main.forget())
+                return admin.CacheReset(call, self._runners.forget())
             case admin.ListRequests(call):
                 return admin.RequestList(call, [sequence.describe() for sequence in self._requests])
             case admin.CancelRequest(call, unique_id):

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from collections.abc import Sequence as Several
 from concurrent.futures import Future
 from contextlib import contextmanager
+from functools import partial
 from operator import eq
 from queue import Empty, SimpleQueue
 
@@ -27,6 +28,7 @@ from genai_server.engine.ipc.mailbox import (
     Leave,
     Message,
     Outbox,
+    PrefixLoaded,
     Send,
     TokenChosen,
 )
@@ -113,12 +115,18 @@ class EngineLoop:
         self._requests.finish_late(now)
         if now >= self._next_figures:
             self._next_figures = now + _FIGURES_EVERY
-            running, encoder = self._scheduler.running, self._runners.encoder
-            self._outbox.tell_figures(self._meter.figures(running, self._requests, self._options, encoder))
+            running, encoder, disk = self._scheduler.running, self._runners.encoder, self._runners.disk_cache
+            if disk is not None:
+                disk.store()
+            on_disk = None if disk is None else disk.figures(self._scheduler.seconds_per_token)
+            self._outbox.tell_figures(self._meter.figures(running, self._requests, self._options, encoder, on_disk))
         admitted = self._scheduler.admit()
         self._options.choose(self._scheduler.running, self._scheduler.waiting)
         for sequence in admitted:
             self._open(sequence)
+        if self._runners.disk_cache is not None:
+            for sequence in self._runners.disk_cache.late(self._clock()):
+                self._prefix_loaded(sequence)
         self._place()
         self._deliver()
         step = self._scheduler.next_step()
@@ -159,6 +167,8 @@ class EngineLoop:
                 self._admission.inputs_encoded(message)
             case TokenChosen():
                 self._token_chosen(message)
+            case PrefixLoaded(sequence):
+                self._prefix_loaded(sequence)
             case Cancel(key) | Stop(key):
                 self._leave(connection, key, answered=isinstance(message, Stop))
             case Leave():
@@ -195,16 +205,30 @@ class EngineLoop:
         with self._failing([sequence]):
             self._runners.open(sequence)
             self._meter.opened(sequence)
+            disk = self._runners.disk_cache
+            if disk is not None and sequence.batched and sequence.reuses_past:
+                done = partial(self.inbox.put, (0, PrefixLoaded(sequence)))
+                disk.fetch(sequence, self._scheduler.seconds_per_token, done)
+
+    def _prefix_loaded(self, sequence: Sequence) -> None:
+        """Count what was loaded of a sequence's prefix; it reads the rest."""
+        disk = self._runners.disk_cache
+        if disk is not None and sequence in self._requests:
+            self._found(sequence, disk.take(sequence))
+
+    def _found(self, sequence: Sequence, num_tokens: int) -> None:
+        """Count further tokens of an opened sequence's prompt as cached."""
+        sequence.num_read += num_tokens
+        if not sequence.num_produced:
+            sequence.num_cached += num_tokens
+        self._meter.matched(num_tokens)
 
     def _match_again(self, sequence: Sequence) -> None:
         """Find what others have read of a prompt in the meantime; if that fails, it is read as it is."""
         if not sequence.reuses_past:
             return
         try:
-            found = self._runners.of(sequence).match_again(sequence) - sequence.num_read
-            sequence.num_read += found
-            sequence.num_cached += found
-            self._meter.matched(found)
+            self._found(sequence, self._runners.of(sequence).match_again(sequence) - sequence.num_read)
         except RunnerFailed as error:  # the step must not fail for what would only save time
             log.warning("request %s: a cached prefix could not be copied: %s", sequence.request.request_id, error)
 

@@ -11,7 +11,7 @@ from genai_server.engine.requests import RequestTable
 from genai_server.engine.scheduling.scheduler_output import Step
 from genai_server.engine.sequence import Sequence
 from genai_server.engine.sound_worker import SoundWorker
-from genai_server.messages.figures import Figures, Histogram
+from genai_server.messages.figures import DiskCacheFigures, Figures, Histogram
 
 # Bounds in seconds, for the duration of a step and the time between two tokens.
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0, 40.0)
@@ -98,6 +98,7 @@ class Meter:
         requests: RequestTable,
         options: RuntimeOptionState,
         encoder: EncoderWorker[Any] | None = None,
+        disk_cache: DiskCacheFigures | None = None,
     ) -> Figures:
         """All counters, here and elsewhere in the engine."""
         num_encoded, hears = 0 if encoder is None else encoder.num_encoded, isinstance(encoder, SoundWorker)
@@ -118,4 +119,5 @@ class Meter:
             decode_passes=self._decode_passes.histogram(),
             decode_rows=self._decode_rows.histogram(),
             token_gaps=self._token_gaps.histogram(),
+            disk_cache=disk_cache,
         )

@@ -8,7 +8,7 @@ import logging
 import os
 import sys
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 import msgspec
 from msgspec import structs
@@ -36,6 +36,9 @@ from genai_server.messages.generation_request import ModelInfo
 from genai_server.messages.launch import EngineReport, EngineSpec
 from genai_server.pooling_model import Task, task_of
 from genai_server.process_memory import freeze_existing_objects
+
+if TYPE_CHECKING:
+    from genai_server.engine.prefix_cache.disk_cache import DiskCache
 
 log = logging.getLogger(__name__)
 # Prompt tokens read in one step while no stream waits for a token.
@@ -65,6 +68,7 @@ def main() -> None:
             runners.kv_events = publisher(spec, runners.main)
             warm_up(runners, spec.settings.prefill_chunk, spec.settings.max_length)
             model = structs.replace(model, scores_prompts=scores_prompts(runners, spec.settings.max_length))
+            runners.disk_cache = disk_cache(spec, runners.main)
         guidance = load_guidance(spec, model)
     except BaseException as error:  # the operator must see any error of the library, including SystemExit and panics
         parent_watch.keep_folder()
@@ -154,6 +158,15 @@ def publisher(spec: EngineSpec, runner: Runner) -> KvEventPublisher | None:
         log.warning("GENAI_KV_EVENTS has no effect: this model has no prefix cache (%s)", name)
         return None
     return KvEventPublisher(spec.kv_events, runner.slots.slots)
+
+
+def disk_cache(spec: EngineSpec, runner: Runner) -> "DiskCache | None":
+    """The runner's prefix cache on disk, if the settings ask for one."""
+    if spec.settings.prefix_cache_bytes == "0" or spec.device.startswith("scripted"):
+        return None
+    from genai_server.engine.prefix_cache.disk_cache import open_disk_cache
+
+    return open_disk_cache(spec, runner)
 
 
 def load_guidance(spec: EngineSpec, model: ModelInfo) -> Guidance:

@@ -84,6 +84,8 @@ class Sequence:
         self.by_library = False  # whether its runner reads the prompt and chooses tokens itself
         # Whether another thread is choosing its next token; it takes part in no step until then.
         self.is_choosing = False
+        # Whether another thread is loading its prefix; the same.
+        self.is_loading = False
         self.num_drafted = 0  # tokens of drafts
         self.num_accepted = 0  # and those of them that the answer has
         self.profile = SequenceProfile()

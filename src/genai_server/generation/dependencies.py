@@ -125,6 +125,8 @@ class RequestContext:
     own_cache: bytes | None = None
     # What counts for the key while the request runs.
     counted: ExitStack = field(default_factory=ExitStack)
+    # Whether the answer may wait for all others; see GenerationRequest.
+    background: bool = False
 
     @property
     def request_id(self) -> str:
@@ -187,7 +189,9 @@ async def context(request: Request, services: TheServices) -> RequestContext:
         deadline.tighten(seconds, param=HEADER)
     own_cache = None if services.settings.shared_prefix_cache else rights(request).digest
     state = request_state(request.scope)
-    return RequestContext(deadline, request.receive, state.record, state.leniency, own_cache, state.counted)
+    return RequestContext(
+        deadline, request.receive, state.record, state.leniency, own_cache, state.counted, state.background
+    )
 
 
 async def _disconnected(receive: Receive) -> None:

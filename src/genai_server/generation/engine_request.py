@@ -25,6 +25,7 @@ def to_generation_request(
     request_id: str,
     max_length: int,
     exact: bool = False,
+    background: bool = False,
 ) -> GenerationRequest:
     """The engine request for one prompt, with all defaults resolved. See GenerationRequest for the arguments.
 
@@ -59,6 +60,7 @@ def to_generation_request(
         ignore_eos=bool(body.ignore_eos),
         cache_prompt=body.cache_prompt is not False,
         priority=body.priority or 0,
+        background=background,
         exact=exact if body.exact is None else body.exact,
         min_tokens=_min_tokens(body, available if max_tokens is None else min(available, max_tokens)),
         top_logprobs=_top_logprobs(body),

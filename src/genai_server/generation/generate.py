@@ -72,7 +72,13 @@ async def _generate(services: Services, body: Body, context: RequestContext, *, 
         body = body.model_copy(update={"max_tokens": None})
     requests = [
         to_generation_request(
-            body, prompt, model, request_id=context.request_id, max_length=settings.max_length, exact=settings.exact
+            body,
+            prompt,
+            model,
+            request_id=context.request_id,
+            max_length=settings.max_length,
+            exact=settings.exact,
+            background=context.background,
         )
         for prompt in prompts
     ]

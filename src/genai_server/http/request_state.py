@@ -73,6 +73,8 @@ class HttpRequestState:
     leniency: Leniency = field(default_factory=Leniency)
     # Its body, if that has a file.
     upload: Upload | None = None
+    # Whether its answer may wait for all others; see GenerationRequest. Set by the server itself, never by a client.
+    background: bool = False
     # Reads its body, if that is long; set by BodyLimits.
     parsing: ParsingThread = field(init=False, repr=False)
 

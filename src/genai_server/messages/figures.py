@@ -13,6 +13,26 @@ class Histogram(Struct, frozen=True):
     sum: float
 
 
+class DiskCacheFigures(Struct, frozen=True):
+    """What is known of the prefix cache on disk, and what an engine has counted of it."""
+
+    # Of the files of all models, when this engine last wrote one.
+    num_bytes: int = 0
+    max_bytes: int = 0
+    # Prefixes that were loaded, with their tokens, and the seconds that took.
+    loads: int = 0
+    loaded_tokens: int = 0
+    load_seconds: float = 0.0
+    # Prefixes that were stored, but faster to read by the model.
+    left_out: int = 0
+    stored_tokens: int = 0
+    # Measured rates of loading a prefix and of reading a prompt; 0 if unknown.
+    loaded_per_second: float = 0.0
+    read_per_second: float = 0.0
+    # Why nothing is stored at the moment; "" if it is.
+    error: str = ""
+
+
 class Figures(Struct, frozen=True, tag=True):
     """What an engine has counted since its start; sent to all API processes once a second if changed."""
 
@@ -44,3 +64,5 @@ class Figures(Struct, frozen=True, tag=True):
     decode_rows: Histogram
     # Seconds between two tokens of an answer.
     token_gaps: Histogram
+    # None without a prefix cache on disk.
+    disk_cache: DiskCacheFigures | None = None

@@ -107,6 +107,8 @@ class GenerationRequest(Struct, frozen=True):
     cache_salt: str | None = None
     # Lower values are served earlier.
     priority: int = 0
+    # Whether the answer may wait for all others: it only takes what these leave of the device, whatever its priority.
+    background: bool = False
     # Whether the answer must be bitwise independent of other requests.
     exact: bool = False
     # Minimum number of tokens before an end-of-sequence token may be chosen.

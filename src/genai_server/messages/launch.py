@@ -26,6 +26,10 @@ class EngineSettings(Struct, frozen=True):
     image_cache_bytes: int
     # A path; "" for no cache.
     cache_dir: str
+    # A number, "0" for no prefix cache on disk, or "auto".
+    prefix_cache_bytes: str
+    prefix_cache_type: str
+    prefix_cache_dir: str
     profile_dir: str
     profile_max_files: int
     profile_max_bytes: int

@@ -234,8 +234,8 @@ def test_sequence_moved_within_its_prompt_reads_tokens_once(
 def test_sequence_moved_back_early_continues_in_the_batch(
     engine: Engine, undisturbed: Undisturbed, passes: int
 ) -> None:
-    prompt = counting(70)
-    other = engine.begin(1, text(11))
+    prompt, beside = counting(70), counting(60)
+    other = engine.begin(1, beside)
     sequence = engine.begin(2, prompt)
     engine.run(sequence, 60)
     engine.runners.to_generator(sequence)
@@ -246,7 +246,7 @@ def test_sequence_moved_back_early_continues_in_the_batch(
     engine.run(sequence, 80)
     engine.run(other, 80)
     assert produced(sequence, 80) == undisturbed(prompt, 80)
-    assert produced(other, 80) == undisturbed(text(11), 80)
+    assert produced(other, 80) == undisturbed(beside, 80)
 
 
 @pytest.mark.parametrize("num_prompt", [1, 20])

@@ -207,6 +207,7 @@ class _PooledRequest:
             max_tokens=0,
             max_length=len(prompt),
             priority=self.body.priority or 0,
+            background=context.background,
             timeout=context.deadline.seconds_left,
             unique_id=context.unique_id,
             texts=texts,

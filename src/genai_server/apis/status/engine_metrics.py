@@ -20,7 +20,7 @@ from genai_server.config.settings import Settings
 from genai_server.engine_client.client import EngineClient
 from genai_server.generation.catalog import Catalog
 from genai_server.generation.dependencies import TheServices
-from genai_server.messages.figures import Histogram
+from genai_server.messages.figures import DiskCacheFigures, Histogram
 from genai_server.messages.kv_events import BLOCK_TOKENS
 from genai_server.messages.status_file import EngineState
 
@@ -139,6 +139,11 @@ class EngineMetrics(Collector):
         )
         for name, text, field in _COUNTERS:
             yield self._counter(name, text, {labels: getattr(each, field) for labels, each in figures.items()})
+        on_disk = {labels: each.disk_cache or DiskCacheFigures() for labels, each in figures.items()}
+        for name, text, field in _DISK_COUNTERS:
+            yield self._counter(name, text, {labels: getattr(each, field) for labels, each in on_disk.items()})
+        sizes = {labels: each.num_bytes for labels, each in on_disk.items()}
+        yield self._gauge("prefix_disk_cache_bytes", "Size of the prefix cache on disk, of all models.", sizes)
         for name, text, field in _HISTOGRAMS:
             family = HistogramMetricFamily(self._prefix + name, text, labels=_LABELS)
             for labels, each in figures.items():
@@ -172,6 +177,13 @@ _GAUGES = (
     ("num_requests_running", "Number of running sequences.", "running"),
     ("num_requests_waiting", "Number of waiting sequences.", "waiting"),
     ("session_terminated", "Whether an operator has terminated the device's session.", "terminated"),
+)
+# Fields of DiskCacheFigures.
+_DISK_COUNTERS = (
+    ("prefix_disk_cache_loads", "Number of prefixes loaded from disk.", "loads"),
+    ("prefix_disk_cache_loaded_tokens", "Number of prompt tokens loaded from disk.", "loaded_tokens"),
+    ("prefix_disk_cache_load_seconds", "Time spent loading prefixes from disk.", "load_seconds"),
+    ("prefix_disk_cache_stored_tokens", "Number of tokens whose keys and values were stored on disk.", "stored_tokens"),
 )
 # Fields of Figures.
 _COUNTERS = (

@@ -107,6 +107,8 @@ def _device_status(models: Catalog, about: ModelStatus, status: EngineStatus) ->
     }
     if engine is not None and engine.is_connected:
         found["batching"] = msgspec.structs.asdict(engine.batching)
+    if engine is not None and engine.figures is not None and engine.figures.disk_cache is not None:
+        found["prefix_disk_cache"] = msgspec.structs.asdict(engine.figures.disk_cache)
     if status.error is not None:
         found["error"] = status.error
     return found

@@ -52,6 +52,12 @@ class TokenChosen(Struct, frozen=True):
     chosen: Future[NextToken]
 
 
+class PrefixLoaded(Struct, frozen=True):
+    """What is stored of a sequence's prefix has been loaded into its slot, as far as possible."""
+
+    sequence: Sequence
+
+
 Message = (
     Submit
     | Cancel
@@ -61,6 +67,7 @@ Message = (
     | Disconnected
     | GrammarCompiled
     | InputsEncoded
+    | PrefixLoaded
     | TokenChosen
     | Leave
 )

@@ -70,7 +70,7 @@ def _packed(
     if cache_dir is None or options.providers or options.custom_op_libraries:
         return None
     what_else = ({"matrices": "int8"} if int8 else {}) | ({"part": part} if part != DECODER else {})
-    target = cache_dir / _key(model_dir, _packing(options) | what_else)
+    target = cache_dir / model_key(model_dir, options, what_else | {"format": str(_FORMAT)})
     try:
         cache_dir.mkdir(parents=True, exist_ok=True)
         with FileLock(str(target) + ".lock"):
@@ -156,10 +156,10 @@ def _fingerprint(file: Path) -> str:
     return digest.hexdigest()
 
 
-def _key(model_dir: Path, options: dict[str, str]) -> str:
-    """The folder's name, from everything that packed weights depend on."""
+def model_key(model_dir: Path, options: DeviceOptions, what_else: dict[str, str]) -> str:
+    """A folder's name, from everything that a model's kernels depend on: its files, processor and options."""
     files = {file.name: (file.stat().st_size, file.stat().st_mtime_ns) for file in _files(model_dir)}
-    parts = [str(model_dir.resolve()), files, onnxruntime.__version__, _processor(), options, _FORMAT]
+    parts = [str(model_dir.resolve()), files, onnxruntime.__version__, _processor(), _packing(options) | what_else]
     digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
     return f"{model_dir.resolve().name}-{digest[:16]}"
 

@@ -45,7 +45,8 @@ class Slot:
 
     # The row in the buffers.
     index: int
-    # The tokens whose keys and values lie in the slot. A list is only appended to; every other change makes a new one.
+    # The tokens whose keys and values lie in the slot. A list is only appended to. Every other change makes a new one,
+    # before the keys and values change.
     tokens: list[int] = field(default_factory=list)
     # How many of the first tokens came from prefill.
     num_prefilled: int = 0
@@ -202,6 +203,18 @@ class KvSlots:
         slot.num_coming = 0
         self._take_pages(slot)
 
+    def add_loaded(self, sequence: int, tokens: list[int], num_prefilled: int, saved: Saved | None) -> None:
+        """Record that keys and values of these tokens were copied into the sequence's slot from elsewhere.
+
+        The first `num_prefilled` came from prefill. `saved` are the states behind the last one, if the model has any.
+        """
+        self.append(sequence, tokens[:num_prefilled], prefilled=True)
+        self.append(sequence, tokens[num_prefilled:], prefilled=False)
+        if self._states is not None and saved is not None:
+            slot = self._running[sequence]
+            self._states.load(slot.index, saved)
+            self._copy_checkpoint(slot, len(slot.tokens), saved)
+
     def release(self, sequence: int) -> None:
         """Make an ended sequence's slot idle; its tokens stay cached until the slot or its memory is needed."""
         slot = self._running.pop(sequence)
@@ -242,6 +255,7 @@ class KvSlots:
         """Copy the first tokens of one slot into another."""
         self._use(source)
         saved = source.checkpoints.get(length)  # memory for the target may cost the source its checkpoints
+        target.tokens = target.tokens[:]  # another list, because even the first tokens are overwritten
         target.num_coming = length - len(target.tokens)
         self._take_pages(target, source)
         self._buffers.copy(source.index, target.index, length)  # may fail: the tokens are counted only afterwards

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from genai_server.engine.model.graph import DecoderGraph, LayerState
 from genai_server.engine.model.ragged import NARROW, WIDE
 from genai_server.engine.model.ragged_states import STATES
+from genai_server.engine.prefix_cache.segment_file import ArrayLayout
 from genai_server.engine.runners.layout import Span
 
 # A copy of one row's states.
@@ -29,6 +30,11 @@ class RowStates:
         # Tokens whose keys and values take as much memory as a row's states.
         self.tokens_worth = graph.bytes_per_row // graph.bytes_per_token
         self._arrays = [array for _, array in (*self._convolutions, *self._recurrences)]
+
+    @property
+    def layout(self) -> list[ArrayLayout]:
+        """What `save` returns."""
+        return [ArrayLayout(array.shape[1:], array.dtype) for array in self._arrays]
 
     def clear(self, row: int) -> None:
         """Set a row's states to those before the first token."""

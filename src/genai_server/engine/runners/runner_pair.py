@@ -7,7 +7,7 @@ back, its keys and values are copied into a KV cache slot.
 """
 
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from genai_server.engine.encoder_worker import EncoderWorker
 from genai_server.engine.model.adapters import Adapters
@@ -17,6 +17,9 @@ from genai_server.engine.runners.scores import Scores
 from genai_server.engine.scheduling.scheduler_output import Step
 from genai_server.engine.sequence import Sequence
 from genai_server.messages.generation_request import Batching, GenerationRequest
+
+if TYPE_CHECKING:
+    from genai_server.engine.prefix_cache.disk_cache import DiskCache
 
 NOT_EXACT = (
     "an exact request cannot be profiled with this model: profiled requests run alone, "
@@ -47,6 +50,8 @@ class RunnerPair:
             self.why_no_profile = "a model for embeddings or reranking cannot be profiled"
         # Publishes what each step changes in the prefix cache; None if that is not wanted.
         self.kv_events: KvEventPublisher | None = None
+        # Keeps prefixes on disk; None if that is not wanted or not possible.
+        self.disk_cache: DiskCache | None = None
 
     @property
     def batching(self) -> Batching:
@@ -121,7 +126,15 @@ class RunnerPair:
 
     def close(self, sequence: Sequence) -> None:
         """End a sequence and free what it holds."""
+        if self.disk_cache is not None:
+            self.disk_cache.cancel(sequence)
         self.of(sequence).close(sequence.id)
+
+    def forget(self) -> int:
+        """Drop all cached prefixes, also those on disk; returns how many slots had one."""
+        if self.disk_cache is not None:
+            self.disk_cache.clear()
+        return self.main.forget()
 
     def interrupt(self) -> None:
         """End the pass in progress, if its runner can. Any thread may call this."""

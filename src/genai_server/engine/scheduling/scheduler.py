@@ -164,6 +164,11 @@ class Scheduler:
             found = next(self._round, None)
         return found
 
+    @property
+    def seconds_per_token(self) -> float:
+        """Seconds to read a token of a prompt; 0 before any measurement."""
+        return self._step_times.seconds_to_read(1)
+
     def answered(self, sequence: Sequence) -> None:
         """Learn the length of an answer that ended without a limit."""
         self._step_times.answered(sequence.num_produced)
@@ -222,7 +227,7 @@ class Scheduler:
 
     def _prompts(self) -> list[Sequence]:
         """The sequences whose prompts are read, the next one first."""
-        prompts = [sequence for sequence in self.running if not sequence.is_decoding and not sequence.is_choosing]
+        prompts = [s for s in self.running if not (s.is_decoding or s.is_choosing or s.is_loading)]
         return sorted(prompts, key=self._urgency)
 
     def _urgency(self, sequence: Sequence) -> tuple[float, float, int]:

@@ -1,0 +1,58 @@
+"""`genai-server cache`: the prefix cache on disk, in GENAI_PREFIX_CACHE_DIR.
+
+`list`, the default, shows what it has of each model. `clear` removes it, also while servers use it.
+"""
+
+import argparse
+import time
+
+from genai_server.config.sources import load_settings
+from genai_server.engine.prefix_cache.segment_folder import clear, stored_models
+from genai_server.errors import ConfigurationError
+
+_MIB = 1024 * 1024
+_DAY = 24 * 3600.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's subcommands."""
+    parser.set_defaults(run=run_list)
+    commands = parser.add_subparsers(metavar="COMMAND")
+    commands.add_parser("list", help="each model with the size of its prefixes").set_defaults(run=run_list)
+    clearing = commands.add_parser("clear", help="remove the prefixes of a model, or of all")
+    clearing.add_argument("model", metavar="NAME", nargs="?", help="as `list` shows it; all without a name")
+    clearing.set_defaults(run=run_clear)
+
+
+def run_list(_: argparse.Namespace) -> int:
+    """Print a line for each model; returns the exit status."""
+    root = load_settings().prefix_cache_path
+    models = stored_models(root)
+    width = max((len(model.name) for model in models), default=0)
+    for model in models:
+        age = _ago(time.time() - model.last_used)
+        print(f"{model.name:<{width}}  {model.num_bytes / _MIB:8.0f} MiB  {model.num_files:6} files, last used {age}")
+    if not models:
+        print(f"no prefixes in {root}; GENAI_PREFIX_CACHE_BYTES makes a server keep them")
+    return 0
+
+
+def run_clear(arguments: argparse.Namespace) -> int:
+    """Remove prefixes; returns the exit status. Raises ConfigurationError for an unknown model."""
+    root = load_settings().prefix_cache_path
+    models = [model for model in stored_models(root) if arguments.model in (None, model.name)]
+    if arguments.model is not None and not models:
+        raise ConfigurationError(f"there are no prefixes of a model {arguments.model} in {root}")
+    for model in models:
+        clear(root, model.name)
+    size = sum(model.num_bytes for model in models)
+    print(f"removed {size / _MIB:.0f} MiB of {len(models)} model{'' if len(models) == 1 else 's'} from {root}")
+    return 0
+
+
+def _ago(seconds: float) -> str:
+    for unit, length in (("day", _DAY), ("hour", 3600.0), ("minute", 60.0)):
+        if seconds >= length:
+            number = int(seconds // length)
+            return f"{number} {unit}{'' if number == 1 else 's'} ago"
+    return "just now"

@@ -1,0 +1,187 @@
+"""Loads stored prefixes into the slots of sequences, in a thread.
+
+A sequence takes part in no step while its prefix is loaded, and waits for it only as long as reading would take.
+"""
+
+import logging
+import threading
+from collections.abc import Callable
+from concurrent.futures import Executor
+from dataclasses import dataclass, field
+from math import inf
+
+from genai_server.engine.prefix_cache.segment_file import root_key
+from genai_server.engine.prefix_cache.segment_folder import Segment, SegmentFolder
+from genai_server.engine.prefix_cache.slot_memory import SlotMemory
+from genai_server.engine.runners.kv_cache import KvSlots, Slot
+from genai_server.engine.runners.row_states import Saved
+from genai_server.engine.sequence import Sequence, common_length
+from genai_server.timing import Clock
+
+log = logging.getLogger(__name__)
+# Seconds to wait for a prefix as long as it is unknown how fast the model reads.
+_PATIENCE = 5.0
+# Weight of the newest measurement in the moving average.
+_WEIGHT = 0.3
+
+
+@dataclass
+class _Load:
+    """A prefix on its way into the slot of a sequence."""
+
+    sequence: Sequence
+    slot: Slot
+    # What the sequence will read, from the beginning; some of it may be in the slot already.
+    tokens: list[int]
+    # The lengths between which tokens are loaded.
+    first: int
+    end: int
+    # By the clock. Afterwards the sequence reads what is not loaded.
+    deadline: float
+    # For the model to read a token; 0 if unknown.
+    seconds_per_token: float
+    # Sequences that begin alike. They copy the prefix from the slot afterwards.
+    followers: list[Sequence] = field(default_factory=list)
+    # Held to change what follows, and to write to the slot. Nothing does either once the load is over.
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    is_over: bool = False
+    num_loaded: int = 0
+    # How many of the loaded tokens are bitwise repeatable.
+    num_prefilled: int = 0
+    states: Saved | None = None
+
+
+class PrefixLoader:
+    """Methods are called by the loop's thread; `thread` does the work."""
+
+    def __init__(
+        self, folder: SegmentFolder, memory: SlotMemory, slots: KvSlots, thread: Executor, clock: Clock
+    ) -> None:
+        self._folder = folder
+        self._memory = memory
+        self._slots = slots
+        self._clock = clock
+        self._loads: dict[int, _Load] = {}  # by the sequence's id
+        self._thread = thread
+        # Prefixes and tokens that were loaded, and prefixes that were stored, but faster to read by the model.
+        self.num_prefixes = self.num_tokens = self.num_left_out = 0
+        # Spent loading.
+        self.seconds = 0.0
+        # Measured; 0 before the first load.
+        self.bytes_per_second = 0.0
+
+    def fetch(self, sequence: Sequence, seconds_per_token: float, done: Callable[[], None]) -> bool:
+        """Begin to load what is stored of an opened sequence's tokens; returns whether the sequence waits for it.
+
+        `done` is called in another thread when `take` has all there is. `seconds_per_token` is what the model takes to
+        read one, 0 if unknown.
+        """
+        slot, exact = self._slots.of(sequence.id), sequence.request.exact
+        tokens = list(sequence.prompt if exact else sequence.tokens)
+        # At least two tokens are left to read, as in KvSlots.acquire.
+        first, end = len(slot.tokens), len(tokens) - 2
+        if exact:
+            end -= end % self._slots.row_group
+        if end - first < self._memory.segment_tokens or (exact and not self._memory.is_lossless):
+            return False
+        sequence.is_loading = True
+        for load in self._loads.values():
+            if (load.slot.salt, load.slot.is_long) == (slot.salt, slot.is_long) and (
+                common_length(load.tokens, tokens) >= first + self._memory.segment_tokens
+            ):
+                load.followers.append(sequence)
+                return True
+        deadline = self._clock() + (seconds_per_token * (end - first) or _PATIENCE)
+        self._slots.reserve(sequence.id, end - first)
+        load = _Load(sequence, slot, tokens, first, end, deadline, seconds_per_token)
+        self._loads[sequence.id] = load
+        self._thread.submit(self._run, load, done)
+        return True
+
+    def take(self, sequence: Sequence) -> int:
+        """Count what was loaded for a sequence, which waits no longer; returns the number of tokens."""
+        load = self.cancel(sequence)
+        if load is None:
+            return 0
+        loaded = load.tokens[load.first : load.first + load.num_loaded]
+        self._slots.add_loaded(sequence.id, loaded, load.num_prefilled, load.states)
+        self.num_prefixes += bool(loaded)
+        self.num_tokens += len(loaded)
+        return len(loaded)
+
+    def late(self, now: float) -> list[Sequence]:
+        """The sequences that have waited long enough."""
+        return [load.sequence for load in self._loads.values() if now >= load.deadline]
+
+    def cancel(self, sequence: Sequence) -> _Load | None:
+        """Write nothing more to a sequence's slot; neither it nor its followers wait any longer."""
+        sequence.is_loading = False
+        load = self._loads.pop(sequence.id, None)
+        if load is not None:
+            with load.lock:
+                load.is_over = True
+            for follower in load.followers:
+                follower.is_loading = False
+        return load
+
+    def _run(self, load: _Load, done: Callable[[], None]) -> None:
+        started = self._clock()
+        try:
+            num_bytes = self._load(load)
+        except Exception:
+            log.exception("a stored prefix could not be loaded")
+        else:
+            seconds = self._clock() - started
+            if num_bytes and seconds > 0:
+                self.seconds += seconds
+                before = self.bytes_per_second or num_bytes / seconds
+                self.bytes_per_second = before + _WEIGHT * (num_bytes / seconds - before)
+        done()
+
+    def _load(self, load: _Load) -> int:
+        """Load the longest stored prefix; returns how many bytes were read."""
+        memory, root = self._memory, root_key(load.slot.salt, is_long=load.slot.is_long)
+        # States are those behind a complete segment.
+        tokens = load.tokens[: load.end] if memory.has_states else load.tokens
+        segments = self._folder.longest(root, tokens, states=memory.has_states)
+        load.end = min(load.end, sum(segment.num_tokens for segment in segments))
+        if load.end - load.first < memory.segment_tokens:
+            return 0
+        if load.seconds_per_token and memory.bytes_per_token > load.seconds_per_token * (self.bytes_per_second or inf):
+            self.num_left_out += 1
+            return 0
+        num_bytes = self._load_segments(load, segments)
+        self._folder.touch(segments, states=memory.has_states)
+        return num_bytes
+
+    def _load_segments(self, load: _Load, segments: list[Segment]) -> int:
+        num_bytes = end = 0
+        loaded, prefilled = load.first, load.first
+        for segment in segments:
+            start, end = end, end + segment.num_tokens
+            if end <= loaded or loaded == load.end:
+                continue
+            found = self._folder.read(segment, load.tokens[start:end], self._memory.layout(segment.num_tokens))
+            if found is None:
+                return num_bytes
+            repeatable, values = start + found[0], found[1]
+            num_bytes += sum(part.nbytes for part in values)
+            stop = min(end, load.end, repeatable if load.sequence.request.exact else end)
+            with load.lock:
+                if load.is_over or stop <= loaded:
+                    return num_bytes
+                self._memory.write(load.slot.index, loaded, stop, values, loaded - start)
+                if prefilled == loaded:
+                    prefilled = max(prefilled, min(stop, repeatable))
+                loaded = stop
+                if not self._memory.has_states:
+                    load.num_loaded, load.num_prefilled = loaded - load.first, prefilled - load.first
+            if stop < min(end, load.end):
+                return num_bytes
+        if self._memory.has_states:
+            states = self._folder.read_states(segments[-1].key, self._memory.state_layout)
+            with load.lock:
+                if states is not None and not load.is_over:
+                    load.num_loaded, load.num_prefilled = loaded - load.first, prefilled - load.first
+                    load.states = states
+        return num_bytes

@@ -1,0 +1,161 @@
+"""Stores prefixes that stay in slots, in a thread.
+
+A prefix is stored once its number of tokens, times the seconds that they have been in the slot, is large enough: a long
+one soon, a short one only if it stays.
+"""
+
+import logging
+import shutil
+from collections.abc import Iterator
+from concurrent.futures import Executor
+from dataclasses import dataclass
+
+from genai_server.engine.prefix_cache.segment_file import root_key, segment_key
+from genai_server.engine.prefix_cache.segment_folder import Segment, SegmentFolder
+from genai_server.engine.prefix_cache.slot_memory import SlotMemory
+from genai_server.engine.runners.kv_cache import KvSlots, Slot
+from genai_server.engine.runners.row_states import Saved
+from genai_server.engine.sequence import common_length
+from genai_server.timing import Clock
+
+log = logging.getLogger(__name__)
+# The product of unstored tokens and seconds from which a prefix is stored.
+_MIN_WORTH = 10_000.0
+# The share of all files that one prefix may have.
+_MAX_SHARE = 0.5
+# Seconds until a disk that has refused a prefix is tried again.
+_PAUSE = 60.0
+
+
+@dataclass
+class _Seen:
+    """What a slot had when it was last looked at."""
+
+    tokens: list[int]
+    # When the tokens that are not stored came, by the clock.
+    since: float
+    num_stored: int = 0
+
+
+@dataclass(frozen=True)
+class _Prefix:
+    """What a slot has when it is worth storing."""
+
+    slot: Slot
+    # The slot's list itself. Whatever overwrites a slot's tokens in memory comes after the slot has another list. So a
+    # copy of the memory is valid if the slot has the same list after it was made.
+    tokens: list[int]
+    length: int
+    num_prefilled: int
+    root: str
+    checkpoints: dict[int, Saved]
+    num_clears: int
+
+
+class PrefixStorer:
+    """Methods are called by the loop's thread; `thread` does the work."""
+
+    def __init__(
+        self, folder: SegmentFolder, memory: SlotMemory, slots: KvSlots, thread: Executor, clock: Clock
+    ) -> None:
+        self._folder = folder
+        self._memory = memory
+        self._slots = slots
+        self._clock = clock
+        self._num_clears = 0
+        self._paused_until = 0.0
+        self._thread = thread
+        self._forget()
+        self.num_tokens = 0  # that were stored
+        # Why the last prefix was not stored; "" if it was.
+        self.error = ""
+
+    def look(self) -> None:
+        """Store what is worth it by now. To be called about once a second."""
+        now = self._clock()
+        for seen, slot in zip(self._seen, self._slots.slots, strict=True):
+            if slot.tokens is not seen.tokens:
+                common = common_length(slot.tokens, seen.tokens)
+                if 2 * common < len(slot.tokens):
+                    seen.since = now
+                seen.tokens, seen.num_stored = slot.tokens, min(seen.num_stored, common)
+            length = max(slot.checkpoints, default=0) if self._memory.has_states else len(slot.tokens)
+            num_unstored = length - seen.num_stored
+            is_worth = num_unstored * (now - seen.since) >= _MIN_WORTH
+            if num_unstored >= self._memory.segment_tokens and is_worth and now >= self._paused_until:
+                seen.num_stored, seen.since = length, now
+                root, checkpoints = root_key(slot.salt, is_long=slot.is_long), dict(slot.checkpoints)
+                num_prefilled = slot.num_prefilled if self._memory.is_lossless else 0
+                found = _Prefix(slot, slot.tokens, length, num_prefilled, root, checkpoints, self._num_clears)
+                self._thread.submit(self._run, found)
+
+    def clear(self) -> bool:
+        """Remove what is stored of the model; returns whether there was anything."""
+        self._num_clears += 1
+        self._forget()
+        removed = self._folder.set_aside()
+        if removed is not None:
+            self._thread.submit(shutil.rmtree, removed, ignore_errors=True)
+        return removed is not None
+
+    def _forget(self) -> None:
+        now = self._clock()
+        self._seen = [_Seen(slot.tokens, now) for slot in self._slots.slots]
+
+    def _run(self, prefix: _Prefix) -> None:
+        try:
+            self._store(prefix)
+            self.error = ""
+        except OSError as error:
+            log.warning("no prefix is stored for %.0f s: %s", _PAUSE, error)
+            self._paused_until = self._clock() + _PAUSE
+            self.error = str(error)
+        except Exception:
+            log.exception("a prefix could not be stored")
+
+    def _store(self, prefix: _Prefix) -> None:
+        segments = list(self._segments(prefix))
+        lacking = [place for place in segments if not self._folder.has(place[1])]
+        states = {
+            segment.key: prefix.checkpoints[start + segment.num_tokens]
+            for start, segment in segments
+            if start + segment.num_tokens in prefix.checkpoints and not self._folder.has_states(segment.key)
+        }
+        self._folder.touch([segment for _, segment in segments], states=False)
+        num_bytes = sum(self._size(segment) for _, segment in lacking) + sum(map(_size_of, states.values()))
+        with self._folder.writing(num_bytes):
+            for start, segment in lacking:
+                end = start + segment.num_tokens
+                arrays = self._memory.read(prefix.slot.index, start, end)
+                if prefix.slot.tokens is not prefix.tokens or prefix.num_clears != self._num_clears:
+                    return
+                num_prefilled = max(0, min(prefix.num_prefilled, end) - start)
+                self._folder.write(segment, prefix.tokens[start:end], num_prefilled, arrays)
+                self.num_tokens += segment.num_tokens
+            for key, saved in states.items():
+                self._folder.write_states(key, saved)
+        self._folder.touch([segment for _, segment in segments], states=self._memory.has_states)
+
+    def _segments(self, prefix: _Prefix) -> Iterator[tuple[int, Segment]]:
+        """The segments of a prefix, each with the length before it: full ones, and parts that end at a checkpoint."""
+        # Features of images have ids below 0, which mean nothing to another engine.
+        tokens = prefix.tokens[: prefix.length]
+        tokens = tokens[: next((place for place, token in enumerate(tokens) if token < 0), len(tokens))]
+        parent, full = prefix.root, self._memory.segment_tokens
+        most = int(_MAX_SHARE * self._folder.limit) // self._memory.bytes_per_token
+        for start in range(0, min(len(tokens), most), full):
+            ends = [length for length in prefix.checkpoints if start < length < start + full and length <= len(tokens)]
+            if start + full <= len(tokens):
+                ends.append(start + full)
+            for end in ends:
+                key = segment_key(parent, tokens[start:end])
+                yield start, Segment(parent, end - start, key)
+            if start + full <= len(tokens):
+                parent = key
+
+    def _size(self, segment: Segment) -> int:
+        return segment.num_tokens * self._memory.bytes_per_token
+
+
+def _size_of(saved: Saved) -> int:
+    return sum(values.nbytes for values in saved)

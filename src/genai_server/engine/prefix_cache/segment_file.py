@@ -1,0 +1,139 @@
+"""The file of a segment: keys and values of consecutive tokens of a prefix, or a model's states behind them.
+
+A file is a magic number, the length of a MessagePack header, the header and the arrays, one after the other. The header
+has the tokens and a checksum of the arrays, so that a damaged file, or one that belongs to other tokens, is noticed.
+"""
+
+import os
+import stat
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+_MAGIC = b"GENAIKV1"
+_LENGTH_BYTES = 4
+# No header of a segment is nearly as long.
+_MAX_HEADER = 1024 * 1024
+_KEY_BYTES = 16
+
+
+class UnusableSegment(Exception):
+    """The file is damaged, or is not what its name says; the message says how."""
+
+
+@dataclass(frozen=True)
+class ArrayLayout:
+    """The shape and the numpy type of one array of a file."""
+
+    shape: tuple[int, ...]
+    type: Any
+
+    @property
+    def num_bytes(self) -> int:
+        """The array's size in the file."""
+        return int(np.prod(self.shape)) * int(np.dtype(self.type).itemsize)
+
+
+class _Header(msgspec.Struct, frozen=True, array_like=True):
+    # The key of the tokens before these.
+    parent: str
+    # Four bytes each, little-endian.
+    tokens: bytes
+    # How many of the tokens were read in passes that are bitwise repeatable.
+    num_prefilled: int
+    # CRC-32 of everything before it and of the arrays.
+    checksum: int
+
+
+def root_key(salt: str | None, *, is_long: bool) -> str:
+    """The key before the first token of a prompt."""
+    return _digest(b"root", (salt or "").encode(), b"salted" if salt is not None else b"", b"long" if is_long else b"")
+
+
+def segment_key(parent: str, tokens: Sequence[int]) -> str:
+    """The key of a prefix that ends with these tokens, after the prefix with the key `parent`."""
+    return _digest(parent.encode(), _packed(tokens))
+
+
+def _digest(*parts: bytes) -> str:
+    digest = blake2b(digest_size=_KEY_BYTES, person=b"prefix segment")
+    for part in parts:
+        digest.update(len(part).to_bytes(_LENGTH_BYTES, "little") + part)
+    return digest.hexdigest()
+
+
+def _packed(tokens: Sequence[int]) -> bytes:
+    return np.array(tokens, "<i4").tobytes()
+
+
+def write_segment(
+    path: Path, parent: str, tokens: Sequence[int], num_prefilled: int, arrays: Sequence[NDArray[Any]]
+) -> None:
+    """Write a new file, which only the process's user may read. Raises OSError."""
+    blocks = [np.ascontiguousarray(values).reshape(-1).view(np.uint8).data for values in arrays]
+    packed = _packed(tokens)
+    checksum = _checksum(parent, packed, num_prefilled, blocks)
+    header = msgspec.msgpack.encode(_Header(parent, packed, num_prefilled, checksum))
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0)
+    with os.fdopen(os.open(path, flags, 0o600), "wb") as file:
+        file.write(_MAGIC + len(header).to_bytes(_LENGTH_BYTES, "little") + header)
+        for block in blocks:
+            file.write(block)
+
+
+def read_segment(
+    path: Path, parent: str, tokens: Sequence[int], layout: Sequence[ArrayLayout]
+) -> tuple[int, list[NDArray[Any]]]:
+    """The arrays of a file, and how many of its tokens are bitwise repeatable.
+
+    The file is read, not mapped into memory: a mapped page that the disk cannot give would end the process.
+    Raises OSError, and UnusableSegment if the file is not that of these tokens, is damaged, or is another user's.
+    """
+    # A pipe would block without O_NONBLOCK. Systems without these flags have neither links nor pipes in folders.
+    flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+    with os.fdopen(os.open(path, flags), "rb") as file:
+        _check_owner(file)
+        start = file.read(len(_MAGIC) + _LENGTH_BYTES)
+        length = int.from_bytes(start[len(_MAGIC) :], "little")
+        if not start.startswith(_MAGIC) or not 0 < length <= _MAX_HEADER:
+            raise UnusableSegment("it does not begin like a segment")
+        try:
+            header = msgspec.msgpack.decode(file.read(length), type=_Header)
+        except ValueError as error:  # also msgspec's errors
+            raise UnusableSegment(f"its header is damaged: {error}") from None
+        if (header.parent, header.tokens) != (parent, _packed(tokens)):
+            raise UnusableSegment("it belongs to other tokens")
+        num_bytes = sum(one.num_bytes for one in layout)
+        content = bytearray(num_bytes + 1)
+        if file.readinto(content) != num_bytes:
+            raise UnusableSegment("it has another length")
+    block = memoryview(content)[:num_bytes]
+    if _checksum(header.parent, header.tokens, header.num_prefilled, [block]) != header.checksum:
+        raise UnusableSegment("its checksum is wrong")
+    arrays, first = [], 0
+    for one in layout:
+        arrays.append(np.frombuffer(block[first : first + one.num_bytes], one.type).reshape(one.shape))
+        first += one.num_bytes
+    return header.num_prefilled, arrays
+
+
+def _checksum(parent: str, tokens: bytes, num_prefilled: int, blocks: Sequence[memoryview]) -> int:
+    found = zlib.crc32(f"{parent} {num_prefilled} ".encode() + tokens)
+    for block in blocks:
+        found = zlib.crc32(block, found)
+    return found
+
+
+def _check_owner(file: BinaryIO) -> None:
+    status = os.fstat(file.fileno())
+    if not stat.S_ISREG(status.st_mode):
+        raise UnusableSegment("it is not a regular file")
+    if hasattr(os, "geteuid") and status.st_uid != os.geteuid():
+        raise UnusableSegment("it belongs to another user")

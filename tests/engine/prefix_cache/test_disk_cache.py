@@ -1,0 +1,446 @@
+"""Prefixes on disk, with the loop on real models: an answer after a restart is the one before it, bit for bit."""
+
+import errno
+import os
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from genai_server.engine.prefix_cache.disk_cache import DiskCache
+from genai_server.engine.prefix_cache.segment_folder import SegmentFolder
+from genai_server.engine.prefix_cache.slot_memory import SlotMemory
+from genai_server.engine.runners.batched import BatchedRunner
+from genai_server.engine.runners.cpu_buffers import CpuBuffers
+from genai_server.engine.runners.og_generator import OgGeneratorRunner
+from genai_server.engine.runners.runner_pair import RunnerPair
+from genai_server.engine.sampling.grammar import Guidance
+from genai_server.engine.scheduling.scheduler import Scheduler
+from genai_server.messages.admin import CacheReset, ResetPrefixCache
+from genai_server.messages.figures import DiskCacheFigures
+from genai_server.messages.generation_request import Sampling, TokenLogprob
+from genai_server.messages.protocol import Cancel, Finished, Tokens
+from tests.engine.model_runners import batched_runner
+from tests.hand_clock import HandClock
+from tests.running_server import ROOT
+from tests.stepped_loop import SteppedLoop
+
+MAX_LENGTH, SEGMENT = 512, 32
+PROMPT = [3 + (number * number) % 290 for number in range(200)]
+
+
+class Threads(Executor):
+    """Runs what is submitted at once, or when `run` is called."""
+
+    def __init__(self, *, is_held: bool = False) -> None:
+        self.is_held = is_held
+        self.held: list[Callable[[], Any]] = []
+
+    def submit(self, work: Callable[..., Any], /, *arguments: Any, **named: Any) -> Future[Any]:
+        self.held.append(lambda: work(*arguments, **named))
+        if not self.is_held:
+            self.run()
+        return Future()
+
+    def run(self) -> None:
+        held, self.held = self.held, []
+        for work in held:
+            work()
+
+
+class Engine(SteppedLoop):
+    """A loop on a model, with a prefix cache on disk."""
+
+    def __init__(
+        self,
+        folder: Path,
+        generator: OgGeneratorRunner,
+        batched: BatchedRunner,
+        clock: HandClock,
+        *,
+        stored_type: Any = np.float32,
+        max_bytes: int = 10**9,
+        chunk: int = 256,
+    ) -> None:
+        self.clock, self.batched = clock, batched
+        self.loads, self.stores = Threads(), Threads()
+        runners = RunnerPair(generator, batched)
+        assert isinstance(batched.buffers, CpuBuffers)
+        states = batched.states if batched.slots.keeps_states else None
+        self.arrays = arrays = batched.buffers.arrays
+        per_token = sum(array.shape[1] * array.shape[3] * np.dtype(stored_type).itemsize for array in arrays)
+        self.disk = runners.disk_cache = DiskCache(
+            SegmentFolder(folder, "model", max_bytes),
+            SlotMemory(arrays, states, stored_type, SEGMENT * per_token),
+            batched.slots,
+            loads=self.loads,
+            stores=self.stores,
+            clock=clock,
+        )
+        scheduler = Scheduler(batched, max_running=4, max_waiting=4, prefill_chunk=chunk)
+        super().__init__(runners, scheduler, Guidance(None, 300, "not here"), folder.parent, clock=clock)
+
+    def restart(self) -> None:
+        """Lose everything in memory."""
+        self.batched.forget()
+        for array in self.arrays:
+            array[:] = np.nan
+
+    def submit(self, key: int, prompt: list[int], **fields: Any) -> None:
+        given: dict[str, Any] = {
+            "max_tokens": 8,
+            "max_length": MAX_LENGTH,
+            "top_logprobs": 1,
+            "sampling": Sampling(temperature=0.0),
+            "ignore_eos": True,
+        }
+        self.put_request(key, prompt, **given | fields)
+
+    def answer(self, key: int, prompt: list[int], **fields: Any) -> tuple[list[TokenLogprob], int]:
+        """The log probabilities of an answer's tokens, and how many tokens of its prompt were cached."""
+        self.submit(key, prompt, **fields)
+        self.run(key)
+        return self.result(key)
+
+    def result(self, key: int) -> tuple[list[TokenLogprob], int]:
+        found = [logprob for message in self.messages(Tokens, key) for logprob in message.logprobs]
+        return found, self.messages(Finished, key)[0].num_cached
+
+    def stay(self, seconds: float) -> None:
+        """Let time pass, and what stays in slots be stored."""
+        self.clock.now += seconds
+        self.disk.store()
+
+    @property
+    def figures(self) -> DiskCacheFigures:
+        return self.disk.figures(0.0)
+
+
+@pytest.fixture(scope="module")
+def batched(session: Any) -> BatchedRunner:
+    return batched_runner(session=session, max_length=MAX_LENGTH)
+
+
+MakeEngine = Callable[..., Engine]
+
+
+@pytest.fixture
+def start(generator: OgGeneratorRunner, batched: BatchedRunner, clock: HandClock, tmp_path: Path) -> MakeEngine:
+    """Starts an engine on the demo model, as if after a restart."""
+
+    def started(**how: Any) -> Engine:
+        engine = Engine(tmp_path / "prefixes", generator, batched, clock, **how)
+        engine.restart()
+        return engine
+
+    return started
+
+
+def stored(start: MakeEngine, prompt: list[int] = PROMPT, **fields: Any) -> list[TokenLogprob]:
+    """Have a prompt read and stored; returns its answer."""
+    engine = start()
+    found, _ = engine.answer(1, prompt, **fields)
+    engine.stay(2)
+    engine.stay(100)
+    assert engine.figures.stored_tokens >= SEGMENT
+    return found
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_a_prompt_is_loaded_after_a_restart(start: MakeEngine, exact: bool) -> None:
+    before = stored(start, exact=exact)
+    engine = start()
+    after, num_cached = engine.answer(1, PROMPT, exact=exact)
+    assert num_cached == len(PROMPT) // SEGMENT * SEGMENT
+    assert [one.token for one in after] == [one.token for one in before]
+    if exact:
+        assert after == before
+    assert engine.figures.loaded_tokens == num_cached
+
+
+def test_another_prompt_loads_what_it_has_in_common(start: MakeEngine) -> None:
+    stored(start)
+    other = [*PROMPT[:100], *reversed(PROMPT[100:])]
+    expected, _ = start().answer(1, other, cache_prompt=False, exact=True)
+    found, num_cached = start().answer(1, other, exact=True)
+    assert num_cached == 96
+    assert found == expected
+
+
+def test_a_slot_with_some_of_it_takes_the_rest(start: MakeEngine) -> None:
+    before = stored(start, exact=True)
+    engine = start()
+    engine.answer(1, PROMPT[:24], exact=True)
+    after, num_cached = engine.answer(2, PROMPT, exact=True)
+    assert num_cached == 192
+    assert after == before
+    assert engine.figures.loaded_tokens == 192 - 24
+
+
+def test_decoded_tokens_are_not_loaded_for_exact_prompts(start: MakeEngine) -> None:
+    engine = start()
+    engine.answer(1, PROMPT[:90], exact=True, max_tokens=80)
+    tokens = PROMPT[:90] + engine.tokens(1)
+    engine.stay(2)
+    engine.stay(100)
+    prompt = [*tokens, 7, 8, 9]
+    expected, _ = start().answer(1, prompt, exact=True, cache_prompt=False)
+    found, num_cached = start().answer(1, prompt, exact=True)
+    assert num_cached <= 90
+    assert found == expected
+    assert start().answer(1, prompt)[1] > 90
+
+
+def test_a_short_stay_is_not_stored(start: MakeEngine) -> None:
+    engine = start()
+    engine.answer(1, PROMPT)
+    engine.stay(2)
+    engine.stay(10_000 / len(PROMPT) / 2)
+    assert engine.figures.stored_tokens == 0
+    engine.stay(10_000 / len(PROMPT))
+    assert engine.figures.stored_tokens == 192
+
+
+def test_a_prefix_is_stored_once(start: MakeEngine, tmp_path: Path) -> None:
+    stored(start)
+    files = {path: path.stat().st_ino for path in (tmp_path / "prefixes").rglob("*.kv")}
+    engine = start()
+    engine.answer(1, PROMPT)
+    engine.stay(2)
+    engine.stay(1000)
+    assert {path: path.stat().st_ino for path in (tmp_path / "prefixes").rglob("*.kv")} == files
+
+
+def test_another_salt_loads_nothing(start: MakeEngine) -> None:
+    stored(start, cache_salt="one")
+    assert start().answer(1, PROMPT, cache_salt="other")[1] == 0
+    assert start().answer(1, PROMPT)[1] == 0
+    assert start().answer(1, PROMPT, cache_salt="one")[1] == 192
+
+
+def test_a_request_without_cache_loads_nothing(start: MakeEngine) -> None:
+    stored(start)
+    engine = start()
+    assert engine.answer(1, PROMPT, cache_prompt=False)[1] == 0
+    assert engine.figures.loads == 0
+
+
+@pytest.mark.parametrize("damage", ["flipped", "cut", "empty", "gone", "foreign", "link"])
+def test_a_bad_file_costs_a_miss(start: MakeEngine, tmp_path: Path, damage: str) -> None:
+    before = stored(start, exact=True)
+    engine = start()
+    files = sorted((tmp_path / "prefixes").rglob("*.kv"))
+    for path in files[2:]:
+        content = path.read_bytes()
+        match damage:
+            case "flipped":
+                path.write_bytes(content[:-9] + bytes([content[-9] ^ 1]) + content[-8:])
+            case "cut":
+                path.write_bytes(content[: len(content) // 2])
+            case "empty":
+                path.write_bytes(b"")
+            case "gone":
+                path.unlink()
+            case "foreign":
+                path.write_bytes(files[0].read_bytes())
+            case "link":
+                path.unlink()
+                path.symlink_to("/etc/passwd")
+    after, num_cached = engine.answer(1, PROMPT, exact=True)
+    assert num_cached <= 2 * SEGMENT
+    assert after == before
+
+
+def test_a_cancelled_sequence_is_written_nothing(start: MakeEngine) -> None:
+    stored(start)
+    engine = start()
+    engine.loads.is_held = True
+    engine.submit(1, PROMPT)
+    engine.steps(2)
+    assert engine.loads.held
+    engine.put(Cancel(1))
+    engine.steps(1)
+    assert engine.scheduler.is_idle
+    engine.loads.run()
+    assert all(np.isnan(array).all() for array in engine.arrays)
+    engine.steps(1)
+    engine.loads.is_held = False
+    assert engine.answer(2, PROMPT)[1] == 192
+
+
+def test_a_slow_disk_is_not_waited_for(start: MakeEngine) -> None:
+    before = stored(start, exact=True)
+    engine = start()
+    engine.loads.is_held = True
+    engine.submit(1, PROMPT, exact=True)
+    engine.steps(3)
+    assert not engine.tokens(1)
+    engine.clock.now += 60
+    engine.run(1)
+    engine.loads.run()
+    assert engine.result(1) == (before, 0)
+    # Nothing was written over what the sequence has read itself.
+    assert engine.answer(2, PROMPT, exact=True)[0] == before
+
+
+def test_sequences_that_begin_alike_load_once(start: MakeEngine) -> None:
+    stored(start)
+    engine = start()
+    engine.loads.is_held = True
+    for key in range(3):
+        engine.submit(key, [*PROMPT, 50 + key, 51, 52])
+    engine.steps(3)
+    assert len(engine.loads.held) == 1
+    engine.loads.run()
+    engine.run(0, 1, 2)
+    assert engine.figures.loads == 1
+    assert [engine.result(key)[1] >= 192 for key in range(3)] == [True] * 3
+
+
+def test_those_that_wait_for_a_cancelled_one_go_on(start: MakeEngine) -> None:
+    stored(start)
+    engine = start()
+    engine.loads.is_held = True
+    engine.submit(1, PROMPT)
+    engine.submit(2, [*PROMPT, 50, 51, 52])
+    engine.steps(2)
+    engine.put(Cancel(1))
+    engine.run(2)
+    assert len(engine.result(2)[0]) == 8
+
+
+def test_a_reset_removes_what_is_stored(start: MakeEngine, tmp_path: Path) -> None:
+    stored(start)
+    engine = start()
+    engine.ask(ResetPrefixCache(5), CacheReset)
+    assert engine.answer(1, PROMPT)[1] == 0
+    assert not list((tmp_path / "prefixes").rglob("*.kv"))
+
+
+def test_what_is_being_stored_at_a_reset_is_not(start: MakeEngine, tmp_path: Path) -> None:
+    engine = start()
+    engine.answer(1, PROMPT)
+    engine.stores.is_held = True
+    engine.stay(2)
+    engine.stay(100)
+    assert engine.stores.held
+    engine.ask(ResetPrefixCache(5), CacheReset)
+    engine.stores.run()
+    assert not list((tmp_path / "prefixes").rglob("*.kv"))
+
+
+def test_a_slot_that_is_taken_over_is_not_stored(start: MakeEngine) -> None:
+    engine = start()
+    engine.answer(1, PROMPT)
+    engine.stores.is_held = True
+    engine.stay(2)
+    engine.stay(100)
+    for key in range(2, 8):
+        engine.answer(key, list(reversed(PROMPT[: 100 + key])))
+    engine.stores.run()
+    assert engine.figures.stored_tokens == 0
+    assert start().answer(1, PROMPT)[1] == 0
+
+
+def test_a_full_disk_costs_a_line(
+    start: MakeEngine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    engine = start()
+    engine.answer(1, PROMPT)
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "replace", full)
+        engine.stay(2)
+        engine.stay(100)
+        engine.answer(2, PROMPT[::-1])
+        engine.stay(50)
+    assert caplog.text.count("no prefix is stored for 60 s: [Errno 28] No space left on device") == 1
+    assert "No space" in engine.figures.error
+    engine.stay(70)
+    engine.stay(200)
+    assert engine.figures.error == ""
+    assert start().answer(1, PROMPT[::-1])[1] == 192
+
+
+def test_the_files_stay_within_their_limit(start: MakeEngine, tmp_path: Path) -> None:
+    one = start()
+    one.answer(1, PROMPT)
+    one.stay(2)
+    one.stay(100)
+    limit = one.figures.num_bytes
+    engine = start(max_bytes=limit)
+    for key in range(1, 6):
+        engine.answer(key, [key + 5, *PROMPT])
+        engine.stay(2)
+        engine.stay(100)
+        assert sum(path.stat().st_size for path in (tmp_path / "prefixes").rglob("*.kv")) <= limit
+    assert engine.figures.stored_tokens > 0
+
+
+def test_halved_numbers_serve_only_answers_that_may_round(start: MakeEngine, tmp_path: Path) -> None:
+    engine = start(stored_type=np.float16)
+    before, _ = engine.answer(1, PROMPT, exact=True)
+    engine.stay(2)
+    engine.stay(100)
+    assert start(stored_type=np.float16).answer(1, PROMPT, exact=True) == (before, 0)
+    after, num_cached = start(stored_type=np.float16).answer(1, PROMPT)
+    assert num_cached == 192
+    assert [one.logprob for one in after] == pytest.approx([one.logprob for one in before], abs=0.05)
+
+
+def test_features_of_images_are_not_stored(start: MakeEngine) -> None:
+    engine = start()
+    engine.answer(1, PROMPT)
+    slot = next(slot for slot in engine.batched.slots.slots if slot.tokens)
+    slot.tokens = [*slot.tokens[:70], -1, *slot.tokens[71:]]
+    engine.stay(2)
+    engine.stay(100)
+    assert engine.figures.stored_tokens == 64
+
+
+def test_a_disk_slower_than_the_model_is_left_out(start: MakeEngine) -> None:
+    stored(start)
+    engine = start()
+    read = engine.disk._folder.read
+
+    def slow(*arguments: Any) -> Any:
+        engine.clock.now += 1.0
+        return read(*arguments)
+
+    engine.disk._folder.read = slow  # type: ignore[assignment, method-assign]
+    engine.answer(1, PROMPT)
+    assert engine.figures.loaded_per_second == pytest.approx(SEGMENT)
+    engine.batched.forget()
+    for _ in range(20):
+        engine.scheduler._step_times.passed(0, 1000, 0.1)
+    assert engine.answer(2, PROMPT)[1] == 0
+    assert engine.figures.left_out == 1
+
+
+@pytest.mark.parametrize("name", ["lfm2", "qwen-3.5"])
+def test_states_are_loaded_with_their_prefix(name: str, clock: HandClock, tmp_path: Path) -> None:
+    path = ROOT / "tests" / "built_models" / name
+    generator, batched = OgGeneratorRunner(path, "cpu", threads=1), batched_runner(path, max_length=MAX_LENGTH)
+
+    def started() -> Engine:
+        engine = Engine(tmp_path / "prefixes", generator, batched, clock)
+        engine.restart()
+        return engine
+
+    engine = started()
+    before, _ = engine.answer(1, PROMPT, exact=True)
+    engine.stay(2)
+    engine.stay(100)
+    after, num_cached = started().answer(1, PROMPT, exact=True)
+    assert num_cached > 128
+    assert after == before
+    longer = [*PROMPT, *PROMPT[:30]]
+    expected, _ = started().answer(1, longer, exact=True, cache_prompt=False)
+    found, num_cached = started().answer(1, longer, exact=True)
+    assert num_cached > 128
+    assert found == expected
