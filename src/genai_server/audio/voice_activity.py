@@ -16,7 +16,7 @@ _FRAME, _CONTEXT = 512, 64
 _STATE = (1, 1, 128)
 # Frames in one run of the model.
 _BLOCK = 512
-# The detector hears this much before the place from which on it is asked, in frames.
+# The detector gets this much before the place from which on it is asked, in frames.
 _WARM_UP = 32
 # A frame is silent below the first probability. Above the second, one frame is speech; else it takes some in a row.
 _UNSURE, _SURE = 0.2, 0.5
@@ -46,8 +46,8 @@ class Silence(NamedTuple):
     end: int
 
 
-class Hears(Protocol):
-    """Says where the sound that it gets has speech."""
+class FrameScorer(Protocol):
+    """Scores consecutive parts of a recording."""
 
     def probabilities(self, samples: Samples) -> Probabilities:
         """How likely each of the next frames has speech. The last one is filled up with silence."""
@@ -95,7 +95,7 @@ class Listening:
         return found.reshape(-1)
 
 
-def find_speech(listening: Hears, samples: Samples, start: int, limit: int, max_silence: int) -> Speech | Silence:
+def find_speech(listening: FrameScorer, samples: Samples, start: int, limit: int, max_silence: int) -> Speech | Silence:
     """The next part of a recording with speech, from the sample `start` on. `samples` are the whole recording.
 
     The part is at most `limit` samples long, begins shortly before the first speech, and ends in a pause if there is
@@ -108,10 +108,10 @@ def find_speech(listening: Hears, samples: Samples, start: int, limit: int, max_
     # Number of frames to look at.
     wanted = first_frame + -(-max_silence // _FRAME)
     while len(found) < wanted and (at := origin + len(found) * _FRAME) < len(samples):
-        heard = listening.probabilities(samples[at : at + _BLOCK * _FRAME])
+        scored = listening.probabilities(samples[at : at + _BLOCK * _FRAME])
         if not len(found):
-            heard[:first_frame] = 0
-        found = np.append(found, heard)
+            scored[:first_frame] = 0
+        found = np.append(found, scored)
         if first is None and (first := _first_speech(found)) is not None:
             wanted = first + -(-(limit + 2 * _PAD) // _FRAME)
     if first is None:

@@ -7,7 +7,7 @@ import pytest
 
 from genai_server.apis.transcriptions.engine_requests import EngineAnswer
 from genai_server.apis.transcriptions.segments import Segment
-from genai_server.apis.transcriptions.transcribe import Transcription, Wishes
+from genai_server.apis.transcriptions.transcribe import Transcription, TranscriptionOptions
 from genai_server.apis.transcriptions.window_transcript import WindowTranscriber
 from genai_server.audio.window_reader import Window
 from genai_server.errors import InvalidField
@@ -36,8 +36,8 @@ def begun(
 ) -> Transcription:
     base = GenerationRequest("name", [], 0, MODEL.context_length)
     transcriber = WindowTranscriber(MODEL, codec, requests, base)  # type: ignore[arg-type]
-    wishes = Wishes(language, candidates, list(prompt), False, 0.0, False)
-    return Transcription(MODEL, recording, requests, transcriber, wishes)  # type: ignore[arg-type]
+    options = TranscriptionOptions(language, candidates, list(prompt), False, 0.0, False)
+    return Transcription(MODEL, recording, requests, transcriber, options)  # type: ignore[arg-type]
 
 
 async def transcribed(transcription: Transcription) -> list[Segment]:

@@ -35,7 +35,7 @@ _AUDIO_TOKENS_PER_SECOND = 50
 
 
 @dataclass(frozen=True)
-class Wishes:
+class TranscriptionOptions:
     """What a form says about the transcript."""
 
     # Code of the language; None to detect it.
@@ -58,34 +58,34 @@ class Transcription:
         recording: Recording,
         requests: EngineRequests,
         transcriber: WindowTranscriber,
-        wishes: Wishes,
+        options: TranscriptionOptions,
     ) -> None:
         self.duration = recording.duration
         # Code of the language, as far as it is known.
-        self.language = wishes.language or ENGLISH
-        self.translates = wishes.translates
+        self.language = options.language or ENGLISH
+        self.translates = options.translates
         self.token_bytes = transcriber.token_bytes
         self._transcriber = transcriber
         self._model = model
         self._recording = recording
         self._requests = requests
-        self._wishes = wishes
+        self._options = options
 
     async def windows(self) -> AsyncGenerator[list[Segment]]:
         """The segments of each window, in order, as soon as its transcript is good enough.
 
         Raises the errors of EngineRequests, InvalidField and AudioReaderUnavailable.
         """
-        wishes, previous, seek = self._wishes, self._wishes.prompt, 0.0
-        language = wishes.language
+        options, previous, seek = self._options, self._options.prompt, 0.0
+        language = options.language
         while self.duration - seek >= _MIN_WINDOW and (window := await self._window(seek)) is not None:
             if language is None:
-                language = self.language = await self._transcriber.detect_language(window, wishes.candidates)
+                language = self.language = await self._transcriber.detect_language(window, options.candidates)
             task = TranscriptTask(
                 language if self._model.languages else "",
-                wishes.translates,
-                wishes.temperature,
-                wishes.shows_no_speech,
+                options.translates,
+                options.temperature,
+                options.shows_no_speech,
             )
             found = await self._transcriber.transcribe(window, previous, task)
             seek = window.end
@@ -165,7 +165,7 @@ async def begin(services: Services, form: AudioForm, context: RequestContext, *,
         raise InvalidField(f"model {chosen.id} has been replaced by one that does not transcribe", param="model")
     if translates and not model.languages:
         raise InvalidField(f"model {chosen.id} only knows English, so it does not translate", param="model")
-    wishes = await _wishes(form, model, codec, translates=translates)
+    options = await _options(form, model, codec, translates=translates)
     recording = await _opened(services.recordings, model, form.file, context.deadline)
     context.counted.callback(recording.close)
 
@@ -185,7 +185,7 @@ async def begin(services: Services, form: AudioForm, context: RequestContext, *,
         exact=services.settings.exact,
         unique_id=context.unique_id,
     )
-    return Transcription(model, recording, requests, WindowTranscriber(model, codec, requests, base), wishes)
+    return Transcription(model, recording, requests, WindowTranscriber(model, codec, requests, base), options)
 
 
 async def _opened(recordings: Recordings, model: SpeechModel, file: Path, deadline: Deadline) -> Recording:
@@ -198,7 +198,7 @@ async def _opened(recordings: Recordings, model: SpeechModel, file: Path, deadli
         raise
 
 
-async def _wishes(form: AudioForm, model: SpeechModel, codec: TextCodec, *, translates: bool) -> Wishes:
+async def _options(form: AudioForm, model: SpeechModel, codec: TextCodec, *, translates: bool) -> TranscriptionOptions:
     candidates = [] if not isinstance(form, TranscriptionForm) else form.languages or []
     candidates = [_known(code, model, "languages") for code in candidates]
     language = None if form.language is None else _known(form.language, model, "language")
@@ -207,7 +207,7 @@ async def _wishes(form: AudioForm, model: SpeechModel, codec: TextCodec, *, tran
     prompt: list[int] = []
     if form.prompt is not None and (text := form.prompt.strip()):
         prompt = await codec.encode_text(f" {text}", add_special=False, parse_special=False, param="prompt")
-    return Wishes(
+    return TranscriptionOptions(
         language,
         candidates,
         prompt[-model.context_length :],
