@@ -133,11 +133,21 @@ class TranscribedToken(BaseModel):
     logprob: float
 
 
+class DetectedLanguage(BaseModel):
+    """A language of the recording, by its code."""
+
+    code: str
+
+
 class TranscriptionResponse(BaseModel):
-    """Response with `response_format` json. `logprobs` is present if `include[]` has it."""
+    """Response with `response_format` json.
+
+    `languages` is empty without speech, and absent from translations. `logprobs` is present if `include[]` has it.
+    """
 
     text: str
     usage: DurationUsage
+    languages: list[DetectedLanguage] | None = None
     logprobs: list[TranscribedToken] | None = None
 
 

@@ -6,8 +6,8 @@ A window begins where the last complete segment before it ends, and its prompt h
 import asyncio
 import math
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 from genai_server.apis.shared.base import JsonObject
 from genai_server.apis.transcriptions.engine_requests import EngineRequests
@@ -15,7 +15,7 @@ from genai_server.apis.transcriptions.languages import ENGLISH
 from genai_server.apis.transcriptions.schemas import AudioForm, TranscriptFormat, TranscriptionForm
 from genai_server.apis.transcriptions.segments import Segment, Span, split
 from genai_server.apis.transcriptions.window_transcript import TranscriptTask, WindowTranscriber, WindowTranscript
-from genai_server.audio.recordings import Recording, Recordings
+from genai_server.audio.recordings import Recording
 from genai_server.audio.window_reader import Window
 from genai_server.engine_client.client import EngineClient
 from genai_server.errors import InvalidField
@@ -61,8 +61,8 @@ class Transcription:
         options: TranscriptionOptions,
     ) -> None:
         self.duration = recording.duration
-        # Code of the language, as far as it is known.
-        self.language = options.language or ENGLISH
+        # Code of the language that was given or detected; None without speech.
+        self.language = options.language
         self.translates = options.translates
         self.token_bytes = transcriber.token_bytes
         self._transcriber = transcriber
@@ -70,12 +70,40 @@ class Transcription:
         self._recording = recording
         self._requests = requests
         self._options = options
+        self._transcribed = self._transcribe()
+        # The first window, where `wait_until_accepted` has begun with it.
+        self._first: asyncio.Future[list[Segment] | None] | None = None
+
+    async def wait_until_accepted(self) -> None:
+        """Begin, and return when an engine has accepted the first window, or its transcript is complete.
+
+        Raises as `windows` does. `close` ends what has begun.
+        """
+        first = self._first = asyncio.ensure_future(anext(self._transcribed, None))
+        first.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody may wait for it
+        accepted = asyncio.create_task(self._requests.accepted.wait())
+        try:
+            await asyncio.wait({first, accepted}, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            first.cancel()
+            raise
+        finally:
+            accepted.cancel()
+        if first.done():
+            first.result()
 
     async def windows(self) -> AsyncGenerator[list[Segment]]:
         """The segments of each window, in order, as soon as its transcript is good enough.
 
         Raises the errors of EngineRequests, InvalidField and AudioReaderUnavailable.
         """
+        async with aclosing(self._transcribed) as transcribed:
+            if self._first is not None and (first := await self._first) is not None:
+                yield first
+            async for segments in transcribed:
+                yield segments
+
+    async def _transcribe(self) -> AsyncGenerator[list[Segment]]:
         options, previous, seek = self._options, self._options.prompt, 0.0
         language = options.language
         while self.duration - seek >= _MIN_WINDOW and (window := await self._window(seek)) is not None:
@@ -105,7 +133,8 @@ class Transcription:
 
     async def _window(self, seek: float) -> Window | None:
         with self._requests.noting_errors():
-            return await self._recording.window(seek)
+            async with within(self._requests.deadline):
+                return await self._recording.window(seek)
 
     def usage(self) -> JsonObject:
         """The tokens in the form that OpenAI's streams have. Those of the recording are the encoder's."""
@@ -115,7 +144,9 @@ class Transcription:
         return {"type": "tokens", **tokens, "total_tokens": sum(tokens.values()), "input_token_details": details}
 
     def close(self) -> None:
-        """Cancel the engine request that runs."""
+        """Cancel the window and the engine request that run."""
+        if self._first is not None:
+            self._first.cancel()
         self._requests.close()
 
     @property
@@ -166,7 +197,8 @@ async def begin(services: Services, form: AudioForm, context: RequestContext, *,
     if translates and not model.languages:
         raise InvalidField(f"model {chosen.id} only knows English, so it does not translate", param="model")
     options = await _options(form, model, codec, translates=translates)
-    recording = await _opened(services.recordings, model, form.file, context.deadline)
+    async with within(context.deadline):
+        recording = await services.recordings.open(model, form.file, param="file")
     context.counted.callback(recording.close)
 
     async def pick() -> EngineClient:
@@ -188,11 +220,15 @@ async def begin(services: Services, form: AudioForm, context: RequestContext, *,
     return Transcription(model, recording, requests, WindowTranscriber(model, codec, requests, base), options)
 
 
-async def _opened(recordings: Recordings, model: SpeechModel, file: Path, deadline: Deadline) -> Recording:
-    """The decoded recording. Decoding may take minutes, and may have to wait for that of others."""
+@asynccontextmanager
+async def within(deadline: Deadline) -> AsyncGenerator[None]:
+    """Ends the block at the deadline: work on recordings may take minutes, and may have to wait for that of others.
+
+    Raises DeadlinePassed.
+    """
     try:
         async with asyncio.timeout(deadline.seconds_left):
-            return await recordings.open(model, file, param="file")
+            yield
     except TimeoutError:
         require_end(FinishReason.TIMEOUT, deadline)
         raise
