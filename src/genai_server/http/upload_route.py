@@ -60,10 +60,11 @@ class _FormRequest(Request):
 
 
 def form_object(upload: Upload) -> dict[str, Any]:
-    """The fields by their names, without empty ones. A name such as `include[]` has the list of its values.
+    """The fields by their names, without empty ones.
 
-    What is in the brackets of other names is left out. Raises InvalidField for a field that is given twice, and for a
-    text in place of the file: a client must not name a path.
+    A name such as `include[]` has the list of its values, and one such as `chunking_strategy[type]` is a member of an
+    object. Raises InvalidField for a field that is given twice, and for a text in place of the file: a client must not
+    name a path.
     """
     found: dict[str, Any] = {} if upload.file is None else {FILE: upload.file}
     for given, value in upload.fields:
@@ -80,6 +81,11 @@ def form_object(upload: Upload) -> dict[str, Any]:
             if isinstance(values, list):
                 values.append(value)
                 continue
+        members = found.setdefault(name, {}) if given.endswith("]") else None
+        member = given[len(name) + 1 : -1]
+        if isinstance(members, dict) and member not in members:
+            members[member] = value
+            continue
         if name in found:
             remedy = "" if bracket else f"; the values of a list are given as {name}[]"
             raise InvalidField(f"{name} may be given once{remedy}", param=name)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import openai
 import pytest
 from openai.types.audio import TranscriptionTextDeltaEvent, TranscriptionTextDoneEvent, TranscriptionVerbose
@@ -137,6 +138,20 @@ def test_openais_client_transcribes(client: openai.OpenAI, spoken: Spoken) -> No
     assert found.logprobs
     assert "".join(each.token or "" for each in found.logprobs) == " The quick brown fox"
     assert spoken.asked[0].prompt == [MODEL.start_of_transcript, MODEL.languages["en"], MODEL.transcribe]
+
+
+def test_openais_client_chooses_values_of_the_detector(client: openai.OpenAI) -> None:
+    recording, texts = encoded(np.concatenate([sentence(), silence(2)])), []
+    for threshold in (0.2, 1.0):
+        found = client.audio.transcriptions.create(
+            model="speech",
+            file=("a.wav", recording),
+            language="en",
+            chunking_strategy={"type": "server_vad", "threshold": threshold, "prefix_padding_ms": 100},
+        )
+        texts.append(found.text)
+    assert texts[0]
+    assert not texts[1]
 
 
 def test_openais_client_translates(client: openai.OpenAI, spoken: Spoken) -> None:

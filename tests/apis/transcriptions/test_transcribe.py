@@ -145,7 +145,7 @@ async def test_a_recording_without_speech_has_no_text(codec: TextCodec) -> None:
     requests = HeldRequests()
     transcription = begun(codec, HeldRecording(5.0, silences=[(0.0, 5.0)]), requests, language=None)
     assert await transcribed(transcription) == []
-    assert transcription.language == "en"
+    assert transcription.language is None
     assert requests.is_finished
 
 

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from genai_server.apis.shared.base import JsonObject
 from genai_server.apis.transcriptions.engine_requests import EngineRequests
 from genai_server.apis.transcriptions.languages import ENGLISH
-from genai_server.apis.transcriptions.schemas import AudioForm, TranscriptFormat, TranscriptionForm
+from genai_server.apis.transcriptions.schemas import AudioForm, ServerVad, TranscriptFormat, TranscriptionForm
 from genai_server.apis.transcriptions.segments import Segment, Span, split
 from genai_server.apis.transcriptions.window_transcript import TranscriptTask, WindowTranscriber, WindowTranscript
+from genai_server.audio.detection import Detection
 from genai_server.audio.recordings import Recording
 from genai_server.audio.window_reader import Window
 from genai_server.engine_client.client import EngineClient
@@ -198,7 +199,7 @@ async def begin(services: Services, form: AudioForm, context: RequestContext, *,
         raise InvalidField(f"model {chosen.id} only knows English, so it does not translate", param="model")
     options = await _options(form, model, codec, translates=translates)
     async with within(context.deadline):
-        recording = await services.recordings.open(model, form.file, param="file")
+        recording = await services.recordings.open(model, form.file, param="file", detection=_detection(form))
     context.counted.callback(recording.close)
 
     async def pick() -> EngineClient:
@@ -251,6 +252,12 @@ async def _options(form: AudioForm, model: SpeechModel, codec: TextCodec, *, tra
         form.temperature or 0.0,
         shows_no_speech=form.response_format is TranscriptFormat.VERBOSE_JSON,
     )
+
+
+def _detection(form: AudioForm) -> Detection:
+    """How speech is told from silence."""
+    strategy = form.chunking_strategy if isinstance(form, TranscriptionForm) else None
+    return strategy.detection if isinstance(strategy, ServerVad) else Detection()
 
 
 def _known(code: str, model: SpeechModel, param: str) -> str:
