@@ -30,7 +30,7 @@ from genai_server.hub.builder import PRECISIONS, PROVIDERS, Build
 from genai_server.hub.client import Hub
 from genai_server.hub.download import download
 from genai_server.hub.quantized_checkpoint import read_quantization
-from genai_server.hub.repository import select_gguf, select_source, with_tokenizer
+from genai_server.hub.repository import name_of, select_gguf, select_source, with_tokenizer
 from genai_server.pooling_model import Task, task_of
 
 _PRECISION = "int4"
@@ -151,7 +151,7 @@ def _build_from_hub(arguments: argparse.Namespace, name: str) -> Path:
         if gguf is None:
             _build(arguments, source, directory, origin)
         else:
-            _build_gguf(arguments, source / gguf.path, directory, store.Origin(name, repository.commit, gguf.path))
+            _build_gguf(arguments, source / name_of(gguf), directory, store.Origin(name, repository.commit, gguf.path))
         shutil.rmtree(source, ignore_errors=True)
     return directory
 

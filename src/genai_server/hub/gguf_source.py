@@ -7,7 +7,7 @@ from pathlib import Path
 from genai_server.errors import ConfigurationError, ExportFailed
 from genai_server.hub.builder import run_logged
 from genai_server.hub.client import Hub
-from genai_server.hub.repository import RemoteFile, Repository
+from genai_server.hub.repository import RemoteFile, Repository, name_of
 from genai_server.quoted_values import escaped
 
 SUFFIX = ".gguf"
@@ -58,7 +58,7 @@ def unpack(
 
 def fetch_beginning(hub: Hub, repository: Repository, file: RemoteFile, folder: Path) -> Path:
     """Fetch the part of a GGUF file that describes the model; zeros stand for the weights. Raises PullFailed."""
-    path = folder / Path(file.path).name
+    path = folder / name_of(file)
 
     def stop(size: int) -> None:
         if size >= _BEGINNING:

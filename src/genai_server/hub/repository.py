@@ -123,8 +123,15 @@ def select_gguf(repository: Repository, include: Sequence[str] = ()) -> RemoteFi
 
 
 def with_tokenizer(repository: Repository, file: RemoteFile) -> Selection:
-    """A GGUF file and the tokenizer's files of its repository."""
-    return _selection("", [file, *(other for other in repository.files if other.path in _TOKENIZERS)])
+    """A GGUF file, without its folder, and the tokenizer's files of its repository."""
+    return Selection(
+        "", {other.path: other for other in repository.files if other.path in _TOKENIZERS} | {name_of(file): file}
+    )
+
+
+def name_of(file: RemoteFile) -> str:
+    """A file's name without its folder."""
+    return PurePosixPath(file.path).name
 
 
 def select_pooling(repository: Repository) -> Selection:
