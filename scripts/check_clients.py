@@ -135,7 +135,8 @@ def _install_all(clients: Sequence[Client], work: Path) -> list[Result]:
 def _serve(running: ExitStack, model: Model, work: Path) -> str:
     folder = work / f"server-{model.value}"
     folder.mkdir(exist_ok=True)
-    server = running.enter_context(run_server(folder, SETTINGS[model]))
+    settings = SETTINGS[model] | {"GENAI_FILES_DIR": str(folder / "files")}
+    server = running.enter_context(run_server(folder, settings))
     return f"http://{HOST}:{server.port}"
 
 

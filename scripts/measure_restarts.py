@@ -31,7 +31,7 @@ HEAD = ["tokens", "without", "from disk", "ratio", "from disk, cached tokens", "
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model_dir", type=Path, metavar="MODEL_DIR")
-    parser.add_argument("--tokens", default="1000,4000,7500", help="lengths of prompts, separated by commas")
+    parser.add_argument("--tokens", default="1000,4000,10000", help="lengths of prompts, separated by commas")
     parser.add_argument("--rounds", type=int, default=3, metavar="N", help="restarts for each length (default 3)")
     parser.add_argument("--type", default="same", choices=("same", "fp16"), help="GENAI_PREFIX_CACHE_TYPE")
     parser.add_argument("--markdown", action="store_true", help="print the table as a document has it")

@@ -75,7 +75,9 @@ def make_crowd(
             prompt = chance.choices(range(10, 1900), k=LONGEST_PROMPT)
         arrives += round(chance.expovariate(1 / STEPS_BETWEEN))
         exact = chance.random() < share_exact
-        asked.append(some_asked(f"r{index}", prompt[:LONGEST_PROMPT], arrives, chance, exact=exact))
+        asked.append(
+            some_asked(f"r{index}", prompt[:LONGEST_PROMPT], arrives, chance, exact=exact, background=index % 3 == 0)
+        )
         alone.append(ask_alone(asked[-1].request))
     return Crowd(asked, alone)
 
@@ -118,7 +120,9 @@ def some_sampling(chance: random.Random) -> Sampling:
     )
 
 
-def some_asked(name: str, prompt: list[int], arrives: int, chance: random.Random, *, exact: bool) -> Asked:
+def some_asked(
+    name: str, prompt: list[int], arrives: int, chance: random.Random, *, exact: bool, background: bool
+) -> Asked:
     fate = chance.choice(FATES)
     answered = fate == "answered"
     request = GenerationRequest(
@@ -131,5 +135,6 @@ def some_asked(name: str, prompt: list[int], arrives: int, chance: random.Random
         cache_prompt=chance.random() < 0.9,
         priority=chance.choice((0, 0, 0, -1, 1)),
         exact=exact,
+        background=background,
     )
     return Asked(request, arrives, fate, patience=chance.choice((0, 1, 5, 20)), steps=chance.randint(0, 12))

@@ -24,7 +24,8 @@ from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.runners.scores import Logits, Scores
 from genai_server.engine.sampling.grammar import model_guidance
 from genai_server.engine.scheduling.scheduler import Scheduler
-from genai_server.engine.scheduling.scheduler_output import Read, Step
+from genai_server.engine.scheduling.scheduler_output import Read, Step, is_background
+from genai_server.engine.sequence import Sequence as Scheduled
 from genai_server.messages.admin import ResetPrefixCache, SetRuntimeOption, StartProfile
 from genai_server.messages.generation_request import GenerationRequest
 from genai_server.messages.protocol import Cancel, Failed, Finished, Refused, Submit, ToApi, Tokens
@@ -39,7 +40,9 @@ ATTENTION_BLOCK = 64
 
 
 class ChanceInterrupted(BatchedRunner):
-    """Occasionally reports a pass over a prompt as interrupted, at its very end, when everything has been written."""
+    """Occasionally reports a pass over a prompt, or one of the background, as interrupted, at its very end, when
+    everything has been written.
+    """
 
     chance: random.Random | None = None
     num_interrupted = 0
@@ -47,7 +50,8 @@ class ChanceInterrupted(BatchedRunner):
     def forward(self, reads: Sequence[Read]) -> list[Scores]:
         slots = {read.sequence.id: len(self.slots.of(read.sequence.id).tokens) for read in reads}
         scores = super().forward(reads)
-        if self.chance is not None and not all(read.decodes for read in reads) and self.chance.random() < 0.05:
+        may_interrupt = is_background(reads) or not all(read.decodes for read in reads)
+        if self.chance is not None and may_interrupt and self.chance.random() < 0.05:
             self.num_interrupted += 1
             for sequence, length in slots.items():
                 slot = self.slots.of(sequence)
@@ -103,6 +107,14 @@ class SteppedEngine:
             clock=self._clock,
         )
         self.inbox = self.loop.inbox
+        self.num_pauses = 0
+        pause = self.scheduler.on_pause
+
+        def count_and_pause(sequence: Scheduled) -> None:
+            self.num_pauses += 1
+            pause(sequence)
+
+        self.scheduler.on_pause = count_and_pause
         self.inbox.put((API, Connected()))
         self._asked: list[Asked] = []
         self._answers: dict[str, Answer] = {}
@@ -116,8 +128,8 @@ class SteppedEngine:
         return self._answer(request)
 
     def together(self, crowd: Sequence[Asked], seed: int) -> list[Answer]:
-        """The answers to all requests, in order, while profiling is switched, sessions start, passes are interrupted
-        and pasts are forgotten at random.
+        """The answers to all requests, in order, while profiling is switched, sessions start, passes are interrupted,
+        sequences of the background are paused and pasts are forgotten at random.
         """
         self.begin(random.Random(seed))
         self.batched.chance, self.batched.num_interrupted = self.chance, 0
@@ -193,6 +205,9 @@ class SteppedEngine:
             self.inbox.put((API, SetRuntimeOption(0, PROFILING, chance.choice(("0", "1")), name)))
         if chance.random() < 0.01:
             self.inbox.put((API, ResetPrefixCache(0)))
+        background = [sequence for sequence in self.scheduler.running if sequence.background]
+        if background and chance.random() < 0.1:
+            self.scheduler._pause(chance.choice(background))
         if chance.random() < 0.05:
             first = chance.randrange(20)
             slow = chance.choice((None, SlowTokens(over_ms=18.0, num_tokens=3, max_per_hour=1000)))

@@ -21,6 +21,8 @@ SOURCES = Path(__file__).parents[1] / "src" / PACKAGE
 # From the bottom up. A subpackage, such as apis.shared, may have its own place.
 LAYERS: tuple[tuple[str, ...], ...] = (
     (
+        "batch_input",
+        "batch_lines",
         "child_process",
         "errors",
         "answer_parts",
@@ -35,6 +37,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "profile_plan",
         "installation",
         "quoted_values",
+        "result_file",
         "speech_model",
         "plain_tables",
         "pooling_model",
@@ -55,8 +58,10 @@ LAYERS: tuple[tuple[str, ...], ...] = (
 KNOWN_APIS: dict[str, tuple[str, ...]] = {
     "admin": ("models",),
     "chat_completions": ("tokens",),
+    "batches": ("files",),
     "completions": ("chat_completions", "tokens"),
     "embeddings": (),
+    "files": (),
     "messages": (),
     "models": (),
     "ollama": ("embeddings", "models"),

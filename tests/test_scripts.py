@@ -34,6 +34,7 @@ def run(script: str, *arguments: str) -> str:
             ["the whole pass", "SkipLayerNormalization"],
         ),
         (["measure_delivery", "--streams", "1,2", "--tokens", "20", "--rounds", "1"], ["core-ms a token"]),
+        (["measure_batches", "--lines", "300", "--seconds", "0.5"], ["validation", "cancellation"]),
         (["measure_tools", "--tools", "2", "--rounds", "1"], ["grammar made each time", "then kept"]),
         (["measure_sampler", "--rows", "1", "--steps", "1", "--vocabulary", "2000"], ["greedy", "top_k 50"]),
         (

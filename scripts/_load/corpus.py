@@ -349,6 +349,15 @@ _SCORES: list[dict[str, Any]] = [
     {"text_1": "x", "text_2": ["a", "b"], "truncate_prompt_tokens": 20},
     {"text_1": ["x", "y"], "text_2": ["a", "b"]},
 ]
+_BATCHES: list[dict[str, Any]] = [
+    {"input_file_id": "file-0", "endpoint": "/v1/chat/completions", "completion_window": "24h", "metadata": {"a": "b"}},
+    {
+        "input_file_id": "file-0",
+        "endpoint": "/v1/embeddings",
+        "completion_window": "24h",
+        "output_expires_after": {"anchor": "created_at", "seconds": 3600},
+    },
+]
 
 # By path; one that is not here is asked with an empty object to begin with.
 BODIES: dict[str, list[dict[str, Any]]] = {
@@ -361,6 +370,7 @@ BODIES: dict[str, list[dict[str, Any]]] = {
     "/v1/conversations": _CONVERSATIONS,
     "/v1/conversations/{conversation_id}": _CONVERSATIONS,
     "/v1/conversations/{conversation_id}/items": _ITEMS,
+    "/v1/batches": _BATCHES,
     "/v1/messages": _MESSAGES,
     "/v1/messages/count_tokens": [{k: v for k, v in body.items() if k in ("model", "messages")} for body in _MESSAGES],
     "/v1/chat/completions/render": _COMPLETIONS,

@@ -200,6 +200,14 @@ class ConversationNotFound(RequestError, code="conversation_not_found"):
     """No such conversation, or no such item of it, is kept, or not any more."""
 
 
+class StoredFileNotFound(RequestError, code="file_not_found"):
+    """No such file is stored for this key, or not any more."""
+
+
+class BatchNotFound(RequestError, code="batch_not_found"):
+    """This key has no such batch."""
+
+
 class BodyTooSlow(RequestError, code="body_too_slow"):
     """The body did not arrive in time."""
 

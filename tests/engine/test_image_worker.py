@@ -1,10 +1,12 @@
 """The thread that encodes images: what it keeps, and what it reports."""
 
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -125,3 +127,17 @@ def test_images_of_an_ended_sequence_are_left_out(bench: Bench) -> None:
     bench.worker.submit(ended, lambda _: pytest.fail("it has ended"))
     bench.prompt(2)
     assert bench.encoded == [2]
+
+
+def test_images_of_the_background_are_encoded_last(bench: Bench) -> None:
+    results: SimpleQueue[Encoded] = SimpleQueue()
+    go_on = threading.Event()
+    bench.worker._thread.submit(go_on.wait)
+    for value, background in ((1, True), (2, False)):
+        sequence = bench.sequence(value)
+        sequence.request = msgspec.structs.replace(sequence.request, background=background)
+        bench.worker.submit(sequence, results.put)
+    go_on.set()
+    for _ in range(2):
+        results.get(timeout=60)
+    assert bench.encoded == [2, 1]

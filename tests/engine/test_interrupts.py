@@ -1,4 +1,6 @@
-"""What may interrupt the pass that reads a prompt: only messages about its sequence, and only while it runs."""
+"""What may interrupt a pass: messages about the only sequence of one that reads a prompt, and other requests one of the
+background; and only while it runs.
+"""
 
 import threading
 from typing import Any
@@ -10,14 +12,14 @@ from genai_server.engine.scheduling.scheduler_output import Read, Step
 from genai_server.engine.sequence import Sequence
 from genai_server.messages.admin import CancelRequest, SetRuntimeOption
 from genai_server.messages.generation_request import GenerationRequest
-from genai_server.messages.protocol import Cancel, Stop
+from genai_server.messages.protocol import Cancel, Stop, Submit
 
 CONNECTION, KEY = 3, 7
 FAR = 1000.0
 
 
-def sequence(key: int = KEY, *, decoding: bool = False) -> Sequence:
-    request = GenerationRequest("named", [1, 2, 3], 10, 100, unique_id="own")
+def sequence(key: int = KEY, *, decoding: bool = False, background: bool = False) -> Sequence:
+    request = GenerationRequest("named", [1, 2, 3], 10, 100, unique_id="own", background=background)
     found = Sequence(key, (CONNECTION, key), request, lambda: 0.0)
     if decoding:
         found.num_read = 3
@@ -57,6 +59,29 @@ def test_a_pass_which_decodes_is_not_ended() -> None:
     decoding = sequence(decoding=True)
     assert asked(Cancel(KEY), Step([Read.next(decoding)])) == 0
     assert asked(Cancel(KEY), Step([Read.next(decoding), Read.next(sequence(KEY + 1), 3)])) == 0
+
+
+def _submitted(*, background: bool = False) -> Submit:
+    return Submit(9, GenerationRequest("new", [1], 10, 100, background=background))
+
+
+@pytest.mark.parametrize(
+    ("backgrounds", "times"),
+    [([True], 1), ([True, True], 1), ([True, False], 0), ([False], 0)],
+    ids=["one", "several", "beside another", "another"],
+)
+def test_another_request_interrupts_passes_of_the_background(backgrounds: list[bool], times: int) -> None:
+    sequences = [
+        sequence(number, decoding=number == 0, background=background) for number, background in enumerate(backgrounds)
+    ]
+    step = Step([Read.next(each) for each in sequences])
+    assert asked(_submitted(), step) == times
+    assert asked(_submitted(background=True), step) == 0
+    assert asked(Cancel(0), step) == 0
+
+
+def test_another_request_does_not_interrupt_a_prompt() -> None:
+    assert asked(_submitted(), READING) == 0
 
 
 def test_outside_of_a_pass_nothing_is_ended() -> None:

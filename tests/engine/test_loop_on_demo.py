@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,20 +11,23 @@ import pytest
 from llguidance import LLMatcher
 from numpy.typing import NDArray
 
-from genai_server.engine.runners.batched import BatchedRunner
+from genai_server.engine.model.graph import read_decoder_graph
+from genai_server.engine.runners.batched import BatchedRunner, BatchLimits
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.runners.scores import Logits, Scores
 from genai_server.engine.sampling.grammar import Guidance, model_guidance
 from genai_server.engine.scheduling.scheduler_output import Step
-from genai_server.messages.admin import SetRuntimeOption, StartProfile
-from genai_server.messages.generation_request import FinishReason, Sampling
-from genai_server.messages.protocol import PromptLogprobs
+from genai_server.engine.scheduling.step_time import StepTimeModel
+from genai_server.messages.admin import ResetPrefixCache, SetRuntimeOption, StartProfile
+from genai_server.messages.generation_request import FinishReason, GenerationRequest, Sampling
+from genai_server.messages.protocol import PromptLogprobs, Submit
 from genai_server.profile_plan import ProfilePlan, SlowTokens
 from scripts._models.driven import Driven
 from tests.demo_device import MAX_LENGTH, DemoDevice, prompt
 from tests.engine.model_runners import batched_runner
 from tests.running_server import DEMO
+from tests.stepped_loop import API
 
 PERSON = {
     "type": "object",
@@ -257,3 +260,132 @@ def test_a_prompt_that_was_only_read_is_in_the_cache(device: DemoDevice) -> None
     device.answer(2, text)
     batched = device.loop._runners.has_batch
     assert device.end(2).num_cached == (len(prompt(text)) - 2 if batched else 0)
+
+
+# the background
+
+FULL = 6  # places of a device
+
+
+def _displace(device: DemoDevice, key: int) -> None:
+    """Let other requests take all places, and the slots with the tokens of others, until they end."""
+    others = range(100 * key, 100 * key + FULL)
+    for other in others:
+        device.submit(other, f"What is {other} plus 4?", max_tokens=3, ignore_eos=True)
+    device.run(*others)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"exact": True},
+        {"sampling": Sampling(0.8, seed=5, frequency_penalty=1.0, repetition_penalty=1.2), "top_logprobs": 2},
+        {"grammar": GRAMMARS["json schema"], "sampling": Sampling(0.8, seed=5)},
+        {"top_logprobs": 1, "prompt_logprobs": True, "max_tokens": 20},
+    ],
+    ids=["greedy", "exact", "seed and penalties", "grammar", "prompt log probabilities"],
+)
+def test_paused_answer_continues_as_if_nothing_had_happened(device: DemoDevice, fields: dict[str, Any]) -> None:
+    text = "Count from 1 to 12, and tell me the capital of Italy."
+    device.answer(1, text, **fields)
+    device.put(ResetPrefixCache(0))
+    device.submit(2, text, background=True, **fields)
+    device.steps(2)  # while its prompt is read
+    (sequence,) = device.scheduler.running
+    _displace(device, 3)
+    for key in (4, 5):
+        device.run_to(2, len(device.tokens(2)) + 4)
+        _displace(device, key)
+    device.run(2)
+    assert sequence.num_pauses >= 3
+    assert device.tokens(2) == device.tokens(1)
+    assert [each.token for each in device.logprobs(2)] == [each.token for each in device.logprobs(1)]
+    assert [each.token for each in device.prompt_logprobs(2)] == [each.token for each in device.prompt_logprobs(1)]
+    assert device.reason(2) == device.reason(1)
+
+
+def test_paused_sequence_reads_nothing_again_in_its_old_slot(
+    generator: OgGeneratorRunner, batched: BatchedRunner, guidance: Guidance, tmp_path: Path
+) -> None:
+    device = DemoDevice(RunnerPair(generator, batched), guidance, tmp_path)
+    device.submit(1, "Count from 1 to 12.", background=True, exact=True)
+    device.run_to(1, 5)
+    (sequence,) = device.scheduler.running
+    num_read = sequence.num_read
+    device.scheduler._pause(sequence)
+    device.steps(1)
+    assert (sequence.num_pauses, sequence.num_read) == (1, num_read + 1)
+    device.run(1)
+    assert device.tokens(1) == device.answer(2, "Count from 1 to 12.", exact=True)
+
+
+class Arriving(BatchedRunner):
+    """Lets a request arrive just before the model runs, in the passes that are chosen."""
+
+    arrive: Callable[[], None] | None = None
+
+    def _run(self, *arguments: Any) -> None:
+        arrive, self.arrive = self.arrive, None
+        if arrive is not None:
+            arrive()
+        super()._run(*arguments)
+
+
+@pytest.mark.parametrize("num_others", [0, 2], ids=["one prompt", "decoding and a prompt"])
+def test_request_interrupts_passes_of_the_background(
+    generator: OgGeneratorRunner,
+    session: Any,
+    guidance: Guidance,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    num_others: int,
+) -> None:
+    graph = read_decoder_graph(DEMO)
+    runner = Arriving(graph, session, generator.model, BatchLimits(6, MAX_LENGTH))
+    device = DemoDevice(RunnerPair(generator, runner), guidance, tmp_path)
+    monkeypatch.setattr(StepTimeModel, "tokens_beside", lambda self, num_tokens: 0)
+    for key in range(10, 10 + num_others):
+        device.submit(key, "Count from 1 to 12.", background=True)
+        device.run_to(key, 2)
+    device.submit(1, "How do you do today? " * 9, background=True)
+    device.steps(1)
+    (sequence,) = (each for each in device.scheduler.running if each.request.request_id == "r1")
+    num_read, tokens = sequence.num_read, {key: device.tokens(key) for key in range(10, 10 + num_others)}
+
+    def arrive() -> None:
+        request = GenerationRequest("r2", prompt("Hello!"), 4, MAX_LENGTH)
+        device.put(Submit(2, request))
+        device.loop.interrupts.ask(API, Submit(2, request))
+
+    runner.arrive = arrive
+    device.steps(1)
+    assert device.loop.inbox.qsize() == 1
+    # Nothing was read, and the next passes are those of the request.
+    assert (sequence.num_read, {key: device.tokens(key) for key in tokens}) == (num_read, tokens)
+    device.run(2)
+    assert (sequence.num_read, {key: device.tokens(key) for key in tokens}) == (num_read, tokens)
+    device.run(1, *tokens)
+    if tokens:
+        count = device.answer(20, "Count from 1 to 12.")
+        assert [device.tokens(key) for key in tokens] == [count] * num_others
+    assert device.tokens(1) == device.answer(3, "How do you do today? " * 9)
+
+
+def test_request_that_arrives_first_prevents_a_background_pass(
+    generator: OgGeneratorRunner, batched: BatchedRunner, guidance: Guidance, tmp_path: Path
+) -> None:
+    device = DemoDevice(RunnerPair(generator, batched), guidance, tmp_path)
+    device.submit(1, "Hello!", background=True)
+    choose = device.scheduler.next_step
+
+    def arrive() -> Step | None:
+        device.scheduler.next_step = choose  # type: ignore[method-assign]
+        device.submit(2, "Hello!", max_tokens=2)
+        return choose()
+
+    device.scheduler.next_step = arrive  # type: ignore[method-assign]
+    device.steps(1)
+    (sequence,) = device.scheduler.running
+    assert sequence.num_read == sequence.num_cached
+    device.run(1, 2)

@@ -146,3 +146,16 @@ def test_api_process_that_attaches_later_gets_the_figures(bench: Bench, clock: H
     bench.put(Connected(), OTHER_API)
     bench.steps(1)
     assert _sent(bench, OTHER_API) == [known]
+
+
+def test_pauses_of_the_background_count_and_their_gaps_do_not(bench: Bench, clock: HandClock) -> None:
+    for key in (1, 2):
+        bench.submit(key, "count 3", background=True)
+    bench.steps(3)
+    before = _figures(bench, clock)
+    assert (before.pauses, sum(before.token_gaps.counts)) == (0, 0)
+    bench.submit(3, "say abc")
+    bench.run()
+    after = _figures(bench, clock)
+    assert (after.pauses, sum(after.token_gaps.counts)) == (1, 2)
+    assert after.prompt_tokens == sum(len(f"{script}\n\x04") for script in ("count 3", "count 3", "say abc"))

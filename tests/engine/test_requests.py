@@ -13,10 +13,10 @@ from genai_server.engine.scheduling.scheduler_output import Read
 from genai_server.engine.sequence import Sequence
 from genai_server.errors import RunnerFailed
 from genai_server.messages.generation_request import FinishReason
-from genai_server.messages.protocol import Accepted, Finished, Tokens
+from genai_server.messages.protocol import Accepted, Finished, Load, Tokens
 from tests.engine.bench import Bench, nothing_compiles
 from tests.hand_clock import HandClock
-from tests.stepped_loop import API
+from tests.stepped_loop import API, OTHER_API
 
 
 @pytest.fixture
@@ -185,3 +185,16 @@ def test_expected_length_ignores_answers_that_were_cut(bench: Bench, clock: Hand
     clock.wait(1.0)
     bench.run()
     assert bench.scheduler._step_times.tokens_left(0) == 8
+
+
+def test_load_counts_the_background_separately(tmp_path: Path, clock: HandClock) -> None:
+    bench = Bench(tmp_path, max_running=2, max_waiting=3, clock=clock)
+    for key in (1, 2, 3):
+        bench.submit(key, "count 30", background=True)
+    bench.steps(1)
+    bench.submit(4, "count 30", OTHER_API)
+    bench.steps(1)
+    loads = [message for to, message in bench.sent if to == API and isinstance(message, Load)]
+    counts = [(load.running, load.waiting, load.background_running, load.background_waiting) for load in loads]
+    assert counts[-2:] == [(0, 0, 2, 1), (1, 0, 1, 2)]
+    assert (loads[-1].num_free, loads[-1].others) == (4, 1)

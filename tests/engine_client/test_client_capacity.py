@@ -3,11 +3,13 @@ not.
 """
 
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
-from genai_server.engine_client.client import EngineClient
+from genai_server.engine_client.client import EngineClient, Router
 from genai_server.errors import InvalidField, QueueFull
+from genai_server.messages.generation_request import ModelInfo, Sampling
 from genai_server.messages.protocol import Capacity, Load
 from genai_server.messages.status_file import StatusFileReader
 
@@ -58,3 +60,24 @@ def test_full_queue_is_a_temporary_refusal() -> None:
         match=r"3 requests are on device cpu already: .* lets 2 run and GENAI_MAX_QUEUE lets 4 wait, given 4 more",
     ):
         busy.require_capacity(4, [], param="n")
+
+
+def test_only_the_engine_refuses_the_background_for_now() -> None:
+    full = engine(Load(running=2, waiting=4, num_free=0, free_tokens=0, capacity=IDLE.capacity))
+    full.require_capacity(2, [20, 21], param="n", background=True)
+    with pytest.raises(InvalidField):
+        full.require_capacity(7, [], param="n", background=True)
+
+
+def test_background_work_decides_between_equal_engines_only() -> None:
+    router = Router(["a", "b"], StatusFileReader(Path("nowhere")))
+    for client in router.engines.values():
+        client.model, client._writer = ModelInfo(8, 9, [], Sampling()), cast(Any, object())
+    a, b = router.engines.values()
+    a.load, b.load = Load(background_running=2), Load()
+    assert router.pick(None)[0] is b
+    b.load = Load(others=1)
+    assert router.pick(None)[0] is a
+    assert router.pick(None, background=True)[0] is b
+    b.load = Load(others=1, num_free=0)
+    assert router.pick(None, background=True)[0] is b

@@ -3,15 +3,22 @@
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from starlette.types import Scope
 
+from genai_server.engine_client.in_flight import InFlight
+from genai_server.engine_client.stream import TokenStream
 from genai_server.generation.catalog import Catalog, ChosenModel
 from genai_server.grammar_checker.checker import CheckerProcess
+from genai_server.http.request_state import HttpRequestState, request_state
+from genai_server.messages.generation_request import GenerationRequest
 from genai_server.pooling_model import Task
-from tests.running_server import body
+from tests.running_server import ROOT, body
 from tests.server_here import run_here
 
 
@@ -73,3 +80,40 @@ def test_every_endpoint_chooses_its_model_once(
     monkeypatch.setattr(Catalog, "choose_for", counted)
     assert here.post(path, json=fields).status_code == 200
     assert len(chosen) == 1
+
+
+# the background
+
+
+@pytest.mark.parametrize(
+    ("options", "path", "fields"),
+    [
+        ((), "/v1/chat/completions", body("say yes")),
+        ((), "/v1/completions", {"prompt": "say yes\n\x04"}),
+        (("--model-dir", str(ROOT / "models" / "demo-embeddings")), "/v1/embeddings", {"input": "yes"}),
+    ],
+    ids=["chat", "completion", "embeddings"],
+)
+def test_engine_is_told_which_requests_are_of_the_background(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    options: tuple[str, ...],
+    path: str,
+    fields: dict[str, Any],
+) -> None:
+    told: list[bool] = []
+    submit = InFlight.submit
+
+    async def submit_and_note(self: InFlight, *requests: GenerationRequest) -> list[TokenStream]:
+        told.extend(request.background for request in requests)
+        return await submit(self, *requests)
+
+    def in_background(scope: Scope) -> HttpRequestState:
+        return replace(request_state(scope), background=True)
+
+    monkeypatch.setattr(InFlight, "submit", submit_and_note)
+    with run_here(tmp_path, "--device", "scripted", *options) as server:
+        assert server.client.post(path, json=fields).status_code == 200
+        monkeypatch.setattr("genai_server.generation.dependencies.request_state", in_background)
+        assert server.client.post(path, json=fields).status_code == 200
+    assert told == [False, True]

@@ -1,5 +1,6 @@
 """GGUF files as sources: which one is meant, and the part of a remote one that describes the model."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,7 @@ def test_the_beginning_of_a_remote_file_stands_for_it(tmp_path: Path, monkeypatc
             assert found.rstrip(b"\0") == expected[:_WRITE]
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="the program is a shell script")
 def test_a_program_that_fails_shows_its_last_lines(tmp_path: Path) -> None:
     broken = tmp_path / "python"
     broken.write_text("#!/bin/sh\necho out of memory\nexit 9\n", encoding="utf-8")

@@ -125,6 +125,11 @@ def test_a_wrong_number_of_replicas_is_refused(application: Any, replicas: str) 
     assert (application.max_replicas("3"), application.max_replicas("1:4")) == (3, 4)
 
 
+def test_files_are_refused(application: Any) -> None:
+    with pytest.raises(ConfigurationError, match="GENAI_FILES_DIR=/srv/files: files and batches need one server"):
+        application.application(given(files_dir="/srv/files"), "1")
+
+
 def test_two_numbers_scale_by_running_requests(application: Any) -> None:
     assert application.scaling("2", 8) == {"num_replicas": 2}
     bounds = {"min_replicas": 1, "max_replicas": 4}

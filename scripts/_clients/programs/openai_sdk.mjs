@@ -1,5 +1,5 @@
 // OpenAI's JavaScript SDK.
-import OpenAI from "openai";
+import OpenAI, { toFile } from "openai";
 import { zodResponseFormat, zodTextFormat } from "openai/helpers/zod";
 import {
   ANSWER, ASK_FOR_WEATHER, City, IMAGES_MODEL, IMAGES_URL, MODEL, PARAMETERS, PARIS, PICTURE, PICTURE_TOKENS, URL, WEATHER,
@@ -50,5 +50,29 @@ await run({
     };
     const image = { type: "image_url", image_url: { url: `data:image/png;base64,${PICTURE}` } };
     equal((await tokens(image)) - (await tokens()), PICTURE_TOKENS);
+  },
+  async "a batch"() {
+    const endpoint = "/v1/chat/completions";
+    const lines = ["say hello", "say more"].map((said, number) => (
+      JSON.stringify({ custom_id: `${number}`, method: "POST", url: endpoint, body: ask(said) })
+    ));
+    const content = lines.join("\n");
+    const file = await client.files.create({ file: await toFile(Buffer.from(content), "input.jsonl"), purpose: "batch" });
+    equal(await (await client.files.content(file.id)).text(), content);
+    let batch = await client.batches.create({ input_file_id: file.id, endpoint, completion_window: "24h" });
+    while (!["completed", "failed"].includes(batch.status)) {
+      await new Promise((resolve) => setTimeout(resolve, 100));
+      batch = await client.batches.retrieve(batch.id);
+    }
+    equal(batch.request_counts.completed, 2);
+    const results = (await (await client.files.content(batch.output_file_id)).text()).trim().split("\n").map(JSON.parse);
+    const texts = results.map((each) => [each.custom_id, each.response.body.choices[0].message.content]);
+    equal(texts.sort(), [["0", "hello"], ["1", "more"]]);
+    const listed = async (pages) => { for await (const each of pages) if (each.id === batch.id || each.id === file.id) return true; };
+    equal(await listed(client.batches.list()), true);
+    equal(await listed(client.files.list({ purpose: "batch" })), true);
+    equal((await client.files.delete(file.id)).deleted, true);
+    const status = await client.batches.cancel(batch.id).then(() => 200, (error) => error.status);
+    equal(status, 400);
   },
 });

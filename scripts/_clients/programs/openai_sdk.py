@@ -1,6 +1,7 @@
 """OpenAI's Python SDK."""
 
 import json
+import time
 from typing import Any
 
 import openai
@@ -122,6 +123,37 @@ def _responses_image() -> None:
 
     image = {"type": "input_image", "detail": "auto", "image_url": f"data:image/png;base64,{PICTURE}"}
     equal(tokens(image) - tokens(), PICTURE_TOKENS)
+
+
+@check("a batch")
+def _batch() -> None:
+    bodies = ({"model": MODEL, "messages": [_user(said)]} for said in ("say hello", "say more"))
+    lines = [
+        {"custom_id": f"{number}", "method": "POST", "url": "/v1/chat/completions", "body": body}
+        for number, body in enumerate(bodies)
+    ]
+    content = "\n".join(map(json.dumps, lines)).encode()
+    file = client.files.create(file=("input.jsonl", content), purpose="batch")
+    equal(client.files.content(file.id).read(), content)
+    batch = client.batches.create(
+        input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h", metadata={"of": "a check"}
+    )
+    while batch.status not in ("completed", "failed"):
+        time.sleep(0.1)
+        batch = client.batches.retrieve(batch.id)
+    equal(batch.request_counts.completed, 2)
+    results = map(json.loads, client.files.content(batch.output_file_id).text.splitlines())
+    texts = {each["custom_id"]: each["response"]["body"]["choices"][0]["message"]["content"] for each in results}
+    equal(texts, {"0": "hello", "1": "more"})
+    equal(batch.id in [listed.id for listed in client.batches.list()], True)
+    equal(file.id in [listed.id for listed in client.files.list(purpose="batch")], True)
+    equal(client.files.delete(file.id).deleted, True)
+    try:
+        client.batches.cancel(batch.id)
+    except openai.BadRequestError as error:
+        equal(error.param, "batch_id")
+    else:
+        raise AssertionError("a completed batch was cancelled")
 
 
 @check("errors")

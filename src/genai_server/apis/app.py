@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,9 +20,12 @@ from genai_server.apis.admin import model_loading as model_admin
 from genai_server.apis.admin import profile_sessions as profiles
 from genai_server.apis.admin import running_requests as requests
 from genai_server.apis.admin.engine_calls import cancel_request
+from genai_server.apis.batches import routes as batches
+from genai_server.apis.batches.service import BatchCounters, files_and_batches
 from genai_server.apis.chat_completions import routes as chat_completions
 from genai_server.apis.completions import routes as completions
 from genai_server.apis.embeddings import routes as embeddings
+from genai_server.apis.files import routes as files
 from genai_server.apis.messages import routes as messages
 from genai_server.apis.models import lm_studio
 from genai_server.apis.models import routes as models
@@ -99,6 +102,8 @@ class Telemetry:
     count_image: Callable[[str], None] = lambda result: None
     # Counts the result of decoding each recording.
     count_recording: Callable[[str], None] = lambda result: None
+    # Count what becomes of batches.
+    batches: BatchCounters = field(default_factory=BatchCounters)
     # Called when the app ends; may block.
     close: Callable[[], None] = lambda: None
 
@@ -155,12 +160,19 @@ def create_app(
                 )
                 starting = asyncio.create_task(_start_image_readers(models, images))
                 try:
-                    yield {BODY_BUDGET: bodies}
+                    async with files_and_batches(app, app.state.services, max_body, telemetry.batches) as found:
+                        app.state.files = None if found is None else found.files
+                        app.state.batches = None if found is None else found.batches
+                        app.state.file_uploads = None if found is None else found.uploads
+                        yield {BODY_BUDGET: bodies}
                 finally:
                     starting.cancel()
                     await responses.close()
             telemetry.registry.unregister(engine_metrics)
             await asyncio.to_thread(telemetry.close)
+
+    def max_body() -> int:
+        return max(settings.max_body_bytes, _image_limit(app, settings))
 
     # FastAPI's own pages load their scripts from other hosts.
     app = FastAPI(
@@ -190,6 +202,8 @@ def create_app(
         models,
         tokens,
         transcriptions,
+        files,
+        batches,
         runtime_options,
         model_admin,
         adapters,
@@ -249,24 +263,30 @@ def _add_middleware(
 ) -> None:
     """Add what a request passes before its route. The middleware that is added last is passed first."""
     app.add_middleware(Drained, drain=drain)
-
-    def image_limit() -> int:
-        models = app.state.services.models.statuses()
-        return settings.max_image_body_bytes if any(about.takes_images for about in models) else 0
-
     app.add_middleware(
         BodyLimits,
         limit=settings.max_body_bytes,
         seconds=settings.body_timeout,
         bodies=bodies,
-        image_limit=image_limit,
-        others=Uploads(
-            transcriptions.UPLOAD_PATHS,
-            settings.max_audio_body_bytes,
-            settings.body_timeout,
-            BodyBudget(settings.max_audio_bodies_bytes, "GENAI_MAX_AUDIO_BODIES_BYTES"),
-            lambda: Path(app.state.uploads),
-        ),
+        image_limit=lambda: _image_limit(app, settings),
+        others=[
+            Uploads(
+                transcriptions.UPLOAD_PATHS,
+                settings.max_audio_body_bytes,
+                "GENAI_MAX_AUDIO_BODY_BYTES",
+                settings.body_timeout,
+                BodyBudget(settings.max_audio_bodies_bytes, "GENAI_MAX_AUDIO_BODIES_BYTES"),
+                lambda: Path(app.state.uploads),
+            ),
+            Uploads(
+                files.UPLOAD_PATHS,
+                settings.max_file_bytes,
+                "GENAI_MAX_FILE_BYTES",
+                settings.body_timeout,
+                BodyBudget(settings.files_bytes, "GENAI_FILES_BYTES"),
+                lambda: files.upload_folder(app),
+            ),
+        ],
     )
     app.add_middleware(
         Authentication,
@@ -287,6 +307,12 @@ def _add_middleware(
         observers=telemetry.observers,
         drain=drain,
     )
+
+
+def _image_limit(app: FastAPI, settings: Settings) -> int:
+    """The maximum size of a body that may have images; 0 while there is no model for them."""
+    models = app.state.services.models.statuses()
+    return settings.max_image_body_bytes if any(about.takes_images for about in models) else 0
 
 
 def cors_options(settings: Settings) -> dict[str, Any]:

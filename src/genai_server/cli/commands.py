@@ -17,6 +17,7 @@ COMMANDS = {
     "run": ("tools.terminal_chat.run_command", "fetch a model if needed, and chat with it"),
     "chat": ("tools.terminal_chat.chat_command", "chat in the terminal"),
     "transcribe": ("tools.terminal_chat.transcribe_command", "transcribe a recording"),
+    "batch": ("tools.batch_command", "answer the requests in a file"),
     "key": ("cli.key_command", "create an API key"),
     "top": ("tools.top.top_command", "watch a running server"),
     "bench": ("tools.bench.bench_command", "measure OpenAI-style servers and the bare library"),

@@ -136,11 +136,13 @@ class Settings(BaseModel):
 
     max_queue: int = Field(256, ge=0)
     """Maximum number of requests waiting for a device, in addition to `GENAI_MAX_BATCH_SIZE` running ones; more get a
-    503.
+    503. Requests of batches count separately.
     """
 
     max_queue_tokens: int = Field(262_144, ge=0)
-    """Maximum number of tokens in the prompts of all waiting requests of a device; 0 sets no limit."""
+    """Maximum number of tokens in the prompts of all waiting requests of a device; 0 sets no limit. Requests of batches
+    count separately.
+    """
 
     request_timeout: int = Field(600, ge=1, le=86400)
     """Seconds after which an answer ends with its text so far; also the maximum timeout of a request."""
@@ -278,6 +280,25 @@ class Settings(BaseModel):
     """File for responses and conversations, which then survive a restart and are shared by all API processes, within
     the same limits; empty stores them in memory.
     """
+
+    files_dir: str = ""
+    """Folder for the files of /v1/files and the state of /v1/batches, which survive a restart and are shared by all API
+    processes; it is created if it is missing. Empty disables both.
+    """
+
+    max_file_bytes: Positive = 512 * 1024 * 1024
+    """Maximum size of the body of an upload to /v1/files, in bytes. It is written to a file while it arrives."""
+
+    files_bytes_per_key: Positive = 4 * 1024 * 1024 * 1024
+    """Maximum bytes of an API key's files, including the results of its batches. Beyond it uploads are refused, and
+    batches wait. Each file counts as at least 4096.
+    """
+
+    files_bytes: Positive = 16 * 1024 * 1024 * 1024
+    """Maximum bytes of all files in GENAI_FILES_DIR; enforced in the same way."""
+
+    max_batch_requests: Positive = 100_000
+    """Maximum number of requests in a batch."""
 
     drain_timeout: int = Field(30, ge=0, le=86400)
     """Seconds for which running answers may continue after the server receives a signal to stop."""

@@ -161,7 +161,9 @@ class Admission:
             # The worker's thread calls this.
             connection, _ = sequence.origin
             self._guidance.compile(
-                grammar, lambda found: self._inbox.put((connection, GrammarCompiled(sequence, found)))
+                grammar,
+                lambda found: self._inbox.put((connection, GrammarCompiled(sequence, found))),
+                background=sequence.background,
             )
 
     def _give_inputs(self, sequence: Sequence) -> None:

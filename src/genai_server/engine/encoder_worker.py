@@ -8,7 +8,6 @@ import zipfile
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import numpy as np
@@ -18,6 +17,7 @@ from genai_server.engine.encoded_sound import EncodedSound
 from genai_server.engine.host.priority import let_others_go_first
 from genai_server.engine.prompt_images import PromptImages
 from genai_server.engine.sequence import Sequence, SequenceState
+from genai_server.engine.worker_thread import WorkerThread
 from genai_server.errors import GenaiServerError, RunnerFailed
 from genai_server.messages.generation_request import GenerationRequest
 
@@ -58,12 +58,13 @@ class EncoderWorker(ABC, Generic[One]):
         self._kept: OrderedDict[str, One] = OrderedDict()
         # The present requests that have been given their inputs, with the digests of these.
         self._given: list[tuple[Sequence, str]] = []
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="encoder", initializer=let_others_go_first)
+        self._thread = WorkerThread("encoder", let_others_go_first)
         self._encode = self._thread.submit(open_encoder).result()
 
     def submit(self, sequence: Sequence, done: Callable[[Encoded], None]) -> None:
         """Encode a sequence's inputs; `done` is called in the thread. A sequence that ends before is left out."""
-        self._thread.submit(self._prepare, sequence, done)
+        submit = self._thread.submit_background if sequence.background else self._thread.submit
+        submit(self._prepare, sequence, done)
 
     @abstractmethod
     def check(self, request: GenerationRequest) -> None:

@@ -95,7 +95,7 @@ class EngineLoop:
         self._slow: set[Sequence] = set()  # sequences of this step whose tokens other threads choose
         self._meter = Meter()
         self._next_figures = clock() + _FIGURES_EVERY
-        scheduler.before_first_chunk = self._match_again
+        scheduler.before_first_chunk, scheduler.on_pause = self._match_again, self._pause
 
     def run_forever(self) -> None:
         """Run steps until `leave` is called or the process ends."""
@@ -204,11 +204,17 @@ class EngineLoop:
     def _open(self, sequence: Sequence) -> None:
         with self._failing([sequence]):
             self._runners.open(sequence)
-            self._meter.opened(sequence)
+            if not sequence.num_pauses:
+                self._meter.opened(sequence)
             disk = self._runners.disk_cache
             if disk is not None and sequence.batched and sequence.reuses_past:
                 done = partial(self.inbox.put, (0, PrefixLoaded(sequence)))
                 disk.fetch(sequence, self._scheduler.seconds_per_token, done)
+
+    def _pause(self, sequence: Sequence) -> None:
+        """Free what a sequence of the background holds. What it has read may stay in the prefix cache."""
+        self._runners.close(sequence)
+        self._meter.paused()
 
     def _prefix_loaded(self, sequence: Sequence) -> None:
         """Count what was loaded of a sequence's prefix; it reads the rest."""
@@ -219,7 +225,7 @@ class EngineLoop:
     def _found(self, sequence: Sequence, num_tokens: int) -> None:
         """Count further tokens of an opened sequence's prompt as cached."""
         sequence.num_read += num_tokens
-        if not sequence.num_produced:
+        if not sequence.num_produced and not sequence.num_pauses:
             sequence.num_cached += num_tokens
         self._meter.matched(num_tokens)
 
@@ -267,6 +273,8 @@ class EngineLoop:
         self._options.before_step(step)
         until_deadline = min(sequence.deadline for sequence in step.sequences) - started
         with self.interrupts.within(step, until_deadline):
+            if step.is_background and not self.inbox.empty():
+                raise Interrupted  # it came before the pass could be interrupted
             scores = self._runners.forward(step)
         self._options.after_step(step, self._requests)
         has_grammars = any(sequence.guide is not None for sequence in step.sequences)

@@ -46,6 +46,7 @@ class Meter:
         self._generation_tokens = 0
         self._cache_queries = 0
         self._cache_hits = 0
+        self._pauses = 0
         self._drafted = 0
         self._accepted = 0
         self._prefill_passes = Tally(_SECONDS)
@@ -59,6 +60,10 @@ class Meter:
         if sequence.batched and not sequence.by_library and request.cache_prompt and not request.prompt_logprobs:
             self._cache_queries += len(request.prompt)
             self._cache_hits += sequence.num_cached
+
+    def paused(self) -> None:
+        """Count a sequence of the background that gives up its place."""
+        self._pauses += 1
 
     def matched(self, num_tokens: int) -> None:
         """Count tokens of a prompt that were found in the cache after it was opened."""
@@ -78,7 +83,8 @@ class Meter:
         Tokens of one step share the time equally.
         """
         self._generation_tokens += num_tokens
-        if before is None or sequence.last is None:
+        # Nobody waits for the next token of a sequence of the background.
+        if before is None or sequence.last is None or sequence.background:
             return
         for _ in range(num_tokens):
             self._token_gaps.add((sequence.last - before) / num_tokens)
@@ -113,6 +119,7 @@ class Meter:
             accepted=self._accepted,
             encoded_images=0 if are_sounds else num_encoded,
             encoded_sounds=num_encoded if are_sounds else 0,
+            pauses=self._pauses,
             terminated=requests.num_terminated,
             profile_sessions=options.num_profile_sessions,
             profiled=sum(sequence.profile.is_on for sequence in running),

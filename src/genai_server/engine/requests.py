@@ -111,7 +111,9 @@ class RequestTable:
 
     def tell_load(self, *, terminated: bool) -> None:
         """Send the API processes what has changed in the device's load."""
-        state = self._num_changes, self._outbox.num_connected, len(self._scheduler.running), terminated
+        running = self._scheduler.running
+        in_background = sum(sequence.background for sequence in running)
+        state = self._num_changes, self._outbox.num_connected, len(running), in_background, terminated
         if state != self._sent_state:
             self._sent_state = state
             self._outbox.tell_load(self._scheduler, self.accepted, terminated=terminated)

@@ -88,6 +88,7 @@ class Sequence:
         self.is_loading = False
         self.num_drafted = 0  # tokens of drafts
         self.num_accepted = 0  # and those of them that the answer has
+        self.num_pauses = 0  # how often it has given up its place to others
         self.profile = SequenceProfile()
         self._clock = clock
         self._arrived = clock()
@@ -118,7 +119,7 @@ class Sequence:
             self.reuses_past
             and other.reuses_past
             and self.num_produced == 0
-            and self.request.priority <= other.request.priority
+            and (self.background, self.request.priority) <= (other.background, other.request.priority)
             and self.prompt_key == other.prompt_key
         )
 
@@ -160,6 +161,18 @@ class Sequence:
         """Tokens that may still be produced."""
         return max(0, self.max_length - len(self.tokens))
 
+    @property
+    def background(self) -> bool:
+        """Whether it only takes what others leave of the device."""
+        return self.request.background
+
+    def pause(self) -> None:
+        """Give up the place on the device. What the runner keeps of the tokens is looked up when it is opened again."""
+        self.state = SequenceState.WAITING
+        self.num_read = 0
+        self.num_pauses += 1
+        self.profile.active = None
+
     def start(self) -> None:
         """Note the time at which the first pass begins."""
         if self._started is None:
@@ -184,8 +197,10 @@ class Sequence:
         phase = started if self.state is SequenceState.RUNNING else RequestPhase.QUEUED
         prompt = len(self.request.prompt)
         adapter = None if self.request.adapter is None else self.request.adapter.name
-        name, unique = self.request.request_id, self.request.own_id
-        return RequestState(name, phase, self.age, prompt, self.num_cached, self.num_produced, adapter, unique)
+        name, unique, background = self.request.request_id, self.request.own_id, self.background
+        return RequestState(
+            name, phase, self.age, prompt, self.num_cached, self.num_produced, adapter, unique, background
+        )
 
     def phases(self) -> Phases:
         """Seconds spent in each phase up to now."""

@@ -73,23 +73,35 @@ class EngineClient:
 
     @property
     def work(self) -> int:
-        """Requests in the engine: this process's current ones, and those of other processes by the last report."""
-        return len(self.in_flight) + self.load.others
+        """Requests in the engine, without those of the background: this process's current ones, and those of other
+        processes by the last report.
+        """
+        return len(self.in_flight) - self.in_flight.num_background + self.load.others
+
+    @property
+    def background_work(self) -> int:
+        """Requests of the background in the engine, by the last report or by what this process has sent."""
+        return max(self.in_flight.num_background, self.load.background_running + self.load.background_waiting)
 
     def status(self) -> EngineStatus:
         """The engine's status in the status file; ready only once this process is connected."""
         return self._status_on(self._status_file.read())
 
-    def require_capacity(self, num_answers: int, lengths: Sequence[int] = (), *, param: str) -> None:
+    def require_capacity(
+        self, num_answers: int, lengths: Sequence[int] = (), *, param: str, background: bool = False
+    ) -> None:
         """Raise QueueFull if the engine would not accept this many answers now, and InvalidField if it never would.
 
         `lengths` are the numbers of prompt tokens of each answer, where known. `param` is the field that asks for
-        several answers. The engine decides again, in the same words, when the requests arrive.
+        several answers. The engine decides again, in the same words, when the requests arrive. Whether the queue of the
+        background is full, it decides alone.
         """
         capacity, num_free, free_tokens = self.load.capacity, self.load.num_free, self.load.free_tokens
         if capacity is None:
             return
         _require_possible(capacity, self.device, num_answers, lengths, param)
+        if background:
+            return
         retry_after = self.load.retry_after or None
         if num_free is not None and num_answers > num_free:
             present, more = capacity.requests - num_free, f", given {num_answers} more"
@@ -207,18 +219,26 @@ class Router:
             raise InvalidField(f"device must be one of: {known}; given: {quoted(device)}", param="device")
         return [self.engines[device]]
 
-    def pick(self, device: str | None) -> tuple[EngineClient, ModelInfo]:
+    def pick(self, device: str | None, *, background: bool = False) -> tuple[EngineClient, ModelInfo]:
         """The engine that the request names, or the one with the least work, and its model.
 
+        Work of the background only counts for requests of the background, and between engines that are equal otherwise.
         A terminated or full engine comes last but can be chosen: only the engine itself knows whether it still is.
         Raises InvalidField for an unknown device, and NoEngineReady if no engine runs.
         """
         engines = self.select(device)
         running = [(engine, engine.model) for engine in engines if engine.is_connected and engine.model is not None]
         if running:
-            return min(running, key=lambda pair: (pair[0].load.terminated, pair[0].load.num_free == 0, pair[0].work))
+            return min(running, key=lambda pair: _order(pair[0], background))
         states = "; ".join(f"{engine.device} is {describe(engine.status())}" for engine in engines)
         raise NoEngineReady(f"no engine can take work: {states}")
+
+
+def _order(engine: EngineClient, background: bool) -> tuple[bool, bool, int, int]:
+    """The sort key of engines for a request; the least is picked."""
+    work, own = engine.work, engine.background_work
+    first = work + own if background else work
+    return engine.load.terminated, engine.load.num_free == 0 and not background, first, own
 
 
 def describe(status: EngineStatus) -> str:

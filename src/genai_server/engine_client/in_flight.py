@@ -32,6 +32,8 @@ class _Sent(Struct, frozen=True):
     stream: TokenStream
     # The key of the first answer to the same HTTP request.
     group: int
+    # Whether its request is of the background.
+    background: bool
 
 
 class _Waiting(Struct, frozen=True):
@@ -60,6 +62,12 @@ class InFlight:
     def __len__(self) -> int:
         return len(self._sent) + len(self._waiting)
 
+    @property
+    def num_background(self) -> int:
+        """How many of them are of the background."""
+        sent = sum(one.background for one in self._sent.values())
+        return sent + sum(one.request.background for one in self._waiting.values())
+
     async def submit(self, *requests: GenerationRequest) -> list[TokenStream]:
         """Send requests together; returns once the engine has accepted them all.
 
@@ -71,7 +79,8 @@ class InFlight:
         streams = [
             TokenStream(partial(self._leave, key), partial(self._stop, key), request) for key, request in group.items()
         ]
-        self._sent.update((key, _Sent(stream, min(group))) for key, stream in zip(group, streams, strict=True))
+        for (key, request), stream in zip(group.items(), streams, strict=True):
+            self._sent[key] = _Sent(stream, min(group), request.background)
         try:
             for stream in streams:
                 await stream.accepted()
@@ -101,7 +110,7 @@ class InFlight:
             self._send(*_submits({key: one.request.after(now - one.since) for key, one in group.items()}))
             for key, one in group.items():
                 del self._waiting[key]
-                self._sent[key] = _Sent(one.stream, one.group)
+                self._sent[key] = _Sent(one.stream, one.group, one.request.background)
 
     def lose(self, error: GenerationFailed) -> None:
         """Handle the loss of the engine: requests with a token fail. The others wait for the next engine."""

@@ -179,7 +179,10 @@ async def while_connected(work: Coroutine[Any, Any, T], receive: Receive) -> T:
 
 async def context(request: Request, services: TheServices) -> RequestContext:
     """The context of a request. Raises InvalidField for a timeout header that is not a number of seconds."""
-    deadline = Deadline(services.settings.request_timeout, services.clock)
+    state = request_state(request.scope)
+    on_behalf = state.receipt.on_behalf
+    limit = services.settings.request_timeout if on_behalf is None else on_behalf.seconds
+    deadline = Deadline(limit, services.clock)
     given = request.headers.get(HEADER)
     if given is not None:
         try:
@@ -188,7 +191,6 @@ async def context(request: Request, services: TheServices) -> RequestContext:
             raise InvalidField(f"{HEADER} must be a number of seconds, given {quoted(given)}", param=HEADER) from None
         deadline.tighten(seconds, param=HEADER)
     own_cache = None if services.settings.shared_prefix_cache else rights(request).digest
-    state = request_state(request.scope)
     return RequestContext(
         deadline, request.receive, state.record, state.leniency, own_cache, state.counted, state.background
     )

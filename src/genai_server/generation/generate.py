@@ -51,7 +51,7 @@ async def _generate(services: Services, body: Body, context: RequestContext, *, 
         context.deadline.tighten(body.timeout, param="timeout")
     with context.record.arrival.loading():
         chosen, served = await services.models.serving(chosen, context.deadline.seconds_left)
-    engine, model = served.router.pick(body.device)
+    engine, model = served.router.pick(body.device, background=context.background)
     context.record.model, context.record.device = chosen.id, engine.device
     codec = served.codec_of(engine.device)
 
@@ -59,7 +59,7 @@ async def _generate(services: Services, body: Body, context: RequestContext, *, 
     num_per_prompt = body.n or 1
     num_answers = num_per_prompt * (len(body.prompts) if isinstance(body, CompletionRequest) else 1)
     multiplier = "prompt" if isinstance(body, CompletionRequest) and num_per_prompt == 1 else "n"
-    engine.require_capacity(num_answers, param=multiplier)
+    engine.require_capacity(num_answers, param=multiplier, background=context.background)
 
     # Render and encode the prompts; resolve all defaults.
     if isinstance(body, CompletionRequest) and body.suffix:
@@ -83,7 +83,7 @@ async def _generate(services: Services, body: Body, context: RequestContext, *, 
         for prompt in prompts
     ]
     lengths = [len(prompt) for prompt in prompts for _ in range(num_per_prompt)]
-    engine.require_capacity(num_answers, lengths, param=multiplier)
+    engine.require_capacity(num_answers, lengths, param=multiplier, background=context.background)
 
     # Determine what the answers must match, and check the grammar.
     echoed: list[EchoedPrompt | None] = [None]

@@ -64,6 +64,9 @@ class ApiKeys:
         self._file = file
         self._keys = self._all()
 
+    def __iter__(self) -> Iterator[ApiKey]:
+        return iter(self._keys)
+
     def find(self, given: str) -> ApiKey | None:
         """The matching key, if any. Takes equally long for all keys of one length."""
         digest = hash_key(given)

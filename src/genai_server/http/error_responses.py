@@ -29,6 +29,8 @@ TABLE: Mapping[type[GenaiServerError], tuple[int, str]] = {
     errors.AmbiguousRequest: (409, "invalid_request_error"),
     errors.ResponseNotFound: (404, "invalid_request_error"),
     errors.ConversationNotFound: (404, "invalid_request_error"),
+    errors.StoredFileNotFound: (404, "invalid_request_error"),
+    errors.BatchNotFound: (404, "invalid_request_error"),
     errors.HeadTooLarge: (431, "invalid_request_error"),
     errors.BodyTooSlow: (408, "invalid_request_error"),
     errors.InvalidApiKey: (401, "invalid_request_error"),

@@ -33,8 +33,18 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
+class OnBehalf:
+    """Of a request that the server itself makes, in the background, for a client which does not wait for it."""
+
+    # The client's `holder`, as http/middleware/authentication.py defines it; None where no key is needed.
+    holder: str | None
+    # Seconds within which it must end, in place of GENAI_REQUEST_TIMEOUT.
+    seconds: int
+
+
+@dataclass(frozen=True)
 class Receipt:
-    """What the caller of the app knows of a request: the HTTP server, a WebSocket, or the ingress of Ray Serve."""
+    """What the caller of the app knows of a request: the HTTP server, a WebSocket, a batch, or Ray Serve's ingress."""
 
     # When the first byte came, by `request_clock`; None if that is unknown.
     arrived: float | None = None
@@ -42,6 +52,8 @@ class Receipt:
     max_files: float | None = None
     # Whether the ingress has counted it: the limits of its key hold there.
     is_counted: bool = False
+    # None for a request of a client.
+    on_behalf: OnBehalf | None = None
 
 
 class ParsingThread:
@@ -96,7 +108,8 @@ def begin_request(scope: Scope, model: str = "", clock: Clock = request_clock) -
     request_id = given if _PLAIN_NAME.fullmatch(given) else unique_id
     arrival = Arrival(clock, receipt.arrived)
     record = RequestRecord(scope, request_id, unique_id, model, arrival, time.time() - arrival.elapsed)
-    state = HttpRequestState(receipt, record)
+    record.is_background = receipt.on_behalf is not None
+    state = HttpRequestState(receipt, record, background=record.is_background)
     scope["state"] = {_KEY: state}
     return state
 

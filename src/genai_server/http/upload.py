@@ -20,6 +20,8 @@ _FORM = b"multipart/form-data"
 _MAX_HEADERS = 16
 _MAX_HEADER_BYTES = 8192
 _MAX_SHOWN = 100
+# Characters of a file's name that are kept.
+_MAX_NAME = 255
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,8 @@ class Upload:
     fields: list[tuple[str, str]]
     # Removed when the request has ended. None if the form has no file.
     file: Path | None
+    # What the client calls the file; may be empty.
+    file_name: str = ""
 
 
 class FormParser:
@@ -47,6 +51,7 @@ class FormParser:
         self.pending = bytearray()
         self.fields: list[tuple[str, str]] = []
         self.has_file = False
+        self.file_name = ""
         self._num_bytes = 0
         self._is_complete = False
         # Of the current part: its headers, the one that is read, its name, and its value unless it is the file.
@@ -105,6 +110,7 @@ class FormParser:
             if self.has_file:
                 raise InvalidField("file may be given once", param=FILE)
             self.has_file = True
+            self.file_name = options.get(b"filename", b"").decode(errors="replace")[:_MAX_NAME]
         elif len(self.fields) == MAX_FIELDS:
             raise InvalidField(f"the form may have at most {MAX_FIELDS} fields besides file", param=self._name)
         else:

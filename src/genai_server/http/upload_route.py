@@ -26,7 +26,8 @@ class UploadRoute(APIRoute):
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
-        assert self.body_field is not None
+        if self.body_field is None:
+            return handle
         adapter: TypeAdapter[Any] = TypeAdapter(cast(type[Any], self.body_field.field_info.annotation))
 
         async def checked(request: Request) -> Response:
@@ -60,11 +61,11 @@ class _FormRequest(Request):
 
 
 def form_object(upload: Upload) -> dict[str, Any]:
-    """The fields by their names, without empty ones.
+    """The fields by their names, without empty ones. A name such as `include[]` has the list of its values, and names
+    such as `expires_after[seconds]` are members of an object.
 
-    A name such as `include[]` has the list of its values, and one such as `chunking_strategy[type]` is a member of an
-    object. Raises InvalidField for a field that is given twice, and for a text in place of the file: a client must not
-    name a path.
+    Raises InvalidField for a field that is given twice, and for a text in place of the file: a client must not name a
+    path.
     """
     found: dict[str, Any] = {} if upload.file is None else {FILE: upload.file}
     for given, value in upload.fields:
@@ -81,11 +82,11 @@ def form_object(upload: Upload) -> dict[str, Any]:
             if isinstance(values, list):
                 values.append(value)
                 continue
-        members = found.setdefault(name, {}) if given.endswith("]") else None
-        member = given[len(name) + 1 : -1]
-        if isinstance(members, dict) and member not in members:
-            members[member] = value
-            continue
+        if bracket and (member := given[len(name) + 1 : -1]) and given.endswith("]"):
+            members = found.setdefault(name, {})
+            if isinstance(members, dict) and member not in members:
+                members[member] = value
+                continue
         if name in found:
             remedy = "" if bracket else f"; the values of a list are given as {name}[]"
             raise InvalidField(f"{name} may be given once{remedy}", param=name)

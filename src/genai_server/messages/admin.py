@@ -146,6 +146,8 @@ class RequestState(Struct, frozen=True):
     adapter: str | None = None
     # The same for all answers of a request, and different for other requests.
     unique_id: str = ""
+    # Whether it only takes what others leave of the device.
+    background: bool = False
 
 
 class RequestList(Reply, frozen=True):

@@ -51,6 +51,8 @@ class Figures(Struct, frozen=True, tag=True):
     encoded_images: int
     # Windows of recordings, likewise.
     encoded_sounds: int
+    # How often sequences of the background gave up their places.
+    pauses: int
     # Sequences that terminate_session has ended.
     terminated: int
     # Profile sessions that have begun.

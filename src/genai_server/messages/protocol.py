@@ -64,7 +64,7 @@ class Capacity(Struct, frozen=True):
         return self.running + self.waiting
 
     def full_of_requests(self, device: str, present: int, retry_after: int | None, more: str = "") -> QueueFull:
-        """The error for a request on a device that already has its maximum number of requests."""
+        """The error for a request on a device that already has its maximum number of requests of the same kind."""
         return QueueFull(
             f"{present} requests are on {device} already: {self.limited_by} lets {self.running} run and "
             f"GENAI_MAX_QUEUE lets {self.waiting} wait{more}",
@@ -81,10 +81,13 @@ class Capacity(Struct, frozen=True):
 
 
 class Load(Struct, frozen=True, tag=True):
-    """The device's load, sent when it changes."""
+    """The device's load, sent when it changes. Requests of the background count in their own fields only."""
 
     running: int = 0
     waiting: int = 0
+    # Requests of the background that run, and that wait or are paused.
+    background_running: int = 0
+    background_waiting: int = 0
     # Running and waiting requests of other API processes.
     others: int = 0
     # Whether terminate_session has ended the device's session.

@@ -52,7 +52,15 @@ def build(args: Mapping[str, Any]) -> Any:
 
 
 def application(settings: Settings, replicas: str) -> Any:
-    """The application for these settings. Raises ConfigurationError for a wrong number of replicas."""
+    """The application for these settings.
+
+    Raises ConfigurationError for a wrong number of replicas, and for files, which other nodes' replicas would not have.
+    """
+    if settings.files_dir:
+        raise ConfigurationError(
+            f"GENAI_FILES_DIR={settings.files_dir}: files and batches need one server, and replicas are several; "
+            "serve them with genai-server serve"
+        )
     if settings.api_key_file:
         settings = settings.model_copy(update={"api_key_file": _absolute(settings.api_key_file)})
     models = {name: _deployment(settings, name, replicas) for name in settings.served}

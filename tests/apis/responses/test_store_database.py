@@ -512,8 +512,11 @@ def test_full_disk_loses_only_records_that_do_not_fit(file: RecordDatabase) -> N
     file._open.execute(f"PRAGMA max_page_count = {pages}")  # as SQLite itself reports ENOSPC
     with pytest.raises(StoreUnavailable, match="full"):
         put(file, record("b", text="x" * 100_000))
+    # A full disk would not let it be opened again.
+    assert file._open is not None
     assert got(file, "a") == record("a").value
     assert got(file, "b") is None
+    file._open.execute(f"PRAGMA max_page_count = {100 * pages}")
     put(file, record("b", text="x" * 100_000))
 
 

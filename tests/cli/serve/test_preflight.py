@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from genai_server.cli.serve.preflight import check_models
+from genai_server.cli.serve.preflight import check_files, check_models
+from genai_server.errors import ConfigurationError
 from tests.given_settings import given
 from tests.model_edits import base_model
 from tests.running_server import ROOT
@@ -22,3 +23,12 @@ def test_only_models_that_generate_lack_a_chat_template(
     directory = _MODELS.get(name) or base_model(tmp_path / name)
     check_models(given(models=f"{name}={directory}"))
     assert (f"model {name} has no chat template" in caplog.text) is (name == "base")
+
+
+def test_the_folder_for_files_must_be_writable(tmp_path: Path) -> None:
+    folder = tmp_path / "a" / "b"
+    check_files(given(files_dir=str(folder)))
+    assert folder.is_dir()
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigurationError, match="GENAI_FILES_DIR=.*file: cannot be written: file exists"):
+        check_files(given(files_dir=str(tmp_path / "file")))

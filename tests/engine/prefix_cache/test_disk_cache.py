@@ -204,6 +204,13 @@ def test_a_short_stay_is_not_stored(start: MakeEngine) -> None:
     assert engine.figures.stored_tokens == 192
 
 
+def test_prompts_of_the_background_are_not_stored(start: MakeEngine) -> None:
+    engine = start()
+    engine.answer(1, PROMPT, background=True)
+    engine.stay(10_000.0)
+    assert engine.figures.stored_tokens == 0
+
+
 def test_a_prefix_is_stored_once(start: MakeEngine, tmp_path: Path) -> None:
     stored(start)
     files = {path: path.stat().st_ino for path in (tmp_path / "prefixes").rglob("*.kv")}

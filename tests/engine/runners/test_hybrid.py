@@ -19,12 +19,16 @@ from genai_server.engine.runners.base import Interrupted
 from genai_server.engine.runners.batched import BatchedRunner
 from genai_server.engine.runners.choose import load_batched, load_runners
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
+from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.runners.scores import Logits
+from genai_server.engine.sampling.grammar import Guidance
+from genai_server.engine.scheduling.scheduler import Scheduler
 from genai_server.engine.scheduling.scheduler_output import Read
 from genai_server.errors import RunnerFailed
 from genai_server.messages.launch import EngineSpec
 from scripts._models.driven import Driven
 from tests.running_server import ROOT
+from tests.stepped_loop import SteppedLoop
 
 BUILT = ROOT / "tests" / "built_models"
 LENGTH, SLOTS, STEPS, VOCAB = 256, 5, 12, 300
@@ -330,3 +334,28 @@ def test_checkpoints_make_way_for_running_sequences() -> None:
         prompt = text(200, 60 + number)
         assert scheduled.ask(prompt) == hybrid.answer(prompt)
         assert scheduled.ask(prompt) == hybrid.answer(prompt)
+
+
+# the background
+
+
+def test_paused_sequence_continues_from_states_or_a_checkpoint(hybrid: Hybrid, tmp_path: Path) -> None:
+    runner = hybrid.load().runner
+    runners = RunnerPair(hybrid.generator.runner, runner)
+    scheduler = Scheduler(runner, max_running=SLOTS, max_waiting=SLOTS, prefill_chunk=32)
+    loop = SteppedLoop(runners, scheduler, Guidance(None, VOCAB), tmp_path)
+    prompt = text(130)
+    loop.put_request(1, prompt, max_tokens=STEPS, max_length=LENGTH, ignore_eos=True, background=True)
+    loop.step_until(lambda: len(loop.tokens(1)) == 3)
+    (sequence,) = scheduler.running
+    num_read = sequence.num_read
+    scheduler._pause(sequence)
+    scheduler.admit()
+    loop.loop._open(sequence)
+    assert sequence.num_read == num_read  # its slot still has all of its states
+    for key in range(10, 10 + SLOTS):
+        loop.put_request(key, text(40, key), max_tokens=2, max_length=LENGTH, ignore_eos=True)
+    loop.run(*range(10, 10 + SLOTS))
+    loop.run(1)
+    assert sequence.num_pauses == 2
+    assert loop.tokens(1) == hybrid.answer(prompt)

@@ -5,8 +5,9 @@ import random
 import pytest
 
 from genai_server.engine.runners.kv_cache import KvSlots
-from genai_server.engine.scheduling.scheduler_output import UNSHARED, KvMemory
+from genai_server.engine.scheduling.scheduler_output import UNSHARED, KvMemory, KvRoom
 from genai_server.errors import RunnerFailed
+from tests.hand_clock import HandClock
 
 EMPTY = -1
 GIVEN_BACK = -2
@@ -596,3 +597,57 @@ def live(crowd: Crowd) -> None:
         crowd.check()
     assert crowd.num_come > 100
     assert crowd.num_reused > 40
+
+
+# the background
+
+
+def test_sequence_gets_its_slot_back_until_another_takes_it() -> None:
+    slots = KvSlots(2, TokenBuffers(4))
+    slots.acquire(1, [1, 2, 3, 4])
+    slots.append(1, [1, 2, 3, 4, 5], prefilled=True)
+    slots.release(1)
+    assert slots.resume(1) == 5
+    assert slots.of(1).tokens == [1, 2, 3, 4, 5]
+    slots.release(1)
+    for other in (2, 3):
+        slots.acquire(other, [other] * 9)
+        slots.append(other, [other] * 9, prefilled=True)
+    assert slots.resume(1) is None
+    slots.release(2)
+    assert slots.forget() == 1
+    assert slots.resume(2) is None
+
+
+def test_slot_of_a_short_sequence_is_none_of_the_long_one() -> None:
+    slots = KvSlots(1, TokenBuffers(4))
+    slots.acquire(1, [1, 2, 3])
+    slots.append(1, [1, 2, 3], prefilled=True)
+    slots.release(1)
+    assert slots.resume(1, is_long=True) is None
+
+
+def test_prefixes_of_the_background_are_evicted_first() -> None:
+    slots = KvSlots(2, TokenBuffers(4))
+    for number, background in ((1, False), (2, True)):
+        slots.acquire(number, [number] * 9, background=background)
+        slots.append(number, [number] * 9, prefilled=True)
+        slots.release(number)
+    slots.acquire(3, [3] * 9)
+    assert sorted(slot.tokens for slot in slots.slots) == [[], [1] * 9]
+
+
+def test_recent_prefixes_of_others_are_kept_from_the_background(clock: HandClock) -> None:
+    slots = KvSlots(4, TokenBuffers(4), memory=KvMemory(4, 100), clock=clock)
+    for number in (1, 2, 3, 4):
+        slots.acquire(number, [number] * 9, background=number == 4)
+        slots.append(number, [number] * 9, prefilled=True)
+    for number in (1, 3, 4):
+        slots.release(number)
+    assert slots.kept(9) == KvRoom(2, 4)
+    assert slots.kept(1) == KvRoom(1, 2)
+    clock.wait(299.0)
+    slots.release(2)
+    assert slots.kept(9) == KvRoom(3, 6)
+    clock.wait(2.0)
+    assert slots.kept(9) == KvRoom(1, 2)

@@ -413,3 +413,39 @@ def test_request_that_cannot_be_closed_affects_no_other(caplog: pytest.LogCaptur
     batch._turns[1].request.cancel_turn = broken
     batch.close(1)
     assert "could not be closed" in caplog.text
+
+
+# the background
+
+
+def test_answer_of_the_background_leaves_the_batch_and_continues(device: DemoDevice, alone: DemoDevice) -> None:
+    text = "Count from 1 to 12."
+    device.submit(1, text, background=True)
+    device.run_to(1, 6)
+    (sequence,) = device.scheduler.running
+    device.submit(2, "Hello!")
+    device.run(2)
+    assert len(device.tokens(1)) == 6
+    device.run(1)
+    assert sequence.num_pauses == 1
+    assert device.tokens(1) == alone.answer(1, text)
+    assert device.reason(1) == FinishReason.STOP
+
+
+@pytest.mark.parametrize(
+    ("fields", "continues"),
+    [
+        ({}, True),
+        ({"sampling": Sampling(0.0, seed=1)}, True),
+        ({"sampling": Sampling(0.5)}, True),
+        ({"sampling": Sampling(0.5, seed=1)}, False),
+        ({"grammar": CITY}, False),
+    ],
+)
+def test_answer_that_would_not_continue_alike_is_not_paused(
+    library: OgEngineRunner, fields: dict[str, Any], continues: bool
+) -> None:
+    sequence = Sequence(0, (0, 0), GenerationRequest("r", [1], 5, 9, **fields), lambda: 0.0)
+    assert library.may_pause(sequence)
+    sequence.append(5)
+    assert library.may_pause(sequence) is continues

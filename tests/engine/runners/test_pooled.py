@@ -6,6 +6,7 @@ import shutil
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -34,10 +35,10 @@ def vectors() -> Iterator[PooledRunner]:
     yield PooledRunner(VECTORS, 1, DEFAULT_OPTIONS)
 
 
-def row(*texts: Sequence[int], second: int = 0) -> Read:
+def row(*texts: Sequence[int], second: int = 0, background: bool = False) -> Read:
     about = [PooledText(len(text), second) for text in texts]
     tokens = [token for text in texts for token in text]
-    request = GenerationRequest("r", tokens, 0, len(tokens), texts=about)
+    request = GenerationRequest("r", tokens, 0, len(tokens), texts=about, background=background)
     return Read.next(Scheduled(0, (0, 0), request, lambda: 0.0), len(tokens), texts=about)
 
 
@@ -204,3 +205,25 @@ def test_slow_fusion_is_disabled_on_cpu_unless_configured(tmp_path: Path) -> Non
 def test_pooled_runner_continues_no_prompt(vectors: PooledRunner) -> None:
     with pytest.raises(InvalidField, match="this model takes texts to pool"):
         vectors.check(GenerationRequest("r", [1], 1, 2))
+
+
+def test_background_pass_of_several_requests_is_interrupted(
+    vectors: PooledRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads = [row(text(9), background=True), row(text(8), background=True)]
+    expected = [read(vectors, each) for each in reads]
+    feed = vectors._feed
+
+    def interrupted(*arguments: Any) -> Any:
+        vectors.interrupt()
+        return feed(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(vectors, "_feed", interrupted)
+        with pytest.raises(Interrupted):
+            vectors.forward(reads)
+        vectors.forward([reads[0], row(text(8))])  # beside another request it cannot be interrupted
+    found = vectors.forward(reads)
+    for scores, vector in zip(found, expected, strict=True):
+        assert scores.vectors is not None
+        assert np.allclose(scores.vectors, vector, atol=1e-5)

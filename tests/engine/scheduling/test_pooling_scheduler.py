@@ -12,11 +12,13 @@ from genai_server.messages.generation_request import GenerationRequest, PooledTe
 class Device:
     """A scheduler whose steps take one second per `speed` tokens."""
 
-    def __init__(self, *requests: tuple[str, list[int]]) -> None:
+    def __init__(self, *requests: tuple[str, list[int]], background: str = "") -> None:
         self.scheduler = PoolingScheduler(ScriptedRunner(), max_running=16, max_waiting=16, prefill_chunk=8)
         for number, (name, lengths) in enumerate(requests):
             texts = [PooledText(length) for length in lengths]
-            request = GenerationRequest(name, [1] * sum(lengths), 0, sum(lengths), texts=texts)
+            request = GenerationRequest(
+                name, [1] * sum(lengths), 0, sum(lengths), texts=texts, background=name == background
+            )
             self.scheduler.add(Sequence(number, (0, number), request, lambda: 0.0))
         self.scheduler.admit()
 
@@ -64,3 +66,8 @@ def test_budget_is_derived_from_measured_times(speed: float, texts: int) -> None
 def test_step_is_limited_in_texts_and_returns_vectors_at_once() -> None:
     steps = Device(("a", [1] * 200), ("b", [1] * 200)).steps()
     assert [sum(len(lengths) for _, lengths in step) for step in steps] == [256, 144]
+
+
+def test_texts_of_the_background_are_read_after_all_others() -> None:
+    device = Device(("b", [10]), ("x", [300, 300]), background="b")
+    assert device.steps(speed=1e3) == [[("x", [300])], [("x", [300])], [("b", [10])]]

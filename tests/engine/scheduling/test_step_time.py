@@ -113,3 +113,24 @@ def test_passes_of_large_batches_are_measured() -> None:
     assert (times.seconds(1), times.seconds(200)) == (1.0, 1.0)
     times.passed(0, 100, 0.5)
     assert times.chunk(1000, decoding=times.seconds(200)) == int(PROMPT_SHARE * 200)
+
+
+def _beside(times: dict[int, float], num_tokens: int = 1, calls: int = 1) -> list[int]:
+    model = StepTimeModel()
+    for number, seconds in times.items():
+        model.passed(number, number, seconds)
+    return [model.tokens_beside(num_tokens) for _ in range(calls)]
+
+
+def test_tokens_beside_hardly_slow_a_pass() -> None:
+    assert _beside({1: 1.0, 2: 1.5}) == [0]
+    assert _beside({1: 1.0, 11: 1.1}) == [3]  # 1 % each
+    assert _beside({1: 1.0, 200: 1.0}) == [64]
+    assert _beside({1: 1.0}) == [0]  # no more tokens than were measured
+    assert _beside({2: 1.0, 200: 1.0}) == [0]  # a pass of one token was not measured
+
+
+def test_passes_without_and_with_more_beside_are_tried_rarely() -> None:
+    found = _beside({1: 1.0, 11: 1.1}, calls=512)
+    assert (found.count(0), found.count(7), found.count(3)) == (4, 4, 504)
+    assert _beside({1: 1.0, 2: 2.0}, calls=512).count(1) == 4

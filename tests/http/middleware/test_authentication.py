@@ -16,10 +16,10 @@ import pytest
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from genai_server.http.api_keys import ApiKeys, line_of
-from genai_server.http.middleware.authentication import Authentication
+from genai_server.http.api_keys import Access, ApiKey, ApiKeys, hash_key, line_of
+from genai_server.http.middleware.authentication import Authentication, holder_of
 from genai_server.http.rate_limit import RateLimits
-from genai_server.http.request_state import begin_request
+from genai_server.http.request_state import OnBehalf, Receipt, begin_request, request_state, with_receipt
 from tests.running_server import RunningServer, body, run_server, wait_until
 from tests.server_here import run_here
 
@@ -395,3 +395,52 @@ def status(
 
 async def answer_204(scope: Scope, receive: Receive, send: Send) -> None:
     await Response(status_code=204)(scope, receive, send)
+
+
+def _access_on_behalf(holder: str | None, *keys: str, admin_key: str | None = None) -> Access | int:
+    """The access of a request of the server itself, or the status with which it is refused."""
+    found: list[Access | int] = []
+
+    async def note(scope: Scope, receive: Receive, send: Send) -> None:
+        access = request_state(scope).access
+        assert access is not None
+        found.append(access)
+
+    async def refused(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            found.append(message["status"])
+
+    async def receive() -> Message:
+        raise AssertionError
+
+    listed = tuple(ApiKey(key.partition("-")[0], hash_key(key)) for key in keys)
+    limits = RateLimits(0, 1, time.monotonic)
+    app = Authentication(note, ApiKeys(listed), limits, admin_key=admin_key, on_loopback=False, insecure=False)
+    receipt = Receipt(is_counted=True, on_behalf=OnBehalf(holder, 60))
+    scope: Scope = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": []}
+
+    async def ask_twice() -> None:
+        for _ in range(2):  # its key's limits do not count
+            asked = {**scope, "state": with_receipt(receipt)}
+            begin_request(asked)
+            await app(asked, receive, refused)
+
+    asyncio.run(ask_twice())
+    first, second = found
+    assert first == second
+    return first
+
+
+def test_a_batch_has_the_rights_of_its_key() -> None:
+    digest = hash_key(BOB)
+    access = _access_on_behalf(holder_of(digest), ALICE, BOB)
+    assert access == Access(ApiKey("bob", digest), digest=digest)
+    admin = _access_on_behalf(holder_of(hash_key(ADMIN)), ALICE, admin_key=ADMIN)
+    assert admin == Access(is_admin=True, digest=hash_key(ADMIN), has_admin_key=True)
+    assert _access_on_behalf(None) == Access()
+
+
+def test_a_batch_of_a_removed_key_has_no_rights() -> None:
+    for keys in ((ALICE,), ()):
+        assert _access_on_behalf(holder_of(hash_key(BOB)), *keys) == 401
+    assert _access_on_behalf(None, ALICE) == 401

@@ -90,7 +90,14 @@ class Asked:
 
 
 def uploads(folder: Path, *, limit: int = LIMIT, seconds: float = 20, total: int = 10_000_000) -> Uploads:
-    return Uploads([PATH], limit, seconds, BodyBudget(total, "GENAI_MAX_AUDIO_BODIES_BYTES"), lambda: folder)
+    return Uploads(
+        [PATH],
+        limit,
+        "GENAI_MAX_AUDIO_BODY_BYTES",
+        seconds,
+        BodyBudget(total, "GENAI_MAX_AUDIO_BODIES_BYTES"),
+        lambda: folder,
+    )
 
 
 async def ask(reader: Uploads, asked: Asked, app: App | None = None) -> App:
@@ -106,7 +113,7 @@ def test_only_posts_to_the_paths_are_taken(tmp_path: Path) -> None:
         reached.append(scope["path"] if request_state(scope).upload is None else "uploaded")
 
     async def ask_all() -> None:
-        limits = BodyLimits(note, LIMIT, 5.0, BodyBudget(LIMIT), others=uploads(tmp_path))
+        limits = BodyLimits(note, LIMIT, 5.0, BodyBudget(LIMIT), others=[uploads(tmp_path)])
         for method, path, body in (("GET", PATH, b"{}"), ("POST", "/v1/chat", b"{}"), ("POST", PATH, BODY)):
             asked = Asked(body)
             await limits({**asked.scope, "method": method, "path": path}, asked.receive, asked.send)

@@ -147,6 +147,7 @@ class RequestEntry(BaseModel):
     prompt_tokens: int
     cached_tokens: int
     output_tokens: int
+    background: bool
 
 
 class RequestsResponse(BaseModel):

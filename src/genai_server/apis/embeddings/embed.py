@@ -150,9 +150,9 @@ class _PooledRequest:
         """Encode the texts and run the model on them."""
         self.services.drain.require_open()
         chosen, served = await self._model()
-        engine, info = served.router.pick(self.body.device)
+        engine, info = served.router.pick(self.body.device, background=self.context.background)
         self.context.record.model, self.context.record.device = chosen.id, engine.device
-        engine.require_capacity(1, param=self.param)
+        engine.require_capacity(1, param=self.param, background=self.context.background)
         codec = served.codec_of(engine.device)
         about = codec.pooling
         if about is None:
@@ -161,7 +161,7 @@ class _PooledRequest:
         order, texts, prompt = await codec.encode_pooled(
             lambda pooled: self._in_order(encode(pooled, about, limit), info.vocab_size)
         )
-        engine.require_capacity(1, [len(prompt)], param=self.param)
+        engine.require_capacity(1, [len(prompt)], param=self.param, background=self.context.background)
         data = await self._read(engine, prompt, texts)
         found = _vectors(data, len(texts))
         vectors: list[array[float]] = [found[0]] * len(texts)

@@ -8,10 +8,10 @@ from fastapi import Query, Response
 from genai_server.apis.responses.item_schemas import MAX_ITEMS, InputItem
 from genai_server.apis.responses.items import new_id
 from genai_server.apis.responses.leniency import leave_out_of_items
-from genai_server.apis.responses.schemas import InputItemsParameters, Metadata
+from genai_server.apis.responses.schemas import InputItemsParameters
 from genai_server.apis.responses.store_access import TheStore, not_stored, page_response
 from genai_server.apis.responses.store_records import Page, Record
-from genai_server.apis.shared.base import Wire, elements
+from genai_server.apis.shared.base import Metadata, Wire, elements
 from genai_server.apis.shared.router import VersionedRouter
 from genai_server.errors import InvalidField
 from genai_server.http.body_route import lenient_route

@@ -191,7 +191,8 @@ async def _start(
         model=generation.model,
         sampling=generation.sampling,
         created=int(time.time()),
-        is_stored=store.is_on and body.store is not False,
+        # The answers of a batch are in its files, and would take the place of other responses.
+        is_stored=store.is_on and body.store is not False and (bool(body.store) or not context.background),
     )
     build = ResponseBuilder(
         begun,

@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_val
 
 from genai_server.apis.responses.item_schemas import APPLY_PATCH, Input, check_full_name, full_name
 from genai_server.apis.shared.base import (
+    Metadata,
     NonEmptyText,
     Text,
     Wire,
@@ -15,7 +16,6 @@ from genai_server.apis.shared.base import (
     check_with_type,
     elements,
     field_error,
-    members,
     missing_error,
 )
 from genai_server.apis.shared.chat_messages import MAX_TOOLS, FunctionName, ReasoningEffort
@@ -34,11 +34,6 @@ Include = Literal[
     "message.input_image.image_url",
     "web_search_call.action.sources",
     "web_search_call.results",
-]
-Metadata = Annotated[
-    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]],
-    Field(max_length=16),
-    members(16),
 ]
 
 

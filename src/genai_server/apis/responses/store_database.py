@@ -4,11 +4,10 @@ Items are indexed rows, so that each access reads and writes only the items conc
 """
 
 import json
-import os
 import sqlite3
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal, NamedTuple, TypeVar
 
@@ -28,7 +27,8 @@ from genai_server.apis.responses.store_records import (
 )
 from genai_server.apis.responses.store_tables import prepare
 from genai_server.apis.shared.base import JsonObject
-from genai_server.errors import InvalidField, StoreUnavailable
+from genai_server.apis.shared.database import PAGE_BYTES, Database
+from genai_server.errors import InvalidField
 from genai_server.quoted_values import quoted
 
 # Items and events of a record, because a record is deleted in one transaction.
@@ -38,11 +38,6 @@ MAX_PAGE_BYTES = 4 * 1024 * 1024
 _MAX_PAGE_EVENTS = 1000
 # Nanoseconds by which eviction of running responses is delayed, longer than any runs (GENAI_REQUEST_TIMEOUT).
 _MAX_RUN = 2 * 86_400 * 10**9
-# Seconds to wait while another process writes.
-_BUSY_TIMEOUT = 1.0
-# SQLite instructions between two checks of the deadline.
-_CHECK_EVERY = 10_000
-_PAGE = 4096
 # Database size limit in bytes for each byte of records. Indexes and partly filled pages take up to 5 bytes if items are
 # small. A file that is full before its records reach their limit would never accept another one.
 _SIZE_FACTOR = 8
@@ -70,7 +65,7 @@ class History(NamedTuple):
     first: bytes | None = None
 
 
-class RecordDatabase:
+class RecordDatabase(Database):
     """Stores records within limits, visible only to their owners.
 
     Beyond a limit, the least recently used record of the largest owner is evicted, so that no owner evicts records of
@@ -81,14 +76,11 @@ class RecordDatabase:
     """
 
     def __init__(self, path: Path | None, size: int, num_bytes: int) -> None:
-        # None for a database in memory.
-        self._path = path
+        pages = max(_MIN_PAGES, _SIZE_FACTOR * num_bytes // PAGE_BYTES)
+        super().__init__(path, pages, prepare, "responses")
         # Maximum number of records, and maximum total size in bytes.
         self._size = size
         self._max_bytes = num_bytes
-        # When to abort the current call, in seconds of time.monotonic.
-        self.deadline = float("inf")
-        self._open: sqlite3.Connection | None = None
 
     def put(self, encoded: EncodedRecord) -> None:
         """Store a record, replacing one with the same id; call `evict` afterwards.
@@ -97,7 +89,7 @@ class RecordDatabase:
         """
         record = encoded.record
         self._check(record.id, encoded.size, len(encoded.rows))
-        with self._transaction("IMMEDIATE") as file:
+        with self.transaction("IMMEDIATE") as file:
             owner, used = record.owner or "", _now() + (_MAX_RUN if record.run else 0)
             file.execute("DELETE FROM records WHERE owner = ? AND id = ?", (owner, record.id))
             row = (owner, record.value["object"], record.id, used, encoded.head, encoded.size)
@@ -117,7 +109,7 @@ class RecordDatabase:
         """
         record, rows = encoded.record, [row for row in encoded.rows if row.kind != ITEM]
         self._check(record.id, encoded.size, len(encoded.rows))
-        with self._transaction("IMMEDIATE") as file:
+        with self.transaction("IMMEDIATE") as file:
             key = _find(file, Key("response", record.id, record.owner))
             if key is None:
                 return False
@@ -135,7 +127,7 @@ class RecordDatabase:
         Each call deletes only one record, so that other jobs can run between two calls.
         """
         owner = newcomer or ""
-        with self._transaction("IMMEDIATE") as file:
+        with self.transaction("IMMEDIATE") as file:
             for measure, limit in (("number", self._size), ("size", self._max_bytes)):
                 if (file.execute(f"SELECT SUM({measure}) FROM owners").fetchone()[0] or 0) > limit:
                     (loser,) = file.execute(
@@ -242,7 +234,7 @@ class RecordDatabase:
         """
         found: dict[str, bytes] = {}
         size = 0
-        with self._transaction("DEFERRED") as file:
+        with self.transaction("DEFERRED") as file:
             for id, times in wanted.items():
                 row = file.execute(
                     "SELECT json FROM parts WHERE owner = ? AND id = ? ORDER BY record DESC LIMIT 1", (owner or "", id)
@@ -259,7 +251,7 @@ class RecordDatabase:
 
         Raises InvalidField if the record would exceed the limits.
         """
-        with self._transaction("IMMEDIATE") as file:
+        with self.transaction("IMMEDIATE") as file:
             record = _find(file, key)
             if record is None:
                 return False
@@ -273,7 +265,7 @@ class RecordDatabase:
 
     def remove_item(self, key: Key, id: str) -> bool:
         """Delete one item of a record; returns whether it existed."""
-        with self._transaction("IMMEDIATE") as file:
+        with self.transaction("IMMEDIATE") as file:
             record = _find(file, key)
             place = None if record is None else _place(file, record, key.owner, id)
             if record is None or place is None:
@@ -290,7 +282,7 @@ class RecordDatabase:
 
         Raises InvalidField if the record would exceed the limits.
         """
-        with self._transaction("IMMEDIATE") as file:
+        with self.transaction("IMMEDIATE") as file:
             record = _find(file, key)
             if record is None:
                 return None
@@ -305,22 +297,15 @@ class RecordDatabase:
 
     def mark_cancelled(self, key: Key) -> None:
         """Mark a running response as cancelled, for the process that runs it."""
-        with self._transaction("IMMEDIATE") as file:
+        with self.transaction("IMMEDIATE") as file:
             record = _find(file, key)
             file.execute("UPDATE records SET is_cancelled = 1 WHERE key = ? AND run != ''", (record,))
 
     def delete(self, id: str, owner: str | None) -> bool:
         """Delete a record; returns whether it existed."""
-        with self._transaction("IMMEDIATE") as file:
+        with self.transaction("IMMEDIATE") as file:
             deleted = file.execute("DELETE FROM records WHERE owner = ? AND id = ?", (owner or "", id))
             return deleted.rowcount > 0
-
-    def close(self) -> None:
-        """Close the database."""
-        file, self._open = self._open, None
-        if file is not None:
-            with suppress(sqlite3.Error):
-                file.close()
 
     def _check(self, id: str, size: int, num_rows: int) -> None:
         if num_rows > MAX_ROWS:
@@ -337,7 +322,7 @@ class RecordDatabase:
 
     def _read(self, key: Key, read: Callable[[sqlite3.Connection, int], T]) -> T | None:
         """Read from a record and mark it as used; None if the record does not exist."""
-        with self._transaction("DEFERRED") as file:
+        with self.transaction("DEFERRED") as file:
             record = _find(file, key)
             found = None if record is None else read(file, record)
         if record is not None:
@@ -345,51 +330,6 @@ class RecordDatabase:
             with suppress(sqlite3.Error):
                 file.execute("UPDATE records SET used = MAX(used, ?) WHERE key = ?", (_now(), record))
         return found
-
-    @contextmanager
-    def _transaction(self, kind: str) -> Iterator[sqlite3.Connection]:
-        """Run the block in a transaction: all of its changes are made, or none."""
-        try:
-            if self._open is None:
-                self._open = self._connect()
-            self._open.execute(f"BEGIN {kind}")
-            yield self._open
-            self._open.execute("COMMIT")
-        except (sqlite3.Error, OSError, ValueError, TypeError, KeyError) as error:
-            self._roll_back()
-            if self._path is not None:
-                self.close()  # the file may have been replaced by the next call
-            name = "memory" if self._path is None else self._path.name
-            raise StoreUnavailable(f"responses cannot be stored in {name}: {error}") from None
-        except BaseException:
-            self._roll_back()
-            raise
-
-    def _roll_back(self) -> None:
-        if self._open is not None and self._open.in_transaction:
-            with suppress(sqlite3.Error):
-                self._open.execute("ROLLBACK")
-
-    def _connect(self) -> sqlite3.Connection:
-        if self._path is not None:  # the file holds conversations, so only its owner may read it
-            os.close(os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600))
-        file = sqlite3.connect(
-            self._path or ":memory:", timeout=_BUSY_TIMEOUT, isolation_level=None, check_same_thread=False
-        )
-        try:
-            file.execute("PRAGMA journal_mode = WAL")
-            # A power failure may lose the most recent records, but no others.
-            file.execute("PRAGMA synchronous = NORMAL")
-            file.execute("PRAGMA secure_delete = ON")
-            pages = max(_MIN_PAGES, _SIZE_FACTOR * self._max_bytes // _PAGE)
-            file.execute(f"PRAGMA max_page_count = {pages}")
-            prepare(file)
-            # Set after `prepare`, because migrating an old file may exceed the deadline, once.
-            file.set_progress_handler(lambda: time.monotonic() > self.deadline, _CHECK_EVERY)
-        except BaseException:
-            file.close()
-            raise
-        return file
 
 
 def references_too_large(max_bytes: int) -> InvalidField:

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 from genai_server.apis.responses.store_database import Key, RecordDatabase
 from genai_server.apis.responses.store_records import Record, encode_record
-from genai_server.apis.responses.store_thread import DatabaseThread
+from genai_server.apis.shared.database_thread import DatabaseThread
 from genai_server.errors import InvalidField, StoreUnavailable
 
 log = logging.getLogger(__name__)
@@ -21,7 +21,7 @@ _MEMORY_TIMEOUT = 10.0
 T = TypeVar("T")
 
 
-class _File(DatabaseThread):
+class _File(DatabaseThread[RecordDatabase]):
     """The thread of the database in the file. It logs the first of consecutive failures."""
 
     _is_broken = False
@@ -125,7 +125,7 @@ class FileWithFallback:
             if database is not None:
                 await database.close()
 
-    async def _evict(self, database: DatabaseThread, owner: str | None) -> set[str]:
+    async def _evict(self, database: DatabaseThread[RecordDatabase], owner: str | None) -> set[str]:
         """Delete records, each in a separate job, until the limits are met; returns their ids."""
         evicted = set()
         with suppress(StoreUnavailable):  # the next record continues the eviction

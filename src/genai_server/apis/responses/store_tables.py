@@ -1,9 +1,9 @@
 """The tables of stored records, and the migration of files of older versions."""
 
 import sqlite3
-from collections.abc import Iterator
 
 from genai_server.apis.responses.store_records import EVENT, ITEM, OUTPUT
+from genai_server.apis.shared.database import statements
 
 # Files of unknown versions are not changed.
 _VERSION = 4
@@ -74,17 +74,7 @@ def prepare(file: sqlite3.Connection) -> None:
     if version > _VERSION:
         raise ValueError(f"it has version {version}, but this server supports version {_VERSION}")
     scripts = {0: _SCHEMA, _VERSION: ""}
-    for statement in _statements(scripts.get(version, _SET_OLD_ASIDE + _SCHEMA + _COPY_OLD)):
+    for statement in statements(scripts.get(version, _SET_OLD_ASIDE + _SCHEMA + _COPY_OLD)):
         file.execute(statement)
     file.execute(f"PRAGMA user_version = {_VERSION}")
     file.execute("COMMIT")
-
-
-def _statements(script: str) -> Iterator[str]:
-    """The statements of a script. `executescript` would commit the transaction."""
-    statement = ""
-    for line in script.splitlines():
-        statement += line + "\n"
-        if sqlite3.complete_statement(statement):
-            yield statement
-            statement = ""

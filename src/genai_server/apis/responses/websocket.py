@@ -17,6 +17,7 @@ from genai_server.apis.responses.store_records import LatestResponse
 from genai_server.apis.shared.base import JsonObject
 from genai_server.errors import InvalidField, RequestError
 from genai_server.http.error_responses import plain_error_body
+from genai_server.http.inner_request import InnerRequest, InnerResponse
 from genai_server.http.middleware.authentication import is_own_origin
 from genai_server.http.middleware.body import check_json
 from genai_server.http.request_state import ParsingThread, Receipt, receipt_of, with_receipt
@@ -63,7 +64,7 @@ class ResponsesSocket:
             await _send_error(send, _error(message, "websocket_connection_limit_reached"))
             await send({"type": "websocket.close", "code": _GOING_AWAY})
 
-    async def _refusal(self, scope: Scope) -> "_Answer | None":
+    async def _refusal(self, scope: Scope) -> "InnerResponse | None":
         """The refusal of a handshake; None if it is accepted."""
         headers = Headers(scope=scope)
         if not is_own_origin(headers) and headers["origin"] not in self._origins:
@@ -71,9 +72,9 @@ class ResponsesSocket:
             return _refusal(403, message, "origin_forbidden")
         if scope["path"] not in PATHS:
             return _refusal(404, f"there is no WebSocket at {scope['path'][:_MAX_SHOWN]}", "not_found")
-        answer = _Answer()
+        answer = InnerResponse()
         get = _http_scope(scope, "GET", b"", receipt_of(scope.get("state", {})))
-        await scope["app"](get, _Request(b"").receive, answer.send)
+        await scope["app"](get, InnerRequest(b"").receive, answer.send)
         return None if answer.status == _UPGRADE else answer
 
 
@@ -129,8 +130,8 @@ class _Turn:
         self.is_finished = False
         self._send_socket = send
         self._scope = scope
-        self._request = _Request(body)
-        self._answer = _Answer()
+        self._request = InnerRequest(body)
+        self._answer = InnerResponse()
         self._unsent = b""
         self._task = asyncio.create_task(self._run(app))
 
@@ -183,39 +184,6 @@ class _Turn:
             self._request.is_disconnected.set()
 
 
-class _Request:
-    """The body of a request, and whether its client has disconnected."""
-
-    def __init__(self, body: bytes) -> None:
-        self.is_disconnected = asyncio.Event()
-        self._body: bytes | None = body
-
-    async def receive(self) -> Message:
-        """ASGI's `receive`."""
-        if self._body is None:
-            await self.is_disconnected.wait()
-            return {"type": "http.disconnect"}
-        body, self._body = self._body, None
-        return {"type": "http.request", "body": body, "more_body": False}
-
-
-class _Answer:
-    """The complete response to a request."""
-
-    def __init__(self, status: int = 0, headers: list[tuple[bytes, bytes]] | None = None, body: bytes = b"") -> None:
-        # 0 before the response has started.
-        self.status = status
-        self.headers = headers or []
-        self.body = body
-
-    async def send(self, message: Message) -> None:
-        """ASGI's `send`."""
-        if message["type"] == "http.response.start":
-            self.status, self.headers = message["status"], list(message["headers"])
-        elif message["type"] == "http.response.body":
-            self.body += message.get("body", b"")
-
-
 def _body(text: bytes) -> tuple[bytes, object]:
     """The body of the POST for a message, and its `previous_response_id`. Raises RequestError."""
     check_json(text)
@@ -255,11 +223,11 @@ def _http_scope(scope: Scope, method: str, body: bytes, receipt: Receipt) -> Sco
     }
 
 
-def _refusal(status: int, message: str, code: str) -> _Answer:
-    return _Answer(status, [(b"content-type", b"application/json")], json.dumps(_error(message, code)).encode())
+def _refusal(status: int, message: str, code: str) -> InnerResponse:
+    return InnerResponse(status, [(b"content-type", b"application/json")], json.dumps(_error(message, code)).encode())
 
 
-async def _refuse(answer: _Answer, scope: Scope, send: Send) -> None:
+async def _refuse(answer: InnerResponse, scope: Scope, send: Send) -> None:
     if "websocket.http.response" not in scope.get("extensions", {}):
         await send({"type": "websocket.close", "code": 1008})
         return

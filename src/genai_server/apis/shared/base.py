@@ -59,6 +59,14 @@ def members(max_length: int) -> BeforeValidator:
     return BeforeValidator(counted)
 
 
+# What clients note about an object.
+Metadata = Annotated[
+    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]],
+    Field(max_length=16),
+    members(16),
+]
+
+
 def _writable(value: JsonObject) -> JsonObject:
     """Refuse what Python's parser accepts beyond JSON: NaN and lone surrogates."""
     try:

@@ -1,4 +1,4 @@
-"""Prometheus metrics that an API process counts: requests, answers, grammar checks, images and recordings.
+"""Prometheus metrics that an API process counts: requests, answers, batches, grammar checks, images and recordings.
 
 Names and meanings are vLLM's where it has them, with another prefix
 (https://docs.vllm.ai/en/stable/usage/metrics/).
@@ -93,6 +93,19 @@ class Instruments:
         )
         for result in recordings.RESULTS:
             self._recordings.labels(result)
+        self._batches = Counter(
+            prefix + "batches", "Batches that have ended, by their state.", ("status",), registry=registry
+        )
+        for status in ("completed", "failed", "expired", "cancelled"):
+            self._batches.labels(status)
+        self._batch_requests = Counter(
+            prefix + "batch_requests",
+            "Requests of batches: completed, failed, or sent again because the server could not take them.",
+            ("result",),
+            registry=registry,
+        )
+        for result in ("completed", "failed", "retried"):
+            self._batch_requests.labels(result)
         self._ttft = histogram(
             "time_to_first_token_seconds", "From a request's first byte to the first token.", _FIRST_TOKEN
         )
@@ -114,7 +127,7 @@ class Instruments:
         if not record.answers and record.status >= 400 and not record.is_look:
             self._rejected.labels(*labels, record.error_code or str(record.status)).inc()
         for answer in record.answers:
-            self._observe_answer(answer, labels)
+            self._observe_answer(answer, labels, waits=not record.is_background)
         for first in range(0, len(record.answers), record.num_per_prompt):
             to_one = record.answers[first : first + record.num_per_prompt]
             self._longest.labels(*labels).observe(max(answer.usage.completion for answer in to_one))
@@ -131,20 +144,29 @@ class Instruments:
         """Count a recording that was decoded, or refused."""
         self._recordings.labels(result).inc()
 
-    def _observe_answer(self, answer: AnswerFigures, labels: tuple[str, str]) -> None:
+    def count_batch(self, status: str) -> None:
+        """Count a batch that has ended in this state."""
+        self._batches.labels(status).inc()
+
+    def count_batch_request(self, result: str) -> None:
+        """Count a request of a batch that has ended, or that is sent again."""
+        self._batch_requests.labels(result).inc()
+
+    def _observe_answer(self, answer: AnswerFigures, labels: tuple[str, str], *, waits: bool) -> None:
+        """Count an answer, and its times if a client `waits` for it: those of batches say nothing about the service."""
         outcome = answer.outcome
         self._ended.labels(*labels, outcome if outcome in _REASONS else "error").inc()
         timings = answer.timings()
-        for instrument, value in (
+        times = (
             (self._ttft, timings.ttft),
             (self._total, timings.total_latency),
             (self._tpot, timings.tpot),
-            (self._prompt, timings.input_tokens),
-            (self._output, timings.output_tokens),
-        ):
+        )
+        tokens = ((self._prompt, timings.input_tokens), (self._output, timings.output_tokens))
+        for instrument, value in (*(times if waits else ()), *tokens):
             if value is not None:
                 instrument.labels(*labels).observe(value)
-        if (breakdown := timings.breakdown) is not None:
+        if waits and (breakdown := timings.breakdown) is not None:
             for name, instrument in self._parts.items():
                 instrument.labels(*labels).observe(getattr(breakdown, name))
             self._inference.labels(*labels).observe(breakdown.prefill + breakdown.decode)

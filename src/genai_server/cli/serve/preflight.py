@@ -8,6 +8,7 @@ import logging
 import socket
 import ssl
 from pathlib import Path
+from tempfile import TemporaryFile
 
 from genai_server.cli.serve.loaders import load_traces, text_loader
 from genai_server.config.settings import Settings
@@ -33,6 +34,7 @@ def check_server(settings: Settings) -> None:
     check_access(settings)
     check_kv_events(settings)
     check_traces(settings)
+    check_files(settings)
     check_models(settings)
 
 
@@ -90,6 +92,20 @@ def check_kv_events(settings: Settings) -> None:
             f"GENAI_KV_EVENTS={settings.kv_events}: {' and '.join(missing)} missing; install what it needs: "
             f"{this_installation().extra_command('kv-events')}"
         )
+
+
+def check_files(settings: Settings) -> None:
+    """Make the folder for files, if they are wanted. Raises ConfigurationError if nothing can be written there."""
+    if not settings.files_dir:
+        return
+    folder = Path(settings.files_dir)
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise ConfigurationError(f"GENAI_FILES_DIR={settings.files_dir}: cannot be written: {reason}") from None
 
 
 def check_traces(settings: Settings) -> None:

@@ -26,6 +26,7 @@ from genai_server.messages.protocol import (
     MAX_FRAME_BYTES,
     Cancel,
     Hello,
+    Submit,
     ToApi,
     ToEngine,
     Welcome,
@@ -199,7 +200,7 @@ class Connections:
             self._inbox.put((number, Connected()))
         elif connection.is_welcome:
             self._inbox.put((number, message))
-            if isinstance(message, Cancel | CancelRequest | SetRuntimeOption):
+            if isinstance(message, Submit | Cancel | CancelRequest | SetRuntimeOption):
                 self._interrupt(number, message)
         else:
             raise msgspec.DecodeError("no secret")

@@ -11,7 +11,7 @@ from genai_server.engine.encoder_worker import Encoded
 from genai_server.engine.sampling.continuation import NextToken
 from genai_server.engine.sampling.grammar import Compiled
 from genai_server.engine.scheduling.scheduler import Scheduler
-from genai_server.engine.sequence import Sequence
+from genai_server.engine.sequence import Sequence, SequenceState
 from genai_server.messages.admin import AdminCall
 from genai_server.messages.figures import Figures
 from genai_server.messages.protocol import Cancel, Load, Stop, Submit, ToApi
@@ -117,17 +117,30 @@ class Outbox:
 
     def tell_load(self, scheduler: Scheduler, accepted: Collection[Sequence], *, terminated: bool) -> None:
         """Send the changes of the load to each API process; `accepted` are the running and waiting sequences."""
-        running = len(scheduler.running)
-        waiting = len(accepted) - running
+        in_background = [sequence for sequence in accepted if sequence.background]
+        others = [sequence for sequence in accepted if not sequence.background]
+        running, background_running = (_num_running(kind) for kind in (others, in_background))
         num_free, free_tokens = scheduler.num_free(), scheduler.free_tokens()
-        own = Counter(sequence.origin[0] for sequence in accepted)
+        own = Counter(sequence.origin[0] for sequence in others)
         for connection, last in self._loads.items():
-            others = len(accepted) - own[connection]
             load = Load(
-                running, waiting, others, terminated, num_free, free_tokens, last.retry_after, scheduler.capacity
+                running,
+                len(others) - running,
+                background_running,
+                len(in_background) - background_running,
+                len(others) - own[connection],
+                terminated,
+                num_free,
+                free_tokens,
+                last.retry_after,
+                scheduler.capacity,
             )
             if load != last:
                 # Not sent while nothing else changes, because it changes on its own.
                 retry_after = scheduler.queue_wait() if 0 in (num_free, free_tokens) else 0
                 self._loads[connection] = structs.replace(load, retry_after=retry_after)
                 self.tell(connection, self._loads[connection])
+
+
+def _num_running(sequences: Collection[Sequence]) -> int:
+    return sum(sequence.state is SequenceState.RUNNING for sequence in sequences)

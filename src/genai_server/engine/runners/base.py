@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from genai_server.engine.runners.kv_cache import KvSlots
 from genai_server.engine.runners.scores import Scores
-from genai_server.engine.scheduling.scheduler_output import UNSHARED, KvMemory, Read
+from genai_server.engine.scheduling.scheduler_output import NOTHING_KEPT, UNSHARED, KvMemory, KvRoom, Read
 from genai_server.engine.sequence import Sequence
 from genai_server.errors import AdapterLoadFailed, InvalidField, RunnerFailed
 from genai_server.messages.generation_request import GenerationRequest, ModelInfo
@@ -56,6 +56,8 @@ class Abilities:
     adopts: bool = False
     # Whether `must_reopen` may be true.
     reopens: bool = False
+    # Whether any pass can be interrupted.
+    interrupts: bool = False
     # Passes of at least this many tokens may have 8-bit weights; None if no pass has.
     int8_from: int | None = None
     # The memory that its sequences share.
@@ -82,6 +84,16 @@ class Runner(ABC):
     def mixes(self) -> bool:
         """Whether a pass can read any number of tokens of any sequences."""
         return self.abilities.mixes
+
+    @property
+    def interrupts(self) -> bool:
+        """Whether any pass can be interrupted, so that its tokens are given again."""
+        return self.abilities.interrupts
+
+    @property
+    def leaves_out(self) -> bool:
+        """Whether open sequences that a pass does not read cost it nothing."""
+        return not self.abilities.chooses
 
     @property
     def nodes(self) -> Mapping[str, int | None]:
@@ -149,6 +161,16 @@ class Runner(ABC):
         """
         request = sequence.request
         return self.abilities.drafts and not sequence.by_library and not request.exact and request.sampling.seed is None
+
+    def may_pause(self, sequence: Sequence) -> bool:
+        """Whether a sequence continues in the same way after it was closed and opened again."""
+        return True
+
+    def kept(self, most: int) -> KvRoom:
+        """The part of the KV cache that sequences of the background must not take: recent prefixes of others, `most` at
+        most.
+        """
+        return NOTHING_KEPT
 
     def is_long(self, sequence: Sequence) -> bool:
         """Whether a sequence needs the long rope."""

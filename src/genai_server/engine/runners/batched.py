@@ -31,7 +31,7 @@ from genai_server.engine.runners.layout import Layout, Row, lay_out, split_passe
 from genai_server.engine.runners.row_states import RowStates
 from genai_server.engine.runners.scores import Logits, Scores
 from genai_server.engine.sampling.continuation import num_choices
-from genai_server.engine.scheduling.scheduler_output import UNSHARED, KvMemory, Read
+from genai_server.engine.scheduling.scheduler_output import UNSHARED, KvMemory, KvRoom, Read, is_background
 from genai_server.engine.scheduling.step_time import MAX_DRAFTED
 from genai_server.engine.sequence import Sequence as Scheduled
 from genai_server.errors import RunnerFailed
@@ -96,8 +96,8 @@ class BatchedRunner(Runner):
         self._int8 = None if int8 is None else DecoderSession(graph, int8.session, self._embedder)
         self.model = model
         self._slot_length = slot_length(limits.max_length)
-        # Run options of the prompt pass in progress.
-        self._reading: Any = None
+        # Run options of the pass in progress, if it can be interrupted.
+        self._interruptible: Any = None
         self._may_interrupt = True
         self._row_group = 1
         self._take_memory(trials.ROWS, trials.TOKENS + 1)
@@ -127,6 +127,8 @@ class BatchedRunner(Runner):
             # not tell which cosines and sines its keys have.
             adopts=not graph.window and not self._has_states and graph.switches_at is None,
             reopens=graph.switches_at is not None,
+            # The states of many rows would have to be copied before each pass.
+            interrupts=not self._has_states,
             int8_from=int8_from,
             memory=limits.memory,
         )
@@ -136,6 +138,9 @@ class BatchedRunner(Runner):
         return node_shares(self._own.session)
 
     def open(self, sequence: Scheduled) -> int:
+        is_long = self.is_long(sequence)
+        if sequence.num_pauses and (num_kept := self.slots.resume(sequence.id, is_long=is_long)) is not None:
+            return num_kept
         request = sequence.request
         # Decoded tokens of an exact sequence must not match another's prompt: decode and prefill are not bitwise equal.
         past = sequence.prompt if request.exact else sequence.tokens
@@ -145,7 +150,8 @@ class BatchedRunner(Runner):
             reuse=sequence.reuses_past,
             prefilled_only=request.exact,
             salt=sequence.cache_salt,
-            is_long=self.is_long(sequence),
+            is_long=is_long,
+            background=sequence.background,
         )
         self._give_sound(sequence)
         return num_read
@@ -161,6 +167,9 @@ class BatchedRunner(Runner):
         # All tokens of a pass have the same cosines and sines.
         is_near = self.switches_at is not None and self.switches_at - MAX_DRAFTED < len(sequence.tokens)
         return super().may_draft(sequence) and (not is_near or self.slots.of(sequence.id).is_long)
+
+    def kept(self, most: int) -> KvRoom:
+        return self.slots.kept(most)
 
     def match_again(self, sequence: Scheduled) -> int:
         return self.slots.match_again(sequence.id, sequence.prompt, prefilled_only=sequence.request.exact)
@@ -179,10 +188,14 @@ class BatchedRunner(Runner):
 
     def forward(self, reads: Sequence[Read]) -> list[Scores]:
         index = self.slots.of(reads[0].sequence.id).index
-        saved = self.states.save(index) if self._has_states and self._interrupts(reads) else None
+        interrupts = self._interrupts(reads)
+        options = self._new_run_options() if interrupts else self._run_options
+        self._interruptible = options if interrupts else None
+        saved = self.states.save(index) if self._has_states and interrupts else None
         try:
-            scores = self._forward(reads)
+            scores = self._forward(reads, options)
         except Interrupted:
+            self._may_interrupt = False
             if saved is not None:
                 self.states.load(index, saved)
             raise
@@ -190,6 +203,9 @@ class BatchedRunner(Runner):
             for read in reads:
                 self.slots.spoil(read.sequence.id)
             raise
+        finally:
+            self._interruptible = None
+        self._may_interrupt |= _is_chunk(reads)
         if self._has_states:
             self._keep_checkpoints(reads)
         return scores
@@ -204,16 +220,20 @@ class BatchedRunner(Runner):
                 self.slots.checkpoint(read.sequence.id, spacing=1 if is_worth else max(1, self.states.tokens_worth))
 
     def _interrupts(self, reads: Sequence[Read]) -> bool:
-        """Whether a pass may be interrupted. A decode step is too short to be worth interrupting."""
-        return self._may_interrupt and len(reads) == 1 and not reads[0].decodes
+        """Whether a pass may be interrupted: any of the background, and a chunk alone, but not one right after another.
 
-    def _forward(self, reads: Sequence[Read]) -> list[Scores]:
+        Frequent interrupts would otherwise keep a prompt from ever being read.
+        """
+        if self.abilities.interrupts and is_background(reads):
+            return True
+        return self._may_interrupt and _is_chunk(reads)
+
+    def _forward(self, reads: Sequence[Read], options: Any) -> list[Scores]:
         is_exact = any(read.sequence.request.exact for read in reads)
         rows = []
         for read in reads:
             self.slots.reserve(read.sequence.id, read.num_tokens)
             rows.append(self._row(read))
-        may_interrupt = len(reads) == 1 and not reads[0].decodes
         found: dict[int, Scores] = {}
         # Slots whose keys and values are bitwise the same as in any other pass.
         repeatable: set[int] = set()
@@ -224,7 +244,7 @@ class BatchedRunner(Runner):
             slots = [row.slot for row in members]
             if on is self._own and (len(members) == 1 or layout.num_tokens % self._row_group == 0):
                 repeatable.update(slots)
-            scores = self._scores(layout, on, reads, may_interrupt=may_interrupt)
+            scores = self._scores(layout, on, reads, options)
             # The next pass overwrites the logits.
             found |= zip(slots, scores if number + 1 == len(passes) else map(Scores.copy, scores), strict=True)
         for read, row in zip(reads, rows, strict=True):
@@ -250,9 +270,7 @@ class BatchedRunner(Runner):
         int8_from = self.abilities.int8_from
         return self._own if self._int8 is None or int8_from is None or num_tokens < int8_from else self._int8
 
-    def _scores(
-        self, layout: Layout, on: DecoderSession, reads: Sequence[Read], *, may_interrupt: bool
-    ) -> list[Scores]:
+    def _scores(self, layout: Layout, on: DecoderSession, reads: Sequence[Read], options: Any) -> list[Scores]:
         """Run a pass. A device returns only the best logits if every sequence chooses among those.
 
         Of a model that takes images it returns all, because one of the best could be an image token.
@@ -261,9 +279,9 @@ class BatchedRunner(Runner):
         if on.offers_best and self._embedder is None and all(0 < number <= NUM_BEST for number in choices):
             shape = (1, layout.num_logits, NUM_BEST)
             best, tokens = np.empty(shape, np.float32), np.empty(shape, np.int64)
-            self._run(on, layout, {BEST_LOGITS: best, BEST_TOKENS: tokens}, may_interrupt=may_interrupt)
+            self._run(on, layout, {BEST_LOGITS: best, BEST_TOKENS: tokens}, options)
             return [Scores(best[0, places], tokens[0, places.stop - 1]) for places in layout.logits]
-        logits = self._logits(on, layout, may_interrupt=may_interrupt)
+        logits = self._logits(on, layout, options)
         if self._embedder is not None:
             logits[:, self._embedder.image_token] = -np.inf
         return [Scores(logits[places]) for places in layout.logits]
@@ -287,9 +305,8 @@ class BatchedRunner(Runner):
         self.slots.append(sequence.id, read[num_prefilled:], prefilled=False)
 
     def interrupt(self) -> None:
-        reading = self._reading
-        if reading is not None:
-            reading.terminate = True
+        if (options := self._interruptible) is not None:
+            options.terminate = True
 
     def end_session(self) -> None:
         self._own.session.end_profiling()
@@ -327,7 +344,7 @@ class BatchedRunner(Runner):
             if not row.num_cached:
                 self.states.clear(row.slot)
         before = [(row.slot, self.states.save(row.slot)) for row in rows if row.num_cached]
-        logits = self._logits(on or self._own, lay_out(rows, self._graph), may_interrupt=False)
+        logits = self._logits(on or self._own, lay_out(rows, self._graph), self._run_options)
         for slot, saved in before:
             self.states.load(slot, saved)
         return logits.copy().reshape(*ids.shape, -1)
@@ -346,35 +363,26 @@ class BatchedRunner(Runner):
 
     def _read_prompt(self, on: DecoderSession) -> None:
         """Run a pass that reads more tokens than it gives logits, as most passes do."""
-        self._logits(on, lay_out([Row(0, 0, [1 % self.model.vocab_size] * 3)], self._graph), may_interrupt=False)
+        self._logits(on, lay_out([Row(0, 0, [1 % self.model.vocab_size] * 3)], self._graph), self._run_options)
 
-    def _logits(self, on: DecoderSession, layout: Layout, *, may_interrupt: bool) -> Logits:
+    def _logits(self, on: DecoderSession, layout: Layout, options: Any) -> Logits:
         """Run a pass; returns the logits [positions, vocab_size], which the next one overwrites."""
         logits = self._step_logits[: layout.num_logits]
         if len(logits) < layout.num_logits:
             logits = np.empty((layout.num_logits, self.model.vocab_size), self._graph.logits_type)
-        self._run(on, layout, {self._graph.logits: logits[np.newaxis]}, may_interrupt=may_interrupt)
+        self._run(on, layout, {self._graph.logits: logits[np.newaxis]}, options)
         return logits.astype(np.float32, copy=False)
 
-    def _run(
-        self, on: DecoderSession, layout: Layout, wanted: Mapping[str, NDArray[Any]], *, may_interrupt: bool
-    ) -> None:
-        """Run a pass, which writes the wanted outputs. `interrupt` can end it, but never two in a row."""
+    def _run(self, on: DecoderSession, layout: Layout, wanted: Mapping[str, NDArray[Any]], options: Any) -> None:
+        """Run a pass, which writes the wanted outputs."""
         binding = on.bind(layout, wanted)
-        options = self._run_options
-        if may_interrupt and self._may_interrupt:
-            options = self._reading = self._new_run_options()
         try:
             on.session.run_with_iobinding(binding, options)
-            self._may_interrupt |= may_interrupt
         except RuntimeError as error:
             if _INTERRUPTED_MESSAGE in str(error):
-                # Frequent interrupts would otherwise keep a prompt from ever being read.
-                self._may_interrupt = False
                 raise Interrupted from None
             raise RunnerFailed(f"onnxruntime: {error}") from error
         finally:
-            self._reading = None
             on.keep_unread(binding, wanted)
 
     def _new_run_options(self) -> Any:
@@ -382,3 +390,7 @@ class BatchedRunner(Runner):
         for name, value in self._run_entries.items():
             options.add_run_config_entry(name, value)
         return options
+
+
+def _is_chunk(reads: Sequence[Read]) -> bool:
+    return len(reads) == 1 and not reads[0].decodes

@@ -5,26 +5,30 @@ pass nearly nothing. Idle slots keep the tokens of finished sequences as cached 
 bookkeeping; the buffers move the data.
 
 Where memory is limited, a row takes pages as tokens are added, and keeps them until another row needs memory. Pages are
-then freed in this order: pages behind a row's cached tokens, cached prefixes that another row begins with, and cached
-prefixes by their last use.
+then freed in this order: pages behind a row's cached tokens, cached prefixes that another row begins with, those of the
+background, and others by their last use.
 
 Some models have layers with states of fixed size in place of keys and values. Such a state cannot be cut back to fewer
 tokens. So a prefix is reused up to a state checkpoint, which is a copy of the states at some length, or up to the last
 token. Checkpoints take pages, too. Those of running sequences are dropped last.
 """
 
+import time
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Protocol
 
 from genai_server.engine.runners.checkpoints import is_common_end
 from genai_server.engine.runners.row_states import RowStates, Saved
-from genai_server.engine.scheduling.scheduler_output import UNSHARED, KvMemory
+from genai_server.engine.scheduling.scheduler_output import UNSHARED, KvMemory, KvRoom
 from genai_server.engine.sequence import common_length
+from genai_server.timing import Clock
 
 # An idle slot with at most this many tokens beyond the common prefix is taken over. Reading these tokens again is
 # cheaper than copying the prefix.
 _LITTLE = 16
+# Seconds after its last use for which sequences of the background leave a cached prefix of others alone.
+_KEPT_SECONDS = 300.0
 
 
 class Buffers(Protocol):
@@ -62,8 +66,14 @@ class Slot:
     checkpoints: dict[int, Saved] = field(default_factory=dict)
     # Tokens that another slot begins with, too; more prompts may begin with these. Their checkpoint is always kept.
     num_common: int = 0
+    # The sequence that has it, or had it last.
+    owner: int | None = None
+    # Whether that is of the background.
+    background: bool = False
     # Orders slots by the last release or reuse of their tokens; 0 for a slot that was never used or was emptied.
     used: int = 0
+    # The clock's time of that.
+    used_at: float = 0.0
 
 
 class KvSlots:
@@ -77,6 +87,7 @@ class KvSlots:
         row_group: int = 1,
         memory: KvMemory = UNSHARED,
         states: RowStates | None = None,
+        clock: Clock = time.monotonic,
     ) -> None:
         self.slots = [Slot(index) for index in range(num_slots)]
         # Kernels process tokens in groups of this size. Those left over at a pass's end are not bitwise equal.
@@ -84,6 +95,7 @@ class KvSlots:
         self._buffers = buffers
         self._running: dict[int, Slot] = {}
         self._num_uses = 0
+        self._clock = clock
         self._memory = memory
         self._pages = [0] * num_slots  # the shared pages that each row has, without those of checkpoints
         self._states = states  # None for a model that keeps only keys and values
@@ -115,6 +127,7 @@ class KvSlots:
         prefilled_only: bool = False,
         salt: str | None = None,
         is_long: bool = False,
+        background: bool = False,
     ) -> int:
         """Give a sequence a slot; returns how many tokens of its prompt lie in it already.
 
@@ -142,10 +155,33 @@ class KvSlots:
         self._cut(taken, length if taken is source else 0)
         taken.num_common = common
         taken.sequence, taken.salt, taken.is_long = sequence, salt, is_long
+        taken.owner, taken.background = sequence, background
         self._running[sequence] = taken
         if source is not None and taken is not source:
             self._copy(source, taken, length)
         return length
+
+    def resume(self, sequence: int, *, is_long: bool = False) -> int | None:
+        """Give a sequence the slot back that it had before; returns how many of its tokens lie in it, which are bitwise
+        as they were. None if another sequence has it, or if its memory was needed.
+        """
+        own = [slot for slot in self.slots if slot.owner == sequence and slot.sequence is None and slot.tokens]
+        own = [slot for slot in own if slot.is_long == is_long]
+        if not own:
+            return None
+        slot = max(own, key=lambda slot: len(slot.tokens))
+        slot.sequence = sequence
+        self._running[sequence] = slot
+        return len(slot.tokens)
+
+    def kept(self, most: int) -> KvRoom:
+        """The idle slots, `most` at most, with the latest prefixes that others than the background have used recently,
+        and their pages.
+        """
+        since = self._clock() - _KEPT_SECONDS
+        kept = [s for s in self.slots if s.sequence is None and s.tokens and not s.background and s.used_at > since]
+        kept = sorted(kept, key=lambda slot: -slot.used)[:most]
+        return KvRoom(len(kept), sum(self._pages[slot.index] for slot in kept))
 
     def match_again(self, sequence: int, prompt: list[int], *, prefilled_only: bool = False) -> int:
         """Copy a longer prefix of the prompt, if another slot has one by now; returns how many tokens lie in the slot.
@@ -234,11 +270,11 @@ class KvSlots:
         kept = sorted((slot for slot in self.slots if slot.tokens), key=lambda s: (s.salt or "", s.tokens))
         repeated = {one.index for one, other in pairwise(kept) if _begins_with(other, one)}
         idle = [slot for slot in kept if slot.sequence is None]
-        return sorted(idle, key=lambda slot: (slot.index not in repeated, slot.used))
+        return sorted(idle, key=lambda slot: (slot.index not in repeated, not slot.background, slot.used))
 
     def _use(self, slot: Slot) -> None:
         self._num_uses += 1
-        slot.used = self._num_uses
+        slot.used, slot.used_at = self._num_uses, self._clock()
 
     def _cut(self, slot: Slot, length: int) -> None:
         """Cut a slot back to its first tokens."""
@@ -356,7 +392,7 @@ class KvSlots:
 
 
 def _empty(slot: Slot) -> None:
-    slot.tokens, slot.num_prefilled, slot.used = [], 0, 0
+    slot.tokens, slot.num_prefilled, slot.used, slot.owner = [], 0, 0, None
     slot.checkpoints = {}
 
 

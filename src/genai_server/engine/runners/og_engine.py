@@ -115,16 +115,19 @@ class OgEngineRunner(Runner):
             _guidance(request.grammar)
 
     def open(self, sequence: Scheduled) -> int:
-        """Begin the sequence's turn. Raises InvalidField if the library refuses the request's options."""
-        prompt = sequence.request.prompt
-        most = sequence.max_length - len(prompt)
+        """Begin the sequence's turn. Raises InvalidField if the library refuses the request's options.
+
+        To the library, what was produced before a pause is part of the prompt.
+        """
+        prompt, num_produced = sequence.tokens, sequence.num_produced
+        most = sequence.num_left
         turn = self._turns[sequence.id] = Turn(has_ended=most == 0)  # the library takes 0 as no limit
         if most:
             options = self._library.RequestOptions()
             options.set_max_session_tokens(sequence.max_length)
             try:
                 turn.request = self._engine.create_request(options=options)
-                chosen = self._options(turn.request, sequence.request, most)
+                chosen = self._options(turn.request, sequence.request, most, num_produced)
                 turn.number = turn.request.begin_turn(np.array(prompt, np.int32), chosen)
             except RuntimeError as error:
                 raise InvalidField(f"onnxruntime-genai does not take the request: {error}") from None
@@ -156,8 +159,14 @@ class OgEngineRunner(Runner):
         self._engine = self._library.Engine(self._generator.library_model)
         self._events = self._engine.create_event_buffer(4 * self._engine.get_capabilities().configured_max_batch_size)
 
-    def _options(self, request: Any, wanted: GenerationRequest, most: int) -> Any:
-        """The library's options for a turn of up to `most` tokens.
+    def may_pause(self, sequence: Scheduled) -> bool:
+        """A grammar, and the random numbers of a seed, would begin again."""
+        request = sequence.request
+        goes_on = request.grammar is None and (request.sampling.seed is None or request.sampling.temperature == 0)
+        return goes_on or not sequence.num_produced
+
+    def _options(self, request: Any, wanted: GenerationRequest, most: int, num_produced: int) -> Any:
+        """The library's options for a turn of up to `most` tokens, after `num_produced` tokens of the answer.
 
         The library refuses options that contradict each other, such as a temperature without sampling.
         """
@@ -174,7 +183,8 @@ class OgEngineRunner(Runner):
             if sampling.seed is not None:
                 options.set_seed(sampling.seed)
         options.set_repetition_penalty(sampling.repetition_penalty if sampling.penalizes else 1.0)
-        options.set_min_generated_tokens(most if wanted.ignore_eos else min(wanted.min_tokens, most))
+        least = most if wanted.ignore_eos else min(max(0, wanted.min_tokens - num_produced), most)
+        options.set_min_generated_tokens(least)
         if wanted.grammar is not None:
             options.set_guidance(*_guidance(wanted.grammar))
         return options

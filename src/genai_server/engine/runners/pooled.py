@@ -19,7 +19,7 @@ from genai_server.engine.model.session_options import EXTERNAL_DATA, node_shares
 from genai_server.engine.runners.base import Abilities, Interrupted, Runner
 from genai_server.engine.runners.pooling import normalized, pool
 from genai_server.engine.runners.scores import Logits, Scores
-from genai_server.engine.scheduling.scheduler_output import Read
+from genai_server.engine.scheduling.scheduler_output import Read, is_background
 from genai_server.engine.sequence import Sequence as Scheduled
 from genai_server.errors import AdapterLoadFailed, ModelDirectoryError, RunnerFailed
 from genai_server.messages.generation_request import PooledText
@@ -64,8 +64,8 @@ class PooledRunner(Runner):
         # Where logits are of the last position only, that must be a row's own.
         self._fills = model.true_token is None or LAST_POSITIONS in self._inputs
         self._entries = dict(options.run)
-        self.abilities = Abilities("pooled", pools=True)
-        # The run options of the pass in progress.
+        self.abilities = Abilities("pooled", pools=True, interrupts=True)
+        # The run options of the step in progress, if it can be interrupted.
         self._running: Any = None
         self._may_interrupt = True
 
@@ -85,10 +85,17 @@ class PooledRunner(Runner):
         texts = [text for read in reads for text in read.texts]
         ends = np.cumsum([text.num_tokens for text in texts])
         found: dict[int, Logits] = {}
-        for batch in _batches(texts, are_filled=self._fills):
-            ids = [tokens[ends[number] - texts[number].num_tokens : ends[number]] for number in batch]
-            vectors = self._read(ids, [texts[number] for number in batch], alone=len(reads) == 1)
-            found.update(zip(batch, vectors, strict=True))
+        options = self._run_options()
+        if is_background(reads) or (self._may_interrupt and len(reads) == 1):
+            self._running = options
+        try:
+            for batch in _batches(texts, are_filled=self._fills):
+                ids = [tokens[ends[number] - texts[number].num_tokens : ends[number]] for number in batch]
+                vectors = self._read(ids, [texts[number] for number in batch], options)
+                found.update(zip(batch, vectors, strict=True))
+        finally:
+            self._running = None
+        self._may_interrupt = True
         numbers = iter(range(len(texts)))
         return [Scores(vectors=np.stack([found[next(numbers)] for _ in read.texts])) for read in reads]
 
@@ -97,7 +104,7 @@ class PooledRunner(Runner):
         for lengths in (_TRIED[:1], _TRIED if self._fills else _TRIED[:1] * 2):
             texts = [PooledText(min(length, self._pooling.max_tokens)) for length in lengths]
             ids = [np.full(text.num_tokens, 1 % self._pooling.vocab_size, np.int64) for text in texts]
-            vectors = self._read(ids, texts, alone=False)
+            vectors = self._read(ids, texts, self._run_options())
         expected = self._pooling.dimensions if self._pooling.task is Task.EMBED else 1
         if vectors.shape != (len(_TRIED), expected):
             raise ModelDirectoryError(
@@ -120,14 +127,14 @@ class PooledRunner(Runner):
         # The inputs keep the session alive, too.
         del self._session, self._inputs
 
-    def _read(self, ids: Sequence[Ids], texts: Sequence[PooledText], *, alone: bool) -> Logits:
-        """The vectors [texts, numbers] of some texts, in one pass. `alone`: all are of one sequence."""
+    def _read(self, ids: Sequence[Ids], texts: Sequence[PooledText], options: Any) -> Logits:
+        """The vectors [texts, numbers] of some texts, in one pass with these run options."""
         lengths = np.array([text.num_tokens for text in texts])
         places = np.arange(lengths.max())
         mask = (places < lengths[:, np.newaxis]).astype(np.int64)
         filled = np.full(mask.shape, self._pooling.pad_token, np.int64)
         filled[mask == 1] = np.concatenate(ids)
-        result = self._run(self._feed(filled, mask, texts, places), alone=alone)
+        result = self._run(self._feed(filled, mask, texts, places), options)
         if self._pooling.task is Task.RERANK:
             scores = self._scores(result)
             return _sigmoid(scores) if self._pooling.has_sigmoid else scores
@@ -167,12 +174,13 @@ class PooledRunner(Runner):
             found = found - last[:, model.false_token]
         return found[:, np.newaxis]
 
-    def _run(self, feed: dict[str, NDArray[Any]], *, alone: bool) -> Logits:
+    def _run_options(self) -> Any:
         options = self._library.RunOptions()
         for name, value in self._entries.items():
             options.add_run_config_entry(name, value)
-        if alone and self._may_interrupt:
-            self._running = options
+        return options
+
+    def _run(self, feed: dict[str, NDArray[Any]], options: Any) -> Logits:
         try:
             (result,) = self._session.run([self._output], feed, options)
         except Exception as error:  # ONNX Runtime's errors have no base of their own
@@ -181,9 +189,6 @@ class PooledRunner(Runner):
                 self._may_interrupt = False
                 raise Interrupted from None
             raise RunnerFailed(f"onnxruntime: {error}") from error
-        finally:
-            self._running = None
-        self._may_interrupt = True
         found: Logits = np.asarray(result, np.float32)
         return found
 

@@ -149,5 +149,5 @@ class RunnerPair:
         sequence.batched = batched
         sequence.by_library = batched and self.main.abilities.chooses
         sequence.num_read = self.of(sequence).open(sequence)
-        if not sequence.num_produced:
+        if not sequence.num_produced and not sequence.num_pauses:
             sequence.num_cached = 0 if sequence.by_library else sequence.num_read

@@ -9,7 +9,7 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +19,7 @@ from llguidance import LLExecutor, LLMatcher, LLTokenizer
 from numpy.typing import NDArray
 
 from genai_server.engine.model.files import TOKENIZER
+from genai_server.engine.worker_thread import WorkerThread
 from genai_server.errors import GrammarFailed, InvalidField
 from genai_server.grammar_checker.compiler import ENGINE_STACK, byte_tokenizer, compile_grammar, reason, stack
 from genai_server.messages.generation_request import ModelInfo
@@ -181,7 +182,7 @@ class Guidance:
         self._reason = reason
         self._kept: OrderedDict[str, KeptGrammar] = OrderedDict()
         self._compiling: dict[str, Future[Compiled]] = {}
-        self._worker = ThreadPoolExecutor(1, thread_name_prefix="guidance")
+        self._worker = WorkerThread("guidance")
 
     def guide(self, grammar: str) -> Guide | None:
         """The guide at a grammar's start; None if the grammar must be compiled first.
@@ -198,14 +199,15 @@ class Guidance:
             raise InvalidField(f"the grammar is wrong: {kept.compiled}", param="grammar")
         return Guide(kept, kept.compiled.deep_copy(), self._vocab_size, self._consumer, self._clock)
 
-    def compile(self, grammar: str, done: Callable[[Compiled], None]) -> None:
+    def compile(self, grammar: str, done: Callable[[Compiled], None], *, background: bool = False) -> None:
         """Compile a grammar, which may take a second; `done` is called in another thread with the result to `keep`.
 
-        Calls for a grammar that is being compiled get the same result.
+        Calls for a grammar that is being compiled get the same result. Those of the background come after others.
         """
         if grammar not in self._compiling:
             with stack(ENGINE_STACK):  # for the worker thread, which starts with its first task
-                self._compiling[grammar] = self._worker.submit(self._compile, grammar)
+                submit = self._worker.submit_background if background else self._worker.submit
+                self._compiling[grammar] = submit(self._compile, grammar)
         self._compiling[grammar].add_done_callback(lambda compiled: done(compiled.result()))
 
     def keep(self, grammar: str, compiled: Compiled) -> None:

@@ -27,7 +27,7 @@ class PoolingScheduler(Scheduler):
         budget = int(min(_MAX_TOKENS, max(_MIN_TOKENS, self._step_times.tokens_read_in(_SECONDS))))
         left = _MAX_TEXTS
         reads: list[Read] = []
-        for sequence in sorted(self.running, key=self._urgency):
+        for sequence in sorted(self._active(), key=self._urgency):
             if (read := _next_texts(sequence, budget, left, is_first=not reads)) is not None:
                 reads.append(read)
                 budget -= read.num_tokens

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Sequence as Several
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from genai_server.engine.sequence import Sequence
 from genai_server.messages.generation_request import PooledText
@@ -51,6 +51,11 @@ class Read:
         self.sequence.num_texts += len(self.texts)
 
 
+def is_background(reads: Several[Read]) -> bool:
+    """Whether all are of sequences of the background."""
+    return all(read.sequence.background for read in reads)
+
+
 @dataclass(frozen=True)
 class Step:
     """One forward pass: which sequences take part, and how many tokens it reads of each."""
@@ -83,10 +88,36 @@ class Step:
         return any(sequence.by_library and not sequence.num_produced for sequence in self.sequences)
 
     @property
+    def is_chunk(self) -> bool:
+        """Whether it reads a part of one prompt, and nothing else."""
+        return len(self.reads) == 1 and not self.decodes
+
+    @property
+    def is_background(self) -> bool:
+        """Whether all of its sequences are of the background, so that it gives way to any other."""
+        return is_background(self.reads)
+
+    @property
+    def has_background(self) -> bool:
+        """Whether sequences of the background read beside others."""
+        return not self.is_background and any(read.sequence.background for read in self.reads)
+
+    @property
     def max_tokens(self) -> int:
         """The most tokens that the model may read in this step."""
         new = [s for s in self.sequences if s.by_library and not s.num_produced]
         return self.num_tokens + sum(len(sequence.request.prompt) for sequence in new)
+
+
+class KvRoom(NamedTuple):
+    """Part of the KV cache."""
+
+    slots: int = 0
+    # Pages that slots share.
+    pages: int = 0
+
+
+NOTHING_KEPT = KvRoom()
 
 
 class PassRules(Protocol):
@@ -103,6 +134,26 @@ class PassRules(Protocol):
 
     def may_draft(self, sequence: Sequence) -> bool:
         """Whether a draft may follow a sequence's newest token."""
+        ...
+
+    @property
+    def interrupts(self) -> bool:
+        """Whether any pass can be interrupted, so that its tokens are given again."""
+        ...
+
+    @property
+    def leaves_out(self) -> bool:
+        """Whether open sequences that a pass does not read cost it nothing."""
+        ...
+
+    def may_pause(self, sequence: Sequence) -> bool:
+        """Whether a sequence continues in the same way after it was closed and opened again."""
+        ...
+
+    def kept(self, most: int) -> KvRoom:
+        """The part of the KV cache that sequences of the background must not take: recent prefixes of others, `most` at
+        most.
+        """
         ...
 
 

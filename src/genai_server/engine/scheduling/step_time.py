@@ -19,6 +19,13 @@ _WEIGHT = 0.3
 _WEIGHT_FASTER, _WEIGHT_SLOWER = 0.5, 0.1
 # What a further token costs before any pass of more tokens is measured, as a share of the pass.
 _SHARE_PER_TOKEN = 0.2
+# How much slower a pass may become by tokens of background sequences, as a share of its time.
+_MAX_SLOWDOWN = 0.03
+# Maximum number of these tokens.
+_MAX_BESIDE = 64
+# One of this number of passes has none of these tokens, and one has more than are expected to fit. So both are
+# measured, and the share of slower passes is far below what a 95th percentile shows.
+_TRIAL_EVERY = 128
 # Maximum number of tokens of a pass with drafts: longer ones take as much time for each token as a prompt.
 MAX_DRAFTED = 64
 
@@ -32,6 +39,7 @@ class StepTimeModel:
         self._per_token: float | None = None  # seconds for a token of a prompt
         self._passes: dict[int, float] = {}  # seconds of a pass, by its number of tokens
         self._answer: float | None = None  # tokens of an answer
+        self._num_beside = 0  # passes beside which background sequences might have read
 
     def begin_round(self) -> None:
         """Start a new round, and learn how long the last one's decoding took."""
@@ -78,6 +86,22 @@ class StepTimeModel:
     def has_timed(self, num_tokens: int) -> bool:
         """Whether a pass of this number of tokens was measured."""
         return num_tokens in self._passes
+
+    def tokens_beside(self, num_tokens: int) -> int:
+        """How many tokens background sequences may read in a pass that decodes `num_tokens` of others.
+
+        As many as do not make it noticeably slower, by what was measured: none on most CPUs, many on a GPU.
+        """
+        if not self.has_timed(num_tokens):
+            return 0
+        curve = self.curve(min(num_tokens + _MAX_BESIDE, max(self._passes)))
+        limit = (1 + _MAX_SLOWDOWN) * curve[num_tokens]
+        fitting = sum(seconds <= limit for seconds in curve[num_tokens + 1 :])
+        self._num_beside += 1
+        trial = self._num_beside % _TRIAL_EVERY
+        if trial == 0:
+            return 0
+        return min(_MAX_BESIDE, 2 * fitting + 1) if trial == _TRIAL_EVERY // 2 else fitting
 
     def chunk(self, most: int, *, decoding: float | None = None, crowd: float = 1.0, target: float = 0.0) -> int:
         """How many tokens of a prompt to read now, at most `most`. At most MIN_CHUNK before any measurement.

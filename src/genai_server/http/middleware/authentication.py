@@ -29,7 +29,7 @@ from genai_server.quoted_values import quoted
 # Paths that need no key: they tell whether the server lives and works.
 OPEN_PATHS = frozenset({"/", "/health", "/healthz", "/livez", "/readyz"})
 # What is read below these paths can be large.
-_STORED_PATHS = ("/responses/", "/conversations/")
+_STORED_PATHS = ("/responses/", "/conversations/", "/files/")
 _FORWARDING_HEADERS = {"forwarded", "via", "x-real-ip", "x-client-ip", "true-client-ip", "cf-connecting-ip"}
 # Characters of a malformed head that its error shows.
 _MAX_SHOWN = 100
@@ -78,7 +78,9 @@ class Authentication:
             return
         headers = Headers(scope=scope)
         state = request_state(scope)
-        access = state.access = self._identify(headers, scope)
+        on_behalf = state.receipt.on_behalf
+        access = self._identify(headers, scope) if on_behalf is None else self._of_holder(on_behalf.holder)
+        state.access = access
         if access is None and scope["path"] not in self._open_paths:
             message = (_WRONG_KEY if given_key(headers) else _NO_KEY) if self._keys.required else _NO_KEYS
             await error_response(InvalidApiKey(message), scope)(scope, receive, send)
@@ -101,6 +103,15 @@ class Authentication:
                 state.counted.enter_context(self._limits.request(key))
         elif scope["path"].removeprefix("/v1").startswith(_STORED_PATHS):
             state.counted.enter_context(self._limits.read(key))
+
+    def _of_holder(self, holder: str | None) -> Access | None:
+        """The access of the key, the admin key included, that `holder` stands for; None if it is not known any more."""
+        if not self._keys.required:
+            return self._access() if holder is None else None
+        if self._admin is not None and holder == holder_of(self._admin):
+            return self._access(is_admin=True, digest=self._admin)
+        key = next((key for key in self._keys if holder_of(key.digest) == holder), None)
+        return None if key is None else self._access(key, digest=key.digest)
 
     def _identify(self, headers: Headers, scope: Scope) -> Access | None:
         given = given_key(headers)
@@ -144,10 +155,13 @@ async def holder(request: Request) -> str | None:
 
     It is made of the key itself: names may be given to other keys, and what is stored outlives them.
     """
-    access = rights(request)
-    if access.digest is None:
-        return None
-    return blake2b(access.digest, digest_size=16, person=b"stored responses").hexdigest()
+    digest = rights(request).digest
+    return None if digest is None else holder_of(digest)
+
+
+def holder_of(digest: bytes) -> str:
+    """Stands for the API key with this SHA-256."""
+    return blake2b(digest, digest_size=16, person=b"stored responses").hexdigest()
 
 
 # The type of a route's parameter.

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Protocol
@@ -105,7 +105,7 @@ class BodyLimits:
 
     Also refuses a body with more, or more deeply nested, lists and objects than `check_json` allows. Leaves a
     ParsingThread in the request's state. `image_limit` gives the maximum size of a body that may have images; 0 while
-    there is no model for them. `others` receives the bodies that it takes. `form_limits` has the maximum sizes of
+    there is no model for them. `others` receive the bodies that they take. `form_limits` has the maximum sizes of
     bodies with recordings, by their paths; they are kept in memory.
     """
 
@@ -117,11 +117,12 @@ class BodyLimits:
         bodies: BodyBudget,
         *,
         image_limit: Callable[[], int] = lambda: 0,
-        others: OtherBodies | None = None,
+        others: Sequence[OtherBodies] = (),
         form_limits: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
         self.app = app
-        self._others = others
+        # Keyed by path.
+        self._others = {path: other for other in others for path in other.paths}
         self._form_limits = form_limits
         # Maximum number of bytes of one body without images.
         self.limit = limit
@@ -137,8 +138,9 @@ class BodyLimits:
             return
         state = request_state(scope)
         state.parsing = self._parsing
-        if self._others is not None and scope["method"] == "POST" and scope["path"] in self._others.paths:
-            await self._others.pass_on(self.app, scope, receive, send)
+        other = self._others.get(scope["path"]) if scope["method"] == "POST" else None
+        if other is not None:
+            await other.pass_on(self.app, scope, receive, send)
             return
         reading = _Reading(self.limit)
         if (limit := self._form_limits.get(scope["path"])) is not None:

@@ -90,7 +90,8 @@ class Drain:
 class Drained:
     """Counts running requests, and answers those that are cut off. Plain ASGI.
 
-    A request runs once its body has come: the drain waits for no slow client.
+    A request runs once its body has come: the drain waits for no slow client. It does not wait for requests in the
+    background either, which are repeated after the next start.
     """
 
     def __init__(self, app: ASGIApp, drain: Drain) -> None:
@@ -98,7 +99,7 @@ class Drained:
         self.drain = drain
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
+        if scope["type"] != "http" or request_state(scope).background:
             await self.app(scope, receive, send)
             return
         with self.drain.counting():

@@ -63,16 +63,24 @@ class _Reading:
 class Uploads:
     """Receives the bodies of requests for some paths, and leaves an Upload in the request's state.
 
-    `folder` gives the folder for the files, which exists. `budget` counts the bytes of all uploads, from their first
+    `limit` is the maximum size of one body, and `setting` has it. `folder` gives the folder for the files, which
+    exists; it may raise an error that refuses the request. `budget` counts the bytes of all uploads, from their first
     bytes until their requests have ended. Each MiB must arrive within `seconds`.
     """
 
     def __init__(
-        self, paths: Collection[str], limit: int, seconds: float, budget: BodyBudget, folder: Callable[[], Path]
+        self,
+        paths: Collection[str],
+        limit: int,
+        setting: str,
+        seconds: float,
+        budget: BodyBudget,
+        folder: Callable[[], Path],
     ) -> None:
         self.paths = frozenset(paths)
         # Maximum number of bytes of one body.
         self._limit = limit
+        self._setting = setting
         self._seconds = seconds
         self._budget = budget
         self._folder = folder
@@ -82,8 +90,9 @@ class Uploads:
         with contextlib.ExitStack() as stack:
             try:
                 reading = stack.enter_context(self._reading())
-            except OSError as error:
-                await error_response(_unwritable(error), scope)(scope, receive, send)
+            except (OSError, GenaiServerError) as error:
+                reason = error if isinstance(error, GenaiServerError) else _unwritable(error)
+                await error_response(reason, scope)(scope, receive, send)
                 return
             try:
                 is_whole = await self._receive(reading, Headers(scope=scope), receive)
@@ -101,7 +110,8 @@ class Uploads:
         state = request_state(scope)
         state.record.arrival.received()
         assert reading.form is not None
-        state.upload = Upload(reading.form.fields, reading.path if reading.form.has_file else None)
+        form = reading.form
+        state.upload = Upload(form.fields, reading.path if form.has_file else None, form.file_name)
         whole: list[Message] = [{"type": "http.request", "body": b"", "more_body": False}]
 
         async def replay() -> Message:
@@ -178,9 +188,7 @@ class Uploads:
                 await asyncio.to_thread(reading.target.truncate, 0)
 
     def _too_large(self, given: str) -> BodyTooLarge:
-        return BodyTooLarge(
-            f"the body may have at most {self._limit} bytes (GENAI_MAX_AUDIO_BODY_BYTES), given {given}"
-        )
+        return BodyTooLarge(f"the body may have at most {self._limit} bytes ({self._setting}), given {given}")
 
 
 def _unwritable(error: OSError) -> UploadUnavailable:

@@ -79,6 +79,8 @@ class RequestRecord:
     asked: Sampling | None = None
     # Most tokens of each answer; None until an engine has accepted the request.
     max_tokens: int | None = None
+    # Whether the server itself makes it for a client which does not wait for it.
+    is_background: bool = False
     # Whether it continues after its HTTP response, until `end` is called.
     is_detached: bool = False
     # Passes it to the observers.
@@ -115,8 +117,11 @@ Observer = Callable[[RequestRecord], None]
 
 
 def log_request(record: RequestRecord) -> None:
-    """Write the line: at level info, or debug for a request that only reads. At debug it has the client's address."""
-    level = logging.DEBUG if record.is_look else logging.INFO
+    """Write the line: at level info, or debug for a request that only reads or belongs to a batch.
+
+    At debug it has the client's address.
+    """
+    level = logging.DEBUG if record.is_look or record.is_background else logging.INFO
     if log.isEnabledFor(level):
         fields = fields_of(record)
         if log.isEnabledFor(logging.DEBUG) and record.scope.get("client"):

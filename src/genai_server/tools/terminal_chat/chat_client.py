@@ -136,9 +136,7 @@ class ChatClient:
     ) -> http.client.HTTPResponse:
         """The response to a request, if it succeeds. `headers` replace the usual ones. Raises ChatFailed."""
         try:
-            with suppress(BrokenPipeError, ConnectionResetError):  # a server may refuse a body before its end
-                connection.request(method, self._path + path, body, {**self._headers, **(headers or {})})
-            response = connection.getresponse()
+            response = self.exchange(connection, method, path, body, headers)
             if response.status == 200:
                 return response
             text = response.read()
@@ -149,6 +147,19 @@ class ChatClient:
         except ValueError:
             shown = response.reason
         raise ChatFailed(f"{response.status}: {shown}")
+
+    def exchange(
+        self,
+        connection: http.client.HTTPConnection,
+        method: str,
+        path: str,
+        body: bytes | Iterable[bytes] | None,
+        headers: Mapping[str, str] | None = None,
+    ) -> http.client.HTTPResponse:
+        """The response to a request, whatever it is. Raises OSError and HTTPException."""
+        with suppress(BrokenPipeError, ConnectionResetError):  # a server may refuse a body before its end
+            connection.request(method, self._path + path, body, {**self._headers, **(headers or {})})
+        return connection.getresponse()
 
     def events(self, response: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
         """The events of a stream. Raises ChatFailed if it breaks off, or ends with an error."""

@@ -10,7 +10,7 @@ the first question. In the chat, /help lists the commands. Ctrl-C stops an answe
 
 import argparse
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -77,8 +77,13 @@ def _tell(line: str) -> None:
 
 
 @contextmanager
-def connected(target: str | None, api_key: str | None, tell: Callable[[str], None] = _tell) -> Iterator[ChatClient]:
-    """A client of the given server, or of one that is started for the block. `tell` is told that it starts."""
+def connected(
+    target: str | None, api_key: str | None, tell: Callable[[str], None] = _tell, options: Sequence[str] = ()
+) -> Iterator[ChatClient]:
+    """A client of the given server, or of one that is started for the block. `tell` is told that it starts.
+
+    `options` are those of `serve` for a server that is started.
+    """
     settings = load_settings()
     if target and "://" in target:
         yield ChatClient(target, api_key)
@@ -91,7 +96,7 @@ def connected(target: str | None, api_key: str | None, tell: Callable[[str], Non
     directory = find(target) if target else Path(settings.model_dir)
     tell(f"starting a server for {directory} …")
     key = make_key()
-    with own_server(directory, f"chat:{key}") as url:
+    with own_server(directory, f"chat:{key}", options) as url:
         yield ChatClient(url, key)
 
 

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -24,16 +24,20 @@ _ERROR = re.compile(r"\S+ \S+ (ERROR|CRITICAL) ")
 
 
 @contextmanager
-def own_server(directory: Path, key_entry: str) -> Iterator[str]:
+def own_server(directory: Path, key_entry: str, options: Sequence[str] = ()) -> Iterator[str]:
     """The URL of a server for a model directory on a free port of this machine, for the duration of the block.
 
-    Ctrl-C does not reach the server. `key_entry` is an entry of GENAI_API_KEYS. Raises ChatFailed with the errors of
+    `key_entry` is an entry of GENAI_API_KEYS, and `options` are further ones of `serve`.
+
+    It answers for any name of a model. Ctrl-C does not reach the server. Raises ChatFailed with the errors of
     its log, or its last lines, if it does not start.
     """
     command = [sys.executable, "-m", "genai_server", "serve", "--model-dir", str(directory)]
-    command += ["--model-name", _NO_NAME.sub("", directory.resolve().name) or "model", "--log-level", "info"]
+    name = _NO_NAME.sub("", directory.resolve().name) or "model"
+    command += ["--model-name", name, "--model-aliases", f"*={name}", "--log-level", "info"]
     command += ["--log-format", "text"]
     command += ["--host", "127.0.0.1", "--port", "0", "--workers", "1", "--reload", "false", "--api-keys", key_entry]
+    command += options
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "server.log"
         with log.open("wb") as out:

@@ -7,32 +7,33 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
-from genai_server.apis.responses.store_database import RecordDatabase
+from genai_server.apis.shared.database import Database
 from genai_server.errors import StoreUnavailable
 
 # Waiting jobs of one owner; each may hold a response.
 _MAX_WAITING = 64
 
 T = TypeVar("T")
+D = TypeVar("D", bound=Database)
 
 
 @dataclass
 class _Job:
-    do: Callable[[RecordDatabase], Any]
+    do: Callable[[Any], Any]
     # In seconds of time.monotonic.
     deadline: float
     done: "Future[Any]"
 
 
-class DatabaseThread:
+class DatabaseThread(Generic[D]):
     """A database and the thread that owns it. The thread starts with the first job.
 
     It is a daemon thread because a hanging disk may block it forever.
     """
 
-    def __init__(self, database: RecordDatabase, name: str, timeout: float) -> None:
+    def __init__(self, database: D, name: str, timeout: float) -> None:
         self._database = database
         self._name = name
         # Time limit of a job in seconds, including waiting.
@@ -51,7 +52,7 @@ class DatabaseThread:
         """Whether a job has been submitted."""
         return self._thread is not None
 
-    async def run(self, owner: str | None, do: Callable[[RecordDatabase], T]) -> T:
+    async def run(self, owner: str | None, do: Callable[[D], T]) -> T:
         """Run a job and return its result. A job that exceeds the time limit is stopped or never started.
 
         Raises StoreUnavailable, and the job's errors.

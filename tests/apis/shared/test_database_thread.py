@@ -12,14 +12,14 @@ from typing import Any, TypeVar
 import pytest
 
 from genai_server.apis.responses.store_database import RecordDatabase
-from genai_server.apis.responses.store_thread import DatabaseThread
+from genai_server.apis.shared.database_thread import DatabaseThread
 from genai_server.errors import InvalidField, StoreUnavailable
 
 T = TypeVar("T")
 pytestmark = pytest.mark.anyio
 
 
-def thread(patience: float = 30.0) -> DatabaseThread:
+def thread(patience: float = 30.0) -> DatabaseThread[RecordDatabase]:
     return DatabaseThread(RecordDatabase(None, 10, 100_000), "test", patience)
 
 
@@ -97,7 +97,7 @@ async def test_job_of_a_disconnected_client_is_never_run() -> None:
 
 async def test_a_job_without_an_end_is_stopped_at_its_deadline() -> None:
     def endless(database: RecordDatabase) -> None:
-        with database._transaction("DEFERRED") as file:
+        with database.transaction("DEFERRED") as file:
             file.execute("WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT COUNT(*) FROM n")
 
     database, done = thread(0.2), ""
@@ -133,7 +133,7 @@ async def test_closing_the_database_runs_queued_jobs() -> None:
 def test_hanging_disk_does_not_block_the_process() -> None:
     script = """
 import asyncio, time
-from genai_server.apis.responses.store_thread import DatabaseThread
+from genai_server.apis.shared.database_thread import DatabaseThread
 from genai_server.apis.responses.store_database import RecordDatabase
 from genai_server.errors import StoreUnavailable
 

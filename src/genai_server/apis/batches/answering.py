@@ -1,0 +1,137 @@
+"""Sends the requests of batches to the server's own app, again and again while the server cannot take them."""
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Scope
+
+from genai_server.batch_lines import BatchLine
+from genai_server.errors import EngineDied, EngineHung
+from genai_server.http.inner_request import InnerRequest, InnerResponse
+from genai_server.http.request_state import OnBehalf, Receipt, request_state, with_receipt
+from genai_server.messages.generation_request import FinishReason
+
+log = logging.getLogger(__name__)
+
+# Seconds until the next attempt, unless the response says more, and at most.
+_PAUSE = 1.0
+_MAX_PAUSE = 30.0
+# A request during which the engine dies may be the reason. It is sent again after a random time, so that it is not with
+# the same other ones again, and fails when it has seen as many deaths.
+_MAX_DEATHS = 3
+_DEATH_PAUSE = (1.0, 10.0)
+_DEATHS = (EngineDied.code, EngineHung.code)
+_UNAVAILABLE = 503
+
+
+@dataclass(frozen=True)
+class Answered:
+    """What the app has answered."""
+
+    status: int
+    request_id: str
+    # JSON.
+    body: bytes
+
+
+class Stop:
+    """Whether a batch still runs. Once it does not, its requests are cancelled."""
+
+    def __init__(self) -> None:
+        self.event = asyncio.Event()
+        # Why; empty while it runs.
+        self.reason = ""
+
+    def __call__(self, reason: str) -> None:
+        """Stop; only the first reason counts."""
+        self.reason = self.reason or reason
+        self.event.set()
+
+    def is_set(self) -> bool:
+        """Whether it is stopped."""
+        return self.event.is_set()
+
+    async def within(self, seconds: float) -> bool:
+        """Wait for this time, or until it is stopped; returns whether it is."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self.event.wait()
+        return self.event.is_set()
+
+
+class Answering:
+    """Sends requests of all batches of this process. `max_running` of them are in the app at once."""
+
+    def __init__(
+        self, app: ASGIApp, max_running: int, is_draining: Callable[[], bool], count: Callable[[str], None]
+    ) -> None:
+        self.max_running = max_running
+        self._app = app
+        self._slots = asyncio.Semaphore(max_running)
+        self._is_draining = is_draining
+        # Counts a request that is `completed`, `failed` or `retried`.
+        self.count = count
+
+    async def answer(self, line: BatchLine, on_behalf: OnBehalf, stop: Stop) -> Answered | None:
+        """The app's answer to a request, whether it succeeds or not; None if the batch was stopped before.
+
+        A server that is busy, or loads a model, or is about to stop, fails no request.
+        """
+        deaths = 0
+        while not stop.is_set():
+            async with self._slots:
+                if stop.is_set():
+                    return None
+                scope, response = await self._send(line, on_behalf, stop)
+            if stop.is_set() and response.status != 200:
+                return None
+            record = request_state(scope).record
+            died = record.error_code in _DEATHS
+            deaths += died
+            is_partial = any(answer.outcome == FinishReason.TERMINATED for answer in record.answers)
+            is_refused = response.status == _UNAVAILABLE or (response.status >= 400 and self._is_draining())
+            if not (is_refused or is_partial or (died and deaths < _MAX_DEATHS)):
+                return Answered(response.status, record.unique_id, response.body)
+            self.count("retried")
+            await stop.within(random.uniform(*_DEATH_PAUSE) if died else _pause(response))
+        return None
+
+    async def _send(self, line: BatchLine, on_behalf: OnBehalf, stop: Stop) -> tuple[Scope, InnerResponse]:
+        scope, response = _scope(line, on_behalf), InnerResponse()
+        request = InnerRequest(line.body, stop.event)
+        try:
+            await self._app(scope, request.receive, response.send)
+        except Exception:
+            log.exception("internal error in a request of a batch")
+        response.status = response.status or 500
+        return scope, response
+
+
+def _pause(response: InnerResponse) -> float:
+    given = Headers(raw=response.headers).get("retry-after", "")
+    seconds = float(given) if given.isdecimal() else _PAUSE
+    return min(max(seconds, _PAUSE), _MAX_PAUSE) * random.uniform(1.0, 1.25)
+
+
+def _scope(line: BatchLine, on_behalf: OnBehalf) -> Scope:
+    return {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "method": "POST",
+        "scheme": "http",
+        "path": line.url,
+        "raw_path": line.url.encode(),
+        "root_path": "",
+        "query_string": b"",
+        "headers": [(b"content-type", b"application/json"), (b"content-length", str(len(line.body)).encode())],
+        "client": None,
+        "server": None,
+        "extensions": {},
+        "state": with_receipt(Receipt(is_counted=True, on_behalf=on_behalf)),
+    }

@@ -1,0 +1,182 @@
+"""The results of a running batch, in two files: of requests that succeeded, and of all others."""
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from genai_server.apis.shared.base import JsonObject
+from genai_server.batch_lines import digest
+from genai_server.result_file import ResultFile
+
+log = logging.getLogger(__name__)
+
+# Seconds between two attempts to write to a full disk.
+_PAUSE = 5.0
+
+
+class _Usage(msgspec.Struct):
+    """The tokens of a response, in the words of any endpoint."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    prompt_tokens_details: dict[str, int | None] | None = None
+    completion_tokens_details: dict[str, int | None] | None = None
+    input_tokens: int = 0
+    output_tokens: int = 0
+    input_tokens_details: dict[str, int | None] | None = None
+    output_tokens_details: dict[str, int | None] | None = None
+
+
+class _Body(msgspec.Struct):
+    usage: _Usage | None = None
+
+
+class _Response(msgspec.Struct):
+    body: _Body | None = None
+
+
+class _Line(msgspec.Struct):
+    response: _Response | None = None
+
+
+@dataclass
+class _Tokens:
+    """Tokens of all results."""
+
+    prompt: int = 0
+    cached: int = 0
+    output: int = 0
+    reasoning: int = 0
+
+    def add(self, line: bytes) -> None:
+        """Add those of a result, if it has any."""
+        try:
+            response = msgspec.json.decode(line, type=_Line).response
+        except msgspec.DecodeError:
+            return
+        if response is None or response.body is None or (usage := response.body.usage) is None:
+            return
+        self.prompt += usage.prompt_tokens + usage.input_tokens
+        self.output += usage.completion_tokens + usage.output_tokens
+        self.cached += _part(usage.prompt_tokens_details or usage.input_tokens_details, "cached_tokens")
+        self.reasoning += _part(usage.completion_tokens_details or usage.output_tokens_details, "reasoning_tokens")
+
+    def to_json(self) -> JsonObject:
+        """The sums in OpenAI's format."""
+        return {
+            "input_tokens": self.prompt,
+            "input_tokens_details": {"cached_tokens": self.cached},
+            "output_tokens": self.output,
+            "output_tokens_details": {"reasoning_tokens": self.reasoning},
+            "total_tokens": self.prompt + self.output,
+        }
+
+
+def _part(details: Mapping[str, int | None] | None, name: str) -> int:
+    return (details or {}).get(name) or 0
+
+
+@dataclass
+class _File:
+    results: ResultFile
+    num_lines: int = 0
+    # Lines that are not written yet, with their custom ids' digests and what tells that they are.
+    waiting: list[tuple[bytes, bytes, "asyncio.Future[None]"]] = field(default_factory=list)
+
+
+class Results:
+    """Knows which requests have ended, and writes their lines. Belongs to the event loop; must be closed."""
+
+    def __init__(self, succeeded: ResultFile, failed: ResultFile) -> None:
+        self._files = (_File(succeeded), _File(failed))
+        # Digests of the custom ids in the files.
+        self._done: set[bytes] = set()
+        self._tokens = _Tokens()
+        self._wake = asyncio.Event()
+        self._writer = asyncio.ensure_future(self._write())
+
+    @classmethod
+    async def open(cls, succeeded: Path, failed: Path) -> "Results":
+        """Open the files, which an earlier process may have written to. Raises OSError."""
+        found = cls(*await asyncio.to_thread(lambda: (ResultFile(succeeded), ResultFile(failed))))
+        for file in found._files:
+            await asyncio.to_thread(found._recover, file)
+        return found
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """Number of requests that have succeeded, and of all others that have ended."""
+        succeeded, failed = self._files
+        return succeeded.num_lines, failed.num_lines
+
+    @property
+    def sizes(self) -> tuple[int, int]:
+        """Sizes of the two files in bytes."""
+        succeeded, failed = self._files
+        return succeeded.results.size, failed.results.size
+
+    @property
+    def usage(self) -> JsonObject:
+        """Tokens of all results in OpenAI's format."""
+        return self._tokens.to_json()
+
+    def has(self, custom_id: str) -> bool:
+        """Whether a request has ended."""
+        return digest(custom_id) in self._done
+
+    async def add(self, lines: Sequence[tuple[str, bytes]], *, succeeded: bool) -> None:
+        """Write the lines of requests, each with its custom id; returns once they are on the disk."""
+        file = self._files[not succeeded]
+        done = [asyncio.get_running_loop().create_future() for _ in lines]
+        file.waiting += [(digest(id), line, written) for (id, line), written in zip(lines, done, strict=True)]
+        self._wake.set()
+        if done:
+            await asyncio.wait(done)
+
+    async def close(self) -> None:
+        """Close the files. What has not been written is lost."""
+        self._writer.cancel()
+        await asyncio.wait([self._writer])
+        for file in self._files:
+            file.results.close()
+
+    def _recover(self, file: _File) -> None:
+        for custom_id, line in file.results.recovered():
+            self._tokens.add(line)
+            self._done.add(digest(custom_id))
+            file.num_lines += 1
+
+    async def _write(self) -> None:
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            for file in self._files:
+                taken, file.waiting = file.waiting, []
+                if taken:
+                    await self._append(file, taken)
+
+    async def _append(self, file: _File, taken: list[tuple[bytes, bytes, "asyncio.Future[None]"]]) -> None:
+        is_told = False
+        while True:
+            try:
+                await asyncio.shield(asyncio.to_thread(self._append_now, file, [line for _, line, _ in taken]))
+                break
+            except OSError as error:
+                if not is_told:
+                    log.warning("results of a batch cannot be written, and it waits: %s", error.strerror)
+                is_told = True
+                await asyncio.sleep(_PAUSE)
+        file.num_lines += len(taken)
+        for id, _, written in taken:
+            self._done.add(id)
+            if not written.done():
+                written.set_result(None)
+
+    def _append_now(self, file: _File, lines: Sequence[bytes]) -> None:
+        file.results.append(b"".join(lines))
+        for line in lines:
+            self._tokens.add(line)

@@ -1,0 +1,127 @@
+"""Which batches this process runs. A lock that the system releases with the process keeps others from running them."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+
+from filelock import FileLock, Timeout
+
+from genai_server.apis.batches.answering import Answering
+from genai_server.apis.batches.batch_run import STOPPING, BatchLimits, BatchRun
+from genai_server.apis.batches.store import BatchStore, StoredBatch
+from genai_server.apis.files.store import FileStore
+from genai_server.errors import StoreUnavailable, in_one_line
+
+log = logging.getLogger(__name__)
+
+# Batches that a process runs at once, one of each owner, so that every owner's begins soon.
+_MAX_RUNNING = 16
+# Seconds between two looks for batches that nobody runs, and between two removals of expired files.
+_LOOK_EVERY = 1.0
+_CLEAN_EVERY = 600.0
+# Seconds after which a batch that met an internal error is run again.
+_PAUSE = 10.0
+
+
+class Batches:
+    """Runs the batches that no other process runs. Belongs to the event loop."""
+
+    def __init__(
+        self,
+        files: FileStore,
+        answering: Answering,
+        limits: BatchLimits,
+        is_draining: Callable[[], bool],
+        count: Callable[[str], None],
+    ) -> None:
+        self.store = BatchStore(files)
+        self._files = files
+        self._answering = answering
+        self._limits = limits
+        self._is_draining = is_draining
+        # Counts a batch that has ended, by its state.
+        self._count = count
+        # Keyed by the batch's id, with its owner.
+        self._running: dict[str, tuple[str, BatchRun, asyncio.Task[None]]] = {}
+        self._wake = asyncio.Event()
+        self._cleaned = float("-inf")
+
+    def look(self) -> None:
+        """Look for batches now, because one has been added."""
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Run batches until cancelled. Those that run then go on with the next start."""
+        is_told = False
+        try:
+            while True:
+                try:
+                    await self._look()
+                    is_told = False
+                except (StoreUnavailable, OSError) as error:
+                    if not is_told:
+                        log.warning("no batch can begin: %s", in_one_line(error))
+                    is_told = True
+                except Exception:
+                    log.exception("looking for batches")
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(_LOOK_EVERY):
+                        await self._wake.wait()
+                self._wake.clear()
+        finally:
+            await self._stop()
+
+    async def _look(self) -> None:
+        """Begin the batches that this process may run, oldest first."""
+        if time.monotonic() - self._cleaned >= _CLEAN_EVERY:
+            self._cleaned = time.monotonic()
+            await self._files.remove_expired()
+        if self._is_draining():
+            return
+        for batch in await self.store.open():
+            owners = {owner for owner, _, _ in self._running.values()}
+            if len(self._running) >= _MAX_RUNNING:
+                return
+            if batch.id in self._running or batch.owner in owners:
+                continue
+            lock = FileLock(self._files.locks / batch.id, mode=0o600, thread_local=False)
+            try:
+                await asyncio.to_thread(partial(lock.acquire, timeout=0))
+            except Timeout:
+                continue
+            run = BatchRun(batch, self.store, self._files, self._answering, self._limits)
+            self._running[batch.id] = (batch.owner, run, asyncio.create_task(self._run(batch, run, lock)))
+
+    async def _run(self, batch: StoredBatch, run: BatchRun, lock: FileLock) -> None:
+        ended: str | None = None
+        try:
+            ended = await run.run()
+            if ended is not None:
+                self._count(ended)
+                log.info("%s is %s", batch.id, ended)
+        except (StoreUnavailable, OSError) as error:
+            log.warning("%s is run again in %g s: %s", batch.id, _PAUSE, in_one_line(error))
+            await run.stop.within(_PAUSE)
+        except Exception:
+            log.exception("%s met an internal error, and is run again in %g s", batch.id, _PAUSE)
+            await run.stop.within(_PAUSE)
+        finally:
+            if ended is not None:
+                with suppress(OSError):
+                    (self._files.locks / batch.id).unlink(missing_ok=True)
+            lock.release()
+            self._running.pop(batch.id, None)
+            self.look()
+
+    async def _stop(self) -> None:
+        tasks = []
+        for _, run, task in self._running.values():
+            run.stop(STOPPING)
+            tasks.append(task)
+        if tasks:
+            _, hanging = await asyncio.wait(tasks, timeout=_PAUSE)
+            for task in hanging:  # its disk is full, or hangs
+                task.cancel()

@@ -1,0 +1,67 @@
+"""Files and batches of an app, from its settings: kept while the app runs, if GENAI_FILES_DIR names a folder."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from starlette.types import ASGIApp
+
+from genai_server.apis.batches.answering import Answering
+from genai_server.apis.batches.batch_run import BatchLimits
+from genai_server.apis.batches.running import Batches
+from genai_server.apis.files.store import FileLimits, FileStore
+from genai_server.generation.dependencies import Services
+from genai_server.http.middleware.uploads import upload_folder
+from genai_server.pooling_model import Task
+
+
+@dataclass(frozen=True)
+class FilesAndBatches:
+    """What the routes of both APIs use."""
+
+    files: FileStore
+    batches: Batches
+    # Where uploads go before they are stored.
+    uploads: Path
+
+
+@dataclass(frozen=True)
+class BatchCounters:
+    """Count what becomes of batches."""
+
+    # A batch that has ended, by its state.
+    batch: Callable[[str], None] = lambda status: None
+    # A request that is `completed` or `failed`, or `retried`.
+    request: Callable[[str], None] = lambda result: None
+
+
+@asynccontextmanager
+async def files_and_batches(
+    app: ASGIApp, services: Services, max_body: Callable[[], int], counters: BatchCounters
+) -> AsyncIterator[FilesAndBatches | None]:
+    """Files and batches while the block runs; None if they are disabled. Raises OSError."""
+    settings, drain = services.settings, services.drain
+    if not settings.files_dir:
+        yield None
+        return
+    folder = Path(settings.files_dir)
+    files = FileStore(folder, FileLimits(settings.files_bytes_per_key, settings.files_bytes))
+
+    def check_model(model: str | None, endpoint: str) -> object:
+        return services.models.choose_for(model, Task.EMBED if endpoint.endswith("/embeddings") else Task.GENERATE)
+
+    limits = BatchLimits(settings.max_batch_requests, max_body, check_model)
+    max_running = settings.max_batch_size * len(settings.devices)
+    answering = Answering(app, max_running, lambda: drain.is_draining, counters.request)
+    batches = Batches(files, answering, limits, lambda: drain.is_draining, counters.batch)
+    with upload_folder(folder) as uploads:
+        running = asyncio.create_task(batches.run())
+        try:
+            yield FilesAndBatches(files, batches, uploads)
+        finally:
+            running.cancel()
+            with suppress(asyncio.CancelledError):
+                await running
+            await files.close()

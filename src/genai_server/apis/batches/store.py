@@ -1,0 +1,255 @@
+"""Stored batches: their state, which every API process sees, in the database of the files."""
+
+import json
+import sqlite3
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from genai_server.apis.batches.schemas import WINDOWS, BatchRequest
+from genai_server.apis.files.schemas import MAX_SECONDS
+from genai_server.apis.files.store import FileStore, StoredFile, find, insert, new_id, start_of
+from genai_server.apis.shared.base import JsonObject
+from genai_server.apis.shared.database import Database
+from genai_server.errors import BatchNotFound, InvalidField, RateLimitExceeded
+from genai_server.quoted_values import quoted
+
+# Batches of an owner that have not ended, and those that are kept.
+MAX_OPEN = 100
+MAX_KEPT = 10_000
+# States in which a batch can be cancelled.
+_CANCELLABLE = ("validating", "in_progress")
+_COLUMNS = "id, owner, input, output, errors, keeps, value"
+_TIMES = (
+    *("in_progress_at", "finalizing_at", "completed_at", "failed_at", "expired_at", "cancelling_at", "cancelled_at"),
+)
+
+
+@dataclass(frozen=True)
+class StoredBatch:
+    """A batch that has not ended, as the process that runs it needs it."""
+
+    id: str
+    # Stands for an API key; "" without API keys.
+    owner: str
+    # Ids of the files.
+    input: str
+    output: str
+    errors: str
+    # Seconds for which the results are kept.
+    keeps: int
+    # In OpenAI's format.
+    value: JsonObject
+
+    @property
+    def endpoint(self) -> str:
+        """The path of its requests."""
+        found: str = self.value["endpoint"]
+        return found
+
+    @property
+    def expires(self) -> int:
+        """When its requests expire, in seconds since 1970."""
+        found: int = self.value["expires_at"]
+        return found
+
+
+class BatchStore:
+    """Batches in the database of a FileStore. Belongs to the event loop. All methods raise StoreUnavailable."""
+
+    def __init__(self, files: FileStore) -> None:
+        self._files = files
+        self._database = files.database
+
+    async def create(self, body: BatchRequest, owner: str) -> JsonObject:
+        """Add a batch.
+
+        Raises InvalidField for an input file that the owner does not have, or if there is no room for its results, and
+        RateLimitExceeded if too many batches have not ended.
+        """
+        now = int(time.time())
+        value: JsonObject = {
+            "id": new_id("batch"),
+            "object": "batch",
+            "endpoint": body.endpoint,
+            "errors": None,
+            "input_file_id": body.input_file_id,
+            "completion_window": body.completion_window,
+            "status": "validating",
+            "output_file_id": None,
+            "error_file_id": None,
+            "created_at": now,
+            "expires_at": now + WINDOWS[body.completion_window],
+            **dict.fromkeys(_TIMES),
+            "request_counts": {"total": 0, "completed": 0, "failed": 0},
+            "usage": None,
+            "metadata": body.metadata,
+        }
+        keeps = MAX_SECONDS if body.output_expires_after is None else body.output_expires_after.seconds
+        batch = StoredBatch(value["id"], owner, body.input_file_id, new_id("file"), new_id("file"), keeps, value)
+        await self._database.run(owner, lambda database: self._insert(database, batch))
+        return value
+
+    async def get(self, id: str, owner: str) -> JsonObject:
+        """A batch of this owner. Raises BatchNotFound."""
+
+        def read(database: Database) -> JsonObject | None:
+            with database.transaction("DEFERRED") as rows:
+                return _value(rows, id, owner)
+
+        return _found(await self._database.run(owner, read), id)
+
+    async def page(self, owner: str, *, after: str | None, limit: int) -> tuple[list[JsonObject], bool]:
+        """Some of this owner's batches after one of them, newest first, and whether there are more.
+
+        Raises InvalidField.
+        """
+
+        def read(database: Database) -> list[JsonObject]:
+            with database.transaction("DEFERRED") as rows:
+                start = start_of(rows, "batches", after, owner, "desc")
+                found = rows.execute(
+                    "SELECT value FROM batches WHERE owner = ? AND key < ? ORDER BY key DESC LIMIT ?",
+                    (owner, start, limit + 1),
+                )
+                return [json.loads(value) for (value,) in found]
+
+        found = await self._database.run(owner, read)
+        return found[:limit], len(found) > limit
+
+    async def cancel(self, id: str, owner: str) -> JsonObject:
+        """Tell the process that runs a batch to cancel it. Raises BatchNotFound, and InvalidField if it is too late."""
+
+        def cancel(database: Database) -> JsonObject | None:
+            with database.transaction("IMMEDIATE") as rows:
+                value = _value(rows, id, owner)
+                if value is None or value["status"] in ("cancelling", "cancelled"):
+                    return value
+                if value["status"] not in _CANCELLABLE:
+                    raise InvalidField(f"{id} cannot be cancelled: it is {value['status']}", param="batch_id")
+                value |= {"status": "cancelling", "cancelling_at": int(time.time())}
+                _set_value(rows, id, value)
+                return value
+
+        return _found(await self._database.run(owner, cancel), id)
+
+    async def open(self) -> list[StoredBatch]:
+        """All batches that have not ended, oldest first."""
+
+        def read(database: Database) -> list[StoredBatch]:
+            with database.transaction("DEFERRED") as rows:
+                found = rows.execute(f"SELECT {_COLUMNS} FROM batches WHERE is_open ORDER BY key")
+                return [
+                    StoredBatch(id, owner, input, output, errors, keeps, json.loads(value))
+                    for id, owner, input, output, errors, keeps, value in found
+                ]
+
+        return await self._database.run("", read)
+
+    async def reread(self, batch: StoredBatch) -> JsonObject | None:
+        """The current value of a batch; None if it has ended."""
+
+        def read(database: Database) -> JsonObject | None:
+            with database.transaction("DEFERRED") as rows:
+                return _open_value(rows, batch)
+
+        return await self._database.run(batch.owner, read)
+
+    async def update(
+        self, batch: StoredBatch, change: Callable[[JsonObject], None], sizes: tuple[int, int]
+    ) -> tuple[JsonObject, bool]:
+        """Change a batch that this process runs. `sizes` are those of its results and errors in bytes.
+
+        Returns its new value, and whether its owner's files leave room for more results.
+        """
+
+        def update(database: Database) -> tuple[JsonObject, bool]:
+            with database.transaction("IMMEDIATE") as rows:
+                value = _open_value(rows, batch)
+                assert value is not None
+                change(value)
+                _set_value(rows, batch.id, value)
+                for id, size in zip((batch.output, batch.errors), sizes, strict=True):
+                    rows.execute("UPDATE files SET size = ? WHERE id = ?", (size, id))
+                return value, self._files.has_room(rows, batch.owner)
+
+        return await self._database.run(batch.owner, update)
+
+    async def end(self, batch: StoredBatch, changes: JsonObject, sizes: tuple[int, int]) -> None:
+        """End a batch, and show the files of its results in the same moment. Empty files are removed."""
+
+        def end(database: Database) -> None:
+            now = int(time.time())
+            with database.transaction("IMMEDIATE") as rows:
+                value = _open_value(rows, batch)
+                assert value is not None
+                value |= changes
+                files = (("output_file_id", batch.output), ("error_file_id", batch.errors))
+                for (field, id), size in zip(files, sizes, strict=True):
+                    if size:
+                        value[field] = id
+                        rows.execute(
+                            "UPDATE files SET size = ?, created = ?, expires = ?, writer = '' WHERE id = ?",
+                            (size, now, now + batch.keeps, id),
+                        )
+                    else:
+                        rows.execute("DELETE FROM files WHERE id = ?", (id,))
+                _set_value(rows, batch.id, value)
+                rows.execute("UPDATE batches SET is_open = 0 WHERE id = ?", (batch.id,))
+                rows.execute(
+                    "DELETE FROM batches WHERE NOT is_open AND owner = ? AND key <= (SELECT key FROM batches"
+                    " WHERE owner = ? ORDER BY key DESC LIMIT 1 OFFSET ?)",
+                    (batch.owner, batch.owner, MAX_KEPT),
+                )
+
+        await self._database.run(batch.owner, end)
+
+    def _insert(self, database: Database, batch: StoredBatch) -> None:
+        with database.transaction("IMMEDIATE") as rows:
+            file = find(rows, batch.input, batch.owner)
+            if file is None or file.purpose != "batch":
+                raise InvalidField(
+                    f"input_file_id must be the id of a file with purpose batch, given {quoted(batch.input)}",
+                    param="input_file_id",
+                )
+            (num_open,) = rows.execute(
+                "SELECT COUNT(*) FROM batches WHERE is_open AND owner = ?", (batch.owner,)
+            ).fetchone()
+            if num_open >= MAX_OPEN:
+                raise RateLimitExceeded(f"this key may have {MAX_OPEN} batches that have not ended, and has {num_open}")
+            if not self._files.has_room(rows, batch.owner):
+                raise InvalidField(
+                    "there is no room for the results: delete files (GENAI_FILES_BYTES_PER_KEY, GENAI_FILES_BYTES)",
+                    param="input_file_id",
+                )
+            for id, name in ((batch.output, f"{batch.id}_output.jsonl"), (batch.errors, f"{batch.id}_error.jsonl")):
+                result = StoredFile(id, batch.owner, batch.value["created_at"], None, name, "batch_output", 0)
+                insert(rows, result, writer=batch.id)
+            rows.execute(
+                f"INSERT INTO batches ({_COLUMNS}, is_open) VALUES (?, ?, ?, ?, ?, ?, ?, 1)",
+                (batch.id, batch.owner, batch.input, batch.output, batch.errors, batch.keeps, _json(batch.value)),
+            )
+
+
+def _found(value: JsonObject | None, id: str) -> JsonObject:
+    if value is None:
+        raise BatchNotFound(f"there is no batch {quoted(id)}", param="batch_id")
+    return value
+
+
+def _value(rows: sqlite3.Connection, id: str, owner: str) -> JsonObject | None:
+    row = rows.execute("SELECT value FROM batches WHERE id = ? AND owner = ?", (id, owner)).fetchone()
+    return None if row is None else json.loads(row[0])
+
+
+def _open_value(rows: sqlite3.Connection, batch: StoredBatch) -> JsonObject | None:
+    row = rows.execute("SELECT value FROM batches WHERE id = ? AND is_open", (batch.id,)).fetchone()
+    return None if row is None else json.loads(row[0])
+
+
+def _set_value(rows: sqlite3.Connection, id: str, value: JsonObject) -> None:
+    rows.execute("UPDATE batches SET value = ? WHERE id = ?", (_json(value), id))
+
+
+def _json(value: JsonObject) -> bytes:
+    return json.dumps(value).encode()

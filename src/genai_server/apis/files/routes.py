@@ -1,0 +1,104 @@
+"""OpenAI's /v1/files: inputs and results of batches."""
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from fastapi import Body, Depends, FastAPI, Query, Request
+from fastapi.responses import FileResponse, Response
+
+from genai_server.apis.files.schemas import MAX_SECONDS, DeletedFile, FileForm, FileList, FileObject, ListParameters
+from genai_server.apis.files.store import FileStore, page_json
+from genai_server.apis.shared.router import VersionedRouter
+from genai_server.errors import StoredFileNotFound, UnsupportedEndpoint
+from genai_server.http.json_response import built_response
+from genai_server.http.middleware.authentication import TheHolder
+from genai_server.http.request_state import request_state
+from genai_server.http.upload_route import FORM, UploadRoute
+
+PATH = "/v1/files"
+_CONTENT: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}}
+}
+# Where bodies with files are expected.
+UPLOAD_PATHS = frozenset({PATH, PATH.removeprefix("/v1")})
+router = VersionedRouter(UploadRoute, "openai")
+_FEW = 100
+
+
+def files_are_off() -> UnsupportedEndpoint:
+    """The error where GENAI_FILES_DIR is not set."""
+    return UnsupportedEndpoint("this server stores no files and runs no batches: GENAI_FILES_DIR names no folder")
+
+
+def upload_folder(app: FastAPI) -> Path:
+    """Where uploads go before they are stored. Raises UnsupportedEndpoint."""
+    if app.state.file_uploads is None:
+        raise files_are_off()
+    return Path(app.state.file_uploads)
+
+
+@dataclass(frozen=True)
+class CallerFiles:
+    """The store, and the owner whose files the caller may use."""
+
+    store: FileStore
+    owner: str
+
+
+async def caller_files(request: Request, holder: TheHolder) -> CallerFiles:
+    """The files of the caller of a request. Raises UnsupportedEndpoint if there are none."""
+    if request.app.state.files is None:
+        raise files_are_off()
+    return CallerFiles(request.app.state.files, holder or "")
+
+
+# The type of a route's parameter.
+TheFiles = Annotated[CallerFiles, Depends(caller_files)]
+
+
+@router.post(PATH, response_model=FileObject, response_model_exclude_none=True)
+async def upload_file(
+    form: Annotated[FileForm, Body(media_type=FORM)], request: Request, files: TheFiles
+) -> dict[str, Any]:
+    """Store a file with the requests of a batch."""
+    upload = request_state(request.scope).upload
+    name = (upload.file_name if upload is not None else "") or "file"
+    seconds = MAX_SECONDS if form.expires_after is None else form.expires_after.seconds
+    stored = await files.store.add(form.file, name, form.purpose, files.owner, int(time.time()) + seconds)
+    return stored.to_json()
+
+
+@router.get(PATH, response_model=FileList)
+async def list_files(query: Annotated[ListParameters, Query()], files: TheFiles) -> Response:
+    """A page of the caller's files."""
+    found, has_more = await files.store.page(
+        files.owner, after=query.after, limit=query.limit, order=query.order, purpose=query.purpose
+    )
+    return await built_response(
+        lambda: page_json([file.to_json() for file in found], has_more=has_more), is_long=len(found) > _FEW
+    )
+
+
+@router.get(PATH + "/{file_id}", response_model=FileObject, response_model_exclude_none=True)
+async def get_file(file_id: str, files: TheFiles) -> dict[str, Any]:
+    """What is known of a file."""
+    return (await files.store.get(file_id, files.owner)).to_json()
+
+
+@router.get(PATH + "/{file_id}/content", response_class=FileResponse, responses=_CONTENT)
+async def get_file_content(file_id: str, files: TheFiles) -> FileResponse:
+    """The content of a file."""
+    file = await files.store.get(file_id, files.owner)
+    path = files.store.content(file.id)
+    if not path.is_file():
+        raise StoredFileNotFound(f"the content of {file.id} is missing", param="file_id")
+    return FileResponse(path, media_type="application/octet-stream", filename=file.name)
+
+
+@router.delete(PATH + "/{file_id}", response_model=DeletedFile)
+async def delete_file(file_id: str, files: TheFiles) -> DeletedFile:
+    """Delete a file."""
+    await files.store.delete(file_id, files.owner)
+    return DeletedFile(id=file_id)

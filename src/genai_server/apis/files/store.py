@@ -1,0 +1,279 @@
+"""Stored files: their contents in a folder, and what is known of them in a database next to it."""
+
+import asyncio
+import os
+import secrets
+import sqlite3
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from genai_server.apis.files.tables import prepare
+from genai_server.apis.shared.base import JsonObject
+from genai_server.apis.shared.database import Database
+from genai_server.apis.shared.database_thread import DatabaseThread
+from genai_server.errors import InvalidField, StoredFileNotFound, UploadUnavailable
+from genai_server.quoted_values import quoted
+
+# Seconds for an access to the database, including waiting for those of others.
+_TIMEOUT = 5.0
+# Maximum size of the database: some 500,000 files and batches.
+_MAX_PAGES = 65_536
+# What a file counts at least, in bytes: an empty one takes space, too.
+MIN_COUNTED = 4096
+_COUNTED = f"COALESCE(SUM(MAX(size, {MIN_COUNTED})), 0)"
+# Seconds after which a content without a row is removed: it is moved into the folder before its row is written.
+_ORPHAN_AGE = 3600
+_COLUMNS = "id, owner, created, expires, name, purpose, size"
+
+
+@dataclass(frozen=True)
+class StoredFile:
+    """A file as the database has it."""
+
+    id: str
+    # Stands for an API key; "" without API keys.
+    owner: str
+    # Seconds since 1970; None for a file that stays.
+    created: int
+    expires: int | None
+    name: str
+    purpose: str
+    # In bytes.
+    size: int
+
+    def to_json(self) -> JsonObject:
+        """The file in OpenAI's format."""
+        expires = {} if self.expires is None else {"expires_at": self.expires}
+        return {
+            "id": self.id,
+            "object": "file",
+            "bytes": self.size,
+            "created_at": self.created,
+            **expires,
+            "filename": self.name,
+            "purpose": self.purpose,
+            "status": "processed",
+            "status_details": None,
+        }
+
+
+@dataclass(frozen=True)
+class FileLimits:
+    """Maximum bytes of the files of an owner, and of all."""
+
+    per_owner: int
+    total: int
+
+
+class FileStore:
+    """Files within limits, visible only to their owners. Belongs to the event loop; must be closed.
+
+    Creates its folders. All methods raise StoreUnavailable. Raises OSError if the folder cannot be made.
+    """
+
+    def __init__(self, folder: Path, limits: FileLimits) -> None:
+        self._contents = folder / "contents"
+        # Files by which processes agree on who runs a batch.
+        self.locks = folder / "locks"
+        for place in (folder, self._contents, self.locks):
+            place.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._limits = limits
+        self.database = DatabaseThread(
+            Database(folder / "index", _MAX_PAGES, prepare, "files and batches", is_durable=True), "files", _TIMEOUT
+        )
+
+    def content(self, id: str) -> Path:
+        """Where the content of a file is."""
+        return self._contents / id
+
+    async def add(self, upload: Path, name: str, purpose: str, owner: str, expires: int | None) -> StoredFile:
+        """Move an uploaded file into the store.
+
+        Raises InvalidField if the owner's files would be too large, and UploadUnavailable if all files would be, or if
+        the disk fails.
+        """
+        id = new_id("file")
+        try:
+            size = await asyncio.to_thread(_move, upload, self.content(id))
+        except OSError as error:
+            raise UploadUnavailable(f"the uploaded file cannot be kept: {error.strerror}") from None
+        file = StoredFile(id, owner, int(time.time()), expires, name, purpose, size)
+        try:
+            await self.database.run(owner, lambda database: self._insert(database, file))
+        except BaseException:
+            await asyncio.to_thread(_remove, self.content(id))
+            raise
+        return file
+
+    async def get(self, id: str, owner: str) -> StoredFile:
+        """A file of this owner. Raises StoredFileNotFound."""
+
+        def read(database: Database) -> StoredFile | None:
+            with database.transaction("DEFERRED") as rows:
+                return find(rows, id, owner)
+
+        found = await self.database.run(owner, read)
+        if found is None:
+            raise _not_found(id)
+        return found
+
+    async def page(
+        self, owner: str, *, after: str | None, limit: int, order: str, purpose: str | None
+    ) -> tuple[list[StoredFile], bool]:
+        """Some files of this owner after one of them, by their age, and whether there are more. Raises InvalidField."""
+
+        def read(database: Database) -> list[StoredFile]:
+            with database.transaction("DEFERRED") as rows:
+                start = start_of(rows, "files", after, owner, order)
+                found = rows.execute(
+                    f"SELECT {_COLUMNS} FROM files WHERE owner = ? AND writer = '' AND purpose = COALESCE(?, purpose)"
+                    f" AND COALESCE(expires, ?) > ? AND key {'<' if order == 'desc' else '>'} ?"
+                    f" ORDER BY key {order} LIMIT ?",
+                    (owner, purpose, 2**62, int(time.time()), start, limit + 1),
+                )
+                return [StoredFile(*row) for row in found]
+
+        found = await self.database.run(owner, read)
+        return found[:limit], len(found) > limit
+
+    async def delete(self, id: str, owner: str) -> None:
+        """Delete a file of this owner. Raises StoredFileNotFound, and InvalidField while a batch reads it."""
+
+        def remove(database: Database) -> bool:
+            with database.transaction("IMMEDIATE") as rows:
+                if find(rows, id, owner) is None:
+                    return False
+                reader = rows.execute("SELECT id FROM batches WHERE is_open AND input = ?", (id,)).fetchone()
+                if reader is not None:
+                    raise InvalidField(
+                        f"file {id} is the input of {reader[0]}, which has not ended: cancel the batch, or wait",
+                        param="file_id",
+                    )
+                rows.execute("DELETE FROM files WHERE id = ?", (id,))
+                return True
+
+        if not await self.database.run(owner, remove):
+            raise _not_found(id)
+        await asyncio.to_thread(_remove, self.content(id))
+
+    def has_room(self, rows: sqlite3.Connection, owner: str) -> bool:
+        """Whether the results of an owner's batches may grow."""
+        own, total = _used(rows, owner)
+        return own < self._limits.per_owner and total < self._limits.total
+
+    async def remove_expired(self) -> None:
+        """Remove files that have expired, unless a batch reads them, and contents that belong to no file."""
+
+        def expired(database: Database) -> None:
+            with database.transaction("IMMEDIATE") as rows:
+                rows.execute(
+                    "DELETE FROM files WHERE expires <= ? AND writer = ''"
+                    " AND id NOT IN (SELECT input FROM batches WHERE is_open)",
+                    (int(time.time()),),
+                )
+
+        def known(database: Database) -> set[str]:
+            with database.transaction("DEFERRED") as rows:
+                return {id for (id,) in rows.execute("SELECT id FROM files")}
+
+        await self.database.run("", expired)
+        # Listed first: what is added in between is known.
+        listed = await asyncio.to_thread(_old_enough, self._contents)
+        if listed:
+            orphans = set(listed) - await self.database.run("", known)
+            await asyncio.to_thread(_remove, *(self.content(id) for id in orphans))
+
+    async def close(self) -> None:
+        """Finish waiting accesses and close the database."""
+        await self.database.close()
+
+    def _insert(self, database: Database, file: StoredFile) -> None:
+        with database.transaction("IMMEDIATE") as rows:
+            own, total = _used(rows, file.owner)
+            counted = max(file.size, MIN_COUNTED)
+            if own + counted > self._limits.per_owner:
+                raise InvalidField(
+                    f"the files of an API key may have at most {self._limits.per_owner} bytes together "
+                    f"(GENAI_FILES_BYTES_PER_KEY), and have {own}, given {counted} more; delete some",
+                    param="file",
+                )
+            if total + counted > self._limits.total:
+                raise UploadUnavailable(
+                    f"all files together may have at most {self._limits.total} bytes (GENAI_FILES_BYTES), and have "
+                    f"{total}, given {counted} more"
+                )
+            insert(rows, file)
+
+
+def new_id(prefix: str) -> str:
+    """A new id in OpenAI's form."""
+    return f"{prefix}-{secrets.token_hex(12)}" if prefix == "file" else f"{prefix}_{secrets.token_hex(12)}"
+
+
+def insert(rows: sqlite3.Connection, file: StoredFile, writer: str = "") -> None:
+    """Add a file. With a `writer`, a batch that still writes it, nobody can see it."""
+    values = (file.id, file.owner, file.created, file.expires, file.name, file.purpose, file.size, writer)
+    rows.execute(f"INSERT INTO files ({_COLUMNS}, writer) VALUES (?, ?, ?, ?, ?, ?, ?, ?)", values)
+
+
+def find(rows: sqlite3.Connection, id: str, owner: str) -> StoredFile | None:
+    """A file of this owner."""
+    row = rows.execute(
+        f"SELECT {_COLUMNS} FROM files WHERE id = ? AND owner = ? AND writer = '' AND COALESCE(expires, ?) > ?",
+        (id, owner, 2**62, int(time.time())),
+    ).fetchone()
+    return None if row is None else StoredFile(*row)
+
+
+def start_of(rows: sqlite3.Connection, table: str, after: str | None, owner: str, order: str) -> int:
+    """The key beyond which a page begins. Raises InvalidField for an id that the owner does not have."""
+    if after is None:
+        return 2**62 if order == "desc" else 0
+    row = rows.execute(f"SELECT key FROM {table} WHERE id = ? AND owner = ?", (after, owner)).fetchone()
+    if row is None:
+        raise InvalidField(f"after must be the id of one of the {table}, given {quoted(after)}", param="after")
+    key: int = row[0]
+    return key
+
+
+def page_json(entries: Sequence[JsonObject], *, has_more: bool) -> JsonObject:
+    """A page of a list in OpenAI's format."""
+    first, last = (entries[0]["id"], entries[-1]["id"]) if entries else (None, None)
+    return {"object": "list", "data": list(entries), "first_id": first, "last_id": last, "has_more": has_more}
+
+
+def _used(rows: sqlite3.Connection, owner: str) -> tuple[int, int]:
+    (own,) = rows.execute(f"SELECT {_COUNTED} FROM files WHERE owner = ?", (owner,)).fetchone()
+    (total,) = rows.execute(f"SELECT {_COUNTED} FROM files").fetchone()
+    return own, total
+
+
+def _not_found(id: str) -> StoredFileNotFound:
+    return StoredFileNotFound(f"no file {quoted(id)} is stored", param="file_id")
+
+
+def _move(source: Path, target: Path) -> int:
+    """Move a file, and return its size. It survives a power failure."""
+    with source.open("rb+") as file:
+        os.fsync(file.fileno())
+    os.replace(source, target)
+    return target.stat().st_size
+
+
+def _remove(*paths: Path) -> None:
+    for path in paths:
+        with suppress(OSError):  # on Windows a file stays while it is sent, and is removed later
+            path.unlink(missing_ok=True)
+
+
+def _old_enough(folder: Path) -> list[str]:
+    latest = time.time() - _ORPHAN_AGE
+    found = []
+    for entry in os.scandir(folder):
+        with suppress(OSError):  # it has just been removed
+            if entry.stat().st_mtime < latest:
+                found.append(entry.name)
+    return found

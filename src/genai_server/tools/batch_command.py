@@ -1,0 +1,236 @@
+"""`genai-server batch INPUT OUTPUT`: answer all requests in a file, with a running server or one of its own.
+
+INPUT has a request in each line, and OUTPUT gets a result in each line, both in the format of OpenAI's batches.
+Requests that fail are in a file next to OUTPUT, such as results.errors.jsonl for results.jsonl. If OUTPUT has results
+already, the command goes on where it stopped, and sends failed requests again.
+
+The server is that of --url. Without it, a --model that is a directory, or the name of one in GENAI_MODELS_DIR, gets a
+server on a free port, which is stopped afterwards. Otherwise it is the server at HOST and PORT if one is running, else
+one for the model in GENAI_MODEL_DIR. Its own server answers for any model that a line names.
+"""
+
+import argparse
+import http.client
+import itertools
+import secrets
+import socket
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from genai_server.batch_input import InputCheck
+from genai_server.batch_lines import BatchLine, LineReader, digest, error_line, response_line
+from genai_server.cli.option_types import positive
+from genai_server.errors import ChatFailed
+from genai_server.result_file import ResultFile, first_other_line
+from genai_server.tools.terminal_chat.chat_client import ChatClient
+from genai_server.tools.terminal_chat.chat_command import connected, exit_cleanly_on_signals
+
+# Bytes of a request with images.
+_MAX_BODY = 128 * 1024 * 1024
+# Wrong lines that are shown.
+_MAX_SHOWN = 10
+# Seconds for one request, which may wait for others.
+_PATIENCE = 86_400
+# Statuses of a server that is busy, and seconds until the next attempt, unless the response says more.
+_BUSY = (429, 503)
+_PAUSE = 1.0
+# Seconds for which a server may be unreachable.
+_ABSENCE = 120.0
+_OWN_OPTIONS = ("--request-timeout", str(_PATIENCE))
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's options."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("input", metavar="INPUT", help="file of requests")
+    parser.add_argument("output", metavar="OUTPUT", help="file for the results; may have some")
+    parser.add_argument("--url", metavar="URL", help="a running server")
+    parser.add_argument("--model", metavar="NAME|DIR", help="model directory, or its name, to start a server on")
+    parser.add_argument("--api-key", metavar="KEY", help="an API key of the server")
+    parser.add_argument(
+        "--concurrency", type=positive, default=16, metavar="N", help="requests at once (default: %(default)s)"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Answer the requests; returns the exit status, 1 if some failed. Raises ConfigurationError and ChatFailed."""
+    exit_cleanly_on_signals()
+    source, target = Path(arguments.input).expanduser(), Path(arguments.output).expanduser()
+    errors = target.with_name(f"{target.stem}.errors{target.suffix}")
+    num_requests = _checked(source)
+    _require_results(target)
+    try:
+        errors.unlink(missing_ok=True)
+        succeeded, failed = ResultFile(target, mode=0o666), ResultFile(errors, mode=0o666)
+        done = {digest(custom_id) for custom_id, _ in succeeded.recovered()}
+        with closing(succeeded), closing(failed):
+            num_failed = 0
+            if len(done) < num_requests:
+                with connected(arguments.url or arguments.model, arguments.api_key, _tell, _OWN_OPTIONS) as client:
+                    batch = _Batch(client, succeeded, failed, arguments.concurrency)
+                    num_failed = batch.run(source, done, num_requests)
+        if not num_failed:
+            errors.unlink(missing_ok=True)
+    except OSError as error:
+        raise ChatFailed(f"{error.filename or target} cannot be read or written: {error.strerror}") from None
+    except KeyboardInterrupt:
+        _tell("stopped; the same command goes on")
+        return 130
+    _tell(f"{num_requests - num_failed} of {num_requests} requests succeeded: {target}")
+    if num_failed:
+        _tell(f"{num_failed} failed: {errors}")
+    return 1 if num_failed else 0
+
+
+def _tell(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _checked(source: Path) -> int:
+    """The number of requests in a file. Raises ChatFailed, with the lines that are none."""
+    check = InputCheck(sys.maxsize, lambda model: None)
+    try:
+        with closing(LineReader(source, _MAX_BODY)) as reader:
+            while not check.is_decided and (part := reader.read()):
+                check.add(part)
+    except OSError as error:
+        raise ChatFailed(f"{source} cannot be read: {error.strerror}") from None
+    if errors := check.errors():
+        shown = [
+            f"{source}: {error.message}" if error.number is None else f"{source}:{error.number}: {error.message}"
+            for error in errors[:_MAX_SHOWN]
+        ]
+        raise ChatFailed("\n".join([*shown, *(["…"] if len(errors) > _MAX_SHOWN else [])]))
+    return check.num_requests
+
+
+def _require_results(target: Path) -> None:
+    """Raise ChatFailed if a file that is to be continued has something else than results."""
+    try:
+        number = first_other_line(target)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise ChatFailed(f"{target} cannot be read: {error.strerror}") from None
+    if number is not None:
+        raise ChatFailed(f"{target} cannot be continued: line {number} is not the result of a request")
+
+
+@dataclass(frozen=True)
+class _Result:
+    line: bytes
+    succeeded: bool
+
+
+class _Batch:
+    """Sends the requests that have no result yet, several at a time."""
+
+    def __init__(self, client: ChatClient, succeeded: ResultFile, failed: ResultFile, concurrency: int) -> None:
+        self._client = client
+        self._files = {True: succeeded, False: failed}
+        self._concurrency = concurrency
+        # Connections that no thread uses.
+        self._idle: deque[http.client.HTTPConnection] = deque()
+        # Those on which a thread waits.
+        self._busy: set[http.client.HTTPConnection] = set()
+        # Set when no request is to be sent any more.
+        self._is_over = threading.Event()
+
+    def run(self, source: Path, done: set[bytes], num_requests: int) -> int:
+        """Write the results as they come; returns how many requests have failed. Raises ChatFailed and OSError."""
+        num_failed = 0
+        bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            console=Console(stderr=True),
+        )
+        with bar, ThreadPoolExecutor(self._concurrency) as threads:
+            task = bar.add_task("requests", total=num_requests, completed=len(done))
+            waiting = (line for line in _lines(source) if digest(line.custom_id) not in done)
+            running: set[Future[_Result | None]] = set()
+            try:
+                while True:
+                    room = self._concurrency - len(running)
+                    running |= {threads.submit(self._answer, line) for line in itertools.islice(waiting, room)}
+                    if not running:
+                        return num_failed
+                    ended, running = wait(running, return_when=FIRST_COMPLETED)
+                    for result in filter(None, (future.result() for future in ended)):
+                        self._files[result.succeeded].append(result.line)
+                        num_failed += not result.succeeded
+                        bar.advance(task)
+            finally:
+                self._is_over.set()
+                for future in running:
+                    future.cancel()
+                for connection in list(self._busy):
+                    _interrupt(connection)
+                threads.shutdown()
+                for connection in self._idle:
+                    connection.close()
+
+    def _answer(self, line: BatchLine) -> _Result | None:
+        """The result of a request; None if the command ends before. Raises ChatFailed if the server is gone."""
+        id, custom_id, lost = f"batch_req_{secrets.token_hex(12)}", line.custom_id, time.monotonic()
+        while not self._is_over.is_set():
+            pause, connection = _PAUSE, self._idle_connection()
+            self._busy.add(connection)
+            try:
+                response = self._client.exchange(connection, "POST", line.url, line.body)
+                body = response.read()
+            except (OSError, http.client.HTTPException) as error:
+                self._busy.discard(connection)
+                connection.close()
+                if time.monotonic() - lost > _ABSENCE:
+                    reason = str(error) or type(error).__name__
+                    raise ChatFailed(
+                        f"{self._client.url} does not answer: {reason}; the same command goes on"
+                    ) from None
+            else:
+                self._busy.discard(connection)
+                self._idle.append(connection)
+                lost = time.monotonic()
+                if response.status not in _BUSY:
+                    request_id = response.getheader("x-request-id", "")
+                    try:
+                        text = response_line(id, custom_id, response.status, request_id, body)
+                    except ValueError:
+                        return _Result(error_line(id, custom_id, "server_error", "the response is not JSON"), False)
+                    return _Result(text, response.status < 400)
+                with suppress(ValueError):
+                    pause = max(pause, float(response.getheader("retry-after", "")))
+            self._is_over.wait(pause)
+        return None
+
+    def _idle_connection(self) -> http.client.HTTPConnection:
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return self._client.connect(_PATIENCE)
+
+
+def _interrupt(connection: http.client.HTTPConnection) -> None:
+    """End the wait of another thread for a response."""
+    if connection.sock is not None:
+        with suppress(OSError):  # it has just been closed
+            connection.sock.shutdown(socket.SHUT_RDWR)
+
+
+def _lines(source: Path) -> Iterator[BatchLine]:
+    """The requests in a file that has been checked."""
+    with closing(LineReader(source, _MAX_BODY)) as reader:
+        while part := reader.read():
+            yield from (line for line in part if isinstance(line, BatchLine))

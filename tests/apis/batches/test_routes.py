@@ -1,0 +1,367 @@
+"""OpenAI's /v1/batches over HTTP, with scripted devices and with the demo models."""
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from genai_server.apis.batches import answering
+from genai_server.apis.batches.schemas import WINDOWS
+from tests.apis.batches.inputs import CHAT, begin, ended, get, jsonl, line, results, upload
+from tests.running_server import DEMO, RunningServer, refusal, wait_until
+from tests.scraped import scrape
+from tests.server_here import run_here
+
+ALICE, BOB = "alice-0123456789abcdef", "bob-0123456789abcdef"
+OF_BOB = {"authorization": f"Bearer {BOB}"}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    folder = tmp_path_factory.mktemp("batches")
+    settings = {
+        "GENAI_DEVICE": "scripted",
+        "GENAI_FILES_DIR": str(folder / "files"),
+        "GENAI_API_KEYS": f"alice:{ALICE},bob:{BOB}",
+        "GENAI_MAX_BATCH_SIZE": "4",
+        "GENAI_MAX_BATCH_REQUESTS": "50",
+    }
+    with run_here(folder, settings=settings) as running:
+        running.client.headers["authorization"] = f"Bearer {ALICE}"
+        yield running
+
+
+@pytest.fixture(scope="module")
+def client(server: RunningServer) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key=ALICE, max_retries=0) as client:
+        yield client
+
+
+def test_openais_client_runs_a_batch(client: openai.OpenAI, tmp_path: Path) -> None:
+    lines = [line(f"line {number}", f"say {number}") for number in range(20)]
+    lines[7]["body"]["max_tokens"] = -1
+    path = tmp_path / "input.jsonl"
+    path.write_bytes(jsonl(lines))
+    with path.open("rb") as file:
+        uploaded = client.files.create(file=file, purpose="batch")
+    batch = client.batches.create(
+        input_file_id=uploaded.id,
+        endpoint="/v1/chat/completions",
+        completion_window="24h",
+        metadata={"of": "a test"},
+        extra_body={"output_expires_after": {"anchor": "created_at", "seconds": 7200}},
+    )
+    assert batch.status == "validating"
+    wait_until(lambda: client.batches.retrieve(batch.id).status == "completed")
+    batch = client.batches.retrieve(batch.id)
+    assert batch.request_counts is not None
+    assert (batch.request_counts.total, batch.request_counts.completed, batch.request_counts.failed) == (20, 19, 1)
+    assert batch.metadata == {"of": "a test"}
+    assert batch.output_file_id is not None
+    assert batch.error_file_id is not None
+    times = [batch.created_at, batch.in_progress_at, batch.finalizing_at, batch.completed_at, batch.expires_at]
+    assert times == sorted(times, key=lambda time: time or 0)
+    output = client.files.retrieve(batch.output_file_id)
+    assert (output.purpose, output.filename) == ("batch_output", f"{batch.id}_output.jsonl")
+    assert output.expires_at == output.created_at + 7200
+    found = [json.loads(text) for text in client.files.content(output.id).text.splitlines()]
+    assert {each["custom_id"]: each["response"]["body"]["choices"][0]["message"]["content"] for each in found} == {
+        f"line {number}": f"{number}" for number in range(20) if number != 7
+    }
+    assert batch.usage is not None
+    assert batch.usage.output_tokens == sum(each["response"]["body"]["usage"]["completion_tokens"] for each in found)
+    (failed,) = map(json.loads, client.files.content(batch.error_file_id).text.splitlines())
+    assert (failed["custom_id"], failed["response"]["status_code"], failed["error"]) == ("line 7", 400, None)
+    assert failed["response"]["body"]["error"]["param"] == "max_tokens"
+    assert batch.id in [listed.id for listed in client.batches.list()]
+
+
+def test_a_file_without_failures_has_no_error_file(server: RunningServer) -> None:
+    batch = ended(server.client, begin(server.client, [line("a")]))
+    assert batch["error_file_id"] is None
+    assert len(results(server.client, batch["output_file_id"])) == 1
+
+
+WRONG = [
+    (b"{", "invalid_json_line", None),
+    (b"[]", "invalid_json_line", None),
+    (b'{"custom_id": "\xff"}', "invalid_type", "custom_id"),
+    (jsonl([{**line("a"), "custom_id": 7}]), "invalid_type", "custom_id"),
+    (jsonl([line("")]), "invalid_custom_id", "custom_id"),
+    (jsonl([line("x" * 513)]), "invalid_custom_id", "custom_id"),
+    (jsonl([{**line("a"), "method": "GET"}]), "invalid_method", "method"),
+    (jsonl([line("a", url="/v1/completions")]), "invalid_url", "url"),
+    (
+        jsonl([{"custom_id": "a", "method": "POST", "url": "/v1/chat/completions"}]),
+        "missing_required_parameter",
+        "body",
+    ),
+    (jsonl([{**line("a"), "body": []}]), "invalid_type", "body"),
+    (jsonl([line("a", stream=True)]), "unsupported_parameter", "body.stream"),
+    (jsonl([line("a", background=True)]), "unsupported_parameter", "body.background"),
+    (jsonl([line("a", model="nobody")]), "model_not_found", "body.model"),
+    (jsonl([line("a", model=1)]), "invalid_type", "body.model"),
+    (jsonl([line("first")]), "duplicate_custom_id", "custom_id"),
+]
+
+
+def test_wrong_lines_fail_the_batch_before_any_work(server: RunningServer) -> None:
+    content = jsonl([line("first", stream=False)]) + b"".join(text.rstrip() + b"\n\n" for text, _, _ in WRONG)
+    batch = ended(server.client, begin(server.client, content))
+    assert batch["status"] == "failed"
+    assert batch["failed_at"] is not None
+    assert batch["output_file_id"] is batch["error_file_id"] is None
+    found = [(error["line"], error["code"], error["param"]) for error in batch["errors"]["data"]]
+    # Blank lines count, and are no requests.
+    assert found == [(2 + 2 * place, code, param) for place, (_, code, param) in enumerate(WRONG)]
+
+
+def test_a_line_over_the_limit_of_bodies_is_refused(server: RunningServer) -> None:
+    long = line("long", "x" * 1024 * 1024)
+    short = line("short", "x" * (1024 * 1024 - 200))
+    batch = ended(server.client, begin(server.client, [line("a"), long, short, line("a")]))
+    assert [(error["line"], error["code"]) for error in batch["errors"]["data"]] == [
+        (2, "body_too_large"),
+        (4, "duplicate_custom_id"),
+    ]
+
+
+@pytest.mark.parametrize(("content", "code"), [(b"", "empty_file"), (b"\n \n", "empty_file")])
+def test_an_input_without_requests_fails(server: RunningServer, content: bytes, code: str) -> None:
+    batch = ended(server.client, begin(server.client, content))
+    assert [error["code"] for error in batch["errors"]["data"]] == [code]
+
+
+def test_a_batch_has_a_limit_of_requests(server: RunningServer) -> None:
+    batch = ended(server.client, begin(server.client, [line(f"{number}") for number in range(51)]))
+    (error,) = batch["errors"]["data"]
+    assert (error["code"], error["line"]) == ("too_many_requests", None)
+    assert "at most 50 requests (GENAI_MAX_BATCH_REQUESTS)" in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"input_file_id": "file-0"}, "input_file_id"),
+        ({"endpoint": "/v1/moderations"}, "endpoint"),
+        ({"completion_window": "1h"}, "completion_window"),
+        ({"metadata": {"a": "x" * 513}}, "metadata.a"),
+        ({"stream": True}, "stream"),
+    ],
+)
+def test_a_batch_that_cannot_be_created_names_the_field(
+    server: RunningServer, fields: dict[str, Any], param: str
+) -> None:
+    body = {"input_file_id": "file-0", "endpoint": "/v1/chat/completions", "completion_window": "24h", **fields}
+    response = server.client.post("/v1/batches", json=body)
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == param
+
+
+def test_results_are_no_input(server: RunningServer) -> None:
+    batch = ended(server.client, begin(server.client, [line("a")]))
+    body = {"input_file_id": batch["output_file_id"], "endpoint": "/v1/chat/completions", "completion_window": "24h"}
+    assert refusal(server.client.post("/v1/batches", json=body)) == (400, "invalid_value", "input_file_id")
+
+
+def test_a_cancelled_batch_keeps_its_results(server: RunningServer) -> None:
+    lines = [line(f"{number}", "say yes" if number < 2 else "count 400; delay 0.05") for number in range(12)]
+    id = begin(server.client, lines)
+    wait_until(lambda: get(server.client, id)["request_counts"]["completed"] == 2)
+    file = get(server.client, id)["input_file_id"]
+    assert refusal(server.client.delete(f"/v1/files/{file}")) == (400, "invalid_value", "file_id")
+    assert server.client.post(f"/v1/batches/{id}/cancel").json()["status"] == "cancelling"
+    batch = ended(server.client, id)
+    assert (batch["status"], batch["request_counts"]) == ("cancelled", {"total": 12, "completed": 2, "failed": 10})
+    assert batch["cancelling_at"] <= batch["cancelled_at"]
+    assert set(results(server.client, batch["output_file_id"])) == {"0", "1"}
+    failed = results(server.client, batch["error_file_id"])
+    assert {each["error"]["code"] for each in failed.values()} == {"batch_cancelled"}
+    assert failed["2"]["response"] is None
+    wait_until(lambda: server.idle("scripted"))
+    assert server.client.post(f"/v1/batches/{id}/cancel").json()["status"] == "cancelled"
+    assert server.client.delete(f"/v1/files/{file}").status_code == 200
+
+
+def test_a_completed_batch_cannot_be_cancelled(server: RunningServer) -> None:
+    batch = ended(server.client, begin(server.client, [line("a")]))
+    response = server.client.post(f"/v1/batches/{batch['id']}/cancel")
+    assert refusal(response) == (400, "invalid_value", "batch_id")
+
+
+def test_requests_left_at_the_end_of_the_window_expire(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(WINDOWS, "24h", 2)
+    id = begin(server.client, [line("short"), *(line(f"{number}", "count 400; delay 0.05") for number in range(6))])
+    batch = ended(server.client, id)
+    assert (batch["status"], batch["request_counts"]) == ("expired", {"total": 7, "completed": 1, "failed": 6})
+    assert batch["expired_at"] >= batch["expires_at"]
+    failed = results(server.client, batch["error_file_id"])
+    assert {each["error"]["code"] for each in failed.values()} == {"batch_expired"}
+
+
+def test_batches_of_other_keys_do_not_exist(server: RunningServer) -> None:
+    id = begin(server.client, [line("a")])
+    for path in ("", "/cancel"):
+        response = server.client.request("POST" if path else "GET", f"/v1/batches/{id}{path}", headers=OF_BOB)
+        assert refusal(response) == (404, "batch_not_found", "batch_id")
+    assert server.client.get("/v1/batches", headers=OF_BOB).json()["data"] == []
+    body = {"endpoint": "/v1/chat/completions", "completion_window": "24h"}
+    body["input_file_id"] = get(server.client, id)["input_file_id"]
+    refused = server.client.post("/v1/batches", json=body, headers=OF_BOB)
+    assert refusal(refused) == (400, "invalid_value", "input_file_id")
+
+
+def test_batches_are_listed_page_by_page(server: RunningServer) -> None:
+    ids = [begin(server.client, [line("a")], headers=OF_BOB) for _ in range(3)]
+
+    def page(**query: str | int) -> tuple[list[str], bool]:
+        found = server.client.get("/v1/batches", params=query, headers=OF_BOB).json()
+        return [batch["id"] for batch in found["data"]], found["has_more"]
+
+    assert page() == (ids[::-1], False)
+    assert page(limit=2) == ([ids[2], ids[1]], True)
+    assert page(after=ids[1]) == ([ids[0]], False)
+    for id in ids:
+        ended(server.client, id, OF_BOB)
+
+
+def test_a_batch_and_its_results_are_its_keys(server: RunningServer) -> None:
+    batch = ended(server.client, begin(server.client, [line("a")]))
+    response = server.client.get(f"/v1/files/{batch['output_file_id']}/content", headers=OF_BOB)
+    assert response.status_code == 404
+
+
+def test_a_busy_server_fails_no_request(tmp_path: Path) -> None:
+    """The queue has no place beside another key's request, and the key may begin no ten requests in a minute."""
+    settings = {
+        "GENAI_DEVICE": "scripted",
+        "GENAI_FILES_DIR": str(tmp_path / "files"),
+        "GENAI_MAX_BATCH_SIZE": "1",
+        "GENAI_MAX_QUEUE": "0",
+        "GENAI_API_KEYS": f"alice:{ALICE},bob:{BOB}",
+        "GENAI_MAX_CONCURRENT_PER_KEY": "1",
+        "GENAI_RATE_PER_KEY": "4",
+    }
+    with run_here(tmp_path, settings=settings) as server:
+        server.client.headers["authorization"] = f"Bearer {BOB}"
+        chatting = threading.Thread(target=server.chat, args=("count 30; delay 0.05",))
+        chatting.start()
+        wait_until(lambda: not server.idle("scripted"))
+        server.client.headers["authorization"] = f"Bearer {ALICE}"
+        id = begin(server.client, [line(f"{number}") for number in range(10)])
+        wait_until(lambda: get(server.client, id)["status"] == "in_progress")
+        chatting.join()
+        batch = ended(server.client, id)
+        counted = scrape(server)
+    assert batch["request_counts"] == {"total": 10, "completed": 10, "failed": 0}
+    assert counted.value("batches_total", status="completed") == 1
+    assert counted.value("batch_requests_total", result="completed") == 10
+    assert counted.value("batch_requests_total", result="retried") >= 1
+    # Only the chat's time counts, because nobody waits for the others.
+    assert counted.value("time_to_first_token_seconds_count") == 1
+    assert counted.value("request_success_total") == 11
+
+
+def test_only_the_request_that_kills_engines_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answering, "_DEATH_PAUSE", (0.0, 0.5))
+    settings = {"GENAI_DEVICE": "scripted", "GENAI_FILES_DIR": str(tmp_path / "files"), "GENAI_MAX_BATCH_SIZE": "2"}
+    with run_here(tmp_path, settings=settings) as server:
+        lines = [line("poison", "count 9; crash at 2"), *(line(f"{number}", "count 9") for number in range(12))]
+        batch = ended(server.client, begin(server.client, lines))
+        failed = results(server.client, batch["error_file_id"])
+    assert failed["poison"]["response"]["body"]["error"]["code"] == "engine_died"
+    assert batch["request_counts"]["total"] == 13
+    assert batch["request_counts"]["completed"] >= 11  # one can be with it each time
+
+
+def test_all_endpoints_answer_batches(tmp_path: Path) -> None:
+    settings = {"GENAI_MODELS": f"chat={DEMO},vectors={DEMO}-embeddings", "GENAI_FILES_DIR": str(tmp_path / "files")}
+    bodies: dict[str, dict[str, Any]] = {
+        "/v1/chat/completions": {"messages": [{"role": "user", "content": "2 + 3?"}], "max_tokens": 4},
+        "/v1/completions": {"prompt": "2 + 3 =", "max_tokens": 4, "model": "chat"},
+        "/v1/responses": {"input": "2 + 3?", "max_output_tokens": 4, "store": False},
+        "/v1/embeddings": {"input": ["one", "two"], "model": "vectors"},
+    }
+    with run_here(tmp_path, settings=settings) as server:
+        ids = {
+            url: begin(server.client, [{"custom_id": "a", "method": "POST", "url": url, "body": body}], url)
+            for url, body in bodies.items()
+        }
+        wait_until(lambda: len([ended(server.client, id) for id in ids.values()]) == 4)
+        for url, id in ids.items():
+            batch = ended(server.client, id)
+            (found,) = results(server.client, batch["output_file_id"]).values()
+            answered = server.client.post(url, json=bodies[url]).json()
+            assert found["response"]["body"].keys() == answered.keys()
+            assert batch["usage"]["input_tokens"] > 0
+        chat = begin(server.client, [line("a", model="vectors")])
+        assert [error["code"] for error in ended(server.client, chat)["errors"]["data"]] == ["unsupported_task"]
+
+
+def test_a_batch_waits_for_room_for_its_results(tmp_path: Path) -> None:
+    settings = {
+        "GENAI_DEVICE": "scripted",
+        "GENAI_FILES_DIR": str(tmp_path / "files"),
+        "GENAI_MAX_BATCH_SIZE": "1",
+        "GENAI_FILES_BYTES_PER_KEY": "100000",
+    }
+    with run_here(tmp_path, settings=settings) as server:
+        other = upload(server.client, b"x" * 60_000)["id"]
+        # The input has 10 kB, and the results have 60 kB.
+        id = begin(server.client, [line(f"{number}", "count 250") for number in range(40)])
+        contents = server.folder / "files" / "contents"
+        wait_until(lambda: sum(path.stat().st_size for path in contents.iterdir()) > 100_000)
+        wait_until(lambda: server.idle("scripted"))
+        assert get(server.client, id)["status"] == "in_progress"
+        server.client.delete(f"/v1/files/{other}")
+        assert ended(server.client, id)["request_counts"] == {"total": 40, "completed": 40, "failed": 0}
+
+
+def test_a_key_with_a_long_batch_delays_no_other_key(server: RunningServer) -> None:
+    long = begin(server.client, [line(f"{number}", "count 15; delay 0.02") for number in range(50)])
+    wait_until(lambda: get(server.client, long)["status"] == "in_progress")
+    assert ended(server.client, begin(server.client, [line("a")], headers=OF_BOB), OF_BOB)["status"] == "completed"
+    assert get(server.client, long)["status"] == "in_progress"
+    server.client.post(f"/v1/batches/{long}/cancel")
+    ended(server.client, long)
+
+
+def test_responses_of_a_batch_are_stored_on_demand(server: RunningServer) -> None:
+    lines = [
+        {"custom_id": id, "method": "POST", "url": "/v1/responses", "body": {"input": "say yes", "store": stored}}
+        for id, stored in (("default", None), ("stored", True))
+    ]
+    found = results(server.client, ended(server.client, begin(server.client, lines, "/v1/responses"))["output_file_id"])
+    ids = {id: each["response"]["body"]["id"] for id, each in found.items()}
+    statuses = {id: server.client.get(f"/v1/responses/{response}").status_code for id, response in ids.items()}
+    assert statuses == {"default": 404, "stored": 200}
+
+
+def test_a_batch_without_its_input_fails(server: RunningServer) -> None:
+    uploaded = upload(server.client, jsonl([line("a")]))["id"]
+    (server.folder / "files" / "contents" / uploaded).unlink()
+    body = {"input_file_id": uploaded, "endpoint": CHAT, "completion_window": "24h"}
+    batch = ended(server.client, server.client.post("/v1/batches", json=body).json()["id"])
+    assert (batch["status"], batch["errors"]["data"][0]["code"]) == ("failed", "file_not_found")
+
+
+def test_a_key_has_a_limit_of_open_batches(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("genai_server.apis.batches.store.MAX_OPEN", 1)
+    id = begin(server.client, [line("a", "count 400; delay 0.05")])
+    body = {"endpoint": "/v1/chat/completions", "completion_window": "24h"}
+    body["input_file_id"] = upload(server.client, b"{}")["id"]
+    assert refusal(server.client.post("/v1/batches", json=body))[:2] == (429, "rate_limit_exceeded")
+    server.client.post(f"/v1/batches/{id}/cancel")
+    ended(server.client, id)
+
+
+def test_a_long_queue_of_batches_ends_in_order(server: RunningServer) -> None:
+    ids = [begin(server.client, [line("a")]) for _ in range(3)]
+    times = [ended(server.client, id)["completed_at"] for id in ids]
+    assert times == sorted(times)
+    assert times[-1] <= time.time()

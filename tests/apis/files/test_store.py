@@ -1,0 +1,89 @@
+"""What the store of files removes by itself, and what it keeps."""
+
+import os
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from genai_server.apis.batches.schemas import BatchRequest
+from genai_server.apis.batches.store import BatchStore
+from genai_server.apis.files.store import FileLimits, FileStore, StoredFile
+from genai_server.errors import StoredFileNotFound, StoreUnavailable
+
+pytestmark = pytest.mark.anyio
+LIMITS = FileLimits(10**6, 10**7)
+
+
+@pytest.fixture
+async def store(tmp_path: Path) -> AsyncIterator[FileStore]:
+    found = FileStore(tmp_path / "files", LIMITS)
+    yield found
+    await found.close()
+
+
+async def add(store: FileStore, folder: Path, expires: int | None) -> StoredFile:
+    upload = folder / "upload"
+    upload.write_bytes(b"{}\n")
+    return await store.add(upload, "input.jsonl", "batch", "alice", expires)
+
+
+def contents(store: FileStore, *files: StoredFile) -> list[bool]:
+    return [store.content(file.id).exists() for file in files]
+
+
+async def test_an_expired_file_is_gone_at_once_and_removed_later(store: FileStore, tmp_path: Path) -> None:
+    now = int(time.time())
+    kept, expired = await add(store, tmp_path, now + 100), await add(store, tmp_path, now - 1)
+    with pytest.raises(StoredFileNotFound):
+        await store.get(expired.id, "alice")
+    for file in (kept, expired):
+        os.utime(store.content(file.id), (0, 0))
+    await store.remove_expired()
+    assert contents(store, kept, expired) == [True, False]
+    page, _ = await store.page("alice", after=None, limit=10, order="desc", purpose=None)
+    assert page == [kept]
+
+
+async def test_the_input_of_an_open_batch_stays(
+    store: FileStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = await add(store, tmp_path, int(time.time()) + 100)
+    batches = BatchStore(store)
+    given = {"input_file_id": file.id, "endpoint": "/v1/completions", "completion_window": "24h"}
+    body = BatchRequest.model_validate(given)
+    await batches.create(body, "alice")
+    later = time.time() + 1000
+    monkeypatch.setattr(time, "time", lambda: later)
+    os.utime(store.content(file.id), (0, 0))
+    await store.remove_expired()
+    assert contents(store, file) == [True]
+    (batch,) = await batches.open()
+    await batches.end(batch, {"status": "cancelled"}, (0, 0))
+    await store.remove_expired()
+    assert contents(store, file) == [False]
+
+
+async def test_contents_of_no_file_are_removed_once_they_are_old(store: FileStore) -> None:
+    old, new = store.content("file-old"), store.content("file-new")
+    for path in (old, new):
+        path.write_bytes(b"x")
+    os.utime(old, (0, 0))
+    await store.remove_expired()
+    assert (old.exists(), new.exists()) == (False, True)
+
+
+async def test_a_file_that_cannot_be_noted_is_not_kept(store: FileStore, tmp_path: Path) -> None:
+    (tmp_path / "files" / "index").write_bytes(b"no database" * 100)
+    with pytest.raises(StoreUnavailable):
+        await add(store, tmp_path, None)
+    assert list((tmp_path / "files" / "contents").iterdir()) == []
+
+
+async def test_files_survive_a_restart(store: FileStore, tmp_path: Path) -> None:
+    file = await add(store, tmp_path, None)
+    again = FileStore(tmp_path / "files", LIMITS)
+    assert await again.get(file.id, "alice") == file
+    assert again.content(file.id).read_bytes() == b"{}\n"
+    await again.close()

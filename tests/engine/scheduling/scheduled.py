@@ -1,0 +1,95 @@
+"""Sequences and schedulers for tests, and what the next passes are."""
+
+from typing import Any
+
+from genai_server.engine.runners.base import Abilities, Runner
+from genai_server.engine.runners.scripted import ScriptedRunner
+from genai_server.engine.scheduling.scheduler import Scheduler
+from genai_server.engine.scheduling.scheduler_output import Step
+from genai_server.engine.sequence import Sequence
+from genai_server.messages.generation_request import GenerationRequest
+
+CHUNK = 8
+IDLE_CHUNK = 24
+
+
+def a_sequence(
+    name: str, num_prompt: int = 1, *, decoding: bool = False, batched: bool = False, **fields: Any
+) -> Sequence:
+    sequence = Sequence(0, (0, 0), GenerationRequest(name, [1] * num_prompt, 10, 2000, **fields), lambda: 0.0)
+    sequence.batched = batched
+    if decoding:
+        produce(sequence)
+    return sequence
+
+
+def produce(sequence: Sequence) -> None:
+    """Read the rest and append a token."""
+    sequence.num_read = len(sequence.tokens)
+    sequence.append(5)
+
+
+def names_of(sequences: list[Sequence]) -> list[str]:
+    return [sequence.request.request_id for sequence in sequences]
+
+
+def next_step(scheduler: Scheduler) -> Step:
+    """The next step; fails without one."""
+    step = scheduler.next_step()
+    assert step is not None
+    return step
+
+
+def passes(scheduler: Scheduler, count: int) -> str:
+    """The next passes by one-letter names, with batches in brackets and "-" for no pass. Nothing is actually read."""
+    found = ""
+    for _ in range(count):
+        step = scheduler.next_step()
+        names = "-" if step is None else "".join(names_of(step.sequences))
+        found += names if len(names) == 1 else f"({names})"
+    return found
+
+
+def a_scheduler(*sequences: Sequence, runner: Runner | None = None, **limits: Any) -> Scheduler:
+    """A scheduler with these sequences in its queue; a limit that is not given does not matter."""
+    usual = {"max_running": 16, "max_waiting": 16, "prefill_chunk": CHUNK}
+    scheduler = Scheduler(runner or ScriptedRunner(), **usual | limits)
+    for sequence in sequences:
+        scheduler.add(sequence)
+    return scheduler
+
+
+def admitted(*sequences: Sequence, **limits: Any) -> Scheduler:
+    """A scheduler that has admitted these sequences."""
+    scheduler = a_scheduler(*sequences, **{"idle_chunk": IDLE_CHUNK} | limits)
+    scheduler.admit()
+    return scheduler
+
+
+def arrive(scheduler: Scheduler, *sequences: Sequence) -> None:
+    for sequence in sequences:
+        scheduler.add(sequence)
+        scheduler.admit()
+
+
+def chunks_of(scheduler: Scheduler, sequence: Sequence) -> list[int]:
+    """The prefill passes of this sequence, as numbers of tokens."""
+    found = []
+    while not sequence.is_decoding and sequence.num_unread:
+        step = next_step(scheduler)
+        if step.sequences == [sequence]:
+            found.append(step.num_tokens)
+            sequence.num_read += step.num_tokens
+    return found
+
+
+def asking(prompt: list[int], *, reuses_past: bool = True, request_id: str = "r", **fields: Any) -> Sequence:
+    request = GenerationRequest(request_id, prompt, 10, 2000, **fields)
+    return Sequence(0, (0, 0), request, lambda: 0.0, reuses_past=reuses_past)
+
+
+def able_runner() -> ScriptedRunner:
+    """A runner whose passes may mix and have drafts."""
+    runner = ScriptedRunner()
+    runner.abilities = Abilities("able", 16, mixes=True, drafts=True)
+    return runner

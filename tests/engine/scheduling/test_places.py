@@ -1,0 +1,406 @@
+"""Which sequences run, which wait, which are refused, and which give up their places."""
+
+from typing import Any
+
+import pytest
+
+from genai_server.engine.runners.scripted import ScriptedRunner
+from genai_server.engine.scheduling.scheduler import Scheduler
+from genai_server.engine.scheduling.scheduler_output import KvMemory, KvRoom, StepPolicy
+from genai_server.engine.sequence import Sequence, SequenceState
+from genai_server.errors import QueueFull
+from genai_server.messages.generation_request import GenerationRequest
+from genai_server.messages.protocol import Capacity
+from tests.engine.scheduling.scheduled import (
+    a_scheduler,
+    a_sequence,
+    admitted,
+    arrive,
+    asking,
+    names_of,
+    next_step,
+    produce,
+)
+from tests.hand_clock import HandClock
+
+# queued and running
+
+
+def test_sequences_are_admitted_in_order_of_arrival() -> None:
+    scheduler = a_scheduler(*map(a_sequence, "abc"), max_running=2)
+    assert names_of(scheduler.admit()) == ["a", "b"]
+    assert (names_of(scheduler.running), names_of(list(scheduler.waiting))) == (["a", "b"], ["c"])
+    assert scheduler.admit() == []
+
+
+def test_removed_sequence_is_replaced_by_the_next() -> None:
+    a, b, c = map(a_sequence, "abc")
+    scheduler = admitted(a, b, c, max_running=1)
+    scheduler.remove(b)
+    scheduler.remove(a)
+    assert scheduler.admit() == [c]
+
+
+@pytest.mark.parametrize("admitted_first", [True, False])
+def test_queue_accepts_max_running_plus_max_waiting(admitted_first: bool) -> None:
+    scheduler = a_scheduler(max_running=2, max_waiting=1)
+    for name in "abc":
+        scheduler.add(a_sequence(name))
+        if admitted_first:
+            scheduler.admit()
+    with pytest.raises(
+        QueueFull, match=r"3 requests .* GENAI_MAX_BATCH_SIZE lets 2 run and GENAI_MAX_QUEUE lets 1 wait"
+    ):
+        scheduler.add(a_sequence("d"))
+
+
+def test_a_queue_of_none_still_lets_requests_run() -> None:
+    a = a_sequence("a")
+    scheduler = a_scheduler(a, max_running=1, max_waiting=0)
+    with pytest.raises(QueueFull):
+        arrive(scheduler, a_sequence("b"))
+    scheduler.remove(a)
+    scheduler.add(a_sequence("b"))
+    assert names_of(scheduler.admit()) == ["b"]
+
+
+def test_lowest_priority_number_is_admitted_first() -> None:
+    priorities = zip("abcde", (0, 5, 0, -1, 5), strict=True)
+    scheduler = a_scheduler(*(a_sequence(name, priority=priority) for name, priority in priorities), max_running=3)
+    assert names_of(scheduler.waiting) == ["d", "a", "c", "b", "e"]
+    assert names_of(scheduler.admit()) == ["d", "a", "c"]
+
+
+def test_repeated_prompt_waits_for_the_one_being_read() -> None:
+    first, same, other = asking([1, 2, 3]), asking([1, 2, 3]), asking([1, 2, 4])
+    scheduler = a_scheduler(first, same, other)
+    assert scheduler.admit() == [first, other]
+    assert scheduler.admit() == []
+    produce(first)
+    assert scheduler.admit() == [same]
+
+
+def test_repeated_prompt_starts_when_the_first_is_removed() -> None:
+    first, second, third = (asking([1, 2, 3]) for _ in range(3))
+    scheduler = a_scheduler(first, second, third)
+    assert scheduler.admit() == [first]
+    scheduler.remove(first)
+    assert scheduler.admit() == [second]
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (asking([1, 2]), asking([1, 2], reuses_past=False)),
+        (asking([1, 2], reuses_past=False), asking([1, 2])),
+        (asking([1, 2], cache_salt="a"), asking([1, 2], cache_salt="b")),
+        (asking([1, 2]), asking([1, 2], cache_salt="b")),
+    ],
+    ids=["one that reads it anew", "one whose past is not kept", "two salts", "a salt and none"],
+)
+def test_prompt_does_not_wait_for_an_unusable_one(first: Sequence, second: Sequence) -> None:
+    assert a_scheduler(first, second).admit() == [first, second]
+
+
+def test_urgent_sequence_waits_for_no_prompt() -> None:
+    first, urgent = asking([1, 2]), asking([1, 2], priority=-1)
+    scheduler = admitted(first)
+    scheduler.add(urgent)
+    assert scheduler.admit() == [urgent]
+
+
+def test_a_refused_sequence_is_not_kept() -> None:
+    a = a_sequence("a")
+    scheduler = a_scheduler(a, max_running=1, max_waiting=0)
+    with pytest.raises(QueueFull):
+        scheduler.add(a_sequence("b"))
+    scheduler.remove(a)
+    assert scheduler.is_idle
+
+
+def test_there_is_something_to_do_while_anything_waits_or_runs() -> None:
+    scheduler, a = a_scheduler(), a_sequence("a")
+    idle = []
+    for action in (list, lambda: scheduler.add(a), scheduler.admit, lambda: scheduler.remove(a)):
+        action()
+        idle.append(scheduler.is_idle)
+    assert idle == [True, False, False, True]
+
+
+# queued prompt tokens
+
+
+def _bounded(**limits: Any) -> Scheduler:
+    """A scheduler with a limit of the tokens that wait."""
+    return a_scheduler(**{"max_running": 1, "max_waiting": 9, "max_waiting_tokens": 100} | limits)
+
+
+def test_queued_prompts_have_a_token_limit_together() -> None:
+    scheduler = _bounded()
+    arrive(scheduler, *(a_sequence(*pair) for pair in (("a", 500), ("b", 60), ("c", 40))))
+    with pytest.raises(
+        QueueFull, match=r"would have 101 tokens with this one's 1: GENAI_MAX_QUEUE_TOKENS lets 100 wait"
+    ):
+        scheduler.add(a_sequence("d", num_prompt=1))
+    assert names_of(scheduler.waiting) == ["b", "c"]
+
+
+def test_a_prompt_of_any_length_is_taken_if_it_can_run_at_once() -> None:
+    scheduler = _bounded(max_running=2)
+    for name in "ab":  # both are admitted in the next step
+        scheduler.add(a_sequence(name, num_prompt=500))
+    assert names_of(scheduler.admit()) == ["a", "b"]
+
+
+def _sharing(*sequences: Sequence, num_pages: int = 10, **limits: Any) -> Scheduler:
+    """A scheduler whose slots share this number of pages of ten tokens."""
+    return a_scheduler(*sequences, policy=StepPolicy(memory=KvMemory(10, num_pages)), **limits)
+
+
+def test_running_sequences_fit_the_memory_at_full_length() -> None:
+    # Three pages each: 20 tokens of prompt, 10 of answer.
+    scheduler = _sharing(*(a_sequence(name, 20) for name in "abcde"))
+    assert names_of(scheduler.admit()) == ["a", "b", "c"]
+    scheduler.remove(scheduler.running[1])
+    assert names_of(scheduler.admit()) == ["d"]
+
+
+def test_sequence_without_memory_is_not_overtaken() -> None:
+    scheduler = _sharing(a_sequence("a", 20), a_sequence("b", 80), a_sequence("c"))
+    assert names_of(scheduler.admit()) == ["a"]
+    scheduler.remove(scheduler.running[0])
+    assert names_of(scheduler.admit()) == ["b", "c"]
+
+
+def test_prompts_that_wait_for_memory_count_as_waiting_tokens() -> None:
+    scheduler = _sharing(a_sequence("a", 60), max_waiting_tokens=100)
+    assert scheduler.free_tokens() is None
+    scheduler.add(a_sequence("b", 60))
+    assert scheduler.free_tokens() == 40
+    with pytest.raises(QueueFull, match="would have 101 tokens with this one's 41"):
+        scheduler.add(a_sequence("c", 41))
+
+
+def _without_grammar(name: str, num_prompt: int = 1) -> Sequence:
+    sequence = a_sequence(name, num_prompt)
+    sequence.state = SequenceState.PREPARING
+    return sequence
+
+
+def test_sequences_waiting_for_grammars_count_in_the_queue() -> None:
+    scheduler = _bounded()
+    arrive(scheduler, a_sequence("a"))
+    scheduler.add(_without_grammar("b", num_prompt=60))
+    assert (scheduler.num_free(), scheduler.free_tokens()) == (8, 40)
+    with pytest.raises(QueueFull):
+        scheduler.add(a_sequence("c", num_prompt=41))
+    scheduler.add(a_sequence("c", num_prompt=40))
+
+
+def test_sequence_waiting_for_its_grammar_keeps_its_place() -> None:
+    a, b, c = _without_grammar("a"), a_sequence("b"), a_sequence("c")
+    scheduler = a_scheduler(a, max_running=1)
+    assert scheduler.is_idle
+    scheduler.add(b)
+    scheduler.add(c)
+    assert scheduler.admit() == [b]
+    a.state = SequenceState.WAITING
+    scheduler.remove(b)
+    assert scheduler.admit() == [a]
+
+
+def test_capacity_of_an_idle_device_is_known() -> None:
+    assert _bounded(max_running=2).capacity == Capacity(running=2, waiting=9, waiting_tokens=100)
+    assert _bounded(max_waiting_tokens=0).capacity.waiting_tokens is None
+    assert Capacity(2, 9).requests == 11
+
+
+def test_free_capacity_is_given_in_requests_and_tokens() -> None:
+    scheduler = _bounded(max_running=2, max_waiting=2)
+    found = [(scheduler.num_free(), scheduler.free_tokens())]
+    for name in "abcd":
+        arrive(scheduler, a_sequence(name, 30))
+        found.append((scheduler.num_free(), scheduler.free_tokens()))
+    assert found == [(4, None), (3, None), (2, 100), (1, 70), (0, 40)]
+
+
+def test_queue_without_a_token_limit_accepts_any_number() -> None:
+    scheduler = _bounded(max_waiting_tokens=0)
+    for name in "abc":
+        scheduler.add(a_sequence(name, num_prompt=10**6))
+    assert scheduler.free_tokens() is None
+
+
+def test_refusal_estimates_when_the_queue_has_capacity() -> None:
+    scheduler = _bounded(max_waiting=1)
+    running = a_sequence("a", num_prompt=4, batched=True)
+    arrive(scheduler, running)
+    for seconds in (8.0, 1.0, 1.0):  # 2 s per prompt token
+        scheduler.observe(next_step(scheduler), seconds)
+        produce(running)
+    scheduler.add(a_sequence("b", num_prompt=100))
+    with pytest.raises(QueueFull) as full:
+        scheduler.add(a_sequence("c"))
+    # 10 tokens were allowed, of which 7 are left
+    assert full.value.retry_after == 7
+    scheduler = _bounded()
+    scheduler.add(a_sequence("a"))
+    with pytest.raises(QueueFull) as full:
+        scheduler.add(a_sequence("b", num_prompt=101))
+    assert full.value.retry_after == 1  # nothing was measured
+
+
+# the background
+
+
+def _background(name: str, num_prompt: int = 1, **how: Any) -> Sequence:
+    found = a_sequence(name, num_prompt, background=True, **how)
+    found.id = ord(name)
+    return found
+
+
+def test_background_waits_behind_all_others() -> None:
+    clock = HandClock()
+    early = Sequence(0, (0, 0), GenerationRequest("b", [1], 10, 2000, background=True, priority=-9), clock)
+    scheduler = a_scheduler(early, max_running=2)
+    clock.wait(3600)
+    for name in "xy":
+        scheduler.add(a_sequence(name, priority=9))
+    assert names_of(scheduler.waiting) == ["x", "y", "b"]
+    assert names_of(scheduler.admit()) == ["x", "y"]
+
+
+def test_queues_of_background_and_others_have_own_limits() -> None:
+    scheduler = a_scheduler(max_running=1, max_waiting=1)
+    for name in "bc":
+        scheduler.add(_background(name))
+    with pytest.raises(QueueFull, match=r"2 requests .* GENAI_MAX_BATCH_SIZE lets 1 run and GENAI_MAX_QUEUE lets 1"):
+        scheduler.add(_background("d"))
+    assert (scheduler.num_free(), scheduler.num_free(background=True)) == (2, 0)
+    for name in "xy":
+        scheduler.add(a_sequence(name))
+    with pytest.raises(QueueFull, match="2 requests"):
+        scheduler.add(a_sequence("z"))
+    assert names_of(scheduler.waiting) == ["x", "y", "b", "c"]
+
+
+def test_background_prompts_do_not_count_as_others_tokens() -> None:
+    scheduler = _bounded(max_waiting=9)
+    arrive(scheduler, *(_background(name, 60) for name in "bc"))
+    assert scheduler.free_tokens() is None
+    with pytest.raises(QueueFull, match="would have 101 tokens with this one's 41"):
+        scheduler.add(_background("d", 41))
+    arrive(scheduler, a_sequence("x", 70))  # it runs at once, in the place of b
+    assert (names_of(scheduler.running), scheduler.free_tokens()) == (["x"], 100)
+    scheduler.add(a_sequence("y", 100))
+
+
+def _pauses(scheduler: Scheduler) -> list[str]:
+    """The names of the sequences that are paused from now on."""
+    found: list[str] = []
+    scheduler.on_pause = lambda sequence: found.append(sequence.request.request_id)
+    return found
+
+
+def test_newest_of_the_background_gives_its_place_to_others() -> None:
+    scheduler = admitted(*map(_background, "abc"), max_running=3)
+    paused = _pauses(scheduler)
+    arrive(scheduler, a_sequence("x"))
+    assert (paused, names_of(scheduler.running), names_of(scheduler.waiting)) == (["c"], ["a", "b", "x"], ["c"])
+    arrive(scheduler, *map(a_sequence, "yz"))
+    assert (paused, names_of(scheduler.running)) == (["c", "b", "a"], ["x", "y", "z"])
+    scheduler.remove(scheduler.running[0])
+    assert names_of(scheduler.admit()) == ["a"]
+
+
+def test_nothing_is_paused_while_there_are_places() -> None:
+    scheduler = admitted(*map(_background, "ab"), max_running=3)
+    paused = _pauses(scheduler)
+    arrive(scheduler, a_sequence("x"))
+    assert (paused, names_of(scheduler.running)) == ([], ["a", "b", "x"])
+
+
+def test_memory_of_the_background_is_freed_for_others() -> None:
+    scheduler = _sharing(*(_background(name, 20) for name in "abc"))  # three pages each, of ten
+    scheduler.admit()
+    paused = _pauses(scheduler)
+    arrive(scheduler, a_sequence("x", 50))
+    assert (paused, names_of(scheduler.running)) == (["c", "b"], ["a", "x"])
+
+
+def test_nothing_is_paused_in_vain() -> None:
+    scheduler = _sharing(a_sequence("x", 60), _background("b"))
+    scheduler.admit()
+    paused = _pauses(scheduler)
+    arrive(scheduler, a_sequence("y", 30))
+    assert (paused, names_of(scheduler.running)) == ([], ["x", "b"])
+
+
+def test_others_do_not_wait_for_a_prompt_of_the_background() -> None:
+    scheduler, other = admitted(asking([1, 2, 3], background=True)), asking([1, 2, 3])
+    scheduler.add(other)
+    assert scheduler.admit() == [other]
+    scheduler = admitted(asking([1, 2, 3]))
+    scheduler.add(asking([1, 2, 3], background=True))
+    assert scheduler.admit() == []
+
+
+def test_sequence_whose_token_is_being_chosen_stays_paused() -> None:
+    b, x = _background("b"), a_sequence("x")
+    scheduler = admitted(b, max_running=1)
+    b.is_choosing = True
+    arrive(scheduler, x)
+    scheduler.remove(x)
+    assert scheduler.admit() == []
+    b.is_choosing = False
+    assert scheduler.admit() == [b]
+
+
+class _Keeping(ScriptedRunner):
+    """A runner that has cached prefixes in idle slots."""
+
+    num_kept = 0
+
+    def kept(self, most: int) -> KvRoom:
+        return KvRoom(min(most, self.num_kept), 0)
+
+
+def test_recent_prefixes_keep_half_of_the_places() -> None:
+    runner = _Keeping()
+    runner.num_kept = 3
+    scheduler = admitted(*map(_background, "abcdef"), max_running=6, runner=runner)
+    assert names_of(scheduler.running) == ["a", "b", "c"]
+    paused = _pauses(scheduler)
+    x = a_sequence("x")
+    arrive(scheduler, x)  # it takes the place of the oldest of the three prefixes
+    assert (paused, names_of(scheduler.running)) == ([], ["a", "b", "c", "x"])
+    scheduler.remove(x)
+    runner.num_kept = 0
+    assert names_of(scheduler.admit()) == ["d", "e", "f"]
+    runner.num_kept = 1
+    arrive(scheduler, a_sequence("y"))
+    assert paused == ["f", "e"]
+
+
+def test_one_of_the_background_runs_whatever_is_kept() -> None:
+    runner = _Keeping()
+    runner.num_kept = 2
+    assert names_of(admitted(*map(_background, "ab"), max_running=2, runner=runner).running) == ["a"]
+
+
+class _Unpausable(ScriptedRunner):
+    """The library's batch: it runs all sequences, and cannot continue those with a grammar."""
+
+    leaves_out = False
+
+    def may_pause(self, sequence: Sequence) -> bool:
+        return sequence.request.grammar is None
+
+
+def test_background_leaves_a_batch_that_runs_all_of_its_rows() -> None:
+    scheduler = admitted(_background("a"), _background("b", grammar="x"), max_running=4, runner=_Unpausable())
+    arrive(scheduler, x := a_sequence("x"))
+    scheduler.admit()
+    assert (names_of(scheduler.running), names_of(scheduler.waiting)) == (["b", "x"], ["a"])
+    scheduler.remove(x)
+    assert names_of(scheduler.admit()) == ["a"]

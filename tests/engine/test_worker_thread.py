@@ -1,0 +1,35 @@
+"""Jobs of a thread: in order, and those of the background after all others."""
+
+import threading
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+
+from genai_server.engine.worker_thread import WorkerThread
+
+
+def test_jobs_of_the_background_come_last() -> None:
+    worker, go_on, done = WorkerThread("test"), threading.Event(), list[str]()
+    futures: list[Future[Any]] = [worker.submit(go_on.wait)]
+    futures += [worker.submit_background(done.append, name) for name in "bc"]
+    futures += [worker.submit(done.append, name) for name in "xy"]
+    go_on.set()
+    for future in futures:
+        future.result(30)
+    assert done == ["x", "y", "b", "c"]
+
+
+def test_a_failed_job_fails_its_future_only() -> None:
+    worker = WorkerThread("test")
+    failed = worker.submit(int, "x")
+    assert worker.submit(int, "7").result(30) == 7
+    with pytest.raises(ValueError, match="invalid literal"):
+        failed.result(30)
+
+
+def test_initializer_runs_in_the_thread_before_the_first_job() -> None:
+    found: list[str] = []
+    worker = WorkerThread("named", lambda: found.append(threading.current_thread().name))
+    assert worker.submit(lambda: list(found)).result(30) == found
+    assert found[0].startswith("named")
