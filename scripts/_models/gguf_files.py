@@ -31,6 +31,9 @@ ARCHITECTURES = {
     "gemma2": gguf.MODEL_ARCH.GEMMA2,
     "lfm2": gguf.MODEL_ARCH.LFM2,
 }
+# Values of a block with K. The library does not write such blocks, so random ones stand for the matrix.
+_BLOCK = 256
+_RANDOM_BLOCKS = (Type.Q4_K, Type.Q6_K)
 _NORMAL, _CONTROL, _UNUSED = 1, 3, 5
 
 
@@ -73,7 +76,11 @@ def write_gguf(source: Path, form: GgufFormat, path: Path, reference: Path) -> N
         target = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert target is not None, name
         is_matrix = array.ndim == 2
-        if is_matrix and kind not in (Type.F32, Type.F16):
+        if is_matrix and kind in _RANDOM_BLOCKS and array.shape[1] % _BLOCK == 0:
+            blocks = _random_blocks(kind, array.shape)
+            writer.add_tensor(target, blocks, raw_dtype=kind)
+            array = gguf.dequantize(blocks, kind)
+        elif is_matrix and kind not in (Type.F32, Type.F16, *_RANDOM_BLOCKS):
             writer.add_tensor(target, gguf.quantize(stored, kind), raw_dtype=kind)
             array = gguf.dequantize(gguf.quantize(array, kind), kind)
         elif is_matrix and kind is Type.F16:
@@ -89,6 +96,17 @@ def write_gguf(source: Path, form: GgufFormat, path: Path, reference: Path) -> N
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def _random_blocks(kind: Type, shape: tuple[int, ...]) -> NDArray[np.uint8]:
+    """Blocks for a matrix [outputs, inputs], with scales of a usual size."""
+    size = gguf.GGML_QUANT_SIZES[kind][1]
+    blocks = np.random.default_rng(3).integers(0, 256, (shape[0], shape[1] // _BLOCK, size), np.uint8)
+    if kind is Type.Q4_K:  # scale, and scale of the offsets
+        blocks[..., :4] = np.array([1e-4, 7.5e-4], np.float16).view(np.uint8)
+    else:
+        blocks[..., -2:] = np.array([2e-5], np.float16).view(np.uint8)
+    return blocks.reshape(shape[0], -1)
 
 
 def _describe(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
@@ -196,6 +214,8 @@ FILES = (
     GgufFormat("Q4_1", "mistral", Type.Q4_1),
     GgufFormat("Q8_0", "qwen-2.5", Type.Q8_0),
     GgufFormat("Q5_1", "qwen-3", Type.Q5_1),
+    GgufFormat("Q4_K", "qwen-3", Type.Q4_K),
+    GgufFormat("Q6_K", "qwen-2.5", Type.Q6_K),
     GgufFormat("F32", "phi-3-4k"),
     GgufFormat("F32", "gemma-2-mask", pieces=True),
     GgufFormat("F32", "lfm2"),

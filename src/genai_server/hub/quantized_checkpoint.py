@@ -108,7 +108,7 @@ def _check(quantization: Quantization, config: Mapping[str, Any]) -> None:
 
 def _gptq(section: Mapping[str, Any]) -> Quantization:
     if section.get("desc_act"):
-        raise _Unsupported("ONNX Runtime reads zero points in act-order (desc_act) wrongly, and is 100 times slower")
+        raise _Unsupported("zero points in act-order (desc_act) are read wrongly, and products are 100 times slower")
     version = section.get("checkpoint_format") or section.get("format") or "gptq"
     if version != "gptq":
         raise _Unsupported(f"the model builder reads zero points of the format gptq only, and this is {version}")
