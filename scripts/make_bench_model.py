@@ -44,12 +44,15 @@ def main() -> None:
     parser.add_argument(
         "--vocabulary", type=int, default=VOCABULARY, metavar="N", help=f"number of tokens (default {VOCABULARY})"
     )
+    parser.add_argument(
+        "--context", type=int, default=CONTEXT, metavar="N", help=f"tokens of prompt and answer (default {CONTEXT})"
+    )
     parser.add_argument("--checkpoint", type=Path, metavar="DIR", help="also keep what it is exported from")
     arguments = parser.parse_args()
     if arguments.vocabulary < VOCABULARY:
         parser.error(f"--vocabulary={arguments.vocabulary}: at least {VOCABULARY}")
-    if arguments.shape in SPEECH_SHAPES and arguments.vocabulary != VOCABULARY:
-        parser.error(f"--shape={arguments.shape}: its vocabulary is Whisper's")
+    if arguments.shape in SPEECH_SHAPES and (arguments.vocabulary, arguments.context) != (VOCABULARY, CONTEXT):
+        parser.error(f"--shape={arguments.shape}: its vocabulary and context are Whisper's")
     ensure_environment()
     if arguments.shape in SPEECH_SHAPES:
         _make_speech(arguments)
@@ -65,8 +68,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         source = arguments.checkpoint or Path(temporary)
         source.mkdir(parents=True, exist_ok=True)
-        save_tokenizer(tokenizer, source, QWEN_TEMPLATE if shape.takes_images else CHATML, CONTEXT)
-        random_model(tokenizer, shape, arguments.layers).save_pretrained(source)
+        save_tokenizer(tokenizer, source, QWEN_TEMPLATE if shape.takes_images else CHATML, arguments.context)
+        random_model(tokenizer, shape, arguments.layers, arguments.context).save_pretrained(source)
         export(
             source,
             arguments.out,
@@ -118,7 +121,9 @@ def _standard_library() -> list[str]:
     return [Path(path).read_text(encoding="utf-8", errors="ignore") for path in paths]
 
 
-def random_model(tokenizer: Tokenizer, shape: BenchShape, layers: int | None = None) -> PreTrainedModel:
+def random_model(
+    tokenizer: Tokenizer, shape: BenchShape, layers: int | None = None, context: int = CONTEXT
+) -> PreTrainedModel:
     """Random weights that can only choose readable tokens.
 
     Dimension 0 of the residual stream is 1 for every token and no layer writes to it. The output
@@ -133,7 +138,7 @@ def random_model(tokenizer: Tokenizer, shape: BenchShape, layers: int | None = N
     torch.manual_seed(0)
     settings = shape.text_settings(layers) | {
         "vocab_size": size,
-        "max_position_embeddings": CONTEXT,
+        "max_position_embeddings": context,
         "tie_word_embeddings": False,
         "bos_token_id": END_OF_TEXT_ID,
         "eos_token_id": TURN_END_ID,

@@ -1,11 +1,12 @@
 """Measure what a batch costs the requests that somebody waits for, and what it makes of the time that they leave.
 
-usage: .venv/bin/python scripts/measure_background.py [URL] [--rounds N] [--requests N] [--clients N] [--pause SECONDS]
+usage: .venv/bin/python scripts/measure_background.py [--url URL | --model-dir FOLDER] [--rounds N] [--requests N] …
 
-Run it against an otherwise idle server. Each round has a block of interactive requests without a batch, and one while a
-batch of `--batch` requests runs, in turns; the batch is made anew for each block. Interactive requests have new prompts
-and are streamed; a client pauses between two of them for a random time. A table compares the times to the first token
-and between two tokens; the last lines give the tokens of the batch, next to the interactive requests and alone.
+It starts a server for the model, or asks an otherwise idle one. Each round has a block of interactive requests without
+a batch, and one while a batch of `--batch` requests runs, in turns; the batch is made anew for each block. Interactive
+requests have new prompts and are streamed; a client pauses between two of them for a random time. A table compares the
+times to the first token and between two tokens; the last line gives the tokens of the batch, next to the interactive
+requests and alone.
 """
 
 from __future__ import annotations
@@ -15,12 +16,15 @@ import json
 import random
 import re
 import sys
+import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 from statistics import fmean, quantiles
 
 import httpx
+from _load.server import DEMO, HOST, run_server
 from _models.table import table
 
 HEAD = ["milliseconds", "alone p50", "batch p50", "ratio", "alone p95", "batch p95", "ratio"]
@@ -192,8 +196,9 @@ def rows(alone: Times, beside: Times) -> list[list[str]]:
 def main() -> None:
     """Measure and print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("url", nargs="?", default="http://127.0.0.1:8002", metavar="URL")
-    parser.add_argument("--key", default="", help="an API key, if the server needs one")
+    parser.add_argument("--model-dir", type=Path, default=DEMO, help="to serve (default: models/demo)")
+    parser.add_argument("--url", default="", help="a server that runs already")
+    parser.add_argument("--key", default="", help="an API key, if that server needs one")
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--requests", type=int, default=12, help="interactive requests of a block (default: 12)")
     parser.add_argument("--clients", type=int, default=1, help="interactive clients (default: 1)")
@@ -210,7 +215,17 @@ def main() -> None:
     parser.add_argument("--markdown", action="store_true", help="print the table as a document has it")
     arguments = parser.parse_args()
     random.seed(0)
-    server = Server(arguments.url, arguments.key)
+    if arguments.url:
+        measure(Server(arguments.url, arguments.key), arguments)
+        return
+    with tempfile.TemporaryDirectory(prefix="background") as folder:
+        settings = {"GENAI_MODEL_DIR": str(arguments.model_dir.absolute()), "GENAI_FILES_DIR": f"{folder}/files"}
+        with run_server(Path(folder), settings) as own:
+            measure(Server(f"http://{HOST}:{own.port}", ""), arguments)
+
+
+def measure(server: Server, arguments: argparse.Namespace) -> None:
+    """Run all blocks, and print what they took."""
     load = Load(arguments.requests, arguments.clients, arguments.prompt_words, arguments.tokens, arguments.pause)
     server.upload(arguments.batch, arguments.prompt_words, arguments.batch_tokens)
     run_block(server, Load(2, 1, load.prompt_words, load.tokens, 0.0), Times())

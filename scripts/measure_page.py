@@ -1,7 +1,7 @@
 """Measure what the web page costs and how smoothly it draws, in a Chromium over a server with the demo model.
 
-- What a watcher costs: the processor time of the API process and of the engine while pages show “Watch”, less the time
-  while none does. A hidden page, or one that shows “Talk”, asks nothing.
+- What a watcher costs: the processor time of the API process and of the engine while pages show “Monitor”, less the
+  time while none does. A hidden page, or one that shows “Chat”, asks nothing.
 - How smooth a long answer is: the frames that are drawn while 2,000 tokens arrive, and while it is scrolled through.
 
 usage: .venv/bin/python scripts/measure_page.py [--quick]      Linux and macOS; needs the extra `dev` and a Chromium
@@ -73,7 +73,7 @@ def costs(browser: Browser, server: Server, seconds: float) -> list[list[str]]:
     pages: list[Page] = []
     for wanted in (1, 4):
         while len(pages) < wanted:
-            pages.append(_opened(browser, server, "#watch"))
+            pages.append(_opened(browser, server, "#monitor"))
         time.sleep(3.0)
         found = _cores(server, seconds)
         each = (sum(found) - sum(idle)) / wanted
@@ -86,11 +86,11 @@ def costs(browser: Browser, server: Server, seconds: float) -> list[list[str]]:
 def frames(browser: Browser, server: Server) -> list[list[str]]:
     """The rows of the second table: frames while an answer arrives, and while it is scrolled through."""
     page = _opened(browser, server)
-    page.get_by_role("button", name="Options").click()
-    for label, value in (("Maximum tokens", str(_TOKENS)), ("Temperature", "1"), ("Seed", "1")):
+    page.get_by_role("button", name="Settings").click()
+    for label, value in (("Max tokens", str(_TOKENS)), ("Temperature", "1"), ("Seed", "1")):
         page.get_by_label(label).first.fill(value)
-    page.get_by_label("Continue after the end").check()
-    page.get_by_role("button", name="Options").click()
+    page.get_by_label("Ignore the end-of-answer token").check()
+    page.get_by_role("button", name="Settings").click()
     page.evaluate(_COUNT)
     page.get_by_label("Message", exact=True).fill("Write a long poem.")
     page.get_by_label("Message", exact=True).press("Enter")

@@ -9,6 +9,7 @@ It needs npm, which checks each package against the registry's own hash.
 
 import argparse
 import base64
+import fnmatch
 import hashlib
 import json
 import re
@@ -21,11 +22,18 @@ from typing import Any
 
 _WEB = Path(__file__).resolve().parents[1] / "src" / "genai_server" / "web"
 _PINS = _WEB / "vendored.json"
-# The files of each package, and where they go. Without a build step a browser needs paths instead of package names.
+# The files of each package, and where they go; a pattern's files go into a folder. Without a build step a browser needs
+# paths instead of package names.
 _FILES = {
     "preact": {"dist/preact.mjs": "static/vendor/preact.js", "hooks/dist/hooks.mjs": "static/vendor/preact-hooks.js"},
     "htm": {"dist/htm.mjs": "static/vendor/htm.js"},
     "markdown-it": {"dist/browser/markdown-it.esm.min.mjs": "static/vendor/markdown-it.js"},
+    "@highlightjs/cdn-assets": {"es/highlight.min.js": "static/vendor/highlight.js"},
+    "katex": {
+        "dist/katex.min.js": "static/vendor/katex.js",
+        "dist/katex.min.css": "static/vendor/katex.css",
+        "dist/fonts/*.woff2": "static/vendor/fonts/",
+    },
     "uplot": {
         "dist/uPlot.iife.min.js": "static/vendor/uplot.js",
         "dist/uPlot.min.css": "static/vendor/uplot.css",
@@ -73,18 +81,28 @@ def _pack(spec: str, folder: Path) -> tuple[Path, str]:
 
 def _write(archive: Path, package: str, members: dict[str, str]) -> dict[str, str]:
     """Write a package's files and its licence; their SHA-256 by their path below the folder of the page."""
-    license_path = str(Path(next(iter(members.values()))).with_name(f"{package}.LICENSE"))
+    license_name = f"{package.removeprefix('@').replace('/', '-')}.LICENSE"
+    license_path = str(Path(next(iter(members.values()))).with_name(license_name))
     written = {}
     with tarfile.open(archive) as packed:
-        for member, target in {**members, "LICENSE": license_path}.items():
-            file = packed.extractfile(f"package/{member}")
-            assert file is not None
-            text = _SOURCE_MAP.sub("\n", _IMPORT.sub('from"./preact.js"', file.read().decode()))
-            path = _WEB / target
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, encoding="utf-8", newline="\n")
-            written[target] = hashlib.sha256(path.read_bytes()).hexdigest()
+        names = packed.getnames()
+        for pattern, target in {**members, "LICENSE": license_path}.items():
+            for member in sorted(fnmatch.filter(names, f"package/{pattern}")):
+                file = packed.extractfile(member)
+                assert file is not None
+                name = target + Path(member).name if target.endswith("/") else target
+                path = _WEB / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(_adapted(file.read(), path.suffix))
+                written[name] = hashlib.sha256(path.read_bytes()).hexdigest()
     return written
+
+
+def _adapted(content: bytes, suffix: str) -> bytes:
+    """A file's content, a text with the paths of this project and without the address of a source map."""
+    if suffix == ".woff2":
+        return content
+    return _SOURCE_MAP.sub("\n", _IMPORT.sub('from"./preact.js"', content.decode())).encode()
 
 
 if __name__ == "__main__":

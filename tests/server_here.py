@@ -7,7 +7,7 @@ the log or the environment.
 import argparse
 import gc
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -16,6 +16,7 @@ import uvicorn
 
 from genai_server.cli.serve.composition import attached_app
 from genai_server.cli.serve.serve_command import _uvicorn_config, listen
+from genai_server.config.settings import Settings
 from genai_server.config.sources import add_options, load_settings
 from genai_server.supervisor.supervisor import Supervisor
 from tests.running_server import ONE_THREAD, RunningServer, wait_until
@@ -31,7 +32,12 @@ class ServerHere(RunningServer):
 
 
 @contextmanager
-def run_here(folder: Path, *options: str, settings: Mapping[str, str] | None = None) -> Iterator[RunningServer]:
+def run_here(
+    folder: Path,
+    *options: str,
+    settings: Mapping[str, str] | None = None,
+    supervise: Callable[[Settings], Supervisor] = Supervisor,
+) -> Iterator[RunningServer]:
     """Serve with these options and settings of `serve` on a free port; yields when no device is loading."""
     parser = argparse.ArgumentParser()
     add_options(parser)
@@ -39,7 +45,7 @@ def run_here(folder: Path, *options: str, settings: Mapping[str, str] | None = N
     given = vars(parser.parse_args(["--port", "0", *options]))
     chosen = load_settings(given, environ={**ONE_THREAD, **folders, **(settings or {})}, dotenv=None)
     with listen(chosen) as listener:
-        supervisor = Supervisor(chosen)
+        supervisor = supervise(chosen)
         supervisor.start()
         api = uvicorn.Server(_uvicorn_config(chosen, attached_app(chosen, supervisor.folder)))
         thread = threading.Thread(target=api.run, kwargs={"sockets": [listener]})

@@ -12,7 +12,7 @@ import httpx
 import psutil
 import pytest
 
-from tests.apis.batches.inputs import CHAT, begin, ended, get, jsonl, line, results
+from tests.apis.batches.inputs import CHAT, begin, ended, get, jsonl, line, num_running, results
 from tests.running_server import RunningServer, api_processes, run_server, wait_until
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGKILL")
@@ -109,7 +109,7 @@ def test_a_stopped_server_goes_on_with_its_batch(tmp_path: Path) -> None:
     lines = [line(f"{number}", "count 400; delay 0.05", max_tokens=20) for number in range(8)]
     with run_server(tmp_path, settings=settings(tmp_path)) as server:
         id = begin(server.client, lines)
-        wait_until(lambda: not server.idle("scripted"))
+        wait_until(lambda: num_running(server.client) > 0)
         server.process.send_signal(signal.SIGTERM)
         assert server.process.wait(20) == 0
     with run_server(tmp_path, settings=settings(tmp_path)) as server:

@@ -22,6 +22,14 @@ def test_heartbeat_has_the_current_and_total_requests(tmp_path: Path) -> None:
     assert read_beat(tmp_path / "beat") == Beat(2, 0, 2, 9)
 
 
+def test_heartbeat_has_the_bytes_of_keys_and_values(tmp_path: Path) -> None:
+    heartbeat = Heartbeat(tmp_path / "beat")
+    heartbeat.beat(7)
+    heartbeat.hold(2**40)
+    heartbeat.count(2, 9)
+    assert read_beat(tmp_path / "beat") == Beat(1, 7, 2, 9, 2**40)
+
+
 def test_missing_or_partial_file_is_no_beat(tmp_path: Path) -> None:
     assert read_beat(tmp_path / "none") == Beat(0, 0)
     (tmp_path / "part").write_bytes(b"1234")

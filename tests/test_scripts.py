@@ -34,6 +34,13 @@ def run(script: str, *arguments: str) -> str:
             ["the whole pass", "SkipLayerNormalization"],
         ),
         (["measure_delivery", "--streams", "1,2", "--tokens", "20", "--rounds", "1"], ["core-ms a token"]),
+        (
+            [
+                *("measure_background", "--rounds", "1", "--requests", "3", "--pause", "0.1", "--alone", "0.5"),
+                *("--tokens", "8", "--prompt-words", "20", "--batch", "300", "--batch-tokens", "100"),
+            ],
+            ["time to first token", "time between tokens", "next to interactive requests"],
+        ),
         (["measure_batches", "--lines", "300", "--seconds", "0.5"], ["validation", "cancellation"]),
         (["measure_tools", "--tools", "2", "--rounds", "1"], ["grammar made each time", "then kept"]),
         (["measure_sampler", "--rows", "1", "--steps", "1", "--vocabulary", "2000"], ["greedy", "top_k 50"]),

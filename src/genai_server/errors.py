@@ -267,6 +267,10 @@ class ModelsBusy(Unavailable, code="models_busy"):
     """All models that may be loaded at once (GENAI_MAX_MODELS) have requests, so none can be unloaded."""
 
 
+class ModelTooLarge(Unavailable, code="insufficient_memory"):
+    """There is too little memory for the model, even if all others were unloaded; the message has the figures."""
+
+
 class CheckerUnavailable(Unavailable, code="checker_unavailable"):
     """The process that checks grammars cannot be started."""
 

@@ -10,9 +10,11 @@ import struct
 from pathlib import Path
 from typing import NamedTuple
 
-_LAYOUT = struct.Struct("=QQQQ")
+_LAYOUT = struct.Struct("=QQQQQ")
 _COUNTS = struct.Struct("=QQ")
-_COUNTS_AT = _LAYOUT.size - _COUNTS.size
+_COUNTS_AT = _COUNTS.size
+_BYTES = struct.Struct("=Q")
+_BYTES_AT = _LAYOUT.size - _BYTES.size
 
 
 class Beat(NamedTuple):
@@ -26,6 +28,8 @@ class Beat(NamedTuple):
     requests: int = 0
     # Requests that have ever arrived.
     arrived: int = 0
+    # Bytes of keys and values in memory.
+    kv_bytes: int = 0
 
 
 class Heartbeat:
@@ -51,6 +55,10 @@ class Heartbeat:
     def count(self, requests: int, arrived: int) -> None:
         """Publish the running and waiting requests, and the requests that have ever arrived."""
         _COUNTS.pack_into(self._map, _COUNTS_AT, requests, arrived)
+
+    def hold(self, kv_bytes: int) -> None:
+        """Publish the bytes of keys and values in memory."""
+        _BYTES.pack_into(self._map, _BYTES_AT, kv_bytes)
 
 
 def read_beat(path: Path) -> Beat:

@@ -83,6 +83,8 @@ class PoolingModel(Struct, frozen=True):
     has_types: bool = True
     # Head size of a decoder's attention, which not every graph shows.
     head_size: int = 0
+    # Of attention; 0 if unknown.
+    num_heads: int = 0
     # How the vectors of a text's tokens become one; the results of several are joined. Empty if the graph does it.
     modes: tuple[str, ...] = ()
     # Whether the tokens of a prompt before the text are pooled, too.
@@ -210,6 +212,7 @@ def _read(directory: Path, task: Task) -> PoolingModel:
         pad_token=pad_token,
         has_types="token_type_ids" in (tokenizer.get("model_input_names") or ["token_type_ids"]),
         head_size=_head_size(config, genai),
+        num_heads=_num_heads(config, genai),
         **(_embedding(directory, config, own) if task is Task.EMBED else _reranker(directory, config, own)),
     )
     if not 0 < model.max_tokens < _MAX_TOKENS or not 0 < model.vocab_size < _MAX_TOKENS:
@@ -300,6 +303,11 @@ def _max_tokens(
     ]
     # Tokenizers without a limit have one of 30 digits.
     return int(min((limit for limit in limits if limit is not None and limit < _MAX_TOKENS), default=512))
+
+
+def _num_heads(config: Mapping[str, Any], genai: Mapping[str, Any]) -> int:
+    decoder = genai.get("model", {}).get("decoder", {})
+    return int(config.get("num_attention_heads") or decoder.get("num_attention_heads") or 0)
 
 
 def _head_size(config: Mapping[str, Any], genai: Mapping[str, Any]) -> int:

@@ -76,7 +76,7 @@ def test_installed_copy_serves_its_bundled_model_by_default(tmp_path: Path, monk
 def test_an_engine_gets_each_setting_by_its_name() -> None:
     settings = load_settings({}, environ={"GENAI_MAX_QUEUE": "7", "GENAI_LOG_FORMAT": "json"}, dotenv=None)
     found = engine_settings(settings)
-    for name in set(found.__struct_fields__) - {"cache_dir", "prefix_cache_dir", "profile_dir"}:
+    for name in set(found.__struct_fields__) - {"cache_dir", "prefix_cache_dir", "profile_dir", "max_length"}:
         assert getattr(found, name) == getattr(settings, name)
     assert (found.max_queue, found.log_format) == (7, "json")
 

@@ -1,6 +1,7 @@
 """KV memory that running requests share, on the demo model: the number of running requests, and their real memory."""
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from genai_server.config.settings import Settings
 from genai_server.config.sources import engine_settings
 from genai_server.engine import process
+from genai_server.engine.ipc.mailbox import Resize
 from genai_server.engine.model.files import check_model_directory
 from genai_server.engine.model.graph import read_decoder_graph
 from genai_server.engine.runners import choose
@@ -17,6 +19,7 @@ from genai_server.engine.runners.cpu_buffers import CpuBuffers, page_tokens
 from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.sampling.grammar import model_guidance
 from genai_server.engine.scheduling.scheduler_output import UNSHARED, KvMemory
+from genai_server.engine.sequence import Sequence
 from genai_server.messages.launch import EngineSpec
 from tests.resident import resident_bytes
 from tests.running_server import DEMO
@@ -46,12 +49,12 @@ def test_unshared_memory_is_unlimited() -> None:
 class Device(SteppedLoop):
     """An engine loop on the demo model with a limited KV memory."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, limit: int = LIMIT) -> None:
         settings = msgspec.structs.replace(
             engine_settings(Settings.model_validate({})),
             max_length=MAX_LENGTH,
             max_batch_size=SLOTS,
-            kv_cache_bytes=LIMIT,
+            kv_cache_bytes=limit,
             cache_dir="",
         )
         spec = EngineSpec("cpu", str(DEMO), settings)
@@ -65,14 +68,19 @@ class Device(SteppedLoop):
         self.max_running = 0
         self._num_asked = 0
 
-    def submit(self, num_prompt: int, max_tokens: int) -> int:
-        """Submit a request with a unique prompt; returns its key."""
+    def submit(self, num_prompt: int, max_tokens: int, *, prompt: int = 0, **fields: Any) -> int:
+        """Submit a request with a prompt of this number, or else with a unique one; returns its key."""
         self._num_asked += 1
-        self.submit_prompt(self._num_asked, text(num_prompt, self._num_asked), max_tokens)
+        self.submit_prompt(self._num_asked, text(num_prompt, prompt or self._num_asked), max_tokens, **fields)
         return self._num_asked
 
-    def submit_prompt(self, key: int, prompt: list[int], max_tokens: int) -> None:
-        self.put_request(key, prompt, max_tokens=max_tokens, max_length=MAX_LENGTH, ignore_eos=True)
+    def submit_prompt(self, key: int, prompt: list[int], max_tokens: int, **fields: Any) -> None:
+        self.put_request(key, prompt, max_tokens=max_tokens, max_length=MAX_LENGTH, ignore_eos=True, **fields)
+
+    @property
+    def resident(self) -> int:
+        """Bytes of keys and values in memory."""
+        return resident_bytes(self._buffers)
 
     def run_all(self) -> None:
         """Step until all requests have ended."""
@@ -131,3 +139,60 @@ def test_a_request_is_answered_alike_before_and_after_evictions(device: Device) 
         device.submit(450, 9)
     device.run_all()
     assert ask(1002) == ask(1003) == first
+
+
+@needs_linux
+def test_answers_without_a_limit_are_not_changed_by_pauses(tmp_path: Path) -> None:
+    """Two of them begin, and have memory for one and a half: the second one waits until the first one has ended."""
+    device = Device(tmp_path, LIMIT // 2)
+    paused: list[Sequence] = []
+
+    def pause(sequence: Sequence, then: Callable[[Sequence], None] = device.scheduler.on_pause) -> None:
+        paused.append(sequence)
+        then(sequence)
+
+    device.scheduler.on_pause = pause
+    alone = device.submit(20, MAX_LENGTH - 20, exact=True, prompt=1)
+    device.run_all()
+    assert paused == []
+    for _ in range(9):  # the next answers are expected to be short
+        device.scheduler._step_times.answered(50)
+    keys = [device.submit(20, MAX_LENGTH - 20, exact=True, prompt=number) for number in (2, 1)]
+    device.run_all()
+    assert [sequence.origin[1] for sequence in paused] == keys[1:]
+    assert device.max_running == 2
+    assert device.answer(keys[1]) == device.answer(alone)
+    assert len(device.answer(alone)) == MAX_LENGTH - 20
+    assert device.max_resident <= LIMIT
+
+
+@needs_linux
+def test_smaller_memory_pauses_requests_and_frees_pages_at_once(tmp_path: Path) -> None:
+    device = Device(tmp_path)
+    memory = device.scheduler._memory
+    whole = memory.num_pages
+    for number in range(9):  # prefixes that stay cached
+        device.submit(100, 3, prompt=100 + number)
+    device.run_all()
+    keys = [device.submit(100, 100) for _ in range(8)]
+    device.step_until(lambda: len(device.scheduler.running) == 8)
+    device.steps(40)
+    before = device.resident
+    device.put(Resize(memory.own_bytes + 40 * memory.page_bytes))
+    device.steps(1)
+    assert memory.num_pages == 40
+    assert 0 < len(device.scheduler.running) < 8
+    assert device.resident <= memory.own_bytes + 40 * memory.page_bytes < before
+    device.put(Resize(0))
+    device.steps(1)
+    assert memory.num_pages == memory.min_pages == MAX_LENGTH // memory.page_tokens
+    device.put(Resize(LIMIT))
+    device.run_all()
+    assert memory.num_pages == whole
+    assert [len(device.answer(key)) for key in keys] == [100] * 8
+
+
+def test_memory_of_fixed_size_is_not_changed() -> None:
+    memory = KvMemory(16, 10, own_bytes=7)
+    memory.resize(10**9)
+    assert (memory.num_pages, memory.least_bytes, memory.most_bytes) == (10, 7, 7)

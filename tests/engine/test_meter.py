@@ -127,14 +127,14 @@ def test_kv_tokens_are_those_of_running_sequences(bench: Bench, clock: HandClock
 def test_figures_are_sent_once_a_second_if_they_changed(bench: Bench, clock: HandClock) -> None:
     bench.submit(1, "count 50")
     bench.steps(3)
-    assert _sent(bench) == []
+    assert len(_sent(bench)) == 1  # of a new connection
     clock.wait(1.0)
     bench.steps(3)
-    assert len(_sent(bench)) == 1
+    assert len(_sent(bench)) == 2
     bench.run()
     _figures(bench, clock)
     _figures(bench, clock)
-    assert len(_sent(bench)) == 2
+    assert len(_sent(bench)) == 3
 
 
 def test_api_process_that_attaches_later_gets_the_figures(bench: Bench, clock: HandClock) -> None:
@@ -158,4 +158,5 @@ def test_pauses_of_the_background_count_and_their_gaps_do_not(bench: Bench, cloc
     bench.run()
     after = _figures(bench, clock)
     assert (after.pauses, sum(after.token_gaps.counts)) == (1, 2)
+    assert [bench.text(key) for key in (1, 2, 3)] == ["1, 2, 3", "1, 2, 3", "abc"]
     assert after.prompt_tokens == sum(len(f"{script}\n\x04") for script in ("count 3", "count 3", "say abc"))

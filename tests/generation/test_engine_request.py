@@ -1,5 +1,6 @@
 """Engine requests from bodies: defaults and limits."""
 
+import re
 from typing import Any
 
 import msgspec
@@ -17,9 +18,10 @@ DEFAULTS = Sampling(temperature=0.7, top_k=50, top_p=0.9, min_p=0.05, repetition
 MODEL = ModelInfo(context_length=100, vocab_size=1000, eos_token_ids=[2], defaults=DEFAULTS)
 
 
-def _request(num_prompt: int = 10, max_length: int = 1000, **fields: Any) -> GenerationRequest:
+def _request(num_prompt: int = 10, limit: int = 0, **fields: Any) -> GenerationRequest:
     body = ChatCompletionRequest.model_validate({"messages": HELLO, **fields})
-    return to_generation_request(body, [5] * num_prompt, MODEL, request_id="r1", max_length=max_length)
+    model = msgspec.structs.replace(MODEL, limit=limit, limited_by="memory: 9 bytes" if limit else MODEL.limited_by)
+    return to_generation_request(body, [5] * num_prompt, model, request_id="r1")
 
 
 # lengths
@@ -30,9 +32,12 @@ def test_default_max_tokens_fill_the_context() -> None:
     assert (request.max_tokens, request.max_length) == (90, 100)
 
 
-@pytest.mark.parametrize(("max_length", "limit"), [(40, 40), (100, 100), (101, 100)])
-def test_the_smaller_of_operators_and_models_limit_holds(max_length: int, limit: int) -> None:
-    assert _request(10, max_length).max_length == limit
+def test_the_engines_limit_holds_and_errors_say_what_sets_it() -> None:
+    request = _request(10, 40)
+    assert (request.max_length, request.max_tokens) == (40, 30)
+    for limit, words in ((40, "40 (memory: 9 bytes)"), (0, "100 (the model's context)")):
+        with pytest.raises(PromptTooLong, match=re.escape(words)):
+            _request(100, limit)
 
 
 def test_a_prompt_that_leaves_room_for_one_token_is_taken() -> None:
@@ -61,7 +66,7 @@ def test_both_names_of_max_tokens_bound_the_answer(field: str) -> None:
 @pytest.mark.parametrize("field", ["max_tokens", "max_completion_tokens"])
 def test_excessive_max_tokens_are_refused_with_the_limit(field: str) -> None:
     with pytest.raises(InvalidField, match=rf"^{field} .*\b40\b.*\b41\b") as caught:
-        _request(max_length=40, **{field: 41})
+        _request(limit=40, **{field: 41})
     assert caught.value.param == field
 
 
@@ -97,7 +102,6 @@ def test_answer_is_exact_by_setting_or_by_request(operators: bool) -> None:
             [5],
             MODEL,
             request_id="r1",
-            max_length=1000,
             exact=operators,
         ).exact
         for given in ({}, {"exact": None}, {"exact": True}, {"exact": False})
@@ -108,7 +112,7 @@ def test_answer_is_exact_by_setting_or_by_request(operators: bool) -> None:
 @pytest.mark.parametrize("background", [False, True])
 def test_only_the_server_makes_a_request_one_of_the_background(background: bool) -> None:
     body = ChatCompletionRequest.model_validate({"messages": HELLO})
-    made = to_generation_request(body, [5], MODEL, request_id="r1", max_length=1000, background=background)
+    made = to_generation_request(body, [5], MODEL, request_id="r1", background=background)
     assert made.background is background
 
 
@@ -184,7 +188,7 @@ def test_logprobs_are_computed_only_on_request(fields: dict[str, Any], meant: in
 
 def _completion(**fields: Any) -> GenerationRequest:
     body = CompletionRequest.model_validate({"prompt": "x", **fields})
-    return to_generation_request(body, [5] * 10, MODEL, request_id="r1", max_length=1000)
+    return to_generation_request(body, [5] * 10, MODEL, request_id="r1")
 
 
 def test_completion_has_sixteen_tokens_by_default() -> None:
@@ -199,10 +203,10 @@ def test_prompt_is_scored_only_for_echo_with_logprobs() -> None:
 
 def test_a_prompt_without_an_answer_may_fill_the_context() -> None:
     body = CompletionRequest.model_validate({"prompt": "x", "echo": True, "max_tokens": 0})
-    full = to_generation_request(body, [5] * 100, MODEL, request_id="r1", max_length=1000)
+    full = to_generation_request(body, [5] * 100, MODEL, request_id="r1")
     assert (full.max_tokens, full.max_length) == (0, 100)
     with pytest.raises(PromptTooLong):
-        to_generation_request(body, [5] * 101, MODEL, request_id="r1", max_length=1000)
+        to_generation_request(body, [5] * 101, MODEL, request_id="r1")
 
 
 def test_prompt_scoring_needs_echo_logprobs_and_a_capable_model() -> None:
@@ -210,7 +214,7 @@ def test_prompt_scoring_needs_echo_logprobs_and_a_capable_model() -> None:
 
     def scored(model: ModelInfo, **fields: Any) -> bool:
         body = CompletionRequest.model_validate({"prompt": "x", **fields})
-        return to_generation_request(body, [5], model, request_id="r1", max_length=50).prompt_logprobs
+        return to_generation_request(body, [5], model, request_id="r1").prompt_logprobs
 
     assert scored(MODEL, echo=True, logprobs=0)
     for model in (MODEL, last_only):

@@ -112,7 +112,7 @@ TO_API: list[ToApi] = [
     Load(num_free=0, free_tokens=2**40, retry_after=600, capacity=Capacity(1, 2, 2**40)),
     Load(capacity=Capacity(16, 256)),
     Figures(
-        *(1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13),
+        *(1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15),
         _HISTOGRAM,
         _HISTOGRAM,
         Histogram([], [0], 0.0),

@@ -10,11 +10,16 @@ from genai_server.heartbeat import Beat
 from genai_server.messages.generation_request import Adapter
 from genai_server.messages.status_file import EngineState, EngineStatus, ModelStatus
 from genai_server.supervisor.engine_watch import EngineWatch
+from genai_server.supervisor.memory_budget import MemoryBudget
 from genai_server.supervisor.model_pool import SETTLED, WANT_SECONDS, ManagedModel, ModelPool, new_status
+from tests.given_settings import given
 
 
 class FakeEngine:
     """Ready at once, with as many requests as the test sets."""
+
+    kv_range = (0, 0)
+    kv_bytes = 0
 
     def __init__(self) -> None:
         self.status = EngineStatus("cpu", EngineState.READY)
@@ -22,6 +27,9 @@ class FakeEngine:
         self.is_gone = False
 
     def start(self) -> None:
+        pass
+
+    def resize(self, num_bytes: int) -> None:
         pass
 
     def unload(self) -> None:
@@ -35,7 +43,7 @@ class Server:
     """Models by name, updated step by step."""
 
     def __init__(self, *names: str, most: int = 0, idle_unload: float = 0) -> None:
-        self.models = ModelPool(most, idle_unload)
+        self.models = ModelPool(most, idle_unload, MemoryBudget(given(), free=lambda: 2**40))
         self.engines: dict[str, FakeEngine] = {}
         # Models whose engines cannot be made.
         self.errors: dict[str, Exception] = {}

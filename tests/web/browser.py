@@ -38,8 +38,9 @@ def opened(browser: Browser, server: RunningServer, at: str = "", *, other: str 
         own = {urlsplit(server.url).netloc, other, ""}  # blob: and data: have no host
         strange = [url for url in asked if urlsplit(url).netloc not in own]
         assert not strange, strange
-        # The browser itself reports a refused key on the console.
-        wrong = [text for text in wrong if "the server responded with a status of" not in text]
+        # The browser itself reports a refused key, and a server that is away, on the console.
+        reports = ("the server responded with a status of", "net::ERR_CONNECTION_REFUSED")
+        wrong = [text for text in wrong if not any(report in text for report in reports)]
         assert not wrong, wrong
     finally:
         made.close()
@@ -51,8 +52,8 @@ def picture(page: Page, name: str, folder: Path) -> None:
 
 
 def charted(page: Page) -> None:
-    """Let the charts of “Watch” start at once, with the second poll. The page has its own clock."""
-    for _ in range(20):
+    """Let the charts of “Monitor” start with the server's samples. The page has its own clock."""
+    for _ in range(200):
         if page.locator(".chart").count():
             return
         page.clock.run_for(1000)
@@ -77,6 +78,11 @@ def ask(page: Page, text: str) -> None:
     """Send a message and wait for the end of its answer."""
     say(page, text)
     answered(page)
+
+
+def agree(page: Page, action: str) -> None:
+    """Confirm what the page asks before it does something that cannot be undone."""
+    page.get_by_role("dialog").get_by_role("button", name=action, exact=True).click()
 
 
 def answer(page: Page) -> Locator:

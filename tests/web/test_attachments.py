@@ -13,7 +13,7 @@ import pytest
 from playwright.sync_api import Browser, Locator, Page, Route, expect
 
 from tests.running_server import RunningServer
-from tests.web.browser import answer, answered, ask, opened, picture, violations
+from tests.web.browser import agree, answer, answered, ask, opened, picture, violations
 
 PARIS = "The capital of France is Paris."
 _CHUNK = {"choices": [{"index": 0, "delta": {"content": PARIS}, "finish_reason": "stop"}]}
@@ -257,7 +257,7 @@ def test_images_stay_with_their_turn_when_asked_again_and_edited(talk: Talk) -> 
     expect(answer(talk.page).get_by_label("Version 2 of 2")).to_be_visible()
     answered(talk.page)
     assert talk.bodies[1]["messages"] == talk.bodies[0]["messages"]
-    talk.page.get_by_role("button", name="Edit").click()
+    talk.page.get_by_role("button", name="Edit", exact=True).click()
     edit = talk.page.locator(".edit")
     edit.get_by_role("button", name="Remove dog.png").click()
     edit.get_by_label("Edit your message").fill("Which animal?")
@@ -279,9 +279,9 @@ def test_images_are_exported_and_imported_with_their_chat(talk: Talk, tmp_path: 
         talk.page.get_by_role("button", name="Export all").click()
     exported = tmp_path / "chats.json"
     found.value.save_as(exported)
-    talk.page.on("dialog", lambda dialog: dialog.accept())
     talk.page.locator(".chat-list summary").click()
-    talk.page.get_by_role("button", name="Delete").click()
+    talk.page.get_by_role("button", name="Delete", exact=True).click()
+    agree(talk.page, "Delete")
     expect(talk.page.get_by_text("No chats yet.")).to_be_visible()
     talk.page.get_by_label("Import").set_input_files(exported)
     talk.page.get_by_role("button", name="What?", exact=True).click()

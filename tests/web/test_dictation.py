@@ -161,10 +161,10 @@ def test_the_microphone_is_released_after_a_recording(dictation: Dictation) -> N
     dictation.button.click()
     expect(dictation.page.get_by_role("button", name="Stop recording")).to_be_visible()
     assert not dictation.page.evaluate(HAS_ENDED)
-    dictation.page.get_by_role("link", name="Watch").click()
+    dictation.page.get_by_role("link", name="Monitor").click()
     wait_until(lambda: dictation.page.evaluate(HAS_ENDED))
     assert dictation.sent == []
-    dictation.page.get_by_role("link", name="Talk").click()
+    dictation.page.get_by_role("link", name="Chat").click()
     dictation.dictate()
     expect(dictation.text).to_have_value("The quick brown fox.")
     assert dictation.page.evaluate(HAS_ENDED)

@@ -24,14 +24,23 @@ def test_each_foreign_file_is_the_one_whose_hash_is_written_down() -> None:
 def test_foreign_files_have_hashes_and_licences() -> None:
     pinned = {name for pin in PINS.values() for name in pin["files"]}
     found = {f"static/{name}" for name in names(PAGE)} | {f"api_docs/{name}" for name in names(API_DOCS)}
-    own = {f"static/{name}" for name in OWN} | {"api_docs/index.html", "api_docs/start.js"}
+    own = {f"static/{name}" for name in OWN} | {"api_docs/index.html", "api_docs/start.css", "api_docs/start.js"}
     assert found - own == pinned
     for package, pin in PINS.items():
-        assert any(name.endswith(f"{package}.LICENSE") for name in pin["files"])
+        license_name = f"{package.removeprefix('@').replace('/', '-')}.LICENSE"
+        assert any(name.endswith(license_name) for name in pin["files"])
 
 
-def test_the_page_is_below_300_kilobytes_when_compressed() -> None:
-    assert sum(len(gzip.compress((PAGE / name).read_bytes())) for name in names(PAGE)) < 300_000
+def test_the_page_loads_below_200_kilobytes_when_compressed() -> None:
+    """Modules that are imported when they are needed, and the libraries of `libraries.js`, do not count."""
+    page = (PAGE / "index.html").read_text(encoding="utf-8")
+    wanted = [PAGE / "index.html", *(PAGE / name for name in re.findall(r'(?:src|href)="ui/([^"]+)"', page))]
+    for path in wanted:
+        if path.suffix == ".js":
+            found = re.findall(r'^(?:import|export) .*?from "(.+?)";', path.read_text(encoding="utf-8"), re.MULTILINE)
+            wanted += [file for name in found if (file := (path.parent / name).resolve()) not in wanted]
+    assert len(wanted) > 40
+    assert sum(len(gzip.compress(path.read_bytes())) for path in wanted) < 200_000
 
 
 def test_page_files_load_nothing_foreign_and_write_no_html() -> None:

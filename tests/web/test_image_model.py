@@ -25,14 +25,20 @@ def test_an_image_is_read_and_stays_in_the_conversation(browser: Browser, seeing
 
     def prompt_tokens(place: int) -> int:
         """Tokens of the prompt of an answer."""
-        return int(answer(page).nth(place).get_by_title("tokens of the prompt").inner_text().removeprefix("prompt "))
+        shown = answer(page).nth(place)
+        if not shown.locator(".facts").count():
+            shown.get_by_role("button", name="Figures").click()
+        return int(shown.get_by_title("tokens of the prompt").inner_text().removeprefix("prompt "))
 
     with opened(browser, seeing) as page:
-        page.get_by_role("button", name="Options").click()
-        page.get_by_label("Maximum tokens").first.fill("4")
+        page.get_by_role("button", name="Settings").click()
+        page.get_by_label("Max tokens").first.fill("4")
         ask(page, "What is it?")
         without = prompt_tokens(0)
         page.get_by_role("button", name="New chat").click()
+        expect(answer(page)).to_have_count(0)
+        page.get_by_role("button", name="Settings").click()
+        page.get_by_label("Max tokens").first.fill("4")
         for name, content in (("red.png", red), ("blue.png", blue)):
             page.get_by_label("Files", exact=True).set_input_files({"name": name, "mimeType": "", "buffer": content})
             expect(page.get_by_role("button", name=f"Remove {name}")).to_be_visible()

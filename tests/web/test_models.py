@@ -10,13 +10,12 @@ import pytest
 from playwright.sync_api import Browser, Locator, Page, Route, expect
 
 from tests.running_server import DEMO, RunningServer
-from tests.web.browser import answer, ask, opened, picture
+from tests.web.browser import agree, answer, ask, opened, picture
 
 
 @pytest.fixture
 def page(browser: Browser, own_scripted: RunningServer) -> Iterator[Page]:
-    with opened(browser, own_scripted, "#watch/models") as page:
-        page.on("dialog", lambda dialog: dialog.accept())
+    with opened(browser, own_scripted, "#monitor/models") as page:
         yield page
 
 
@@ -41,33 +40,34 @@ def row(page: Page, name: str) -> Locator:
 
 
 def watch_models(page: Page) -> None:
-    page.get_by_role("link", name="Watch").click()
+    page.get_by_role("link", name="Monitor").click()
     page.get_by_role("link", name="Models").click()
 
 
 def talk(page: Page, model: str, text: str) -> None:
     """Start a new chat with a model."""
-    page.get_by_role("link", name="Talk").click()
+    page.get_by_role("link", name="Chat").click()
     page.get_by_role("button", name="New chat").click()
     page.get_by_label("Model", exact=True).select_option(model)
     ask(page, text)
 
 
 def test_a_model_is_loaded_talked_to_and_unloaded(page: Page, tmp_path: Path) -> None:
-    submit(page, "Load a model", "Load", Name="more", Directory="/more", Devices="scripted:7")
+    submit(page, "Load another directory", "Load", Name="more", Directory="/more", Devices="scripted:7")
     expect(row(page, "more")).to_contain_text("ready")
     picture(page, "models-loaded", tmp_path)
     talk(page, "more", "say hello")
     expect(answer(page)).to_contain_text("hello")
     watch_models(page)
     row(page, "more").get_by_role("button", name="Unload").click()
+    agree(page, "Unload")
     expect(row(page, "more")).to_have_count(0)
-    page.get_by_role("link", name="Talk").click()
+    page.get_by_role("link", name="Chat").click()
     expect(page.get_by_label("Model", exact=True)).to_have_value("onnx-genai")
 
 
 def test_failed_load_is_shown_with_the_reason(page: Page) -> None:
-    form = submit(page, "Load a model", "Load", Name="more", Directory="/nowhere", Devices="cpu")
+    form = submit(page, "Load another directory", "Load", Name="more", Directory="/nowhere", Devices="cpu")
     expect(form.get_by_role("alert")).to_contain_text("/nowhere")
     expect(row(page, "onnx-genai")).to_have_count(1)
     expect(row(page, "more")).to_have_count(0)
@@ -76,19 +76,20 @@ def test_failed_load_is_shown_with_the_reason(page: Page) -> None:
 def test_a_failed_model_is_shown_with_its_reason_and_not_offered(page: Page, tmp_path: Path) -> None:
     broken = shutil.copytree(DEMO, tmp_path / "broken")
     (broken / "model.onnx").write_bytes(b"no graph")
-    submit(page, "Load a model", "Load", Name="more", Directory=str(broken), Devices="cpu")
+    submit(page, "Load another directory", "Load", Name="more", Directory=str(broken), Devices="cpu")
     expect(row(page, "more")).to_contain_text("failed", timeout=30_000)
     expect(row(page, "more").locator(".error")).to_contain_text("model.onnx")
-    page.get_by_role("link", name="Talk").click()
+    page.get_by_role("link", name="Chat").click()
     expect(page.get_by_label("Model", exact=True)).to_have_value("onnx-genai")
     expect(page.get_by_label("Model", exact=True).locator("option[value=more]")).to_have_count(0)
     watch_models(page)
     row(page, "more").get_by_role("button", name="Unload").click()
+    agree(page, "Unload")
     expect(row(page, "more")).to_have_count(0)
 
 
 def test_a_model_is_given_another_name_which_is_removed_again(page: Page) -> None:
-    submit(page, "Add an alias for a model", "Add", New_name="gpt-4o", Model="onnx-genai")
+    submit(page, "Add an alias", "Add", New_name="gpt-4o", Model="onnx-genai")
     expect(row(page, "onnx-genai").locator(".tag")).to_contain_text("gpt-4o")
     page.get_by_role("button", name="Remove the name gpt-4o").click()
     expect(page.locator(".tag")).to_have_count(0)
@@ -129,7 +130,7 @@ BASE = {"id": "base", "chat": False, "capabilities": ["completion"]}
 
 
 def test_a_model_that_is_loading_can_be_chosen_and_says_so(page: Page, tmp_path: Path) -> None:
-    page.get_by_role("link", name="Talk").click()
+    page.get_by_role("link", name="Chat").click()
     listed(page, {"id": "big", "state": "loading", "chat": None, "loading_seconds": 12.4})
     expect(page.locator(".picker")).to_contain_text("loading for 12 s")
     picture(page, "picker-loading", tmp_path)
@@ -151,7 +152,7 @@ def test_an_older_list_that_comes_late_replaces_no_newer_one(page: Page) -> None
     page.evaluate("import('./ui/models.js').then(({models}) => models.load())")
     with page.expect_response("**/v1/models"):
         held[0].fulfill(json={"object": "list", "data": [{"id": "older", "chat": True}]})
-    page.get_by_role("link", name="Talk").click()
+    page.get_by_role("link", name="Chat").click()
     page.wait_for_timeout(100)
     expect(page.get_by_label("Model", exact=True)).to_have_value("newer")
 
@@ -163,14 +164,14 @@ def test_only_chat_models_are_offered_and_others_show_their_use(page: Page, tmp_
     expect(row(page, "base")).to_contain_text("raw prompts")
     expect(row(page, "small")).to_contain_text("chats")
     picture(page, "models-for", tmp_path)
-    page.get_by_role("link", name="Talk").click()
+    page.get_by_role("link", name="Chat").click()
     expect(page.get_by_label("Model", exact=True)).to_have_value("small")
     others = page.locator(".picker option:disabled")
     expect(others).to_have_text(["bert (embeddings)", "judge (reranking)", "base (raw prompts)"])
 
 
 def test_nothing_is_sent_without_a_chat_model(page: Page, tmp_path: Path) -> None:
-    page.get_by_role("link", name="Talk").click()
+    page.get_by_role("link", name="Chat").click()
     listed(page, EMBEDS)
     expect(page.locator(".conversation .bar")).to_contain_text("No model for chats, bert (embeddings)")
     page.get_by_label("Message", exact=True).fill("Hello!")

@@ -11,10 +11,10 @@ from playwright.sync_api import Browser, Page, expect
 from tests.running_server import RunningServer
 from tests.web.browser import answer, answered, ask, charted, opened, picture, violations
 
-VIEWS = ["talk", "options", "look", "watch", "profiles", "models", "runtime-options"]
+VIEWS = ["chat", "settings", "tokens", "monitor", "profiles", "models", "runtime-options"]
 # Elements that appear once a view is complete.
 SHOWN = {
-    "watch": ".chart canvas",
+    "monitor": ".chart canvas",
     "profiles": "section[aria-label=Sessions] :is(.soft, tbody)",
     "models": "section[aria-label=Models] tbody tr",
     "runtime-options": "section[aria-label='Runtime options'] .card",
@@ -25,12 +25,12 @@ SHOWN = {
 def page(browser: Browser, demo: RunningServer, request: pytest.FixtureRequest) -> Iterator[Page]:
     """The page with a chat whose answer has scores."""
     with opened(browser, demo, color_scheme=request.param) as page:
-        page.get_by_role("button", name="Options").click()
+        page.get_by_role("button", name="Settings").click()
         page.get_by_label("Token probabilities").check()
         page.get_by_label("Temperature").fill("0.9")
         page.get_by_label("Seed").fill("3")
-        page.get_by_label("Maximum tokens").first.fill("90")
-        page.get_by_role("button", name="Options").click()
+        page.get_by_label("Max tokens").first.fill("90")
+        page.get_by_role("button", name="Settings").click()
         for question in ("What is the capital of France?", "And of Italy?", "Write a long poem."):
             ask(page, question)
         page.clock.install()
@@ -40,20 +40,20 @@ def page(browser: Browser, demo: RunningServer, request: pytest.FixtureRequest) 
 
 def show(page: Page, view: str) -> None:
     """Go to a view and wait until it is complete."""
-    if view in ("talk", "options", "look"):
-        page.get_by_role("link", name="Talk").click()
+    if view in ("chat", "settings", "tokens"):
+        page.get_by_role("link", name="Chat").click()
         page.locator(".chat-list .open").first.click()
         expect(answer(page)).to_have_count(3)
-    if view == "options":
-        page.get_by_role("button", name="Options").click()
-    elif view == "look":
-        page.get_by_role("button", name="Look into it").last.click()
+    if view == "settings":
+        page.get_by_role("button", name="Settings").click()
+    elif view == "tokens":
+        page.get_by_role("button", name="Inspect tokens").last.click()
         expect(page.locator(".tokens")).to_be_visible()
-    elif view != "talk":
-        page.get_by_role("link", name="Watch").click()
-        name = {"watch": "Overview", "runtime-options": "Runtime options"}.get(view, view.capitalize())
-        page.get_by_role("navigation", name="Watch").get_by_role("link", name=name).click()
-        if view == "watch":
+    elif view != "chat":
+        page.get_by_role("link", name="Monitor").click()
+        name = {"monitor": "Overview", "runtime-options": "Runtime"}.get(view, view.capitalize())
+        page.get_by_role("navigation", name="Monitor").get_by_role("link", name=name).click()
+        if view == "monitor":
             charted(page)
         expect(page.locator(SHOWN[view]).first).to_be_visible(timeout=15_000)
 
@@ -75,8 +75,8 @@ def streams(server: RunningServer, number: int) -> Iterator[None]:
 def test_views_have_no_serious_accessibility_violations(
     page: Page, demo: RunningServer, view: str, tmp_path: Path
 ) -> None:
-    page.set_viewport_size({"width": 1280, "height": 960 if view == "watch" else 800})
-    with streams(demo, 1 if view == "watch" else 0):
+    page.set_viewport_size({"width": 1280, "height": 960 if view == "monitor" else 800})
+    with streams(demo, 1 if view == "monitor" else 0):
         show(page, view)
         picture(page, f"{view}-{page.evaluate('window.scheme')}", tmp_path)
     assert violations(page) == []
@@ -86,8 +86,8 @@ def test_views_have_no_serious_accessibility_violations(
 @pytest.mark.parametrize("view", VIEWS)
 def test_each_view_fits_a_phone(page: Page, view: str, tmp_path: Path) -> None:
     page.set_viewport_size({"width": 360, "height": 740})
-    if view in ("talk", "options", "look"):
-        page.get_by_role("link", name="Talk").click()
+    if view in ("chat", "settings", "tokens"):
+        page.get_by_role("link", name="Chat").click()
         if (panel := page.locator(".panel")).count():
             panel.get_by_role("button", name="Close").click()
         page.get_by_role("button", name="Chats").click()
@@ -104,7 +104,7 @@ def test_the_keyboard_alone_is_enough_to_ask(browser: Browser, demo: RunningServ
         answered(page)
         for _ in range(30):
             page.keyboard.press("Shift+Tab")
-            if page.evaluate("document.activeElement.textContent") == "Regenerate":
+            if page.evaluate("document.activeElement.ariaLabel") == "Regenerate":
                 break
         page.keyboard.press("Enter")
         expect(page.get_by_label("Version 2 of 2")).to_be_visible()

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 from starlette.routing import WebSocketRoute
 
 from genai_server import __version__
-from genai_server.apis.admin import adapters, runtime_options
+from genai_server.apis.admin import adapters, runtime_options, stored_models
 from genai_server.apis.admin import model_loading as model_admin
 from genai_server.apis.admin import profile_sessions as profiles
 from genai_server.apis.admin import running_requests as requests
@@ -40,8 +40,9 @@ from genai_server.apis.responses.background_responses import EndRequest
 from genai_server.apis.responses.store import ResponseStore
 from genai_server.apis.responses.store_database import RecordDatabase
 from genai_server.apis.responses.websocket import ResponsesSocket
-from genai_server.apis.status import engine_metrics, health
+from genai_server.apis.status import engine_metrics, health, load_history
 from genai_server.apis.status.engine_metrics import EngineMetrics
+from genai_server.apis.status.load_history import LoadHistory
 from genai_server.apis.tokens import routes as tokens
 from genai_server.apis.transcriptions import routes as transcriptions
 from genai_server.apis.web_page import routes as page
@@ -51,7 +52,7 @@ from genai_server.generation.catalog import Catalog
 from genai_server.generation.dependencies import ClientLeft, Services
 from genai_server.generation.fingerprint import fingerprint
 from genai_server.generation.output_spec import CheckedSpecs
-from genai_server.generation.pulling import PullModel
+from genai_server.generation.pulling import ModelStore
 from genai_server.generation.served_model import LoadText
 from genai_server.grammar_checker.checker import GrammarChecker
 from genai_server.http.api_keys import ApiKeys
@@ -62,7 +63,7 @@ from genai_server.http.middleware.request_lifetime import Drain, Drained, Reques
 from genai_server.http.middleware.uploads import Uploads, upload_folder
 from genai_server.http.rate_limit import RateLimits
 from genai_server.http.request_state import request_state
-from genai_server.http.telemetry.request_record import Observer
+from genai_server.http.telemetry.request_record import Observer, RecentRequests
 from genai_server.images.reader import Images
 from genai_server.process_memory import rare_full_collections
 from genai_server.timing import Clock, request_clock
@@ -82,8 +83,8 @@ class ModelFiles:
 
     # Reads the text side of a model.
     load_text: LoadText
-    # Fetches a model from a hub.
-    pull: PullModel
+    # Models on disk and on a hub.
+    store: ModelStore
 
 
 @dataclass(frozen=True)
@@ -125,6 +126,8 @@ def create_app(
     """
 
     bodies = BodyBudget(settings.max_bodies_bytes)
+    recent = RecentRequests()
+    telemetry = replace(telemetry, observers=[*telemetry.observers, recent.observe])
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[dict[str, BodyBudget]]:
@@ -139,6 +142,8 @@ def create_app(
             )
             engine_metrics = EngineMetrics(settings, models)
             telemetry.registry.register(engine_metrics)
+            recent.open(folder)
+            history = LoadHistory(engine_metrics, recent)
             with (
                 closing(GrammarChecker(settings.grammar_timeout, telemetry.count_check)) as grammars,
                 closing(Images(settings, folder, telemetry.count_image)) as images,
@@ -146,6 +151,7 @@ def create_app(
                 upload_folder(folder) as app.state.uploads,
             ):
                 app.state.responses = responses
+                app.state.history = history
                 app.state.services = Services(
                     settings,
                     models,
@@ -156,9 +162,13 @@ def create_app(
                     telemetry.clock,
                     drain,
                     telemetry.registry,
-                    model_files.pull,
+                    model_files.store,
+                    recent,
                 )
-                starting = asyncio.create_task(_start_image_readers(models, images))
+                tasks = [
+                    asyncio.create_task(_start_image_readers(models, images)),
+                    asyncio.create_task(history.follow()),
+                ]
                 try:
                     async with files_and_batches(app, app.state.services, max_body, telemetry.batches) as found:
                         app.state.files = None if found is None else found.files
@@ -166,7 +176,8 @@ def create_app(
                         app.state.file_uploads = None if found is None else found.uploads
                         yield {BODY_BUDGET: bodies}
                 finally:
-                    starting.cancel()
+                    for task in tasks:
+                        task.cancel()
                     await responses.close()
             telemetry.registry.unregister(engine_metrics)
             await asyncio.to_thread(telemetry.close)
@@ -206,6 +217,7 @@ def create_app(
         batches,
         runtime_options,
         model_admin,
+        stored_models,
         adapters,
         requests,
         profiles,
@@ -220,6 +232,7 @@ def create_app(
         app.mount(page.PAGE_PATH, page.WebFiles(directory=PAGE))
     if settings.metrics != "off":
         app.include_router(engine_metrics.router)
+        app.include_router(load_history.router)
 
     @app.exception_handler(ClientLeft)
     async def client_left(request: Request, error: ClientLeft) -> Response:

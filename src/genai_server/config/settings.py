@@ -8,7 +8,7 @@ import ipaddress
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import platformdirs
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
@@ -31,6 +31,9 @@ _ALIAS = r"[A-Za-z0-9][A-Za-z0-9._/:-]{0,127}|\*"
 _UNPREFIXED = ("host", "port", "workers", "reload")
 
 Positive = Annotated[int, Field(gt=0)]
+NotNegative = Annotated[int, Field(ge=0)]
+# What lets the server choose a number.
+AUTO: Literal["auto"] = "auto"
 
 
 def environment_variable(name: str) -> str:
@@ -84,9 +87,9 @@ class Settings(BaseModel):
     names to a model.
     """
 
-    max_models: int = Field(0, ge=0)
-    """Maximum number of models loaded at once; 0 sets no limit. A request for another model replaces the one that has
-    been idle the longest.
+    max_models: NotNegative | Literal["auto"] = AUTO
+    """Maximum number of models loaded at once; `auto` loads as many as the memory holds, and refuses one that it cannot
+    hold; 0 sets no limit. A request for another model replaces the one that has been idle the longest.
     """
 
     idle_unload: int = Field(0, ge=0, le=31_536_000)
@@ -99,12 +102,14 @@ class Settings(BaseModel):
     each.
     """
 
-    max_length: Positive = 2048
-    """Maximum number of tokens of prompt and answer together; never more than the model's context."""
+    max_length: Positive | Literal["auto"] = AUTO
+    """Maximum number of tokens of prompt and answer together; never more than the model's context. `auto` allows the
+    model's context, or what of it the memory for keys and values holds (`GENAI_KV_CACHE_BYTES`).
+    """
 
     max_batch_size: int = Field(16, ge=1, le=1024)
-    """Maximum number of requests that a device runs at once; others wait. On Linux CPUs they also wait until they fit
-    into `GENAI_KV_CACHE_BYTES`.
+    """Maximum number of requests that a device runs at once; others wait. On Linux CPUs they also wait until they are
+    expected to fit into `GENAI_KV_CACHE_BYTES`.
     """
 
     scheduler: str = Field("auto", pattern="^(auto|batched|generator|library)$")
@@ -113,14 +118,14 @@ class Settings(BaseModel):
     """
 
     kv_cache_bytes: int = Field(0, ge=0)
-    """Maximum memory for a batch's keys and values, in bytes; 0 uses half of the memory that is free at startup. On
-    Linux CPUs each running request reserves memory for its prompt plus `max_tokens`.
+    """Maximum memory for the keys and values of each engine, in bytes; 0 divides half of the free memory among the
+    models. On Linux CPUs requests take it as their tokens come, and the last ones are paused when it gets short.
     """
 
     kv_cache_type: str = Field("fp32", pattern="^(auto|fp32|fp16)$")
     """Numbers of a batch's keys and values on CPUs: `fp32`, `fp16` (half the memory, slower decoding), or `auto`:
-    `fp16` if the memory does not hold `GENAI_MAX_BATCH_SIZE` requests of `GENAI_MAX_LENGTH` in 32 bits. A model built
-    with 16 bits keeps them.
+    `fp16` if the memory does not hold the model's context in 32 bits, or `GENAI_MAX_BATCH_SIZE` requests of a
+    `GENAI_MAX_LENGTH` that is set. A model built with 16 bits keeps them.
     """
 
     exact: bool = False
@@ -200,8 +205,8 @@ class Settings(BaseModel):
     """
 
     cap_max_tokens: bool = True
-    """Reduce a `max_tokens` of /v1/messages, or a `num_predict` of Ollama's API, above GENAI_MAX_LENGTH to what fits;
-    if disabled, and with GENAI_STRICT, such a value is a 400.
+    """Reduce a `max_tokens` of /v1/messages, or a `num_predict` of Ollama's API, above the context (GENAI_MAX_LENGTH)
+    to what fits; if disabled, and with GENAI_STRICT, such a value is a 400.
     """
 
     allow_special_tokens: bool = False
@@ -507,6 +512,12 @@ class Settings(BaseModel):
     def devices(self) -> list[str]:
         """The configured devices, in order."""
         return self.device.split(",")
+
+    def within(self, context_length: int | None) -> int | None:
+        """The limit of a model's sequences as far as the settings tell; None if they allow any number."""
+        if isinstance(self.max_length, str):
+            return context_length
+        return min(self.max_length, context_length or self.max_length)
 
     @property
     def served(self) -> dict[str, str]:

@@ -73,12 +73,13 @@ def load_settings(
 def engine_settings(settings: Settings) -> EngineSettings:
     """The settings that all engines share."""
     given = {name: getattr(settings, name) for name in EngineSettings.__struct_fields__}
-    paths = {
+    others = {
         "cache_dir": str(settings.cache_path or ""),
         "prefix_cache_dir": str(settings.prefix_cache_path),
         "profile_dir": str(settings.profile_dir),
+        "max_length": settings.within(None) or 0,
     }
-    return EngineSettings(**given | paths)
+    return EngineSettings(**given | others)
 
 
 def device_options(

@@ -29,6 +29,7 @@ from genai_server.engine.ipc.mailbox import (
     Message,
     Outbox,
     PrefixLoaded,
+    Resize,
     Send,
     TokenChosen,
 )
@@ -115,11 +116,15 @@ class EngineLoop:
         self._requests.finish_late(now)
         if now >= self._next_figures:
             self._next_figures = now + _FIGURES_EVERY
-            running, encoder, disk = self._scheduler.running, self._runners.encoder, self._runners.disk_cache
+            running, disk = self._scheduler.running, self._runners.disk_cache
             if disk is not None:
                 disk.store()
             on_disk = None if disk is None else disk.figures(self._scheduler.seconds_per_token)
-            self._outbox.tell_figures(self._meter.figures(running, self._requests, self._options, encoder, on_disk))
+            self._heartbeat.hold(self._runners.kv_bytes)
+            self._outbox.tell_figures(
+                self._meter.figures(running, self._requests, self._options, self._runners, on_disk)
+            )
+        self._scheduler.make_room()
         admitted = self._scheduler.admit()
         self._options.choose(self._scheduler.running, self._scheduler.waiting)
         for sequence in admitted:
@@ -171,16 +176,26 @@ class EngineLoop:
                 self._prefix_loaded(sequence)
             case Cancel(key) | Stop(key):
                 self._leave(connection, key, answered=isinstance(message, Stop))
-            case Leave():
-                self._leaving = True
+            case Leave() | Resize():
+                self._obey(message)
             case Connected():
                 self._outbox.connect(connection)
+                self._next_figures = self._clock()  # it has none yet
             case Disconnected():
                 self._outbox.disconnect(connection)
                 self._admission.disconnected(connection)
                 self._requests.drop_all(connection)
             case _:
                 self._tell(connection, self._admin.reply(message))
+
+    def _obey(self, order: Leave | Resize) -> None:
+        """Carry out an order of the supervisor."""
+        if isinstance(order, Leave):
+            self._leaving = True
+            return
+        self._runners.main.abilities.memory.resize(order.num_bytes)
+        self._scheduler.make_room()
+        self._runners.fit_memory()
 
     def _leave(self, connection: int, key: int, *, answered: bool) -> None:
         """End an answer that its reader has abandoned; with `answered`, the reader still gets its figures."""
@@ -212,9 +227,9 @@ class EngineLoop:
                 disk.fetch(sequence, self._scheduler.seconds_per_token, done)
 
     def _pause(self, sequence: Sequence) -> None:
-        """Free what a sequence of the background holds. What it has read may stay in the prefix cache."""
+        """Free what a sequence holds. What it has read may stay in the prefix cache."""
         self._runners.close(sequence)
-        self._meter.paused()
+        self._meter.paused(sequence)
 
     def _prefix_loaded(self, sequence: Sequence) -> None:
         """Count what was loaded of a sequence's prefix; it reads the rest."""

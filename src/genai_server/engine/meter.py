@@ -1,13 +1,12 @@
 """An engine's counters of its own work, for the metrics."""
 
 from collections.abc import Sequence as Several
-from typing import Any
 
 import numpy as np
 
-from genai_server.engine.encoder_worker import EncoderWorker
 from genai_server.engine.profiling.runtime_options import RuntimeOptionState
 from genai_server.engine.requests import RequestTable
+from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.scheduling.scheduler_output import Step
 from genai_server.engine.sequence import Sequence
 from genai_server.engine.sound_worker import SoundWorker
@@ -47,6 +46,7 @@ class Meter:
         self._cache_queries = 0
         self._cache_hits = 0
         self._pauses = 0
+        self._preemptions = 0
         self._drafted = 0
         self._accepted = 0
         self._prefill_passes = Tally(_SECONDS)
@@ -61,9 +61,12 @@ class Meter:
             self._cache_queries += len(request.prompt)
             self._cache_hits += sequence.num_cached
 
-    def paused(self) -> None:
-        """Count a sequence of the background that gives up its place."""
-        self._pauses += 1
+    def paused(self, sequence: Sequence) -> None:
+        """Count a sequence that gives up its place: one of the background to others, any other for lack of memory."""
+        if sequence.background:
+            self._pauses += 1
+        else:
+            self._preemptions += 1
 
     def matched(self, num_tokens: int) -> None:
         """Count tokens of a prompt that were found in the cache after it was opened."""
@@ -103,14 +106,16 @@ class Meter:
         running: Several[Sequence],
         requests: RequestTable,
         options: RuntimeOptionState,
-        encoder: EncoderWorker[Any] | None = None,
+        runners: RunnerPair,
         disk_cache: DiskCacheFigures | None = None,
     ) -> Figures:
         """All counters, here and elsewhere in the engine."""
+        encoder = runners.encoder
         num_encoded = 0 if encoder is None else encoder.num_encoded
         are_sounds = isinstance(encoder, SoundWorker)
         return Figures(
             kv_tokens=sum(sequence.num_read for sequence in running),
+            kv_capacity=runners.kv_capacity,
             prompt_tokens=self._prompt_tokens,
             generation_tokens=self._generation_tokens,
             cache_queries=self._cache_queries,
@@ -120,6 +125,7 @@ class Meter:
             encoded_images=0 if are_sounds else num_encoded,
             encoded_sounds=num_encoded if are_sounds else 0,
             pauses=self._pauses,
+            preemptions=self._preemptions,
             terminated=requests.num_terminated,
             profile_sessions=options.num_profile_sessions,
             profiled=sum(sequence.profile.is_on for sequence in running),

@@ -16,6 +16,7 @@ from msgspec import structs
 from genai_server.child_process import ignore_group_signals, private_standard_output
 from genai_server.engine.host.parent_watch import ParentWatch
 from genai_server.engine.ipc.connections import Connections, Listener, listen
+from genai_server.engine.ipc.mailbox import Resize
 from genai_server.engine.loop import EngineLoop
 from genai_server.engine.model.files import CONFIG, session_profile
 from genai_server.engine.profiling.manifest import about_engine
@@ -23,6 +24,7 @@ from genai_server.engine.profiling.runtime_options import RuntimeOptionState
 from genai_server.engine.runners.base import Runner
 from genai_server.engine.runners.choose import load_runners, profile_folder
 from genai_server.engine.runners.kv_events import KvEventPublisher
+from genai_server.engine.runners.lengths import on_cpu
 from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.runners.warm_up import scores_prompts, warm_up
 from genai_server.engine.sampling.grammar import Guidance, bytes_guidance, model_guidance
@@ -34,6 +36,7 @@ from genai_server.heartbeat import Heartbeat
 from genai_server.logs import configure_logging
 from genai_server.messages.generation_request import ModelInfo
 from genai_server.messages.launch import EngineReport, EngineSpec
+from genai_server.model_memory import advice_for_context
 from genai_server.pooling_model import Task, task_of
 from genai_server.process_memory import freeze_existing_objects
 
@@ -64,10 +67,11 @@ def main() -> None:
         for adapter in spec.adapters:
             runners.adapters.load(adapter)
         model = structs.replace(runners.main.model, scores_prompts=False)
+        _report_context(spec, model)
         if not runners.main.abilities.pools:
             runners.kv_events = publisher(spec, runners.main)
-            warm_up(runners, spec.settings.prefill_chunk, spec.settings.max_length)
-            model = structs.replace(model, scores_prompts=scores_prompts(runners, spec.settings.max_length))
+            warm_up(runners, spec.settings.prefill_chunk)
+            model = structs.replace(model, scores_prompts=scores_prompts(runners))
             runners.disk_cache = disk_cache(spec, runners.main)
         guidance = load_guidance(spec, model)
     except BaseException as error:  # the operator must see any error of the library, including SystemExit and panics
@@ -126,9 +130,33 @@ def serve(
             f"{Path(spec.model_dir) / CONFIG} contain enable_profiling; remove that key to profile single answers"
         )
     freeze_existing_objects()
-    _tell(report, EngineReport(address=listener.address))
+    parent_watch.on_resize = lambda num_bytes: loop.inbox.put((0, Resize(num_bytes)))
+    _tell(report, about_loaded(spec, runners, listener.address))
     loop.run_forever()
     runners.end_sessions()
+
+
+def about_loaded(spec: EngineSpec, runners: RunnerPair, address: str) -> EngineReport:
+    """What an engine reports once it has loaded its model."""
+    model, memory = runners.main.model, runners.main.abilities.memory
+    least, most = (memory.least_bytes, memory.most_bytes) if on_cpu(spec) else (0, 0)
+    if spec.settings.kv_cache_bytes:  # set by the operator
+        least = most = min(most, spec.settings.kv_cache_bytes)
+    return EngineReport(address, "", model.max_length, model.limited_by, least, max(least, most))
+
+
+def _report_context(spec: EngineSpec, model: ModelInfo) -> None:
+    """Log a context that the memory limits."""
+    if spec.settings.max_length or model.max_length >= model.context_length:
+        return
+    advice = advice_for_context(model.max_length, model.context_length)
+    log.warning(
+        "context %d tokens of the model's %d (%s)%s",
+        model.max_length,
+        model.context_length,
+        model.limited_by,
+        advice and f"; {advice}",
+    )
 
 
 def make_scheduler(spec: EngineSpec, runners: RunnerPair, *, speculates: bool = False) -> Scheduler:

@@ -16,6 +16,7 @@ from genai_server.engine_client.client import EngineClient
 from genai_server.errors import (
     ModelNotFound,
     ModelsBusy,
+    ModelTooLarge,
     NoEngineReady,
     QueueFull,
     TaskUnsupported,
@@ -250,11 +251,11 @@ class Catalog:
     async def loaded(self, name: str, seconds: float) -> ServedModel:
         """Ask the supervisor for the model of this name until it is loaded, or has failed to load.
 
-        Raises ModelsBusy if no other model can be unloaded for it, NoEngineReady after `seconds`, and ModelNotFound if
-        the model is removed.
+        Raises ModelTooLarge if there is too little memory for it, ModelsBusy if no other model can be unloaded for it,
+        NoEngineReady after `seconds`, and ModelNotFound if the model is removed.
         """
         began = time.monotonic()
-        asked = began - _ASK_EVERY
+        asked, has_asked = began - _ASK_EVERY, False
         while True:
             self._update()
             about = self.find(name)
@@ -262,12 +263,15 @@ class Catalog:
             if served is not None and self.state(about) in (ModelState.FAILED, ModelState.READY):
                 return served
             now = time.monotonic()
+            if about.is_too_large and has_asked:
+                raise ModelTooLarge(about.shortage)
             if about.state == ModelState.UNLOADED and now - began >= PATIENCE:
-                raise ModelsBusy(f"no loaded model was idle for {PATIENCE:g} s (GENAI_MAX_MODELS)", retry_after=5)
+                limit = about.shortage or "GENAI_MAX_MODELS"
+                raise ModelsBusy(f"no loaded model was idle for {PATIENCE:g} s ({limit})", retry_after=5)
             if now - began >= seconds:
-                raise NoEngineReady(f"model {name} is still {about.state}")
+                raise NoEngineReady(f"model {name} is still {about.state}{about.shortage and f': {about.shortage}'}")
             if about.state in (ModelState.UNLOADED, ModelState.UNLOADING) and now - asked >= _ASK_EVERY:
-                asked = now
+                asked, has_asked = now, True
                 await self.command(WantModel(name))
             await asyncio.sleep(_LOOK_EVERY / 2)
 

@@ -19,14 +19,14 @@ from genai_server.config.settings import Settings
 from genai_server.errors import InvalidField, ServerStopping
 from genai_server.generation.catalog import Catalog
 from genai_server.generation.output_spec import CheckedSpecs
-from genai_server.generation.pulling import PullModel
+from genai_server.generation.pulling import ModelStore
 from genai_server.generation.served_model import ServedModel
 from genai_server.grammar_checker.checker import GrammarChecker
 from genai_server.http.leniency import Leniency
 from genai_server.http.middleware.authentication import rights
 from genai_server.http.middleware.request_lifetime import Drain
 from genai_server.http.request_state import request_state
-from genai_server.http.telemetry.request_record import RequestRecord
+from genai_server.http.telemetry.request_record import RecentRequests, RequestRecord
 from genai_server.images.reader import Images
 from genai_server.pooling_model import Task
 from genai_server.quoted_values import quoted
@@ -52,8 +52,10 @@ class Services:
     drain: Drain
     # The Prometheus metrics.
     registry: CollectorRegistry
-    # Downloads models from a hub.
-    pull: PullModel
+    # Models on disk and on a hub.
+    store: ModelStore
+    # The requests that have ended.
+    recent: RecentRequests
 
     async def served(self, model: str | None, task: Task | None = None) -> ServedModel:
         """The model of a request that only needs its text side.
@@ -63,11 +65,6 @@ class Services:
         chosen = self.models.choose(model) if task is None else self.models.choose_for(model, task)
         _, served = await self.models.serving(chosen, self.settings.request_timeout)
         return served
-
-    def max_model_len(self, served: ServedModel) -> int | None:
-        """Maximum number of tokens of prompt and answer together; None until an engine has reported it."""
-        context = served.context_length
-        return None if context is None else min(self.settings.max_length, context)
 
 
 async def services(request: Request) -> Services:

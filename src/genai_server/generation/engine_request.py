@@ -23,20 +23,18 @@ def to_generation_request(
     model: ModelInfo,
     *,
     request_id: str,
-    max_length: int,
     exact: bool = False,
     background: bool = False,
 ) -> GenerationRequest:
     """The engine request for one prompt, with all defaults resolved. See GenerationRequest for the arguments.
 
-    `max_length` limits the tokens of prompt and answer together. `exact` is the default of the body's field.
+    `exact` is the default of the body's field.
 
     Raises InvalidField and PromptTooLong, which name the field, the limit and the given value.
     """
     source = "prompt" if isinstance(body, CompletionRequest) else "messages"
     encoded = "the prompt encodes to" if source == "prompt" else "the messages encode to"
-    limit = min(max_length, model.context_length)
-    limited_by = "GENAI_MAX_LENGTH" if limit == max_length else "the model's context"
+    limit, limited_by = model.max_length, model.limited_by
     field, max_tokens = _answer_limit(body)
     if max_tokens is not None and max_tokens > limit:
         raise InvalidField(f"{field} must be at most {limit} ({limited_by}), given {max_tokens}", param=field)

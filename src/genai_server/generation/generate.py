@@ -66,8 +66,8 @@ async def _generate(services: Services, body: Body, context: RequestContext, *, 
         body = await with_suffix(body, codec)
     encoded = await encode_prompts(services, body, codec, context.leniency)
     prompts = [prompt.tokens for prompt in encoded]
-    prediction = await encode_prediction(body, codec, settings.max_length)
-    limit = min(settings.max_length, model.context_length)
+    prediction = await encode_prediction(body, codec, model)
+    limit = model.max_length
     if (body.max_tokens or 0) > limit and context.leniency.cap("max_tokens", limit - len(prompts[0])):
         body = body.model_copy(update={"max_tokens": None})
     requests = [
@@ -76,7 +76,6 @@ async def _generate(services: Services, body: Body, context: RequestContext, *, 
             prompt,
             model,
             request_id=context.request_id,
-            max_length=settings.max_length,
             exact=settings.exact,
             background=context.background,
         )

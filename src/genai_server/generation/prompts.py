@@ -17,7 +17,7 @@ from genai_server.generation.output_spec import offered_tools
 from genai_server.http.leniency import Leniency
 from genai_server.images.image_files import ReadImage
 from genai_server.images.reader import ImageSource
-from genai_server.messages.generation_request import Image
+from genai_server.messages.generation_request import Image, ModelInfo
 from genai_server.quoted_values import quoted
 from genai_server.text.codec import TextCodec
 
@@ -168,8 +168,8 @@ def engine_images(prompt: EncodedPrompt, cache_salt: str | None) -> list[Image]:
     ]
 
 
-async def encode_prediction(body: ChatParameters | CompletionRequest, codec: TextCodec, max_length: int) -> list[int]:
-    """The token ids of the prediction, at most `max_length`; empty without a prediction.
+async def encode_prediction(body: ChatParameters | CompletionRequest, codec: TextCodec, model: ModelInfo) -> list[int]:
+    """The token ids of the prediction, at most as many as a sequence may have; empty without a prediction.
 
     Raises InvalidField.
     """
@@ -177,9 +177,9 @@ async def encode_prediction(body: ChatParameters | CompletionRequest, codec: Tex
         return []
     text = body.prediction.text
     tokens = await codec.encode_text(text, add_special=False, parse_special=False, param="prediction")
-    if len(tokens) > max_length:
+    if len(tokens) > model.max_length:
         raise InvalidField(
-            f"prediction may have at most {max_length} tokens (GENAI_MAX_LENGTH), given {len(tokens)}",
+            f"prediction may have at most {model.max_length} tokens ({model.limited_by}), given {len(tokens)}",
             param="prediction",
         )
     return tokens

@@ -1,4 +1,4 @@
-"""The types of fetching models from a hub. `cli/serve/loaders.py` has the implementation, which needs no FastAPI."""
+"""The types of models in GENAI_MODELS_DIR and on a hub. `cli/serve/loaders.py` implements them."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,3 +21,36 @@ class PullProgress:
 # with progress; an exception raised there stops the download. Blocks. Raises PullFailed. `cli/serve/loaders.py` passes
 # in the implementation.
 PullModel = Callable[[str, str, Callable[[PullProgress], None]], Path]
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One of the models in a repository."""
+
+    # "" for the repository's root.
+    folder: str
+    # In bytes.
+    size: int
+
+
+@dataclass(frozen=True)
+class StoredModel:
+    """A model directory in GENAI_MODELS_DIR."""
+
+    path: Path
+    # In bytes.
+    size: int
+    # The repository or directory that it comes from, with `:FOLDER` for one of several models; "" if unknown.
+    source: str
+
+
+@dataclass(frozen=True)
+class ModelStore:
+    """What is in GENAI_MODELS_DIR, and what a hub has for it. All functions block."""
+
+    directory: Path
+    pull: PullModel
+    # The models in a repository. Raises PullFailed.
+    variants: Callable[[str], list[Variant]]
+    # By name.
+    stored: Callable[[], list[StoredModel]]

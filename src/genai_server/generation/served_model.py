@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from genai_server.engine_client.client import Router
 from genai_server.errors import ConfigurationError, NoEngineReady, in_one_line
+from genai_server.messages.generation_request import ModelInfo
 from genai_server.messages.status_file import ModelStatus, StatusFileReader
 from genai_server.text.codec import TextCodec
 
@@ -52,10 +53,21 @@ class ServedModel:
         return self.is_readable and any(engine.is_connected for engine in self.router.engines.values())
 
     @property
-    def context_length(self) -> int | None:
-        """Most tokens of prompt and answer together that the model takes; None until an engine has reported it."""
+    def max_length(self) -> int | None:
+        """Maximum number of tokens of prompt and answer together; None until an engine has reported it."""
+        return None if self._shortest is None else self._shortest.max_length
+
+    @property
+    def limited_by(self) -> str:
+        """What sets this limit, in words; "" until an engine has reported it."""
+        return "" if self._shortest is None else self._shortest.limited_by
+
+    @property
+    def _shortest(self) -> ModelInfo | None:
+        """What the engine with the lowest limit has reported."""
         models = [engine.model for engine in self.router.engines.values()]
-        return min((model.context_length for model in models if model is not None), default=None)
+        known = [model for model in models if model is not None]
+        return min(known, key=lambda model: model.max_length, default=None)
 
     @property
     def codec(self) -> TextCodec:

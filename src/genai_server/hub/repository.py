@@ -84,14 +84,30 @@ def select_model(repository: Repository, include: Sequence[str] = ()) -> Selecti
     chosen = [file for file in repository.files if not include or _matches(file.path, include)]
     if not chosen:
         raise PullFailed(f"no file of {repository.name} matches --include {' '.join(include)}")
-    folders = sorted({_folder(file.path) for file in chosen if PurePosixPath(file.path).name == MODEL_CONFIG})
+    folders = _model_folders(chosen)
     if not folders:
         return _select_encoder(repository, include)
     if len(folders) > 1 and "" not in folders:
         raise PullFailed(_choice(repository, chosen, folders))
-    folder = folders[0]
+    return _select_folder(folders[0], folders, chosen)
+
+
+def models_of(repository: Repository) -> list[Selection]:
+    """The files of each onnxruntime-genai model, or else of the encoder. Raises PullFailed if there is no model."""
+    folders = _model_folders(repository.files)
+    if not folders:
+        return [_select_encoder(repository, ())]
+    return [_select_folder(folder, folders, repository.files) for folder in folders]
+
+
+def _model_folders(files: Iterable[RemoteFile]) -> list[str]:
+    return sorted({_folder(file.path) for file in files if PurePosixPath(file.path).name == MODEL_CONFIG})
+
+
+def _select_folder(folder: str, folders: Sequence[str], files: Iterable[RemoteFile]) -> Selection:
+    """The files of one of several models, which may be below each other."""
     others = [other for other in folders if other != folder]
-    return _selection(folder, [file for file in _below(folder, chosen) if not _is_below(file.path, others)])
+    return _selection(folder, [file for file in _below(folder, files) if not _is_below(file.path, others)])
 
 
 def select_source(repository: Repository) -> Selection:

@@ -38,6 +38,8 @@ class Figures(Struct, frozen=True, tag=True):
 
     # Tokens of running sequences in the KV cache now.
     kv_tokens: int
+    # Those that the KV cache holds for all sequences; 0 if each slot has memory for the longest sequence.
+    kv_capacity: int
     # A prompt is counted when it has been read.
     prompt_tokens: int
     generation_tokens: int
@@ -53,6 +55,8 @@ class Figures(Struct, frozen=True, tag=True):
     encoded_sounds: int
     # How often sequences of the background gave up their places.
     pauses: int
+    # How often other sequences were paused for lack of memory.
+    preemptions: int
     # Sequences that terminate_session has ended.
     terminated: int
     # Profile sessions that have begun.

@@ -212,16 +212,18 @@ class Batching(Struct, frozen=True):
     mixes: bool = False
     # Minimum number of tokens of a step that uses 8-bit weights; None if no step does.
     int8_from: int | None = None
-    # Tokens that the KV cache holds for all sequences; 0 if each slot has memory for the longest sequence.
-    kv_tokens: int = 0
     # Whether the next tokens of sequences are drafted and verified together.
     speculates: bool = False
+
+
+# What limits the length of sequences, unless the settings or the memory do.
+CONTEXT = "the model's context"
 
 
 class ModelInfo(Struct, frozen=True):
     """What an API process must know of an engine's model."""
 
-    # Tokens of prompt and answer together.
+    # Tokens of prompt and answer together that the model was made for.
     context_length: int
     vocab_size: int
     # Tokens that end an answer.
@@ -230,3 +232,12 @@ class ModelInfo(Struct, frozen=True):
     defaults: Sampling
     # Whether it can compute the log probabilities of a prompt's tokens.
     scores_prompts: bool = True
+    # Tokens of prompt and answer together that its engine takes; 0 for the model's context.
+    limit: int = 0
+    # What sets `max_length`, in words for messages.
+    limited_by: str = CONTEXT
+
+    @property
+    def max_length(self) -> int:
+        """Maximum number of tokens of prompt and answer together."""
+        return self.limit or self.context_length

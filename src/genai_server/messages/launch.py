@@ -17,6 +17,7 @@ class EngineSettings(Struct, frozen=True):
     prefill_chunk: int
     itl_target: float
     speculation: str
+    # 0 allows the model's context, or what of it the memory holds.
     max_length: int
     scheduler: str
     kv_cache_bytes: int
@@ -61,10 +62,14 @@ class EngineSpec(Struct, frozen=True):
     adapters: list[Adapter] = []
     # None disables the events of its prefix cache.
     kv_events: KvEventTarget | None = None
+    # Memory for keys and values, unless the settings say it; 0 lets the engine choose.
+    kv_bytes: int = 0
 
 
 # Sent to the engine's standard input, before that ends, if the engine is unloaded while its supervisor continues.
 UNLOAD_ORDER = b"unload\n"
+# Begins a line on the engine's standard input with the new size of the memory for keys and values, in bytes.
+RESIZE_ORDER = b"kv_bytes "
 
 
 class EngineReport(Struct, frozen=True):
@@ -74,3 +79,10 @@ class EngineReport(Struct, frozen=True):
     address: str = ""
     # Why it could not load.
     error: str = ""
+    # Maximum number of tokens of prompt and answer together, and what sets it, in words for messages.
+    max_length: int = 0
+    limited_by: str = ""
+    # Memory for keys and values in the host's memory, in bytes: the least that holds the longest sequence, and the most
+    # that would be used. Equal if the size is fixed.
+    least_kv_bytes: int = 0
+    most_kv_bytes: int = 0

@@ -70,6 +70,9 @@ class EngineStatus(Struct, frozen=True):
     since: float = 0.0
     # Whether it was killed because a step took too long, and has not been ready since.
     hung: bool = False
+    # Maximum number of tokens of prompt and answer together, and what sets it; 0 until it has loaded.
+    max_length: int = 0
+    limited_by: str = ""
 
 
 class ModelStatus(Struct, frozen=True):
@@ -96,6 +99,10 @@ class ModelStatus(Struct, frozen=True):
     takes_images: bool = False
     # Seconds without a request after which it is unloaded; None for never.
     idle_unload: float | None = None
+    # Why there is no memory for it now, with the figures; "" unless a request waits for it.
+    shortage: str = ""
+    # Whether there would be none without the other models, either.
+    is_too_large: bool = False
 
 
 class ServerStatus(Struct, frozen=True):

@@ -12,7 +12,7 @@ import msgspec
 
 from genai_server.config.environment import engine_environment
 from genai_server.heartbeat import Beat, read_beat
-from genai_server.messages.launch import UNLOAD_ORDER, EngineReport, EngineSpec
+from genai_server.messages.launch import RESIZE_ORDER, UNLOAD_ORDER, EngineReport, EngineSpec
 
 # Seconds allowed for each token of a step, in addition to the timeout: a hundred times the time on slow machines.
 SECONDS_PER_TOKEN = 0.1
@@ -143,6 +143,13 @@ class EngineProcess:
         if self._process.stdin is not None:
             with contextlib.suppress(OSError):
                 self._process.stdin.close()
+
+    def resize(self, num_bytes: int) -> None:
+        """Change the size of the memory for keys and values."""
+        if self._process.stdin is not None:
+            with contextlib.suppress(OSError, ValueError):  # it is about to end
+                self._process.stdin.write(RESIZE_ORDER + b"%d\n" % num_bytes)
+                self._process.stdin.flush()
 
     def unload(self) -> None:
         """Ask this process alone to exit; the supervisor and its folder stay."""

@@ -70,6 +70,8 @@ class EngineWatch:
     ) -> None:
         self.status = status
         self.has_loaded = False
+        # The least and the most memory for keys and values in the host's memory, in bytes; None until it has loaded.
+        self.kv_range: tuple[int, int] | None = None
         self._spec = spec
         # Its name in the log.
         self._name = f"model {status.model} on device {spec.device}"
@@ -119,6 +121,20 @@ class EngineWatch:
         """The engine's newest heartbeat."""
         return read_beat(Path(self._spec.heartbeat_file))
 
+    @property
+    def kv_bytes(self) -> int:
+        """The memory that its keys and values take now, in bytes."""
+        return self.beat().kv_bytes
+
+    def resize(self, num_bytes: int) -> None:
+        """Change the memory that its keys and values may take, now and after a restart. Ignored while it loads."""
+        with self._lock:
+            if num_bytes == self._spec.kv_bytes:
+                return
+            self._spec = msgspec.structs.replace(self._spec, kv_bytes=num_bytes)
+        if self.status.state == EngineState.READY and self._process is not None:
+            self._process.resize(num_bytes)
+
     def _run(self) -> None:
         """Run the engine. An exception becomes its state, because nothing else would report it."""
         try:
@@ -142,10 +158,19 @@ class EngineWatch:
                 self.has_loaded = True
                 # A restarted engine loads adapters with their requests, so a missing file does not keep it from
                 # starting.
-                self._spec = msgspec.structs.replace(self._spec, adapters=[])
+                with self._lock:
+                    self._spec = msgspec.structs.replace(self._spec, adapters=[])
                 # Logged before the state changes, because observers of the state may log more.
                 log.info("%s is ready, process %d", self._name, self.status.pid)
-                self._set(state=EngineState.READY, address=report.address, error=None, hung=False)
+                self.kv_range = report.least_kv_bytes, report.most_kv_bytes
+                self._set(
+                    state=EngineState.READY,
+                    address=report.address,
+                    error=None,
+                    hung=False,
+                    max_length=report.max_length,
+                    limited_by=report.limited_by,
+                )
                 error = self._serve_until_death()
                 if self._stopping.is_set():
                     self._set(state=EngineState.STOPPED, pid=None, address="")

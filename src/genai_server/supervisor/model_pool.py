@@ -14,6 +14,7 @@ from genai_server.messages.status_file import EngineState, EngineStatus, ModelSt
 from genai_server.pooling_model import task_of
 from genai_server.quoted_values import quoted
 from genai_server.supervisor.engine_watch import EngineWatch
+from genai_server.supervisor.memory_budget import Decision, MemoryBudget, Shortage
 from genai_server.vision_model import takes_images
 
 log = logging.getLogger(__name__)
@@ -23,7 +24,7 @@ SETTLED = 1.0
 # Seconds after which a request's demand for a model expires, unless it is repeated.
 WANT_SECONDS = 3.0
 
-StartEngines = Callable[[ModelStatus], Sequence[EngineWatch]]
+CreateEngines = Callable[[ModelStatus], Sequence[EngineWatch]]
 
 
 class ManagedModel:
@@ -32,11 +33,11 @@ class ManagedModel:
     Guarded by the supervisor's lock, except `end`, which waits for processes.
     """
 
-    def __init__(self, about: ModelStatus, start_engines: StartEngines, now: float) -> None:
+    def __init__(self, about: ModelStatus, create: CreateEngines, now: float) -> None:
         self.about = about
         self.engines: Sequence[EngineWatch] = ()
         self.last_used = now
-        self._start_engines = start_engines
+        self._create = create
         self._counts: list[tuple[int, int]] = []
         self._unloading_until: float | None = None
         # Why its engines could not be created; "" if they could, or were not needed yet.
@@ -89,17 +90,15 @@ class ManagedModel:
         """Change fields of its status."""
         self.about = msgspec.structs.replace(self.about, **changes)
 
-    def load(self, now: float) -> None:
-        """Start its engines. A failure to create one becomes the model's state."""
+    def create_engines(self, now: float) -> None:
+        """Create its engines, which must be started. A failure to create one becomes the model's state."""
         self.last_used = now
+        self.change(shortage="", is_too_large=False)
         try:
-            self.engines = self._start_engines(self.about)
+            self.engines = self._create(self.about)
         except Exception as error:
             log.exception("loading model %s", self.about.name)
             self._failed = in_one_line(error)
-            return
-        for engine in self.engines:
-            engine.start()
 
     def look(self, now: float) -> None:
         """Update the counts of requests and the time of the last use."""
@@ -153,12 +152,14 @@ def new_status(name: str, path: str, devices: Sequence[str], serial: int, *, on_
 class ModelPool:
     """The models by name; the first is for requests that name none.
 
-    At most `max_loaded` models are loaded at once (0: no limit). Models idle for `idle_unload` seconds are unloaded
-    (0: never). Times are seconds of one clock. Guarded by the supervisor's lock.
+    At most `max_loaded` models are loaded at once (0: no limit), or "auto" for as many as the memory holds. Models idle
+    for `idle_unload` seconds are unloaded (0: never). Times are seconds of one clock. Guarded by the supervisor's lock.
     """
 
-    def __init__(self, max_loaded: int, idle_unload: float) -> None:
-        self._max_loaded = max_loaded
+    def __init__(self, max_loaded: int | str, idle_unload: float, budget: MemoryBudget) -> None:
+        self._by_memory = isinstance(max_loaded, str)
+        self._max_loaded = max_loaded if isinstance(max_loaded, int) and max_loaded else math.inf
+        self._budget = budget
         self._idle_unload = idle_unload or None
         self._models: dict[str, ManagedModel] = {}
         self._wanted: dict[str, float] = {}
@@ -230,7 +231,40 @@ class ModelPool:
 
     def request_load(self, name: str, now: float) -> None:
         """Note that a request waits for a model. Raises ModelNotFound."""
-        self._wanted[self.find(name).about.name] = now
+        model = self.find(name)
+        if model.about.name not in self._wanted:
+            model.change(shortage="", is_too_large=False)  # it may fit now
+        self._wanted[model.about.name] = now
+
+    def load_first(self, now: float) -> None:
+        """Load the first model, and the next ones as far as the limit allows and the memory holds them well.
+
+        The others are loaded on demand.
+        """
+        first: list[ManagedModel] = []
+        for model in self:
+            decision = self._budget.decide(model, first) if self._by_memory else Decision.LOAD
+            if isinstance(decision, Shortage):
+                self._lack(model, decision)
+            is_tight = bool(first) and self._by_memory and not self._budget.fits_well(model, first)
+            if decision is Decision.LOAD and not is_tight and len(first) < self._max_loaded:
+                first.append(model)
+                model.create_engines(now)
+            else:
+                model.change(on_demand=True)
+        self._start(first)
+
+    def load(self, models: Sequence[ManagedModel], now: float) -> None:
+        """Start the engines of models, after all engines have got their shares of the memory."""
+        for model in models:
+            model.create_engines(now)
+        self._start(models)
+
+    def _start(self, models: Sequence[ManagedModel]) -> None:
+        self._budget.divide(self._loaded)
+        for model in models:
+            for engine in model.engines:
+                engine.start()
 
     def unload(self, name: str, until: float, now: float) -> None:
         """Stop serving a model; its running requests may continue until the given time. Raises ModelNotFound."""
@@ -247,6 +281,7 @@ class ModelPool:
             if seconds is not None and model.is_idle(now, seconds):
                 self._evict(model, now)
         self._make_room(now)
+        self._budget.divide(self._loaded)
         return [model for model in self if model.may_end(now)]
 
     def ended(self, model: ManagedModel) -> None:
@@ -262,19 +297,33 @@ class ModelPool:
         self._wanted = {name: at for name, at in self._wanted.items() if now - at < WANT_SECONDS}
         waiting = [self._models[name] for name in self._wanted if name in self._models]
         waiting = [model for model in waiting if model.state == ModelState.UNLOADED]
-        free = self._max_loaded - sum(model.takes_memory for model in self) if self._max_loaded else math.inf
+        free = self._max_loaded - len(self._loaded)
         coming = sum(model.state == ModelState.UNLOADING for model in self)
         for model in waiting:
-            if free > 0:
+            idle = [model for model in self if model.is_idle(now)]
+            decision = self._budget.decide(model, self._loaded, idle) if self._by_memory else Decision.LOAD
+            if free > 0 and decision is Decision.LOAD:
                 free -= 1
-                model.load(now)
+                self.load([model], now)
             elif coming > 0:
                 coming -= 1
+            elif isinstance(decision, Shortage):
+                if model.about.is_too_large != decision.is_too_large or not model.about.shortage:
+                    self._lack(model, decision)
+            elif not idle:
+                return
             else:
-                idle = [model for model in self if model.is_idle(now)]
-                if not idle:
-                    return
                 self._evict(min(idle, key=lambda model: model.last_used), now)
+
+    @property
+    def _loaded(self) -> list[ManagedModel]:
+        """The models of which processes take memory, or soon will."""
+        return [model for model in self if model.takes_memory]
+
+    @staticmethod
+    def _lack(model: ManagedModel, shortage: Shortage) -> None:
+        log.log(logging.WARNING if shortage.is_too_large else logging.INFO, "%s", shortage.reason)
+        model.change(shortage=shortage.reason, is_too_large=shortage.is_too_large)
 
     @staticmethod
     def _evict(model: ManagedModel, now: float) -> None:

@@ -35,6 +35,7 @@ from genai_server.messages.status_file import EngineState, EngineStatus, ModelSt
 from genai_server.options.device import DeviceOptions
 from genai_server.supervisor.command_listener import CommandListener
 from genai_server.supervisor.engine_watch import EngineWatch, Restarts
+from genai_server.supervisor.memory_budget import MemoryBudget
 from genai_server.supervisor.model_pool import ManagedModel, ModelPool, new_status
 
 log = logging.getLogger(__name__)
@@ -57,6 +58,7 @@ class Supervisor:
         on_nothing_loaded: Callable[[], None] = lambda: None,
         on_started: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
+        budget: MemoryBudget | None = None,
     ) -> None:
         for name in settings.served:
             device_options(settings, name)
@@ -73,10 +75,9 @@ class Supervisor:
         self._commands: CommandListener | None = None
         self._is_file_old = False
         self._thread = threading.Thread(target=self._run_models, name="models", daemon=True)
-        self._models = ModelPool(settings.max_models, settings.idle_unload)
-        for number, (name, path) in enumerate(settings.served.items()):
-            on_demand = 0 < settings.max_models <= number
-            model = self._managed_model(name, path, settings.devices, on_demand=on_demand)
+        self._models = ModelPool(settings.max_models, settings.idle_unload, budget or MemoryBudget(settings))
+        for name, path in settings.served.items():
+            model = self._managed_model(name, path, settings.devices)
             files = settings.adapter_files(name).items()
             model.change(
                 adapters=[Adapter(adapter, file, secrets.token_hex(8)) for adapter, file in files],
@@ -91,14 +92,12 @@ class Supervisor:
         """Start the engines of the models that are loaded at the start; returns at once."""
         self._commands = CommandListener(self.folder, self._secret, self._execute)
         with self._lock:
-            for model in self._models:
-                if not model.about.on_demand:
-                    model.engines = self._engines(model.about)
-                    self._first += model.engines
+            self._models.load_first(self._clock())
+            self._first = [engine for model in self._models for engine in model.engines]
             self._publish()
-            for engine in self._first:
-                engine.start()
         self._thread.start()
+        if not self._first:
+            self._on_nothing_loaded()
 
     def stop(self) -> None:
         """End all engines and remove the folder."""

@@ -58,6 +58,11 @@ def ended(client: httpx.Client, id: str, headers: Mapping[str, str] | None = Non
     return get(client, id, headers)
 
 
+def num_running(client: httpx.Client, headers: Mapping[str, str] | None = None) -> int:
+    """How many requests run or wait in the engines, also in the background. `headers` are those of an operator."""
+    return len(client.get("/v1/requests", headers=headers).json()["data"])
+
+
 def results(client: httpx.Client, id: str | None, headers: Mapping[str, str] | None = None) -> dict[str, Any]:
     """The results in a file by their custom ids, each of which is there once; none without a file."""
     if id is None:

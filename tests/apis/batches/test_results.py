@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import threading
 from pathlib import Path
 
 import pytest
@@ -74,3 +75,28 @@ async def test_nothing_is_added_without_lines(tmp_path: Path) -> None:
     await found.add([], succeeded=False)
     assert found.sizes == (0, 0)
     await found.close()
+
+
+async def test_closing_waits_for_a_write_in_a_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file's number could belong to another file by the time of the write."""
+    append, begun, may_end = ResultFile.append, threading.Event(), threading.Event()
+
+    def slow(file: ResultFile, lines: bytes) -> None:
+        begun.set()
+        assert may_end.wait(30)
+        append(file, lines)
+
+    monkeypatch.setattr(ResultFile, "append", slow)
+    found = await opened(tmp_path)
+    adding = asyncio.create_task(found.add([succeeded("a")], succeeded=True))
+    await asyncio.to_thread(begun.wait)
+    closing = asyncio.create_task(found.close())
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert not closing.done()
+    may_end.set()
+    await closing
+    adding.cancel()
+    again = await opened(tmp_path)
+    assert again.has("a")
+    await again.close()

@@ -1,7 +1,6 @@
 """OpenAI's /v1/batches over HTTP, with scripted devices and with the demo models."""
 
 import json
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,13 +11,13 @@ import pytest
 
 from genai_server.apis.batches import answering
 from genai_server.apis.batches.schemas import WINDOWS
-from tests.apis.batches.inputs import CHAT, begin, ended, get, jsonl, line, results, upload
+from tests.apis.batches.inputs import CHAT, begin, ended, get, jsonl, line, num_running, results, upload
 from tests.running_server import DEMO, RunningServer, refusal, wait_until
 from tests.scraped import scrape
 from tests.server_here import run_here
 
-ALICE, BOB = "alice-0123456789abcdef", "bob-0123456789abcdef"
-OF_BOB = {"authorization": f"Bearer {BOB}"}
+ALICE, BOB, ADMIN = "alice-0123456789abcdef", "bob-0123456789abcdef", "admin-0123456789abcdef"
+OF_BOB, OF_ADMIN = ({"authorization": f"Bearer {key}"} for key in (BOB, ADMIN))
 
 
 @pytest.fixture(scope="module")
@@ -28,6 +27,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
         "GENAI_DEVICE": "scripted",
         "GENAI_FILES_DIR": str(folder / "files"),
         "GENAI_API_KEYS": f"alice:{ALICE},bob:{BOB}",
+        "GENAI_ADMIN_API_KEY": ADMIN,
         "GENAI_MAX_BATCH_SIZE": "4",
         "GENAI_MAX_BATCH_REQUESTS": "50",
     }
@@ -183,7 +183,7 @@ def test_a_cancelled_batch_keeps_its_results(server: RunningServer) -> None:
     failed = results(server.client, batch["error_file_id"])
     assert {each["error"]["code"] for each in failed.values()} == {"batch_cancelled"}
     assert failed["2"]["response"] is None
-    wait_until(lambda: server.idle("scripted"))
+    wait_until(lambda: num_running(server.client, OF_ADMIN) == 0)
     assert server.client.post(f"/v1/batches/{id}/cancel").json()["status"] == "cancelled"
     assert server.client.delete(f"/v1/files/{file}").status_code == 200
 
@@ -236,32 +236,33 @@ def test_a_batch_and_its_results_are_its_keys(server: RunningServer) -> None:
     assert response.status_code == 404
 
 
-def test_a_busy_server_fails_no_request(tmp_path: Path) -> None:
-    """The queue has no place beside another key's request, and the key may begin no ten requests in a minute."""
+def test_a_server_that_takes_no_requests_fails_none(tmp_path: Path) -> None:
+    """Its session is terminated, and the batch's key may begin no ten requests in a minute."""
     settings = {
         "GENAI_DEVICE": "scripted",
         "GENAI_FILES_DIR": str(tmp_path / "files"),
-        "GENAI_MAX_BATCH_SIZE": "1",
-        "GENAI_MAX_QUEUE": "0",
-        "GENAI_API_KEYS": f"alice:{ALICE},bob:{BOB}",
-        "GENAI_MAX_CONCURRENT_PER_KEY": "1",
+        "GENAI_API_KEYS": f"alice:{ALICE}",
+        "GENAI_ADMIN_API_KEY": ADMIN,
         "GENAI_RATE_PER_KEY": "4",
+        "GENAI_MAX_CONCURRENT_PER_KEY": "1",
     }
     with run_here(tmp_path, settings=settings) as server:
-        server.client.headers["authorization"] = f"Bearer {BOB}"
-        chatting = threading.Thread(target=server.chat, args=("count 30; delay 0.05",))
-        chatting.start()
-        wait_until(lambda: not server.idle("scripted"))
         server.client.headers["authorization"] = f"Bearer {ALICE}"
+        server.chat("say hello")
+
+        def terminate(value: str) -> None:
+            options = {"terminate_session": value}
+            server.client.post("/v1/admin/runtime_options", json=options, headers=OF_ADMIN).raise_for_status()
+
+        terminate("1")
         id = begin(server.client, [line(f"{number}") for number in range(10)])
-        wait_until(lambda: get(server.client, id)["status"] == "in_progress")
-        chatting.join()
+        wait_until(lambda: scrape(server).value("batch_requests_total", result="retried") >= 1)
+        terminate("0")
         batch = ended(server.client, id)
         counted = scrape(server)
     assert batch["request_counts"] == {"total": 10, "completed": 10, "failed": 0}
     assert counted.value("batches_total", status="completed") == 1
     assert counted.value("batch_requests_total", result="completed") == 10
-    assert counted.value("batch_requests_total", result="retried") >= 1
     # Only the chat's time counts, because nobody waits for the others.
     assert counted.value("time_to_first_token_seconds_count") == 1
     assert counted.value("request_success_total") == 11
@@ -308,16 +309,20 @@ def test_a_batch_waits_for_room_for_its_results(tmp_path: Path) -> None:
         "GENAI_DEVICE": "scripted",
         "GENAI_FILES_DIR": str(tmp_path / "files"),
         "GENAI_MAX_BATCH_SIZE": "1",
-        "GENAI_FILES_BYTES_PER_KEY": "100000",
+        "GENAI_FILES_BYTES_PER_KEY": "150000",
     }
+    url = "/v1/completions"
+    body = {"prompt": f"{'x' * 1500}\nsay y; delay 0.1", "echo": True, "max_tokens": 1}
+    lines = [{"custom_id": f"{number}", "method": "POST", "url": url, "body": body} for number in range(40)]
     with run_here(tmp_path, settings=settings) as server:
-        other = upload(server.client, b"x" * 60_000)["id"]
-        # The input has 10 kB, and the results have 60 kB.
-        id = begin(server.client, [line(f"{number}", "count 250") for number in range(40)])
+        other = upload(server.client, b"x" * 50_000)["id"]
+        # The input has more than 60 kB, and so have the results.
+        id = begin(server.client, lines, url)
         contents = server.folder / "files" / "contents"
-        wait_until(lambda: sum(path.stat().st_size for path in contents.iterdir()) > 100_000)
-        wait_until(lambda: server.idle("scripted"))
-        assert get(server.client, id)["status"] == "in_progress"
+        wait_until(lambda: sum(path.stat().st_size for path in contents.iterdir()) > 150_000)
+        wait_until(lambda: num_running(server.client) == 0)
+        batch = get(server.client, id)
+        assert (batch["status"], batch["request_counts"]["completed"] < 40) == ("in_progress", True)
         server.client.delete(f"/v1/files/{other}")
         assert ended(server.client, id)["request_counts"] == {"total": 40, "completed": 40, "failed": 0}
 
@@ -365,3 +370,28 @@ def test_a_long_queue_of_batches_ends_in_order(server: RunningServer) -> None:
     times = [ended(server.client, id)["completed_at"] for id in ids]
     assert times == sorted(times)
     assert times[-1] <= time.time()
+
+
+def test_batch_gives_its_places_to_other_requests_and_continues(tmp_path: Path) -> None:
+    settings = {"GENAI_DEVICE": "scripted", "GENAI_FILES_DIR": str(tmp_path / "files"), "GENAI_MAX_BATCH_SIZE": "2"}
+    with run_here(tmp_path, settings=settings) as server:
+        # Each takes a second, and the batch several.
+        batch = begin(server.client, [line(f"{number}", "delay 0.01; count 40") for number in range(8)])
+        wait_until(lambda: _present(server) == {("decode", True)})
+        answer = server.client.post(CHAT, json=line("", "say hello", n=2)["body"])
+        assert [choice["message"]["content"] for choice in answer.json()["choices"]] == ["hello"] * 2
+        assert get(server.client, batch)["request_counts"]["completed"] == 0
+        found = ended(server.client, batch)
+        counted = ", ".join(f"{number}" for number in range(1, 41))
+        assert {
+            each["response"]["body"]["choices"][0]["message"]["content"]
+            for each in results(server.client, found["output_file_id"]).values()
+        } == {counted}
+        assert found["request_counts"] == {"total": 8, "completed": 8, "failed": 0}
+        wait_until(lambda: scrape(server).value("background_pauses_total") >= 2)
+
+
+def _present(server: RunningServer) -> set[tuple[str, bool]]:
+    """The phases of the requests in the engine, and whether they are of the background."""
+    data = server.client.get("/v1/requests").json()["data"]
+    return {(entry["phase"], entry["background"]) for entry in data}

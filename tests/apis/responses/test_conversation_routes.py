@@ -134,7 +134,8 @@ def test_another_keys_conversations_and_responses_are_not_found(own_folder: Path
 
 
 def test_full_conversation_is_kept_and_reported_in_the_header(own_folder: Path) -> None:
-    with run_here(own_folder, "--device", "scripted", "--response-store-bytes", "4000") as server:
+    limits = ("--response-store-bytes", "4000", "--max-length", "2048")
+    with run_here(own_folder, "--device", "scripted", *limits) as server:
         id = server.client.post("/v1/conversations", json={}).json()["id"]
         path = f"/v1/conversations/{id}/items"
         items = [{"role": "user", "content": "x" * 3000}]

@@ -197,10 +197,10 @@ def engine(device: str = "cpu", *, is_connected: bool = False, **counted: int) -
     return SimpleNamespace(
         model_name="m",
         device=device,
-        batching=Batching("batched", num_slots=4, kv_tokens=counted.pop("capacity", 0)),
-        model=SimpleNamespace(context_length=512),
+        batching=Batching("batched", num_slots=4),
+        model=SimpleNamespace(max_length=512),
         load=Load(running=counted.pop("running", 0), waiting=counted.pop("waiting", 0)),
-        figures=Figures(**(COUNTED | counted)),
+        figures=Figures(**(COUNTED | {"kv_capacity": counted.pop("capacity", 0)} | counted)),
         status=lambda: SimpleNamespace(state=EngineState.STARTING, restarts=0),
         is_connected=is_connected,
     )

@@ -73,7 +73,9 @@ def test_unknown_page_file_is_not_found(scripted: RunningServer, path: str) -> N
 def test_page_needs_no_key_but_opens_nothing_else(locked: RunningServer) -> None:
     assert locked.client.get("/", headers=BROWSER).text.startswith("<!doctype html>")
     assert locked.client.get("/ui/app.js").status_code == 200
-    for path in ("/ui/none.js", "/ui/../../v1/models", "/docs", "/docs/assets/start.js", "/v1/models"):
+    assert locked.client.get("/docs").text.startswith("<!doctype html>")
+    assert locked.client.get("/docs/assets/start.js").status_code == 200
+    for path in ("/ui/none.js", "/ui/../../v1/models", "/docs/assets/none.js", "/openapi.json", "/v1/models"):
         assert locked.client.get(path).status_code == 401, path
 
 

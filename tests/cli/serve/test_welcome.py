@@ -1,5 +1,6 @@
 """The block of text that ends the start in a terminal."""
 
+import json
 import os
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import pytest
 from genai_server.cli.serve.welcome import url_of, welcome
 from genai_server.config.settings import Settings
 from genai_server.config.sources import load_settings
+from genai_server.messages.status_file import EngineState, EngineStatus
 from tests.running_server import DEMO, ROOT, clean_environment
 
 
@@ -112,3 +114,32 @@ def test_a_terminal_sees_it_when_the_server_is_ready() -> None:
         process.terminate()
         process.wait(20)
         os.close(ours)
+
+
+def loaded(max_length: int, limited_by: str = "memory: 9 bytes for keys and values") -> EngineStatus:
+    return EngineStatus("cpu", EngineState.READY, model="onnx-genai", max_length=max_length, limited_by=limited_by)
+
+
+def test_a_context_limited_by_memory_is_shown_with_the_figures(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    config = {"model": {"type": "llama", "context_length": 131_072, "vocab_size": 9, "eos_token_id": 2}}
+    (tmp_path / "genai_config.json").write_text(json.dumps(config), encoding="utf-8")
+
+    def lines(engine: EngineStatus, **given: str) -> list[str]:
+        welcome(settings(model_dir=str(tmp_path), **given), 8002, [engine])
+        text = capsys.readouterr().out
+        return [line.strip() for line in text.splitlines() if "context" in line or "coding agents" in line]
+
+    shown = "onnx-genai on cpu, context {} tokens of the model's 131072 (memory: 9 bytes for keys and values)"
+    line, advice = lines(loaded(20_480))
+    assert line == f"model             {shown.format(20480)}"
+    assert advice.startswith(
+        "coding agents such as Claude Code need about 32768 tokens: free some memory, set GENAI_KV"
+    )
+    assert lines(loaded(40_960)) == [f"model             {shown.format(40960)}"]
+    assert lines(loaded(131_072, "the model's context")) == [
+        "model             onnx-genai on cpu, context 131072 tokens"
+    ]
+    (line,) = lines(loaded(4096, "GENAI_MAX_LENGTH"), max_length="4096")
+    assert line.endswith("context 4096 tokens of the model's 131072 (GENAI_MAX_LENGTH)")

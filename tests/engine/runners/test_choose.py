@@ -27,7 +27,6 @@ from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.runners.runner_rules import runs_by_library
 from genai_server.engine.runners.scripted import ScriptedRunner
 from genai_server.engine.runners.warm_up import warm_up
-from genai_server.engine.scheduling.scheduler_output import UNSHARED
 from genai_server.engine.sequence import Sequence
 from genai_server.engine.sound_worker import SoundWorker
 from genai_server.errors import ConfigurationError, QueueFull, RunnerFailed
@@ -88,7 +87,9 @@ def test_unshared_slots_are_bounded_by_memory_and_named(
     given = spec(128, max_queue=0, kv_cache_bytes=slots * graph.bytes_per_token * slot_length(128))
     batched = batch(given)
     assert len(batched.slots.slots) == batched.abilities.max_rows == fits
-    assert batched.abilities.memory == UNSHARED
+    memory = batched.abilities.memory
+    assert (memory.pages(10**9), memory.num_pages) == (0, 0)
+    assert memory.least_bytes == memory.most_bytes == fits * graph.bytes_per_token * slot_length(128)
     assert [record.levelname for record in caplog.records] == ["WARNING"] * (fits < 4)
     check_full(given, RunnerPair(ScriptedRunner(), batched), fits, named)
 
@@ -98,7 +99,7 @@ def test_unshared_slots_are_bounded_by_memory_and_named(
 def test_shared_slots_always_fit_one_request_of_full_length(bytes_: float, num_slots: int, num_tokens: int) -> None:
     given = spec(128, kv_cache_bytes=int(bytes_ * slot_bytes(128)))
     runners = RunnerPair(ScriptedRunner(), batch(given))
-    assert (runners.batching.num_slots, runners.batching.kv_tokens) == (num_slots, num_tokens)
+    assert (runners.batching.num_slots, runners.kv_capacity) == (num_slots, num_tokens)
     assert runners.main.abilities.memory.pages(128) <= runners.main.abilities.memory.num_pages
 
 
@@ -167,8 +168,8 @@ def test_kv_cache_too_small_for_one_request_is_refused() -> None:
 
 
 def test_batch_does_not_fit_without_enough_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choose, "free_memory", lambda: 2 * slot_bytes(128) - 2)
-    with pytest.raises(DoesNotFit, match=r"need \d+ bytes, half of the memory that is free is \d+"):
+    monkeypatch.setattr("genai_server.engine.runners.lengths.free_memory", lambda: 2 * slot_bytes(128) - 2)
+    with pytest.raises(DoesNotFit, match=r"need \d+ bytes, half of the free memory is \d+"):
         batch(spec(128))
 
 
@@ -310,7 +311,7 @@ from tests.engine.runners.test_choose import spec
 import onnxruntime
 pool = {"global_thread_pool": True, "intra_op_num_threads": 5}
 runners = load_runners(spec(128, options=check_device({"session": pool}, "cpu")))
-warm_up(runners, 64, 128)
+warm_up(runners, 64)
 before = psutil.Process().num_threads()
 options = onnxruntime.SessionOptions()
 options.use_per_session_threads = False
@@ -330,7 +331,7 @@ def test_scripted_device_has_the_configured_context_length() -> None:
 def test_a_model_for_speech_is_loaded_once(scheduler: str, name: str, num_states: int) -> None:
     given = spec(100, model_dir=ROOT / "tests" / "built_models" / "whisper", scheduler=scheduler)
     runners = choose.load_runners(given)
-    warm_up(runners, 16, 100)
+    warm_up(runners, 16)
     assert runners.generator is runners.main
     assert runners.main.abilities.name == name
     assert "model for speech" in runners.why_no_profile

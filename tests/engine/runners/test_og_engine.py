@@ -185,7 +185,7 @@ def test_field_without_effect_is_accepted(library: OgEngineRunner) -> None:
 
 
 def test_no_prompt_is_scored(generator: OgGeneratorRunner, library: OgEngineRunner) -> None:
-    assert not scores_prompts(RunnerPair(generator, library), MAX_LENGTH)
+    assert not scores_prompts(RunnerPair(generator, library))
 
 
 # external ends
@@ -239,7 +239,7 @@ def test_profiles_are_refused_if_only_the_batch_runs_the_model(
 
     monkeypatch.setattr(generator, "open", cannot)
     pair = RunnerPair(generator, OgEngineRunner(generator, 4))
-    warm_up(pair, 24, MAX_LENGTH)
+    warm_up(pair, 24)
     device = DemoDevice(pair, guidance, tmp_path)
     device.submit(1, "Count from 1 to 12.")
     device.run_to(1, 1)

@@ -13,6 +13,7 @@ from genai_server.engine.runners.base import Terminated
 from genai_server.engine.runners.scripted import EOS, ScriptedRunner
 from genai_server.errors import RunnerFailed
 from scripts._models.driven import Driven
+from tests.engine.bench import Bench
 
 
 class Session:
@@ -212,3 +213,14 @@ def test_prompt_logits_are_zero_except_the_last() -> None:
     assert positions.shape == (len(prompt), 257)
     assert not positions[:-1].any()
     assert np.array_equal(positions[-1], runner.prefill(1, prompt))
+
+
+def test_script_continues_behind_what_was_said(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, max_running=1)
+    bench.submit(1, "count 9", background=True)
+    for number, num_said in enumerate((0, 3, 11)):
+        bench.step_until(lambda least=num_said: len(bench.text(1)) >= least)  # type: ignore[misc]
+        bench.submit(10 + number, "say x")
+        bench.run(10 + number)
+    bench.run(1)
+    assert bench.text(1) == "1, 2, 3, 4, 5, 6, 7, 8, 9"

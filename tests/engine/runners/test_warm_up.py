@@ -7,6 +7,7 @@ import pytest
 
 from genai_server.engine.runners.batched import BatchedRunner
 from genai_server.engine.runners.choose import load_runners
+from genai_server.engine.runners.lengths import with_limit
 from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.runners.scores import Scores
 from genai_server.engine.runners.scripted import ScriptedRunner
@@ -39,7 +40,8 @@ class Shapes(ScriptedRunner):
 )
 def test_a_chunk_is_read_and_tokens_are_decoded(max_length: int, prefilled: list[int], decoded: list[int]) -> None:
     runner = Shapes()
-    warm_up(RunnerPair(runner, reason="scripted"), 128, max_length)
+    runner.model = with_limit(runner.model, max_length)
+    warm_up(RunnerPair(runner, reason="scripted"), 128)
     assert (runner.prefilled, runner.decoded) == (prefilled, decoded)
 
 
@@ -54,7 +56,7 @@ def test_warm_up_decodes_one_row_and_all_rows_and_forgets_them(monkeypatch: pyte
 
     monkeypatch.setattr(BatchedRunner, "forward", recorded)
     runners = load_runners(spec(128))
-    warm_up(runners, 64, 128)
+    warm_up(runners, 64)
     assert decoded == [1, 1, 4, 4]
     assert runners.has_batch
     assert runners.main.forget() == 0
@@ -68,7 +70,7 @@ def test_a_model_that_cannot_be_run_is_not_ready() -> None:
             raise RunnerFailed("no kernel")
 
     with pytest.raises(RunnerFailed, match="no kernel"):
-        warm_up(RunnerPair(Failing(), reason="scripted"), 64, 128)
+        warm_up(RunnerPair(Failing(), reason="scripted"), 64)
 
 
 class OfAnOldLibrary(ScriptedRunner):
@@ -82,7 +84,7 @@ class OfAnOldLibrary(ScriptedRunner):
 
 def test_old_library_refuses_profiling_with_a_reason() -> None:
     runners = RunnerPair(OfAnOldLibrary(), reason="scripted")
-    warm_up(runners, 64, 128)
+    warm_up(runners, 64)
     why = runners.no_profile()
     assert why is not None
     assert "enable_profiling requires ONNX Runtime 1.25 or later" in why
@@ -91,16 +93,16 @@ def test_old_library_refuses_profiling_with_a_reason() -> None:
 def test_that_profiles_can_be_made_is_tried_without_making_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     runners = load_runners(spec(128))
-    warm_up(runners, 64, 128)
+    warm_up(runners, 64)
     assert runners.no_profile() is None
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_model_is_known_to_score_prompts_by_trying_it() -> None:
     runners = load_runners(spec(128))
-    assert scores_prompts(runners, 128)
-    assert scores_prompts(RunnerPair(runners.generator, reason="alone"), 128)
-    assert scores_prompts(RunnerPair(ScriptedRunner(), reason="scripted"), 128)
+    assert scores_prompts(runners)
+    assert scores_prompts(RunnerPair(runners.generator, reason="alone"))
+    assert scores_prompts(RunnerPair(ScriptedRunner(), reason="scripted"))
     assert isinstance(runners.main, BatchedRunner)
     assert runners.main.slots.num_running == 0
 
@@ -109,6 +111,6 @@ def test_graph_with_a_pruned_head_scores_prompts_in_a_batch_only(tmp_path: Path)
     make_pruned_model(tmp_path / "model")
     runners = load_runners(spec(128, model_dir=tmp_path / "model"))
     assert isinstance(runners.main, BatchedRunner)
-    assert scores_prompts(runners, 128)
-    assert not scores_prompts(RunnerPair(runners.generator, reason="alone"), 128)
+    assert scores_prompts(runners)
+    assert not scores_prompts(RunnerPair(runners.generator, reason="alone"))
     assert runners.main.slots.num_running == 0

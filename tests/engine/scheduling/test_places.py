@@ -14,6 +14,7 @@ from genai_server.messages.protocol import Capacity
 from tests.engine.scheduling.scheduled import (
     a_scheduler,
     a_sequence,
+    able_runner,
     admitted,
     arrive,
     asking,
@@ -163,6 +164,82 @@ def test_running_sequences_fit_the_memory_at_full_length() -> None:
     assert names_of(scheduler.admit()) == ["a", "b", "c"]
     scheduler.remove(scheduler.running[1])
     assert names_of(scheduler.admit()) == ["d"]
+
+
+def _growing(*sequences: Sequence, num_pages: int, **limits: Any) -> Scheduler:
+    """The same with a runner whose sequences take pages as their tokens come."""
+    return _sharing(*sequences, num_pages=num_pages, runner=able_runner(), **limits)
+
+
+def _long(name: str, number: int = 0, num_prompt: int = 20, **fields: Any) -> Sequence:
+    """A sequence that may have 2000 tokens."""
+    request = GenerationRequest(name, [1] * num_prompt, 2000 - num_prompt, 2000, **fields)
+    return Sequence(number, (0, number), request, lambda: 0.0)
+
+
+def test_answers_run_together_by_their_expected_lengths() -> None:
+    scheduler = _growing(*(_long(name) for name in "abcdefgh"), num_pages=200)
+    # 20 tokens of prompt, and 512 expected before any answer has ended: 53 pages.
+    assert names_of(scheduler.admit()) == ["a", "b", "c"]
+    for _ in range(50):
+        scheduler._step_times.answered(20)
+    # At least 256 tokens more are kept for each: 27 pages.
+    assert names_of(scheduler.admit()) == ["d", "e", "f", "g"]
+    for _ in range(50):
+        scheduler._step_times.answered(1000)
+    scheduler.remove(scheduler.running[0])
+    assert scheduler.admit() == []
+
+
+def test_last_sequences_are_paused_when_the_memory_gets_short() -> None:
+    sequences = [_long(name, number) for number, name in enumerate("abc")]
+    scheduler = _growing(*sequences, num_pages=200)
+    paused: list[Sequence] = []
+    scheduler.on_pause = paused.append
+    assert len(scheduler.admit()) == 3
+    for sequence in sequences:
+        sequence.tokens += [5] * 560
+        sequence.num_read = 580
+    scheduler.make_room()
+    assert paused == []  # 64 pages each, with 64 tokens more
+    sequences[0].tokens += [5] * 100
+    scheduler.make_room()
+    assert names_of(paused) == names_of(scheduler.waiting) == ["c"]
+    assert sequences[2].num_read == 0
+    assert scheduler.admit() == []
+    scheduler.remove(sequences[1])
+    assert names_of(scheduler.admit()) == ["c"]
+
+
+def test_a_paused_sequence_keeps_its_place_among_the_waiting() -> None:
+    first, second = _long("a", 0), _long("b", 1, priority=-1)
+    scheduler = _growing(first, second, num_pages=120)
+    assert len(scheduler.admit()) == 2
+    second.tokens += [5] * 1100
+    scheduler.make_room()
+    assert names_of(scheduler.running) == ["b"]
+    scheduler.add(_long("c", 2))
+    scheduler.remove(second)
+    assert names_of(scheduler.admit())[0] == "a"
+
+
+def test_a_sequence_on_a_generator_counts_with_its_full_length() -> None:
+    alone, other = _long("a", 0, num_prompt=1000), _long("b", 1)
+    scheduler = _growing(alone, other, num_pages=205)
+    assert len(scheduler.admit()) == 2
+    alone.profile.switch("prefix", 0)
+    scheduler.make_room()
+    assert names_of(scheduler.running) == ["a"]
+    assert scheduler.admit() == []
+
+
+def test_a_sequence_alone_is_never_paused() -> None:
+    alone = _long("a")
+    scheduler = _growing(alone, num_pages=200)
+    scheduler.admit()
+    alone.tokens += [5] * 1979
+    scheduler.make_room()
+    assert scheduler.running == [alone]
 
 
 def test_sequence_without_memory_is_not_overtaken() -> None:

@@ -3,7 +3,6 @@
 import pytest
 
 from genai_server.engine.scheduling.queue_wait import queue_wait
-from genai_server.engine.scheduling.scheduler_output import KvMemory
 from genai_server.engine.scheduling.step_time import StepTimeModel
 from genai_server.engine.sequence import Sequence
 from genai_server.messages.generation_request import GenerationRequest
@@ -71,5 +70,8 @@ def test_more_tokens_than_wait_are_free_when_all_have_begun(num_tokens: int) -> 
 def test_a_waiting_sequence_begins_when_there_is_memory_for_it() -> None:
     running = [_sequence(num_produced=18, max_tokens=90), _sequence(num_produced=10, max_tokens=90)]  # end at 1 s, 5 s
     waiting = [_sequence(100, max_tokens=50), _sequence(100)]
-    found = [queue_wait(running, waiting, _step_times(), 1, KvMemory(50, pages)) for pages in (4, 5, 6)]
+    found = [
+        queue_wait(running, waiting, _step_times(), 1, pages=lambda each: each.max_length // 50, num_pages=number)
+        for number in (4, 5, 6)
+    ]
     assert found == [5, 1, 1]

@@ -283,11 +283,27 @@ def test_scripted_device_needs_no_onnx_runtime(tmp_path: Path) -> None:
 
 
 def test_a_model_that_does_not_fit_the_memory_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert states(list(machine.memory(settings()))) == [OK]
-    monkeypatch.setattr(machine, "free_memory", lambda root: 30 * 2**20)
-    assert states(list(machine.memory(settings()))) == [WARN]
+    assert states(list(machine.memory(settings()))) == [OK, OK]
     monkeypatch.setattr(machine, "free_memory", lambda root: 2**20)
     assert states(list(machine.memory(settings()))) == [FAIL]
+
+
+def test_the_context_is_reported_with_what_limits_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, whole = machine.memory(settings())
+    assert whole.found == "2048 tokens (the model's context); keys and values of so many take 12 MiB"
+    monkeypatch.setattr(machine, "free_memory", lambda root: 30 * 2**20)
+    _, limited = machine.memory(settings())
+    assert limited.state == WARN
+    assert re.match(r"1024 tokens \(memory: \d+ bytes for keys and values, its share of the free", limited.found)
+    assert limited.found.endswith("the model's context is 2048")
+    two = f"a={DEMO},b={DEMO}"
+    assert [found.subject for found in machine.memory(settings(models=two))] == [
+        "memory",
+        "context of a",
+        "context of b",
+    ]
+    _, set_too_long = machine.memory(settings(max_length="2000", kv_cache_bytes="1000000"))
+    assert set_too_long.state == FAIL
 
 
 def test_a_port_that_is_taken_is_a_failure() -> None:

@@ -14,6 +14,7 @@ from genai_server.errors import (
     ChatTemplateError,
     ConfigurationError,
     ModelLoadFailed,
+    ModelTooLarge,
 )
 from genai_server.generation.dependencies import TheServices
 from genai_server.messages.commands import LoadModel, SetAlias, UnloadModel
@@ -39,7 +40,11 @@ async def load_model(body: LoadModelRequest, services: TheServices) -> dict[str,
     except ConfigurationError as error:
         raise ModelLoadFailed(error.message) from None
     if body.wait is not False:
-        await services.models.loaded(body.name, services.settings.load_timeout or math.inf)
+        try:
+            await services.models.loaded(body.name, services.settings.load_timeout or math.inf)
+        except ModelTooLarge as error:
+            await services.models.command(UnloadModel(body.name, 0))
+            raise ModelLoadFailed(error.message, param="path") from None
     about = services.models.find(body.name)
     entry = model_entry(services, about)
     if entry["state"] != "ready" and "error" in entry:

@@ -1,12 +1,13 @@
-"""Admin endpoints: list the requests of all engines, and cancel one."""
+"""Admin endpoints: list the requests of all engines and those that have ended, and cancel one."""
 
+import asyncio
 from typing import Any
 
 import msgspec
 
 from genai_server.apis.admin import engine_calls
 from genai_server.apis.admin.engine_calls import admin_router, ask, find_request
-from genai_server.apis.admin.schemas import CancelledRequest, NoFields, RequestsResponse
+from genai_server.apis.admin.schemas import CancelledRequest, EndedRequestsResponse, NoFields, RequestsResponse
 from genai_server.engine_client.client import EngineClient
 from genai_server.errors import RequestNotFound
 from genai_server.generation.dependencies import TheServices
@@ -22,6 +23,15 @@ async def list_requests(services: TheServices) -> dict[str, Any]:
     replies = await ask(services.models.engines(), ListRequests)
     entries = [_entry(state, engine) for engine, found in replies for state in found.requests]
     return {"object": "list", "data": entries}
+
+
+@router.get("/v1/requests/ended", response_model=EndedRequestsResponse)
+async def list_ended_requests(services: TheServices, since: float = 0.0) -> dict[str, Any]:
+    """The last 200 requests of all API processes that have ended, or were refused, without their texts; newest first.
+
+    `since`, in seconds since 1970, leaves out those that ended before.
+    """
+    return {"object": "list", "data": await asyncio.to_thread(services.recent.ended_after, since)}
 
 
 @router.post("/v1/requests/{request_id}/cancel", response_model=CancelledRequest)

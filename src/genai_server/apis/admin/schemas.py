@@ -157,6 +157,37 @@ class RequestsResponse(BaseModel):
     data: list[RequestEntry]
 
 
+class EndedRequestEntry(BaseModel):
+    """A request that has ended. `error` is the code of its error; `ended` is in seconds since 1970.
+
+    `finish_reason` has the reasons of all answers. `seconds` and `ttft`, the time to the first token, begin with the
+    request's first byte.
+    """
+
+    id: str
+    unique_id: str
+    object: Literal["request"]
+    path: str
+    model: str
+    device: str
+    status: int
+    error: str | None
+    finish_reason: str
+    ended: float
+    seconds: float
+    ttft: float | None
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+
+
+class EndedRequestsResponse(BaseModel):
+    """Response of GET /v1/requests/ended, the newest first."""
+
+    object: Literal["list"]
+    data: list[EndedRequestEntry]
+
+
 class CancelledRequest(BaseModel):
     """Confirms that a request has been cancelled."""
 

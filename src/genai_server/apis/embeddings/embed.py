@@ -178,9 +178,7 @@ class _PooledRequest:
             return await models.serving(chosen, context.deadline.seconds_left)
 
     def _limit(self, info: ModelInfo) -> TextLimit:
-        own = self.services.settings.max_length
-        limit = min(own, info.context_length)
-        source = "GENAI_MAX_LENGTH" if own < info.context_length else "the model's limit"
+        limit, source = info.max_length, info.limited_by
         cut_to = self.body.truncate_prompt_tokens
         if cut_to is not None and cut_to > limit:
             raise InvalidField(f"{CUT_BY} must be at most {limit} ({source}), given {cut_to}", param=CUT_BY)

@@ -51,8 +51,8 @@ class _Listed:
     name: str
     task: Task
     is_loaded: bool
-    # Maximum number of tokens of prompt and answer together.
-    context_length: int
+    # Maximum number of tokens of prompt and answer together; None if that is unknown before the model is loaded.
+    context_length: int | None
     takes_tools: bool
     takes_images: bool
     files: ModelFiles
@@ -62,8 +62,7 @@ class _Listed:
         """Read the details of a model, which need not be loaded."""
         entry = model_entry(services, about)
         files = await asyncio.to_thread(read_files, about)
-        longest = services.settings.max_length
-        length = entry.get("max_model_len") or min(longest, files.context_length or longest)
+        length = entry.get("max_model_len") or services.settings.within(files.context_length)
         can = entry["capabilities"]
         is_loaded = entry["state"] == ModelState.READY
         return cls(name, about.task, is_loaded, length, "tools" in can, "vision" in can, files)

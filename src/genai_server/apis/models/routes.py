@@ -58,8 +58,9 @@ def model_entry(services: Services, about: ModelStatus) -> dict[str, Any]:
 
     `chat` is false without a chat template: such a model accepts raw prompts only. `capabilities` uses llama.cpp's and
     Ollama's terms; before the model is loaded it only has the task and `vision`. `dimensions` is the length of an
-    embedding. `max_model_len` and `context_length` limit the tokens of prompt and answer together. `loading_seconds` is
-    how long the model has been loading, `error` why it failed to load.
+    embedding. `max_model_len` and `context_length` limit the tokens of prompt and answer together, and `limited_by`
+    says what sets this limit. `loading_seconds` is how long the model has been loading, `error` why it failed to load,
+    and `shortage` why there was no memory for it when a request asked for it last.
     """
     models = services.models
     engines = models.engine_statuses(about)
@@ -82,13 +83,15 @@ def model_entry(services: Services, about: ModelStatus) -> dict[str, Any]:
         entry["capabilities"] = ["completion", "vision"] if about.takes_images else ["completion"]
     if served is not None and served.is_readable and (pooling := served.codec.pooling) is not None:
         entry |= {"dimensions": pooling.dimensions} if pooling.dimensions else {}
-    if served is not None and (length := services.max_model_len(served)) is not None:
-        entry |= {"max_model_len": length, "context_length": length}
+    if served is not None and (length := served.max_length) is not None:
+        entry |= {"max_model_len": length, "context_length": length, "limited_by": served.limited_by}
     errors = [engine.error for engine in engines if engine.error is not None]
     if served is not None and served.error is not None:
         errors.append(f"the text side {served.error}")
     if state == ModelState.LOADING:
         entry["loading_seconds"] = round(time.time() - min(engine.since for engine in engines), 1)
+    if about.shortage:
+        entry["shortage"] = about.shortage
     if errors:
         entry["error"] = "; ".join(errors)
     return entry

@@ -125,4 +125,4 @@ def _details(files: ModelFiles) -> JsonObject:
 
 def _context_length(services: Services, about: ModelStatus) -> int | None:
     served = services.models.served(about)
-    return None if served is None else services.max_model_len(served)
+    return None if served is None else served.max_length

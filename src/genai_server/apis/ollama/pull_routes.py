@@ -81,7 +81,7 @@ class _Pull:
 
         # Use a separate thread: a download may take hours, and requests need asyncio's threads.
         thread = ThreadPoolExecutor(1, "pull")
-        working = loop.run_in_executor(thread, self._services.pull, self._name, self._folder, report)
+        working = loop.run_in_executor(thread, self._services.store.pull, self._name, self._folder, report)
         thread.shutdown(wait=False)
 
         def ended(done: "asyncio.Future[Any]") -> None:

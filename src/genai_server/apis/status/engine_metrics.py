@@ -9,6 +9,7 @@ import asyncio
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import accumulate
+from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
@@ -69,6 +70,28 @@ class EngineMetrics(Collector):
                 old = _OLD_NAMES.get(metric.name.removeprefix(self._prefix))
                 if old is not None and self._prefix == VLLM_PREFIX:
                     yield _renamed(metric, self._prefix + old)
+
+    def loads(self) -> dict[Labels, dict[str, Any]]:
+        """What each connected engine does now and has counted, for a history."""
+        found = {}
+        for labels, engine in self._connected.items():
+            figures = engine.figures
+            if figures is None:
+                continue
+            found[labels] = {
+                "running": engine.load.running,
+                "waiting": engine.load.waiting,
+                "slots": self._num_slots(engine),
+                "kv_usage": round(figures.kv_tokens / self._capacity(labels), 4),
+                "prompt_tokens": figures.prompt_tokens,
+                "output_tokens": figures.generation_tokens,
+                "cache_queries": figures.cache_queries,
+                "cache_hits": figures.cache_hits,
+                "gap_bounds": figures.token_gaps.bounds,
+                "token_gaps": figures.token_gaps.counts,
+                "token_gap_seconds": round(figures.token_gaps.sum, 4),
+            }
+        return found
 
     def _of_all(self) -> Iterator[Metric]:
         engines = self._engines
@@ -155,10 +178,9 @@ class EngineMetrics(Collector):
 
     def _capacity(self, labels: Labels) -> int:
         engine = self._engines[labels]
-        if engine.batching.kv_tokens:
-            return engine.batching.kv_tokens
-        longest = self._settings.max_length
-        return self._num_slots(engine) * (min(longest, engine.model.context_length) if engine.model else longest)
+        if engine.figures is not None and engine.figures.kv_capacity:
+            return engine.figures.kv_capacity
+        return self._num_slots(engine) * (engine.model.max_length if engine.model else 1)
 
     def _gauge(self, name: str, text: str, values: Mapping[Labels, float]) -> Metric:
         return self._filled(GaugeMetricFamily(self._prefix + name, text, labels=_LABELS), values)
@@ -202,6 +224,7 @@ _COUNTERS = (
     ("images_encoded", "Number of images that the vision graph encoded.", "encoded_images"),
     ("sounds_encoded", "Number of windows of recordings that the encoder read.", "encoded_sounds"),
     ("background_pauses", "How often sequences of the background gave up their places to others.", "pauses"),
+    ("num_preemptions", "How often running sequences were paused for lack of memory.", "preemptions"),
     ("request_terminated", "Number of sequences ended by terminate_session.", "terminated"),
     ("profile_sessions", "Number of profile sessions started.", "profile_sessions"),
 )

@@ -86,7 +86,9 @@ def model_status(services: Services, about: ModelStatus) -> dict[str, Any]:
     """The state of a model and its devices."""
     models = services.models
     entry = model_entry(services, about)
-    kept: dict[str, Any] = {name: entry[name] for name in ("state", "loading_seconds", "error") if name in entry}
+    kept: dict[str, Any] = {
+        name: entry[name] for name in ("state", "loading_seconds", "error", "shortage") if name in entry
+    }
     devices = {status.device: _device_status(models, about, status) for status in models.engine_statuses(about)}
     return {**kept, "path": about.path, "aliases": about.aliases, "devices": devices}
 
@@ -107,9 +109,12 @@ def _device_status(models: Catalog, about: ModelStatus, status: EngineStatus) ->
         "terminated": load.terminated,
     }
     if engine is not None and engine.is_connected:
-        found["batching"] = msgspec.structs.asdict(engine.batching)
+        kv_tokens = 0 if engine.figures is None else engine.figures.kv_capacity
+        found["batching"] = {**msgspec.structs.asdict(engine.batching), "kv_tokens": kv_tokens}
     if engine is not None and engine.figures is not None and engine.figures.disk_cache is not None:
         found["prefix_disk_cache"] = msgspec.structs.asdict(engine.figures.disk_cache)
+    if status.max_length:
+        found |= {"max_length": status.max_length, "limited_by": status.limited_by}
     if status.error is not None:
         found["error"] = status.error
     return found

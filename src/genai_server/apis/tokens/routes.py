@@ -34,7 +34,7 @@ async def tokenize(body: TokenizeRequest, services: TheServices) -> Response:
     served = await services.served(body.model, None if body.messages is None else Task.GENERATE)
     codec = served.codec
     tokens = await _tokens(services, body, codec)
-    max_model_len = services.max_model_len(served) or services.settings.max_length
+    max_model_len = served.max_length or services.settings.within(None)
     found: dict[str, Any] = {"tokens": tokens, "count": len(tokens), "max_model_len": max_model_len}
     if body.with_pieces:
         found["pieces"] = await asyncio.to_thread(

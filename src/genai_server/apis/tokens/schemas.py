@@ -70,7 +70,7 @@ class TokenizeResponse(BaseModel):
 
     tokens: list[int]
     count: int
-    max_model_len: int
+    max_model_len: int | None = Field(description="null if it is unknown until an engine has loaded the model.")
     pieces: list[str | list[int]] = Field(default_factory=list, description="Only with with_pieces.")
 
 

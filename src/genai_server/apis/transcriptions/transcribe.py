@@ -188,7 +188,7 @@ async def begin(services: Services, form: AudioForm, context: RequestContext, *,
         context.deadline.tighten(form.timeout, param="timeout")
     with context.record.arrival.loading():
         chosen, served = await models.serving(chosen, context.deadline.seconds_left)
-    engine, _ = served.router.pick(form.device)
+    engine, info = served.router.pick(form.device)
     context.record.model, context.record.device = chosen.id, engine.device
     engine.require_capacity(1, param="file")
     codec = served.codec_of(engine.device)
@@ -212,7 +212,7 @@ async def begin(services: Services, form: AudioForm, context: RequestContext, *,
         context.request_id,
         [],
         max_tokens=0,
-        max_length=min(model.context_length, services.settings.max_length),
+        max_length=min(model.context_length, info.max_length),
         cache_salt=context.cache_salt(None),
         priority=form.priority or 0,
         exact=services.settings.exact,

@@ -1,6 +1,7 @@
 """The root path: the web page for browsers, server information for programs, and the API documentation.
 
-The page's files contain no secrets and need no API key: the page asks for the key itself.
+The page's files contain no secrets and need no API key: the page asks for the key itself, and the page of /docs reads
+the description of the API with the key that the page has.
 """
 
 import mimetypes
@@ -22,6 +23,8 @@ PAGE_PATH = "/ui"
 API_DOCS_PATH = "/docs/assets"
 # The Windows registry may have another type, with which browsers refuse modules.
 mimetypes.add_type("text/javascript", ".js")
+# Not every system knows it.
+mimetypes.add_type("font/woff2", ".woff2")
 
 router = APIRouter(tags=["status"])
 
@@ -37,8 +40,9 @@ class WebFiles(StaticFiles):
 
 
 def open_paths() -> frozenset[str]:
-    """The paths of the page's files, which need no API key."""
-    return frozenset(f"{PAGE_PATH}/{name}" for name in names(PAGE))
+    """The paths of the page's files and of the page of /docs, which need no API key."""
+    files = {f"{PAGE_PATH}/{name}" for name in names(PAGE)} | {f"{API_DOCS_PATH}/{name}" for name in names(API_DOCS)}
+    return frozenset({"/docs", *files})
 
 
 @router.get("/", response_model=dict[str, str])

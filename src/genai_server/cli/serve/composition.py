@@ -24,7 +24,7 @@ from genai_server.apis.app import Engines, ModelFiles, Telemetry, create_app
 from genai_server.apis.batches.service import BatchCounters
 from genai_server.apis.status.api_metrics import api_metrics
 from genai_server.cli.serve.exit_status import WRONG_SETTING, note_cut_off
-from genai_server.cli.serve.loaders import load_traces, model_puller, text_loader
+from genai_server.cli.serve.loaders import load_traces, model_store, text_loader
 from genai_server.cli.serve.preflight import check_models
 from genai_server.cli.serve.process_limits import raise_file_limit
 from genai_server.cli.serve.signals import PARENTS_ORDER, STOP_SIGNALS, StopSignals
@@ -139,7 +139,7 @@ def _create(settings: Settings, engines: Engines, drain: Drain, *, on_loopback: 
     return create_app(
         settings,
         engines,
-        ModelFiles(text_loader(settings), model_puller(settings)),
+        ModelFiles(text_loader(settings), model_store(settings)),
         drain,
         _live_keys(settings),
         telemetry,

@@ -11,9 +11,10 @@ from genai_server.cli.pull_command import Source, checked_name, in_folder, pull
 from genai_server.config.settings import Settings
 from genai_server.engine.model.files import check_model_directory
 from genai_server.errors import ConfigurationError, PullFailed
-from genai_server.generation.pulling import PullModel, PullProgress
+from genai_server.generation.pulling import ModelStore, PullProgress, StoredModel, Variant
 from genai_server.hub import store
 from genai_server.hub.client import Hub
+from genai_server.hub.repository import models_of
 from genai_server.installation import this_installation
 from genai_server.text.codec import TextCodec, load_text_codec
 
@@ -59,8 +60,8 @@ def text_loader(settings: Settings) -> "LoadText":
     return load_text
 
 
-def model_puller(settings: Settings) -> PullModel:
-    """A function which fetches models into GENAI_MODELS_DIR, with the token of HF_TOKEN or of `hf auth login`."""
+def model_store(settings: Settings) -> ModelStore:
+    """The models in GENAI_MODELS_DIR, and those of a hub, with the token of HF_TOKEN or of `hf auth login`."""
 
     def pull_model(source: str, folder: str, tell: Callable[[PullProgress], None]) -> Path:
         try:
@@ -78,7 +79,26 @@ def model_puller(settings: Settings) -> PullModel:
             raise PullFailed(f"{error.message}{hint}") from None
         return directory
 
-    return pull_model
+    def variants(source: str) -> list[Variant]:
+        try:
+            found = models_of(Hub().repository(checked_name(source), None))
+        except ConfigurationError as error:
+            raise PullFailed(error.message) from None
+        return [Variant(selection.folder, selection.size) for selection in found]
+
+    def stored() -> list[StoredModel]:
+        directories = store.models_in(settings.models_path)
+        return [
+            StoredModel(path.absolute(), store.size_of(path), _source(store.read_origin(path))) for path in directories
+        ]
+
+    return ModelStore(settings.models_path.absolute(), pull_model, variants, stored)
+
+
+def _source(origin: store.Origin | None) -> str:
+    if origin is None or origin.built:
+        return ""
+    return f"{origin.source}:{origin.folder}" if origin.folder else origin.source
 
 
 def load_traces(settings: Settings) -> "Traces | None":

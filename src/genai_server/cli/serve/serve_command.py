@@ -9,6 +9,7 @@ import signal
 import socket
 import sys
 import threading
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -30,6 +31,7 @@ from genai_server.config.environment import export_engines, export_settings
 from genai_server.config.settings import Settings
 from genai_server.config.sources import add_options, load_settings, unknown_variables
 from genai_server.logs import configure_logging
+from genai_server.messages.status_file import EngineStatus
 from genai_server.supervisor.supervisor import Supervisor
 from genai_server.vision_model import any_takes_images
 
@@ -63,7 +65,9 @@ def run(arguments: argparse.Namespace) -> int:
     stop = _Stop(settings.drain_timeout + ENDING)
     stop.handle_signals()
     supervisor = Supervisor(
-        settings, on_nothing_loaded=stop.nothing_loaded, on_started=partial(_welcome, settings, listener)
+        settings,
+        on_nothing_loaded=stop.nothing_loaded,
+        on_started=lambda: _welcome(settings, listener, supervisor.statuses()),
     )
     in_processes = settings.workers > 1 or settings.reload
     try:
@@ -79,11 +83,11 @@ def run(arguments: argparse.Namespace) -> int:
     return NOTHING_LOADED if stop.has_nothing else status
 
 
-def _welcome(settings: Settings, listener: socket.socket) -> None:
+def _welcome(settings: Settings, listener: socket.socket, engines: Sequence[EngineStatus]) -> None:
     """Say where the server is and what to do first, if a person watches."""
     if sys.stdout.isatty():
         with suppress(OSError):  # the terminal may be gone
-            welcome(settings, listener.getsockname()[1])
+            welcome(settings, listener.getsockname()[1], engines)
 
 
 class _Stop:

@@ -3,15 +3,18 @@
 import json
 import shlex
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from genai_server import __version__
 from genai_server.cli.screen import show
-from genai_server.config.settings import Settings
+from genai_server.config.settings import AUTO, Settings
 from genai_server.engine.model.files import has_chat_template, model_info, read_config
 from genai_server.errors import ModelDirectoryError
 from genai_server.http.api_keys import load_keys
+from genai_server.messages.status_file import EngineStatus
+from genai_server.model_memory import advice_for_context
 from genai_server.pooling_model import ENDPOINTS, Task, read_pooling_model, task_of
 from genai_server.speech_model import transcribes
 
@@ -35,8 +38,8 @@ def url_of(host: str, port: int, *, is_https: bool) -> str:
     return f"{'https' if is_https else 'http'}://{name}:{port}"
 
 
-def welcome(settings: Settings, port: int) -> None:
-    """Print the block."""
+def welcome(settings: Settings, port: int, engines: Sequence[EngineStatus] = ()) -> None:
+    """Print the block, with the context of each model whose engines have loaded."""
     url = url_of(settings.host, port, is_https=bool(settings.tls_cert))
     everywhere = "   on every address of this machine" if settings.host in _ALL_ADDRESSES else ""
     show("")
@@ -46,7 +49,13 @@ def welcome(settings: Settings, port: int) -> None:
     if settings.ui:
         _line("web page", f"{url}/")
     for name, path in settings.served.items():
-        _line("model", f"{name} on {settings.device}{_context(settings, path)}")
+        loaded = [engine for engine in engines if engine.model == name and engine.max_length]
+        shortest = min(loaded, key=lambda engine: engine.max_length, default=None)
+        length = _context_length(path)
+        _line("model", f"{name} on {settings.device}{_context(settings, path, length, shortest)}")
+        if shortest is not None and settings.max_length == AUTO:
+            for advice in filter(None, [advice_for_context(shortest.max_length, length)]):
+                _line("", advice, "yellow")
     _line("first", _first(settings, url), "bold green")
     _line("OpenAI clients", f"base URL {url}/v1")
     _line("Anthropic clients", f"base URL {url}")
@@ -63,16 +72,30 @@ def _line(title: str, text: str, style: str = "") -> None:
     show("  ", (f"{title:<{_TITLE}}", "dim"), (text, style))
 
 
-def _context(settings: Settings, path: str) -> str:
+def _context(settings: Settings, path: str, length: int, shortest: EngineStatus | None) -> str:
+    """What a model is for, and how many tokens it takes."""
     try:
         if pooling := read_pooling_model(Path(path)):
             return f", {pooling.summary()}"
         if transcribes(Path(path)):
             return ", transcripts of recordings"
-        length = min(settings.max_length, model_info(read_config(Path(path))).context_length)
-    except (ModelDirectoryError, LookupError, TypeError, ValueError):  # a scripted device has no directory
+    except (ModelDirectoryError, LookupError, TypeError, ValueError):
         return ""
-    return f", context {length} tokens"
+    if shortest is None or shortest.max_length >= length > 0:
+        found = settings.within(length or None)
+        return f", context {found} tokens" if found else ""
+    of = f" of the model's {length}" if length else ""
+    return f", context {shortest.max_length} tokens{of} ({shortest.limited_by})"
+
+
+def _context_length(path: str) -> int:
+    """The context of a model that generates text; 0 if it is unknown, as for a scripted device without a directory."""
+    try:
+        if task_of(Path(path)) is not Task.GENERATE:
+            return 0
+        return model_info(read_config(Path(path))).context_length
+    except (ModelDirectoryError, LookupError, TypeError, ValueError):
+        return 0
 
 
 def _first(settings: Settings, url: str) -> str:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from genai_server.messages.launch import UNLOAD_ORDER
+from genai_server.messages.launch import RESIZE_ORDER, UNLOAD_ORDER
 
 # Seconds for `close` before the exit; the supervisor allows some more.
 _CLOSING = 3.0
@@ -28,6 +28,8 @@ class ParentWatch:
         self._folder = folder
         self._folder_is_kept = threading.Event()
         self._close: Callable[[], None] | None = None
+        # Called in another thread with the new size of the memory for keys and values.
+        self.on_resize: Callable[[int], None] = lambda num_bytes: None
 
     def start(self) -> None:
         """Start the watch."""
@@ -43,8 +45,11 @@ class ParentWatch:
         self._folder_is_kept.set()
 
     def _follow(self) -> None:
-        if sys.stdin.buffer.read() == UNLOAD_ORDER:
-            self.keep_folder()
+        for line in sys.stdin.buffer:
+            if line == UNLOAD_ORDER:
+                self.keep_folder()
+            elif line.startswith(RESIZE_ORDER):
+                self.on_resize(int(line.removeprefix(RESIZE_ORDER)))
         if not self._folder_is_kept.is_set():
             shutil.rmtree(self._folder, ignore_errors=True)
         if self._close is not None:

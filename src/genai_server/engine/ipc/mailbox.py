@@ -29,6 +29,12 @@ class Leave(Struct, frozen=True):
     """The engine must exit; running requests are lost."""
 
 
+class Resize(Struct, frozen=True):
+    """The memory for keys and values must have another size."""
+
+    num_bytes: int
+
+
 class GrammarCompiled(Struct, frozen=True):
     """The grammar that a sequence waits for is compiled, or has failed."""
 
@@ -69,6 +75,7 @@ Message = (
     | InputsEncoded
     | PrefixLoaded
     | TokenChosen
+    | Resize
     | Leave
 )
 # Events, each with the number of the connection that it concerns.

@@ -12,26 +12,32 @@ import numpy as np
 from msgspec import structs
 
 from genai_server.engine.encoder_worker import EncoderWorker
-from genai_server.engine.host.memory import free_memory
 from genai_server.engine.image_worker import ImageWorker
 from genai_server.engine.model.cross_attention import read_cross_decoder
 from genai_server.engine.model.files import check_model_directory, session_profile, what_is_left_out
 from genai_server.engine.model.graph import DoesNotFit, read_decoder_graph
 from genai_server.engine.profiling.folder import ProfileFolder
 from genai_server.engine.runners.base import Runner
+from genai_server.engine.runners.lengths import (
+    batch_limits,
+    generator_limits,
+    longest_text,
+    on_cpu,
+    takes_half,
+    with_limit,
+)
 from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.runners.runner_rules import LIBRARY, check_reach, check_runner, never_batched, runs_by_library
 from genai_server.engine.runners.scripted import ScriptedPooledRunner, ScriptedRunner
-from genai_server.engine.scheduling.scheduler_output import UNSHARED, KvMemory
 from genai_server.engine.sound_worker import SoundWorker
 from genai_server.errors import ConfigurationError, RunnerFailed, in_one_line
 from genai_server.messages.generation_request import ModelInfo
 from genai_server.messages.launch import EngineSpec
 from genai_server.options.check import on_providers
 from genai_server.options.device import reaching
-from genai_server.options.providers import CPU
 from genai_server.options.table import Reach
 from genai_server.pooling_model import Task, read_pooling_model, task_of
+from genai_server.system_memory import free_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,7 +45,7 @@ if TYPE_CHECKING:
     from genai_server.engine.encoded_sound import EncodedSound
     from genai_server.engine.encoder_worker import Tensors
     from genai_server.engine.model.graph import DecoderGraph
-    from genai_server.engine.runners.batched import BatchedRunner, BatchLimits, Int8Session
+    from genai_server.engine.runners.batched import BatchedRunner, Int8Session
     from genai_server.engine.runners.og_generator import OgGeneratorRunner
 
 log = logging.getLogger(__name__)
@@ -47,8 +53,6 @@ log = logging.getLogger(__name__)
 INT8_SHARE = 0.25
 # How many times faster 8-bit weights must be, in the same case.
 MIN_GAIN = 1.2
-# State checkpoints for each slot, at most, where slots share no memory.
-_CHECKPOINTS = 4
 # Sounds of waiting requests that are encoded, besides those of running ones.
 _ENCODED_AHEAD = 2
 _NO_PROFILE_OF_PARTS = (
@@ -60,8 +64,12 @@ def load_runners(spec: EngineSpec) -> RunnerPair:
     """The runners for a device. Raises what the library raises when it cannot load the model."""
     if spec.device.startswith("scripted"):
         if (pooling := read_pooling_model(Path(spec.model_dir))) is not None:
-            return RunnerPair(ScriptedPooledRunner(pooling), reason="it is scripted")
-        return RunnerPair(ScriptedRunner(max(4096, spec.settings.max_length)), reason="it is scripted")
+            pooled = ScriptedPooledRunner(pooling)
+            pooled.model = with_limit(pooled.model, spec.settings.max_length)
+            return RunnerPair(pooled, reason="it is scripted")
+        scripted = ScriptedRunner(max(4096, spec.settings.max_length))
+        scripted.model = with_limit(scripted.model, spec.settings.max_length)
+        return RunnerPair(scripted, reason="it is scripted")
     from genai_server.engine.model.session_options import use_global_pool, with_found_libraries
     from genai_server.engine.model.weights import prepacked_model
 
@@ -76,7 +84,7 @@ def load_runners(spec: EngineSpec) -> RunnerPair:
         return _pooled(spec, model_dir)
     if task_of(model_dir) is Task.TRANSCRIBE:
         return _transcribing(spec, model_dir)
-    if _on_cpu(spec):
+    if on_cpu(spec):
         model_dir = prepacked_model(model_dir, Path(settings.cache_dir) if settings.cache_dir else None, spec.options)
     generator = _generator(spec, model_dir)
     if left_out := what_is_left_out(model_dir):
@@ -85,7 +93,9 @@ def load_runners(spec: EngineSpec) -> RunnerPair:
         from genai_server.engine.runners.og_engine import OgEngineRunner
 
         log.info("device %s: %s", spec.device, LIBRARY)
-        return RunnerPair(generator, OgEngineRunner(generator, settings.max_batch_size))
+        batch = OgEngineRunner(generator, settings.max_batch_size)
+        batch.model = with_limit(batch.model, settings.max_length)
+        return RunnerPair(generator, batch)
     encoder = _image_worker(spec, model_dir)
     try:
         batched = load_batched(spec, model_dir, generator.model)
@@ -101,13 +111,17 @@ def _generator(spec: EngineSpec, model_dir: Path) -> "OgGeneratorRunner":
     return OgGeneratorRunner(model_dir, spec.device, spec.settings.threads, spec.options, profile_prefix=prefix)
 
 
-def _one_by_one(spec: EngineSpec, generator: Runner, reason: str, encoder: EncoderWorker[Any] | None) -> RunnerPair:
+def _one_by_one(
+    spec: EngineSpec, generator: "OgGeneratorRunner", reason: str, encoder: EncoderWorker[Any] | None
+) -> RunnerPair:
     """Without a batch, for a reason. Raises ConfigurationError if the settings need one."""
     if spec.settings.scheduler == "batched":
         raise ConfigurationError(f"GENAI_SCHEDULER=batched: {reason}")
     check_reach(spec.device, spec.options, Reach.GENERATOR, reason)
     log.info("device %s runs requests one by one, not in a batch: %s", spec.device, reason)
     log.info("the graph is on %s, each taking what the one before it leaves", ", ".join(generator.nodes))
+    memory, generator.model = generator_limits(spec, generator.model_dir, generator.model)
+    generator.abilities = replace(generator.abilities, memory=memory)
     return RunnerPair(generator, reason=reason, encoder=encoder)
 
 
@@ -134,7 +148,7 @@ def _sound_encoder(spec: EngineSpec, model_dir: Path) -> "Callable[[Tensors], En
     from genai_server.engine.model.sound_encoder import SoundEncoder
 
     files = read_encoder_files(model_dir)
-    int8 = _int8_graph(spec, files.path, part="encoder") if _on_cpu(spec) else None
+    int8 = _int8_graph(spec, files.path, part="encoder") if on_cpu(spec) else None
     files = replace(files, path=int8 or files.path)
     options = reaching(spec.options, Reach.BATCHED)
     return SoundEncoder(files, spec.settings.threads, options, optimized=int8 is not None).encode
@@ -170,13 +184,11 @@ def _pooled(spec: EngineSpec, model_dir: Path) -> RunnerPair:
         reaching(on_providers(spec.options, spec.device), Reach.BATCHED),
         profile_prefix=_session_profile(spec),
     )
+    pooling = read_pooling_model(model_dir)
+    runner.model = longest_text(spec, runner.model, 0 if pooling is None else pooling.num_heads)
     _log_nodes(runner)
     runner.warm_up()
     return RunnerPair(runner, reason="it gives vectors or scores of complete texts")
-
-
-def _on_cpu(spec: EngineSpec) -> bool:
-    return spec.device.partition(":")[0] == CPU
 
 
 def load_batched(spec: EngineSpec, model_dir: Path, model: ModelInfo) -> "BatchedRunner":
@@ -195,12 +207,11 @@ def load_batched(spec: EngineSpec, model_dir: Path, model: ModelInfo) -> "Batche
         raise DoesNotFit(why)
     is_speech_model = task_of(model_dir) is Task.TRANSCRIBE
     graph = read_cross_decoder(model_dir) if is_speech_model else read_decoder_graph(model_dir)
-    if graph.bytes_per_row and not _on_cpu(spec):
+    if graph.bytes_per_row and not on_cpu(spec):
         raise DoesNotFit("its layers have states of fixed size, which a batch keeps in the memory of a CPU only")
-    max_length = min(settings.max_length, model.context_length)
-    if _takes_half(spec, graph, max_length):
+    if takes_half(spec, graph, model.context_length):
         graph = replace(graph, cache_type=np.float16)
-    limits = _limits(spec, graph, max_length)
+    limits, model = batch_limits(spec, graph, model)
     prefix = _session_profile(spec)
     optimized = model_dir != Path(spec.model_dir)
     try:
@@ -208,7 +219,7 @@ def load_batched(spec: EngineSpec, model_dir: Path, model: ModelInfo) -> "Batche
             graph,
             settings.threads,
             optimized=optimized,
-            offers_best=not _on_cpu(spec),
+            offers_best=not on_cpu(spec),
             options=spec.options,
             profile_prefix=f"{prefix}_batch" if prefix else "",
         )
@@ -216,7 +227,7 @@ def load_batched(spec: EngineSpec, model_dir: Path, model: ModelInfo) -> "Batche
         raise
     except Exception as error:  # ONNX Runtime's errors have no base of their own
         raise DoesNotFit(f"its graph for a batch cannot be loaded: {in_one_line(error)}") from error
-    int8 = _int8_graph(spec, graph.path) if optimized and _on_cpu(spec) and not prefix else None
+    int8 = _int8_graph(spec, graph.path) if optimized and on_cpu(spec) and not prefix else None
     try:
         runner = BatchedRunner(
             graph,
@@ -232,63 +243,6 @@ def load_batched(spec: EngineSpec, model_dir: Path, model: ModelInfo) -> "Batche
     check_reach(spec.device, spec.options, Reach.BATCHED, "requests run in a batch")
     _log_nodes(runner)
     return runner
-
-
-def _takes_half(spec: EngineSpec, graph: "DecoderGraph", max_length: int) -> bool:
-    """Whether keys and values of 32 bits are kept in 16."""
-    wanted = spec.settings.kv_cache_type
-    if wanted == "auto":
-        needed = spec.settings.max_batch_size * max_length * graph.bytes_per_token
-        wanted = "fp16" if needed > _allowed_bytes(spec) else "fp32"
-        log.info("keys and values have the type %s: a full batch needs %d bytes in 32 bits", wanted, needed)
-    return wanted == "fp16" and _on_cpu(spec)
-
-
-def _allowed_bytes(spec: EngineSpec) -> int:
-    return spec.settings.kv_cache_bytes or free_memory() // 2
-
-
-def _limits(spec: EngineSpec, graph: "DecoderGraph", max_length: int) -> "BatchLimits":
-    """How many sequences of at most `max_length` tokens run at once, and which memory they share.
-
-    Raises DoesNotFit or ConfigurationError if there is too little memory for one.
-    """
-    from genai_server.engine.model.ragged import slot_length
-    from genai_server.engine.runners.batched import BatchLimits
-    from genai_server.engine.runners.cpu_buffers import can_reserve, page_tokens
-
-    settings = spec.settings
-    most = settings.max_batch_size
-    # A device's memory is allocated at once.
-    shares = _on_cpu(spec) and can_reserve(graph, most, max_length)
-    tokens = page_tokens(graph) if shares else slot_length(max_length)
-    page_bytes = graph.bytes_per_token * tokens
-    allowed = _allowed_bytes(spec)
-    shared = max_length // tokens  # pages of the longest sequence, without its slot's own
-    slot_bytes = page_bytes + graph.bytes_per_row
-    least = shared * page_bytes + slot_bytes
-    num_slots = min(most, (allowed - shared * page_bytes) // slot_bytes)
-    source = "GENAI_KV_CACHE_BYTES" if settings.kv_cache_bytes else "half of the memory that is free"
-    kept = "keys, values and states" if graph.bytes_per_row else "keys and values"
-    need = f"{kept} of {max_length} tokens (GENAI_MAX_LENGTH) need {least} bytes"
-    if num_slots < 1 and settings.kv_cache_bytes:
-        raise ConfigurationError(f"GENAI_KV_CACHE_BYTES={allowed}: at least {least} are needed for a request: {need}")
-    need += f", {source} is {allowed}"
-    if num_slots < 1:
-        raise DoesNotFit(need)
-    if not shared:
-        if num_slots < most:
-            log.warning("%d requests run at once, not %d (GENAI_MAX_BATCH_SIZE): %s", num_slots, most, need)
-        if not graph.has_states:
-            return BatchLimits(num_slots, max_length)
-        num_checkpoints = min(_CHECKPOINTS * num_slots, (allowed - num_slots * slot_bytes) // graph.bytes_per_row)
-        return BatchLimits(num_slots, max_length, replace(UNSHARED, num_pages=num_checkpoints, checkpoint_pages=1))
-    num_pages = (allowed - num_slots * slot_bytes) // page_bytes
-    memory = KvMemory(tokens, num_pages, -(-graph.bytes_per_row // page_bytes))
-    assert memory.pages(max_length) <= memory.num_pages  # else a request would wait for ever
-    if (longest := memory.num_pages // shared) < most:
-        log.info("%d of the longest requests run at once, and up to %d shorter ones: %s", longest, num_slots, need)
-    return BatchLimits(num_slots, max_length, memory)
 
 
 def _int8_graph(spec: EngineSpec, graph: Path, part: str = "decoder") -> Path | None:

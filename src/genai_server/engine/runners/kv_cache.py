@@ -257,6 +257,15 @@ class KvSlots:
         slot.sequence, slot.num_coming = None, 0
         self._use(slot)
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that the slots have taken."""
+        return self._memory.own_bytes + self._used_pages() * self._memory.page_bytes
+
+    def fit(self) -> None:
+        """Free what is beyond the memory's size, after that has changed."""
+        self._make_room(0)
+
     def forget(self) -> int:
         """Empty the idle slots; returns how many had tokens."""
         idle = [slot for slot in self.slots if slot.sequence is None and slot.tokens]

@@ -59,8 +59,13 @@ class RunnerPair:
         can, nodes = self.main.abilities, dict(self.main.nodes)
         if not self.has_batch:
             return Batching(can.name, self._reason, nodes=nodes)
-        num_tokens = can.memory.num_tokens(can.max_rows)
-        return Batching(can.name, None, can.max_rows, can.exact, nodes, can.mixes, can.int8_from, num_tokens)
+        return Batching(can.name, None, can.max_rows, can.exact, nodes, can.mixes, can.int8_from)
+
+    @property
+    def kv_capacity(self) -> int:
+        """Tokens that the KV cache holds for all sequences; 0 if each slot has memory for the longest sequence."""
+        can = self.main.abilities
+        return can.memory.num_tokens(can.max_rows) if self.has_batch else 0
 
     def of(self, sequence: Sequence) -> Runner:
         """The runner that a running sequence is on."""
@@ -129,6 +134,16 @@ class RunnerPair:
         if self.disk_cache is not None:
             self.disk_cache.cancel(sequence)
         self.of(sequence).close(sequence.id)
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of keys and values in memory, as far as they are counted."""
+        return 0 if self.main.slots is None else self.main.slots.num_bytes
+
+    def fit_memory(self) -> None:
+        """Free what is beyond the size of the memory for keys and values, after that has changed."""
+        if self.main.slots is not None:
+            self.main.slots.fit()
 
     def forget(self) -> int:
         """Drop all cached prefixes, also those on disk; returns how many slots had one."""

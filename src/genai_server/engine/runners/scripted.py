@@ -54,8 +54,10 @@ LINE_BREAK = "⏎"
 class ScriptedSequence:
     """One sequence's prompt, script and answer."""
 
-    def __init__(self, first: bytes = b"") -> None:
+    def __init__(self, sequence: Scheduled, first: bytes = b"") -> None:
         self.first = first  # the adapter's line, said before the answer
+        self.num_tokens = len(sequence.tokens)  # to read before the next token
+        self.num_said = sequence.num_produced  # tokens of the answer among them
         self.prompt = bytearray()
         self.answer = b""
         self.delay = 0.0
@@ -65,7 +67,9 @@ class ScriptedSequence:
         self.profile = "0"
 
     def start(self) -> None:
-        """Read the script; the prompt is complete."""
+        """Read the script; the prompt is complete, and maybe a part of the answer."""
+        self.num_produced = self.num_said
+        del self.prompt[self.num_tokens - self.num_said :]
         line = _commands(bytes(self.prompt[:-1]).decode(errors="replace").strip())
         self.answer = line.encode()
         for part in line.split(";"):
@@ -118,7 +122,7 @@ class ScriptedRunner(Runner):
 
     def open(self, sequence: Scheduled) -> int:
         adapter = sequence.adapter
-        self._sequences[sequence.id] = ScriptedSequence(adapter if isinstance(adapter, bytes) else b"")
+        self._sequences[sequence.id] = ScriptedSequence(sequence, adapter if isinstance(adapter, bytes) else b"")
         return 0
 
     def forward(self, reads: Sequence[Read]) -> list[Scores]:
@@ -136,7 +140,8 @@ class ScriptedRunner(Runner):
             _write_profile(state.profile)
         if state.num_produced == 0:
             state.prompt += bytes(tokens)
-            if state.prompt[-1] != END_OF_PROMPT:
+            end = state.num_tokens - state.num_said
+            if len(state.prompt) < state.num_tokens or state.prompt[end - 1] != END_OF_PROMPT:
                 return np.zeros(257, np.float32)
             state.start()
         logits = np.zeros(257, np.float32)

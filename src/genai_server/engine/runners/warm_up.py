@@ -18,21 +18,21 @@ _DECODED = 2
 _SHORT = 2
 
 
-def warm_up(runners: RunnerPair, chunk: int, max_length: int) -> None:
+def warm_up(runners: RunnerPair, chunk: int) -> None:
     """Read a chunk of a prompt, and decode one row and all rows, where requests run. Nothing of it is kept.
 
     Next to a batch, a generator reads only a very short prompt. Raises what a runner raises, so that a model which
     cannot run never becomes ready.
     """
     started = time.perf_counter()
-    length = min(max_length, runners.main.model.context_length)
+    length = runners.main.model.max_length
     if not runners.has_batch:
         _run(runners.generator, 1, chunk, length)
-        _try_profiling(runners, length)
+        _try_profiling(runners)
     else:
         try:
             _run(runners.generator, 1, _SHORT, length)
-            _try_profiling(runners, length)
+            _try_profiling(runners)
         except RunnerFailed as error:
             if not runners.main.abilities.chooses:
                 raise
@@ -47,14 +47,14 @@ def warm_up(runners: RunnerPair, chunk: int, max_length: int) -> None:
     log.info("warmed up in %.1f s", time.perf_counter() - started)
 
 
-def scores_prompts(runners: RunnerPair, max_length: int) -> bool:
+def scores_prompts(runners: RunnerPair) -> bool:
     """Whether the model gives the logits after each token of a prompt; some graphs give those of the last token only.
 
     The libraries do not tell the shapes of all graphs, so a short prompt is tried. The model must be known to run.
     """
     runner = runners.main
     prompt = [1 % runner.model.vocab_size] * _SHORT
-    sequence = open_bare(runner, prompt, min(max_length, runner.model.context_length), prompt_logprobs=True)
+    sequence = open_bare(runner, prompt, _SHORT + _DECODED, prompt_logprobs=True)
     try:
         read_all(runner, [sequence])
     except RunnerFailed:
@@ -65,11 +65,11 @@ def scores_prompts(runners: RunnerPair, max_length: int) -> bool:
     return True
 
 
-def _try_profiling(runners: RunnerPair, length: int) -> None:
+def _try_profiling(runners: RunnerPair) -> None:
     """Switch profiling on and off for a sequence without a pass. ONNX Runtime before 1.25 refuses this."""
     if runners.why_no_profile:
         return
-    sequence = open_bare(runners.generator, [1 % runners.main.model.vocab_size], length)
+    sequence = open_bare(runners.generator, [1 % runners.main.model.vocab_size], _SHORT)
     try:
         for value in ("tried", "0"):
             runners.generator.set_runtime_option(sequence.id, "enable_profiling", value)
@@ -89,7 +89,8 @@ def _run(runner: Runner, rows: int, num_tokens: int, length: int) -> None:
     opened: list[Sequence] = []
     try:
         for _ in range(rows):
-            opened.append(open_bare(runner, prompt, length))
+            # A Generator has memory for this length at once.
+            opened.append(open_bare(runner, prompt, len(prompt) + _DECODED))
             read_all(runner, opened[-1:])
         for _ in range(_DECODED):
             for sequence in opened:

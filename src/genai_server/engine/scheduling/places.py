@@ -1,7 +1,8 @@
 """Which sequences wait and which run on a device, with the limits of both.
 
-A sequence runs only if the batch's memory holds all running sequences at their full lengths. The first waiting sequence
-for which there is no memory blocks all others, so that long requests run, too.
+A sequence runs if the batch's memory is expected to hold all running sequences: each with its tokens, and with as many
+more as answers have had lately. When they need more than there is, the last ones are paused; the first one never is.
+The first waiting sequence for which there is no memory blocks all others, so that long requests run, too.
 
 Sequences of the background only take what the others leave. They wait behind all others, their queue has limits of its
 own, and they give up their places: a paused one waits again, and continues later.
@@ -12,12 +13,17 @@ from collections.abc import Callable, Collection
 
 from genai_server.engine.scheduling.queue_wait import queue_wait
 from genai_server.engine.scheduling.scheduler_output import NOTHING_KEPT, KvRoom, PassRules, StepPolicy
-from genai_server.engine.scheduling.step_time import StepTimeModel
+from genai_server.engine.scheduling.step_time import MAX_DRAFTED, StepTimeModel
 from genai_server.engine.sequence import Sequence, SequenceState
 from genai_server.messages.protocol import Capacity
 
 # Seconds of waiting which count as one step of priority.
 _SECONDS_PER_PRIORITY = 30.0
+# Tokens that an answer is expected to have before any answer has ended.
+_ANSWER = 512
+# Sequences get memory for this many times the length of recent answers, because a paused one may have to be read again;
+# and at least for so many further tokens, because a sequence that has continued should not be paused at once.
+_MARGIN, _MIN_LEFT = 2, 256
 
 
 class Places:
@@ -98,7 +104,20 @@ class Places:
     def queue_wait(self, num_tokens: int = 0, *, background: bool = False) -> int:
         """Estimated seconds until a full queue takes one more sequence with `num_tokens` of prompt."""
         running, waiting = _ahead(self.running, background), _ahead(self.waiting, background)
-        return queue_wait(running, waiting, self._step_times, num_tokens, self._memory)
+        return queue_wait(
+            running, waiting, self._step_times, num_tokens, pages=self._pages, num_pages=self._memory.num_pages
+        )
+
+    def make_room(self) -> None:
+        """Pause sequences until the memory holds the next tokens of all others. A sequence alone always has the memory.
+
+        The first ones to be paused have the lowest priority, and of these those that came last.
+        """
+        while sum(map(self._least_pages, self.running)) > self._memory.num_pages:
+            pausable = [sequence for sequence in self.running if self._grows(sequence)]
+            if not pausable or len(self.running) == 1:
+                return
+            self._pause(max(pausable, key=lambda sequence: (rank(sequence), sequence.id)))
 
     def admit(self) -> list[Sequence]:
         """Move waiting sequences to the running ones while places are free; returns those moved.
@@ -178,11 +197,26 @@ class Places:
         return []
 
     def _pages(self, sequence: Sequence) -> int:
-        """Pages of memory that a sequence may need."""
-        return self._memory.pages(sequence.max_length)
+        """Pages of memory that a sequence is expected to need."""
+        if not self._grows(sequence):
+            return self._memory.pages(sequence.max_length)
+        left = self._step_times.tokens_left(0)
+        left = _ANSWER if left == math.inf else _MARGIN * left
+        more = max(_MIN_LEFT, int(left) - sequence.num_produced)
+        return self._memory.pages(min(sequence.max_length, len(sequence.tokens) + more))
+
+    def _least_pages(self, sequence: Sequence) -> int:
+        """Pages of memory that a sequence needs for its next tokens."""
+        more = MAX_DRAFTED if self._grows(sequence) else sequence.num_left
+        return self._memory.pages(min(sequence.max_length, len(sequence.tokens) + more))
+
+    def _grows(self, sequence: Sequence) -> bool:
+        """Whether a sequence takes memory as its tokens come, and can be paused. A Generator has all memory at once."""
+        alone = sequence.adapter is not None or sequence.profile.is_on
+        return self._runner.mixes and not alone and self._runner.may_pause(sequence)
 
     def _free_pages(self, running: Collection[Sequence]) -> int:
-        """Pages that none of the running sequences may need."""
+        """Pages that none of the running sequences is expected to need."""
         return self._memory.num_pages - sum(map(self._pages, running))
 
 

@@ -157,9 +157,12 @@ class PassRules(Protocol):
         ...
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class KvMemory:
-    """Memory that KV cache slots share. Each slot has one page of its own; slots get the other pages on demand."""
+    """Memory that KV cache slots share. Each slot has one page of its own; slots get the other pages on demand.
+
+    Its users see changes of its size at once, because all of them have the same object.
+    """
 
     # Tokens of a page. In each layer and head, their keys and values fill pages of the system's memory exactly.
     page_tokens: int
@@ -167,6 +170,28 @@ class KvMemory:
     num_pages: int
     # Pages of a state checkpoint (engine/runners/kv_cache.py); 0 for a model without states of fixed size.
     checkpoint_pages: int = 0
+    # Bytes of a page; 0 if the size is fixed.
+    page_bytes: int = 0
+    # Bytes that slots have of their own.
+    own_bytes: int = 0
+    # Pages that the longest sequence needs, and those of which a full batch of the longest ones makes use.
+    min_pages: int = 0
+    max_pages: int = 0
+
+    @property
+    def least_bytes(self) -> int:
+        """The smallest size that `resize` can give it."""
+        return self.own_bytes + self.min_pages * self.page_bytes
+
+    @property
+    def most_bytes(self) -> int:
+        """The largest size that would be used."""
+        return self.own_bytes + self.max_pages * self.page_bytes
+
+    def resize(self, num_bytes: int) -> None:
+        """Change the size to this number of bytes, or to the smallest one that holds the longest sequence."""
+        if self.page_bytes:
+            self.num_pages = max(self.min_pages, (num_bytes - self.own_bytes) // self.page_bytes)
 
     def pages(self, num_tokens: int) -> int:
         """Shared pages of a slot with this number of cached tokens, plus one token that a padding row writes."""

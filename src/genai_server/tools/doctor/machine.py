@@ -14,18 +14,20 @@ import psutil
 from genai_server import __version__
 from genai_server.cli.serve.preflight import bind
 from genai_server.config.environment import engine_environment
-from genai_server.config.settings import Settings
-from genai_server.config.sources import device_options
+from genai_server.config.settings import AUTO, Settings
+from genai_server.config.sources import device_options, engine_settings
 from genai_server.engine.host.cores import cpu_quota, usable_cores
-from genai_server.engine.host.memory import free_memory
 from genai_server.engine.model.cross_attention import read_cross_decoder
 from genai_server.engine.model.files import check_model_directory, weight_bytes
-from genai_server.engine.model.graph import read_decoder_graph
-from genai_server.engine.model.ragged import slot_length
+from genai_server.engine.model.graph import DoesNotFit, read_decoder_graph
+from genai_server.engine.runners.lengths import batch_limits
 from genai_server.errors import ConfigurationError
 from genai_server.installation import this_installation
+from genai_server.messages.launch import EngineSpec
+from genai_server.model_memory import LOADED, WITHOUT_CACHE
 from genai_server.options.session import THREADS
 from genai_server.speech_model import transcribes
+from genai_server.system_memory import free_memory
 from genai_server.tools.doctor.finding import FAIL, MIB, OK, WARN, Finding
 
 _LIBRARIES = (
@@ -34,8 +36,9 @@ _LIBRARIES = (
 )
 _RUNTIME = "onnxruntime"
 _TESTED = "0.18"
-# Size of packed weights on disk, and of a loaded model in memory, as multiples of the weights on disk.
-_PACKED, _LOADED = 2.2, 1.5
+# Size of packed weights on disk, as a multiple of the weights of the model.
+_PACKED = 2.2
+_MORE_MEMORY = "free some memory, set GENAI_KV_CACHE_TYPE to fp16, or use a smaller model"
 _TRIAL_TIMEOUT = 60.0
 
 
@@ -119,45 +122,60 @@ def _threads(settings: Settings, model: str, usable: int) -> Iterator[Finding]:
 
 
 def memory(settings: Settings, root: Path = Path("/")) -> Iterator[Finding]:
-    """Free memory, against the needs of the models that are loaded at once.
+    """Free memory, against the weights of the models that are loaded at once, and the context that it allows each.
 
     Broken models are left out: other findings report them.
     """
     free = free_memory(root)
-    needs = sorted(map(_need, settings.served.values(), [settings] * len(settings.served)), reverse=True)
-    needs = [need for need in needs if need[0]][: settings.max_models or None]
-    if not needs:
-        yield Finding(OK, "memory", f"{free / MIB:.0f} MiB are free")
-        return
-    weights = sum(weights for weights, _ in needs) * len(settings.devices)
-    request = max(request for _, request in needs)
-    batches = sum(request for _, request in needs) * settings.max_batch_size * len(settings.devices)
-    of = f" of {len(needs)} models" if len(needs) > 1 else ""
-    shown = (
-        f"{free / MIB:.0f} MiB are free; weights{of} need about {weights / MIB:.0f}, "
-        f"a request up to {request / MIB:.0f}"
-    )
-    if weights + request > free:
+    weights = {name: _weights(path) for name, path in settings.served.items()}
+    names = [name for name, size in weights.items() if size]
+    if isinstance(settings.max_models, int) and settings.max_models:
+        names = sorted(names, key=lambda name: -weights[name])[: settings.max_models]
+    copies = 1 if settings.cache_path is not None else WITHOUT_CACHE
+    needed = sum(weights[name] for name in names) * copies * len(settings.devices)
+    shown = f"{free / MIB:.0f} MiB are free"
+    if names:
+        of = f" of {len(names)} models" if len(names) > 1 else ""
+        shown += f"; weights{of} need about {needed / MIB:.0f}"
+    if needed > free:
         yield Finding(FAIL, "memory", shown, "use a smaller or further quantized model, or free some memory")
-    elif weights + batches > free:
-        yield Finding(WARN, "memory", shown, "lower GENAI_MAX_LENGTH or GENAI_MAX_BATCH_SIZE")
-    else:
-        yield Finding(OK, "memory", shown)
+        return
+    yield Finding(OK, "memory", shown)
+    for name in names:
+        subject = f"context of {name}" if settings.models else "context"
+        yield from _context(subject, settings, settings.served[name], (free - needed) // (2 * len(names)))
 
 
-def _need(directory: str, settings: Settings) -> tuple[int, int]:
-    """The bytes of a model's weights, and of one request's keys and values; 0 for what cannot be read."""
+def _weights(directory: str) -> int:
+    """The memory of a model's weights; 0 if they cannot be read."""
     try:
-        info = check_model_directory(Path(directory))
-        weights = int(weight_bytes(Path(directory)) * _LOADED)
+        check_model_directory(Path(directory))
+        return int(weight_bytes(Path(directory)) * LOADED)
     except Exception:  # a broken model, which other findings report
-        return 0, 0
+        return 0
+
+
+def _context(subject: str, settings: Settings, directory: str, kv_bytes: int) -> Iterator[Finding]:
+    """How long a model's sequences may be on a CPU, with this memory for keys and values."""
+    spec = EngineSpec("cpu", directory, engine_settings(settings), kv_bytes=max(1, kv_bytes))
     try:
         read = read_cross_decoder if transcribes(Path(directory)) else read_decoder_graph
         graph = read(Path(directory))
-        return weights, graph.bytes_per_token * slot_length(min(settings.max_length, info.context_length))
+        limits, model = batch_limits(spec, graph, check_model_directory(Path(directory)))
+    except (DoesNotFit, ConfigurationError) as error:
+        if isinstance(error, ConfigurationError) or "tokens" in str(error):
+            yield Finding(FAIL, subject, str(error), _MORE_MEMORY)
+        return  # other models have no batch, which another finding reports
     except Exception:  # a broken graph, which other findings report
-        return weights, 0
+        return
+    size = graph.bytes_per_token * model.max_length / MIB
+    shown = f"{model.max_length} tokens ({model.limited_by}); keys and values of so many take {size:.0f} MiB"
+    if model.max_length < model.context_length and settings.max_length == AUTO:
+        yield Finding(WARN, subject, f"{shown}; the model's context is {model.context_length}", _MORE_MEMORY)
+    elif graph.bytes_per_token * limits.max_length > kv_bytes:
+        yield Finding(WARN, subject, f"{shown}, {kv_bytes / MIB:.0f} are free for them", "lower GENAI_MAX_LENGTH")
+    else:
+        yield Finding(OK, subject, shown)
 
 
 def port(settings: Settings) -> Iterator[Finding]:
@@ -186,7 +204,7 @@ def cache(settings: Settings) -> Iterator[Finding]:
         yield Finding(WARN, "cache", f"{folder}: {(error.strerror or str(error)).lower()}", remedy)
         return
     free = shutil.disk_usage(folder).free
-    need = int(sum(_need(path, settings)[0] for path in set(settings.served.values())) / _LOADED * _PACKED)
+    need = int(sum(map(_weights, set(settings.served.values()))) / LOADED * _PACKED)
     shown = f"{folder}: {free / MIB:.0f} MiB are free"
     if free < need:
         yield Finding(WARN, "cache", f"{shown}, packed weights need {need / MIB:.0f}", "free some disk space")

@@ -122,7 +122,8 @@ def devices(settings: Settings) -> Iterator[Finding]:
         return
     try:
         supervisor.start()
-        waiting = {(status.device, status.serial) for status in supervisor.statuses()}
+        tried_engines = supervisor.statuses()
+        waiting = {(status.device, status.serial) for status in tried_engines}
         while waiting:
             for status in supervisor.statuses():
                 which = (status.device, status.serial)
@@ -133,7 +134,8 @@ def devices(settings: Settings) -> Iterator[Finding]:
             time.sleep(0.05)
     finally:
         supervisor.stop()
-    for name in list(settings.served)[settings.max_models :] if settings.max_models else []:
+    tried = {status.model for status in tried_engines}
+    for name in settings.served.keys() - tried:
         yield Finding(OK, f"model {name}", "is loaded by its first request (GENAI_MAX_MODELS); not tried now")
 
 

@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 
 _BATCHES, _CHUNKS = (1, 2, 4, 8, 16, 32), (32, 64, 128, 256, 512)
 _THREADS_CHUNK = 128
+# Tokens of a measured sequence, unless the settings or the model allow fewer.
+_LENGTH = 2048
 # Entries of a session whose best value depends on the machine: how long idle threads spin, in microseconds, and whether
 # 4-bit matrices are multiplied with 32-bit activations.
 _ENTRIES = ((SPINNING, "0"), ("session.intra_op.spin_duration_us", "1000"), ("mlas.qnbit.force_fp32", "1"))
@@ -241,8 +243,9 @@ def _tuned(settings: Settings) -> tuple["Tuned", int]:
 
     batched = settings.scheduler in ("auto", "batched")
     model_dir = Path(settings.model_dir)
-    length = min(settings.max_length, check_model_directory(model_dir).context_length)
-    return Tuned(model_dir, settings.cache_path, _options(settings), settings.max_length, batched), length
+    context_length = check_model_directory(model_dir).context_length
+    length = min(settings.within(None) or _LENGTH, context_length)
+    return Tuned(model_dir, settings.cache_path, _options(settings), length, batched), length
 
 
 def _both(tuned: "Tuned", threads: int, length: int, seconds: float) -> Rates:

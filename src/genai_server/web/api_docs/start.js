@@ -2,8 +2,34 @@
 "use strict";
 
 const root = new URL(".", location.href).href;
+// The key that the reader has given to the page in this tab.
+const key = sessionStorage.getItem("genai-api-key") || sessionStorage.getItem("genai-admin-key");
+const headers = key ? { authorization: `Bearer ${key}` } : {};
 
-fetch("openapi.json").then((response) => response.json()).then((spec) => {
+const theme = localStorage.getItem("theme");
+const isDark = theme === "dark" || (theme !== "light" && matchMedia("(prefers-color-scheme: dark)").matches);
+document.documentElement.classList.toggle("dark-mode", isDark);
+
+// The key goes to this server only, and only with requests that have none.
+function withKey(request) {
+  if (request.url.startsWith(root)) request.headers = { ...headers, ...request.headers };
+  return request;
+}
+
+function refuse(message) {
+  const text = document.createElement("p");
+  text.className = "refused";
+  text.textContent = `The description cannot be shown: ${message}. Give the key to the page first, and come back.`;
+  document.getElementById("swagger-ui").replaceChildren(text);
+}
+
+async function show() {
+  const response = await fetch("openapi.json", { headers });
+  const spec = await response.json();
+  if (!response.ok) return refuse(spec.error.message);
   spec.servers = [{ url: root }];
-  window.SwaggerUIBundle({ spec, dom_id: "#swagger-ui", deepLinking: true, validatorUrl: null });
-});
+  window.SwaggerUIBundle({ spec, dom_id: "#swagger-ui", deepLinking: true, validatorUrl: null, requestInterceptor: withKey });
+  return undefined;
+}
+
+show();

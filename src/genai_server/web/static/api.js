@@ -1,4 +1,5 @@
 // Calls of the server's API. All addresses are relative, so that the page works behind a path prefix.
+import { connection } from "./connection.js";
 import { keys } from "./keys.js";
 
 export class ApiError extends Error {
@@ -9,10 +10,11 @@ export class ApiError extends Error {
   }
 }
 
-// The response of a call, whose body is a form or becomes JSON. Asks for the key once if the server requires another one. Throws ApiError.
+// The response of a call, whose body is a form or becomes JSON. Asks for the key once if the server requires another one.
+// Throws ApiError, and Unreachable.
 export async function call(path, { method = "GET", body, admin = false, signal } = {}) {
   const isJson = body !== undefined && !(body instanceof FormData);
-  const send = () => fetch(path, {
+  const send = () => connection.fetch(path, {
     method,
     signal,
     headers: { ...keys.headers(admin), ...(isJson ? { "content-type": "application/json" } : {}) },
@@ -21,16 +23,27 @@ export async function call(path, { method = "GET", body, admin = false, signal }
   let response = await send();
   while (response.status === 401) {
     if (admin && keys.get("admin")) keys.set("admin", "");
-    else if (!await keys.ask("api", (await errorOf(response)).message)) break;
+    else if (!await keys.ask("api", refusal((await errorOf(response)).message))) break;
     response = await send();
   }
   if (!response.ok) throw await errorOf(response);
   return response;
 }
 
+// Why a key is asked for. A server without keys says why it serves nobody from elsewhere.
+function refusal(message) {
+  if (keys.any) return "This server does not know that key. Enter another one.";
+  return message.startsWith("an API key is required") ? "This server requires an API key." : message;
+}
+
 // The JSON response of a call.
 export async function ask(path, options) {
-  return (await call(path, options)).json();
+  const response = await call(path, options);
+  try {
+    return await response.json();
+  } catch (error) {
+    throw connection.failure(error, options?.signal);
+  }
 }
 
 async function errorOf(response) {

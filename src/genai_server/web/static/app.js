@@ -1,34 +1,40 @@
 // The page: its head, and the view that the address names.
+import { ChatView } from "./chat_view.js";
 import { chats } from "./chats.js";
+import { connection } from "./connection.js";
+import { ConfirmationDialog } from "./confirmation.js";
 import { useChanges } from "./emitter.js";
 import { html, render, useEffect, useState } from "./html.js";
 import { KeyDialog } from "./key_dialog.js";
 import { keys } from "./keys.js";
 import { models } from "./models.js";
+import { MonitorView } from "./monitor_view.js";
 import { place } from "./place.js";
-import { TalkView } from "./talk_view.js";
-import { WatchView } from "./watch_view.js";
+import { Shortcuts } from "./shortcuts.js";
 
 function App() {
-  useChanges(place, keys);
+  useChanges(place, keys, connection);
   const { view, rest, query } = place.now;
   return html`
     <a class="skip" href="#main" onClick=${toMain}>Skip to the content</a>
     <header class="head">
       <span class="name">genai-server</span>
       <nav aria-label="Views">
-        <a href="#chat" aria-current=${view === "chat" ? "page" : undefined}>Talk</a>
-        <a href="#watch" aria-current=${view === "watch" ? "page" : undefined}>Watch</a>
-        ${!keys.any && html`<a href="docs">API</a>`}
+        <a href="#chat" aria-current=${view === "chat" ? "page" : undefined}>Chat</a>
+        <a href="#monitor" aria-current=${view === "monitor" ? "page" : undefined}>Monitor</a>
+        <a href="docs">API</a>
       </nav>
       <span class="stretch"></span>
       ${keys.any && html`<button type="button" class="quiet" onClick=${forget}>Forget keys</button>`}
+      <${Shortcuts} />
       <${ThemeButton} />
     </header>
+    ${connection.isLost && html`<p class="banner" role="status">Server not reachable. Retrying …</p>`}
     <main id="main" tabindex="-1">
-      ${view === "watch" ? html`<${WatchView} tab=${rest} query=${query} />` : html`<${TalkView} chatId=${rest} />`}
+      ${view === "monitor" ? html`<${MonitorView} tab=${rest} query=${query} />` : html`<${ChatView} chatId=${rest} />`}
     </main>
-    <${KeyDialog} />`;
+    <${KeyDialog} />
+    <${ConfirmationDialog} />`;
 }
 
 // The address names the view, so that a link to an element cannot stand there.
@@ -42,6 +48,8 @@ function forget() {
   location.reload();
 }
 
+const THEMES = { auto: ["◐", "Auto"], light: ["☀", "Light"], dark: ["☾", "Dark"] };
+
 function ThemeButton() {
   const [name, setName] = useState(window.theme.name);
   useEffect(() => {
@@ -50,9 +58,10 @@ function ThemeButton() {
     return () => removeEventListener("themechange", onChange);
   }, []);
   return html`<button type="button" class="quiet" aria-label=${`Colours: ${name}`} title="Colours: the system's, light or dark"
-    onClick=${() => window.theme.next()}>${{ auto: "◐ Auto", light: "☀ Light", dark: "☾ Dark" }[name]}</button>`;
+    onClick=${() => window.theme.next()}><span aria-hidden="true">${THEMES[name][0]}</span> <span class="not-narrow">${THEMES[name][1]}</span></button>`;
 }
 
 await chats.load();
 render(html`<${App} />`, document.getElementById("app"));
 models.load();
+connection.listen(() => { if (!connection.isLost) models.load(); });

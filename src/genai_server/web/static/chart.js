@@ -1,20 +1,10 @@
-// A line chart over the last minutes. The library is fetched when the first one is shown.
+// A line chart over the last five minutes. The library is fetched when the first one is shown.
 import { number } from "./figures.js";
 import { html, useEffect, useRef } from "./html.js";
+import { SPAN } from "./load_history.js";
+import { uPlot } from "./libraries.js";
 
 const HEIGHT = 130;
-let library = null;
-
-function uPlot() {
-  library ??= new Promise((resolve, reject) => {
-    const style = Object.assign(document.createElement("link"), { rel: "stylesheet", href: "ui/vendor/uplot.css" });
-    const script = Object.assign(document.createElement("script"), { src: "ui/vendor/uplot.js" });
-    script.onload = () => resolve(window.uPlot);
-    script.onerror = reject;
-    document.head.append(style, script);
-  });
-  return library;
-}
 
 // `lines` are {name, values, colour}, with a value for each of `times`, in seconds since 1970.
 export function Chart({ title, unit, times, lines, digits = 1 }) {
@@ -26,8 +16,8 @@ export function Chart({ title, unit, times, lines, digits = 1 }) {
     const element = place.current;
     let isGone = false;
     const draw = async () => {
-      const Library = await uPlot();
-      if (isGone) return;
+      const Library = await uPlot.want();
+      if (isGone || !Library) return;
       chart.current?.destroy();
       chart.current = new Library(settings(element.clientWidth, lines), latest.current, element);
     };
@@ -43,15 +33,16 @@ export function Chart({ title, unit, times, lines, digits = 1 }) {
       chart.current = null;
     };
   }, []);
-  useEffect(() => { chart.current?.setData(data); }, [times]);
+  useEffect(() => { chart.current?.setData(data); });
   const readings = lines.map((line) => `${line.name} ${number(last(line.values), digits)} ${unit}`);
   return html`<figure class="chart"><figcaption><h3>${title}</h3>
       <span class="lines">${lines.map((line, index) => html`<span key=${line.name}><i class=${line.colour} aria-hidden="true"></i>${readings[index]}</span>`)}
       </span></figcaption>
+    ${lines.every((line) => last(line.values) === undefined) && html`<p class="soft nothing">nothing in the last five minutes</p>`}
     <div ref=${place} role="img" aria-label=${`${title}: ${readings.join(", ")}`}></div></figure>`;
 }
 
-const clock = (seconds) => new Date(seconds * 1000).toLocaleTimeString("en", { hourCycle: "h23" });
+const clock = (seconds) => new Date(seconds * 1000).toLocaleTimeString("en", { hourCycle: "h23", hour: "2-digit", minute: "2-digit" });
 const last = (values) => values.findLast((value) => value !== null);
 
 function settings(width, lines) {
@@ -66,9 +57,11 @@ function settings(width, lines) {
     font: `11px ${style.fontFamily}` };
   const made = {
     width, height: HEIGHT, legend: { show: false }, cursor: { show: false },
-    scales: { y: { range: (chart, least, most) => [0, most > 0 ? most * 1.15 : 1] } },
-    axes: [{ ...axis, space: 90, size: 30, values: (chart, splits) => splits.map(clock) }, { ...axis, size: 48 }],
-    series: [{}, ...lines.map((line) => ({ stroke: colour(line.colour), width: 2, spanGaps: true, points: { size: 5, fill: colour(line.colour) } }))],
+    // Room for half of a time at the right end.
+    padding: [8, 28, 0, 0],
+    scales: { x: { range: (chart, least, most) => [most - SPAN, most] }, y: { range: (chart, least, most) => [0, most > 0 ? most * 1.15 : 1] } },
+    axes: [{ ...axis, space: 48, size: 30, values: (chart, splits) => splits.map(clock) }, { ...axis, size: 48 }],
+    series: [{}, ...lines.map((line) => ({ stroke: colour(line.colour), width: 2, spanGaps: true, points: { show: false } }))],
   };
   probe.remove();
   return made;

@@ -1,11 +1,12 @@
 // One conversation: a tree of turns, of which one path is shown. Editing or regenerating a turn makes a branch.
 import { contentOf, isAttachment } from "./attachments.js";
+import { isSettings } from "./chat_settings.js";
 
 export const ROOT = "root";
 
-export function newChat() {
+export function newChat(settings = {}) {
   const now = Date.now();
-  return { id: newId(), title: "", created: now, updated: now, turns: {}, chosen: {} };
+  return { id: newId(), title: "", created: now, updated: now, settings, turns: {}, chosen: {} };
 }
 
 // Outside of HTTPS and localhost a browser has no randomUUID.
@@ -13,15 +14,13 @@ export function newId() {
   return crypto.randomUUID?.() ?? Array.from(crypto.getRandomValues(new Uint8Array(16)), (byte) => byte.toString(16).padStart(2, "0")).join("");
 }
 
-// Add a turn after another one, and show it.
+// Add a turn after another one, and show it. Its id is one that no other tab gives.
 export function addTurn(chat, parent, turn) {
-  let number = Object.keys(chat.turns).length + 1;
-  while (chat.turns[`t${number}`]) number += 1;
-  const id = `t${number}`;
-  const added = { id, parent, ...turn };
-  chat.turns[id] = added;
-  chat.chosen[parent] = id;
-  chat.updated = Date.now();
+  const made = Date.now();
+  const added = { id: newId(), parent, made, ...turn };
+  chat.turns[added.id] = added;
+  chat.chosen[parent] = added.id;
+  chat.updated = made;
   if (!chat.title && turn.role === "user") chat.title = titleOf(turn);
   return added;
 }
@@ -32,11 +31,54 @@ function titleOf({ content, attachments = [] }) {
 
 // All turns after the same one, in the order in which they were made.
 export function branches(chat, turn) {
-  return Object.values(chat.turns).filter((other) => other.parent === turn.parent);
+  return Object.values(chat.turns).filter((other) => other.parent === turn.parent).sort((one, other) => one.made - other.made);
+}
+
+// Complete a chat of an older version, whose turns are in the order in which they were made, but without their times.
+export function completed(chat) {
+  chat.settings ??= {};
+  Object.values(chat.turns).forEach((turn, place) => { turn.made ??= chat.created + place; });
+  return chat;
+}
+
+// Take what another tab has written into a chat. Turns in `own` are only in this tab, or newer here. A chat that is shown
+// here goes on showing its branches.
+export function merge(chat, written, own, isShown) {
+  for (const [id, turn] of Object.entries(chat.turns)) if (!written.turns[id] && !own.has(turn)) delete chat.turns[id];
+  for (const [id, turn] of Object.entries(written.turns)) {
+    const here = chat.turns[id];
+    if (!here) chat.turns[id] = turn;
+    else if (!own.has(here)) Object.assign(here, turn, here.attachments ? { attachments: here.attachments } : {});
+  }
+  const { turns, chosen, ...fields } = written;
+  Object.assign(chat, fields, { chosen: isShown ? { ...chosen, ...chat.chosen } : chosen });
 }
 
 export function choose(chat, turn) {
   chat.chosen[turn.parent] = turn.id;
+}
+
+// What is removed with a turn: {removed, moved}, lists of turns. A question goes with its answers, and the questions after
+// them follow what came before it; an answer goes with all that follows it.
+export function removalOf(chat, turn) {
+  const removed = [turn];
+  const moved = [];
+  for (const each of removed) {
+    for (const next of branches(chat, { parent: each.id })) {
+      (turn.role === "user" && next.role === "user" ? moved : removed).push(next);
+    }
+  }
+  return { removed, moved };
+}
+
+// Remove these turns, and let the moved ones follow `parent`.
+export function removeTurns(chat, { removed, moved = [] }) {
+  const shown = path(chat);
+  const [{ parent }] = removed;
+  for (const { id } of removed) delete chat.turns[id];
+  for (const turn of moved) turn.parent = parent;
+  const next = moved.find((turn) => shown.includes(turn));
+  if (next) chat.chosen[parent] = next.id;
 }
 
 // Show the conversation up to this turn only; the next message begins a branch there.
@@ -47,8 +89,14 @@ export function endAt(chat, turn) {
 // The shown turns.
 export function path(chat) {
   const found = [];
-  for (let id = chat.chosen[ROOT]; id && chat.turns[id]; id = chat.chosen[id]) found.push(chat.turns[id]);
+  for (let turn = shownAfter(chat, ROOT); turn; turn = shownAfter(chat, turn.id)) found.push(turn);
   return found;
+}
+
+// The turn that is shown after this one: the chosen one, or the newest.
+function shownAfter(chat, id) {
+  const chosen = chat.chosen[id];
+  return chosen === null ? undefined : chat.turns[chosen] ?? branches(chat, { parent: id }).at(-1);
 }
 
 // The turns from the first one to this one.
@@ -85,7 +133,7 @@ export function message(turn) {
 export function isChat(value) {
   const isObject = (each) => typeof each === "object" && each !== null && !Array.isArray(each);
   return isObject(value) && typeof value.id === "string" && typeof value.title === "string"
-    && isObject(value.turns) && isObject(value.chosen)
+    && isObject(value.turns) && isObject(value.chosen) && (value.settings === undefined || isSettings(value.settings))
     && Object.entries(value.turns).every(([id, turn]) => isObject(turn) && turn.id === id
       && typeof turn.content === "string" && typeof turn.parent === "string"
       && ["user", "assistant", "tool"].includes(turn.role)

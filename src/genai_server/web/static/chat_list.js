@@ -1,11 +1,12 @@
 // The list of chats: search, rename, remove, export and import.
 import { chats } from "./chats.js";
-import { running } from "./conversation.js";
+import { confirmation } from "./confirmation.js";
 import { useChanges } from "./emitter.js";
+import { period } from "./figures.js";
 import { html, useRef, useState } from "./html.js";
-import { download, focused } from "./parts.js";
+import { download, focused, Menu } from "./parts.js";
 
-export function ChatList({ current, onOpen, onNew }) {
+export function ChatList({ current, search, onOpen, onNew }) {
   useChanges(chats);
   const [text, setText] = useState("");
   const [problem, setProblem] = useState("");
@@ -32,11 +33,12 @@ export function ChatList({ current, onOpen, onNew }) {
   };
   return html`<nav class="chat-list" aria-label="Chats">
     <button type="button" class="primary" onClick=${onNew}>New chat</button>
-    <input type="search" placeholder="Search chats" aria-label="Search chats" value=${text}
+    <input type="search" placeholder="Search chats" ref=${search} aria-label="Search chats" value=${text}
       onInput=${(event) => setText(event.target.value)} />
-    <ul>${found.map((chat) => html`<${Entry} key=${chat.id} chat=${chat} isCurrent=${chat.id === current} onOpen=${onOpen}
-      onExport=${() => exportFile("chat.json", [chat])} />`)}
-    </ul>
+    <div class="periods">${[...Map.groupBy(found, (chat) => period(chat.updated))].map(([name, chats]) => html`<section key=${name}
+      aria-label=${name}><h3>${name}</h3><ul>${chats.map((chat) => html`<${Entry} key=${chat.id} chat=${chat}
+        isCurrent=${chat.id === current} onOpen=${onOpen} onExport=${() => exportFile("chat.json", [chat])} />`)}</ul></section>`)}
+    </div>
     ${!found.length && html`<p class="soft">${text ? "No chat has this text." : "No chats yet."}</p>`}
     ${(problem || chats.problem) && html`<p class="error" role="alert">${problem || chats.problem}</p>`}
     <div class="list-foot">
@@ -52,20 +54,16 @@ function Entry({ chat, isCurrent, onOpen, onExport }) {
   const [isNamed, setNamed] = useState(false);
   const title = chat.title || "New chat";
   if (isNamed) return html`<${NameForm} chat=${chat} onDone=${() => setNamed(false)} />`;
-  const remove = () => {
-    if (!confirm(`Delete “${title}”? It cannot be brought back.`)) return;
-    running.stop(chat);
-    chats.remove(chat);
+  const remove = async () => {
+    if (await confirmation.ask({ title: "Delete this chat?", text: `“${title}” cannot be brought back.`, action: "Delete" })) chats.remove(chat);
   };
   return html`<li class=${isCurrent ? "current" : ""}>
-    <button type="button" class="open" aria-current=${isCurrent ? "page" : undefined} onClick=${() => onOpen(chat)}>
+    <button type="button" class="open" aria-current=${isCurrent ? "page" : undefined} title=${title} onClick=${() => onOpen(chat)}>
       ${title}</button>
-    <details class="menu"><summary aria-label=${`More about ${title}`}>⋯</summary>
-      <div class="menu-items">
-        <button type="button" onClick=${() => setNamed(true)}>Rename</button>
-        <button type="button" onClick=${onExport}>Export</button>
-        <button type="button" class="danger" onClick=${remove}>Delete</button>
-      </div></details>
+    <${Menu} label=${`More about ${title}`}>
+      <button type="button" onClick=${() => setNamed(true)}>Rename</button>
+      <button type="button" onClick=${onExport}>Export</button>
+      <button type="button" class="danger" onClick=${remove}>Delete</button><//>
   </li>`;
 }
 
@@ -73,11 +71,14 @@ function NameForm({ chat, onDone }) {
   const [name, setName] = useState(chat.title);
   const save = (event) => {
     event.preventDefault();
-    chat.title = name.trim() || chat.title;
-    chats.save(chat);
+    chats.save(chat, { title: name.trim() || chat.title });
     onDone();
   };
-  const onKeyDown = (event) => { if (event.key === "Escape") onDone(); };
+  const onKeyDown = (event) => {
+    if (event.key !== "Escape") return;
+    event.stopPropagation();
+    onDone();
+  };
   return html`<li><form class="rename" onSubmit=${save}>
     <input aria-label="Name of the chat" value=${name} ref=${focused} onInput=${(event) => setName(event.target.value)}
       onKeyDown=${onKeyDown} />

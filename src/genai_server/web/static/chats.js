@@ -1,5 +1,6 @@
-// All chats, kept in this browser. Without a database, as in some private windows, they live as long as the tab.
-import { imagesOf, isChat, newChat, newId, withAttachments } from "./chat.js";
+// All chats, kept in this browser for all of its tabs. Without a database, as in some private windows, they live as long
+// as the tab.
+import { completed, imagesOf, isChat, merge, newId, removeTurns, withAttachments } from "./chat.js";
 import { ChatDatabase } from "./chat_database.js";
 import { Emitter } from "./emitter.js";
 
@@ -8,10 +9,20 @@ const FORMAT = "genai-server chats";
 class Chats extends Emitter {
   #database = null;
   #chats = new Map();
-  // The chats whose images were read.
+  // The chats that are in the database.
+  #written = new WeakSet();
+  // The turns that are in the database as they are here.
+  #writtenTurns = new WeakSet();
+  // The turns that grow in this tab.
+  #growing = new WeakSet();
+  // How often this tab has changed each chat.
+  #changes = new WeakMap();
+  // The chats that are shown, with their images.
   #opened = new WeakSet();
   // The attachments whose images are in the database.
   #kept = new WeakSet();
+  // The chats that other tabs have changed since this one was seen.
+  #changedElsewhere = new Set();
   // Why chats are not kept; "" if they are.
   problem = "";
 
@@ -19,7 +30,12 @@ class Chats extends Emitter {
     try {
       // Servers behind prefixes of one host have chats of their own.
       this.#database = await ChatDatabase.open(`genai-server ${new URL(".", location.href).pathname}`);
-      for (const chat of await this.#database.chats()) this.#chats.set(chat.id, chat);
+      this.#database.listen((id) => {
+        this.#changedElsewhere.add(id);
+        this.#readChanges();
+      });
+      addEventListener("visibilitychange", () => this.#readChanges());
+      for (const chat of await this.#database.chats()) this.#take(chat);
     } catch (error) {
       this.problem = `Chats are not kept: ${error.message}`;
     }
@@ -39,7 +55,7 @@ class Chats extends Emitter {
       .sort((one, other) => other.updated - one.updated);
   }
 
-  add(chat = newChat()) {
+  add(chat) {
     this.#chats.set(chat.id, chat);
     this.changed();
     return chat;
@@ -52,16 +68,7 @@ class Chats extends Emitter {
 
   // Read the images of a chat.
   async open(chat) {
-    if (this.isOpen(chat)) return;
-    try {
-      const urls = await this.#database.urls(chat);
-      for (const each of imagesOf(chat).filter(({ url }) => !url)) {
-        each.url = urls.get(each.image);
-        this.#kept.add(each);
-      }
-    } catch (error) {
-      this.problem = `The images of this chat cannot be read: ${error.message}`;
-    }
+    if (!this.isOpen(chat)) await this.#readImages(chat);
     this.#opened.add(chat);
     this.changed();
   }
@@ -74,18 +81,41 @@ class Chats extends Emitter {
     this.#opened.delete(chat);
   }
 
-  async save(chat) {
+  // A turn grows from now on: it is written each time its chat is saved.
+  begin(turn) {
+    this.#growing.add(turn);
+  }
+
+  // A turn grows no more.
+  end(turn) {
+    this.#growing.delete(turn);
+    this.#writtenTurns.delete(turn);
+  }
+
+  // Write the new turns of a chat, the branches that it shows and `fields`.
+  async save(chat, fields = {}) {
+    Object.assign(chat, fields);
     this.changed();
-    if (!this.#database || !this.#chats.has(chat.id)) return;
+    if (!this.#database || this.get(chat.id) !== chat) return;
+    const turns = this.#unwritten(chat);
     const images = imagesOf(chat).filter((each) => each.url && !this.#kept.has(each));
     for (const each of images) each.image ??= newId();
-    try {
-      await this.#database.put(chat, images);
+    await this.#write(chat, () => (this.#written.has(chat)
+      ? this.#database.change(chat, { fields: { ...fields, chosen: chat.chosen }, turns, images })
+      : this.#database.add(chat, images)), () => {
+      this.#written.add(chat);
+      for (const turn of turns) this.#writtenTurns.add(turn);
       for (const each of images) this.#kept.add(each);
-      this.problem = "";
-    } catch (error) {
-      this.problem = `This chat is not kept: ${error.message}`;
-    }
+    });
+  }
+
+  // Remove turns of a chat; `removal` is as of `removalOf`.
+  async removeTurns(chat, removal) {
+    removeTurns(chat, removal);
+    this.changed();
+    if (!this.#written.has(chat)) return;
+    const { removed, moved: turns = [] } = removal;
+    await this.#write(chat, () => this.#database.change(chat, { fields: { chosen: chat.chosen }, turns, removed }));
   }
 
   async remove(chat) {
@@ -119,9 +149,78 @@ class Chats extends Emitter {
     if (!found.length || !found.every(isChat)) throw new Error("the file has no chats of genai-server");
     for (const chat of found) {
       if (this.#chats.has(chat.id)) await this.remove(chat);
-      await this.save(this.add(withAttachments(chat, ({ image, ...each }) => [each])));
+      await this.save(this.add(completed(withAttachments(chat, ({ image, ...each }) => [each]))));
     }
     return found.length;
+  }
+
+  #unwritten(chat) {
+    return Object.values(chat.turns).filter((turn) => !this.#writtenTurns.has(turn) || this.#growing.has(turn));
+  }
+
+  async #write(chat, work, done = () => {}) {
+    this.#changes.set(chat, this.#changesOf(chat) + 1);
+    try {
+      await work();
+      done();
+      this.problem = "";
+    } catch (error) {
+      this.problem = `This chat is not kept: ${error.message}`;
+      this.changed();
+    }
+  }
+
+  #take(chat) {
+    this.#chats.set(chat.id, chat);
+    this.#written.add(chat);
+    this.#noteWritten(chat.turns);
+  }
+
+  #changesOf(chat) {
+    return this.#changes.get(chat) ?? 0;
+  }
+
+  // Note that these turns are as the database has them.
+  #noteWritten(turns) {
+    for (const turn of Object.values(turns)) this.#writtenTurns.add(turn);
+    for (const each of imagesOf({ turns })) if (each.image) this.#kept.add(each);
+  }
+
+  async #readImages(chat) {
+    try {
+      const urls = await this.#database.urls(chat);
+      for (const each of imagesOf(chat)) each.url ??= urls.get(each.image);
+    } catch (error) {
+      this.problem = `The images of this chat cannot be read: ${error.message}`;
+    }
+  }
+
+  // Read what other tabs have written. A tab that nobody sees reads later.
+  async #readChanges() {
+    if (document.hidden) return;
+    try {
+      for (const id of this.#changedElsewhere) {
+        this.#changedElsewhere.delete(id);
+        await this.#read(id);
+      }
+    } catch (error) {
+      this.problem = `What another tab wrote cannot be read: ${error.message}`;
+    }
+    this.changed();
+  }
+
+  async #read(id) {
+    const chat = this.#chats.get(id);
+    const changes = chat && this.#changesOf(chat);
+    const written = await this.#database.chat(id);
+    if (this.#chats.get(id) !== chat || (chat && this.#changesOf(chat) !== changes)) this.#changedElsewhere.add(id);
+    else if (!written) this.#chats.delete(id);
+    else if (!chat) this.#take(written);
+    else {
+      merge(chat, written, new Set(this.#unwritten(chat)), this.#opened.has(chat));
+      this.#noteWritten(written.turns);
+      if (this.#opened.has(chat)) await this.#readImages(chat);
+    }
   }
 }
 

@@ -16,7 +16,7 @@ export function CodePanel({ chat, turn }) {
   const root = new URL(".", location.href).href;
   const files = imageFiles(pathTo(chat, turn));
   return html`<div class="panel-body">
-    <p class="soft">The request with this conversation and these options. A key is read from GENAI_API_KEY.
+    <p class="soft">The request with this conversation and these settings. A key is read from GENAI_API_KEY.
       ${files.size > 0 && "Images are read from files in the current folder."}</p>
     <${Sample} name="curl" text=${curl(root, body, files)} />
     <${Sample} name="Python" text=${python(root, body, files)} /></div>`;

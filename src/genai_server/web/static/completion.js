@@ -1,5 +1,6 @@
 // One streamed answer: the request's body, and what its chunks add to a turn.
 import { call } from "./api.js";
+import { Unreachable } from "./connection.js";
 import { events } from "./events.js";
 
 // A request that includes everything this page shows in addition to the answer.
@@ -16,24 +17,36 @@ export function emptyAnswer() {
   };
 }
 
-// Fill a turn with the answer to a body. `changed` is called after each chunk. Never throws: the turn has the error.
+// Fill a turn with, or continue it by, the answer to a body. `changed` is called after each chunk. Never throws: the turn has the error.
+// Returns whether the server was reached.
 export async function complete(body, turn, changed, signal) {
-  const began = performance.now();
+  const began = performance.now() - (turn.pieces.at(-1)?.at ?? 0);
+  const { usage } = turn;
+  Object.assign(turn, { error: null, finish: null });
+  let wasReached = true;
   try {
     const response = await call("v1/chat/completions", { method: "POST", body: streamed(body), signal });
     // What of the request had no effect, such as images of earlier turns with a model that reads text only.
     turn.ignored = response.headers.get("x-genai-ignored");
-    for await (const chunk of events(response)) {
+    for await (const chunk of events(response, signal)) {
       add(turn, chunk, performance.now() - began);
       changed();
     }
   } catch (error) {
     if (signal.aborted) turn.finish = "stopped";
-    else turn.error = error.message;
+    else turn.error = error instanceof Unreachable && turn.pieces.length ? "The connection to the server was lost." : error.message;
+    wasReached = !(error instanceof Unreachable) || turn.pieces.length > 0;
   }
   turn.progress = null;
+  if (usage && turn.usage !== usage) turn.usage = both(usage, turn.usage);
   turn.finish ??= turn.error ? "error" : "stopped";
   changed();
+  return wasReached;
+}
+
+// The tokens of an answer and of its continuation, whose prompt has the answer.
+function both(first, { completion_tokens: more }) {
+  return { ...first, completion_tokens: first.completion_tokens + more, total_tokens: first.total_tokens + more };
 }
 
 function add(turn, chunk, at) {

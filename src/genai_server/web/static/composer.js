@@ -1,13 +1,18 @@
-// Where the reader writes or speaks, and attaches files. Enter sends, Shift+Enter makes a line, Escape stops the answer.
+// Where the reader writes or speaks, and attaches files. Enter sends, Shift+Enter makes a line.
 import { attachment } from "./attachments.js";
 import { AttachmentList } from "./attachment_list.js";
 import { Dictation } from "./dictation.js";
+import { drafts } from "./drafts.js";
+import { useChanges } from "./emitter.js";
 import { html, useEffect, useLayoutEffect, useRef, useState } from "./html.js";
+import { IconButton } from "./icons.js";
 import { models, refusalOf } from "./models.js";
 
-export function Composer({ isBusy, problem, onSend, onStop, chatId }) {
-  const [text, setText] = useState("");
-  const [attached, setAttached] = useState([]);
+export function Composer({ isBusy, problem, onSend, onStop, onEditLast, chatId }) {
+  useChanges(drafts);
+  const { text, attachments: attached } = drafts.of(chatId);
+  const setText = (text) => drafts.change(chatId, { text });
+  const setAttached = (attachments) => drafts.change(chatId, { attachments });
   // Why files were not attached, or speech was not written down, one sentence each.
   const [refused, setRefused] = useState([]);
   const [isDropping, setDropping] = useState(false);
@@ -21,16 +26,16 @@ export function Composer({ isBusy, problem, onSend, onStop, chatId }) {
   }, [text]);
   const attach = async (files) => {
     const found = await Promise.allSettled([...files].map(attachable));
-    setAttached((before) => [...before, ...found.filter(({ value }) => value).map(({ value }) => value)]);
+    setAttached([...drafts.of(chatId).attachments, ...found.filter(({ value }) => value).map(({ value }) => value)]);
     setRefused([...new Set(found.filter(({ reason }) => reason).map(({ reason }) => reason.message))]);
     area.current?.focus();
   };
   useFilesDropped(attach, setDropping);
   const send = () => {
-    if (isBusy || isEmpty) return;
-    if (!onSend(text, attached)) return;
-    setText("");
-    setAttached([]);
+    const draft = drafts.of(chatId);
+    if (isBusy || (!draft.text.trim() && !draft.attachments.length)) return;
+    if (!onSend(draft.text, draft.attachments)) return;
+    drafts.clear(chatId);
     setRefused([]);
   };
   const insert = (said) => {
@@ -44,6 +49,7 @@ export function Composer({ isBusy, problem, onSend, onStop, chatId }) {
       event.preventDefault();
       send();
     }
+    if (event.key === "ArrowUp" && !event.target.value && onEditLast()) event.preventDefault();
   };
   const onPaste = (event) => {
     const { files, types } = event.clipboardData;
@@ -62,8 +68,8 @@ export function Composer({ isBusy, problem, onSend, onStop, chatId }) {
     <div class=${`composer-box${isDropping ? " dropping" : ""}`}>
       <${AttachmentList} attachments=${attached} onRemove=${setAttached} />
       <input type="file" multiple hidden ref=${input} onChange=${onChosen} aria-label="Files" />
-      <button type="button" class="quiet attach" aria-label="Attach files" title="Attach images or text files; they can also be pasted or dropped"
-        onClick=${() => input.current.click()}>+</button>
+      <${IconButton} icon="attach" label="Attach files" title="Attach images or text files; they can also be pasted or dropped"
+        onClick=${() => input.current.click()} />
       <textarea ref=${area} rows="1" aria-label="Message" placeholder="Write a message" value=${text}
         onInput=${(event) => setText(event.target.value)} onKeyDown=${onKeyDown} onPaste=${onPaste}></textarea>
       <${Dictation} onText=${insert} onProblem=${(problem) => setRefused([problem])} />
@@ -82,6 +88,8 @@ async function attachable(file) {
 
 // Files may be dropped anywhere on the page, which a browser would otherwise leave for the file.
 function useFilesDropped(attach, setDropping) {
+  const latest = useRef();
+  latest.current = attach;
   useEffect(() => {
     const onFiles = (action) => (event) => {
       if (!event.dataTransfer?.types.includes("Files")) return;
@@ -91,7 +99,7 @@ function useFilesDropped(attach, setDropping) {
     const listeners = {
       dragover: onFiles(() => setDropping(true)),
       dragleave: (event) => { if (!event.relatedTarget) setDropping(false); },
-      drop: onFiles((event) => { setDropping(false); attach(event.dataTransfer.files); }),
+      drop: onFiles((event) => { setDropping(false); latest.current(event.dataTransfer.files); }),
     };
     for (const [name, listener] of Object.entries(listeners)) addEventListener(name, listener);
     return () => { for (const [name, listener] of Object.entries(listeners)) removeEventListener(name, listener); };

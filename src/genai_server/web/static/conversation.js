@@ -1,20 +1,32 @@
 // What the reader does in a chat: send, stop, regenerate, edit, continue from a turn, answer tool calls.
 import { addTurn, endAt, message, path, pathTo, ROOT } from "./chat.js";
 import { chats } from "./chats.js";
+import { requestFields, systemMessages } from "./chat_settings.js";
 import { complete, emptyAnswer } from "./completion.js";
+import { connection } from "./connection.js";
+import { drafts } from "./drafts.js";
 import { Emitter } from "./emitter.js";
 import { models, refusalOf } from "./models.js";
-import { options } from "./options.js";
 
-// Milliseconds between two saves of a running answer, and the most of the time that they take in long chats.
+// Milliseconds between two saves of a running answer.
 const SAVE_EVERY = 1000;
-const SAVE_SHARE = 0.05;
+const NOT_REACHED = "The server is not reachable. The message can be sent once it is.";
 
 class Running extends Emitter {
   // Why the last message was not sent; "" if it was.
   problem = "";
   // Functions that stop an answer, keyed by chat id.
   #controllers = new Map();
+
+  constructor() {
+    super();
+    // A chat may be removed in this tab or another one.
+    chats.listen(() => { for (const id of this.#controllers.keys()) if (!chats.get(id)) this.stop({ id }); });
+    connection.listen(() => {
+      if (!connection.isLost && this.problem === NOT_REACHED) this.problem = "";
+      this.changed();
+    });
+  }
 
   has(chat) {
     return this.#controllers.has(chat.id);
@@ -24,23 +36,23 @@ class Running extends Emitter {
     this.#controllers.get(chat.id)?.abort();
   }
 
-  async answer(chat, turn, body) {
+  // Let a turn grow into the answer to a body. `takeBack` is called if the server was not reached.
+  async answer(chat, turn, body, takeBack) {
     const controller = new AbortController();
     this.#controllers.set(chat.id, controller);
     let next = performance.now() + SAVE_EVERY;
-    await complete(body, turn, () => {
+    chats.begin(turn);
+    const wasReached = await complete(body, turn, () => {
       this.changed();
       const now = performance.now();
-      if (now > next) {
-        next = Infinity;
-        chats.save(chat).then(() => {
-          const took = performance.now() - now;
-          next = performance.now() + Math.max(SAVE_EVERY, took / SAVE_SHARE);
-        });
-      }
+      if (now < next) return;
+      next = Infinity;
+      chats.save(chat).then(() => { next = performance.now() + SAVE_EVERY; });
     }, controller.signal);
+    chats.end(turn);
     this.#controllers.delete(chat.id);
-    chat.updated = Date.now();
+    if (wasReached || !takeBack) chat.updated = Date.now();
+    else takeBack(turn);
     await chats.save(chat);
     this.changed();
   }
@@ -48,42 +60,90 @@ class Running extends Emitter {
 
 export const running = new Running();
 
-// The body of a request that continues after a turn. Throws Error if an option is wrong.
+// The body of a request that continues after a turn. Throws Error if a setting is wrong.
 export function requestAfter(chat, id) {
-  const system = options.get("system").trim() ? [{ role: "system", content: options.get("system") }] : [];
   return {
     model: models.chosen?.id,
-    messages: [...system, ...pathTo(chat, id).map(message)],
-    ...options.fields(),
+    messages: [...systemMessages(chat.settings), ...pathTo(chat, id).filter(isSaid).map(message)],
+    ...requestFields(chat.settings),
   };
 }
 
-// Whether the options and these new attachments make a request; else `running` has the problem.
-export function canSend(attachments = []) {
+// An answer that failed before its first word says nothing to the model.
+function isSaid(turn) {
+  return turn.role !== "assistant" || turn.content.trim() || turn.calls.length;
+}
+
+// Whether these settings and new attachments make a request; else `running` has the problem.
+export function canSend(settings, attachments = []) {
   running.problem = "";
   try {
-    options.fields();
+    requestFields(settings);
   } catch (error) {
     running.problem = error.message;
   }
-  if (models.list.length && !models.chosen) running.problem = "This server has no model for chats.";
+  if (connection.isLost) running.problem = NOT_REACHED;
+  else if (models.list.length && !models.chosen) running.problem = "This server has no model for chats.";
   else if (attachments.some(({ url }) => url)) running.problem ||= refusalOf(models);
   running.changed();
   return !running.problem;
 }
 
 export function send(chat, text, attachments = [], parent = path(chat).at(-1)?.id ?? ROOT) {
-  if (!canSend(attachments)) return;
+  if (!canSend(chat.settings, attachments)) return;
   const turn = { role: "user", content: text, ...(attachments.length ? { attachments } : {}) };
-  answerTo(chat, addTurn(chat, parent, turn).id);
+  const shown = chat.chosen[parent];
+  const asked = addTurn(chat, parent, turn);
+  answerTo(chat, asked.id, (answer) => {
+    chat.chosen[parent] = shown;
+    chats.removeTurns(chat, { removed: [asked, answer] });
+    const isNew = !Object.keys(chat.turns).length;
+    if (isNew) {
+      chats.remove(chat);
+      drafts.change("", { settings: chat.settings });
+    }
+    drafts.bringBack(isNew ? "" : chat.id, text, attachments);
+  });
 }
 
-export function regenerate(chat, turn) {
-  if (canSend()) answerTo(chat, turn.parent);
+// Ask again for an answer, with these fields of the request in addition to the settings.
+export function regenerate(chat, turn, fields = {}) {
+  if (!canSend(chat.settings)) return;
+  answerTo(chat, turn.parent, (answer) => {
+    chat.chosen[turn.parent] = turn.id;
+    chats.removeTurns(chat, { removed: [answer] });
+  }, fields);
 }
 
+// Make a branch with another text of a turn. A question and a tool's result are answered again; an answer stands as it is.
 export function edit(chat, turn, text, attachments) {
-  send(chat, text, attachments, turn.parent);
+  if (turn.role === "user") return send(chat, text, attachments, turn.parent);
+  if (turn.role === "assistant") {
+    addTurn(chat, turn.parent, { ...emptyAnswer(), content: text, model: turn.model, finish: "edited" });
+    return chats.save(chat);
+  }
+  if (!canSend(chat.settings)) return undefined;
+  // The results of calls of one answer follow each other.
+  const shown = path(chat);
+  const others = shown.slice(shown.indexOf(turn) + 1);
+  const end = others.findIndex(({ role }) => role !== "tool");
+  let { parent } = turn;
+  for (const { call, name, content } of [{ ...turn, content: text }, ...others.slice(0, end < 0 ? undefined : end)]) {
+    parent = addTurn(chat, parent, { role: "tool", call, name, content }).id;
+  }
+  return answerTo(chat, parent);
+}
+
+// Whether the model can write on where an answer ended.
+export function canContinue(chat, turn) {
+  const isWhole = ["stop", "tool_calls", "edited"].includes(turn.finish);
+  return !isWhole && turn.content.trim() && !turn.calls.length && !chat.settings.schema;
+}
+
+export function continueAnswer(chat, turn) {
+  if (!canSend(chat.settings)) return;
+  const body = { ...requestAfter(chat, turn.id), chat_template_kwargs: { continue_final_message: true } };
+  running.answer(chat, turn, body);
 }
 
 export function goOnFrom(chat, turn) {
@@ -93,7 +153,7 @@ export function goOnFrom(chat, turn) {
 
 // Add the results of a turn's tool calls, and let the model continue.
 export function giveResults(chat, turn, results) {
-  if (!canSend()) return;
+  if (!canSend(chat.settings)) return;
   let parent = turn.id;
   turn.calls.forEach((call, place) => {
     parent = addTurn(chat, parent, { role: "tool", call: call.id, name: call.name, content: results[place] }).id;
@@ -101,11 +161,11 @@ export function giveResults(chat, turn, results) {
   answerTo(chat, parent);
 }
 
-function answerTo(chat, parent) {
-  const body = requestAfter(chat, parent);
+function answerTo(chat, parent, takeBack, fields) {
+  const body = { ...requestAfter(chat, parent), ...fields };
   const turn = addTurn(chat, parent, emptyAnswer());
   chats.save(chat);
-  running.answer(chat, turn, body);
+  running.answer(chat, turn, body, takeBack);
   // The request may load the model, or wait until that is loaded.
   if (models.chosen?.state !== "ready") models.follow();
 }

@@ -1,6 +1,7 @@
 // A button that writes down what the reader says, where a model transcribes and the browser has a microphone.
 import { useChanges } from "./emitter.js";
 import { html, useEffect, useRef, useState } from "./html.js";
+import { Icon } from "./icons.js";
 import { recording, transcribed, transcriber } from "./microphone.js";
 import { models } from "./models.js";
 
@@ -43,9 +44,8 @@ export function Dictation({ onText, onProblem }) {
     else onProblem("Nothing was said in the recording.");
   });
   const isRecording = state === "recording";
-  return html`<button type="button" class=${`quiet dictate ${state}`} aria-label=${LABELS[state]}
+  return html`<button type="button" class=${`quiet icon-button dictate ${state}`} aria-label=${LABELS[state]}
     title=${isRecording ? "Stop and write it down" : "Speak instead of writing"} aria-pressed=${isRecording}
     disabled=${state === "starting" || state === "transcribing"} onClick=${isRecording ? end : begin}>
-    <svg viewBox="0 0 16 16" aria-hidden="true"><rect x="5.5" y="1" width="5" height="9" rx="2.5" />
-      <path d="M3 8a5 5 0 0 0 10 0M8 13v2" /></svg></button>`;
+    <${Icon} name="microphone" /></button>`;
 }

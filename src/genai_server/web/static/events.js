@@ -1,11 +1,13 @@
 // The data of a stream of server-sent events (https://html.spec.whatwg.org/multipage/server-sent-events.html).
+import { connection } from "./connection.js";
 
-export async function* events(response) {
+// Throws Unreachable if the stream breaks off.
+export async function* events(response, signal) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   try {
     for (;;) {
-      const { done, value } = await reader.read();
+      const { done, value } = await reader.read().catch((error) => { throw connection.failure(error, signal); });
       if (done) return;
       const lines = (rest + value).split("\n");
       rest = lines.pop();

@@ -23,6 +23,15 @@ export function time(milliseconds) {
   return milliseconds < 60_000 ? `${(milliseconds / 1000).toFixed(1)} s` : `${Math.round(milliseconds / 60_000)} min`;
 }
 
+// When something was, as a heading of a list: "Today", or a month.
+export function period(milliseconds, now = Date.now()) {
+  const midnight = (time) => new Date(time).setHours(0, 0, 0, 0);
+  const days = Math.round((midnight(now) - midnight(milliseconds)) / 86_400_000);
+  if (days <= 1) return days < 1 ? "Today" : "Yesterday";
+  if (days <= 7) return "Previous 7 days";
+  return new Date(milliseconds).toLocaleDateString("en", { month: "long", year: "numeric" });
+}
+
 export function bytes(value) {
   if (!isKnown(value)) return "–";
   const units = ["B", "KB", "MB", "GB"];

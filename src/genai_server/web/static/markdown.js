@@ -1,45 +1,64 @@
-// Markdown as HTML. HTML in the text stays text, no image is fetched, and formulas stay as they are written.
+// Markdown as HTML. HTML in the text stays text, no image is fetched, and nothing has an inline style.
+import { formulas } from "./formulas.js";
+import { highlighter } from "./libraries.js";
 import MarkdownIt from "./vendor/markdown-it.js";
 
-const markdown = new MarkdownIt({ html: false, linkify: true, breaks: false });
+// Longer code stays plain: it would be coloured again with each of its tokens.
+const MOST_COLOURED = 50_000;
+
+const markdown = new MarkdownIt({ html: false, linkify: true, breaks: false }).use(formulas).use(tasks);
 // An image would tell another host what the conversation is about.
 markdown.disable("image");
-markdown.inline.ruler.before("escape", "formula", formula);
-markdown.renderer.rules.formula = (tokens, place) =>
-  `<span class="formula">${markdown.utils.escapeHtml(tokens[place].content)}</span>`;
 markdown.renderer.rules.fence = (tokens, place) => codeBlock(tokens[place].content, tokens[place].info.trim());
 markdown.renderer.rules.code_block = (tokens, place) => codeBlock(tokens[place].content, "");
 markdown.renderer.rules.table_open = () => '<div class="table" tabindex="0" role="region" aria-label="Table"><table>';
 markdown.renderer.rules.table_close = () => "</table></div>";
+markdown.renderer.rules.th_open = markdown.renderer.rules.td_open = (tokens, place, settings, env, self) => {
+  const alignment = /^text-align:(\w+)$/.exec(tokens[place].attrGet("style") ?? "")?.[1];
+  tokens[place].attrs = alignment ? [["class", alignment]] : null;
+  return self.renderToken(tokens, place, settings);
+};
 markdown.renderer.rules.link_open = (tokens, place, settings, env, self) => {
   tokens[place].attrSet("target", "_blank");
   tokens[place].attrSet("rel", "noopener noreferrer");
   return self.renderToken(tokens, place, settings);
 };
 
-const CLOSERS = { "\\(": "\\)", "\\[": "\\]", $$: "$$", $: "$" };
-
-// \(…\), \[…\], $$…$$ and $…$: Markdown would take their backslashes, stars and underscores for its own.
-function formula(state, silent) {
-  const opener = Object.keys(CLOSERS).find((each) => state.src.startsWith(each, state.pos));
-  if (!opener) return false;
-  const begin = state.pos + opener.length;
-  const end = state.src.indexOf(CLOSERS[opener], begin);
-  if (end <= begin || end >= state.posMax) return false;
-  const text = state.src.slice(begin, end), after = state.src[end + 1] ?? "";
-  // "$5 and $6" are prices.
-  if (opener === "$" && (/^\s|\s$/.test(text) || /\d/.test(after))) return false;
-  if (!silent) state.push("formula", "", 0).content = state.src.slice(state.pos, end + CLOSERS[opener].length);
-  state.pos = end + CLOSERS[opener].length;
-  return true;
+// A plug-in of markdown-it for "- [x] done".
+function tasks(markdown) {
+  markdown.core.ruler.after("inline", "tasks", ({ tokens, Token }) => {
+    tokens.forEach((token, place) => {
+      const [text] = token.children ?? [];
+      const found = tokens[place - 2]?.type === "list_item_open" && text?.type === "text" && /^\[([ xX])\]\s/.exec(text.content);
+      if (!found) return;
+      text.content = text.content.slice(found[0].length);
+      const box = new Token("task", "", 0);
+      box.info = found[1].trim();
+      token.children.unshift(box);
+      tokens[place - 2].attrJoin("class", "task");
+    });
+  });
+  markdown.renderer.rules.task = (tokens, place) => (tokens[place].info
+    ? '<input type="checkbox" disabled checked aria-label="done"> ' : '<input type="checkbox" disabled aria-label="to do"> ');
 }
 
 function codeBlock(text, info) {
-  const escape = markdown.utils.escapeHtml;
+  const { escapeHtml } = markdown.utils;
   const language = info.split(/\s/)[0];
-  return `<div class="code"><div class="code-head"><span>${escape(language)}</span>`
+  return `<div class="code"><div class="code-head"><span>${escapeHtml(language)}</span>`
     + '<button type="button" class="copy-code">Copy</button></div>'
-    + `<pre tabindex="0"><code>${escape(text)}</code></pre></div>`;
+    + `<pre tabindex="0"><code>${coloured(text, language) ?? escapeHtml(text)}</code></pre></div>`;
+}
+
+// The HTML of code with colours; null without a language, and until the library is there.
+function coloured(text, language) {
+  if (!language || text.length > MOST_COLOURED) return null;
+  if (!highlighter.now) {
+    highlighter.want();
+    return null;
+  }
+  if (!highlighter.now.getLanguage(language)) return null;
+  return highlighter.now.highlight(text, { language, ignoreIllegals: true }).value;
 }
 
 // The HTML of each block of a text. While a text grows, all blocks but the last ones stay the same.

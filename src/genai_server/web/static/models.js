@@ -15,7 +15,16 @@ export function purpose({ chat, capabilities = [] }) {
   return PURPOSES[capabilities[0]] ?? (chat === false ? "raw prompts" : "");
 }
 
-const readsImages = ({ capabilities = [] }) => capabilities.includes("vision");
+export const readsImages = ({ capabilities = [] }) => capabilities.includes("vision");
+
+// Bytes up to which a model knows next to nothing.
+const TOY = 50_000_000;
+
+// Whether a model is only good for trying the server; false while that is not known.
+export function isToy(model) {
+  const { size_bytes: size } = models.details(model);
+  return size > 0 && size < TOY;
+}
 
 // Why images cannot be sent to the chosen model; "" if they can.
 export function refusalOf({ chosen, talking }) {
@@ -27,6 +36,11 @@ export function refusalOf({ chosen, talking }) {
 class Models extends Emitter {
   list = [];
   error = "";
+  // Whether the list was ever read, and whether it needs a key that the reader did not give.
+  isKnown = false;
+  needsKey = false;
+  // More about each model by its name, once somebody looks at it; null before.
+  #details = null;
   #timer = 0;
   #looks = 0;
   #loads = 0;
@@ -35,17 +49,39 @@ class Models extends Emitter {
     clearTimeout(this.#timer);
     const number = ++this.#loads;
     let { list } = this;
-    let message = "";
+    let [message, needsKey] = ["", false];
     try {
       list = (await ask("v1/models")).data;
+      this.isKnown = true;
     } catch (error) {
-      message = error.message;
+      [message, needsKey] = [error.message, error.status === 401];
     }
     if (number !== this.#loads) return; // A later answer is newer, whichever comes first.
     this.list = list;
     this.error = message;
+    this.needsKey = needsKey;
     if (this.#looks || this.list.some((model) => ["loading", "unloading"].includes(model.state))) this.#loadLater();
     this.changed();
+  }
+
+  async loadDetails() {
+    if (!this.list.length) return;
+    try {
+      this.#details = new Map((await ask("api/v1/models")).models.map((each) => [each.key, each]));
+    } catch {
+      // They are not needed for a chat.
+      this.#details ??= new Map();
+    }
+    this.changed();
+  }
+
+  get areDetailsKnown() {
+    return this.#details !== null;
+  }
+
+  // {size_bytes, architecture} of a model, as far as they are known.
+  details(model) {
+    return this.#details?.get(model?.parent ?? model?.root) ?? {};
   }
 
   // Load the list, and look again for some seconds: a model is loading only some time after it was asked for.

@@ -1,7 +1,9 @@
 // Models and adapters: load, unload, alias.
 import { ask } from "./api.js";
+import { confirmation } from "./confirmation.js";
 import { useChanges } from "./emitter.js";
 import { html, useState } from "./html.js";
+import { ModelStore } from "./model_store.js";
 import { models, purpose } from "./models.js";
 import { ActionButton, Field } from "./parts.js";
 import { server } from "./server.js";
@@ -28,16 +30,17 @@ export function ModelsAdmin() {
   const aliases = list.filter((model) => model.id !== model.root && !model.parent);
   const adapters = models.list.filter((model) => model.parent);
   const names = own.map((model) => model.id);
-  return html`<section aria-label="Models"><h2>Models</h2><div class="table" tabindex="0" role="region" aria-label="Table of models"><table>
+  return html`<section aria-label="Models"><h2>Served models</h2><div class="table" tabindex="0" role="region" aria-label="Table of models"><table>
       <thead><tr><th>name</th><th>for</th><th>state</th><th>also known as</th><th>adapters</th><th class="figure">context</th><th><span class="unseen">actions</span></th></tr></thead>
       <tbody>${own.map((model) => html`<${Model} key=${model.id} model=${model}
         aliases=${aliases.filter((each) => each.root === model.id)} adapters=${adapters.filter((each) => each.parent === model.id)} />`)}</tbody>
     </table></div></section>
+    <${ModelStore} />
     <div class="forms">
-      <${Form} title="Load a model" action=${(body) => post("models/load", { ...body, wait: false })} fields=${[
+      <${Form} title="Load another directory" action=${(body) => post("models/load", { ...body, wait: false })} fields=${[
         { name: "name", label: "Name", required: true }, { name: "path", label: "Directory", hint: "on the server's machine", required: true },
         { name: "device", label: "Devices", hint: "such as cpu; the server's if empty" }, { name: "chat_template", label: "Chat template", hint: "the model's own if empty" }]} />
-      <${Form} title="Add an alias for a model" action=${(body) => post("models/alias", body)} fields=${[
+      <${Form} title="Add an alias" action=${(body) => post("models/alias", body)} fields=${[
         { name: "alias", label: "New name", required: true }, { name: "name", label: "Model", among: names, required: true }]} />
       <${Form} title="Load an adapter" action=${(body) => post("adapters/load", body)} fields=${[
         { name: "name", label: "Name", required: true }, { name: "path", label: "File", hint: "on the server's machine", required: true },
@@ -47,7 +50,8 @@ export function ModelsAdmin() {
 
 function Model({ model, aliases, adapters }) {
   const unload = async () => {
-    if (!confirm(`Unload ${model.id}? New requests are refused at once; running ones may finish first.`)) return;
+    const text = "New requests for it are refused at once; running ones may finish first.";
+    if (!await confirmation.ask({ title: `Unload ${model.id}?`, text, action: "Unload" })) return;
     await post("models/unload", { name: model.id, wait: false });
   };
   const removeAlias = (alias) => post("models/alias", { alias, name: null });
@@ -82,5 +86,5 @@ function Form({ title, fields, action }) {
           ${among.map((each) => html`<option key=${each} value=${each}>${each}</option>`)}</select>`
         : html`<input value=${values[name] ?? ""} required=${required} onInput=${set(name)} />`}<//>`)}
     ${problem && html`<p class="error" role="alert">${problem}</p>`}
-    <div class="actions"><button class="primary">${title.split(" ")[0]}</button></div></form>`;
+    <div class="actions"><button>${title.split(" ")[0]}</button></div></form>`;
 }

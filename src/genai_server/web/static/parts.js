@@ -38,6 +38,31 @@ export function Dialog({ title, onClose, children, wide }) {
   </dialog>`;
 }
 
+// A button with actions, which close it, as do Escape and all that happens elsewhere.
+export function Menu({ label, children }) {
+  const menu = useRef();
+  const close = () => menu.current?.removeAttribute("open");
+  const onToggle = () => {
+    if (!menu.current.open) return;
+    const over = new AbortController();
+    const onElsewhere = ({ target }) => { if (!menu.current?.contains(target)) end(); };
+    const end = () => {
+      close();
+      over.abort();
+    };
+    addEventListener("pointerdown", onElsewhere, { signal: over.signal });
+    addEventListener("focusin", onElsewhere, { signal: over.signal });
+  };
+  const onKeyDown = (event) => {
+    if (event.key !== "Escape" || !menu.current.open) return;
+    event.stopPropagation();
+    close();
+    menu.current.querySelector("summary").focus();
+  };
+  return html`<details class="menu" ref=${menu} onToggle=${onToggle} onKeyDown=${onKeyDown}>
+    <summary aria-label=${label} title=${label}>⋯</summary><div class="menu-items" onClick=${close}>${children}</div></details>`;
+}
+
 // A `ref` that puts the cursor into an element as soon as it is there.
 export const focused = (element) => element?.focus();
 

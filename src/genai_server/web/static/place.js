@@ -1,4 +1,4 @@
-// Where the reader is: the part of the address behind "#", such as #chat/ID or #watch/profiles?slow_token_ratio=3.
+// Where the reader is: the part of the address behind "#", such as #chat/ID or #monitor/profiles?slow_token_ratio=3.
 import { Emitter } from "./emitter.js";
 
 class Place extends Emitter {
@@ -10,7 +10,9 @@ class Place extends Emitter {
   get now() {
     const [path, query = ""] = location.hash.slice(1).split("?");
     const [view = "", rest = ""] = path.split("/");
-    return { view: view === "watch" ? "watch" : "chat", rest, query: Object.fromEntries(new URLSearchParams(query)) };
+    // Its former name may be in a bookmark.
+    const isMonitor = view === "monitor" || view === "watch";
+    return { view: isMonitor ? "monitor" : "chat", rest, query: Object.fromEntries(new URLSearchParams(query)) };
   }
 }
 

@@ -1,5 +1,6 @@
 // Profile sessions: start one, list them, and show their reports.
 import { ask, call } from "./api.js";
+import { confirmation } from "./confirmation.js";
 import { bytes, time, whole } from "./figures.js";
 import { html, useEffect, useState } from "./html.js";
 import { ActionButton, Dialog, download } from "./parts.js";
@@ -52,7 +53,8 @@ function Session({ session, onChange, onReport }) {
     onReport({ id, url: URL.createObjectURL(page) });
   };
   const remove = async () => {
-    if (!session.open && !confirm(`Delete the session ${id} with its files?`)) return;
+    const question = { title: "Delete this session?", text: `${id} and its files cannot be brought back.`, action: "Delete" };
+    if (!session.open && !await confirmation.ask(question)) return;
     await admin(path, { method: "DELETE" });
     await onChange();
   };
@@ -76,7 +78,7 @@ function Report({ id, url, onClose }) {
     onClose();
   };
   return html`<${Dialog} title=${`Report of ${id}`} onClose=${close} wide>
-    <p><a href=${url} target="_blank" rel="noopener">Open in a tab of its own</a></p>
+    <p><a href=${url} target="_blank" rel="noopener">Open in a new tab</a></p>
     <iframe class="report" title=${`Report of ${id}`} src=${url} sandbox="allow-scripts"></iframe><//>`;
 }
 

@@ -1,26 +1,25 @@
 // The server's state while it is shown: polled every two seconds, and never while the page is hidden.
-import { ask, call } from "./api.js";
+import { ApiError, ask } from "./api.js";
+import { connection, Unreachable } from "./connection.js";
 import { Emitter } from "./emitter.js";
-import { Interval, Metrics } from "./metrics.js";
+import { LoadHistory } from "./load_history.js";
 
 const EVERY = 2000;
-// Points of the charts: five minutes.
-const MOST = 150;
-const SERIES = ["times", "output", "prompt", "ttft", "gap", "gap95", "running", "waiting", "hits"];
+// Ended requests that the server keeps.
+export const MOST_ENDED = 200;
 
 class Server extends Emitter {
   health = null;
+  // Requests that run or wait, and those that have ended, the newest first.
   requests = [];
+  ended = [];
+  history = new LoadHistory();
   // Why something is not shown; "" if everything is.
   problem = "";
   noMetrics = "";
-  metrics = null;
-  // Columns of the charts.
-  series = Object.fromEntries(SERIES.map((name) => [name, []]));
   // Whether the caller may use the admin endpoints: null until it is known; `refused` says why not.
   isAdmin = null;
   refused = "";
-  #before = null;
   #timer = 0;
   #watchers = 0;
 
@@ -41,23 +40,46 @@ class Server extends Emitter {
       [this.isAdmin, this.refused] = [true, ""];
     } catch (error) {
       // Without an engine nothing can be listed, but the caller may.
-      this.isAdmin = error.code === "no_engine_ready";
-      this.refused = this.isAdmin ? "" : error.message;
+      if (error.code === "no_engine_ready") [this.isAdmin, this.refused] = [true, ""];
+      else if (error instanceof ApiError && [401, 403].includes(error.status)) {
+        [this.isAdmin, this.refused] = [false, error.message];
+      }
     }
     this.changed();
   }
 
   async refresh() {
-    try {
-      this.health = await ask("healthz", { admin: true });
-      if (this.isAdmin) this.requests = (await ask("v1/requests", { admin: true })).data;
-      this.problem = "";
-    } catch (error) {
-      this.problem = error.message;
-      this.requests = [];
+    this.problem = "";
+    await this.#attempt(async () => { this.health = await ask("healthz", { admin: true }); });
+    if (this.isAdmin && !connection.isLost) {
+      await this.#attempt(async () => { await this.#readRequests(); }, () => { this.requests = []; });
     }
-    await this.#scrape();
+    if (!connection.isLost && !this.noMetrics) await this.#attempt(() => this.#readHistory());
     this.changed();
+  }
+
+  async #attempt(work, onFailure = () => {}) {
+    try {
+      await work();
+    } catch (error) {
+      onFailure();
+      if (!(error instanceof Unreachable)) this.problem ||= error.message;
+    }
+  }
+
+  async #readRequests() {
+    const ended = (await ask(`v1/requests/ended?since=${this.ended[0]?.ended ?? 0}`, { admin: true })).data;
+    this.ended = [...ended, ...this.ended].slice(0, MOST_ENDED);
+    this.requests = (await ask("v1/requests", { admin: true })).data;
+  }
+
+  async #readHistory() {
+    try {
+      this.history.add(await ask(`metrics/history?since=${this.history.newest}`, { admin: true }));
+    } catch (error) {
+      if (error.status !== 404) throw error;
+      this.noMetrics = "GENAI_METRICS is off: there are no charts.";
+    }
   }
 
   async #poll() {
@@ -67,38 +89,6 @@ class Server extends Emitter {
     }
     clearTimeout(this.#timer);
     if (this.#watchers) this.#timer = setTimeout(() => this.#poll(), EVERY);
-  }
-
-  async #scrape() {
-    if (this.noMetrics) return;
-    try {
-      const response = await call("metrics", { admin: true });
-      const at = Date.now() / 1000;
-      this.metrics = new Metrics(await response.text());
-      if (this.#before && at - this.#before.at < 60) this.#note(at);
-      this.#before = { at, metrics: this.metrics };
-    } catch (error) {
-      if (error.status === 404) this.noMetrics = "GENAI_METRICS is off: there are no charts.";
-      else this.problem ||= error.message;
-    }
-  }
-
-  #note(at) {
-    const interval = new Interval(this.#before.metrics, this.metrics, at - this.#before.at);
-    const queries = interval.more("prefix_cache_queries_total");
-    const inMs = (seconds) => (seconds === null ? null : seconds * 1000);
-    const point = {
-      times: at,
-      output: interval.rate("generation_tokens"),
-      prompt: interval.rate("prompt_tokens"),
-      ttft: inMs(interval.mean("time_to_first_token_seconds")),
-      gap: inMs(interval.mean("inter_token_latency_seconds")),
-      gap95: inMs(interval.quantile("inter_token_latency_seconds", 0.95)),
-      running: this.metrics.sum("num_requests_running"),
-      waiting: this.metrics.sum("num_requests_waiting"),
-      hits: queries ? 100 * interval.more("prefix_cache_hits_total") / queries : null,
-    };
-    for (const name of SERIES) this.series[name] = [...this.series[name], point[name]].slice(-MOST);
   }
 
   // The devices of all models: {model, device, status}. Without a key only the states are known.

@@ -1,4 +1,4 @@
-// Looks into an answer: its tokens by probability or by time, and the alternatives of one.
+// Inspects an answer: its tokens by probability or by time, and the alternatives of one.
 import { useChanges } from "./emitter.js";
 import { median, number, share, time } from "./figures.js";
 import { html, useEffect, useMemo, useState } from "./html.js";
@@ -6,7 +6,7 @@ import { server } from "./server.js";
 
 // A gap is slow if it exceeds this multiple of the median and this number of milliseconds.
 const SLOW_RATIO = 3;
-const SLOW_LEAST = 5;
+const SLOW_LEAST = 20;
 
 const LEGENDS = {
   probability: [["", "over 90 %"], ["p4", "over 60 %"], ["p3", "over 30 %"], ["p2", "over 10 %"], ["p1", "less"]],
@@ -61,11 +61,11 @@ export function TokenPanel({ turn, onProfile, onAskAgain }) {
 
 function Token({ token, place, onProfile }) {
   return html`<section class="token" aria-live="polite"><h3>Token ${place + 1}: <code>${JSON.stringify(token.token)}</code></h3>
-    <p>${token.gap === null ? "It came with the one before, or is the first." : html`It came ${time(token.gap)} after the
+    <p>${token.gap === null ? place ? "It arrived together with the one before." : "The first token." : html`It came ${time(token.gap)} after the
       one before${token.ratio === null ? "" : `, ${number(token.ratio)} times the usual gap`}.`}</p>
     ${token.isSlow && server.isAdmin && html`<p><button type="button" class="primary" onClick=${() => onProfile(token)}>
       Profile the next slow token</button></p>`}
-    ${token.top.length > 0 && html`<table><caption>What the model thought of here</caption>
+    ${token.top.length > 0 && html`<table><caption>Most likely tokens here</caption>
       <thead><tr><th>token</th><th class="figure">probability</th></tr></thead>
       <tbody>${token.top.map((other) => html`<tr key=${other.token} class=${other.token === token.token ? "chosen" : ""}>
         <td><code>${JSON.stringify(other.token)}</code></td><td class="figure">${share(Math.exp(other.logprob))}

@@ -1,97 +1,71 @@
-// One turn of a conversation, with what can be done with it.
+// One turn of a conversation.
 import { AttachmentList } from "./attachment_list.js";
-import { branches, choose } from "./chat.js";
-import { chats } from "./chats.js";
-import { rate } from "./completion.js";
-import { edit, giveResults, goOnFrom, regenerate } from "./conversation.js";
-import { number, time, whole } from "./figures.js";
-import { html, useMemo, useRef, useState } from "./html.js";
-import { blocks } from "./markdown.js";
-import { copyText, CopyButton, focused } from "./parts.js";
+import { edit, giveResults } from "./conversation.js";
+import { whole } from "./figures.js";
+import { html, useRef, useState } from "./html.js";
+import { MarkdownView } from "./markdown_view.js";
+import { focused } from "./parts.js";
+import { TurnTools } from "./turn_tools.js";
 
-const ENDS = {
-  length: "cut at the most tokens", timeout: "its time was over", cancelled: "cancelled by an operator",
-  terminated: "ended by an operator", stopped: "stopped",
-};
+const LABELS = { user: "You", assistant: "Answer" };
+const BODIES = { user: Question, tool: Result, assistant: Answer };
 
 export function TurnView(props) {
-  const { turn } = props;
-  if (turn.role === "user") return html`<${UserTurn} ...${props} />`;
-  if (turn.role === "tool") return html`<${ToolTurn} ...${props} />`;
-  return html`<${AssistantTurn} ...${props} />`;
+  const { chat, turn, isBusy, isLast, isWriting, isEdited, onEdit } = props;
+  const save = (text, attachments) => {
+    onEdit(null);
+    edit(chat, turn, text, attachments);
+  };
+  return html`<article class=${`turn ${turn.role}${isLast ? " last" : ""}`} aria-label=${LABELS[turn.role] ?? `Result of ${turn.name}`}
+      aria-busy=${isWriting}>
+    ${isEdited ? html`<${EditForm} turn=${turn} isBusy=${isBusy} onSave=${save} onCancel=${() => onEdit(null)} />`
+      : html`<${BODIES[turn.role]} ...${props} />
+        ${isWriting ? html`<div class="turn-tools"></div>` : html`<${TurnTools} ...${props} onEdit=${() => onEdit(turn.id)} />`}`}
+  </article>`;
 }
 
-function UserTurn({ chat, turn, isBusy }) {
-  const [isEdited, setEdited] = useState(false);
+function EditForm({ turn, isBusy, onSave, onCancel }) {
   const [text, setText] = useState(turn.content);
-  const [attached, setAttached] = useState([]);
-  const begin = () => {
-    setText(turn.content);
-    setAttached(turn.attachments ?? []);
-    setEdited(true);
-  };
+  const [attached, setAttached] = useState(turn.attachments ?? []);
+  const isEmpty = !text.trim() && !attached.length;
   const save = (event) => {
     event.preventDefault();
-    setEdited(false);
-    edit(chat, turn, text, attached);
+    if (!isEmpty && !isBusy) onSave(text, attached);
   };
-  return html`<article class="turn user" aria-label="You">
-    ${isEdited ? html`<form class="edit" onSubmit=${save}>
-        <${AttachmentList} attachments=${attached} onRemove=${setAttached} />
-        <textarea aria-label="Edit your message" rows="4" value=${text} ref=${focused}
-          onInput=${(event) => setText(event.target.value)}></textarea>
-        <div class="actions"><button type="button" class="quiet" onClick=${() => setEdited(false)}>Cancel</button>
-          <button class="primary" disabled=${(!text.trim() && !attached.length) || isBusy}>Send</button></div></form>`
-      : html`<${AttachmentList} attachments=${turn.attachments} />
-        ${turn.content.trim() && html`<div class="bubble">${turn.content}</div>`}`}
-    <div class="turn-tools">
-      <${Branches} chat=${chat} turn=${turn} isBusy=${isBusy} />
-      <${CopyButton} text=${() => turn.content} />
-      <button type="button" class="quiet" disabled=${isBusy} onClick=${begin}>Edit</button>
-    </div>
-  </article>`;
+  const onKeyDown = (event) => {
+    if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) save(event);
+    if (event.key !== "Escape") return;
+    event.stopPropagation();
+    onCancel();
+  };
+  return html`<form class="edit" onSubmit=${save} onKeyDown=${onKeyDown}>
+    <${AttachmentList} attachments=${attached} onRemove=${setAttached} />
+    <textarea aria-label="Edit your message" rows="4" value=${text} ref=${focused}
+      onInput=${(event) => setText(event.target.value)}></textarea>
+    <div class="actions"><button type="button" class="quiet" onClick=${onCancel}>Cancel</button>
+      <button class="primary" disabled=${isEmpty || isBusy}>${turn.role === "assistant" ? "Save" : "Send"}</button></div></form>`;
 }
 
-function ToolTurn({ turn }) {
-  return html`<article class="turn tool" aria-label=${`Result of ${turn.name}`}>
-    <details class="call"><summary>Result of <code>${turn.name}</code></summary><pre tabindex="0">${turn.content}</pre></details>
-  </article>`;
+function Question({ turn }) {
+  return html`<${AttachmentList} attachments=${turn.attachments} />
+    ${turn.content.trim() && html`<div class="bubble">${turn.content}</div>`}`;
 }
 
-function AssistantTurn({ chat, turn, isLast, isBusy, isWriting, onInspect }) {
-  return html`<article class="turn assistant" aria-label="Answer" aria-busy=${isWriting}>
+function Result({ turn }) {
+  return html`<details class="call"><summary>Result of <code>${turn.name}</code></summary><pre tabindex="0">${turn.content}</pre></details>`;
+}
+
+function Answer({ chat, turn, isLast, isWriting }) {
+  return html`
     ${turn.reasoning && html`<details class="reasoning"><summary>${isWriting && !turn.content ? "Reasoning …" : "Reasoning"}</summary>
       <div>${turn.reasoning}</div></details>`}
-    <${Markdown} text=${turn.content} />
+    <${MarkdownView} text=${turn.content} isWriting=${isWriting} />
     ${turn.calls.map((call) => html`<${Call} key=${call.id} call=${call} />`)}
     ${isLast && !isWriting && turn.calls.length > 0 && turn.finish === "tool_calls"
       && html`<${Results} chat=${chat} turn=${turn} />`}
     ${isWriting && html`<${Progress} turn=${turn} />`}
     ${turn.ignored && html`<p class="soft">Had no effect: ${turn.ignored}</p>`}
-    ${turn.error && html`<p class="error" role="alert">${turn.error}</p>`}
-    <div class="turn-tools">
-      <${Branches} chat=${chat} turn=${turn} isBusy=${isBusy} />
-      <${CopyButton} text=${() => turn.content} />
-      <button type="button" class="quiet" disabled=${isBusy} onClick=${() => regenerate(chat, turn)}>Regenerate</button>
-      ${!isLast && html`<button type="button" class="quiet" disabled=${isBusy}
-        onClick=${() => goOnFrom(chat, turn)}>Continue from here</button>`}
-      <button type="button" class="quiet" disabled=${!turn.pieces.length} onClick=${() => onInspect(turn)}>Look into it</button>
-      <${Facts} turn=${turn} />
-    </div>
-  </article>`;
-}
-
-function Markdown({ text }) {
-  const onClick = (event) => {
-    const button = event.target.closest(".copy-code");
-    if (!button) return;
-    copyText(button.closest(".code").querySelector("code").textContent);
-    button.textContent = "Copied";
-    setTimeout(() => { button.textContent = "Copy"; }, 1500);
-  };
-  const found = useMemo(() => blocks(text), [text]);
-  return html`<div class="markdown" onClick=${onClick}>${found.map((block, place) =>
-    html`<div key=${place} dangerouslySetInnerHTML=${{ __html: block }}></div>`)}</div>`;
+    ${turn.error && html`<p class="error" role="alert">${turn.error}</p>`}`;
 }
 
 function Call({ call }) {
@@ -118,43 +92,13 @@ function Results({ chat, turn }) {
     ${turn.calls.map((call, place) => html`<label class="field" key=${call.id}><span class="label">Result of ${call.name}</span>
       <textarea rows="2" placeholder='{"temperature": 21}'
         onInput=${(event) => { results.current[place] = event.target.value; }}></textarea></label>`)}
-    <div class="actions"><button class="primary">Give the result${turn.calls.length > 1 ? "s" : ""}</button></div></form>`;
+    <div class="actions"><button class="primary">Send result${turn.calls.length > 1 ? "s" : ""}</button></div></form>`;
 }
 
 function Progress({ turn }) {
-  if (turn.pieces.length) return html`<span class="writing" aria-hidden="true"></span>`;
+  if (turn.pieces.length) return null;
   const read = turn.progress;
   if (!read) return html`<p class="soft waiting">Waiting for the first token …</p>`;
   return html`<p class="soft waiting">Reading the prompt: ${whole(read.processed)} of ${whole(read.total)} tokens
     <progress max=${read.total} value=${read.processed} aria-label="Prompt"></progress></p>`;
-}
-
-function Branches({ chat, turn, isBusy }) {
-  const all = branches(chat, turn);
-  if (all.length < 2) return null;
-  const place = all.indexOf(turn);
-  const go = (to) => {
-    choose(chat, all[to]);
-    chats.save(chat);
-  };
-  return html`<span class="branches">
-    <button type="button" class="quiet" aria-label="Earlier version" disabled=${isBusy || place === 0}
-      onClick=${() => go(place - 1)}>‹</button>
-    <span aria-label=${`Version ${place + 1} of ${all.length}`}>${place + 1}/${all.length}</span>
-    <button type="button" class="quiet" aria-label="Later version" disabled=${isBusy || place === all.length - 1}
-      onClick=${() => go(place + 1)}>›</button></span>`;
-}
-
-function Facts({ turn }) {
-  const { usage, ttft } = turn;
-  const facts = [
-    [rate(turn), (value) => `${number(value)} tokens/s`, "speed of the answer"],
-    [ttft, (value) => `first after ${time(value)}`, "time to the first token, as this browser saw it"],
-    [usage?.completion_tokens, (value) => `${whole(value)} tokens`, "tokens of the answer"],
-    [usage?.prompt_tokens, (value) => `prompt ${whole(value)}`, "tokens of the prompt"],
-    [usage?.prompt_tokens_details?.cached_tokens || null, (value) => `${whole(value)} cached`, "of these, found in the cache"],
-    [ENDS[turn.finish], (value) => value, "why the answer ended"],
-  ].filter(([value]) => value !== null && value !== undefined);
-  return html`<span class="facts">${facts.map(([value, words, title]) =>
-    html`<span key=${title} title=${title}>${words(value)}</span>`)}</span>`;
 }

@@ -1,20 +1,23 @@
-"""Watching a server on the page, in a real browser with a real server."""
+"""Monitoring a server on the page, in a real browser with a real server."""
 
 import json
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, Page, Request, expect
 
-from tests.running_server import RunningServer, wait_until
-from tests.web.browser import charted, opened
+from tests.running_server import RunningServer, body, wait_until
+from tests.web.browser import agree, charted, opened, picture
 
 
 @pytest.fixture
 def page(browser: Browser, own_scripted: RunningServer) -> Iterator[Page]:
-    with opened(browser, own_scripted, "#watch") as page:
+    with opened(browser, own_scripted, "#monitor") as page:
         yield page
 
 
@@ -52,10 +55,10 @@ def test_a_running_request_is_shown_and_cancelled(page: Page, own_scripted: Runn
         expect(row).to_have_count(0)
 
 
-def test_charts_follow_the_metrics(browser: Browser, own_scripted: RunningServer) -> None:
+def test_charts_follow_the_server(browser: Browser, own_scripted: RunningServer) -> None:
     with opened(browser, own_scripted) as page, streaming(own_scripted, "count 90; delay 0.01"):
         page.clock.install()
-        page.get_by_role("link", name="Watch").click()
+        page.get_by_role("link", name="Monitor").click()
         charted(page)
         charts = page.locator(".chart")
         expect(charts).to_have_count(5)
@@ -64,16 +67,87 @@ def test_charts_follow_the_metrics(browser: Browser, own_scripted: RunningServer
 
 
 def test_effect_of_an_option_is_shown_before_it_is_set(page: Page, own_scripted: RunningServer) -> None:
-    page.get_by_role("link", name="Runtime options").click()
+    page.get_by_role("link", name="Runtime").click()
     page.get_by_role("button", name="Terminate the session").first.click()
-    expect(page.get_by_role("dialog")).to_contain_text("The 0 running and 0 waiting answers of scripted:0 end now")
-    page.get_by_role("button", name="Leave it").click()
+    dialog = page.get_by_role("dialog", name="Terminate the session of onnx-genai on scripted:0?")
+    expect(dialog).to_contain_text("Its 0 running and 0 waiting answers end now")
+    expect(dialog.locator(".destructive")).to_have_text("Terminate")
+    page.get_by_role("button", name="Cancel", exact=True).click()
     assert own_scripted.device("scripted:0")["terminated"] is False
     page.get_by_role("button", name="Terminate the session").first.click()
-    page.get_by_role("button", name="Set it").click()
+    agree(page, "Terminate")
     expect(page.get_by_role("button", name="Take requests again")).to_be_visible()
     assert own_scripted.device("scripted:0")["terminated"] is True
     own_scripted.recover()
+
+
+def test_ended_requests_are_listed_with_errors_and_totals(browser: Browser, own_scripted: RunningServer) -> None:
+    own_scripted.client.post("/v1/chat", json={"messages": [], "temperature": 9})
+    own_scripted.client.post("/v1/chat", json=body("count 10"), headers={"x-request-id": "counting"})
+    with opened(browser, own_scripted, "#monitor") as page:
+        ended = page.get_by_role("region", name="Ended requests", exact=True)
+        row = ended.locator("tbody tr").filter(has_text="counting")
+        expect(row).to_contain_text("/v1/chat")
+        expect(row).to_contain_text("stop")
+        failed = ended.locator("tbody tr").filter(has_text="400")
+        expect(failed.first).to_be_visible()
+        ended.get_by_label("Failed only").check()
+        expect(row).to_have_count(0)
+        expect(failed.first).to_be_visible()
+        own_scripted.client.post("/v1/chat", json=body("say x"), headers={"x-request-id": "later"})
+        ended.get_by_label("Failed only").uncheck()
+        expect(ended.locator("tbody tr").first).to_contain_text("later")
+
+
+HEALTH = {
+    "models": {
+        name: {"state": "ready", "aliases": [], "devices": {"cpu": {"state": "ready", "running": 0, "waiting": 0}}}
+        for name in ("small", "large")
+    }
+}
+
+
+def sample(seconds: float, output: int) -> dict[str, Any]:
+    counters = (
+        "prompt_tokens",
+        "cache_queries",
+        "cache_hits",
+        "token_gap_seconds",
+        "first_tokens",
+        "first_token_seconds",
+    )
+    load = {"running": 1, "waiting": 0, "slots": 4, "kv_usage": 0.25}
+    gaps = {"gap_bounds": [0.1], "token_gaps": [0, 0]}
+    return {"time": time.time() - 300 + seconds, **dict.fromkeys(counters, 0), **load, **gaps, "output_tokens": output}
+
+
+def test_charts_are_full_at_once_and_follow_the_chosen_model(
+    browser: Browser, own_scripted: RunningServer, tmp_path: Path
+) -> None:
+    rates = {"small": 10, "large": 5}
+    data = [
+        {"model": name, "device": "cpu", "samples": [sample(2 * place, 2 * rate * place) for place in range(150)]}
+        for name, rate in rates.items()
+    ]
+    with opened(browser, own_scripted) as page:
+        page.route("**/healthz", lambda route: route.fulfill(json=HEALTH))
+        history = {"object": "list", "interval": 2, "data": data}
+        page.route("**/metrics/history?*", lambda route: route.fulfill(json=history))
+        page.get_by_role("link", name="Monitor").click()
+        cards = page.locator("section[aria-label=Devices] .card")
+        expect(cards.locator("h3")).to_have_text(["small cpu", "large cpu"])
+        expect(cards.first).to_contain_text("25 %")
+        tokens = page.locator(".chart").first
+        expect(tokens).to_contain_text("answers 15.0 /s")
+        picture(page, "charts", tmp_path)
+        page.get_by_role("combobox", name="Model").select_option("large")
+        expect(tokens).to_contain_text("answers 5.0 /s")
+        expect(cards).to_have_count(1)
+        page.get_by_role("link", name="Profiles").click()
+        model = page.get_by_role("combobox", name="Model")
+        expect(model.locator("option")).to_have_text(["small", "large"])
+        page.get_by_label("Only this request").fill("mine")
+        expect(model.locator("option")).to_have_text(["any", "small", "large"])
 
 
 # Receives a trace like Perfetto's page: it answers PING once it is ready, and is then sent the file.
@@ -87,7 +161,7 @@ addEventListener("message", ({data, source, origin}) => {
 
 
 def test_a_profile_session_leads_from_a_click_to_its_report(browser: Browser, demo: RunningServer) -> None:
-    with opened(browser, demo, "#watch/profiles", other="ui.perfetto.dev") as page:
+    with opened(browser, demo, "#monitor/profiles", other="ui.perfetto.dev") as page:
         page.get_by_role("combobox", name="Tokens", exact=True).select_option("first_tokens")
         page.get_by_role("spinbutton", name="First tokens").fill("3")
         page.get_by_role("spinbutton", name="Ends after tokens").fill("3")
@@ -112,14 +186,14 @@ def test_a_profile_session_leads_from_a_click_to_its_report(browser: Browser, de
             row.get_by_role("button", name="Perfetto").click()
         expect(tab.value.locator("h1")).to_contain_text("page")
         assert json.loads(tab.value.evaluate("window.trace"))["traceEvents"]
-        page.on("dialog", lambda dialog: dialog.accept())
-        row.get_by_role("button", name="Delete").click()
+        row.get_by_role("button", name="Delete", exact=True).click()
+        agree(page, "Delete")
         expect(row).to_have_count(0)
 
 
 def test_session_started_from_a_slow_token_records_the_next(browser: Browser, demo: RunningServer) -> None:
     """With the address of a slow token's button, and a threshold that every token exceeds."""
-    with opened(browser, demo, "#watch/profiles?slow_token_ratio=3.0") as page:
+    with opened(browser, demo, "#monitor/profiles?slow_token_ratio=3.0") as page:
         expect(page.get_by_label("Times the median")).to_have_value("3.0")
         page.get_by_role("combobox", name="Begin").select_option("slow_token_ms")
         page.get_by_label("Milliseconds").fill("0.001")
@@ -133,8 +207,8 @@ def test_session_started_from_a_slow_token_records_the_next(browser: Browser, de
         row.get_by_role("button", name="Report").click()
         expect(page.frame_locator("iframe.report").locator("#passes rect")).not_to_have_count(0)
         page.get_by_role("button", name="Close").click()
-        page.on("dialog", lambda dialog: dialog.accept())
-        row.get_by_role("button", name="Delete").click()
+        row.get_by_role("button", name="Delete", exact=True).click()
+        agree(page, "Delete")
         expect(row).to_have_count(0)
 
 
@@ -158,10 +232,10 @@ def test_hidden_view_and_hidden_tab_poll_nothing(browser: Browser, own_scripted:
         return len(asked) > before
 
     def is_between_rounds(page: Page) -> bool:
-        """A round that was started is finished, whatever is shown; the metrics are its last request."""
+        """A round that was started is finished, whatever is shown; the history is its last request."""
         page.evaluate("1")
-        rounds = [url for url in asked if url.endswith(("/healthz", "/v1/requests", "/metrics"))]
-        return rounds[-1].endswith("/metrics") and not unanswered
+        rounds = [url for url in asked if "/healthz" in url or "/v1/requests" in url or "/metrics/history" in url]
+        return "/metrics/history" in rounds[-1] and not unanswered
 
     def asked_within(page: Page, seconds: int) -> list[str]:
         before = len(asked)
@@ -173,7 +247,7 @@ def test_hidden_view_and_hidden_tab_poll_nothing(browser: Browser, own_scripted:
         page.clock.install()
         page.on("request", ask)
         page.on("requestfinished", answer)
-        page.get_by_role("link", name="Watch").click()
+        page.get_by_role("link", name="Monitor").click()
         expect(page.locator("section[aria-label=Devices]").locator(".card")).to_have_count(2)
         wait_until(lambda: goes_on_asking(page))
         page.evaluate("Object.defineProperty(document, 'hidden', {get: () => window.isHidden, configurable: true})")
@@ -182,7 +256,7 @@ def test_hidden_view_and_hidden_tab_poll_nothing(browser: Browser, own_scripted:
         assert asked_within(page, 60) == []
         page.evaluate("window.isHidden = false")
         wait_until(lambda: goes_on_asking(page))
-        page.get_by_role("link", name="Talk").click()
+        page.get_by_role("link", name="Chat").click()
         expect(page.get_by_label("Message", exact=True)).to_be_visible()
         wait_until(lambda: is_between_rounds(page))
         assert asked_within(page, 60) == []

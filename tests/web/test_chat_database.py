@@ -1,4 +1,4 @@
-"""Images of chats in the browser's database: read when their chat is opened, and moved there from older versions."""
+"""Chats in the browser's database: moved there from older versions, with images that are read when they are opened."""
 
 import json
 from collections.abc import Iterator
@@ -8,26 +8,29 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from tests.running_server import RunningServer
-from tests.web.browser import opened
+from tests.running_server import RunningServer, wait_until
+from tests.web.browser import agree, opened
 
 URL = "data:image/gif;base64,R0lGODlhAQABAIAAAAAAAP///yH5BAEAAAAALAAAAAABAAEAAAIBRAA7"
-# Replaces the database by one of version 1 with these chats.
-MAKE_FIRST_VERSION = """async ([chats, stays]) => {
+# Replaces the database by one of an older version with these chats and images.
+MAKE_OLDER_VERSION = """async ([version, chats, images, stays]) => {
     const done = (request) => new Promise((resolve, reject) => {
         request.onsuccess = () => resolve(request.result);
         request.onerror = request.onblocked = () => reject(request.error);
     });
     await done(indexedDB.deleteDatabase("genai-server /"));
-    const asked = indexedDB.open("genai-server /", 1);
+    const asked = indexedDB.open("genai-server /", version);
     asked.onupgradeneeded = () => {
         const store = asked.result.createObjectStore("chats", { keyPath: "id" });
         for (const chat of chats) store.put(chat);
+        if (version === 1) return;
+        const others = asked.result.createObjectStore("images", { keyPath: ["chat", "id"] });
+        for (const image of images) others.put(image);
     };
     const database = await done(asked);
     if (!stays) database.close();
 }"""
-# The number of images in the database, and whether one is in a record of a chat or in the page's memory.
+# The number of images in the database, and whether one is in a turn's record or in the page's memory.
 STATE = """async () => {
     const { chats } = await import("./ui/chats.js");
     const asked = indexedDB.open("genai-server /");
@@ -36,15 +39,15 @@ STATE = """async () => {
         const request = database.transaction(name).objectStore(name).getAll();
         request.onsuccess = () => resolve(request.result);
     });
-    const [images, records] = [await all("images"), await all("chats")];
+    const [images, turns, heads] = [await all("images"), await all("turns"), await all("chats")];
     database.close();
     const has = (value) => JSON.stringify(value).includes("data:image");
-    return [images.length, has(records), has(chats.found())];
+    return [images.length, has(turns) || heads.some((head) => head.turns), has(chats.found())];
 }"""
 
 
 def chat(name: str, *attachments: dict[str, str]) -> dict[str, Any]:
-    """A chat as the first version of the database had it."""
+    """A chat as older versions of the database had it."""
     turn = {"id": "t1", "parent": "root", "role": "user", "content": name, "attachments": [*attachments]}
     return {"id": name[:3], "title": name, "created": 1, "updated": 1, "turns": {"t1": turn}, "chosen": {"root": "t1"}}
 
@@ -53,18 +56,18 @@ CAT = {"name": "cat.gif", "url": URL}
 CHATS = [chat("Cat?", CAT, dict(CAT)), chat("Words?", {"name": "notes.txt", "text": "words"}), chat("Dog?", CAT)]
 
 
-def have_chats(page: Page, chats: list[dict[str, Any]]) -> None:
+def have_chats(page: Page, version: int, chats: list[dict[str, Any]], *images: dict[str, str]) -> None:
     """Load the page with chats that an older version of it has kept."""
     root = page.url.partition("#")[0]
     page.goto(f"{root}healthz")
-    page.evaluate(MAKE_FIRST_VERSION, [chats, False])
+    page.evaluate(MAKE_OLDER_VERSION, [version, chats, [*images], False])
     page.goto(root)
 
 
 @pytest.fixture
 def page(browser: Browser, own_scripted: RunningServer) -> Iterator[Page]:
     with opened(browser, own_scripted) as page:
-        have_chats(page, CHATS)
+        have_chats(page, 1, CHATS)
         yield page
 
 
@@ -82,7 +85,7 @@ def test_images_are_in_memory_while_their_chat_is_open(page: Page) -> None:
     assert page.evaluate(STATE) == [3, False, True]
     show(page, "Words?")
     expect(page.locator(".turns details")).to_have_count(1)
-    assert page.evaluate(STATE) == [3, False, False]
+    wait_until(lambda: page.evaluate(STATE) == [3, False, False])
 
 
 def test_images_of_chats_that_are_not_open_are_exported(page: Page, tmp_path: Path) -> None:
@@ -90,6 +93,10 @@ def test_images_of_chats_that_are_not_open_are_exported(page: Page, tmp_path: Pa
         page.get_by_role("button", name="Export all").click()
     found.value.save_as(tmp_path / "chats.json")
     exported = json.loads((tmp_path / "chats.json").read_text())["chats"]
+    for each in exported:
+        # What chats of older versions get.
+        assert each["turns"]["t1"].pop("made") == each["created"]
+        assert each.pop("settings") == {}
     assert sorted(exported, key=lambda one: str(one["id"])) == sorted(CHATS, key=lambda one: str(one["id"]))
     page.get_by_label("Import").set_input_files(tmp_path / "chats.json")
     show(page, "Dog?")
@@ -98,9 +105,9 @@ def test_images_of_chats_that_are_not_open_are_exported(page: Page, tmp_path: Pa
 
 
 def test_images_are_removed_with_their_chat(page: Page) -> None:
-    page.on("dialog", lambda dialog: dialog.accept())
     page.get_by_label("More about Cat?").click()
-    page.locator(".menu[open]").get_by_role("button", name="Delete").click()
+    page.locator(".menu[open]").get_by_role("button", name="Delete", exact=True).click()
+    agree(page, "Delete")
     expect(page.get_by_role("button", name="Cat?", exact=True)).to_have_count(0)
     assert page.evaluate(STATE) == [1, False, False]
 
@@ -118,9 +125,33 @@ def test_an_older_page_in_another_tab_is_named(page: Page, own_scripted: Running
     page.goto(f"{own_scripted.url}/healthz")
     older = page.context.new_page()
     older.goto(f"{own_scripted.url}/healthz")
-    older.evaluate(MAKE_FIRST_VERSION, [CHATS, True])
+    older.evaluate(MAKE_OLDER_VERSION, [2, CHATS, [], True])
     page.goto(own_scripted.url)
     expect(page.get_by_role("alert")).to_contain_text("an older version of this page is open in another tab")
     older.close()
     page.reload()
     show(page, "Dog?")
+
+
+def test_branches_and_images_of_the_second_version_are_kept(page: Page) -> None:
+    second = chat("Cat?", {"name": "cat.gif", "image": "one"})
+    answers = [
+        {
+            "id": f"t{place}",
+            "parent": "t1",
+            "role": "assistant",
+            "content": f"Answer {place}",
+            "calls": [],
+            "pieces": [],
+        }
+        for place in range(2, 13)
+    ]
+    second["turns"] |= {answer["id"]: answer for answer in answers}
+    second["chosen"]["t1"] = "t3"
+    have_chats(page, 2, [second], {"chat": "Cat", "id": "one", "url": URL})
+    show(page, "Cat?")
+    expect(page.get_by_role("article", name="You").get_by_role("img", name="cat.gif")).to_be_visible()
+    expect(page.get_by_role("article", name="Answer").get_by_label("Version 2 of 11")).to_be_visible()
+    page.get_by_role("button", name="Later version").click()
+    expect(page.get_by_role("article", name="Answer")).to_contain_text("Answer 4")
+    assert page.evaluate(STATE) == [1, False, True]

@@ -1,4 +1,5 @@
-// Monitoring the server. Views that need the admin key are only offered to users who have it.
+// Monitoring. Views that need the admin key are only offered to users who have it.
+import { connection } from "./connection.js";
 import { useChanges } from "./emitter.js";
 import { html, useEffect, useState } from "./html.js";
 import { keys } from "./keys.js";
@@ -8,18 +9,18 @@ import { Profiles } from "./profiles.js";
 import { RuntimeOptions } from "./runtime_options.js";
 import { server } from "./server.js";
 
-const TABS = { "": "Overview", profiles: "Profiles", models: "Models", options: "Runtime options" };
+const TABS = { "": "Overview", profiles: "Profiles", models: "Models", options: "Runtime" };
 
-export function WatchView({ tab, query }) {
-  useChanges(server);
+export function MonitorView({ tab, query }) {
+  useChanges(server, connection);
   useEffect(() => server.watch(), []);
   const offered = Object.entries(TABS).filter(([name]) => !name || server.isAdmin);
   const shown = offered.some(([name]) => name === tab) ? tab : "";
-  return html`<div class="watch">
-    <nav class="tabs" aria-label="Watch">${offered.map(([name, words]) => html`<a key=${name} href=${`#watch${name && `/${name}`}`}
+  return html`<div class="monitor">
+    <nav class="tabs" aria-label="Monitor">${offered.map(([name, words]) => html`<a key=${name} href=${`#monitor${name && `/${name}`}`}
       aria-current=${name === shown ? "page" : undefined}>${words}</a>`)}
       <span class="stretch"></span>
-      ${server.health?.version && html`<span class="soft">version ${server.health.version}</span>`}</nav>
+      ${server.health?.version && html`<span class="soft not-narrow">version ${server.health.version}</span>`}</nav>
     ${server.problem && html`<p class="error" role="alert">${server.problem}</p>`}
     ${server.isAdmin === false && html`<${Refused} />`}
     ${shown === "" && html`<${Overview} />`}

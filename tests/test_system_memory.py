@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from genai_server.engine.host.memory import free_memory
+from genai_server.system_memory import free_memory
 
 AVAILABLE = 1000
 TREES = {1: "sys/fs/cgroup/memory", 2: "sys/fs/cgroup"}
@@ -69,3 +69,23 @@ def test_the_own_group_and_those_above_it_count(
 def test_unreadable_limit_is_ignored(tmp_path: Path) -> None:
     _limit(tmp_path / "sys/fs/cgroup", "", 100)
     assert free_memory(tmp_path) == AVAILABLE
+
+
+def test_mapped_files_can_count_as_used_on_the_machine(tmp_path: Path) -> None:
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/meminfo").write_text("MemFree: 9 kB\nMapped:    512 kB\nShmem: 7 kB\n", encoding="utf-8")
+    assert free_memory(tmp_path) == AVAILABLE
+    assert free_memory(tmp_path, keeps_mapped=True) == 0  # more than there is
+    (tmp_path / "proc/meminfo").write_text("Mapped: nothing\n", encoding="utf-8")
+    assert free_memory(tmp_path, keeps_mapped=True) == AVAILABLE
+
+
+@pytest.mark.parametrize(("version", "names"), [(1, "total_{}"), (2, "{}")])
+def test_cached_files_that_nothing_maps_are_free_in_a_container(tmp_path: Path, version: int, names: str) -> None:
+    group = tmp_path / TREES[version]
+    _limit(group, 900, 800, 100, version)
+    mapped = {1: "total_mapped_file", 2: "file_mapped"}[version]
+    lines = f"{names.format('inactive_file')} 100\n{names.format('active_file')} 300\n{mapped} 250\n"
+    (group / "memory.stat").write_text(lines, encoding="utf-8")
+    assert free_memory(tmp_path) == 100 + 100
+    assert free_memory(tmp_path, keeps_mapped=True) == 100 + 150

@@ -1,0 +1,51 @@
+"""Admin endpoints: the models in GENAI_MODELS_DIR, and those of a hub's repository."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+from genai_server.apis.admin.engine_calls import admin_router
+from genai_server.generation.catalog import Catalog, plain_name
+from genai_server.generation.dependencies import TheServices
+from genai_server.generation.pulling import StoredModel
+
+router = admin_router(500)
+
+
+@router.get("/v1/admin/models/stored")
+async def list_stored_models(services: TheServices) -> dict[str, Any]:
+    """The model directories in GENAI_MODELS_DIR, served or not. `size` is in bytes.
+
+    `source` is where a directory was fetched from, `served` the name of the model that is served from it; both may be
+    null.
+    """
+    found = await asyncio.to_thread(services.store.stored)
+    directory = str(services.store.directory)
+    return {"object": "list", "directory": directory, "data": [_entry(each, services.models) for each in found]}
+
+
+@router.get("/v1/admin/models/variants")
+async def list_variants(repository: str, services: TheServices) -> dict[str, Any]:
+    """The models in a repository of the hub, such as `OWNER/NAME`. `size` is in bytes.
+
+    `name` is what `/api/pull` takes.
+    """
+    name = plain_name(repository)
+    found = await asyncio.to_thread(services.store.variants, name)
+    variants = [
+        {"name": f"{name}:{each.folder}" if each.folder else name, "folder": each.folder, "size": each.size}
+        for each in found
+    ]
+    return {"object": "list", "repository": name, "data": variants}
+
+
+def _entry(stored: StoredModel, models: Catalog) -> dict[str, Any]:
+    served = next((about.name for about in models.statuses() if Path(about.path).absolute() == stored.path), None)
+    return {
+        "id": stored.path.name,
+        "object": "model",
+        "path": str(stored.path),
+        "size": stored.size,
+        "source": stored.source or None,
+        "served": served,
+    }

@@ -1,0 +1,193 @@
+"""How long sequences may be, and how much memory their keys and values share."""
+
+import logging
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from msgspec import structs
+
+from genai_server.engine.model.graph import DecoderGraph, DoesNotFit
+from genai_server.engine.scheduling.scheduler_output import UNSHARED, KvMemory
+from genai_server.errors import ConfigurationError
+from genai_server.messages.generation_request import CONTEXT, ModelInfo
+from genai_server.messages.launch import EngineSpec
+from genai_server.model_memory import read_model_memory
+from genai_server.options.providers import CPU
+from genai_server.system_memory import free_memory
+
+if TYPE_CHECKING:
+    from genai_server.engine.runners.batched import BatchLimits
+
+log = logging.getLogger(__name__)
+# Memory for sequences of fewer tokens is not given up for running fewer of them at once.
+SHORT = 2048
+# Limits which the memory sets are multiples of this, if they are longer.
+_ROUND = 1024
+# The least limit that the memory may set.
+_LEAST = 256
+# Sequences of the greatest length which the memory must hold where each has memory for that, whatever its length is.
+_WHOLE = 4
+# State checkpoints for each slot, at most, where slots share no memory.
+_CHECKPOINTS = 4
+
+
+@dataclass(frozen=True)
+class Allowed:
+    """The memory for keys and values."""
+
+    bytes: int
+    # Where the number comes from, in words for messages.
+    source: str
+
+    @property
+    def in_words(self) -> str:
+        """What limits the length of sequences, in words for messages."""
+        return f"memory: {self.bytes} bytes for keys and values, {self.source}"
+
+
+def allowed(spec: EngineSpec) -> Allowed:
+    """The memory that an engine's keys and values may take."""
+    if spec.settings.kv_cache_bytes:
+        return Allowed(spec.settings.kv_cache_bytes, "GENAI_KV_CACHE_BYTES")
+    if spec.kv_bytes:
+        return Allowed(spec.kv_bytes, "its share of the free memory")
+    return Allowed(free_memory() // 2, "half of the free memory")
+
+
+def with_limit(model: ModelInfo, max_length: int, affordable: int | None = None, memory: str = "") -> ModelInfo:
+    """The model with the limit of its sequences: its context, `max_length` or, if that is 0, what is affordable.
+
+    `memory` says in words what limits the `affordable` number of tokens.
+    """
+    limits = [(model.context_length, CONTEXT)]
+    if max_length:
+        limits.append((max_length, "GENAI_MAX_LENGTH"))
+    elif affordable is not None:
+        limits.append((affordable, memory))
+    limit, limited_by = min(limits, key=lambda limit: limit[0])
+    return structs.replace(model, limit=limit, limited_by=limited_by)
+
+
+def takes_half(spec: EngineSpec, graph: DecoderGraph, context_length: int) -> bool:
+    """Whether keys and values of 32 bits are kept in 16."""
+    settings = spec.settings
+    wanted = settings.kv_cache_type
+    if wanted == "auto":
+        rows, length = (settings.max_batch_size, settings.max_length) if settings.max_length else (1, context_length)
+        needed = rows * min(length, context_length) * graph.bytes_per_token
+        wanted = "fp16" if needed > allowed(spec).bytes else "fp32"
+        log.info("keys and values have the type %s: %d of the longest requests need %d bytes", wanted, rows, needed)
+    return wanted == "fp16" and on_cpu(spec)
+
+
+def on_cpu(spec: EngineSpec) -> bool:
+    """Whether the engine's model is in the memory of a CPU."""
+    return spec.device.partition(":")[0] == CPU
+
+
+def batch_limits(spec: EngineSpec, graph: DecoderGraph, model: ModelInfo) -> tuple["BatchLimits", ModelInfo]:
+    """How many sequences run at once, and which memory they share; and the model with the limit of each.
+
+    Raises DoesNotFit or ConfigurationError if there is too little memory for one.
+    """
+    from genai_server.engine.model.ragged import slot_length
+    from genai_server.engine.runners.batched import BatchLimits
+    from genai_server.engine.runners.cpu_buffers import can_reserve, page_tokens
+
+    settings, memory = spec.settings, allowed(spec)
+    most = settings.max_batch_size
+    wanted = with_limit(model, settings.max_length).max_length
+    # A device's memory is allocated at once.
+    shares = on_cpu(spec) and can_reserve(graph, most, wanted)
+    if shares:
+        tokens = page_tokens(graph)
+        slot_bytes = tokens * graph.bytes_per_token + graph.bytes_per_row
+        many, one = (_tokens_of(memory.bytes - rows * slot_bytes, graph) for rows in (most, 1))
+    else:
+        spare = slot_length(0) * graph.bytes_per_token + graph.bytes_per_row
+        many, one = (_tokens_of(memory.bytes // rows - spare, graph) for rows in (min(most, _WHOLE), 1))
+    affordable = max(many, min(SHORT, one))
+    if affordable > _ROUND:
+        affordable -= affordable % _ROUND
+    model = with_limit(model, settings.max_length, max(affordable, _LEAST), memory.in_words)
+    max_length = model.max_length
+    tokens = tokens if shares else slot_length(max_length)
+    page_bytes = graph.bytes_per_token * tokens
+    shared = max_length // tokens  # pages of the longest sequence, without its slot's own
+    slot_bytes = page_bytes + graph.bytes_per_row
+    least = shared * page_bytes + slot_bytes
+    num_slots = min(most, (memory.bytes - shared * page_bytes) // slot_bytes)
+    kept = "keys, values and states" if graph.bytes_per_row else "keys and values"
+    need = f"{kept} of {max_length} tokens ({model.limited_by}) need {least} bytes"
+    if num_slots < 1 and settings.kv_cache_bytes:
+        raise ConfigurationError(
+            f"GENAI_KV_CACHE_BYTES={memory.bytes}: at least {least} are needed for a request: {need}"
+        )
+    need += f", {memory.source} is {memory.bytes}"
+    if num_slots < 1:
+        raise DoesNotFit(need)
+    if not shared:
+        if num_slots < most:
+            log.warning("%d requests run at once, not %d (GENAI_MAX_BATCH_SIZE): %s", num_slots, most, need)
+        own = num_slots * slot_bytes
+        if not graph.has_states:
+            return BatchLimits(num_slots, max_length, KvMemory(UNSHARED.page_tokens, 0, own_bytes=own)), model
+        num_checkpoints = min(_CHECKPOINTS * num_slots, (memory.bytes - own) // graph.bytes_per_row)
+        own += num_checkpoints * graph.bytes_per_row
+        checkpoints = KvMemory(UNSHARED.page_tokens, num_checkpoints, checkpoint_pages=1, own_bytes=own)
+        return BatchLimits(num_slots, max_length, checkpoints), model
+    checkpoint_pages = -(-graph.bytes_per_row // page_bytes)
+    pages = KvMemory(
+        tokens,
+        (memory.bytes - num_slots * slot_bytes) // page_bytes,
+        checkpoint_pages,
+        page_bytes=page_bytes,
+        own_bytes=num_slots * slot_bytes,
+        min_pages=shared,
+        max_pages=num_slots * (shared + _CHECKPOINTS * checkpoint_pages),
+    )
+    assert pages.pages(max_length) <= pages.num_pages  # else a request would wait for ever
+    if (longest := pages.num_pages // shared) < most:
+        log.info("%d of the longest requests run at once, and up to %d shorter ones: %s", longest, num_slots, need)
+    return BatchLimits(num_slots, max_length, pages), model
+
+
+def generator_limits(spec: EngineSpec, model_dir: Path, model: ModelInfo) -> tuple[KvMemory, ModelInfo]:
+    """The memory that Generators share, in pages of a token, and the model with the limit of its sequences.
+
+    The memory of other devices is unknown. There, all Generators together have as many tokens as a batch of short
+    sequences.
+    """
+    settings, memory = spec.settings, allowed(spec)
+    affordable, words = settings.max_batch_size * SHORT, f"memory: {settings.max_batch_size} times {SHORT} tokens"
+    per_token = read_model_memory(model_dir).per_token if on_cpu(spec) else 0
+    if per_token:
+        affordable, words = max(_LEAST, memory.bytes // per_token), memory.in_words
+    model = with_limit(model, settings.max_length, affordable, words)
+    longest = model.max_length
+    pages = KvMemory(
+        1,
+        max(affordable, longest),
+        page_bytes=per_token,
+        min_pages=longest,
+        max_pages=settings.max_batch_size * longest,
+    )
+    return pages, model
+
+
+def longest_text(spec: EngineSpec, model: ModelInfo, num_heads: int) -> ModelInfo:
+    """A model that reads complete texts, with the limit of their lengths.
+
+    Attention may hold three numbers of 32 bits for each pair of a text's tokens and each head.
+    """
+    memory = allowed(spec)
+    affordable = max(SHORT, math.isqrt(memory.bytes // (3 * 4 * (num_heads or 1))))
+    return with_limit(
+        model, spec.settings.max_length, affordable, f"memory: {memory.bytes} bytes for attention, {memory.source}"
+    )
+
+
+def _tokens_of(num_bytes: int, graph: DecoderGraph) -> int:
+    return max(0, num_bytes) // graph.bytes_per_token

@@ -1,0 +1,246 @@
+"""Divides the host's memory among models: whether a model fits, and how much each one's keys and values may take.
+
+Half of the memory beside weights is for keys and values. The other half remains for activations, cached files, prompts
+and the API processes. All sizes are in bytes.
+"""
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from functools import cache
+from pathlib import Path
+from typing import Protocol
+
+from genai_server.config.settings import Settings
+from genai_server.messages.status_file import EngineStatus, ModelState, ModelStatus
+from genai_server.model_memory import RUNTIME, WITHOUT_CACHE, ModelMemory, read_model_memory
+from genai_server.options.providers import CPU
+from genai_server.system_memory import free_memory
+
+# Idle models are unloaded for one whose sequences could not have WANTED_TOKENS otherwise. A model that does not fit
+# with sequences of REQUIRED_TOKENS is not loaded.
+WANTED_TOKENS, REQUIRED_TOKENS = 8192, 2048
+# Share of the memory beside weights that keys and values may take.
+_KV_SHARE = 0.5
+# Matrices of 8 bits are made if they fit into this share of the free memory, unless the settings want them in any case.
+_INT8_SHARE = 0.25
+_MIB = 1024 * 1024
+
+
+class MemoryEngine(Protocol):
+    """An engine of a loaded model, as far as its memory is concerned."""
+
+    status: EngineStatus
+    # The least and the most memory for its keys and values, as it has reported; None until it has loaded.
+    kv_range: tuple[int, int] | None
+
+    @property
+    def kv_bytes(self) -> int:
+        """The memory that its keys and values take now."""
+        ...
+
+    def resize(self, num_bytes: int) -> None:
+        """Change the memory that its keys and values may take; 0 lets it choose when it loads."""
+        ...
+
+
+class MemoryModel(Protocol):
+    """A model that is loaded, or may be."""
+
+    about: ModelStatus
+
+    @property
+    def engines(self) -> Sequence[MemoryEngine]:
+        """Its engines; none unless it is loaded."""
+        ...
+
+    @property
+    def state(self) -> ModelState:
+        """The current state."""
+        ...
+
+
+class Decision(Enum):
+    """What is done for a model that requests wait for."""
+
+    LOAD = "load"
+    # Unload the model that has been idle the longest.
+    EVICT = "evict"
+
+
+@dataclass(frozen=True)
+class Shortage:
+    """Why a model cannot be loaded."""
+
+    # With the figures.
+    reason: str
+    # Whether it would not fit without any other model, either.
+    is_too_large: bool
+
+
+class MemoryBudget:
+    """Compares what models need with what is free. Guarded by the supervisor's lock.
+
+    `free` returns the free memory now, without what running engines have mapped; `read` estimates a model's memory.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        free: Callable[[], int] = lambda: free_memory(keeps_mapped=True),
+        read: Callable[[Path], ModelMemory] = read_model_memory,
+    ) -> None:
+        self._settings = settings
+        self._free = free
+        # By directory and serial: another model may have come into the directory.
+        self._read_once = cache(lambda path, serial: read(path))
+        self._divided: object = None
+
+    def decide(
+        self, model: MemoryModel, loaded: Collection[MemoryModel], idle: Collection[MemoryModel] = ()
+    ) -> Decision | Shortage:
+        """What to do so that a model can be loaded next to the loaded ones, of which some are idle.
+
+        Idle models are unloaded if it then has memory for sequences of WANTED_TOKENS. Without any, it is loaded with
+        less.
+        """
+        if self.fits_well(model, loaded):
+            return Decision.LOAD
+        if not self._can_run(model.about, self._beside(loaded) + sum(self._weights(other.about) for other in loaded)):
+            return Shortage(self._figures(model.about, loaded), is_too_large=True)
+        used = [other for other in loaded if other not in idle]
+        fits = self._fits(model, loaded, (), REQUIRED_TOKENS)
+        if idle and self._fits(model, used, idle, REQUIRED_TOKENS if not fits else WANTED_TOKENS):
+            return Decision.EVICT
+        if fits:
+            return Decision.LOAD
+        return Shortage(self._figures(model.about, loaded), is_too_large=False)
+
+    def fits_well(self, model: MemoryModel, loaded: Collection[MemoryModel]) -> bool:
+        """Whether a model can be loaded next to the loaded ones with memory for sequences of WANTED_TOKENS."""
+        return self._fits(model, loaded, (), WANTED_TOKENS)
+
+    def divide(self, loaded: Collection[MemoryModel]) -> None:
+        """Give the keys and values of each engine their share of the memory, if any engine has come, loaded or gone."""
+        engines = [(other.about, engine) for other in loaded for engine in other.engines]
+        known = [(about.serial, engine.status.device, engine.kv_range) for about, engine in engines]
+        if known == self._divided or self._settings.kv_cache_bytes:
+            return
+        self._divided = known
+        total = int(_KV_SHARE * max(0, self._beside(loaded)))
+        ranges = [engine.kv_range or self._expected_range(about, engine, total) for about, engine in engines]
+        for (_, engine), share in zip(engines, divided(total, ranges), strict=True):
+            engine.resize(share)
+
+    def _figures(self, about: ModelStatus, loaded: Collection[MemoryModel]) -> str:
+        """What a model needs, and what there is."""
+        weights, engines = self._weights(about, int8=False), self._num_host_engines(about)
+        needed = engines * self._kv_needed(about, REQUIRED_TOKENS)
+        beside = ""
+        if loaded:
+            reserved = sum(map(self._reserved, loaded))
+            names = ", ".join(other.about.name for other in loaded)
+            beside = f" beside {names}, which keep {_mib(reserved)} of it for their own"
+        return (
+            f"model {about.name} needs about {_mib(weights)} for its weights, and {_mib(needed)} for keys and values "
+            f"of a short sequence; {_mib(self._beside(loaded))} are free{beside} (GENAI_MAX_MODELS=0 loads it in any "
+            "case)"
+        )
+
+    def _expected_range(self, about: ModelStatus, engine: MemoryEngine, total: int) -> tuple[int, int]:
+        """The least and the most memory for the keys and values of an engine that has not loaded."""
+        if not _is_on_host(engine.status.device) or not self._memory(about).per_token:
+            return 0, 0
+        return self._kv_needed(about, REQUIRED_TOKENS), total
+
+    def _fits(
+        self, model: MemoryModel, kept: Collection[MemoryModel], ended: Collection[MemoryModel], num_tokens: int
+    ) -> bool:
+        """Whether a model fits next to the kept ones once the other ones have ended.
+
+        It must have memory for sequences of this number of tokens.
+        """
+        about = model.about
+        beside = self._beside([*kept, *ended]) + sum(self._weights(other.about) for other in ended)
+        if not kept and num_tokens == REQUIRED_TOKENS:
+            return self._can_run(about, beside)
+        beside -= self._weights(about)
+        needed = self._num_host_engines(about) * self._kv_needed(about, num_tokens)
+        return beside >= 0 and sum(map(self._reserved, kept)) + needed <= _KV_SHARE * beside
+
+    def _can_run(self, about: ModelStatus, num_bytes: int) -> bool:
+        """Whether a model runs at all where it has this memory for itself, with nothing to spare."""
+        needed = self._num_host_engines(about) * self._kv_needed(about, REQUIRED_TOKENS)
+        return self._weights(about, int8=False) + needed <= num_bytes
+
+    def _beside(self, loaded: Collection[MemoryModel]) -> int:
+        """The memory beside the weights of the loaded models: what is free, and what their keys and values take."""
+        held = sum(engine.kv_bytes for other in loaded for engine in other.engines)
+        coming = sum(self._weights(other.about) for other in loaded if other.state == ModelState.LOADING)
+        return self._free() + held - coming
+
+    def _reserved(self, model: MemoryModel) -> int:
+        """The memory that a loaded model's keys and values must have."""
+        about = model.about
+        return sum(
+            engine.kv_range[0] if engine.kv_range else self._kv_needed(about, WANTED_TOKENS)
+            for engine in model.engines
+            if _is_on_host(engine.status.device)
+        )
+
+    def _kv_needed(self, about: ModelStatus, num_tokens: int) -> int:
+        """The memory for keys and values of an engine, for sequences of this number of tokens unless the settings say
+        how long they may be.
+        """
+        settings = self._settings
+        if settings.kv_cache_bytes:
+            return settings.kv_cache_bytes
+        length = num_tokens if isinstance(settings.max_length, str) else settings.max_length
+        needed = self._memory(about).keys_and_values(length)
+        return needed // 2 if settings.kv_cache_type == "fp16" else needed
+
+    def _weights(self, about: ModelStatus, *, int8: bool = True) -> int:
+        """The memory of a model's engines without keys and values; without matrices of 8 bits if `int8` is false."""
+        found, wanted = self._memory(about), self._settings.prefill_weights
+        each = found.weights
+        if self._settings.cache_path is None:
+            each *= WITHOUT_CACHE
+        elif int8 and (wanted == "int8" or (wanted == "auto" and found.int8 <= _INT8_SHARE * self._free())):
+            each += found.int8
+        return len(about.devices) * RUNTIME + self._num_host_engines(about) * each
+
+    def _memory(self, about: ModelStatus) -> ModelMemory:
+        found: ModelMemory = self._read_once(Path(about.path), about.serial)
+        return found
+
+    @staticmethod
+    def _num_host_engines(about: ModelStatus) -> int:
+        """How many of a model's engines have it in the host's memory."""
+        return sum(map(_is_on_host, about.devices))
+
+
+def divided(total: int, ranges: Sequence[tuple[int, int]]) -> list[int]:
+    """Shares of `total`, as equal as the least and the most of each allow. All get at least their least."""
+    low, high = 0, max(total, *(least for least, _ in ranges), 0) if ranges else 0
+    while low < high:  # the highest level that the total can pay for
+        level = (low + high + 1) // 2
+        if sum(_within(level, found) for found in ranges) <= total:
+            low = level
+        else:
+            high = level - 1
+    return [_within(low, found) for found in ranges]
+
+
+def _within(level: int, found: tuple[int, int]) -> int:
+    least, most = found
+    return max(least, min(level, most))
+
+
+def _mib(num_bytes: int) -> str:
+    return f"{num_bytes / _MIB:.0f} MiB"
+
+
+def _is_on_host(device: str) -> bool:
+    """Whether an engine for this device has its model in the host's memory. Scripted ones are treated alike."""
+    return device.partition(":")[0] in (CPU, "scripted")

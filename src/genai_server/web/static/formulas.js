@@ -1,0 +1,95 @@
+// Formulas in Markdown: how they are found, and how KaTeX sets them.
+import { katex } from "./libraries.js";
+
+const CLOSERS = { "\\(": "\\)", "\\[": "\\]", $$: "$$", $: "$" };
+// Formulas that are kept as they were set: a text that grows is drawn again and again.
+const MOST_KEPT = 500;
+const kept = new Map();
+
+// A plug-in of markdown-it for \(…\), \[…\], $$…$$ and $…$: Markdown would take their backslashes, stars and underscores
+// for its own.
+export function formulas(markdown) {
+  markdown.inline.ruler.before("escape", "formula", inline);
+  markdown.block.ruler.before("fence", "formula", block, { alt: ["paragraph", "blockquote", "list"] });
+  markdown.renderer.rules.formula = (tokens, place) => {
+    const { content, markup } = tokens[place];
+    const text = markdown.utils.escapeHtml(`${markup}${content}${CLOSERS[markup]}`);
+    return markup === "$" || markup === "\\(" ? `<span class="formula">${text}</span>` : `<span class="formula display">${text}</span>`;
+  };
+}
+
+const openerOf = (text, place) => Object.keys(CLOSERS).find((each) => text.startsWith(each, place));
+
+function inline(state, silent) {
+  const opener = openerOf(state.src, state.pos);
+  if (!opener) return false;
+  const begin = state.pos + opener.length;
+  const end = state.src.indexOf(CLOSERS[opener], begin);
+  if (end <= begin || end >= state.posMax) return false;
+  const text = state.src.slice(begin, end), after = state.src[end + 1] ?? "";
+  // "$5 and $6" are prices.
+  if (opener === "$" && (/^\s|\s$/.test(text) || /\d/.test(after))) return false;
+  if (!silent) add(state, opener, text);
+  state.pos = end + CLOSERS[opener].length;
+  return true;
+}
+
+// A formula on lines of its own, which may look like a list or a heading.
+function block(state, first, last, silent) {
+  const begin = state.bMarks[first] + state.tShift[first];
+  const opener = openerOf(state.src, begin);
+  if (opener !== "$$" && opener !== "\\[") return false;
+  for (let line = first; line < last; line += 1) {
+    const from = line === first ? begin + opener.length : state.bMarks[line] + state.tShift[line];
+    const end = state.src.indexOf(CLOSERS[opener], from);
+    if (end < 0 || end >= state.eMarks[line]) continue;
+    if (state.src.slice(end + CLOSERS[opener].length, state.eMarks[line]).trim()) return false;
+    if (silent) return true;
+    state.push("paragraph_open", "p", 1);
+    add(state, opener, state.src.slice(begin + opener.length, end));
+    state.push("paragraph_close", "p", -1);
+    state.line = line + 1;
+    return true;
+  }
+  return false;
+}
+
+function add(state, opener, text) {
+  const token = state.push("formula", "", 0);
+  token.content = text;
+  token.markup = opener;
+}
+
+// Set the formulas within an element. Before KaTeX is there, and if it cannot read one, they stay as they were written.
+export function typeset(element) {
+  const found = element.querySelectorAll(".formula:not([data-set])");
+  if (found.length && !katex.now) katex.want();
+  if (katex.now) for (const each of found) set(each);
+}
+
+function set(element) {
+  const written = element.textContent;
+  element.dataset.set = "";
+  if (!kept.has(written)) {
+    if (kept.size >= MOST_KEPT) kept.clear();
+    kept.set(written, drawn(written, element.classList.contains("display")));
+  }
+  const formula = kept.get(written);
+  if (!formula) return;
+  element.replaceChildren(formula.cloneNode(true));
+  element.setAttribute("role", "math");
+  element.setAttribute("aria-label", written);
+}
+
+// A formula as a fragment; null if KaTeX cannot read it. Its MathML would have inline styles, which the page's policy forbids.
+function drawn(written, displayMode) {
+  const opener = openerOf(written, 0);
+  const text = written.slice(opener.length, -CLOSERS[opener].length);
+  const fragment = document.createElement("span");
+  try {
+    katex.now.render(text, fragment, { displayMode, output: "html", throwOnError: true, strict: "ignore", maxSize: 20, trust: false });
+    return fragment;
+  } catch {
+    return null;
+  }
+}

@@ -1,0 +1,74 @@
+// The form of a chat's settings, with presets to start from.
+import { NUMBERS } from "./chat_settings.js";
+import { useChanges } from "./emitter.js";
+import { html, useState } from "./html.js";
+import { Field, focused } from "./parts.js";
+import { presets } from "./presets.js";
+
+const EFFORTS = ["", "none", "minimal", "low", "medium", "high"];
+
+// `onSet` gets the name and value of a setting, `onReplace` all settings.
+export function SettingsPanel({ settings, onSet, onReplace }) {
+  const field = (name) => ({ name, value: settings[name] ?? "", onSet: (value) => onSet(name, value) });
+  return html`<div class="panel-body">
+    <p class="soft">For this chat only, and exported with it.</p>
+    <${PresetChoice} settings=${settings} onReplace=${onReplace} />
+    <${Text} ...${field("system")} label="System prompt" rows="3" />
+    <div class="grid">${NUMBERS.map((number) => html`<${NumberField} key=${number.name} ...${number} ...${field(number.name)} />`)}
+      <${Field} label="Reasoning effort" hint="for models that know it">
+        <select value=${settings.reasoning_effort ?? ""} onChange=${(event) => field("reasoning_effort").onSet(event.target.value)}>
+          ${EFFORTS.map((effort) => html`<option key=${effort} value=${effort}>${effort || "default"}</option>`)}
+        </select><//>
+    </div>
+    <${Text} ...${field("stop")} label="Stop texts" rows="2" hint="one per line, up to four; they end the answer" />
+    <${Check} ...${field("ignore_eos")} label="Ignore the end-of-answer token" hint="runs to max tokens" />
+    <${Check} ...${field("logprobs")} label="Token probabilities" hint="to colour tokens by probability" />
+    <${Text} ...${field("schema")} label="JSON schema of the answer" rows="4" code
+      placeholder='{"type": "object", "properties": {"mood": {"type": "string"}}}' />
+    <${Text} ...${field("tools")} label="Tools" rows="4" code hint="a list as the API takes it, in JSON"
+      placeholder='[{"type": "function", "function": {"name": "get_weather"}}]' />
+    <div class="actions"><button type="button" class="quiet" disabled=${!Object.keys(settings).length}
+      onClick=${() => onReplace({})}>Clear all</button></div>
+  </div>`;
+}
+
+function PresetChoice({ settings, onReplace }) {
+  useChanges(presets);
+  const [name, setName] = useState(null);
+  const chosen = presets.like(settings);
+  const isEmpty = !Object.keys(settings).length;
+  const choose = ({ target: { value } }) => onReplace({ ...presets.all.find((preset) => preset.name === value)?.settings });
+  const save = (event) => {
+    event.preventDefault();
+    presets.save(name.trim(), settings);
+    setName(null);
+  };
+  return html`<div class="presets"><${Field} label="Preset"><select value=${chosen?.name ?? ""} onChange=${choose}>
+      <option value="">${isEmpty || chosen ? "None" : "None (own settings)"}</option>
+      ${presets.all.map((preset) => html`<option key=${preset.name} value=${preset.name}>${preset.name}</option>`)}</select><//>
+    ${name !== null ? html`<form class="rename" onSubmit=${save}>
+        <input aria-label="Name of the preset" value=${name} ref=${focused} onInput=${(event) => setName(event.target.value)} />
+        <button disabled=${!name.trim()}>Save</button></form>`
+      : html`<button type="button" class="quiet" disabled=${isEmpty || chosen} onClick=${() => setName("")}>Save as preset</button>
+        ${presets.own.includes(chosen) && html`<button type="button" class="quiet"
+          onClick=${() => presets.remove(chosen)}>Delete preset</button>`}`}
+  </div>`;
+}
+
+function NumberField({ name, label, hint, value, onSet, ...limits }) {
+  return html`<${Field} label=${label} hint=${hint}>
+    <input type="number" inputmode="decimal" placeholder="default" value=${value} ...${limits}
+      onInput=${(event) => onSet(event.target.value)} /><//>`;
+}
+
+function Text({ name, label, hint, code, value, onSet, ...rest }) {
+  return html`<${Field} label=${label} hint=${hint}>
+    <textarea class=${code ? "code-input" : ""} spellcheck=${!code} value=${value} ...${rest}
+      onInput=${(event) => onSet(event.target.value)}></textarea><//>`;
+}
+
+function Check({ label, hint, value, onSet }) {
+  return html`<label class="check"><input type="checkbox" checked=${Boolean(value)}
+    onChange=${(event) => onSet(event.target.checked)} />
+    <span>${label} <span class="hint">${hint}</span></span></label>`;
+}

@@ -1,0 +1,68 @@
+"""GET /v1/admin/models/stored and /variants, with a hub over HTTP."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from genai_server.hub.client import Hub
+from tests.local_hub import HubRepository, LocalHub, run_hub
+from tests.running_server import DEMO, RunningServer
+from tests.server_here import run_here
+
+FILES = {path.name: path.read_bytes() for path in DEMO.iterdir() if path.is_file()}
+SIZE = sum(map(len, FILES.values()))
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalHub]:
+    with run_hub() as found:
+        monkeypatch.setattr("genai_server.cli.serve.loaders.Hub", lambda: Hub(endpoint=found.url))
+        monkeypatch.delenv("HF_TOKEN", raising=False)
+        yield found
+
+
+@pytest.fixture
+def server(hub: LocalHub, tmp_path: Path) -> Iterator[RunningServer]:
+    settings = {"GENAI_MODELS_DIR": str(tmp_path / "models"), "GENAI_DEVICE": "scripted"}
+    with run_here(tmp_path, settings=settings) as found:
+        yield found
+
+
+def test_pulled_models_are_listed_with_source_and_served_name(
+    server: RunningServer, hub: LocalHub, tmp_path: Path
+) -> None:
+    assert server.client.get("/v1/admin/models/stored").json() == {
+        "object": "list",
+        "directory": str(tmp_path / "models"),
+        "data": [],
+    }
+    hub.repositories["org/tiny"] = HubRepository({f"cpu/{name}": content for name, content in FILES.items()})
+    (variant,) = server.client.get("/v1/admin/models/variants?repository=org/tiny").json()["data"]
+    assert variant == {"name": "org/tiny:cpu", "folder": "cpu", "size": SIZE}
+    assert server.client.post("/api/pull", json={"model": variant["name"], "stream": False}).status_code == 200
+    (stored,) = server.client.get("/v1/admin/models/stored").json()["data"]
+    assert stored.pop("size") > SIZE
+    path = str(tmp_path / "models" / "tiny")
+    assert stored == {"id": "tiny", "object": "model", "path": path, "source": "org/tiny:cpu", "served": "org/tiny"}
+    server.client.post("/v1/admin/models/unload", json={"name": "org/tiny"})
+    assert server.client.get("/v1/admin/models/stored").json()["data"][0]["served"] is None
+
+
+def test_variants_of_a_repository_have_their_sizes(server: RunningServer, hub: LocalHub) -> None:
+    files = {f"{folder}/{name}": content for folder in ("a", "b/c") for name, content in FILES.items()}
+    hub.repositories["org/two"] = HubRepository({**files, "b/c/more.bin": b"x" * 1000, "README.md": b"text"})
+    response = server.client.get("/v1/admin/models/variants", params={"repository": "hf.co/org/two"})
+    assert response.json()["data"] == [
+        {"name": "org/two:a", "folder": "a", "size": SIZE},
+        {"name": "org/two:b/c", "folder": "b/c", "size": SIZE + 1000},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("repository", "says"), [("org/none", "there is no org/none"), ("../x", "is not the name of a repository")]
+)
+def test_a_repository_that_cannot_be_read_is_named(server: RunningServer, repository: str, says: str) -> None:
+    response = server.client.get("/v1/admin/models/variants", params={"repository": repository})
+    assert response.status_code == 400
+    assert says in response.json()["error"]["message"]

@@ -1,0 +1,117 @@
+"""The limit of a sequence's length, by the model's context, the settings and the memory."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from genai_server.engine.model.files import check_model_directory
+from genai_server.engine.model.graph import read_decoder_graph
+from genai_server.engine.runners import lengths
+from genai_server.engine.runners.cpu_buffers import page_tokens
+from genai_server.engine.runners.lengths import batch_limits, generator_limits, longest_text, takes_half, with_limit
+from genai_server.messages.generation_request import ModelInfo, Sampling
+from tests.engine.runners.test_choose import spec
+from tests.running_server import DEMO
+
+GRAPH = read_decoder_graph(DEMO)
+CONTEXT = 131_072
+MODEL = ModelInfo(CONTEXT, 100, [1], Sampling())
+
+needs_linux = pytest.mark.skipif(sys.platform != "linux", reason="slots share memory on Linux")
+
+
+def limited(max_length: int, num_bytes: int, **settings: Any) -> tuple[int, str, int]:
+    """The limit of a sequence, what sets it, and the number of slots."""
+    limits, model = batch_limits(spec(max_length, kv_cache_bytes=num_bytes, **settings), GRAPH, MODEL)
+    assert model.max_length == limits.max_length
+    return model.max_length, model.limited_by, limits.num_slots
+
+
+@pytest.mark.parametrize(
+    ("max_length", "affordable", "limit", "words"),
+    [
+        (0, None, 100, "the model's context"),
+        (0, 50, 50, "memory"),
+        (0, 100, 100, "the model's context"),
+        (60, 50, 60, "GENAI_MAX_LENGTH"),
+        (100, None, 100, "the model's context"),
+        (101, None, 100, "the model's context"),
+    ],
+)
+def test_the_smallest_limit_holds_and_is_named(max_length: int, affordable: int | None, limit: int, words: str) -> None:
+    model = with_limit(ModelInfo(100, 9, [1], Sampling()), max_length, affordable, "memory")
+    assert (model.max_length, model.limited_by) == (limit, words)
+
+
+def test_auto_allows_the_context_where_the_memory_holds_it() -> None:
+    assert limited(0, 2 * CONTEXT * GRAPH.bytes_per_token) == (CONTEXT, "the model's context", 4)
+
+
+@needs_linux
+@pytest.mark.parametrize("tokens", [3000, 20_000, 100_001])
+def test_auto_keeps_all_slots_and_gives_the_rest_to_one_sequence(tokens: int) -> None:
+    memory = tokens * GRAPH.bytes_per_token
+    limit, words, slots = limited(0, memory)
+    assert tokens - 1024 - 5 * page_tokens(GRAPH) <= limit <= tokens
+    assert limit % 1024 == 0
+    assert words == f"memory: {memory} bytes for keys and values, GENAI_KV_CACHE_BYTES"
+    assert slots == 4
+
+
+@needs_linux
+def test_little_memory_runs_fewer_requests_of_short_length() -> None:
+    memory = 600 * GRAPH.bytes_per_token
+    limit, words, slots = limited(0, memory, max_batch_size=32)
+    assert 500 < limit < 600
+    assert words.startswith("memory")
+    assert 1 <= slots < 32
+
+
+def test_whole_slots_leave_memory_for_several_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("genai_server.engine.runners.cpu_buffers.can_reserve", lambda *_: False)
+    limit, _, slots = limited(0, 80_000 * GRAPH.bytes_per_token, max_batch_size=16)
+    assert 18_000 < limit < 20_000
+    assert slots == 4
+
+
+def test_sixteen_bits_are_chosen_where_the_context_does_not_fit() -> None:
+    for share, half in ((1, False), (0.9, True)):
+        memory = int(share * CONTEXT * GRAPH.bytes_per_token)
+        assert takes_half(spec(0, kv_cache_type="auto", kv_cache_bytes=memory), GRAPH, CONTEXT) is half
+
+
+def test_generators_share_the_memory_by_tokens() -> None:
+    given = spec(0, kv_cache_bytes=5000 * GRAPH.bytes_per_token)
+    memory, model = generator_limits(given, DEMO, MODEL)
+    assert (memory.pages(7), memory.num_pages, model.max_length) == (7, 5000, 5000)
+    assert model.limited_by.startswith("memory: ")
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_generators_without_known_memory_share_some_tokens(tmp_path: Path, device: str) -> None:
+    (tmp_path / "genai_config.json").write_text(json.dumps({"model": {"decoder": {}}}))
+    memory, model = generator_limits(spec(0, device=device), tmp_path if device == "cpu" else DEMO, MODEL)
+    assert memory.num_pages == model.max_length == 4 * 2048
+    assert model.limited_by == "memory: 4 times 2048 tokens"
+
+
+def test_a_set_length_is_never_reduced_for_generators() -> None:
+    memory, model = generator_limits(spec(50_000, kv_cache_bytes=1), DEMO, MODEL)
+    assert (model.max_length, memory.num_pages) == (50_000, 50_000)
+
+
+def test_long_texts_are_limited_by_the_memory_of_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lengths, "free_memory", lambda: 2 * 16 * 12 * 4096**2)
+    assert longest_text(spec(0), MODEL, 16).max_length == 4096
+    assert longest_text(spec(0), MODEL, 1600).max_length == 2048
+    assert longest_text(spec(9999), MODEL, 16).max_length == 9999
+    assert longest_text(spec(0), ModelInfo(512, 100, [1], Sampling()), 16).max_length == 512
+
+
+def test_demo_model_has_its_context_by_default() -> None:
+    model = check_model_directory(DEMO)
+    _, model = batch_limits(spec(0), GRAPH, model)
+    assert (model.max_length, model.limited_by) == (model.context_length, "the model's context")

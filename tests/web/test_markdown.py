@@ -1,0 +1,102 @@
+"""Answers as Markdown on the page: code, formulas, tables and lists, without a script, an image or an inline style."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from tests.running_server import RunningServer
+from tests.web.browser import ask, opened, picture, violations
+
+
+@pytest.fixture
+def page(browser: Browser, own_scripted: RunningServer) -> Iterator[Page]:
+    with opened(browser, own_scripted) as page:
+        yield page
+
+
+MARKDOWN = (
+    "say # Heading⏎⏎<script>alert(1)</script> <img src=x onerror=alert(1)>⏎⏎| a | b |⏎|---|---|⏎| 1 | **2** |⏎⏎"
+    "```python⏎print('<b>')⏎```⏎⏎![seen](https://evil.example/x.png) [link](javascript:alert(1)) \\(a_1 * b_1\\)"
+)
+
+
+def test_markdown_is_formatted_and_html_in_an_answer_stays_text(page: Page) -> None:
+    ask(page, MARKDOWN)
+    shown = page.locator(".assistant .markdown")
+    expect(shown.get_by_role("heading", name="Heading")).to_be_visible()
+    expect(shown.locator("td strong")).to_have_text("2")
+    expect(shown.locator("pre code")).to_have_text("print('<b>')\n")
+    expect(shown.get_by_role("math", name="\\(a_1 * b_1\\)").locator(".katex")).to_be_visible()
+    expect(shown).to_contain_text("<script>alert(1)</script> <img src=x onerror=alert(1)>")
+    assert shown.locator("script, img").count() == 0
+    assert shown.locator("a").evaluate_all("links => links.map(link => link.protocol)") == ["https:"]
+
+
+def test_a_code_block_is_copied(page: Page) -> None:
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    ask(page, "say ```⏎first⏎second⏎```")
+    page.locator(".copy-code").click()
+    expect(page.locator(".copy-code")).to_have_text("Copied")
+    assert page.evaluate("navigator.clipboard.readText()") == "first\nsecond\n"
+
+
+def test_code_is_coloured_by_its_language(page: Page) -> None:
+    ask(page, 'say ```python⏎def f(x): return "<b>"⏎```⏎⏎```nonsense⏎def f⏎```⏎⏎```⏎def f⏎```')
+    blocks = page.locator(".markdown pre code")
+    expect(blocks.first.locator(".hljs-keyword").first).to_have_text("def")
+    expect(blocks.first.locator(".hljs-string")).to_have_text('"<b>"')
+    expect(blocks).to_have_text(['def f(x): return "<b>"\n', "def f\n", "def f\n"])
+    assert blocks.nth(1).locator("span").count() == blocks.nth(2).locator("span").count() == 0
+
+
+FORMULAS = (
+    "say The sum $\\sum_{i=1}^n i$ and \\(\\boxed{x_1}\\):⏎⏎$$⏎\\frac{a}{b}⏎=⏎- c⏎$$⏎⏎"
+    "- It costs $5 and $6.⏎- \\[ \\pmb{x}^2 \\]⏎⏎Wrong: $\\nothing{$ and $unclosed"
+)
+
+
+def test_formulas_are_set_and_wrong_ones_stay_as_written(page: Page, tmp_path: Path) -> None:
+    ask(page, FORMULAS)
+    formulas = page.get_by_role("math")
+    expect(formulas).to_have_count(4)
+    expect(page.locator(".formula.display .katex-display")).to_have_count(2)
+    shown = page.locator(".markdown")
+    expect(shown).to_contain_text("It costs $5 and $6.")
+    expect(shown).to_contain_text("Wrong: $\\nothing{$ and $unclosed")
+    assert shown.locator("h1, h2").count() == 0
+    page.evaluate("document.fonts.ready")
+    assert page.evaluate("[...document.fonts].some((font) => font.family === 'KaTeX_Main' && font.status === 'loaded')")
+    picture(page, "formulas", tmp_path)
+    assert violations(page) == []
+
+
+def test_columns_of_tables_are_aligned(page: Page) -> None:
+    ask(page, "say | a | b | c |⏎|:--|:-:|--:|⏎| 1 | 2 | 3 |")
+    cells = page.locator(".markdown td")
+    expect(cells).to_have_text(["1", "2", "3"])
+    assert cells.evaluate_all("cells => cells.map((cell) => getComputedStyle(cell).textAlign)") == [
+        "left",
+        "center",
+        "right",
+    ]
+
+
+def test_tasks_have_boxes(page: Page) -> None:
+    ask(page, "say - [x] read⏎- [ ] write⏎- [y] other")
+    items = page.locator(".markdown li")
+    expect(items).to_have_text(["read", "write", "[y] other"])
+    expect(items.get_by_role("checkbox", name="done")).to_be_checked()
+    expect(items.get_by_role("checkbox", name="to do")).not_to_be_checked()
+
+
+def test_libraries_for_code_and_formulas_are_loaded_when_needed(page: Page) -> None:
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url.rpartition("/")[2]))
+    ask(page, "say plain")
+    assert not {"highlight.js", "katex.js", "uplot.js"} & set(asked)
+    ask(page, "say $x$")
+    expect(page.locator(".katex")).to_be_visible()
+    assert "katex.js" in asked
+    assert "highlight.js" not in asked

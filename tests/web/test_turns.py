@@ -1,0 +1,138 @@
+"""What can be done with the messages of a chat on the page: continue, edit and delete."""
+
+from collections.abc import Iterator
+
+import pytest
+from playwright.sync_api import Browser, Locator, Page, expect
+
+from tests.running_server import RunningServer
+from tests.web.browser import agree, answer, answered, ask, opened
+
+PARIS = "The capital of France is Paris."
+
+
+@pytest.fixture
+def page(browser: Browser, demo: RunningServer) -> Iterator[Page]:
+    with opened(browser, demo) as page:
+        yield page
+
+
+@pytest.fixture
+def scripted_page(browser: Browser, own_scripted: RunningServer) -> Iterator[Page]:
+    with opened(browser, own_scripted) as page:
+        yield page
+
+
+def own(page: Page) -> Locator:
+    """The messages of the reader that are shown."""
+    return page.get_by_role("article", name="You", exact=True)
+
+
+def delete(page: Page, turn: Locator, sentence: str) -> None:
+    turn.get_by_role("button", name="Delete message").click()
+    expect(page.get_by_role("dialog")).to_contain_text(sentence)
+    agree(page, "Delete")
+
+
+def test_an_answer_cut_at_max_tokens_is_continued(page: Page) -> None:
+    page.get_by_role("button", name="Settings").click()
+    page.get_by_label("Max tokens").first.fill("5")
+    ask(page, "What is the capital of France?")
+    expect(answer(page).locator(".end")).to_have_text("stopped at max tokens")
+    for _ in range(2):
+        answer(page).get_by_role("button", name="Continue", exact=True).click()
+        answered(page)
+    expect(answer(page).locator(".markdown")).to_have_text(PARIS + "\n")
+    expect(answer(page).locator(".end")).to_have_count(0)
+    expect(page.locator(".branches")).to_have_count(0)
+    answer(page).get_by_role("button", name="Figures").click()
+    expect(page.locator(".facts")).to_contain_text("12 tokens")
+    page.reload()
+    expect(answer(page).locator(".markdown")).to_have_text(PARIS + "\n")
+
+
+def test_an_edited_answer_is_a_branch_that_the_model_reads(page: Page) -> None:
+    ask(page, "What is the capital of France?")
+    answer(page).get_by_role("button", name="Edit answer").click()
+    page.get_by_label("Edit your message").fill("The capital of Italy is Rome.")
+    page.get_by_label("Edit your message").press("Control+Enter")
+    expect(answer(page)).to_contain_text("Rome")
+    expect(answer(page).get_by_label("Version 2 of 2")).to_be_visible()
+    expect(answer(page)).to_contain_text("edited by you")
+    with page.expect_request("**/v1/chat/completions") as sent:
+        ask(page, "And of Spain?")
+    assert [each["content"] for each in sent.value.post_data_json["messages"]] == [
+        "What is the capital of France?",
+        "The capital of Italy is Rome.",
+        "And of Spain?",
+    ]
+
+
+def test_a_deleted_question_goes_with_its_answers_only(scripted_page: Page) -> None:
+    page = scripted_page
+    for word in ("one", "two", "three"):
+        ask(page, f"say {word}")
+    delete(page, own(page).nth(1), "It and the message that belongs to it cannot be brought back.")
+    for _ in range(2):
+        expect(own(page)).to_have_text(["say one", "say three"])
+        expect(answer(page).locator(".markdown")).to_have_text(["one\n", "three\n"])
+        page.reload()
+    delete(page, answer(page).first, "It and 2 messages that belong to it")
+    for _ in range(2):
+        expect(own(page)).to_have_text(["say one"])
+        expect(answer(page)).to_have_count(0)
+        page.reload()
+
+
+def test_a_deleted_branch_leaves_the_others(scripted_page: Page) -> None:
+    page = scripted_page
+    ask(page, "say one")
+    page.get_by_role("button", name="Regenerate").click()
+    expect(answer(page).get_by_label("Version 2 of 2")).to_be_visible()
+    answered(page)
+    delete(page, answer(page), "It cannot be brought back.")
+    expect(page.locator(".branches")).to_have_count(0)
+    expect(answer(page)).to_contain_text("one")
+
+
+def test_escape_ends_an_edit_without_a_change(scripted_page: Page) -> None:
+    page = scripted_page
+    ask(page, "say one")
+    own(page).get_by_role("button", name="Edit", exact=True).click()
+    page.get_by_label("Edit your message").fill("say two")
+    page.get_by_label("Edit your message").press("Escape")
+    expect(own(page)).to_have_text("say one")
+    expect(page.locator(".branches")).to_have_count(0)
+
+
+def test_the_menu_of_a_chat_closes_by_escape_and_elsewhere(scripted_page: Page) -> None:
+    page = scripted_page
+    ask(page, "say one")
+    menu = page.locator(".menu-items")
+    page.get_by_label("More about").click()
+    expect(menu).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(menu).to_be_hidden()
+    expect(page.get_by_label("More about")).to_be_focused()
+    page.get_by_label("More about").click()
+    expect(menu).to_be_visible()
+    page.get_by_label("Message", exact=True).click()
+    expect(menu).to_be_hidden()
+
+
+def test_chats_are_listed_under_their_dates(scripted_page: Page) -> None:
+    page = scripted_page
+    ask(page, "say one")
+    page.evaluate("""async () => {
+        const {chats} = await import("./ui/chats.js");
+        for (const days of [1, 3, 90]) {
+            const time = Date.now() - days * 86400000;
+            const name = `${days} days old`;
+            const times = {created: time, updated: time};
+            chats.save(chats.add({id: name, title: name, ...times, settings: {}, turns: {}, chosen: {}}));
+        }
+    }""")
+    headings = page.locator(".periods h3")
+    expect(headings).to_have_count(4)
+    assert headings.all_inner_texts()[:3] == ["Today", "Yesterday", "Previous 7 days"]
+    expect(page.get_by_role("region", name="Yesterday").get_by_role("button")).to_have_text("1 days old")
