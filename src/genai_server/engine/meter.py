@@ -110,13 +110,9 @@ class Meter:
         disk_cache: DiskCacheFigures | None = None,
     ) -> Figures:
         """All counters, here and elsewhere in the engine."""
-<<<<<<< HEAD
+        encoder = runners.encoder
         num_encoded = 0 if encoder is None else encoder.num_encoded
         are_sounds = isinstance(encoder, SoundWorker)
-=======
-        encoder = runners.encoder
-        num_encoded, hears = 0 if encoder is None else encoder.num_encoded, isinstance(encoder, SoundWorker)
->>>>>>> main
         return Figures(
             kv_tokens=sum(sequence.num_read for sequence in running),
             kv_capacity=runners.kv_capacity,

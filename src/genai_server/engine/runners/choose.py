@@ -205,15 +205,9 @@ def load_batched(spec: EngineSpec, model_dir: Path, model: ModelInfo) -> "Batche
     why = never_batched(spec.device, Path(spec.model_dir), settings.scheduler, settings.kv_cache_bytes)
     if why is not None:
         raise DoesNotFit(why)
-<<<<<<< HEAD
     is_speech_model = task_of(model_dir) is Task.TRANSCRIBE
     graph = read_cross_decoder(model_dir) if is_speech_model else read_decoder_graph(model_dir)
-    if graph.bytes_per_row and not _on_cpu(spec):
-=======
-    hears = task_of(model_dir) is Task.TRANSCRIBE
-    graph = read_cross_decoder(model_dir) if hears else read_decoder_graph(model_dir)
     if graph.bytes_per_row and not on_cpu(spec):
->>>>>>> main
         raise DoesNotFit("its layers have states of fixed size, which a batch keeps in the memory of a CPU only")
     if takes_half(spec, graph, model.context_length):
         graph = replace(graph, cache_type=np.float16)
