@@ -23,8 +23,8 @@ class EngineSettings(Struct, frozen=True):
     kv_cache_bytes: int
     kv_cache_type: str
     prefill_weights: str
-    # Bytes of features of recent images.
-    image_cache_bytes: int
+    # Bytes of encoded images and sounds that no present request has.
+    encoder_cache_bytes: int
     # A path; "" for no cache.
     cache_dir: str
     # A number, "0" for no prefix cache on disk, or "auto".
