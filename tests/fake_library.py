@@ -9,6 +9,7 @@ from enum import Enum
 from types import SimpleNamespace
 from typing import Any, cast
 
+from genai_server.engine.runners.base import Abilities
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.messages.generation_request import ModelInfo, Sampling
 
@@ -146,6 +147,5 @@ class FakeEngine:
 def fake_generator(library: FakeLibrary, **search: Any) -> OgGeneratorRunner:
     """The parts of a generator that a LibraryBatch needs."""
     model = ModelInfo(context_length=1000, vocab_size=500, eos_token_ids=[EOS], defaults=Sampling(**search))
-    return cast(
-        OgGeneratorRunner, SimpleNamespace(library=library, library_model=None, model=model, nodes={"cuda": None})
-    )
+    parts = {"library": library, "library_model": None, "model": model, "nodes": {"cuda": None}}
+    return cast(OgGeneratorRunner, SimpleNamespace(**parts, abilities=Abilities("generator", adapters=True)))
