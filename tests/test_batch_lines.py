@@ -4,6 +4,7 @@ from contextlib import closing
 from pathlib import Path
 
 import msgspec
+import pytest
 
 from genai_server.batch_lines import BatchLine, LineError, LineReader, response_line
 from tests.apis.batches.inputs import jsonl, line
@@ -13,20 +14,15 @@ LIMIT = 1000
 
 def read(path: Path, content: bytes, limit: int = LIMIT, endpoint: str | None = None) -> list[BatchLine | LineError]:
     path.write_bytes(content)
-    found: list[BatchLine | LineError] = []
     with closing(LineReader(path, limit, endpoint)) as reader:
-        while part := reader.read():
-            found += part
-    return found
+        return [found for part in reader.parts() for found in part]
 
 
 def test_a_file_is_read_in_parts(tmp_path: Path) -> None:
     path = tmp_path / "input"
     path.write_bytes(jsonl(line(f"{number}") for number in range(1000)))
     with closing(LineReader(path, LIMIT)) as reader:
-        sizes = []
-        while part := reader.read():
-            sizes.append(len(part))
+        sizes = [len(part) for part in reader.parts()]
     assert sum(sizes) == 1000
     assert max(sizes) <= 256
 
@@ -50,6 +46,12 @@ def test_a_line_without_end_is_read_past(tmp_path: Path) -> None:
 def test_a_byte_order_mark_and_windows_line_ends_are_no_errors(tmp_path: Path) -> None:
     content = b"\xef\xbb\xbf" + jsonl([line("a"), line("b")]).replace(b"\n", b"\r\n")
     found = read(tmp_path / "input", content)
+    assert [each.custom_id for each in found if isinstance(each, BatchLine)] == ["a", "b"]
+
+
+@pytest.mark.parametrize("blank", [b"\n" * 600_000, b" " * 600_000 + b"\n"])
+def test_many_blank_lines_end_no_file(tmp_path: Path, blank: bytes) -> None:
+    found = read(tmp_path / "input", blank + jsonl([line("a")]) + blank + jsonl([line("b")]), limit=1_000_000)
     assert [each.custom_id for each in found if isinstance(each, BatchLine)] == ["a", "b"]
 
 

@@ -3,7 +3,7 @@
 Needs no HTTP, so that servers and commands share it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -65,14 +65,19 @@ class LineReader:
         self._endpoint = endpoint
         self._number = 0
 
-    def read(self) -> list[BatchLine | LineError]:
-        """The next lines; none at the end. Blank lines are left out."""
+    def parts(self) -> Iterator[list[BatchLine | LineError]]:
+        """All lines, part by part. Blank lines are left out, so that a part may have none."""
+        while (part := self.read()) is not None:
+            yield part
+
+    def read(self) -> list[BatchLine | LineError] | None:
+        """The next part of the lines; None at the end."""
         found: list[BatchLine | LineError] = []
         num_bytes = 0
         while num_bytes < _PART_BYTES and len(found) < _PART_LINES:
             text = self._file.readline(self._max_body + _AROUND)
             if not text:
-                break
+                return found or None
             self._number += 1
             num_bytes += len(text)
             is_whole = text.endswith(b"\n") or len(text) < self._max_body + _AROUND

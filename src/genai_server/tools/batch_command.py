@@ -102,8 +102,10 @@ def _checked(source: Path) -> int:
     check = InputCheck(sys.maxsize, lambda model: None)
     try:
         with closing(LineReader(source, _MAX_BODY)) as reader:
-            while not check.is_decided and (part := reader.read()):
+            for part in reader.parts():
                 check.add(part)
+                if check.is_decided:
+                    break
     except OSError as error:
         raise ChatFailed(f"{source} cannot be read: {error.strerror}") from None
     if errors := check.errors():
@@ -232,5 +234,5 @@ def _interrupt(connection: http.client.HTTPConnection) -> None:
 def _lines(source: Path) -> Iterator[BatchLine]:
     """The requests in a file that has been checked."""
     with closing(LineReader(source, _MAX_BODY)) as reader:
-        while part := reader.read():
+        for part in reader.parts():
             yield from (line for line in part if isinstance(line, BatchLine))

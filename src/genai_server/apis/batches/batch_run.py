@@ -145,7 +145,7 @@ class BatchRun:
         except FileNotFoundError:
             raise _InputMissing from None
         try:
-            while part := await asyncio.to_thread(reader.read):
+            while (part := await asyncio.to_thread(reader.read)) is not None:
                 yield part
         finally:
             reader.close()
