@@ -69,7 +69,13 @@ def test_without_an_endpoint_a_line_names_any_of_them(tmp_path: Path) -> None:
     assert (found[1].code, found[1].param) == ("invalid_url", "url")
 
 
+@pytest.mark.parametrize("body", [b"", b"<html>Bad Gateway</html>", b'{"a": 1', b'{"a": "\xff"}', b"{} {}"])
+def test_a_response_that_is_not_json_has_no_line(body: bytes) -> None:
+    with pytest.raises(ValueError, match="JSON|truncated|utf-8"):
+        response_line("batch_req_1", "a", 502, "req-1", body)
+
+
 def test_a_response_of_several_lines_becomes_one() -> None:
-    text = response_line("batch_req_1", "a", 200, "req-1", b'{\n "a": [1,\n 2]}')
+    text = response_line("batch_req_1", "a", 200, "req-1", b'{\n "a": [1.0,\n "\\n\xc3\xa4"]}\n')
     assert text.count(b"\n") == 1
-    assert msgspec.json.decode(text)["response"]["body"] == {"a": [1, 2]}
+    assert msgspec.json.decode(text)["response"]["body"] == {"a": [1.0, "\nä"]}

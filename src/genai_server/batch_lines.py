@@ -160,10 +160,10 @@ def digest(custom_id: str) -> bytes:
 
 
 def response_line(id: str, custom_id: str, status: int, request_id: str, body: bytes) -> bytes:
-    """The line of a request that has been answered; `body` is JSON."""
-    if b"\n" in body:
-        body = msgspec.json.encode(msgspec.json.decode(body))
-    response = {"status_code": status, "request_id": request_id, "body": msgspec.Raw(body)}
+    """The line of a request that has been answered. Raises ValueError for a body that is not JSON."""
+    checked = msgspec.json.decode(body.decode(), type=msgspec.Raw)
+    # Line feeds are only between values: in strings they have escapes.
+    response = {"status_code": status, "request_id": request_id, "body": msgspec.Raw(bytes(checked).replace(b"\n", b" "))}
     return _line(id, custom_id, response, None)
 
 
