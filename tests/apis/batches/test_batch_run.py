@@ -29,7 +29,7 @@ async def test_a_batch_that_was_stopped_sends_no_request(
     files = FileStore(tmp_path / "files", FileLimits(10**6, 10**7))
     batches = BatchStore(files)
     (tmp_path / "upload").write_bytes(jsonl([line("a"), line("a")]))
-    file = await files.add(tmp_path / "upload", "input.jsonl", "batch", "", None)
+    file = await files.add(tmp_path / "upload", "input.jsonl", "batch", "", 100)
     given = {"input_file_id": file.id, "endpoint": CHAT, "completion_window": "24h"}
     id = (await batches.create(BatchRequest.model_validate(given), ""))["id"]
     if window:

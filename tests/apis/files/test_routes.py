@@ -10,6 +10,7 @@ from pathlib import Path
 import openai
 import pytest
 
+from genai_server.apis.files import store
 from tests.apis.batches.inputs import upload
 from tests.running_server import RunningServer, refusal
 from tests.server_here import run_here
@@ -108,6 +109,18 @@ def test_a_field_that_cannot_be_used_is_named(server: RunningServer, fields: dic
     response = server.client.post("/v1/files", files={"file": b"{}"}, data={"purpose": "batch", **fields})
     assert response.status_code == 400
     assert response.json()["error"]["param"] == param
+
+
+def test_a_file_is_kept_for_as_long_as_is_asked(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    def slow_move(source: Path, target: Path) -> int:
+        time.sleep(1)
+        return move(source, target)
+
+    move = store._move
+    monkeypatch.setattr(store, "_move", slow_move)
+    fields = {"expires_after[anchor]": "created_at", "expires_after[seconds]": "3600"}
+    file = upload(server.client, b"{}", **fields)
+    assert file["expires_at"] == file["created_at"] + 3600
 
 
 def test_a_file_over_the_size_limit_is_refused(server: RunningServer) -> None:

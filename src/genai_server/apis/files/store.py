@@ -89,8 +89,8 @@ class FileStore:
         """Where the content of a file is."""
         return self._contents / id
 
-    async def add(self, upload: Path, name: str, purpose: str, owner: str, expires: int | None) -> StoredFile:
-        """Move an uploaded file into the store.
+    async def add(self, upload: Path, name: str, purpose: str, owner: str, seconds: int) -> StoredFile:
+        """Move an uploaded file into the store, for so many seconds.
 
         Raises InvalidField if the owner's files would be too large, and UploadUnavailable if all files would be, or if
         the disk fails.
@@ -100,7 +100,8 @@ class FileStore:
             size = await asyncio.to_thread(_move, upload, self.content(id))
         except OSError as error:
             raise UploadUnavailable(f"the uploaded file cannot be kept: {error.strerror}") from None
-        file = StoredFile(id, owner, int(time.time()), expires, name, purpose, size)
+        now = int(time.time())
+        file = StoredFile(id, owner, now, now + seconds, name, purpose, size)
         try:
             await self.database.run(owner, lambda database: self._insert(database, file))
         except BaseException:
