@@ -10,7 +10,7 @@ import pytest
 from genai_server.apis.batches.schemas import BatchRequest
 from genai_server.apis.batches.store import BatchStore
 from genai_server.apis.files.store import FileLimits, FileStore, StoredFile
-from genai_server.errors import StoredFileNotFound, StoreUnavailable
+from genai_server.errors import InvalidField, StoredFileNotFound, StoreUnavailable
 
 pytestmark = pytest.mark.anyio
 LIMITS = FileLimits(10**6, 10**7)
@@ -71,6 +71,18 @@ async def test_contents_of_no_file_are_removed_once_they_are_old(store: FileStor
     os.utime(old, (0, 0))
     await store.remove_expired()
     assert (old.exists(), new.exists()) == (False, True)
+
+
+async def test_a_key_cannot_fill_the_database_with_empty_files(tmp_path: Path) -> None:
+    store = FileStore(tmp_path / "files", FileLimits(10**6, 10**7, files=2))
+    for _ in range(2):
+        file = await add(store, tmp_path)
+    with pytest.raises(InvalidField, match="at most 2 files, and has 2"):
+        await add(store, tmp_path)
+    assert len(list((tmp_path / "files" / "contents").iterdir())) == 2
+    await store.delete(file.id, "alice")
+    await add(store, tmp_path)
+    await store.close()
 
 
 async def test_a_file_that_cannot_be_noted_is_not_kept(store: FileStore, tmp_path: Path) -> None:

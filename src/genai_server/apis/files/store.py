@@ -19,8 +19,8 @@ from genai_server.quoted_values import quoted
 
 # Seconds for an access to the database, including waiting for those of others.
 _TIMEOUT = 5.0
-# Maximum size of the database: some 500,000 files and batches.
-_MAX_PAGES = 65_536
+# Maximum size of the database: 1 GiB. The limits of an owner's files and batches are a small part of it.
+_MAX_PAGES = 262_144
 # What a file counts at least, in bytes: an empty one takes space, too.
 MIN_COUNTED = 4096
 _COUNTED = f"COALESCE(SUM(MAX(size, {MIN_COUNTED})), 0)"
@@ -62,10 +62,11 @@ class StoredFile:
 
 @dataclass(frozen=True)
 class FileLimits:
-    """Maximum bytes of the files of an owner, and of all."""
+    """Maximum bytes of the files of an owner, and of all, and maximum number of files of an owner."""
 
     per_owner: int
     total: int
+    files: int = 50_000
 
 
 class FileStore:
@@ -162,7 +163,7 @@ class FileStore:
 
     def has_room(self, rows: sqlite3.Connection, owner: str) -> bool:
         """Whether the results of an owner's batches may grow."""
-        own, total = _used(rows, owner)
+        _, own, total = _used(rows, owner)
         return own < self._limits.per_owner and total < self._limits.total
 
     async def remove_expired(self) -> None:
@@ -193,8 +194,12 @@ class FileStore:
 
     def _insert(self, database: Database, file: StoredFile) -> None:
         with database.transaction("IMMEDIATE") as rows:
-            own, total = _used(rows, file.owner)
+            number, own, total = _used(rows, file.owner)
             counted = max(file.size, MIN_COUNTED)
+            if number >= self._limits.files:
+                raise InvalidField(
+                    f"an API key may have at most {self._limits.files} files, and has {number}; delete some", param="file"
+                )
             if own + counted > self._limits.per_owner:
                 raise InvalidField(
                     f"the files of an API key may have at most {self._limits.per_owner} bytes together "
@@ -246,10 +251,11 @@ def page_json(entries: Sequence[JsonObject], *, has_more: bool) -> JsonObject:
     return {"object": "list", "data": list(entries), "first_id": first, "last_id": last, "has_more": has_more}
 
 
-def _used(rows: sqlite3.Connection, owner: str) -> tuple[int, int]:
-    (own,) = rows.execute(f"SELECT {_COUNTED} FROM files WHERE owner = ?", (owner,)).fetchone()
+def _used(rows: sqlite3.Connection, owner: str) -> tuple[int, int, int]:
+    """The number of an owner's files, their bytes, and those of all files."""
+    number, own = rows.execute(f"SELECT COUNT(*), {_COUNTED} FROM files WHERE owner = ?", (owner,)).fetchone()
     (total,) = rows.execute(f"SELECT {_COUNTED} FROM files").fetchone()
-    return own, total
+    return number, own, total
 
 
 def _not_found(id: str) -> StoredFileNotFound:
