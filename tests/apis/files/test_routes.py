@@ -17,6 +17,8 @@ from tests.server_here import run_here
 
 ALICE, BOB = "alice-0123456789abcdef", "bob-0123456789abcdef"
 LIMIT = 40_000
+# A folder of somebody else in GENAI_FILES_DIR.
+FOREIGN = "uploads-99999999"
 OF_ALICE, OF_BOB = ({"authorization": f"Bearer {key}"} for key in (ALICE, BOB))
 
 
@@ -31,6 +33,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
         "GENAI_FILES_BYTES": str(LIMIT + 20_000),
         "GENAI_MAX_FILE_BYTES": "30000",
     }
+    for name in ("", FOREIGN):
+        (folder / "files" / name).mkdir(mode=0o700)
     with run_here(folder, settings=settings) as running:
         running.client.headers.update(OF_ALICE)
         yield running
@@ -152,6 +156,11 @@ def test_only_the_servers_user_can_read_files(server: RunningServer) -> None:
     assert {stat.S_IMODE(path.stat().st_mode) for path in found if path.is_dir()} == {0o700}
     modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in found if path.is_file()}
     assert set(modes.values()) == {0o600}, modes
+
+
+def test_what_the_server_has_not_made_stays(server: RunningServer) -> None:
+    upload(server.client, b"{}")
+    assert (server.folder / "files" / FOREIGN).is_dir()
 
 
 def test_ranges_of_a_content_can_be_read(server: RunningServer) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from genai_server.apis.batches.schemas import BatchRequest
 from genai_server.apis.batches.store import BatchStore
-from genai_server.apis.files.store import FileLimits, FileStore, StoredFile
+from genai_server.apis.files.store import FileLimits, FileStore, StoredFile, new_id
 from genai_server.errors import InvalidField, StoredFileNotFound, StoreUnavailable
 
 pytestmark = pytest.mark.anyio
@@ -65,12 +65,13 @@ async def test_the_input_of_an_open_batch_stays(
 
 
 async def test_contents_of_no_file_are_removed_once_they_are_old(store: FileStore) -> None:
-    old, new = store.content("file-old"), store.content("file-new")
-    for path in (old, new):
+    old, new, foreign = store.content(new_id("file")), store.content(new_id("file")), store.content("file-notes")
+    for path in (old, new, foreign):
         path.write_bytes(b"x")
-    os.utime(old, (0, 0))
+    for path in (old, foreign):
+        os.utime(path, (0, 0))
     await store.remove_expired()
-    assert (old.exists(), new.exists()) == (False, True)
+    assert [path.exists() for path in (old, new, foreign)] == [False, True, True]
 
 
 async def test_a_key_cannot_fill_the_database_with_empty_files(tmp_path: Path) -> None:

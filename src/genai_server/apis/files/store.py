@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import secrets
 import sqlite3
 import time
@@ -24,6 +25,8 @@ _MAX_PAGES = 262_144
 # What a file counts at least, in bytes: an empty one takes space, too.
 MIN_COUNTED = 4096
 _COUNTED = f"COALESCE(SUM(MAX(size, {MIN_COUNTED})), 0)"
+# The name of a content. Other files in its folder are somebody else's.
+_CONTENT = re.compile("file-[0-9a-f]{24}")
 # Seconds after which a content without a row is removed: it is moved into the folder before its row is written.
 _ORPHAN_AGE = 3600
 _COLUMNS = "id, owner, created, expires, name, purpose, size"
@@ -79,7 +82,9 @@ class FileStore:
         self._contents = folder / "contents"
         # Files by which processes agree on who runs a batch.
         self.locks = folder / "locks"
-        for place in (folder, self._contents, self.locks):
+        # Has a folder for the uploads of each process.
+        self.uploads = folder / "uploads"
+        for place in (folder, self._contents, self.locks, self.uploads):
             place.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._limits = limits
         self.database = DatabaseThread(
@@ -281,6 +286,6 @@ def _old_enough(folder: Path) -> list[str]:
     found = []
     for entry in os.scandir(folder):
         with suppress(OSError):  # it has just been removed
-            if entry.stat().st_mtime < latest:
+            if _CONTENT.fullmatch(entry.name) and entry.stat().st_mtime < latest:
                 found.append(entry.name)
     return found
