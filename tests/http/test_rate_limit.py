@@ -92,7 +92,9 @@ def test_limits_of_a_key_override_the_settings() -> None:
 def test_reads_at_once_count_apart_from_requests() -> None:
     limits = RateLimits(1, 1, Time())
     with limits.request(ANN), limits.read(ANN):
-        with pytest.raises(RateLimitExceeded, match="may have 1 concurrent reads of stored responses and files, and has 1"):
+        with pytest.raises(
+            RateLimitExceeded, match="may have 1 concurrent reads of stored responses and files, and has 1"
+        ):
             limits.read(ANN).__enter__()
         with limits.read(BOB):
             pass

@@ -94,7 +94,7 @@ def test_wrong_lines_are_named_before_any_work(
     source.write_bytes(jsonl([line("a"), line("a")]) + b"{\n")
     assert batch(scripted, source, tmp_path / "out.jsonl") == 1
     printed = capsys.readouterr().err
-    assert f"{source}:2: custom_id 'a' is that of an earlier line" in printed
+    assert f'{source}:2: custom_id "a" is that of an earlier line' in printed
     assert f"{source}:3: the line is not JSON" in printed
     assert not (tmp_path / "out.jsonl").exists()
 

@@ -123,7 +123,7 @@ def test_a_file_is_kept_for_as_long_as_is_asked(server: RunningServer, monkeypat
     move = store._move
     monkeypatch.setattr(store, "_move", slow_move)
     fields = {"expires_after[anchor]": "created_at", "expires_after[seconds]": "3600"}
-    file = upload(server.client, b"{}", **fields)
+    file = upload(server.client, b"{}", None, **fields)
     assert file["expires_at"] == file["created_at"] + 3600
 
 
