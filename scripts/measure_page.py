@@ -97,6 +97,7 @@ def frames(browser: Browser, server: Server) -> list[list[str]]:
     page.get_by_role("button", name="Stop", exact=True).wait_for()
     page.get_by_role("button", name="Send", exact=True).wait_for(timeout=120_000)
     written: dict[str, Any] = page.evaluate("framesOver()")
+    page.get_by_role("button", name="Figures").click()
     tokens = re.search(r"([\d,]+) tokens(?!/)", page.locator(".facts").inner_text())
     page.evaluate(_COUNT)
     page.evaluate(_SCROLL)

@@ -200,6 +200,7 @@ def test_images_are_pasted_and_dropped(talk: Talk) -> None:
             "movie.mp4 is neither an image (PNG, JPEG, WebP, GIF or",
         ),
         (file("notes.png", b"no picture", "image/png"), "notes.png is neither an image"),
+        (file("paper", b"%PDF-1.7 ...", ""), "paper is a PDF, which this page cannot read: copy its text,"),
         (file("long.txt", b"x" * 200_001, "text/plain"), "nor a text file of up to 200 kB."),
         (file("half.png", png(1)[:40], "image/png"), "half.png cannot be read as an image."),
         (
@@ -207,7 +208,7 @@ def test_images_are_pasted_and_dropped(talk: Talk) -> None:
             "big.png has 20.0 MB; an image may have at most 20 MB.",
         ),
     ],
-    ids=["video", "text-named-png", "long-text", "half-an-image", "large-image"],
+    ids=["video", "text-named-png", "pdf", "long-text", "half-an-image", "large-image"],
 )
 def test_other_files_are_refused_with_a_sentence(talk: Talk, refused: Any, sentence: str) -> None:
     talk.attach(CAT, refused)

@@ -56,6 +56,7 @@ def test_shortcuts_search_and_begin_chats_and_are_listed(page: Page) -> None:
     expect(page.get_by_label("Message", exact=True)).to_have_value("?")
     page.get_by_role("button", name="Keyboard shortcuts").click()
     expect(page.get_by_role("dialog", name="Keyboard shortcuts")).to_contain_text("Search chats")
+    assert violations(page) == []
     page.keyboard.press("Escape")
     expect(page.get_by_role("dialog")).to_have_count(0)
     page.get_by_role("button", name="Settings").click()

@@ -12,7 +12,7 @@ import pytest
 from playwright.sync_api import Browser, Page, Request, expect
 
 from tests.running_server import RunningServer, body, wait_until
-from tests.web.browser import agree, charted, opened, picture
+from tests.web.browser import agree, charted, opened, picture, violations
 
 
 @pytest.fixture
@@ -72,6 +72,7 @@ def test_effect_of_an_option_is_shown_before_it_is_set(page: Page, own_scripted:
     dialog = page.get_by_role("dialog", name="Terminate the session of onnx-genai on scripted:0?")
     expect(dialog).to_contain_text("Its 0 running and 0 waiting answers end now")
     expect(dialog.locator(".destructive")).to_have_text("Terminate")
+    assert violations(page) == []
     page.get_by_role("button", name="Cancel", exact=True).click()
     assert own_scripted.device("scripted:0")["terminated"] is False
     page.get_by_role("button", name="Terminate the session").first.click()

@@ -90,3 +90,19 @@ def test_a_chat_deleted_in_one_tab_stays_deleted(first: Page, second: Page, own_
     for page in (first, second):
         page.reload()
         expect(page.get_by_text("No chats yet.")).to_be_visible()
+
+
+def test_a_tab_waits_for_the_answer_of_another(first: Page, second: Page) -> None:
+    say(first, "count 900; delay 0.02")
+    growing = answer(second).last
+    expect(growing).to_contain_text("1, 2, 3")
+    expect(growing).to_have_attribute("aria-busy", "true")
+    area = second.get_by_label("Message", exact=True)
+    area.fill("say Spain")
+    area.press("Enter")
+    expect(second.get_by_role("alert")).to_have_text("Another tab is receiving an answer in this chat.")
+    first.get_by_role("button", name="Stop", exact=True).click()
+    expect(growing).to_have_attribute("aria-busy", "false")
+    area.press("Enter")
+    expect(answer(second).last).to_contain_text("Spain")
+    expect(answer(first).last).to_contain_text("Spain")

@@ -11,8 +11,20 @@ import pytest
 
 from genai_server.engine.ipc.connections import MAX_BACKLOG_BYTES, Connections, Listener, listen
 from genai_server.engine.ipc.mailbox import Connected, Disconnected, Inbox
-from genai_server.messages.generation_request import ModelInfo, Sampling
-from genai_server.messages.protocol import Cancel, Hello, ToApi, Tokens, Welcome, api_decoder, encode_frame
+from genai_server.messages.admin import CancelRequest
+from genai_server.messages.generation_request import GenerationRequest, ModelInfo, Sampling
+from genai_server.messages.protocol import (
+    Cancel,
+    Hello,
+    Stop,
+    Submit,
+    ToApi,
+    ToEngine,
+    Tokens,
+    Welcome,
+    api_decoder,
+    encode_frame,
+)
 from tests.running_server import wait_until
 
 MODEL = ModelInfo(context_length=8, vocab_size=4, eos_token_ids=[3], defaults=Sampling())
@@ -80,6 +92,19 @@ def test_peer_with_the_secret_is_welcomed_and_heard(connections: Connections, ap
     assert inbox.get(timeout=10) == (number, Cancel(5))
     connections.send(number, [Tokens(1, [2, 3])])
     assert receive(api, 1) == [Tokens(1, [2, 3])]
+
+
+def test_what_must_not_wait_for_a_pass_is_told_at_once(listener: Listener, inbox: Inbox) -> None:
+    told: list[tuple[int, ToEngine]] = []
+    connections = Connections(listener, "secret", MODEL)
+    connections.start(inbox, lambda number, message: told.append((number, message)))
+    urgent = [Submit(1, GenerationRequest("r", [1], 1, 2)), Cancel(1), CancelRequest(2, "r")]
+    with connect(listener.address) as api:
+        api.sendall(encode_frame([Hello("secret"), *urgent, Stop(3)]))
+        received = [inbox.get(timeout=10) for _ in range(5)]
+    number = received[0][0]
+    assert [message for _, message in received] == [Connected(), *urgent, Stop(3)]
+    assert told == [(number, message) for message in urgent]
 
 
 STRANGERS = [

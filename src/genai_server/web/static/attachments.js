@@ -8,6 +8,7 @@ const IMAGES = [
   ["image/gif", /^GIF8[79]a/],
   ["image/bmp", /^BM[^]{4}\0{4}/],
 ];
+const PDF = /^%PDF-/;
 const HEAD_BYTES = 16;
 const MAX_IMAGE_BYTES = 20 * 1024 * 1024;
 const MAX_TEXT_BYTES = 200_000;
@@ -17,6 +18,9 @@ export async function attachment(file) {
   const head = await file.slice(0, HEAD_BYTES).arrayBuffer().catch(() => {
     throw new Error(`${file.name} cannot be read: it may be a folder, or moved away.`);
   });
+  if (startsWith(head, PDF)) {
+    throw new Error(`${file.name} is a PDF, which this page cannot read: copy its text, or attach that as a text file.`);
+  }
   const type = imageType(head);
   if (type) return { name: file.name, url: await imageUrl(file, type) };
   const text = await textOf(file);
@@ -26,10 +30,13 @@ export async function attachment(file) {
   return { name: file.name, text };
 }
 
+function startsWith(head, beginning) {
+  return beginning.test(String.fromCharCode(...new Uint8Array(head)));
+}
+
 // The media type of an image by its first bytes; undefined for other files, whatever their names are.
 function imageType(head) {
-  const letters = String.fromCharCode(...new Uint8Array(head));
-  return IMAGES.find(([, beginning]) => beginning.test(letters))?.[0];
+  return IMAGES.find(([, beginning]) => startsWith(head, beginning))?.[0];
 }
 
 async function imageUrl(file, type) {

@@ -32,6 +32,7 @@ export function ChatView({ chatId }) {
   const search = useRef();
   const chat = chats.get(chatId);
   const isBusy = chat ? running.has(chat) : false;
+  const isElsewhere = chat ? chats.isGrowingElsewhere(chat) : false;
   const isOpen = !chat || chats.isOpen(chat);
   // Asked again by each change, as changes may come faster than they are drawn.
   const settingsNow = () => chat?.settings ?? drafts.of("").settings;
@@ -47,7 +48,8 @@ export function ChatView({ chatId }) {
     go("chat", other?.id);
   };
   const onSend = (text, attachments) => {
-    if (!isOpen || !canSend(settings, attachments)) return false;
+    if (isElsewhere) running.refuse("Another tab is receiving an answer in this chat.");
+    if (isElsewhere || !isOpen || !canSend(settings, attachments)) return false;
     const to = chat ?? chats.add(newChat(settings));
     send(to, text, attachments);
     if (!chat) go("chat", to.id);
@@ -109,8 +111,9 @@ export function ChatView({ chatId }) {
           badge=${numSet ? `${numSet} set` : ""} />
         <${BarButton} icon="code" words="Code" isOpen=${panel?.name === "code"} onClick=${() => toggle("code")} />
       </div>
-      <${Turns} key=${chatId} chat=${chat} turns=${turns} isOpen=${isOpen} isBusy=${isBusy}
-        editedId=${editedId} onEdit=${setEdited} system=${settings.system} onSystem=${() => setPanel({ name: "settings" })} onAsk=${(text) => onSend(text, [])} onInspect=${(turn) => setPanel({ name: "look", turn })} />
+      <${Turns} key=${chatId} chat=${chat} turns=${turns} isOpen=${isOpen} isBusy=${isBusy || isElsewhere}
+        editedId=${editedId} onEdit=${setEdited} system=${settings.system} onSystem=${() => setPanel({ name: "settings" })}
+        onAsk=${(text) => onSend(text, [])} onInspect=${(turn) => setPanel({ name: "look", turn })} />
       <${Composer} chatId=${chat?.id ?? ""} isBusy=${isBusy} problem=${running.problem} onSend=${onSend} onEditLast=${editLast}
         onStop=${() => running.stop(chat)} />
       <p class="unseen" role="status">${isBusy ? "The answer is being written" : turns.length ? "The answer is complete" : ""}</p>
@@ -166,5 +169,6 @@ function ContextGauge({ turns }) {
   const used = last.usage.total_tokens;
   return html`<span class="gauge" title=${`${whole(used)} of ${whole(most)} tokens of the context`}>
     <meter min="0" max=${most} high=${most * 0.8} value=${used} aria-label="Context"></meter>
-    <span class="soft not-narrow">${whole(used)} / ${whole(most)}</span><span class="soft only-narrow">${share(used / most)}</span></span>`;
+    <span class="soft not-narrow">${whole(used)} / ${whole(most)}</span>
+    <span class="soft only-narrow">${share(used / most)}</span></span>`;
 }

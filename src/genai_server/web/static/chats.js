@@ -4,6 +4,8 @@ import { completed, imagesOf, isChat, merge, newId, removeTurns, withAttachments
 import { ChatDatabase } from "./chat_database.js";
 import { Emitter } from "./emitter.js";
 
+// Milliseconds after which an answer of another tab that no longer grows is taken for one that ended.
+const LONGEST_PAUSE = 5000;
 const FORMAT = "genai-server chats";
 
 class Chats extends Emitter {
@@ -23,6 +25,8 @@ class Chats extends Emitter {
   #kept = new WeakSet();
   // The chats that other tabs have changed since this one was seen.
   #changedElsewhere = new Set();
+  // When another tab has last written to an unfinished answer, by the id of its chat.
+  #grownElsewhere = new Map();
   // Why chats are not kept; "" if they are.
   problem = "";
 
@@ -90,6 +94,11 @@ class Chats extends Emitter {
   end(turn) {
     this.#growing.delete(turn);
     this.#writtenTurns.delete(turn);
+  }
+
+  // Whether another tab is receiving an answer in a chat.
+  isGrowingElsewhere(chat) {
+    return performance.now() - (this.#grownElsewhere.get(chat.id) ?? -Infinity) < LONGEST_PAUSE && this.#hasUnfinished(chat);
   }
 
   // Write the new turns of a chat, the branches that it shows and `fields`.
@@ -176,6 +185,10 @@ class Chats extends Emitter {
     this.#noteWritten(chat.turns);
   }
 
+  #hasUnfinished({ turns }) {
+    return Object.values(turns).some((turn) => turn.role === "assistant" && turn.finish === null && !this.#growing.has(turn));
+  }
+
   #changesOf(chat) {
     return this.#changes.get(chat) ?? 0;
   }
@@ -220,6 +233,10 @@ class Chats extends Emitter {
       merge(chat, written, new Set(this.#unwritten(chat)), this.#opened.has(chat));
       this.#noteWritten(written.turns);
       if (this.#opened.has(chat)) await this.#readImages(chat);
+    }
+    if (written && this.#hasUnfinished(this.#chats.get(id))) {
+      this.#grownElsewhere.set(id, performance.now());
+      setTimeout(() => this.changed(), LONGEST_PAUSE);
     }
   }
 }

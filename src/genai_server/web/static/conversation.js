@@ -28,6 +28,11 @@ class Running extends Emitter {
     });
   }
 
+  refuse(problem) {
+    this.problem = problem;
+    this.changed();
+  }
+
   has(chat) {
     return this.#controllers.has(chat.id);
   }

@@ -87,12 +87,16 @@ function Hub({ isNew }) {
   const waiting = [...downloads.all.values()].filter(({ name }) => !found?.data.some((each) => each.name === name));
   return html`<section aria-label="Fetch a model"><h2>Fetch a model from Hugging Face</h2>
     <form class="look-up" onSubmit=${submit}><${Field} label="Repository" hint="with a model for onnxruntime-genai, or an encoder as ONNX">
-        <input value=${repository} required placeholder="OWNER/NAME" spellcheck=${false} onInput=${(event) => setRepository(event.target.value)} /><//>
+        <input value=${repository} required placeholder="OWNER/NAME" spellcheck=${false}
+          onInput=${(event) => setRepository(event.target.value)} /><//>
       <button class="primary" disabled=${state.isBusy}>${state.isBusy ? "Looking …" : "Look it up"}</button></form>
     ${state.problem && html`<p class="error" role="alert">${state.problem}</p>`}
-    ${found && html`<ul class="variants" aria-label=${`Models of ${found.repository}`}>${found.data.map((each) => html`<${Variant} key=${each.name} ...${each} />`)}</ul>`}
-    ${waiting.length > 0 && html`<ul class="variants" aria-label="Downloads">${waiting.map(({ name, total }) => html`<${Variant} key=${name} name=${name} size=${total} />`)}</ul>`}
-    <details class="suggested" open=${isNew}><summary>Models to begin with</summary><ul>${SUGGESTED.map((each) => html`<li key=${each.repository}>
+    ${found && html`<ul class="variants" aria-label=${`Models of ${found.repository}`}>
+      ${found.data.map((each) => html`<${Variant} key=${each.name} ...${each} />`)}</ul>`}
+    ${waiting.length > 0 && html`<ul class="variants" aria-label="Downloads">
+      ${waiting.map(({ name, total }) => html`<${Variant} key=${name} name=${name} size=${total} />`)}</ul>`}
+    <details class="suggested" open=${isNew}><summary>Models to begin with</summary><ul>${SUGGESTED.map((each) => html`
+      <li key=${each.repository}>
       <button type="button" class="small" onClick=${() => look(each.repository)}>${each.repository}</button>
       <span class="soft">${each.memory}: ${each.what}</span></li>`)}</ul></details></section>`;
 }

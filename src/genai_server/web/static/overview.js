@@ -1,7 +1,7 @@
 // Devices, charts of the last minutes, and requests.
 import { Chart } from "./chart.js";
 import { connection } from "./connection.js";
-import { share, time, whole } from "./figures.js";
+import { share, whole } from "./figures.js";
 import { html, useState } from "./html.js";
 import { EndedRequests, RunningRequests } from "./request_tables.js";
 import { server } from "./server.js";
@@ -35,7 +35,8 @@ function Device({ model, device, status }) {
     ["cache holds", status.batching?.kv_tokens ? `${whole(status.batching.kv_tokens)} tokens` : null],
     ["restarts", status.restarts ? whole(status.restarts) : null],
   ].filter(([, value]) => value !== null);
-  return html`<article class="card"><h3><span class=${`dot ${state}`} aria-hidden="true"></span> ${model || device} ${model && html`<span class="soft">${device}</span>`}</h3>
+  return html`<article class="card"><h3><span class=${`dot ${state}`} aria-hidden="true"></span> ${model || device}
+      ${" "}${model && html`<span class="soft">${device}</span>`}</h3>
     <p class="state">${state}</p>
     ${facts.length > 0 && html`<dl>${facts.map(([name, value]) => html`<div key=${name}><dt>${name}</dt><dd>${value}</dd></div>`)}</dl>`}
     ${cache !== null && html`<meter min="0" max="1" high="0.9" value=${cache} aria-label="Cache in use"></meter>`}

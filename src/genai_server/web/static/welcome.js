@@ -30,5 +30,6 @@ export function Welcome({ onAsk }) {
 function Toy({ model, isAnswering }) {
   useEffect(() => { if (server.isAdmin === null) server.findRights(); }, []);
   return html`<p class="notice">${model.id} is a toy of ${bytes(models.details(model).size_bytes)} to try the server with.
-    It answers ${isAnswering ? "questions like these" : "simple questions"} and little else. For real answers, ${server.isAdmin ? html`<a href="#monitor/models">get a real model</a>.` : html`run <code>${COMMAND}</code>.`}</p>`;
+    It answers ${isAnswering ? "questions like these" : "simple questions"} and little else.
+    ${" "}For real answers, ${server.isAdmin ? html`<a href="#monitor/models">get a real model</a>.` : html`run <code>${COMMAND}</code>.`}</p>`;
 }
