@@ -295,6 +295,16 @@ def test_terminating_by_request_id_says_whether_it_matched(bench: Bench) -> None
     assert bench.ends(1) == []
 
 
+def test_terminating_ends_a_background_request_that_gives_way(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, max_running=1)
+    bench.submit(1, "count 50", background=True)
+    bench.steps(4)
+    bench.put(SetRuntimeOption(7, "terminate_session", "1", "r1"))
+    bench.submit(2, "say b")  # lies in the inbox when the pass that terminates would begin
+    bench.run(2)
+    assert (bench.text(2), bench.reason(1)) == ("b", FinishReason.TERMINATED)
+
+
 def test_profiling_writes_one_file_per_pass_from_its_token_on(bench: Bench, tmp_path: Path) -> None:
     bench.submit(1, "say abcdefghij")
     bench.steps(5)  # two chunks of prompt, the second of which yields token 0, and tokens 1 to 3
