@@ -191,6 +191,12 @@ def test_engines_elsewhere_get_no_share() -> None:
     assert (gpu.given, cpu.given) == ([0], [2000])
 
 
+def test_memory_that_engines_hold_elsewhere_is_not_the_hosts() -> None:
+    cpu = Engine()
+    budget(4000).divide([Model("a0", Engine("cuda", (0, 0), held=9000), cpu)])
+    assert cpu.given == [2000]
+
+
 def test_a_set_size_is_not_divided() -> None:
     engine = Engine()
     budget(4000, kv_cache_bytes="1000").divide([Model("a0", engine)])

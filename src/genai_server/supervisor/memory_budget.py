@@ -176,7 +176,7 @@ class MemoryBudget:
 
     def _beside(self, loaded: Collection[MemoryModel]) -> int:
         """The memory beside the weights of the loaded models: what is free, and what their keys and values take."""
-        held = sum(engine.kv_bytes for other in loaded for engine in other.engines)
+        held = sum(engine.kv_bytes for other in loaded for engine in _host_engines(other))
         coming = sum(self._weights(other.about) for other in loaded if other.state == ModelState.LOADING)
         return self._free() + held - coming
 
@@ -185,8 +185,7 @@ class MemoryBudget:
         about = model.about
         return sum(
             engine.kv_range[0] if engine.kv_range else self._kv_needed(about, WANTED_TOKENS)
-            for engine in model.engines
-            if _is_on_host(engine.status.device)
+            for engine in _host_engines(model)
         )
 
     def _kv_needed(self, about: ModelStatus, num_tokens: int) -> int:
@@ -239,6 +238,10 @@ def _within(level: int, found: tuple[int, int]) -> int:
 
 def _mib(num_bytes: int) -> str:
     return f"{num_bytes / _MIB:.0f} MiB"
+
+
+def _host_engines(model: MemoryModel) -> list[MemoryEngine]:
+    return [engine for engine in model.engines if _is_on_host(engine.status.device)]
 
 
 def _is_on_host(device: str) -> bool:
