@@ -107,7 +107,8 @@ class MemoryBudget:
         """
         if self.fits_well(model, loaded):
             return Decision.LOAD
-        if not self._can_run(model.about, self._beside(loaded) + sum(self._weights(other.about) for other in loaded)):
+        # Some weights of loading models may lie in memory already, so at most this would be free without any.
+        if not self._can_run(model.about, self._movable(loaded) + sum(self._weights(other.about) for other in loaded)):
             return Shortage(self._figures(model.about, loaded), is_too_large=True)
         used = [other for other in loaded if other not in idle]
         fits = self._fits(model, loaded, (), REQUIRED_TOKENS)
@@ -176,9 +177,13 @@ class MemoryBudget:
 
     def _beside(self, loaded: Collection[MemoryModel]) -> int:
         """The memory beside the weights of the loaded models: what is free, and what their keys and values take."""
-        held = sum(engine.kv_bytes for other in loaded for engine in _host_engines(other))
-        coming = sum(self._weights(other.about) for other in loaded if other.state == ModelState.LOADING)
-        return self._free() + held - coming
+        return self._movable(loaded) - sum(
+            self._weights(other.about) for other in loaded if other.state == ModelState.LOADING
+        )
+
+    def _movable(self, loaded: Collection[MemoryModel]) -> int:
+        """The memory that is free now, and what the keys and values of the loaded models take."""
+        return self._free() + sum(engine.kv_bytes for other in loaded for engine in _host_engines(other))
 
     def _reserved(self, model: MemoryModel) -> int:
         """The memory that a loaded model's keys and values must have."""
