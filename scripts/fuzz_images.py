@@ -29,7 +29,7 @@ async def send(fuzzer: FileFuzzer, numbers: range, folder: Path) -> None:
     model = read_vision_model(_MODEL)
     assert model is not None
 
-    with closing(Images(Settings.model_validate({"image_cache_bytes": 0}), folder, fuzzer.count)) as images:
+    with closing(Images(Settings.model_validate({"encoder_cache_bytes": 0}), folder, fuzzer.count)) as images:
 
         async def read(number: int, data: bytes) -> str:
             url = f"data:image/png;base64,{base64.b64encode(data).decode()}"

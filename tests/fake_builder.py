@@ -34,11 +34,90 @@ MODULES = {
     "onnxruntime_genai/models/__init__.py": "",
     "onnxruntime_genai/models/builder.py": BUILDER,
 }
+# Substitutes for what unpacks GGUF files: a file has a description in JSON, and its reason for a refusal.
+UNPACKER = """
+import json, os, sys
+from types import SimpleNamespace as _Names
+
+class GGUFReader:
+    def __init__(self, path):
+        with open(path, "rb") as file:
+            self.found = json.loads(file.read().rstrip(b"\\0"))
+        self.tensors = []
+    def get_field(self, key):
+        value = self.found.get(key)
+        return value if value is None else _Names(contents=lambda: value)
+
+class GGMLQuantizationType:
+    F32 = 0
+"""
+TRANSFORMERS = """
+import json, os
+from contextlib import contextmanager
+
+class _Config:
+    rope_parameters, max_position_embeddings = {}, 8
+    def save_pretrained(self, target):
+        with open(os.path.join(target, "config.json"), "w") as file:
+            json.dump({"architectures": self.architectures, "eos_token_id": self.eos_token_id}, file)
+
+class _Found:
+    dtype = None
+    def __init__(self, config):
+        self.config = config
+    def parameters(self):
+        return []
+    def state_dict(self):
+        return {}
+    def load_state_dict(self, state, assign):
+        assert assign
+    def save_pretrained(self, target):
+        self.config.save_pretrained(target)
+        open(os.path.join(target, "model.safetensors"), "w").close()
+
+class LlamaForCausalLM:
+    pass
+
+class AutoConfig:
+    from_pretrained = staticmethod(lambda folder, gguf_file: _Config())
+
+class AutoModelForCausalLM:
+    from_pretrained = staticmethod(lambda *_, config, **__: (_Found(config), {"missing_keys": set()}))
+    from_config = staticmethod(lambda config, dtype: _Found(config))
+
+class AutoTokenizer:
+    @staticmethod
+    def from_pretrained(folder, gguf_file):
+        return AutoTokenizer()
+    def save_pretrained(self, target):
+        with open(os.path.join(target, "tokenizer.json"), "w") as file:
+            json.dump({"of": "the GGUF file"}, file)
+
+class GgufConfig:
+    def __init__(self, dequantize):
+        assert dequantize
+
+MODEL_FOR_CAUSAL_LM_MAPPING = {_Config: LlamaForCausalLM}
+"""
+TORCH = """
+from contextlib import nullcontext
+float16 = float32 = None
+device = lambda name: nullcontext()
+"""
+GGUF_MODULES = {
+    "torch.py": TORCH,
+    "gguf.py": UNPACKER,
+    "accelerate.py": "",
+    "transformers/__init__.py": TRANSFORMERS,
+    "transformers/integrations/__init__.py": "",
+    "transformers/integrations/gguf/__init__.py": "",
+    "transformers/integrations/gguf/gguf_tokenizer_mapping.py": 'GGUF_PRE_TOKENIZER_SPLITS = {"qwen2": ""}',
+}
 
 
-def fake_builder(folder: Path) -> Path:
+def fake_builder(folder: Path, *, with_gguf: bool = False) -> Path:
     """Write the modules into a folder for PYTHONPATH; returns it."""
-    for name, text in MODULES.items():
+    for name, text in (MODULES | (GGUF_MODULES if with_gguf else {})).items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")

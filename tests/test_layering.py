@@ -115,13 +115,14 @@ FORBIDDEN: dict[str, tuple[str, ...]] = {
 _HTTP = ("apis.*", "cli.*", "generation.*", "http.*", "ray_serve.*")
 # Libraries, by pattern of their top-level module, and the modules that may import them.
 LIBRARIES: dict[str, tuple[str, ...]] = {
-    # hub.export_encoder is a program for another environment, with PyTorch.
+    # hub.export_encoder and hub.unpack_gguf are programs for another environment, with PyTorch.
     "onnxruntime*": ("engine.*", "hub.export_encoder", "images.processor", "audio.features", "audio.voice_activity"),
     # It parses untrusted input, and must not do so in the API process.
     "PIL": ("images.decoding", "images.process"),
     "av": ("audio.decoding",),
-    "torch": ("hub.export_encoder",),
-    "transformers": ("hub.export_encoder",),
+    "torch": ("hub.export_encoder", "hub.unpack_gguf"),
+    "transformers": ("hub.export_encoder", "hub.unpack_gguf"),
+    "gguf": ("hub.unpack_gguf",),
     # It parses untrusted input, and must not do so in the API process.
     "llguidance": ("engine.sampling.grammar", "grammar_checker.compiler", "text.grammars.grammar"),
     "tokenizers": ("text.tokenizer",),
@@ -155,7 +156,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     "os.environ": ("config.*",),
     "os.getenv": ("config.*",),
     "os.putenv": ("config.*",),
-    "print": ("cli.*", "tools.*", "ray_serve.*", "hub.export_encoder"),
+    "print": ("cli.*", "tools.*", "ray_serve.*", "hub.export_encoder", "hub.unpack_gguf"),
 }
 
 

@@ -70,7 +70,7 @@ def test_a_model_in_use_is_not_unloaded_and_the_figures_say_why(server: RunningS
         assert refusal(refused)[:2] == (503, "no_engine_ready")
         message = refused.json()["error"]["message"]
         assert message.startswith("model two is still unloaded: model two needs about 1201 MiB for its weights, and ")
-        assert " MiB are free beside one, which keep 0 MiB of it for their own (GENAI_MAX_MODELS=0 " in message
+        assert " MiB are free next to one, which keep 0 MiB of it (GENAI_MAX_MODELS=0 " in message
         assert states(server)["one"] == "ready"
         answers: list[httpx.Response] = []
         waiting = threading.Thread(target=lambda: answers.append(server.chat("say x", model="two")))

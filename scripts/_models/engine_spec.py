@@ -30,7 +30,7 @@ def engine_spec(
         kv_cache_bytes=0,
         kv_cache_type="fp32",
         prefill_weights="int4",
-        image_cache_bytes=0,
+        encoder_cache_bytes=0,
         cache_dir=str(cache_dir or ""),
         prefix_cache_bytes="0",
         prefix_cache_type="same",

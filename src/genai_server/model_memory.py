@@ -26,11 +26,11 @@ AGENT_TOKENS = 32_768
 class ModelMemory:
     """Sizes in bytes; 0 for what the files do not tell."""
 
-    # Of the loaded weights.
+    # The loaded weights.
     weights: int = 0
-    # Of matrices of 8 bits made of those of 4 bits.
+    # Matrices of 8 bits that are made of those of 4 bits.
     int8: int = 0
-    # Of a token's keys and values in 32 bits.
+    # Keys and values of one token in 32 bits.
     per_token: int = 0
     # The model's context, in tokens.
     context_length: int = 0

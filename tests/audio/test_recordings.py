@@ -415,3 +415,25 @@ def test_ten_recordings_are_decoded_at_a_time(own_folder: Path) -> None:
         assert found == pytest.approx(list(range(10)))
 
     assert _run(own_folder, work).results == {"decoded": 10}
+
+
+def test_small_files_do_not_wait_for_large_ones(own_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    goes_on = threading.Event()
+
+    def held(process: WorkerProcess, question: Any, data: bytes, timeout: float) -> dict[str, Any]:
+        if Path(question["path"]).stat().st_size > 8 * 1024 * 1024:
+            assert goes_on.wait(30)
+        return _ASK(process, question, data, timeout)
+
+    async def work(seen: Seen) -> None:
+        monkeypatch.setattr(WorkerProcess, "ask_about", held)
+        large = encoded(sentence()) + bytes(8 * 1024 * 1024)
+        waiting = [asyncio.create_task(seen.open(large)) for _ in range(3)]
+        await asyncio.sleep(0)
+        (await seen.open(sentence())).close()
+        assert not any(task.done() for task in waiting)
+        goes_on.set()
+        for recording in await asyncio.gather(*waiting):
+            recording.close()
+
+    assert _run(own_folder, work).results == {"decoded": 4}

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from genai_server.audio.detection import Detection
 from genai_server.audio.voice_activity import Detector, Probabilities, Samples, Silence, Speech, find_speech
 from tests.audio.sounds import RATE, sentence, silence, tone
 
@@ -29,9 +30,15 @@ def _made(*parts: tuple[int, float]) -> Samples:
     return np.concatenate([np.full(frames * _FRAME, 1000 * likely, np.int16) for frames, likely in parts])
 
 
-def _found(samples: Samples, start: int = 0, limit: int = _LIMIT, max_silence: int = 60 * RATE) -> tuple[float, ...]:
+def _found(
+    samples: Samples,
+    start: int = 0,
+    limit: int = _LIMIT,
+    max_silence: int = 60 * RATE,
+    detection: Detection = Detection(),  # noqa: B008
+) -> tuple[float, ...]:
     """Begin and end of the next speech, or the end of the silence, in frames."""
-    found = find_speech(_Made(), samples, start * _FRAME, limit, max_silence)
+    found = find_speech(_Made(), samples, start * _FRAME, limit, max_silence, detection)
     return tuple(sample / _FRAME for sample in found)
 
 
@@ -148,3 +155,18 @@ def test_no_more_is_heard_than_the_part_needs() -> None:
 
 def test_recording_of_one_sample_has_no_speech() -> None:
     assert find_speech(_DETECTOR.listen(5), np.ones(1, np.int16), 0, _LIMIT, 60 * RATE) == Silence(1)
+
+
+def test_threshold_and_padding_may_be_chosen() -> None:
+    samples = _made((100, 0), (20, 0.4), (100, 0), (20, 0.8), (100, 0))
+    assert _found(samples)[0] == 100 - _PAD
+    assert _found(samples, detection=Detection(threshold=0.6))[0] == 220 - _PAD
+    assert _found(samples, detection=Detection(padding=4 * _FRAME))[0] == 96
+
+
+def test_part_ends_in_the_last_pause_of_a_chosen_length() -> None:
+    samples = _made((75, 1), (20, 0), (5, 1), (6, 0), (100, 1))
+    limit = 110 * _FRAME
+    assert _found(samples, limit=limit) == (0, 85)
+    assert _found(samples, limit=limit, detection=Detection(pause=5 * _FRAME)) == (0, 103)
+    assert _found(samples, limit=limit, detection=Detection(pause=30 * _FRAME)) == (0, 110)

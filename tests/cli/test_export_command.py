@@ -170,3 +170,152 @@ def test_the_type_is_corrected_and_text_only_is_said(tmp_path: Path, libraries: 
     assert "text only" not in done.stdout
     done = export(tmp_path, libraries, str(source), "--extra", "type=qwen3_vl_text", "--to", str(tmp_path / "text"))
     assert "it is served for text only" in done.stdout
+
+
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": 64, "version": "gemm", "zero_point": True}
+
+
+def test_quantized_weights_decide_precision_and_blocks(tmp_path: Path, libraries: Path, source: Path) -> None:
+    _describe(source, architectures=["Qwen2ForCausalLM"], quantization_config=AWQ)
+    done = export(tmp_path, libraries, str(source))
+    assert done.returncode == 0, done.stderr
+    log = (tmp_path / "models" / "tiny-int4-cpu" / "export.log").read_text(encoding="utf-8")
+    assert "'int4'" in log
+    assert "'block_size=64'" in log
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            ["--precision", "int8"],
+            "the weights are quantized already (awq with 4 bits in groups of 64)",
+        ),
+        (["--extra", "block_size=128"], "--extra block_size=128: the weights are quantized already"),
+    ],
+)
+def test_an_option_that_contradicts_quantized_weights_is_refused(
+    tmp_path: Path, libraries: Path, source: Path, options: list[str], message: str
+) -> None:
+    _describe(source, architectures=["Qwen2ForCausalLM"], quantization_config=AWQ)
+    done = export(tmp_path, libraries, str(source), *options)
+    assert done.returncode == 2
+    assert message in done.stderr
+
+
+def test_weights_read_wrongly_are_refused_before_the_download(tmp_path: Path, libraries: Path) -> None:
+    config = {"architectures": ["Qwen2ForCausalLM"], "quantization_config": AWQ | {"version": "gemv"}}
+    with run_hub() as hub:
+        hub.repositories["org/tiny"] = HubRepository(SOURCE | {"config.json": json.dumps(config).encode()})
+        done = export(tmp_path, libraries, "org/tiny", HF_ENDPOINT=hub.url)
+    assert done.returncode == 2
+    assert "reads the version gemm only" in done.stderr
+    assert [path for path, _ in hub.sent if path.endswith(".safetensors")] == []
+
+
+GGUF = {
+    "general.architecture": "llama",
+    "tokenizer.ggml.model": "gpt2",
+    "tokenizer.ggml.pre": "qwen2",
+    "tokenizer.ggml.tokens": ["a", "<end>"],
+    "tokenizer.ggml.token_type": [1, 3],
+    "tokenizer.ggml.eos_token_id": 1,
+}
+
+
+def gguf(**changes: object) -> bytes:
+    return json.dumps(GGUF | {name.replace("__", "."): value for name, value in changes.items()}).encode()
+
+
+@pytest.fixture
+def gguf_libraries(tmp_path: Path) -> Path:
+    return fake_builder(tmp_path / "libraries", with_gguf=True)
+
+
+@pytest.mark.parametrize("named", ["tiny-Q4_0.gguf", "."])
+def test_a_gguf_file_is_unpacked_and_built(tmp_path: Path, gguf_libraries: Path, named: str) -> None:
+    folder = tmp_path / "files"
+    folder.mkdir()
+    (folder / "tiny-Q4_0.gguf").write_bytes(gguf())
+    done = export(tmp_path, gguf_libraries, str(folder / named))
+    assert done.returncode == 0, done.stderr
+    directory = tmp_path / "models" / "tiny-Q4_0-int4-cpu"
+    assert "unpacking tiny-Q4_0.gguf\nReading GGUF file\nReading weights\n" in done.stdout
+    log = (directory / "export.log").read_text(encoding="utf-8")
+    assert "'block_size=32'" in log
+    assert json.loads((directory / "tokenizer.json").read_bytes()) == {"of": "the GGUF file"}
+    note = json.loads((directory / ".genai-server.json").read_bytes())
+    assert note["source"] == str(folder / "tiny-Q4_0.gguf")
+    assert [path.name for path in (tmp_path / "models").iterdir()] == [directory.name]
+
+
+def test_a_tokenizer_next_to_a_gguf_file_is_taken(tmp_path: Path, gguf_libraries: Path) -> None:
+    (tmp_path / "tiny.gguf").write_bytes(gguf(tokenizer__ggml__pre="unknown-rule"))
+    done = export(tmp_path, gguf_libraries, "tiny.gguf")
+    assert done.returncode == 2
+    assert (
+        "tiny.gguf cannot be built: Transformers does not know how its tokenizer splits text (unknown-rule)"
+        in done.stderr
+    )
+    (tmp_path / "tokenizer.json").write_text('{"of": "the original"}', encoding="utf-8")
+    assert export(tmp_path, gguf_libraries, "tiny.gguf").returncode == 0
+    tokenizer = tmp_path / "models" / "tiny-int4-cpu" / "tokenizer.json"
+    assert json.loads(tokenizer.read_bytes()) == {"of": "the original"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"general__architecture": "falcon"}, "its architecture is falcon"),
+        ({"general__type": "adapter"}, "of the type adapter"),
+        ({"split__count": 2}, "one of several parts"),
+        ({"llama__rope__scaling__type": "yarn"}, "its rope is scaled (yarn)"),
+    ],
+)
+def test_a_gguf_file_that_would_become_another_model_is_refused(
+    tmp_path: Path, gguf_libraries: Path, changes: dict[str, object], reason: str
+) -> None:
+    (tmp_path / "tiny.gguf").write_bytes(gguf(**changes))
+    done = export(tmp_path, gguf_libraries, "tiny.gguf")
+    assert done.returncode == 2
+    assert done.stderr.startswith("genai-server: tiny.gguf cannot be built: ")
+    assert reason in done.stderr
+    assert not (tmp_path / "models" / "tiny-int4-cpu").exists()
+
+
+def test_a_damaged_gguf_file_is_refused(tmp_path: Path, gguf_libraries: Path) -> None:
+    (tmp_path / "tiny.gguf").write_bytes(b"GGUF?")
+    done = export(tmp_path, gguf_libraries, "tiny.gguf")
+    assert (done.returncode, "it is damaged, or no GGUF file" in done.stderr) == (2, True)
+
+
+def test_missing_gguf_libraries_are_reported(tmp_path: Path, libraries: Path) -> None:
+    (tmp_path / "tiny.gguf").write_bytes(gguf())
+    done = export(tmp_path, libraries, "tiny.gguf")
+    assert done.returncode == 2
+    assert "transformers.integrations.gguf" in done.stderr
+
+
+def test_one_of_several_gguf_files_must_be_named(tmp_path: Path, gguf_libraries: Path) -> None:
+    for name in ("a-Q4_0.gguf", "a-Q8_0.gguf"):
+        (tmp_path / name).write_bytes(gguf())
+    done = export(tmp_path, gguf_libraries, str(tmp_path))
+    assert done.returncode == 2
+    assert "has several GGUF files; name one of them:" in done.stderr
+
+
+def test_a_gguf_file_of_a_repository_is_chosen_by_include(tmp_path: Path, gguf_libraries: Path) -> None:
+    files = {"tiny-Q4_0.gguf": gguf(), "tiny-Q8_0.gguf": gguf(), "mmproj-F16.gguf": gguf(), "config.json": b"{}"}
+    with run_hub() as hub:
+        hub.repositories["org/tiny-GGUF"] = HubRepository(files)
+        done = export(tmp_path, gguf_libraries, "org/tiny-GGUF", HF_ENDPOINT=hub.url)
+        assert done.returncode == 1
+        assert '--include "tiny-Q4_0.gguf"' in done.stderr
+        assert "mmproj" not in done.stderr
+        options = ["--include", "*Q8_0*", "--precision", "int8"]
+        done = export(tmp_path, gguf_libraries, "org/tiny-GGUF", *options, HF_ENDPOINT=hub.url)
+        commit = hub.repositories["org/tiny-GGUF"].commit
+    assert done.returncode == 0, done.stderr
+    assert [path.name for path in (tmp_path / "models").iterdir()] == ["tiny-Q8_0-int8-cpu"]
+    note = json.loads((tmp_path / "models" / "tiny-Q8_0-int8-cpu" / ".genai-server.json").read_bytes())
+    assert (note["source"], note["revision"], note["folder"]) == ("org/tiny-GGUF", commit, "tiny-Q8_0.gguf")

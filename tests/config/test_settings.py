@@ -6,6 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from genai_server.config.settings import Settings, option
+from genai_server.config.sources import load_settings
 from genai_server.errors import ConfigurationError
 from genai_server.quoted_values import quoted
 from tests.given_settings import given
@@ -178,3 +179,12 @@ def test_models_are_named_directories_or_a_single_model() -> None:
 def test_invalid_entry_is_refused_with_the_reason(name: str, value: str, reason: str) -> None:
     with pytest.raises(ConfigurationError, match=re.escape(reason)):
         given(**{name: value})
+
+
+@pytest.mark.parametrize("name", ["max_length", "max_models"])
+def test_a_wrong_number_is_refused_with_the_word_for_it(name: str) -> None:
+    assert getattr(load_settings({name: "auto"}, environ={}, dotenv=None), name) == "auto"
+    assert getattr(load_settings({name: "7"}, environ={}, dotenv=None), name) == 7
+    for value in ("-1", "many"):
+        with pytest.raises(ConfigurationError, match="^--max-.*, or 'auto'$"):
+            load_settings({name: value}, environ={}, dotenv=None)

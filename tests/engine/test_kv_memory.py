@@ -195,4 +195,4 @@ def test_smaller_memory_pauses_requests_and_frees_pages_at_once(tmp_path: Path) 
 def test_memory_of_fixed_size_is_not_changed() -> None:
     memory = KvMemory(16, 10, own_bytes=7)
     memory.resize(10**9)
-    assert (memory.num_pages, memory.least_bytes, memory.most_bytes) == (10, 7, 7)
+    assert (memory.num_pages, memory.min_bytes, memory.max_bytes) == (10, 7, 7)

@@ -66,9 +66,31 @@ def test_an_equal_sound_is_encoded_once(bench: Bench) -> None:
 
 def test_the_longest_unused_is_dropped_first(tmp_path: Path) -> None:
     bench = Bench(tmp_path, max_bytes=2 * _BYTES)
-    for value in (1.0, 2.0, 1.0, 3.0, 1.0, 2.0):
+    for value in (1.0, 2.0, 1.0, 3.0, 4.0, 1.0, 2.0):
+        sequence = bench.sequence(value)
+        bench.submit(sequence)
+        sequence.state = SequenceState.ENDED
+    # Each is kept besides the two that ended last.
+    assert bench.encoded == [1.0, 2.0, 3.0, 4.0, 2.0]
+
+
+def test_what_a_present_request_has_is_never_encoded_twice(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, max_bytes=0)
+    present = [bench.sequence(value) for value in (1.0, 2.0, 3.0)]
+    for sequence in present:
+        bench.submit(sequence)
+    for value in (1.0, 2.0, 3.0):
         bench.submit(bench.sequence(value))
-    assert bench.encoded == [1.0, 2.0, 3.0, 2.0]
+    assert bench.encoded == [1.0, 2.0, 3.0]
+
+
+def test_what_requests_leave_counts_towards_the_limit(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, max_bytes=0)
+    for value in (1.0, 2.0, 1.0):
+        sequence = bench.sequence(value)
+        bench.submit(sequence)
+        sequence.state = SequenceState.ENDED
+    assert bench.encoded == [1.0, 2.0, 1.0]
 
 
 def test_a_missing_file_fails_its_request_only(bench: Bench) -> None:

@@ -7,9 +7,11 @@ from genai_server.hub.repository import (
     RemoteFile,
     Repository,
     is_repository_name,
+    select_gguf,
     select_model,
     select_pooling,
     select_source,
+    with_tokenizer,
 )
 
 
@@ -130,3 +132,44 @@ def test_pooling_files_are_selected_only_if_complete() -> None:
 def test_a_source_has_the_folders_of_its_modules() -> None:
     paths = ("config.json", *POOLING, "2_Dense/model.safetensors", "onnx/model.onnx")
     assert set(select_source(repository(*paths)).files) == {"config.json", *POOLING, "2_Dense/model.safetensors"}
+
+
+GGUF = (
+    "README.md",
+    "config.json",
+    "a-Q4_K_M.gguf",
+    "big/a-F16.gguf",
+    "mmproj-a.gguf",
+    "a.imatrix.gguf",
+    "tokenizer.json",
+)
+
+
+def test_a_gguf_file_is_chosen_by_its_pattern() -> None:
+    found = repository(*GGUF)
+    chosen = select_gguf(found, ["*F16*"])
+    assert chosen is not None
+    assert (chosen.path, sorted(with_tokenizer(found, chosen).files)) == (
+        "big/a-F16.gguf",
+        ["a-F16.gguf", "tokenizer.json"],
+    )
+
+
+def test_several_gguf_files_are_listed_with_their_sizes() -> None:
+    with pytest.raises(PullFailed) as caught:
+        select_gguf(repository(*GGUF))
+    assert caught.value.message.splitlines()[1:] == [
+        '  --include "a-Q4_K_M.gguf"  (1.00 GiB)',
+        '  --include "big/a-F16.gguf"  (1.00 GiB)',
+    ]
+    with pytest.raises(PullFailed, match="no GGUF file of org/name matches --include"):
+        select_gguf(repository(*GGUF), ["*Q8_0*"])
+
+
+def test_weights_of_pytorch_come_before_gguf_files() -> None:
+    found = repository("model.safetensors", "a.gguf")
+    assert select_gguf(found) is None
+    assert select_gguf(repository("model.safetensors")) is None
+    chosen = select_gguf(found, ["*.gguf"])
+    assert chosen is not None
+    assert chosen.path == "a.gguf"

@@ -264,7 +264,7 @@ def test_files_are_removed_beyond_their_limit(own_folder: Path) -> None:
         left = {path.stem for path in (seen.folder / f"images-{os.getpid()}").iterdir()}
         assert left == {kept[0].digest, digest}
 
-    _run(own_folder, work, image_cache_bytes=0)
+    _run(own_folder, work, encoder_cache_bytes=0)
 
 
 def test_folders_of_dead_api_processes_are_removed(own_folder: Path) -> None:

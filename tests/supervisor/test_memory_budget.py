@@ -82,7 +82,7 @@ def test_idle_models_are_unloaded_and_used_ones_are_waited_for() -> None:
     busy = scarce.decide(model, [loaded])
     assert isinstance(busy, Shortage)
     assert not busy.is_too_large
-    assert "are free beside b2300, which keep 500 MiB of it for their own" in busy.reason
+    assert "are free next to b2300, which keep 500 MiB of it" in busy.reason
 
 
 def test_idle_models_stay_where_both_have_memory() -> None:
@@ -92,7 +92,7 @@ def test_idle_models_stay_where_both_have_memory() -> None:
 
 def test_idle_models_are_unloaded_for_a_context_that_is_worth_it() -> None:
     loaded = Model(f"b{LARGE}", Engine(kv_range=(500, 5000)))
-    free = needed(SMALL, 500 + 300)  # enough for 3,000 tokens beside the other
+    free = needed(SMALL, 500 + 300)  # enough for 3,000 tokens next to the other
     assert budget(free).decide(wanted(f"a{SMALL}"), [loaded], [loaded]) is Decision.EVICT
     assert budget(free).decide(wanted(f"a{SMALL}"), [loaded]) is Decision.LOAD
 

@@ -16,8 +16,11 @@ from genai_server.errors import AudioReaderUnavailable, InvalidField
 from genai_server.process_pool import ProcessDied, ProcessPool, ProcessTimeout, WorkerProcess
 
 _PURPOSE = "decodes recordings"
-# The longest recordings take some ten seconds.
+# For small files, and as many for large ones: the longest recordings take some ten seconds, for which others must not
+# wait.
 _PROCESSES = 2
+# Bytes of a large file: about two minutes of WAV as it is recorded, or ten of compressed sound.
+_LARGE = 8 * 1024 * 1024
 # The results of decoding a recording.
 RESULTS = ("decoded", "refused", "crashed", "timed_out")
 # Bytes of a file, and seconds of a recording, for each second that decoding may take.
@@ -64,8 +67,8 @@ class Decoder:
             AudioReaderUnavailable,
             [json.dumps(spec)],
         )
-        self._pool: ProcessPool[WorkerProcess, _Result] = ProcessPool(
-            start, _PROCESSES, _PURPOSE, AudioReaderUnavailable
+        self._small, self._large = (
+            ProcessPool[WorkerProcess, _Result](start, _PROCESSES, _PURPOSE, AudioReaderUnavailable) for _ in range(2)
         )
 
     async def decode(self, file: Path, target: Path, *, param: str) -> Decoded:
@@ -75,7 +78,9 @@ class Decoder:
         """
         job = _Job(file, target)
         try:
-            found = await self._pool.call(str(target).encode(), partial(self._decode, job), self._note)
+            size = (await asyncio.to_thread(file.stat)).st_size
+            pool = self._large if size > _LARGE else self._small
+            found = await pool.call(str(target).encode(), partial(self._decode, job, pool), self._note)
         except BaseException:
             await asyncio.shield(asyncio.to_thread(job.abandon))
             raise
@@ -85,7 +90,8 @@ class Decoder:
 
     def close(self) -> None:
         """End the processes. Blocks until they have ended."""
-        self._pool.close()
+        self._small.close()
+        self._large.close()
 
     def _note(self, found: _Result) -> None:
         self._count(found.result)
@@ -94,11 +100,11 @@ class Decoder:
         most = self._settings.max_audio_seconds / _SECONDS_PER_SECOND
         return self._settings.audio_timeout + min(file.stat().st_size / _BYTES_PER_SECOND, most)
 
-    def _decode(self, job: "_Job") -> _Result:
+    def _decode(self, job: "_Job", pool: ProcessPool[WorkerProcess, _Result]) -> _Result:
         """Decode a recording, in one of the threads."""
         try:
             timeout = self._timeout(job.file)
-            answer = self._pool.with_process(lambda process: job.ask(process, timeout))
+            answer = pool.with_process(lambda process: job.ask(process, timeout))
         except ProcessTimeout:
             return _Result("timed_out", f"takes longer than {timeout:.0f} s to decode (GENAI_AUDIO_TIMEOUT)")
         except ProcessDied:

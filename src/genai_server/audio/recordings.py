@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Self
 
 from genai_server.audio.decoder import Decoded, Decoder
+from genai_server.audio.detection import Detection
 from genai_server.audio.window_reader import Window, WindowReader
 from genai_server.config.settings import Settings
 from genai_server.process_folder import own_folder
@@ -16,16 +17,20 @@ from genai_server.speech_model import SAMPLE_RATE, SpeechModel
 
 # Name of the folder in the engines' folder.
 _FOLDER = "recordings"
+_DETECTION = Detection()
 
 
 class Recording:
     """A decoded recording, whose file exists until it is closed. Belongs to the event loop."""
 
-    def __init__(self, recordings: "Recordings", model: SpeechModel, decoded: Decoded, param: str) -> None:
+    def __init__(
+        self, recordings: "Recordings", model: SpeechModel, decoded: Decoded, param: str, detection: Detection
+    ) -> None:
         self._recordings = recordings
         self._model = model
         self._decoded = decoded
         self._param = param
+        self._detection = detection
 
     @property
     def duration(self) -> float:
@@ -42,7 +47,9 @@ class Recording:
         """
         sample = max(0, round(start * SAMPLE_RATE))
         while sample < self._decoded.num_samples:
-            found = await self._recordings.read_window(self._model, self._decoded, sample, param=self._param)
+            found = await self._recordings.read_window(
+                self._model, self._decoded, sample, self._detection, param=self._param
+            )
             if isinstance(found, Window):
                 return found
             sample = found
@@ -75,22 +82,25 @@ class Recordings:
         self._readers: Readers[WindowReader] = Readers()
         self._serials = itertools.count()
 
-    async def open(self, model: SpeechModel, file: Path, *, param: str) -> Recording:
+    async def open(self, model: SpeechModel, file: Path, *, param: str, detection: Detection = _DETECTION) -> Recording:
         """Decode a recording for a model. Removes the file, also if it cannot be used.
 
         Raises InvalidField, which names `param`, if the file has no sound that can be decoded, or is longer than
         GENAI_MAX_AUDIO_SECONDS; and AudioReaderUnavailable if no process can be started, or there is no space.
         """
         decoded = await self._decoder.decode(file, self._path("pcm"), param=param)
-        return Recording(self, model, decoded, param)
+        return Recording(self, model, decoded, param, detection)
 
-    async def read_window(self, model: SpeechModel, decoded: Decoded, start: int, *, param: str) -> Window | int:
+    async def read_window(
+        self, model: SpeechModel, decoded: Decoded, start: int, detection: Detection, *, param: str
+    ) -> Window | int:
         """A window from a sample on, or the sample before which there is no speech. Raises as Recording.window does."""
         reader = self._readers.get(model.directory, lambda: WindowReader(model, self._settings, self._folder))
         question = {
             "pcm": str(decoded.path),
             "peak": decoded.peak,
             "start": start,
+            "detection": detection,
             "target": str(self._path("npz")),
         }
         return await reader.read(question, param=param)

@@ -7,6 +7,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from genai_server.audio.detection import Detection
 from genai_server.speech_model import SAMPLE_RATE
 
 # MIT licence, from the package silero-vad 6.2.3 (silero_vad_16k_sequence.onnx).
@@ -16,18 +17,20 @@ _FRAME, _CONTEXT = 512, 64
 _STATE = (1, 1, 128)
 # Frames in one run of the model.
 _BLOCK = 512
-# The detector hears this much before the place from which on it is asked, in frames.
+# The detector gets this much before the place from which on it is asked, in frames.
 _WARM_UP = 32
-# A frame is silent below the first probability. Above the second, one frame is speech; else it takes some in a row.
-_UNSURE, _SURE = 0.2, 0.5
+# Above this probability, one frame is speech; else it takes some in a row.
+_SURE = 0.5
 _FRAMES_OF_SPEECH = 3
-# What is kept around speech, in samples: the detector may miss half a second of a word that begins softly.
+# What is kept after speech, in samples.
 _PAD = SAMPLE_RATE
 # A window ends at a pause of so many frames in its last part, preferably at a long one.
 _PAUSE, _LONG_PAUSE = 4, 10
 _LAST_PART = 1 / 3
 # Quiet recordings are amplified for the detector, to this share of the full scale and by at most this factor.
 _LOUDNESS, _MAX_GAIN = 0.25, 300.0
+
+_DEFAULT = Detection()
 
 Samples = npt.NDArray[np.int16]
 Probabilities = npt.NDArray[np.float32]
@@ -46,8 +49,8 @@ class Silence(NamedTuple):
     end: int
 
 
-class Hears(Protocol):
-    """Says where the sound that it gets has speech."""
+class FrameScorer(Protocol):
+    """Scores consecutive parts of a recording."""
 
     def probabilities(self, samples: Samples) -> Probabilities:
         """How likely each of the next frames has speech. The last one is filled up with silence."""
@@ -95,7 +98,14 @@ class Listening:
         return found.reshape(-1)
 
 
-def find_speech(listening: Hears, samples: Samples, start: int, limit: int, max_silence: int) -> Speech | Silence:
+def find_speech(
+    listening: FrameScorer,
+    samples: Samples,
+    start: int,
+    limit: int,
+    max_silence: int,
+    detection: Detection = _DEFAULT,
+) -> Speech | Silence:
     """The next part of a recording with speech, from the sample `start` on. `samples` are the whole recording.
 
     The part is at most `limit` samples long, begins shortly before the first speech, and ends in a pause if there is
@@ -108,42 +118,46 @@ def find_speech(listening: Hears, samples: Samples, start: int, limit: int, max_
     # Number of frames to look at.
     wanted = first_frame + -(-max_silence // _FRAME)
     while len(found) < wanted and (at := origin + len(found) * _FRAME) < len(samples):
-        heard = listening.probabilities(samples[at : at + _BLOCK * _FRAME])
+        scored = listening.probabilities(samples[at : at + _BLOCK * _FRAME])
         if not len(found):
-            heard[:first_frame] = 0
-        found = np.append(found, heard)
-        if first is None and (first := _first_speech(found)) is not None:
+            scored[:first_frame] = 0
+        found = np.append(found, scored)
+        if first is None and (first := _first_speech(found, detection.threshold)) is not None:
             wanted = first + -(-(limit + 2 * _PAD) // _FRAME)
     if first is None:
         end = origin + len(found) * _FRAME
         # Speech may begin in the last frames, or just after them.
-        return Silence(len(samples) if end >= len(samples) else end - _FRAMES_OF_SPEECH * _FRAME - _PAD)
-    begin = max(start, origin + first * _FRAME - _PAD)
+        return Silence(len(samples) if end >= len(samples) else end - _FRAMES_OF_SPEECH * _FRAME - detection.padding)
+    begin = max(start, origin + first * _FRAME - detection.padding)
     end = min(len(samples), begin + limit)
-    pauses = [(origin + a * _FRAME, origin + b * _FRAME) for a, b in _runs(found < _UNSURE)]
-    return Speech(
-        begin, _end([pause for pause in pauses if begin < pause[1] and pause[0] < end], begin, end, len(samples))
-    )
+    pauses = [(origin + a * _FRAME, origin + b * _FRAME) for a, b in _runs(found < detection.threshold)]
+    pauses = [pause for pause in pauses if begin < pause[1] and pause[0] < end]
+    return Speech(begin, _end(pauses, begin, end, len(samples), detection.pause))
 
 
-def _first_speech(found: Probabilities) -> int | None:
+def _first_speech(found: Probabilities, threshold: float) -> int | None:
     """The first frame of the first speech."""
-    for first, end in _runs(found >= _UNSURE):
-        if end - first >= _FRAMES_OF_SPEECH or found[first:end].max() >= _SURE:
+    for first, end in _runs(found >= threshold):
+        if end - first >= _FRAMES_OF_SPEECH or found[first:end].max() >= max(_SURE, threshold):
             return first
     return None
 
 
-def _end(pauses: list[tuple[int, int]], begin: int, end: int, num_samples: int) -> int:
-    """Where to end a part that may go from `begin` to `end` and has these pauses."""
+def _end(pauses: list[tuple[int, int]], begin: int, end: int, num_samples: int, min_pause: int) -> int:
+    """Where to end a part that may go from `begin` to `end` and has these pauses.
+
+    A pause of at least `min_pause` samples ends it; if this is 0, the lengths of pauses decide.
+    """
     if pauses and pauses[-1][1] >= end:
         return min(pauses[-1][0] + _PAD, end)
     if end == num_samples:
         return end
-    near = [(a, b) for a, b in pauses if a >= end - _LAST_PART * (end - begin) and b - a >= _PAUSE * _FRAME]
+    near = [
+        (a, b) for a, b in pauses if a >= end - _LAST_PART * (end - begin) and b - a >= (min_pause or _PAUSE * _FRAME)
+    ]
     if not near:
         return end
-    long = [(a, b) for a, b in near if b - a >= _LONG_PAUSE * _FRAME]
+    long = [(a, b) for a, b in near if b - a >= (min_pause or _LONG_PAUSE * _FRAME)]
     a, b = long[-1] if long else max(near, key=lambda pause: pause[1] - pause[0])
     return min(a + _PAD, (a + b) // 2)
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from genai_server.audio.detection import Detection
 from genai_server.audio.features import SpeechFeatures
 from genai_server.audio.voice_activity import Detector, Samples, Silence, find_speech
 from genai_server.speech_model import FEATURES, SAMPLE_RATE
@@ -62,7 +63,9 @@ class WindowReader:
         """Answer a question about a recording. Raises OSError."""
         samples: Samples = np.memmap(question["pcm"], np.int16, "r")
         listening = self._detector.listen(question["peak"])
-        found = find_speech(listening, samples, question["start"], self._window_samples, _MAX_SILENCE)
+        found = find_speech(
+            listening, samples, question["start"], self._window_samples, _MAX_SILENCE, Detection(*question["detection"])
+        )
         if isinstance(found, Silence):
             return {"silent_until": found.end}
         begin, end = found

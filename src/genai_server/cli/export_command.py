@@ -1,4 +1,4 @@
-"""`genai-server export REPO|DIR`: builds a model directory from a model in Hugging Face's format.
+"""`genai-server export REPO|DIR|FILE`: builds a model directory from a model in Hugging Face's format or a GGUF file.
 
 It runs onnxruntime-genai's model builder with the settings that are fastest for this server. Encoders for embeddings
 and reranking are exported by PyTorch itself. Both need PyTorch, which serving does not. Install the extra `export`,
@@ -10,7 +10,7 @@ import shutil
 import sys
 import tempfile
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from genai_server.cli.pull_command import (
     absolute,
@@ -24,17 +24,32 @@ from genai_server.config.environment import builder_environment
 from genai_server.config.sources import load_settings
 from genai_server.engine.model.files import check_model_directory
 from genai_server.errors import ConfigurationError, ExportFailed, ModelDirectoryError
-from genai_server.hub import builder, store
+from genai_server.hub import builder, gguf_source, store
+from genai_server.hub.architectures import read_source_config
 from genai_server.hub.builder import PRECISIONS, PROVIDERS, Build
 from genai_server.hub.client import Hub
 from genai_server.hub.download import download
-from genai_server.hub.repository import select_source
+from genai_server.hub.quantized_checkpoint import read_quantization
+from genai_server.hub.repository import name_of, select_gguf, select_source, with_tokenizer
 from genai_server.pooling_model import Task, task_of
+
+_PRECISION = "int4"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
-    parser.add_argument("source", metavar="REPO|DIR", help="such as Qwen/Qwen3-0.6B, or a directory with config.json")
+    parser.add_argument(
+        "source",
+        metavar="REPO|DIR|FILE",
+        help="such as Qwen/Qwen3-0.6B, a directory with config.json, or a GGUF file",
+    )
+    parser.add_argument(
+        "--include",
+        nargs="+",
+        default=[],
+        metavar="PATTERN",
+        help='GGUF file of a repository to build from, such as "*Q4_K_M*"; needed if it has several',
+    )
     parser.add_argument(
         "--precision", choices=PRECISIONS, help="precision of the weights (default: int4; encoders: fp32, or int8)"
     )
@@ -77,7 +92,13 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigurationError(f"--extra {wrong[0]}: an option is NAME=VALUE")
     builder.check_environment(arguments.python)  # before anything is fetched
     local = Path(arguments.source).expanduser()
-    if local.is_dir():
+    gguf = local if local.is_file() else gguf_source.find_gguf(local) if local.is_dir() else None
+    if gguf is not None:
+        directory = _directory(arguments, gguf.stem, arguments.precision or _PRECISION)
+        _check_gguf(arguments, gguf)
+        with store.locked(directory):
+            _build_gguf(arguments, gguf.resolve(), directory, store.Origin(str(gguf.resolve())))
+    elif local.is_dir():
         source = local.resolve()
         directory = _target(arguments, source.name, source)
         with store.locked(directory):
@@ -95,10 +116,15 @@ def _target(arguments: argparse.Namespace, name: str, source: Path) -> Path:
     """
     order = _order(arguments, source, source)
     if order.is_encoder:
-        builder.check_environment(arguments.python, for_encoders=True)
+        builder.check_environment(arguments.python, builder.NEEDED_FOR_ENCODERS)
     if not arguments.unchecked:
         builder.check_source(order, arguments.python)
-    place = store.place_of(load_settings().models_path, f"{name}-{order.precision}-{arguments.device}")
+    return _directory(arguments, name, order.precision)
+
+
+def _directory(arguments: argparse.Namespace, name: str, precision: str) -> Path:
+    """The directory to build. Raises ConfigurationError if it exists."""
+    place = store.place_of(load_settings().models_path, f"{name}-{precision}-{arguments.device}")
     directory = absolute(arguments.to or place)
     if directory.exists():
         raise ConfigurationError(f"{directory} already exists; name another directory with --to, or remove it")
@@ -109,27 +135,78 @@ def _build_from_hub(arguments: argparse.Namespace, name: str) -> Path:
     """Build from the hub: the original is fetched like a model, and removed after a successful build."""
     hub = Hub(arguments.token)
     repository = hub.repository(name, arguments.revision)
+    origin = store.Origin(name, repository.commit)
+    gguf = select_gguf(repository, arguments.include)
     with tempfile.TemporaryDirectory() as folder:
-        fetch_description(hub, repository, Path(folder))
-        directory = _target(arguments, name, Path(folder))
+        if gguf is None:
+            fetch_description(hub, repository, Path(folder))
+            directory = _target(arguments, name, Path(folder))
+        else:
+            directory = _directory(arguments, PurePosixPath(gguf.path).stem, arguments.precision or _PRECISION)
+            _check_gguf(arguments, gguf_source.fetch_beginning(hub, repository, gguf, Path(folder)))
+    selection = select_source(repository) if gguf is None else with_tokenizer(repository, gguf)
     with store.locked(directory):
         source = store.staging(directory, "source")
-        download(hub, repository, select_source(repository), source, tell=say)
-        _build(arguments, source, directory, store.Origin(name, repository.commit))
+        download(hub, repository, selection, source, tell=say)
+        if gguf is None:
+            _build(arguments, source, directory, origin)
+        else:
+            _build_gguf(arguments, source / name_of(gguf), directory, store.Origin(name, repository.commit, gguf.path))
         shutil.rmtree(source, ignore_errors=True)
     return directory
 
 
-def _build(arguments: argparse.Namespace, source: Path, directory: Path, origin: store.Origin) -> None:
+def _check_gguf(arguments: argparse.Namespace, path: Path) -> None:
+    """Check that a GGUF file can be built; its weights may be zeros. Raises ConfigurationError and ExportFailed."""
+    builder.check_environment(arguments.python, builder.NEEDED_FOR_GGUF)
+    if arguments.unchecked:
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        _unpack(arguments, path, Path(folder), with_weights=False)
+        builder.check_source(_order(arguments, Path(folder), Path(folder)), arguments.python)
+
+
+def _build_gguf(arguments: argparse.Namespace, path: Path, directory: Path, origin: store.Origin) -> None:
+    """Build from a GGUF file, whose model is unpacked next to the directory."""
+    source = store.staging(directory, "unpacked")
+    shutil.rmtree(source, ignore_errors=True)
+    try:
+        say(f"unpacking {path.name}")
+        _unpack(arguments, path, source)
+        _build(arguments, source, directory, origin, block_size=gguf_source.BLOCK_SIZE)
+    finally:
+        shutil.rmtree(source, ignore_errors=True)
+
+
+def _unpack(arguments: argparse.Namespace, path: Path, target: Path, *, with_weights: bool = True) -> None:
+    tell = say if with_weights else _say_nothing
+    gguf_source.unpack(path, target, arguments.python, builder_environment(), tell, with_weights=with_weights)
+
+
+def _say_nothing(_: str) -> None:
+    pass
+
+
+def _build(
+    arguments: argparse.Namespace,
+    source: Path,
+    directory: Path,
+    origin: store.Origin,
+    block_size: int | None = None,
+) -> None:
     folder = store.staging(directory, "export")
     shutil.rmtree(folder, ignore_errors=True)
     order = _order(arguments, source, folder)
+    if block_size is not None:
+        order = replace(order, block_size=block_size)
+    if not arguments.unchecked:
+        builder.check_source(order, arguments.python)
     built = f"{order.precision} {order.device} {' '.join(order.options)}"
     say(f"building {directory.name} ({built})")
     try:
         builder.build(order, arguments.python, builder_environment(), say)
         check_model_directory(folder)
-        store.install(folder, directory, store.Origin(origin.source, origin.revision, built=built))
+        store.install(folder, directory, store.Origin(origin.source, origin.revision, origin.folder, built=built))
     except KeyboardInterrupt:
         raise ExportFailed("stopped") from None
     except ModelDirectoryError as error:
@@ -148,7 +225,7 @@ def _order(arguments: argparse.Namespace, source: Path, folder: Path) -> Build:
     task = arguments.task or task_of(source)
     order = Build(source, folder, arguments.precision or "", arguments.device, tuple(arguments.extra), task)
     if not order.is_encoder:
-        return replace(order, precision=order.precision or "int4")
+        return _with_quantization(arguments, order)
     order = replace(order, precision=order.precision or "fp32")
     if order.precision not in builder.ENCODER_PRECISIONS:
         known = ", ".join(builder.ENCODER_PRECISIONS)
@@ -156,3 +233,23 @@ def _order(arguments: argparse.Namespace, source: Path, folder: Path) -> Build:
     if arguments.extra:
         raise ConfigurationError(f"--extra {arguments.extra[0]}: there are no further options for an encoder")
     return order
+
+
+def _with_quantization(arguments: argparse.Namespace, order: Build) -> Build:
+    """The build of a decoder, in the precision of weights that are quantized already. Raises ConfigurationError."""
+    try:
+        quantization = read_quantization(read_source_config(order.source), order.device)
+    except ConfigurationError:
+        if not arguments.unchecked:
+            raise
+        quantization = None
+    if quantization is None:
+        return replace(order, precision=order.precision or _PRECISION)
+    found = f"the weights are quantized already ({quantization})"
+    if order.precision not in ("", quantization.precision):
+        raise ConfigurationError(f"--precision {order.precision}: {found} and can be built in {quantization.precision}")
+    option = f"block_size={quantization.group_size}"
+    if wrong := [given for given in arguments.extra if given.startswith("block_size=") and given != option]:
+        raise ConfigurationError(f"--extra {wrong[-1]}: {found} and can be built with {option}")
+    group_size = quantization.group_size
+    return replace(order, precision=quantization.precision, quantization=quantization, block_size=group_size)

@@ -249,10 +249,10 @@ class Settings(BaseModel):
     image_timeout: Positive = Field(10, le=600)
     """Seconds for fetching one image, and for decoding and preparing it; a longer time results in a 400."""
 
-    image_cache_bytes: int = Field(256 * 1024 * 1024, ge=0)
-    """Maximum bytes of images that are kept for later turns: prepared ones in files of each API process, encoded ones
-    in the memory of each engine, which keeps encoded windows of recordings within the same limit. Those of running
-    requests are exempt.
+    encoder_cache_bytes: int = Field(256 * 1024 * 1024, ge=0)
+    """Maximum bytes of what is kept for later requests: images that are prepared, in files of each API process, and
+    images and windows of recordings that are encoded, in the memory of each engine. Those of present requests are
+    exempt.
     """
 
     max_audio_body_bytes: Positive = 200 * 1024 * 1024

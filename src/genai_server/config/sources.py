@@ -62,11 +62,15 @@ def load_settings(
     try:
         return Settings.model_validate(values)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
+        first, *others = error.errors(include_url=False)
         name = str(first["loc"][0])
         field = next(field for field in Settings.model_fields if name in (field, environment_variable(field)))
         shown = "(hidden)" if field in ("admin_api_key", "api_keys") else quoted(values[field], limit=_MAX_VALUE)
         message = first["msg"].removeprefix("Value error, ")
+        # A number or a word, such as auto, has an error for each.
+        for other in others:
+            if other["type"] == "literal_error" and other["loc"][0] == name:
+                message += f", or {other['ctx']['expected']}"
         raise ConfigurationError(f"{written_as[field]}={shown}: {message}") from None
 
 

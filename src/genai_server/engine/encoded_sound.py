@@ -1,4 +1,4 @@
-"""What a decoder of transcripts hears."""
+"""What a decoder of transcripts attends to."""
 
 from dataclasses import dataclass
 from typing import Any

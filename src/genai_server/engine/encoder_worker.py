@@ -41,7 +41,8 @@ class RequestEnded(Exception):
 
 
 class EncoderWorker(ABC, Generic[One]):
-    """The thread owns what is encoded. `max_bytes` limits what is kept besides the inputs of present requests.
+    """The thread owns what is encoded. `max_bytes` limits what is kept besides the inputs of present requests, which
+    are never dropped, and so never encoded twice.
 
     `open_encoder` is called in the thread, whose priority its own threads inherit: passes of running answers go first.
     Raises what it raises.
@@ -55,7 +56,8 @@ class EncoderWorker(ABC, Generic[One]):
         self.num_encoded = 0
         self._max_bytes = max_bytes
         self._kept: OrderedDict[str, One] = OrderedDict()
-        self._num_bytes = 0
+        # The present requests that have been given their inputs, with the digests of these.
+        self._given: list[tuple[Sequence, str]] = []
         self._thread = WorkerThread("encoder", let_others_go_first)
         self._encode = self._thread.submit(open_encoder).result()
 
@@ -98,15 +100,28 @@ class EncoderWorker(ABC, Generic[One]):
         if sequence.state is SequenceState.ENDED:
             raise RequestEnded
         found = self._kept.get(digest)
-        if found is not None:
-            self._kept.move_to_end(digest)
-            return found
-        with open(path, "rb") as file, np.load(file, allow_pickle=False) as tensors:
-            found = self._made(digest, dict(tensors))
-        self.num_encoded += 1
-        self._kept[digest] = found
-        self._num_bytes += found.num_bytes
-        while self._num_bytes > self._max_bytes:
-            _, dropped = self._kept.popitem(last=False)
-            self._num_bytes -= dropped.num_bytes
+        if found is None:
+            with open(path, "rb") as file, np.load(file, allow_pickle=False) as tensors:
+                found = self._made(digest, dict(tensors))
+            self.num_encoded += 1
+            self._kept[digest] = found
+        self._kept.move_to_end(digest)
+        self._given.append((sequence, digest))
+        self._drop_unused()
         return found
+
+    def _num_present(self) -> int:
+        """The number of inputs that present requests have."""
+        self._given = [given for given in self._given if given[0].state is not SequenceState.ENDED]
+        return len(self._given)
+
+    def _drop_unused(self) -> None:
+        """Drop what no present request has, the longest unused first, until the rest is within the limit."""
+        self._num_present()
+        present = {digest for _, digest in self._given}
+        unused = [digest for digest in self._kept if digest not in present]
+        num_bytes = sum(self._kept[digest].num_bytes for digest in unused)
+        for digest in unused:
+            if num_bytes <= self._max_bytes:
+                return
+            num_bytes -= self._kept.pop(digest).num_bytes

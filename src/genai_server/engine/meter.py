@@ -111,7 +111,8 @@ class Meter:
     ) -> Figures:
         """All counters, here and elsewhere in the engine."""
         encoder = runners.encoder
-        num_encoded, hears = 0 if encoder is None else encoder.num_encoded, isinstance(encoder, SoundWorker)
+        num_encoded = 0 if encoder is None else encoder.num_encoded
+        are_sounds = isinstance(encoder, SoundWorker)
         return Figures(
             kv_tokens=sum(sequence.num_read for sequence in running),
             kv_capacity=runners.kv_capacity,
@@ -121,8 +122,8 @@ class Meter:
             cache_hits=self._cache_hits,
             drafted=self._drafted,
             accepted=self._accepted,
-            encoded_images=0 if hears else num_encoded,
-            encoded_sounds=num_encoded if hears else 0,
+            encoded_images=0 if are_sounds else num_encoded,
+            encoded_sounds=num_encoded if are_sounds else 0,
             pauses=self._pauses,
             preemptions=self._preemptions,
             terminated=requests.num_terminated,

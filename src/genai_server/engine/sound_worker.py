@@ -24,7 +24,6 @@ class SoundWorker(EncoderWorker[EncodedSound]):
         """`max_ahead` limits the sounds of requests that have not ended. Others are encoded when these have."""
         super().__init__(open_encoder, max_bytes)
         self._max_ahead = max_ahead
-        self._given: list[Sequence] = []
 
     def has_inputs(self, request: GenerationRequest) -> bool:
         return request.sound is not None
@@ -40,15 +39,9 @@ class SoundWorker(EncoderWorker[EncodedSound]):
         sound = sequence.request.sound
         assert sound is not None
         # A sound takes much more memory than a prompt, so that the queue must not be full of them.
-        while sequence.state is not SequenceState.ENDED and len(self._unended()) >= self._max_ahead:
+        while sequence.state is not SequenceState.ENDED and self._num_present() >= self._max_ahead:
             time.sleep(_POLL)
-        encoded = self._encoded(sequence, sound.digest, sound.path)
-        self._given.append(sequence)
-        return encoded
-
-    def _unended(self) -> list[Sequence]:
-        self._given = [sequence for sequence in self._given if sequence.state is not SequenceState.ENDED]
-        return self._given
+        return self._encoded(sequence, sound.digest, sound.path)
 
     def _made(self, digest: str, tensors: Tensors) -> EncodedSound:
         found: EncodedSound = self._encode(tensors)

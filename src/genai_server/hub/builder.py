@@ -19,6 +19,7 @@ from genai_server.hub.architectures import (
     known_architectures,
     read_source_config,
 )
+from genai_server.hub.quantized_checkpoint import Quantization, check_tensors
 from genai_server.installation import this_installation
 from genai_server.pooling_model import CONFIG, GENAI_CONFIG, MODULE_FILES, MODULES, Task, is_decoder
 from genai_server.speech_model import GENERATION
@@ -32,7 +33,8 @@ ENCODER_PRECISIONS = ("fp32", "int8")
 # Modules that the builder imports and serving does not need.
 _BUILDER = "onnxruntime_genai.models.builder"
 _NEEDED = ("torch", "transformers", "onnx_ir", _BUILDER)
-_NEEDED_FOR_ENCODERS = ("torch", "transformers", "onnxscript", "onnxruntime")
+NEEDED_FOR_ENCODERS = ("torch", "transformers", "onnxscript", "onnxruntime")
+NEEDED_FOR_GGUF = ("torch", "transformers", "transformers.integrations.gguf", "gguf", "accelerate")
 _ENCODERS = Path(__file__).with_name("export_encoder.py")
 # The answers of a decoder that reranks, if its directory does not name them.
 _YES, _NO = "yes", "no"
@@ -59,6 +61,10 @@ class Build:
     # Further options of the builder, `NAME=VALUE`.
     extra: tuple[str, ...] = ()
     task: Task = Task.GENERATE
+    # How the source's weights are quantized; None if they are not.
+    quantization: Quantization | None = None
+    # Values that have one scale, on CPUs.
+    block_size: int = 128
 
     @property
     def is_encoder(self) -> bool:
@@ -81,17 +87,16 @@ class Build:
             Task.TRANSCRIBE: {},
         }[self.task].copy()
         if self.device == "cpu" and self.precision in ("int4", "int8"):
-            chosen |= {"block_size": "128", "accuracy_level": "4"}
+            chosen |= {"block_size": str(self.block_size), "accuracy_level": "4"}
         if self.device == "cpu" and has_draft_head(read_source_config(self.source)):
             chosen["exclude_mtp"] = "true"  # onnxruntime-genai cannot load such a head on a CPU
         chosen |= dict(option.split("=", 1) for option in self.extra)
         return [f"{name}={value}" for name, value in chosen.items()]
 
 
-def check_environment(python: Path, *, for_encoders: bool = False) -> None:
-    """Check that a Python interpreter has what the builder needs. Raises ConfigurationError."""
-    needed = _NEEDED_FOR_ENCODERS if for_encoders else _NEEDED
-    code = f"import importlib.util as u; print(*[n for n in {needed!r} if not _has(u, n)])"
+def check_environment(python: Path, needed: Sequence[str] = _NEEDED) -> None:
+    """Check that a Python interpreter has modules, by default those of the builder. Raises ConfigurationError."""
+    code = f"import importlib.util as u; print(*[n for n in {tuple(needed)!r} if not _has(u, n)])"
     code = "def _has(u, n):\n try: return u.find_spec(n)\n except ImportError: return None\n" + code
     try:
         done = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True)
@@ -107,10 +112,13 @@ def check_environment(python: Path, *, for_encoders: bool = False) -> None:
 def check_source(build: Build, python: Path) -> None:
     """Check that the builder of a Python interpreter can build the model. Raises ConfigurationError with the reason.
 
-    The source needs to contain only config.json. Encoders are not the builder's.
+    The source needs to contain only config.json; quantized weights are checked if they are there. Encoders are not the
+    builder's.
     """
     if build.is_encoder:
         return
+    if build.quantization is not None:
+        check_tensors(build.source, build.quantization)
     code = f"import importlib.util as u; print(u.find_spec({_BUILDER!r}).origin)"
     try:
         found = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True).stdout.splitlines()
@@ -133,7 +141,7 @@ def build(build: Build, python: Path, environment: dict[str, str], tell: Callabl
     """
     build.target.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=build.target) as cache:
-        status, last = _run([str(python), "-u", *_arguments(build, cache)], environment, build.target / LOG, tell)
+        status, last = run_logged([str(python), "-u", *_arguments(build, cache)], environment, build.target / LOG, tell)
     if status:
         kept = build.target.parent / f"{build.target.stem.strip('.')}.log"
         shutil.copy(build.target / LOG, kept)
@@ -199,10 +207,10 @@ def _add_yes_and_no(target: Path) -> None:
     (target / paths[1] / CONFIG).write_text(json.dumps(tokens, indent=2) + "\n", encoding="utf-8")
 
 
-def _run(
+def run_logged(
     command: Sequence[str], environment: dict[str, str], log: Path, tell: Callable[[str], None]
 ) -> tuple[int, list[str]]:
-    """The exit status and the last lines of output."""
+    """Run a program, report its steps and write its output to a file; returns its status and the last lines."""
     last: deque[str] = deque(maxlen=_LAST_LINES)
     with (
         log.open("w", encoding="utf-8") as out,

@@ -14,6 +14,10 @@ MODEL_CONFIG = "genai_config.json"
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 # The files that Transformers and onnxruntime-genai's builder read from a repository with PyTorch weights.
 _SOURCE = ("*.json", "*.safetensors", "*.model", "*.jinja", "*.txt", "*.tiktoken")
+_GGUF = "*.gguf"
+# Files of GGUF repositories that are not models: projections of images, and statistics for quantization.
+_NO_MODELS = ("mmproj*", "*imatrix*")
+_TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 # The folder of a module of sentence-transformers.
 _MODULE_FOLDER = re.compile(r"\d+_\w+/(config\.json|model\.safetensors)")
 # Files next to a repository's ONNX graphs that are not graphs.
@@ -115,6 +119,37 @@ def select_source(repository: Repository) -> Selection:
     return _selection("", [*(file for file in top if _matches(file.path, _SOURCE)), *modules])
 
 
+def select_gguf(repository: Repository, include: Sequence[str] = ()) -> RemoteFile | None:
+    """The only GGUF file that matches the patterns; without patterns, None if the repository has other weights.
+
+    Raises PullFailed if no file matches, or several do.
+    """
+    files = [file for file in repository.files if fnmatchcase(file.path, _GGUF)]
+    files = [file for file in files if not _matches(PurePosixPath(file.path).name, _NO_MODELS)]
+    chosen = [file for file in files if not include or _matches(file.path, include)]
+    if include and not chosen:
+        raise PullFailed(f"no GGUF file of {repository.name} matches --include {' '.join(include)}")
+    if not chosen or (not include and any(file.path.endswith(".safetensors") for file in repository.files)):
+        return None
+    if len(chosen) > 1:
+        raise PullFailed(
+            "\n".join([f"{repository.name} has several models; choose one with --include:", *_choices(chosen)])
+        )
+    return chosen[0]
+
+
+def with_tokenizer(repository: Repository, file: RemoteFile) -> Selection:
+    """A GGUF file, without its folder, and the tokenizer's files of its repository."""
+    return Selection(
+        "", {other.path: other for other in repository.files if other.path in _TOKENIZERS} | {name_of(file): file}
+    )
+
+
+def name_of(file: RemoteFile) -> str:
+    """A file's name without its folder."""
+    return PurePosixPath(file.path).name
+
+
 def select_pooling(repository: Repository) -> Selection:
     """The files that describe the pooling; none if the repository has no modules.json."""
     files = [f for f in repository.files if f.path in MODULE_FILES or _MODULE_FOLDER.fullmatch(f.path)]
@@ -130,15 +165,18 @@ def _select_encoder(repository: Repository, include: Sequence[str]) -> Selection
     if not graphs or not has_config or (include and not names):
         raise PullFailed(no_model(repository, include))
     if len(names) != 1:
-        sizes = "\n".join(
-            f'  --include "{graphs[name].shown}"  ({graphs[name].size / _GIB:.2f} GiB)' for name in names or graphs
-        )
+        sizes = "\n".join(_choices(graphs[name] for name in names or graphs))
         raise PullFailed(f"{repository.name} has several graphs; choose one with --include:\n{sizes}")
     (graph,) = names
     texts = [file for file in repository.files if "/" not in file.path and _matches(file.path, _NEXT_TO_GRAPHS)]
     modules = [file for file in repository.files if _MODULE_FOLDER.fullmatch(file.path)]
     others = tuple(name for name in graphs if name != graph)
     return _selection("", [*texts, *modules, *(f for f in repository.files if _is_of_graph(f.path, graph, others))])
+
+
+def _choices(files: Iterable[RemoteFile]) -> list[str]:
+    """A line for each file, with its size."""
+    return [f'  --include "{file.shown}"  ({file.size / _GIB:.2f} GiB)' for file in files]
 
 
 def _is_of_graph(path: str, graph: str, others: tuple[str, ...]) -> bool:

@@ -189,7 +189,7 @@ class Images:
         self._count = count
         self._may_connect = may_connect
         self._start = start
-        self._files = ImageFiles(own_folder(folder, _FOLDER), settings.image_cache_bytes)
+        self._files = ImageFiles(own_folder(folder, _FOLDER), settings.encoder_cache_bytes)
         self._fetches = asyncio.Semaphore(_FETCHES)
         self._readers: Readers[ImageReader] = Readers()
 

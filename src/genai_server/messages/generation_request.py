@@ -67,7 +67,7 @@ class Image(Struct, frozen=True):
 
 
 class Sound(Struct, frozen=True):
-    """What a model for speech hears while it writes: a window of a recording, prepared for the model."""
+    """What a model for speech transcribes: a window of a recording, prepared for the model."""
 
     # Equal for equal windows. Requests with different salts have different digests.
     digest: str

@@ -23,8 +23,8 @@ class EngineSettings(Struct, frozen=True):
     kv_cache_bytes: int
     kv_cache_type: str
     prefill_weights: str
-    # Bytes of features of recent images.
-    image_cache_bytes: int
+    # Bytes of encoded images and sounds that no present request has.
+    encoder_cache_bytes: int
     # A path; "" for no cache.
     cache_dir: str
     # A number, "0" for no prefix cache on disk, or "auto".
@@ -84,5 +84,5 @@ class EngineReport(Struct, frozen=True):
     limited_by: str = ""
     # Memory for keys and values in the host's memory, in bytes: the least that holds the longest sequence, and the most
     # that would be used. Equal if the size is fixed.
-    least_kv_bytes: int = 0
-    most_kv_bytes: int = 0
+    min_kv_bytes: int = 0
+    max_kv_bytes: int = 0

@@ -162,7 +162,7 @@ class EngineWatch:
                     self._spec = msgspec.structs.replace(self._spec, adapters=[])
                 # Logged before the state changes, because observers of the state may log more.
                 log.info("%s is ready, process %d", self._name, self.status.pid)
-                self.kv_range = report.least_kv_bytes, report.most_kv_bytes
+                self.kv_range = report.min_kv_bytes, report.max_kv_bytes
                 self._set(
                     state=EngineState.READY,
                     address=report.address,

@@ -1,7 +1,7 @@
 """Divides the host's memory among models: whether a model fits, and how much each one's keys and values may take.
 
-Half of the memory beside weights is for keys and values. The other half remains for activations, cached files, prompts
-and the API processes. All sizes are in bytes.
+Half of the memory that weights leave is for keys and values. The other half remains for activations, cached files,
+prompts and the API processes. All sizes are in bytes.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -20,9 +20,9 @@ from genai_server.system_memory import free_memory
 # Idle models are unloaded for one whose sequences could not have WANTED_TOKENS otherwise. A model that does not fit
 # with sequences of REQUIRED_TOKENS is not loaded.
 WANTED_TOKENS, REQUIRED_TOKENS = 8192, 2048
-# Share of the memory beside weights that keys and values may take.
+# Share of the memory left by weights that keys and values may take.
 _KV_SHARE = 0.5
-# Matrices of 8 bits are made if they fit into this share of the free memory, unless the settings want them in any case.
+# Matrices of 8 bits are made if they fit into this share of the free memory, or if the settings require them.
 _INT8_SHARE = 0.25
 _MIB = 1024 * 1024
 
@@ -107,7 +107,9 @@ class MemoryBudget:
         """
         if self.fits_well(model, loaded):
             return Decision.LOAD
-        if not self._can_run(model.about, self._beside(loaded) + sum(self._weights(other.about) for other in loaded)):
+        if not self._can_run(
+            model.about, self._available(loaded) + sum(self._weights(other.about) for other in loaded)
+        ):
             return Shortage(self._figures(model.about, loaded), is_too_large=True)
         used = [other for other in loaded if other not in idle]
         fits = self._fits(model, loaded, (), REQUIRED_TOKENS)
@@ -128,7 +130,7 @@ class MemoryBudget:
         if known == self._divided or self._settings.kv_cache_bytes:
             return
         self._divided = known
-        total = int(_KV_SHARE * max(0, self._beside(loaded)))
+        total = int(_KV_SHARE * max(0, self._available(loaded)))
         ranges = [engine.kv_range or self._expected_range(about, engine, total) for about, engine in engines]
         for (_, engine), share in zip(engines, divided(total, ranges), strict=True):
             engine.resize(share)
@@ -137,15 +139,15 @@ class MemoryBudget:
         """What a model needs, and what there is."""
         weights, engines = self._weights(about, int8=False), self._num_host_engines(about)
         needed = engines * self._kv_needed(about, REQUIRED_TOKENS)
-        beside = ""
+        next_to = ""
         if loaded:
             reserved = sum(map(self._reserved, loaded))
             names = ", ".join(other.about.name for other in loaded)
-            beside = f" beside {names}, which keep {_mib(reserved)} of it for their own"
+            next_to = f" next to {names}, which keep {_mib(reserved)} of it"
         return (
             f"model {about.name} needs about {_mib(weights)} for its weights, and {_mib(needed)} for keys and values "
-            f"of a short sequence; {_mib(self._beside(loaded))} are free{beside} (GENAI_MAX_MODELS=0 loads it in any "
-            "case)"
+            f"of a short sequence; {_mib(self._available(loaded))} are free{next_to} "
+            "(GENAI_MAX_MODELS=0 loads it in any case)"
         )
 
     def _expected_range(self, about: ModelStatus, engine: MemoryEngine, total: int) -> tuple[int, int]:
@@ -162,20 +164,20 @@ class MemoryBudget:
         It must have memory for sequences of this number of tokens.
         """
         about = model.about
-        beside = self._beside([*kept, *ended]) + sum(self._weights(other.about) for other in ended)
+        available = self._available([*kept, *ended]) + sum(self._weights(other.about) for other in ended)
         if not kept and num_tokens == REQUIRED_TOKENS:
-            return self._can_run(about, beside)
-        beside -= self._weights(about)
+            return self._can_run(about, available)
+        available -= self._weights(about)
         needed = self._num_host_engines(about) * self._kv_needed(about, num_tokens)
-        return beside >= 0 and sum(map(self._reserved, kept)) + needed <= _KV_SHARE * beside
+        return available >= 0 and sum(map(self._reserved, kept)) + needed <= _KV_SHARE * available
 
     def _can_run(self, about: ModelStatus, num_bytes: int) -> bool:
         """Whether a model runs at all where it has this memory for itself, with nothing to spare."""
         needed = self._num_host_engines(about) * self._kv_needed(about, REQUIRED_TOKENS)
         return self._weights(about, int8=False) + needed <= num_bytes
 
-    def _beside(self, loaded: Collection[MemoryModel]) -> int:
-        """The memory beside the weights of the loaded models: what is free, and what their keys and values take."""
+    def _available(self, loaded: Collection[MemoryModel]) -> int:
+        """The memory that the weights of the loaded models leave: what is free, and what keys and values take."""
         held = sum(engine.kv_bytes for other in loaded for engine in other.engines)
         coming = sum(self._weights(other.about) for other in loaded if other.state == ModelState.LOADING)
         return self._free() + held - coming

@@ -118,6 +118,11 @@ class Supervisor:
         with self._lock:
             return [status for model in self._models for status in model.engine_statuses()]
 
+    def model_statuses(self) -> list[ModelStatus]:
+        """The current states of the models, in the order of the configuration."""
+        with self._lock:
+            return self._models.statuses()
+
     def _execute(self, command: Command) -> None:
         """Carry out a command of an API process. Raises RequestError and ConfigurationError."""
         with self._lock:

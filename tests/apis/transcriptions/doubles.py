@@ -5,11 +5,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 from genai_server.apis.transcriptions.engine_requests import EngineAnswer
 from genai_server.audio.window_reader import Window
 from genai_server.errors import GenaiServerError
+from genai_server.generation.dependencies import Deadline
 from genai_server.messages.generation_request import GenerationRequest, TokenLogprob
 from genai_server.speech_model import SpeechModel, read_speech_model
 from genai_server.text.codec import TextCodec, load_text_codec
@@ -83,6 +85,7 @@ class HeldRequests:
         self.is_finished = False
         # Codes of the errors that ended something else than a request.
         self.noted: list[str] = []
+        self.deadline = Deadline(60, monotonic)
         self._answers = list(answers)
 
     async def run(self, request: GenerationRequest) -> EngineAnswer:

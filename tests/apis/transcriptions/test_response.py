@@ -1,5 +1,7 @@
 """Transcripts in OpenAI's formats."""
 
+from dataclasses import replace
+
 import pytest
 from openai.types.audio import TranscriptionVerbose
 
@@ -71,7 +73,10 @@ def test_a_translation_is_in_english() -> None:
 
 
 def test_json_has_log_probabilities_on_demand() -> None:
-    assert json_body(TRANSCRIPT) == {"text": "Hi a --> b", "usage": {"type": "duration", "seconds": 3663}}
+    body = {"text": "Hi a --> b", "usage": {"type": "duration", "seconds": 3663}}
+    assert json_body(TRANSCRIPT) == body | {"languages": [{"code": "de"}]}
+    assert json_body(replace(TRANSCRIPT, language=None)) == body | {"languages": []}
+    assert json_body(replace(TRANSCRIPT, is_translated=True)) == body
     found = json_body(Transcript(TRANSCRIPT.segments[:1], 1.5, "en"), lambda token: bytes([token]))
     assert found["logprobs"] == [
         {"token": character, "bytes": [ord(character)], "logprob": -0.5} for character in " Hi"

@@ -15,12 +15,15 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import openai
 import pytest
 from openai.types.audio import TranscriptionTextDeltaEvent, TranscriptionTextDoneEvent, TranscriptionVerbose
 
 from genai_server.apis.transcriptions.engine_requests import EngineAnswer, EngineRequests
 from genai_server.audio.recordings import Recording, Recordings
+from genai_server.audio.window_reader import Window
+from genai_server.engine_client.stream import TokenStream
 from genai_server.errors import EngineDied, QueueFull
 from genai_server.messages.generation_request import GenerationRequest
 from tests.apis.transcriptions.doubles import DIRECTORY, MODEL, answer, at, load_codec
@@ -83,7 +86,7 @@ def post(server: RunningServer, path: str = PATHS[0], **fields: Any) -> httpx.Re
 
 def test_every_format_has_the_same_text(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
     for form, wanted in (
-        ("json", '{"text":"The quick brown fox","usage":{"type":"duration","seconds":4}}'),
+        ("json", '{"text":"The quick brown fox","usage":{"type":"duration","seconds":4},"languages":[{"code":"en"}]}'),
         ("text", "The quick brown fox\n"),
         ("srt", "1\n00:00:00,000 --> 00:00:02,000\nThe quick\n\n2\n"),
         ("vtt", "WEBVTT\n\n00:00:00.000 --> 00:00:02.000\nThe quick\n\n"),
@@ -131,9 +134,24 @@ def test_openais_client_transcribes(client: openai.OpenAI, spoken: Spoken) -> No
         model="speech", file=io.BytesIO(SPEECH), language="en", include=["logprobs"], chunking_strategy="auto"
     )
     assert found.text == "The quick brown fox"
+    assert [each.code for each in found.languages or ()] == ["en"]
     assert found.logprobs
     assert "".join(each.token or "" for each in found.logprobs) == " The quick brown fox"
     assert spoken.asked[0].prompt == [MODEL.start_of_transcript, MODEL.languages["en"], MODEL.transcribe]
+
+
+def test_openais_client_chooses_values_of_the_detector(client: openai.OpenAI) -> None:
+    recording, texts = encoded(np.concatenate([sentence(), silence(2)])), []
+    for threshold in (0.2, 1.0):
+        found = client.audio.transcriptions.create(
+            model="speech",
+            file=("a.wav", recording),
+            language="en",
+            chunking_strategy={"type": "server_vad", "threshold": threshold, "prefix_padding_ms": 100},
+        )
+        texts.append(found.text)
+    assert texts[0]
+    assert not texts[1]
 
 
 def test_openais_client_translates(client: openai.OpenAI, spoken: Spoken) -> None:
@@ -158,6 +176,7 @@ def test_openais_client_reads_the_stream(client: openai.OpenAI, spoken: Spoken) 
     ]
     assert isinstance(done, TranscriptionTextDoneEvent)
     assert done.text == "The quick brown fox"
+    assert [each.code for each in done.languages or ()] == ["en"]
     assert len(done.logprobs or ()) == sum(len(event.logprobs or ()) for event in deltas)
     assert done.usage
     assert done.usage.total_tokens == done.usage.input_tokens + done.usage.output_tokens
@@ -177,7 +196,7 @@ def test_usage_of_a_stream_counts_all_tokens(server: RunningServer) -> None:
 
 def test_silence_has_no_text(server: RunningServer) -> None:
     for fields, wanted in (
-        ({}, '{"text":"","usage":{"type":"duration","seconds":4}}'),
+        ({}, '{"text":"","usage":{"type":"duration","seconds":4},"languages":[]}'),
         ({"response_format": "text"}, "\n"),
         ({"response_format": "vtt"}, "WEBVTT\n\n"),
     ):
@@ -290,6 +309,35 @@ def test_a_model_unloaded_during_decoding_is_loaded_again(tmp_path: Path, monkey
             assert other.post("/v1/chat/completions", json={**body("hi"), "model": "chat"}).status_code == 200
         goes_on.set()
         assert transcribed.result().status_code == 200
+
+
+def test_a_timeout_ends_the_reading_of_a_window(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def endless(*_: Any, **__: Any) -> Window | int:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    monkeypatch.setattr(Recordings, "read_window", endless)
+    for fields in ({}, {"stream": "true"}):
+        assert refusal(post(server, timeout="1", **fields)) == (504, "timeout", None)
+
+
+def test_headers_of_a_stream_come_before_its_first_window(
+    server: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    goes_on, read = asyncio.Event(), EngineRequests._read
+    loops: list[asyncio.AbstractEventLoop] = []
+
+    async def held(self: EngineRequests, stream: TokenStream, request: GenerationRequest) -> EngineAnswer:
+        loops.append(asyncio.get_running_loop())
+        await goes_on.wait()
+        return await read(self, stream, request)
+
+    monkeypatch.setattr(EngineRequests, "_read", held)
+    fields: dict[str, Any] = {"files": {"file": ("a.wav", SPEECH)}, "data": {"stream": "true", "language": "en"}}
+    with server.client.stream("POST", PATHS[0], **fields) as response:
+        assert response.status_code == 200
+        loops[0].call_soon_threadsafe(goes_on.set)
+        assert "transcript.text.done" in response.read().decode()
 
 
 class Held:

@@ -1,12 +1,14 @@
 """Which forms are accepted, and how the error of another one names its field."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from genai_server.apis.transcriptions.schemas import TranscriptFormat, TranscriptionForm, TranslationForm
+from genai_server.apis.transcriptions.schemas import ServerVad, TranscriptFormat, TranscriptionForm, TranslationForm
+from genai_server.audio.detection import Detection
 from genai_server.http.error_responses import from_findings
 
 FILE = {"file": Path("a.wav")}
@@ -41,9 +43,25 @@ def test_all_fields_of_openai_with_an_effect_are_accepted() -> None:
     assert TranscriptionForm.model_validate({**FILE, **fields, "include": ["logprobs"]}).include == ["logprobs"]
 
 
+@pytest.mark.parametrize("written", [{"threshold": "0.6"}, {"threshold": 0.6}])
+def test_values_of_the_detector_may_be_chosen(written: dict[str, Any]) -> None:
+    given = {"type": "server_vad", "silence_duration_ms": "500", **written}
+    for strategy in (given, json.dumps(given)):
+        found = TranscriptionForm.model_validate({**FILE, "chunking_strategy": strategy}).chunking_strategy
+        assert isinstance(found, ServerVad)
+        assert found.detection == Detection(threshold=0.6, pause=8000)
+    padded = ServerVad.model_validate({"type": "server_vad", "prefix_padding_ms": "0"})
+    assert padded.detection == Detection(padding=0)
+
+
 @pytest.mark.parametrize(
     ("fields", "param", "words"),
     [
+        ({"chunking_strategy": {"type": "server_vad", "threshold": "2"}}, "chunking_strategy.threshold", "at most 1"),
+        ({"chunking_strategy": {"threshold": "0.5"}}, "chunking_strategy.type", "is required"),
+        ({"chunking_strategy": {"type": "auto"}}, "chunking_strategy.type", 'given "auto"'),
+        ({"chunking_strategy": {"type": "server_vad", "eagerness": "1"}}, "chunking_strategy.eagerness", "not a field"),
+        ({"chunking_strategy": "{"}, "chunking_strategy", 'given "{"'),
         ({"response_format": "xml"}, "response_format", 'given "xml"'),
         ({"response_format": "diarized_json"}, "response_format", "does not tell speakers apart"),
         ({"known_speaker_names": ["a"]}, "known_speaker_names", "does not tell speakers apart"),

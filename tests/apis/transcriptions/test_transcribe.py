@@ -7,7 +7,7 @@ import pytest
 
 from genai_server.apis.transcriptions.engine_requests import EngineAnswer
 from genai_server.apis.transcriptions.segments import Segment
-from genai_server.apis.transcriptions.transcribe import Transcription, Wishes
+from genai_server.apis.transcriptions.transcribe import Transcription, TranscriptionOptions
 from genai_server.apis.transcriptions.window_transcript import WindowTranscriber
 from genai_server.audio.window_reader import Window
 from genai_server.errors import InvalidField
@@ -36,8 +36,8 @@ def begun(
 ) -> Transcription:
     base = GenerationRequest("name", [], 0, MODEL.context_length)
     transcriber = WindowTranscriber(MODEL, codec, requests, base)  # type: ignore[arg-type]
-    wishes = Wishes(language, candidates, list(prompt), False, 0.0, False)
-    return Transcription(MODEL, recording, requests, transcriber, wishes)  # type: ignore[arg-type]
+    options = TranscriptionOptions(language, candidates, list(prompt), False, 0.0, False)
+    return Transcription(MODEL, recording, requests, transcriber, options)  # type: ignore[arg-type]
 
 
 async def transcribed(transcription: Transcription) -> list[Segment]:
@@ -145,7 +145,7 @@ async def test_a_recording_without_speech_has_no_text(codec: TextCodec) -> None:
     requests = HeldRequests()
     transcription = begun(codec, HeldRecording(5.0, silences=[(0.0, 5.0)]), requests, language=None)
     assert await transcribed(transcription) == []
-    assert transcription.language == "en"
+    assert transcription.language is None
     assert requests.is_finished
 
 

@@ -95,6 +95,17 @@ async def test_improbable_text_is_tried_with_higher_temperatures(codec: TextCode
 
 
 @pytest.mark.anyio
+async def test_attempts_have_seeds_of_their_own_that_stay_the_same(codec: TextCodec) -> None:
+    seeds = []
+    for window in (WINDOW, WINDOW, held_window(3.0, 9.0)):
+        requests = HeldRequests(words(codec, " no" * 40), words(codec, " no" * 40), words(codec, " yes"))
+        await transcriber(codec, requests).transcribe(window, [], task())
+        seeds.append([request.sampling.seed for request in requests.asked])
+    assert seeds[0] == seeds[1]
+    assert len({*seeds[0], *seeds[2]}) == 6
+
+
+@pytest.mark.anyio
 async def test_repetition_is_tried_with_higher_temperatures(codec: TextCodec) -> None:
     requests = HeldRequests(words(codec, " no" * 40), words(codec, " yes"))
     found = await transcriber(codec, requests).transcribe(WINDOW, [], task())

@@ -89,7 +89,7 @@ def test_unshared_slots_are_bounded_by_memory_and_named(
     assert len(batched.slots.slots) == batched.abilities.max_rows == fits
     memory = batched.abilities.memory
     assert (memory.pages(10**9), memory.num_pages) == (0, 0)
-    assert memory.least_bytes == memory.most_bytes == fits * graph.bytes_per_token * slot_length(128)
+    assert memory.min_bytes == memory.max_bytes == fits * graph.bytes_per_token * slot_length(128)
     assert [record.levelname for record in caplog.records] == ["WARNING"] * (fits < 4)
     check_full(given, RunnerPair(ScriptedRunner(), batched), fits, named)
 

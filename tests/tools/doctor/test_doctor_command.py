@@ -290,7 +290,7 @@ def test_a_model_that_does_not_fit_the_memory_is_a_failure(monkeypatch: pytest.M
 
 def test_the_context_is_reported_with_what_limits_it(monkeypatch: pytest.MonkeyPatch) -> None:
     _, whole = machine.memory(settings())
-    assert whole.found == "2048 tokens (the model's context); keys and values of so many take 12 MiB"
+    assert whole.found == "2048 tokens (the model's context); their keys and values take 12 MiB"
     monkeypatch.setattr(machine, "free_memory", lambda root: 30 * 2**20)
     _, limited = machine.memory(settings())
     assert limited.state == WARN
@@ -332,3 +332,10 @@ def test_a_model_with_paged_attention_runs_in_the_librarys_batch(tmp_path: Path)
         config["model"]["decoder"]["inputs"]["block_table"] = "block_table"
     batching = list(models.model(settings(model_dir=str(directory)), "onnx-genai"))[-1]
     assert (batching.state, "onnxruntime-genai's own batch" in batching.found) == (OK, True)
+
+
+def test_a_model_that_was_not_tried_for_lack_of_memory_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("genai_server.supervisor.memory_budget.free_memory", lambda **_: 2**20)
+    (found,) = models.devices(settings())
+    assert (found.state, found.subject) == (FAIL, "model onnx-genai")
+    assert "1 MiB are free" in found.found

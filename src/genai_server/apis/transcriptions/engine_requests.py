@@ -89,6 +89,9 @@ class EngineRequests:
     def __init__(self, context: RequestContext, pick: Callable[[], Awaitable[EngineClient]]) -> None:
         self._context = context
         self._pick = pick
+        self.deadline = context.deadline
+        # Set when an engine has accepted the first request.
+        self.accepted = asyncio.Event()
         # Of the last request, with the digest of its window.
         self._engine: EngineClient | None = None
         self._digest = ""
@@ -130,7 +133,7 @@ class EngineRequests:
         finally:
             figures.end()
             stream.close()
-        require_end(stream.reason, self._context.deadline)
+        require_end(stream.reason, self.deadline)
         return answer
 
     @property
@@ -149,7 +152,7 @@ class EngineRequests:
             self._figures.close()
 
     async def _submit(self, request: GenerationRequest) -> TokenStream:
-        deadline = self._context.deadline
+        deadline = self.deadline
         digest = "" if request.sound is None else request.sound.digest
         if digest != self._digest or self._engine is None or not self._engine.is_connected:
             self._engine, self._digest = await self._pick(), digest
@@ -166,4 +169,5 @@ class EngineRequests:
                     require_end(FinishReason.TIMEOUT, deadline)
                 self._engine = await self._pick()
             else:
+                self.accepted.set()
                 return stream

@@ -23,8 +23,8 @@ class Transcript:
     segments: Sequence[Segment]
     # In seconds.
     duration: float
-    # Code of the spoken language.
-    language: str
+    # Code of the spoken language; None without speech.
+    language: str | None
     is_translated: bool = False
 
     @property
@@ -62,8 +62,15 @@ def usage_of(duration: float) -> JsonObject:
 
 def json_body(transcript: Transcript, token_bytes: Callable[[int], bytes] | None = None) -> JsonObject:
     """The body in the format json, with log probabilities if `token_bytes` is given."""
-    logprobs = {} if token_bytes is None else {"logprobs": scored_tokens(transcript.logprobs, token_bytes)}
-    return {"text": transcript.text, "usage": usage_of(transcript.duration)} | logprobs
+    body: JsonObject = {"text": transcript.text, "usage": usage_of(transcript.duration)}
+    if not transcript.is_translated:
+        body["languages"] = detected(transcript.language)
+    return body if token_bytes is None else body | {"logprobs": scored_tokens(transcript.logprobs, token_bytes)}
+
+
+def detected(language: str | None) -> list[JsonObject]:
+    """The languages of a recording by their codes: one, or none without speech."""
+    return [] if language is None else [{"code": language}]
 
 
 def scored_tokens(logprobs: Iterable[TokenLogprob], token_bytes: Callable[[int], bytes]) -> list[JsonObject]:
@@ -79,7 +86,7 @@ def verbose_body(transcript: Transcript) -> JsonObject:
     """The body in the format verbose_json."""
     return {
         "task": "translate" if transcript.is_translated else "transcribe",
-        "language": language_name(ENGLISH if transcript.is_translated else transcript.language),
+        "language": language_name(ENGLISH if transcript.is_translated else transcript.language or ENGLISH),
         "duration": round(transcript.duration, _TIME_DIGITS),
         "text": transcript.text,
         "segments": [_segment_body(number, segment) for number, segment in enumerate(transcript.segments)],

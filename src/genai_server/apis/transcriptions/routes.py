@@ -1,6 +1,7 @@
 """OpenAI's /v1/audio/transcriptions and /v1/audio/translations."""
 
 from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 from typing import Annotated, Any
 
 from fastapi import Body
@@ -11,6 +12,7 @@ from genai_server.apis.shared.router import VersionedRouter
 from genai_server.apis.transcriptions.response import (
     TextDeltas,
     Transcript,
+    detected,
     json_body,
     plain_body,
     scored_tokens,
@@ -63,19 +65,19 @@ async def translate_recording(
 async def _transcribed(services: Services, form: AudioForm, context: RequestContext, *, translates: bool) -> Response:
     shows_logprobs = isinstance(form, TranscriptionForm) and form.include is not None
 
-    async def first_window() -> tuple[Transcription, AsyncGenerator[list[Segment]], list[Segment] | None]:
+    async def accepted() -> Transcription:
         transcription = await begin(services, form, context, translates=translates)
-        windows = transcription.windows()
-        return transcription, windows, await anext(windows, None)
+        await transcription.wait_until_accepted()
+        return transcription
 
     async def whole() -> tuple[Transcription, list[Segment]]:
         transcription = await begin(services, form, context, translates=translates)
         return transcription, [segment async for segments in transcription.windows() for segment in segments]
 
     if form.stream:
-        transcription, windows, first = await context.run_while_connected(first_window())
+        transcription = await context.run_while_connected(accepted())
         scored = transcription.token_bytes if shows_logprobs else None
-        return EventStream(transcription, _events(transcription, windows, first, scored))
+        return EventStream(transcription, _events(transcription, scored))
     transcription, segments = await context.run_while_connected(whole())
     found = Transcript(segments, transcription.duration, transcription.language, translates)
     match form.response_format:
@@ -87,25 +89,18 @@ async def _transcribed(services: Services, form: AudioForm, context: RequestCont
     return PlainTextResponse(plain_body(found, form.response_format))
 
 
-async def _events(
-    transcription: Transcription,
-    windows: AsyncGenerator[list[Segment]],
-    first: list[Segment] | None,
-    scored: _Scored,
-) -> AsyncGenerator[Event]:
+async def _events(transcription: Transcription, scored: _Scored) -> AsyncGenerator[Event]:
     """The events of a transcript. What has been sent does not change any more."""
     deltas, logprobs = TextDeltas(), list[JsonObject]()
-    try:
-        segments = first
-        while segments is not None:
+    async with aclosing(transcription.windows()) as windows:
+        async for segments in windows:
             for segment in segments:
                 event: JsonObject = {"type": "transcript.text.delta", "delta": deltas.add(segment.text)}
                 if scored is not None:
                     event["logprobs"] = scored_tokens(segment.logprobs, scored)
                     logprobs += event["logprobs"]
                 yield event
-            segments = await anext(windows, None)
-    finally:
-        await windows.aclose()
-    done = {"type": "transcript.text.done", "text": deltas.text, "usage": transcription.usage()}
+    done: JsonObject = {"type": "transcript.text.done", "text": deltas.text, "usage": transcription.usage()}
+    if not transcription.translates:
+        done["languages"] = detected(transcription.language)
     yield done if scored is None else done | {"logprobs": logprobs}

@@ -1,17 +1,21 @@
 """Forms and responses of OpenAI's transcriptions and translations."""
 
+import json
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema, model_validator
+from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema, field_validator, model_validator
 
 from genai_server.apis.shared.base import Text, Wire, elements, field_error
+from genai_server.audio.detection import Detection
+from genai_server.speech_model import SAMPLE_RATE
 
 _NO_WORDS = "the graph of the model gives no cross attention, from which times of words are computed"
 _NO_SPEAKERS = "this server does not tell speakers apart"
 _MAX_LANGUAGES = 100
 _MAX_CHOICES = 8
+_MAX_MILLISECONDS = 30_000
 
 
 class TranscriptFormat(StrEnum):
@@ -74,6 +78,37 @@ class TranslationForm(AudioForm):
     """Body of /v1/audio/translations. OpenAI's API has neither `language` nor `stream` here."""
 
 
+class ServerVad(Wire):
+    """How speech is told from silence. Forms have it as `chunking_strategy[type]` and so on, or as JSON."""
+
+    model_config = ConfigDict(strict=False)
+
+    type: Literal["server_vad"]
+    threshold: float | None = Field(
+        None, ge=0, le=1, description="Probability of speech from which on sound is speech; 0.2 by default."
+    )
+    prefix_padding_ms: int | None = Field(
+        None, ge=0, le=_MAX_MILLISECONDS, description="Sound that is kept before speech; 1000 by default."
+    )
+    silence_duration_ms: int | None = Field(
+        None,
+        ge=0,
+        le=_MAX_MILLISECONDS,
+        description="Silence at which a window may end; by default a long pause is preferred.",
+    )
+
+    @property
+    def detection(self) -> Detection:
+        """The values for the detector, with its own in the place of those that are not given."""
+        samples = SAMPLE_RATE // 1000
+        given: dict[str, Any] = {
+            "threshold": self.threshold,
+            "padding": None if self.prefix_padding_ms is None else self.prefix_padding_ms * samples,
+            "pause": None if self.silence_duration_ms is None else self.silence_duration_ms * samples,
+        }
+        return Detection()._replace(**{name: value for name, value in given.items() if value is not None})
+
+
 class TranscriptionForm(AudioForm):
     """Body of /v1/audio/transcriptions. Lists are written as `include[]`, once for each of their values."""
 
@@ -86,12 +121,24 @@ class TranscriptionForm(AudioForm):
     include: Annotated[list[Literal["logprobs"]], elements(_MAX_CHOICES)] | None = Field(
         None, description="`logprobs`: also return the log probability of each token; with `response_format` json."
     )
-    chunking_strategy: Literal["auto"] | None = Field(
-        None, description="Silence is always left out, and windows begin where segments end."
+    chunking_strategy: Literal["auto"] | ServerVad | None = Field(
+        None,
+        description="Silence is always left out, and windows begin where segments end; `server_vad` changes how "
+        "speech is told from silence.",
     )
     keywords: Any = Field(None, description="Not supported.")
     known_speaker_names: Any = Field(None, description="Not supported.")
     known_speaker_references: Any = Field(None, description="Not supported.")
+
+    @field_validator("chunking_strategy", mode="before")
+    @classmethod
+    def _from_json(cls, given: Any) -> Any:
+        if isinstance(given, str) and given.lstrip().startswith("{"):
+            try:
+                return json.loads(given)
+            except ValueError:
+                return given
+        return given
 
     @model_validator(mode="before")
     @classmethod
@@ -133,11 +180,21 @@ class TranscribedToken(BaseModel):
     logprob: float
 
 
+class DetectedLanguage(BaseModel):
+    """A language of the recording, by its code."""
+
+    code: str
+
+
 class TranscriptionResponse(BaseModel):
-    """Response with `response_format` json. `logprobs` is present if `include[]` has it."""
+    """Response with `response_format` json.
+
+    `languages` is empty without speech, and absent from translations. `logprobs` is present if `include[]` has it.
+    """
 
     text: str
     usage: DurationUsage
+    languages: list[DetectedLanguage] | None = None
     logprobs: list[TranscribedToken] | None = None
 
 

@@ -6,16 +6,17 @@ A window begins where the last complete segment before it ends, and its prompt h
 import asyncio
 import math
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 from genai_server.apis.shared.base import JsonObject
 from genai_server.apis.transcriptions.engine_requests import EngineRequests
 from genai_server.apis.transcriptions.languages import ENGLISH
-from genai_server.apis.transcriptions.schemas import AudioForm, TranscriptFormat, TranscriptionForm
+from genai_server.apis.transcriptions.schemas import AudioForm, ServerVad, TranscriptFormat, TranscriptionForm
 from genai_server.apis.transcriptions.segments import Segment, Span, split
 from genai_server.apis.transcriptions.window_transcript import TranscriptTask, WindowTranscriber, WindowTranscript
-from genai_server.audio.recordings import Recording, Recordings
+from genai_server.audio.detection import Detection
+from genai_server.audio.recordings import Recording
 from genai_server.audio.window_reader import Window
 from genai_server.engine_client.client import EngineClient
 from genai_server.errors import InvalidField
@@ -35,7 +36,7 @@ _AUDIO_TOKENS_PER_SECOND = 50
 
 
 @dataclass(frozen=True)
-class Wishes:
+class TranscriptionOptions:
     """What a form says about the transcript."""
 
     # Code of the language; None to detect it.
@@ -58,34 +59,62 @@ class Transcription:
         recording: Recording,
         requests: EngineRequests,
         transcriber: WindowTranscriber,
-        wishes: Wishes,
+        options: TranscriptionOptions,
     ) -> None:
         self.duration = recording.duration
-        # Code of the language, as far as it is known.
-        self.language = wishes.language or ENGLISH
-        self.translates = wishes.translates
+        # Code of the language that was given or detected; None without speech.
+        self.language = options.language
+        self.translates = options.translates
         self.token_bytes = transcriber.token_bytes
         self._transcriber = transcriber
         self._model = model
         self._recording = recording
         self._requests = requests
-        self._wishes = wishes
+        self._options = options
+        self._transcribed = self._transcribe()
+        # The first window, where `wait_until_accepted` has begun with it.
+        self._first: asyncio.Future[list[Segment] | None] | None = None
+
+    async def wait_until_accepted(self) -> None:
+        """Begin, and return when an engine has accepted the first window, or its transcript is complete.
+
+        Raises as `windows` does. `close` ends what has begun.
+        """
+        first = self._first = asyncio.ensure_future(anext(self._transcribed, None))
+        first.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody may wait for it
+        accepted = asyncio.create_task(self._requests.accepted.wait())
+        try:
+            await asyncio.wait({first, accepted}, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            first.cancel()
+            raise
+        finally:
+            accepted.cancel()
+        if first.done():
+            first.result()
 
     async def windows(self) -> AsyncGenerator[list[Segment]]:
         """The segments of each window, in order, as soon as its transcript is good enough.
 
         Raises the errors of EngineRequests, InvalidField and AudioReaderUnavailable.
         """
-        wishes, previous, seek = self._wishes, self._wishes.prompt, 0.0
-        language = wishes.language
+        async with aclosing(self._transcribed) as transcribed:
+            if self._first is not None and (first := await self._first) is not None:
+                yield first
+            async for segments in transcribed:
+                yield segments
+
+    async def _transcribe(self) -> AsyncGenerator[list[Segment]]:
+        options, previous, seek = self._options, self._options.prompt, 0.0
+        language = options.language
         while self.duration - seek >= _MIN_WINDOW and (window := await self._window(seek)) is not None:
             if language is None:
-                language = self.language = await self._transcriber.detect_language(window, wishes.candidates)
+                language = self.language = await self._transcriber.detect_language(window, options.candidates)
             task = TranscriptTask(
                 language if self._model.languages else "",
-                wishes.translates,
-                wishes.temperature,
-                wishes.shows_no_speech,
+                options.translates,
+                options.temperature,
+                options.shows_no_speech,
             )
             found = await self._transcriber.transcribe(window, previous, task)
             seek = window.end
@@ -105,7 +134,8 @@ class Transcription:
 
     async def _window(self, seek: float) -> Window | None:
         with self._requests.noting_errors():
-            return await self._recording.window(seek)
+            async with within(self._requests.deadline):
+                return await self._recording.window(seek)
 
     def usage(self) -> JsonObject:
         """The tokens in the form that OpenAI's streams have. Those of the recording are the encoder's."""
@@ -115,7 +145,9 @@ class Transcription:
         return {"type": "tokens", **tokens, "total_tokens": sum(tokens.values()), "input_token_details": details}
 
     def close(self) -> None:
-        """Cancel the engine request that runs."""
+        """Cancel the window and the engine request that run."""
+        if self._first is not None:
+            self._first.cancel()
         self._requests.close()
 
     @property
@@ -165,8 +197,9 @@ async def begin(services: Services, form: AudioForm, context: RequestContext, *,
         raise InvalidField(f"model {chosen.id} has been replaced by one that does not transcribe", param="model")
     if translates and not model.languages:
         raise InvalidField(f"model {chosen.id} only knows English, so it does not translate", param="model")
-    wishes = await _wishes(form, model, codec, translates=translates)
-    recording = await _opened(services.recordings, model, form.file, context.deadline)
+    options = await _options(form, model, codec, translates=translates)
+    async with within(context.deadline):
+        recording = await services.recordings.open(model, form.file, param="file", detection=_detection(form))
     context.counted.callback(recording.close)
 
     async def pick() -> EngineClient:
@@ -185,20 +218,24 @@ async def begin(services: Services, form: AudioForm, context: RequestContext, *,
         exact=services.settings.exact,
         unique_id=context.unique_id,
     )
-    return Transcription(model, recording, requests, WindowTranscriber(model, codec, requests, base), wishes)
+    return Transcription(model, recording, requests, WindowTranscriber(model, codec, requests, base), options)
 
 
-async def _opened(recordings: Recordings, model: SpeechModel, file: Path, deadline: Deadline) -> Recording:
-    """The decoded recording. Decoding may take minutes, and may have to wait for that of others."""
+@asynccontextmanager
+async def within(deadline: Deadline) -> AsyncGenerator[None]:
+    """Ends the block at the deadline: work on recordings may take minutes, and may have to wait for that of others.
+
+    Raises DeadlinePassed.
+    """
     try:
         async with asyncio.timeout(deadline.seconds_left):
-            return await recordings.open(model, file, param="file")
+            yield
     except TimeoutError:
         require_end(FinishReason.TIMEOUT, deadline)
         raise
 
 
-async def _wishes(form: AudioForm, model: SpeechModel, codec: TextCodec, *, translates: bool) -> Wishes:
+async def _options(form: AudioForm, model: SpeechModel, codec: TextCodec, *, translates: bool) -> TranscriptionOptions:
     candidates = [] if not isinstance(form, TranscriptionForm) else form.languages or []
     candidates = [_known(code, model, "languages") for code in candidates]
     language = None if form.language is None else _known(form.language, model, "language")
@@ -207,7 +244,7 @@ async def _wishes(form: AudioForm, model: SpeechModel, codec: TextCodec, *, tran
     prompt: list[int] = []
     if form.prompt is not None and (text := form.prompt.strip()):
         prompt = await codec.encode_text(f" {text}", add_special=False, parse_special=False, param="prompt")
-    return Wishes(
+    return TranscriptionOptions(
         language,
         candidates,
         prompt[-model.context_length :],
@@ -215,6 +252,12 @@ async def _wishes(form: AudioForm, model: SpeechModel, codec: TextCodec, *, tran
         form.temperature or 0.0,
         shows_no_speech=form.response_format is TranscriptFormat.VERBOSE_JSON,
     )
+
+
+def _detection(form: AudioForm) -> Detection:
+    """How speech is told from silence."""
+    strategy = form.chunking_strategy if isinstance(form, TranscriptionForm) else None
+    return strategy.detection if isinstance(strategy, ServerVad) else Detection()
 
 
 def _known(code: str, model: SpeechModel, param: str) -> str:

@@ -150,7 +150,7 @@ class WindowTranscriber:
                 window,
                 prompt,
                 max_tokens=min(self._max_tokens, self._base.max_length - len(prompt)),
-                sampling=Sampling(temperature=temperature),
+                sampling=Sampling(temperature=temperature, seed=_seed(window, prompt, temperature)),
                 transcript=self._rules,
             )
         )
@@ -201,3 +201,9 @@ class WindowTranscriber:
             transcript=transcript,
             scored_tokens=list(scored_tokens),
         )
+
+
+def _seed(window: Window, prompt: Sequence[int], temperature: float) -> int:
+    """The seed of an attempt: a recording that is transcribed again gets the same text."""
+    digest = blake2b(f"{window.digest} {temperature} {list(prompt)}".encode(), digest_size=4).digest()
+    return int.from_bytes(digest)

@@ -72,18 +72,18 @@ def check_model_directory(directory: Path) -> ModelInfo:
     try:
         info = model_info(config)
         decoder = str(config["model"]["decoder"]["filename"])
-        has_encoder, hears = "encoder" in config["model"], transcribes(directory)
-        if hears and not config["model"]["encoder"]["filename"]:
+        has_encoder, is_speech_model = "encoder" in config["model"], transcribes(directory)
+        if is_speech_model and not config["model"]["encoder"]["filename"]:
             raise KeyError("filename")
     except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
         raise ModelDirectoryError(f"{directory / CONFIG} lacks or has a wrong value for {error}") from None
     _check_names(directory, config)
-    if has_encoder and not hears:
+    if has_encoder and not is_speech_model:
         raise ModelDirectoryError(
             f"{directory} has an encoder and a decoder, and is of a type for speech that this server does not serve"
         )
     named = dict.fromkeys((decoder, *named_files(config)))
-    for name in (*named, TOKENIZER, TOKENIZER_CONFIG, *([AUDIO_PROCESSOR] if hears else [])):
+    for name in (*named, TOKENIZER, TOKENIZER_CONFIG, *([AUDIO_PROCESSOR] if is_speech_model else [])):
         _check_inside(directory, name, CONFIG)
         _check_present(directory, name, " is missing")
     for name in named:

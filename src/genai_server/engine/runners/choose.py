@@ -130,7 +130,7 @@ def _transcribing(spec: EngineSpec, model_dir: Path) -> RunnerPair:
     from genai_server.engine.model.sound_encoder import unencoded
 
     model = check_model_directory(model_dir)
-    max_bytes, max_ahead = spec.settings.image_cache_bytes, spec.settings.max_batch_size + _ENCODED_AHEAD
+    max_bytes, max_ahead = spec.settings.encoder_cache_bytes, spec.settings.max_batch_size + _ENCODED_AHEAD
     try:
         batched = load_batched(spec, model_dir, model)
     except DoesNotFit as reason:
@@ -166,7 +166,7 @@ def _image_worker(spec: EngineSpec, model_dir: Path) -> ImageWorker | None:
     return ImageWorker(
         lambda: ImageEncoder(files, spec.settings.threads, options).encode,
         files.image_token,
-        spec.settings.image_cache_bytes,
+        spec.settings.encoder_cache_bytes,
     )
 
 
@@ -205,8 +205,8 @@ def load_batched(spec: EngineSpec, model_dir: Path, model: ModelInfo) -> "Batche
     why = never_batched(spec.device, Path(spec.model_dir), settings.scheduler, settings.kv_cache_bytes)
     if why is not None:
         raise DoesNotFit(why)
-    hears = task_of(model_dir) is Task.TRANSCRIBE
-    graph = read_cross_decoder(model_dir) if hears else read_decoder_graph(model_dir)
+    is_speech_model = task_of(model_dir) is Task.TRANSCRIBE
+    graph = read_cross_decoder(model_dir) if is_speech_model else read_decoder_graph(model_dir)
     if graph.bytes_per_row and not on_cpu(spec):
         raise DoesNotFit("its layers have states of fixed size, which a batch keeps in the memory of a CPU only")
     if takes_half(spec, graph, model.context_length):

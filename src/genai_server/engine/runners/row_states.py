@@ -56,7 +56,7 @@ class RowStates:
             array[target] = array[source]
 
     def set_sound(self, row: int, sound: Sequence[NDArray[Any]]) -> None:
-        """Set what a row hears: keys and values [1, heads, frames, head_size] of all layers."""
+        """Set the sound of a row: keys and values [1, heads, frames, head_size] of all layers."""
         for (_, array), values in zip(self._sounds, sound, strict=True):
             array[row] = values[0]
 

@@ -22,7 +22,7 @@ _SECONDS_PER_PRIORITY = 30.0
 # Tokens that an answer is expected to have before any answer has ended.
 _ANSWER = 512
 # Sequences get memory for this many times the length of recent answers, because a paused one may have to be read again;
-# and at least for so many further tokens, because a sequence that has continued should not be paused at once.
+# and at least for this number of further tokens, because a sequence that has continued should not be paused at once.
 _MARGIN, _MIN_LEFT = 2, 256
 
 

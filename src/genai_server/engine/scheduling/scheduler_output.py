@@ -179,12 +179,12 @@ class KvMemory:
     max_pages: int = 0
 
     @property
-    def least_bytes(self) -> int:
+    def min_bytes(self) -> int:
         """The smallest size that `resize` can give it."""
         return self.own_bytes + self.min_pages * self.page_bytes
 
     @property
-    def most_bytes(self) -> int:
+    def max_bytes(self) -> int:
         """The largest size that would be used."""
         return self.own_bytes + self.max_pages * self.page_bytes
 

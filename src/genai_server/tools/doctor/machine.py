@@ -169,7 +169,7 @@ def _context(subject: str, settings: Settings, directory: str, kv_bytes: int) ->
     except Exception:  # a broken graph, which other findings report
         return
     size = graph.bytes_per_token * model.max_length / MIB
-    shown = f"{model.max_length} tokens ({model.limited_by}); keys and values of so many take {size:.0f} MiB"
+    shown = f"{model.max_length} tokens ({model.limited_by}); their keys and values take {size:.0f} MiB"
     if model.max_length < model.context_length and settings.max_length == AUTO:
         yield Finding(WARN, subject, f"{shown}; the model's context is {model.context_length}", _MORE_MEMORY)
     elif graph.bytes_per_token * limits.max_length > kv_bytes:

@@ -122,8 +122,8 @@ def devices(settings: Settings) -> Iterator[Finding]:
         return
     try:
         supervisor.start()
-        tried_engines = supervisor.statuses()
-        waiting = {(status.device, status.serial) for status in tried_engines}
+        tried = supervisor.model_statuses()
+        waiting = {(status.device, status.serial) for status in supervisor.statuses()}
         while waiting:
             for status in supervisor.statuses():
                 which = (status.device, status.serial)
@@ -134,9 +134,11 @@ def devices(settings: Settings) -> Iterator[Finding]:
             time.sleep(0.05)
     finally:
         supervisor.stop()
-    tried = {status.model for status in tried_engines}
-    for name in settings.served.keys() - tried:
-        yield Finding(OK, f"model {name}", "is loaded by its first request (GENAI_MAX_MODELS); not tried now")
+    for about in tried:
+        if about.is_too_large:
+            yield Finding(FAIL, f"model {about.name}", about.shortage, "free some memory, or use a smaller model")
+        elif about.on_demand:
+            yield Finding(OK, f"model {about.name}", "is loaded by its first request (GENAI_MAX_MODELS); not tried now")
 
 
 def _device(device: str, error: str | None, seconds: float) -> Finding:

@@ -1,0 +1,186 @@
+"""Writes a GGUF file as a directory in Hugging Face's format: a program for the Python that `export` names.
+
+    python unpack_gguf.py FILE TARGET [--weights]
+
+Transformers reads the file, with whatever quantization, and its tokenizer and chat template. This program corrects what
+Transformers leaves out, and refuses what would become another model: it then prints `refused: ` with the reason.
+Without `--weights` it writes what describes the model only. It imports nothing of this package, because that
+environment need not have it.
+"""
+
+import math
+import sys
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+from gguf import GGMLQuantizationType, GGUFReader
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM, AutoTokenizer, GgufConfig
+from transformers.integrations.gguf import gguf_tokenizer_mapping
+
+# Architectures of which scripts/check_checkpoints.py compares the logits.
+_ARCHITECTURES = ("llama", "qwen2", "qwen3", "phi3", "gemma2", "lfm2")
+_MODELS: Any = AutoModelForCausalLM
+_CLASSES: Any = MODEL_FOR_CAUSAL_LM_MAPPING
+# The type of tokens that structure a prompt.
+_CONTROL = 3
+# Names of rules for splitting text that are GPT-2's, or make no difference to it.
+_LIKE_GPT2 = ("gpt-2", "smollm")
+# Llama 3's rope, which a GGUF file has as factors only.
+_LLAMA_3_ROPE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+_ROPE_FACTORS = "rope_freqs.weight"
+_LONG_ROPE = ("rope_factors_long.weight", "rope_factors_short.weight")
+_TOKENIZER = "tokenizer.json"
+_TOKENIZER_FILES = (_TOKENIZER, "tokenizer_config.json", "chat_template.jinja")
+
+
+def main() -> None:
+    """Write the directory that the command line names."""
+    path, target, with_weights = Path(sys.argv[1]), Path(sys.argv[2]), "--weights" in sys.argv[3:]
+    target.mkdir(parents=True, exist_ok=True)
+    print("Reading GGUF file", flush=True)
+    try:
+        gguf = GGUFReader(path)
+    except (OSError, ValueError, IndexError) as error:
+        refuse(f"it is damaged, or no GGUF file ({error})")
+    architecture = check(gguf, path)
+    config = read_config(gguf, path, architecture)
+    if with_weights:
+        correct_rope(gguf, config)
+    save_tokenizer(gguf, path, target)
+    if not with_weights:
+        config.save_pretrained(target)
+        return
+    print("Reading weights", flush=True)
+    exact = all(tensor.tensor_type == GGMLQuantizationType.F32 for tensor in gguf.tensors)
+    model, found = _MODELS.from_pretrained(
+        path.parent,
+        gguf_file=path.name,
+        config=config,
+        quantization_config=GgufConfig(dequantize=True),
+        dtype=torch.float32 if exact else torch.float16,
+        output_loading_info=True,
+    )
+    check_weights(gguf, model, found)
+    print("Saving weights", flush=True)
+    with torch.device("meta"):  # Transformers does not save a model that it counts as quantized
+        plain = _MODELS.from_config(config, dtype=model.dtype)
+    plain.load_state_dict(model.state_dict(), assign=True)
+    plain.save_pretrained(target)
+
+
+def refuse(reason: str) -> NoReturn:
+    """End the program with the reason why a file cannot be built."""
+    print(f"refused: {reason}", flush=True)
+    raise SystemExit(1)
+
+
+def value(gguf: GGUFReader, key: str, otherwise: Any = None) -> Any:
+    """A value of the file's metadata."""
+    field = gguf.get_field(key)
+    return otherwise if field is None else field.contents()
+
+
+def check(gguf: GGUFReader, path: Path) -> str:
+    """The file's architecture. Refuses files that Transformers would read wrongly."""
+    architecture = str(value(gguf, "general.architecture", ""))
+    kind = value(gguf, "general.type", "model")
+    if kind != "model":
+        refuse(f"it is no model, but of the type {kind}")
+    if value(gguf, "split.count", 0) > 1:
+        refuse("it is one of several parts; join them with llama-gguf-split --merge")
+    if architecture not in _ARCHITECTURES:
+        refuse(f"its architecture is {architecture or 'missing'}; known are {', '.join(_ARCHITECTURES)}")
+    scaling = value(gguf, f"{architecture}.rope.scaling.type", "none")
+    if scaling != "none":
+        refuse(f"its rope is scaled ({scaling}), which Transformers leaves out")
+    names = {tensor.name for tensor in gguf.tensors}
+    if names & set(_LONG_ROPE):
+        refuse("its rope has short and long factors, which Transformers leaves out")
+    splits = {*gguf_tokenizer_mapping.GGUF_PRE_TOKENIZER_SPLITS, *_LIKE_GPT2}
+    rule = value(gguf, "tokenizer.ggml.pre", "default")
+    has_own = (path.parent / _TOKENIZER).is_file()
+    if value(gguf, "tokenizer.ggml.model") == "gpt2" and rule not in splits and not has_own:
+        refuse(
+            f"Transformers does not know how its tokenizer splits text ({rule}); "
+            f"put {' and '.join(_TOKENIZER_FILES[:2])} of the original model next to it"
+        )
+    return architecture
+
+
+def read_config(gguf: GGUFReader, path: Path, architecture: str) -> Any:
+    """The configuration of Transformers, with what it leaves out of the file."""
+    config = AutoConfig.from_pretrained(path.parent, gguf_file=path.name)
+    config.architectures = [_CLASSES[type(config)].__name__]
+    if (head := value(gguf, f"{architecture}.attention.key_length")) is not None:
+        config.head_dim = head
+    ends = [value(gguf, f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
+    ends = sorted({end for end in ends if end is not None})
+    config.eos_token_id = ends[0] if len(ends) == 1 else ends or None
+    if architecture == "gemma2":
+        correct_gemma2(gguf, config)
+    if architecture == "phi3":
+        config.original_max_position_embeddings = config.max_position_embeddings  # it is no long rope
+    return config
+
+
+def correct_rope(gguf: GGUFReader, config: Any) -> None:
+    """Llama 3's rope, of which a file has the factors. Refuses other factors."""
+    for tensor in gguf.tensors:
+        if tensor.name == _ROPE_FACTORS:
+            config.rope_parameters = llama_3_rope(tensor.data, config)
+
+
+def correct_gemma2(gguf: GGUFReader, config: Any) -> None:
+    """Gemma 2's caps. Refuses the size whose scale of queries a file does not have."""
+    if config.head_dim != 256:
+        refuse("the scale of its queries is not in the file, as in Gemma 2 27B")
+    config.query_pre_attn_scalar = 256
+    config.attn_logit_softcapping = value(gguf, "gemma2.attn_logit_softcapping", config.attn_logit_softcapping)
+    config.final_logit_softcapping = value(gguf, "gemma2.final_logit_softcapping", config.final_logit_softcapping)
+
+
+def llama_3_rope(factors: Any, config: Any) -> dict[str, Any]:
+    """The parameters of Llama 3's rope that make the file's factors. Refuses other factors."""
+    theta = config.rope_parameters["rope_theta"]
+    parameters = {"rope_type": "llama3", "rope_theta": theta, "factor": float(np.max(factors)), **_LLAMA_3_ROPE}
+    low, high = _LLAMA_3_ROPE["low_freq_factor"], _LLAMA_3_ROPE["high_freq_factor"]
+    dimensions = 2 * len(factors)
+    waves = 2 * math.pi * theta ** (np.arange(0, dimensions, 2) / dimensions)
+    turns = _LLAMA_3_ROPE["original_max_position_embeddings"] / waves
+    smooth = np.clip((turns - low) / (high - low), 0, 1)
+    expected = 1 / ((1 - smooth) / parameters["factor"] + smooth)
+    if not np.allclose(factors, expected, rtol=1e-3):
+        refuse("its rope has factors that are not Llama 3's")
+    return parameters
+
+
+def save_tokenizer(gguf: GGUFReader, path: Path, target: Path) -> None:
+    """Write the tokenizer next to the file, if there is one, or else the file's own."""
+    if (path.parent / _TOKENIZER).is_file():
+        for name in _TOKENIZER_FILES:
+            if (path.parent / name).is_file():
+                (target / name).write_bytes((path.parent / name).read_bytes())
+        return
+    tokenizer: Any = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+    tokens, types = value(gguf, "tokenizer.ggml.tokens", []), value(gguf, "tokenizer.ggml.token_type", [])
+    template = value(gguf, "tokenizer.chat_template", "")
+    marks = [token for token, kind in zip(tokens, types, strict=False) if kind == _CONTROL and token in template]
+    if wrong := [mark for mark in marks if tokenizer.convert_tokens_to_ids(mark) != tokens.index(mark)]:
+        refuse(f"Transformers does not know {wrong[0]}, which its chat template has, for one token")
+    tokenizer.save_pretrained(target)
+
+
+def check_weights(gguf: GGUFReader, model: Any, found: dict[str, Any]) -> None:
+    """Refuse a model that lacks weights, or a file of which some were left out."""
+    if missing := sorted(found["missing_keys"]):
+        refuse(f"it lacks weights, such as {missing[0]}")
+    have = sum(parameter.numel() for parameter in model.parameters())
+    want = sum(int(tensor.n_elements) for tensor in gguf.tensors if tensor.name != _ROPE_FACTORS)
+    if have != want:
+        refuse(f"Transformers reads {have} of its {want} weights")
+
+
+if __name__ == "__main__":
+    main()
