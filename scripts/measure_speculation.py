@@ -11,78 +11,27 @@ from __future__ import annotations
 import argparse
 import random
 import tempfile
-import time
 from collections.abc import Iterator
-from itertools import count
 from pathlib import Path
 from statistics import median
 
+from _models.engine_loop import Engine
 from _models.engine_spec import engine_spec
 from _models.table import table
 from llguidance import LLMatcher
 from msgspec import structs
 
-from genai_server.engine.ipc.mailbox import Connected
-from genai_server.engine.loop import EngineLoop
-from genai_server.engine.process import IDLE_CHUNK
-from genai_server.engine.profiling.folder import ProfileFolder
-from genai_server.engine.profiling.runtime_options import RuntimeOptionState
 from genai_server.engine.runners.choose import load_runners
-from genai_server.engine.runners.runner_pair import RunnerPair
-from genai_server.engine.sampling.grammar import Guidance, model_guidance
-from genai_server.engine.scheduling.scheduler import Scheduler
-from genai_server.engine.scheduling.scheduler_output import StepPolicy
+from genai_server.engine.sampling.grammar import model_guidance
 from genai_server.messages.generation_request import GenerationRequest, Sampling
-from genai_server.messages.protocol import Finished, Submit, ToApi, Tokens
+from genai_server.messages.protocol import Finished
 
 PROMPT = 64
 # Number of different tokens in the answer that repeats itself.
 FEW = 16
 # Properties of the object, each with a name of its own and a digit.
 PROPERTIES = 16
-API = 1
 HEAD = ["answer", "off, tokens/s", "auto, tokens/s", "auto / off", "drafted", "accepted"]
-
-
-class Engine:
-    """An engine's loop in this process; each has its own scheduler, which learns what passes cost."""
-
-    def __init__(self, runners: RunnerPair, guidance: Guidance, folder: Path, *, speculates: bool) -> None:
-        scheduler = Scheduler(
-            runners.main,
-            max_running=runners.main.abilities.max_rows,
-            max_waiting=0,
-            prefill_chunk=IDLE_CHUNK,
-            idle_chunk=IDLE_CHUNK,
-            policy=StepPolicy(speculates=speculates),
-        )
-        options = RuntimeOptionState(runners, ProfileFolder(folder, "cpu", max_files=1, max_bytes=1))
-        self._sent: list[ToApi] = []
-        self._keys = count()
-        self._loop = EngineLoop(runners, scheduler, options, guidance, lambda _, messages: self._sent.extend(messages))
-        self._loop.inbox.put((API, Connected()))
-
-    def answer(self, requests: list[GenerationRequest]) -> tuple[list[list[int]], float, list[Finished]]:
-        """The answers' tokens, the tokens per second once each has its first, and their ends."""
-        self._sent.clear()
-        tokens: dict[int, list[int]] = {}
-        for request in requests:
-            tokens[key := next(self._keys)] = []
-            self._loop.inbox.put((API, Submit(key, request)))
-        ends: list[Finished] = []
-        num_before, first = 0, 0.0
-        while len(ends) < len(requests):
-            self._loop.run_one_step()
-            for message in self._sent:
-                if isinstance(message, Tokens):
-                    tokens[message.key] += message.tokens
-                elif isinstance(message, Finished):
-                    ends.append(message)
-            self._sent.clear()
-            if not first and all(tokens.values()):
-                num_before, first = sum(map(len, tokens.values())), time.perf_counter()
-        seconds = time.perf_counter() - first
-        return list(tokens.values()), (sum(map(len, tokens.values())) - num_before) / seconds, ends
 
 
 def main() -> None:
@@ -131,7 +80,7 @@ def rows(off: Engine, auto: Engine, vocab_size: int, arguments: argparse.Namespa
             for number, prompt in enumerate(prompts)
         ]
 
-    answers, *_ = off.answer(requests(Sampling()))
+    answers = off.answer(requests(Sampling())).tokens
     predictions = [
         [chance.randrange(vocab_size) if n % 10 == 9 else token for n, token in enumerate(tokens)] for tokens in answers
     ]
@@ -145,9 +94,9 @@ def rows(off: Engine, auto: Engine, vocab_size: int, arguments: argparse.Namespa
     drafts: dict[str, list[Finished]] = {}
     for _ in range(arguments.rounds):
         for name, each in asked.items():
-            _, slow, _ = off.answer(each)
-            _, fast, drafts[name] = auto.answer(each)
-            found[name].append((slow, fast))
+            slow, fast = off.answer(each), auto.answer(each)
+            found[name].append((slow.per_second, fast.per_second))
+            drafts[name] = fast.ends
     for name, pairs in found.items():
         slow, fast = (median(values) for values in zip(*pairs, strict=True))
         ratio = median(fast / slow for slow, fast in pairs)

@@ -53,6 +53,10 @@ def run(script: str, *arguments: str) -> str:
             ["measure_speculation", "--tokens", "24", "--rounds", "1"],
             ["repeats itself", "auto / off", "temperature 1.5"],
         ),
+        (
+            ["measure_adapters", "--tokens", "8", "--clients", "2", "--rounds", "1", "--adapters", "1,2"],
+            ["shared passes", "a pass for each", "one by one"],
+        ),
         (["measure_exactness", str(DEMO), "--quick"], ["one row alone, exact", "ms a step, exact"]),
         (
             ["simulate_routing", "--replicas", "3,6", "--requests", "30"],

@@ -5,6 +5,7 @@ from enum import StrEnum
 from functools import cached_property
 
 from genai_server.engine.encoded_sound import EncodedSound
+from genai_server.engine.loaded_adapter import LoadedAdapter
 from genai_server.engine.prompt_images import PromptImages
 from genai_server.engine.sampling.grammar import Guide
 from genai_server.engine.sampling.sampler import Sampler
@@ -56,7 +57,7 @@ class Sequence:
         clock: Clock,
         guide: Guide | None = None,
         *,
-        adapter: object | None = None,
+        adapter: LoadedAdapter | None = None,
         reuses_past: bool = False,
     ) -> None:
         self.id = id  # unique in the engine process, and ascending
@@ -66,7 +67,7 @@ class Sequence:
         self.max_length = min(request.max_length, len(request.prompt) + request.max_tokens)
         self.sampler = Sampler(request.sampling, request.prompt)
         self.guide = guide  # the grammar's state; None without a grammar
-        self.adapter = adapter  # what the runner has loaded for this request
+        self.adapter = adapter  # None without one
         self.reuses_past = reuses_past  # whether it may reuse a cached prefix
         self.state = SequenceState.WAITING
         self.num_preparations = 0  # things that other threads prepare for it
@@ -105,8 +106,17 @@ class Sequence:
 
     @property
     def cache_salt(self) -> str | None:
-        """Cached prefixes are shared by sequences with the same. All that a decoder reads follows from the sound."""
-        return self.request.cache_salt if self.request.sound is None else self.request.sound.digest
+        """Cached prefixes are shared by sequences with the same. All that a decoder reads follows from the sound.
+
+        Keys and values depend on the adapter: on its file's content, because its id is another one after each load.
+        """
+        salt = self.request.cache_salt if self.request.sound is None else self.request.sound.digest
+        return salt if self.adapter is None else f"{salt or ''}:{self.adapter.digest}"
+
+    @property
+    def adapter_name(self) -> str | None:
+        """The name by which the request has chosen an adapter; None without one."""
+        return None if self.request.adapter is None else self.request.adapter.name
 
     @cached_property
     def prompt_key(self) -> int:
@@ -201,7 +211,7 @@ class Sequence:
         started = RequestPhase.DECODE if self.num_produced else RequestPhase.PREFILL
         phase = started if self.state is SequenceState.RUNNING else RequestPhase.QUEUED
         prompt = len(self.request.prompt)
-        adapter = None if self.request.adapter is None else self.request.adapter.name
+        adapter = self.adapter_name
         name, unique, background = self.request.request_id, self.request.own_id, self.background
         return RequestState(
             name, phase, self.age, prompt, self.num_cached, self.num_produced, adapter, unique, background

@@ -18,11 +18,12 @@ class BlockStored(Struct, frozen=True, tag=True):
     # The tokens of all these blocks.
     token_ids: list[int]
     block_size: int = BLOCK_TOKENS
-    # Number and name of an adapter; sequences with an adapter have no cached prefixes here.
+    # Always None: vLLM numbers its adapters, and `lora_name` says which one it is.
     lora_id: None = None
     # The medium of the blocks. Routers take other values for slower media that vLLM offloads blocks to.
     medium: str = "GPU"
-    lora_name: None = None
+    # The adapter that the blocks were read with, as requests name it; None without one.
+    lora_name: str | None = None
 
 
 class BlockRemoved(Struct, frozen=True, tag=True):
@@ -56,3 +57,5 @@ class KvEventTarget(Struct, frozen=True):
     address: str
     topic: str
     rank: int = 0
+    # The model's name. Requests name an adapter of it MODEL:NAME.
+    model: str = ""

@@ -214,7 +214,7 @@ class Supervisor:
         rank = about.serial * len(settings.devices) + about.devices.index(device)
         host, _, port = settings.kv_events.rpartition(":")
         address = f"{host}:{int(port) + rank}" if "*" in host else settings.kv_events
-        return KvEventTarget(address, settings.kv_events_topic.replace("{model}", about.name), rank)
+        return KvEventTarget(address, settings.kv_events_topic.replace("{model}", about.name), rank, about.name)
 
     def _on_change(self) -> None:
         self._publish()

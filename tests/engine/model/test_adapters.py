@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from genai_server.engine.model.adapters import Adapters
+from genai_server.engine.runners.pooled import PooledRunner
 from genai_server.engine.runners.scripted import ScriptedRunner
 from genai_server.errors import AdapterLoadFailed, ModelNotFound, Unavailable
 from genai_server.messages.generation_request import Adapter
@@ -15,7 +16,7 @@ class Counting(ScriptedRunner):
 
     num_loaded = 0
 
-    def load_adapter(self, path: Path) -> object:
+    def load_adapter(self, path: Path) -> bytes:
         self.num_loaded += 1
         return super().load_adapter(path)
 
@@ -27,7 +28,7 @@ def runner() -> Counting:
 
 @pytest.fixture
 def adapters(runner: Counting) -> Adapters:
-    return Adapters(runner)
+    return Adapters([runner])
 
 
 @pytest.fixture
@@ -44,8 +45,27 @@ def test_adapter_is_loaded_once_for_all_requests(adapters: Adapters, adapter: Ad
     assert runner.num_loaded == 1
 
 
-def test_restarted_engine_loads_the_adapter_of_a_request(adapters: Adapters, adapter: Adapter) -> None:
-    assert adapters.find(adapter) == b"Sir, "
+def test_restarted_engine_loads_the_adapter_of_a_request(
+    adapters: Adapters, adapter: Adapter, runner: Counting
+) -> None:
+    assert adapters.find(adapter).parts == {runner: b"Sir, "}
+
+
+def test_all_runners_load_an_adapter_or_none(adapter: Adapter, runner: Counting) -> None:
+    other = Counting()
+    adapters = Adapters([runner, other])
+    assert adapters.find(adapter).parts == {runner: b"Sir, ", other: b"Sir, "}
+    refusing = Adapters([runner, PooledRunner.__new__(PooledRunner)])
+    with pytest.raises(AdapterLoadFailed):
+        refusing.load(adapter)
+
+
+def test_digest_tells_contents_apart_and_not_names(adapters: Adapters, adapter: Adapter, tmp_path: Path) -> None:
+    same = adapters.find(Adapter("other", adapter.path, "2"))
+    file = tmp_path / "rude.txt"
+    file.write_text("You, ", encoding="utf-8")
+    other = adapters.find(Adapter("polite", str(file), "3"))
+    assert adapters.find(adapter).digest == same.digest != other.digest
 
 
 def test_missing_adapter_file_is_the_servers_fault_in_a_request(
@@ -59,7 +79,7 @@ def test_missing_adapter_file_is_the_servers_fault_in_a_request(
         adapters.load(adapter)
     assert refused.value.param == "path"
     Path(adapter.path).write_text("Madam, ", encoding="utf-8")
-    assert adapters.find(adapter) == b"Madam, "
+    assert list(adapters.find(adapter).parts.values()) == [b"Madam, "]
 
 
 def test_unloaded_adapter_is_not_reloaded_by_a_late_request(adapters: Adapters, adapter: Adapter) -> None:
@@ -72,4 +92,4 @@ def test_unloaded_adapter_is_not_reloaded_by_a_late_request(adapters: Adapters, 
 def test_a_new_one_may_have_the_name_of_one_that_was_unloaded(adapters: Adapters, adapter: Adapter) -> None:
     adapters.load(adapter)
     adapters.unload(adapter.id)
-    assert adapters.find(Adapter(adapter.name, adapter.path, "2")) == b"Sir, "
+    assert list(adapters.find(Adapter(adapter.name, adapter.path, "2")).parts.values()) == [b"Sir, "]

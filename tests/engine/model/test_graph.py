@@ -117,10 +117,10 @@ def test_positions_are_given_to_a_graph_that_takes_them(write: Callable[..., Pat
     assert read_decoder_graph(write({"inputs": ("position_ids",)})).position_ids == "position_ids"
 
 
-def test_inputs_with_defaults_are_for_adapters_and_left_at_these(write: Callable[..., Path]) -> None:
+def test_adapters_of_another_form_leave_a_graph_its_batch(write: Callable[..., Path], adapted: Path) -> None:
     empty = helper.make_tensor("lora_A", TensorProto.INT64, [8, 0], [])
-    assert read_decoder_graph(write({"inputs": ("lora_A",), "more": ([], [empty])})).takes_adapters
-    assert not read_decoder_graph(write()).takes_adapters
+    assert read_decoder_graph(write({"inputs": ("lora_A",), "more": ([], [empty])})).low_rank_paths == ()
+    assert len(read_decoder_graph(adapted).low_rank_paths) > 1
 
 
 def test_half_precision_cache_halves_the_bytes_per_token_only(

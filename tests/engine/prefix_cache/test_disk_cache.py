@@ -21,7 +21,7 @@ from genai_server.engine.sampling.grammar import Guidance
 from genai_server.engine.scheduling.scheduler import Scheduler
 from genai_server.messages.admin import CacheReset, ResetPrefixCache
 from genai_server.messages.figures import DiskCacheFigures
-from genai_server.messages.generation_request import Sampling, TokenLogprob
+from genai_server.messages.generation_request import Adapter, Sampling, TokenLogprob
 from genai_server.messages.protocol import Cancel, Finished, Tokens
 from tests.engine.model_runners import batched_runner
 from tests.hand_clock import HandClock
@@ -122,6 +122,23 @@ class Engine(SteppedLoop):
 @pytest.fixture(scope="module")
 def batched(session: Any) -> BatchedRunner:
     return batched_runner(session=session, max_length=MAX_LENGTH)
+
+
+def test_prefix_of_an_adapter_outlives_the_adapters_id(adapted: Path, clock: HandClock, tmp_path: Path) -> None:
+    batched = batched_runner(adapted, max_length=MAX_LENGTH)
+    engine = Engine(tmp_path / "prefixes", OgGeneratorRunner(adapted, "cpu", threads=1), batched, clock)
+    file = str(adapted / "lively.onnx_adapter")
+    expected, _ = engine.answer(1, PROMPT, adapter=Adapter("lively", file, "1"))
+    engine.stay(2)
+    engine.stay(100)
+    engine.restart()
+    found, num_cached = engine.answer(2, PROMPT, adapter=Adapter("lively", file, "2"))
+    assert num_cached == len(PROMPT) // SEGMENT * SEGMENT
+    assert [one.logprob for one in found] == pytest.approx([one.logprob for one in expected], abs=0.01)
+    others = [None, Adapter("dreamy", str(adapted / "dreamy.onnx_adapter"), "3")]
+    for key, adapter in enumerate(others, 3):
+        engine.restart()
+        assert engine.answer(key, PROMPT, adapter=adapter)[1] == 0
 
 
 MakeEngine = Callable[..., Engine]

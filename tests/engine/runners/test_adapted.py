@@ -1,6 +1,7 @@
 """Adapters in the real library: sequences with and without adapters run concurrently, each as if alone."""
 
 import json
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,6 +11,7 @@ import numpy as np
 import onnxruntime
 import pytest
 
+from genai_server.engine.loaded_adapter import LoadedAdapter
 from genai_server.engine.model.graph import read_decoder_graph
 from genai_server.engine.model.session import open_session
 from genai_server.engine.runners.base import Abilities
@@ -19,7 +21,7 @@ from genai_server.engine.runners.runner_pair import NOT_EXACT, RunnerPair
 from genai_server.engine.runners.scripted import ScriptedRunner
 from genai_server.engine.sequence import Sequence
 from genai_server.errors import AdapterLoadFailed
-from genai_server.messages.generation_request import GenerationRequest
+from genai_server.messages.generation_request import Adapter, GenerationRequest
 from tests.demo_device import prompt
 from tests.engine.model_runners import batched_runner, library_answer
 from tests.engine.runners.test_runner_pair import MAX_LENGTH, SLOTS, Engine, produced
@@ -39,9 +41,10 @@ def session(adapted: Path) -> Any:
     return open_session(read_decoder_graph(adapted), 1, optimized=False)
 
 
-@pytest.fixture(scope="module")
-def loaded(adapted: Path, generator: OgGeneratorRunner) -> dict[str, object]:
-    return {name: generator.load_adapter(adapted / f"{name}.onnx_adapter") for name in NAMES}
+@pytest.fixture
+def loaded(adapted: Path, engine: Engine) -> dict[str, LoadedAdapter]:
+    files = {name: adapted / f"{name}.onnx_adapter" for name in NAMES}
+    return {name: engine.runners.adapters.find(Adapter(name, str(file), name)) for name, file in files.items()}
 
 
 @pytest.fixture
@@ -69,7 +72,7 @@ def test_model_with_adapters_runs_in_a_batch_unchanged(adapted: Path, engine: En
 
 
 def test_two_adapters_and_the_base_answer_together_as_alone(
-    adapted: Path, engine: Engine, loaded: dict[str, object]
+    adapted: Path, engine: Engine, loaded: dict[str, LoadedAdapter]
 ) -> None:
     files = {name: adapted / f"{name}.onnx_adapter" for name in NAMES}
     with_adapter = {name: engine.begin(n, FRANCE, adapter=loaded[name]) for n, name in enumerate(NAMES)}
@@ -80,28 +83,38 @@ def test_two_adapters_and_the_base_answer_together_as_alone(
     plain = library_answer(adapted, FRANCE, STEPS)
     assert len({tuple(answer) for answer in (*answers.values(), plain)}) == 3
     for name, sequence in with_adapter.items():
-        assert not sequence.batched
+        assert sequence.batched
         assert same_until_the_end(sequence, answers[name])
     for sequence in base:
         assert sequence.batched
         assert same_until_the_end(sequence, plain)
 
 
-def test_past_is_never_shared_between_adapters(engine: Engine, loaded: dict[str, object]) -> None:
+def test_past_is_shared_by_sequences_with_the_same_adapter_only(
+    engine: Engine, loaded: dict[str, LoadedAdapter]
+) -> None:
     long = FRANCE * 3
-    first = engine.begin(1, long, adapter=loaded["dreamy"])
+    for number, adapter in enumerate((*loaded.values(), None)):
+        first = engine.begin(2 * number, long, adapter=adapter)
+        assert first.num_cached == 0
+        engine.run(first, 2)
+        engine.end(first)
+        again = engine.begin(2 * number + 1, long, adapter=adapter)
+        assert again.num_cached == len(long) - 2
+        engine.end(again)
+
+
+def test_loading_the_same_file_again_finds_its_prefixes(adapted: Path, engine: Engine) -> None:
+    adapters = engine.runners.adapters
+    file = str(adapted / "lively.onnx_adapter")
+    first = engine.begin(1, FRANCE, adapter=adapters.find(Adapter("lively", file, "1")))
     engine.run(first, 2)
     engine.end(first)
-    base = engine.begin(2, long)
-    assert base.num_cached == 0
-    engine.run(base, 2)
-    engine.end(base)
-    for number, adapter in enumerate(loaded.values(), 3):
-        assert engine.begin(number, long, adapter=adapter).num_cached == 0
-    assert engine.begin(9, long).num_cached > 0
+    adapters.unload("1")
+    assert engine.begin(2, FRANCE, adapter=adapters.find(Adapter("lively", file, "2"))).num_cached > 0
 
 
-def test_exact_answer_with_an_adapter_is_the_same_in_company(engine: Engine, loaded: dict[str, object]) -> None:
+def test_exact_answer_with_an_adapter_is_the_same_in_company(engine: Engine, loaded: dict[str, LoadedAdapter]) -> None:
     alone = engine.begin(1, FRANCE, adapter=loaded["dreamy"], exact=True)
     engine.run(alone, STEPS)
     engine.end(alone)
@@ -113,43 +126,50 @@ def test_exact_answer_with_an_adapter_is_the_same_in_company(engine: Engine, loa
     assert produced(in_company, STEPS) == produced(alone, STEPS)
 
 
-def test_sequence_with_an_adapter_is_profiled_in_place(
-    engine: Engine, loaded: dict[str, object], tmp_path: Path
+def test_sequence_with_an_adapter_is_profiled_with_it(
+    adapted: Path, engine: Engine, loaded: dict[str, LoadedAdapter], tmp_path: Path
 ) -> None:
-    sequence = engine.begin(1, FRANCE, adapter=loaded["lively"], exact=True)
+    sequence = engine.begin(1, FRANCE, adapter=loaded["lively"])
     engine.run(sequence, 3)
     assert engine.runners.no_profile(sequence) is None
-    read = sequence.num_read
     engine.runners.to_generator(sequence)
+    engine.run(sequence, 4)  # reads all again
     engine.runners.generator.set_runtime_option(sequence.id, "enable_profiling", str(tmp_path / "adapted"))
-    engine.run(sequence, 4)
+    engine.run(sequence, 5)
     engine.runners.generator.set_runtime_option(sequence.id, "enable_profiling", "0")
     engine.runners.to_batch(sequence)
-    assert (sequence.batched, sequence.num_read) == (False, read + 1)
+    assert sequence.batched
+    engine.run(sequence, STEPS)
+    assert same_until_the_end(sequence, library_answer(adapted, FRANCE, STEPS, adapted / "lively.onnx_adapter"))
     (profile,) = tmp_path.glob("adapted_*.json")
     names = {event["name"] for event in json.loads(profile.read_text(encoding="utf-8"))}
     assert any("lora" in name for name in names)
 
 
-def test_exact_sequence_with_an_adapter_can_be_profiled() -> None:
+def test_exact_sequence_is_profiled_only_where_it_runs_alone() -> None:
     pair = RunnerPair(
         ScriptedRunner(), cast(BatchedRunner, SimpleNamespace(abilities=Abilities("batched", exact=False)))
     )
     request = GenerationRequest("r", [1], 10, 20, exact=True)
     assert pair.no_profile(Sequence(1, (0, 1), request, lambda: 0.0)) == NOT_EXACT
-    assert pair.no_profile(Sequence(2, (0, 2), request, lambda: 0.0, adapter=b"any")) is None
+    adapter = LoadedAdapter("digest", {pair.generator: b"any"})
+    assert pair.no_profile(Sequence(2, (0, 2), request, lambda: 0.0, adapter=adapter)) is None
 
 
-def test_unloaded_adapter_lives_until_its_sequence_ends(
-    adapted: Path, engine: Engine, generator: OgGeneratorRunner
-) -> None:
+def test_unloaded_adapter_lives_until_its_sequence_ends(adapted: Path, engine: Engine) -> None:
+    adapters = engine.runners.adapters
     file = adapted / "lively.onnx_adapter"
-    adapter = generator.load_adapter(file)
-    sequence = engine.begin(1, FRANCE, adapter=adapter)
+    sequence = engine.begin(1, FRANCE, adapter=adapters.find(Adapter("lively", str(file), "1")))
+    assert sequence.adapter is not None
+    loaded = weakref.ref(sequence.adapter)
     engine.run(sequence, 2)
-    sequence.adapter = adapter = None
+    adapters.unload("1")
     engine.run(sequence, STEPS)
     assert same_until_the_end(sequence, library_answer(adapted, FRANCE, STEPS, file))
+    engine.end(sequence)
+    del sequence
+    engine.run(engine.begin(2, FRANCE), 1)  # the scheduler keeps the last step until the next
+    assert loaded() is None
 
 
 def test_weights_that_do_not_go_together_are_found_by_a_trial(

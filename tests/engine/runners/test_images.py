@@ -22,10 +22,12 @@ from genai_server.engine.prompt_images import EncodedImage, PromptImages
 from genai_server.engine.runners.base import run_pass
 from genai_server.engine.runners.batched import BatchedRunner, BatchLimits
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
-from genai_server.engine.runners.runner_pair import RunnerPair
+from genai_server.engine.runners.runner_pair import NO_ADAPTERS, RunnerPair
 from genai_server.engine.scheduling.scheduler_output import UNSHARED, Read
 from genai_server.engine.sequence import Sequence
-from genai_server.messages.generation_request import GenerationRequest, Image
+from genai_server.errors import AdapterLoadFailed
+from genai_server.messages.generation_request import Adapter, GenerationRequest, Image
+from scripts._models.adapter_graph import random_weights, save_adapter, write_adapted
 from tests.engine.model_runners import answers, first_logits, generator_answer, moving_answer
 from tests.running_server import ROOT
 
@@ -183,3 +185,41 @@ def test_an_answer_moves_between_the_runners(vision: Vision) -> None:
     pair = RunnerPair(vision.generator, vision.batch)
     for sequence, expected in zip(vision.sequences(), vision.answers, strict=True):
         assert moving_answer(pair, sequence, STEPS) == expected
+
+
+@pytest.fixture(scope="module")
+def adapted_vision(tmp_path_factory: pytest.TempPathFactory) -> tuple[Vision, list[Path]]:
+    """A model that takes images, and two adapters of it."""
+    folder = tmp_path_factory.mktemp("adapted")
+    shapes = write_adapted(BUILT / "qwen-3.5-images", folder / "model")
+    files = [folder / f"{number}.onnx_adapter" for number in range(2)]
+    for number, file in enumerate(files):
+        save_adapter(file, random_weights(shapes, 2 + number, 3.0, number))
+    return Vision(folder / "model"), files
+
+
+def test_rows_with_images_and_adapters_are_as_alone(adapted_vision: tuple[Vision, list[Path]]) -> None:
+    vision, files = adapted_vision
+    pair = RunnerPair(vision.generator, vision.batch)
+    one, other = (pair.adapters.find(Adapter(file.stem, str(file), file.stem)) for file in files)
+
+    def sequences() -> list[Sequence]:
+        found = vision.sequences()
+        for sequence, adapter in zip(found, (one, None, other, one), strict=True):
+            sequence.adapter = adapter
+        return found
+
+    alone = [answers(vision.batch, [sequence], STEPS, 64)[0] for sequence in sequences()]
+    assert [own == plain for own, plain in zip(alone, vision.answers, strict=True)] == [False, True, False, False]
+    for chunk in (64, 8):
+        vision.batch.forget()
+        assert answers(vision.batch, sequences(), STEPS, chunk) == alone
+    assert pair.no_profile(sequences()[1]) is None
+    assert pair.no_profile(sequences()[0]) == NO_ADAPTERS
+
+
+def test_generator_of_a_model_with_images_takes_no_adapters(adapted_vision: tuple[Vision, list[Path]]) -> None:
+    vision, files = adapted_vision
+    pair = RunnerPair(vision.generator)
+    with pytest.raises(AdapterLoadFailed, match="has no adapters for models that take images"):
+        pair.adapters.load(Adapter("any", str(files[0]), "1"))

@@ -136,6 +136,17 @@ def test_the_same_tokens_of_other_salts_are_other_blocks() -> None:
     assert set(one.block_hashes).isdisjoint(other.block_hashes)
 
 
+def test_blocks_of_an_adapter_have_its_name() -> None:
+    slots = KvSlots(2, NoBuffers())
+    blocks = CachedBlocks(slots.slots, "demo")
+    for sequence, salt, adapter in ((1, None, None), (2, ":digest", "lively")):
+        slots.acquire(sequence, LONG, salt=salt)
+        slots.of(sequence).adapter = adapter
+        slots.append(sequence, LONG, prefilled=True)
+    names = [event.lora_name for event in blocks.changes() if isinstance(event, BlockStored)]
+    assert names == [None, "demo:lively"]
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_router_state_always_matches_the_slots(seed: int) -> None:
     chance = random.Random(seed)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from genai_server.engine.model.graph import LayerState, read_decoder_graph
+from genai_server.engine.model.low_rank import RANKS
 from genai_server.engine.model.ragged import (
     BOUND,
     LAST,
@@ -18,7 +19,7 @@ from genai_server.engine.model.ragged import (
     WANTED,
     WIDE,
 )
-from genai_server.engine.runners.layout import Layout, Row, lay_out, split_passes
+from genai_server.engine.runners.layout import MAX_FOREIGN_RANKS, Layout, Row, lay_out, split_passes
 from tests.running_server import DEMO
 
 GRAPH = read_decoder_graph(DEMO)
@@ -103,3 +104,47 @@ def test_only_rows_with_little_padding_share_a_pass(rows: list[Row], num_passes:
     passes = split_passes(rows, GRAPH, slot_length=110)
     assert len(passes) == num_passes
     assert sorted(row.slot for members in passes for row in members) == sorted(row.slot for row in rows)
+
+
+def adapted(slot: int, ranks: tuple[int, int] | None, num_tokens: int = 1, *, is_alone: bool = False) -> Row:
+    return Row(slot, 5, [1] * num_tokens, ranks=ranks, is_alone=is_alone)
+
+
+def slots(passes: list[list[Row]]) -> list[list[int]]:
+    return [sorted(row.slot for row in rows) for rows in passes]
+
+
+def test_tokens_keep_the_ranks_of_their_adapter() -> None:
+    layout = lay_out([adapted(0, (4, 2)), adapted(1, None), adapted(2, (7, 1), 20), adapted(3, (4, 2), 2)], GRAPH)
+    assert layout.ranks == (4, 4)
+    kept = layout.inputs[RANKS][0].astype(int).tolist()
+    assert kept == [[1, 1, 0, 0], [0] * 4, [1, 1, 0, 0], [1, 1, 0, 0], *[[0, 0, 0, 1]] * 20]
+
+
+def test_pass_without_adapters_has_no_ranks() -> None:
+    layout = lay_out([adapted(0, None, 3)], GRAPH)
+    assert layout.ranks is None
+    assert layout.inputs[RANKS].shape == (1, 3, 0)
+
+
+def test_rows_of_several_adapters_share_a_pass() -> None:
+    rows = [adapted(number, (16 * (number % 4), 16)) for number in range(8)] + [adapted(8, None, 20)]
+    assert slots(split_passes(rows, GRAPH, 110)) == [list(range(9))]
+
+
+def test_long_prompt_has_a_pass_without_other_adapters() -> None:
+    prompt = adapted(0, (0, 16), MAX_FOREIGN_RANKS // 16)
+    assert slots(split_passes([prompt, adapted(1, (16, 15))], GRAPH, 1000)) == [[0, 1]]
+    others = [adapted(1, (16, 16)), adapted(2, (32, 16)), adapted(3, None)]
+    assert slots(split_passes([prompt, *others], GRAPH, 1000)) == [[0, 3], [1, 2]]
+    assert slots(split_passes([replace(prompt, ranks=None), *others], GRAPH, 1000)) == [[0, 3], [1, 2]]
+
+
+def test_rows_of_one_adapter_never_need_a_second_pass() -> None:
+    rows = [adapted(number, (0, 10**6), 4) for number in range(8)]
+    assert slots(split_passes(rows, GRAPH, 110)) == [list(range(8))]
+
+
+def test_row_that_is_alone_shares_no_pass() -> None:
+    rows = [adapted(0, (0, 2), is_alone=True), adapted(1, (0, 2)), adapted(2, None), adapted(3, (0, 2), is_alone=True)]
+    assert slots(split_passes(rows, GRAPH, 110)) == [[1, 2], [0], [3]]

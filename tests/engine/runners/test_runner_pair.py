@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from genai_server.engine.loaded_adapter import LoadedAdapter
 from genai_server.engine.runners.base import Terminated
 from genai_server.engine.runners.batched import BatchedRunner
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
@@ -31,7 +32,7 @@ class Engine:
         self.runners = runners
         self.scheduler = Scheduler(runners.main, max_running=SLOTS, max_waiting=0, prefill_chunk=16, idle_chunk=64)
 
-    def begin(self, number: int, prompt: list[int], *, adapter: object = None, **fields: Any) -> Sequence:
+    def begin(self, number: int, prompt: list[int], *, adapter: LoadedAdapter | None = None, **fields: Any) -> Sequence:
         request = GenerationRequest(f"r{number}", prompt, 400, MAX_LENGTH, **fields)
         sequence = Sequence(number, (0, number), request, lambda: 0.0, adapter=adapter)
         self.scheduler.add(sequence)

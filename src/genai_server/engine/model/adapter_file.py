@@ -4,11 +4,14 @@ A graph that takes adapters has their weights as inputs with a default, which me
 mismatch only when a request runs, and then names neither the file nor every fault.
 """
 
+import mmap
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
+from numpy.typing import NDArray
 
 from genai_server.engine.model.files import is_lfs_pointer, read_config
 from genai_server.errors import AdapterLoadFailed
@@ -16,6 +19,8 @@ from genai_server.errors import AdapterLoadFailed
 # The usual suffix; ONNX Runtime does not require it.
 ADAPTER_SUFFIX = ".onnx_adapter"
 _MAX_SHOWN = 3
+# Fields of the format's tables (FlatBuffers): the parameters of an adapter, and what a parameter has.
+_PARAMETERS, _NAME, _DIMS, _VALUES = 10, 4, 6, 10
 
 
 def optional_inputs(graph: onnx.GraphProto) -> "dict[str, onnx.TypeProto.Tensor]":
@@ -50,6 +55,31 @@ def check_adapter_file(path: Path, inputs: "Mapping[str, onnx.TypeProto.Tensor]"
             raise AdapterLoadFailed(
                 f"{path} has {name} as {_shown(weight)}, but the model takes {_expected(inputs[name])}"
             )
+
+
+def map_adapter_file(path: Path) -> dict[str, NDArray[np.float32]]:
+    """The weights of a checked file of 32-bit weights, mapped into memory. ONNX Runtime would copy them.
+
+    Raises AdapterLoadFailed.
+    """
+    # onnxruntime brings it along.
+    from flatbuffers import encode, number_types, packer, table
+
+    try:
+        with path.open("rb") as file:
+            content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    except (OSError, ValueError) as error:
+        raise AdapterLoadFailed(f"{path} cannot be read: {error}") from None
+    root = table.Table(content, encode.Get(packer.uoffset, content, 0))
+    field = root.Offset(_PARAMETERS)
+    found = {}
+    for number in range(root.VectorLen(field)):
+        entry = table.Table(content, root.Indirect(root.Vector(field) + number * number_types.UOffsetTFlags.bytewidth))
+        name = entry.String(entry.Pos + entry.Offset(_NAME)).decode()
+        dims = entry.GetVectorAsNumpy(number_types.Int64Flags, entry.Offset(_DIMS))
+        values = entry.GetVectorAsNumpy(number_types.Uint8Flags, entry.Offset(_VALUES))
+        found[name] = values.view(np.float32).reshape(dims)
+    return found
 
 
 def _read(path: Path) -> dict[str, Any]:

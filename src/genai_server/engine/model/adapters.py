@@ -1,8 +1,11 @@
 """The LoRA adapters of one engine: each is loaded once, for all requests that use it."""
 
+import hashlib
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 
+from genai_server.engine.loaded_adapter import LoadedAdapter
 from genai_server.engine.runners.base import Runner
 from genai_server.errors import AdapterLoadFailed, ModelNotFound, Unavailable
 from genai_server.messages.generation_request import Adapter
@@ -12,15 +15,15 @@ log = logging.getLogger(__name__)
 
 
 class Adapters:
-    """The loaded adapters of `runner`, by id. Owned by the loop's thread.
+    """The loaded adapters of the runners whose sequences may have one, by id. Owned by the loop's thread.
 
     A sequence holds its adapter until it ends. So an unloaded adapter stays in memory while answers use it, and is
     freed afterwards.
     """
 
-    def __init__(self, runner: Runner) -> None:
-        self._runner = runner
-        self._loaded: dict[str, object] = {}
+    def __init__(self, runners: Sequence[Runner]) -> None:
+        self._runners = runners
+        self._loaded: dict[str, LoadedAdapter] = {}
         self._unloaded: set[str] = set()
 
     def load(self, adapter: Adapter) -> None:
@@ -28,17 +31,28 @@ class Adapters:
         if adapter.id in self._loaded:
             return
         try:
-            self._loaded[adapter.id] = self._runner.load_adapter(Path(adapter.path))
+            self._loaded[adapter.id] = self._load(Path(adapter.path))
         except AdapterLoadFailed as error:
             raise AdapterLoadFailed(f"adapter {quoted(adapter.name)}: {error.message}", param="path") from None
+        where = "in the batch" if len(self._runners) > 1 else "one by one"
+        log.info("adapter %s is loaded; its requests run %s", quoted(adapter.name), where)
+
+    def _load(self, path: Path) -> LoadedAdapter:
+        parts = {runner: runner.load_adapter(path) for runner in self._runners}
+        try:
+            with path.open("rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+        except OSError as error:
+            raise AdapterLoadFailed(f"{path} cannot be read: {error.strerror}") from None
+        return LoadedAdapter(digest, parts)
 
     def unload(self, id: str) -> None:
         """Accept no more requests for an adapter."""
         self._loaded.pop(id, None)
         self._unloaded.add(id)
 
-    def find(self, adapter: Adapter) -> object:
-        """The runner's form of a request's adapter.
+    def find(self, adapter: Adapter) -> LoadedAdapter:
+        """A request's adapter.
 
         A restarted engine loads it with the first request. Raises ModelNotFound if it was unloaded while the request
         was on its way. Raises Unavailable if it cannot be loaded, for instance because its file is gone.

@@ -12,6 +12,7 @@ import onnx
 
 from genai_server.engine.model.adapter_file import optional_inputs
 from genai_server.engine.model.files import CONFIG, read_config
+from genai_server.engine.model.low_rank import LowRankPath, find_paths
 from genai_server.engine.model.vision_files import VisionFiles, read_vision_files
 
 ATTENTION = "GroupQueryAttention"
@@ -71,8 +72,8 @@ class DecoderGraph:
     switches_at: int | None = None
     # Whether it returns only the logits of the last token, however many it reads.
     gives_last_logits_only: bool = False
-    # Whether it has inputs for adapters, which stay at their defaults in batches.
-    takes_adapters: bool = False
+    # Its inputs for adapters. None if there are none, or others than a batch takes, which then stay at their defaults.
+    low_rank_paths: tuple[LowRankPath, ...] = ()
     # How many rows of positions it takes, for the axes of images; 0 if the positions have no such dimension. Text has
     # the same positions on all axes.
     position_axes: int = 0
@@ -155,7 +156,7 @@ def read_decoder_graph(model_dir: Path) -> DecoderGraph:
         window=_window(graph),
         switches_at=_switch(graph, names.attention_mask),
         gives_last_logits_only=outputs[names.logits].shape.dim[1].dim_value == 1,
-        takes_adapters=bool(optional),
+        low_rank_paths=find_paths(graph, optional),
         conv_states=_conv_states(names.conv_states, inputs),
         recurrent_states=_states(names.recurrent_states, inputs),
         position_axes=0 if position_ids is None else _position_axes(inputs[position_ids].shape.dim),

@@ -20,6 +20,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from genai_server.engine.model.cross_attention import CROSS_ATTENTION, split_cross_attention
 from genai_server.engine.model.graph import ATTENTION, DecoderGraph, DoesNotFit
+from genai_server.engine.model.low_rank import stack_ranks
 from genai_server.engine.model.output_head import find_head
 from genai_server.engine.model.ragged_states import StateLayers
 
@@ -63,6 +64,7 @@ def make_ragged(graph: onnx.GraphProto, decoder: DecoderGraph) -> None:
     Raises DoesNotFit, with the graph half changed.
     """
     _choose_positions(graph, decoder)
+    stack_ranks(graph, decoder.low_rank_paths)
     if decoder.switches_at is not None:
         _join_ropes(graph, decoder.switches_at, decoder.path.parent)
     inputs = {value.name: value for value in graph.input}

@@ -4,6 +4,7 @@ from collections.abc import Sequence as Several
 from itertools import count
 from typing import Any
 
+from genai_server.engine.loaded_adapter import LoadedAdapter
 from genai_server.engine.runners.base import Runner, run_pass
 from genai_server.engine.runners.scores import Scores
 from genai_server.engine.scheduling.scheduler_output import Read
@@ -21,7 +22,7 @@ def open_bare(
     *,
     id: int | None = None,
     reuses_past: bool = False,
-    adapter: object | None = None,
+    adapter: LoadedAdapter | None = None,
     **fields: Any,
 ) -> Sequence:
     """Begin a sequence that can grow to `max_length` tokens, and needs all logits; `fields` are the request's."""

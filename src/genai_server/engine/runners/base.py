@@ -50,6 +50,8 @@ class Abilities:
     pools: bool = False
     # Whether it reads prompts and chooses tokens itself. Then `open` begins the answer.
     chooses: bool = False
+    # Whether sequences may have adapters.
+    adapters: bool = False
     # Whether it keeps the prompts of ended sequences for later ones that begin alike.
     caches_prefixes: bool = False
     # Whether `adopt` can be used.
@@ -206,12 +208,16 @@ class Runner(ABC):
         """
         raise RunnerFailed("this runner takes no keys and values")
 
-    def load_adapter(self, path: Path) -> object:
-        """Returns what sequences have as `adapter`; its memory is freed with the last reference.
+    def load_adapter(self, path: Path) -> Any:
+        """Returns what the runner needs of an adapter's sequences; its memory is freed with the last reference.
 
         Raises AdapterLoadFailed.
         """
         raise AdapterLoadFailed("this model takes no adapters")
+
+    def _adapter(self, sequence: Sequence) -> Any:
+        """What `load_adapter` returned of a sequence's adapter; None without one."""
+        return None if sequence.adapter is None else sequence.adapter.parts[self]
 
     def set_runtime_option(self, sequence: int, option: str, value: str) -> None:
         """Set a runtime option of onnxruntime-genai; `enable_profiling` takes "0" or the path prefix of the files."""

@@ -6,8 +6,9 @@ and writes new keys and values into it. So one pass reads any number of tokens o
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -15,12 +16,14 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
+from genai_server.engine.model.adapter_file import adapter_inputs, check_adapter_file
 from genai_server.engine.model.graph import DecoderGraph
 from genai_server.engine.model.output_head import BEST_LOGITS, BEST_TOKENS, NUM_BEST
 from genai_server.engine.model.ragged import slot_length
 from genai_server.engine.model.session_options import node_shares
 from genai_server.engine.model.vision import TokenEmbedder
 from genai_server.engine.runners import trials
+from genai_server.engine.runners.adapter_stack import AdapterStack, AdapterWeights, load_weights
 from genai_server.engine.runners.base import Abilities, Interrupted, Runner
 from genai_server.engine.runners.buffers import MakeBuffers
 from genai_server.engine.runners.checkpoints import before_checkpoint, ends_at_checkpoint, is_common_end
@@ -92,8 +95,9 @@ class BatchedRunner(Runner):
         # raises and catches an error in each pass.
         self._run_options = self._new_run_options() if run_entries else None
         self._embedder = None if graph.vision is None else TokenEmbedder(graph.vision)
-        self._own = DecoderSession(graph, session, self._embedder)
-        self._int8 = None if int8 is None else DecoderSession(graph, int8.session, self._embedder)
+        self._stack = AdapterStack(graph.low_rank_paths) if graph.low_rank_paths else None
+        self._own = DecoderSession(graph, session, self._stack, self._embedder)
+        self._int8 = None if int8 is None else DecoderSession(graph, int8.session, self._stack, self._embedder)
         self.model = model
         self._slot_length = slot_length(limits.max_length)
         # Run options of the pass in progress, if it can be interrupted.
@@ -122,6 +126,8 @@ class BatchedRunner(Runner):
             drafts=not self._own.offers_best and not self._has_states,
             # A Generator reads a single token with another kernel than an exact pass.
             exact=False,
+            # Their weights lie in the memory of a CPU.
+            adapters=bool(graph.low_rank_paths) and isinstance(self.buffers, CpuBuffers),
             caches_prefixes=True,
             # A Generator keeps only the last keys and values of windowed layers, and does not return states. It does
             # not tell which cosines and sines its keys have.
@@ -139,26 +145,38 @@ class BatchedRunner(Runner):
 
     def open(self, sequence: Scheduled) -> int:
         is_long = self.is_long(sequence)
-        if sequence.num_pauses and (num_kept := self.slots.resume(sequence.id, is_long=is_long)) is not None:
-            return num_kept
-        request = sequence.request
-        # Decoded tokens of an exact sequence must not match another's prompt: decode and prefill are not bitwise equal.
-        past = sequence.prompt if request.exact else sequence.tokens
-        num_read = self.slots.acquire(
-            sequence.id,
-            past,
-            reuse=sequence.reuses_past,
-            prefilled_only=request.exact,
-            salt=sequence.cache_salt,
-            is_long=is_long,
-            background=sequence.background,
-        )
-        self._give_sound(sequence)
+        num_read = self.slots.resume(sequence.id, is_long=is_long) if sequence.num_pauses else None
+        if num_read is None:
+            request = sequence.request
+            # Decoded tokens of an exact sequence must not match another's prompt: decode and prefill are not bitwise
+            # equal.
+            past = sequence.prompt if request.exact else sequence.tokens
+            num_read = self.slots.acquire(
+                sequence.id,
+                past,
+                reuse=sequence.reuses_past,
+                prefilled_only=request.exact,
+                salt=sequence.cache_salt,
+                is_long=is_long,
+                background=sequence.background,
+            )
+        self._give_inputs(sequence)
         return num_read
 
-    def _give_sound(self, sequence: Scheduled) -> None:
+    def _give_inputs(self, sequence: Scheduled) -> None:
+        """Give an opened sequence what it reads besides tokens."""
+        self.slots.of(sequence.id).adapter = sequence.adapter_name
         if sequence.sound is not None:
             self.states.set_sound(self.slots.of(sequence.id).index, sequence.sound.states)
+        if self._stack is not None and (weights := self._adapter(sequence)) is not None:
+            try:
+                self._stack.hold(sequence.id, weights)
+            except MemoryError as error:
+                raise RunnerFailed(f"no memory for an adapter: {error}") from error
+
+    def load_adapter(self, path: Path) -> AdapterWeights:
+        check_adapter_file(path, adapter_inputs(self._graph.path.parent))
+        return load_weights(path, self._graph.low_rank_paths)
 
     def must_reopen(self, sequence: Scheduled) -> bool:
         return self.is_long(sequence) and not self.slots.of(sequence.id).is_long
@@ -235,7 +253,8 @@ class BatchedRunner(Runner):
             self.slots.reserve(read.sequence.id, read.num_tokens)
             rows.append(self._row(read))
         found: dict[int, Scores] = {}
-        # Slots whose keys and values are bitwise the same as in any other pass.
+        # Slots whose keys and values are bitwise the same as in any other pass. Sums along other ranks are rounded
+        # differently.
         repeatable: set[int] = set()
         passes = split_passes(rows, self._graph, self._slot_length)
         for number, members in enumerate(passes):
@@ -243,7 +262,7 @@ class BatchedRunner(Runner):
             on = self._own if is_exact else self._session_for(layout.num_tokens)
             slots = [row.slot for row in members]
             if on is self._own and (len(members) == 1 or layout.num_tokens % self._row_group == 0):
-                repeatable.update(slots)
+                repeatable.update(row.slot for row in members if row.ranks is None)
             scores = self._scores(layout, on, reads, options)
             # The next pass overwrites the logits.
             found |= zip(slots, scores if number + 1 == len(passes) else map(Scores.copy, scores), strict=True)
@@ -259,11 +278,13 @@ class BatchedRunner(Runner):
         slot, images = self.slots.of(read.sequence.id), read.sequence.images
         num_cached = len(slot.tokens)
         num_logits = read.num_tokens if read.positions else 1 + len(read.draft)
+        ranks = None if self._stack is None else self._stack.ranks(read.sequence.id)
+        is_alone = ranks is not None and read.sequence.request.exact
+        row = Row(slot.index, num_cached, read.tokens, num_logits, slot.is_long, ranks=ranks, is_alone=is_alone)
         if images is None:
-            return Row(slot.index, num_cached, read.tokens, num_logits, slot.is_long)
+            return row
         positions = images.positions(num_cached, read.num_tokens) if self._graph.position_axes else None
-        features = images.features(read.tokens)
-        return Row(slot.index, num_cached, read.model_tokens, num_logits, slot.is_long, features, positions)
+        return replace(row, tokens=read.model_tokens, features=images.features(read.tokens), positions=positions)
 
     def _session_for(self, num_tokens: int) -> DecoderSession:
         """The session for a pass without exact sequences."""
@@ -295,7 +316,7 @@ class BatchedRunner(Runner):
     def adopt(self, sequence: Scheduled, past: Mapping[str, NDArray[Any]]) -> None:
         read, prompt = sequence.tokens[: sequence.num_read], sequence.prompt
         self.slots.acquire(sequence.id, read, reuse=False, salt=sequence.cache_salt)
-        self._give_sound(sequence)
+        self._give_inputs(sequence)
         self.slots.reserve(sequence.id, len(read))
         index = self.slots.of(sequence.id).index
         for name, values in past.items():
@@ -312,6 +333,8 @@ class BatchedRunner(Runner):
         self._own.session.end_profiling()
 
     def close(self, sequence: int) -> None:
+        if self._stack is not None:
+            self._stack.release(sequence)
         if self.slots.has(sequence):
             self.slots.release(sequence)
 

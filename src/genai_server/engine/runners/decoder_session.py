@@ -11,22 +11,26 @@ from genai_server.engine.model.graph import DecoderGraph
 from genai_server.engine.model.output_head import BEST_LOGITS, BEST_TOKENS
 from genai_server.engine.model.ragged import NARROW, WIDE
 from genai_server.engine.model.vision import TokenEmbedder
+from genai_server.engine.runners.adapter_stack import AdapterStack
 from genai_server.engine.runners.buffers import BatchBuffers
-from genai_server.engine.runners.layout import Layout, Span
+from genai_server.engine.runners.layout import Layout, Ranks, Span
 from genai_server.engine.runners.row_states import RowStates
 
 # Maximum number of kept bindings. Binding two names for each layer in every pass would cost 0.7 ms.
 _MAX_BINDINGS = 256
 
-# Of attention and of states.
-Spans = tuple[tuple[Span, Span], tuple[Span, Span, Span] | None]
+# Of attention, of states, and of adapters with the version of their stack.
+Spans = tuple[tuple[Span, Span], tuple[Span, Span, Span] | None, tuple[Ranks, int] | None]
 
 
 class DecoderSession:
     """A session and the bindings of its passes, by the ranges of slots of the two groups."""
 
-    def __init__(self, graph: DecoderGraph, session: Any, embedder: TokenEmbedder | None = None) -> None:
+    def __init__(
+        self, graph: DecoderGraph, session: Any, adapters: AdapterStack | None, embedder: TokenEmbedder | None = None
+    ) -> None:
         self.session = session
+        self._adapters = adapters
         self._embedder = embedder  # of a graph that takes embeddings
         self.offers_best = BEST_LOGITS in {value.name for value in session.get_outputs()}
         self._graph = graph
@@ -46,7 +50,10 @@ class DecoderSession:
 
     def bind(self, layout: Layout, wanted: Mapping[str, NDArray[Any]]) -> Any:
         """The binding for a pass; `wanted` maps output names to the arrays that the pass writes."""
-        binding = self._binding((layout.spans, layout.state_spans))
+        adapters = None
+        if self._adapters is not None and layout.ranks is not None:
+            adapters = layout.ranks, self._adapters.version
+        binding = self._binding((layout.spans, layout.state_spans, adapters))
         tokens = layout.ids if self._embedder is None else self._embedder.embed(layout.ids, layout.features)
         positions = self._positions(layout)
         # A binding does not own what is bound to it.
@@ -81,10 +88,12 @@ class DecoderSession:
             if len(self._bindings) == _MAX_BINDINGS:
                 self._bindings.popitem(last=False)
             binding = self._bindings[spans] = self.session.io_binding()
-            of_attention, of_states = spans
+            of_attention, of_states, of_adapters = spans
             for group, (first, num_rows) in zip((NARROW, WIDE), of_attention, strict=True):
                 self._buffers.bind(binding, first, num_rows, group)
             if of_states is not None:
                 self._states.bind(binding, of_states)
+            if self._adapters is not None and of_adapters is not None:
+                self._adapters.bind(binding, of_adapters[0])
         self._bindings.move_to_end(spans)
         return binding

@@ -56,6 +56,8 @@ class Slot:
     num_prefilled: int = 0
     # Only prompts of the same salt may reuse the tokens.
     salt: str | None = None
+    # The name of the adapter with which the tokens were read. Its content is in the salt.
+    adapter: str | None = None
     # Whether the keys have the cosines and sines for long rows. Only prompts which need the same may reuse the tokens.
     is_long: bool = False
     # The running sequence that has the slot; None for an idle slot.

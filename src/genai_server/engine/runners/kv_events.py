@@ -63,13 +63,15 @@ class _Chain:
     # The slot's list itself. Slots only append to a list; whatever else they change, they have another list.
     tokens: list[int] = field(default_factory=list)
     salt: str | None = None
+    adapter: str | None = None
     hashes: list[bytes] = field(default_factory=list)
 
 
 class CachedBlocks:
-    """Follows the blocks of some slots. Several slots may hold the same block, which counts once."""
+    """Follows the blocks of some slots of a model. Several slots may hold the same block, which counts once."""
 
-    def __init__(self, slots: Sequence[Slot]) -> None:
+    def __init__(self, slots: Sequence[Slot], model: str = "") -> None:
+        self._model = model
         self._chains = [(slot, _Chain()) for slot in slots]
         self._first_parent = first_parent()
         self._holders: Counter[bytes] = Counter()
@@ -85,7 +87,7 @@ class CachedBlocks:
             kept = self._num_kept(slot, chain)
             dropped += chain.hashes[kept:]
             chain.hashes = chain.hashes[:kept]
-            chain.tokens, chain.salt = slot.tokens, slot.salt
+            chain.tokens, chain.salt, chain.adapter = slot.tokens, slot.salt, slot.adapter
             events += self._add(chain, num_blocks)
         removed = [digest for digest in dropped if self._release(digest)]
         if removed:
@@ -130,6 +132,7 @@ class CachedBlocks:
                 [external(digest) for digest in stored],
                 None if before is None else external(before),
                 chain.tokens[first * BLOCK_TOKENS : num_blocks * BLOCK_TOKENS],
+                lora_name=None if chain.adapter is None else f"{self._model}:{chain.adapter}",
             )
         ]
 
@@ -148,7 +151,7 @@ class KvEventPublisher:
     def __init__(self, target: KvEventTarget, slots: Sequence[Slot], clock: Callable[[], float] = time.time) -> None:
         import zmq
 
-        self._blocks = CachedBlocks(slots)
+        self._blocks = CachedBlocks(slots, target.model)
         self._topic = target.topic.encode()
         self._rank = target.rank
         self._clock = clock

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from genai_server.engine.model import ragged_states
 from genai_server.engine.model.graph import DecoderGraph
+from genai_server.engine.model.low_rank import RANKS
 from genai_server.engine.model.ragged import (
     BOUND,
     LAST,
@@ -29,10 +30,15 @@ from genai_server.engine.model.ragged import (
 _EXACT_WIDTH = 2
 # Wide rows share a pass if padding makes their places at most this many times their tokens. Padding costs copies only.
 _MAX_PADDING = 3
+# Rows of several adapters share a pass if it multiplies at most this many ranks with tokens that do not keep them.
+# Measured: a further pass takes as long as about 1,400 of these on a model of 0.5 billion weights.
+MAX_FOREIGN_RANKS = 1024
 
 
 # The first slot and the number of slots.
 Span = tuple[int, int]
+# The first rank of an adapter and the number of its ranks.
+Ranks = tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -50,6 +56,10 @@ class Row:
     features: NDArray[Any] | None = None
     # Of the tokens, int64 [axes, tokens]; None if they are counted from `num_cached`.
     positions: NDArray[np.int64] | None = None
+    # The ranks of its adapter; None without one.
+    ranks: Ranks | None = None
+    # Whether it shares no pass with others.
+    is_alone: bool = False
 
 
 @dataclass(frozen=True)
@@ -70,6 +80,8 @@ class Layout:
     # The number of logits that the pass computes, and for each row the range of its own.
     num_logits: int
     logits: list[slice]
+    # From those of its first adapter to those of its last; None if no row has one.
+    ranks: Ranks | None
 
     @property
     def num_tokens(self) -> int:
@@ -87,8 +99,44 @@ def _is_wide(row: Row, graph: DecoderGraph) -> bool:
 
 
 def split_passes(rows: Iterable[Row], graph: DecoderGraph, slot_length: int) -> list[list[Row]]:
-    """The rows of each pass. A further one is needed only for wide rows that are far apart or differ much in length."""
-    rows = list(rows)
+    """The rows of each pass.
+
+    Further ones are needed only for wide rows that are far apart or differ much in length, for adapters that would make
+    many tokens of others slower, and for rows that share no pass.
+    """
+    return [part for joined in _join_adapters(rows) for part in _split_spans(joined, graph, slot_length)]
+
+
+def _join_adapters(rows: Iterable[Row]) -> list[list[Row]]:
+    """The rows whose adapters are in one pass."""
+    alone: list[list[Row]] = []
+    by_adapter: dict[Ranks | None, list[Row]] = {}
+    for row in rows:
+        if row.is_alone:
+            alone.append([row])
+        else:
+            by_adapter.setdefault(row.ranks, []).append(row)
+    joined: list[list[Row]] = []
+    # Tokens and ranks of each of these.
+    sizes: list[tuple[int, int]] = []
+    for ranks, members in sorted(by_adapter.items(), key=lambda item: -_num_tokens(item[1])):
+        tokens, number = _num_tokens(members), 0 if ranks is None else ranks[1]
+        for index, (others, other_ranks) in enumerate(sizes):
+            if tokens * other_ranks + others * number <= MAX_FOREIGN_RANKS:
+                joined[index] += members
+                sizes[index] = tokens + others, number + other_ranks
+                break
+        else:
+            joined.append(members)
+            sizes.append((tokens, number))
+    return [*joined, *alone]
+
+
+def _num_tokens(rows: Iterable[Row]) -> int:
+    return sum(len(row.tokens) for row in rows)
+
+
+def _split_spans(rows: list[Row], graph: DecoderGraph, slot_length: int) -> list[list[Row]]:
     spans: list[list[Row]] = []
     for row in sorted((row for row in rows if _is_wide(row, graph)), key=lambda row: row.slot):
         if spans and _may_join([*spans[-1], row], slot_length):
@@ -128,6 +176,7 @@ def lay_out(rows: Sequence[Row], graph: DecoderGraph, *, exact_group: int | None
     state_spans: list[Span] = []
     # Of all rows, in the order of their flat tokens.
     slots: list[int] = []
+    adapted: list[tuple[slice, Ranks | None]] = []
     ends = [0]
     logits: dict[int, slice] = {}
     for group in (NARROW, WIDE):
@@ -153,6 +202,7 @@ def lay_out(rows: Sequence[Row], graph: DecoderGraph, *, exact_group: int | None
             rope_places += range(rope, rope + num_tokens)
             logits[number] = slice(len(wanted), len(wanted) + row.num_logits)
             wanted += range(len(ids) - row.num_logits, len(ids))
+            adapted.append((slice(start, len(ids)), row.ranks))
             slots.append(row.slot)
             ends.append(len(ids))
         if group is WIDE:
@@ -176,6 +226,7 @@ def lay_out(rows: Sequence[Row], graph: DecoderGraph, *, exact_group: int | None
     inputs[WANTED] = np.array(wanted, np.int64)
     if graph.switches_at is not None:
         inputs[ROPE_PLACES] = np.array([rope_places], np.int64)
+    ranks, inputs[RANKS] = _kept_ranks(adapted, len(ids))
     first = min(slots)
     num_rows = max(slots) + 1 - first
     state_spans.append((first, num_rows))
@@ -191,7 +242,19 @@ def lay_out(rows: Sequence[Row], graph: DecoderGraph, *, exact_group: int | None
         state_spans=(state_spans[0], state_spans[1], state_spans[2]) if graph.bytes_per_row else None,
         num_logits=len(wanted),
         logits=[logits[number] for number in range(len(rows))],
+        ranks=ranks,
     )
+
+
+def _kept_ranks(adapted: list[tuple[slice, Ranks | None]], num_tokens: int) -> tuple[Ranks | None, NDArray[np.bool_]]:
+    """The ranks of a pass over some rows' tokens, and which of these each token keeps, [1, tokens, ranks]."""
+    found = [(tokens, ranks[0], sum(ranks)) for tokens, ranks in adapted if ranks is not None]
+    first = min((start for _, start, _ in found), default=0)
+    last = max((end for *_, end in found), default=0)
+    kept = np.zeros((1, num_tokens, last - first), np.bool_)
+    for tokens, start, end in found:
+        kept[0, tokens, start - first : end - first] = True
+    return (first, last - first) if found else None, kept
 
 
 def _with_axes(positions: list[int], image_positions: dict[int, NDArray[np.int64]]) -> NDArray[np.int64]:

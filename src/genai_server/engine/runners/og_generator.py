@@ -82,7 +82,8 @@ class OgGeneratorRunner(Runner):
         self._vision = read_vision_files(model_dir)
         # The features that a model for speech reads where a sequence has no sound, [1, mels, frames].
         self._silence = _silence(model_dir) if transcribes(model_dir) else None
-        self.abilities = Abilities("generator")
+        # Of a model that takes images, the library does not give the adapter to the decoder, and reports no error.
+        self.abilities = Abilities("generator", adapters=self._vision is None)
         with _advised(self._options):
             self._model = self.library.Model(self._configure(model_dir, threads, profile_prefix))
         decoder = read_config(model_dir)["model"]["decoder"]
@@ -95,12 +96,14 @@ class OgGeneratorRunner(Runner):
         """What the library has loaded."""
         return self._model
 
-    def load_adapter(self, path: Path) -> object:
+    def load_adapter(self, path: Path) -> Any:
         """A container with this adapter alone. The library keeps it as long as a Generator uses it.
 
         A short prompt is read with the adapter: only the graph can tell whether its weights fit together.
         """
         check_adapter_file(path, adapter_inputs(self.model_dir))
+        if not self.abilities.adapters:
+            raise AdapterLoadFailed("onnxruntime-genai has no adapters for models that take images")
         try:
             adapters = self.library.Adapters(self._model)
             adapters.load(str(path), _ADAPTER)
@@ -117,10 +120,10 @@ class OgGeneratorRunner(Runner):
 
     def open(self, sequence: Scheduled) -> int:
         with self._translated():
-            self._generators[sequence.id] = self._generator(sequence.max_length, sequence.adapter)
+            self._generators[sequence.id] = self._generator(sequence.max_length, self._adapter(sequence))
         return 0
 
-    def _generator(self, max_length: int, adapter: object | None) -> Any:
+    def _generator(self, max_length: int, adapter: Any) -> Any:
         parameters = self.library.GeneratorParams(self._model)
         # The engine's own sampler chooses tokens, so the library's should do as little as possible.
         parameters.set_search_options(max_length=max_length, batch_size=1, num_beams=1, do_sample=False)

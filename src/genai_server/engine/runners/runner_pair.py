@@ -1,9 +1,9 @@
 """Which runner a sequence is on, and how it moves to the other one.
 
 Most sequences run on the main runner, which is a batch where the model allows one. onnxruntime-genai's Generator has
-runtime options and adapters, and is the main runner where there is no batch. A sequence can move between them in the
-middle of its answer. A Generator cannot take over keys and values, so it reads the sequence's tokens again. On the way
-back, its keys and values are copied into a KV cache slot.
+runtime options and the adapters of all graphs, and is the main runner where there is no batch. A sequence can move
+between them in the middle of its answer. A Generator cannot take over keys and values, so it reads the sequence's
+tokens again. On the way back, its keys and values are copied into a KV cache slot.
 """
 
 from collections.abc import Iterable
@@ -25,6 +25,10 @@ NOT_EXACT = (
     "an exact request cannot be profiled with this model: profiled requests run alone, "
     "and a row alone is not bitwise equal to a row in a batch"
 )
+NO_ADAPTERS = (
+    "a request with an adapter cannot be profiled with this model: profiled requests run on onnxruntime-genai's "
+    "Generator, which has no adapters for models that take images"
+)
 
 
 class RunnerPair:
@@ -42,7 +46,9 @@ class RunnerPair:
         self.encoder = encoder  # of images or sounds; None if the model reads text only
         self.main = batch or generator
         self.has_batch = batch is not None
-        self.adapters = Adapters(generator)  # sequences with an adapter stay on the generator's runner
+        # Sequences with an adapter stay on the generator's runner if the batch takes none.
+        takers = [one for one in (batch, generator) if one is not None and one.abilities.adapters]
+        self.adapters = Adapters(takers or [generator])  # which says why it takes none
         self._reason = reason  # why there is no batch
         # Why no sequence can be profiled; empty if sequences can.
         self.why_no_profile = ""
@@ -73,7 +79,13 @@ class RunnerPair:
 
     def for_request(self, request: GenerationRequest) -> Runner:
         """The runner of a request while it is not profiled."""
-        return self.main if request.adapter is None else self.generator
+        return self._main_runner(has_adapter=request.adapter is not None)
+
+    def _main_runner(self, *, has_adapter: bool) -> Runner:
+        return self.main if self.main.abilities.adapters or not has_adapter else self.generator
+
+    def _is_for_main(self, sequence: Sequence) -> bool:
+        return self._main_runner(has_adapter=sequence.adapter is not None) is self.main
 
     def reuses_past(self, request: GenerationRequest) -> bool:
         """Whether a request may reuse a cached prefix."""
@@ -84,15 +96,17 @@ class RunnerPair:
         """Why these sequences cannot move to a Generator, where each runs alone; None if they can."""
         if self.why_no_profile:
             return self.why_no_profile
-        moving = [sequence for sequence in sequences if sequence.adapter is None]
+        if not self.generator.abilities.adapters and any(sequence.adapter is not None for sequence in sequences):
+            return NO_ADAPTERS
+        moving = [sequence for sequence in sequences if self._is_for_main(sequence)]
         if not self.main.abilities.exact and any(sequence.request.exact for sequence in moving):
             return NOT_EXACT
         return None
 
     def open(self, sequence: Sequence) -> None:
         """Begin a sequence. Raises RunnerFailed."""
-        fits_the_batch = not sequence.profile.is_on and sequence.adapter is None
-        self._open_on(sequence, batched=self.has_batch and fits_the_batch)
+        is_batched = self.has_batch and self._is_for_main(sequence) and not sequence.profile.is_on
+        self._open_on(sequence, batched=is_batched)
 
     def forward(self, step: Step) -> list[Scores]:
         """Run a step, whose sequences are all on one runner. Raises what the runner raises."""
@@ -106,7 +120,7 @@ class RunnerPair:
 
     def to_batch(self, sequence: Sequence) -> None:
         """Move a sequence to the batch, with the generator's keys and values if it has kept them all."""
-        if sequence.batched or not self.has_batch or sequence.adapter is not None:
+        if sequence.batched or not self.has_batch or not self._is_for_main(sequence):
             return
         if self.main.abilities.chooses and sequence.num_produced:
             return  # its sampling would not continue the same way, and a grammar would start again

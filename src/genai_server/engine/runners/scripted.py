@@ -111,18 +111,17 @@ class ScriptedRunner(Runner):
 
     def __init__(self, context_length: int = 4096) -> None:
         self.model = ModelInfo(context_length, vocab_size=257, eos_token_ids=[EOS], defaults=Sampling())
-        self.abilities = Abilities("generator")
+        self.abilities = Abilities("generator", adapters=True)
         self._sequences: dict[int, ScriptedSequence] = {}
 
-    def load_adapter(self, path: Path) -> object:
+    def load_adapter(self, path: Path) -> bytes:
         try:
             return path.read_text(encoding="utf-8").partition("\n")[0].encode()
         except (OSError, ValueError) as error:
             raise AdapterLoadFailed(f"{path} cannot be read: {error}") from None
 
     def open(self, sequence: Scheduled) -> int:
-        adapter = sequence.adapter
-        self._sequences[sequence.id] = ScriptedSequence(sequence, adapter if isinstance(adapter, bytes) else b"")
+        self._sequences[sequence.id] = ScriptedSequence(sequence, self._adapter(sequence) or b"")
         return 0
 
     def forward(self, reads: Sequence[Read]) -> list[Scores]:

@@ -1,0 +1,105 @@
+"""The parts of a decoder's graph that take an adapter's weights, and how rows of several adapters share a pass.
+
+Next to some large matrices such a graph has a path of two small ones, A and B, which are inputs. Their defaults are of
+rank 0, which means no adapter. Here the path x·A·B of each matrix takes several adapters at once, one behind the other
+along the rank. Between A and B, a token keeps only the ranks of its own adapter; the others are set to 0.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import onnx
+from onnx import TensorProto, helper
+
+# bool [1, T, R]: which of the ranks each flat token keeps.
+RANKS = "genai_server.ranks"
+_NOTHING = "genai_server.no_rank"
+
+
+@dataclass(frozen=True)
+class LowRankPath:
+    """Two small matrices next to a large one of `num_inputs` to `num_outputs`."""
+
+    # Names of the graph's inputs: [num_inputs, rank] and [rank, num_outputs].
+    a: str
+    b: str
+    num_inputs: int
+    num_outputs: int
+
+
+def find_paths(graph: onnx.GraphProto, optional: Collection[str]) -> tuple[LowRankPath, ...]:
+    """The paths of the inputs with defaults; none if some of these inputs are anything else."""
+    if not optional:
+        return ()
+    inputs = {value.name: value.type.tensor_type for value in graph.input if value.name in optional}
+    defaults = {tensor.name: list(tensor.dims) for tensor in graph.initializer if tensor.name in optional}
+    readers: dict[str, list[onnx.NodeProto]] = {}
+    for node in graph.node:
+        for name in node.input:
+            readers.setdefault(name, []).append(node)
+
+    def size(name: str, fixed: int) -> int:
+        """The fixed dimension of a matrix of any rank; 0 if it is something else."""
+        shape = inputs[name].shape.dim
+        if inputs[name].elem_type != TensorProto.FLOAT or len(shape) != 2:
+            return 0
+        found = int(shape[fixed].dim_value)
+        expected = [found, 0] if fixed == 0 else [0, found]
+        return 0 if shape[1 - fixed].HasField("dim_value") or defaults[name] != expected else found
+
+    found: list[LowRankPath] = []
+    for node in graph.node:
+        second = _only_reader(node, readers)
+        if second is not None and node.input[1] in inputs and second.input[1] in inputs:
+            a, b = node.input[1], second.input[1]
+            found.append(LowRankPath(a, b, size(a, 0), size(b, 1)))
+    named = [name for path in found for name in (path.a, path.b)]
+    if sorted(named) != sorted(inputs) or not all(path.num_inputs and path.num_outputs for path in found):
+        return ()
+    return tuple(found) if all(len(readers[name]) == 1 for name in named) else ()
+
+
+def _only_reader(node: onnx.NodeProto, readers: dict[str, list[onnx.NodeProto]]) -> onnx.NodeProto | None:
+    """The product that reads a product, if nothing else does."""
+    reading = readers.get(node.output[0], []) if node.op_type == "MatMul" else []
+    if len(reading) != 1 or reading[0].op_type != "MatMul" or reading[0].input[0] != node.output[0]:
+        return None
+    return reading[0]
+
+
+def stack_ranks(graph: onnx.GraphProto, paths: Sequence[LowRankPath]) -> None:
+    """Let a graph take adapters one behind the other: A transposed as [R, num_inputs], B as [R, num_outputs].
+
+    So both can grow by another adapter without moving the others.
+    """
+    if not paths:
+        return
+    first = {path.a for path in paths}
+    for value in graph.input:
+        if value.name in first:
+            _transpose(value.type.tensor_type.shape.dim)
+    for tensor in graph.initializer:
+        if tensor.name in first:
+            tensor.dims[:] = tensor.dims[::-1]
+    nodes = []
+    for node in graph.node:
+        nodes.append(node)
+        if node.op_type == "MatMul" and node.input[1] in first:
+            reduced = node.output[0]
+            node.op_type, node.domain, node.output[0] = "FusedMatMul", "com.microsoft", f"{reduced}.all"
+            node.attribute.append(helper.make_attribute("transB", 1))
+            nodes.append(helper.make_node("Where", [RANKS, node.output[0], _NOTHING], [reduced]))
+    del graph.node[:]
+    graph.node.extend(nodes)
+    graph.initializer.append(helper.make_tensor(_NOTHING, TensorProto.FLOAT, [], [0.0]))
+    graph.input.append(helper.make_tensor_value_info(RANKS, TensorProto.BOOL, [1, "tokens", "ranks"]))
+
+
+def _transpose(shape: Any) -> None:
+    inputs, rank = shape[0].dim_value, shape[1].dim_param
+    shape[0].Clear()
+    shape[1].Clear()
+    if rank:
+        shape[0].dim_param = rank
+    shape[1].dim_value = inputs
