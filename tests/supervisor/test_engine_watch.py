@@ -143,7 +143,7 @@ class LoadedByHand:
 
     def report(self, load_timeout: float) -> EngineReport:
         self.may_load.wait(20)
-        return EngineReport("address", least_kv_bytes=1, most_kv_bytes=9)
+        return EngineReport("address", min_kv_bytes=1, max_kv_bytes=9)
 
     def wait(self, step_timeout: float, on_hang: object) -> str:
         self.may_die.wait(20)
