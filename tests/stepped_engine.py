@@ -221,7 +221,7 @@ class SteppedEngine:
         if pausable and chance.random() < 0.05:
             self.scheduler._pause(chance.choice(pausable))
         if chance.random() < 0.03:
-            self.inbox.put((API, Resize(int(self.memory.min_pages * chance.choice((0, 1.2, 1.5, 2, 4))))))
+            self.inbox.put((API, Resize(int(self.memory.min_pages * chance.choice((0, 0, 0, 1.2, 4))))))
         if chance.random() < 0.05:
             first = chance.randrange(20)
             slow = chance.choice((None, SlowTokens(over_ms=18.0, num_tokens=3, max_per_hour=1000)))
