@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from genai_server.engine.ipc.mailbox import Connected
+from genai_server.engine.ipc.mailbox import Connected, Resize
 from genai_server.engine.loop import EngineLoop
 from genai_server.engine.model.graph import read_decoder_graph
 from genai_server.engine.model.session import open_session
@@ -19,12 +19,13 @@ from genai_server.engine.profiling.folder import ProfileFolder
 from genai_server.engine.profiling.runtime_options import PROFILING, TERMINATE, RuntimeOptionState
 from genai_server.engine.runners.base import Interrupted
 from genai_server.engine.runners.batched import BatchedRunner, BatchLimits
+from genai_server.engine.runners.cpu_buffers import page_tokens
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.runners.scores import Logits, Scores
 from genai_server.engine.sampling.grammar import model_guidance
 from genai_server.engine.scheduling.scheduler import Scheduler
-from genai_server.engine.scheduling.scheduler_output import Read, Step, is_background
+from genai_server.engine.scheduling.scheduler_output import KvMemory, Read, Step, StepPolicy, is_background
 from genai_server.engine.sequence import Sequence as Scheduled
 from genai_server.messages.admin import ResetPrefixCache, SetRuntimeOption, StartProfile
 from genai_server.messages.generation_request import GenerationRequest
@@ -85,7 +86,10 @@ class SteppedEngine:
         graph = read_decoder_graph(model_dir)
         session = open_session(graph, 1, optimized=False)
         self.generator = OgGeneratorRunner(model_dir, "cpu", threads=1)
-        limits = BatchLimits(SLOTS, MAX_LENGTH)
+        tokens = page_tokens(graph)
+        # A page counts as a byte.
+        self.memory = KvMemory(tokens, 0, page_bytes=1, min_pages=MAX_LENGTH // tokens)
+        limits = BatchLimits(SLOTS, MAX_LENGTH, self.memory)
         self.batched = ChanceInterrupted(graph, session, self.generator.model, limits)
         self.profiles = profiles
         self.begin(random.Random(0))
@@ -95,7 +99,15 @@ class SteppedEngine:
         self.chance = chance
         self.runners = Overheard(self.generator, self.batched)
         self.batched.forget()
-        self.scheduler = Scheduler(self.batched, max_running=SLOTS, max_waiting=256, prefill_chunk=64, idle_chunk=256)
+        self.memory.resize(SLOTS * self.memory.min_pages)
+        self.scheduler = Scheduler(
+            self.batched,
+            max_running=SLOTS,
+            max_waiting=256,
+            prefill_chunk=64,
+            idle_chunk=256,
+            policy=StepPolicy(memory=self.memory),
+        )
         folder = ProfileFolder(self.profiles, "cpu", max_files=80, max_bytes=10**9)
         self._seconds = 0.0
         self.loop = EngineLoop(
@@ -129,7 +141,7 @@ class SteppedEngine:
 
     def together(self, crowd: Sequence[Asked], seed: int) -> list[Answer]:
         """The answers to all requests, in order, while profiling is switched, sessions start, passes are interrupted,
-        sequences of the background are paused and pasts are forgotten at random.
+        sequences are paused, the memory changes its size and pasts are forgotten at random.
         """
         self.begin(random.Random(seed))
         self.batched.chance, self.batched.num_interrupted = self.chance, 0
@@ -205,9 +217,11 @@ class SteppedEngine:
             self.inbox.put((API, SetRuntimeOption(0, PROFILING, chance.choice(("0", "1")), name)))
         if chance.random() < 0.01:
             self.inbox.put((API, ResetPrefixCache(0)))
-        background = [sequence for sequence in self.scheduler.running if sequence.background]
-        if background and chance.random() < 0.1:
-            self.scheduler._pause(chance.choice(background))
+        pausable = [s for s in self.scheduler.running if s.background or self.scheduler._grows(s)]
+        if pausable and chance.random() < 0.05:
+            self.scheduler._pause(chance.choice(pausable))
+        if chance.random() < 0.03:
+            self.inbox.put((API, Resize(int(self.memory.min_pages * chance.choice((0, 0, 0, 1.2, 4))))))
         if chance.random() < 0.05:
             first = chance.randrange(20)
             slow = chance.choice((None, SlowTokens(over_ms=18.0, num_tokens=3, max_per_hour=1000)))
@@ -248,12 +262,13 @@ class SteppedEngine:
         return self._seconds
 
     def check_books(self) -> None:
-        """Check that each running batched sequence has a slot with the tokens it has read, and that all other slots are
-        free.
+        """Check that each running batched sequence has a slot with the tokens it has read, that all other slots are
+        free, and that all have no more memory than there is.
         """
         running, slots = self.scheduler.running, self.batched.slots
         batched = {sequence.id: sequence for sequence in running if sequence.batched}
         assert slots.num_running == len(batched)
+        assert slots._used_pages() <= self.memory.num_pages or len(batched) < len(running)
         pasts = {slot.sequence: slot.tokens for slot in slots.slots if slot.sequence is not None}
         assert pasts == {id: sequence.tokens[: sequence.num_read] for id, sequence in batched.items()}
         assert all(slot.num_prefilled <= len(slot.tokens) <= MAX_LENGTH for slot in slots.slots)

@@ -4,6 +4,7 @@ from contextlib import closing
 from pathlib import Path
 
 import msgspec
+import pytest
 
 from genai_server.batch_lines import BatchLine, LineError, LineReader, response_line
 from tests.apis.batches.inputs import jsonl, line
@@ -13,20 +14,15 @@ LIMIT = 1000
 
 def read(path: Path, content: bytes, limit: int = LIMIT, endpoint: str | None = None) -> list[BatchLine | LineError]:
     path.write_bytes(content)
-    found: list[BatchLine | LineError] = []
     with closing(LineReader(path, limit, endpoint)) as reader:
-        while part := reader.read():
-            found += part
-    return found
+        return [found for part in reader.parts() for found in part]
 
 
 def test_a_file_is_read_in_parts(tmp_path: Path) -> None:
     path = tmp_path / "input"
     path.write_bytes(jsonl(line(f"{number}") for number in range(1000)))
     with closing(LineReader(path, LIMIT)) as reader:
-        sizes = []
-        while part := reader.read():
-            sizes.append(len(part))
+        sizes = [len(part) for part in reader.parts()]
     assert sum(sizes) == 1000
     assert max(sizes) <= 256
 
@@ -53,6 +49,12 @@ def test_a_byte_order_mark_and_windows_line_ends_are_no_errors(tmp_path: Path) -
     assert [each.custom_id for each in found if isinstance(each, BatchLine)] == ["a", "b"]
 
 
+@pytest.mark.parametrize("blank", [b"\n" * 600_000, b" " * 600_000 + b"\n"])
+def test_many_blank_lines_end_no_file(tmp_path: Path, blank: bytes) -> None:
+    found = read(tmp_path / "input", blank + jsonl([line("a")]) + blank + jsonl([line("b")]), limit=1_000_000)
+    assert [each.custom_id for each in found if isinstance(each, BatchLine)] == ["a", "b"]
+
+
 def test_deep_nesting_is_an_error_of_its_line(tmp_path: Path) -> None:
     deep = b'{"custom_id": "a", "body": ' + b"[" * 100_000 + b"]" * 100_000 + b"}\n"
     (first, second) = read(tmp_path / "input", deep + jsonl([line("b")]), limit=1_000_000)
@@ -67,7 +69,13 @@ def test_without_an_endpoint_a_line_names_any_of_them(tmp_path: Path) -> None:
     assert (found[1].code, found[1].param) == ("invalid_url", "url")
 
 
+@pytest.mark.parametrize("body", [b"", b"<html>Bad Gateway</html>", b'{"a": 1', b'{"a": "\xff"}', b"{} {}"])
+def test_a_response_that_is_not_json_has_no_line(body: bytes) -> None:
+    with pytest.raises(ValueError, match="JSON|truncated|utf-8"):
+        response_line("batch_req_1", "a", 502, "req-1", body)
+
+
 def test_a_response_of_several_lines_becomes_one() -> None:
-    text = response_line("batch_req_1", "a", 200, "req-1", b'{\n "a": [1,\n 2]}')
+    text = response_line("batch_req_1", "a", 200, "req-1", b'{\n "a": [1.0,\n "\\n\xc3\xa4"]}\n')
     assert text.count(b"\n") == 1
-    assert msgspec.json.decode(text)["response"]["body"] == {"a": [1, 2]}
+    assert msgspec.json.decode(text)["response"]["body"] == {"a": [1.0, "\nä"]}

@@ -104,6 +104,18 @@ def test_another_process_takes_over_from_a_killed_one(tmp_path: Path) -> None:
     assert answered <= NUM_LINES - len(FAILED) + 2 * AT_ONCE
 
 
+def test_batches_of_a_key_run_one_after_another(tmp_path: Path) -> None:
+    lines = [line(f"{number}", "count 400; delay 0.05") for number in range(AT_ONCE)]
+    with run_server(tmp_path, "--workers", "2", settings=settings(tmp_path)) as server:
+        first, second = begin(server.client, lines), begin(server.client, lines)
+        wait_until(lambda: get(server.client, first)["status"] == "in_progress")
+        time.sleep(3)  # in which each process looks for batches
+        assert get(server.client, second)["status"] == "validating"
+        for id in (first, second):
+            server.client.post(f"/v1/batches/{id}/cancel")
+            ended(server.client, id)
+
+
 def test_a_stopped_server_goes_on_with_its_batch(tmp_path: Path) -> None:
     """It does not wait for the batch's requests, and sends those that were running again."""
     lines = [line(f"{number}", "count 400; delay 0.05", max_tokens=20) for number in range(8)]

@@ -4,10 +4,10 @@ from collections.abc import Callable, Sequence
 
 from genai_server.batch_lines import BatchLine, LineError, digest
 from genai_server.errors import GenaiServerError
+from genai_server.quoted_values import quoted
 
 # Errors that are reported of a batch. The rest of its input is not read.
 MAX_ERRORS = 50
-_MAX_SHOWN = 100
 
 
 class InputCheck:
@@ -51,7 +51,7 @@ class InputCheck:
     def _wrong(self, line: BatchLine) -> LineError | None:
         id = digest(line.custom_id)
         if id in self._ids:
-            message = f"custom_id {line.custom_id[:_MAX_SHOWN]!r} is that of an earlier line"
+            message = f"custom_id {quoted(line.custom_id)} is that of an earlier line"
             return LineError(line.number, "duplicate_custom_id", message, "custom_id")
         self._ids.add(id)
         if line.model not in self._models:

@@ -3,13 +3,15 @@
 Needs no HTTP, so that servers and commands share it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
 import msgspec
+
+from genai_server.quoted_values import quoted
 
 # What the requests of a batch may be for.
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings")
@@ -19,7 +21,6 @@ _AROUND = 4096
 # A part of a file that is read at once, in bytes and lines: each is parsed without a pause.
 _PART_BYTES = 256 * 1024
 _PART_LINES = 256
-_MAX_SHOWN = 100
 # These fields make an endpoint answer in pieces, or later.
 _NOT_IN_BATCHES = ("stream", "background")
 
@@ -65,14 +66,19 @@ class LineReader:
         self._endpoint = endpoint
         self._number = 0
 
-    def read(self) -> list[BatchLine | LineError]:
-        """The next lines; none at the end. Blank lines are left out."""
+    def parts(self) -> Iterator[list[BatchLine | LineError]]:
+        """All lines, part by part. Blank lines are left out, so that a part may have none."""
+        while (part := self.read()) is not None:
+            yield part
+
+    def read(self) -> list[BatchLine | LineError] | None:
+        """The next part of the lines; None at the end."""
         found: list[BatchLine | LineError] = []
         num_bytes = 0
         while num_bytes < _PART_BYTES and len(found) < _PART_LINES:
             text = self._file.readline(self._max_body + _AROUND)
             if not text:
-                break
+                return found or None
             self._number += 1
             num_bytes += len(text)
             is_whole = text.endswith(b"\n") or len(text) < self._max_body + _AROUND
@@ -106,11 +112,11 @@ class LineReader:
         if not 0 < len(custom_id) <= MAX_ID:
             raise _Wrong("invalid_custom_id", f"custom_id must have 1 to {MAX_ID} characters", "custom_id")
         if (method := _text(fields, "method")) != "POST":
-            raise _Wrong("invalid_method", f"method must be POST, given {method[:_MAX_SHOWN]!r}", "method")
+            raise _Wrong("invalid_method", f"method must be POST, given {quoted(method)}", "method")
         url = _text(fields, "url")
         if url not in ((self._endpoint,) if self._endpoint else ENDPOINTS):
             allowed = f"{self._endpoint}, the batch's endpoint" if self._endpoint else " or ".join(ENDPOINTS)
-            raise _Wrong("invalid_url", f"url must be {allowed}, given {url[:_MAX_SHOWN]!r}", "url")
+            raise _Wrong("invalid_url", f"url must be {allowed}, given {quoted(url)}", "url")
         if "body" not in fields:
             raise _Wrong("missing_required_parameter", "body is required", "body")
         raw = bytes(fields["body"])
@@ -155,10 +161,14 @@ def digest(custom_id: str) -> bytes:
 
 
 def response_line(id: str, custom_id: str, status: int, request_id: str, body: bytes) -> bytes:
-    """The line of a request that has been answered; `body` is JSON."""
-    if b"\n" in body:
-        body = msgspec.json.encode(msgspec.json.decode(body))
-    response = {"status_code": status, "request_id": request_id, "body": msgspec.Raw(body)}
+    """The line of a request that has been answered. Raises ValueError for a body that is not JSON."""
+    checked = msgspec.json.decode(body.decode(), type=msgspec.Raw)
+    # Line feeds are only between values: in strings they have escapes.
+    response = {
+        "status_code": status,
+        "request_id": request_id,
+        "body": msgspec.Raw(bytes(checked).replace(b"\n", b" ")),
+    }
     return _line(id, custom_id, response, None)
 
 

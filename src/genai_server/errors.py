@@ -236,6 +236,12 @@ class AdminForbidden(RequestError, code="admin_forbidden"):
     """The request may not use the admin endpoints; the message says what would allow it."""
 
 
+class OriginForbidden(RequestError, code="origin_forbidden"):
+    """A web page of another origin sent the request without being allowed to."""
+
+    default_message = "web pages of this Origin may not use the server (GENAI_CORS_ORIGINS)"
+
+
 class Unavailable(GenaiServerError, code="unavailable"):
     """The server cannot take this request now; the same request may succeed later."""
 

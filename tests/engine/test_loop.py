@@ -295,6 +295,16 @@ def test_terminating_by_request_id_says_whether_it_matched(bench: Bench) -> None
     assert bench.ends(1) == []
 
 
+def test_terminating_ends_a_background_request_that_gives_way(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, max_running=1)
+    bench.submit(1, "count 50", background=True)
+    bench.steps(4)
+    bench.put(SetRuntimeOption(7, "terminate_session", "1", "r1"))
+    bench.submit(2, "say b")  # lies in the inbox when the pass that terminates would begin
+    bench.run(2)
+    assert (bench.text(2), bench.reason(1)) == ("b", FinishReason.TERMINATED)
+
+
 def test_profiling_writes_one_file_per_pass_from_its_token_on(bench: Bench, tmp_path: Path) -> None:
     bench.submit(1, "say abcdefghij")
     bench.steps(5)  # two chunks of prompt, the second of which yields token 0, and tokens 1 to 3
@@ -377,3 +387,24 @@ def test_a_vector_that_is_not_finite_fails_its_own_request_only(tmp_path: Path) 
     bench.run()
     assert bench.failure(1).code == "runner_failed"
     assert bench.kinds(2) == [Accepted, Vectors, Finished]
+
+
+def test_paused_texts_are_each_pooled_once(tmp_path: Path) -> None:
+    texts = [[number, *range(number)] for number in range(200)]
+    asked: dict[str, Any] = {
+        "prompt": [token for text in texts for token in text],
+        "texts": [PooledText(len(text)) for text in texts],
+        "max_tokens": 0,
+        "max_length": sum(map(len, texts)),
+    }
+    pooling = PoolingModel(Task.EMBED, "model.onnx", 9, 257, dimensions=4)
+    bench = Bench(tmp_path, max_running=1, pooled=ScriptedPooledRunner(pooling))
+    bench.put_request(1, **asked)
+    bench.run(1)
+    bench.put_request(2, background=True, **asked)
+    bench.steps(2)
+    assert bench.messages(Vectors, 2) and not bench.ends(2)
+    bench.put_request(3, [5, 6], max_tokens=0, max_length=2, texts=[PooledText(2)])
+    bench.run(2, 3)
+    alone, paused = (b"".join(message.data for message in bench.messages(Vectors, key)) for key in (1, 2))
+    assert paused == alone

@@ -92,7 +92,9 @@ def test_limits_of_a_key_override_the_settings() -> None:
 def test_reads_at_once_count_apart_from_requests() -> None:
     limits = RateLimits(1, 1, Time())
     with limits.request(ANN), limits.read(ANN):
-        with pytest.raises(RateLimitExceeded, match="may have 1 concurrent reads of stored responses, and has 1"):
+        with pytest.raises(
+            RateLimitExceeded, match="may have 1 concurrent reads of stored responses and files, and has 1"
+        ):
             limits.read(ANN).__enter__()
         with limits.read(BOB):
             pass
@@ -153,7 +155,12 @@ def test_reads_of_what_is_stored_count_for_their_key(limited: RunningServer) -> 
         with client.stream("GET", path, params={"stream": True}) as followed:
             lines = followed.iter_lines()
             next(lines)
-            for method, read in (("GET", path), ("GET", f"{path}/input_items"), ("DELETE", "/v1/conversations/conv")):
+            for method, read in (
+                ("GET", path),
+                ("GET", f"{path}/input_items"),
+                ("DELETE", "/v1/conversations/conv"),
+                ("GET", "/v1/files"),
+            ):
                 refusal = limited.client.request(method, read, headers=bearer("slow"))
                 assert refusal.status_code == 429, read
                 assert "reads of stored responses" in refusal.json()["error"]["message"]

@@ -2,10 +2,19 @@
 
 import subprocess
 import sys
+import threading
+from pathlib import Path
+from queue import SimpleQueue
 
 import pytest
 
-from genai_server.supervisor.engine_watch import FIRST_PAUSE, MAX_PAUSE, RECOVERED_AFTER, Restarts
+from genai_server.config.sources import engine_settings
+from genai_server.heartbeat import Heartbeat
+from genai_server.messages.launch import EngineReport, EngineSpec
+from genai_server.messages.status_file import EngineState, EngineStatus
+from genai_server.supervisor import engine_watch
+from genai_server.supervisor.engine_watch import FIRST_PAUSE, MAX_PAUSE, RECOVERED_AFTER, EngineWatch, Restarts
+from tests.given_settings import given
 
 # Leaves this number of files to the supervisor; its engine needs six to start.
 BEGIN = """
@@ -118,3 +127,47 @@ def test_an_engine_that_has_served_for_a_minute_begins_a_new_row() -> None:
     assert restarts.in_a_row == 1
     restarts.served(RECOVERED_AFTER + 1)
     assert restarts.pause() == FIRST_PAUSE
+
+
+class LoadedByHand:
+    """An engine process that loads and dies when the test says so."""
+
+    pid = 1
+
+    def __init__(self, spec: EngineSpec, started: SimpleQueue["LoadedByHand"]) -> None:
+        self.first_size, self.sizes = spec.kv_bytes, SimpleQueue[int]()
+        self.may_load, self.may_die = threading.Event(), threading.Event()
+        self.resize = self.sizes.put
+        self.leave = self.end = self.may_die.set
+        started.put(self)
+
+    def report(self, load_timeout: float) -> EngineReport:
+        self.may_load.wait(20)
+        return EngineReport("address", min_kv_bytes=1, max_kv_bytes=9)
+
+    def wait(self, step_timeout: float, on_hang: object) -> str:
+        self.may_die.wait(20)
+        return "it died"
+
+
+def test_an_engine_gets_the_size_that_was_set_while_it_loaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    started = SimpleQueue[LoadedByHand]()
+    monkeypatch.setattr(engine_watch, "EngineProcess", lambda spec: LoadedByHand(spec, started))
+    beats = tmp_path / "beats"
+    spec = EngineSpec("cpu", "", engine_settings(given()), heartbeat_file=str(beats), kv_bytes=8)
+    status = EngineStatus("cpu", EngineState.STARTING)
+    watch = EngineWatch(spec, status, Restarts(9), lambda: None, step_timeout=0, load_timeout=0)
+    watch.start()
+    for before, loading, later in ((8, 5, 3), (3, 4, 6)):  # the second is a restart
+        process = started.get(timeout=20)
+        Heartbeat(beats).hold(7)  # of the process before
+        watch.resize(loading)
+        assert (process.first_size, process.sizes.empty(), watch.kv_bytes) == (before, True, 0)
+        process.may_load.set()
+        assert process.sizes.get(timeout=20) == loading
+        assert watch.kv_bytes == 7
+        watch.resize(later)
+        assert process.sizes.get(timeout=20) == later
+        process.may_die.set()
+    watch.leave()
+    watch.end()

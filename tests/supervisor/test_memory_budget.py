@@ -111,6 +111,14 @@ def test_loading_models_count_with_all_they_need() -> None:
     assert isinstance(budget(free - 10).decide(wanted(f"a{SMALL}"), [loading]), Shortage)
 
 
+def test_a_model_is_not_too_large_because_another_is_half_loaded() -> None:
+    loading = Model(f"b{LARGE}", Engine(), state=ModelState.LOADING)
+    free = LARGE - 1000  # of LARGE, of which the other one takes 1,000 MiB by now
+    found = budget(free).decide(wanted("a2000"), [loading])
+    assert isinstance(found, Shortage)
+    assert not found.is_too_large
+
+
 def test_a_set_length_or_size_is_needed_in_full() -> None:
     for free, settings in (
         (500 + 3200, {"max_length": "32000"}),
@@ -189,6 +197,12 @@ def test_engines_elsewhere_get_no_share() -> None:
     gpu, cpu = Engine("cuda"), Engine()
     budget(4000).divide([Model("a0", gpu, cpu)])
     assert (gpu.given, cpu.given) == ([0], [2000])
+
+
+def test_memory_that_engines_hold_elsewhere_is_not_the_hosts() -> None:
+    cpu = Engine()
+    budget(4000).divide([Model("a0", Engine("cuda", (0, 0), held=9000), cpu)])
+    assert cpu.given == [2000]
 
 
 def test_a_set_size_is_not_divided() -> None:

@@ -79,6 +79,14 @@ def test_a_file_of_something_else_is_not_overwritten(
     assert target.read_bytes() == before
 
 
+def test_a_file_that_is_not_of_errors_is_not_replaced(scripted: RunningServer, source: Path) -> None:
+    """Here the input itself has the name of the errors."""
+    named = source.rename(source.with_name("out.errors.jsonl"))
+    before = named.read_bytes()
+    assert batch(scripted, named, source.with_name("out.jsonl")) == 1
+    assert named.read_bytes() == before
+
+
 def test_wrong_lines_are_named_before_any_work(
     scripted: RunningServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -86,7 +94,7 @@ def test_wrong_lines_are_named_before_any_work(
     source.write_bytes(jsonl([line("a"), line("a")]) + b"{\n")
     assert batch(scripted, source, tmp_path / "out.jsonl") == 1
     printed = capsys.readouterr().err
-    assert f"{source}:2: custom_id 'a' is that of an earlier line" in printed
+    assert f'{source}:2: custom_id "a" is that of an earlier line' in printed
     assert f"{source}:3: the line is not JSON" in printed
     assert not (tmp_path / "out.jsonl").exists()
 

@@ -52,6 +52,7 @@ def test_answer_is_restored_after_a_reload(page: Page) -> None:
     page.get_by_label("Search chats").fill("paris")
     page.locator(".chat-list").get_by_role("button", name="What is the capital of France?", exact=True).click()
     expect(answer(page)).to_contain_text(PARIS)
+    expect(page.get_by_label("Message", exact=True)).to_be_focused()
     page.get_by_label("Search chats").fill("lisbon")
     expect(page.get_by_text("No chat has this text.")).to_be_visible()
 

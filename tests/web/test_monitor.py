@@ -258,7 +258,7 @@ def test_hidden_view_and_hidden_tab_poll_nothing(browser: Browser, own_scripted:
         page.evaluate("window.isHidden = false")
         wait_until(lambda: goes_on_asking(page))
         page.get_by_role("link", name="Chat").click()
-        expect(page.get_by_label("Message", exact=True)).to_be_visible()
+        expect(page.locator(".examples")).to_be_visible()
         wait_until(lambda: is_between_rounds(page))
         assert asked_within(page, 60) == []
 

@@ -285,6 +285,7 @@ def _add_middleware(
         others=[
             Uploads(
                 transcriptions.UPLOAD_PATHS,
+                settings.origins,
                 settings.max_audio_body_bytes,
                 "GENAI_MAX_AUDIO_BODY_BYTES",
                 settings.body_timeout,
@@ -293,6 +294,7 @@ def _add_middleware(
             ),
             Uploads(
                 files.UPLOAD_PATHS,
+                settings.origins,
                 settings.max_file_bytes,
                 "GENAI_MAX_FILE_BYTES",
                 settings.body_timeout,

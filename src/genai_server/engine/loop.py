@@ -213,6 +213,8 @@ class EngineLoop:
         with self._failing([sequence]):
             self._runners.of(sequence).set_runtime_option(sequence.id, TERMINATE, "1")
             self._forward(Step([Read.next(sequence)]))
+        # The pass may have been interrupted, and the option is lost if the sequence is paused.
+        self._requests.finish(sequence, FinishReason.TERMINATED)
 
     # forward, sample, deliver
 
@@ -240,9 +242,9 @@ class EngineLoop:
     def _found(self, sequence: Sequence, num_tokens: int) -> None:
         """Count further tokens of an opened sequence's prompt as cached."""
         sequence.num_read += num_tokens
-        if not sequence.num_produced and not sequence.num_pauses:
+        if not sequence.num_pauses:
             sequence.num_cached += num_tokens
-        self._meter.matched(num_tokens)
+            self._meter.matched(num_tokens)
 
     def _match_again(self, sequence: Sequence) -> None:
         """Find what others have read of a prompt in the meantime; if that fails, it is read as it is."""

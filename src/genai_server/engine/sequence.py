@@ -157,6 +157,11 @@ class Sequence:
         return len(self.tokens) - self.num_read
 
     @property
+    def num_pooled(self) -> int:
+        """Tokens of the texts that the runner has read, where texts are pooled. What they gave has been sent."""
+        return sum(text.num_tokens for text in self.request.texts[: self.num_texts])
+
+    @property
     def is_decoding(self) -> bool:
         """Whether only the last produced token is unread. Always true where the runner schedules prompts itself."""
         return self.by_library or (self.num_unread <= 1 and self.num_produced > 0)

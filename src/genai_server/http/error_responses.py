@@ -37,6 +37,7 @@ TABLE: Mapping[type[GenaiServerError], tuple[int, str]] = {
     errors.RateLimitExceeded: (429, "rate_limit_error"),
     errors.ProfileNotFound: (404, "invalid_request_error"),
     errors.AdminForbidden: (403, "permission_error"),
+    errors.OriginForbidden: (403, "permission_error"),
     # Not a repository, or the hub is unreachable. Raised only for operators' requests.
     errors.PullFailed: (400, "invalid_request_error"),
     errors.Unavailable: (503, "service_unavailable_error"),

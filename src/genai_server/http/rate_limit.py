@@ -65,7 +65,7 @@ class RateLimits:
         reads it while the response itself counts as a request. Raises RateLimitExceeded.
         """
         usage = self._usages.setdefault(key.name, _Usage())
-        self._check_concurrent(key, usage, usage.reading, "reads of stored responses")
+        self._check_concurrent(key, usage, usage.reading, "reads of stored responses and files")
         usage.reading += 1
         try:
             yield

@@ -123,17 +123,21 @@ class EngineWatch:
 
     @property
     def kv_bytes(self) -> int:
-        """The memory that its keys and values take now, in bytes."""
-        return self.beat().kv_bytes
+        """The memory that its keys and values take now, in bytes; 0 unless it is ready."""
+        return self.beat().kv_bytes if self.status.state == EngineState.READY else 0
 
     def resize(self, num_bytes: int) -> None:
-        """Change the memory that its keys and values may take, now and after a restart. Ignored while it loads."""
+        """Change the memory that its keys and values may take, now or once it has loaded, and after a restart."""
         with self._lock:
             if num_bytes == self._spec.kv_bytes:
                 return
             self._spec = msgspec.structs.replace(self._spec, kv_bytes=num_bytes)
-        if self.status.state == EngineState.READY and self._process is not None:
-            self._process.resize(num_bytes)
+            self._tell_size()
+
+    def _tell_size(self) -> None:
+        """Send a loaded engine its size. The lock keeps an older size from being sent after a newer one."""
+        if self.status.state == EngineState.READY and self._process is not None and self._spec.kv_bytes:
+            self._process.resize(self._spec.kv_bytes)
 
     def _run(self) -> None:
         """Run the engine. An exception becomes its state, because nothing else would report it."""
@@ -171,6 +175,8 @@ class EngineWatch:
                     max_length=report.max_length,
                     limited_by=report.limited_by,
                 )
+                with self._lock:
+                    self._tell_size()  # it may have changed while the engine loaded
                 error = self._serve_until_death()
                 if self._stopping.is_set():
                     self._set(state=EngineState.STOPPED, pid=None, address="")

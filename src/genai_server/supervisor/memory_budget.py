@@ -107,9 +107,8 @@ class MemoryBudget:
         """
         if self.fits_well(model, loaded):
             return Decision.LOAD
-        if not self._can_run(
-            model.about, self._available(loaded) + sum(self._weights(other.about) for other in loaded)
-        ):
+        # Some weights of loading models may lie in memory already, so at most this would be free without any.
+        if not self._can_run(model.about, self._movable(loaded) + sum(self._weights(other.about) for other in loaded)):
             return Shortage(self._figures(model.about, loaded), is_too_large=True)
         used = [other for other in loaded if other not in idle]
         fits = self._fits(model, loaded, (), REQUIRED_TOKENS)
@@ -178,17 +177,20 @@ class MemoryBudget:
 
     def _available(self, loaded: Collection[MemoryModel]) -> int:
         """The memory that the weights of the loaded models leave: what is free, and what keys and values take."""
-        held = sum(engine.kv_bytes for other in loaded for engine in other.engines)
-        coming = sum(self._weights(other.about) for other in loaded if other.state == ModelState.LOADING)
-        return self._free() + held - coming
+        return self._movable(loaded) - sum(
+            self._weights(other.about) for other in loaded if other.state == ModelState.LOADING
+        )
+
+    def _movable(self, loaded: Collection[MemoryModel]) -> int:
+        """The memory that is free now, and what the keys and values of the loaded models take."""
+        return self._free() + sum(engine.kv_bytes for other in loaded for engine in _host_engines(other))
 
     def _reserved(self, model: MemoryModel) -> int:
         """The memory that a loaded model's keys and values must have."""
         about = model.about
         return sum(
             engine.kv_range[0] if engine.kv_range else self._kv_needed(about, WANTED_TOKENS)
-            for engine in model.engines
-            if _is_on_host(engine.status.device)
+            for engine in _host_engines(model)
         )
 
     def _kv_needed(self, about: ModelStatus, num_tokens: int) -> int:
@@ -241,6 +243,10 @@ def _within(level: int, found: tuple[int, int]) -> int:
 
 def _mib(num_bytes: int) -> str:
     return f"{num_bytes / _MIB:.0f} MiB"
+
+
+def _host_engines(model: MemoryModel) -> list[MemoryEngine]:
+    return [engine for engine in model.engines if _is_on_host(engine.status.device)]
 
 
 def _is_on_host(device: str) -> bool:

@@ -69,7 +69,7 @@ def run(arguments: argparse.Namespace) -> int:
     source, target = Path(arguments.input).expanduser(), Path(arguments.output).expanduser()
     errors = target.with_name(f"{target.stem}.errors{target.suffix}")
     num_requests = _checked(source)
-    _require_results(target)
+    _require_results(target, errors)
     try:
         errors.unlink(missing_ok=True)
         succeeded, failed = ResultFile(target, mode=0o666), ResultFile(errors, mode=0o666)
@@ -102,8 +102,10 @@ def _checked(source: Path) -> int:
     check = InputCheck(sys.maxsize, lambda model: None)
     try:
         with closing(LineReader(source, _MAX_BODY)) as reader:
-            while not check.is_decided and (part := reader.read()):
+            for part in reader.parts():
                 check.add(part)
+                if check.is_decided:
+                    break
     except OSError as error:
         raise ChatFailed(f"{source} cannot be read: {error.strerror}") from None
     if errors := check.errors():
@@ -115,16 +117,17 @@ def _checked(source: Path) -> int:
     return check.num_requests
 
 
-def _require_results(target: Path) -> None:
-    """Raise ChatFailed if a file that is to be continued has something else than results."""
-    try:
-        number = first_other_line(target)
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise ChatFailed(f"{target} cannot be read: {error.strerror}") from None
-    if number is not None:
-        raise ChatFailed(f"{target} cannot be continued: line {number} is not the result of a request")
+def _require_results(*targets: Path) -> None:
+    """Raise ChatFailed if a file that is to be continued, or replaced, has something else than results."""
+    for target in targets:
+        try:
+            number = first_other_line(target)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            raise ChatFailed(f"{target} cannot be read: {error.strerror}") from None
+        if number is not None:
+            raise ChatFailed(f"{target} cannot be continued: line {number} is not the result of a request")
 
 
 @dataclass(frozen=True)
@@ -232,5 +235,5 @@ def _interrupt(connection: http.client.HTTPConnection) -> None:
 def _lines(source: Path) -> Iterator[BatchLine]:
     """The requests in a file that has been checked."""
     with closing(LineReader(source, _MAX_BODY)) as reader:
-        while part := reader.read():
+        for part in reader.parts():
             yield from (line for line in part if isinstance(line, BatchLine))

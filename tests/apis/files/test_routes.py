@@ -10,12 +10,15 @@ from pathlib import Path
 import openai
 import pytest
 
+from genai_server.apis.files import store
 from tests.apis.batches.inputs import upload
 from tests.running_server import RunningServer, refusal
 from tests.server_here import run_here
 
 ALICE, BOB = "alice-0123456789abcdef", "bob-0123456789abcdef"
 LIMIT = 40_000
+# A folder of somebody else in GENAI_FILES_DIR.
+FOREIGN = "uploads-99999999"
 OF_ALICE, OF_BOB = ({"authorization": f"Bearer {key}"} for key in (ALICE, BOB))
 
 
@@ -30,6 +33,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
         "GENAI_FILES_BYTES": str(LIMIT + 20_000),
         "GENAI_MAX_FILE_BYTES": "30000",
     }
+    for name in ("", FOREIGN):
+        (folder / "files" / name).mkdir(mode=0o700)
     with run_here(folder, settings=settings) as running:
         running.client.headers.update(OF_ALICE)
         yield running
@@ -110,6 +115,18 @@ def test_a_field_that_cannot_be_used_is_named(server: RunningServer, fields: dic
     assert response.json()["error"]["param"] == param
 
 
+def test_a_file_is_kept_for_as_long_as_is_asked(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    def slow_move(source: Path, target: Path) -> int:
+        time.sleep(1)
+        return move(source, target)
+
+    move = store._move
+    monkeypatch.setattr(store, "_move", slow_move)
+    fields = {"expires_after[anchor]": "created_at", "expires_after[seconds]": "3600"}
+    file = upload(server.client, b"{}", None, **fields)
+    assert file["expires_at"] == file["created_at"] + 3600
+
+
 def test_a_file_over_the_size_limit_is_refused(server: RunningServer) -> None:
     response = server.client.post("/v1/files", files={"file": b"x" * 30_000}, data={"purpose": "batch"})
     assert (response.status_code, response.json()["error"]["code"]) == (400, "body_too_large")
@@ -139,6 +156,11 @@ def test_only_the_servers_user_can_read_files(server: RunningServer) -> None:
     assert {stat.S_IMODE(path.stat().st_mode) for path in found if path.is_dir()} == {0o700}
     modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in found if path.is_file()}
     assert set(modes.values()) == {0o600}, modes
+
+
+def test_what_the_server_has_not_made_stays(server: RunningServer) -> None:
+    upload(server.client, b"{}")
+    assert (server.folder / "files" / FOREIGN).is_dir()
 
 
 def test_ranges_of_a_content_can_be_read(server: RunningServer) -> None:

@@ -9,8 +9,8 @@ import pytest
 
 from genai_server.apis.batches.schemas import BatchRequest
 from genai_server.apis.batches.store import BatchStore
-from genai_server.apis.files.store import FileLimits, FileStore, StoredFile
-from genai_server.errors import StoredFileNotFound, StoreUnavailable
+from genai_server.apis.files.store import FileLimits, FileStore, StoredFile, new_id
+from genai_server.errors import InvalidField, StoredFileNotFound, StoreUnavailable
 
 pytestmark = pytest.mark.anyio
 LIMITS = FileLimits(10**6, 10**7)
@@ -23,10 +23,10 @@ async def store(tmp_path: Path) -> AsyncIterator[FileStore]:
     await found.close()
 
 
-async def add(store: FileStore, folder: Path, expires: int | None) -> StoredFile:
+async def add(store: FileStore, folder: Path, seconds: int = 100) -> StoredFile:
     upload = folder / "upload"
     upload.write_bytes(b"{}\n")
-    return await store.add(upload, "input.jsonl", "batch", "alice", expires)
+    return await store.add(upload, "input.jsonl", "batch", "alice", seconds)
 
 
 def contents(store: FileStore, *files: StoredFile) -> list[bool]:
@@ -34,8 +34,7 @@ def contents(store: FileStore, *files: StoredFile) -> list[bool]:
 
 
 async def test_an_expired_file_is_gone_at_once_and_removed_later(store: FileStore, tmp_path: Path) -> None:
-    now = int(time.time())
-    kept, expired = await add(store, tmp_path, now + 100), await add(store, tmp_path, now - 1)
+    kept, expired = await add(store, tmp_path), await add(store, tmp_path, -1)
     with pytest.raises(StoredFileNotFound):
         await store.get(expired.id, "alice")
     for file in (kept, expired):
@@ -49,7 +48,7 @@ async def test_an_expired_file_is_gone_at_once_and_removed_later(store: FileStor
 async def test_the_input_of_an_open_batch_stays(
     store: FileStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file = await add(store, tmp_path, int(time.time()) + 100)
+    file = await add(store, tmp_path)
     batches = BatchStore(store)
     given = {"input_file_id": file.id, "endpoint": "/v1/completions", "completion_window": "24h"}
     body = BatchRequest.model_validate(given)
@@ -66,23 +65,36 @@ async def test_the_input_of_an_open_batch_stays(
 
 
 async def test_contents_of_no_file_are_removed_once_they_are_old(store: FileStore) -> None:
-    old, new = store.content("file-old"), store.content("file-new")
-    for path in (old, new):
+    old, new, foreign = store.content(new_id("file")), store.content(new_id("file")), store.content("file-notes")
+    for path in (old, new, foreign):
         path.write_bytes(b"x")
-    os.utime(old, (0, 0))
+    for path in (old, foreign):
+        os.utime(path, (0, 0))
     await store.remove_expired()
-    assert (old.exists(), new.exists()) == (False, True)
+    assert [path.exists() for path in (old, new, foreign)] == [False, True, True]
+
+
+async def test_a_key_cannot_fill_the_database_with_empty_files(tmp_path: Path) -> None:
+    store = FileStore(tmp_path / "files", FileLimits(10**6, 10**7, files=2))
+    for _ in range(2):
+        file = await add(store, tmp_path)
+    with pytest.raises(InvalidField, match="at most 2 files, and has 2"):
+        await add(store, tmp_path)
+    assert len(list((tmp_path / "files" / "contents").iterdir())) == 2
+    await store.delete(file.id, "alice")
+    await add(store, tmp_path)
+    await store.close()
 
 
 async def test_a_file_that_cannot_be_noted_is_not_kept(store: FileStore, tmp_path: Path) -> None:
     (tmp_path / "files" / "index").write_bytes(b"no database" * 100)
     with pytest.raises(StoreUnavailable):
-        await add(store, tmp_path, None)
+        await add(store, tmp_path)
     assert list((tmp_path / "files" / "contents").iterdir()) == []
 
 
 async def test_files_survive_a_restart(store: FileStore, tmp_path: Path) -> None:
-    file = await add(store, tmp_path, None)
+    file = await add(store, tmp_path)
     again = FileStore(tmp_path / "files", LIMITS)
     assert await again.get(file.id, "alice") == file
     assert again.content(file.id).read_bytes() == b"{}\n"

@@ -336,6 +336,51 @@ def test_those_that_wait_for_a_cancelled_one_go_on(start: MakeEngine) -> None:
     assert len(engine.result(2)[0]) == 8
 
 
+def test_a_paused_follower_waits_for_a_load_of_its_own(start: MakeEngine) -> None:
+    longer = [*PROMPT, *range(60, 160)]
+    engine = start()
+    before = engine.answer(0, longer, exact=True)[0]
+    engine.stay(1)
+    engine.stay(100)
+    engine.restart()
+    engine.loads.is_held = True
+    engine.submit(1, PROMPT)
+    engine.submit(2, longer, exact=True)
+    engine.steps(2)
+    engine.answer(3, longer[:210], cache_prompt=False)
+    follower = next(sequence for sequence in engine.scheduler.running if sequence.is_loading and sequence.request.exact)
+    engine.scheduler._pause(follower)
+    engine.steps(1)  # it finds those 210 tokens, and loads what follows them
+    assert len(engine.loads.held) == 2
+    engine.put(Cancel(1))
+    engine.steps(2)
+    assert (follower.is_loading, follower.num_read) == (True, 210)
+    engine.loads.run()
+    engine.run(2)
+    assert engine.result(2)[0] == before
+
+
+def test_tokens_that_a_paused_sequence_loads_count_once(start: MakeEngine) -> None:
+    stored(start)
+    engine = start()
+    assert engine.answer(1, PROMPT)[1] == 192
+    hits = engine.loop._meter._cache_hits
+    engine.restart()
+    engine.submit(2, PROMPT, max_tokens=20)
+    engine.loads.is_held = True
+    engine.steps(2)
+    engine.loads.run()
+    engine.steps(3)
+    (sequence,) = engine.scheduler.running
+    engine.scheduler._pause(sequence)
+    engine.restart()
+    engine.steps(2)
+    engine.loads.run()
+    engine.run(2)
+    assert engine.figures.loads == 3
+    assert engine.loop._meter._cache_hits == 2 * hits == 384
+
+
 def test_a_reset_removes_what_is_stored(start: MakeEngine, tmp_path: Path) -> None:
     stored(start)
     engine = start()

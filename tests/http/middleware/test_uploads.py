@@ -92,6 +92,7 @@ class Asked:
 def uploads(folder: Path, *, limit: int = LIMIT, seconds: float = 20, total: int = 10_000_000) -> Uploads:
     return Uploads(
         [PATH],
+        ["https://app.example"],
         limit,
         "GENAI_MAX_AUDIO_BODY_BYTES",
         seconds,
@@ -129,6 +130,27 @@ async def test_file_exists_while_the_request_runs(tmp_path: Path) -> None:
     assert app.content == SOUND
     assert app.body == b""
     assert [name for name, _ in app.upload.fields] == ["model", "include[]", "prompt"]
+    assert left(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("origin", "site", "is_taken"),
+    [
+        ("https://other.example", "cross-site", False),
+        ("http://127.0.0.1:3000", "same-site", False),
+        ("https://app.example", "cross-site", True),
+        ("https://own.example", "same-origin", True),
+    ],
+)
+@pytest.mark.anyio
+async def test_a_form_of_another_web_page_is_refused(tmp_path: Path, origin: str, site: str, is_taken: bool) -> None:
+    asked = Asked(BODY)
+    asked.scope["headers"] += [(b"origin", origin.encode()), (b"sec-fetch-site", site.encode())]
+    app = await ask(uploads(tmp_path), asked)
+    assert (app.upload is not None) == is_taken
+    if not is_taken:
+        assert asked.refusal[0] == 403
+        assert "origin_forbidden" in asked.refusal[1]
     assert left(tmp_path) == []
 
 

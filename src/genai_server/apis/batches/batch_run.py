@@ -78,7 +78,7 @@ class BatchRun:
         results = self._results = await Results.open(
             self._files.content(batch.output), self._files.content(batch.errors)
         )
-        watching = asyncio.ensure_future(self._watch())
+        watching = asyncio.ensure_future(self._watch(value))
         try:
             if value["status"] == "validating":
                 errors = await self._validate()
@@ -100,23 +100,25 @@ class BatchRun:
             watching.cancel()
             await results.close()
 
-    async def _watch(self) -> None:
-        """Report the progress, and stop the batch when it is cancelled or expires."""
+    async def _watch(self, value: JsonObject) -> None:
+        """Report the progress, and stop the batch when it is cancelled or expires. `value` is the current one.
+
+        A batch that was cancelled under an earlier process is stopped before its first request.
+        """
         is_told = False
         while True:
             if time.time() >= self._batch.expires:
                 self.stop("expired")
+            if value["status"] == "cancelling":
+                self.stop("cancelled")
+            await asyncio.sleep(_LOOK_EVERY)
             try:
                 value = await self._update()
+                is_told = False
             except StoreUnavailable as error:
                 if not is_told:
                     log.warning("the progress of %s is not stored: %s", self._batch.id, error.message)
                 is_told = True
-            else:
-                is_told = False
-                if value["status"] == "cancelling":
-                    self.stop("cancelled")
-            await asyncio.sleep(_LOOK_EVERY)
 
     async def _update(self, change: Callable[[JsonObject], None] = lambda value: None) -> JsonObject:
         assert self._results is not None
@@ -145,7 +147,7 @@ class BatchRun:
         except FileNotFoundError:
             raise _InputMissing from None
         try:
-            while part := await asyncio.to_thread(reader.read):
+            while (part := await asyncio.to_thread(reader.read)) is not None:
                 yield part
         finally:
             reader.close()

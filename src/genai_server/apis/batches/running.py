@@ -17,7 +17,7 @@ from genai_server.errors import StoreUnavailable, in_one_line
 
 log = logging.getLogger(__name__)
 
-# Batches that a process runs at once, one of each owner, so that every owner's begins soon.
+# Batches that a process runs at once. Each owner has one in all processes, so that every owner's begins soon.
 _MAX_RUNNING = 16
 # Seconds between two looks for batches that nobody runs, and between two removals of expired files.
 _LOOK_EVERY = 1.0
@@ -44,8 +44,8 @@ class Batches:
         self._is_draining = is_draining
         # Counts a batch that has ended, by its state.
         self._count = count
-        # Keyed by the batch's id, with its owner.
-        self._running: dict[str, tuple[str, BatchRun, asyncio.Task[None]]] = {}
+        # Keyed by owner.
+        self._running: dict[str, tuple[BatchRun, asyncio.Task[None]]] = {}
         self._wake = asyncio.Event()
         self._cleaned = float("-inf")
 
@@ -75,25 +75,26 @@ class Batches:
             await self._stop()
 
     async def _look(self) -> None:
-        """Begin the batches that this process may run, oldest first."""
+        """Begin the batches that this process may run: of each owner the oldest, unless another process runs it."""
         if time.monotonic() - self._cleaned >= _CLEAN_EVERY:
             self._cleaned = time.monotonic()
             await self._files.remove_expired()
         if self._is_draining():
             return
+        owners = set(self._running)
         for batch in await self.store.open():
-            owners = {owner for owner, _, _ in self._running.values()}
             if len(self._running) >= _MAX_RUNNING:
                 return
-            if batch.id in self._running or batch.owner in owners:
+            if batch.owner in owners:
                 continue
+            owners.add(batch.owner)
             lock = FileLock(self._files.locks / batch.id, mode=0o600, thread_local=False)
             try:
                 await asyncio.to_thread(partial(lock.acquire, timeout=0))
             except Timeout:
                 continue
             run = BatchRun(batch, self.store, self._files, self._answering, self._limits)
-            self._running[batch.id] = (batch.owner, run, asyncio.create_task(self._run(batch, run, lock)))
+            self._running[batch.owner] = (run, asyncio.create_task(self._run(batch, run, lock)))
 
     async def _run(self, batch: StoredBatch, run: BatchRun, lock: FileLock) -> None:
         ended: str | None = None
@@ -113,12 +114,12 @@ class Batches:
                 with suppress(OSError):
                     (self._files.locks / batch.id).unlink(missing_ok=True)
             lock.release()
-            self._running.pop(batch.id, None)
+            del self._running[batch.owner]
             self.look()
 
     async def _stop(self) -> None:
         tasks = []
-        for _, run, task in self._running.values():
+        for run, task in self._running.values():
             run.stop(STOPPING)
             tasks.append(task)
         if tasks:

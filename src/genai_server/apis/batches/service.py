@@ -46,8 +46,7 @@ async def files_and_batches(
     if not settings.files_dir:
         yield None
         return
-    folder = Path(settings.files_dir)
-    files = FileStore(folder, FileLimits(settings.files_bytes_per_key, settings.files_bytes))
+    files = FileStore(Path(settings.files_dir), FileLimits(settings.files_bytes_per_key, settings.files_bytes))
 
     def check_model(model: str | None, endpoint: str) -> object:
         return services.models.choose_for(model, Task.EMBED if endpoint.endswith("/embeddings") else Task.GENERATE)
@@ -56,7 +55,7 @@ async def files_and_batches(
     max_running = settings.max_batch_size * len(settings.devices)
     answering = Answering(app, max_running, lambda: drain.is_draining, counters.request)
     batches = Batches(files, answering, limits, lambda: drain.is_draining, counters.batch)
-    with upload_folder(folder) as uploads:
+    with upload_folder(files.uploads) as uploads:
         running = asyncio.create_task(batches.run())
         try:
             yield FilesAndBatches(files, batches, uploads)

@@ -14,9 +14,9 @@ from genai_server.apis.shared.database import Database
 from genai_server.errors import BatchNotFound, InvalidField, RateLimitExceeded
 from genai_server.quoted_values import quoted
 
-# Batches of an owner that have not ended, and those that are kept.
+# Batches of an owner that have not ended, and the bytes of those that are kept: 10,000 of the usual size.
 MAX_OPEN = 100
-MAX_KEPT = 10_000
+MAX_KEPT_BYTES = 10 * 1024 * 1024
 # States in which a batch can be cancelled.
 _CANCELLABLE = ("validating", "in_progress")
 _COLUMNS = "id, owner, input, output, errors, keeps, value"
@@ -197,9 +197,9 @@ class BatchStore:
                 _set_value(rows, batch.id, value)
                 rows.execute("UPDATE batches SET is_open = 0 WHERE id = ?", (batch.id,))
                 rows.execute(
-                    "DELETE FROM batches WHERE NOT is_open AND owner = ? AND key <= (SELECT key FROM batches"
-                    " WHERE owner = ? ORDER BY key DESC LIMIT 1 OFFSET ?)",
-                    (batch.owner, batch.owner, MAX_KEPT),
+                    "DELETE FROM batches WHERE NOT is_open AND key IN (SELECT key FROM (SELECT key, SUM(LENGTH(value))"
+                    " OVER (ORDER BY key DESC) AS num_bytes FROM batches WHERE owner = ?) WHERE num_bytes > ?)",
+                    (batch.owner, MAX_KEPT_BYTES),
                 )
 
         await self._database.run(batch.owner, end)

@@ -1,6 +1,5 @@
 """OpenAI's /v1/files: inputs and results of batches."""
 
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -66,8 +65,7 @@ async def upload_file(
     upload = request_state(request.scope).upload
     name = (upload.file_name if upload is not None else "") or "file"
     seconds = MAX_SECONDS if form.expires_after is None else form.expires_after.seconds
-    stored = await files.store.add(form.file, name, form.purpose, files.owner, int(time.time()) + seconds)
-    return stored.to_json()
+    return (await files.store.add(form.file, name, form.purpose, files.owner, seconds)).to_json()
 
 
 @router.get(PATH, response_model=FileList)

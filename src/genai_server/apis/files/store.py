@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import secrets
 import sqlite3
 import time
@@ -19,11 +20,13 @@ from genai_server.quoted_values import quoted
 
 # Seconds for an access to the database, including waiting for those of others.
 _TIMEOUT = 5.0
-# Maximum size of the database: some 500,000 files and batches.
-_MAX_PAGES = 65_536
+# Maximum size of the database: 1 GiB. The limits of an owner's files and batches are a small part of it.
+_MAX_PAGES = 262_144
 # What a file counts at least, in bytes: an empty one takes space, too.
 MIN_COUNTED = 4096
 _COUNTED = f"COALESCE(SUM(MAX(size, {MIN_COUNTED})), 0)"
+# The name of a content. Other files in its folder are somebody else's.
+_CONTENT = re.compile("file-[0-9a-f]{24}")
 # Seconds after which a content without a row is removed: it is moved into the folder before its row is written.
 _ORPHAN_AGE = 3600
 _COLUMNS = "id, owner, created, expires, name, purpose, size"
@@ -62,10 +65,11 @@ class StoredFile:
 
 @dataclass(frozen=True)
 class FileLimits:
-    """Maximum bytes of the files of an owner, and of all."""
+    """Maximum bytes of the files of an owner, and of all, and maximum number of files of an owner."""
 
     per_owner: int
     total: int
+    files: int = 50_000
 
 
 class FileStore:
@@ -78,7 +82,9 @@ class FileStore:
         self._contents = folder / "contents"
         # Files by which processes agree on who runs a batch.
         self.locks = folder / "locks"
-        for place in (folder, self._contents, self.locks):
+        # Has a folder for the uploads of each process.
+        self.uploads = folder / "uploads"
+        for place in (folder, self._contents, self.locks, self.uploads):
             place.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._limits = limits
         self.database = DatabaseThread(
@@ -89,8 +95,8 @@ class FileStore:
         """Where the content of a file is."""
         return self._contents / id
 
-    async def add(self, upload: Path, name: str, purpose: str, owner: str, expires: int | None) -> StoredFile:
-        """Move an uploaded file into the store.
+    async def add(self, upload: Path, name: str, purpose: str, owner: str, seconds: int) -> StoredFile:
+        """Move an uploaded file into the store, for so many seconds.
 
         Raises InvalidField if the owner's files would be too large, and UploadUnavailable if all files would be, or if
         the disk fails.
@@ -100,7 +106,8 @@ class FileStore:
             size = await asyncio.to_thread(_move, upload, self.content(id))
         except OSError as error:
             raise UploadUnavailable(f"the uploaded file cannot be kept: {error.strerror}") from None
-        file = StoredFile(id, owner, int(time.time()), expires, name, purpose, size)
+        now = int(time.time())
+        file = StoredFile(id, owner, now, now + seconds, name, purpose, size)
         try:
             await self.database.run(owner, lambda database: self._insert(database, file))
         except BaseException:
@@ -161,7 +168,7 @@ class FileStore:
 
     def has_room(self, rows: sqlite3.Connection, owner: str) -> bool:
         """Whether the results of an owner's batches may grow."""
-        own, total = _used(rows, owner)
+        _, own, total = _used(rows, owner)
         return own < self._limits.per_owner and total < self._limits.total
 
     async def remove_expired(self) -> None:
@@ -192,8 +199,13 @@ class FileStore:
 
     def _insert(self, database: Database, file: StoredFile) -> None:
         with database.transaction("IMMEDIATE") as rows:
-            own, total = _used(rows, file.owner)
+            number, own, total = _used(rows, file.owner)
             counted = max(file.size, MIN_COUNTED)
+            if number >= self._limits.files:
+                raise InvalidField(
+                    f"an API key may have at most {self._limits.files} files, and has {number}; delete some",
+                    param="file",
+                )
             if own + counted > self._limits.per_owner:
                 raise InvalidField(
                     f"the files of an API key may have at most {self._limits.per_owner} bytes together "
@@ -245,10 +257,11 @@ def page_json(entries: Sequence[JsonObject], *, has_more: bool) -> JsonObject:
     return {"object": "list", "data": list(entries), "first_id": first, "last_id": last, "has_more": has_more}
 
 
-def _used(rows: sqlite3.Connection, owner: str) -> tuple[int, int]:
-    (own,) = rows.execute(f"SELECT {_COUNTED} FROM files WHERE owner = ?", (owner,)).fetchone()
+def _used(rows: sqlite3.Connection, owner: str) -> tuple[int, int, int]:
+    """The number of an owner's files, their bytes, and those of all files."""
+    number, own = rows.execute(f"SELECT COUNT(*), {_COUNTED} FROM files WHERE owner = ?", (owner,)).fetchone()
     (total,) = rows.execute(f"SELECT {_COUNTED} FROM files").fetchone()
-    return own, total
+    return number, own, total
 
 
 def _not_found(id: str) -> StoredFileNotFound:
@@ -274,6 +287,6 @@ def _old_enough(folder: Path) -> list[str]:
     found = []
     for entry in os.scandir(folder):
         with suppress(OSError):  # it has just been removed
-            if entry.stat().st_mtime < latest:
+            if _CONTENT.fullmatch(entry.name) and entry.stat().st_mtime < latest:
                 found.append(entry.name)
     return found

@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from genai_server.apis.responses.store_access import TurnReceipt
 from genai_server.apis.responses.store_records import LatestResponse
 from genai_server.apis.shared.base import JsonObject
-from genai_server.errors import InvalidField, RequestError
+from genai_server.errors import InvalidField, OriginForbidden, RequestError
 from genai_server.http.error_responses import plain_error_body
 from genai_server.http.inner_request import InnerRequest, InnerResponse
 from genai_server.http.middleware.authentication import is_own_origin
@@ -68,8 +68,8 @@ class ResponsesSocket:
         """The refusal of a handshake; None if it is accepted."""
         headers = Headers(scope=scope)
         if not is_own_origin(headers) and headers["origin"] not in self._origins:
-            message = "web pages of this Origin may not use the server (GENAI_CORS_ORIGINS)"
-            return _refusal(403, message, "origin_forbidden")
+            error = OriginForbidden()
+            return _refusal(403, error.message, error.code)
         if scope["path"] not in PATHS:
             return _refusal(404, f"there is no WebSocket at {scope['path'][:_MAX_SHOWN]}", "not_found")
         answer = InnerResponse()

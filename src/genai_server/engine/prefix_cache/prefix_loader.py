@@ -41,7 +41,7 @@ class _Load:
     # For the model to read a token; 0 if unknown.
     seconds_per_token: float
     # Sequences that begin alike. They copy the prefix from the slot afterwards.
-    followers: list[Sequence] = field(default_factory=list)
+    followers: set[Sequence] = field(default_factory=set)
     # Held to change what follows, and to write to the slot. Nothing does either once the load is over.
     lock: threading.Lock = field(default_factory=threading.Lock)
     is_over: bool = False
@@ -89,7 +89,7 @@ class PrefixLoader:
             if (load.slot.salt, load.slot.is_long) == (slot.salt, slot.is_long) and (
                 common_length(load.tokens, tokens) >= first + self._memory.segment_tokens
             ):
-                load.followers.append(sequence)
+                load.followers.add(sequence)
                 return True
         deadline = self._clock() + (seconds_per_token * (end - first) or _PATIENCE)
         self._slots.reserve(sequence.id, end - first)
@@ -116,6 +116,8 @@ class PrefixLoader:
     def cancel(self, sequence: Sequence) -> _Load | None:
         """Write nothing more to a sequence's slot; neither it nor its followers wait any longer."""
         sequence.is_loading = False
+        for other in self._loads.values():
+            other.followers.discard(sequence)  # it may wait for a load of its own when that one ends
         load = self._loads.pop(sequence.id, None)
         if load is not None:
             with load.lock:

@@ -74,7 +74,7 @@ class PooledRunner(Runner):
         return node_shares(self._session)
 
     def open(self, sequence: Scheduled) -> int:
-        return 0
+        return sequence.num_pooled
 
     def close(self, sequence: int) -> None:
         """Does nothing: nothing is kept of a text."""

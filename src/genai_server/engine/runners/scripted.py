@@ -167,6 +167,9 @@ class ScriptedPooledRunner(ScriptedRunner):
         self.model = ModelInfo(pooling.max_tokens, vocab_size=257, eos_token_ids=[], defaults=Sampling())
         self.abilities = Abilities("pooled", pools=True)
 
+    def open(self, sequence: Scheduled) -> int:
+        return sequence.num_pooled
+
     def forward(self, reads: Sequence[Read]) -> list[Scores]:
         return [Scores(vectors=self._vectors(read)) for read in reads]
 

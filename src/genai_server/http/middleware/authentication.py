@@ -28,8 +28,8 @@ from genai_server.quoted_values import quoted
 
 # Paths that need no key: they tell whether the server lives and works.
 OPEN_PATHS = frozenset({"/", "/health", "/healthz", "/livez", "/readyz"})
-# What is read below these paths can be large.
-_STORED_PATHS = ("/responses/", "/conversations/", "/files/")
+# What is read at these paths can be large: a list of files has up to 10,000.
+_STORED_PATHS = ("/responses/", "/conversations/", "/files")
 _FORWARDING_HEADERS = {"forwarded", "via", "x-real-ip", "x-client-ip", "true-client-ip", "cf-connecting-ip"}
 # Characters of a malformed head that its error shows.
 _MAX_SHOWN = 100

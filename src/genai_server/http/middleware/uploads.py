@@ -12,13 +12,15 @@ from typing import IO
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from genai_server.errors import BodyTooLarge, BodyTooSlow, GenaiServerError, UploadUnavailable
+from genai_server.errors import BodyTooLarge, BodyTooSlow, GenaiServerError, OriginForbidden, UploadUnavailable
 from genai_server.http.error_responses import error_response
 from genai_server.http.middleware.body import BodyBudget
 from genai_server.http.request_state import request_state
 from genai_server.http.upload import FormParser, Upload
 from genai_server.process_folder import own_folder
 
+# Values of Sec-Fetch-Site, which browsers set and no web page can change.
+_OTHER_ORIGIN = ("cross-site", "same-site")
 # Name of the folder in the engines' folder.
 _FOLDER = "uploads"
 # Bytes that are written at once, and those that must arrive within the time limit.
@@ -66,11 +68,15 @@ class Uploads:
     `limit` is the maximum size of one body, and `setting` has it. `folder` gives the folder for the files, which
     exists; it may raise an error that refuses the request. `budget` counts the bytes of all uploads, from their first
     bytes until their requests have ended. Each MiB must arrive within `seconds`.
+
+    Browsers let any web page send a form to any server without a preflight request. So pages of other origins must be
+    among `origins`.
     """
 
     def __init__(
         self,
         paths: Collection[str],
+        origins: Collection[str],
         limit: int,
         setting: str,
         seconds: float,
@@ -78,6 +84,7 @@ class Uploads:
         folder: Callable[[], Path],
     ) -> None:
         self.paths = frozenset(paths)
+        self._origins = origins
         # Maximum number of bytes of one body.
         self._limit = limit
         self._setting = setting
@@ -87,6 +94,10 @@ class Uploads:
 
     async def pass_on(self, app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None:
         """Receive the body, and call the app with an empty one; refuses the request if the body cannot be used."""
+        headers = Headers(scope=scope)
+        if headers.get("sec-fetch-site") in _OTHER_ORIGIN and headers.get("origin") not in self._origins:
+            await error_response(OriginForbidden(), scope)(scope, receive, send)
+            return
         with contextlib.ExitStack() as stack:
             try:
                 reading = stack.enter_context(self._reading())
@@ -95,7 +106,7 @@ class Uploads:
                 await error_response(reason, scope)(scope, receive, send)
                 return
             try:
-                is_whole = await self._receive(reading, Headers(scope=scope), receive)
+                is_whole = await self._receive(reading, headers, receive)
             except BodyTooSlow as error:
                 reading.error, is_whole = error, True
             if reading.error is not None:

@@ -79,6 +79,10 @@ class Models extends Emitter {
     return this.#details !== null;
   }
 
+  hasDetails(model) {
+    return this.#details?.has(model.parent ?? model.root) ?? false;
+  }
+
   // {size_bytes, architecture} of a model, as far as they are known.
   details(model) {
     return this.#details?.get(model?.parent ?? model?.root) ?? {};

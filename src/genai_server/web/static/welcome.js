@@ -17,7 +17,7 @@ const COMMAND = "genai-server run microsoft/Phi-3-mini-4k-instruct-onnx";
 export function Welcome({ onAsk }) {
   useChanges(models, server);
   const { chosen } = models;
-  useEffect(() => { models.loadDetails(); }, [models.isKnown]);
+  useEffect(() => { if (chosen && !models.hasDetails(chosen)) models.loadDetails(); }, [chosen?.id]);
   const isSmall = isToy(chosen);
   const examples = !isSmall ? FOR_OTHERS : readsImages(chosen) ? [] : FOR_TOYS;
   return html`<div class="welcome"><h1>What would you like to know?</h1>
