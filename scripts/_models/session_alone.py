@@ -22,7 +22,7 @@ from genai_server.engine.model.weights import prepacked_model
 from genai_server.engine.process import IDLE_CHUNK
 from genai_server.engine.profiling.folder import ProfileFolder
 from genai_server.engine.profiling.runtime_options import RuntimeOptionState
-from genai_server.engine.runners.base import Runner
+from genai_server.engine.runners.base import Abilities, Runner
 from genai_server.engine.runners.choose import load_batched
 from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.sampling.grammar import model_guidance
@@ -44,7 +44,8 @@ def load(spec: EngineSpec) -> RunnerPair:
     cache_dir = spec.settings.cache_dir
     directory = prepacked_model(Path(spec.model_dir), Path(cache_dir) if cache_dir else None, spec.options)
     model = check_model_directory(directory)
-    return RunnerPair(cast(Runner, SimpleNamespace(model=model)), load_batched(spec, directory, model))
+    none = cast(Runner, SimpleNamespace(model=model, abilities=Abilities("none")))
+    return RunnerPair(none, load_batched(spec, directory, model))
 
 
 def answer(spec: EngineSpec, runners: RunnerPair, requests: list[GenerationRequest]) -> None:

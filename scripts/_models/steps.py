@@ -21,7 +21,7 @@ from genai_server.engine.model.session import open_session
 from genai_server.engine.process import IDLE_CHUNK
 from genai_server.engine.profiling.folder import ProfileFolder
 from genai_server.engine.profiling.runtime_options import RuntimeOptionState
-from genai_server.engine.runners.base import Runner
+from genai_server.engine.runners.base import Abilities, Runner
 from genai_server.engine.runners.batched import BatchedRunner, BatchLimits
 from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.sampling.grammar import model_guidance
@@ -117,7 +117,7 @@ def decode_steps(
     """A number of steps with each number of rows, as in the engine's main thread. Greedy without a `sampling`."""
     model = check_model_directory(model_dir)
     runner = BatchedRunner(graph, session, model, BatchLimits(max(rows), MAX_LENGTH))
-    runners = RunnerPair(cast(Runner, SimpleNamespace(model=model)), runner)
+    runners = RunnerPair(cast(Runner, SimpleNamespace(model=model, abilities=Abilities("none"))), runner)
     scheduler = Scheduler(runner, max_running=max(rows), max_waiting=0, prefill_chunk=IDLE_CHUNK, idle_chunk=IDLE_CHUNK)
     options = RuntimeOptionState(runners, ProfileFolder(Path(), "cpu", max_files=1, max_bytes=1))
     line = Line()

@@ -29,6 +29,7 @@ OF_THIS_SERVER = {
     # Fields of a model: those of vLLM, OpenRouter and this server.
     "capabilities",
     "context_length",
+    "limited_by",
     "max_model_len",
     "parent",
     "root",

@@ -88,6 +88,9 @@ class OgGeneratorRunner(Runner):
             self._model = self.library.Model(self._configure(model_dir, threads, profile_prefix))
         decoder = read_config(model_dir)["model"]["decoder"]
         self._logits = decoder.get("outputs", {}).get("logits", "logits")
+        # A cache of a layer with a window holds all of it, however short the sequence is.
+        window = int((decoder.get("sliding_window") or {}).get("window_size", 0))
+        self._min_length = min(window, self.model.context_length)
         self.switches_at = rope_switch(model_dir)
         self._generators: dict[int, Any] = {}
 
@@ -125,8 +128,9 @@ class OgGeneratorRunner(Runner):
 
     def _generator(self, max_length: int, adapter: Any) -> Any:
         parameters = self.library.GeneratorParams(self._model)
+        length = max(max_length, self._min_length)
         # The engine's own sampler chooses tokens, so the library's should do as little as possible.
-        parameters.set_search_options(max_length=max_length, batch_size=1, num_beams=1, do_sample=False)
+        parameters.set_search_options(max_length=length, batch_size=1, num_beams=1, do_sample=False)
         generator = self.library.Generator(self._model, parameters)
         if adapter is not None:
             generator.set_active_adapter(adapter, _ADAPTER)
