@@ -49,8 +49,8 @@ export function ChatView({ chatId }) {
   };
   const onSend = (text, attachments) => {
     if (isElsewhere) running.refuse("Another tab is receiving an answer in this chat.");
-    if (isElsewhere || !isOpen || !canSend(settings, attachments)) return false;
-    const to = chat ?? chats.add(newChat(settings));
+    if (isElsewhere || !isOpen || !canSend(settingsNow(), attachments)) return false;
+    const to = chat ?? chats.add(newChat(settingsNow()));
     send(to, text, attachments);
     if (!chat) go("chat", to.id);
     return true;
