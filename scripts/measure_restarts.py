@@ -25,6 +25,8 @@ from _models.table import table
 
 WORDS = Path(__file__).with_name("_models") / "words" / "words.txt"
 SECONDS = 900
+# Tokens of a segment, at most.
+MAX_SEGMENT = 256
 HEAD = ["tokens", "without", "from disk", "ratio", "from disk, cached tokens", "MB on disk", "same answer"]
 
 
@@ -59,7 +61,7 @@ def measure(model_dir: Path, lengths: list[int], rounds: int, stored_type: str, 
         prompt = new_prompt(length)
         with run_server(folder, on_disk, seconds_to_start=SECONDS) as server:
             first = ask(server, prompt)
-            size = wait_until_stored(server, length)
+            size = wait_until_stored(server, first.num_tokens)
             os.kill(server.pid, signal.SIGKILL)
         without, loaded = [], []
         for _ in range(rounds):
@@ -108,13 +110,13 @@ def ask(server: Server, prompt: str) -> Answer:
     return Answer(time.perf_counter() - started, response.json())
 
 
-def wait_until_stored(server: Server, length: int) -> int:
-    """Wait until most of a prompt is stored; returns the bytes on disk."""
+def wait_until_stored(server: Server, num_tokens: int) -> int:
+    """Wait until all complete segments of a prompt are stored; returns the bytes on disk."""
     end = time.monotonic() + SECONDS
     while time.monotonic() < end:
         (engine,) = server.engines()
         about = engine.get("prefix_disk_cache", {})
-        if about.get("stored_tokens", 0) >= length * 0.9:
+        if about.get("stored_tokens", 0) > num_tokens - MAX_SEGMENT:
             return int(about["num_bytes"])
         time.sleep(0.5)
     raise SystemExit(f"the server stores nothing: {server.health()}")
