@@ -489,6 +489,11 @@ def test_a_disk_slower_than_the_model_is_left_out(start: MakeEngine) -> None:
         engine.scheduler._step_times.passed(0, 1000, 0.1)
     assert engine.answer(2, PROMPT)[1] == 0
     assert engine.figures.left_out == 1
+    # Once it is as fast as ever, that is found out.
+    engine.disk._folder.read = read  # type: ignore[method-assign]
+    for key in range(3, 10):
+        engine.batched.forget()
+        assert (engine.answer(key, PROMPT)[1] > 0) == (key == 9)
 
 
 @pytest.mark.parametrize("name", ["lfm2", "qwen-3.5"])

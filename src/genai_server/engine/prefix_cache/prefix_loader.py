@@ -21,6 +21,8 @@ from genai_server.timing import Clock
 log = logging.getLogger(__name__)
 # Seconds to wait for a prefix as long as it is unknown how fast the model reads.
 _PATIENCE = 5.0
+# One of this number of prefixes that would be left out is loaded, because the disk may have become faster.
+_TRIED_AGAIN = 8
 # Weight of the newest measurement in the moving average.
 _WEIGHT = 0.3
 
@@ -151,7 +153,8 @@ class PrefixLoader:
             return 0
         if load.seconds_per_token and memory.bytes_per_token > load.seconds_per_token * (self.bytes_per_second or inf):
             self.num_left_out += 1
-            return 0
+            if self.num_left_out % _TRIED_AGAIN:
+                return 0
         num_bytes = self._load_segments(load, segments)
         self._folder.touch(segments, states=memory.has_states)
         return num_bytes
