@@ -1,9 +1,11 @@
 """Which sequences run, which wait, which are refused, and which give up their places."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from genai_server.engine.loaded_adapter import LoadedAdapter
 from genai_server.engine.runners.scripted import ScriptedRunner
 from genai_server.engine.scheduling.scheduler import Scheduler
 from genai_server.engine.scheduling.scheduler_output import KvMemory, KvRoom, StepPolicy
@@ -168,7 +170,7 @@ def test_running_sequences_fit_the_memory_at_full_length() -> None:
 
 def _growing(*sequences: Sequence, num_pages: int, **limits: Any) -> Scheduler:
     """The same with a runner whose sequences take pages as their tokens come."""
-    return _sharing(*sequences, num_pages=num_pages, runner=able_runner(), **limits)
+    return _sharing(*sequences, num_pages=num_pages, **{"runner": able_runner()} | limits)
 
 
 def _long(name: str, number: int = 0, num_prompt: int = 20, **fields: Any) -> Sequence:
@@ -231,6 +233,16 @@ def test_a_sequence_on_a_generator_counts_with_its_full_length() -> None:
     scheduler.make_room()
     assert names_of(scheduler.running) == ["a"]
     assert scheduler.admit() == []
+
+
+@pytest.mark.parametrize(("is_batched", "running"), [(True, ["a", "b", "c"]), (False, ["a"])])
+def test_adapters_in_the_batch_need_memory_as_others_do(is_batched: bool, running: list[str]) -> None:
+    runner = able_runner()
+    runner.abilities = replace(runner.abilities, adapters=is_batched)
+    sequences = [_long(name, number) for number, name in enumerate("abcd")]
+    for sequence in sequences:
+        sequence.adapter = LoadedAdapter("digest", {})
+    assert names_of(_growing(*sequences, num_pages=200, runner=runner).admit()) == running
 
 
 def test_a_sequence_alone_is_never_paused() -> None:

@@ -88,6 +88,11 @@ class Runner(ABC):
         return self.abilities.mixes
 
     @property
+    def takes_adapters(self) -> bool:
+        """Whether its passes can have sequences with adapters. Otherwise these have Generators of their own."""
+        return self.abilities.adapters
+
+    @property
     def interrupts(self) -> bool:
         """Whether any pass can be interrupted, so that its tokens are given again."""
         return self.abilities.interrupts

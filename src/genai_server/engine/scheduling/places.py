@@ -212,7 +212,7 @@ class Places:
 
     def _grows(self, sequence: Sequence) -> bool:
         """Whether a sequence takes memory as its tokens come, and can be paused. A Generator has all memory at once."""
-        alone = sequence.adapter is not None or sequence.profile.is_on
+        alone = sequence.profile.is_on or (sequence.adapter is not None and not self._runner.takes_adapters)
         return self._runner.mixes and not alone and self._runner.may_pause(sequence)
 
     def _free_pages(self, running: Collection[Sequence]) -> int:

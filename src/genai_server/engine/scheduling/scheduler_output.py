@@ -128,6 +128,11 @@ class PassRules(Protocol):
         """Whether a pass can read any number of tokens of any sequences."""
         ...
 
+    @property
+    def takes_adapters(self) -> bool:
+        """Whether its passes can have sequences with adapters. Otherwise these have Generators of their own."""
+        ...
+
     def fit_chunk(self, sequence: Sequence, most: int) -> int:
         """How many of a prompt's unread tokens to read in a pass of at most `most` tokens; one more in rare cases."""
         ...
