@@ -51,12 +51,12 @@ CONSTRAINED: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("kind", CONSTRAINED)
-@pytest.mark.parametrize("name", ["lively", "dreamy"])
 def test_constrained_answers_are_those_of_a_generator(
-    server: RunningServer, one_by_one: RunningServer, kind: str, name: str
+    server: RunningServer, one_by_one: RunningServer, kind: str
 ) -> None:
     request = {
-        "model": f"demo:{name}",
+        # The other adapter's random weights make ties, which rounding decides.
+        "model": "demo:lively",
         "messages": [{"role": "user", "content": FRANCE}],
         "temperature": 0,
         "max_tokens": 60,
