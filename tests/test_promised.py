@@ -7,8 +7,7 @@ import pytest
 
 from tests.running_server import ROOT
 
-EVIDENCE = ROOT / "docs" / "evidence"
-TEXTS = {name: (EVIDENCE / name).read_text(encoding="utf-8") for name in ("compatibility.md", "operations.md")}
+TEXTS = {path.name: path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs" / "evidence").glob("*.md"))}
 # For rows of operations.md without a separate test.
 ELSEWHERE = ("the same", "the tests above", "likewise")
 BY_CONSTRUCTION = "(by construction"
