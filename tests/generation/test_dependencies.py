@@ -120,11 +120,8 @@ def test_invalid_salt_is_refused_by_name(scripted: RunningServer, path: str, sal
 
 
 def test_prefix_cache_is_shared_unless_keys_or_salts_differ() -> None:
-    def salt(own_cache: bytes | None, given: str | None) -> str | None:
-        return _context(no_messages, own_cache).cache_salt(given)
-
-    async def no_messages() -> Message:
-        raise AssertionError("no message is read")
+    def salt(key: bytes | None, given: str | None) -> str | None:
+        return _context(_no_messages, key).cache_salt(given)
 
     alice, bob = hash_key("alice's key"), hash_key("bob's key")
     assert salt(None, None) is None
@@ -134,9 +131,25 @@ def test_prefix_cache_is_shared_unless_keys_or_salts_differ() -> None:
     assert all(part is not None and len(part) == 32 and part not in alice.hex() for part in parts)
 
 
-def _context(receive: Receive, own_cache: bytes | None = None) -> RequestContext:
+def test_memory_of_answers_is_never_shared_between_keys() -> None:
+    alice, bob = hash_key("alice's key"), hash_key("bob's key")
+    asked = [(key, given) for key in (None, alice, bob) for given in (None, "x")]
+    shared = [_context(_no_messages, key, shares_prefixes=True) for key, _ in asked]
+    names = [context.answer_memory(given) for context, (_, given) in zip(shared, asked, strict=True)]
+    assert len(set(names)) == 6
+    assert names == [_context(_no_messages, key).answer_memory(given) for key, given in asked]
+    assert all(len(name) == 32 and name not in alice.hex() for name in names)
+    # Cached prefixes are shared if the settings say so.
+    assert [context.cache_salt(None) for context in shared] == [None] * 6
+
+
+async def _no_messages() -> Message:
+    raise AssertionError("no message is read")
+
+
+def _context(receive: Receive, key: bytes | None = None, *, shares_prefixes: bool = False) -> RequestContext:
     record = RequestRecord({}, "r", "req-1", "m", Arrival(HandClock()), 0.0)
-    return RequestContext(Deadline(600, HandClock()), receive, record, Leniency(), own_cache)
+    return RequestContext(Deadline(600, HandClock()), receive, record, Leniency(), key, shares_prefixes)
 
 
 class Work:

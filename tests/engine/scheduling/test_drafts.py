@@ -130,6 +130,13 @@ def test_forced_tokens_are_drafted_before_repetitions() -> None:
     assert drafter.draft([*PROMPT, 103, 104], 15).tokens == PROMPT[5:20]
 
 
+def test_forced_tokens_are_continued_as_in_the_text() -> None:
+    drafter = Drafter(PROMPT, [])
+    assert drafter.draft([*PROMPT, 103, 104], 4, forced=[105, 106]).tokens == [105, 106, 107, 108]
+    assert drafter.draft([*PROMPT, 103, 104], 4, forced=[105, 106, 107, 108, 9]).tokens == [105, 106, 107, 108]
+    assert drafter.draft([*PROMPT, 103, 104], 4, forced=[105, 9]).tokens == [105, 9]
+
+
 def test_forced_tokens_that_are_rejected_are_no_longer_drafted() -> None:
     drafter, answer = Drafter(PROMPT, []), [1]
     for _ in range(20):

@@ -145,28 +145,31 @@ class Drafter:
     def draft(self, tokens: list[int], limit: int, forced: Sequence[int] = ()) -> Draft:
         """At most `limit` tokens that may follow prompt and answer `tokens`, which begin with those of the last call.
 
-        They are the `forced` tokens of a grammar, if there are any, or else those after the longest match; of equal
-        ones the one in the sequence's own text.
+        They are those after the longest match; of equal ones the one in the sequence's own text. The tokens that a
+        grammar has `forced` come first, and alone unless the match continues them.
         """
         self._text.add(tokens[self._num_known :])
         self._num_known = len(tokens)
         limit = min(limit, MAX_LENGTH)
         if limit < 1:
             return NO_DRAFT
-        if forced:
-            self._used = self._forced
-            found = forced[:limit]
-        else:
-            best: Match | None = None
-            for lookup in self._lookups:
-                match = lookup.longest_match(tokens[-MAX_MATCH:], self._num_known)
-                if match is not None and (best is None or match.length > best.length):
-                    best, source = match, lookup
-            if best is None:
-                return NO_DRAFT
-            self._used = source.acceptance(best)
-            found = source.following(best, limit)
-        return Draft(found, self._used.share, self._used.is_due(self._num_known))
+        found, acceptance = self._after_match(tokens[-MAX_MATCH:], limit)
+        if forced and (len(found) <= len(forced) or found[: len(forced)] != list(forced)):
+            found, acceptance = list(forced[:limit]), self._forced
+        if not found:
+            return NO_DRAFT
+        self._used = acceptance
+        return Draft(found, acceptance.share, acceptance.is_due(self._num_known))
+
+    def _after_match(self, end: list[int], limit: int) -> tuple[list[int], Acceptance]:
+        """The tokens after the longest match with the end of prompt and answer, none without one."""
+        best: Match | None = None
+        source = self._lookups[0]
+        for lookup in self._lookups:
+            match = lookup.longest_match(end, self._num_known)
+            if match is not None and (best is None or match.length > best.length):
+                best, source = match, lookup
+        return ([], self._forced) if best is None else (source.following(best, limit), source.acceptance(best))
 
     def count(self, num_drafted: int, num_accepted: int) -> None:
         """Record how many tokens of the last draft were accepted."""
