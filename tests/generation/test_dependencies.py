@@ -20,6 +20,7 @@ from genai_server.apis.own_chat import routes as chat
 from genai_server.apis.responses import routes as responses
 from genai_server.apis.status import health
 from genai_server.apis.tokens import routes as tokens
+from genai_server.engine.scheduling.answer_memory import AnswerMemory
 from genai_server.errors import InvalidField, ServerStopping
 from genai_server.generation.dependencies import ClientLeft, Deadline, RequestContext
 from genai_server.http.api_keys import hash_key
@@ -27,7 +28,8 @@ from genai_server.http.leniency import Leniency
 from genai_server.http.telemetry.request_record import RequestRecord
 from genai_server.timing import Arrival
 from tests.hand_clock import HandClock
-from tests.running_server import DEMO, RunningServer, body
+from tests.running_server import DEMO, RunningServer, body, wait_until
+from tests.scraped import parse
 from tests.server_here import run_here
 
 
@@ -96,6 +98,18 @@ def test_prefix_cache_is_separate_by_key_unless_shared(own_folder: Path, is_shar
                 first, again = _cached(server, path, text, key), _cached(server, path, text, key)
                 assert again > 20, path
                 assert (first > 20) is (is_shared and number > 0), path
+        # Answers are kept for each key apart in any case, until the caches are cleared.
+        one = AnswerMemory(10**6)
+        one.add("key", [1], [1])
+        wait_until(lambda: _kept_bytes(server) == len(KEYS) * one.num_bytes)
+        admin = {"authorization": f"Bearer {KEYS['admin']}"}
+        server.client.post("/reset_prefix_cache", headers=admin).raise_for_status()
+        wait_until(lambda: _kept_bytes(server) == 0)
+
+
+def _kept_bytes(server: RunningServer) -> float:
+    text = server.client.get("/metrics", headers={"x-api-key": KEYS["alice"]}).text
+    return parse(text).value("draft_memory_bytes")
 
 
 @pytest.mark.parametrize("path", GENERATING)
