@@ -175,6 +175,12 @@ class Settings(BaseModel):
     faster; `off` disables drafts.
     """
 
+    draft_memory_bytes: int = Field(32 * 1024 * 1024, ge=0)
+    """Maximum size of the answers that each engine keeps for drafts, in bytes; a token takes 12. What an answer repeats
+    of earlier ones of the same API key is generated faster. The key used least recently loses its oldest answers
+    first; `0` keeps none.
+    """
+
     threads: int = Field(0, ge=0, le=1024)
     """Threads of a CPU operator; 0 uses as many as the process has physical cores."""
 
