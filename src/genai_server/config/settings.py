@@ -163,6 +163,11 @@ class Settings(BaseModel):
     speculation: str = Field("auto", pattern="^(auto|off)$")
     """`auto` drafts the next tokens of answers in the batch on the CPU where that is faster; `off` disables drafts."""
 
+    draft_memory_bytes: int = Field(32 * 1024 * 1024, ge=0)
+    """Maximum bytes of earlier answers that each engine keeps for drafts, separated by API key; a token takes 12. The
+    oldest ones of the key used least recently are dropped first; 0 keeps none.
+    """
+
     threads: int = Field(0, ge=0, le=1024)
     """Threads of a CPU operator; 0 uses as many as the process has physical cores."""
 
