@@ -111,6 +111,20 @@ def test_messages_name_existing_pages_and_headings() -> None:
 def test_the_readme_is_short_and_leads_to_every_page() -> None:
     assert len(README.splitlines()) <= 350
     assert [path.name for path in (ROOT / "docs").glob("*.md") if f"(docs/{path.name})" not in README] == []
+    index = page("docs/README.md")
+    assert [path.name for path in (ROOT / "docs").glob("[!R]*.md") if f"({path.name})" not in index] == []
+
+
+def test_the_documents_are_short() -> None:
+    """Words outside of code blocks; what proves a promise belongs in docs/evidence."""
+    pages = [
+        ROOT / "README.md",
+        ROOT / "CONTRIBUTING.md",
+        *(ROOT / "docs").glob("*.md"),
+        *ROOT.glob("docs/guides/*.md"),
+    ]
+    texts = [re.sub(r"```.*?```", "", path.read_text(encoding="utf-8"), flags=re.DOTALL) for path in pages]
+    assert sum(len(re.findall(r"\S*\w\S*", text)) for text in texts) < 28_000
 
 
 def test_each_path_of_the_architecture_exists() -> None:
