@@ -26,6 +26,7 @@ DOCUMENTS = [
     ROOT / "CONTRIBUTING.md",
     *(ROOT / "docs").glob("*.md"),
     *(ROOT / "docs" / "guides").glob("*.md"),
+    *(ROOT / "docs" / "evidence").glob("*.md"),
     ROOT / "models/README.md",
     ROOT / "models/demo/README.md",
 ]
