@@ -33,6 +33,7 @@ _IMPORTED = (
     "genai_server.tools.bench.bench_command",
     "genai_server.tools.terminal_chat.chat_command",
     "genai_server.tools.doctor.doctor_command",
+    "genai_server.cli.export_command",
     "genai_server.cli.models_command",
     "genai_server.cli.pull_command",
     "genai_server.tools.terminal_chat.run_command",

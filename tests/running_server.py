@@ -276,13 +276,21 @@ def run_server(
 
 
 def run_command(
-    *arguments: str, environment: Mapping[str, str], cwd: Path = ROOT, said: str = "", seconds: float = 55.0
+    *arguments: str,
+    environment: Mapping[str, str],
+    cwd: Path = ROOT,
+    said: str = "",
+    seconds: float = 55.0,
+    python_path: str | None = None,
 ) -> "subprocess.CompletedProcess[str]":
     """Run `genai-server` with these arguments to its end, forked where possible. `said` is its standard input.
 
-    Raises subprocess.TimeoutExpired after `seconds`.
+    `python_path` is PYTHONPATH for the processes that it starts. Raises subprocess.TimeoutExpired after `seconds`.
     """
-    if not can_fork(environment):
+    is_forked = can_fork(environment)
+    if python_path is not None:
+        environment = {**environment, "PYTHONPATH": python_path}
+    if not is_forked:
         command = [sys.executable, "-m", "genai_server", *arguments]
         return subprocess.run(
             command, cwd=cwd, env=environment, input=said, capture_output=True, text=True, timeout=seconds, check=False
