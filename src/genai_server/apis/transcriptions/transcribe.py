@@ -120,7 +120,7 @@ class Transcription:
             seek = window.end
             if found.is_silent:
                 continue
-            spans, advance = split(found.tokens, self._model, window.end - window.start)
+            spans, advance = split(found.tokens, self._model, window.end - window.start, is_cut=window.is_cut)
             seek = min(window.start + advance, window.end)
             segments = [each for span in spans if (each := self._segment(found, window, span)) is not None]
             if found.temperature > _MAX_CONDITIONING:
