@@ -43,8 +43,7 @@ LESSONS = (
     (0.0, Lesson(1, 3.0, 1500, pauses=0.3, prompts=False)),
     (0.4, Lesson(1, 3.0, 1500, pauses=0.3)),
     (0.75, Lesson(2, 7.0, 2000, pauses=0.6)),
-    (0.85, Lesson(4, 14.0, 3000, whole=True)),
-    (0.93, Lesson(14, 29.5, 3000, whole=True)),
+    (0.88, Lesson(4, 14.0, 3000, whole=True)),
 )
 
 

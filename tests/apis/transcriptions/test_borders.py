@@ -80,7 +80,8 @@ class Replayed:
 
     def probabilities(self, samples: Samples) -> Probabilities:
         frames = np.arange(samples[0], samples[-1] + 1, FRAME) // FRAME
-        return self._found[frames.clip(max=len(self._found) - 1)].copy()
+        found: Probabilities = self._found[frames.clip(max=len(self._found) - 1)]
+        return found
 
 
 class HeardRecording:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from genai_server.apis.transcriptions.words import Word
 from genai_server.messages.generation_request import TokenLogprob
 from genai_server.speech_model import TIME_PRECISION, SpeechModel
 
@@ -34,6 +35,8 @@ class Segment:
     no_speech_prob: float
     # Of the text's tokens.
     logprobs: Sequence[TokenLogprob] = ()
+    # If they are wanted.
+    words: Sequence[Word] = ()
 
 
 class Span(NamedTuple):

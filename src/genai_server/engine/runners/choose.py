@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from genai_server.engine.model.graph import DecoderGraph
     from genai_server.engine.runners.batched import BatchedRunner, Int8Session
     from genai_server.engine.runners.og_generator import OgGeneratorRunner
+    from genai_server.engine.sound_worker import Align
 
 log = logging.getLogger(__name__)
 # The share of the free memory that 8-bit weights may take if the settings leave the choice to the engine.
@@ -127,6 +128,7 @@ def _one_by_one(
 
 def _transcribing(spec: EngineSpec, model_dir: Path) -> RunnerPair:
     """For a model for speech, which is loaded once: either for a batch, or by the library."""
+    from genai_server.engine.model.aligner import why_no_times
     from genai_server.engine.model.sound_encoder import unencoded
 
     model = check_model_directory(model_dir)
@@ -137,7 +139,11 @@ def _transcribing(spec: EngineSpec, model_dir: Path) -> RunnerPair:
         worker = SoundWorker(lambda: unencoded, max_bytes, max_ahead)
         runners = _one_by_one(spec, _generator(spec, model_dir), str(reason), worker)
     else:
-        worker = SoundWorker(lambda: _sound_encoder(spec, model_dir), max_bytes, max_ahead)
+        if refusal := why_no_times(model_dir):
+            log.info("times of words are refused: %s", refusal)
+        open_aligner = None if refusal else lambda: _aligner(spec, model_dir)
+        batched.model = structs.replace(batched.model, aligns=not refusal)
+        worker = SoundWorker(lambda: _sound_encoder(spec, model_dir), max_bytes, max_ahead, open_aligner)
         runners = RunnerPair(batched, batched, encoder=worker)
     runners.why_no_profile = _NO_PROFILE_OF_PARTS
     return runners
@@ -152,6 +158,12 @@ def _sound_encoder(spec: EngineSpec, model_dir: Path) -> "Callable[[Tensors], En
     files = replace(files, path=int8 or files.path)
     options = reaching(spec.options, Reach.BATCHED)
     return SoundEncoder(files, spec.settings.threads, options, optimized=int8 is not None).encode
+
+
+def _aligner(spec: EngineSpec, model_dir: Path) -> "Align":
+    from genai_server.engine.model.aligner import Aligner
+
+    return Aligner(model_dir, spec.settings.threads, reaching(spec.options, Reach.BATCHED)).times
 
 
 def _image_worker(spec: EngineSpec, model_dir: Path) -> ImageWorker | None:
