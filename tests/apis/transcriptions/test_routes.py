@@ -251,6 +251,16 @@ def test_wrong_fields_are_refused(
     assert words in response.json()["error"]["message"]
 
 
+def test_transcriptions_can_be_profiled(server: RunningServer) -> None:
+    plain = post(server, language="en", response_format="text", model="speech").text
+    start = server.client.post("/v1/admin/profiles", json={"model": "speech", "prefix": "heard", "max_tokens": 3})
+    assert start.status_code == 200, start.text
+    assert post(server, language="en", response_format="text", model="speech").text == plain
+    (session,) = [one for one in server.client.get("/v1/admin/profiles").json()["data"] if one["prefix"] == "heard"]
+    assert session["profiled"]["tokens"] == 3, session
+    assert session["reason"] == "3 tokens are profiled (max_tokens)"
+
+
 def test_a_file_is_required(server: RunningServer) -> None:
     response = server.client.post(PATHS[1], files={"model": (None, "speech")})
     assert refusal(response) == (400, "missing_required_parameter", "file")
