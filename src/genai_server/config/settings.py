@@ -175,6 +175,12 @@ class Settings(BaseModel):
     faster; `off` disables drafts.
     """
 
+    draft_memory_bytes: int = Field(32 * 1024 * 1024, ge=0)
+    """Maximum size of the answers that each engine keeps for drafts, in bytes; a token takes 12. What an answer repeats
+    of earlier ones of the same API key is generated faster. The key used least recently loses its oldest answers
+    first; `0` keeps none.
+    """
+
     threads: int = Field(0, ge=0, le=1024)
     """Threads of a CPU operator; 0 uses as many as the process has physical cores."""
 
@@ -217,7 +223,7 @@ class Settings(BaseModel):
 
     max_image_body_bytes: int = Field(96 * 1024 * 1024, ge=0)
     """Maximum size of a request body, in bytes, while a model that takes images is served, if that is more than
-    `GENAI_MAX_BODY_BYTES`. Images in base64 have a third more bytes than their files: the default has room for
+    `GENAI_MAX_BODY_BYTES`. Images in base64 have a third more bytes than their files: the default has space for
     `GENAI_MAX_IMAGES` photos of 4.5 MiB, or for three images of `GENAI_MAX_IMAGE_BYTES`.
     """
 
