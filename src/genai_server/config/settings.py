@@ -5,6 +5,7 @@ its command-line option: `max_length` is GENAI_MAX_LENGTH and `--max-length`.
 """
 
 import ipaddress
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,8 +21,11 @@ DEVICE_KINDS = (*PROVIDERS, "scripted")
 _DEVICE = re.compile(rf"({'|'.join(DEVICE_KINDS)})(:[0-9]{{1,3}})?")
 _ORIGIN = re.compile(r"https?://[A-Za-z0-9.-]+(:[0-9]{1,5})?|https?://\[[0-9A-Fa-f:]+\](:[0-9]{1,5})?")
 _IMAGE_HOST = re.compile(r"([A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?|\[[0-9A-Fa-f:]+\])(:[0-9]{1,5})?")
+_MAX_NAME = 128
 # Valid names of models.
-MODEL_NAME = r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}"
+MODEL_NAME = rf"[A-Za-z0-9][A-Za-z0-9._/-]{{0,{_MAX_NAME - 1}}}"
+# Characters of a directory's name that a model's name must not have.
+_UNNAMEABLE = re.compile(r"[^A-Za-z0-9._-]|^[^A-Za-z0-9]+")
 # Valid names of adapters, which follow the model's name and a colon in requests.
 ADAPTER_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
 # Valid aliases: also names that other servers use, such as qwen3:4b, and `*` for all other names.
@@ -69,8 +73,8 @@ class Settings(BaseModel):
     demo model.
     """
 
-    model_name: str = Field("onnx-genai", pattern=f"^{MODEL_NAME}$")
-    """The model's id in requests and answers."""
+    model_name: str = Field("", pattern=f"^({MODEL_NAME})?$", validate_default=True)
+    """The model's id in requests and answers; empty uses the name of its directory."""
 
     models: str = ""
     """Several models instead of one: `small=./models/demo,big=/srv/big`; requests choose by `model`; the first is the
@@ -83,8 +87,8 @@ class Settings(BaseModel):
     """
 
     model_aliases: str = ""
-    """Additional model names for requests, such as `gpt-4o=onnx-genai,gpt-4o-mini=small`; `*=onnx-genai` maps all other
-    names to a model.
+    """Additional model names for requests, such as `gpt-4o=big,gpt-4o-mini=small`; `*=big` maps all other names to a
+    model.
     """
 
     max_models: NotNegative | Literal["auto"] = AUTO
@@ -429,6 +433,11 @@ class Settings(BaseModel):
     def _known_devices(cls, value: str) -> str:
         return ",".join(device_list(value))
 
+    @field_validator("model_name")
+    @classmethod
+    def _own_name(cls, value: str, info: ValidationInfo) -> str:
+        return value or name_of_directory(info.data.get("model_dir", ""))
+
     @field_validator("models")
     @classmethod
     def _are_models(cls, value: str) -> str:
@@ -461,7 +470,7 @@ class Settings(BaseModel):
         entries = _pairs(value)
         for alias, model in entries:
             if not re.fullmatch(_ALIAS, alias) or not model:
-                raise ValueError(f"{quoted(alias)} is not an alias with its model, such as gpt-4o=onnx-genai")
+                raise ValueError(f"{quoted(alias)} is not an alias with its model, such as gpt-4o=big")
             if model not in models:
                 raise ValueError(f"{quoted(alias)} is an alias of {quoted(model)}, a model that is not served")
             if alias in models:
@@ -611,6 +620,11 @@ def _named(info: ValidationInfo) -> list[str]:
 def _require_distinct(names: Sequence[object], message: str) -> None:
     if len(set(names)) < len(names):
         raise ValueError(message)
+
+
+def name_of_directory(path: str) -> str:
+    """The name of a model in this directory: the directory's own, without characters that names must not have."""
+    return _UNNAMEABLE.sub("", os.path.basename(os.path.abspath(path)))[:_MAX_NAME] or "model"
 
 
 def device_list(value: str) -> list[str]:

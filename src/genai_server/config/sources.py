@@ -20,7 +20,7 @@ from genai_server.options.session import THREADS
 from genai_server.quoted_values import quoted
 
 # The demo model in an installed copy of the server; a clone has it at the setting's default.
-BUNDLED_MODEL = Path(__file__).parents[1] / "demo_model"
+BUNDLED_MODEL = Path(__file__).parents[1] / "bundled" / "demo"
 # A variable of the scripts that start the server.
 _OF_SCRIPTS = "GENAI_EXTRA"
 _DEFAULT_MODEL = str(Settings.model_fields["model_dir"].default)
