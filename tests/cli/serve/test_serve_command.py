@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from genai_server import __version__
-from genai_server.cli.serve.serve_command import listen
+from genai_server.cli.serve.server_lifetime import listen
 from genai_server.config.sources import load_settings
 from tests.running_server import (
     DEMO,
@@ -66,7 +66,7 @@ def is_ready(url: str) -> bool:
         ({"GENAI_MAX_LENGTH": "-1"}, 'GENAI_MAX_LENGTH="-1": '),
         (
             {"GENAI_MODEL_DIR": "/none"},
-            "--model-dir or GENAI_MODEL_DIR=/none: model directory /none does not exist; genai-server pull microsoft/",
+            "--model-dir or GENAI_MODEL_DIR=/none: model directory /none does not exist; genai-server serve OWNER/",
         ),
     ],
 )

@@ -204,7 +204,7 @@ def test_each_of_several_models_is_checked_under_its_name(tmp_path: Path, capsys
     assert "ok    model small: " in printed
     assert "ok    batching of small: " in printed
     assert f"fail  model big: {model / 'model.onnx.data'} has " in printed
-    assert f"fail  model none: directory {tmp_path}/none does not exist\n      → genai-server pull " in printed
+    assert f"fail  model none: directory {tmp_path}/none does not exist\n      → genai-server serve OWNER" in printed
     assert "device cpu" not in printed
 
 

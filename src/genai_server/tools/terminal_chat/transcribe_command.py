@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from genai_server.cli.models_command import find
+from genai_server.cli.model_argument import find
 from genai_server.errors import ChatFailed, ConfigurationError
 from genai_server.tools.terminal_chat.chat_command import connected, exit_cleanly_on_signals
 from genai_server.tools.terminal_chat.transcription import transcript
