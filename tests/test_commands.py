@@ -25,6 +25,7 @@ DOCUMENTS = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
     *(ROOT / "docs").glob("*.md"),
+    *(ROOT / "docs" / "evidence").glob("*.md"),
     ROOT / "models/README.md",
     ROOT / "models/demo/README.md",
 ]

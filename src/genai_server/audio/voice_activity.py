@@ -1,4 +1,4 @@
-"""Where a recording has speech: Silero's detector, and the windows that follow from what it finds."""
+"""Where a recording has speech: Silero's detector, and the windows derived from what it finds."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -24,7 +24,7 @@ _SURE = 0.5
 _FRAMES_OF_SPEECH = 3
 # What is kept after speech, in samples.
 _PAD = SAMPLE_RATE
-# A window ends at a pause of so many frames in its last part, preferably at a long one.
+# A window ends at a pause of this many frames in its last part, preferably at a long one.
 _PAUSE, _LONG_PAUSE = 4, 10
 _LAST_PART = 1 / 3
 # Quiet recordings are amplified for the detector, to this share of the full scale and by at most this factor.

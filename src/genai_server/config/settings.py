@@ -221,7 +221,7 @@ class Settings(BaseModel):
 
     max_image_body_bytes: int = Field(96 * 1024 * 1024, ge=0)
     """Maximum size of a request body, in bytes, while a model that takes images is served, if that is more than
-    `GENAI_MAX_BODY_BYTES`. Images in base64 have a third more bytes than their files: the default has room for
+    `GENAI_MAX_BODY_BYTES`. Images in base64 have a third more bytes than their files: the default has space for
     `GENAI_MAX_IMAGES` photos of 4.5 MiB, or for three images of `GENAI_MAX_IMAGE_BYTES`.
     """
 
