@@ -58,7 +58,7 @@ def test_errors_and_lists_say_what_the_memory_allows(model: Path, tmp_path: Path
         assert (device(server)["max_length"], device(server)["limited_by"]) == (4096, words)
         (listed,) = server.client.get("/api/v1/models").json()["models"]
         assert listed["max_context_length"] == 4096
-        shown = server.client.post("/api/show", json={"model": "demo"}).json()
+        shown = server.client.post("/api/show", json={"model": entry["id"]}).json()
         assert shown["model_info"]["llama.context_length"] == 4096
         refused = server.chat("hello " * 9000)
         assert refused.status_code == 400

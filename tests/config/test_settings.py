@@ -180,7 +180,7 @@ def test_models_are_named_directories_or_a_single_model() -> None:
         ("chat_template", "chatml,demo=gemma", "a model has two chat templates"),
         ("model_aliases", "gpt-4o=other", '"gpt-4o" is an alias of "other", a model that is not served'),
         ("model_aliases", "*=other", '"*" is an alias of "other", a model that is not served'),
-        ("model_aliases", "gpt-4o", '"gpt-4o" is not an alias with its model, such as gpt-4o=demo'),
+        ("model_aliases", "gpt-4o", '"gpt-4o" is not an alias with its model, such as gpt-4o=big'),
         ("model_aliases", "gpt*=demo", '"gpt*" is not an alias with its model'),
         ("model_aliases", "demo=demo", '"demo" is the name of a model'),
         ("model_aliases", "a=demo,a=demo", "an alias is named twice"),
@@ -200,5 +200,5 @@ def test_a_wrong_number_is_refused_with_the_word_for_it(name: str) -> None:
     assert getattr(load_settings({name: "auto"}, environ={}, dotenv=None), name) == "auto"
     assert getattr(load_settings({name: "7"}, environ={}, dotenv=None), name) == 7
     for value in ("-1", "many"):
-        with pytest.raises(ConfigurationError, match="^--max-.*, or 'auto'$"):
+        with pytest.raises(ConfigurationError, match="^--max-.*must be .*, or auto$"):
             load_settings({name: value}, environ={}, dotenv=None)

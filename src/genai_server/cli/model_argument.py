@@ -4,13 +4,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from genai_server.cli.pull_command import absolute, in_folder, pull, source_of
-from genai_server.cli.suggesting_parser import did_you_mean
 from genai_server.config.sources import load_settings
 from genai_server.errors import ConfigurationError, PullFailed
 from genai_server.hub import store
 from genai_server.hub.client import Hub
 from genai_server.hub.repository import could_be_repository
-from genai_server.quoted_values import quoted
+from genai_server.quoted_values import did_you_mean, quoted
 
 
 def find(text: str) -> Path:

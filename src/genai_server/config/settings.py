@@ -116,7 +116,7 @@ class Settings(BaseModel):
     expected to fit into `GENAI_KV_CACHE_BYTES`.
     """
 
-    scheduler: str = Field("auto", pattern="^(auto|batched|generator|library)$")
+    scheduler: Literal["auto", "batched", "generator", "library"] = "auto"
     """`batched`, `generator` (one request after another, token by token), `library` (onnxruntime-genai's own batch), or
     `auto`: `library` for models with paged attention, `batched` for other models on CPUs if possible, else `generator`.
     """
@@ -126,7 +126,7 @@ class Settings(BaseModel):
     models. On Linux CPUs requests take it as their tokens come, and the last ones are paused when it gets short.
     """
 
-    kv_cache_type: str = Field("fp32", pattern="^(auto|fp32|fp16)$")
+    kv_cache_type: Literal["auto", "fp32", "fp16"] = "fp32"
     """Numbers of a batch's keys and values on CPUs: `fp32`, `fp16` (half the memory, slower decoding), or `auto`:
     `fp16` if the memory does not hold the model's context in 32 bits, or `GENAI_MAX_BATCH_SIZE` requests of a
     `GENAI_MAX_LENGTH` that is set. A model built with 16 bits keeps them.
@@ -164,7 +164,7 @@ class Settings(BaseModel):
     delayed.
     """
 
-    prefill_weights: str = Field("auto", pattern="^(auto|int4|int8)$")
+    prefill_weights: Literal["auto", "int4", "int8"] = "auto"
     """Weights for CPU steps of many tokens: `int4` uses the model's own; `int8` uses 8-bit weights made from them where
     that is faster; `auto` does so if it is 1.2 times as fast and they fit into a quarter of the free memory.
     """
@@ -174,7 +174,7 @@ class Settings(BaseModel):
     and more the more prompts wait.
     """
 
-    speculation: str = Field("auto", pattern="^(auto|off)$")
+    speculation: Literal["auto", "off"] = "auto"
     """`auto` drafts the next tokens of answers in the batch on the CPU, and checks them in one step where that is
     faster; `off` disables drafts.
     """
@@ -195,7 +195,7 @@ class Settings(BaseModel):
     `GENAI_CACHE_DIR`.
     """
 
-    prefix_cache_type: str = Field("same", pattern="^(same|fp16)$")
+    prefix_cache_type: Literal["same", "fp16"] = "same"
     """Numbers in the prefix cache on disk: the `same` as in memory, or `fp16`, which halves the files but rounds; exact
     requests do not use them.
     """
@@ -397,13 +397,13 @@ class Settings(BaseModel):
     options: str = Field("", repr=False)
     """Session and provider options as TOML, which override those of the file."""
 
-    log_level: str = Field("info", pattern="^(debug|info|warning|error)$")
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
     """`debug`, `info`, `warning` or `error`."""
 
-    log_format: str = Field("text", pattern="^(text|json)$")
+    log_format: Literal["text", "json"] = "text"
     """`text`, or `json` for one object per line."""
 
-    metrics: str = Field("key", pattern="^(key|open|off)$")
+    metrics: Literal["key", "open", "off"] = "key"
     """Access to /metrics: `key` requires an API key if the API does, `open` requires none, `off` disables it."""
 
     metrics_prefix: str = Field("genai:", pattern="^[A-Za-z_][A-Za-z0-9_]{0,31}:$")
@@ -472,7 +472,10 @@ class Settings(BaseModel):
             if not re.fullmatch(_ALIAS, alias) or not model:
                 raise ValueError(f"{quoted(alias)} is not an alias with its model, such as gpt-4o=big")
             if model not in models:
-                raise ValueError(f"{quoted(alias)} is an alias of {quoted(model)}, a model that is not served")
+                served = ", ".join(models)
+                raise ValueError(
+                    f"{quoted(alias)} is an alias of {quoted(model)}, a model that is not served; served: {served}"
+                )
             if alias in models:
                 raise ValueError(f"{quoted(alias)} is the name of a model")
         _require_distinct([alias for alias, _ in entries], "an alias is named twice")
@@ -514,7 +517,10 @@ class Settings(BaseModel):
     @classmethod
     def _are_networks(cls, value: str) -> str:
         for address in filter(None, _listed(value)):
-            ipaddress.ip_network(address, strict=False)
+            try:
+                ipaddress.ip_network(address, strict=False)
+            except ValueError:
+                raise ValueError(f"{quoted(address)} is not an address or a network, such as 10.0.0.0/8") from None
         return value
 
     @property

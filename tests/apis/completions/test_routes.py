@@ -127,7 +127,7 @@ def test_progress_comes_before_the_echo(scripted: RunningServer) -> None:
 def test_a_suffix_is_put_before_the_answer_in_the_models_tokens(tmp_path: Path) -> None:
     before, between, after = code_model(tmp_path / "model")
     with run_here(tmp_path, "--model-dir", str(tmp_path / "model")) as server:
-        assert "insert" in server.client.get("/v1/models/demo").json()["capabilities"]
+        assert "insert" in server.client.get("/v1/models/model").json()["capabilities"]
 
         def tokens(text: str) -> list[int]:
             asked = {"prompt": text, "add_special_tokens": False}

@@ -119,7 +119,7 @@ def test_a_suffix_fills_in_the_middle(tmp_path: Path, scripted: RunningServer) -
     refused = generate(scripted, suffix="end")
     assert (refused.status_code, "suffix" in refused.json()["error"]) == (400, True)
     code_model(tmp_path / "model")
-    with run_here(tmp_path, "--model-dir", str(tmp_path / "model")) as server:
+    with run_here(tmp_path, "--model-dir", str(tmp_path / "model"), "--model-name", "demo") as server:
         assert generate(server, "a", suffix="b", options={"num_predict": 2}).json()["eval_count"] <= 2
 
 

@@ -7,7 +7,7 @@ from tests.running_server import RunningServer
 def test_healthz_says_what_is_served_where(scripted: RunningServer) -> None:
     health = scripted.health()
     assert health["status"] == "ok"
-    assert health["backend"] == "demo"
+    assert health["backend"] == "onnx-genai"
     assert health["device"] == "scripted:0,scripted:1"
     assert health["model_dir"] == "./models/demo"
     assert health["version"] == __version__

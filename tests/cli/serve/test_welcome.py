@@ -127,7 +127,7 @@ def test_a_context_limited_by_memory_is_shown_with_the_figures(
     (tmp_path / "genai_config.json").write_text(json.dumps(config), encoding="utf-8")
 
     def lines(engine: EngineStatus, **given: str) -> list[str]:
-        welcome(settings(model_dir=str(tmp_path), **given), 8002, [engine])
+        welcome(settings(model_dir=str(tmp_path), model_name="demo", **given), 8002, [engine])
         text = capsys.readouterr().out
         return [line.strip() for line in text.splitlines() if "context" in line or "coding agents" in line]
 

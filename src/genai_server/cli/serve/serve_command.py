@@ -1,6 +1,11 @@
 """Serve a model over HTTP, until Ctrl-C.
 
-Requests in OpenAI's, Anthropic's and Ollama's formats are answered at http://127.0.0.1:8002, where a web page is, too.
+The server answers requests in OpenAI's, Anthropic's and Ollama's formats at http://127.0.0.1:8002, where it also has a
+web page. An option can also be set by the environment variable in parentheses, in a file .env, or in genai-server.toml.
+
+Examples:
+  genai-server serve microsoft/Phi-4-mini-instruct-onnx
+  genai-server serve ./my-model --port 9000 --api-keys team:SECRET
 """
 
 import argparse
@@ -17,6 +22,7 @@ log = logging.getLogger(__name__)
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
+    parser.usage = "%(prog)s [MODEL] [OPTION]…"
     parser.add_argument(
         "model",
         nargs="?",

@@ -28,7 +28,6 @@ from genai_server.tools.terminal_chat.own_server import own_server
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("target", nargs="?", metavar="URL|DIR", help="a server, or a model directory to start one on")
     parser.add_argument("--model", metavar="NAME", help="model of the requests (default: the server's first)")
     add_dialogue_options(parser)

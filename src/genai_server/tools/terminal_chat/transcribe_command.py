@@ -25,7 +25,6 @@ _FORMATS = (_TEXT, "srt", "vtt", "json", "verbose_json")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("file", metavar="FILE", help="a recording: flac, mp3, mp4, m4a, ogg, wav or webm")
     parser.add_argument("--url", metavar="URL", help="a running server")
     parser.add_argument("--model", metavar="NAME|DIR", help="model (default: the server's first that transcribes)")
