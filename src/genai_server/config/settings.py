@@ -89,12 +89,12 @@ class Settings(BaseModel):
 
     max_models: NotNegative | Literal["auto"] = AUTO
     """Maximum number of models loaded at once; `auto`: as many as the memory holds; 0 sets no limit. A request for
-    another model replaces the one that was idle the longest.
+    another model replaces the one idle for longest.
     """
 
     idle_unload: int = Field(0, ge=0, le=31_536_000)
-    """Seconds without a request after which a model is unloaded, until the next one; 0 disables this. An operator's
-    `keep_alive` in Ollama's API overrides it.
+    """Seconds without a request after which a model is unloaded, until the next one; 0 disables this. `keep_alive` in
+    Ollama's API overrides it.
     """
 
     device: str = "cpu"
@@ -124,8 +124,8 @@ class Settings(BaseModel):
 
     kv_cache_type: Literal["auto", "fp32", "fp16"] = "fp32"
     """Numbers of a batch's keys and values on CPUs: `fp32`, `fp16` (half the memory, slower decoding), or `auto`:
-    `fp16` if the memory does not hold the model's context in 32 bits, or `GENAI_MAX_BATCH_SIZE` requests of a
-    `GENAI_MAX_LENGTH` that is set. A model built with 16 bits keeps them.
+    `fp16` where the memory does not hold the model's context, or `GENAI_MAX_BATCH_SIZE` requests of `GENAI_MAX_LENGTH`,
+    in 32 bits.
     """
 
     exact: bool = False
@@ -155,8 +155,8 @@ class Settings(BaseModel):
     """Maximum number of prompt tokens read in one step while other requests are decoded."""
 
     prefill_weights: Literal["auto", "int4", "int8"] = "auto"
-    """Weights for CPU steps of many tokens: `int4` uses the model's own; `int8` uses 8-bit weights made from them where
-    that is faster; `auto` does so if it is 1.2 times as fast and a quarter of the free memory holds them.
+    """Weights for CPU steps of many tokens: `int4` (the model's own), `int8` (made from them, where that is faster), or
+    `auto`: `int8` if 1.2 times as fast and a quarter of the free memory holds them.
     """
 
     itl_target: float = Field(0.0, ge=0, le=3600)
@@ -245,8 +245,8 @@ class Settings(BaseModel):
     """Seconds for fetching one image, and for decoding and preparing it; a longer time results in a 400."""
 
     encoder_cache_bytes: int = Field(256 * 1024 * 1024, ge=0)
-    """Maximum bytes of prepared images (files of each API process) and of encoded images and windows of recordings
-    (memory of each engine) that are kept for later requests.
+    """Maximum bytes of prepared images (files of each API process) and of encoded images and sounds (memory of each
+    engine) that are kept for later requests.
     """
 
     max_audio_body_bytes: Positive = 200 * 1024 * 1024
@@ -260,12 +260,12 @@ class Settings(BaseModel):
 
     audio_timeout: Positive = Field(10, le=600)
     """Seconds for finding the next speech in a recording and preparing it; a longer time results in a 400. Decoding may
-    take one more for each 15 kB of the file, up to one for each 20 s of GENAI_MAX_AUDIO_SECONDS.
+    take one more for each 15 kB of the file.
     """
 
     response_store_size: int = Field(256, ge=0, le=1_000_000)
-    """Maximum number of stored responses of /v1/responses, and of conversations, by each API process or in
-    GENAI_RESPONSE_STORE_FILE; the least recently used are removed. 0 stores none.
+    """Maximum number of stored responses and conversations, by each API process or in GENAI_RESPONSE_STORE_FILE; the
+    least recently used are removed. 0 stores none.
     """
 
     response_store_bytes: Positive = 64 * 1024 * 1024
@@ -392,8 +392,8 @@ class Settings(BaseModel):
     """Prefix of all names in /metrics; routers and dashboards for vLLM expect `vllm:`."""
 
     kv_events: str = Field("", pattern=r"^(tcp://[^\s/]+:[0-9]{1,5})?$")
-    """ZeroMQ address, such as `tcp://*:5557`, at which engines publish what their prefix caches store and remove,
-    including tokens of prompts; each further engine uses the next port. Needs the extra `kv-events`; empty disables it.
+    """ZeroMQ address, such as `tcp://*:5557`, at which engines publish what their prefix caches hold, including tokens
+    of prompts; each further engine uses the next port. Needs the extra `kv-events`.
     """
 
     kv_events_topic: str = Field("", max_length=512)
