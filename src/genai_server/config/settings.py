@@ -5,6 +5,7 @@ its command-line option: `max_length` is GENAI_MAX_LENGTH and `--max-length`.
 """
 
 import ipaddress
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,8 +21,11 @@ DEVICE_KINDS = (*PROVIDERS, "scripted")
 _DEVICE = re.compile(rf"({'|'.join(DEVICE_KINDS)})(:[0-9]{{1,3}})?")
 _ORIGIN = re.compile(r"https?://[A-Za-z0-9.-]+(:[0-9]{1,5})?|https?://\[[0-9A-Fa-f:]+\](:[0-9]{1,5})?")
 _IMAGE_HOST = re.compile(r"([A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?|\[[0-9A-Fa-f:]+\])(:[0-9]{1,5})?")
+_MAX_NAME = 128
 # Valid names of models.
-MODEL_NAME = r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}"
+MODEL_NAME = rf"[A-Za-z0-9][A-Za-z0-9._/-]{{0,{_MAX_NAME - 1}}}"
+# Characters of a directory's name that a model's name must not have.
+_UNNAMEABLE = re.compile(r"[^A-Za-z0-9._-]|^[^A-Za-z0-9]+")
 # Valid names of adapters, which follow the model's name and a colon in requests.
 ADAPTER_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
 # Valid aliases: also names that other servers use, such as qwen3:4b, and `*` for all other names.
@@ -67,8 +71,8 @@ class Settings(BaseModel):
     model_dir: str = "./models/demo"
     """Directory of the onnxruntime-genai model. Without the default one, an installed copy serves its demo model."""
 
-    model_name: str = Field("onnx-genai", pattern=f"^{MODEL_NAME}$")
-    """The model's id in requests and answers."""
+    model_name: str = Field("", pattern=f"^({MODEL_NAME})?$", validate_default=True)
+    """The model's id in requests and answers; empty uses the name of its directory."""
 
     models: str = ""
     """Several models instead of one: `small=./models/demo,big=/srv/big`; requests choose by `model`, by default the
@@ -81,7 +85,7 @@ class Settings(BaseModel):
     """
 
     model_aliases: str = ""
-    """Additional model names, such as `gpt-4o=onnx-genai`; `*=onnx-genai` maps all other names to a model."""
+    """Additional model names, such as `gpt-4o=big,gpt-4o-mini=small`; `*=big` maps all other names to a model."""
 
     max_models: NotNegative | Literal["auto"] = AUTO
     """Maximum number of models loaded at once; `auto`: as many as the memory holds; 0 sets no limit. A request for
@@ -108,7 +112,7 @@ class Settings(BaseModel):
     (`GENAI_KV_CACHE_BYTES`).
     """
 
-    scheduler: str = Field("auto", pattern="^(auto|batched|generator|library)$")
+    scheduler: Literal["auto", "batched", "generator", "library"] = "auto"
     """`batched`, `generator` (one request after another), `library` (onnxruntime-genai's own batch), or `auto`:
     `library` for models with paged attention, `batched` for others on CPUs if possible, else `generator`.
     """
@@ -118,7 +122,7 @@ class Settings(BaseModel):
     models.
     """
 
-    kv_cache_type: str = Field("fp32", pattern="^(auto|fp32|fp16)$")
+    kv_cache_type: Literal["auto", "fp32", "fp16"] = "fp32"
     """Numbers of a batch's keys and values on CPUs: `fp32`, `fp16` (half the memory, slower decoding), or `auto`:
     `fp16` where the memory does not hold the model's context, or `GENAI_MAX_BATCH_SIZE` requests of `GENAI_MAX_LENGTH`,
     in 32 bits.
@@ -150,7 +154,7 @@ class Settings(BaseModel):
     prefill_chunk: int = Field(128, ge=2)
     """Maximum number of prompt tokens read in one step while other requests are decoded."""
 
-    prefill_weights: str = Field("auto", pattern="^(auto|int4|int8)$")
+    prefill_weights: Literal["auto", "int4", "int8"] = "auto"
     """Weights for CPU steps of many tokens: `int4` (the model's own), `int8` (made from them, where that is faster), or
     `auto`: `int8` if 1.2 times as fast and a quarter of the free memory holds them.
     """
@@ -160,7 +164,7 @@ class Settings(BaseModel):
     and more if many prompts wait.
     """
 
-    speculation: str = Field("auto", pattern="^(auto|off)$")
+    speculation: Literal["auto", "off"] = "auto"
     """`auto` drafts the next tokens of answers in the batch on the CPU where that is faster; `off` disables drafts."""
 
     draft_memory_bytes: int = Field(32 * 1024 * 1024, ge=0)
@@ -184,7 +188,7 @@ class Settings(BaseModel):
     `GENAI_CACHE_DIR`.
     """
 
-    prefix_cache_type: str = Field("same", pattern="^(same|fp16)$")
+    prefix_cache_type: Literal["same", "fp16"] = "same"
     """Numbers in the prefix cache on disk: the `same` as in memory, or `fp16`, which halves the files but rounds; exact
     requests do not use them.
     """
@@ -375,13 +379,13 @@ class Settings(BaseModel):
     options: str = Field("", repr=False)
     """Session and provider options as TOML, which override those of the file."""
 
-    log_level: str = Field("info", pattern="^(debug|info|warning|error)$")
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
     """`debug`, `info`, `warning` or `error`."""
 
-    log_format: str = Field("text", pattern="^(text|json)$")
+    log_format: Literal["text", "json"] = "text"
     """`text`, or `json` for one object per line."""
 
-    metrics: str = Field("key", pattern="^(key|open|off)$")
+    metrics: Literal["key", "open", "off"] = "key"
     """Access to /metrics: `key` requires an API key if the API does, `open` requires none, `off` disables it."""
 
     metrics_prefix: str = Field("genai:", pattern="^[A-Za-z_][A-Za-z0-9_]{0,31}:$")
@@ -409,6 +413,11 @@ class Settings(BaseModel):
     @classmethod
     def _known_devices(cls, value: str) -> str:
         return ",".join(device_list(value))
+
+    @field_validator("model_name")
+    @classmethod
+    def _own_name(cls, value: str, info: ValidationInfo) -> str:
+        return value or name_of_directory(info.data.get("model_dir", ""))
 
     @field_validator("models")
     @classmethod
@@ -442,9 +451,12 @@ class Settings(BaseModel):
         entries = _pairs(value)
         for alias, model in entries:
             if not re.fullmatch(_ALIAS, alias) or not model:
-                raise ValueError(f"{quoted(alias)} is not an alias with its model, such as gpt-4o=onnx-genai")
+                raise ValueError(f"{quoted(alias)} is not an alias with its model, such as gpt-4o=big")
             if model not in models:
-                raise ValueError(f"{quoted(alias)} is an alias of {quoted(model)}, a model that is not served")
+                served = ", ".join(models)
+                raise ValueError(
+                    f"{quoted(alias)} is an alias of {quoted(model)}, a model that is not served; served: {served}"
+                )
             if alias in models:
                 raise ValueError(f"{quoted(alias)} is the name of a model")
         _require_distinct([alias for alias, _ in entries], "an alias is named twice")
@@ -486,7 +498,10 @@ class Settings(BaseModel):
     @classmethod
     def _are_networks(cls, value: str) -> str:
         for address in filter(None, _listed(value)):
-            ipaddress.ip_network(address, strict=False)
+            try:
+                ipaddress.ip_network(address, strict=False)
+            except ValueError:
+                raise ValueError(f"{quoted(address)} is not an address or a network, such as 10.0.0.0/8") from None
         return value
 
     @property
@@ -592,6 +607,11 @@ def _named(info: ValidationInfo) -> list[str]:
 def _require_distinct(names: Sequence[object], message: str) -> None:
     if len(set(names)) < len(names):
         raise ValueError(message)
+
+
+def name_of_directory(path: str) -> str:
+    """The name of a model in this directory: the directory's own, without characters that names must not have."""
+    return _UNNAMEABLE.sub("", os.path.basename(os.path.abspath(path)))[:_MAX_NAME] or "model"
 
 
 def device_list(value: str) -> list[str]:
