@@ -272,8 +272,8 @@ def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [
-        (("http://127.0.0.1:{port}",), 1, "does not answer"),
-        (("no-such-model",), 2, "there is neither a directory no-such-model"),
+        (("http://127.0.0.1:{port}",), 1, "no server at http://127.0.0.1:{port}; start one with genai-server serve"),
+        (("no-such-model",), 2, 'no model "no-such-model" here or in '),
     ],
 )
 def test_missing_target_ends_the_chat(arguments: tuple[str, ...], status: int, message: str) -> None:
