@@ -54,4 +54,6 @@ def error_message(status: int, reason: str, body: bytes) -> str:
     except (ValueError, LookupError, TypeError):
         text = body.decode(errors="replace").strip()
         message = text[:200] if text and not text.startswith(("<", "{")) else reason
-    return f"{status}: {message}{' (--api-key KEY)' if status == http.client.UNAUTHORIZED else ''}"
+    if status == http.client.UNAUTHORIZED:
+        message = f"{message.partition(':')[0]}; give one with --api-key"
+    return f"{status}: {message}"

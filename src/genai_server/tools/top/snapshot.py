@@ -4,6 +4,7 @@ import http.client
 import json
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -100,8 +101,12 @@ class Poller:
             requests, refused = [], str(error)
         return Snapshot(time.monotonic(), health, samples, requests, refused)
 
-    def _get(self, path: str) -> str:
-        request = urllib.request.Request(self._url + path, headers=self._headers)
+    def cancel(self, unique_id: str) -> None:
+        """End a request; its client gets the answer so far. Raises ServerUnusable."""
+        self._get(f"/v1/requests/{urllib.parse.quote(unique_id, safe='')}/cancel", "POST")
+
+    def _get(self, path: str, method: str = "GET") -> str:
+        request = urllib.request.Request(self._url + path, headers=self._headers, method=method)
         try:
             with urllib.request.urlopen(request, timeout=_TIMEOUT) as response:
                 text: str = response.read().decode()
