@@ -40,6 +40,7 @@ _IMPORTED = (
     "genai_server.tools.top.top_command",
     "genai_server.tools.tune.tune_command",
     "genai_server.cli.serve.serve_command",
+    "genai_server.cli.serve.server_lifetime",
     "genai_server.cli.serve.composition",
     "uvicorn.protocols.http.httptools_impl",
     "uvicorn.lifespan.on",

@@ -110,7 +110,8 @@ def test_messages_name_existing_pages_and_headings() -> None:
 
 def test_the_readme_is_short_and_leads_to_every_page() -> None:
     assert len(README.splitlines()) <= 350
-    assert [path.name for path in (ROOT / "docs").glob("*.md") if f"(docs/{path.name})" not in README] == []
+    pages = [*(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "guides").glob("*.md")]
+    assert [path.name for path in pages if f"({path.relative_to(ROOT).as_posix()})" not in README] == []
 
 
 def test_each_path_of_the_architecture_exists() -> None:
