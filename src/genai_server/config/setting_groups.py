@@ -10,7 +10,16 @@ GROUPS: dict[str, tuple[str, ...]] = {
         *("chat_template", "tool_parser"),
     ),
     "Memory and speed": (
-        *("scheduler", "kv_cache_bytes", "kv_cache_type", "exact", "speculation", "prefill_chunk", "prefill_weights"),
+        *(
+            "scheduler",
+            "kv_cache_bytes",
+            "kv_cache_type",
+            "exact",
+            "speculation",
+            "draft_memory_bytes",
+            "prefill_chunk",
+            "prefill_weights",
+        ),
         *("itl_target", "cache_dir", "prefix_cache_bytes", "prefix_cache_dir", "prefix_cache_type"),
     ),
     "Queue, time and restarts": (

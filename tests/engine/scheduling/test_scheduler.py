@@ -5,11 +5,12 @@ from typing import Any
 
 import pytest
 
+from genai_server.engine.scheduling.answer_memory import AnswerMemory
 from genai_server.engine.scheduling.drafts import Drafter
 from genai_server.engine.scheduling.scheduler import Scheduler
 from genai_server.engine.scheduling.scheduler_output import Read, Step, StepPolicy
 from genai_server.engine.sequence import Sequence, SequenceState
-from genai_server.messages.generation_request import GenerationRequest
+from genai_server.messages.generation_request import GenerationRequest, Sampling
 from tests.engine.scheduling.scheduled import (
     a_scheduler,
     a_sequence,
@@ -479,6 +480,70 @@ def test_failing_drafter_loses_only_the_draft(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(Drafter, "draft", broken)
     assert _drafted(_speculating(_repeating("a"))) == [0]
     assert len(tried) == 1
+
+
+def _remembering(*sequences: Sequence, memory: AnswerMemory | None = None) -> Scheduler:
+    """A scheduler that keeps answers, with these sequences."""
+    policy = StepPolicy(speculates=True, answers=memory or AnswerMemory(10**6))
+    return admitted(*sequences, runner=able_runner(), policy=policy)
+
+
+def _answered(name: str, **fields: Any) -> Sequence:
+    """A sequence with an answer of 30 different tokens."""
+    sequence = _batched(name, decoding=True, **{"answer_memory": "key"} | fields)
+    sequence.tokens += range(100, 130)
+    return sequence
+
+
+def _finds(scheduler: Scheduler, **fields: Any) -> bool:
+    """Whether a new sequence drafts from an answer of `_answered`."""
+    sequence = _batched("n", decoding=True, **{"answer_memory": "key"} | fields)
+    scheduler.add(sequence)
+    return list(sequence.drafter.draft([*sequence.tokens, *range(100, 110)], 3).tokens) == [110, 111, 112]
+
+
+@pytest.mark.parametrize(
+    ("asked", "asking", "finds"),
+    [
+        ({}, {}, True),
+        ({}, {"background": True}, True),
+        ({"background": True}, {}, False),
+        ({}, {"cache_prompt": False}, False),
+        ({"cache_prompt": False}, {}, True),
+        ({"exact": True}, {}, True),
+        ({"sampling": Sampling(1.0, seed=1)}, {}, True),
+        ({}, {"answer_memory": "other key"}, False),
+        ({}, {"answer_memory": ""}, False),
+        ({"answer_memory": ""}, {"answer_memory": ""}, False),
+    ],
+)
+def test_ended_answer_is_drafted_by_requests_that_may(
+    asked: dict[str, Any], asking: dict[str, Any], *, finds: bool
+) -> None:
+    sequence = _answered("a", **asked)
+    scheduler = _remembering(sequence)
+    assert not _finds(scheduler, **asking)
+    scheduler.remove(sequence)
+    assert _finds(scheduler, **asking) is finds
+
+
+def test_answer_that_cannot_be_kept_ends_nevertheless(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*args: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(AnswerMemory, "add", broken)
+    sequence = _answered("a")
+    scheduler = _remembering(sequence)
+    scheduler.remove(sequence)
+    assert scheduler.is_idle
+
+
+def test_request_without_an_answer_keeps_nothing() -> None:
+    sequence = a_sequence("a", 20, answer_memory="key")
+    scheduler = _remembering(sequence)
+    scheduler.remove(sequence)
+    assert scheduler.answers is not None
+    assert scheduler.answers.num_bytes == 0
 
 
 def test_drafts_end_while_their_passes_take_too_long() -> None:

@@ -15,6 +15,7 @@ not make a pass noticeably slower. Passes of the background alone are short, or 
 import logging
 from collections.abc import Callable, Collection, Iterator
 
+from genai_server.engine.scheduling.answer_memory import AnswerMemory
 from genai_server.engine.scheduling.drafts import NO_DRAFT, Draft, fit_drafts
 from genai_server.engine.scheduling.places import Places, rank
 from genai_server.engine.scheduling.scheduler_output import DEFAULT_POLICY, PassRules, Read, Step, StepPolicy
@@ -59,6 +60,29 @@ class Scheduler(Places):
         # Called before a prompt's first chunk is chosen: others may have read the same beginning by then.
         self.before_first_chunk: Callable[[Sequence], None] = lambda sequence: None
         self._round: Iterator[Step] = iter(())
+
+    @property
+    def answers(self) -> AnswerMemory | None:
+        """The answers of ended sequences that are kept for drafts; None if none are."""
+        return self._policy.answers
+
+    def add(self, sequence: Sequence) -> None:
+        """Queue a sequence. Raises QueueFull."""
+        super().add(sequence)
+        name = sequence.request.answer_memory
+        if self.answers is not None and name and sequence.request.cache_prompt:
+            sequence.earlier_answers = self.answers.of(name)
+
+    def remove(self, sequence: Sequence) -> None:
+        """Remove a sequence. Its answer, however it ended, is kept for drafts, unless it is of the background."""
+        super().remove(sequence)
+        request = sequence.request
+        if self.answers is None or not request.answer_memory or sequence.background or not sequence.num_produced:
+            return
+        try:
+            self.answers.add(request.answer_memory, sequence.prompt, sequence.tokens[len(request.prompt) :])
+        except Exception:  # as in _draft
+            log.exception("request %s: its answer could not be kept for drafts", request.request_id)
 
     def next_step(self) -> Step | None:
         """The next pass of this round, or the first of a new one; None if no sequence runs."""

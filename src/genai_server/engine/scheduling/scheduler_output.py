@@ -5,6 +5,7 @@ from collections.abc import Sequence as Several
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+from genai_server.engine.scheduling.answer_memory import AnswerMemory
 from genai_server.engine.sequence import Sequence
 from genai_server.messages.generation_request import PooledText
 
@@ -229,6 +230,8 @@ class StepPolicy:
     speculates: bool = False
     # The setting that the number of running sequences comes from.
     limited_by: str = "GENAI_MAX_BATCH_SIZE"
+    # Keeps the answers of ended sequences for drafts.
+    answers: AnswerMemory | None = None
 
 
 DEFAULT_POLICY = StepPolicy()

@@ -31,7 +31,7 @@ def checked_settings(settings: Settings) -> Iterator[Finding]:
     """The settings as a whole, the options of sessions and providers, and unknown GENAI_* variables."""
     remedies: dict[Callable[[Settings], object], str] = {
         check_access: "see README's “Run it for others”",
-        _check_options: "see docs/from-triton.md for all options",
+        _check_options: "see docs/evidence/options.md for all options",
         check_traces: "correct the endpoint or install the extra otel",
     }
     failed = False
