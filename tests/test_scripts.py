@@ -48,7 +48,6 @@ def run(script: str, *arguments: str) -> str:
             ["measure_weights", "--four-bits", "--tokens", "600"],
             ["best token is the reference's", "8 bits"],
         ),
-        (["measure_int8_cache", "--quick"], ["8 bits, by channel", "ms a decode step"]),
         (
             ["measure_speculation", "--tokens", "24", "--rounds", "1"],
             ["repeats itself", "auto / off", "temperature 1.5"],
