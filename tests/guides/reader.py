@@ -1,7 +1,7 @@
 """A reader who types what a guide shows, from its top to its end, in a folder of their own.
 
-A server that a guide starts runs until the guide starts the next one. What the guide asks to save is saved. Outputs must
-have the lines that the guide shows; `…` there stands for anything.
+A server that a guide starts runs until the guide starts the next one. What the guide asks to save is saved. Outputs
+must have the lines that the guide shows; `…` there stands for anything.
 """
 
 import os

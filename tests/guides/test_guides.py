@@ -68,6 +68,8 @@ def test_prometheus_and_grafana(tmp_path: Path) -> None:
             query = re.sub(r"\$(__rate_interval|__interval)", "1m", query)
             answer = httpx.get(url, params={"query": re.sub(r"\$\{?\w+\}?", ".*", query)}).json()
             assert answer["status"] == "success", answer
+        names = httpx.get(url.replace("query", "label/__name__/values")).json()["data"]
+        assert {name for query in queries for name in re.findall(r"genai:num_\w+|genai:engine_\w+", query)} <= {*names}
 
 
 def test_slow_model(tmp_path: Path) -> None:
@@ -102,7 +104,7 @@ def test_lines_for_a_client_are_those_that_the_script_runs(client: str) -> None:
     """scripts/check_clients.py runs them with the client itself. Models and numbers are the guide's own."""
     guide = Guide("open-webui" if client == "Open WebUI" else "coding-agents")
     text = guide.text if client == "Open WebUI" else guide.text.partition(f" {client}\n")[2]
-    lines = next(code for code in re.findall(r"```(?:sh|bash)\n(.*?)```", text, re.DOTALL) if re.match("export|cat", code))
+    lines = re.findall(r"```(?:sh|bash)\n((?:export|cat).*?)```", text, re.DOTALL)[0]
     names = r"onnx-genai|my-model|coder|\b\d{4,}\b"
     ours = re.sub(r"open-webui-environment/bin/| --port 8080", "", lines)
     for line in re.sub(names, "…", recipe(client).replace('"$PROMPT"', PROMPT)).splitlines():
