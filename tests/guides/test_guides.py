@@ -12,6 +12,7 @@ import pytest
 
 from scripts._clients.recipe import PROMPT, recipe
 from tests.guides.guide import FOLDER, Guide
+from tests.guides.proxies import run_proxy
 from tests.guides.reader import reader
 from tests.local_hub import HubRepository, run_hub
 from tests.running_server import DEMO, ROOT
@@ -52,6 +53,19 @@ def test_coding_agents(tmp_path: Path) -> None:
 def test_users_and_limits(tmp_path: Path) -> None:
     with reader(tmp_path) as here:
         here.follow(Guide("users-and-limits"))
+
+
+def test_reverse_proxy(tmp_path: Path) -> None:
+    """With nginx; test_reverse_proxy.py is about the configurations."""
+    with reader(tmp_path, "sudo nginx", "sudo caddy") as here:
+
+        def start() -> None:
+            proxy = here.stack.enter_context(run_proxy("nginx", here.replaced["127.0.0.1:8002"], tmp_path))
+            here.replaced["llm.example.com:443"] = f"llm.example.com:{proxy.port}"
+            here.replaced["https://llm.example.com/"] = f"https://llm.example.com:{proxy.port}/"
+
+        here.instead["sudo nginx"] = start
+        here.follow(Guide("reverse-proxy"))
 
 
 def test_prometheus_and_grafana(tmp_path: Path) -> None:
@@ -114,4 +128,4 @@ def test_lines_for_a_client_are_those_that_the_script_runs(client: str) -> None:
 def test_each_guide_is_followed_by_a_test() -> None:
     here = globals()
     names = {path.stem for path in FOLDER.glob("*.md")}
-    assert {name for name in names if f"test_{name.replace('-', '_')}" not in here} == {"reverse-proxy"}
+    assert [name for name in names if f"test_{name.replace('-', '_')}" not in here] == []

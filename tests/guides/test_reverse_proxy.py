@@ -25,7 +25,7 @@ SMALL = "count 7; delay 0.5"
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     """A server for one request at a time, so that a second one waits without a byte."""
     settings = {"GENAI_API_KEYS": f"me:{KEY}", "GENAI_ADMIN_API_KEY": ADMIN}
-    options = ["--device", "scripted", "--max-batch-size", "1", "--log-level", "debug"]
+    options = ["--device", "scripted", "--model-name", "onnx-genai", "--max-batch-size", "1", "--log-level", "debug"]
     options += ["--max-body-bytes", "2000000", "--max-image-body-bytes", "2000000"]
     given = re.findall(r"--forwarded-allow-ips \S+", PAGE.text)[0].split()
     with run_server(tmp_path_factory.mktemp("server"), *options, *given, settings=settings) as server:
@@ -37,7 +37,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
 def proxy(
     request: pytest.FixtureRequest, server: RunningServer, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Proxy]:
-    with run_proxy(request.param, server, tmp_path_factory.mktemp(request.param)) as proxy:
+    address = server.url.removeprefix("http://")
+    with run_proxy(request.param, address, tmp_path_factory.mktemp(request.param)) as proxy:
         yield proxy
 
 
