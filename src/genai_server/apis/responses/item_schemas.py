@@ -20,6 +20,7 @@ from genai_server.apis.shared.chat_messages import (
     DirectCaller,
     FunctionName,
     ImageDetail,
+    InputAudio,
 )
 
 # A chat message may correspond to several items: reasoning, text and tool calls.
@@ -73,6 +74,13 @@ class InputImage(Wire):
         return self
 
 
+class InputAudioPart(Wire):
+    """A sound in a message or in a tool's result, for models that take sounds."""
+
+    type: Literal["input_audio"]
+    input_audio: InputAudio
+
+
 class OutputText(Wire):
     """One part of the model's text."""
 
@@ -83,19 +91,24 @@ class OutputText(Wire):
 
 
 InputPart = Annotated[
-    Annotated[InputText, Tag("type=input_text")] | Annotated[InputImage, Tag("type=input_image")],
+    Annotated[InputText, Tag("type=input_text")]
+    | Annotated[InputImage, Tag("type=input_image")]
+    | Annotated[InputAudioPart, Tag("type=input_audio")],
     Discriminator(
-        tag_of_type, custom_error_type="part", custom_error_message="must be a part of type input_text or input_image"
+        tag_of_type,
+        custom_error_type="part",
+        custom_error_message="must be a part of type input_text, input_image or input_audio",
     ),
 ]
 MessagePart = Annotated[
     Annotated[InputText, Tag("type=input_text")]
     | Annotated[InputImage, Tag("type=input_image")]
+    | Annotated[InputAudioPart, Tag("type=input_audio")]
     | Annotated[OutputText, Tag("type=output_text")],
     Discriminator(
         tag_of_type,
         custom_error_type="part",
-        custom_error_message="must be a part of type input_text, input_image or output_text",
+        custom_error_message="must be a part of type input_text, input_image, input_audio or output_text",
     ),
 ]
 
