@@ -95,6 +95,8 @@ class ModelStatus(Struct, frozen=True):
     adapters: list[Adapter] = []
     # A file or a name, in place of the model's own; "" for the model's own.
     chat_template: str = ""
+    # The directory of its draft model; "" for none.
+    draft_model: str = ""
     task: Task = Task.GENERATE
     takes_images: bool = False
     # Seconds without a request after which it is unloaded; None for never.

@@ -43,7 +43,10 @@ def warm_up(runners: RunnerPair, chunk: int) -> None:
         _run(runners.main, 1, chunk, length)
         if not runners.main.abilities.chooses:  # otherwise the other rows might wait until the first has ended
             _run(runners.main, runners.main.abilities.max_rows, _SHORT, length)
-    runners.main.forget()
+    if (draft_model := runners.draft_model) is not None:
+        _run(draft_model.runner, 1, chunk, draft_model.runner.model.max_length)
+        _run(draft_model.runner, draft_model.runner.abilities.max_rows, _SHORT, draft_model.runner.model.max_length)
+    runners.forget()
     log.info("warmed up in %.1f s", time.perf_counter() - started)
 
 
