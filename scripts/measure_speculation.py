@@ -4,6 +4,10 @@ Four kinds of answers: a greedy one of few different tokens, which soon repeats 
 `prediction` that is right but for every tenth token; one at temperature 1.5, which repeats nothing; and a JSON object
 whose schema leaves only the values open. Each round has every kind without drafts and with them, one right after the
 other. Run it with the interpreter of `.venv`.
+
+With a draft model (GENAI_DRAFT_MODEL), there is one kind more: a greedy answer of which the draft model drafts a given
+share of tokens rightly. Its passes are those of the real model. Only what they draft is replaced, because models with
+random weights never agree. All other kinds have the draft model's own tokens.
 """
 
 from __future__ import annotations
@@ -22,7 +26,10 @@ from llguidance import LLMatcher
 from msgspec import structs
 
 from genai_server.engine.runners.choose import load_runners
+from genai_server.engine.runners.draft_model import DraftModel
+from genai_server.engine.runners.scores import Scores
 from genai_server.engine.sampling.grammar import model_guidance
+from genai_server.engine.sequence import Sequence
 from genai_server.messages.generation_request import GenerationRequest, Sampling
 from genai_server.messages.protocol import Finished
 
@@ -39,6 +46,10 @@ def main() -> None:
     parser.add_argument("model_dir", type=Path, nargs="?", default=Path("models/demo"), metavar="MODEL_DIR")
     parser.add_argument("--tokens", type=int, default=256, help="of each answer (256)")
     parser.add_argument("--clients", type=int, default=1, help="answers at once (1)")
+    parser.add_argument("--draft-model", type=Path, metavar="DIR", help="that of GENAI_DRAFT_MODEL (none)")
+    parser.add_argument(
+        "--acceptance", type=float, default=0.7, metavar="SHARE", help="of its tokens, in the kind of its own (0.7)"
+    )
     parser.add_argument("--rounds", type=int, default=5, help="rounds of each median (5)")
     parser.add_argument("--cache", type=Path, help="keeps packed weights (a temporary folder)")
     parser.add_argument("--markdown", action="store_true", help="print the table as a document has it")
@@ -48,15 +59,46 @@ def main() -> None:
             arguments.model_dir, arguments.clients, PROMPT + arguments.tokens, arguments.cache or Path(folder) / "cache"
         )
         spec = structs.replace(spec, settings=structs.replace(spec.settings, prefill_weights="auto"))
+        if arguments.draft_model:
+            settings = structs.replace(spec.settings, speculation="auto")
+            spec = structs.replace(spec, draft_model=str(arguments.draft_model), settings=settings)
         runners = load_runners(spec)
         if not runners.main.abilities.drafts:
             parser.exit(1, f"{arguments.model_dir} cannot have drafts\n")
         guidance = model_guidance(arguments.model_dir, runners.main.model)
+        if runners.draft_model is not None:
+            runners.draft_model = HalfRight(runners.draft_model)
         off, auto = (Engine(runners, guidance, Path(folder), speculates=speculates) for speculates in (False, True))
-        print(table([HEAD, *rows(off, auto, runners.main.model.vocab_size, arguments)], markdown=arguments.markdown))
+        found = rows(off, auto, runners.main.model.vocab_size, runners.draft_model, arguments)
+        print(table([HEAD, *found], markdown=arguments.markdown))
 
 
-def rows(off: Engine, auto: Engine, vocab_size: int, arguments: argparse.Namespace) -> Iterator[list[str]]:
+class HalfRight(DraftModel):
+    """A draft model that knows the answers to some prompts, and drafts a share of their tokens rightly."""
+
+    def __init__(self, model: DraftModel) -> None:
+        super().__init__(model.runner, model.runner.model.vocab_size, name=model.name, kv_share=model.kv_share)
+        self._answers: dict[tuple[int, ...], list[int]] = {}
+        self._share = 0.0
+        self._chance = random.Random(6)
+
+    def know(self, prompts: list[list[int]], answers: list[list[int]], share: float) -> None:
+        """From now on, know the answers to these prompts."""
+        self._answers = {tuple(prompt): answer for prompt, answer in zip(prompts, answers, strict=True)}
+        self._share = share
+
+    def best_token(self, copy: Sequence, scores: Scores) -> int:
+        own = super().best_token(copy, scores)
+        answer = self._answers.get(tuple(copy.tokens[:PROMPT]), [])
+        place = len(copy.tokens) - PROMPT
+        if place >= len(answer):
+            return own
+        return answer[place] if self._chance.random() < self._share else answer[place] - 1
+
+
+def rows(
+    off: Engine, auto: Engine, vocab_size: int, draft_model: DraftModel | None, arguments: argparse.Namespace
+) -> Iterator[list[str]]:
     """A row of the table for each kind of answer."""
     chance = random.Random(5)
     known = range(min(100, vocab_size // 2), vocab_size)
@@ -90,10 +132,15 @@ def rows(off: Engine, auto: Engine, vocab_size: int, arguments: argparse.Namespa
         "temperature 1.5": requests(Sampling(1.5)),
         "an object with 16 properties": requests(Sampling(), grammar=_object(chance)),
     }
+    by_model = f"greedy, {arguments.acceptance:g} of drafts right"
+    if draft_model is not None:
+        asked[by_model] = requests(Sampling())
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in asked}
     drafts: dict[str, list[Finished]] = {}
     for _ in range(arguments.rounds):
         for name, each in asked.items():
+            if isinstance(draft_model, HalfRight):
+                draft_model.know(*((prompts, answers) if name == by_model else ([], [])), arguments.acceptance)
             slow, fast = off.answer(each), auto.answer(each)
             found[name].append((slow.per_second, fast.per_second))
             drafts[name] = fast.ends

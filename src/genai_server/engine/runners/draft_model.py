@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from genai_server.engine.runners.bare_sequences import open_bare
 from genai_server.engine.runners.base import run_pass
 from genai_server.engine.runners.batched import BatchedRunner
+from genai_server.engine.runners.scores import Scores
 from genai_server.engine.scheduling.scheduler_output import Read
 from genai_server.engine.scheduling.step_time import MAX_DRAFTED, StepTimeModel
 from genai_server.engine.sequence import Sequence
@@ -89,13 +90,17 @@ class DraftModel:
             drafting = [(read, found) for read, found in zip(reads, scores, strict=True) if read.sequence.id in missing]
             for read, found in drafting:
                 copy = read.sequence
-                copy.tokens.append(int(found.last[: self._vocab_size].argmax()))
+                copy.tokens.append(self.best_token(copy, found))
                 made[copy.id].append(copy.tokens[-1])
                 missing[copy.id] -= 1
             num_drafting = sum(read.num_tokens for read, _ in drafting)
             self.times.passed(num_drafting, sum(read.num_tokens for read in reads), self._clock() - started)
             reads = [Read.next(read.sequence) for read, _ in drafting if missing[read.sequence.id]]
         return drafts
+
+    def best_token(self, copy: Sequence, scores: Scores) -> int:
+        """The token that is drafted behind the tokens of a copy."""
+        return int(scores.last[: self._vocab_size].argmax())
 
     def close(self, sequence: int) -> None:
         """Forget the sequence with this id, if it is known. What was read of it may stay cached."""

@@ -18,10 +18,12 @@ _MAX_PLACES = 8
 # Minimum length of a long match: more of its drafts are accepted, so these are counted separately.
 _LONG_MATCH = 4
 # Minimum expected speed-up of a pass, in tokens per second, for drafts.
-MIN_GAIN = 1.05
+_MIN_GAIN = 1.05
 # Tokens until a draft that is not expected to pay is tried anyway. The number doubles with each rejected draft.
 _FIRST_PAUSE = 8
 _MAX_PAUSE = 256
+# Tokens of drafts with a lower chance to be accepted are not read.
+_MIN_CHANCE = 0.01
 # Factor by which the weight of earlier drafts decays with each new one.
 _DECAY = 0.7
 # Separates unrelated texts; not a token. Less is a feature of an image (engine/prompt_images.py).
@@ -31,9 +33,10 @@ _GAP = -1
 class Acceptance:
     """The acceptance of recent drafts, and when one is tried that is not expected to pay."""
 
-    def __init__(self, share: float, *, decay: float = _DECAY) -> None:
+    def __init__(self, share: float, *, weight: float = 2.0, decay: float = _DECAY) -> None:
+        """Begin as after `weight` tried tokens, of which this share was accepted."""
         # Accepted tokens, and tokens up to the first rejected one.
-        self._right, self._tried = 2 * share, 2.0
+        self._right, self._tried = weight * share, weight
         self._decay = decay
         self._pause = _FIRST_PAUSE
         self._last = 0  # tokens of the text at the last draft
@@ -108,12 +111,15 @@ def fit_drafts(drafts: Sequence[Draft | UnmadeDraft], seconds: Sequence[float], 
     num_rows = len(drafts)
     # A row's chances descend, so the sorted order takes each of its tokens after the one before.
     chances = [
-        (draft.share**place, row, place) for row, draft in enumerate(drafts) for place in range(1, draft.length + 1)
+        (chance, row, place)
+        for row, draft in enumerate(drafts)
+        for place in range(1, draft.length + 1)
+        if (chance := draft.share**place) >= _MIN_CHANCE
     ]
     chances.sort(key=lambda chance: -chance[0])
     del chances[max(0, len(seconds) - 1 - num_rows) :]
     best, per_second, expected = 0, num_rows / seconds[num_rows], float(num_rows)
-    gain = MIN_GAIN * per_second
+    gain = _MIN_GAIN * per_second
     passes = _DraftingPasses(drafting)
     for number, (chance, row, place) in enumerate(chances, 1):
         expected += chance

@@ -9,17 +9,23 @@ they cannot slow down answers by more than that.
 """
 
 import logging
+from collections.abc import Mapping
 from collections.abc import Sequence as Several
 from typing import Protocol
 from weakref import WeakSet
 
-from genai_server.engine.scheduling.drafts import MAX_LENGTH, MIN_GAIN, Acceptance, Draft, UnmadeDraft, fit_drafts
+from genai_server.engine.scheduling.drafts import MAX_LENGTH, Acceptance, Draft, UnmadeDraft, fit_drafts
 from genai_server.engine.scheduling.step_time import MAX_DRAFTED, MIN_CHUNK, StepTimeModel
 from genai_server.engine.sequence import Sequence
 
 log = logging.getLogger(__name__)
-# The assumed acceptance before any draft, and how slowly that of earlier sequences is forgotten.
-_FIRST_SHARE, _DECAY = 0.6, 0.98
+# The assumed acceptance before any draft.
+_FIRST_SHARE = 0.6
+# How many tokens this or the acceptance of other sequences counts like, and how slowly a sequence's own one and that of
+# all are forgotten. It changes more slowly than where a text repeats itself.
+_WEIGHT, _DECAY, _DECAY_OF_ALL = 8.0, 0.9, 0.98
+# Reading must be expected to save this many times the time that it takes, because neither is certain.
+_MIN_RETURN = 2.0
 # A sequence with at most this many unread tokens is drafted right away. Others are read in chunks before.
 _FEW = MIN_CHUNK
 # Share of the time of steps for trials, and the most seconds that are saved up for them.
@@ -55,7 +61,7 @@ class ModelDrafts:
     def __init__(self, model: DraftingModel, max_chunk: int) -> None:
         self._model = model
         self._max_chunk = max_chunk  # tokens that it reads in a pass of prompts, at most
-        self._overall = Acceptance(_FIRST_SHARE, decay=_DECAY)
+        self._overall = Acceptance(_FIRST_SHARE, weight=_WEIGHT, decay=_DECAY_OF_ALL)
         self._saved = 0.0  # seconds for trials
         self._tried: WeakSet[Sequence] = WeakSet()  # sequences that are read for a trial
         self._failed: WeakSet[Sequence] = WeakSet()  # sequences that it could not read
@@ -72,8 +78,7 @@ class ModelDrafts:
 
         Only sequences that may have drafts get one. `times` are those of the steps.
         """
-        seconds = times.curve(MAX_DRAFTED)
-        drafting = self._drafting()
+        seconds, drafting = times.curve(MAX_DRAFTED), self._drafting()
         unread = [self._num_unread(sequence) if may else 0 for sequence, may in zip(batch, may_draft, strict=True)]
         offers = [
             self._better(sequence, draft, number) for sequence, draft, number in zip(batch, drafts, unread, strict=True)
@@ -85,7 +90,11 @@ class ModelDrafts:
             if fit.per_second < own.per_second:
                 offers, fit = list(drafts), own
         lengths = self._with_trials(batch, offers, fit.lengths, seconds, drafting)
-        chunks = self._chunks(batch, unread, times, seconds, drafting)
+        behind = {row: number - 1 for row, number in enumerate(unread) if number > _FEW}
+        chunks: list[tuple[Sequence, int]] = []
+        if behind:
+            rows = self._worth_reading(batch, offers, behind, fit.per_second, times, seconds, drafting)
+            chunks = self._chunks([(batch[row], behind[row]) for row in rows], seconds[len(batch)])
         wanted = [
             (sequence, length)
             for sequence, offer, length in zip(batch, offers, lengths, strict=True)
@@ -115,7 +124,7 @@ class ModelDrafts:
 
     def _acceptance(self, sequence: Sequence) -> Acceptance:
         if sequence.model_acceptance is None:
-            sequence.model_acceptance = Acceptance(self._overall.share)
+            sequence.model_acceptance = Acceptance(self._overall.share, weight=_WEIGHT, decay=_DECAY)
         return sequence.model_acceptance
 
     def _num_unread(self, sequence: Sequence) -> int:
@@ -131,9 +140,12 @@ class ModelDrafts:
         """
         if not 0 < num_unread <= _FEW or (draft.tokens and draft.is_due):
             return draft
-        length = min(MAX_LENGTH, sequence.num_left - 1, self._model.room(sequence))
-        unmade = UnmadeDraft(length, self._acceptance(sequence).share, num_unread)
+        unmade = self._unmade(sequence, num_unread)
         return unmade if _expected(unmade) > _expected(draft) else draft
+
+    def _unmade(self, sequence: Sequence, num_unread: int) -> UnmadeDraft:
+        length = min(MAX_LENGTH, sequence.num_left - 1, self._model.room(sequence))
+        return UnmadeDraft(length, self._acceptance(sequence).share, num_unread)
 
     def _with_trials(
         self,
@@ -158,57 +170,54 @@ class ModelDrafts:
     def _is_due(self, sequence: Sequence) -> bool:
         return self._acceptance(sequence).is_due(len(sequence.tokens))
 
-    def _chunks(
+    def _worth_reading(
         self,
         batch: Several[Sequence],
-        unread: Several[int],
+        offers: Several[Draft | UnmadeDraft],
+        behind: Mapping[int, int],
+        per_second: float,
         times: StepTimeModel,
         seconds: Several[float],
         drafting: Several[float],
-    ) -> list[tuple[Sequence, int]]:
-        """The tokens to read now of sequences that are too far behind to be drafted. The newest token is never among
-        them. They take at most about as long as the step.
+    ) -> list[int]:
+        """The rows to read for later drafts, of those `behind` by a number of tokens.
+
+        They are read if the rest of the answers is expected to save more time with their drafts than that takes. A
+        single one is read for a trial. `per_second` are the expected tokens of this step.
         """
-        num_rows = len(batch)
-        behind = [(sequence, number - 1) for sequence, number in zip(batch, unread, strict=True) if number > _FEW]
-        if not behind:
-            return []
-        budget = int(self._model.times.tokens_read_in(seconds[num_rows]))
-        budget = min(self._max_chunk, max(MIN_CHUNK, budget))
+        later = [
+            self._unmade(batch[row], 1) if row in behind and isinstance(offer, Draft) and not offer.tokens else offer
+            for row, offer in enumerate(offers)
+        ]
+        fit = fit_drafts(later, seconds, drafting)
+        rows = [row for row in behind if fit.lengths[row] and isinstance(later[row], UnmadeDraft)]
+        left = sum(min(sequence.num_left, times.tokens_left(sequence.num_produced)) for sequence in batch)
+        if left * (1 / per_second - 1 / fit.per_second) > _MIN_RETURN * sum(
+            self._model.times.seconds_to_read(behind[r]) for r in rows
+        ):
+            return rows
+        for row, number in behind.items():
+            if batch[row] in self._tried:
+                return [row]
+            cost = self._model.times.seconds_to_read(number)
+            if self._is_due(batch[row]) and cost <= self._saved:
+                self._saved -= cost
+                self._tried.add(batch[row])
+                return [row]
+        return []
+
+    def _chunks(self, behind: Several[tuple[Sequence, int]], seconds: float) -> list[tuple[Sequence, int]]:
+        """The tokens to read now of sequences that are behind by a number of tokens, without the newest one.
+
+        They take at most about this time, that of a step.
+        """
+        budget = min(self._max_chunk, max(MIN_CHUNK, int(self._model.times.tokens_read_in(seconds))))
         chunks: list[tuple[Sequence, int]] = []
         for sequence, number in behind:
-            if budget < 1:
-                break
-            if self._pays_to_read(sequence, number, num_rows, times, seconds, drafting):
+            if budget > 0:
                 chunks.append((sequence, min(number, budget)))
                 budget -= chunks[-1][1]
         return chunks
-
-    def _pays_to_read(
-        self,
-        sequence: Sequence,
-        num_unread: int,
-        num_rows: int,
-        times: StepTimeModel,
-        seconds: Several[float],
-        drafting: Several[float],
-    ) -> bool:
-        """Whether the rest of an answer is expected to save more time with drafts than it takes to read what the draft
-        model has not read; or whether a trial has begun or may begin.
-        """
-        if sequence in self._tried:
-            return True
-        cost = self._model.times.seconds_to_read(num_unread)
-        plain = num_rows / seconds[num_rows]
-        drafted = _most_per_second(num_rows, self._acceptance(sequence).share, seconds, drafting)
-        if drafted > MIN_GAIN * plain:
-            left = min(sequence.num_left, times.tokens_left(sequence.num_produced))
-            return left * (1 / plain - 1 / drafted) > cost
-        if not self._is_due(sequence) or cost > self._saved:
-            return False
-        self._saved -= cost
-        self._tried.add(sequence)
-        return True
 
     def _made(
         self, wanted: Several[tuple[Sequence, int]], chunks: Several[tuple[Sequence, int]]
@@ -232,14 +241,3 @@ class ModelDrafts:
 def _expected(draft: Draft | UnmadeDraft) -> float:
     """How many tokens of a draft are expected to be accepted."""
     return sum(draft.share**place for place in range(1, draft.length + 1))
-
-
-def _most_per_second(num_rows: int, share: float, seconds: Several[float], drafting: Several[float]) -> float:
-    """The most tokens per second of a batch whose rows all have drafts of the same length and acceptance."""
-    best, expected, chance, passes = 0.0, 1.0, 1.0, 0.0
-    for num_tokens in range(2 * num_rows, len(seconds), num_rows):
-        chance *= share
-        expected += chance
-        passes += drafting[num_rows]
-        best = max(best, num_rows * expected / (seconds[num_tokens] + passes))
-    return best
