@@ -5,9 +5,9 @@ Four kinds of answers: a greedy one of few different tokens, which soon repeats 
 whose schema leaves only the values open. Each round has every kind without drafts and with them, one right after the
 other. Run it with the interpreter of `.venv`.
 
-With a draft model (GENAI_DRAFT_MODEL), there is one kind more: a greedy answer of which the draft model drafts a given
-share of tokens rightly. Its passes are those of the real model. Only what they draft is replaced, because models with
-random weights never agree. All other kinds have the draft model's own tokens.
+With a draft model (GENAI_DRAFT_MODEL), there is one kind more: a given text, of which the draft model drafts a given
+share of tokens rightly. All passes are those of the real models. Only what they choose is replaced in this kind,
+because models with random weights never agree.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ import argparse
 import random
 import tempfile
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from _models.engine_loop import Engine
 from _models.engine_spec import engine_spec
@@ -25,10 +27,14 @@ from _models.table import table
 from llguidance import LLMatcher
 from msgspec import structs
 
+from genai_server.engine import sequence as sequence_module
+from genai_server.engine.process import IDLE_CHUNK
 from genai_server.engine.runners.choose import load_runners
 from genai_server.engine.runners.draft_model import DraftModel
-from genai_server.engine.runners.scores import Scores
+from genai_server.engine.runners.scores import Logits, Scores
+from genai_server.engine.runners.warm_up import warm_up
 from genai_server.engine.sampling.grammar import model_guidance
+from genai_server.engine.sampling.sampler import Sampler
 from genai_server.engine.sequence import Sequence
 from genai_server.messages.generation_request import GenerationRequest, Sampling
 from genai_server.messages.protocol import Finished
@@ -66,38 +72,63 @@ def main() -> None:
         if not runners.main.abilities.drafts:
             parser.exit(1, f"{arguments.model_dir} cannot have drafts\n")
         guidance = model_guidance(arguments.model_dir, runners.main.model)
+        warm_up(runners, IDLE_CHUNK)
+        TextSampler.texts = texts = Texts({}, arguments.acceptance)
         if runners.draft_model is not None:
-            runners.draft_model = HalfRight(runners.draft_model)
+            runners.draft_model = TextDrafts(runners.draft_model, texts)
+            setattr(sequence_module, "Sampler", TextSampler)  # noqa: B010 - it is not a name that others import
         off, auto = (Engine(runners, guidance, Path(folder), speculates=speculates) for speculates in (False, True))
-        found = rows(off, auto, runners.main.model.vocab_size, runners.draft_model, arguments)
+        found = rows(off, auto, runners.main.model.vocab_size, texts, arguments)
         print(table([HEAD, *found], markdown=arguments.markdown))
 
 
-class HalfRight(DraftModel):
-    """A draft model that knows the answers to some prompts, and drafts a share of their tokens rightly."""
+@dataclass
+class Texts:
+    """Texts that are the answers to some prompts, whatever the models choose."""
 
-    def __init__(self, model: DraftModel) -> None:
+    of_prompts: dict[tuple[int, ...], list[int]]
+    # The share of a draft's tokens that are those of the text.
+    share: float
+
+    def following(self, tokens: list[int]) -> int | None:
+        """The token of the text behind a prompt and a part of the answer; None if there is no text."""
+        text = self.of_prompts.get(tuple(tokens[:PROMPT]), [])
+        return text[len(tokens) - PROMPT] if len(tokens) - PROMPT < len(text) else None
+
+
+class TextSampler(Sampler):
+    """Takes as long as any sampler, and chooses the tokens of a text."""
+
+    texts: Texts
+
+    def __init__(self, sampling: Sampling, prompt: list[int]) -> None:
+        super().__init__(sampling, prompt)
+        self._tokens = list(prompt)
+
+    def sample(self, logits: Logits, **how: Any) -> int:
+        token = super().sample(logits, **how)
+        following = self.texts.following(self._tokens)
+        self._tokens.append(token if following is None else following)
+        return self._tokens[-1]
+
+
+class TextDrafts(DraftModel):
+    """Drafts a share of a text's tokens rightly."""
+
+    def __init__(self, model: DraftModel, texts: Texts) -> None:
         super().__init__(model.runner, model.runner.model.vocab_size, name=model.name, kv_share=model.kv_share)
-        self._answers: dict[tuple[int, ...], list[int]] = {}
-        self._share = 0.0
-        self._chance = random.Random(6)
-
-    def know(self, prompts: list[list[int]], answers: list[list[int]], share: float) -> None:
-        """From now on, know the answers to these prompts."""
-        self._answers = {tuple(prompt): answer for prompt, answer in zip(prompts, answers, strict=True)}
-        self._share = share
+        self._texts, self._chance = texts, random.Random(6)
+        self.times = model.times
 
     def best_token(self, copy: Sequence, scores: Scores) -> int:
-        own = super().best_token(copy, scores)
-        answer = self._answers.get(tuple(copy.tokens[:PROMPT]), [])
-        place = len(copy.tokens) - PROMPT
-        if place >= len(answer):
+        own, following = super().best_token(copy, scores), self._texts.following(copy.tokens)
+        if following is None:
             return own
-        return answer[place] if self._chance.random() < self._share else answer[place] - 1
+        return following if self._chance.random() < self._texts.share else following - 1
 
 
 def rows(
-    off: Engine, auto: Engine, vocab_size: int, draft_model: DraftModel | None, arguments: argparse.Namespace
+    off: Engine, auto: Engine, vocab_size: int, texts: Texts, arguments: argparse.Namespace
 ) -> Iterator[list[str]]:
     """A row of the table for each kind of answer."""
     chance = random.Random(5)
@@ -132,15 +163,15 @@ def rows(
         "temperature 1.5": requests(Sampling(1.5)),
         "an object with 16 properties": requests(Sampling(), grammar=_object(chance)),
     }
-    by_model = f"greedy, {arguments.acceptance:g} of drafts right"
-    if draft_model is not None:
+    by_model = f"a text, {arguments.acceptance:g} of it drafted rightly"
+    if arguments.draft_model:
         asked[by_model] = requests(Sampling())
+    written = {tuple(prompt): chance.choices(known, k=arguments.tokens) for prompt in prompts}
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in asked}
     drafts: dict[str, list[Finished]] = {}
     for _ in range(arguments.rounds):
         for name, each in asked.items():
-            if isinstance(draft_model, HalfRight):
-                draft_model.know(*((prompts, answers) if name == by_model else ([], [])), arguments.acceptance)
+            texts.of_prompts = written if name == by_model else {}
             slow, fast = off.answer(each), auto.answer(each)
             found[name].append((slow.per_second, fast.per_second))
             drafts[name] = fast.ends

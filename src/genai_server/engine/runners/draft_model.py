@@ -17,6 +17,9 @@ from genai_server.engine.scheduling.step_time import MAX_DRAFTED, StepTimeModel
 from genai_server.engine.sequence import Sequence
 from genai_server.timing import Clock
 
+# Passes of which the fastest one is taken at the start.
+_MEASURED = 4
+
 
 @dataclass
 class _Copy:
@@ -51,6 +54,23 @@ class DraftModel:
         self._clock = clock
         self._copies: dict[int, _Copy] = {}  # by the id of the sequence
         self._found: dict[int, int] = {}  # by the same, cached tokens of sequences without a copy
+
+    def measure(self, chunk: int) -> None:
+        """Learn how long passes take: of one row and of all rows, and of a chunk of a prompt. None of it is kept.
+
+        A single disturbed pass could otherwise keep the model from drafting for long.
+        """
+        token, length = 1 % self.runner.model.vocab_size, self.runner.model.max_length
+        for num_rows in {1, self.runner.abilities.max_rows}:
+            rows = [open_bare(self.runner, [token], length) for _ in range(num_rows)]
+            seconds = min(self._seconds([self._next(row) for row in rows]) for _ in range(_MEASURED))
+            self.times.passed(num_rows, num_rows, seconds)
+            for row in rows:
+                self.runner.close(row.id)
+        prompt = open_bare(self.runner, [token] * min(chunk, length), length)
+        self.times.passed(0, prompt.num_unread, self._seconds([Read.next(prompt, prompt.num_unread)]))
+        self.runner.close(prompt.id)
+        self.runner.forget()
 
     def room(self, sequence: Sequence) -> int:
         """The most tokens that can be drafted for a sequence; 0 for one with images or sound, or if no slot is free."""
@@ -109,6 +129,17 @@ class DraftModel:
             # Tokens that the answer may not have are no use to others.
             self.runner.slots.cut(copy.sequence.id, min(copy.num_sure, copy.sequence.num_read))
             self.runner.close(copy.sequence.id)
+
+    def _next(self, copy: Sequence) -> Read:
+        """A read of another token."""
+        copy.tokens.append(copy.tokens[-1])
+        return Read.next(copy)
+
+    def _seconds(self, reads: Several[Read]) -> float:
+        """Run a pass; returns how long it took."""
+        started = self._clock()
+        run_pass(self.runner, reads)
+        return self._clock() - started
 
     def _take_room(self, read: Read) -> bool:
         """Take the memory for a read; returns whether there is enough."""

@@ -44,8 +44,10 @@ def warm_up(runners: RunnerPair, chunk: int) -> None:
         if not runners.main.abilities.chooses:  # otherwise the other rows might wait until the first has ended
             _run(runners.main, runners.main.abilities.max_rows, _SHORT, length)
     if (draft_model := runners.draft_model) is not None:
-        _run(draft_model.runner, 1, chunk, draft_model.runner.model.max_length)
-        _run(draft_model.runner, draft_model.runner.abilities.max_rows, _SHORT, draft_model.runner.model.max_length)
+        runner = draft_model.runner
+        _run(runner, 1, chunk, runner.model.max_length)
+        _run(runner, runner.abilities.max_rows, _SHORT, runner.model.max_length)
+        draft_model.measure(chunk)
     runners.forget()
     log.info("warmed up in %.1f s", time.perf_counter() - started)
 

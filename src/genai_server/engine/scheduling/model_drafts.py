@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 _FIRST_SHARE = 0.6
 # How many tokens this or the acceptance of other sequences counts like, and how slowly a sequence's own one and that of
 # all are forgotten. It changes more slowly than where a text repeats itself.
-_WEIGHT, _DECAY, _DECAY_OF_ALL = 8.0, 0.9, 0.98
+_WEIGHT, _DECAY, _DECAY_OF_ALL = 6.0, 0.9, 0.98
 # Reading must be expected to save this many times the time that it takes, because neither is certain.
 _MIN_RETURN = 2.0
 # A sequence with at most this many unread tokens is drafted right away. Others are read in chunks before.
