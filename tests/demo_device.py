@@ -7,6 +7,7 @@ from typing import Any
 
 from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.sampling.grammar import Guidance
+from genai_server.engine.scheduling.answer_memory import AnswerMemory
 from genai_server.engine.scheduling.scheduler import Scheduler
 from genai_server.engine.scheduling.scheduler_output import StepPolicy
 from genai_server.messages.generation_request import TokenLogprob
@@ -26,8 +27,16 @@ def prompt(text: str) -> list[int]:
 class DemoDevice(SteppedLoop):
     """A loop with at most six running requests."""
 
-    def __init__(self, runners: RunnerPair, guidance: Guidance, folder: Path, *, speculates: bool = False) -> None:
-        policy = StepPolicy(speculates=speculates)
+    def __init__(
+        self,
+        runners: RunnerPair,
+        guidance: Guidance,
+        folder: Path,
+        *,
+        speculates: bool = False,
+        answers: AnswerMemory | None = None,
+    ) -> None:
+        policy = StepPolicy(speculates=speculates, answers=answers)
         scheduler = Scheduler(runners.main, max_running=6, max_waiting=6, prefill_chunk=24, policy=policy)
         super().__init__(runners, scheduler, guidance, folder)
 

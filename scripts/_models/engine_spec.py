@@ -25,6 +25,7 @@ def engine_spec(
         prefill_chunk=prefill_chunk,
         itl_target=0.0,
         speculation="off",
+        draft_memory_bytes=0,
         max_length=max_length,
         scheduler="auto",
         kv_cache_bytes=0,

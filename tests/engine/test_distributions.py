@@ -20,11 +20,13 @@ from genai_server.engine.runners.scores import Logits
 from genai_server.engine.runners.scripted import ScriptedRunner
 from genai_server.engine.sampling.continuation import choose_next_token
 from genai_server.engine.sampling.grammar import Guidance, bytes_guidance
+from genai_server.engine.scheduling.answer_memory import AnswerMemory
 from genai_server.engine.scheduling.drafts import NO_DRAFT, Acceptance, Drafter
 from genai_server.engine.scheduling.model_drafts import DraftingModel, ModelDrafts
 from genai_server.engine.scheduling.scheduler import Scheduler
 from genai_server.engine.scheduling.scheduler_output import Read, StepPolicy
 from genai_server.engine.scheduling.step_time import StepTimeModel
+from genai_server.engine.scheduling.text_index import MAX_MATCH, Match, TextIndex
 from genai_server.engine.sequence import Sequence
 from genai_server.messages.generation_request import FinishReason, GenerationRequest, ModelInfo, Sampling
 from genai_server.messages.protocol import Failed, Finished, Refused, Submit, ToApi, Tokens
@@ -263,13 +265,19 @@ class Device(SteppedLoop):
     """A loop with the table as its model."""
 
     def __init__(
-        self, folder: Path, *, rows: int = 1, drafts: bool = False, draft_model: DraftingModel | None = None
+        self,
+        folder: Path,
+        *,
+        rows: int = 1,
+        drafts: bool = False,
+        remembers: bool = False,
+        draft_model: DraftingModel | None = None,
     ) -> None:
         self.runner = TableRunner(MODEL, TABLE)
         self._rows = rows
         self.finished: list[Finished] = []
         self._tokens: dict[int, list[int]] = {}
-        policy = StepPolicy(speculates=drafts)
+        policy = StepPolicy(speculates=drafts, answers=AnswerMemory(10**6) if remembers else None)
         scheduler = Scheduler(self.runner, max_running=rows, max_waiting=1, prefill_chunk=64, policy=policy)
         if draft_model is not None:
             scheduler.draft_with(draft_model)
@@ -359,6 +367,32 @@ def test_answers_with_drafts_have_their_probabilities(tmp_path: Path, drafts: No
     counts = Counter(Device(tmp_path, drafts=True).answers(ASKED["plain"], grammar, ANSWERS))
     assert counts.keys() <= expected.keys()
     assert deviation(counts, expected) < 4
+
+
+# Names of fields and grammars.
+COUNTED_AGAIN = [("top_p", "none"), ("penalties", "none"), ("bias", "required"), ("everything", "guide")]
+
+
+@pytest.mark.parametrize(("name", "grammar"), COUNTED_AGAIN)
+def test_drafts_from_answers_keep_the_probabilities(
+    tmp_path: Path, drafts: None, monkeypatch: pytest.MonkeyPatch, name: str, grammar: str
+) -> None:
+    """The same question again and again: what follows the first token is drafted from the answer before."""
+    lengths: list[int] = []
+    following = TextIndex.following
+
+    def note(index: TextIndex, match: Match, number: int) -> list[int]:
+        lengths.append(match.length)
+        return following(index, match, number)
+
+    monkeypatch.setattr(TextIndex, "following", note)
+    device = Device(tmp_path, drafts=True, remembers=True)
+    found = device.answers(ASKED[name], grammar, ANSWERS, answer_memory="key", cache_prompt=True)
+    assert found[:40] == chosen(ASKED[name], grammar, 40)
+    assert deviation(Counter(found), expected_answers(ASKED[name], grammar)) < 4
+    assert lengths.count(MAX_MATCH) > 0.8 * len(lengths)
+    drafted, accepted = sum(e.num_drafted for e in device.finished), sum(e.num_accepted for e in device.finished)
+    assert ANSWERS / 20 < accepted < 0.9 * drafted
 
 
 # a draft model

@@ -10,18 +10,22 @@ import numpy as np
 import pytest
 from llguidance import LLMatcher
 
+from genai_server.engine.ipc.mailbox import Connected
 from genai_server.engine.runners.batched import BatchedRunner
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.sampling.grammar import Guidance, model_guidance
+from genai_server.engine.scheduling.answer_memory import AnswerMemory
 from genai_server.engine.scheduling.step_time import StepTimeModel
 from genai_server.errors import RunnerFailed
-from genai_server.messages.admin import SetRuntimeOption
+from genai_server.messages.admin import CacheReset, ResetPrefixCache, SetRuntimeOption
+from genai_server.messages.figures import Figures
 from genai_server.messages.generation_request import FinishReason, Sampling
 from genai_server.messages.protocol import Cancel
 from tests.demo_device import MAX_LENGTH, DemoDevice, prompt
 from tests.engine.model_runners import batched_runner
 from tests.running_server import DEMO
+from tests.stepped_loop import OTHER_API
 
 COUNT = "Count from 1 to 12."
 # Its answers have more forced tokens than chosen ones, and no repetition.
@@ -56,6 +60,12 @@ def plain(runners: RunnerPair, guidance: Guidance, tmp_path: Path) -> DemoDevice
 @pytest.fixture
 def drafting(runners: RunnerPair, guidance: Guidance, tmp_path: Path) -> DemoDevice:
     return DemoDevice(runners, guidance, tmp_path, speculates=True)
+
+
+@pytest.fixture
+def remembering(runners: RunnerPair, guidance: Guidance, tmp_path: Path) -> DemoDevice:
+    """A device that also drafts from earlier answers."""
+    return DemoDevice(runners, guidance, tmp_path, speculates=True, answers=AnswerMemory(10**6))
 
 
 def answer(device: DemoDevice, key: int, **fields: Any) -> list[int]:
@@ -95,6 +105,49 @@ def test_an_answer_has_the_same_tokens_with_drafts(
     if predicted:
         assert end.num_accepted > len(wanted) / 2
     assert (plain.end(1).num_drafted, plain.end(1).num_accepted) == (0, 0)
+
+
+@pytest.mark.parametrize("kind", ASKED)
+def test_repeated_answer_is_drafted_from_the_earlier_one(
+    plain: DemoDevice, remembering: DemoDevice, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setattr(BatchedRunner, "may_draft", lambda *_: True)
+    fields = ASKED[kind]
+    wanted = answer(plain, 1, **fields)
+    for key in (1, 2):
+        assert answer(remembering, key, **fields, answer_memory="alice") == wanted
+    first, second = remembering.end(1), remembering.end(2)
+    assert second.num_accepted > max(first.num_accepted, 0.7 * len(wanted))
+    assert second.num_accepted > 0.8 * second.num_drafted
+
+
+def test_answers_of_one_key_change_nothing_for_another(remembering: DemoDevice) -> None:
+    wanted = answer(remembering, 1, answer_memory="bob")
+    for key in (2, 3):
+        answer(remembering, key, answer_memory="alice")
+    assert remembering.end(3).num_accepted > remembering.end(2).num_accepted
+    assert answer(remembering, 4, answer_memory="carol") == wanted
+    # A first answer has the drafts of a first answer, whatever others have asked.
+    drafts = [(end.num_drafted, end.num_accepted) for end in map(remembering.end, (1, 2, 4))]
+    assert drafts == drafts[:1] * 3
+
+
+def test_forgotten_answers_are_not_drafted(remembering: DemoDevice) -> None:
+    for key in (1, 2):
+        answer(remembering, key, answer_memory="alice")
+    assert remembering.ask(ResetPrefixCache(5), CacheReset).call == 5
+    answer(remembering, 3, answer_memory="alice")
+    accepted = [remembering.end(key).num_accepted for key in (1, 2, 3)]
+    assert accepted[0] == accepted[2] < accepted[1]
+
+
+def test_figures_have_the_bytes_of_kept_answers(remembering: DemoDevice) -> None:
+    answer(remembering, 1, answer_memory="alice")
+    remembering.put(Connected(), OTHER_API)  # it gets the figures at once
+    answer(remembering, 2, answer_memory="alice")
+    kept = remembering.scheduler.answers
+    assert kept is not None
+    assert remembering.messages(Figures)[-1].answer_bytes == kept.num_bytes > 0
 
 
 def test_the_forced_tokens_of_a_grammar_are_read_in_one_pass(
@@ -150,10 +203,10 @@ def test_only_accepted_tokens_are_cached(runners: RunnerPair, drafting: DemoDevi
 
 
 @pytest.mark.parametrize("fields", [{"exact": True}, {"sampling": Sampling(seed=1)}])
-def test_seeded_and_exact_answers_have_no_drafts(drafting: DemoDevice, fields: dict[str, Any]) -> None:
-    wanted = answer(drafting, 1, **fields)
-    assert answer(drafting, 2, **fields, prediction=wanted) == wanted
-    assert drafting.end(2).num_drafted == 0
+def test_seeded_and_exact_answers_have_no_drafts(remembering: DemoDevice, fields: dict[str, Any]) -> None:
+    wanted = answer(remembering, 1, **fields, answer_memory="alice")
+    assert answer(remembering, 2, **fields, prediction=wanted, answer_memory="alice") == wanted
+    assert remembering.end(2).num_drafted == 0
 
 
 def test_concurrent_answers_have_drafts(drafting: DemoDevice) -> None:

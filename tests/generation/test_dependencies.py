@@ -20,6 +20,7 @@ from genai_server.apis.own_chat import routes as chat
 from genai_server.apis.responses import routes as responses
 from genai_server.apis.status import health
 from genai_server.apis.tokens import routes as tokens
+from genai_server.engine.scheduling.answer_memory import AnswerMemory
 from genai_server.errors import InvalidField, ServerStopping
 from genai_server.generation.dependencies import ClientLeft, Deadline, RequestContext
 from genai_server.http.api_keys import hash_key
@@ -27,7 +28,8 @@ from genai_server.http.leniency import Leniency
 from genai_server.http.telemetry.request_record import RequestRecord
 from genai_server.timing import Arrival
 from tests.hand_clock import HandClock
-from tests.running_server import DEMO, RunningServer, body
+from tests.running_server import DEMO, RunningServer, body, wait_until
+from tests.scraped import parse
 from tests.server_here import run_here
 
 
@@ -96,6 +98,18 @@ def test_prefix_cache_is_separate_by_key_unless_shared(own_folder: Path, is_shar
                 first, again = _cached(server, path, text, key), _cached(server, path, text, key)
                 assert again > 20, path
                 assert (first > 20) is (is_shared and number > 0), path
+        # Answers are kept for each key apart in any case, until the caches are cleared.
+        one = AnswerMemory(10**6)
+        one.add("key", [1], [1])
+        wait_until(lambda: _kept_bytes(server) == len(KEYS) * one.num_bytes)
+        admin = {"authorization": f"Bearer {KEYS['admin']}"}
+        server.client.post("/reset_prefix_cache", headers=admin).raise_for_status()
+        wait_until(lambda: _kept_bytes(server) == 0)
+
+
+def _kept_bytes(server: RunningServer) -> float:
+    text = server.client.get("/metrics", headers={"x-api-key": KEYS["alice"]}).text
+    return parse(text).value("draft_memory_bytes")
 
 
 @pytest.mark.parametrize("path", GENERATING)
@@ -120,11 +134,8 @@ def test_invalid_salt_is_refused_by_name(scripted: RunningServer, path: str, sal
 
 
 def test_prefix_cache_is_shared_unless_keys_or_salts_differ() -> None:
-    def salt(own_cache: bytes | None, given: str | None) -> str | None:
-        return _context(no_messages, own_cache).cache_salt(given)
-
-    async def no_messages() -> Message:
-        raise AssertionError("no message is read")
+    def salt(key: bytes | None, given: str | None) -> str | None:
+        return _context(_no_messages, key).cache_salt(given)
 
     alice, bob = hash_key("alice's key"), hash_key("bob's key")
     assert salt(None, None) is None
@@ -134,9 +145,25 @@ def test_prefix_cache_is_shared_unless_keys_or_salts_differ() -> None:
     assert all(part is not None and len(part) == 32 and part not in alice.hex() for part in parts)
 
 
-def _context(receive: Receive, own_cache: bytes | None = None) -> RequestContext:
+def test_memory_of_answers_is_never_shared_between_keys() -> None:
+    alice, bob = hash_key("alice's key"), hash_key("bob's key")
+    asked = [(key, given) for key in (None, alice, bob) for given in (None, "x")]
+    shared = [_context(_no_messages, key, shares_prefixes=True) for key, _ in asked]
+    names = [context.answer_memory(given) for context, (_, given) in zip(shared, asked, strict=True)]
+    assert len(set(names)) == 6
+    assert names == [_context(_no_messages, key).answer_memory(given) for key, given in asked]
+    assert all(len(name) == 32 and name not in alice.hex() for name in names)
+    # Cached prefixes are shared if the settings say so.
+    assert [context.cache_salt(None) for context in shared] == [None] * 6
+
+
+async def _no_messages() -> Message:
+    raise AssertionError("no message is read")
+
+
+def _context(receive: Receive, key: bytes | None = None, *, shares_prefixes: bool = False) -> RequestContext:
     record = RequestRecord({}, "r", "req-1", "m", Arrival(HandClock()), 0.0)
-    return RequestContext(Deadline(600, HandClock()), receive, record, Leniency(), own_cache)
+    return RequestContext(Deadline(600, HandClock()), receive, record, Leniency(), key, shares_prefixes)
 
 
 class Work:

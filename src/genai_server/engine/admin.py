@@ -49,6 +49,8 @@ class AdminCalls:
             case admin.StartProfile() | admin.EndProfile() | admin.ListProfiles():
                 return self._profile_sessions(message)
             case admin.ResetPrefixCache(call):
+                if self._scheduler.answers is not None:
+                    self._scheduler.answers.clear()
                 return admin.CacheReset(call, self._runners.forget())
             case admin.ListRequests(call):
                 return admin.RequestList(call, [sequence.describe() for sequence in self._requests])

@@ -123,8 +123,10 @@ class EngineLoop:
                 disk.store()
             on_disk = None if disk is None else disk.figures(self._scheduler.seconds_per_token)
             self._heartbeat.hold(self._runners.kv_bytes)
+            answers = self._scheduler.answers
+            answer_bytes = 0 if answers is None else answers.num_bytes
             self._outbox.tell_figures(
-                self._meter.figures(running, self._requests, self._options, self._runners, on_disk)
+                self._meter.figures(running, self._requests, self._options, self._runners, on_disk, answer_bytes)
             )
         self._scheduler.make_room()
         admitted = self._scheduler.admit()

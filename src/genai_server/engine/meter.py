@@ -108,6 +108,7 @@ class Meter:
         options: RuntimeOptionState,
         runners: RunnerPair,
         disk_cache: DiskCacheFigures | None = None,
+        answer_bytes: int = 0,
     ) -> Figures:
         """All counters, here and elsewhere in the engine."""
         encoder = runners.encoder
@@ -134,4 +135,5 @@ class Meter:
             decode_rows=self._decode_rows.histogram(),
             token_gaps=self._token_gaps.histogram(),
             disk_cache=disk_cache,
+            answer_bytes=answer_bytes,
         )

@@ -28,6 +28,7 @@ from genai_server.engine.runners.lengths import on_cpu
 from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.runners.warm_up import scores_prompts, warm_up
 from genai_server.engine.sampling.grammar import Guidance, bytes_guidance, model_guidance
+from genai_server.engine.scheduling.answer_memory import AnswerMemory
 from genai_server.engine.scheduling.pooling_scheduler import PoolingScheduler
 from genai_server.engine.scheduling.scheduler import Scheduler
 from genai_server.engine.scheduling.scheduler_output import StepPolicy
@@ -41,7 +42,7 @@ from genai_server.pooling_model import Task, task_of
 from genai_server.process_memory import freeze_existing_objects
 
 if TYPE_CHECKING:
-    from genai_server.engine.prefix_cache.disk_cache import DiskCache
+    from genai_server.engine.disk_cache.disk_cache import DiskCache
 
 log = logging.getLogger(__name__)
 # Prompt tokens read in one step while no stream waits for a token.
@@ -166,6 +167,8 @@ def make_scheduler(spec: EngineSpec, runners: RunnerPair, *, speculates: bool = 
     limited_by = "the batch of onnxruntime-genai" if can.chooses else "GENAI_KV_CACHE_BYTES"
     if max_running == spec.settings.max_batch_size:
         limited_by = "GENAI_MAX_BATCH_SIZE"
+    num_bytes = spec.settings.draft_memory_bytes if speculates else 0
+    answers = AnswerMemory(num_bytes) if num_bytes else None
     return (PoolingScheduler if can.pools else Scheduler)(
         runner,
         max_running=max_running,
@@ -173,7 +176,7 @@ def make_scheduler(spec: EngineSpec, runners: RunnerPair, *, speculates: bool = 
         max_waiting_tokens=spec.settings.max_queue_tokens,
         prefill_chunk=spec.settings.prefill_chunk,
         idle_chunk=IDLE_CHUNK,
-        policy=StepPolicy(spec.settings.itl_target, can.memory, speculates, limited_by),
+        policy=StepPolicy(spec.settings.itl_target, can.memory, speculates, limited_by, answers),
     )
 
 
@@ -192,7 +195,7 @@ def disk_cache(spec: EngineSpec, runner: Runner) -> "DiskCache | None":
     """The runner's prefix cache on disk, if the settings ask for one."""
     if spec.settings.prefix_cache_bytes == "0" or spec.device.startswith("scripted"):
         return None
-    from genai_server.engine.prefix_cache.disk_cache import open_disk_cache
+    from genai_server.engine.disk_cache.disk_cache import open_disk_cache
 
     return open_disk_cache(spec, runner)
 

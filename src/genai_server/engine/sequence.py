@@ -9,6 +9,7 @@ from genai_server.engine.loaded_adapter import LoadedAdapter
 from genai_server.engine.prompt_images import PromptImages
 from genai_server.engine.sampling.grammar import Guide
 from genai_server.engine.sampling.sampler import Sampler
+from genai_server.engine.scheduling.answer_memory import FindText
 from genai_server.engine.scheduling.drafts import Acceptance, Drafter
 from genai_server.messages.admin import RequestPhase, RequestState
 from genai_server.messages.generation_request import GenerationRequest, Phases
@@ -87,6 +88,8 @@ class Sequence:
         self.is_choosing = False
         # Whether another thread is loading its prefix; the same.
         self.is_loading = False
+        # Finds the text of earlier answers, from which its drafts may come; None without one.
+        self.earlier_answers: FindText | None = None
         self.num_drafted = 0  # tokens of drafts
         self.num_accepted = 0  # and those of them that the answer has
         self.model_acceptance: Acceptance | None = None  # of drafts by a draft model; None before it is first needed
@@ -103,11 +106,11 @@ class Sequence:
     @cached_property
     def drafter(self) -> Drafter:
         """Drafts its next tokens. Made when first used: many sequences may have no drafts."""
-        return Drafter(self.prompt, self.request.prediction)
+        return Drafter(self.prompt, self.request.prediction, self.earlier_answers)
 
     @property
     def cache_salt(self) -> str | None:
-        """Cached prefixes are shared by sequences with the same. All that a decoder reads follows from the sound.
+        """Cached prefixes are shared by sequences with the same. All that a decoder reads is derived from the sound.
 
         Keys and values depend on the adapter: on its file's content, because its id is another one after each load.
         """

@@ -118,8 +118,10 @@ class RequestContext:
     receive: Receive
     record: RequestRecord
     leniency: Leniency
-    # Digest of the API key: requests with different digests share no prefix cache. None where all share one.
-    own_cache: bytes | None = None
+    # Digest of the API key; None where no key is needed.
+    key_digest: bytes | None = None
+    # Whether requests with different keys share cached prefixes.
+    shares_prefixes: bool = False
     # What counts for the key while the request runs.
     counted: ExitStack = field(default_factory=ExitStack)
     # Whether the answer may wait for all others; see GenerationRequest.
@@ -137,10 +139,14 @@ class RequestContext:
 
     def cache_salt(self, given: str | None) -> str | None:
         """The salt of the engine's prefix cache: a digest, which reveals neither the key nor the body's salt."""
-        if self.own_cache is None and given is None:
+        own_cache = None if self.shares_prefixes else self.key_digest
+        if own_cache is None and given is None:
             return None
-        salt = blake2b((given or "").encode(), key=self.own_cache or b"", digest_size=16, person=b"prefix cache")
-        return salt.hexdigest()
+        return _digest(given, own_cache, b"prefix cache")
+
+    def answer_memory(self, salt: str | None) -> str:
+        """The name of the engine's memory of answers, for a body's `cache_salt`. No two keys ever have the same."""
+        return _digest(salt, self.key_digest, b"earlier answers")
 
     def detach(self) -> ExitStack:
         """Let the request count, and be recorded, until the result is closed: its answer outlives its HTTP response."""
@@ -152,6 +158,10 @@ class RequestContext:
     async def run_while_connected(self, work: Coroutine[Any, Any, T]) -> T:
         """The work's result; see `while_connected`."""
         return await while_connected(work, self.receive)
+
+
+def _digest(salt: str | None, key_digest: bytes | None, purpose: bytes) -> str:
+    return blake2b((salt or "").encode(), key=key_digest or b"", digest_size=16, person=purpose).hexdigest()
 
 
 async def while_connected(work: Coroutine[Any, Any, T], receive: Receive) -> T:
@@ -187,9 +197,15 @@ async def context(request: Request, services: TheServices) -> RequestContext:
         except ValueError:
             raise InvalidField(f"{HEADER} must be a number of seconds, given {quoted(given)}", param=HEADER) from None
         deadline.tighten(seconds, param=HEADER)
-    own_cache = None if services.settings.shared_prefix_cache else rights(request).digest
     return RequestContext(
-        deadline, request.receive, state.record, state.leniency, own_cache, state.counted, state.background
+        deadline,
+        request.receive,
+        state.record,
+        state.leniency,
+        rights(request).digest,
+        services.settings.shared_prefix_cache,
+        state.counted,
+        state.background,
     )
 
 

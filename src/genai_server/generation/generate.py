@@ -110,6 +110,7 @@ async def _generate(services: Services, body: Body, context: RequestContext, *, 
             unique_id=context.unique_id,
             prediction=prediction,
             cache_salt=cache_salt,
+            answer_memory=context.answer_memory(body.cache_salt),
             progress=is_streamed,
         )
         for request, prompt in zip(requests, encoded, strict=True)

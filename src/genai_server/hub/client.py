@@ -8,7 +8,6 @@ import importlib.metadata
 import importlib.util
 import io
 import re
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -67,7 +66,7 @@ class Hub:
     ) -> None:
         """Append the missing bytes of a file to `partial`. A broken connection is retried a few times.
 
-        `watch`, in place of a progress bar, is called with the size of `partial` as it grows; an exception that it
+        `watch` is called with the size of `partial` as it grows; an exception that it
         raises ends the download. Raises PullFailed if all retries fail, or if the hub sends more than the file's size,
         and OSError of the disk.
         """
@@ -75,8 +74,7 @@ class Hub:
         from huggingface_hub.file_download import http_get
         from huggingface_hub.utils import build_hf_headers, disable_progress_bars
 
-        if watch is not None or not sys.stderr.isatty():
-            disable_progress_bars()
+        disable_progress_bars()
         # No compression: a range of bytes could not be requested otherwise.
         headers = build_hf_headers(token=self._token) | {"accept-encoding": "identity"}
         url = hf_hub_url(repository.name, file.path, revision=repository.commit, endpoint=self.endpoint)

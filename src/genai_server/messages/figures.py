@@ -72,3 +72,5 @@ class Figures(Struct, frozen=True, tag=True):
     token_gaps: Histogram
     # None without a prefix cache on disk.
     disk_cache: DiskCacheFigures | None = None
+    # Memory of the answers that are kept for drafts.
+    answer_bytes: int = 0

@@ -17,6 +17,8 @@ class EngineSettings(Struct, frozen=True):
     prefill_chunk: int
     itl_target: float
     speculation: str
+    # Bytes of answers that are kept for drafts; 0 for none.
+    draft_memory_bytes: int
     # 0 allows the model's context, or what of it the memory holds.
     max_length: int
     scheduler: str

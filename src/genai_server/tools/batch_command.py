@@ -51,7 +51,6 @@ _OWN_OPTIONS = ("--request-timeout", str(_PATIENCE))
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("input", metavar="INPUT", help="file of requests")
     parser.add_argument("output", metavar="OUTPUT", help="file for the results; may have some")
     parser.add_argument("--url", metavar="URL", help="a running server")

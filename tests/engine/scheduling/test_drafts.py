@@ -4,6 +4,7 @@ import random
 
 import pytest
 
+from genai_server.engine.scheduling.answer_memory import AnswerMemory
 from genai_server.engine.scheduling.drafts import MAX_LENGTH, NO_DRAFT, Draft, Drafter, fit_drafts
 
 # Prompt tokens without repetition.
@@ -53,14 +54,16 @@ def test_a_prediction_is_found_again_after_what_differs() -> None:
     assert _draft(PROMPT, [1, 2, 3, 60, 61, 6, 7], prediction=prediction, most=3) == [8, 9, 10]
 
 
-def test_drafts_are_independent_of_how_tokens_arrive() -> None:
-    chance = random.Random(3)
-    prompt, answer = chance.choices(range(5), k=40), chance.choices(range(5), k=200)
-    one_by_one = Drafter(prompt, [])
-    for number in range(len(answer)):
-        together = Drafter(prompt, [])
-        tokens = [*prompt, *answer[:number]]
-        assert one_by_one.draft(tokens, 3) == together.draft(tokens, 3)
+def test_draft_continues_where_the_last_one_came_from() -> None:
+    first, second = [1, 2, 3, 4, 5, 6, 7], [1, 2, 3, 9, 5, 6, 8]
+    drafter = Drafter([*first, 50, *second, 60], [])
+    tokens = [*first, 50, *second, 60, 3, 4]
+    assert drafter.draft(tokens, 1).tokens == [5]
+    for token, draft in ((5, 6), (6, 7)):
+        tokens.append(token)
+        assert drafter.draft(tokens, 1).tokens == [draft]
+    # After the same end alone, the last place is drafted from.
+    assert _draft([*first, 50, *second, 60], [5, 6], most=1) == [8]
 
 
 def test_no_more_is_drafted_than_the_answer_may_have() -> None:
@@ -127,6 +130,13 @@ def test_forced_tokens_are_drafted_before_repetitions() -> None:
     assert drafter.draft([*PROMPT, 103, 104], 15).tokens == PROMPT[5:20]
 
 
+def test_forced_tokens_are_continued_as_in_the_text() -> None:
+    drafter = Drafter(PROMPT, [])
+    assert drafter.draft([*PROMPT, 103, 104], 4, forced=[105, 106]).tokens == [105, 106, 107, 108]
+    assert drafter.draft([*PROMPT, 103, 104], 4, forced=[105, 106, 107, 108, 9]).tokens == [105, 106, 107, 108]
+    assert drafter.draft([*PROMPT, 103, 104], 4, forced=[105, 9]).tokens == [105, 9]
+
+
 def test_forced_tokens_that_are_rejected_are_no_longer_drafted() -> None:
     drafter, answer = Drafter(PROMPT, []), [1]
     for _ in range(20):
@@ -136,6 +146,77 @@ def test_forced_tokens_that_are_rejected_are_no_longer_drafted() -> None:
         drafter.count(len(drafted), 0)
         answer.append(2)
     assert not drafted
+
+
+# drafts from earlier answers
+
+ANSWER = list(range(1, 60))
+
+
+def earlier(*answers: list[int]) -> AnswerMemory:
+    memory = AnswerMemory(10**6)
+    for answer in answers:
+        memory.add("key", [500], answer)
+    return memory
+
+
+def from_earlier(memory: AnswerMemory, prompt: list[int], answer: list[int], most: int = 4) -> list[int]:
+    return list(Drafter(prompt, [], memory.of("key")).draft([*prompt, *answer], most).tokens)
+
+
+def test_earlier_answer_is_drafted_after_four_equal_tokens() -> None:
+    memory = earlier(ANSWER)
+    assert from_earlier(memory, PROMPT, [10, 11, 12]) == []
+    assert from_earlier(memory, PROMPT, [10, 11, 12, 13]) == [14, 15, 16, 17]
+    assert from_earlier(memory, PROMPT, ANSWER[-5:-1]) == [59]  # not beyond its end
+    assert from_earlier(memory, PROMPT, ANSWER[-4:]) == []
+
+
+def test_same_question_is_answered_from_the_start() -> None:
+    memory = AnswerMemory(10**6)
+    memory.add("key", PROMPT, ANSWER)
+    assert from_earlier(memory, PROMPT, []) == [1, 2, 3, 4]
+    assert from_earlier(memory, [*PROMPT, 7], []) == []
+
+
+def test_longer_match_of_own_text_and_earlier_answers_wins() -> None:
+    own = [5, 6, 7, 8, 9, 200, 300]
+    memory = earlier([5, 6, 7, 8, 9, 100])
+    assert from_earlier(memory, [300, *own], [5, 6, 7, 8, 9], 1) == [200]  # of equal ones its own
+    assert from_earlier(memory, [300, *own[1:]], [5, 6, 7, 8, 9], 1) == [100]
+    assert from_earlier(earlier([7, 8, 9, 100]), own, [6, 7, 8, 9], 1) == [200]
+
+
+def test_acceptance_of_earlier_answers_is_counted_apart() -> None:
+    drafter = Drafter(PROMPT, [], earlier([1, 2, 3, 4, 5, 6]).of("key"))
+    tokens = [*PROMPT, 1, 2, 3, 4]
+    before = drafter.draft(tokens, 2)
+    assert list(before.tokens) == [5, 6]
+    drafter.count(2, 0)
+    assert drafter.draft(tokens, 2).share < before.share
+    own = drafter.draft([*tokens, 104, 105], 2)
+    assert (list(own.tokens), own.share) == ([106, 107], Drafter(PROMPT, []).draft([*PROMPT, 104, 105], 2).share)
+
+
+def test_cleared_answers_are_no_longer_drafted() -> None:
+    memory = earlier(ANSWER)
+    drafter = Drafter(PROMPT, [], memory.of("key"))
+    assert list(drafter.draft([*PROMPT, *ANSWER[:10]], 2).tokens) == [11, 12]
+    memory.clear()
+    assert drafter.draft([*PROMPT, *ANSWER[:11]], 2) == NO_DRAFT
+    memory.add("key", [500], [11, 12, 13, 14, 30])
+    assert drafter.draft([*PROMPT, *ANSWER[:12]], 2) == NO_DRAFT
+    assert list(drafter.draft([*PROMPT, *ANSWER[:14]], 2).tokens) == [30]
+
+
+def test_text_that_repeats_an_earlier_answer_is_mostly_drafted() -> None:
+    chance = random.Random(4)
+    file = [chance.randrange(10**5) for _ in range(400)]
+    edited = [10**6 + n if n % 40 == 20 else token for n, token in enumerate(file)]
+    drafted, accepted = _answer(Drafter(PROMPT, [], earlier(file).of("key")), edited, 0.2)
+    assert accepted > 0.7 * len(edited)
+    assert drafted < 1.3 * accepted
+    assert _answer(Drafter(PROMPT, []), edited, 0.2) == (0, 0)
 
 
 # drafts of several sequences

@@ -5,11 +5,12 @@ from typing import Any
 
 import pytest
 
+from genai_server.engine.scheduling.answer_memory import AnswerMemory
 from genai_server.engine.scheduling.drafts import Drafter
 from genai_server.engine.scheduling.scheduler import Scheduler
 from genai_server.engine.scheduling.scheduler_output import Read, Step, StepPolicy
 from genai_server.engine.sequence import Sequence, SequenceState
-from genai_server.messages.generation_request import GenerationRequest
+from genai_server.messages.generation_request import GenerationRequest, Sampling
 from tests.engine.scheduling.scheduled import (
     a_scheduler,
     a_sequence,
@@ -481,6 +482,70 @@ def test_failing_drafter_loses_only_the_draft(monkeypatch: pytest.MonkeyPatch) -
     assert len(tried) == 1
 
 
+def _remembering(*sequences: Sequence, memory: AnswerMemory | None = None) -> Scheduler:
+    """A scheduler that keeps answers, with these sequences."""
+    policy = StepPolicy(speculates=True, answers=memory or AnswerMemory(10**6))
+    return admitted(*sequences, runner=able_runner(), policy=policy)
+
+
+def _answered(name: str, **fields: Any) -> Sequence:
+    """A sequence with an answer of 30 different tokens."""
+    sequence = _batched(name, decoding=True, **{"answer_memory": "key"} | fields)
+    sequence.tokens += range(100, 130)
+    return sequence
+
+
+def _finds(scheduler: Scheduler, **fields: Any) -> bool:
+    """Whether a new sequence drafts from an answer of `_answered`."""
+    sequence = _batched("n", decoding=True, **{"answer_memory": "key"} | fields)
+    scheduler.add(sequence)
+    return list(sequence.drafter.draft([*sequence.tokens, *range(100, 110)], 3).tokens) == [110, 111, 112]
+
+
+@pytest.mark.parametrize(
+    ("asked", "asking", "finds"),
+    [
+        ({}, {}, True),
+        ({}, {"background": True}, True),
+        ({"background": True}, {}, False),
+        ({}, {"cache_prompt": False}, False),
+        ({"cache_prompt": False}, {}, True),
+        ({"exact": True}, {}, True),
+        ({"sampling": Sampling(1.0, seed=1)}, {}, True),
+        ({}, {"answer_memory": "other key"}, False),
+        ({}, {"answer_memory": ""}, False),
+        ({"answer_memory": ""}, {"answer_memory": ""}, False),
+    ],
+)
+def test_ended_answer_is_drafted_by_requests_that_may(
+    asked: dict[str, Any], asking: dict[str, Any], *, finds: bool
+) -> None:
+    sequence = _answered("a", **asked)
+    scheduler = _remembering(sequence)
+    assert not _finds(scheduler, **asking)
+    scheduler.remove(sequence)
+    assert _finds(scheduler, **asking) is finds
+
+
+def test_answer_that_cannot_be_kept_ends_nevertheless(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*args: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(AnswerMemory, "add", broken)
+    sequence = _answered("a")
+    scheduler = _remembering(sequence)
+    scheduler.remove(sequence)
+    assert scheduler.is_idle
+
+
+def test_request_without_an_answer_keeps_nothing() -> None:
+    sequence = a_sequence("a", 20, answer_memory="key")
+    scheduler = _remembering(sequence)
+    scheduler.remove(sequence)
+    assert scheduler.answers is not None
+    assert scheduler.answers.num_bytes == 0
+
+
 def test_drafts_end_while_their_passes_take_too_long() -> None:
     sequence = _repeating("a")
     scheduler = _speculating(sequence)
@@ -530,6 +595,12 @@ def test_round_of_the_background_ends_when_another_arrives() -> None:
     assert passes(scheduler, 2) == "xx"
 
 
+def _on_a_gpu(*sequences: Sequence) -> Scheduler:
+    runner = able_runner()
+    runner.abilities = replace(runner.abilities, uses_host_cores=False)
+    return admitted(*sequences, runner=runner, prefill_chunk=64, idle_chunk=128)
+
+
 def _timed(scheduler: Scheduler, times: dict[int, float]) -> None:
     """Let the scheduler know how long passes of so many decoding sequences take."""
     for number, seconds in times.items():
@@ -540,20 +611,20 @@ def _timed(scheduler: Scheduler, times: dict[int, float]) -> None:
 @pytest.mark.parametrize(
     ("times", "beside"),
     [
-        ({1: 0.010, 4: 0.016}, []),  # a CPU
-        ({1: 0.010, 4: 0.0102}, ["a", "b", "c"]),  # a GPU
+        ({1: 0.010, 4: 0.016}, []),
+        ({1: 0.010, 4: 0.0102}, ["a", "b", "c"]),
         ({1: 0.010, 3: 0.0102, 4: 0.0130}, ["a", "b"]),
         ({4: 0.0102}, []),  # nothing is known of a pass without them
     ],
 )
 def test_background_decodes_beside_others_where_that_is_free(times: dict[int, float], beside: list[str]) -> None:
-    scheduler = _mixing(*(_background(name, decoding=True) for name in "abc"), _batched("x", decoding=True))
+    scheduler = _on_a_gpu(*(_background(name, decoding=True) for name in "abc"), _batched("x", decoding=True))
     _timed(scheduler, times)
     assert names_of(next_step(scheduler).sequences) == ["x", *beside]
 
 
 def test_background_prompt_is_read_beside_others_where_free() -> None:
-    scheduler = _mixing(_background("a", decoding=True), _background("p", 500), _batched("x", decoding=True))
+    scheduler = _on_a_gpu(_background("a", decoding=True), _background("p", 500), _batched("x", decoding=True))
     _timed(scheduler, {1: 0.010, 40: 0.0101})
     step = next_step(scheduler)
     assert names_of(step.sequences) == ["x", "a", "p"]
@@ -568,9 +639,15 @@ def test_background_prompt_is_read_beside_others_where_free() -> None:
 def test_exact_sequence_decodes_beside_exact_ones_only() -> None:
     for is_exact, names in ((False, ["x"]), (True, ["x", "a"])):
         x = _batched("x", decoding=True, exact=is_exact)
-        scheduler = _mixing(_background("a", decoding=True, exact=True), x)
+        scheduler = _on_a_gpu(_background("a", decoding=True, exact=True), x)
         _timed(scheduler, {1: 0.010, 4: 0.010})
         assert names_of(next_step(scheduler).sequences) == names
+
+
+def test_background_reads_nothing_beside_others_on_host_cores() -> None:
+    scheduler = _mixing(_background("a", decoding=True), _batched("x", decoding=True))
+    _timed(scheduler, {1: 0.010, 4: 0.010})
+    assert names_of(next_step(scheduler).sequences) == ["x"]
 
 
 def test_pass_of_the_background_is_short() -> None:

@@ -284,7 +284,7 @@ def test_missing_target_ends_the_chat(arguments: tuple[str, ...], status: int, m
 
 def test_unknown_model_is_refused_with_the_known_ones(scripted: RunningServer) -> None:
     with terminal(scripted.url, "--model", "missing") as chat:
-        chat.see('has no model "missing"; it has: onnx-genai')
+        chat.see('has no model "missing"; it has: demo')
         assert chat.status() == 1
 
 

@@ -167,6 +167,11 @@ class EngineMetrics(Collector):
             yield self._counter(name, text, {labels: getattr(each, field) for labels, each in on_disk.items()})
         sizes = {labels: each.num_bytes for labels, each in on_disk.items()}
         yield self._gauge("prefix_disk_cache_bytes", "Size of the prefix cache on disk, of all models.", sizes)
+        yield self._gauge(
+            "draft_memory_bytes",
+            "Memory of the answers that are kept for drafts.",
+            {labels: each.answer_bytes for labels, each in figures.items()},
+        )
         for name, text, field in _HISTOGRAMS:
             family = HistogramMetricFamily(self._prefix + name, text, labels=_LABELS)
             for labels, each in figures.items():

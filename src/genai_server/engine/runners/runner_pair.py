@@ -20,7 +20,7 @@ from genai_server.engine.sequence import Sequence
 from genai_server.messages.generation_request import Batching, GenerationRequest
 
 if TYPE_CHECKING:
-    from genai_server.engine.prefix_cache.disk_cache import DiskCache
+    from genai_server.engine.disk_cache.disk_cache import DiskCache
     from genai_server.engine.runners.draft_model import DraftModel
 
 NOT_EXACT = (

@@ -1,22 +1,21 @@
 """Drafts of an answer's next tokens: those its grammar forces, or what followed the same tokens in its prompt, its
-prediction or itself.
+prediction, itself or earlier answers.
 
-The latter is speculative decoding by prompt lookup (n-grams). One pass verifies a complete draft. Drafting pays if
-enough of its tokens are accepted.
+The latter is speculative decoding by lookup (n-grams). One pass verifies a complete draft. Drafting pays if enough of
+its tokens are accepted.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import takewhile
 from typing import ClassVar, NamedTuple
+
+from genai_server.engine.scheduling.answer_memory import MIN_MATCH, FindText
+from genai_server.engine.scheduling.text_index import GAP, MAX_MATCH, Match, TextIndex
 
 # Maximum length of a draft in tokens.
 MAX_LENGTH = 15
-# Maximum length of a match in tokens, and maximum number of earlier positions that are compared.
-_MAX_MATCH = 16
-_MAX_PLACES = 8
-# Minimum length of a long match: more of its drafts are accepted, so these are counted separately.
-_LONG_MATCH = 4
+# Minimum length in tokens of a match in the sequence's own text.
+_OWN_MATCH = 2
 # Minimum expected speed-up of a pass, in tokens per second, for drafts.
 _MIN_GAIN = 1.05
 # Tokens until a draft that is not expected to pay is tried anyway. The number doubles with each rejected draft.
@@ -26,8 +25,6 @@ _MAX_PAUSE = 256
 _MIN_CHANCE = 0.01
 # Factor by which the weight of earlier drafts decays with each new one.
 _DECAY = 0.7
-# Separates unrelated texts; not a token. Less is a feature of an image (engine/prompt_images.py).
-_GAP = -1
 
 
 class Acceptance:
@@ -159,79 +156,85 @@ class _DraftingPasses:
         return self._times[min(num_tokens, most)] * max(1.0, num_tokens / most)
 
 
+class _Lookup:
+    """Drafts from one text, and how many of them are accepted."""
+
+    def __init__(self, find: FindText, min_match: int) -> None:
+        self._find = find
+        # More drafts after long matches are accepted, so these are counted separately.
+        self._long_match = 2 * min_match
+        self._short, self._long = Acceptance(0.5), Acceptance(0.75)
+        self._followed: Match | None = None  # the last match, and the sequence's tokens at that time
+        self._num_tokens = 0
+
+    def longest_match(self, end: Sequence[int], num_tokens: int) -> Match | None:
+        """The longest match with the end of a sequence of `num_tokens`."""
+        text = self._find()
+        if text is None:
+            return None
+        followed = self._followed and self._followed.moved(num_tokens - self._num_tokens)
+        found = text.longest_match(end, followed)
+        if found is not None:
+            self._followed, self._num_tokens = found, num_tokens
+        return found
+
+    def following(self, match: Match, number: int) -> list[int]:
+        """At most `number` tokens after a match of the text."""
+        text = self._find()
+        return [] if text is None else text.following(match, number)
+
+    def acceptance(self, match: Match) -> Acceptance:
+        """The acceptance of drafts after a match of such a length."""
+        return self._long if match.length >= self._long_match else self._short
+
+
 class Drafter:
-    """Drafts for one sequence.
+    """Drafts for one sequence, from its own text and from that of `earlier` answers."""
 
-    As in LZ77 compressors, each position of the text links to the previous position with the same two tokens. So adding
-    a token and finding matches take the same time in a text of any length.
-    """
-
-    def __init__(self, prompt: list[int], prediction: list[int]) -> None:
+    def __init__(self, prompt: list[int], prediction: list[int], earlier: FindText | None = None) -> None:
         self._num_known = len(prompt)  # tokens of prompt and answer in the text
-        self._text: list[int] = []
-        self._last: dict[tuple[int, int], int] = {}  # by two tokens, the last position of the second one
-        self._earlier: list[int] = []  # for each position, the previous one with the same two tokens; -1 for none
+        self._text = TextIndex(_OWN_MATCH, len(prompt) + len(prediction))
+        self._lookups = [_Lookup(lambda: self._text, _OWN_MATCH)]
+        if earlier is not None:
+            self._lookups.append(_Lookup(earlier, MIN_MATCH))
         # A grammar's text is forced, but the model may tokenize it differently.
-        self._short, self._long, self._forced = Acceptance(0.5), Acceptance(0.75), Acceptance(0.9)
-        self._used = self._short  # by the last draft
-        self._add(prompt)
+        self._forced = Acceptance(0.9)
+        self._used = self._forced  # by the last draft
+        self._text.add(prompt)
         if prediction:
             # As if the text began with the prompt, followed by the prediction.
-            end = prompt[-_MAX_MATCH:]
-            self._add([_GAP, *end, *prediction, _GAP, *end])
+            end = prompt[-MAX_MATCH:]
+            self._text.add([GAP, *end, *prediction, GAP, *end])
 
     def draft(self, tokens: list[int], limit: int, forced: Sequence[int] = ()) -> Draft:
         """At most `limit` tokens that may follow prompt and answer `tokens`, which begin with those of the last call.
 
-        They are the `forced` tokens of a grammar, if there are any.
+        They are those after the longest match; of equal ones the one in the sequence's own text. The tokens that a
+        grammar has `forced` come first, and alone unless the match continues them.
         """
-        self._add(tokens[self._num_known :])
+        self._text.add(tokens[self._num_known :])
         self._num_known = len(tokens)
         limit = min(limit, MAX_LENGTH)
         if limit < 1:
             return NO_DRAFT
-        if forced:
-            self._used = self._forced
-            found = forced[:limit]
-        else:
-            place, length = self._longest_match()
-            if not length:
-                return NO_DRAFT
-            self._used = self._long if length >= _LONG_MATCH else self._short
-            found = self._following(place, limit)
-        return Draft(found, self._used.share, self._used.is_due(self._num_known))
+        found, acceptance = self._after_match(tokens[-MAX_MATCH:], limit)
+        if forced and (len(found) <= len(forced) or found[: len(forced)] != list(forced)):
+            found, acceptance = list(forced[:limit]), self._forced
+        if not found:
+            return NO_DRAFT
+        self._used = acceptance
+        return Draft(found, acceptance.share, acceptance.is_due(self._num_known))
+
+    def _after_match(self, end: list[int], limit: int) -> tuple[list[int], Acceptance]:
+        """The tokens after the longest match with the end of prompt and answer, none without one."""
+        best: Match | None = None
+        source = self._lookups[0]
+        for lookup in self._lookups:
+            match = lookup.longest_match(end, self._num_known)
+            if match is not None and (best is None or match.length > best.length):
+                best, source = match, lookup
+        return ([], self._forced) if best is None else (source.following(best, limit), source.acceptance(best))
 
     def count(self, num_drafted: int, num_accepted: int) -> None:
         """Record how many tokens of the last draft were accepted."""
         self._used.count(num_drafted, num_accepted, self._num_known)
-
-    def _add(self, tokens: Iterable[int]) -> None:
-        for token in tokens:
-            pair = (self._text[-1] if self._text else _GAP, token)
-            self._earlier.append(self._last.get(pair, -1))
-            self._last[pair] = len(self._text)
-            self._text.append(token)
-
-    def _longest_match(self) -> tuple[int, int]:
-        """The end and length of the longest match with the text's end; the last of equal ones. The length may be 0."""
-        text, end = self._text, len(self._text) - 1
-        best, longest = 0, 0
-        place = self._earlier[end]
-        for _ in range(_MAX_PLACES):
-            if place < 1 or longest == _MAX_MATCH:
-                break
-            length = 2
-            while length < min(_MAX_MATCH, place + 1) and text[place - length] == text[end - length] != _GAP:
-                length += 1
-            if length > longest:
-                best, longest = place, length
-            place = self._earlier[place]
-        return best, longest
-
-    def _following(self, place: int, number: int) -> list[int]:
-        """`number` tokens after a position, or fewer before a separator or image. At the text's end it repeats."""
-        found = self._text[place + 1 : place + 1 + number]
-        if min(found) < 0:
-            return list(takewhile(lambda token: token >= 0, found))
-        period = len(found)
-        return (found * (-(-number // period)))[:number]

@@ -8,13 +8,14 @@ wait. The chunk's size is derived from the measured times of passes (engine/sche
 The prompt with the fewest tokens left is read first, so that short prompts do not wait for long ones. Waiting counts
 like tokens that have been read, so no prompt waits forever. Short prompts are read together.
 
-While other sequences are present, those of the background read nothing, except tokens that do not make a pass
-noticeably slower. Passes of the background alone are short, or can be interrupted.
+While other sequences are present, those of the background read nothing, except, on a device of its own, tokens that do
+not make a pass noticeably slower. Passes of the background alone are short, or can be interrupted.
 """
 
 import logging
 from collections.abc import Callable, Collection, Iterator
 
+from genai_server.engine.scheduling.answer_memory import AnswerMemory
 from genai_server.engine.scheduling.drafts import NO_DRAFT, Draft, fit_drafts
 from genai_server.engine.scheduling.model_drafts import DraftingModel, ModelDrafts
 from genai_server.engine.scheduling.places import Places, rank
@@ -61,6 +62,29 @@ class Scheduler(Places):
         # Called before a prompt's first chunk is chosen: others may have read the same beginning by then.
         self.before_first_chunk: Callable[[Sequence], None] = lambda sequence: None
         self._round: Iterator[Step] = iter(())
+
+    @property
+    def answers(self) -> AnswerMemory | None:
+        """The answers of ended sequences that are kept for drafts; None if none are."""
+        return self._policy.answers
+
+    def add(self, sequence: Sequence) -> None:
+        """Queue a sequence. Raises QueueFull."""
+        super().add(sequence)
+        name = sequence.request.answer_memory
+        if self.answers is not None and name and sequence.request.cache_prompt:
+            sequence.earlier_answers = self.answers.of(name)
+
+    def remove(self, sequence: Sequence) -> None:
+        """Remove a sequence. Its answer, however it ended, is kept for drafts, unless it is of the background."""
+        super().remove(sequence)
+        request = sequence.request
+        if self.answers is None or not request.answer_memory or sequence.background or not sequence.num_produced:
+            return
+        try:
+            self.answers.add(request.answer_memory, sequence.prompt, sequence.tokens[len(request.prompt) :])
+        except Exception:  # as in _draft
+            log.exception("request %s: its answer could not be kept for drafts", request.request_id)
 
     def next_step(self) -> Step | None:
         """The next pass of this round, or the first of a new one; None if no sequence runs."""
@@ -129,8 +153,12 @@ class Scheduler(Places):
         return batch[: max(1, sum(seconds <= _AWAITED_SECONDS for seconds in curve[1:]))]
 
     def _beside(self, reads: list[Read]) -> list[Read]:
-        """What sequences of the background read in a pass that decodes others: tokens that hardly make it slower."""
-        if not self.has_foreground:
+        """What sequences of the background read in a pass that decodes others: tokens that hardly make it slower.
+
+        On the host's cores it is nothing. There each token also slows the processes that deliver the others' tokens,
+        which the times of passes do not show.
+        """
+        if not self.has_foreground or self._runner.uses_host_cores:
             return []
         # An exact sequence would have the pass run by other kernels.
         is_exact = any(read.sequence.request.exact for read in reads)

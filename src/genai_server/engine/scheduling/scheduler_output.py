@@ -5,6 +5,7 @@ from collections.abc import Sequence as Several
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+from genai_server.engine.scheduling.answer_memory import AnswerMemory
 from genai_server.engine.sequence import Sequence
 from genai_server.messages.generation_request import PooledText
 
@@ -147,6 +148,11 @@ class PassRules(Protocol):
         ...
 
     @property
+    def uses_host_cores(self) -> bool:
+        """Whether passes run on the cores that the processes of the server need, too."""
+        ...
+
+    @property
     def leaves_out(self) -> bool:
         """Whether open sequences that a pass does not read cost it nothing."""
         ...
@@ -224,6 +230,8 @@ class StepPolicy:
     speculates: bool = False
     # The setting that the number of running sequences comes from.
     limited_by: str = "GENAI_MAX_BATCH_SIZE"
+    # Keeps the answers of ended sequences for drafts.
+    answers: AnswerMemory | None = None
 
 
 DEFAULT_POLICY = StepPolicy()

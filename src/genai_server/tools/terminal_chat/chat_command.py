@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from genai_server.cli.models_command import find
+from genai_server.cli.model_argument import find
 from genai_server.cli.serve.welcome import url_of
 from genai_server.config.sources import load_settings
 from genai_server.errors import ChatFailed
@@ -28,7 +28,6 @@ from genai_server.tools.terminal_chat.own_server import own_server
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("target", nargs="?", metavar="URL|DIR", help="a server, or a model directory to start one on")
     parser.add_argument("--model", metavar="NAME", help="model of the requests (default: the server's first)")
     add_dialogue_options(parser)
