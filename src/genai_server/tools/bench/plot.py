@@ -14,7 +14,7 @@ from genai_server.tools.bench.statistics import Spread
 # Title, figure, and the factor from its unit to the shown one.
 _PANELS = (
     ("decode, tokens/s", "decode_tokens_per_second", 1),
-    ("whole, tokens/s", "tokens_per_second", 1),
+    ("complete answer, tokens/s", "tokens_per_second", 1),
     ("TTFT p50, ms", "ttft_p50", 1000),
     ("ITL p95, ms", "itl_p95", 1000),
 )
@@ -33,6 +33,7 @@ def save_plot(report: Report, path: Path) -> None:
     rows = -(-len(panels) // columns)
     # A plain Figure needs no window system and no global state of pyplot.
     figure = Figure(figsize=(6.0 * columns, 4.0 * rows), layout="constrained")
+    figure.set_constrained_layout_pads(w_pad=0.15, h_pad=0.15)  # of an inch
     for number, (title, name, scale) in enumerate(panels):
         axes = figure.add_subplot(rows, columns, number + 1)
         axes.set_title(title)
@@ -72,9 +73,10 @@ def _draw_lines(axes: Axes, summaries: Sequence[Summary], name: str, scale: floa
         )
     axes.set_xticks(sorted({summary.case.streams for summary in summaries}))
     axes.set_xlabel("streams at once")
+    axes.margins(y=0.15)
     axes.set_ylim(bottom=0)
     if lines:
-        axes.legend(fontsize="small")
+        axes.legend(fontsize="small", loc="upper left")  # the best place takes seconds to find
 
 
 def _draw_bars(axes: Axes, summaries: Sequence[Summary], name: str, scale: float) -> None:
