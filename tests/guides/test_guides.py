@@ -119,7 +119,7 @@ def test_lines_for_a_client_are_those_that_the_script_runs(client: str) -> None:
     guide = Guide("open-webui" if client == "Open WebUI" else "coding-agents")
     text = guide.text if client == "Open WebUI" else guide.text.partition(f" {client}\n")[2]
     lines = re.findall(r"```(?:sh|bash)\n((?:export|cat).*?)```", text, re.DOTALL)[0]
-    names = r"demo|my-model|coder|\b\d{4,}\b"
+    names = r"coder|\bdemo\b|\b\d{4,}\b"
     ours = re.sub(r"open-webui-environment/bin/| --port 8080", "", lines)
     for line in re.sub(names, "…", recipe(client).replace('"$PROMPT"', PROMPT)).splitlines():
         assert line in re.sub(names, "…", ours).splitlines()
