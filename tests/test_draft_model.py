@@ -25,7 +25,10 @@ def test_health_names_the_draft_model_of_each_model(server: RunningServer) -> No
 
 
 def test_greedy_answer_is_the_same_with_a_draft_model(server: RunningServer) -> None:
-    fields = {"temperature": 0, "max_tokens": 100}
-    answers = [server.chat(ASKED, model=model, **fields).json() for model in ("small", "big")]
+    question = {"messages": [{"role": "user", "content": ASKED}], "temperature": 0, "max_tokens": 100}
+    answers = [
+        server.client.post("/v1/chat/completions", json={"model": model, **question}).json()
+        for model in ("small", "big")
+    ]
     first, second = (answer["choices"][0]["message"]["content"] for answer in answers)
     assert first == second

@@ -102,7 +102,9 @@ def test_lines_for_a_client_are_those_that_the_script_runs(client: str) -> None:
     """scripts/check_clients.py runs them with the client itself. Models and numbers are the guide's own."""
     guide = Guide("open-webui" if client == "Open WebUI" else "coding-agents")
     text = guide.text if client == "Open WebUI" else guide.text.partition(f" {client}\n")[2]
-    lines = next(code for code in re.findall(r"```(?:sh|bash)\n(.*?)```", text, re.DOTALL) if re.match("export|cat", code))
+    lines = next(
+        code for code in re.findall(r"```(?:sh|bash)\n(.*?)```", text, re.DOTALL) if re.match("export|cat", code)
+    )
     names = r"onnx-genai|my-model|coder|\b\d{4,}\b"
     ours = re.sub(r"open-webui-environment/bin/| --port 8080", "", lines)
     for line in re.sub(names, "…", recipe(client).replace('"$PROMPT"', PROMPT)).splitlines():

@@ -58,7 +58,9 @@ SHAPES = {
     "microsoft/mistral-7b-instruct-v0.2-ONNX": _Shape(4096, 14_336, 32, 32, 8, 32_000, 32_768),
     "microsoft/Phi-3-medium-4k-instruct-onnx-cpu": _Shape(5120, 17_920, 40, 40, 10, 32_064, 4096),
 }
-ROWS = re.findall(r"^\| (\d+) GB \| `(.*?)` \| .*? \| ([\d.]+) GB \| ([\d,]+) \|", Guide("first-model").text, re.MULTILINE)
+ROWS = re.findall(
+    r"^\| (\d+) GB \| `(.*?)` \| .*? \| ([\d.]+) GB \| ([\d,]+) \|", Guide("first-model").text, re.MULTILINE
+)
 
 
 @pytest.mark.parametrize(("memory", "repository", "download", "context"), ROWS)
