@@ -173,8 +173,8 @@ class Settings(BaseModel):
     """
 
     draft_model: str = ""
-    """Directory of a much smaller model with the same tokenizer, which drafts the first model's next tokens where that is
-    faster; `big=./small` sets that of another model.
+    """Directory of a much smaller model with the same tokenizer, which drafts the first model's next tokens where that
+    is faster; `big=./small` sets that of another model.
     """
 
     threads: int = Field(0, ge=0, le=1024)

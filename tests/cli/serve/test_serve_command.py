@@ -170,7 +170,7 @@ def test_missing_library_is_reported_with_the_one_to_install(tmp_path: Path) -> 
 def test_a_port_in_use_ends_the_start(refused_start: Callable[..., str], scripted: RunningServer) -> None:
     port = scripted.url.rpartition(":")[2]
     line = refused_start("--device", "scripted", "--port", port)
-    assert f"HOST=127.0.0.1 PORT={port}: cannot listen: address already in use" in line
+    assert f"PORT={port}: in use on 127.0.0.1, perhaps by another genai-server; --port 0" in line
 
 
 def test_version_is_printed() -> None:

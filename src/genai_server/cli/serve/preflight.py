@@ -3,8 +3,10 @@
 Every way of starting engines runs these checks. What they load is loaded again by its users.
 """
 
+import errno
 import importlib.util
 import logging
+import os
 import socket
 import ssl
 from pathlib import Path
@@ -40,8 +42,19 @@ def bind(settings: Settings, *, backlog: int | None = None) -> socket.socket:
     try:
         return socket.create_server((settings.host, settings.port), family=family, backlog=backlog)
     except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        raise ConfigurationError(f"HOST={settings.host} PORT={settings.port}: cannot listen: {reason}") from None
+        raise ConfigurationError(_why_not_listening(settings, error)) from None
+
+
+def _why_not_listening(settings: Settings, error: OSError) -> str:
+    host, port = settings.host, settings.port
+    if error.errno == errno.EADDRINUSE:
+        return f"PORT={port}: in use on {host}, perhaps by another genai-server; --port 0 chooses a free one"
+    if error.errno == errno.EADDRNOTAVAIL or isinstance(error, socket.gaierror):
+        return f"HOST={host}: not an address of this machine"
+    if error.errno == errno.EACCES:
+        return f"PORT={port}: this user must not listen there; ports from 1024 are free to use"
+    reason = os.strerror(error.errno) if error.errno else str(error)
+    return f"HOST={host} PORT={port}: cannot listen: {reason.lower()}"
 
 
 def check_models(settings: Settings) -> None:

@@ -231,6 +231,7 @@ def _image_worker(spec: EngineSpec, model_dir: Path) -> ImageWorker | None:
         lambda: ImageEncoder(files, spec.settings.threads, options).encode,
         files.image_token,
         spec.settings.encoder_cache_bytes,
+        hears=files.hears,
     )
 
 
