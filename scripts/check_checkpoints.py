@@ -25,7 +25,7 @@ from _models.environment import REPOSITORY, ensure_environment
 from _models.families import FAMILIES
 from _models.family import make
 
-DOCUMENT = REPOSITORY / "docs" / "models.md"
+DOCUMENT = REPOSITORY / "docs" / "evidence" / "models.md"
 UNPACK = REPOSITORY / "src" / "genai_server" / "hub" / "unpack_gguf.py"
 START, END = "<!-- checkpoints -->\n", "<!-- end of checkpoints -->\n"
 HEAD = "| checkpoint | model | largest difference of logits | export |\n|---|---|---:|---|\n"
@@ -56,7 +56,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", action="append", metavar="NAME", help="checkpoints with this in their name")
-    parser.add_argument("--write", action="store_true", help=f"write the table into {DOCUMENT.name}")
+    parser.add_argument("--write", action="store_true", help=f"write the table into evidence/{DOCUMENT.name}")
     arguments = parser.parse_args()
     ensure_environment()
     rows, ok = [], True

@@ -52,12 +52,12 @@ SETTINGS = {
         "GENAI_MAX_BODY_BYTES": "16000000",
     },
     # Tests of other servers name their own models.
-    Model.DEMO: {"GENAI_MODEL_DIR": str(DEMO), "GENAI_MODEL_ALIASES": "*=onnx-genai"},
+    Model.DEMO: {"GENAI_MODEL_DIR": str(DEMO), "GENAI_MODEL_ALIASES": "*=demo"},
     Model.POOLED: {"GENAI_MODELS": f"vectors={DEMO}-embeddings,scores={DEMO}-reranker"},
     Model.IMAGES: {"GENAI_MODELS": f"{IMAGES_MODEL}={REPOSITORY}/tests/built_models/qwen-3-vl-images"},
     Model.SPEECH: {"GENAI_MODELS": f"{SPEECH_MODEL}={SPEECH_DIRECTORY}"},
 }
-PAGE = REPOSITORY / "docs" / "compatibility.md"
+PAGE = REPOSITORY / "docs" / "evidence" / "compatibility.md"
 
 
 def main() -> int:
@@ -72,7 +72,7 @@ def main() -> int:
     )
     parser.add_argument("--quick", action="store_true", help="the clients of this environment; nothing is installed")
     parser.add_argument("--install-only", action="store_true", help="install the clients and run none")
-    parser.add_argument("--write", action="store_true", help=f"update the table of docs/{PAGE.name}")
+    parser.add_argument("--write", action="store_true", help=f"update the table of evidence/{PAGE.name}")
     arguments = parser.parse_args()
     clients = _chosen(parser, QUICK if arguments.quick else CLIENTS, arguments.clients)
     work = arguments.work.absolute()

@@ -24,7 +24,7 @@ from _models.table import table
 PROGRAM = Path(__file__).parent / "_models" / "pooled_families.py"
 # The largest difference of a number in fp32. In int8: of a score, and of a vector's cosine similarity from 1.
 MOST = {"fp32": 1e-3, "int8": 0.05}
-DOCUMENT = Path(__file__).parents[1] / "docs" / "models.md"
+DOCUMENT = Path(__file__).parents[1] / "docs" / "evidence" / "models.md"
 BEGIN, END = "<!-- pooled families -->\n", "<!-- end of pooled families -->"
 # What a family stands for, and what of it is checked.
 KNOWN = {
@@ -52,7 +52,7 @@ def main() -> None:
     parser.add_argument(
         "--sources", type=Path, metavar="DIR", help="keep the models before their export here, or take them"
     )
-    parser.add_argument("--write", action="store_true", help=f"write the table into {DOCUMENT.name}")
+    parser.add_argument("--write", action="store_true", help=f"write the table into evidence/{DOCUMENT.name}")
     arguments = parser.parse_args()
     if arguments.python is None:
         prepare()

@@ -35,7 +35,7 @@ from genai_server.engine.model.output_head import find_head
 from genai_server.engine.model.weights import prepacked_model
 from genai_server.engine.runners.choose import load_batched
 
-DOCUMENT = REPOSITORY / "docs" / "models.md"
+DOCUMENT = REPOSITORY / "docs" / "evidence" / "models.md"
 START, END = "<!-- families -->\n", "<!-- end of families -->\n"
 PRECISIONS = ("fp32", "int4")
 # The checks: columns of the table.
@@ -60,7 +60,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", action="append", choices=FAMILIES, help="this family (may be given again)")
     parser.add_argument("--work", type=Path, help="keep what is built here, and take what is there already")
-    parser.add_argument("--write", action="store_true", help=f"write the table into {DOCUMENT.name}")
+    parser.add_argument("--write", action="store_true", help=f"write the table into evidence/{DOCUMENT.name}")
     arguments = parser.parse_args()
     prepare()
     with tempfile.TemporaryDirectory() as temporary:

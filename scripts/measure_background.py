@@ -156,7 +156,7 @@ def run_block(server: Server, load: Load, into: Times) -> None:
         list(threads.map(run_client, range(load.clients)))
 
 
-def run_beside(server: Server, load: Load, into: Times, beside: Batch, alone: Batch, seconds: float) -> None:
+def run_next_to(server: Server, load: Load, into: Times, next_to: Batch, alone: Batch, seconds: float) -> None:
     """The same while a batch runs, after it has run alone for twice these seconds."""
     batch = server.start()
     measure_alone(server, alone, seconds)
@@ -164,8 +164,8 @@ def run_beside(server: Server, load: Load, into: Times, beside: Batch, alone: Ba
     before, began = server.generated(), time.perf_counter()
     run_block(server, load, into)
     time.sleep(1.1)  # until the next report
-    beside.tokens += server.generated() - before - (len(into.first) + len(into.between) - own)
-    beside.seconds += time.perf_counter() - began
+    next_to.tokens += server.generated() - before - (len(into.first) + len(into.between) - own)
+    next_to.seconds += time.perf_counter() - began
     server.cancel(batch)
 
 
@@ -178,12 +178,12 @@ def measure_alone(server: Server, alone: Batch, seconds: float) -> None:
     alone.seconds += time.perf_counter() - began
 
 
-def rows(alone: Times, beside: Times) -> list[list[str]]:
+def rows(alone: Times, next_to: Times) -> list[list[str]]:
     """The rows of the table."""
     found = []
     for title, one, other in (
-        ("time to first token", alone.first, beside.first),
-        ("time between tokens", alone.between, beside.between),
+        ("time to first token", alone.first, next_to.first),
+        ("time between tokens", alone.between, next_to.between),
     ):
         before, after = (quantiles(values, n=100, method="inclusive") for values in (one, other))
         row = [title]
@@ -229,17 +229,17 @@ def measure(server: Server, arguments: argparse.Namespace) -> None:
     load = Load(arguments.requests, arguments.clients, arguments.prompt_words, arguments.tokens, arguments.pause)
     server.upload(arguments.batch, arguments.prompt_words, arguments.batch_tokens)
     run_block(server, Load(2, 1, load.prompt_words, load.tokens, 0.0), Times())
-    alone, beside, batch_beside, batch_alone = Times(), Times(), Batch(), Batch()
+    alone, next_to, batch_next_to, batch_alone = Times(), Times(), Batch(), Batch()
     for number in range(arguments.rounds):
         for has_batch in (False, True) if number % 2 else (True, False):
             if has_batch:
-                run_beside(server, load, beside, batch_beside, batch_alone, arguments.alone)
+                run_next_to(server, load, next_to, batch_next_to, batch_alone, arguments.alone)
             else:
                 run_block(server, load, alone)
-    print(table([HEAD, *rows(alone, beside)], markdown=arguments.markdown))
+    print(table([HEAD, *rows(alone, next_to)], markdown=arguments.markdown))
     busy = fmean(alone.first) + fmean(alone.between) * (load.tokens - 1)
     print(
-        f"batch: {batch_beside.rate:.1f} tokens/s next to interactive requests, {batch_alone.rate:.1f} alone; "
+        f"batch: {batch_next_to.rate:.1f} tokens/s next to interactive requests, {batch_alone.rate:.1f} alone; "
         f"one client has a request for {busy / (busy + load.pause):.0%} of the time"
     )
 

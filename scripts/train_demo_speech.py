@@ -32,7 +32,10 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2, help="threads to train with (default 2)")
     parser.add_argument("--work", type=Path, help="keep the recordings, the PyTorch model and its checkpoints here")
     parser.add_argument(
-        "--resume", type=Path, metavar="CHECKPOINT", help="continue with checkpoint.pt of a --work folder"
+        "--resume",
+        type=Path,
+        metavar="PATH",
+        help="continue with checkpoint.pt of a --work folder, or with a model directory that this script has written",
     )
     parser.add_argument("--rate", type=float, default=2e-3, help="of learning, at its peak (default 0.002)")
     parser.add_argument(
@@ -56,6 +59,7 @@ def main() -> None:
 def make(arguments: argparse.Namespace, work: Path) -> None:
     """Recordings, tokenizer, model, training, export."""
     import torch
+    from _models.restore import restore_speech
     from _models.speech_corpus import load_corpus, make_corpus
     from _models.speech_files import save_speech_tokenizer
     from _models.speech_sounds import check_espeak
@@ -66,13 +70,16 @@ def make(arguments: argparse.Namespace, work: Path) -> None:
     check_espeak()
     torch.manual_seed(arguments.seed)
     if arguments.resume:
-        tokenizer = Tokenizer.from_file(str(arguments.resume.parent / "source" / "tokenizer.json"))
+        folder = arguments.resume if arguments.resume.is_dir() else arguments.resume.parent / "source"
+        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     else:
         tokenizer = make_tokenizer(arguments.seed)
     (work / "source").mkdir(exist_ok=True)
     save_speech_tokenizer(tokenizer, work / "source", LAYOUT)
     model = Listener(tokenizer)
-    if arguments.resume:
+    if arguments.resume and arguments.resume.is_dir():
+        restore_speech(arguments.resume, model.whole)
+    elif arguments.resume:
         model.load_state_dict(torch.load(arguments.resume))
     size = sum(p.numel() for p in model.whole.parameters())
     print(f"{size:,} parameters, {tokenizer.get_vocab_size()} tokens", flush=True)

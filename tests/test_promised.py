@@ -1,4 +1,4 @@
-"""Documents with promises name the tests that verify them, and each of these tests exists."""
+"""The evidence of promises names the tests that verify them, and each of these tests exists."""
 
 import re
 from pathlib import Path
@@ -7,7 +7,7 @@ import pytest
 
 from tests.running_server import ROOT
 
-TEXTS = {name: (ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("compatibility.md", "operations.md")}
+TEXTS = {path.name: path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs" / "evidence").glob("*.md"))}
 # For rows of operations.md without a separate test.
 ELSEWHERE = ("the same", "the tests above", "likewise")
 BY_CONSTRUCTION = "(by construction"

@@ -28,7 +28,7 @@ def walked(folder: Path) -> set[str]:
     """The files that run code for a streamed chat completion to a warm server."""
     settings = {"PYTHONPATH": str(Path(__file__).parent / "walk"), "WALK_FOLDER": str(folder)}
     question = {
-        "model": "onnx-genai",
+        "model": "demo",
         "messages": [{"role": "user", "content": "What is the capital of France?"}],
         "stream": True,
     }

@@ -1,4 +1,4 @@
-"""The results as a table, and its place in docs/compatibility.md."""
+"""The results as a table, and its place in docs/evidence/compatibility.md."""
 
 from __future__ import annotations
 

@@ -60,6 +60,8 @@ class SpeechModel(Struct, frozen=True):
     no_speech: int
     transcribe: int
     translate: int
+    # Precedes a transcript without timestamps.
+    no_timestamps: int
     # The timestamps of 0.00, 0.02, … seconds have ascending ids from here on.
     first_timestamp: int
     # By code, such as "en". Empty for a model that only knows English, whose prompts have neither language nor task.
@@ -137,6 +139,7 @@ def _read(directory: Path, model: Mapping[str, Any]) -> SpeechModel:
         token("<|startofprev|>"),
         token("<|nospeech|>", "<|nocaptions|>"),
         *tasks,
+        token("<|notimestamps|>"),
         first_timestamp,
         languages,
         int(model["context_length"]),

@@ -16,7 +16,7 @@ from onnx import TensorProto
 
 from genai_server.pooling_model import GENAI_CONFIG
 
-# Larger files are weights, which nobody needs here.
+# Larger files are weights, which are not needed here.
 _MAX_COPIED = 64 * 1024 * 1024
 
 

@@ -39,7 +39,7 @@ def _found(
 ) -> tuple[float, ...]:
     """Begin and end of the next speech, or the end of the silence, in frames."""
     found = find_speech(_Made(), samples, start * _FRAME, limit, max_silence, detection)
-    return tuple(sample / _FRAME for sample in found)
+    return tuple(sample / _FRAME for sample in found[:2])
 
 
 _PAD = RATE / _FRAME
@@ -144,6 +144,20 @@ def test_speech_at_the_border_of_a_search_is_not_lost() -> None:
         while len(found) == 1 and found[0] < len(samples) // _FRAME:
             found = _found(samples, int(found[0]), max_silence=500 * _FRAME)
         assert found == (silent - _PAD, silent + 3 + _PAD)
+
+
+def test_part_is_cut_where_speech_goes_on() -> None:
+    def is_cut(*parts: tuple[int, float]) -> bool:
+        found = find_speech(_Made(), _made(*parts), 0, 100 * _FRAME, 60 * RATE)
+        assert isinstance(found, Speech)
+        return found.is_cut
+
+    assert is_cut((200, 1))
+    assert is_cut((98, 1), (60, 0), (100, 1))
+    assert not is_cut((90, 1), (60, 0), (100, 1))
+    assert not is_cut((80, 1), (10, 0), (100, 1))
+    assert not is_cut((50, 1))
+    assert not is_cut((100, 1))
 
 
 def test_no_more_is_heard_than_the_part_needs() -> None:

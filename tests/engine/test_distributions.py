@@ -334,7 +334,7 @@ COUNTED_AGAIN = [("top_p", "none"), ("penalties", "none"), ("bias", "required"),
 
 
 @pytest.mark.parametrize(("name", "grammar"), COUNTED_AGAIN)
-def test_drafts_from_earlier_answers_keep_the_probabilities(
+def test_drafts_from_answers_keep_the_probabilities(
     tmp_path: Path, drafts: None, monkeypatch: pytest.MonkeyPatch, name: str, grammar: str
 ) -> None:
     """The same question again and again: what follows the first token is drafted from the answer before."""

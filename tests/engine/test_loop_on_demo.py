@@ -18,7 +18,6 @@ from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.runners.scores import Logits, Scores
 from genai_server.engine.sampling.grammar import Guidance, model_guidance
 from genai_server.engine.scheduling.scheduler_output import Step
-from genai_server.engine.scheduling.step_time import StepTimeModel
 from genai_server.messages.admin import ResetPrefixCache, SetRuntimeOption, StartProfile
 from genai_server.messages.generation_request import FinishReason, GenerationRequest, Sampling
 from genai_server.messages.protocol import PromptLogprobs, Submit
@@ -338,13 +337,11 @@ def test_request_interrupts_passes_of_the_background(
     session: Any,
     guidance: Guidance,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     num_others: int,
 ) -> None:
     graph = read_decoder_graph(DEMO)
     runner = Arriving(graph, session, generator.model, BatchLimits(6, MAX_LENGTH))
     device = DemoDevice(RunnerPair(generator, runner), guidance, tmp_path)
-    monkeypatch.setattr(StepTimeModel, "tokens_beside", lambda self, num_tokens: 0)
     for key in range(10, 10 + num_others):
         device.submit(key, "Count from 1 to 12.", background=True)
         device.run_to(key, 2)

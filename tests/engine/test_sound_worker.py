@@ -1,5 +1,6 @@
 """The thread that encodes sounds: what it keeps, and which requests it refuses."""
 
+from collections.abc import Callable
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
@@ -9,9 +10,9 @@ import pytest
 from genai_server.engine.encoded_sound import EncodedSound
 from genai_server.engine.encoder_worker import Encoded, Tensors
 from genai_server.engine.sequence import Sequence, SequenceState
-from genai_server.engine.sound_worker import SoundWorker
+from genai_server.engine.sound_worker import Align, SoundWorker
 from genai_server.errors import InvalidField, RunnerFailed
-from genai_server.messages.generation_request import GenerationRequest, Image, Sound
+from genai_server.messages.generation_request import Alignment, GenerationRequest, Image, Sound
 
 _BYTES = 16
 
@@ -19,21 +20,28 @@ _BYTES = 16
 class Bench:
     """A worker whose encoder doubles the features, of 16 bytes with the result."""
 
-    def __init__(self, folder: Path, max_bytes: int = 10 * _BYTES, max_ahead: int = 100) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        max_bytes: int = 10 * _BYTES,
+        max_ahead: int = 100,
+        open_aligner: Callable[[], Align] | None = None,
+    ) -> None:
         self.folder = folder
         self.encoded: list[float] = []
-        self.worker = SoundWorker(lambda: self._encode, max_bytes, max_ahead)
+        self.worker = SoundWorker(lambda: self._encode, max_bytes, max_ahead, open_aligner)
 
     def _encode(self, tensors: Tensors) -> EncodedSound:
         features = tensors["audio_features"]
         self.encoded.append(float(features[0]))
         return EncodedSound(features, [2 * features])
 
-    def sequence(self, value: float, *, path: str | None = None) -> Sequence:
+    def sequence(self, value: float, *, path: str | None = None, alignment: Alignment | None = None) -> Sequence:
         """A request with a sound."""
         file = self.folder / f"{value}.npz"
         np.savez(file, audio_features=np.array([value, 0], np.float32))
-        request = GenerationRequest("id", [1], 4, 100, sound=Sound(str(value), path or str(file)))
+        sound = Sound(str(value), path or str(file))
+        request = GenerationRequest("id", [1], 4, 100, sound=sound, alignment=alignment)
         return Sequence(0, (0, 0), request, lambda: 0.0)
 
     def submit(self, sequence: Sequence) -> Encoded:
@@ -55,6 +63,31 @@ def test_a_sequence_takes_its_sound(bench: Bench) -> None:
     assert sequence.sound is found
     assert found.states[0].tolist() == [6.0, 0.0]
     assert sequence.tokens == [1]
+
+
+def test_a_sequence_takes_the_times_of_its_tokens(tmp_path: Path) -> None:
+    opened = []
+
+    def open_aligner() -> Align:
+        opened.append(1)
+        return lambda alignment, sound: [float(sound.states[0][0]), *map(float, alignment.tokens)]
+
+    bench = Bench(tmp_path, open_aligner=open_aligner)
+    plain = bench.submit(bench.sequence(3.0))
+    assert not opened
+    for last in (8, 9):
+        found = bench.submit(bench.sequence(3.0, alignment=Alignment([7, last], 1, 1.0)))
+        assert isinstance(found, EncodedSound)
+        assert found.token_times == [6.0, 7.0, float(last)]
+    assert isinstance(plain, EncodedSound)
+    assert plain.token_times == ()
+    assert (opened, bench.encoded) == ([1], [3.0])
+
+
+def test_times_are_refused_without_an_aligner(bench: Bench) -> None:
+    request = bench.sequence(3.0, alignment=Alignment([7, 8], 1, 1.0)).request
+    with pytest.raises(InvalidField, match="does not tell when tokens are spoken"):
+        bench.worker.check(request)
 
 
 def test_an_equal_sound_is_encoded_once(bench: Bench) -> None:

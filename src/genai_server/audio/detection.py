@@ -1,4 +1,4 @@
-"""How speech is told from silence in a recording, as far as a request may choose it."""
+"""How speech is distinguished from silence in a recording, as far as a request may choose it."""
 
 from typing import NamedTuple
 

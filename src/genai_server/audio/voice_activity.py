@@ -1,4 +1,4 @@
-"""Where a recording has speech: Silero's detector, and the windows that follow from what it finds."""
+"""Where a recording has speech: Silero's detector, and the windows derived from what it finds."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -24,7 +24,7 @@ _SURE = 0.5
 _FRAMES_OF_SPEECH = 3
 # What is kept after speech, in samples.
 _PAD = SAMPLE_RATE
-# A window ends at a pause of so many frames in its last part, preferably at a long one.
+# A window ends at a pause of this many frames in its last part, preferably at a long one.
 _PAUSE, _LONG_PAUSE = 4, 10
 _LAST_PART = 1 / 3
 # Quiet recordings are amplified for the detector, to this share of the full scale and by at most this factor.
@@ -41,6 +41,8 @@ class Speech(NamedTuple):
 
     begin: int
     end: int
+    # Whether it ends within speech, because there is no pause near its end.
+    is_cut: bool
 
 
 class Silence(NamedTuple):
@@ -132,7 +134,7 @@ def find_speech(
     end = min(len(samples), begin + limit)
     pauses = [(origin + a * _FRAME, origin + b * _FRAME) for a, b in _runs(found < detection.threshold)]
     pauses = [pause for pause in pauses if begin < pause[1] and pause[0] < end]
-    return Speech(begin, _end(pauses, begin, end, len(samples), detection.pause))
+    return Speech(begin, *_end(pauses, begin, end, len(samples), detection.pause))
 
 
 def _first_speech(found: Probabilities, threshold: float) -> int | None:
@@ -143,23 +145,24 @@ def _first_speech(found: Probabilities, threshold: float) -> int | None:
     return None
 
 
-def _end(pauses: list[tuple[int, int]], begin: int, end: int, num_samples: int, min_pause: int) -> int:
-    """Where to end a part that may go from `begin` to `end` and has these pauses.
+def _end(pauses: list[tuple[int, int]], begin: int, end: int, num_samples: int, min_pause: int) -> tuple[int, bool]:
+    """Where to end a part that may go from `begin` to `end` and has these pauses, and whether that cuts speech.
 
     A pause of at least `min_pause` samples ends it; if this is 0, the lengths of pauses decide.
     """
     if pauses and pauses[-1][1] >= end:
-        return min(pauses[-1][0] + _PAD, end)
+        silent_from = pauses[-1][0]
+        return min(silent_from + _PAD, end), end < num_samples and end - silent_from < _PAUSE * _FRAME
     if end == num_samples:
-        return end
+        return end, False
     near = [
         (a, b) for a, b in pauses if a >= end - _LAST_PART * (end - begin) and b - a >= (min_pause or _PAUSE * _FRAME)
     ]
     if not near:
-        return end
+        return end, True
     long = [(a, b) for a, b in near if b - a >= (min_pause or _LONG_PAUSE * _FRAME)]
     a, b = long[-1] if long else max(near, key=lambda pause: pause[1] - pause[0])
-    return min(a + _PAD, (a + b) // 2)
+    return min(a + _PAD, (a + b) // 2), False
 
 
 def _runs(mask: npt.NDArray[np.bool_]) -> list[tuple[int, int]]:

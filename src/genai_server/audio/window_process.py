@@ -1,8 +1,8 @@
 """The window reader: a process that finds speech in decoded recordings and prepares it for one speech model.
 
 Its argument is a specification in JSON. A question names a file of PCM, where to begin, and the file to write, and is
-answered with begin, end and digest of the window, or with where the silence ends. The process reads no environment and
-holds no secrets.
+answered with begin, end and digest of the window and whether it cuts speech, or with where the silence ends. The
+process reads no environment and holds no secrets.
 """
 
 import hashlib
@@ -68,12 +68,12 @@ class WindowReader:
         )
         if isinstance(found, Silence):
             return {"silent_until": found.end}
-        begin, end = found
+        begin, end, is_cut = found
         window = samples[begin:end]
         digest = hashlib.sha256(json.dumps([self._model_dir, self._window_samples]).encode() + b"\n")
         digest.update(window.tobytes())
         np.savez(question["target"], **{FEATURES: self._features.compute(window)})  # type: ignore[arg-type]
-        return {"begin": begin, "end": end, "digest": digest.hexdigest()}
+        return {"begin": begin, "end": end, "is_cut": is_cut, "digest": digest.hexdigest()}
 
 
 if __name__ == "__main__":

@@ -32,6 +32,8 @@ class Window:
     path: Path
     # SHA-256 in hex of the samples and the model.
     digest: str
+    # Whether it ends within speech.
+    is_cut: bool = False
 
     def __post_init__(self) -> None:
         weakref.finalize(self, self.path.unlink, missing_ok=True)
@@ -82,7 +84,8 @@ class WindowReader:
             self.running -= 1
         if "silent_until" in answer:
             return int(answer["silent_until"])
-        return Window(answer["begin"] / SAMPLE_RATE, answer["end"] / SAMPLE_RATE, target, answer["digest"])
+        begin, end = (answer[name] / SAMPLE_RATE for name in ("begin", "end"))
+        return Window(begin, end, target, answer["digest"], answer["is_cut"])
 
     def close(self) -> None:
         """End the processes. Blocks until they have ended."""

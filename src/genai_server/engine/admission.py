@@ -116,7 +116,7 @@ class Admission:
 
     def _check(self, request: GenerationRequest) -> None:
         if self._options.terminated:
-            raise SessionTerminated('terminate_session is "1" on this device; set it to "0" to go on')
+            raise SessionTerminated('terminate_session is "1" on this device; set it to "0" to continue')
         if strange := [token for token in request.sampling.logit_bias if not 0 <= token < self._vocab_size]:
             raise InvalidField(f"token {strange[0]} is not among the model's {self._vocab_size}", param="logit_bias")
         if (last := max(request.prompt)) >= self._vocab_size:

@@ -1,5 +1,6 @@
 """What a decoder of transcripts attends to."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,8 @@ class EncodedSound:
     # What it makes of them: keys and values [1, heads, frames, head_size], in the order of `DecoderGraph.cross_states`.
     # Empty if the library runs the encoder.
     states: list[NDArray[Any]]
+    # For one request: when each token of its alignment begins, in seconds.
+    token_times: Sequence[float] = ()
 
     @property
     def num_bytes(self) -> int:

@@ -42,7 +42,7 @@ from genai_server.pooling_model import Task, task_of
 from genai_server.process_memory import freeze_existing_objects
 
 if TYPE_CHECKING:
-    from genai_server.engine.prefix_cache.disk_cache import DiskCache
+    from genai_server.engine.disk_cache.disk_cache import DiskCache
 
 log = logging.getLogger(__name__)
 # Prompt tokens read in one step while no stream waits for a token.
@@ -195,7 +195,7 @@ def disk_cache(spec: EngineSpec, runner: Runner) -> "DiskCache | None":
     """The runner's prefix cache on disk, if the settings ask for one."""
     if spec.settings.prefix_cache_bytes == "0" or spec.device.startswith("scripted"):
         return None
-    from genai_server.engine.prefix_cache.disk_cache import open_disk_cache
+    from genai_server.engine.disk_cache.disk_cache import open_disk_cache
 
     return open_disk_cache(spec, runner)
 

@@ -82,6 +82,7 @@ class RequestTable:
             sequence.profile.num_tokens,
             sequence.num_drafted,
             sequence.num_accepted,
+            [] if sequence.sound is None else list(sequence.sound.token_times),
         )
         if self._end(sequence, finished):
             self.num_terminated += reason is FinishReason.TERMINATED

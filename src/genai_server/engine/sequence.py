@@ -109,7 +109,7 @@ class Sequence:
 
     @property
     def cache_salt(self) -> str | None:
-        """Cached prefixes are shared by sequences with the same. All that a decoder reads follows from the sound.
+        """Cached prefixes are shared by sequences with the same. All that a decoder reads is derived from the sound.
 
         Keys and values depend on the adapter: on its file's content, because its id is another one after each load.
         """

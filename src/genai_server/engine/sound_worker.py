@@ -2,15 +2,18 @@
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from genai_server.engine.encoded_sound import EncodedSound
 from genai_server.engine.encoder_worker import EncoderWorker, Tensors
 from genai_server.engine.sequence import Sequence, SequenceState
 from genai_server.errors import InvalidField
-from genai_server.messages.generation_request import GenerationRequest
+from genai_server.messages.generation_request import Alignment, GenerationRequest
 
 # Seconds between two looks at the requests that hold sounds.
 _POLL = 0.01
+# Returns the times of a transcript's tokens.
+Align = Callable[[Alignment, EncodedSound], list[float]]
 
 
 class SoundWorker(EncoderWorker[EncodedSound]):
@@ -19,10 +22,19 @@ class SoundWorker(EncoderWorker[EncodedSound]):
     noun = "a sound"
 
     def __init__(
-        self, open_encoder: Callable[[], Callable[[Tensors], EncodedSound]], max_bytes: int, max_ahead: int
+        self,
+        open_encoder: Callable[[], Callable[[Tensors], EncodedSound]],
+        max_bytes: int,
+        max_ahead: int,
+        open_aligner: Callable[[], Align] | None = None,
     ) -> None:
-        """`max_ahead` limits the sounds of requests that have not ended. Others are encoded when these have."""
+        """`max_ahead` limits the sounds of requests that have not ended. Others are encoded when these have.
+
+        `open_aligner` is called when the first request needs it; None if there is none.
+        """
         super().__init__(open_encoder, max_bytes)
+        self._open_aligner = open_aligner
+        self._align: Align | None = None
         self._max_ahead = max_ahead
 
     def has_inputs(self, request: GenerationRequest) -> bool:
@@ -34,6 +46,8 @@ class SoundWorker(EncoderWorker[EncodedSound]):
             raise InvalidField("this model takes no images", param="images")
         if request.sound is None:
             raise InvalidField("this model transcribes speech only, and the request has no sound", param="sound")
+        if request.alignment is not None and self._open_aligner is None:
+            raise InvalidField("this model does not tell when tokens are spoken", param="alignment")
 
     def _encode_all(self, sequence: Sequence) -> EncodedSound:
         sound = sequence.request.sound
@@ -41,7 +55,13 @@ class SoundWorker(EncoderWorker[EncodedSound]):
         # A sound takes much more memory than a prompt, so that the queue must not be full of them.
         while sequence.state is not SequenceState.ENDED and self._num_present() >= self._max_ahead:
             time.sleep(_POLL)
-        return self._encoded(sequence, sound.digest, sound.path)
+        found = self._encoded(sequence, sound.digest, sound.path)
+        alignment = sequence.request.alignment
+        if alignment is None or self._open_aligner is None:
+            return found
+        if self._align is None:
+            self._align = self._open_aligner()
+        return replace(found, token_times=self._align(alignment, found))
 
     def _made(self, digest: str, tensors: Tensors) -> EncodedSound:
         found: EncodedSound = self._encode(tensors)

@@ -52,5 +52,5 @@ class ModelStore:
     pull: PullModel
     # The models in a repository. Raises PullFailed.
     variants: Callable[[str], list[Variant]]
-    # By name.
+    # Keyed by name.
     stored: Callable[[], list[StoredModel]]

@@ -177,9 +177,9 @@ def check_weights(gguf: GGUFReader, model: Any, found: dict[str, Any]) -> None:
     if missing := sorted(found["missing_keys"]):
         refuse(f"it lacks weights, such as {missing[0]}")
     have = sum(parameter.numel() for parameter in model.parameters())
-    want = sum(int(tensor.n_elements) for tensor in gguf.tensors if tensor.name != _ROPE_FACTORS)
-    if have != want:
-        refuse(f"Transformers reads {have} of its {want} weights")
+    expected = sum(int(tensor.n_elements) for tensor in gguf.tensors if tensor.name != _ROPE_FACTORS)
+    if have != expected:
+        refuse(f"Transformers reads {have} of its {expected} weights")
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from genai_server.stub_directory import write_stub
 from genai_server.vision_model import VisionModel
 
 _GRAPHS = ("vision", "embedding", "decoder")
-# Names of tensors for the whole prompt, which is not the request's.
+# Names of tensors for the complete prompt, which is not the request's.
 _OF_PROMPT = ("input_ids", "token_type_ids")
 _GRID = "image_grid_thw"
 _PIXELS = "pixel_values"

@@ -75,6 +75,17 @@ class Sound(Struct, frozen=True):
     path: str
 
 
+class Alignment(Struct, frozen=True):
+    """A transcript of a sound, to find out when its tokens are spoken."""
+
+    # The model's prompt for a transcript without timestamps, the text, and the end of text.
+    tokens: list[int]
+    # Tokens of the prompt in front of the text; at least one.
+    num_before: int
+    # Length of the sound.
+    seconds: float
+
+
 class TranscriptRules(Struct, frozen=True):
     """Which tokens a transcript may have where (openai/whisper: SuppressTokens, ApplyTimestampRules)."""
 
@@ -143,6 +154,8 @@ class GenerationRequest(Struct, frozen=True):
     # Only for models for speech, which need one.
     sound: Sound | None = None
     transcript: TranscriptRules | None = None
+    # Only with a sound, and only if `ModelInfo.aligns`.
+    alignment: Alignment | None = None
     # With log probabilities, these tokens' follow the most likely ones of each token.
     scored_tokens: list[int] = []
 
@@ -235,6 +248,8 @@ class ModelInfo(Struct, frozen=True):
     defaults: Sampling
     # Whether it can compute the log probabilities of a prompt's tokens.
     scores_prompts: bool = True
+    # Whether it can tell when the tokens of a transcript are spoken.
+    aligns: bool = False
     # Tokens of prompt and answer together that its engine takes; 0 for the model's context.
     limit: int = 0
     # What sets `max_length`, in words for messages.

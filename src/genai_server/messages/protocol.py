@@ -188,6 +188,8 @@ class Finished(Struct, frozen=True, tag=True):
     # Tokens that were drafted, and those that were accepted.
     num_drafted: int = 0
     num_accepted: int = 0
+    # When each token of the request's `alignment` behind those before the text begins, in seconds.
+    token_times: list[float] = []
 
 
 class Failed(Struct, frozen=True, tag=True):

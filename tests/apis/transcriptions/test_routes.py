@@ -115,6 +115,30 @@ def test_verbose_json_has_segments_with_their_figures(server: RunningServer) -> 
     assert "server-timing" in response.headers
 
 
+def test_words_have_times(client: openai.OpenAI) -> None:
+    found = client.audio.transcriptions.create(
+        model="speech",
+        file=("a.wav", SPEECH),
+        response_format="verbose_json",
+        timestamp_granularities=["word", "segment"],
+    )
+    assert found.words
+    assert found.segments
+    assert all(word.word.strip() == word.word for word in found.words)
+    spoken = "".join(segment.text for segment in found.segments)
+    assert all(word.word in spoken for word in found.words)
+    starts = [word.start for word in found.words]
+    assert starts == sorted(starts)
+    assert all(0 <= word.start <= word.end <= found.duration for word in found.words)
+
+
+def test_words_alone_come_without_segments(server: RunningServer) -> None:
+    response = post(server, response_format="verbose_json", **{"timestamp_granularities[]": "word"})
+    assert response.status_code == 200, response.text
+    assert response.json()["words"]
+    assert "segments" not in response.json()
+
+
 def test_openapi_describes_the_form_and_the_formats(server: RunningServer) -> None:
     document = server.client.get("/openapi.json").json()
     for path, name in zip(PATHS, ("TranscriptionForm", "TranslationForm"), strict=True):
@@ -225,6 +249,16 @@ def test_wrong_fields_are_refused(
     assert response.status_code == (404 if code == "model_not_found" else 400)
     assert refusal(response)[1:] == (code, param)
     assert words in response.json()["error"]["message"]
+
+
+def test_transcriptions_can_be_profiled(server: RunningServer) -> None:
+    plain = post(server, language="en", response_format="text", model="speech").text
+    start = server.client.post("/v1/admin/profiles", json={"model": "speech", "prefix": "heard", "max_tokens": 3})
+    assert start.status_code == 200, start.text
+    assert post(server, language="en", response_format="text", model="speech").text == plain
+    (session,) = [one for one in server.client.get("/v1/admin/profiles").json()["data"] if one["prefix"] == "heard"]
+    assert session["profiled"]["tokens"] == 3, session
+    assert session["reason"] == "3 tokens are profiled (max_tokens)"
 
 
 def test_a_file_is_required(server: RunningServer) -> None:

@@ -43,6 +43,21 @@ def test_all_fields_of_openai_with_an_effect_are_accepted() -> None:
     assert TranscriptionForm.model_validate({**FILE, **fields, "include": ["logprobs"]}).include == ["logprobs"]
 
 
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        (None, (True, False)),
+        (["segment"], (True, False)),
+        (["word"], (False, True)),
+        (["word", "segment"], (True, True)),
+    ],
+)
+def test_granularities_choose_segments_and_words(given: list[str] | None, shown: tuple[bool, bool]) -> None:
+    fields = {} if given is None else {"timestamp_granularities": given}
+    form = TranscriptionForm.model_validate({**FILE, "response_format": "verbose_json", **fields})
+    assert (form.has_segments, form.has_words) == shown
+
+
 @pytest.mark.parametrize("written", [{"threshold": "0.6"}, {"threshold": 0.6}])
 def test_values_of_the_detector_may_be_chosen(written: dict[str, Any]) -> None:
     given = {"type": "server_vad", "silence_duration_ms": "500", **written}
@@ -71,11 +86,6 @@ def test_values_of_the_detector_may_be_chosen(written: dict[str, Any]) -> None:
         ({"temperature": "warm"}, "temperature", 'given "warm"'),
         ({"temperature": "nan"}, "temperature", "finite"),
         ({"timestamp_granularities": ["segment"]}, "timestamp_granularities", "response_format verbose_json"),
-        (
-            {"response_format": "verbose_json", "timestamp_granularities": ["segment", "word"]},
-            "timestamp_granularities",
-            "cross attention",
-        ),
         (
             {"response_format": "verbose_json", "timestamp_granularities": ["page"]},
             "timestamp_granularities[0]",

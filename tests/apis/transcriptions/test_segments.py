@@ -36,6 +36,19 @@ def test_single_timestamp_at_the_end_completes_the_window() -> None:
     assert advance([at(1), A, at(9)]) == WINDOW
 
 
+def test_cut_window_is_complete_up_to_its_last_end() -> None:
+    tokens = [at(0), A, at(4), at(4.5), B, at(9)]
+    assert split(tokens, MODEL, WINDOW, is_cut=True)[1] == 9.0
+    assert split([at(1), A, at(9)], MODEL, WINDOW, is_cut=True) == ([Span(0, 3, 1.0, 9.0)], 9.0)
+
+
+def test_segment_at_the_end_of_a_cut_window_is_incomplete() -> None:
+    tokens = [at(0), A, at(4), at(4.5), B, at(29.9)]
+    assert split(tokens, MODEL, WINDOW, is_cut=True) == ([Span(0, 3, 0.0, 4.0)], 4.0)
+    (only,), complete = split(tokens[3:], MODEL, WINDOW, is_cut=True)
+    assert (only.first, only.last, complete) == (0, 3, WINDOW)
+
+
 def test_text_without_other_timestamps_is_the_whole_window() -> None:
     for tokens, start in (([at(0), A, B], 0.0), ([at(2), A, B], 2.0), ([A, B], 0.0)):
         assert spans(tokens, 12.0) == [(tokens, start, 12.0)]

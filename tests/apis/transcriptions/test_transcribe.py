@@ -33,10 +33,11 @@ def begun(
     language: str | None = "en",
     candidates: Sequence[str] = (),
     prompt: Sequence[int] = (),
+    has_words: bool = False,
 ) -> Transcription:
     base = GenerationRequest("name", [], 0, MODEL.context_length)
     transcriber = WindowTranscriber(MODEL, codec, requests, base)  # type: ignore[arg-type]
-    options = TranscriptionOptions(language, candidates, list(prompt), False, 0.0, False)
+    options = TranscriptionOptions(language, candidates, list(prompt), False, 0.0, False, has_words)
     return Transcription(MODEL, recording, requests, transcriber, options)  # type: ignore[arg-type]
 
 
@@ -147,6 +148,31 @@ async def test_a_recording_without_speech_has_no_text(codec: TextCodec) -> None:
     assert await transcribed(transcription) == []
     assert transcription.language is None
     assert requests.is_finished
+
+
+@pytest.mark.anyio
+async def test_words_have_times_within_the_recording(codec: TextCodec) -> None:
+    encode = codec.tokenizer.encode
+    one, two, three = encode(" One,"), encode(" two."), encode(" three")
+    requests = HeldRequests(
+        answer([at(0), *one, *two, at(5), at(6), *three, at(9), at(9), *encode(" cut")]),
+        EngineAnswer([0], [], [0.5 * number for number in range(len([*one, *two, *three]) + 1)]),
+        answer([at(0), *encode(" end"), at(2)]),
+        EngineAnswer([0], [], [*[0.0] * len(encode(" end")), 90.0]),
+    )
+    transcription = begun(codec, HeldRecording(12.0, length=10.0), requests, has_words=True)
+    segments = await transcribed(transcription)
+    words = [[word.text for word in segment.words] for segment in segments]
+    assert words == [["One", "two"], ["three"], ["end"]]
+    asked = requests.asked[1].alignment
+    assert asked is not None
+    # Neither timestamps nor text that is left to the next window.
+    assert asked.tokens[asked.num_before : -1] == [*one, *two, *three]
+    (first, second), (third,), (last,) = (segment.words for segment in segments)
+    assert 0.0 <= first.start < first.end <= 0.5 * len(one) <= second.start < second.end
+    assert third.start >= 5.5
+    # The second window begins at 9 s, and its segment ends after 2 s.
+    assert (last.start, last.end) == (9.0, 11.0)
 
 
 @pytest.mark.anyio

@@ -7,7 +7,7 @@ import pytest
 
 from genai_server.apis.transcriptions.engine_requests import EngineAnswer
 from genai_server.apis.transcriptions.window_transcript import TranscriptTask, WindowTranscriber
-from genai_server.messages.generation_request import GenerationRequest
+from genai_server.messages.generation_request import Alignment, GenerationRequest
 from genai_server.text.codec import TextCodec
 from tests.apis.transcriptions.doubles import MODEL, HeldRequests, answer, at, held_window, load_codec, scores
 
@@ -49,6 +49,20 @@ async def test_the_prompt_has_language_and_task(codec: TextCodec) -> None:
         assert asked.transcript is not None
         assert asked.transcript.max_first == 50
         assert asked.max_tokens == MODEL.context_length // 2
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("language", ["de", ""])
+async def test_times_are_asked_for_with_the_text_alone(codec: TextCodec, language: str) -> None:
+    requests = HeldRequests(EngineAnswer([0], [], [0.5, 1.0, 1.5]))
+    window = held_window(3.0, 7.5)
+    found = await transcriber(codec, requests).token_times(window, [70, 80], task(language=language))
+    assert found == [0.5, 1.0, 1.5]
+    (asked,) = requests.asked
+    start = [MODEL.start_of_transcript, *([MODEL.languages["de"], MODEL.transcribe] if language else [])]
+    assert (asked.prompt, asked.max_tokens) == (start, 1)
+    tokens = [*start, MODEL.no_timestamps, 70, 80, MODEL.end_of_text]
+    assert asked.alignment == Alignment(tokens, len(start) + 1, 4.5)
 
 
 @pytest.mark.anyio

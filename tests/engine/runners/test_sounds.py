@@ -3,6 +3,10 @@
 The model is tests/built_models/whisper: the graphs of the real builder with random weights.
 """
 
+import json
+from collections import Counter
+from collections.abc import Sequence as Several
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,9 +18,13 @@ from genai_server.engine.encoded_sound import EncodedSound
 from genai_server.engine.model.cross_attention import read_cross_decoder, read_encoder_files
 from genai_server.engine.model.session import open_session
 from genai_server.engine.model.sound_encoder import SoundEncoder
+from genai_server.engine.profiling.folder import wait_for_next_file_name
 from genai_server.engine.runners.batched import BatchedRunner, BatchLimits
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
+from genai_server.engine.runners.profiled_speech import ProfiledSpeechRunner
 from genai_server.engine.runners.runner_pair import RunnerPair
+from genai_server.engine.runners.scores import Scores
+from genai_server.engine.scheduling.scheduler_output import Read
 from genai_server.engine.sequence import Sequence
 from genai_server.errors import RunnerFailed
 from genai_server.messages.generation_request import GenerationRequest, Sound
@@ -138,6 +146,50 @@ def test_an_answer_moves_between_the_runners(speech: Speech) -> None:
     pair = RunnerPair(speech.generator, speech.batch)
     for sequence, expected in zip(speech.sequences(), speech.answers, strict=True):
         assert moving_answer(pair, sequence, STEPS) == expected
+
+
+class OneByOne(ProfiledSpeechRunner):
+    """As in the engine, no two passes have a file of the same name."""
+
+    def forward(self, reads: Several[Read]) -> list[Scores]:
+        found = super().forward(reads)
+        wait_for_next_file_name()
+        return found
+
+
+def test_profiled_answers_are_equal_with_a_file_for_each_pass(speech: Speech, tmp_path: Path) -> None:
+    loaded: list[str] = []
+
+    def load(prefix: str) -> OgGeneratorRunner:
+        loaded.append(prefix)
+        return OgGeneratorRunner(PATH, "cpu", threads=1, pass_prefix=prefix)
+
+    speech.batch.forget()
+    profiled = OneByOne(speech.batch.model, load)
+    pair = RunnerPair(profiled, speech.batch)
+    assert pair.no_profile() is None
+    for number, (sequence, expected) in enumerate(zip(speech.sequences(), speech.answers, strict=True)):
+        if number != 1:
+            profiled.set_runtime_option(sequence.id, "enable_profiling", str(tmp_path / f"of-{number}"))
+        assert moving_answer(pair, sequence, STEPS) == expected
+    assert len(loaded) == 1
+    profiles = sorted(path.name for path in tmp_path.iterdir())
+    # On the generator are two passes that read prompt and answer again, and those of three more tokens.
+    assert Counter(name.partition("_")[0] for name in profiles) == {"of-0": 5, "of-2": 5, "of-3": 5}
+    events = json.loads((tmp_path / profiles[0]).read_text())
+    assert any(event["name"] == "model_run" for event in events)
+    assert any("cross_attn" in event["name"] for event in events)
+    assert list(Path(loaded[0]).parent.iterdir()) == []
+    profiled.end_session()
+    assert not Path(loaded[0]).parent.exists()
+
+
+def test_a_model_that_cannot_be_loaded_for_profiles_is_named(speech: Speech) -> None:
+    def load(prefix: str) -> OgGeneratorRunner:
+        raise MemoryError("no room")
+
+    with pytest.raises(RunnerFailed, match="cannot be loaded for profiles: no room"):
+        ProfiledSpeechRunner(speech.batch.model, load).open(speech.sequences()[0])
 
 
 def test_features_of_another_size_are_named(speech: Speech) -> None:

@@ -595,6 +595,12 @@ def test_round_of_the_background_ends_when_another_arrives() -> None:
     assert passes(scheduler, 2) == "xx"
 
 
+def _on_a_gpu(*sequences: Sequence) -> Scheduler:
+    runner = able_runner()
+    runner.abilities = replace(runner.abilities, uses_host_cores=False)
+    return admitted(*sequences, runner=runner, prefill_chunk=64, idle_chunk=128)
+
+
 def _timed(scheduler: Scheduler, times: dict[int, float]) -> None:
     """Let the scheduler know how long passes of so many decoding sequences take."""
     for number, seconds in times.items():
@@ -605,20 +611,20 @@ def _timed(scheduler: Scheduler, times: dict[int, float]) -> None:
 @pytest.mark.parametrize(
     ("times", "beside"),
     [
-        ({1: 0.010, 4: 0.016}, []),  # a CPU
-        ({1: 0.010, 4: 0.0102}, ["a", "b", "c"]),  # a GPU
+        ({1: 0.010, 4: 0.016}, []),
+        ({1: 0.010, 4: 0.0102}, ["a", "b", "c"]),
         ({1: 0.010, 3: 0.0102, 4: 0.0130}, ["a", "b"]),
         ({4: 0.0102}, []),  # nothing is known of a pass without them
     ],
 )
 def test_background_decodes_beside_others_where_that_is_free(times: dict[int, float], beside: list[str]) -> None:
-    scheduler = _mixing(*(_background(name, decoding=True) for name in "abc"), _batched("x", decoding=True))
+    scheduler = _on_a_gpu(*(_background(name, decoding=True) for name in "abc"), _batched("x", decoding=True))
     _timed(scheduler, times)
     assert names_of(next_step(scheduler).sequences) == ["x", *beside]
 
 
 def test_background_prompt_is_read_beside_others_where_free() -> None:
-    scheduler = _mixing(_background("a", decoding=True), _background("p", 500), _batched("x", decoding=True))
+    scheduler = _on_a_gpu(_background("a", decoding=True), _background("p", 500), _batched("x", decoding=True))
     _timed(scheduler, {1: 0.010, 40: 0.0101})
     step = next_step(scheduler)
     assert names_of(step.sequences) == ["x", "a", "p"]
@@ -633,9 +639,15 @@ def test_background_prompt_is_read_beside_others_where_free() -> None:
 def test_exact_sequence_decodes_beside_exact_ones_only() -> None:
     for is_exact, names in ((False, ["x"]), (True, ["x", "a"])):
         x = _batched("x", decoding=True, exact=is_exact)
-        scheduler = _mixing(_background("a", decoding=True, exact=True), x)
+        scheduler = _on_a_gpu(_background("a", decoding=True, exact=True), x)
         _timed(scheduler, {1: 0.010, 4: 0.010})
         assert names_of(next_step(scheduler).sequences) == names
+
+
+def test_background_reads_nothing_beside_others_on_host_cores() -> None:
+    scheduler = _mixing(_background("a", decoding=True), _batched("x", decoding=True))
+    _timed(scheduler, {1: 0.010, 4: 0.010})
+    assert names_of(next_step(scheduler).sequences) == ["x"]
 
 
 def test_pass_of_the_background_is_short() -> None:

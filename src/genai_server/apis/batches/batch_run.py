@@ -1,6 +1,6 @@
 """One batch while this process runs it, from its input's lines to the files with the results.
 
-Whatever ends the process, another one goes on: each step can be repeated, and the files tell which requests have ended.
+If the process ends, another one continues: each step can be repeated, and the files record which requests have ended.
 """
 
 import asyncio
@@ -52,7 +52,7 @@ class _InputMissing(Exception):
 
 
 class BatchRun:
-    """Runs a batch of which no other process can be the runner meanwhile."""
+    """Runs a batch that no other process can run at the same time."""
 
     def __init__(
         self, batch: StoredBatch, store: BatchStore, files: FileStore, answering: Answering, limits: BatchLimits
@@ -67,7 +67,7 @@ class BatchRun:
         self._has_room = True
 
     async def run(self) -> str | None:
-        """Run the batch to its end, or until it is stopped; returns the state in which it ends, None if it goes on.
+        """Run the batch to its end or until it is stopped; returns the state in which it ends, None if it may continue.
 
         Raises StoreUnavailable and OSError.
         """
@@ -105,7 +105,7 @@ class BatchRun:
 
         A batch that was cancelled under an earlier process is stopped before its first request.
         """
-        is_told = False
+        is_logged = False
         while True:
             if time.time() >= self._batch.expires:
                 self.stop("expired")
@@ -114,11 +114,11 @@ class BatchRun:
             await asyncio.sleep(_LOOK_EVERY)
             try:
                 value = await self._update()
-                is_told = False
+                is_logged = False
             except StoreUnavailable as error:
-                if not is_told:
+                if not is_logged:
                     log.warning("the progress of %s is not stored: %s", self._batch.id, error.message)
-                is_told = True
+                is_logged = True
 
     async def _update(self, change: Callable[[JsonObject], None] = lambda value: None) -> JsonObject:
         assert self._results is not None
@@ -132,7 +132,7 @@ class BatchRun:
         value, has_room = await self._store.update(self._batch, changed, self._results.sizes)
         if self._has_room and not has_room:
             log.warning(
-                "%s waits: its key's files, or all, leave no room for results "
+                "%s waits: its key's files, or all, leave no space for results "
                 "(GENAI_FILES_BYTES_PER_KEY, GENAI_FILES_BYTES)",
                 self._batch.id,
             )

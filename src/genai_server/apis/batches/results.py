@@ -105,7 +105,7 @@ class Results:
                     await self._append(file, taken)
 
     async def _append(self, file: _File, taken: list[tuple[bytes, bytes, "asyncio.Future[None]"]]) -> None:
-        is_told = False
+        is_logged = False
         while True:
             try:
                 lines = [line for _, line, _ in taken]
@@ -113,9 +113,9 @@ class Results:
                 await asyncio.shield(self._appending)
                 break
             except OSError as error:
-                if not is_told:
+                if not is_logged:
                     log.warning("results of a batch cannot be written, and it waits: %s", error.strerror)
-                is_told = True
+                is_logged = True
                 await asyncio.sleep(_PAUSE)
         file.num_lines += len(taken)
         for id, _, written in taken:

@@ -16,7 +16,7 @@ router = VersionedRouter(BodyRoute, "openai", codes=(429,))
 
 
 async def the_batches(request: Request, files: TheFiles) -> Batches:
-    """The app's batches. Depends on TheFiles, without which there are none."""
+    """The app's batches. Depends on TheFiles: without files there are no batches."""
     found: Batches = request.app.state.batches
     return found
 

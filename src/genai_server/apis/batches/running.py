@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 # Batches that a process runs at once. Each owner has one in all processes, so that every owner's begins soon.
 _MAX_RUNNING = 16
-# Seconds between two looks for batches that nobody runs, and between two removals of expired files.
+# Seconds between two looks for batches that no process runs, and between two removals of expired files.
 _LOOK_EVERY = 1.0
 _CLEAN_EVERY = 600.0
 # Seconds after which a batch that met an internal error is run again.
@@ -54,17 +54,17 @@ class Batches:
         self._wake.set()
 
     async def run(self) -> None:
-        """Run batches until cancelled. Those that run then go on with the next start."""
-        is_told = False
+        """Run batches until cancelled. Those that run then continue after the next start."""
+        is_logged = False
         try:
             while True:
                 try:
                     await self._look()
-                    is_told = False
+                    is_logged = False
                 except (StoreUnavailable, OSError) as error:
-                    if not is_told:
+                    if not is_logged:
                         log.warning("no batch can begin: %s", in_one_line(error))
-                    is_told = True
+                    is_logged = True
                 except Exception:
                     log.exception("looking for batches")
                 with suppress(TimeoutError):

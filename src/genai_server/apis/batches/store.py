@@ -64,7 +64,7 @@ class BatchStore:
     async def create(self, body: BatchRequest, owner: str) -> JsonObject:
         """Add a batch.
 
-        Raises InvalidField for an input file that the owner does not have, or if there is no room for its results, and
+        Raises InvalidField for an input file that the owner does not have, or if there is no space for its results, and
         RateLimitExceeded if too many batches have not ended.
         """
         now = int(time.time())
@@ -160,7 +160,7 @@ class BatchStore:
     ) -> tuple[JsonObject, bool]:
         """Change a batch that this process runs. `sizes` are those of its results and errors in bytes.
 
-        Returns its new value, and whether its owner's files leave room for more results.
+        Returns its new value, and whether its owner's files leave space for more results.
         """
 
         def update(database: Database) -> tuple[JsonObject, bool]:
@@ -219,7 +219,7 @@ class BatchStore:
                 raise RateLimitExceeded(f"this key may have {MAX_OPEN} batches that have not ended, and has {num_open}")
             if not self._files.has_room(rows, batch.owner):
                 raise InvalidField(
-                    "there is no room for the results: delete files (GENAI_FILES_BYTES_PER_KEY, GENAI_FILES_BYTES)",
+                    "there is no space for the results: delete files (GENAI_FILES_BYTES_PER_KEY, GENAI_FILES_BYTES)",
                     param="input_file_id",
                 )
             for id, name in ((batch.output, f"{batch.id}_output.jsonl"), (batch.errors, f"{batch.id}_error.jsonl")):

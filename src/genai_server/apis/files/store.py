@@ -96,7 +96,7 @@ class FileStore:
         return self._contents / id
 
     async def add(self, upload: Path, name: str, purpose: str, owner: str, seconds: int) -> StoredFile:
-        """Move an uploaded file into the store, for so many seconds.
+        """Move an uploaded file into the store, for a number of seconds.
 
         Raises InvalidField if the owner's files would be too large, and UploadUnavailable if all files would be, or if
         the disk fails.
@@ -226,7 +226,7 @@ def new_id(prefix: str) -> str:
 
 
 def insert(rows: sqlite3.Connection, file: StoredFile, writer: str = "") -> None:
-    """Add a file. With a `writer`, a batch that still writes it, nobody can see it."""
+    """Add a file. With a `writer`, a batch that still writes it, no request can see it."""
     values = (file.id, file.owner, file.created, file.expires, file.name, file.purpose, file.size, writer)
     rows.execute(f"INSERT INTO files ({_COLUMNS}, writer) VALUES (?, ?, ?, ?, ?, ?, ?, ?)", values)
 

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from msgspec import structs
 
@@ -26,6 +26,8 @@ class EngineAnswer:
     tokens: list[int]
     # One for each token.
     logprobs: list[TokenLogprob]
+    # Of the request's alignment, in seconds.
+    token_times: list[float] = field(default_factory=list)
 
 
 class TranscriptFigures(AnswerFigures):
@@ -134,6 +136,7 @@ class EngineRequests:
             figures.end()
             stream.close()
         require_end(stream.reason, self.deadline)
+        answer.token_times.extend(stream.finished.token_times)
         return answer
 
     @property

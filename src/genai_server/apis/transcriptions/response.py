@@ -82,16 +82,24 @@ def scored_tokens(logprobs: Iterable[TokenLogprob], token_bytes: Callable[[int],
     return found
 
 
-def verbose_body(transcript: Transcript) -> JsonObject:
-    """The body in the format verbose_json."""
-    return {
+def verbose_body(transcript: Transcript, *, has_segments: bool = True, has_words: bool = False) -> JsonObject:
+    """The body in the format verbose_json, with segments, words, or both."""
+    body: JsonObject = {
         "task": "translate" if transcript.is_translated else "transcribe",
         "language": language_name(ENGLISH if transcript.is_translated else transcript.language or ENGLISH),
         "duration": round(transcript.duration, _TIME_DIGITS),
         "text": transcript.text,
-        "segments": [_segment_body(number, segment) for number, segment in enumerate(transcript.segments)],
         "usage": usage_of(transcript.duration),
     }
+    if has_segments:
+        body["segments"] = [_segment_body(number, segment) for number, segment in enumerate(transcript.segments)]
+    if has_words:
+        words = (word for segment in transcript.segments for word in segment.words)
+        body["words"] = [
+            {"word": word.text, "start": round(word.start, _TIME_DIGITS), "end": round(word.end, _TIME_DIGITS)}
+            for word in words
+        ]
+    return body
 
 
 def _segment_body(number: int, segment: Segment) -> JsonObject:

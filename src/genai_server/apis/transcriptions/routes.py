@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import Body
@@ -85,7 +86,8 @@ async def _transcribed(services: Services, form: AudioForm, context: RequestCont
             scored = transcription.token_bytes if shows_logprobs else None
             return await built_response(lambda: json_body(found, scored), is_long=len(segments) > _FEW_SEGMENTS)
         case TranscriptFormat.VERBOSE_JSON:
-            return await built_response(lambda: verbose_body(found), is_long=len(segments) > _FEW_SEGMENTS)
+            body = partial(verbose_body, found, has_segments=form.has_segments, has_words=form.has_words)
+            return await built_response(body, is_long=len(segments) > _FEW_SEGMENTS)
     return PlainTextResponse(plain_body(found, form.response_format))
 
 

@@ -11,7 +11,6 @@ from genai_server.apis.shared.base import Text, Wire, elements, field_error
 from genai_server.audio.detection import Detection
 from genai_server.speech_model import SAMPLE_RATE
 
-_NO_WORDS = "the graph of the model gives no cross attention, from which times of words are computed"
 _NO_SPEAKERS = "this server does not tell speakers apart"
 _MAX_LANGUAGES = 100
 _MAX_CHOICES = 8
@@ -65,6 +64,16 @@ class AudioForm(Wire):
     timeout: float | None = Field(None, gt=0, description="Seconds, including waiting, after which the request fails.")
     user: Any = Field(None, description="Accepted, but has no effect.")
 
+    @property
+    def has_words(self) -> bool:
+        """Whether verbose_json has words."""
+        return False
+
+    @property
+    def has_segments(self) -> bool:
+        """Whether verbose_json has segments."""
+        return True
+
     @model_validator(mode="after")
     def _streams_text(self) -> Self:
         if self.stream and self.response_format not in (TranscriptFormat.JSON, TranscriptFormat.TEXT):
@@ -116,7 +125,9 @@ class TranscriptionForm(AudioForm):
         None, description="Codes of the languages that the recording may have; the most probable one is used."
     )
     timestamp_granularities: Annotated[list[Literal["segment", "word"]], elements(_MAX_CHOICES)] | None = Field(
-        None, description="Only `segment`, and only with `response_format` verbose_json."
+        None,
+        description="What has times with `response_format` verbose_json: `segment`, `word`, or both; by default "
+        "segments. Words take another pass over each window.",
     )
     include: Annotated[list[Literal["logprobs"]], elements(_MAX_CHOICES)] | None = Field(
         None, description="`logprobs`: also return the log probability of each token; with `response_format` json."
@@ -129,6 +140,14 @@ class TranscriptionForm(AudioForm):
     keywords: Any = Field(None, description="Not supported.")
     known_speaker_names: Any = Field(None, description="Not supported.")
     known_speaker_references: Any = Field(None, description="Not supported.")
+
+    @property
+    def has_words(self) -> bool:
+        return "word" in (self.timestamp_granularities or ())
+
+    @property
+    def has_segments(self) -> bool:
+        return "segment" in (self.timestamp_granularities or ("segment",))
 
     @field_validator("chunking_strategy", mode="before")
     @classmethod
@@ -156,8 +175,6 @@ class TranscriptionForm(AudioForm):
             raise field_error("keywords", "is not supported: write the words into prompt")
         if self.language is not None and self.languages is not None:
             raise field_error("languages", "cannot be combined with language")
-        if "word" in (self.timestamp_granularities or ()):
-            raise field_error("timestamp_granularities", f"cannot be word: {_NO_WORDS}")
         if self.timestamp_granularities is not None and self.response_format is not TranscriptFormat.VERBOSE_JSON:
             raise field_error("timestamp_granularities", "is only allowed with response_format verbose_json")
         if self.include is not None and self.response_format is not TranscriptFormat.JSON:
@@ -213,12 +230,21 @@ class TranscribedSegment(BaseModel):
     no_speech_prob: float
 
 
+class TranscribedWord(BaseModel):
+    """A word of a transcript, without the punctuation around it. Times are in seconds."""
+
+    word: str
+    start: float
+    end: float
+
+
 class VerboseTranscriptionResponse(BaseModel):
-    """Response with `response_format` verbose_json."""
+    """Response with `response_format` verbose_json. `timestamp_granularities` chooses among segments and words."""
 
     task: Literal["transcribe", "translate"]
     language: str
     duration: float
     text: str
-    segments: list[TranscribedSegment]
+    segments: list[TranscribedSegment] | None = None
+    words: list[TranscribedWord] | None = None
     usage: DurationUsage

@@ -5,12 +5,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from genai_server.apis.transcriptions.words import Word
 from genai_server.messages.generation_request import TokenLogprob
 from genai_server.speech_model import TIME_PRECISION, SpeechModel
 
 # A window of which less than this number of seconds would be complete is taken as a whole. Each window takes a pass of
 # the encoder, and timestamps may be only 0.02 s apart.
 _MIN_ADVANCE = 1.0
+# Seconds. A segment that ends so close to the end of a window that cuts speech may be cut, too.
+_AT_END = 0.3
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,8 @@ class Segment:
     no_speech_prob: float
     # Of the text's tokens.
     logprobs: Sequence[TokenLogprob] = ()
+    # If they are wanted.
+    words: Sequence[Word] = ()
 
 
 class Span(NamedTuple):
@@ -46,11 +51,15 @@ class Span(NamedTuple):
     end: float
 
 
-def split(tokens: Sequence[int], model: SpeechModel, duration: float) -> tuple[list[Span], float]:
+def split(
+    tokens: Sequence[int], model: SpeechModel, duration: float, *, is_cut: bool = False
+) -> tuple[list[Span], float]:
     """The segments of a window's transcript, and how many seconds of the window they complete.
 
     `duration` is the window's, in seconds. Text after the last complete segment is left out unless it reaches the
-    window's end: the next window begins where that segment ends, so it has the text again.
+    window's end: the next window begins where that segment ends, so it has the text again. If the window `is_cut`, it
+    ends within speech. Then the text that reaches its end is not complete either, and what follows the last segment
+    may be a word that was cut.
     """
     first = model.first_timestamp
     is_time = [token >= first for token in tokens]
@@ -60,7 +69,10 @@ def split(tokens: Sequence[int], model: SpeechModel, duration: float) -> tuple[l
 
     # A segment's end is followed by the next one's beginning.
     ends = [index for index in range(len(tokens) - 1) if is_time[index] and is_time[index + 1]]
-    if not ends or is_time[-2:] == [False, True]:
+    has_end = is_time[-2:] == [False, True]
+    if is_cut and has_end and (last := time(len(tokens) - 1, duration)) < duration - _AT_END:
+        ends, advance = [*ends, len(tokens) - 1], last
+    elif not ends or (has_end and not is_cut):
         # No speech follows the last time, or the text has no other one.
         ends, advance = [*ends, len(tokens) - 1], duration
     else:

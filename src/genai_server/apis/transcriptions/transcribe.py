@@ -7,7 +7,8 @@ import asyncio
 import math
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import chain
 
 from genai_server.apis.shared.base import JsonObject
 from genai_server.apis.transcriptions.engine_requests import EngineRequests
@@ -15,6 +16,7 @@ from genai_server.apis.transcriptions.languages import ENGLISH
 from genai_server.apis.transcriptions.schemas import AudioForm, ServerVad, TranscriptFormat, TranscriptionForm
 from genai_server.apis.transcriptions.segments import Segment, Span, split
 from genai_server.apis.transcriptions.window_transcript import TranscriptTask, WindowTranscriber, WindowTranscript
+from genai_server.apis.transcriptions.words import bounded, words_of
 from genai_server.audio.detection import Detection
 from genai_server.audio.recordings import Recording
 from genai_server.audio.window_reader import Window
@@ -33,6 +35,10 @@ _MAX_CONDITIONING = 0.5
 # Seconds. Less is not transcribed.
 _MIN_WINDOW = 0.1
 _AUDIO_TOKENS_PER_SECOND = 50
+_WORDS = "timestamp_granularities"
+_NO_WORDS = (
+    "times of words need the decoder's attention to the sound, which is only read where the server runs its graph"
+)
 
 
 @dataclass(frozen=True)
@@ -48,6 +54,7 @@ class TranscriptionOptions:
     translates: bool
     temperature: float
     shows_no_speech: bool
+    has_words: bool = False
 
 
 class Transcription:
@@ -120,9 +127,11 @@ class Transcription:
             seek = window.end
             if found.is_silent:
                 continue
-            spans, advance = split(found.tokens, self._model, window.end - window.start)
+            spans, advance = split(found.tokens, self._model, window.end - window.start, is_cut=window.is_cut)
             seek = min(window.start + advance, window.end)
             segments = [each for span in spans if (each := self._segment(found, window, span)) is not None]
+            if options.has_words and segments:
+                segments = await self._with_words(segments, window, task)
             if found.temperature > _MAX_CONDITIONING:
                 previous = []
             else:
@@ -131,6 +140,18 @@ class Transcription:
             if segments:
                 yield segments
         self._requests.finish()
+
+    async def _with_words(self, segments: list[Segment], window: Window, task: TranscriptTask) -> list[Segment]:
+        """The segments of a window with their words."""
+        texts = [[token for token in segment.tokens if self._transcriber.is_text(token)] for segment in segments]
+        times = await self._transcriber.token_times(window, list(chain(*texts)), task)
+        times = [min(window.start + time, window.end) for time in times]
+        found, first = [], 0
+        for segment, text in zip(segments, texts, strict=True):
+            words = words_of(text, times[first : first + len(text) + 1], self.token_bytes, task.language)
+            found.append(replace(segment, words=bounded(words, segment.start, segment.end)))
+            first += len(text)
+        return found
 
     async def _window(self, seek: float) -> Window | None:
         with self._requests.noting_errors():
@@ -198,6 +219,8 @@ async def begin(services: Services, form: AudioForm, context: RequestContext, *,
     if translates and not model.languages:
         raise InvalidField(f"model {chosen.id} only knows English, so it does not translate", param="model")
     options = await _options(form, model, codec, translates=translates)
+    if options.has_words and not info.aligns:
+        raise InvalidField(f"timestamp_granularities cannot be word with model {chosen.id}: {_NO_WORDS}", param=_WORDS)
     async with within(context.deadline):
         recording = await services.recordings.open(model, form.file, param="file", detection=_detection(form))
     context.counted.callback(recording.close)
@@ -251,6 +274,7 @@ async def _options(form: AudioForm, model: SpeechModel, codec: TextCodec, *, tra
         translates,
         form.temperature or 0.0,
         shows_no_speech=form.response_format is TranscriptFormat.VERBOSE_JSON,
+        has_words=form.has_words,
     )
 
 

@@ -8,10 +8,13 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 
+from msgspec import structs
+
 from genai_server.apis.transcriptions.engine_requests import EngineRequests
 from genai_server.apis.transcriptions.segments import compression_ratio
 from genai_server.audio.window_reader import Window
 from genai_server.messages.generation_request import (
+    Alignment,
     GenerationRequest,
     Sampling,
     Sound,
@@ -29,6 +32,7 @@ _MAX_NO_SPEECH = 0.6
 _MAX_FIRST = 1.0
 # At least this much is added to the logits of a token that is selected.
 _SELECTED = 100.0
+_ANY = Sampling()
 
 
 @dataclass(frozen=True)
@@ -117,6 +121,15 @@ class WindowTranscriber:
                 break
         return found
 
+    async def token_times(self, window: Window, tokens: Sequence[int], task: TranscriptTask) -> list[float]:
+        """The seconds in the window at which the tokens of its text begin, and the last one ends."""
+        model = self._model
+        prompt = [model.start_of_transcript, *self._task_tokens(task)]
+        before = [*prompt, model.no_timestamps]
+        alignment = Alignment([*before, *tokens, model.end_of_text], len(before), window.end - window.start)
+        request = structs.replace(self._request(window, prompt, max_tokens=1, sampling=_ANY), alignment=alignment)
+        return (await self._requests.run(request)).token_times
+
     def _before(self, previous: Sequence[int]) -> list[int]:
         """The prompt's tokens before the task."""
         model = self._model
@@ -141,10 +154,7 @@ class WindowTranscriber:
     async def _attempt(
         self, window: Window, before: list[int], task: TranscriptTask, temperature: float, no_speech: float
     ) -> WindowTranscript:
-        model = self._model
-        prompt = list(before)
-        if task.language:
-            prompt += [model.languages[task.language], model.translate if task.translates else model.transcribe]
+        prompt = [*before, *self._task_tokens(task)]
         answer = await self._requests.run(
             self._request(
                 window,
@@ -165,6 +175,13 @@ class WindowTranscriber:
             compression_ratio(text),
             no_speech,
         )
+
+    def _task_tokens(self, task: TranscriptTask) -> list[int]:
+        """What says in a prompt how to write the transcript."""
+        model = self._model
+        if not task.language:
+            return []
+        return [model.languages[task.language], model.translate if task.translates else model.transcribe]
 
     def text(self, tokens: Sequence[int]) -> str:
         """The text of tokens, without timestamps and other special tokens."""

@@ -107,7 +107,7 @@ def make_ragged(graph: onnx.GraphProto, decoder: DecoderGraph) -> None:
     _set(graph.node, nodes)
     _set(graph.value_info, [])
     _set(graph.output, new_outputs)
-    _drop_unread(graph)
+    drop_unread(graph)
     read = {name for node in graph.node for name in node.input}
     if decoder.attention_mask and decoder.attention_mask in read:
         raise DoesNotFit("its graph reads the attention mask outside of attention")
@@ -213,7 +213,7 @@ def _split(node: onnx.NodeProto) -> list[onnx.NodeProto]:
     return [*made, helper.make_node("Concat", parts, [out], axis=1)]
 
 
-def _drop_unread(graph: onnx.GraphProto) -> None:
+def drop_unread(graph: onnx.GraphProto) -> None:
     """Remove nodes without read outputs, such as those that took lengths from the attention mask."""
     wanted = {value.name for value in graph.output}
     kept = []

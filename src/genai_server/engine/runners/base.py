@@ -60,10 +60,14 @@ class Abilities:
     reopens: bool = False
     # Whether any pass can be interrupted.
     interrupts: bool = False
+    # Whether its passes run on the cores that the processes of the server need, too.
+    uses_host_cores: bool = True
     # Passes of at least this many tokens may have 8-bit weights; None if no pass has.
     int8_from: int | None = None
     # The memory that its sequences share.
     memory: KvMemory = UNSHARED
+    # Whether it loads its model with its first sequence. Then nothing is tried at start.
+    loads_late: bool = False
 
 
 class Runner(ABC):
@@ -96,6 +100,11 @@ class Runner(ABC):
     def interrupts(self) -> bool:
         """Whether any pass can be interrupted, so that its tokens are given again."""
         return self.abilities.interrupts
+
+    @property
+    def uses_host_cores(self) -> bool:
+        """Whether its passes run on the cores that the processes of the server need, too."""
+        return self.abilities.uses_host_cores
 
     @property
     def leaves_out(self) -> bool:

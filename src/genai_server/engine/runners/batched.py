@@ -117,6 +117,7 @@ class BatchedRunner(Runner):
             states=self.states if self._has_states else None,
         )
         self.present_names = graph.present_names
+        on_host = isinstance(self.buffers, CpuBuffers)
         self.abilities = Abilities(
             "batched",
             limits.num_slots,
@@ -127,7 +128,7 @@ class BatchedRunner(Runner):
             # A Generator reads a single token with another kernel than an exact pass.
             exact=False,
             # Their weights lie in the memory of a CPU.
-            adapters=bool(graph.low_rank_paths) and isinstance(self.buffers, CpuBuffers),
+            adapters=bool(graph.low_rank_paths) and on_host,
             caches_prefixes=True,
             # A Generator keeps only the last keys and values of windowed layers, and does not return states. It does
             # not tell which cosines and sines its keys have.
@@ -135,6 +136,7 @@ class BatchedRunner(Runner):
             reopens=graph.switches_at is not None,
             # The states of many rows would have to be copied before each pass.
             interrupts=not self._has_states,
+            uses_host_cores=on_host,
             int8_from=int8_from,
             memory=limits.memory,
         )

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from genai_server.engine.model.graph import DecoderGraph
     from genai_server.engine.runners.batched import BatchedRunner, Int8Session
     from genai_server.engine.runners.og_generator import OgGeneratorRunner
+    from genai_server.engine.sound_worker import Align
 
 log = logging.getLogger(__name__)
 # The share of the free memory that 8-bit weights may take if the settings leave the choice to the engine.
@@ -56,7 +57,8 @@ MIN_GAIN = 1.2
 # Sounds of waiting requests that are encoded, besides those of running ones.
 _ENCODED_AHEAD = 2
 _NO_PROFILE_OF_PARTS = (
-    "a model for speech cannot be profiled by requests, because onnxruntime-genai does not profile its parts"
+    "a model for speech cannot be profiled by requests where onnxruntime-genai runs it: the library cannot switch a "
+    "profile of its decoder on and off"
 )
 
 
@@ -104,11 +106,17 @@ def load_runners(spec: EngineSpec) -> RunnerPair:
     return RunnerPair(generator, batched, encoder=encoder)
 
 
-def _generator(spec: EngineSpec, model_dir: Path) -> "OgGeneratorRunner":
+def _generator(spec: EngineSpec, model_dir: Path, pass_prefix: str = "") -> "OgGeneratorRunner":
     from genai_server.engine.runners.og_generator import OgGeneratorRunner
 
-    prefix = _session_profile(spec)
-    return OgGeneratorRunner(model_dir, spec.device, spec.settings.threads, spec.options, profile_prefix=prefix)
+    return OgGeneratorRunner(
+        model_dir,
+        spec.device,
+        spec.settings.threads,
+        spec.options,
+        profile_prefix=_session_profile(spec),
+        pass_prefix=pass_prefix,
+    )
 
 
 def _one_by_one(
@@ -126,8 +134,10 @@ def _one_by_one(
 
 
 def _transcribing(spec: EngineSpec, model_dir: Path) -> RunnerPair:
-    """For a model for speech, which is loaded once: either for a batch, or by the library."""
+    """For a model for speech: either in a batch, with the library for profiles, or by the library alone."""
+    from genai_server.engine.model.aligner import why_no_times
     from genai_server.engine.model.sound_encoder import unencoded
+    from genai_server.engine.runners.profiled_speech import ProfiledSpeechRunner
 
     model = check_model_directory(model_dir)
     max_bytes, max_ahead = spec.settings.encoder_cache_bytes, spec.settings.max_batch_size + _ENCODED_AHEAD
@@ -136,10 +146,15 @@ def _transcribing(spec: EngineSpec, model_dir: Path) -> RunnerPair:
     except DoesNotFit as reason:
         worker = SoundWorker(lambda: unencoded, max_bytes, max_ahead)
         runners = _one_by_one(spec, _generator(spec, model_dir), str(reason), worker)
+        runners.why_no_profile = _NO_PROFILE_OF_PARTS
     else:
-        worker = SoundWorker(lambda: _sound_encoder(spec, model_dir), max_bytes, max_ahead)
-        runners = RunnerPair(batched, batched, encoder=worker)
-    runners.why_no_profile = _NO_PROFILE_OF_PARTS
+        if refusal := why_no_times(model_dir):
+            log.info("times of words are refused: %s", refusal)
+        open_aligner = None if refusal else lambda: _aligner(spec, model_dir)
+        batched.model = structs.replace(batched.model, aligns=not refusal)
+        worker = SoundWorker(lambda: _sound_encoder(spec, model_dir), max_bytes, max_ahead, open_aligner)
+        profiled = ProfiledSpeechRunner(batched.model, lambda prefix: _generator(spec, model_dir, pass_prefix=prefix))
+        runners = RunnerPair(profiled, batched, encoder=worker)
     return runners
 
 
@@ -152,6 +167,12 @@ def _sound_encoder(spec: EngineSpec, model_dir: Path) -> "Callable[[Tensors], En
     files = replace(files, path=int8 or files.path)
     options = reaching(spec.options, Reach.BATCHED)
     return SoundEncoder(files, spec.settings.threads, options, optimized=int8 is not None).encode
+
+
+def _aligner(spec: EngineSpec, model_dir: Path) -> "Align":
+    from genai_server.engine.model.aligner import Aligner
+
+    return Aligner(model_dir, spec.settings.threads, reaching(spec.options, Reach.BATCHED)).times
 
 
 def _image_worker(spec: EngineSpec, model_dir: Path) -> ImageWorker | None:

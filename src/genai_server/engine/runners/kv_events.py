@@ -106,7 +106,7 @@ class CachedBlocks:
     def _add(self, chain: _Chain, num_blocks: int) -> list[KvEvent]:
         """Hash the blocks that a chain lacks; returns the event for those that no slot had.
 
-        Whoever has a block has all before it, so those are the last ones.
+        A slot that has a block has all before it, so those are the last ones.
         """
         parent = chain.hashes[-1] if chain.hashes else self._first_parent
         stored: list[bytes] = []

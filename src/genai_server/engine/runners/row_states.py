@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from genai_server.engine.disk_cache.segment_file import ArrayLayout
 from genai_server.engine.model.graph import DecoderGraph, LayerState
 from genai_server.engine.model.ragged import NARROW, WIDE
 from genai_server.engine.model.ragged_states import STATES
-from genai_server.engine.prefix_cache.segment_file import ArrayLayout
 from genai_server.engine.runners.layout import Span
 
 # A copy of one row's states.

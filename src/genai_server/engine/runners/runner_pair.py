@@ -19,7 +19,7 @@ from genai_server.engine.sequence import Sequence
 from genai_server.messages.generation_request import Batching, GenerationRequest
 
 if TYPE_CHECKING:
-    from genai_server.engine.prefix_cache.disk_cache import DiskCache
+    from genai_server.engine.disk_cache.disk_cache import DiskCache
 
 NOT_EXACT = (
     "an exact request cannot be profiled with this model: profiled requests run alone, "

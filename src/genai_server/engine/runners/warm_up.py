@@ -31,8 +31,9 @@ def warm_up(runners: RunnerPair, chunk: int) -> None:
         _try_profiling(runners)
     else:
         try:
-            _run(runners.generator, 1, _SHORT, length)
-            _try_profiling(runners)
+            if not runners.generator.abilities.loads_late:
+                _run(runners.generator, 1, _SHORT, length)
+                _try_profiling(runners)
         except RunnerFailed as error:
             if not runners.main.abilities.chooses:
                 raise

@@ -8,8 +8,8 @@ wait. The chunk's size is derived from the measured times of passes (engine/sche
 The prompt with the fewest tokens left is read first, so that short prompts do not wait for long ones. Waiting counts
 like tokens that have been read, so no prompt waits forever. Short prompts are read together.
 
-While other sequences are present, those of the background read nothing, except tokens that do not make a pass
-noticeably slower. Passes of the background alone are short, or can be interrupted.
+While other sequences are present, those of the background read nothing, except, on a device of its own, tokens that do
+not make a pass noticeably slower. Passes of the background alone are short, or can be interrupted.
 """
 
 import logging
@@ -137,8 +137,12 @@ class Scheduler(Places):
         return batch[: max(1, sum(seconds <= _AWAITED_SECONDS for seconds in curve[1:]))]
 
     def _beside(self, reads: list[Read]) -> list[Read]:
-        """What sequences of the background read in a pass that decodes others: tokens that hardly make it slower."""
-        if not self.has_foreground:
+        """What sequences of the background read in a pass that decodes others: tokens that hardly make it slower.
+
+        On the host's cores it is nothing. There each token also slows the processes that deliver the others' tokens,
+        which the times of passes do not show.
+        """
+        if not self.has_foreground or self._runner.uses_host_cores:
             return []
         # An exact sequence would have the pass run by other kernels.
         is_exact = any(read.sequence.request.exact for read in reads)

@@ -148,6 +148,11 @@ class PassRules(Protocol):
         ...
 
     @property
+    def uses_host_cores(self) -> bool:
+        """Whether passes run on the cores that the processes of the server need, too."""
+        ...
+
+    @property
     def leaves_out(self) -> bool:
         """Whether open sequences that a pass does not read cost it nothing."""
         ...

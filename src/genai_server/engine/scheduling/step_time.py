@@ -90,7 +90,7 @@ class StepTimeModel:
     def tokens_beside(self, num_tokens: int) -> int:
         """How many tokens background sequences may read in a pass that decodes `num_tokens` of others.
 
-        As many as do not make it noticeably slower, by what was measured: none on most CPUs, many on a GPU.
+        As many as do not make it noticeably slower, by what was measured.
         """
         if not self.has_timed(num_tokens):
             return 0

@@ -30,7 +30,7 @@ export async function call(path, { method = "GET", body, admin = false, signal }
   return response;
 }
 
-// Why a key is asked for. A server without keys says why it serves nobody from elsewhere.
+// Why a key is asked for. A server without keys says why it serves no other host.
 function refusal(message) {
   if (keys.any) return "This server does not know that key. Enter another one.";
   return message.startsWith("an API key is required") ? "This server requires an API key." : message;

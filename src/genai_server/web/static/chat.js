@@ -42,7 +42,7 @@ export function completed(chat) {
 }
 
 // Take what another tab has written into a chat. Turns in `own` are only in this tab, or newer here. A chat that is shown
-// here goes on showing its branches.
+// here continues to show its branches.
 export function merge(chat, written, own, isShown) {
   for (const [id, turn] of Object.entries(chat.turns)) if (!written.turns[id] && !own.has(turn)) delete chat.turns[id];
   for (const [id, turn] of Object.entries(written.turns)) {

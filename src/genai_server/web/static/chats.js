@@ -208,7 +208,7 @@ class Chats extends Emitter {
     }
   }
 
-  // Read what other tabs have written. A tab that nobody sees reads later.
+  // Read what other tabs have written. A tab that is hidden reads later.
   async #readChanges() {
     if (document.hidden) return;
     try {

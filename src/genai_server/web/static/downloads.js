@@ -1,4 +1,4 @@
-// Models that the server fetches from the hub: each download and how far it has come. It goes on while other views are
+// Models that the server fetches from the hub: each download and how far it has come. It continues while other views are
 // shown, and ends with the tab; the next one continues where it ended.
 import { call } from "./api.js";
 import { connection } from "./connection.js";

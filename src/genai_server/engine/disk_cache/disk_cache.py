@@ -9,13 +9,13 @@ from pathlib import Path
 import numpy as np
 
 from genai_server import __version__
+from genai_server.engine.disk_cache.prefix_loader import PrefixLoader
+from genai_server.engine.disk_cache.prefix_storer import PrefixStorer
+from genai_server.engine.disk_cache.segment_folder import SegmentFolder
+from genai_server.engine.disk_cache.slot_memory import SlotMemory
 from genai_server.engine.host.priority import let_others_go_first
 from genai_server.engine.model.session_options import num_threads
 from genai_server.engine.model.weights import model_key
-from genai_server.engine.prefix_cache.prefix_loader import PrefixLoader
-from genai_server.engine.prefix_cache.prefix_storer import PrefixStorer
-from genai_server.engine.prefix_cache.segment_folder import SegmentFolder
-from genai_server.engine.prefix_cache.slot_memory import SlotMemory
 from genai_server.engine.runners.base import Runner
 from genai_server.engine.runners.batched import BatchedRunner
 from genai_server.engine.runners.cpu_buffers import CpuBuffers

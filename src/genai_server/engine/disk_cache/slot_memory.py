@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from genai_server.engine.prefix_cache.segment_file import ArrayLayout
+from genai_server.engine.disk_cache.segment_file import ArrayLayout
 from genai_server.engine.runners.row_states import RowStates
 
 # Segments have about this many bytes, because a sequence that ends waits until the one being copied is complete.

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from concurrent.futures import Executor
 from dataclasses import dataclass
 
-from genai_server.engine.prefix_cache.segment_file import root_key, segment_key
-from genai_server.engine.prefix_cache.segment_folder import Segment, SegmentFolder
-from genai_server.engine.prefix_cache.slot_memory import SlotMemory
+from genai_server.engine.disk_cache.segment_file import root_key, segment_key
+from genai_server.engine.disk_cache.segment_folder import Segment, SegmentFolder
+from genai_server.engine.disk_cache.slot_memory import SlotMemory
 from genai_server.engine.runners.kv_cache import KvSlots, Slot
 from genai_server.engine.runners.row_states import Saved
 from genai_server.engine.sequence import common_length

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from genai_server.engine.prefix_cache.segment_file import ArrayLayout, root_key, segment_key
-from genai_server.engine.prefix_cache.segment_folder import Segment, SegmentFolder, clear, stored_models
+from genai_server.engine.disk_cache.segment_file import ArrayLayout, root_key, segment_key
+from genai_server.engine.disk_cache.segment_folder import Segment, SegmentFolder, clear, stored_models
 
 ROOT = root_key(None, is_long=False)
 FULL = 4

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from genai_server.engine.prefix_cache.segment_file import (
+from genai_server.engine.disk_cache.segment_file import (
     ArrayLayout,
     UnusableSegment,
     read_segment,

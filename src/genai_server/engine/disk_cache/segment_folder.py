@@ -22,7 +22,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
-from genai_server.engine.prefix_cache.segment_file import (
+from genai_server.engine.disk_cache.segment_file import (
     ArrayLayout,
     UnusableSegment,
     read_segment,

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from genai_server.engine.prefix_cache.disk_cache import DiskCache
-from genai_server.engine.prefix_cache.segment_folder import SegmentFolder
-from genai_server.engine.prefix_cache.slot_memory import SlotMemory
+from genai_server.engine.disk_cache.disk_cache import DiskCache
+from genai_server.engine.disk_cache.segment_folder import SegmentFolder
+from genai_server.engine.disk_cache.slot_memory import SlotMemory
 from genai_server.engine.runners.batched import BatchedRunner
 from genai_server.engine.runners.cpu_buffers import CpuBuffers
 from genai_server.engine.runners.og_generator import OgGeneratorRunner

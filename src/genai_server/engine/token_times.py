@@ -1,0 +1,65 @@
+"""When the tokens of a transcript are spoken, from what a decoder attends to in the sound (openai/whisper, timing.py).
+
+Some heads of the attention to the sound follow the speech. The path through their weights that goes only forward, and
+has the largest sum, says for each token where in the sound it is (dynamic time warping).
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+Weights = NDArray[np.float32]
+# Each weight becomes the median of this number of frames.
+_MEDIAN = 7
+_TINY = 1e-6
+
+
+def token_times(scores: Weights, num_frames: int, seconds_per_frame: float) -> list[float]:
+    """The seconds at which tokens begin.
+
+    `scores` [heads, tokens, frames] are those of attention before softmax, for each token that is read: the first one
+    stands before the text, and the weights of a token are those with which the next one is chosen. Only the first
+    `num_frames` have sound.
+    """
+    weights = _softmax(scores[:, :, : max(1, num_frames)])
+    weights = (weights - weights.mean(axis=1, keepdims=True)) / (weights.std(axis=1, keepdims=True) + _TINY)
+    tokens, frames = _path(-_smooth(weights).mean(axis=0))
+    begins = np.flatnonzero(np.diff(tokens, prepend=-1))
+    found: list[float] = (frames[begins] * seconds_per_frame).tolist()
+    return found
+
+
+def _softmax(scores: Weights) -> Weights:
+    found: Weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    found /= found.sum(axis=-1, keepdims=True)
+    return found
+
+
+def _smooth(weights: Weights) -> Weights:
+    """The median over neighboring frames, with the ends reflected."""
+    half = _MEDIAN // 2
+    if weights.shape[-1] <= half:
+        return weights
+    padded = np.pad(weights, ((0, 0), (0, 0), (half, half)), mode="reflect")
+    found: Weights = np.median(np.lib.stride_tricks.sliding_window_view(padded, _MEDIAN, axis=-1), axis=-1)
+    return found
+
+
+def _path(costs: Weights) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Rows and columns of the cheapest path from the first to the last cell, each step to the right, down, or both."""
+    num_rows, num_columns = costs.shape
+    total = np.empty((num_rows, num_columns))
+    total[0] = np.cumsum(costs[0], dtype=np.float64)
+    for row in range(1, num_rows):
+        above = total[row - 1]
+        best = np.minimum(above, np.concatenate(([np.inf], above[:-1])))
+        # From the left is cheaper where a sum along the row began lower: that needs no loop over the columns.
+        along = np.cumsum(costs[row], dtype=np.float64)
+        total[row] = np.minimum.accumulate(best - along + costs[row]) + along
+    row, column = num_rows - 1, num_columns - 1
+    cells = [(row, column)]
+    while row or column:
+        steps = [(row - 1, column - 1), (row - 1, column), (row, column - 1)]
+        row, column = min((each for each in steps if min(each) >= 0), key=total.__getitem__)
+        cells.append((row, column))
+    rows, columns = np.array(cells[::-1]).T
+    return rows, columns
