@@ -52,7 +52,7 @@ SETTINGS = {
         "GENAI_MAX_BODY_BYTES": "16000000",
     },
     # Tests of other servers name their own models.
-    Model.DEMO: {"GENAI_MODEL_DIR": str(DEMO), "GENAI_MODEL_ALIASES": "*=onnx-genai"},
+    Model.DEMO: {"GENAI_MODEL_DIR": str(DEMO), "GENAI_MODEL_ALIASES": "*=demo"},
     Model.POOLED: {"GENAI_MODELS": f"vectors={DEMO}-embeddings,scores={DEMO}-reranker"},
     Model.IMAGES: {"GENAI_MODELS": f"{IMAGES_MODEL}={REPOSITORY}/tests/built_models/qwen-3-vl-images"},
     Model.SPEECH: {"GENAI_MODELS": f"{SPEECH_MODEL}={SPEECH_DIRECTORY}"},

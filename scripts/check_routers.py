@@ -34,7 +34,7 @@ from _peers.environment import Environment, PeerUnavailable
 from openai import OpenAI, OpenAIError
 
 SETTINGS = {"GENAI_MODEL_DIR": str(DEMO), "GENAI_MAX_BATCH_SIZE": "8"}
-_MODEL = "onnx-genai"
+_MODEL = "demo"
 _SECONDS_TO_START = 60.0
 _SECONDS_TO_INSTALL = 600.0
 # Tokens of the streams that are timed, and how many short requests come before them.

@@ -3,7 +3,8 @@
 Run it with .venv/bin/python.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 
 from genai_server.options import session
@@ -64,10 +65,27 @@ OPENED = {
     *("enable_opencl_throttling", "enable_qdq_optimizer", "enable_causallm", "disable_dynamic_shapes"),
 }
 
+# The options that the documentation of Triton's backend has.
+TRITONS_OPTIONS = {
+    *("max_workspace_size_bytes", "trt_max_partition_iterations", "trt_min_subgraph_size", "precision_mode"),
+    *("int8_calibration_table_name", "int8_use_native_calibration_table", "trt_dla_enable", "trt_dla_core"),
+    *("trt_engine_cache_enable", "trt_engine_cache_path", "trt_engine_cache_prefix", "trt_dump_subgraphs"),
+    *("trt_force_sequential_engine_build", "trt_context_memory_sharing_enable", "trt_layer_norm_fp32_fallback"),
+    *("trt_timing_cache_enable", "trt_timing_cache_path", "trt_force_timing_cache", "trt_detailed_build_log"),
+    *("trt_build_heuristics_enable", "trt_sparsity_enable", "trt_builder_optimization_level"),
+    *("trt_auxiliary_streams", "trt_tactic_sources", "trt_extra_plugin_lib_paths", "trt_profile_min_shapes"),
+    *("trt_profile_max_shapes", "trt_profile_opt_shapes", "trt_cuda_graph_enable", "trt_dump_ep_context_model"),
+    *("trt_ep_context_file_path", "trt_ep_context_embed_mode", "cudnn_conv_use_max_workspace"),
+    *("use_ep_level_unified_stream", "cudnn_conv_algo_search", "gpu_mem_limit", "arena_extend_strategy"),
+    *("do_copy_in_default_stream", "intra_op_thread_count", "inter_op_thread_count", "execution_mode", "level"),
+    *("enable_mem_arena", "enable_mem_pattern", "memory.enable_memory_arena_shrinkage"),
+    *("session.use_device_allocator_for_initializers", "enable-global-threadpool"),
+}
+
 PAGE_HEAD = f"""# From Triton's ONNX Runtime backend
 
-All options of sessions and execution providers, for every operator, and where the options of [Triton's ONNX Runtime
-backend](https://github.com/triton-inference-server/onnxruntime_backend) are here.
+Where the options of [Triton's ONNX Runtime backend](https://github.com/triton-inference-server/onnxruntime_backend)
+are here. [All options](evidence/options.md) of sessions and execution providers have a page of their own.
 
     genai-server import-triton config.pbtxt --backend-config={BACKEND},enable-global-threadpool=1 > genai-server.toml
 
@@ -94,10 +112,9 @@ Nothing here has run on a GPU or was measured there.
 
 - `GENAI_DEVICE=cuda` runs requests on onnxruntime-genai's model, one token of one request at a time. Options for the
   batched session are refused.
-- `GENAI_SCHEDULER=batched` with `GENAI_KV_CACHE_BYTES` batches on `cuda` and `tensorrt`. Keys and values stay in the
-  device's memory, whose free size is unknown, so the setting is required. The weights are loaded twice. The 64 most
-  likely tokens are chosen on the device; answers without `top_k` from 1 to 64, and those with penalties, biases, a
-  grammar, log probabilities or `min_tokens`, bring all logits to the host.
+- `GENAI_SCHEDULER=batched` with `GENAI_KV_CACHE_BYTES` batches on `cuda` and `tensorrt`. The weights are loaded
+  twice. The 64 most likely tokens are chosen on the device; sampling without `top_k` from 1 to 64, penalties, biases,
+  grammars, log probabilities and `min_tokens` bring all logits to the host.
 - CUDA graphs (`enable_cuda_graph`) work on onnxruntime-genai's model only, and are captured in the warm-up. In a
   batch they and `trt_cuda_graph_enable` are refused, because its shapes change.
 - Models with paged attention (`use_paged_attention=true`, CUDA and WebGPU) run in onnxruntime-genai's own batch; so
@@ -130,16 +147,18 @@ from here; onnxruntime-genai's model takes one, in the model directory or below 
 
 ## Providers
 
-The options of each are in `[provider.NAME]`.
+The options of each are in `[provider.NAME]`; those that Triton does not have are [listed apart](evidence/options.md).
 
 | here | onnxruntime-genai | ONNX Runtime |
 |---|---|---|
 """
 
-EVIDENCE_HEAD = """# Evidence of options
+EVIDENCE_HEAD = """# All options of sessions and providers
 
-The tests of [session and provider options](../from-triton.md). Tests of OpenVINO are skipped if its package is not
-installed or finds no device; tests of CUDA skip without one.
+Values, which runner an option reaches, and its tests ([from Triton](../from-triton.md), [where options
+stand](../settings.md#session-options)). No accelerator was at hand, so the tests do not show what a provider makes of
+an option. Tests of OpenVINO are skipped if its package is not installed or finds no device; tests of CUDA skip
+without one.
 
 | claim | test |
 |---|---|
@@ -191,7 +210,8 @@ def session_tests(row: Row) -> str:
     """The tests of a session option."""
     if row.means:  # only Triton has this name
         return f"`{TRITON}::test_an_option_of_the_session`, `{DEVICE}::test_tritons_levels_are_not_onnx_runtimes`"
-    return SESSION_TESTS.get(row.name) or REFUSING.get(row.name, OPENS)
+    note = "" if row.name in EFFECT_SHOWN else "accepted and checked; what it does was not: "
+    return note + (SESSION_TESTS.get(row.name) or REFUSING.get(row.name, OPENS))
 
 
 def provider_tests(provider: str, row: Row) -> str:
@@ -222,46 +242,45 @@ def shown_values(row: Row) -> str:
     return row.kind.expected
 
 
-def options_table(rows: Iterable[Row]) -> list[str]:
-    """Options with the same values and the same reach share a row."""
-    groups: dict[tuple[str, str], list[str]] = {}
+def options_table(rows: Iterable[Row], *, tests: Callable[[Row], str] | None = None) -> list[str]:
+    """Options with the same values, reach and tests share a row."""
+    groups: dict[str, list[str]] = {}
     for row in rows:
-        groups.setdefault((shown_values(row), REACHES[row.reach]), []).append(shown_name(row))
-    lines = [f"| {', '.join(names)} | {values} | {reach} |" for (values, reach), names in groups.items()]
-    return ["| options | values | reaches |", "|---|---|---|", *lines]
+        proof = f" {tests(row)} |" if tests else ""
+        groups.setdefault(f"{shown_values(row)} | {REACHES[row.reach]} |{proof}", []).append(shown_name(row))
+    head = ["| options | values | reaches | test |", "|---|---|---|---|"]
+    if tests is None:
+        head = ["| options | values | reaches |", "|---|---|---|"]
+    return [*head, *(f"| {', '.join(names)} | {rest}" for rest, names in groups.items())]
+
+
+def is_tritons(row: Row) -> bool:
+    """Whether Triton's backend documents an option, under this or another name."""
+    return not TRITONS_OPTIONS.isdisjoint((row.name, *row.also))
 
 
 def page() -> str:
     """docs/from-triton.md."""
-    lines = [PAGE_HEAD, *options_table(session_rows()), CONFIGURATION.rstrip("\n")]
+    lines = [PAGE_HEAD, *options_table(filter(is_tritons, session_rows())), CONFIGURATION.rstrip("\n")]
     for known in PROVIDERS.values():
         genai = f"`{known.genai}`" if known.genai else "none: only the batched session has it"
         lines.append(f"| `{known.name}` | {genai} | `{known.onnxruntime}` |")
     lines.append("| any other name, with `library` or `package` in `[provider.NAME]` | the same | the same |")
-    for known in PROVIDERS.values():
-        if known.rows:
-            lines += ["", f"### {known.name}", "", *options_table(known.rows)]
-    deprecated = code(name for name in DEPRECATED)
-    lines += ["", f"Deprecated in Triton's model parameters, where they are numbers: {deprecated} of `cuda`."]
+    for name in ("cuda", "tensorrt"):
+        lines += ["", f"### {name}", "", *options_table(filter(is_tritons, PROVIDERS[name].rows))]
+    lines += ["", f"Deprecated in Triton's model parameters, where they are numbers: {code(DEPRECATED)} of `cuda`."]
     return "\n".join(lines) + "\n"
 
 
 def evidence() -> str:
     """docs/evidence/options.md."""
     lines = [EVIDENCE_HEAD.rstrip("\n"), *(f"| {claim} | {tests} |" for claim, tests in CLAIMS.items())]
-    groups: dict[str, list[str]] = {}
-    for row in session_rows():
-        note = "" if row.name in EFFECT_SHOWN else "accepted and checked; what it does was not: "
-        groups.setdefault(f"{note}{session_tests(row)}", []).append(row.name)
-    lines += ["", "## Session options", "", "| options | test |", "|---|---|"]
-    lines += [f"| {code(names)} | {tests} |" for tests, names in groups.items()]
+    lines += ["", "## Session options", "", "In `[session]`.", ""]
+    lines += options_table(session_rows(), tests=session_tests)
     for known in PROVIDERS.values():
         if known.rows:
-            groups = {}
-            for row in known.rows:
-                groups.setdefault(provider_tests(known.name, row), []).append(row.name)
-            lines += ["", f"## {known.name}", "", "| options | test |", "|---|---|"]
-            lines += [f"| {code(names)} | {tests} |" for tests, names in groups.items()]
+            lines += ["", f"## {known.name}", "", f"In `[provider.{known.name}]`.", ""]
+            lines += options_table(known.rows, tests=partial(provider_tests, known.name))
     return "\n".join(lines) + "\n"
 
 

@@ -8,12 +8,15 @@ import ssl
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest.mock import patch
 
 import hypothesis
 import pytest
 
 import genai_server  # noqa: F401  first, for it switches ONNX Runtime's telemetry off: test modules import that directly
 from genai_server.cli import main
+from genai_server.supervisor import engine_process
+from tests.fork_server import start_engine
 from tests.hand_clock import HandClock
 from tests.running_server import DEMO, ROOT, SCRIPTED, SETTINGS, RunningServer, left_as_found, run_python, run_server
 from tests.server_here import run_here
@@ -50,6 +53,13 @@ def clean_environ(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
         if name.startswith(SETTINGS):
             monkeypatch.delenv(name)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def forked_engines() -> Iterator[None]:
+    """Engines of this process are forked, which takes a tenth of the time of a new interpreter."""
+    with patch.object(engine_process, "start_module", start_engine):
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -128,7 +138,7 @@ def refused_start(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 
     # It would replace pytest's own handlers.
     monkeypatch.setattr("genai_server.cli.serve.serve_command.configure_logging", lambda *_: None)
-    monkeypatch.setattr("genai_server.cli.serve.serve_command.Supervisor", start)
+    monkeypatch.setattr("genai_server.cli.serve.server_lifetime.Supervisor", start)
     monkeypatch.chdir(ROOT)
     return serve
 

@@ -1,9 +1,11 @@
-"""Starts `genai-server` by forking a process that has imported it: a tenth of the time of a new interpreter.
+"""Starts `genai-server` and engines by forking a process that has imported them, ten times as fast as an interpreter.
 
-Run as a program, this module is that process. `tests.running_server` starts it for the first command.
+Run as a program, this module is that process. `fork_server` starts it for the first command or engine. Each server that
+it forks begins with a process of its own to fork engines from, so that these are among its descendants.
 """
 
 import atexit
+import ctypes
 import gc
 import importlib
 import json
@@ -13,38 +15,61 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
+import weakref
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import IO
+from unittest.mock import patch
 
-# The imports of commands, and those of uvicorn by name. None of them starts a thread.
+from genai_server.child_process import start_module
+from genai_server.supervisor import engine_process
+
+COMMAND = "genai_server.cli"
+ENGINE = "genai_server.engine.process"
+# The imports of commands and engines, and those of uvicorn by name. None of them starts a thread.
 _IMPORTED = (
     "genai_server.tools.bench.bench_command",
     "genai_server.tools.terminal_chat.chat_command",
     "genai_server.tools.doctor.doctor_command",
+    "genai_server.cli.export_command",
     "genai_server.cli.models_command",
     "genai_server.cli.pull_command",
     "genai_server.tools.terminal_chat.run_command",
     "genai_server.tools.top.top_command",
     "genai_server.tools.tune.tune_command",
     "genai_server.cli.serve.serve_command",
+    "genai_server.cli.serve.server_lifetime",
     "genai_server.cli.serve.composition",
     "uvicorn.protocols.http.httptools_impl",
     "uvicorn.lifespan.on",
     "uvloop",
+    ENGINE,
+    "onnxruntime",
+    "onnxruntime_genai",
 )
 _LARGEST = 1 << 20
 _WORD = 4
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+# As the tests began; some of them set another.
+_PYTHONPATH = os.environ.get("PYTHONPATH")
+_starting = threading.Lock()
 
 
 class ForkedProcess:
     """A forked process, with the methods of `subprocess.Popen`."""
 
-    def __init__(self, arguments: Sequence[str], pipe: IO[bytes]) -> None:
+    stdin: IO[bytes] | None = None
+    stdout: IO[bytes] | None = None
+
+    def __init__(self, arguments: Sequence[str], pipe: int) -> None:
         self.args = arguments
+        self._pipe = pipe
+        weakref.finalize(self, os.close, pipe)
         self.pid = _read_word(pipe)
         self.returncode: int | None = None
-        self._pipe = pipe
+        self._lock = threading.Lock()
 
     def poll(self) -> int | None:
         """The exit status; None if it has not ended."""
@@ -72,45 +97,88 @@ class ForkedProcess:
 
     def _ended(self, seconds: float | None) -> int | None:
         if self.returncode is None and select.select([self._pipe], [], [], seconds)[0]:
-            self.returncode = os.waitstatus_to_exitcode(_read_word(self._pipe))
-            self._pipe.close()
+            with self._lock:  # several threads may wait
+                if self.returncode is None:
+                    self.returncode = os.waitstatus_to_exitcode(_read_word(self._pipe))
         return self.returncode
 
 
 class ForkServer:
-    """The process that is forked. It ends with this one."""
+    """A process that is forked, at the other end of a socket. It ends with this one."""
 
-    def __init__(self) -> None:
-        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            command = [sys.executable, "-m", __name__, str(theirs.fileno())]
-            self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], cwd=Path(__file__).parents[1])
+    def __init__(self, requests: socket.socket, process: "subprocess.Popen[bytes] | None" = None) -> None:
+        self._requests = requests
+        self._process = process
 
     def start(
-        self, arguments: Sequence[str], environment: Mapping[str, str], folder: Path, files: Sequence[IO[bytes]]
+        self,
+        module: str,
+        arguments: Sequence[str],
+        environment: Mapping[str, str],
+        folder: Path,
+        files: Sequence[int],
     ) -> ForkedProcess:
-        """Run `genai-server` with these arguments in a folder; the files are its standard input, output and error."""
+        """Run `main` of a module with these arguments in a folder, with these standard input, output and error."""
         ours, theirs = os.pipe()
-        request = json.dumps([list(arguments), dict(environment), str(folder)])
-        socket.send_fds(self._socket, [request.encode()], [*(file.fileno() for file in files), theirs])
+        request = json.dumps([module, list(arguments), dict(environment), str(folder)])
+        socket.send_fds(self._requests, [request.encode()], [*files, theirs])
         os.close(theirs)
-        return ForkedProcess(arguments, os.fdopen(ours, "rb", buffering=0))
+        return ForkedProcess(arguments, ours)
+
+    def start_module(self, module: str, environment: Mapping[str, str], arguments: Sequence[str] = ()) -> ForkedProcess:
+        """What `start_module` of genai_server.child_process does."""
+        their_input, our_input = os.pipe()
+        our_output, their_output = os.pipe()
+        try:
+            process = self.start(module, arguments, environment, Path.cwd(), [their_input, their_output, 2])
+        finally:
+            os.close(their_input)
+            os.close(their_output)
+            process_input, process_output = os.fdopen(our_input, "wb"), os.fdopen(our_output, "rb")
+        process.stdin, process.stdout = process_input, process_output
+        return process
 
 
-def _read_word(pipe: IO[bytes]) -> int:
+def fork_server() -> ForkServer:
+    """The process that all servers and engines of this process are forked from. Any thread may call this."""
+    with _starting:
+        return _fork_server()
+
+
+@cache
+def _fork_server() -> ForkServer:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        command = [sys.executable, "-m", __name__, str(theirs.fileno())]
+        process = subprocess.Popen(command, pass_fds=[theirs.fileno()], cwd=Path(__file__).parents[1])
+    return ForkServer(ours, process)
+
+
+def can_fork(environment: Mapping[str, str]) -> bool:
+    """Whether a forked process behaves like a new one."""
+    return sys.platform == "linux" and environment.get("PYTHONPATH") == _PYTHONPATH
+
+
+def start_engine(module: str, environment: Mapping[str, str]) -> "ForkedProcess | subprocess.Popen[bytes]":
+    """Start an engine process of this process, in place of `start_module` in genai_server.supervisor.engine_process."""
+    start = fork_server().start_module if can_fork(environment) else start_module
+    return start(module, environment)
+
+
+def _read_word(pipe: int) -> int:
     """A number that the fork server wrote. Raises ChildProcessError if the server ended first; 0 means success."""
-    data = pipe.read(_WORD)
+    data = os.read(pipe, _WORD)
     if len(data) < _WORD:
         raise ChildProcessError("the fork server has ended")
     return int.from_bytes(data, "little")
 
 
-def _serve(requests: socket.socket) -> None:
-    """Fork a process for each request until the requests end; returns in each forked process, which then continues."""
+def _serve(requests: socket.socket) -> str:
+    """Fork a process for each request until the requests end; returns the module to run in each forked process."""
     while True:
         request, descriptors, _, _ = socket.recv_fds(requests, _LARGEST, 4)
         if not request:
-            sys.exit()
+            os._exit(0)
         if os.fork() == 0:
             break
         for descriptor in descriptors:
@@ -120,11 +188,14 @@ def _serve(requests: socket.socket) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     if pid := os.fork():
         # The parent process only waits for it, because the fork server has more to do.
+        _end_with_parent()
+        for file in files:
+            os.close(file)
         os.write(pipe, pid.to_bytes(_WORD, "little"))
         os.write(pipe, os.waitpid(pid, 0)[1].to_bytes(_WORD, "little"))
         os._exit(0)
     os.close(pipe)
-    arguments, environment, folder = json.loads(request)
+    module, arguments, environment, folder = json.loads(request)
     for standard, file in enumerate(files):
         os.dup2(file, standard)
         os.close(file)
@@ -132,6 +203,27 @@ def _serve(requests: socket.socket) -> None:
     os.environ.update(environment)
     os.chdir(folder)
     sys.argv[1:] = arguments
+    return str(module)
+
+
+def _serve_engines() -> None:
+    """Fork a process from which this one's engines are forked; returns in this one only."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    if os.fork():
+        theirs.close()
+        patch.object(engine_process, "start_module", ForkServer(ours).start_module).start()
+        return
+    ours.close()
+    _end_with_parent()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    importlib.import_module(_serve(theirs)).main()
+
+
+def _end_with_parent() -> None:
+    """Have the kernel kill this process when its parent ends."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL))
 
 
 class _QuickEnd:
@@ -159,9 +251,9 @@ if __name__ == "__main__":
         importlib.import_module(name)
     gc.freeze()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    _serve(socket.socket(fileno=int(sys.argv[1])))
-    from genai_server.cli import main
-
+    main = importlib.import_module(_serve(socket.socket(fileno=int(sys.argv[1])))).main
+    if sys.argv[1:2] == ["serve"]:
+        _serve_engines()
     try:
         end.status = main()
     except SystemExit as exit:

@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from functools import cache
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
@@ -17,7 +16,7 @@ from typing import Any
 import httpx
 import psutil
 
-from tests.fork_server import ForkedProcess, ForkServer
+from tests.fork_server import COMMAND, ForkedProcess, can_fork, fork_server
 
 ROOT = Path(__file__).parent.parent
 DEMO = ROOT / "models" / "demo"
@@ -212,16 +211,6 @@ def last_event(reader: Iterator[str]) -> dict[str, Any]:
     return found
 
 
-@cache
-def fork_server() -> ForkServer:
-    return ForkServer()
-
-
-def _can_fork(environment: Mapping[str, str]) -> bool:
-    """Whether a forked process behaves like a new one."""
-    return sys.platform == "linux" and environment.get("PYTHONPATH") == os.environ.get("PYTHONPATH")
-
-
 def body(content: str, **fields: Any) -> dict[str, Any]:
     """A chat body with one user message."""
     return {"messages": [{"role": "user", "content": content}], **fields}
@@ -257,12 +246,13 @@ def run_server(
     given = ["--port", str(port), *options]
     process: ForkedProcess | subprocess.Popen[bytes]
     with log.open("wb") as file:
-        if program or not _can_fork(environment):
+        if program or not can_fork(environment):
             command = [*(program or (sys.executable, "-m", "genai_server", "serve")), *given]
             process = subprocess.Popen(command, cwd=cwd, env=environment, stderr=file, stdout=file)
         else:
             with open(os.devnull, "rb") as nothing:
-                process = fork_server().start(["serve", *given], environment, cwd, [nothing, file, file])
+                files = [nothing.fileno(), file.fileno(), file.fileno()]
+                process = fork_server().start(COMMAND, ["serve", *given], environment, cwd, files)
     server = RunningServer(process, port, log)
     family = psutil.Process(process.pid)
     try:
@@ -286,13 +276,21 @@ def run_server(
 
 
 def run_command(
-    *arguments: str, environment: Mapping[str, str], cwd: Path = ROOT, said: str = "", seconds: float = 55.0
+    *arguments: str,
+    environment: Mapping[str, str],
+    cwd: Path = ROOT,
+    said: str = "",
+    seconds: float = 55.0,
+    python_path: str | None = None,
 ) -> "subprocess.CompletedProcess[str]":
     """Run `genai-server` with these arguments to its end, forked where possible. `said` is its standard input.
 
-    Raises subprocess.TimeoutExpired after `seconds`.
+    `python_path` is PYTHONPATH for the processes that it starts. Raises subprocess.TimeoutExpired after `seconds`.
     """
-    if not _can_fork(environment):
+    is_forked = can_fork(environment)
+    if python_path is not None:
+        environment = {**environment, "PYTHONPATH": python_path}
+    if not is_forked:
         command = [sys.executable, "-m", "genai_server", *arguments]
         return subprocess.run(
             command, cwd=cwd, env=environment, input=said, capture_output=True, text=True, timeout=seconds, check=False
@@ -300,7 +298,8 @@ def run_command(
     with TemporaryFile() as given, TemporaryFile() as output, TemporaryFile() as errors:
         given.write(said.encode())
         given.seek(0)
-        process = fork_server().start(arguments, environment, cwd, [given, output, errors])
+        files = [file.fileno() for file in (given, output, errors)]
+        process = fork_server().start(COMMAND, arguments, environment, cwd, files)
         try:
             status = process.wait(seconds)
         except subprocess.TimeoutExpired:

@@ -15,7 +15,7 @@ import httpx
 import uvicorn
 
 from genai_server.cli.serve.composition import attached_app
-from genai_server.cli.serve.serve_command import _uvicorn_config, listen
+from genai_server.cli.serve.server_lifetime import _uvicorn_config, listen
 from genai_server.config.settings import Settings
 from genai_server.config.sources import add_options, load_settings
 from genai_server.supervisor.supervisor import Supervisor

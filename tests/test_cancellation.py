@@ -31,7 +31,7 @@ def test_disconnected_client_frees_its_place(
 ) -> None:
     padding = " " * 3000 if phase == "prefill" else ""
     fields = {"stream": stream} | ({"max_tokens": 900} if path == "/v1/messages" else {})
-    request = {"model": "onnx-genai", **body(padding + ENDLESS, **fields)}
+    request = {"model": "demo", **body(padding + ENDLESS, **fields)}
     if path == "/v1/responses":
         request["input"] = request.pop("messages")
     connection = http.client.HTTPConnection(server.url.removeprefix("http://"))

@@ -25,6 +25,7 @@ DOCUMENTS = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
     *(ROOT / "docs").glob("*.md"),
+    *(ROOT / "docs" / "guides").glob("*.md"),
     *(ROOT / "docs" / "evidence").glob("*.md"),
     ROOT / "models/README.md",
     ROOT / "models/demo/README.md",
@@ -36,11 +37,13 @@ ASSIGNMENT = re.compile(r"[A-Z_]+=")
 OURS = re.compile(r"(?:.*/)?genai-server|(?:\./)?scripts/[a-z]\w*(?:\.(?:py|cmd))?")
 
 
-# Options of docker, uvicorn, vllm-router, uvx, pipx and claude.
+# Options of docker, uvicorn, vllm-router, uvx, pipx, curl and claude.
 OTHERS_OPTIONS = (
     *(
         "--build-arg",
+        "--cacert",
         "--cb-timeout-duration-secs",
+        "--disable-slash-commands",
         "--from",
         "--gpus",
         "--no-access-log",
@@ -48,6 +51,7 @@ OTHERS_OPTIONS = (
         "--output-format",
         "--policy",
         "--prefix-caching-hash-algo",
+        "--resolve",
         "--spec",
     ),
     *("--stop-timeout", "--wheel", "--wheel-dir"),

@@ -129,7 +129,7 @@ def test_a_server_whose_model_cannot_fit_does_not_start(caplog: pytest.LogCaptur
         assert called.is_set()
         (line,) = [record.getMessage() for record in caplog.records]
         assert line == (
-            "model onnx-genai needs about 9200 MiB for its weights, and 20 MiB for keys and values of a short "
+            "model 9000 needs about 9200 MiB for its weights, and 20 MiB for keys and values of a short "
             "sequence; 2000 MiB are free (GENAI_MAX_MODELS=0 loads it in any case)"
         )
     finally:

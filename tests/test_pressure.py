@@ -188,15 +188,13 @@ def test_openais_client_reads_the_partial_answer(scripted: RunningServer) -> Non
     with openai.OpenAI(base_url=f"{scripted.url}/v1", api_key="none", max_retries=0) as client:
         more = {"timeout": 0.5}
         messages: Any = [{"role": "user", "content": ENDLESS}]
-        chat = client.chat.completions.create(model="onnx-genai", messages=messages, n=2, extra_body=more)
+        chat = client.chat.completions.create(model="demo", messages=messages, n=2, extra_body=more)
         assert [choice.finish_reason for choice in chat.choices] == ["length"] * 2
         assert [choice.model_extra for choice in chat.choices] == [{"genai_finish_reason": "timeout"}] * 2
         assert all((choice.message.content or "").startswith("1, 2") for choice in chat.choices)
-        texts = client.completions.create(
-            model="onnx-genai", prompt=[f"{ENDLESS}\n\4"] * 2, max_tokens=1000, extra_body=more
-        )
+        texts = client.completions.create(model="demo", prompt=[f"{ENDLESS}\n\4"] * 2, max_tokens=1000, extra_body=more)
         assert [choice.model_extra for choice in texts.choices] == [{"genai_finish_reason": "timeout"}] * 2
-        response = client.responses.create(model="onnx-genai", input=ENDLESS, extra_body=more)
+        response = client.responses.create(model="demo", input=ENDLESS, extra_body=more)
         assert response.status == "incomplete"
         assert response.incomplete_details is not None
         details = response.incomplete_details.to_dict()
@@ -207,7 +205,7 @@ def test_openais_client_reads_the_partial_answer(scripted: RunningServer) -> Non
 def test_anthropics_client_reads_the_partial_answer(server: RunningServer) -> None:
     with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0) as client:
         message = client.messages.create(
-            model="onnx-genai",
+            model="demo",
             max_tokens=1000,
             messages=[{"role": "user", "content": ENDLESS}],
             extra_body={"timeout": 0.5},

@@ -34,7 +34,7 @@ def test_no_key_prompt_or_answer_is_in_the_log(tmp_path: Path, device: str) -> N
         ("/v1/chat/completions", body("\ud800swordfish".encode("utf-16", "surrogatepass").decode("utf-16", "replace"))),
         ("/v1/completions", {"prompt": text, "max_tokens": 9}),
         ("/v1/responses", {"input": text}),
-        ("/v1/messages", {"messages": [message], "max_tokens": 9, "model": "onnx-genai"}),
+        ("/v1/messages", {"messages": [message], "max_tokens": 9, "model": "demo"}),
         ("/v1/messages", {"messages": [{"role": "swordfish"}]}),
         ("/tokenize", {"prompt": text}),
         ("/apply-template", {"messages": [message]}),

@@ -87,7 +87,7 @@ class Routed(NamedTuple):
 
 
 def _body(content: str, **fields: Any) -> dict[str, Any]:
-    return {"model": "onnx-genai", "messages": [{"role": "user", "content": content}], **fields}
+    return {"model": "demo", "messages": [{"role": "user", "content": content}], **fields}
 
 
 def _long(number: int, tokens: int = 300) -> dict[str, Any]:

@@ -159,7 +159,7 @@ def test_failed_load_is_explained_and_can_be_repeated(server: RunningServer, tmp
 @pytest.mark.parametrize(
     ("fields", "expected"),
     [
-        ({"name": "onnx-genai", "path": "/1"}, (400, "invalid_value", "name")),
+        ({"name": "demo", "path": "/1"}, (400, "invalid_value", "name")),
         ({"name": "a b", "path": "/1"}, (400, "invalid_value", "name")),
         ({"name": "more", "path": "/1", "device": "toaster"}, (400, "invalid_value", "device")),
         ({"name": "more"}, (400, "missing_required_parameter", "path")),
@@ -167,7 +167,13 @@ def test_failed_load_is_explained_and_can_be_repeated(server: RunningServer, tmp
 )
 def test_invalid_load_request_is_refused(scripted: RunningServer, fields: Any, expected: Any) -> None:
     assert refusal(load(scripted, **fields)) == expected
-    assert states(scripted) == {"onnx-genai": "ready"}
+    assert states(scripted) == {"demo": "ready"}
+
+
+def test_former_default_name_is_the_first_model_and_not_listed(server: RunningServer) -> None:
+    listed = [model["id"] for model in server.client.get("/v1/models").json()["data"]]
+    assert server.chat("Hello", model="onnx-genai", max_tokens=3).json()["metrics"]["model"] == listed[0]
+    assert "onnx-genai" not in listed
 
 
 def test_an_alias_is_another_name_until_it_is_forgotten(server: RunningServer) -> None:
@@ -205,7 +211,7 @@ def test_idle_model_is_unloaded_and_reloaded_on_demand(own_folder: Path) -> None
             for _ in range(50):  # longer than two seconds
                 next(reader)
             assert server.device("scripted")["pid"] == pid
-        wait_until(lambda: states(server)["onnx-genai"] == "unloaded")
+        wait_until(lambda: states(server)["demo"] == "unloaded")
         assert not psutil.pid_exists(pid)
         assert server.client.get("/readyz").status_code == 200
         assert server.chat("say x").json()["content"] == "x"

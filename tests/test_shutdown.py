@@ -276,7 +276,9 @@ def hanging(folder: Path, hang: str, *options: str) -> Iterator[RunningServer]:
     """A server that hangs when it stops, with a time limit of one second."""
     script = folder / "hangs.py"
     begin = "import sys, threading\nfrom genai_server.cli import main\n"
-    patience = "from genai_server.cli.serve import serve_command, signals\nsignals.ENDING = serve_command.ENDING = 1\n"
+    patience = (
+        "from genai_server.cli.serve import server_lifetime, signals\nsignals.ENDING = server_lifetime.ENDING = 1\n"
+    )
     end = "sys.exit(main(['serve', *sys.argv[1:]]))\n"
     script.write_text(begin + patience + HANGS[hang] + end, encoding="utf-8")
     with run_server(folder, "--device", "scripted", *options, program=[sys.executable, str(script)]) as server:

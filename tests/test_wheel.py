@@ -42,7 +42,7 @@ def test_installed_wheel_serves_the_demo_from_an_empty_folder(tmp_path: Path) ->
     (wheel,) = tmp_path.glob("*.whl")
     assert (ROOT / "docs" / "commands.md").read_text(encoding="utf-8").count(f"'./{wheel.name}[cpu]'") == 3
     with zipfile.ZipFile(wheel) as packed:
-        held = {Path(name).name for name in packed.namelist() if name.startswith("genai_server/demo_model/")}
+        held = {Path(name).name for name in packed.namelist() if name.startswith("genai_server/bundled/demo/")}
     assert held == {file.name for file in DEMO.iterdir()}
 
     run("venv", "--python", sys.executable, "clean")

@@ -77,7 +77,7 @@ def _check_open_webui(place: Place) -> list[Check]:
                 signed_in = client.post("/api/v1/auths/signin", json={"email": "", "password": ""})
                 client.headers["authorization"] = f"Bearer {signed_in.json()['token']}"
                 return [
-                    *_checks(client, "onnx-genai"),
+                    *_checks(client, "demo"),
                     *_checks_over_ollama(client, place.url),
                     *_checks_of_an_image(client, place),
                     *_checks_of_a_file(client, place),
@@ -103,7 +103,7 @@ def _checks_over_ollama(client: httpx.Client, url: str) -> list[Check]:
     response = client.post("/ollama/config/update", json=wanted)
     if response.is_error:
         return [Check("its connection to Ollama", f"{response.status_code}: {response.text[:200]}")]
-    return _checks(client, "onnx-genai:latest", " over Ollama's API")
+    return _checks(client, "demo:latest", " over Ollama's API")
 
 
 def _checks_of_an_image(client: httpx.Client, place: Place) -> list[Check]:
@@ -248,7 +248,7 @@ def _source(client: httpx.Client) -> str:
 
 
 def _read(client: httpx.Client) -> str:
-    said = _about_a_file(client, "onnx-genai")["choices"][0]["message"]["content"]
+    said = _about_a_file(client, "demo")["choices"][0]["message"]["content"]
     return "" if said == _ANSWER else f"it said: {said}"
 
 

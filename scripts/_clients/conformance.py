@@ -52,7 +52,7 @@ _PROVIDERS = """export const PROVIDERS: any = {
     apiBaseUrl: %s,
     apiKey: "none",
     apiType: ["responses", "chat"],
-    modelName: "onnx-genai",
+    modelName: "demo",
     providerDetails: {},
   },
 };

@@ -56,7 +56,7 @@ def _environment(place: Place) -> dict[str, str]:
 
 def _check_aiperf(place: Place) -> list[Check]:
     folder = _folder(place)
-    command = ["aiperf", "profile", "--model", "onnx-genai", "--url", place.url, "--endpoint-type", "chat"]
+    command = ["aiperf", "profile", "--model", "demo", "--url", place.url, "--endpoint-type", "chat"]
     command += ["--streaming", "--tokenizer", str(DEMO), "--concurrency", "2", "--request-count", str(_REQUESTS)]
     command += ["--isl", "32", "--osl", "8", "--ui", "none", "--no-gpu-telemetry", "--artifact-dir", str(folder)]
     # Told to stay off the hub, it takes a folder for a name there.
@@ -71,7 +71,7 @@ def _check_aiperf(place: Place) -> list[Check]:
 
 def _check_guidellm(place: Place) -> list[Check]:
     folder = _folder(place)
-    command = ["guidellm", "run", "--backend", f"kind=openai_http,target={place.url},model=onnx-genai"]
+    command = ["guidellm", "run", "--backend", f"kind=openai_http,target={place.url},model=demo"]
     command += ["--profile", "kind=synchronous", "--constraint", f"kind=max_requests,count={_REQUESTS}"]
     command += ["--data", "kind=synthetic_text,prompt_tokens=32,output_tokens=8"]
     command += ["--tokenizer", f"kind=huggingface_auto,model={DEMO}", "--disable-console-interactive"]
@@ -121,7 +121,7 @@ def _check_lm_eval(place: Place) -> list[Check]:
 def _evaluate(place: Place, folder: Path, model: str, path: str, task: str, figure: str, tokenizer: str) -> Check:
     """The demo model knows these capitals, so that all answers are right if the requests are understood."""
     command = ["lm_eval", "--model", model, "--tasks", task, "--include_path", str(folder)]
-    command += ["--model_args", f"base_url={place.url}/v1/{path},model=onnx-genai,max_retries=1,{tokenizer}"]
+    command += ["--model_args", f"base_url={place.url}/v1/{path},model=demo,max_retries=1,{tokenizer}"]
     command += ["--output_path", str(folder / task), *(["--apply_chat_template"] if "chat" in model else [])]
     ended = run(command, _environment(place) | {"OPENAI_API_KEY": "none"}, folder, _SECONDS)
     results = list((folder / task).rglob("results*.json"))

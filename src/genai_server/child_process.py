@@ -1,10 +1,12 @@
-"""The first steps of a child process of this server, so that only its parent controls it."""
+"""The start of a child process of this server, and its first steps, so that only its parent controls it."""
 
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -13,6 +15,14 @@ _GROUP_SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT")
 _SECONDS_BETWEEN_LOOKS = 0.05
 # The exit status of a process that exceeds its memory limit.
 _TOO_MUCH_MEMORY = 70
+
+
+def start_module(
+    module: str, environment: Mapping[str, str], arguments: Sequence[str] = ()
+) -> "subprocess.Popen[bytes]":
+    """Run a module as a process whose standard input and output are pipes. Raises OSError if it cannot be started."""
+    command = [sys.executable, "-m", module, *arguments]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
 
 
 def ignore_group_signals() -> None:

@@ -1,6 +1,7 @@
 """Destination and format of the log, the same in every process."""
 
 import logging
+import sys
 import traceback
 from datetime import UTC, datetime
 from types import TracebackType
@@ -9,8 +10,11 @@ from typing import Any
 import msgspec
 
 _TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
-# Libraries' loggers. asyncio is noisy at DEBUG, and python_multipart warns of each wrong form, which gets a response.
-_LOWEST_LEVELS = {"asyncio": logging.INFO, "python_multipart": logging.ERROR}
+# In a terminal.
+_SHORT, _SHORT_TIME = "%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S"
+# Libraries' loggers. asyncio is noisy at DEBUG, python_multipart warns of each wrong form, which gets a response, and
+# httpx2, under huggingface_hub, reports each request at INFO.
+_LOWEST_LEVELS = {"asyncio": logging.INFO, "python_multipart": logging.ERROR, "httpx2": logging.WARNING}
 _Raised = tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
 
 
@@ -50,14 +54,18 @@ class JsonFormatter(DiscreetFormatter):
 
 
 def configure_logging(level: str, form: str = "text") -> None:
-    """Log to standard error, one line for each record; `form` is text or json."""
+    """Log to standard error, one line for each record; `form` is text or json. Lines in a terminal are short."""
     handler = logging.StreamHandler()
-    handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter(_TEXT))
+    is_short = form == "text" and sys.stderr.isatty() and level != "debug"
+    text = TextFormatter(_SHORT, _SHORT_TIME) if is_short else TextFormatter(_TEXT)
+    handler.setFormatter(JsonFormatter() if form == "json" else text)
     handler.addFilter(_cut_asyncio)
     handler.addFilter(_rename_uvicorn)
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     for name, lowest in _LOWEST_LEVELS.items():
         logging.getLogger(name).setLevel(max(lowest, logging.getLevelName(level.upper())))
+    if is_short:  # the welcome says that the server is ready, and the server's own lines that it stops
+        handler.addFilter(lambda record: record.name != "uvicorn" or record.levelno > logging.INFO)
 
 
 def _traceback_lines(error: BaseException, seen: set[int]) -> list[str]:

@@ -8,8 +8,6 @@ import asyncio
 import contextlib
 import json
 import logging
-import subprocess
-import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
+from genai_server.child_process import start_module
 from genai_server.errors import Unavailable
 
 log = logging.getLogger(__name__)
@@ -54,12 +53,7 @@ class WorkerProcess:
         arguments: Sequence[str] = (),
     ) -> None:
         try:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", module, *arguments],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                env=environment,
-            )
+            self._process = start_module(module, environment, arguments)
         except OSError as error:
             raise unavailable(f"no process that {purpose} can be started: {error.strerror}") from None
         # Whether `end` was called.

@@ -28,7 +28,7 @@ def test_agent_calls_its_tool_and_reports_the_result(
 
     async def run(question: str) -> str:
         async with AsyncOpenAI(base_url=f"{demo.url}/v1", api_key="none", max_retries=0) as client:
-            model = getattr(agents, api)(model="onnx-genai", openai_client=client)
+            model = getattr(agents, api)(model="demo", openai_client=client)
             chosen = agents.ModelSettings(tool_choice=choice, temperature=0)
             tool = agents.function_tool(get_weather)
             agent = agents.Agent("forecaster", tools=[tool], model=model, model_settings=chosen)

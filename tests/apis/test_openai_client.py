@@ -25,7 +25,7 @@ def client(demo: RunningServer) -> Iterator[OpenAI]:
 
 
 def _ask(content: str) -> Any:
-    return {"model": "onnx-genai", "messages": [{"role": "user", "content": content}]}
+    return {"model": "demo", "messages": [{"role": "user", "content": content}]}
 
 
 def test_the_asynchronous_client_gets_answers_side_by_side(scripted: RunningServer) -> None:
@@ -99,7 +99,7 @@ def test_a_tools_loop_ends_in_its_result(client: OpenAI) -> None:
         }
     ]
     messages: list[Any] = [{"role": "user", "content": "What is the weather in Paris?"}]
-    first = client.chat.completions.create(model="onnx-genai", messages=messages, tools=tools).choices[0]
+    first = client.chat.completions.create(model="demo", messages=messages, tools=tools).choices[0]
     (call,) = first.message.tool_calls or []
     assert call.type == "function"
     assert json.loads(call.function.arguments) == {"city": "Paris"}
@@ -107,6 +107,6 @@ def test_a_tools_loop_ends_in_its_result(client: OpenAI) -> None:
         first.message.model_dump(exclude_none=True),
         {"role": "tool", "tool_call_id": call.id, "content": '{"temperature": 21}'},
     ]
-    last = client.chat.completions.create(model="onnx-genai", messages=messages, tools=tools).choices[0]
+    last = client.chat.completions.create(model="demo", messages=messages, tools=tools).choices[0]
     assert "21" in (last.message.content or "")
     assert last.finish_reason == "stop"

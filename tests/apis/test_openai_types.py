@@ -193,7 +193,7 @@ def test_conversations_have_openais_fields(scripted: RunningServer) -> None:
 
 
 def test_a_compacted_response_has_openais_fields(scripted: RunningServer) -> None:
-    found = _post(scripted, "/v1/responses/compact", model="onnx-genai", input="say x")
+    found = _post(scripted, "/v1/responses/compact", model="demo", input="say x")
     # OpenAI documents the users' messages there, but the class has only items of the model.
     said, compaction = found["output"]
     _check(ResponseItem, said)

@@ -63,7 +63,7 @@ def test_a_streamed_call_fits_too(demo: RunningServer) -> None:
     with OpenAI(base_url=f"{demo.url}/v1", api_key="none", max_retries=0) as client:
         chunks = list(
             client.chat.completions.create(
-                model="onnx-genai",
+                model="demo",
                 messages=[{"role": "user", "content": QUESTION}],
                 tools=[_tool()],
                 temperature=0,
@@ -78,7 +78,7 @@ def test_a_streamed_call_fits_too(demo: RunningServer) -> None:
 def test_strict_binds_on_every_endpoint_with_tools(demo: RunningServer) -> None:
     with OpenAI(base_url=f"{demo.url}/v1", api_key="none", max_retries=0) as client:
         response = client.responses.create(
-            model="onnx-genai",
+            model="demo",
             input=QUESTION,
             temperature=0,
             tools=[{"type": "function", "name": "get_weather", "parameters": CITY, "strict": True}],
@@ -88,7 +88,7 @@ def test_strict_binds_on_every_endpoint_with_tools(demo: RunningServer) -> None:
     assert _city(item.arguments) in ("London", "Rome")
     with Anthropic(base_url=demo.url, api_key="none", max_retries=0) as anthropic:
         message = anthropic.messages.create(
-            model="onnx-genai",
+            model="demo",
             max_tokens=100,
             messages=[{"role": "user", "content": QUESTION}],
             tools=[{"name": "get_weather", "input_schema": CITY, "strict": True}],

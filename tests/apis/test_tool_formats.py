@@ -112,7 +112,7 @@ def _chat(form: str) -> dict[str, Any]:
 
 def _response(form: str) -> dict[str, Any]:
     tools = [{"type": "function", **function, "strict": False} for function in _tools(form)]
-    return {"model": "onnx-genai", "input": _said(form), "tools": tools}
+    return {"model": "demo", "input": _said(form), "tools": tools}
 
 
 def _events(server: RunningServer, path: str, sent: dict[str, Any]) -> list[dict[str, Any]]:
@@ -160,7 +160,7 @@ def test_messages_have_blocks_for_them(server: RunningServer, form: str) -> None
         {"name": function["name"], "description": form, "input_schema": function["parameters"]}
         for function in _tools(form)
     ]
-    sent = {"model": "onnx-genai", "max_tokens": 2000, "messages": [{"role": "user", "content": _said(form)}]}
+    sent = {"model": "demo", "max_tokens": 2000, "messages": [{"role": "user", "content": _said(form)}]}
     message = server.client.post("/v1/messages", json={**sent, "tools": tools}).json()
     assert message["stop_reason"] == "tool_use"
     assert [(block["name"], block["input"]) for block in message["content"] if block["type"] == "tool_use"] == CALLS

@@ -4,14 +4,13 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.fake_builder import fake_builder
 from tests.local_hub import HubRepository, run_hub
-from tests.running_server import ROOT, clean_environment
+from tests.running_server import ROOT, clean_environment, run_command
 
 SOURCE = {"config.json": b"{}", "model.safetensors": b"w" * 100, "tokenizer.json": b'{"original": true}'}
 
@@ -35,16 +34,9 @@ def export(
 ) -> "subprocess.CompletedProcess[str]":
     paths = [*([str(libraries)] if libraries else []), str(ROOT / "src")]
     kept = {name: value for name, value in clean_environment().items() if not name.startswith("HF_")}
-    settings = {"PYTHONPATH": os.pathsep.join(paths), "GENAI_MODELS_DIR": str(tmp_path / "models")}
-    return subprocess.run(
-        [sys.executable, "-m", "genai_server", "export", *arguments],
-        cwd=tmp_path,
-        env=kept | settings | environment,
-        capture_output=True,
-        text=True,
-        timeout=55,
-        check=False,
-    )
+    settings = {"GENAI_MODELS_DIR": str(tmp_path / "models")}
+    given = kept | settings | environment
+    return run_command("export", *arguments, environment=given, cwd=tmp_path, python_path=os.pathsep.join(paths))
 
 
 def test_directory_becomes_a_checked_model_with_fast_settings(tmp_path: Path, libraries: Path, source: Path) -> None:

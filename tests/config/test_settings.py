@@ -115,19 +115,33 @@ def test_any_other_address_is_not_taken_for_loopback(host: str) -> None:
     assert not given(host=host).on_loopback
 
 
+@pytest.mark.parametrize(
+    ("directory", "name"),
+    [
+        ("./models/demo", "demo"),
+        ("/srv/Phi-4 mini/", "Phi-4mini"),
+        ("/srv/a/..", "srv"),
+        ("/srv/_q_1", "q_1"),
+        ("/", "model"),
+    ],
+)
+def test_unnamed_model_has_the_name_of_its_directory(directory: str, name: str) -> None:
+    assert given(model_dir=directory).served == {name: directory}
+
+
 def test_adapters_belong_to_the_first_or_the_named_model() -> None:
     found = given(models="small=./small,big/1=./big", adapters="law=./law.a, big/1:law=/srv/b=2.a,small:chess=c.a")
     assert found.adapter_files("small") == {"law": "./law.a", "chess": "c.a"}
     assert found.adapter_files("big/1") == {"law": "/srv/b=2.a"}
-    assert given().adapter_files("onnx-genai") == {}
-    assert given(adapters="onnx-genai:law=./a").adapter_files("onnx-genai") == {"law": "./a"}
+    assert given().adapter_files("demo") == {}
+    assert given(adapters="demo:law=./a").adapter_files("demo") == {"law": "./a"}
 
 
 def test_chat_templates_belong_to_the_first_or_the_named_model() -> None:
     found = given(models="small=./small,big/1=./big", chat_template="chatml, big/1=/srv/b=2.jinja")
     assert [found.chat_template_of(name) for name in found.served] == ["chatml", "/srv/b=2.jinja"]
-    assert given(chat_template="./a.jinja").chat_template_of("onnx-genai") == "./a.jinja"
-    assert given().chat_template_of("onnx-genai") == ""
+    assert given(chat_template="./a.jinja").chat_template_of("demo") == "./a.jinja"
+    assert given().chat_template_of("demo") == ""
     only_second = given(models="small=./small,big=./big", chat_template="big=alpaca")
     assert [only_second.chat_template_of(name) for name in only_second.served] == ["", "alpaca"]
 
@@ -135,7 +149,7 @@ def test_chat_templates_belong_to_the_first_or_the_named_model() -> None:
 def test_aliases_are_names_of_served_models() -> None:
     found = given(models="small=./small,big/1=./big", model_aliases="gpt-4o=big/1, qwen3:4b=small,*=small")
     assert found.aliases == {"gpt-4o": "big/1", "qwen3:4b": "small", "*": "small"}
-    assert given(model_aliases="gpt-4o=onnx-genai").aliases == {"gpt-4o": "onnx-genai"}
+    assert given(model_aliases="gpt-4o=demo").aliases == {"gpt-4o": "demo"}
     assert given().aliases == {}
 
 
@@ -155,21 +169,21 @@ def test_models_are_named_directories_or_a_single_model() -> None:
         ("adapters", "a:b:law=./a", '"a:b:law" belongs to a model that is not served'),
         ("adapters", "other:law=./a", '"other:law" belongs to a model that is not served'),
         ("adapters", "law=./a,law=./b", "an adapter is named twice"),
-        ("adapters", "law=./a,onnx-genai:law=./b", "an adapter is named twice"),
+        ("adapters", "law=./a,demo:law=./b", "an adapter is named twice"),
         ("chat_template", "other=chatml", '"other=chatml" is for a model that is not served'),
         (
             "chat_template",
-            "onnx-genai=",
-            '"onnx-genai=" is not a chat template, such as chatml, ./chat.jinja or big=chatml',
+            "demo=",
+            '"demo=" is not a chat template, such as chatml, ./chat.jinja or big=chatml',
         ),
         ("chat_template", "chatml,", '"" is not a chat template'),
-        ("chat_template", "chatml,onnx-genai=gemma", "a model has two chat templates"),
+        ("chat_template", "chatml,demo=gemma", "a model has two chat templates"),
         ("model_aliases", "gpt-4o=other", '"gpt-4o" is an alias of "other", a model that is not served'),
         ("model_aliases", "*=other", '"*" is an alias of "other", a model that is not served'),
-        ("model_aliases", "gpt-4o", '"gpt-4o" is not an alias with its model, such as gpt-4o=onnx-genai'),
-        ("model_aliases", "gpt*=onnx-genai", '"gpt*" is not an alias with its model'),
-        ("model_aliases", "onnx-genai=onnx-genai", '"onnx-genai" is the name of a model'),
-        ("model_aliases", "a=onnx-genai,a=onnx-genai", "an alias is named twice"),
+        ("model_aliases", "gpt-4o", '"gpt-4o" is not an alias with its model, such as gpt-4o=big'),
+        ("model_aliases", "gpt*=demo", '"gpt*" is not an alias with its model'),
+        ("model_aliases", "demo=demo", '"demo" is the name of a model'),
+        ("model_aliases", "a=demo,a=demo", "an alias is named twice"),
         ("models", "./models/demo", '"./models/demo" is not a model with its directory'),
         ("models", "a=", '"a" is not a model with its directory'),
         ("models", "a b=/x", '"a b" is not a model with its directory'),
@@ -186,5 +200,5 @@ def test_a_wrong_number_is_refused_with_the_word_for_it(name: str) -> None:
     assert getattr(load_settings({name: "auto"}, environ={}, dotenv=None), name) == "auto"
     assert getattr(load_settings({name: "7"}, environ={}, dotenv=None), name) == 7
     for value in ("-1", "many"):
-        with pytest.raises(ConfigurationError, match="^--max-.*, or 'auto'$"):
+        with pytest.raises(ConfigurationError, match="^--max-.*must be .*, or auto$"):
             load_settings({name: value}, environ={}, dotenv=None)

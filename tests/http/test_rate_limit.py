@@ -215,10 +215,10 @@ def test_openais_client_tries_again_after_a_429(limited: RunningServer) -> None:
         http = openai.DefaultAsyncHttpxClient(event_hooks={"response": [note]})
         async with openai.AsyncOpenAI(base_url=f"{limited.url}/v1", api_key=f"slow-{KEY}", http_client=http) as client:
             first = await client.chat.completions.create(
-                model="onnx-genai", stream=True, messages=[{"role": "user", "content": "count 999; delay 0.05"}]
+                model="demo", stream=True, messages=[{"role": "user", "content": "count 999; delay 0.05"}]
             )
             second = asyncio.ensure_future(
-                client.chat.completions.create(model="onnx-genai", messages=[{"role": "user", "content": "say again"}])
+                client.chat.completions.create(model="demo", messages=[{"role": "user", "content": "say again"}])
             )
             await refused.wait()
             await first.close()

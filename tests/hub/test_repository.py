@@ -48,8 +48,8 @@ def test_model_at_the_top_excludes_models_in_folders() -> None:
 
 def test_choice_of_several_models_is_required_and_lists_sizes() -> None:
     message = refusal(TWO)
-    assert '--include "cpu/int4/*"  (2.00 GiB)' in message
-    assert '--include "cuda/*"  (2.00 GiB)' in message
+    assert "  org/name:cpu/int4  (2.00 GiB)" in message
+    assert "  org/name:cuda  (2.00 GiB)" in message
 
 
 @pytest.mark.parametrize("pattern", ["cuda/*", "cuda/", "cu*"])
@@ -120,7 +120,7 @@ def test_weights_of_a_graph_may_have_any_name() -> None:
 
 def test_several_graphs_of_an_encoder_are_named_with_their_size() -> None:
     graphs = ("config.json", "onnx/model_fp16.onnx", "onnx/model_int8.onnx")
-    assert '--include "onnx/model_int8.onnx"  (1.00 GiB)' in refusal(graphs)
+    assert "  org/name:onnx/model_int8.onnx  (1.00 GiB)" in refusal(graphs)
     assert "org/name has several graphs; choose one" in refusal(ENCODER, "onnx/*")
 
 

@@ -13,7 +13,7 @@ from genai_server.options.device import DeviceOptions
 from tests.given_settings import given
 
 
-def options(text: str, device: str = "cpu", model: str = "onnx-genai", over: str = "") -> DeviceOptions:
+def options(text: str, device: str = "cpu", model: str = "demo", over: str = "") -> DeviceOptions:
     return options_of([tomllib.loads(text), tomllib.loads(over)], model, [device])[device]
 
 

@@ -58,8 +58,8 @@ def test_the_ingress_knows_what_each_model_is_for(application: Any) -> None:
 
 def test_folders_are_absolute_where_replicas_work_in_others(application: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    found = application.settings_of(given(), "onnx-genai")
-    assert found.served == {"onnx-genai": str(DEMO)}
+    found = application.settings_of(given(), "demo")
+    assert found.served == {"demo": str(DEMO)}
 
 
 def test_changed_keys_change_the_version_of_a_deployment(application: Any, tmp_path: Path) -> None:

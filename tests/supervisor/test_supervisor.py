@@ -12,10 +12,12 @@ from pathlib import Path
 import psutil
 import pytest
 
+from genai_server.child_process import start_module
 from genai_server.config.environment import export_settings
 from genai_server.config.settings import Settings
 from genai_server.messages.launch import EngineSpec
 from genai_server.messages.status_file import EngineStatus, read_status_file
+from genai_server.supervisor import engine_process
 from genai_server.supervisor.supervisor import Supervisor
 from tests.given_settings import given
 from tests.running_server import DEMO, ROOT, clean_environment, has_ended, wait_until
@@ -45,6 +47,13 @@ def pid_of_first(supervisor: Supervisor) -> int:
     return pid
 
 
+@pytest.fixture
+def unforked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each engine is a new interpreter, as without `forked_engines`."""
+    monkeypatch.setattr(engine_process, "start_module", start_module)
+
+
+@pytest.mark.usefixtures("unforked")
 def test_engine_becomes_ready_and_ends_with_its_supervisor() -> None:
     with supervised(Supervisor(settings())) as supervisor:
         assert first(supervisor).state == "starting"
@@ -74,6 +83,7 @@ def test_each_engine_publishes_cache_events_at_its_own_port() -> None:
     ]
 
 
+@pytest.mark.usefixtures("unforked")
 def test_engines_never_receive_an_api_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     record, spy = tmp_path / "record", tmp_path / "spy"
     monkeypatch.setenv("SEEN_BY_THE_SPY", str(record))

@@ -357,9 +357,9 @@ def test_a_file_that_is_gone_is_refused_by_name(talk: Talk) -> None:
 
 def test_an_image_that_is_left_out_is_named(talk: Talk) -> None:
     """A model may turn out to have no chat template for images once it is loaded."""
-    talk.list({**SEES, "id": "onnx-genai", "state": "unloaded"})
+    talk.list({**SEES, "id": "demo", "state": "unloaded"})
     talk.page.unroute("**/v1/chat/completions")
-    expect(talk.page.get_by_label("Model", exact=True)).to_have_value("onnx-genai")
+    expect(talk.page.get_by_label("Model", exact=True)).to_have_value("demo")
     talk.attach(CAT)
     expect(talk.attached()).to_have_count(1)
     ask(talk.page, "say hello")

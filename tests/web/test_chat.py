@@ -262,7 +262,7 @@ def test_a_key_is_asked_for_once_and_kept_in_the_tab_only(browser: Browser, lock
         expect(page.get_by_role("dialog")).to_contain_text("This server does not know that key.")
         use_key(page, KEY)
         # Nothing can be sent before the models are known.
-        expect(page.get_by_label("Model", exact=True)).to_have_value("onnx-genai")
+        expect(page.get_by_label("Model", exact=True)).to_have_value("demo")
         say(page, "say hello")
         expect(answer(page)).to_contain_text("hello")
         answered(page)
@@ -280,7 +280,7 @@ def test_a_key_is_asked_for_once_and_kept_in_the_tab_only(browser: Browser, lock
         expect(page.locator(".bar")).not_to_contain_text("No model for chats")
         page.get_by_role("button", name="Enter the API key").click()
         use_key(page, KEY)
-        expect(page.get_by_label("Model", exact=True)).to_have_value("onnx-genai")
+        expect(page.get_by_label("Model", exact=True)).to_have_value("demo")
         page.get_by_role("button", name="Forget keys").click()
         page.get_by_role("button", name="Close").click()
         page.get_by_role("link", name="API").click()

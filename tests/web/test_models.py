@@ -63,13 +63,13 @@ def test_a_model_is_loaded_talked_to_and_unloaded(page: Page, tmp_path: Path) ->
     agree(page, "Unload")
     expect(row(page, "more")).to_have_count(0)
     page.get_by_role("link", name="Chat").click()
-    expect(page.get_by_label("Model", exact=True)).to_have_value("onnx-genai")
+    expect(page.get_by_label("Model", exact=True)).to_have_value("demo")
 
 
 def test_failed_load_is_shown_with_the_reason(page: Page) -> None:
     form = submit(page, "Load another directory", "Load", Name="more", Directory="/nowhere", Devices="cpu")
     expect(form.get_by_role("alert")).to_contain_text("/nowhere")
-    expect(row(page, "onnx-genai")).to_have_count(1)
+    expect(row(page, "demo")).to_have_count(1)
     expect(row(page, "more")).to_have_count(0)
 
 
@@ -80,7 +80,7 @@ def test_a_failed_model_is_shown_with_its_reason_and_not_offered(page: Page, tmp
     expect(row(page, "more")).to_contain_text("failed", timeout=30_000)
     expect(row(page, "more").locator(".error")).to_contain_text("model.onnx")
     page.get_by_role("link", name="Chat").click()
-    expect(page.get_by_label("Model", exact=True)).to_have_value("onnx-genai")
+    expect(page.get_by_label("Model", exact=True)).to_have_value("demo")
     expect(page.get_by_label("Model", exact=True).locator("option[value=more]")).to_have_count(0)
     watch_models(page)
     row(page, "more").get_by_role("button", name="Unload").click()
@@ -89,8 +89,8 @@ def test_a_failed_model_is_shown_with_its_reason_and_not_offered(page: Page, tmp
 
 
 def test_a_model_is_given_another_name_which_is_removed_again(page: Page) -> None:
-    submit(page, "Add an alias", "Add", New_name="gpt-4o", Model="onnx-genai")
-    expect(row(page, "onnx-genai").locator(".tag")).to_contain_text("gpt-4o")
+    submit(page, "Add an alias", "Add", New_name="gpt-4o", Model="demo")
+    expect(row(page, "demo").locator(".tag")).to_contain_text("gpt-4o")
     page.get_by_role("button", name="Remove the name gpt-4o").click()
     expect(page.locator(".tag")).to_have_count(0)
 
@@ -98,15 +98,15 @@ def test_a_model_is_given_another_name_which_is_removed_again(page: Page) -> Non
 def test_an_adapter_is_loaded_chosen_and_unloaded(page: Page, tmp_path: Path) -> None:
     file = tmp_path / "sir.txt"
     file.write_text("Sir, ")
-    form = submit(page, "Load an adapter", "Load", Name="sir", File="/nowhere", Model="onnx-genai")
+    form = submit(page, "Load an adapter", "Load", Name="sir", File="/nowhere", Model="demo")
     expect(form.get_by_role("alert")).to_contain_text("/nowhere")
-    submit(page, "Load an adapter", "Load", Name="sir", File=str(file), Model="onnx-genai")
-    expect(row(page, "onnx-genai").locator(".tag")).to_contain_text("sir")
+    submit(page, "Load an adapter", "Load", Name="sir", File=str(file), Model="demo")
+    expect(row(page, "demo").locator(".tag")).to_contain_text("sir")
     picture(page, "models-adapter", tmp_path)
-    talk(page, "onnx-genai:sir", "say hello")
+    talk(page, "demo:sir", "say hello")
     expect(answer(page)).to_contain_text("Sir, hello")
     watch_models(page)
-    page.get_by_role("button", name="Unload the adapter onnx-genai:sir").click()
+    page.get_by_role("button", name="Unload the adapter demo:sir").click()
     expect(page.locator(".tag")).to_have_count(0)
 
 

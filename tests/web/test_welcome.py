@@ -47,7 +47,7 @@ def test_who_may_not_load_models_is_told_a_command(browser: Browser, demo: Runni
 def test_the_model_card_has_size_context_and_abilities(browser: Browser, demo: RunningServer, tmp_path: Path) -> None:
     with opened(browser, demo) as page:
         page.get_by_role("button", name="About this model").click()
-        card = page.get_by_role("dialog", name="onnx-genai")
+        card = page.get_by_role("dialog", name="demo")
         for fact in ("ready", "llama", "6.9 MB, a toy", "2,048 tokens", "text, tool calls"):
             expect(card).to_contain_text(fact)
         picture(page, "model-card", tmp_path)
@@ -56,7 +56,7 @@ def test_the_model_card_has_size_context_and_abilities(browser: Browser, demo: R
 
 def test_larger_models_have_other_examples(browser: Browser, own_scripted: RunningServer) -> None:
     with opened(browser, own_scripted) as page:
-        details = {"models": [{"key": "onnx-genai", "size_bytes": 2_500_000_000, "architecture": "phi3"}]}
+        details = {"models": [{"key": "demo", "size_bytes": 2_500_000_000, "architecture": "phi3"}]}
         page.route("**/api/v1/models", lambda route: route.fulfill(json=details))
         page.reload()
         expect(page.locator(".examples button")).to_have_count(3)

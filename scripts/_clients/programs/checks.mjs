@@ -3,7 +3,7 @@ import { z } from "zod";
 
 // The server's, without /v1.
 export const URL = process.env.CHECKED_URL;
-export const MODEL = "onnx-genai";
+export const MODEL = "demo";
 // Another server, whose model reads images; its answers have no meaning.
 export const IMAGES_URL = process.env.CHECKED_IMAGES_URL;
 export const IMAGES_MODEL = process.env.CHECKED_IMAGES_MODEL;

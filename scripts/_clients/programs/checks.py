@@ -16,7 +16,7 @@ from pydantic import BaseModel
 
 # The server's, without /v1.
 URL = os.environ["CHECKED_URL"]
-MODEL = "onnx-genai"
+MODEL = "demo"
 # Another server, whose model reads images; its answers have no meaning.
 IMAGES_URL = os.environ.get("CHECKED_IMAGES_URL", "")
 IMAGES_MODEL = os.environ.get("CHECKED_IMAGES_MODEL", "")

@@ -29,9 +29,16 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _run(arguments: list[str]) -> int:
-    parser = SuggestingParser(prog="genai-server", description="Serve onnxruntime-genai models over HTTP.")
+    parser = SuggestingParser(
+        prog="genai-server",
+        usage="%(prog)s COMMAND [OPTION]…",
+        description="Serve onnxruntime-genai models over HTTP. genai-server COMMAND --help describes a command.",
+    )
     parser.add_argument("--version", action="version", version=f"genai-server {__version__}")
     add_commands(parser, arguments)
+    if not arguments:
+        parser.print_help()
+        return 0
     options = parser.parse_args(arguments)
     try:
         status: int = options.run(options)

@@ -5,27 +5,36 @@ import gc
 from collections.abc import Sequence
 from importlib import import_module
 
-# Each with its module and what it does. Those of `tools` and `ray_serve` build on this package, so they are imported by
-# name.
-COMMANDS = {
-    "serve": ("cli.serve.serve_command", "serve a model directory over HTTP"),
-    "deploy": ("ray_serve.deploy_command", "deploy replicas on Ray Serve"),
-    "pull": ("cli.pull_command", "fetch a model from a hub"),
-    "export": ("cli.export_command", "build a model directory"),
-    "models": ("cli.models_command", "list, check and remove models"),
-    "cache": ("cli.cache_command", "list and clear the prefix cache on disk"),
-    "run": ("tools.terminal_chat.run_command", "fetch a model if needed, and chat with it"),
-    "chat": ("tools.terminal_chat.chat_command", "chat in the terminal"),
-    "transcribe": ("tools.terminal_chat.transcribe_command", "transcribe a recording"),
-    "batch": ("tools.batch_command", "answer the requests in a file"),
-    "key": ("cli.key_command", "create an API key"),
-    "top": ("tools.top.top_command", "watch a running server"),
-    "bench": ("tools.bench.bench_command", "measure OpenAI-style servers and the bare library"),
-    "profile": ("tools.profile_command", "read the profiles of a server"),
-    "doctor": ("tools.doctor.doctor_command", "check what serving needs"),
-    "tune": ("tools.tune.tune_command", "find the best settings for this machine"),
-    "import-triton": ("tools.import_triton", "translate a Triton model's config.pbtxt"),
+# By group, each with its module and what it does. Those of `tools` and `ray_serve` build on this package, so they are
+# imported by name.
+GROUPS = {
+    "serve": {
+        "serve": ("cli.serve.serve_command", "serve a model over HTTP"),
+        "key": ("cli.key_command", "create an API key"),
+        "top": ("tools.top.top_command", "watch a running server"),
+        "cache": ("cli.cache_command", "list and clear the prefix cache on disk"),
+        "deploy": ("ray_serve.deploy_command", "deploy replicas on Ray Serve"),
+    },
+    "models": {
+        "pull": ("cli.pull_command", "fetch a model from a hub"),
+        "export": ("cli.export_command", "build a model directory"),
+        "models": ("cli.models_command", "list, check and remove models"),
+    },
+    "ask": {
+        "run": ("tools.terminal_chat.run_command", "fetch a model if necessary, and chat with it"),
+        "chat": ("tools.terminal_chat.chat_command", "chat in the terminal"),
+        "transcribe": ("tools.terminal_chat.transcribe_command", "transcribe a recording"),
+        "batch": ("tools.batch_command", "answer the requests in a file"),
+    },
+    "check and measure": {
+        "doctor": ("tools.doctor.doctor_command", "check what serving needs"),
+        "tune": ("tools.tune.tune_command", "find the best settings for this machine"),
+        "bench": ("tools.bench.bench_command", "measure OpenAI-style servers and the bare library"),
+        "profile": ("tools.profile_command", "read the profiles of a server"),
+        "import-triton": ("tools.import_triton", "translate a Triton model's config.pbtxt"),
+    },
 }
+COMMANDS = {command: about for commands in GROUPS.values() for command, about in commands.items()}
 
 
 def add_commands(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> None:
@@ -33,13 +42,23 @@ def add_commands(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> N
 
     Importing the modules of all commands takes most of a second.
     """
-    subparsers = parser.add_subparsers(required=True, metavar="COMMAND")
+    subparsers = parser.add_subparsers(prog=parser.prog, required=True, metavar="COMMAND", help=argparse.SUPPRESS)
+    parser.epilog = "\n\n".join(
+        "\n".join([f"{title}:", *(f"  {command:<14} {summary}" for command, (_, summary) in commands.items())])
+        for title, commands in GROUPS.items()
+    )
     named = next((argument for argument in arguments if argument in COMMANDS), None)
-    for command, (place, summary) in COMMANDS.items():
-        added = subparsers.add_parser(command, help=summary)
+    for command, (place, _) in COMMANDS.items():
+        added = subparsers.add_parser(command)
         if command == named:
             gc.disable()  # imported objects stay; collections would take a fifth of the time
             module = import_module(f"genai_server.{place}")
             gc.enable()
-            added.description = module.__doc__
+            added.description = _description(module.__doc__ or "")
             module.add_arguments(added)
+
+
+def _description(text: str) -> str:
+    """A module's docstring without the command with which it begins."""
+    command, mark, rest = text.partition("`: ")
+    return rest[:1].upper() + rest[1:] if mark and command.startswith("`genai-server") else text

@@ -12,6 +12,7 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
+from genai_server.cli.download_progress import download_progress
 from genai_server.cli.pull_command import (
     absolute,
     add_hub_options,
@@ -147,7 +148,8 @@ def _build_from_hub(arguments: argparse.Namespace, name: str) -> Path:
     selection = select_source(repository) if gguf is None else with_tokenizer(repository, gguf)
     with store.locked(directory):
         source = store.staging(directory, "source")
-        download(hub, repository, selection, source, tell=say)
+        with download_progress(selection) as watch:
+            download(hub, repository, selection, source, watch)
         if gguf is None:
             _build(arguments, source, directory, origin)
         else:

@@ -6,6 +6,8 @@
 import argparse
 from pathlib import Path
 
+from genai_server.cli.download_progress import size_in_words
+from genai_server.cli.model_argument import find
 from genai_server.cli.screen import show
 from genai_server.config.sources import load_settings
 from genai_server.engine.model.files import check_model_directory
@@ -56,16 +58,12 @@ def run_check(arguments: argparse.Namespace) -> int:
             fault, remedy = "differs from the fetched file", f"genai-server pull {origin.source} repairs it"
         failed |= bool(fault)
         state = ("fail ", "bold red") if fault else ("ok   ", "green")
-        show(state, f" {entry.name}: {fault or _size(entry.size)}")
+        show(state, f" {entry.name}: {fault or size_in_words(entry.size)}")
         if remedy:
             print(f"      → {remedy}")
     if origin and origin.files and not changed:
         print(f"ok    all {len(origin.files)} files match the hashes of {origin.source}, commit {origin.revision[:8]}")
     return 1 if failed else 0
-
-
-def _size(num_bytes: int) -> str:
-    return f"{num_bytes / _MIB:.1f} MiB" if num_bytes >= _MIB else f"{num_bytes:,} bytes"
 
 
 def run_remove(arguments: argparse.Namespace) -> int:
@@ -77,15 +75,6 @@ def run_remove(arguments: argparse.Namespace) -> int:
         size = store.remove(models, arguments.name)
     print(f"{arguments.name} is removed: {size / _MIB:.0f} MiB")
     return 0
-
-
-def find(text: str) -> Path:
-    """A model directory by its path, or by its name in the models folder. Raises ConfigurationError."""
-    models = load_settings().models_path
-    for path in (Path(text).expanduser(), models / text):
-        if path.is_dir():
-            return path
-    raise ConfigurationError(f"there is neither a directory {text} nor a model of that name in {models}")
 
 
 def _origin(path: Path) -> str:

@@ -10,9 +10,11 @@ import shlex
 import shutil
 import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from genai_server.cli.download_progress import download_progress
 from genai_server.config.sources import load_settings
 from genai_server.engine.model.files import (
     GIVE_A_TEMPLATE,
@@ -42,13 +44,17 @@ _MIB = 1024 * 1024
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
-    parser.add_argument("repository", metavar="REPO", help="such as microsoft/Phi-4-mini-instruct-onnx")
+    parser.add_argument(
+        "repository",
+        metavar="REPO",
+        help="such as microsoft/Phi-4-mini-instruct-onnx; OWNER/NAME:FOLDER chooses one of several models",
+    )
     parser.add_argument(
         "--include",
         nargs="+",
         default=[],
         metavar="PATTERN",
-        help='files to fetch, such as "cpu_and_mobile/*"; needed for repositories with several models',
+        help='files to fetch instead of a FOLDER, such as "cpu_and_mobile/*"',
     )
     parser.add_argument(
         "--original",
@@ -71,10 +77,13 @@ def add_hub_options(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Fetch a model; returns the exit status. Raises ConfigurationError and PullFailed."""
-    name = checked_name(arguments.repository)
-    directory = absolute(arguments.to or store.place_of(load_settings().models_path, name))
+    source = source_of(arguments.repository)
+    if source.include and arguments.include:
+        raise ConfigurationError(f"{arguments.repository} names a folder already; leave --include out")
+    directory = absolute(arguments.to or store.place_of(load_settings().models_path, source.name))
     original = checked_name(arguments.original) if arguments.original else ""
-    source = Source(name, arguments.include, arguments.revision, original)
+    include = source.include or arguments.include
+    source = Source(source.name, include, arguments.revision, original)
     print(pull(Hub(arguments.token), source, directory))
     tell_how_to_serve(directory)
     return 0
@@ -99,6 +108,12 @@ class Source:
     original: str = ""
 
 
+def source_of(text: str) -> Source:
+    """The source in `OWNER/NAME` or `OWNER/NAME:FOLDER`. Raises ConfigurationError."""
+    name, _, folder = text.removeprefix("https://").partition(":")
+    return Source(checked_name(name), in_folder(folder.strip("/")))
+
+
 def in_folder(place: str) -> list[str]:
     """The patterns for a folder of a repository, or for one graph of it; "" stands for the whole repository."""
     return [place if place.endswith(".onnx") else f"{place}/*"] if place else []
@@ -114,9 +129,11 @@ def pull(
 ) -> str:
     """Fetch a repository's model into a directory, unless it is up to date; returns a sentence about the result.
 
-    `tell` is called with a line for each file, `watch` with its bytes. Raises ConfigurationError and PullFailed.
+    `tell` is called with a line for each file from another repository, `watch` as `download` does. Without it, the
+    progress is shown. Raises ConfigurationError and PullFailed.
     """
     name = source.name
+    tell(f"looking {name} up on {hub.endpoint}")
     repository = hub.repository(name, source.revision)
     selection = select_model(repository, source.include)
     if source.original and {MODEL_CONFIG, MODULES} & selection.files.keys():
@@ -151,7 +168,8 @@ def _fetch(
                 _find_pooling(hub, source, repository, selection, Path(added), tell)
             if directory.exists():
                 store.seed(folder, directory)
-            download(hub, repository, selection, folder, tell, watch)
+            with download_progress(selection) if watch is None else nullcontext(watch) as watching:
+                download(hub, repository, selection, folder, watching)
             shutil.copytree(added, folder, dirs_exist_ok=True)
         check_model_directory(folder)
     except ModelDirectoryError as error:
@@ -220,8 +238,9 @@ def absolute(path: Path) -> Path:
 
 def tell_how_to_serve(directory: Path) -> None:
     """Print the commands that serve the model and chat with it."""
-    quoted = shlex.quote(str(directory))
-    print(f"serve it:  genai-server serve --model-dir {quoted} --model-name {shlex.quote(directory.name)}")
+    is_known = directory.parent == load_settings().models_path.absolute()
+    quoted = shlex.quote(directory.name if is_known else str(directory))
+    print(f"serve it:  genai-server serve {quoted}")
     if (task := task_of(directory)) is not Task.GENERATE:
         model = read_pooling_model(directory)
         print(f"it serves {' and '.join(ENDPOINTS[task])}{f': {model.summary()}' if model else ''}")

@@ -1,17 +1,31 @@
-"""A command-line parser that suggests the option or command that was probably meant."""
+"""A command-line parser that suggests the option or command that was probably meant, and the form of its help."""
 
 import argparse
-import difflib
+import textwrap
 from collections.abc import Iterable
 from typing import Any, NoReturn
 
+from genai_server.quoted_values import did_you_mean
+
 # Maximum lines of a usage message that still leave the error in sight.
 _MAX_USAGE = 12
-_ALIKE = 0.6
+
+
+class _HelpFormatter(argparse.HelpFormatter):
+    """Wraps each paragraph of a text; indented lines stay as they are."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        paragraphs = textwrap.dedent(text).strip("\n").split("\n\n")
+        return "\n\n".join(
+            each if "\n  " in f"\n{each}" else textwrap.fill(each, width, break_on_hyphens=False) for each in paragraphs
+        )
 
 
 class SuggestingParser(argparse.ArgumentParser):
     """A parser that itself refuses unknown arguments, so that the usage shown is the subcommand's."""
+
+    def __init__(self, **how: Any) -> None:
+        super().__init__(**{"formatter_class": _HelpFormatter, **how})
 
     def parse_known_args(self, args: Iterable[str] | None = None, namespace: Any = None) -> tuple[Any, list[str]]:
         """Parse all arguments; ends with the usage if one is unknown."""
@@ -33,11 +47,7 @@ class SuggestingParser(argparse.ArgumentParser):
         """End with the usage and the message. A long usage is replaced by a hint at --help."""
         usage = self.format_usage()
         if len(usage.splitlines()) > _MAX_USAGE:
-            usage = f"usage: {self.prog} [OPTION]…\n       {self.prog} --help lists the options\n"
+            usage = f"usage: {self.prog} [OPTION]…\n"
+        if "OPTION" in usage:
+            usage += f"       {self.prog} --help lists the options\n"
         self.exit(2, f"{usage}{self.prog}: error: {message}\n")
-
-
-def did_you_mean(given: str, known: Iterable[str]) -> str:
-    """The end of an error message: the known name most like the given one, or nothing."""
-    found = difflib.get_close_matches(given, list(known), 1, _ALIKE)
-    return f"; did you mean {found[0]}?" if found else ""

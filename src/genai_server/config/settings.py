@@ -5,6 +5,7 @@ its command-line option: `max_length` is GENAI_MAX_LENGTH and `--max-length`.
 """
 
 import ipaddress
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,8 +21,11 @@ DEVICE_KINDS = (*PROVIDERS, "scripted")
 _DEVICE = re.compile(rf"({'|'.join(DEVICE_KINDS)})(:[0-9]{{1,3}})?")
 _ORIGIN = re.compile(r"https?://[A-Za-z0-9.-]+(:[0-9]{1,5})?|https?://\[[0-9A-Fa-f:]+\](:[0-9]{1,5})?")
 _IMAGE_HOST = re.compile(r"([A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?|\[[0-9A-Fa-f:]+\])(:[0-9]{1,5})?")
+_MAX_NAME = 128
 # Valid names of models.
-MODEL_NAME = r"[A-Za-z0-9][A-Za-z0-9._/-]{0,127}"
+MODEL_NAME = rf"[A-Za-z0-9][A-Za-z0-9._/-]{{0,{_MAX_NAME - 1}}}"
+# Characters of a directory's name that a model's name must not have.
+_UNNAMEABLE = re.compile(r"[^A-Za-z0-9._-]|^[^A-Za-z0-9]+")
 # Valid names of adapters, which follow the model's name and a colon in requests.
 ADAPTER_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
 # Valid aliases: also names that other servers use, such as qwen3:4b, and `*` for all other names.
@@ -65,67 +69,63 @@ class Settings(BaseModel):
     """Reload the API, not the engines, when a source file changes."""
 
     model_dir: str = "./models/demo"
-    """Directory of the onnxruntime-genai model. If the default does not exist, an installed copy serves its bundled
-    demo model.
-    """
+    """Directory of the onnxruntime-genai model. Without the default one, an installed copy serves its demo model."""
 
-    model_name: str = Field("onnx-genai", pattern=f"^{MODEL_NAME}$")
-    """The model's id in requests and answers."""
+    model_name: str = Field("", pattern=f"^({MODEL_NAME})?$", validate_default=True)
+    """The model's id in requests and answers; empty uses the name of its directory."""
 
     models: str = ""
-    """Several models instead of one: `small=./models/demo,big=/srv/big`; requests choose by `model`; the first is the
-    default.
+    """Several models instead of one: `small=./models/demo,big=/srv/big`; requests choose by `model`, by default the
+    first.
     """
 
     adapters: str = ""
     """LoRA adapters, which requests choose by `MODEL:NAME`: `law=./law.onnx_adapter` for the first model,
-    `big:law=/srv/law.onnx_adapter` for another one.
+    `big:law=/srv/law.onnx_adapter` for another.
     """
 
     model_aliases: str = ""
-    """Additional model names for requests, such as `gpt-4o=onnx-genai,gpt-4o-mini=small`; `*=onnx-genai` maps all other
-    names to a model.
-    """
+    """Additional model names, such as `gpt-4o=big,gpt-4o-mini=small`; `*=big` maps all other names to a model."""
 
     max_models: NotNegative | Literal["auto"] = AUTO
-    """Maximum number of models loaded at once; `auto` loads as many as the memory holds, and refuses one that it cannot
-    hold; 0 sets no limit. A request for another model replaces the one that has been idle the longest.
+    """Maximum number of models loaded at once; `auto`: as many as the memory holds; 0 sets no limit. A request for
+    another model replaces the one idle for longest.
     """
 
     idle_unload: int = Field(0, ge=0, le=31_536_000)
-    """Seconds without a request after which a model is unloaded; the next request loads it again. 0 disables this. An
-    operator's `keep_alive` in Ollama's API overrides it.
+    """Seconds without a request after which a model is unloaded, until the next one; 0 disables this. `keep_alive` in
+    Ollama's API overrides it.
     """
 
     device: str = "cpu"
-    """`cpu`, `cuda`, `directml` or another execution provider, or a list such as `cpu,cuda:1`; one engine process for
-    each.
+    """`cpu`, `cuda`, `directml` or another execution provider, or a list such as `cpu,cuda:1`; each gets an engine
+    process.
     """
 
     max_length: Positive | Literal["auto"] = AUTO
-    """Maximum number of tokens of prompt and answer together; never more than the model's context. `auto` allows the
-    model's context, or what of it the memory for keys and values holds (`GENAI_KV_CACHE_BYTES`).
+    """Maximum number of tokens of prompt and answer together; `auto`: the model's context, or what of it the memory for
+    keys and values holds (`GENAI_KV_CACHE_BYTES`).
     """
 
     max_batch_size: int = Field(16, ge=1, le=1024)
-    """Maximum number of requests that a device runs at once; others wait. On Linux CPUs they also wait until they are
-    expected to fit into `GENAI_KV_CACHE_BYTES`.
+    """Maximum number of requests that a device runs at once; others wait. On Linux CPUs memory may hold fewer
+    (`GENAI_KV_CACHE_BYTES`).
     """
 
-    scheduler: str = Field("auto", pattern="^(auto|batched|generator|library)$")
-    """`batched`, `generator` (one request after another, token by token), `library` (onnxruntime-genai's own batch), or
-    `auto`: `library` for models with paged attention, `batched` for other models on CPUs if possible, else `generator`.
+    scheduler: Literal["auto", "batched", "generator", "library"] = "auto"
+    """`batched`, `generator` (one request after another), `library` (onnxruntime-genai's own batch), or `auto`:
+    `library` for models with paged attention, `batched` for others on CPUs if possible, else `generator`.
     """
 
     kv_cache_bytes: int = Field(0, ge=0)
     """Maximum memory for the keys and values of each engine, in bytes; 0 divides half of the free memory among the
-    models. On Linux CPUs requests take it as their tokens come, and the last ones are paused when it gets short.
+    models.
     """
 
-    kv_cache_type: str = Field("fp32", pattern="^(auto|fp32|fp16)$")
+    kv_cache_type: Literal["auto", "fp32", "fp16"] = "fp32"
     """Numbers of a batch's keys and values on CPUs: `fp32`, `fp16` (half the memory, slower decoding), or `auto`:
-    `fp16` if the memory does not hold the model's context in 32 bits, or `GENAI_MAX_BATCH_SIZE` requests of a
-    `GENAI_MAX_LENGTH` that is set. A model built with 16 bits keeps them.
+    `fp16` where the memory does not hold the model's context, or `GENAI_MAX_BATCH_SIZE` requests of `GENAI_MAX_LENGTH`,
+    in 32 bits.
     """
 
     exact: bool = False
@@ -140,14 +140,10 @@ class Settings(BaseModel):
     """
 
     max_queue: int = Field(256, ge=0)
-    """Maximum number of requests waiting for a device, in addition to `GENAI_MAX_BATCH_SIZE` running ones; more get a
-    503. Requests of batches count separately.
-    """
+    """Maximum number of requests waiting for a device; more get a 503. Requests of batches count separately."""
 
     max_queue_tokens: int = Field(262_144, ge=0)
-    """Maximum number of tokens in the prompts of all waiting requests of a device; 0 sets no limit. Requests of batches
-    count separately.
-    """
+    """Maximum number of prompt tokens of all waiting requests of a device, batches aside; 0 sets no limit."""
 
     request_timeout: int = Field(600, ge=1, le=86400)
     """Seconds after which an answer ends with its text so far; also the maximum timeout of a request."""
@@ -156,29 +152,24 @@ class Settings(BaseModel):
     """Seconds for checking one grammar, tool or JSON schema; a longer check results in a 400."""
 
     prefill_chunk: int = Field(128, ge=2)
-    """Maximum number of prompt tokens read in one step while other requests are decoded; fewer if those would be
-    delayed.
-    """
+    """Maximum number of prompt tokens read in one step while other requests are decoded."""
 
-    prefill_weights: str = Field("auto", pattern="^(auto|int4|int8)$")
-    """Weights for CPU steps of many tokens: `int4` uses the model's own; `int8` uses 8-bit weights made from them where
-    that is faster; `auto` does so if it is 1.2 times as fast and they fit into a quarter of the free memory.
+    prefill_weights: Literal["auto", "int4", "int8"] = "auto"
+    """Weights for CPU steps of many tokens: `int4` (the model's own), `int8` (made from them, where that is faster), or
+    `auto`: `int8` if 1.2 times as fast and a quarter of the free memory holds them.
     """
 
     itl_target: float = Field(0.0, ge=0, le=3600)
     """Maximum seconds until a running answer's next token while prompts are read; 0 allows four times the usual time,
-    and more the more prompts wait.
+    and more if many prompts wait.
     """
 
-    speculation: str = Field("auto", pattern="^(auto|off)$")
-    """`auto` drafts the next tokens of answers in the batch on the CPU, and checks them in one step where that is
-    faster; `off` disables drafts.
-    """
+    speculation: Literal["auto", "off"] = "auto"
+    """`auto` drafts the next tokens of answers in the batch on the CPU where that is faster; `off` disables drafts."""
 
     draft_memory_bytes: int = Field(32 * 1024 * 1024, ge=0)
-    """Maximum size of the answers that each engine keeps for drafts, in bytes; a token takes 12. What an answer repeats
-    of earlier ones of the same API key is generated faster. The key used least recently loses its oldest answers
-    first; `0` keeps none.
+    """Maximum bytes of earlier answers that each engine keeps for drafts, separated by API key; a token takes 12. The
+    oldest ones of the key used least recently are dropped first; 0 keeps none.
     """
 
     threads: int = Field(0, ge=0, le=1024)
@@ -188,8 +179,8 @@ class Settings(BaseModel):
     """Folder for packed weights, which all engines share; empty uses the user's cache, `none` disables it."""
 
     prefix_cache_bytes: str = Field("0", pattern="^(auto|[0-9]{1,18})$")
-    """Maximum size of the files in `GENAI_PREFIX_CACHE_DIR`, in bytes: keys and values of prompts, which engines load
-    after a restart instead of reading these again. `auto` is a tenth of the disk's free space, 0 keeps none.
+    """Maximum bytes of the prefix cache on disk, from which engines load keys and values of prompts after a restart.
+    `auto` is a tenth of the disk's free space, 0 keeps none.
     """
 
     prefix_cache_dir: str = ""
@@ -197,7 +188,7 @@ class Settings(BaseModel):
     `GENAI_CACHE_DIR`.
     """
 
-    prefix_cache_type: str = Field("same", pattern="^(same|fp16)$")
+    prefix_cache_type: Literal["same", "fp16"] = "same"
     """Numbers in the prefix cache on disk: the `same` as in memory, or `fp16`, which halves the files but rounds; exact
     requests do not use them.
     """
@@ -206,13 +197,13 @@ class Settings(BaseModel):
     """Folder into which `pull` and `export` put models; empty uses the user's data folder."""
 
     strict: bool = False
-    """Also refuse fields without effect in /v1/messages, /v1/responses, /v1/chat/completions and Ollama's API, and
-    schemas that can only be followed in part; otherwise the header `x-genai-ignored` names them.
+    """Also refuse fields without effect, and schemas that can only be followed in part; otherwise the header
+    `x-genai-ignored` names them.
     """
 
     cap_max_tokens: bool = True
-    """Reduce a `max_tokens` of /v1/messages, or a `num_predict` of Ollama's API, above the context (GENAI_MAX_LENGTH)
-    to what fits; if disabled, and with GENAI_STRICT, such a value is a 400.
+    """Reduce a `max_tokens` of /v1/messages, or a `num_predict` of Ollama's API, above the context to what fits;
+    otherwise, and with GENAI_STRICT, it is a 400.
     """
 
     allow_special_tokens: bool = False
@@ -223,19 +214,17 @@ class Settings(BaseModel):
 
     max_image_body_bytes: int = Field(96 * 1024 * 1024, ge=0)
     """Maximum size of a request body, in bytes, while a model that takes images is served, if that is more than
-    `GENAI_MAX_BODY_BYTES`. Images in base64 have a third more bytes than their files: the default has space for
-    `GENAI_MAX_IMAGES` photos of 4.5 MiB, or for three images of `GENAI_MAX_IMAGE_BYTES`.
+    `GENAI_MAX_BODY_BYTES`. Images in base64 have a third more bytes than their files.
     """
 
     max_bodies_bytes: Positive = 256 * 1024 * 1024
-    """Maximum bytes of all bodies together in each API process, of unfinished requests and of incomplete WebSocket
-    messages; more get a 503.
+    """Maximum bytes of all bodies of unfinished requests and WebSocket messages together in each API process; more get
+    a 503.
     """
 
     image_hosts: str = ""
-    """Comma-separated hosts from which the server may fetch images that requests name by URL, such as
-    `images.example,cdn.example:8443`; their addresses must be public ones. Empty allows none: images are sent as data
-    URLs.
+    """Comma-separated hosts with public addresses from which the server may fetch images, such as
+    `images.example,cdn.example:8443`. Empty allows none: images are sent as data URLs.
     """
 
     max_images: Positive = 16
@@ -245,8 +234,8 @@ class Settings(BaseModel):
     """Maximum size of an image file, in bytes."""
 
     max_image_pixels: Positive = Field(50_000_000, le=500_000_000)
-    """Maximum number of pixels of an image, width times height. Processes that read images may take 1 GiB of memory,
-    and 40 bytes for each of these pixels.
+    """Maximum number of pixels of an image, width times height. A process that reads images may take 1 GiB and 40 bytes
+    for each.
     """
 
     max_image_tokens: Positive = 16_384
@@ -256,53 +245,48 @@ class Settings(BaseModel):
     """Seconds for fetching one image, and for decoding and preparing it; a longer time results in a 400."""
 
     encoder_cache_bytes: int = Field(256 * 1024 * 1024, ge=0)
-    """Maximum bytes of what is kept for later requests: images that are prepared, in files of each API process, and
-    images and windows of recordings that are encoded, in the memory of each engine. Those of present requests are
-    exempt.
+    """Maximum bytes of prepared images (files of each API process) and of encoded images and sounds (memory of each
+    engine) that are kept for later requests.
     """
 
     max_audio_body_bytes: Positive = 200 * 1024 * 1024
-    """Maximum size of the body of a request with a recording, in bytes. Such a body is written to a file while it
-    arrives.
-    """
+    """Maximum size of the body of a request with a recording, in bytes. It is written to a file while it arrives."""
 
     max_audio_bodies_bytes: Positive = 2 * 1024 * 1024 * 1024
     """Maximum bytes of all these bodies together in each API process; more get a 503."""
 
     max_audio_seconds: Positive = Field(7200, le=86_400)
-    """Maximum length of a recording, in seconds. While a recording is transcribed, its samples take 32 kB of disk space
-    for each second.
-    """
+    """Maximum length of a recording, in seconds. Each takes 32 kB of disk space while it is transcribed."""
 
     audio_timeout: Positive = Field(10, le=600)
-    """Seconds for finding the next speech in a recording and preparing it. Decoding a recording may take one more for
-    each 15 kB of its file, up to one for each 20 s of GENAI_MAX_AUDIO_SECONDS. A longer time results in a 400.
+    """Seconds for finding the next speech in a recording and preparing it; a longer time results in a 400. Decoding may
+    take one more for each 15 kB of the file.
     """
 
     response_store_size: int = Field(256, ge=0, le=1_000_000)
-    """Maximum number of stored responses of /v1/responses, and of conversations, by each API process or in
-    GENAI_RESPONSE_STORE_FILE; the least recently used are removed. 0 stores none.
+    """Maximum number of stored responses and conversations, by each API process or in GENAI_RESPONSE_STORE_FILE; the
+    least recently used are removed. 0 stores none.
     """
 
     response_store_bytes: Positive = 64 * 1024 * 1024
     """Maximum bytes of these responses with their conversations, counted as JSON."""
 
     response_store_file: str = ""
-    """File for responses and conversations, which then survive a restart and are shared by all API processes, within
-    the same limits; empty stores them in memory.
+    """File for responses and conversations, which then survive a restart and are shared by all API processes; empty
+    stores them in memory.
     """
 
     files_dir: str = ""
-    """Folder for the files of /v1/files and the state of /v1/batches, which survive a restart and are shared by all API
-    processes; it is created if it is missing. Empty disables both.
+    """Folder for the files of /v1/files and the state of /v1/batches, shared by all API processes; it is created if it
+    is missing. Empty disables both.
     """
 
     max_file_bytes: Positive = 512 * 1024 * 1024
-    """Maximum size of the body of an upload to /v1/files, in bytes. It is written to a file while it arrives."""
+    """Maximum size of an upload to /v1/files, in bytes."""
 
     files_bytes_per_key: Positive = 4 * 1024 * 1024 * 1024
-    """Maximum bytes of an API key's files, including the results of its batches. Beyond it uploads are refused, and
-    batches wait. Each file counts as at least 4096.
+    """Maximum bytes of an API key's files, including results of batches; beyond it uploads are refused, and batches
+    wait. Each file counts as at least 4096.
     """
 
     files_bytes: Positive = 16 * 1024 * 1024 * 1024
@@ -315,8 +299,8 @@ class Settings(BaseModel):
     """Seconds for which running answers may continue after the server receives a signal to stop."""
 
     step_timeout: int = Field(60, ge=0, le=86400)
-    """Seconds, plus 0.1 per token of the step, after which a step counts as hung and the engine is killed and
-    restarted; 0 sets no limit.
+    """Seconds, plus 0.1 per token of the step, after which an engine is considered hung and is restarted; 0 sets no
+    limit.
     """
 
     load_timeout: int = Field(1800, ge=0, le=86400)
@@ -338,8 +322,8 @@ class Settings(BaseModel):
     """Serve every client that can reach the server, without API keys."""
 
     max_concurrent_per_key: int = Field(0, ge=0)
-    """Maximum number of concurrent requests of a key, and of concurrent reads of what it has stored, in each API
-    process; more get a 429. 0 sets no limit.
+    """Maximum number of concurrent requests of a key, and of concurrent reads of what it stored, in each API process;
+    more get a 429. 0 sets no limit.
     """
 
     rate_per_key: int = Field(0, ge=0, le=100_000)
@@ -367,9 +351,7 @@ class Settings(BaseModel):
     """Seconds after which a connection without a complete request head is closed."""
 
     body_timeout: Positive = Field(60, le=86400)
-    """Seconds within which the body of a request, or a message on a WebSocket, must arrive; of a body with a recording
-    each MiB.
-    """
+    """Seconds within which a request's body, or a WebSocket message, must arrive; with a recording each MiB of it."""
 
     stall_timeout: Positive = Field(30, le=86400)
     """Seconds without a byte read by the client after which its request is cancelled."""
@@ -378,9 +360,7 @@ class Settings(BaseModel):
     """Folder for the per-token profiles."""
 
     profile_max_files: Positive = 1000
-    """Maximum number of files in that folder; the oldest sessions are removed, and profiling stops when only running
-    ones are left.
-    """
+    """Maximum number of files in that folder; the oldest sessions are removed, then profiling stops."""
 
     profile_max_bytes: Positive = 256 * 1024 * 1024
     """Maximum bytes in that folder; enforced in the same way."""
@@ -392,29 +372,28 @@ class Settings(BaseModel):
     """Maximum number of requests of a batch that are profiled at a time when a device is profiled."""
 
     config: str = ""
-    """Configuration file with these settings and the session options of each device; empty uses `genai-server.toml` in
-    the working directory, if it exists.
+    """Configuration file with these settings and session options; empty uses `genai-server.toml` in the working
+    directory, if it exists.
     """
 
     options: str = Field("", repr=False)
     """Session and provider options as TOML, which override those of the file."""
 
-    log_level: str = Field("info", pattern="^(debug|info|warning|error)$")
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
     """`debug`, `info`, `warning` or `error`."""
 
-    log_format: str = Field("text", pattern="^(text|json)$")
+    log_format: Literal["text", "json"] = "text"
     """`text`, or `json` for one object per line."""
 
-    metrics: str = Field("key", pattern="^(key|open|off)$")
+    metrics: Literal["key", "open", "off"] = "key"
     """Access to /metrics: `key` requires an API key if the API does, `open` requires none, `off` disables it."""
 
     metrics_prefix: str = Field("genai:", pattern="^[A-Za-z_][A-Za-z0-9_]{0,31}:$")
     """Prefix of all names in /metrics; routers and dashboards for vLLM expect `vllm:`."""
 
     kv_events: str = Field("", pattern=r"^(tcp://[^\s/]+:[0-9]{1,5})?$")
-    """ZeroMQ address, such as `tcp://*:5557`, at which engines publish what their prefix caches store and remove,
-    including the tokens of prompts; each further engine uses the next port. Needs the extra `kv-events`; empty disables
-    it.
+    """ZeroMQ address, such as `tcp://*:5557`, at which engines publish what their prefix caches hold, including tokens
+    of prompts; each further engine uses the next port. Needs the extra `kv-events`.
     """
 
     kv_events_topic: str = Field("", max_length=512)
@@ -434,6 +413,11 @@ class Settings(BaseModel):
     @classmethod
     def _known_devices(cls, value: str) -> str:
         return ",".join(device_list(value))
+
+    @field_validator("model_name")
+    @classmethod
+    def _own_name(cls, value: str, info: ValidationInfo) -> str:
+        return value or name_of_directory(info.data.get("model_dir", ""))
 
     @field_validator("models")
     @classmethod
@@ -467,9 +451,12 @@ class Settings(BaseModel):
         entries = _pairs(value)
         for alias, model in entries:
             if not re.fullmatch(_ALIAS, alias) or not model:
-                raise ValueError(f"{quoted(alias)} is not an alias with its model, such as gpt-4o=onnx-genai")
+                raise ValueError(f"{quoted(alias)} is not an alias with its model, such as gpt-4o=big")
             if model not in models:
-                raise ValueError(f"{quoted(alias)} is an alias of {quoted(model)}, a model that is not served")
+                served = ", ".join(models)
+                raise ValueError(
+                    f"{quoted(alias)} is an alias of {quoted(model)}, a model that is not served; served: {served}"
+                )
             if alias in models:
                 raise ValueError(f"{quoted(alias)} is the name of a model")
         _require_distinct([alias for alias, _ in entries], "an alias is named twice")
@@ -511,7 +498,10 @@ class Settings(BaseModel):
     @classmethod
     def _are_networks(cls, value: str) -> str:
         for address in filter(None, _listed(value)):
-            ipaddress.ip_network(address, strict=False)
+            try:
+                ipaddress.ip_network(address, strict=False)
+            except ValueError:
+                raise ValueError(f"{quoted(address)} is not an address or a network, such as 10.0.0.0/8") from None
         return value
 
     @property
@@ -617,6 +607,11 @@ def _named(info: ValidationInfo) -> list[str]:
 def _require_distinct(names: Sequence[object], message: str) -> None:
     if len(set(names)) < len(names):
         raise ValueError(message)
+
+
+def name_of_directory(path: str) -> str:
+    """The name of a model in this directory: the directory's own, without characters that names must not have."""
+    return _UNNAMEABLE.sub("", os.path.basename(os.path.abspath(path)))[:_MAX_NAME] or "model"
 
 
 def device_list(value: str) -> list[str]:

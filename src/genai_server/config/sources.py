@@ -9,21 +9,45 @@ from typing import Any, get_args
 
 from dotenv import dotenv_values
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
 from genai_server.config.environment import ATTACH_VARIABLE
+from genai_server.config.setting_groups import GROUPS
 from genai_server.config.settings import Settings, environment_variable, option
 from genai_server.errors import ConfigurationError
 from genai_server.messages.launch import EngineSettings
 from genai_server.options import config_file
 from genai_server.options.device import DeviceOptions
 from genai_server.options.session import THREADS
-from genai_server.quoted_values import quoted
+from genai_server.quoted_values import did_you_mean, quoted
 
 # The demo model in an installed copy of the server; a clone has it at the setting's default.
-BUNDLED_MODEL = Path(__file__).parents[1] / "demo_model"
+BUNDLED_MODEL = Path(__file__).parents[1] / "bundled" / "demo"
 # A variable of the scripts that start the server.
 _OF_SCRIPTS = "GENAI_EXTRA"
 _DEFAULT_MODEL = str(Settings.model_fields["model_dir"].default)
+# What pydantic's types of errors mean for a setting.
+_RULES = {
+    "bool_parsing": "must be true or false",
+    "int_parsing": "must be a whole number",
+    "int_from_float": "must be a whole number",
+    "int_parsing_size": "must be a smaller number",
+    "float_parsing": "must be a number",
+    "finite_number": "must be a finite number",
+    "greater_than": "must be greater than {gt}",
+    "greater_than_equal": "must be at least {ge}",
+    "less_than_equal": "must be at most {le}",
+    "string_too_long": "must have at most {max_length} characters",
+}
+# And what the pattern of a setting allows.
+_FORMS = {
+    "model_name": "must begin with a letter or digit, and have at most 128 letters, digits, dots, dashes, underscores "
+    "and slashes",
+    "prefix_cache_bytes": "must be auto or a number of bytes",
+    "metrics_prefix": "must have letters, digits and underscores, and end with a colon, such as vllm:",
+    "kv_events": "must be a ZeroMQ address, such as tcp://*:5557",
+    "otlp_endpoint": "must begin with http:// or https://",
+}
 # Maximum characters of a wrong value in a message; a list of models may be long.
 _MAX_VALUE = 1000
 
@@ -62,16 +86,27 @@ def load_settings(
     try:
         return Settings.model_validate(values)
     except ValidationError as error:
-        first, *others = error.errors(include_url=False)
-        name = str(first["loc"][0])
+        name = str(error.errors()[0]["loc"][0])
         field = next(field for field in Settings.model_fields if name in (field, environment_variable(field)))
         shown = "(hidden)" if field in ("admin_api_key", "api_keys") else quoted(values[field], limit=_MAX_VALUE)
-        message = first["msg"].removeprefix("Value error, ")
-        # A number or a word, such as auto, has an error for each.
-        for other in others:
-            if other["type"] == "literal_error" and other["loc"][0] == name:
-                message += f", or {other['ctx']['expected']}"
-        raise ConfigurationError(f"{written_as[field]}={shown}: {message}") from None
+        findings = [each for each in error.errors(include_url=False) if each["loc"][0] == name]
+        raise ConfigurationError(f"{written_as[field]}={shown}: {_reason(field, findings)}") from None
+
+
+def _reason(field: str, findings: Sequence[ErrorDetails]) -> str:
+    """What is wrong with a value, by pydantic's errors: a number or a word, such as auto, has one for each."""
+    first, *others = findings
+    if first["type"] == "literal_error":
+        known = [str(choice) for choice in get_args(Settings.model_fields[field].annotation)]
+        return f"must be {_one_of(known)}{did_you_mean(str(first['input']), known)}"
+    form = _FORMS.get(field, "") if first["type"] == "string_pattern_mismatch" else _RULES.get(first["type"], "")
+    message = form.format_map(first.get("ctx", {})) or first["msg"].removeprefix("Value error, ")
+    words = [each["ctx"]["expected"].strip("'") for each in others if each["type"] == "literal_error"]
+    return ", or ".join([message, *words])
+
+
+def _one_of(words: Sequence[str]) -> str:
+    return f"{', '.join(words[:-1])} or {words[-1]}"
 
 
 def engine_settings(settings: Settings) -> EngineSettings:
@@ -119,12 +154,25 @@ def unknown_variables(
     return {name: next(iter(difflib.get_close_matches(name, known, 1, 0.8)), None) for name in sorted(strange)}
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Give the parser one option for each setting."""
-    for name, field in Settings.model_fields.items():
-        text = f"{field.description} ({environment_variable(name)}, default: {field.default})".replace("%", "%%")
-        if field.annotation is bool:
-            parser.add_argument(option(name), dest=name, nargs="?", const="true", metavar="true|false", help=text)
-        else:
-            metavar = "N" if int in (field.annotation, *get_args(field.annotation)) else "TEXT"
-            parser.add_argument(option(name), dest=name, metavar=metavar, help=text)
+def add_options(parser: argparse.ArgumentParser, *, are_listed: bool = True) -> None:
+    """Give the parser one option for each setting, in groups. `--help` lists them unless another command does."""
+    for title, names in GROUPS.items():
+        group = parser.add_argument_group(title.lower())
+        for name in names:
+            _add_option(group, name, is_listed=are_listed)
+
+
+def _add_option(group: argparse._ArgumentGroup, name: str, *, is_listed: bool) -> None:
+    field = Settings.model_fields[name]
+    default = "" if field.default in (None, "") else f", default: {str(field.default).removeprefix('./')}"
+    text = f"{field.description} ({environment_variable(name)}{default})".replace("%", "%%").replace("`", "")
+    shown = text if is_listed else argparse.SUPPRESS
+    if field.annotation is bool:
+        group.add_argument(option(name), dest=name, nargs="?", const="true", metavar="true|false", help=shown)
+        return
+    kinds = [get_args(kind) or (kind,) for kind in (field.annotation, *get_args(field.annotation))]
+    choices = [kind for each in kinds for kind in each if isinstance(kind, str)]
+    is_number = any(kind in (int, float) for each in kinds for kind in each)
+    other = "N" if is_number else {"dir": "DIR", "file": "FILE"}.get(name.rpartition("_")[2], "TEXT")
+    metavar = "|".join(dict.fromkeys([*([other] if is_number else []), *choices])) or other
+    group.add_argument(option(name), dest=name, metavar=metavar, help=shown)

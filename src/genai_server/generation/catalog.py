@@ -43,6 +43,8 @@ _LOOK_EVERY = 0.1
 _ASK_EVERY = 1.0
 # Seconds that a request waits until another model is idle and can be unloaded.
 PATIENCE = 30.0
+# The name of every model without a configured one until version 0.2, which clients still send.
+_FORMER_DEFAULT = "onnx-genai"
 # Written around a name by Ollama's clients: the hub's address and the tag.
 _HUB = re.compile(r"^(https://)?(hf|huggingface)\.co/")
 _TAG = ":latest"
@@ -333,5 +335,6 @@ def _forms(name: str | None) -> list[str]:
 
 
 def _named(models: Sequence[ModelStatus], name: str) -> ModelStatus | None:
-    """The model with exactly this name or alias."""
-    return next((about for about in models if name == about.name or name in about.aliases), None)
+    """The model with exactly this name or alias; the first for the former default name, unless another model has it."""
+    found = next((about for about in models if name == about.name or name in about.aliases), None)
+    return next(iter(models), None) if found is None and name == _FORMER_DEFAULT else found

@@ -8,7 +8,6 @@ import importlib.metadata
 import importlib.util
 import io
 import re
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +19,8 @@ from genai_server.installation import this_installation
 from genai_server.quoted_values import escaped, quoted
 
 _MIN_VERSION = (2, 4)
+# With which the texts of Python's OSErrors begin.
+_ERRNO = re.compile(r"^\[Errno -?\d+\] ")
 
 
 class Hub:
@@ -67,7 +68,7 @@ class Hub:
     ) -> None:
         """Append the missing bytes of a file to `partial`. A broken connection is retried a few times.
 
-        `watch`, in place of a progress bar, is called with the size of `partial` as it grows; an exception that it
+        `watch` is called with the size of `partial` as it grows; an exception that it
         raises ends the download. Raises PullFailed if all retries fail, or if the hub sends more than the file's size,
         and OSError of the disk.
         """
@@ -75,8 +76,7 @@ class Hub:
         from huggingface_hub.file_download import http_get
         from huggingface_hub.utils import build_hf_headers, disable_progress_bars
 
-        if watch is not None or not sys.stderr.isatty():
-            disable_progress_bars()
+        disable_progress_bars()
         # No compression: a range of bytes could not be requested otherwise.
         headers = build_hf_headers(token=self._token) | {"accept-encoding": "identity"}
         url = hf_hub_url(repository.name, file.path, revision=repository.commit, endpoint=self.endpoint)
@@ -161,7 +161,8 @@ def _digest(file: object) -> str:
 
 
 def _first_line(error: Exception) -> str:
-    return escaped(next(iter(str(error).strip().splitlines()), "")) or type(error).__name__
+    text = _ERRNO.sub("", str(error).strip())
+    return escaped(next(iter(text.splitlines()), "")) or type(error).__name__
 
 
 def _check_installed() -> None:

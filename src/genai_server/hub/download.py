@@ -20,17 +20,12 @@ _MIB = 1024 * 1024
 _HASH_LENGTH = 12
 
 
-# Called with a file and the number of its bytes that have arrived.
+# Called with a file and the number of its bytes that are here: once for each file, and then as they arrive.
 Watch = Callable[[RemoteFile, int], None]
 
 
 def download(
-    hub: Hub,
-    repository: Repository,
-    selection: Selection,
-    folder: Path,
-    tell: Callable[[str], None],
-    watch: Watch | None = None,
+    hub: Hub, repository: Repository, selection: Selection, folder: Path, watch: Watch = lambda file, size: None
 ) -> None:
     """Make the folder hold exactly the files of the selection; correct files are kept.
 
@@ -41,20 +36,20 @@ def download(
         _remove_other_files(folder, selection)
         missing = {name: file for name, file in selection.files.items() if not _is_there(folder / name, file)}
         _check_space(folder, missing)
-        for number, (name, file) in enumerate(selection.files.items(), 1):
-            if name in missing:
-                tell(f"[{number}/{len(selection.files)}] {escaped(name)}  {file.size / _MIB:.1f} MiB")
-                _fetch(hub, repository, file, folder / name, watch)
+        for name, file in selection.files.items():
+            watch(file, _size(_partial(folder / name, file)) if name in missing else file.size)
+        for name, file in missing.items():
+            _fetch(hub, repository, file, folder / name, watch)
 
 
-def _fetch(hub: Hub, repository: Repository, file: RemoteFile, target: Path, watch: Watch | None) -> None:
+def _fetch(hub: Hub, repository: Repository, file: RemoteFile, target: Path, watch: Watch) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = _partial(target, file)
-    if partial.exists() and partial.stat().st_size > file.size:
+    if _size(partial) > file.size:
         partial.unlink()
     # A wrong hash may be due to the bytes of an earlier attempt. If all bytes are new, the hub is at fault.
     for _ in range(2 if partial.exists() else 1):
-        hub.fetch(repository, file, partial, None if watch is None else lambda size: watch(file, size))
+        hub.fetch(repository, file, partial, lambda size: watch(file, size))
         if has_digest(partial, file.digest):
             partial.replace(target)
             return
@@ -68,6 +63,10 @@ def _fetch(hub: Hub, repository: Repository, file: RemoteFile, target: Path, wat
 def _partial(target: Path, file: RemoteFile) -> Path:
     """The partial file. Its name contains the hash, so that it is never continued with another revision."""
     return target.with_name(f"{target.name}.{file.digest.partition(':')[2][:_HASH_LENGTH]}.partial")
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
 
 
 def _is_there(path: Path, file: RemoteFile) -> bool:
@@ -84,8 +83,7 @@ def _remove_other_files(folder: Path, selection: Selection) -> None:
 
 
 def _check_space(folder: Path, missing: dict[str, RemoteFile]) -> None:
-    partials = [_partial(folder / name, file) for name, file in missing.items()]
-    have = sum(partial.stat().st_size for partial in partials if partial.exists())
+    have = sum(_size(_partial(folder / name, file)) for name, file in missing.items())
     need = sum(file.size for file in missing.values()) - have
     free = shutil.disk_usage(folder).free
     if need > free:

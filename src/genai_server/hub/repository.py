@@ -1,7 +1,7 @@
 """The contents of a hub's repository at one commit, and the files in it that form a model."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import PurePosixPath, PureWindowsPath
@@ -20,6 +20,8 @@ _NO_MODELS = ("mmproj*", "*imatrix*")
 _TOKENIZERS = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 # The folder of a module of sentence-transformers.
 _MODULE_FOLDER = re.compile(r"\d+_\w+/(config\.json|model\.safetensors)")
+# Files that no model needs: the repository's page, and those of git.
+_UNUSED = ("README.md", ".*")
 # Files next to a repository's ONNX graphs that are not graphs.
 _NEXT_TO_GRAPHS = ("*.json", "*.txt", "*.model", "*.jinja")
 _GRAPHS = ("onnx/model.onnx", "model.onnx")
@@ -75,6 +77,12 @@ def is_repository_name(text: str) -> bool:
     return _NAME.fullmatch(text) is not None
 
 
+def could_be_repository(text: str) -> bool:
+    """Whether the text is `OWNER/NAME`, `OWNER/NAME:FOLDER` or a repository's address, and not a path or a name."""
+    name = text.removeprefix("https://").removeprefix("huggingface.co/").partition(":")[0].strip("/")
+    return "/" in name and not text.startswith("/") and is_repository_name(name)
+
+
 def select_model(repository: Repository, include: Sequence[str] = ()) -> Selection:
     """The files of the only onnxruntime-genai model among those that match the patterns, or among all; or else of the
     encoder for embeddings or reranking.
@@ -88,7 +96,8 @@ def select_model(repository: Repository, include: Sequence[str] = ()) -> Selecti
     if not folders:
         return _select_encoder(repository, include)
     if len(folders) > 1 and "" not in folders:
-        raise PullFailed(_choice(repository, chosen, folders))
+        sizes = {folder: _select_folder(folder, folders, chosen).size for folder in folders}
+        raise PullFailed(_variants(f"{repository.name} has several models", repository, sizes))
     return _select_folder(folders[0], folders, chosen)
 
 
@@ -165,8 +174,8 @@ def _select_encoder(repository: Repository, include: Sequence[str]) -> Selection
     if not graphs or not has_config or (include and not names):
         raise PullFailed(no_model(repository, include))
     if len(names) != 1:
-        sizes = "\n".join(_choices(graphs[name] for name in names or graphs))
-        raise PullFailed(f"{repository.name} has several graphs; choose one with --include:\n{sizes}")
+        sizes = {name: graphs[name].size for name in names or graphs}
+        raise PullFailed(_variants(f"{repository.name} has several graphs", repository, sizes))
     (graph,) = names
     texts = [file for file in repository.files if "/" not in file.path and _matches(file.path, _NEXT_TO_GRAPHS)]
     modules = [file for file in repository.files if _MODULE_FOLDER.fullmatch(file.path)]
@@ -189,7 +198,7 @@ def _is_of_graph(path: str, graph: str, others: tuple[str, ...]) -> bool:
 
 def _selection(folder: str, files: Iterable[RemoteFile]) -> Selection:
     start = len(folder) + 1 if folder else 0
-    named = {file.path[start:]: file for file in files if not PurePosixPath(file.path).name.startswith(".")}
+    named = {file.path[start:]: file for file in files if not _matches(name_of(file), _UNUSED)}
     for name in named:
         if ".." in PurePosixPath(name).parts or PurePosixPath(name).is_absolute() or PureWindowsPath(name).drive:
             raise PullFailed(f"a file of the repository would be written outside the directory: {quoted(name)}")
@@ -204,13 +213,13 @@ def no_model(repository: Repository, include: Sequence[str] = ()) -> str:
     return f"{repository.name} has no onnxruntime-genai model ({where}); {remedy}"
 
 
-def _choice(repository: Repository, files: Sequence[RemoteFile], folders: Sequence[str]) -> str:
-    lines = [f"{repository.name} has several models; choose one with --include:"]
-    for folder in folders[:_MAX_SHOWN]:
-        size = sum(file.size for file in _below(folder, files))
-        lines.append(f'  --include "{escaped(folder)}/*"  ({size / _GIB:.2f} GiB)')
-    if len(folders) > _MAX_SHOWN:
-        lines.append(f"  and {len(folders) - _MAX_SHOWN} more")
+def _variants(problem: str, repository: Repository, sizes: Mapping[str, int]) -> str:
+    """The error message that lists what may follow the repository's name, with sizes in bytes."""
+    lines = [f"{problem}; choose one:"]
+    for place, size in list(sizes.items())[:_MAX_SHOWN]:
+        lines.append(f"  {repository.name}:{escaped(place)}  ({size / _GIB:.2f} GiB)")
+    if len(sizes) > _MAX_SHOWN:
+        lines.append(f"  and {len(sizes) - _MAX_SHOWN} more")
     return "\n".join(lines)
 
 

@@ -1,4 +1,7 @@
-"""`genai-server deploy ray`: replicas of the server as an application of Ray Serve, in a cluster or on this machine."""
+"""`genai-server deploy ray`: deploys replicas of the server on Ray Serve, in a cluster or on this machine.
+
+It also takes the options of `genai-server serve`, whose --help lists them.
+"""
 
 import argparse
 import contextlib
@@ -30,6 +33,7 @@ _CONNECT_SECONDS = 5.0
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
+    parser.usage = "%(prog)s ray [OPTION]… [OPTION OF SERVE]…"
     parser.add_argument("target", metavar="ray", choices=["ray"], help="where to: ray")
     parser.add_argument(
         "--address",
@@ -42,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--print-config", action="store_true", help="print the configuration for `serve deploy` instead"
     )
-    add_options(parser)
+    add_options(parser, are_listed=False)
     parser.set_defaults(run=run)
 
 
@@ -116,7 +120,8 @@ def _check_cluster(address: str) -> None:
     try:
         socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS).close()
     except (OSError, OverflowError) as error:
-        raise ConfigurationError(f"--address {address}: no Ray cluster answers there: {error}") from None
+        why = (getattr(error, "strerror", None) or "not an address").lower()
+        raise ConfigurationError(f"--address {address}: no Ray cluster answers there: {why}") from None
 
 
 def _deploy(settings: Settings, replicas: str, address: str | None) -> int:

@@ -3,13 +3,13 @@
 import contextlib
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 
+from genai_server.child_process import start_module
 from genai_server.config.environment import engine_environment
 from genai_server.heartbeat import Beat, read_beat
 from genai_server.messages.launch import RESIZE_ORDER, UNLOAD_ORDER, EngineReport, EngineSpec
@@ -71,12 +71,7 @@ class EngineProcess:
         self._spec = spec
         self._order = msgspec.json.encode(spec) + b"\n"
         self._killed_because: str | None = None
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "genai_server.engine.process"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env=engine_environment(),
-        )
+        self._process = start_module("genai_server.engine.process", engine_environment())
 
     @property
     def pid(self) -> int:

@@ -204,7 +204,7 @@ def test_loading_and_unloading_are_for_operators_only(own_folder: Path, extra: s
 def test_every_worker_knows_an_adapter_as_soon_as_it_is_loaded(workers: RunningServer, extra: str) -> None:
     def statuses() -> set[int]:
         """Status codes of requests on separate connections, which reach both processes."""
-        fields = body("say x", model="onnx-genai:extra")
+        fields = body("say x", model="demo:extra")
         return {httpx.post(f"{workers.url}/v1/chat", json=fields, timeout=30).status_code for _ in range(12)}
 
     assert statuses() == {404}
@@ -233,8 +233,8 @@ def crash(server: RunningServer) -> None:
 def test_an_engine_that_died_answers_with_adapters_again(mortal: RunningServer, extra: str) -> None:
     load(mortal, name="extra", path=extra)
     crash(mortal)
-    assert mortal.chat("say x", model="onnx-genai:given").json()["content"] == "Given! x"
-    assert mortal.chat("say x", model="onnx-genai:extra").json()["content"] == "Extra! x"
+    assert mortal.chat("say x", model="demo:given").json()["content"] == "Given! x"
+    assert mortal.chat("say x", model="demo:extra").json()["content"] == "Extra! x"
     unload(mortal, name="extra")
 
 
@@ -243,7 +243,7 @@ def test_restarted_engine_reports_an_adapter_whose_file_is_gone(mortal: RunningS
     lost.unlink()
     crash(mortal)
     assert mortal.chat("say x").json()["content"] == "x"
-    response = mortal.chat("say x", model="onnx-genai:lost")
+    response = mortal.chat("say x", model="demo:lost")
     assert refusal(response) == (503, "unavailable", "model")
     assert response.json()["error"]["message"] == 'adapter "lost" cannot be loaded; see the server log'
     assert f'adapter "lost": {lost} cannot be read' in mortal.log()
@@ -252,9 +252,9 @@ def test_restarted_engine_reports_an_adapter_whose_file_is_gone(mortal: RunningS
 def test_a_model_that_was_idle_comes_back_with_its_adapters(own_folder: Path, extra: str) -> None:
     with run_here(own_folder, "--device", "scripted", settings={"GENAI_IDLE_UNLOAD": "1"}) as server:
         load(server, name="extra", path=extra)
-        model = "/v1/models/onnx-genai:extra"
+        model = "/v1/models/demo:extra"
         wait_until(lambda: server.client.get(model).json()["state"] == "unloaded")
-        assert server.chat("say x", model="onnx-genai:extra").json()["content"] == "Extra! x"
+        assert server.chat("say x", model="demo:extra").json()["content"] == "Extra! x"
         wait_until(lambda: server.client.get(model).json()["state"] == "unloaded")
         assert load(server, name="more", path=extra).json()["state"] == "ready"
         wait_until(lambda: server.client.get(model).json()["state"] == "unloaded")
@@ -266,7 +266,7 @@ def test_a_model_that_was_idle_comes_back_with_its_adapters(own_folder: Path, ex
 
 def test_missing_file_ends_the_start_with_its_name(refused_start: Callable[..., str]) -> None:
     line = refused_start("--device", "scripted", "--adapters", "law=/nowhere")
-    assert "GENAI_ADAPTERS: onnx-genai:law=/nowhere: there is no such file" in line
+    assert "GENAI_ADAPTERS: demo:law=/nowhere: there is no such file" in line
 
 
 def test_unfit_file_is_the_reason_of_a_failed_load(own_folder: Path, adapted: Path) -> None:

@@ -79,14 +79,14 @@ def test_any_exception_of_a_loader_is_the_answer_to_a_load(
     assert (status, type(error).__name__ in message, "\n" in message) == (400, True, False), message
     assert server.chat("say x").json()["content"] == "x"
     listed = [model["id"] for model in server.client.get("/v1/models").json()["data"]]
-    assert listed == ["onnx-genai"]
-    wait_until(lambda: set(server.health()["models"]) == {"onnx-genai"})
+    assert listed == ["demo"]
+    wait_until(lambda: set(server.health()["models"]) == {"demo"})
 
 
 def test_a_model_can_be_loaded_after_its_loader_failed(server: RunningServer, loader: Loader) -> None:
     loader.errors["raising"], loader.raises_at = StopIteration(), 2
     assert load(server, "/raising")[0] == 400
-    wait_until(lambda: set(server.health()["models"]) == {"onnx-genai"})
+    wait_until(lambda: set(server.health()["models"]) == {"demo"})
     loader.errors.clear()
     assert load(server, "/raising")[0] == 200
     assert server.chat("say x", model="bad").json()["content"] == "x"

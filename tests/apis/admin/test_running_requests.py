@@ -47,7 +47,7 @@ def test_request_is_listed_with_device_phase_and_figures(scripted: RunningServer
     with asked(scripted, "whole", "/v1/chat", device="scripted:1"):
         entry = listed(scripted)["whole"]
         assert cancel(scripted, "whole").status_code == 200
-    assert (entry["object"], entry["model"], entry["device"]) == ("request", "onnx-genai", "scripted:1")
+    assert (entry["object"], entry["model"], entry["device"]) == ("request", "demo", "scripted:1")
     assert (entry["phase"], entry["cached_tokens"]) == ("decode", 0)
     assert entry["prompt_tokens"] > len(ENDLESS)
     assert entry["age"] > 0

@@ -13,7 +13,7 @@ from tests.running_server import RunningServer, body, wait_until
 
 
 def test_a_completion_has_openais_form(client: OpenAI) -> None:
-    completion = client.chat.completions.create(model="onnx-genai", messages=[{"role": "user", "content": "say hi"}])
+    completion = client.chat.completions.create(model="demo", messages=[{"role": "user", "content": "say hi"}])
     assert completion.object == "chat.completion"
     assert completion.choices[0].message.role == "assistant"
     assert completion.choices[0].message.content == "hi"
@@ -25,9 +25,7 @@ def test_a_completion_has_openais_form(client: OpenAI) -> None:
 
 def test_a_stream_of_chunks_makes_the_same_answer(client: OpenAI) -> None:
     chunks = list(
-        client.chat.completions.create(
-            model="onnx-genai", messages=[{"role": "user", "content": "count 5"}], stream=True
-        )
+        client.chat.completions.create(model="demo", messages=[{"role": "user", "content": "count 5"}], stream=True)
     )
     assert len({chunk.id for chunk in chunks}) == 1
     assert chunks[0].choices[0].delta.role == "assistant"
@@ -57,7 +55,7 @@ def test_id_names_the_request_and_the_fingerprint_the_model(scripted: RunningSer
 def test_requested_usage_comes_in_a_last_chunk_without_choices(client: OpenAI) -> None:
     chunks = list(
         client.chat.completions.create(
-            model="onnx-genai",
+            model="demo",
             messages=[{"role": "user", "content": "say abc"}],
             stream=True,
             stream_options={"include_usage": True},
@@ -75,7 +73,7 @@ def test_a_stream_ends_with_done(scripted: RunningServer) -> None:
 
 def test_max_completion_tokens_is_max_tokens(client: OpenAI) -> None:
     completion = client.chat.completions.create(
-        model="onnx-genai", messages=[{"role": "user", "content": "say hello"}], max_completion_tokens=2
+        model="demo", messages=[{"role": "user", "content": "say hello"}], max_completion_tokens=2
     )
     assert completion.choices[0].message.content == "he"
     assert completion.choices[0].finish_reason == "length"
@@ -83,7 +81,7 @@ def test_max_completion_tokens_is_max_tokens(client: OpenAI) -> None:
 
 def test_stream_error_raises_an_exception_in_openais_client(client: OpenAI) -> None:
     stream = client.chat.completions.create(
-        model="onnx-genai", messages=[{"role": "user", "content": "fail at 1; say hello"}], stream=True
+        model="demo", messages=[{"role": "user", "content": "fail at 1; say hello"}], stream=True
     )
     with pytest.raises(openai.APIError, match="scripted failure"):
         list(stream)
@@ -92,7 +90,7 @@ def test_stream_error_raises_an_exception_in_openais_client(client: OpenAI) -> N
 def test_bad_input_reaches_openais_client_as_its_own_classes(client: OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as bad:
         client.chat.completions.create(
-            model="onnx-genai", messages=[{"role": "user", "content": "x"}], extra_body={"max_tokens": 0}
+            model="demo", messages=[{"role": "user", "content": "x"}], extra_body={"max_tokens": 0}
         )
     assert bad.value.param == "max_tokens"
     with pytest.raises(openai.NotFoundError) as missing:
@@ -140,7 +138,7 @@ def test_invalid_or_unsupported_field_is_named(scripted: RunningServer, fields: 
 
 def _chat(client: OpenAI, content: str, **fields: Any) -> ChatCompletion:
     completion: ChatCompletion = client.chat.completions.create(
-        model="onnx-genai", messages=[{"role": "user", "content": content}], **fields
+        model="demo", messages=[{"role": "user", "content": content}], **fields
     )
     return completion
 
@@ -212,7 +210,7 @@ def test_n_is_the_number_of_answers(client: OpenAI) -> None:
     texts = ["", "", ""]
     ends = set()
     for chunk in client.chat.completions.create(
-        model="onnx-genai", messages=[{"role": "user", "content": "say hello"}], n=3, stream=True
+        model="demo", messages=[{"role": "user", "content": "say hello"}], n=3, stream=True
     ):
         choice = chunk.choices[0]
         texts[choice.index] += choice.delta.content or ""
@@ -233,7 +231,7 @@ def test_tool_calls_are_separated_from_the_content(client: OpenAI) -> None:
 
 def test_tool_calls_are_streamed_in_fragments(client: OpenAI) -> None:
     with client.chat.completions.stream(
-        model="onnx-genai", messages=[{"role": "user", "content": f"say {ADD} {NOW}"}], tools=TOOLS
+        model="demo", messages=[{"role": "user", "content": f"say {ADD} {NOW}"}], tools=TOOLS
     ) as stream:
         fragments = sum(event.type == "tool_calls.function.arguments.delta" for event in stream)
         final = stream.get_final_completion().choices[0]
@@ -264,7 +262,7 @@ def test_each_piece_of_reasoning_has_both_names(client: OpenAI, scripted: Runnin
     # Clients send back the message that they received.
     answer = _chat(client, "say <think>hm</think>yes").choices[0].message.model_dump(exclude_none=True)
     asked: Any = [{"role": "user", "content": "x"}, answer, {"role": "user", "content": "say z"}]
-    again = client.chat.completions.create(model="onnx-genai", messages=asked)
+    again = client.chat.completions.create(model="demo", messages=asked)
     assert again.choices[0].message.content == "z"
 
 

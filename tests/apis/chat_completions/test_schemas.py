@@ -59,7 +59,7 @@ def test_named_function_is_called_and_its_result_sent_back(demo: RunningServer) 
     assert choice["finish_reason"] == "function_call"
     assert "city" in json.loads(choice["message"]["function_call"]["arguments"])
     with OpenAI(base_url=f"{demo.url}/v1", api_key="none", max_retries=0) as client:
-        asked: Any = {"model": "onnx-genai", **fields}
+        asked: Any = {"model": "demo", **fields}
         called = client.chat.completions.create(messages=[question], **asked).choices[0].message
         assert called.function_call is not None
         result = {"role": "function", "name": "get_weather", "content": '{"temperature": 21}'}

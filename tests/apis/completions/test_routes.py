@@ -16,7 +16,7 @@ END = "\x04"  # ends a prompt for the scripted runner
 
 
 def test_text_is_continued(client: OpenAI) -> None:
-    completion = client.completions.create(model="onnx-genai", prompt="say hi" + END)
+    completion = client.completions.create(model="demo", prompt="say hi" + END)
     assert (completion.object, completion.choices[0].text) == ("text_completion", "hi")
     assert completion.choices[0].finish_reason == "stop"
     assert completion.usage is not None
@@ -24,20 +24,20 @@ def test_text_is_continued(client: OpenAI) -> None:
 
 
 def test_a_stream_makes_the_same_text(client: OpenAI) -> None:
-    chunks = list(client.completions.create(model="onnx-genai", prompt="count 5" + END, stream=True))
+    chunks = list(client.completions.create(model="demo", prompt="count 5" + END, stream=True))
     assert "".join(chunk.choices[0].text for chunk in chunks) == "1, 2, 3, 4, 5"
     assert [chunk.choices[0].finish_reason for chunk in chunks][-2:] == [None, "stop"]
 
 
 def test_default_max_tokens_is_sixteen(client: OpenAI) -> None:
-    completion = client.completions.create(model="onnx-genai", prompt="count 50" + END)
+    completion = client.completions.create(model="demo", prompt="count 50" + END)
     assert completion.usage is not None
     assert (completion.usage.completion_tokens, completion.choices[0].finish_reason) == (16, "length")
 
 
 def test_several_prompts_with_several_answers_each_come_in_order(client: OpenAI) -> None:
     prompts = ["say a" + END, "say bb" + END]
-    completion = client.completions.create(model="onnx-genai", prompt=prompts, n=2)
+    completion = client.completions.create(model="demo", prompt=prompts, n=2)
     assert [(choice.index, choice.text) for choice in completion.choices] == [(0, "a"), (1, "a"), (2, "bb"), (3, "bb")]
     assert completion.usage is not None
     # A prompt counts once, whatever the number of answers.
@@ -46,22 +46,22 @@ def test_several_prompts_with_several_answers_each_come_in_order(client: OpenAI)
 
 def test_several_answers_are_streamed_side_by_side(client: OpenAI) -> None:
     texts = {0: "", 1: ""}
-    for chunk in client.completions.create(model="onnx-genai", prompt=["say abc" + END, "say de" + END], stream=True):
+    for chunk in client.completions.create(model="demo", prompt=["say abc" + END, "say de" + END], stream=True):
         texts[chunk.choices[0].index] += chunk.choices[0].text
     assert texts == {0: "abc", 1: "de"}
 
 
 @pytest.mark.parametrize("prompt", [list(b"say hi\x04"), [list(b"say hi\x04")]], ids=["one", "several"])
 def test_a_prompt_may_be_token_ids(client: OpenAI, prompt: list[int] | list[list[int]]) -> None:
-    assert client.completions.create(model="onnx-genai", prompt=prompt).choices[0].text == "hi"
+    assert client.completions.create(model="demo", prompt=prompt).choices[0].text == "hi"
 
 
 def test_echo_puts_the_prompt_before_the_answer(client: OpenAI) -> None:
     assert (
-        client.completions.create(model="onnx-genai", prompt="say hi" + END, echo=True).choices[0].text
+        client.completions.create(model="demo", prompt="say hi" + END, echo=True).choices[0].text
         == "say hi" + END + "hi"
     )
-    chunks = client.completions.create(model="onnx-genai", prompt="say hi" + END, echo=True, stream=True)
+    chunks = client.completions.create(model="demo", prompt="say hi" + END, echo=True, stream=True)
     assert "".join(chunk.choices[0].text for chunk in chunks) == "say hi" + END + "hi"
 
 
@@ -107,13 +107,9 @@ def test_generator_does_not_score_prompts_with_pruned_logits(tmp_path: Path) -> 
 
 def test_one_answer_that_fails_fails_the_request(client: OpenAI) -> None:
     with pytest.raises(openai.InternalServerError, match="scripted failure"):
-        client.completions.create(model="onnx-genai", prompt=["say abc" + END, "fail at 1; say hello" + END])
+        client.completions.create(model="demo", prompt=["say abc" + END, "fail at 1; say hello" + END])
     with pytest.raises(openai.APIError, match="scripted failure"):
-        list(
-            client.completions.create(
-                model="onnx-genai", prompt=["count 9" + END, "fail at 1; say x" + END], stream=True
-            )
-        )
+        list(client.completions.create(model="demo", prompt=["count 9" + END, "fail at 1; say x" + END], stream=True))
 
 
 def test_progress_comes_before_the_echo(scripted: RunningServer) -> None:
@@ -131,7 +127,7 @@ def test_progress_comes_before_the_echo(scripted: RunningServer) -> None:
 def test_a_suffix_is_put_before_the_answer_in_the_models_tokens(tmp_path: Path) -> None:
     before, between, after = code_model(tmp_path / "model")
     with run_here(tmp_path, "--model-dir", str(tmp_path / "model")) as server:
-        assert "insert" in server.client.get("/v1/models/onnx-genai").json()["capabilities"]
+        assert "insert" in server.client.get("/v1/models/model").json()["capabilities"]
 
         def tokens(text: str) -> list[int]:
             asked = {"prompt": text, "add_special_tokens": False}

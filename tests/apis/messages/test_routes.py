@@ -46,7 +46,7 @@ def _turn(content: str) -> Any:
 
 def _create(client: Anthropic, content: str, *, max_tokens: int = 200, **fields: Any) -> Message:
     message = client.messages.create(
-        model="onnx-genai", max_tokens=max_tokens, messages=[_turn(content)], stream=False, **fields
+        model="demo", max_tokens=max_tokens, messages=[_turn(content)], stream=False, **fields
     )
     assert isinstance(message, Message)
     return message
@@ -58,7 +58,7 @@ def _text(message: Message) -> str:
 
 def test_a_message_has_anthropics_form(client: Anthropic) -> None:
     message = _create(client, "say hi", system="Be brief.")
-    assert (message.type, message.role, message.model) == ("message", "assistant", "onnx-genai")
+    assert (message.type, message.role, message.model) == ("message", "assistant", "demo")
     assert [block.to_dict() for block in message.content] == [{"type": "text", "text": "hi"}]
     assert (message.stop_reason, message.stop_sequence) == ("end_turn", None)
     assert message.usage.output_tokens == 2
@@ -73,7 +73,7 @@ def test_message_id_names_the_request(client: Anthropic) -> None:
 
 def test_a_stream_accumulates_to_the_same_message(client: Anthropic) -> None:
     plain = _create(client, SCRIPT, tools=TOOLS)
-    with client.messages.stream(model="onnx-genai", max_tokens=200, messages=[_turn(SCRIPT)], tools=TOOLS) as stream:
+    with client.messages.stream(model="demo", max_tokens=200, messages=[_turn(SCRIPT)], tools=TOOLS) as stream:
         kinds = [event.type for event in stream]
         final = stream.get_final_message()
     assert kinds[0] == "message_start"
@@ -88,7 +88,7 @@ def test_a_stream_accumulates_to_the_same_message(client: Anthropic) -> None:
 
 
 def test_thinking_is_signed_and_can_be_sent_back_as_it_is(client: Anthropic) -> None:
-    asked: Any = {"model": "onnx-genai", "max_tokens": 200}
+    asked: Any = {"model": "demo", "max_tokens": 200}
     question = _turn("say <think>hm</think>yes")
     whole = client.messages.create(messages=[question], **asked)
     with client.messages.stream(messages=[question], **asked) as stream:
@@ -103,7 +103,7 @@ def test_thinking_is_signed_and_can_be_sent_back_as_it_is(client: Anthropic) -> 
 
 
 def test_text_comes_token_by_token(client: Anthropic) -> None:
-    with client.messages.stream(model="onnx-genai", max_tokens=200, messages=[_turn("say abc")]) as stream:
+    with client.messages.stream(model="demo", max_tokens=200, messages=[_turn("say abc")]) as stream:
         assert list(stream.text_stream) == ["a", "b", "c"]
         assert stream.request_id is not None
 
@@ -120,7 +120,7 @@ def test_each_event_is_named_by_its_type(scripted: RunningServer) -> None:
 def test_the_asynchronous_client_works_too(scripted: RunningServer) -> None:
     async def run() -> tuple[str, str]:
         async with AsyncAnthropic(base_url=scripted.url, api_key="none", max_retries=0) as client:
-            fields: Any = {"model": "onnx-genai", "max_tokens": 99, "messages": [_turn("count 3")]}
+            fields: Any = {"model": "demo", "max_tokens": 99, "messages": [_turn("count 3")]}
             plain = await client.messages.create(**fields)
             async with client.messages.stream(**fields) as stream:
                 return _text(plain), await stream.get_final_text()
@@ -141,7 +141,7 @@ def test_the_asynchronous_client_works_too(scripted: RunningServer) -> None:
 def test_stop_reason_is_returned(
     client: Anthropic, content: str, fields: dict[str, Any], reason: str, sequence: str | None, *, streams: bool
 ) -> None:
-    given = {"max_tokens": 200, "messages": [_turn(content)], "model": "onnx-genai", **fields}
+    given = {"max_tokens": 200, "messages": [_turn(content)], "model": "demo", **fields}
     if streams:
         with client.messages.stream(**given) as stream:
             message: Message = stream.get_final_message()
@@ -174,7 +174,7 @@ def test_counting_counts_the_tokens_of_the_prompt(scripted: RunningServer, prefi
 
 
 def test_the_client_counts_tokens(client: Anthropic) -> None:
-    assert client.messages.count_tokens(model="onnx-genai", messages=[_turn("say hi")]).input_tokens == 8
+    assert client.messages.count_tokens(model="demo", messages=[_turn("say hi")]).input_tokens == 8
 
 
 def test_own_options_are_accepted_with_anthropics(client: Anthropic) -> None:
@@ -202,7 +202,7 @@ def test_own_options_are_accepted_with_anthropics(client: Anthropic) -> None:
 def test_an_error_is_one_of_the_clients_own(
     client: Anthropic, content: str, fields: dict[str, Any], kind: type[anthropic.APIStatusError], type: str, words: str
 ) -> None:
-    given: Any = {"max_tokens": 9, "model": "onnx-genai", "messages": [_turn(content)], **fields}
+    given: Any = {"max_tokens": 9, "model": "demo", "messages": [_turn(content)], **fields}
     with pytest.raises(kind) as caught:
         client.messages.create(**given)
     assert caught.value.type == type
@@ -215,7 +215,7 @@ def test_an_error_in_a_stream_is_an_event_and_the_last(client: Anthropic) -> Non
     kinds = []
     with (
         pytest.raises(anthropic.APIStatusError) as caught,
-        client.messages.stream(model="onnx-genai", max_tokens=9, messages=[_turn("fail at 1; say abc")]) as stream,
+        client.messages.stream(model="demo", max_tokens=9, messages=[_turn("fail at 1; say abc")]) as stream,
     ):
         kinds += [event.type for event in stream]
     assert (caught.value.type, caught.value.api_message) == ("api_error", "scripted failure")
@@ -250,7 +250,7 @@ def test_every_error_of_these_paths_has_anthropics_form(
 def test_a_call_and_its_result_can_be_sent_back(demo: RunningServer) -> None:
     question = _turn("What is the weather in Paris?")
     with Anthropic(base_url=demo.url, api_key="none", max_retries=0) as client:
-        fields: Any = {"model": "onnx-genai", "max_tokens": 100, "tools": [WEATHER]}
+        fields: Any = {"model": "demo", "max_tokens": 100, "tools": [WEATHER]}
         called = client.messages.create(messages=[question], **fields)
         (call,) = (block for block in called.content if isinstance(block, ToolUseBlock))
         result: Any = {"type": "tool_result", "tool_use_id": call.id, "content": '{"temperature": 21}'}
@@ -272,7 +272,7 @@ def test_clients_own_loop_runs_a_tool_and_sends_its_result(demo: RunningServer) 
 
     with Anthropic(base_url=demo.url, api_key="none", max_retries=0) as client:
         last = client.beta.messages.tool_runner(
-            model="onnx-genai",
+            model="demo",
             max_tokens=100,
             tools=[get_weather],
             messages=[_turn("What is the weather in Paris?")],
@@ -283,7 +283,7 @@ def test_clients_own_loop_runs_a_tool_and_sends_its_result(demo: RunningServer) 
 
 def test_an_answer_fits_the_class_that_it_is_parsed_to(demo: RunningServer) -> None:
     with Anthropic(base_url=demo.url, api_key="none", max_retries=0) as client:
-        fields: Any = {"model": "onnx-genai", "max_tokens": 200, "messages": [_turn("What is 2 + 3?")]}
+        fields: Any = {"model": "demo", "max_tokens": 200, "messages": [_turn("What is 2 + 3?")]}
         parsed = client.messages.parse(output_format=Answer, **fields).parsed_output
         with client.messages.stream(output_format=Answer, **fields) as stream:
             streamed = stream.get_final_message().parsed_output
@@ -295,7 +295,7 @@ def test_an_answer_fits_the_class_that_it_is_parsed_to(demo: RunningServer) -> N
 def test_a_call_can_be_forced(demo: RunningServer, choice: Any) -> None:
     with Anthropic(base_url=demo.url, api_key="none", max_retries=0) as client:
         message = client.messages.create(
-            model="onnx-genai", max_tokens=100, tools=[WEATHER], tool_choice=choice, messages=[_turn("Hello!")]
+            model="demo", max_tokens=100, tools=[WEATHER], tool_choice=choice, messages=[_turn("Hello!")]
         )
     (call,) = message.content
     assert isinstance(call, ToolUseBlock)
@@ -305,7 +305,7 @@ def test_a_call_can_be_forced(demo: RunningServer, choice: Any) -> None:
 def test_turn_started_by_the_client_continues(demo: RunningServer) -> None:
     with Anthropic(base_url=demo.url, api_key="none", max_retries=0) as client:
         message = client.messages.create(
-            model="onnx-genai",
+            model="demo",
             max_tokens=50,
             messages=[_turn("Count from 1 to 9."), {"role": "assistant", "content": "1, 2, 3, 4, 5,"}],
         )

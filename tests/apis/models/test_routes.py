@@ -14,11 +14,11 @@ from tests.server_here import run_here
 
 
 def test_models_lists_the_served_model(client: OpenAI) -> None:
-    assert [(model.id, model.owned_by) for model in client.models.list()] == [("onnx-genai", "genai-server")]
+    assert [(model.id, model.owned_by) for model in client.models.list()] == [("demo", "genai-server")]
 
 
 def test_a_model_is_found_by_its_id_and_no_other(client: OpenAI) -> None:
-    assert client.models.retrieve("onnx-genai").id == "onnx-genai"
+    assert client.models.retrieve("demo").id == "demo"
     with pytest.raises(openai.NotFoundError) as missing:
         client.models.retrieve("gpt-9")
     assert missing.value.code == "model_not_found"
@@ -31,7 +31,7 @@ def test_the_base_path_may_lack_v1(scripted: RunningServer) -> None:
     paths = [path for path in documented if path.startswith("/v1/") and path != "/v1/chat" and not path.startswith(own)]
     assert len(paths) > 12
     for path in paths:
-        asked = path.replace("{model}", "onnx-genai").replace("{response_id}", "resp_1")
+        asked = path.replace("{model}", "demo").replace("{response_id}", "resp_1")
         for method in documented[path]:
             with_v1, without = (
                 scripted.client.request(
@@ -44,7 +44,7 @@ def test_the_base_path_may_lack_v1(scripted: RunningServer) -> None:
 
 
 def test_model_has_its_length_and_capabilities(scripted: RunningServer, demo: RunningServer) -> None:
-    entry = scripted.client.get("/v1/models/onnx-genai").json()
+    entry = scripted.client.get("/v1/models/demo").json()
     assert (entry["max_model_len"], entry["context_length"]) == (2000, 2000)
     (entry,) = demo.client.get("/v1/models").json()["data"]
     assert entry["max_model_len"] == demo.client.post("/tokenize", json={"prompt": "x"}).json()["max_model_len"]
@@ -67,20 +67,20 @@ def test_anthropics_client_lists_the_models_and_finds_one(scripted: RunningServe
     with anthropic.Anthropic(base_url=scripted.url, api_key="none", max_retries=0) as client:
         (model,) = client.models.list()
         assert (model.id, model.display_name, model.type, model.max_input_tokens) == (
-            "onnx-genai",
-            "onnx-genai",
+            "demo",
+            "demo",
             "model",
             2000,
         )
-        assert client.models.retrieve("onnx-genai") == model
+        assert client.models.retrieve("demo") == model
         with pytest.raises(anthropic.NotFoundError) as missing:
             client.models.retrieve("claude-9")
     assert missing.value.response.json()["type"] == "error"
     page = scripted.client.get("/models", headers={"anthropic-version": "2023-06-01"}).json()
     assert {name: value for name, value in page.items() if name != "data"} == {
         "has_more": False,
-        "first_id": "onnx-genai",
-        "last_id": "onnx-genai",
+        "first_id": "demo",
+        "last_id": "demo",
     }
 
 

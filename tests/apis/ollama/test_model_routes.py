@@ -27,7 +27,7 @@ def test_version_is_ollamas_with_this_servers(scripted: RunningServer) -> None:
 
 def test_models_are_listed_with_details_of_their_directories(demo: RunningServer) -> None:
     (found,) = demo.client.get("/api/tags").json()["models"]
-    assert (found["name"], found["model"]) == ("onnx-genai:latest", "onnx-genai:latest")
+    assert (found["name"], found["model"]) == ("demo:latest", "demo:latest")
     assert found["size"] == sum(path.stat().st_size for path in DEMO.iterdir() if path.is_file())
     assert (len(found["digest"]), found["details"].keys()) == (64, DETAILS)
     assert (found["details"]["format"], bool(found["details"]["family"])) == ("onnx", True)
@@ -48,7 +48,7 @@ def test_a_name_may_have_the_tag_latest(named: RunningServer, scripted: RunningS
 
 
 def test_a_model_is_shown_with_its_length_and_template(demo: RunningServer) -> None:
-    found = demo.client.post("/api/show", json={"model": "onnx-genai", "verbose": True}).json()
+    found = demo.client.post("/api/show", json={"model": "demo", "verbose": True}).json()
     architecture = found["model_info"]["general.architecture"]
     length = demo.client.get("/v1/models").json()["data"][0]["max_model_len"]
     assert found["model_info"][f"{architecture}.context_length"] == length
@@ -59,13 +59,13 @@ def test_a_model_is_shown_with_its_length_and_template(demo: RunningServer) -> N
 
 
 def test_a_model_that_is_shown_must_be_named(scripted: RunningServer) -> None:
-    for body, status in (({}, 400), ({"name": "onnx-genai"}, 200), ({"model": "gpt-9"}, 404)):
+    for body, status in (({}, 400), ({"name": "demo"}, 200), ({"model": "gpt-9"}, 404)):
         assert scripted.client.post("/api/show", json=body).status_code == status
 
 
 def test_loaded_models_run(demo: RunningServer) -> None:
     (found,) = demo.client.get("/api/ps").json()["models"]
-    assert (found["name"], found["size_vram"]) == ("onnx-genai:latest", 0)
+    assert (found["name"], found["size_vram"]) == ("demo:latest", 0)
     assert found["size"] > 0
     assert found["context_length"] > 0
     assert found["expires_at"] > "2100"

@@ -49,7 +49,7 @@ def test_a_pulled_model_is_served_by_its_repositorys_name(server: RunningServer,
     assert whole == {f"pulling cpu/{name}": len(content) for name, content in FILES.items()}
     assert (tmp_path / "models" / "tiny" / "genai_config.json").exists()
     assert "org/tiny:latest" in [model["name"] for model in server.client.get("/api/tags").json()["models"]]
-    assert [model["name"] for model in server.client.get("/api/ps").json()["models"]] == ["onnx-genai:latest"]
+    assert [model["name"] for model in server.client.get("/api/ps").json()["models"]] == ["demo:latest"]
     body = {"model": "hf.co/org/tiny", "prompt": "What is the capital of France?", "stream": False}
     assert server.client.post("/api/generate", json=body).json()["response"] == "The capital of France is Paris."
     assert pull(server, model="org/tiny", stream=False).json() == {"status": "success"}
@@ -69,7 +69,7 @@ def test_a_folder_chooses_among_several_models(server: RunningServer, hub: Local
 def test_a_served_model_is_pulled_without_asking_the_hub(server: RunningServer, hub: LocalHub) -> None:
     assert pull(server, model="org/tiny:cpu", stream=False).json() == {"status": "success"}
     hub.repositories.clear()
-    for name in ("onnx-genai", "onnx-genai:latest", "org/tiny:cpu", "hf.co/org/tiny:latest"):
+    for name in ("demo", "demo:latest", "org/tiny:cpu", "hf.co/org/tiny:latest"):
         assert pull(server, model=name, stream=False).json() == {"status": "success"}
         lines = [json.loads(line)["status"] for line in pull(server, model=name).text.splitlines()]
         assert lines == ["pulling manifest", "success"]

@@ -30,14 +30,12 @@ USER_KEY, ADMIN_KEY = "user-key-0123456789", "admin-key-0123456789"
 
 
 def chat(server: RunningServer, content: str = "say hi", **fields: Any) -> httpx.Response:
-    body = {"model": "onnx-genai", "messages": [{"role": "user", "content": content}], "stream": False, **fields}
+    body = {"model": "demo", "messages": [{"role": "user", "content": content}], "stream": False, **fields}
     return server.client.post("/api/chat", json=body)
 
 
 def generate(server: RunningServer, prompt: str = "say hi", **fields: Any) -> httpx.Response:
-    return server.client.post(
-        "/api/generate", json={"model": "onnx-genai", "prompt": prompt, "stream": False, **fields}
-    )
+    return server.client.post("/api/generate", json={"model": "demo", "prompt": prompt, "stream": False, **fields})
 
 
 def lines(response: httpx.Response) -> list[dict[str, Any]]:
@@ -49,7 +47,7 @@ def lines(response: httpx.Response) -> list[dict[str, Any]]:
 def test_a_chat_has_ollamas_form(scripted: RunningServer) -> None:
     found = chat(scripted).json()
     assert found["message"] == {"role": "assistant", "content": "hi"}
-    assert (found["model"], found["done"], found["done_reason"], found["eval_count"]) == ("onnx-genai", True, "stop", 2)
+    assert (found["model"], found["done"], found["done_reason"], found["eval_count"]) == ("demo", True, "stop", 2)
     assert found.keys() >= FIGURES
     assert found["total_duration"] >= found["prompt_eval_duration"] + found["eval_duration"]
 
@@ -122,7 +120,7 @@ def test_a_suffix_fills_in_the_middle(tmp_path: Path, scripted: RunningServer) -
     refused = generate(scripted, suffix="end")
     assert (refused.status_code, "suffix" in refused.json()["error"]) == (400, True)
     code_model(tmp_path / "model")
-    with run_here(tmp_path, "--model-dir", str(tmp_path / "model")) as server:
+    with run_here(tmp_path, "--model-dir", str(tmp_path / "model"), "--model-name", "demo") as server:
         assert generate(server, "a", suffix="b", options={"num_predict": 2}).json()["eval_count"] <= 2
 
 
@@ -189,7 +187,7 @@ def test_strict_refuses_the_ignored_fields(tmp_path: Path) -> None:
         ("/api/chat", {"nonsense": 1}, 400, "nonsense is not a field"),
         ("/api/generate", {"prompt": "x", "context": [1]}, 400, "context is not supported"),
         ("/api/generate", {"prompt": "x" * 3000}, 400, "the input length exceeds the context length"),
-        ("/api/embed", {"model": "onnx-genai", "input": "x"}, 400, 'model "onnx-genai" makes no embeddings'),
+        ("/api/embed", {"model": "demo", "input": "x"}, 400, 'model "demo" makes no embeddings'),
         ("/api/embed", {"model": "gpt-9", "input": "x"}, 404, "gpt-9"),
         ("/api/create", {"model": "x", "from": "y"}, 400, "/api/create is not supported"),
         ("/api/copy", {}, 400, "not supported"),
@@ -206,7 +204,7 @@ def test_every_error_has_ollamas_form(scripted: RunningServer, path: str, body: 
 
 
 def test_a_model_cannot_be_deleted(scripted: RunningServer) -> None:
-    response = scripted.client.request("DELETE", "/api/delete", json={"model": "onnx-genai"})
+    response = scripted.client.request("DELETE", "/api/delete", json={"model": "demo"})
     assert (response.status_code, "not supported" in response.json()["error"]) == (400, True)
     assert scripted.client.head("/api/blobs/sha256:00").status_code == 400
 
@@ -243,9 +241,9 @@ def test_disconnected_clients_answer_ends(scripted: RunningServer) -> None:
 
 @pytest.mark.parametrize(("path", "more"), [("/api/chat", {}), ("/api/chat", {"messages": []}), ("/api/generate", {})])
 def test_empty_request_loads_the_model(scripted: RunningServer, path: str, more: Any) -> None:
-    response = scripted.client.post(path, json={"model": "onnx-genai:latest", **more})
+    response = scripted.client.post(path, json={"model": "demo:latest", **more})
     found = response.json()
-    assert (found["done"], found["done_reason"], found["model"]) == (True, "load", "onnx-genai:latest")
+    assert (found["done"], found["done_reason"], found["model"]) == (True, "load", "demo:latest")
 
 
 @pytest.fixture(scope="module")
@@ -263,7 +261,7 @@ def _state(server: RunningServer, key: str) -> str:
 
 def test_a_model_is_kept_as_long_as_an_operator_says(keyed: RunningServer) -> None:
     admin, user = ({"authorization": f"Bearer {key}"} for key in (ADMIN_KEY, USER_KEY))
-    body = {"model": "onnx-genai", "prompt": "say hi", "stream": False}
+    body = {"model": "demo", "prompt": "say hi", "stream": False}
 
     def ask(headers: dict[str, str], **fields: Any) -> httpx.Response:
         return keyed.client.post("/api/generate", json=body | fields, headers=headers)

@@ -37,7 +37,7 @@ def test_chat_answers_in_one_piece_with_metrics(scripted: RunningServer) -> None
     }
     assert metrics["ttft"] is None
     assert metrics["output_tokens"] == 5
-    assert metrics["model"] == "onnx-genai"
+    assert metrics["model"] == "demo"
     assert metrics["output_tokens_per_second"] == pytest.approx(1 / metrics["tpot"], rel=1e-4)
     total = metrics["input_tokens"] + metrics["output_tokens"]
     assert metrics["tokens_per_second"] == pytest.approx(total / metrics["total_latency"], rel=1e-4)
@@ -216,7 +216,7 @@ def test_a_model_that_is_not_served_is_a_404(scripted: RunningServer) -> None:
 
 
 def test_the_served_model_may_be_named(scripted: RunningServer) -> None:
-    assert scripted.chat("say x", model="onnx-genai").json()["content"] == "x"
+    assert scripted.chat("say x", model="demo").json()["content"] == "x"
 
 
 @pytest.mark.parametrize(
@@ -241,9 +241,9 @@ def _sampled(path: str, top_p: float) -> dict[str, Any]:
         case "/v1/responses":
             return {"input": "Hello!", "max_output_tokens": 16, **sampling}
         case "/api/chat":
-            return {"messages": messages, "model": "onnx-genai", "stream": False, "options": sampling}
+            return {"messages": messages, "model": "demo", "stream": False, "options": sampling}
         case "/api/generate":
-            return {"prompt": "Hello!", "model": "onnx-genai", "stream": False, "options": sampling}
+            return {"prompt": "Hello!", "model": "demo", "stream": False, "options": sampling}
         case _:
             return {"messages": messages, "max_tokens": 12, **sampling}
 

@@ -10,7 +10,7 @@ from openai import OpenAI
 from tests.running_server import RunningServer
 from tests.server_here import run_here
 
-MODEL = "onnx-genai"
+MODEL = "demo"
 ALICE, BOB = "alice-0123456789abcdef", "bob-0123456789abcdef"
 
 

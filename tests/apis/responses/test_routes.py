@@ -17,7 +17,7 @@ from pydantic import BaseModel
 from tests.running_server import RunningServer, run_server, wait_until
 from tests.server_here import run_here
 
-MODEL = "onnx-genai"
+MODEL = "demo"
 WEATHER: FunctionToolParam = {
     "type": "function",
     "name": "get_weather",

@@ -161,7 +161,7 @@ def test_errors_about_the_chat_name_the_field_that_was_given(
         ({"tools": [{"type": "web_search"}]}, ("tools", 0)),
         ({"tools": [{"type": 5}]}, ("tools", 0)),
         ({"tools": [5]}, ("tools", 0)),
-        ({"tools": [{**TOOL, "defer_loading": True}]}, ("tools", 0, "function", "defer_loading")),
+        ({"tools": [{**TOOL, "defer_loading": True}]}, ("tools", 0, "type=function", "defer_loading")),
         ({"background": 1}, ("background",)),
         ({"truncation": "never"}, ("truncation",)),
         ({"prompt": {"id": "p"}}, ("prompt",)),

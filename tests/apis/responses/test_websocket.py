@@ -18,7 +18,7 @@ from websockets.sync.connection import Connection
 from tests.running_server import RunningServer, wait_until
 from tests.server_here import run_here
 
-MODEL = "onnx-genai"
+MODEL = "demo"
 ALICE = "alice-0123456789abcdef"
 LAST = ("response.completed", "response.incomplete", "response.failed", "error")
 

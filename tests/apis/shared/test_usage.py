@@ -1,24 +1,6 @@
-"""Finish reasons and usage in OpenAI's terms."""
+"""Usage in OpenAI's terms."""
 
-import pytest
-
-from genai_server.apis.shared.usage import Usage, openai_reason
-from genai_server.messages.generation_request import FinishReason
-
-
-@pytest.mark.parametrize("reason", ["terminated", "timeout", "cancelled"])
-def test_interrupted_answer_is_a_length_with_its_own_reason(reason: str) -> None:
-    assert openai_reason(FinishReason(reason)) == {"finish_reason": "length", "genai_finish_reason": reason}
-
-
-@pytest.mark.parametrize("reason", [FinishReason.STOP, FinishReason.LENGTH])
-def test_openais_own_reasons_stand_alone(reason: FinishReason) -> None:
-    assert openai_reason(reason) == {"finish_reason": reason.value}
-
-
-def test_answer_with_calls_ends_with_tool_calls_unless_cut() -> None:
-    assert openai_reason(FinishReason.STOP, calls_tools=True) == {"finish_reason": "tool_calls"}
-    assert openai_reason(FinishReason.LENGTH, calls_tools=True) == {"finish_reason": "length"}
+from genai_server.apis.shared.usage import Usage
 
 
 def test_usage_adds_up() -> None:

@@ -61,7 +61,7 @@ def test_an_answer_is_counted_with_its_tokens_and_times(server: RunningServer) -
     def more(name: str, **labels: str) -> float:
         return after.value(name, **labels) - before.value(name, **labels)
 
-    assert more("request_success_total", finished_reason="stop", device="scripted", model_name="onnx-genai") == 1
+    assert more("request_success_total", finished_reason="stop", device="scripted", model_name="demo") == 1
     assert more("request_generation_tokens_sum") == 5
     assert more("request_prompt_tokens_sum") == len("say hello\n\x04")
     for name in ("time_to_first_token", "e2e_request_latency", "request_queue_time", "request_decode_time"):
@@ -168,7 +168,7 @@ def _shared_folder(server: RunningServer) -> Path:
 @pytest.mark.parametrize(("who", "stranger", "holder"), [("key", 401, 200), ("open", 200, 200), ("off", 401, 404)])
 def test_the_operator_says_who_may_read_them(tmp_path: Path, who: str, stranger: int, holder: int) -> None:
     values = {"device": "scripted", "api_keys": "a-key-of-sixteen-characters", "metrics": who}
-    about = ModelStatus("onnx-genai", "", ["scripted"], 0, ModelState.LOADING, 0)
+    about = ModelStatus("demo", "", ["scripted"], 0, ModelState.LOADING, 0)
     write_status_file(tmp_path, ServerStatus("secret", [EngineStatus("scripted", EngineState.STARTING)], [about]))
     app = attached_app(load_settings(values, environ={}, dotenv=None), tmp_path)
     with TestClient(app, base_url="http://localhost") as client:

@@ -16,7 +16,7 @@ def test_healthz_says_what_is_served_where(scripted: RunningServer) -> None:
     assert device["state"] == "ready"
     assert device["pid"] != scripted.process.pid
     assert device["restarts"] == 0
-    assert device["model"] == "onnx-genai"
+    assert device["model"] == "demo"
     assert "error" not in device
 
 

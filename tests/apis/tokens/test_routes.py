@@ -24,7 +24,7 @@ TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "
 
 def _loading(folder: Path) -> Path:
     """The folder of a supervisor whose engine is not ready yet."""
-    about = ModelStatus("onnx-genai", str(DEMO), ["cpu"], 0, ModelState.LOADING, 0)
+    about = ModelStatus("demo", str(DEMO), ["cpu"], 0, ModelState.LOADING, 0)
     write_status_file(folder, ServerStatus("secret", [EngineStatus("cpu", EngineState.STARTING)], [about]))
     return folder
 
@@ -47,7 +47,7 @@ def _refusal(server: RunningServer, path: str, **fields: Any) -> tuple[int, str 
 
 @pytest.mark.parametrize("path", PATHS)
 def test_a_prompt_has_tokens(demo: RunningServer, path: str) -> None:
-    answer = _post(demo, path, prompt="Hello<|im_end|>", model="onnx-genai")
+    answer = _post(demo, path, prompt="Hello<|im_end|>", model="demo")
     assert answer["tokens"][-1] == 2
     assert answer == {"tokens": answer["tokens"], "count": len(answer["tokens"]), "max_model_len": 2048}
 
@@ -174,7 +174,7 @@ def test_rendered_body_has_the_prompt_tokens_of_its_answer(scripted: RunningServ
 
 @pytest.mark.parametrize("path", ["/tokenizer_info", "/v1/tokenizer_info"])
 def test_tokenizer_info_has_tokens_and_template(demo: RunningServer, path: str) -> None:
-    about = demo.client.get(path, params={"model": "onnx-genai"}).json()
+    about = demo.client.get(path, params={"model": "demo"}).json()
     template = about.pop("chat_template")
     tokens = {"unk_token": "<|endoftext|>", "bos_token": None, "eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
     assert (about, "<|im_start|>" in template) == (tokens, True)

@@ -97,7 +97,7 @@ def test_an_api_process_needs_little_processor_time_to_start(server: RunningServ
 
 
 def test_the_parent_of_api_processes_imports_no_web_framework() -> None:
-    program = "import sys, genai_server.cli.serve.serve_command; sys.exit('fastapi' in sys.modules)"
+    program = "import sys, genai_server.cli.serve.server_lifetime; sys.exit('fastapi' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
 
 

@@ -212,7 +212,7 @@ def test_a_websocket_that_reads_nothing_is_cut_off_too(hasty: RunningServer) -> 
         connect(hasty, receive_buffer=4096) as sock,
         connect_websocket(url, sock=sock, max_queue=1, close_timeout=0.1) as connection,
     ):
-        connection.send(json.dumps({"type": "response.create", "model": "onnx-genai", **wanted}))
+        connection.send(json.dumps({"type": "response.create", "model": "demo", **wanted}))
         wait_until(lambda: hasty.log().count(said) > before, 40)
         wait_until(lambda: "path=/v1/responses" in hasty.log() and hasty.idle("scripted"))
 

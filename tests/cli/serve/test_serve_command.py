@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from genai_server import __version__
-from genai_server.cli.serve.serve_command import listen
+from genai_server.cli.serve.server_lifetime import listen
 from genai_server.config.sources import load_settings
 from tests.running_server import (
     DEMO,
@@ -66,7 +66,7 @@ def is_ready(url: str) -> bool:
         ({"GENAI_MAX_LENGTH": "-1"}, 'GENAI_MAX_LENGTH="-1": '),
         (
             {"GENAI_MODEL_DIR": "/none"},
-            "--model-dir or GENAI_MODEL_DIR=/none: model directory /none does not exist; genai-server pull microsoft/",
+            "--model-dir or GENAI_MODEL_DIR=/none: model directory /none does not exist; genai-server serve OWNER/",
         ),
     ],
 )
@@ -130,7 +130,7 @@ def test_a_wrong_line_of_the_env_file_names_the_file(
 def test_server_without_a_loading_device_ends_with_the_reason(tmp_path: Path) -> None:
     result = serve("--device", "cuda", "--port", str(free_port()))
     assert result.returncode == 1
-    assert "model onnx-genai on device cuda cannot be loaded: " in result.stderr
+    assert "model demo on device cuda cannot be loaded: " in result.stderr
 
 
 def test_a_device_that_cannot_load_leaves_the_others_serving(own_folder: Path) -> None:
@@ -164,7 +164,7 @@ def test_missing_library_is_reported_with_the_one_to_install(tmp_path: Path) -> 
 def test_a_port_in_use_ends_the_start(refused_start: Callable[..., str], scripted: RunningServer) -> None:
     port = scripted.url.rpartition(":")[2]
     line = refused_start("--device", "scripted", "--port", port)
-    assert f"HOST=127.0.0.1 PORT={port}: cannot listen: address already in use" in line
+    assert f"PORT={port}: in use on 127.0.0.1, perhaps by another genai-server; --port 0" in line
 
 
 def test_version_is_printed() -> None:

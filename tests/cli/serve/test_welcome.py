@@ -117,7 +117,7 @@ def test_a_terminal_sees_it_when_the_server_is_ready() -> None:
 
 
 def loaded(max_length: int, limited_by: str = "memory: 9 bytes for keys and values") -> EngineStatus:
-    return EngineStatus("cpu", EngineState.READY, model="onnx-genai", max_length=max_length, limited_by=limited_by)
+    return EngineStatus("cpu", EngineState.READY, model="demo", max_length=max_length, limited_by=limited_by)
 
 
 def test_a_context_limited_by_memory_is_shown_with_the_figures(
@@ -127,19 +127,17 @@ def test_a_context_limited_by_memory_is_shown_with_the_figures(
     (tmp_path / "genai_config.json").write_text(json.dumps(config), encoding="utf-8")
 
     def lines(engine: EngineStatus, **given: str) -> list[str]:
-        welcome(settings(model_dir=str(tmp_path), **given), 8002, [engine])
+        welcome(settings(model_dir=str(tmp_path), model_name="demo", **given), 8002, [engine])
         text = capsys.readouterr().out
         return [line.strip() for line in text.splitlines() if "context" in line or "coding agents" in line]
 
-    shown = "onnx-genai on cpu, context {} tokens of the model's 131072 (memory: 9 bytes for keys and values)"
+    shown = "demo on cpu, context {} tokens of the model's 131072 (memory: 9 bytes for keys and values)"
     line, advice = lines(loaded(20_480))
     assert line == f"model             {shown.format(20480)}"
     assert advice.startswith(
         "coding agents such as Claude Code need about 32768 tokens: free some memory, set GENAI_KV"
     )
     assert lines(loaded(40_960)) == [f"model             {shown.format(40960)}"]
-    assert lines(loaded(131_072, "the model's context")) == [
-        "model             onnx-genai on cpu, context 131072 tokens"
-    ]
+    assert lines(loaded(131_072, "the model's context")) == ["model             demo on cpu, context 131072 tokens"]
     (line,) = lines(loaded(4096, "GENAI_MAX_LENGTH"), max_length="4096")
     assert line.endswith("context 4096 tokens of the model's 131072 (GENAI_MAX_LENGTH)")

@@ -229,7 +229,7 @@ def test_anthropics_paths_answer_a_wrong_key_in_their_form(locked: RunningServer
 
 def test_the_real_clients_send_their_keys_and_know_the_errors(locked: RunningServer) -> None:
     with openai.OpenAI(base_url=f"{locked.url}/v1", api_key=ALICE) as client:
-        assert client.models.list().data[0].id == "onnx-genai"
+        assert client.models.list().data[0].id == "demo"
     with (
         openai.OpenAI(base_url=f"{locked.url}/v1", api_key="wrong") as client,
         pytest.raises(openai.AuthenticationError),
@@ -237,11 +237,11 @@ def test_the_real_clients_send_their_keys_and_know_the_errors(locked: RunningSer
         client.models.list()
     message = {"role": "user", "content": "say x"}
     with anthropic.Anthropic(base_url=locked.url, api_key=BOB) as speaker:
-        answer = speaker.messages.create(model="onnx-genai", max_tokens=9, messages=[message])
+        answer = speaker.messages.create(model="demo", max_tokens=9, messages=[message])
         assert answer.content[0].text == "x"
     wrong = anthropic.Anthropic(base_url=locked.url, api_key="wrong")
     with wrong as speaker, pytest.raises(anthropic.AuthenticationError):
-        speaker.messages.create(model="onnx-genai", max_tokens=9, messages=[message])
+        speaker.messages.create(model="demo", max_tokens=9, messages=[message])
 
 
 def test_strangers_see_health_without_details(locked: RunningServer) -> None:

@@ -18,7 +18,7 @@ PATHS = [
     "/openapi.json",
     "/v1/models",
     "/models",
-    "/v1/models/onnx-genai",
+    "/v1/models/demo",
     "/v1/requests",
     "/v1/admin/runtime_options",
     "/v1/admin/profiles",

@@ -46,7 +46,7 @@ def test_all_apis_send_server_timing(scripted: RunningServer) -> None:
         ("/v1/chat/completions", body("say a")),
         ("/v1/completions", {"prompt": "say a", "max_tokens": 4}),
         ("/v1/responses", {"input": "say a"}),
-        ("/v1/messages", {"max_tokens": 4, "model": "onnx-genai", **body("say a")}),
+        ("/v1/messages", {"max_tokens": 4, "model": "demo", **body("say a")}),
     ):
         answer = scripted.client.post(path, json=fields)
         assert answer.status_code == 200, answer.text
@@ -128,7 +128,7 @@ def test_an_exception_after_the_start_of_a_response_is_raised() -> None:
         ("/v1/chat/completions", "chat_completions.routes.ChatCompletionBuilder", body(ENDLESS, stream=True)),
         ("/v1/completions", "completions.routes.CompletionBuilder", {"prompt": f"{ENDLESS}\x04", "max_tokens": 900}),
         ("/v1/responses", "responses.routes.ResponseBuilder", {"input": ENDLESS}),
-        ("/v1/messages", "messages.routes.MessageBuilder", {"model": "onnx-genai", **body(ENDLESS, max_tokens=900)}),
+        ("/v1/messages", "messages.routes.MessageBuilder", {"model": "demo", **body(ENDLESS, max_tokens=900)}),
     ],
 )
 def test_an_answer_ends_if_its_response_cannot_be_built(

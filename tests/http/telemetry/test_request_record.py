@@ -37,7 +37,7 @@ def test_log_line_has_model_device_and_timings(server: RunningServer) -> None:
     assert _post(server, "/v1/chat", "whole", f"say {SECRET}") == 200
     line = _line(server, "whole")
     assert (line["method"], line["path"], line["status"]) == ("POST", "/v1/chat", 200)
-    assert (line["model"], line["device"], line["finish_reason"]) == ("onnx-genai", "scripted", "stop")
+    assert (line["model"], line["device"], line["finish_reason"]) == ("demo", "scripted", "stop")
     assert (line["prompt_tokens"], line["output_tokens"]) == (len(f"say {SECRET}\n\x04"), len(SECRET))
     assert line["ttft"] > 0
     parts = ("receive", "load", "prepare", "queue", "prefill", "decode", "deliver")

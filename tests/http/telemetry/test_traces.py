@@ -102,10 +102,10 @@ def test_a_request_is_a_span_under_the_clients_own(traced: tuple[RunningServer, 
     assert _post(server, "whole", "say hello") == 200
     span = collector.request("whole")
     assert (span.trace_id.hex(), span.parent_span_id.hex(), span.trace_state) == (_TRACE, _PARENT, "vendor=1")
-    assert (span.name, span.kind) == ("chat onnx-genai", Span.SPAN_KIND_SERVER)
+    assert (span.name, span.kind) == ("chat demo", Span.SPAN_KIND_SERVER)
     found = _attributes(span.attributes)
     assert found["gen_ai.operation.name"] == "chat"
-    assert found["gen_ai.request.model"] == found["gen_ai.response.model"] == "onnx-genai"
+    assert found["gen_ai.request.model"] == found["gen_ai.response.model"] == "demo"
     assert found["gen_ai.usage.input_tokens"] == len("say hello\n\x04")
     assert found["gen_ai.usage.output_tokens"] == len("hello")
     assert found["gen_ai.response.finish_reasons"] == ["stop"]
@@ -210,7 +210,7 @@ def test_pending_spans_are_exported_at_shutdown(own_folder: Path) -> None:
         with run_server(own_folder, "--device", "scripted", settings=settings) as server:
             assert _post(server, "last", "say a") == 200
             assert collector.spans == []
-        assert collector.request("last").name == "chat onnx-genai"
+        assert collector.request("last").name == "chat demo"
 
 
 def test_missing_otel_extra_ends_the_start_with_its_name(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,7 +43,7 @@ def test_sweep_of_server_and_library_gives_table_json_and_plot(scripted: Running
         ("A", 2, 2),
     ]
     assert found["targets"][0]["health"]["probes"] > 0
-    assert found["targets"][0]["model"] == "onnx-genai"
+    assert found["targets"][0]["model"] == "demo"
     assert result.stdout.startswith("sweep, 1 round\nA: http://127.0.0.1:")
     assert "<svg" in files[1].read_text(encoding="utf-8")
 

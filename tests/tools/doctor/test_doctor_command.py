@@ -148,10 +148,10 @@ def damaged(tmp_path: Path, *files: str) -> Path:
 def test_each_broken_file_of_a_model_is_a_failure(tmp_path: Path) -> None:
     files = ["genai_config.json", "tokenizer.json", "model.onnx.data"]
     model = damaged(tmp_path, *files)
-    found = list(models.model(settings(model_dir=str(model)), "onnx-genai"))
+    found = list(models.model(settings(model_dir=str(model), model_name="demo"), "demo"))
     assert states(found) == [FAIL, FAIL]  # without the configuration, the kind of weights is unknown
     shutil.copy(DEMO / "genai_config.json", model)
-    found = list(models.model(settings(model_dir=str(model)), "onnx-genai"))
+    found = list(models.model(settings(model_dir=str(model), model_name="demo"), "demo"))
     assert {(finding.state, finding.subject) for finding in found} == {(FAIL, "model")}
     assert [name for name in files if any(str(model / name) in finding.found for finding in found)] == files[1:]
     assert all(finding.remedy for finding in found)
@@ -169,7 +169,7 @@ def test_each_broken_file_of_a_model_is_a_failure(tmp_path: Path) -> None:
 def test_complete_but_invalid_model_file_is_a_failure(tmp_path: Path, file: str, text: str, words: str) -> None:
     model = damaged(tmp_path)
     (model / file).write_text(text, encoding="utf-8")
-    (found,) = models.model(settings(model_dir=str(model)), "onnx-genai")
+    (found,) = models.model(settings(model_dir=str(model), model_name="demo"), "demo")
     assert found.state == FAIL
     assert words in found.found
     assert found.found.count(str(model)) <= 1
@@ -180,20 +180,20 @@ def test_graph_that_cannot_be_batched_gets_a_warning(tmp_path: Path) -> None:
     config = json.loads((model / "genai_config.json").read_text(encoding="utf-8"))
     config["model"]["decoder"]["num_hidden_layers"] = 99
     (model / "genai_config.json").write_text(json.dumps(config), encoding="utf-8")
-    found = list(models.model(settings(model_dir=str(model)), "onnx-genai"))
+    found = list(models.model(settings(model_dir=str(model), model_name="demo"), "demo"))
     assert states(found) == [OK, WARN]
     assert len(found[-1].found) < 200
 
 
 def test_model_without_a_chat_template_gets_a_warning(tmp_path: Path) -> None:
     directory = str(base_model(tmp_path / "base"))
-    found = list(models.model(settings(model_dir=directory), "onnx-genai"))
+    found = list(models.model(settings(model_dir=directory, model_name="demo"), "demo"))
     assert states(found) == [OK, WARN, OK]
     assert "has no chat template: it takes raw prompts (/v1/completions)" in found[1].found
     assert "GENAI_CHAT_TEMPLATE" in found[1].remedy
-    given = settings(model_dir=directory, chat_template="chatml")
-    assert states(list(models.model(given, "onnx-genai"))) == [OK, OK]
-    (found_wrong,) = models.model(settings(model_dir=directory, chat_template="nobodys"), "onnx-genai")
+    given = settings(model_dir=directory, model_name="demo", chat_template="chatml")
+    assert states(list(models.model(given, "demo"))) == [OK, OK]
+    (found_wrong,) = models.model(settings(model_dir=directory, model_name="demo", chat_template="nobodys"), "demo")
     assert (found_wrong.state, "nobodys: no such file" in found_wrong.found) == (FAIL, True)
 
 
@@ -204,7 +204,7 @@ def test_each_of_several_models_is_checked_under_its_name(tmp_path: Path, capsys
     assert "ok    model small: " in printed
     assert "ok    batching of small: " in printed
     assert f"fail  model big: {model / 'model.onnx.data'} has " in printed
-    assert f"fail  model none: directory {tmp_path}/none does not exist\n      → genai-server pull " in printed
+    assert f"fail  model none: directory {tmp_path}/none does not exist\n      → genai-server serve OWNER" in printed
     assert "device cpu" not in printed
 
 
@@ -330,12 +330,12 @@ def test_a_model_with_paged_attention_runs_in_the_librarys_batch(tmp_path: Path)
     shutil.copytree(DEMO, directory)
     with edited_config(directory) as config:
         config["model"]["decoder"]["inputs"]["block_table"] = "block_table"
-    batching = list(models.model(settings(model_dir=str(directory)), "onnx-genai"))[-1]
+    batching = list(models.model(settings(model_dir=str(directory), model_name="demo"), "demo"))[-1]
     assert (batching.state, "onnxruntime-genai's own batch" in batching.found) == (OK, True)
 
 
 def test_a_model_that_was_not_tried_for_lack_of_memory_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("genai_server.supervisor.memory_budget.free_memory", lambda **_: 2**20)
     (found,) = models.devices(settings())
-    assert (found.state, found.subject) == (FAIL, "model onnx-genai")
+    assert (found.state, found.subject) == (FAIL, "model demo")
     assert "1 MiB are free" in found.found

@@ -38,7 +38,7 @@ def test_a_model_is_fetched_once_and_then_asked(hub: LocalHub, tmp_path: Path) -
 
 def test_unknown_model_is_named_with_the_alternatives(hub: LocalHub, tmp_path: Path) -> None:
     status, out = run(hub, tmp_path, "nowhere")
-    assert (status, "there is neither a directory nowhere" in out) == (2, True)
-    assert "`genai-server models` lists local models; a repository of a hub is OWNER/NAME" in out
+    assert (status, f'no model "nowhere" here or in {tmp_path}' in out) == (2, True)
+    assert "genai-server models lists those that are there; OWNER/NAME fetches one" in out
     status, out = run(hub, tmp_path, "org/none")
     assert (status, "there is no org/none" in out) == (1, True)

@@ -2,8 +2,7 @@
 
 from fastapi.responses import Response
 
-from genai_server.apis.chat_completions.choices import choices_response
-from genai_server.apis.chat_completions.response import ChatCompletionBuilder, FunctionCallBuilder
+from genai_server.apis.chat_completions.response import ChatCompletionBuilder, FunctionCallBuilder, choices_response
 from genai_server.apis.chat_completions.schemas import ChatCompletionRequest, leave_out_of_chat
 from genai_server.apis.shared.router import VersionedRouter
 from genai_server.apis.tokens.schemas import RenderedPrompt

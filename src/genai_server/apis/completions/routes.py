@@ -5,12 +5,12 @@
 from fastapi.responses import Response
 
 from genai_server.answer_parts import Part, ScoredToken, WholeAnswer
-from genai_server.apis.chat_completions.choices import ChoicesBuilder, choices_response
+from genai_server.apis.chat_completions.response import ChoicesBuilder, choices_response, openai_reason
 from genai_server.apis.chat_completions.schemas import leave_out_of_completion
 from genai_server.apis.shared.base import JsonObject
 from genai_server.apis.shared.completion_body import CompletionRequest
 from genai_server.apis.shared.router import VersionedRouter
-from genai_server.apis.shared.usage import Usage, openai_reason
+from genai_server.apis.shared.usage import Usage
 from genai_server.apis.tokens.schemas import RenderedPrompt
 from genai_server.generation.dependencies import TheRequestContext, TheServices
 from genai_server.generation.prompts import encode_prompts

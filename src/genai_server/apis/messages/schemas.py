@@ -3,9 +3,10 @@
 from collections import Counter
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, Discriminator, Field, Tag, model_validator
+from pydantic import AfterValidator, BaseModel, Field, model_validator
 
 from genai_server.apis.shared.base import (
+    ByType,
     NonEmptyText,
     Text,
     Wire,
@@ -13,7 +14,6 @@ from genai_server.apis.shared.base import (
     check_with_type,
     elements,
     field_error,
-    tag_of_type,
 )
 from genai_server.apis.shared.chat_messages import MAX_MESSAGES, MAX_PARTS, MAX_TOOLS, DirectCaller, FunctionName
 from genai_server.apis.shared.sampling_parameters import MAX_STOP_STRINGS, SamplingFields, StopText
@@ -76,14 +76,7 @@ class ImageBlock(_Cacheable):
     """An image, for models that take images."""
 
     type: Literal["image"]
-    source: Annotated[
-        Annotated[Base64Source, Tag("type=base64")] | Annotated[UrlSource, Tag("type=url")],
-        Discriminator(
-            tag_of_type,
-            custom_error_type="source",
-            custom_error_message="must be a source of type base64 or url: this server stores no files",
-        ),
-    ]
+    source: Annotated[Base64Source | UrlSource, ByType("source", ": this server stores no files")]
 
 
 class TextSource(Wire):
@@ -94,10 +87,7 @@ class TextSource(Wire):
     data: Text
 
 
-_DocumentPart = Annotated[
-    Annotated[TextBlock, Tag("type=text")] | Annotated[ImageBlock, Tag("type=image")],
-    Discriminator(tag_of_type, custom_error_type="block", custom_error_message="must be a block of type text or image"),
-]
+_DocumentPart = Annotated[TextBlock | ImageBlock, ByType("block")]
 
 
 class ContentSource(Wire):
@@ -111,14 +101,7 @@ class DocumentBlock(_Cacheable):
     """A document of text and images. Its title and context precede its content."""
 
     type: Literal["document"]
-    source: Annotated[
-        Annotated[TextSource, Tag("type=text")] | Annotated[ContentSource, Tag("type=content")],
-        Discriminator(
-            tag_of_type,
-            custom_error_type="source",
-            custom_error_message="must be a source of type text or content: this server reads no files",
-        ),
-    ]
+    source: Annotated[TextSource | ContentSource, ByType("source", ": this server reads no files")]
     title: Text | None = None
     context: Text | None = None
     citations: None = None
@@ -132,16 +115,7 @@ class DocumentBlock(_Cacheable):
         return [*about, *(content if isinstance(content, list) else ())]
 
 
-_ResultBlock = Annotated[
-    Annotated[TextBlock, Tag("type=text")]
-    | Annotated[ImageBlock, Tag("type=image")]
-    | Annotated[DocumentBlock, Tag("type=document")],
-    Discriminator(
-        tag_of_type,
-        custom_error_type="block",
-        custom_error_message="must be a block of type text, image or document",
-    ),
-]
+_ResultBlock = Annotated[TextBlock | ImageBlock | DocumentBlock, ByType("block")]
 
 
 class ThinkingBlock(Wire):
@@ -181,19 +155,8 @@ class ToolResultBlock(_Cacheable):
 
 
 Block = Annotated[
-    Annotated[TextBlock, Tag("type=text")]
-    | Annotated[ImageBlock, Tag("type=image")]
-    | Annotated[DocumentBlock, Tag("type=document")]
-    | Annotated[ThinkingBlock, Tag("type=thinking")]
-    | Annotated[RedactedThinkingBlock, Tag("type=redacted_thinking")]
-    | Annotated[ToolUseBlock, Tag("type=tool_use")]
-    | Annotated[ToolResultBlock, Tag("type=tool_result")],
-    Discriminator(
-        tag_of_type,
-        custom_error_type="block",
-        custom_error_message="must be a block of type text, image, document, thinking, redacted_thinking, "
-        "tool_use or tool_result",
-    ),
+    TextBlock | ImageBlock | DocumentBlock | ThinkingBlock | RedactedThinkingBlock | ToolUseBlock | ToolResultBlock,
+    ByType("block"),
 ]
 
 

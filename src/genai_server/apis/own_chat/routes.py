@@ -15,11 +15,10 @@ from genai_server.answer_parts import (
     ToolCallStart,
     WholeAnswer,
 )
-from genai_server.apis.chat_completions.response import logprobs, message
+from genai_server.apis.chat_completions.response import finish_reason, logprobs, message
 from genai_server.apis.shared.base import JsonObject, Metrics, Text
 from genai_server.apis.shared.chat_messages import ChatParameters, ToolCall
 from genai_server.apis.shared.router import error_responses
-from genai_server.apis.shared.usage import finish_reason
 from genai_server.errors import InvalidField
 from genai_server.generation.answers import Generation
 from genai_server.generation.dependencies import TheRequestContext, TheServices

@@ -5,13 +5,13 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from genai_server.apis.shared.base import (
+    ByType,
     NonEmptyText,
     Text,
     Wire,
     elements,
     field_error,
     missing_error,
-    tag_of_type,
 )
 from genai_server.apis.shared.chat_messages import (
     MAX_MESSAGES,
@@ -90,27 +90,8 @@ class OutputText(Wire):
     logprobs: Any = Field(None, description="No effect: not part of the prompt.")
 
 
-InputPart = Annotated[
-    Annotated[InputText, Tag("type=input_text")]
-    | Annotated[InputImage, Tag("type=input_image")]
-    | Annotated[InputAudioPart, Tag("type=input_audio")],
-    Discriminator(
-        tag_of_type,
-        custom_error_type="part",
-        custom_error_message="must be a part of type input_text, input_image or input_audio",
-    ),
-]
-MessagePart = Annotated[
-    Annotated[InputText, Tag("type=input_text")]
-    | Annotated[InputImage, Tag("type=input_image")]
-    | Annotated[InputAudioPart, Tag("type=input_audio")]
-    | Annotated[OutputText, Tag("type=output_text")],
-    Discriminator(
-        tag_of_type,
-        custom_error_type="part",
-        custom_error_message="must be a part of type input_text, input_image, input_audio or output_text",
-    ),
-]
+InputPart = Annotated[InputText | InputImage | InputAudioPart, ByType("part")]
+MessagePart = Annotated[InputText | InputImage | InputAudioPart | OutputText, ByType("part")]
 
 
 class ReasoningText(Wire):

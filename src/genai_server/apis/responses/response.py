@@ -8,6 +8,7 @@ from typing import Any
 
 from genai_server.answer_parts import Content, Part, ScoredToken, ToolCallArguments, ToolCallCut, ToolCallStart
 from genai_server.answer_parts import Reasoning as Thought
+from genai_server.apis.chat_completions.response import openai_reason
 from genai_server.apis.responses.item_schemas import Status
 from genai_server.apis.responses.output_items import (
     ApplyPatchCall,
@@ -20,7 +21,7 @@ from genai_server.apis.responses.output_items import (
 )
 from genai_server.apis.responses.schemas import ApplyPatchTool, CustomTool, FunctionTool, ResponseTool
 from genai_server.apis.shared.base import JsonObject
-from genai_server.apis.shared.usage import Usage, openai_reason
+from genai_server.apis.shared.usage import Usage
 from genai_server.errors import GenaiServerError
 from genai_server.messages.generation_request import FinishReason
 

@@ -4,10 +4,11 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from genai_server.apis.responses.item_schemas import APPLY_PATCH, Input, check_full_name, full_name
 from genai_server.apis.shared.base import (
+    ByType,
     Metadata,
     NonEmptyText,
     Text,
@@ -169,22 +170,7 @@ class ResponseStreamOptions(Wire):
     include_obfuscation: bool | None = Field(None, description="No effect: chunks are not padded.")
 
 
-def _type_of(given: Any) -> Any:
-    """The type of a tool; None if the value is not a tool."""
-    kind = given.get("type") if isinstance(given, dict) else getattr(given, "type", None)
-    return kind if isinstance(kind, str) else None
-
-
-ResponseTool = Annotated[
-    Annotated[FunctionTool, Tag("function")]
-    | Annotated[CustomTool, Tag("custom")]
-    | Annotated[ApplyPatchTool, Tag("apply_patch")],
-    Discriminator(
-        _type_of,
-        custom_error_type="tool",
-        custom_error_message="must be a tool of type function, custom or apply_patch",
-    ),
-]
+ResponseTool = Annotated[FunctionTool | CustomTool | ApplyPatchTool, ByType("tool")]
 
 
 class ConversationId(Wire):

@@ -2,10 +2,20 @@
 
 import json
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Union, get_args
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
-from pydantic_core import PydanticCustomError, PydanticKnownError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    GetCoreSchemaHandler,
+    Tag,
+    model_validator,
+)
+from pydantic_core import CoreSchema, PydanticCustomError, PydanticKnownError
 
 from genai_server.timing import Timings
 
@@ -25,11 +35,30 @@ def missing_error(field: str, rule: str) -> PydanticCustomError:
     return PydanticCustomError("missing_field", "{rule}", {"field": field, "rule": f"is required {rule}"})
 
 
-def tag_of_type(value: Any) -> str:
-    """The tag of a member of a union by its field `type`, for pydantic's Discriminator."""
+def _tag(value: Any) -> str:
+    """The tag of a member of a union by its field `type`."""
     kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
     # The prefix "type=" keeps a tag from being mistaken for a field name in an error's location.
     return f"type={kind}"
+
+
+class ByType:
+    """Annotates a union of models of which each has a `type` of its own.
+
+    `kind` names such an object in the error for other types; `note` is added to it.
+    """
+
+    def __init__(self, kind: str, note: str = "") -> None:
+        self._kind = kind
+        self._note = note
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        types = {get_args(member.model_fields["type"].annotation)[0]: member for member in get_args(source)}
+        *others, last = types
+        message = f"must be a {self._kind} of type {', '.join(others)} or {last}{self._note}"
+        by_type = Discriminator(_tag, custom_error_type=self._kind, custom_error_message=message)
+        members = [Annotated[member, Tag(f"type={kind}")] for kind, member in types.items()]
+        return handler.generate_schema(Annotated[Union[tuple(members)], by_type])  # noqa: UP007 - of a tuple
 
 
 def check_with_type(given: str, wanted: str, **fields: Any) -> None:

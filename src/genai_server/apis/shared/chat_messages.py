@@ -3,9 +3,10 @@
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from genai_server.apis.shared.base import (
+    ByType,
     NonEmptyText,
     Text,
     Wire,
@@ -13,7 +14,6 @@ from genai_server.apis.shared.base import (
     elements,
     field_error,
     missing_error,
-    tag_of_type,
 )
 from genai_server.apis.shared.sampling_parameters import MAX_CHOICES, GenerationFields
 from genai_server.quoted_values import quoted
@@ -76,16 +76,7 @@ class AudioPart(Wire):
     prompt_cache_breakpoint: Any = Field(None, description="Accepted, but has no effect.")
 
 
-ContentPart = Annotated[
-    Annotated[TextPart, Tag("type=text")]
-    | Annotated[ImagePart, Tag("type=image_url")]
-    | Annotated[AudioPart, Tag("type=input_audio")],
-    Discriminator(
-        tag_of_type,
-        custom_error_type="part",
-        custom_error_message="must be a part of type text, image_url or input_audio",
-    ),
-]
+ContentPart = Annotated[TextPart | ImagePart | AudioPart, ByType("part")]
 ContentParts = Annotated[list[ContentPart], elements(MAX_PARTS)]
 
 

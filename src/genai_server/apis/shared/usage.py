@@ -1,9 +1,8 @@
-"""Finish reasons and token counts in OpenAI's format."""
+"""Token counts in OpenAI's format."""
 
 from dataclasses import dataclass
 
 from genai_server.apis.shared.base import JsonObject
-from genai_server.messages.generation_request import FinishReason
 
 
 @dataclass(frozen=True)
@@ -41,15 +40,3 @@ class Usage:
             "output_tokens_details": {"reasoning_tokens": self.reasoning},
             "total_tokens": self.prompt + self.completion,
         }
-
-
-def openai_reason(reason: FinishReason, *, calls_tools: bool = False) -> JsonObject:
-    """`finish_reason` of a choice, plus `genai_finish_reason` where OpenAI has no matching value."""
-    if reason.is_interruption:  # the answer is truncated, as with "length"
-        return {"finish_reason": "length", "genai_finish_reason": reason.value}
-    return {"finish_reason": finish_reason(reason, calls_tools=calls_tools)}
-
-
-def finish_reason(reason: FinishReason, *, calls_tools: bool = False) -> str:
-    """The finish reason as OpenAI's value where one matches."""
-    return "tool_calls" if calls_tools and reason is FinishReason.STOP else reason.value

@@ -74,9 +74,8 @@ def model_store(settings: Settings) -> ModelStore:
                 tell=lambda line: None,
                 watch=lambda file, size: tell(PullProgress(file.shown, file.digest, file.size, size)),
             )
-        except (ConfigurationError, PullFailed) as error:
-            hint = f"\n(here as {source}:FOLDER)" if "--include" in error.message else ""
-            raise PullFailed(f"{error.message}{hint}") from None
+        except ConfigurationError as error:
+            raise PullFailed(error.message) from None
         return directory
 
     def variants(source: str) -> list[Variant]:

@@ -3,8 +3,10 @@
 Every way of starting engines runs these checks. What they load is loaded again by its users.
 """
 
+import errno
 import importlib.util
 import logging
+import os
 import socket
 import ssl
 from pathlib import Path
@@ -17,16 +19,11 @@ from genai_server.engine.model.files import GIVE_A_TEMPLATE, NO_CHAT_TEMPLATE
 from genai_server.engine.runners.runner_rules import check_runner
 from genai_server.errors import ChatTemplateError, ConfigurationError, ModelDirectoryError, in_one_line
 from genai_server.http.api_keys import load_keys
+from genai_server.hub.repository import could_be_repository
 from genai_server.installation import this_installation
 from genai_server.pooling_model import Task
 
 log = logging.getLogger(__name__)
-
-# The advice when there is no model directory.
-GET_A_MODEL = (
-    "genai-server pull microsoft/Phi-4-mini-instruct-onnx lists the models of a repository, and how to fetch one; "
-    "--model-dir names its directory"
-)
 
 
 def check_server(settings: Settings) -> None:
@@ -44,8 +41,19 @@ def bind(settings: Settings, *, backlog: int | None = None) -> socket.socket:
     try:
         return socket.create_server((settings.host, settings.port), family=family, backlog=backlog)
     except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        raise ConfigurationError(f"HOST={settings.host} PORT={settings.port}: cannot listen: {reason}") from None
+        raise ConfigurationError(_why_not_listening(settings, error)) from None
+
+
+def _why_not_listening(settings: Settings, error: OSError) -> str:
+    host, port = settings.host, settings.port
+    if error.errno == errno.EADDRINUSE:
+        return f"PORT={port}: in use on {host}, perhaps by another genai-server; --port 0 chooses a free one"
+    if error.errno == errno.EADDRNOTAVAIL or isinstance(error, socket.gaierror):
+        return f"HOST={host}: not an address of this machine"
+    if error.errno == errno.EACCES:
+        return f"PORT={port}: this user must not listen there; ports from 1024 are free to use"
+    reason = os.strerror(error.errno) if error.errno else str(error)
+    return f"HOST={host} PORT={port}: cannot listen: {reason.lower()}"
 
 
 def check_models(settings: Settings) -> None:
@@ -63,7 +71,7 @@ def check_models(settings: Settings) -> None:
             codecs = load_text(path, settings.devices, settings.chat_template_of(name))
         except ModelDirectoryError as error:
             setting = f"GENAI_MODELS: {name}={path}" if settings.models else f"--model-dir or GENAI_MODEL_DIR={path}"
-            remedy = "" if Path(path).is_dir() else f"; {GET_A_MODEL}"
+            remedy = "" if Path(path).is_dir() else f"; {how_to_get(path, settings.models_path)}"
             raise ConfigurationError(f"{setting}: {error}{remedy}") from None
         except ChatTemplateError as error:
             raise ConfigurationError(f"--chat-template or GENAI_CHAT_TEMPLATE: {error}") from None
@@ -73,6 +81,15 @@ def check_models(settings: Settings) -> None:
             raise ConfigurationError(f"the model in {path} cannot be used: {in_one_line(error)}") from None
         if any(codec.task is Task.GENERATE and not codec.has_chat_template for codec in codecs.values()):
             log.warning("model %s %s; %s", name, NO_CHAT_TEMPLATE, GIVE_A_TEMPLATE)
+
+
+def how_to_get(path: str, models: Path) -> str:
+    """The advice when there is no model directory of this path."""
+    if (models / path).is_dir():
+        return f"genai-server serve {path} serves the one in {models}"
+    if could_be_repository(path):
+        return f"if that is a repository, genai-server serve {path} fetches it"
+    return "genai-server serve OWNER/NAME fetches a model, such as microsoft/Phi-4-mini-instruct-onnx"
 
 
 def check_runners(settings: Settings, name: str) -> None:

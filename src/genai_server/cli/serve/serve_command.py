@@ -1,232 +1,67 @@
-"""`genai-server serve`: its arguments, and the lifetime of the engines and their API processes."""
+"""Serve a model over HTTP, until Ctrl-C.
+
+The server answers requests in OpenAI's, Anthropic's and Ollama's formats at http://127.0.0.1:8002, where it also has a
+web page. An option can also be set by the environment variable in parentheses, in a file .env, or in genai-server.toml.
+
+Examples:
+  genai-server serve microsoft/Phi-4-mini-instruct-onnx
+  genai-server serve ./my-model --port 9000 --api-keys team:SECRET
+"""
 
 import argparse
-import asyncio
-import gc
 import logging
-import os
-import signal
-import socket
-import sys
-import threading
-from collections.abc import Sequence
-from contextlib import suppress
-from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, cast
 
-import uvicorn
-from uvicorn.config import STARTUP_FAILURE
-
-import genai_server
-from genai_server.cli.serve.exit_status import CUT_OFF, DRAINED, NOTHING_LOADED, has_cut_off
-from genai_server.cli.serve.preflight import bind, check_server, lone_reloader
-from genai_server.cli.serve.processes import Reloader, Workers
-from genai_server.cli.serve.protocol import GuardedProtocol
-from genai_server.cli.serve.signals import CLOSING, ENDING, STOP_SIGNALS, end_now, end_within
-from genai_server.cli.serve.stand_in import StandIn
-from genai_server.cli.serve.websocket import GuardedWebSocket
-from genai_server.cli.serve.welcome import welcome
-from genai_server.config.environment import export_engines, export_settings
+from genai_server import __version__
 from genai_server.config.settings import Settings
 from genai_server.config.sources import add_options, load_settings, unknown_variables
+from genai_server.errors import ConfigurationError
 from genai_server.logs import configure_logging
-from genai_server.messages.status_file import EngineStatus
-from genai_server.supervisor.supervisor import Supervisor
-from genai_server.vision_model import any_takes_media
-
-if TYPE_CHECKING:
-    from starlette.types import ASGIApp
 
 log = logging.getLogger(__name__)
-# Most connections that wait to be accepted.
-_BACKLOG = 2048
-# Bytes of a message on a WebSocket beyond those of a body.
-_SPARE_BYTES = 1024
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
+    parser.usage = "%(prog)s [MODEL] [OPTION]…"
+    parser.add_argument(
+        "model",
+        nargs="?",
+        metavar="MODEL",
+        help="a model directory, the name of one in GENAI_MODELS_DIR, or a repository, which is fetched first if "
+        "necessary: OWNER/NAME, or OWNER/NAME:FOLDER for one of its models (default: GENAI_MODEL_DIR, or a demo model)",
+    )
     add_options(parser)
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Serve until a signal arrives; returns the exit status. Raises ConfigurationError."""
+    """Serve until a signal arrives; returns the exit status. Raises ConfigurationError and PullFailed."""
     settings = load_settings(vars(arguments))
     configure_logging(settings.log_level, settings.log_format)
     for name, meant in unknown_variables().items():
         log.warning("%s is not a setting of this server%s", name, f"; did you mean {meant}?" if meant else "")
-    if warning := lone_reloader(settings):
-        log.warning("%s", warning)
-        settings = settings.model_copy(update={"workers": 1})
-    check_server(settings)
-    listener = listen(settings)
-    stop = _Stop(settings.drain_timeout + ENDING)
-    stop.handle_signals()
-    supervisor = Supervisor(
-        settings,
-        on_nothing_loaded=stop.nothing_loaded,
-        on_started=lambda: _welcome(settings, listener, supervisor.statuses()),
-    )
-    in_processes = settings.workers > 1 or settings.reload
-    try:
-        if in_processes:
-            _export(settings, supervisor.folder)
-        supervisor.start()
-        if in_processes:
-            status = _serve_in_processes(settings, listener, supervisor.folder, stop)
-        else:
-            status = _serve_here(settings, listener, supervisor.folder, stop)
-    finally:
-        supervisor.stop()
-    return NOTHING_LOADED if stop.has_nothing else status
+    if arguments.model is not None:
+        settings = load_settings({**vars(arguments), "model_dir": _directory(arguments, settings)})
+    served = ", ".join(f"{name} ({path})" for name, path in settings.served.items())
+    log.info("genai-server %s starts with %s", __version__, served)
+    # After the first line, because this takes most of a second.
+    from genai_server.cli.serve.server_lifetime import serve
+
+    return serve(settings)
 
 
-def _welcome(settings: Settings, listener: socket.socket, engines: Sequence[EngineStatus]) -> None:
-    """Say where the server is and what to do first, if a person watches."""
-    if sys.stdout.isatty():
-        with suppress(OSError):  # the terminal may be gone
-            welcome(settings, listener.getsockname()[1], engines)
+def _directory(arguments: argparse.Namespace, settings: Settings) -> str:
+    """The directory of MODEL. What can be checked is checked before it is fetched.
 
-
-class _Stop:
-    """Ends the server when no device could load its model, and at signals outside of an API process's own life.
-
-    The process ends `patience` seconds after a signal at the latest.
+    Raises ConfigurationError and PullFailed.
     """
+    if settings.models or arguments.model_dir:
+        others = f"--model-dir {arguments.model_dir}" if arguments.model_dir else f"GENAI_MODELS={settings.models}"
+        raise ConfigurationError(f"both MODEL={arguments.model} and {others} say what is served; leave one of them out")
+    log.info("genai-server %s looks for %s", __version__, arguments.model)
+    from genai_server.cli.model_argument import fetched
+    from genai_server.cli.serve.preflight import bind, check_access
 
-    def __init__(self, patience: float) -> None:
-        self.has_nothing = False
-        self.order = threading.Event()
-        self._patience = patience
-        self._is_signalled = False
-
-    def handle_signals(self, *, is_signalled: bool = False) -> None:
-        """Handle stop signals: the first one orders the stop, a second one ends the process.
-
-        After its own shutdown, uvicorn raises the signal that it got again for these handlers.
-        """
-        self._is_signalled = is_signalled
-        for number in STOP_SIGNALS:
-            signal.signal(number, lambda *_: self._on_signal())
-
-    def _on_signal(self) -> None:
-        if self._is_signalled:
-            end_now()
-        self._is_signalled = True
-        end_within(self._patience)
-        self.order.set()
-
-    def obeyed_by(self, parent: Reloader | Workers) -> None:
-        """Connect one of uvicorn's parent processes to this order."""
-        self.order = parent.should_exit
-        if self.has_nothing:
-            self.order.set()
-
-    def nothing_loaded(self) -> None:
-        log.error("no device could load the model; the server ends")
-        self.has_nothing = True
-        self.order.set()
-
-
-def listen(settings: Settings) -> socket.socket:
-    """Bind the port before anything else is started. Raises ConfigurationError if that fails."""
-    listener = bind(settings, backlog=_BACKLOG)
-    # asyncio disables Nagle's algorithm only if the socket names its protocol. Nagle's algorithm adds 40 ms to an
-    # answer on a connection that is kept open.
-    listener = socket.socket(listener.family, listener.type, socket.IPPROTO_TCP, listener.detach())
-    shown = f"[{settings.host}]" if listener.family == socket.AF_INET6 else settings.host
-    log.info("listening on %s://%s:%d", "https" if settings.tls_cert else "http", shown, listener.getsockname()[1])
-    return listener
-
-
-def _serve_here(settings: Settings, listener: socket.socket, engines: Path, stop: _Stop) -> int:
-    """Serve with one API process: this one."""
-    # Two seconds' work, which the parent of several API processes never needs; here the engines load in the meantime.
-    gc.disable()
-    from genai_server.cli.serve.composition import attached_app
-
-    gc.enable()
-    server = uvicorn.Server(_uvicorn_config(settings, attached_app(settings, engines)))
-
-    def obey() -> None:
-        stop.order.wait()
-        server.should_exit = True
-
-    threading.Thread(target=obey, name="stop", daemon=True).start()
-    try:
-        server.run(sockets=[listener])
-    except SystemExit:  # raised by uvicorn, whose status STARTUP_FAILURE means something else here
-        return NOTHING_LOADED
-    return CUT_OFF if has_cut_off(engines, [os.getpid()]) else DRAINED
-
-
-def _export(settings: Settings, engines: Path) -> None:
-    """Pass to the API processes what they need through the environment.
-
-    This comes before the supervisor's threads start engines. A process that is being started reads the environment,
-    which must not change until then (seen: `Bad address`).
-    """
-    export_settings(settings)
-    export_engines(engines)
-    (engines / "metrics").mkdir(mode=0o700)
-
-
-def _serve_in_processes(settings: Settings, listener: socket.socket, engines: Path, stop: _Stop) -> int:
-    """Serve with several API processes, or with one that restarts whenever a source file changes."""
-    config = _uvicorn_config(settings, "genai_server.asgi:app")
-    listener.set_inheritable(True)
-    patience = settings.drain_timeout + ENDING
-    parent: Reloader | Workers
-    if settings.reload:
-        parent = Reloader(config, [listener], patience)
-    else:
-        stand_in = StandIn(lambda app: _uvicorn_config(settings, app), listener)
-        parent = Workers(config, [listener], stand_in, patience)
-    stop.obeyed_by(parent)
-    parent.run()
-    stop.handle_signals(is_signalled=True)
-    if STARTUP_FAILURE in parent.exit_statuses:
-        return NOTHING_LOADED
-    return CUT_OFF if parent.has_killed or has_cut_off(engines, parent.pids) else DRAINED
-
-
-def _uvicorn_config(settings: Settings, app: "ASGIApp | str") -> uvicorn.Config:
-    return uvicorn.Config(
-        app,
-        host=settings.host,
-        port=settings.port,
-        workers=settings.workers,
-        reload=settings.reload,
-        # Instead of the working directory, uvicorn's default, which may hold whole virtual environments.
-        reload_dirs=str(Path(genai_server.__file__).parent) if settings.reload else None,
-        log_config=None,
-        log_level=settings.log_level,
-        # uvicorn's access log has whole URLs, whose query may hold a key. http/telemetry/request_record.py logs
-        # requests instead.
-        access_log=False,
-        # A partial can be pickled for the processes of WORKERS; a class made here cannot.
-        http=cast(type[asyncio.Protocol], partial(GuardedProtocol, stall_timeout=settings.stall_timeout)),
-        ws=cast(
-            type[asyncio.Protocol],
-            partial(GuardedWebSocket, stall_timeout=settings.stall_timeout, body_timeout=settings.body_timeout),
-        ),
-        # A message is a body; one that is a little too large is refused as such.
-        ws_max_size=_max_body_bytes(settings) + _SPARE_BYTES,
-        ws_per_message_deflate=False,
-        proxy_headers=bool(settings.forwarded_allow_ips),
-        forwarded_allow_ips=settings.forwarded_allow_ips,
-        h11_max_incomplete_event_size=settings.max_header_bytes,
-        timeout_keep_alive=settings.idle_timeout,
-        ssl_certfile=settings.tls_cert or None,
-        ssl_keyfile=settings.tls_key or None,
-        timeout_graceful_shutdown=CLOSING,
-    )
-
-
-def _max_body_bytes(settings: Settings) -> int:
-    """Maximum size of a body, as far as the models are known at the start."""
-    if any_takes_media(settings.served.values()):
-        return max(settings.max_body_bytes, settings.max_image_body_bytes)
-    return settings.max_body_bytes
+    check_access(settings)
+    bind(settings).close()
+    return str(fetched(arguments.model))

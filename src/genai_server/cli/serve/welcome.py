@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -126,5 +127,7 @@ def _command() -> str:
     script = Path(sys.executable).with_name("genai-server.exe" if sys.platform == "win32" else "genai-server")
     if not script.exists():
         return f"{shlex.quote(sys.executable)} -m genai_server"
+    if shutil.which(script.name) == str(script):
+        return script.name
     here = Path.cwd()
     return shlex.quote(str(script.relative_to(here) if script.is_relative_to(here) else script))

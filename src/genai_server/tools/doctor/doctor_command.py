@@ -1,6 +1,7 @@
-"""`genai-server doctor`: checks everything that serving needs, with the settings of serve, and suggests remedies.
+"""`genai-server doctor`: checks everything that serving needs, and suggests remedies.
 
-Each line is ok, warn or fail. The exit status is 1 if anything failed; serving would then fail, too.
+It takes the options of `genai-server serve`, whose --help lists them, and the same environment and files. Each line is
+ok, warn or fail. The exit status is 1 if anything failed; serving would then fail, too.
 """
 
 import argparse
@@ -20,7 +21,8 @@ _STYLES = {OK: "green", WARN: "yellow", FAIL: "bold red"}
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
-    add_options(parser)
+    parser.usage = "%(prog)s [OPTION OF SERVE]…"
+    add_options(parser, are_listed=False)
     parser.set_defaults(run=run)
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from genai_server.cli.serve.loaders import text_loader
-from genai_server.cli.serve.preflight import GET_A_MODEL, check_access, check_runners, check_traces, lone_reloader
+from genai_server.cli.serve.preflight import check_access, check_runners, check_traces, how_to_get, lone_reloader
 from genai_server.config.settings import Settings
 from genai_server.config.sources import device_options, unknown_variables
 from genai_server.engine.model.cross_attention import read_cross_decoder
@@ -31,7 +31,7 @@ def checked_settings(settings: Settings) -> Iterator[Finding]:
     """The settings as a whole, the options of sessions and providers, and unknown GENAI_* variables."""
     remedies: dict[Callable[[Settings], object], str] = {
         check_access: "see README's “Run it for others”",
-        _check_options: "see docs/from-triton.md for all options",
+        _check_options: "see docs/evidence/options.md for all options",
         check_traces: "correct the endpoint or install the extra otel",
     }
     failed = False
@@ -68,14 +68,14 @@ def model(settings: Settings, name: str, *, with_text: bool = True) -> Iterator[
     Without `with_text`, template and tokenizer are not loaded: that needs the library.
     """
     subject = f"model {name}" if settings.models else "model"
-    directory = Path(settings.served[name]).absolute()
+    directory, get_one = Path(settings.served[name]).absolute(), how_to_get(settings.served[name], settings.models_path)
     if not directory.is_dir():
-        yield Finding(FAIL, subject, f"directory {directory} does not exist", GET_A_MODEL)
+        yield Finding(FAIL, subject, f"directory {directory} does not exist", get_one)
         return
     faults = [entry for entry in inventory(directory) if entry.fault]
     for entry in faults:
         where = "" if str(directory) in entry.fault else f"{directory / entry.name} "
-        yield Finding(FAIL, subject, where + entry.fault, entry.remedy or GET_A_MODEL)
+        yield Finding(FAIL, subject, where + entry.fault, entry.remedy or get_one)
     if faults:
         return
     try:

@@ -11,10 +11,10 @@ the first question. In the chat, /help lists the commands. Ctrl-C stops an answe
 import argparse
 import signal
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from genai_server.cli.models_command import find
+from genai_server.cli.model_argument import find
 from genai_server.cli.serve.welcome import url_of
 from genai_server.config.sources import load_settings
 from genai_server.errors import ChatFailed
@@ -28,7 +28,6 @@ from genai_server.tools.terminal_chat.own_server import own_server
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("target", nargs="?", metavar="URL|DIR", help="a server, or a model directory to start one on")
     parser.add_argument("--model", metavar="NAME", help="model of the requests (default: the server's first)")
     add_dialogue_options(parser)
@@ -89,8 +88,12 @@ def connected(
         yield ChatClient(target, api_key)
         return
     if target is None:
+        is_running = False
         running = ChatClient(url_of(settings.host, settings.port, is_https=bool(settings.tls_cert)), api_key)
-        if running.is_listening():
+        with suppress(ChatFailed):
+            running.require_listening()
+            is_running = True
+        if is_running:
             yield running
             return
     directory = find(target) if target else Path(settings.model_dir)

@@ -11,11 +11,10 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from genai_server.config.settings import name_of_directory
 from genai_server.errors import ChatFailed
 
 _ADDRESS = re.compile(r"listening on (https?://\S+)")
-# Characters of a directory's name that a model's name must not have.
-_NO_NAME = re.compile(r"[^A-Za-z0-9._-]|^[^A-Za-z0-9]+")
 _POLL = 0.05
 # Seconds to exit; no request is running any more.
 _TIMEOUT = 10.0
@@ -33,7 +32,7 @@ def own_server(directory: Path, key_entry: str, options: Sequence[str] = ()) -> 
     its log, or its last lines, if it does not start.
     """
     command = [sys.executable, "-m", "genai_server", "serve", "--model-dir", str(directory)]
-    name = _NO_NAME.sub("", directory.resolve().name) or "model"
+    name = name_of_directory(str(directory))
     command += ["--model-name", name, "--model-aliases", f"*={name}", "--log-level", "info"]
     command += ["--log-format", "text"]
     command += ["--host", "127.0.0.1", "--port", "0", "--workers", "1", "--reload", "false", "--api-keys", key_entry]

@@ -14,8 +14,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from genai_server.cli.models_command import find
+from genai_server.cli.model_argument import find
 from genai_server.errors import ChatFailed, ConfigurationError
+from genai_server.tools.server_answers import checked_url
 from genai_server.tools.terminal_chat.chat_command import connected, exit_cleanly_on_signals
 from genai_server.tools.terminal_chat.transcription import transcript
 
@@ -25,7 +26,6 @@ _FORMATS = (_TEXT, "srt", "vtt", "json", "verbose_json")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("file", metavar="FILE", help="a recording: flac, mp3, mp4, m4a, ogg, wav or webm")
     parser.add_argument("--url", metavar="URL", help="a running server")
     parser.add_argument("--model", metavar="NAME|DIR", help="model (default: the server's first that transcribes)")
@@ -44,7 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
     path = Path(arguments.file).expanduser()
     if not path.is_file():
         raise ChatFailed(f"there is no file {path}")
-    target, model = arguments.url, arguments.model
+    target, model = checked_url(arguments.url) if arguments.url else None, arguments.model
     if target is None and model is not None and _is_here(model):
         target, model = model, None
     given = {"model": model, "language": arguments.language, "prompt": arguments.prompt}

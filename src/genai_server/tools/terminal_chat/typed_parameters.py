@@ -1,8 +1,7 @@
 """Fields of a chat request that the user may set."""
 
-from genai_server.cli.suggesting_parser import did_you_mean
 from genai_server.errors import ChatFailed
-from genai_server.quoted_values import quoted
+from genai_server.quoted_values import did_you_mean, quoted
 
 Value = float | int | str
 # The server checks the ranges.

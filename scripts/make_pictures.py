@@ -1,0 +1,126 @@
+"""Takes the pictures of the documentation: a terminal, and what Monitor and Prometheus show of a busy server.
+
+Needs `./scripts/install dev`, and chromium, tmux and prometheus on the PATH. The server has the demo model. Clients keep it
+busy for as long as the charts go back. Look at the pictures before you commit them.
+
+usage: .venv/bin/python scripts/make_pictures.py [--only terminal] [--to FOLDER]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Event
+
+import httpx
+from _load.server import DEMO, HOST, REPOSITORY, Server, run_server
+from _pictures.colours import with_few_colours
+from _pictures.dashboard import Prometheus, draw
+from _pictures.terminal import Terminal
+from playwright.sync_api import Browser, sync_playwright
+
+_BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
+_CLIENTS = 6
+_QUESTIONS = (
+    "What is the capital of France?",
+    "Which city is the capital of Norway?",
+    "Count from 1 to 12.",
+    "Count from 1 to 40.",
+    "What is 7 plus 5?",
+    "Who are you?",
+)
+
+
+def main() -> None:
+    """Take the pictures."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--to", type=Path, default=REPOSITORY / "docs" / "images", metavar="FOLDER")
+    parser.add_argument("--only", choices=["terminal", "server"], help="the terminal, or the busy server")
+    parser.add_argument("--seconds", type=float, default=320, help="how long the server is busy (default: 320)")
+    arguments = parser.parse_args()
+    os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    arguments.to.mkdir(parents=True, exist_ok=True)
+    with _browser() as browser:
+        if arguments.only != "server":
+            picture_terminal(browser, arguments.to)
+        if arguments.only != "terminal":
+            picture_server(browser, arguments.to, arguments.seconds)
+
+
+@contextmanager
+def _browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        executable = next(filter(None, map(shutil.which, _BROWSERS)), None)
+        browser = playwright.chromium.launch(executable_path=executable)
+        yield browser
+        browser.close()
+
+
+def picture_terminal(browser: Browser, folder: Path) -> None:
+    """A server's start, and below it a chat with it."""
+    with Terminal(REPOSITORY, columns=100, rows=32) as terminal:
+        terminal.type("genai-server serve")
+        terminal.wait_for("all endpoints")
+        terminal.keep()
+        terminal.split(rows=15)
+        terminal.type("genai-server chat")
+        terminal.wait_for("\n>")
+        for number, question in enumerate(("What is the capital of France?", "And of Italy?"), 1):
+            terminal.type(question)
+            terminal.wait_for("a second", number)
+        terminal.keep()
+        terminal.save(browser, folder / "terminal.png")
+
+
+def picture_server(browser: Browser, folder: Path, seconds: float) -> None:
+    """Monitor and the dashboard's first panels after this time of requests."""
+    settings = {"GENAI_MODEL_DIR": str(DEMO), "GENAI_LOG_LEVEL": "error"}
+    over = Event()
+    with tempfile.TemporaryDirectory() as place, run_server(Path(place), settings) as server:
+        with Prometheus(Path(place), f"{HOST}:{server.port}") as prometheus, ThreadPoolExecutor(_CLIENTS) as pool:
+            clients = [pool.submit(_ask, server, number, over) for number in range(_CLIENTS)]
+            try:
+                time.sleep(seconds)
+                _picture_monitor(browser, server, folder / "monitor.png")
+                draw(prometheus, folder / "dashboard.png")
+            finally:
+                over.set()
+            for client in clients:
+                client.result()
+
+
+def _picture_monitor(browser: Browser, server: Server, file: Path) -> None:
+    page = browser.new_page(viewport={"width": 1280, "height": 960}, color_scheme="light")
+    page.goto(f"http://{HOST}:{server.port}/#monitor")
+    page.locator(".chart canvas").first.wait_for()
+    page.wait_for_timeout(4000)  # for a list of requests
+    page.screenshot(path=file)
+    page.close()
+    with_few_colours(file)
+
+
+def _ask(server: Server, number: int, over: Event) -> None:
+    """A client that asks, reads and thinks, sometimes more and sometimes less."""
+    chance = random.Random(number)
+    with httpx.Client(base_url=f"http://{HOST}:{server.port}", timeout=60) as client:
+        while not over.is_set():
+            turns: list[dict[str, str]] = []
+            for _ in range(chance.randint(1, 8)):
+                turns.append({"role": "user", "content": chance.choice(_QUESTIONS)})
+                answer = client.post("/v1/chat", json={"messages": turns, "max_tokens": chance.choice([40, 400])})
+                turns.append({"role": "assistant", "content": answer.json()["content"]})
+                over.wait(chance.expovariate(2))
+            over.wait(chance.expovariate(0.2))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,49 @@
+"""The progress of a download: one line in a terminal, and else a line for each file that is fetched."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+from rich.table import Column
+
+from genai_server.hub.download import Watch
+from genai_server.hub.repository import RemoteFile, Selection
+from genai_server.quoted_values import escaped
+
+_MIB = 1024 * 1024
+
+
+def size_in_words(num_bytes: int) -> str:
+    """The size of a file with its unit."""
+    return f"{num_bytes / _MIB:.1f} MiB" if num_bytes >= _MIB else f"{num_bytes:,} bytes"
+
+
+@contextmanager
+def download_progress(selection: Selection) -> Iterator[Watch]:
+    """A function for `download`, which shows the progress on standard error while the block runs."""
+    console = Console(stderr=True)
+    columns = (
+        TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1)),
+        BarColumn(bar_width=20),
+        DownloadColumn(binary_units=True),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(compact=True),
+    )
+    shown = {file: (number, name) for number, (name, file) in enumerate(selection.files.items(), 1)}
+    here: dict[RemoteFile, int] = {}
+    with Progress(*columns, console=console, expand=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("", total=0, visible=False)
+
+        def watch(file: RemoteFile, size: int) -> None:
+            number, name = shown[file]
+            title = f"{number}/{len(shown)} {escaped(name)}"
+            if file not in here:  # what was here before has no part in the speed
+                progress.update(task, total=(progress.tasks[0].total or 0) + file.size - size)
+                if size < file.size and not console.is_terminal:
+                    print(f"{title}  {size_in_words(file.size)}", flush=True)
+            else:
+                progress.update(task, advance=size - here[file], description=title, visible=True)
+            here[file] = size
+
+        yield watch

@@ -1,0 +1,46 @@
+"""MODEL on a command line: a directory, the name of one in GENAI_MODELS_DIR, or a repository of a hub."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from genai_server.cli.pull_command import absolute, in_folder, pull, source_of
+from genai_server.config.sources import load_settings
+from genai_server.errors import ConfigurationError, PullFailed
+from genai_server.hub import store
+from genai_server.hub.client import Hub
+from genai_server.hub.repository import could_be_repository
+from genai_server.quoted_values import did_you_mean, quoted
+
+
+def find(text: str) -> Path:
+    """A model directory by its path, or by its name in the models folder. Raises ConfigurationError."""
+    models = load_settings().models_path
+    for path in (Path(text).expanduser(), models / text):
+        if path.is_dir():
+            return path
+    meant = did_you_mean(text, (path.name for path in store.models_in(models)))
+    raise ConfigurationError(f"no model {quoted(text)} here or in {models}{meant}")
+
+
+def fetched(text: str, revision: str | None = None, token: str | None = None) -> Path:
+    """The directory of a model, which is fetched if it is not here and the text is the name of a repository.
+
+    Raises ConfigurationError and PullFailed.
+    """
+    try:
+        return find(text)
+    except ConfigurationError as error:
+        if not could_be_repository(text):
+            remedy = "genai-server models lists those that are there; OWNER/NAME fetches one"
+            raise ConfigurationError(f"{error}; {remedy}") from None
+        not_here = error.message
+    source = replace(source_of(text), revision=revision)
+    directory = absolute(store.place_of(load_settings().models_path, source.name))
+    origin = store.read_origin(directory)
+    is_here = origin is not None and origin.source == source.name and source.include in ([], in_folder(origin.folder))
+    if not is_here or revision:
+        try:
+            print(pull(Hub(token), source, directory), flush=True)
+        except PullFailed as error:
+            raise PullFailed(f"{not_here}; as a repository: {error}") from None
+    return directory
