@@ -63,7 +63,7 @@ from genai_server.ray_serve.forwarded import (
 from genai_server.ray_serve.merging import joined, merged, merged_metrics
 from genai_server.ray_serve.model_choice import ModelNames, matches, requested_task
 from genai_server.ray_serve.stream_end import is_event, stream_end
-from genai_server.vision_model import any_takes_images
+from genai_server.vision_model import any_takes_media
 
 log = logging.getLogger(__name__)
 
@@ -115,7 +115,7 @@ class _IngressApp:
     def _guarded(self, settings: Settings) -> ASGIApp:
         """The forwarding app behind those checks of the server's own app that a replica must not be asked for."""
         bodies = BodyBudget(settings.max_bodies_bytes)
-        image_limit = settings.max_image_body_bytes if any_takes_images(settings.served.values()) else 0
+        image_limit = settings.max_image_body_bytes if any_takes_media(settings.served.values()) else 0
         app: ASGIApp = BodyLimits(
             self._forward,
             settings.max_body_bytes,
