@@ -51,13 +51,13 @@ def test_coding_agents(tmp_path: Path) -> None:
 
 
 def test_users_and_limits(tmp_path: Path) -> None:
-    with reader(tmp_path) as here:
+    with reader(tmp_path, "export SERVER") as here:
         here.follow(Guide("users-and-limits"))
 
 
 def test_reverse_proxy(tmp_path: Path) -> None:
     """With nginx; test_reverse_proxy.py is about the configurations."""
-    with reader(tmp_path, "sudo nginx", "sudo caddy") as here:
+    with reader(tmp_path, "sudo nginx", "sudo caddy", "sudo install") as here:
 
         def start() -> None:
             proxy = here.stack.enter_context(run_proxy("nginx", here.replaced["127.0.0.1:8002"], tmp_path))
