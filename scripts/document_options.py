@@ -119,9 +119,7 @@ Nothing here has run on a GPU or was measured there.
   batch they and `trt_cuda_graph_enable` are refused, because its shapes change.
 - Models with paged attention (`use_paged_attention=true`, CUDA and WebGPU) run in onnxruntime-genai's own batch; so
   does any model with `GENAI_SCHEDULER=library`, on a CPU in fixed batches of up to four. It refuses `exact`,
-  `logprobs`, `logit_bias`, `min_p`, frequency and presence penalties, and grammars of several parts. It honours
-  temperature, `top_k`, `top_p`, the repetition penalty, `min_tokens`, schemas, `seed` (where it batches dynamically),
-  and all that ends an answer.
+  `logprobs`, `logit_bias`, `min_p`, frequency and presence penalties, and grammars of several parts.
 
 ## Session options
 
