@@ -37,7 +37,9 @@ def test_help_of_serve_has_groups_the_common_ones_first(capsys: pytest.CaptureFi
     with pytest.raises(SystemExit):
         main(["serve", "--help"])
     shown = capsys.readouterr().out
-    places = [shown.index(text) for text in ("[MODEL]", "Examples:\n  genai-server serve ", "--model-dir", "--port")]
+    places = [
+        shown.index(text) for text in ("[MODEL]", "Examples:\n  genai-server serve ", "\n  --port", "\n  --max-queue")
+    ]
     assert places == sorted(places)
     assert [title for title in GROUPS if f"\n{title.lower()}:\n" not in shown] == []
     assert all(option(name) in shown for name in Settings.model_fields)

@@ -8,6 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from genai_server.cli.model_argument import fetched
+from genai_server.cli.pull_command import pull, source_of
+from genai_server.errors import PullFailed
+from genai_server.hub.client import Hub
 from tests.local_hub import HubRepository, LocalHub, run_hub
 from tests.running_server import DEMO, ROOT, clean_environment, run_command
 
@@ -64,14 +68,20 @@ def test_repository_is_fetched_with_progress_and_served_by_its_name(hub: LocalHu
     assert "6/6 " in seen
     assert "MiB" in seen
     assert "HTTP Request" not in seen
+
+
+def test_fetched_model_is_found_by_its_names_without_the_hub(
+    hub: LocalHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GENAI_MODELS_DIR", str(tmp_path))
+    pull(Hub(None, hub.url), source_of("org/two:cuda"), tmp_path / "two", watch=lambda file, size: None)
     hub.sent.clear()
-    assert "tiny on scripted" in served(hub, tmp_path, "tiny")
-    assert "tiny on scripted" in served(hub, tmp_path, "org/tiny:cpu")
-    assert hub.sent == []
-
-
-def test_directory_is_served_by_its_name(hub: LocalHub, tmp_path: Path) -> None:
-    assert "demo on scripted" in served(hub, tmp_path, str(DEMO))
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
+    for name in ("two", "org/two", "org/two:cuda", str(tmp_path / "two")):
+        assert fetched(name) == tmp_path / "two"
+    with pytest.raises(PullFailed, match="connection refused|Connection refused"):
+        fetched("org/two:cpu")
+    assert fetched(str(DEMO)) == DEMO
 
 
 def test_wrong_model_is_named_as_it_was_typed(hub: LocalHub, tmp_path: Path) -> None:

@@ -96,6 +96,8 @@ class ModelStatus(Struct, frozen=True):
     adapters: list[Adapter] = []
     # A file or a name, in place of the model's own; "" for the model's own.
     chat_template: str = ""
+    # The directory of its draft model; "" for none.
+    draft_model: str = ""
     task: Task = Task.GENERATE
     # What it takes besides text, in chats.
     medium: Medium | None = None

@@ -9,7 +9,6 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import replace
 from http import HTTPStatus
 from typing import Any
 
@@ -179,13 +178,9 @@ class _IngressApp:
         elif path in _HEALTH:
             await _send(await self._state(), send)
         elif is_metrics or path in _OF_ALL or matches(_ADMIN, scope):
-            # Prometheus's own form is asked of replicas, whatever form the scraper asks for.
-            plain = {**request.parts, "headers": _without(request.parts["headers"], b"accept")}
-            asked = replace(request, parts=plain) if is_metrics else request
             seconds = _ACT if matches(_ADMIN, scope) else _LOOK
-            answers = await self._ask_all(asked, seconds if named is None else _ACT_ALONE, named=named)
-            accept = Headers(scope=scope).get("accept", "")
-            await _send(merged_metrics(answers, accept) if is_metrics else merged(answers), send)
+            answers = await self._ask_all(request, seconds if named is None else _ACT_ALONE, named=named)
+            await _send(merged_metrics(answers) if is_metrics else merged(answers), send)
         elif named is not None:
             raise InvalidField(
                 f"{REPLICA_HEADER} is for admin calls, /metrics and /healthz; the request router chooses otherwise",

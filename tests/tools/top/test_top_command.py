@@ -18,8 +18,8 @@ from rich.console import Console
 
 from genai_server.errors import ServerUnusable
 from genai_server.tools.top.snapshot import Interval, Place, Poller, Snapshot
-from genai_server.tools.top.top_tables import view
-from tests.running_server import ROOT, RunningServer, clean_environment, free_port, run_command
+from genai_server.tools.top.top_tables import Choice, view
+from tests.running_server import ROOT, RunningServer, clean_environment, free_port, last_event, run_command
 from tests.server_here import run_here
 
 CPU = Place("m", "cpu")
@@ -122,7 +122,7 @@ def test_chosen_request_is_cancelled_after_a_confirmation(scripted: RunningServe
         assert _read_until(ours, "? (y/n)")
         os.write(ours, b"y")
         assert _read_until(ours, "is cancelled")
-        assert list(events)[-1]["finish_reason"] == "cancelled"
+        assert last_event(iter(events))["finish_reason"] == "cancelled"
 
 
 def test_plain_output_names_models_only_if_there_are_several() -> None:
