@@ -73,7 +73,7 @@ def test_the_page_of_the_api_names_every_endpoint(scripted: RunningServer) -> No
 def test_the_page_of_commands_has_a_row_for_each(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["--help"])
-    known = re.findall(r"^    ([a-z-]+)(?: |$)", capsys.readouterr().out, re.MULTILINE)
+    known = re.findall(r"^ {2,4}([a-z][a-z-]*)  +\w", capsys.readouterr().out, re.MULTILINE)
     assert len(known) > 3
     assert sorted(known) == sorted(re.findall(r"^\| `genai-server ([a-z-]+)", page("docs/commands.md"), re.MULTILINE))
 
@@ -112,6 +112,21 @@ def test_the_readme_is_short_and_leads_to_every_page() -> None:
     assert len(README.splitlines()) <= 350
     pages = [*(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "guides").glob("*.md")]
     assert [path.name for path in pages if f"({path.relative_to(ROOT).as_posix()})" not in README] == []
+    index = page("docs/README.md")
+    linked = [path.relative_to(ROOT / "docs").as_posix() for path in pages if path.name != "README.md"]
+    assert [name for name in linked if f"({name})" not in index] == []
+
+
+def test_the_documents_are_short() -> None:
+    """Words outside of code blocks; what proves a promise belongs in docs/evidence."""
+    pages = [
+        ROOT / "README.md",
+        ROOT / "CONTRIBUTING.md",
+        *(ROOT / "docs").glob("*.md"),
+        *ROOT.glob("docs/guides/*.md"),
+    ]
+    texts = [re.sub(r"```.*?```", "", path.read_text(encoding="utf-8"), flags=re.DOTALL) for path in pages]
+    assert sum(len(re.findall(r"\S*\w\S*", text)) for text in texts) < 28_000
 
 
 def test_each_path_of_the_architecture_exists() -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import re
 import socket
 import threading
 from collections.abc import Iterator
@@ -23,13 +24,23 @@ pytestmark = pytest.mark.usefixtures("untouched_logging")
 @pytest.fixture
 def untouched_logging() -> Iterator[None]:
     """Restore the logging of the process."""
-    loggers = [logging.getLogger(name) for name in ("", "asyncio", "python_multipart")]
+    loggers = [logging.getLogger(name) for name in ("", "asyncio", "python_multipart", "httpx2")]
     levels, handlers = [logger.level for logger in loggers], loggers[0].handlers[:]
     loggers[0].handlers.clear()
     yield
     loggers[0].handlers[:] = handlers
     for logger, level in zip(loggers, levels, strict=True):
         logger.setLevel(level)
+
+
+def test_lines_in_a_terminal_are_short(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    configure_logging("info")
+    logging.getLogger("genai_server.anything").warning("low on %s", "memory")
+    logging.getLogger("uvicorn.error").info("Waiting for application startup.")
+    logging.getLogger("httpx2").info("HTTP Request: GET")
+    (line,) = capsys.readouterr().err.splitlines()
+    assert re.fullmatch(r"\d\d:\d\d:\d\d WARNING low on memory", line)
 
 
 def test_asyncio_stays_quiet_at_debug() -> None:

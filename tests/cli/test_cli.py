@@ -8,6 +8,8 @@ import pytest
 
 from genai_server.cli import main
 from genai_server.cli.commands import COMMANDS
+from genai_server.config.setting_groups import GROUPS
+from genai_server.config.settings import Settings, option
 from tests.local_hub import HubRepository, run_hub
 from tests.profiles.files import write_session
 from tests.running_server import ROOT, RunningServer, clean_environment
@@ -19,6 +21,34 @@ def test_each_command_says_how_it_is_used(command: str, capsys: pytest.CaptureFi
         main([command, "--help"])
     assert ended.value.code == 0
     assert capsys.readouterr().out.startswith(f"usage: genai-server {command} ")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_fits_80_columns(
+    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    assert [line for line in capsys.readouterr().out.splitlines() if len(line) > 80] == []
+
+
+def test_help_of_serve_has_groups_the_common_ones_first(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["serve", "--help"])
+    shown = capsys.readouterr().out
+    places = [
+        shown.index(text) for text in ("[MODEL]", "Examples:\n  genai-server serve ", "\n  --port", "\n  --max-queue")
+    ]
+    assert places == sorted(places)
+    assert [title for title in GROUPS if f"\n{title.lower()}:\n" not in shown] == []
+    assert all(option(name) in shown for name in Settings.model_fields)
+
+
+def test_no_command_at_all_prints_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0
+    shown = capsys.readouterr().out
+    assert all(f"\n  {command} " in shown for command in COMMANDS)
 
 
 @pytest.mark.parametrize(("arguments", "status"), [(["--help"], 0), (["nonsense"], 2)])

@@ -57,6 +57,7 @@ def test_a_pulled_model_is_whole_listed_checked_and_removed(user: User) -> None:
     directory = user.models / "tiny"
     assert status == 0
     assert f"is in {directory}, checked" in out
+    assert f"1/{len(FILES)} tokenizer.json  " in out
     assert "serve it:  genai-server serve tiny\n" in out
     assert {path.name: path.read_bytes() for path in directory.iterdir() if path.name in FILES} == FILES
 

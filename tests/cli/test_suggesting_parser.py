@@ -8,7 +8,7 @@ from genai_server.cli import main
 @pytest.mark.parametrize(
     ("arguments", "usage", "meant"),
     [
-        ("serve --prot 9000", "genai-server serve ", "unrecognized arguments: --prot 9000; did you mean --port?"),
+        ("serve --prot 9000", "genai-server serve ", "unrecognized arguments: --prot; did you mean --port?"),
         ("serve --prot=9000", "genai-server serve ", "unrecognized arguments: --prot=9000; did you mean --port?"),
         ("chat --modell x", "genai-server chat ", "unrecognized arguments: --modell; did you mean --model?"),
         ("profile report x --sloww 2", "genai-server profile report ", "did you mean --slow?"),

@@ -1,5 +1,6 @@
 """The sources of a setting's value, its name in errors, and what engines receive."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -44,7 +45,8 @@ def test_other_variables_and_options_are_ignored() -> None:
 def test_unknown_variables_are_reported_with_the_likely_name(dotenv: Path) -> None:
     dotenv.write_text("GENAI_UNHEARD_OF=1\nGENAI_THREADS=3\n", encoding="utf-8")
     environ = {"PATH": "/bin", "GENAI_API_KEY": "x", "GENAI_EXTRA": "cpu", "GENAI_ENGINES_DIR": "x", "GENAI_DEVICE": ""}
-    assert unknown_variables(environ, dotenv=dotenv) == {"GENAI_API_KEY": "GENAI_API_KEYS", "GENAI_UNHEARD_OF": None}
+    in_file = f"GENAI_UNHEARD_OF in {dotenv}"
+    assert unknown_variables(environ, dotenv=dotenv) == {"GENAI_API_KEY": "GENAI_API_KEYS", in_file: None}
     assert unknown_variables({}, dotenv=None) == {}
 
 
@@ -59,6 +61,28 @@ def test_the_error_names_the_key_as_it_was_written(dotenv: Path) -> None:
     dotenv.write_text("GENAI_THREADS=lots\n", encoding="utf-8")
     with pytest.raises(ConfigurationError, match=r'^GENAI_THREADS in .*\.env="lots": '):
         load_settings(environ={}, dotenv=dotenv)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "reason"),
+    [
+        ("port", "80000", "must be at most 65535"),
+        ("port", "many", "must be a whole number"),
+        ("max_length", "0", "must be greater than 0, or auto"),
+        ("itl_target", "soon", "must be a number"),
+        ("strict", "maybe", "must be true or false"),
+        ("log_level", "verbose", "must be debug, info, warning or error"),
+        ("log_level", "warn", "must be debug, info, warning or error; did you mean warning?"),
+        ("metrics_prefix", "a b", "must have letters, digits and underscores, and end with a colon, such as vllm:"),
+        ("kv_events", "here", "must be a ZeroMQ address, such as tcp://*:5557"),
+        ("kv_events_topic", "x" * 513, "must have at most 512 characters"),
+        ("model_name", "a b", "must begin with a letter or digit, and have at most 128 letters"),
+        ("forwarded_allow_ips", "x", '"x" is not an address or a network, such as 10.0.0.0/8'),
+    ],
+)
+def test_wrong_value_is_explained_in_the_servers_own_words(name: str, value: str, reason: str) -> None:
+    with pytest.raises(ConfigurationError, match=f": {re.escape(reason)}"):
+        load_settings({name: value}, environ={}, dotenv=None)
 
 
 def test_installed_copy_serves_its_bundled_model_by_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

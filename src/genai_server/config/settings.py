@@ -89,12 +89,12 @@ class Settings(BaseModel):
 
     max_models: NotNegative | Literal["auto"] = AUTO
     """Maximum number of models loaded at once; `auto`: as many as the memory holds; 0 sets no limit. A request for
-    another model replaces the one that was idle the longest.
+    another model replaces the one idle for longest.
     """
 
     idle_unload: int = Field(0, ge=0, le=31_536_000)
-    """Seconds without a request after which a model is unloaded, until the next one; 0 disables this. An operator's
-    `keep_alive` in Ollama's API overrides it.
+    """Seconds without a request after which a model is unloaded, until the next one; 0 disables this. `keep_alive` in
+    Ollama's API overrides it.
     """
 
     device: str = "cpu"
@@ -124,8 +124,8 @@ class Settings(BaseModel):
 
     kv_cache_type: Literal["auto", "fp32", "fp16"] = "fp32"
     """Numbers of a batch's keys and values on CPUs: `fp32`, `fp16` (half the memory, slower decoding), or `auto`:
-    `fp16` if the memory does not hold the model's context in 32 bits, or `GENAI_MAX_BATCH_SIZE` requests of a
-    `GENAI_MAX_LENGTH` that is set. A model built with 16 bits keeps them.
+    `fp16` where the memory does not hold the model's context, or `GENAI_MAX_BATCH_SIZE` requests of `GENAI_MAX_LENGTH`,
+    in 32 bits.
     """
 
     exact: bool = False
@@ -155,8 +155,8 @@ class Settings(BaseModel):
     """Maximum number of prompt tokens read in one step while other requests are decoded."""
 
     prefill_weights: Literal["auto", "int4", "int8"] = "auto"
-    """Weights for CPU steps of many tokens: `int4` uses the model's own; `int8` uses 8-bit weights made from them where
-    that is faster; `auto` does so if it is 1.2 times as fast and a quarter of the free memory holds them.
+    """Weights for CPU steps of many tokens: `int4` (the model's own), `int8` (made from them, where that is faster), or
+    `auto`: `int8` if 1.2 times as fast and a quarter of the free memory holds them.
     """
 
     itl_target: float = Field(0.0, ge=0, le=3600)
@@ -170,6 +170,11 @@ class Settings(BaseModel):
     draft_memory_bytes: int = Field(32 * 1024 * 1024, ge=0)
     """Maximum bytes of earlier answers that each engine keeps for drafts, separated by API key; a token takes 12. The
     oldest ones of the key used least recently are dropped first; 0 keeps none.
+    """
+
+    draft_model: str = ""
+    """Directory of a much smaller model with the same tokenizer, which drafts the first model's next tokens where that
+    is faster; `big=./small` sets that of another model.
     """
 
     threads: int = Field(0, ge=0, le=1024)
@@ -228,7 +233,7 @@ class Settings(BaseModel):
     """
 
     max_images: Positive = 16
-    """Maximum number of images in a request."""
+    """Maximum number of images, or sounds, in a request."""
 
     max_image_bytes: Positive = 20 * 1024 * 1024
     """Maximum size of an image file, in bytes."""
@@ -239,14 +244,14 @@ class Settings(BaseModel):
     """
 
     max_image_tokens: Positive = 16_384
-    """Maximum number of prompt tokens of all images of a request; the model decides how many an image takes."""
+    """Maximum number of prompt tokens of all images, or sounds, of a request; the model decides how many each takes."""
 
     image_timeout: Positive = Field(10, le=600)
-    """Seconds for fetching one image, and for decoding and preparing it; a longer time results in a 400."""
+    """Seconds for fetching one image, and for decoding and preparing it, or a sound; a longer time results in a 400."""
 
     encoder_cache_bytes: int = Field(256 * 1024 * 1024, ge=0)
-    """Maximum bytes of prepared images (files of each API process) and of encoded images and windows of recordings
-    (memory of each engine) that are kept for later requests.
+    """Maximum bytes of prepared images (files of each API process) and of encoded images and sounds (memory of each
+    engine) that are kept for later requests.
     """
 
     max_audio_body_bytes: Positive = 200 * 1024 * 1024
@@ -256,16 +261,18 @@ class Settings(BaseModel):
     """Maximum bytes of all these bodies together in each API process; more get a 503."""
 
     max_audio_seconds: Positive = Field(7200, le=86_400)
-    """Maximum length of a recording, in seconds. Each takes 32 kB of disk space while it is transcribed."""
+    """Maximum length of a recording, or of a sound in a chat, in seconds. Each of these takes 32 kB of disk space while
+    a recording is transcribed.
+    """
 
     audio_timeout: Positive = Field(10, le=600)
     """Seconds for finding the next speech in a recording and preparing it; a longer time results in a 400. Decoding may
-    take one more for each 15 kB of the file, up to one for each 20 s of GENAI_MAX_AUDIO_SECONDS.
+    take one more for each 15 kB of the file.
     """
 
     response_store_size: int = Field(256, ge=0, le=1_000_000)
-    """Maximum number of stored responses of /v1/responses, and of conversations, by each API process or in
-    GENAI_RESPONSE_STORE_FILE; the least recently used are removed. 0 stores none.
+    """Maximum number of stored responses and conversations, by each API process or in GENAI_RESPONSE_STORE_FILE; the
+    least recently used are removed. 0 stores none.
     """
 
     response_store_bytes: Positive = 64 * 1024 * 1024
@@ -392,8 +399,8 @@ class Settings(BaseModel):
     """Prefix of all names in /metrics; routers and dashboards for vLLM expect `vllm:`."""
 
     kv_events: str = Field("", pattern=r"^(tcp://[^\s/]+:[0-9]{1,5})?$")
-    """ZeroMQ address, such as `tcp://*:5557`, at which engines publish what their prefix caches store and remove,
-    including tokens of prompts; each further engine uses the next port. Needs the extra `kv-events`; empty disables it.
+    """ZeroMQ address, such as `tcp://*:5557`, at which engines publish what their prefix caches hold, including tokens
+    of prompts; each further engine uses the next port. Needs the extra `kv-events`.
     """
 
     kv_events_topic: str = Field("", max_length=512)
@@ -465,16 +472,14 @@ class Settings(BaseModel):
     @field_validator("chat_template")
     @classmethod
     def _are_chat_templates(cls, value: str, info: ValidationInfo) -> str:
-        models = _named(info)
-        for entry in _listed(value) if value else []:
-            model, template = _chat_template(entry)
-            if model and model not in models:
-                raise ValueError(f"{quoted(entry)} is for a model that is not served")
-            if not template:
-                raise ValueError(f"{quoted(entry)} is not a chat template, such as chatml, ./chat.jinja or big=chatml")
-        owners = [model or models[0] for model, _ in map(_chat_template, _listed(value))]
-        _require_distinct(owners, "a model has two chat templates")
-        return value
+        example = "a chat template, such as chatml, ./chat.jinja or big=chatml"
+        return _one_for_each_model(value, _named(info), example, "a model has two chat templates")
+
+    @field_validator("draft_model")
+    @classmethod
+    def _are_draft_models(cls, value: str, info: ValidationInfo) -> str:
+        example = "the directory of a draft model, such as ./small or big=./small"
+        return _one_for_each_model(value, _named(info), example, "a model has two draft models")
 
     @field_validator("cors_origins")
     @classmethod
@@ -527,9 +532,11 @@ class Settings(BaseModel):
 
     def chat_template_of(self, model: str) -> str:
         """The file or name of the chat template that replaces a model's own; "" for none."""
-        first = next(iter(self.served))
-        found = map(_chat_template, _listed(self.chat_template))
-        return next((template for of, template in found if (of or first) == model), "")
+        return dict(_of_models(self.chat_template, next(iter(self.served)))).get(model, "")
+
+    def draft_model_of(self, model: str) -> str:
+        """The directory of a model's draft model; "" for none."""
+        return dict(_of_models(self.draft_model, next(iter(self.served)))).get(model, "")
 
     def adapter_files(self, model: str) -> dict[str, str]:
         """The file of each adapter of a model, by the adapter's name."""
@@ -593,10 +600,22 @@ def _adapters(text: str, first: str) -> list[tuple[str, str, str]]:
     return [(model or first, name, path) for model, _, name, path in entries]
 
 
-def _chat_template(entry: str) -> tuple[str, str]:
-    """The model, or "" for the first, and its chat template."""
-    model, equals, template = entry.partition("=")
-    return (model, template) if equals else ("", entry)
+def _of_models(text: str, first: str) -> list[tuple[str, str]]:
+    """Model and value of each entry of a list such as `x,big=y`; those that name no model belong to the first."""
+    entries = [entry.partition("=") for entry in _listed(text)] if text else []
+    return [(model or first, value) if equals else (first, model) for model, equals, value in entries]
+
+
+def _one_for_each_model(text: str, models: Sequence[str], example: str, doubled: str) -> str:
+    """The text, if each entry has a value, and is for another one of these models. Raises ValueError."""
+    entries = _of_models(text, models[0])
+    for entry, (model, value) in zip(_listed(text), entries, strict=False):
+        if model not in models:
+            raise ValueError(f"{quoted(entry)} is for a model that is not served")
+        if not value:
+            raise ValueError(f"{quoted(entry)} is not {example}")
+    _require_distinct([model for model, _ in entries], doubled)
+    return text
 
 
 def _named(info: ValidationInfo) -> list[str]:

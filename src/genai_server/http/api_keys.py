@@ -21,6 +21,7 @@ log = logging.getLogger(__name__)
 
 MIN_KEY_LENGTH = 16
 NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_OF_NAMES = "letters, digits, dots, dashes and underscores"
 # Visible characters that have no special meaning in key lists and headers.
 _KEY = re.compile(r"[!-+\--9;-~]+")
 _LINE = re.compile(r"(?P<name>\S+)\s+sha256:(?P<digest>[0-9a-f]{64})(?P<limits>(\s+\S+)*)")
@@ -125,7 +126,7 @@ def make_key() -> str:
 def line_of(name: str, key: str) -> str:
     """A key's line for the key file, which does not reveal the key. Raises ConfigurationError for an invalid name."""
     if not NAME.fullmatch(name):
-        raise ConfigurationError(f"the name of a key must match {NAME.pattern}; given {quoted(name)}")
+        raise ConfigurationError(f"the name of a key must have 1 to 64 {_OF_NAMES}; given {quoted(name)}")
     return f"{name} sha256:{hash_key(key).hex()}"
 
 
@@ -148,7 +149,7 @@ def _from_list(text: str) -> Iterator[ApiKey]:
         name, colon, key = entry.rpartition(":")
         name = name if colon else f"key-{n}"
         if not NAME.fullmatch(name):
-            raise ConfigurationError(f"GENAI_API_KEYS: the name of entry {n} must match {NAME.pattern}")
+            raise ConfigurationError(f"GENAI_API_KEYS: the name of entry {n} must have 1 to 64 {_OF_NAMES}")
         _check_strength(f"GENAI_API_KEYS: key {name}", key)
         yield ApiKey(name, hash_key(key))
 

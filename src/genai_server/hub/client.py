@@ -19,6 +19,8 @@ from genai_server.installation import this_installation
 from genai_server.quoted_values import escaped, quoted
 
 _MIN_VERSION = (2, 4)
+# With which the texts of Python's OSErrors begin.
+_ERRNO = re.compile(r"^\[Errno -?\d+\] ")
 
 
 class Hub:
@@ -159,7 +161,8 @@ def _digest(file: object) -> str:
 
 
 def _first_line(error: Exception) -> str:
-    return escaped(next(iter(str(error).strip().splitlines()), "")) or type(error).__name__
+    text = _ERRNO.sub("", str(error).strip())
+    return escaped(next(iter(text.splitlines()), "")) or type(error).__name__
 
 
 def _check_installed() -> None:

@@ -120,7 +120,8 @@ def _check_cluster(address: str) -> None:
     try:
         socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS).close()
     except (OSError, OverflowError) as error:
-        raise ConfigurationError(f"--address {address}: no Ray cluster answers there: {error}") from None
+        why = (getattr(error, "strerror", None) or "not an address").lower()
+        raise ConfigurationError(f"--address {address}: no Ray cluster answers there: {why}") from None
 
 
 def _deploy(settings: Settings, replicas: str, address: str | None) -> int:

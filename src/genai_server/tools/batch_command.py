@@ -32,6 +32,7 @@ from genai_server.batch_lines import BatchLine, LineReader, digest, error_line, 
 from genai_server.cli.option_types import positive
 from genai_server.errors import ChatFailed
 from genai_server.result_file import ResultFile, first_other_line
+from genai_server.tools.server_answers import checked_url, unanswered
 from genai_server.tools.terminal_chat.chat_client import ChatClient
 from genai_server.tools.terminal_chat.chat_command import connected, exit_cleanly_on_signals
 
@@ -67,6 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
     exit_cleanly_on_signals()
     source, target = Path(arguments.input).expanduser(), Path(arguments.output).expanduser()
     errors = target.with_name(f"{target.stem}.errors{target.suffix}")
+    url = checked_url(arguments.url) if arguments.url else None
     num_requests = _checked(source)
     _require_results(target, errors)
     try:
@@ -76,7 +78,8 @@ def run(arguments: argparse.Namespace) -> int:
         with closing(succeeded), closing(failed):
             num_failed = 0
             if len(done) < num_requests:
-                with connected(arguments.url or arguments.model, arguments.api_key, _tell, _OWN_OPTIONS) as client:
+                with connected(url or arguments.model, arguments.api_key, _tell, _OWN_OPTIONS) as client:
+                    client.require_listening()
                     batch = _Batch(client, succeeded, failed, arguments.concurrency)
                     num_failed = batch.run(source, done, num_requests)
         if not num_failed:
@@ -197,10 +200,8 @@ class _Batch:
                 self._busy.discard(connection)
                 connection.close()
                 if time.monotonic() - lost > _ABSENCE:
-                    reason = str(error) or type(error).__name__
-                    raise ChatFailed(
-                        f"{self._client.url} does not answer: {reason}; the same command goes on"
-                    ) from None
+                    why = unanswered(self._client.url, error)
+                    raise ChatFailed(f"{why}; the same command goes on") from None
             else:
                 self._busy.discard(connection)
                 self._idle.append(connection)

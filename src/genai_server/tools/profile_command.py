@@ -5,7 +5,6 @@ merges a session's files into one for https://ui.perfetto.dev, with a track for 
 """
 
 import argparse
-import json
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -23,6 +22,7 @@ from genai_server.profiles.html_report import as_page
 from genai_server.profiles.report import Report
 from genai_server.profiles.text_report import as_text, for_terminal
 from genai_server.profiles.trace import write_trace
+from genai_server.tools.server_answers import checked_url, error_message, unanswered
 
 _TIMEOUT = 60.0
 
@@ -115,20 +115,14 @@ def _is_server(source: str) -> bool:
 def _answer(arguments: argparse.Namespace, what: str) -> bytes:
     """A server's answer about a session. Raises ProfileNotFound."""
     session = urllib.parse.quote(arguments.session or "latest", safe="")
-    url = f"{arguments.source.rstrip('/')}/v1/admin/profiles/{session}/{what}"
+    url = f"{checked_url(arguments.source)}/v1/admin/profiles/{session}/{what}"
     headers = {"authorization": f"Bearer {arguments.api_key}"} if arguments.api_key else {}
     try:
         with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=_TIMEOUT) as response:
             body: bytes = response.read()
             return body
     except urllib.error.HTTPError as error:
-        raise ProfileNotFound(_reason(error)) from None
+        with error:
+            raise ProfileNotFound(error_message(error.code, error.reason, error.read())) from None
     except (OSError, ValueError, HTTPException) as error:
-        raise ProfileNotFound(f"{arguments.source}: {error}") from None
-
-
-def _reason(error: urllib.error.HTTPError) -> str:
-    try:
-        return str(json.loads(error.read())["error"]["message"])
-    except (ValueError, LookupError, TypeError):
-        return f"{error.url}: {error.code} {error.reason}"
+        raise ProfileNotFound(unanswered(arguments.source, error)) from None

@@ -115,6 +115,12 @@ def test_missing_chat_template_ends_the_start_with_one_line(refused_start: Calla
     assert "--chat-template or GENAI_CHAT_TEMPLATE: chatmll: no such file" in line
 
 
+def test_draft_model_with_other_tokens_ends_the_start(refused_start: Callable[..., str]) -> None:
+    vision = ROOT / "models" / "demo-vision"
+    line = refused_start("--model-dir", str(DEMO), "--draft-model", str(vision))
+    assert f"GENAI_DRAFT_MODEL={vision}: it must have the tokenizer of {DEMO}: special token " in line
+
+
 def test_the_command_line_names_its_own_option(refused_start: Callable[..., str]) -> None:
     assert refused_start("--max-length", "none").startswith('genai-server: --max-length="none": ')
 
@@ -164,7 +170,7 @@ def test_missing_library_is_reported_with_the_one_to_install(tmp_path: Path) -> 
 def test_a_port_in_use_ends_the_start(refused_start: Callable[..., str], scripted: RunningServer) -> None:
     port = scripted.url.rpartition(":")[2]
     line = refused_start("--device", "scripted", "--port", port)
-    assert f"HOST=127.0.0.1 PORT={port}: cannot listen: address already in use" in line
+    assert f"PORT={port}: in use on 127.0.0.1, perhaps by another genai-server; --port 0" in line
 
 
 def test_version_is_printed() -> None:

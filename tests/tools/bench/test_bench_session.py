@@ -91,7 +91,7 @@ def test_each_request_has_its_own_connection() -> None:
 
 
 def test_refusing_server_is_reported_before_any_measurement() -> None:
-    with pytest.raises(ServerUnusable, match="400 no refuse"):
+    with pytest.raises(ServerUnusable, match="400: no refuse"):
         bench(Plan(), body={"refuse": True})
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from genai_server.errors import ChatFailed
+from genai_server.errors import ChatFailed, ServerUnusable
 from genai_server.tools.terminal_chat.chat_client import Answer, ChatClient
 from genai_server.tools.terminal_chat.chat_history import Message
 from tests.running_server import RunningServer, free_port, wait_until
@@ -47,14 +47,14 @@ def test_failure_mid_answer_is_raised_after_the_text(scripted: RunningServer) ->
 
 def test_unreachable_server_is_named() -> None:
     client = ChatClient(f"http://127.0.0.1:{free_port()}")
-    assert not client.is_listening()
-    with pytest.raises(ChatFailed, match="does not answer"):
-        client.models()
+    for ask in (client.require_listening, client.models):
+        with pytest.raises(ChatFailed, match=f"^no server at {client.url}; start one with genai-server serve$"):
+            ask()
 
 
 @pytest.mark.parametrize("url", ["ftp://x", "http://", "127.0.0.1:8002"])
 def test_invalid_address_is_refused(url: str) -> None:
-    with pytest.raises(ChatFailed, match="is not the address of a server"):
+    with pytest.raises(ServerUnusable, match="is not the address of a server"):
         ChatClient(url)
 
 

@@ -105,8 +105,12 @@ def test_a_question_is_answered_with_its_times_and_asked_again(scripted: Running
         chat.type("/retry\r")
         chat.see("nothing was asked yet")
         chat.type("/nonsense\r")
-        chat.see("there is no /nonsense")
-        chat.type("/quit\r")
+        chat.see("there is no /nonsense; /help lists the commands")
+        chat.type("/retri\r")
+        chat.see("there is no /retri; did you mean /retry?")
+        chat.type("/?\r")
+        chat.see("/model [NAME]")
+        chat.type("/bye\r")
         assert chat.status() == 0
 
 
@@ -272,8 +276,8 @@ def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [
-        (("http://127.0.0.1:{port}",), 1, "does not answer"),
-        (("no-such-model",), 2, "there is neither a directory no-such-model"),
+        (("http://127.0.0.1:{port}",), 1, "; start one with genai-server serve"),
+        (("no-such-model",), 2, 'no model "no-such-model" here or in '),
     ],
 )
 def test_missing_target_ends_the_chat(arguments: tuple[str, ...], status: int, message: str) -> None:

@@ -9,6 +9,8 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -16,8 +18,8 @@ from rich.console import Console
 
 from genai_server.errors import ServerUnusable
 from genai_server.tools.top.snapshot import Interval, Place, Poller, Snapshot
-from genai_server.tools.top.top_command import view
-from tests.running_server import ROOT, RunningServer, clean_environment, free_port, run_command
+from genai_server.tools.top.top_tables import Choice, view
+from tests.running_server import ROOT, RunningServer, clean_environment, free_port, last_event, run_command
 from tests.server_here import run_here
 
 CPU = Place("m", "cpu")
@@ -68,7 +70,9 @@ def _shown(width: int | None, *models: str) -> list[str]:
     status = {"state": "ready"}
     health = {"version": "1", "models": {name: {"devices": {"cpu": status, "cuda:0": status}} for name in models}}
     figures = {"phase": "decode", "age": 1.0, "prompt_tokens": 5, "cached_tokens": 4, "output_tokens": 3}
-    requests = [{"id": f"req-{'0' * 24}", "device": "cpu", "model": name, **figures} for name in models]
+    requests = [
+        {"id": f"req-{'0' * 24}", "unique_id": name, "device": "cpu", "model": name, **figures} for name in models
+    ]
     samples = {("num_slots", Place(name, "cpu")): float(number) for number, name in enumerate(models, 16)}
     out = io.StringIO()
     console = Console(file=out, width=width or 200, force_terminal=width is not None, color_system=None)
@@ -87,6 +91,40 @@ def test_terminal_rows_name_the_model_and_fit_the_width(width: int) -> None:
     assert any("q quits" in line for line in lines)
 
 
+def test_wide_terminal_has_whole_ids_and_titles_without_a_legend() -> None:
+    lines = _shown(160, "phi")
+    assert any(f"req-{'0' * 24}" in line for line in lines)
+    assert any("waiting" in line for line in lines)
+    assert not any("hits: of prompts" in line for line in lines)
+
+
+def test_requests_are_sorted_and_chosen_by_place() -> None:
+    requests = [
+        {"unique_id": name, "age": age, "output_tokens": tokens} for name, age, tokens in (("a", 1, 9), ("b", 3, 2))
+    ]
+    choice = Choice()
+    choice.move(requests, 1)
+    assert choice.request == "b"
+    choice.next_order()
+    assert [each["unique_id"] for each in choice.sorted(requests)] == ["a", "b"]
+    choice.move(requests, -1)
+    assert choice.request == "a"
+    choice.move(requests, -1)
+    assert choice.request == "a"
+
+
+def test_chosen_request_is_cancelled_after_a_confirmation(scripted: RunningServer) -> None:
+    with scripted.stream("count 900; delay 0.02") as events, _terminal(scripted.url) as (_, ours):
+        next(iter(events))
+        assert _read_until(ours, "1 request,")
+        os.write(ours, b"\x1b[B")
+        os.write(ours, b"c")
+        assert _read_until(ours, "? (y/n)")
+        os.write(ours, b"y")
+        assert _read_until(ours, "is cancelled")
+        assert last_event(iter(events))["finish_reason"] == "cancelled"
+
+
 def test_plain_output_names_models_only_if_there_are_several() -> None:
     assert not any("phi" in line for line in _shown(None, "phi"))
     assert any("phi" in line for line in _shown(None, "phi", "qwen"))
@@ -98,7 +136,7 @@ def test_top_without_the_admin_key_shows_what_is_public(own_folder: Path) -> Non
         shown = _top(server.url, "--once", "--interval", "0.1", "--api-key", "a-key-of-sixteen-characters")
         refused = _top(server.url, "--once", "--interval", "0.1")
     assert shown.returncode == 0, shown.stderr
-    assert "requests are not shown: /v1/requests:" in shown.stdout
+    assert "requests are not shown: 403: " in shown.stdout
     assert (refused.returncode, refused.stdout) == (1, "")
     assert "an API key is required" in refused.stderr
 
@@ -107,14 +145,14 @@ def test_unreachable_server_is_reported_in_one_line() -> None:
     shown = _top(f"http://127.0.0.1:{free_port()}")
     assert shown.returncode == 1
     assert len(shown.stderr.splitlines()) == 1
-    assert "refused" in shown.stderr
+    assert "no server at http://127.0.0.1:" in shown.stderr
 
 
 @pytest.mark.parametrize(
     ("answers", "message"),
     [
-        ([b"SSH-2.0-OpenSSH_9.2\r\n"], "SSH-2.0"),
-        ([b"HTTP/1.0 200 OK\r\ncontent-length: 99\r\n\r\n{"], "IncompleteRead"),
+        ([b"SSH-2.0-OpenSSH_9.2\r\n"], "should this be https"),
+        ([b"HTTP/1.0 200 OK\r\ncontent-length: 99\r\n\r\n{"], "closed the connection"),
         ([b"HTTP/1.0 200 OK\r\n\r\n[]"], "is not a genai-server"),
         ([b'HTTP/1.0 200 OK\r\n\r\n{"status": "ok"}'], "is not a genai-server"),
         ([b'HTTP/1.0 200 OK\r\n\r\n{"devices": {}}', b"HTTP/1.0 200 OK\r\n\r\n<p>"], "/metrics has no metrics"),
@@ -142,14 +180,7 @@ def test_invalid_interval_is_refused() -> None:
 
 @pytest.mark.parametrize("end", ["signal", "q", "\x03"])
 def test_terminal_is_refreshed_until_q_or_ctrl_c(scripted: RunningServer, end: str) -> None:
-    pty = pytest.importorskip("pty")
-    ours, theirs = pty.openpty()
-    command = [sys.executable, "-m", "genai_server", "top", scripted.url, "--interval", "0.2"]
-    process = subprocess.Popen(
-        command, cwd=ROOT, env=clean_environment(TERM="xterm"), stdin=theirs, stdout=theirs, stderr=theirs
-    )
-    os.close(theirs)
-    try:
+    with _terminal(scripted.url) as (process, ours):
         assert _read_until(ours, "0 requests")
         with scripted.stream("count 900; delay 0.02") as events:
             next(iter(events))
@@ -159,6 +190,20 @@ def test_terminal_is_refreshed_until_q_or_ctrl_c(scripted: RunningServer, end: s
         else:
             os.write(ours, end.encode())
         assert process.wait(10) == 0
+
+
+@contextmanager
+def _terminal(url: str) -> Iterator[tuple["subprocess.Popen[bytes]", int]]:
+    """`top` in a terminal, and the terminal's other side."""
+    pty = pytest.importorskip("pty")
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "genai_server", "top", url, "--interval", "0.2"]
+    process = subprocess.Popen(
+        command, cwd=ROOT, env=clean_environment(TERM="xterm"), stdin=theirs, stdout=theirs, stderr=theirs
+    )
+    os.close(theirs)
+    try:
+        yield process, ours
     finally:
         process.kill()
         process.wait()

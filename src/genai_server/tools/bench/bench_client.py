@@ -15,6 +15,7 @@ from typing import Any
 import aiohttp
 
 from genai_server.tools.bench.measured_answer import Answer, AnswerError, read_answer
+from genai_server.tools.server_answers import checked_url, error_message, unanswered
 
 # Seconds to connect, and to wait for the next byte, before a request counts as failed.
 _TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=10.0, sock_read=600.0)
@@ -66,7 +67,7 @@ class Server:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.label = label
-        self.url = url.rstrip("/").removesuffix("/v1")
+        self.url = checked_url(url).removesuffix("/v1")
         self.model = model
         self._body = body
         self.clock = clock
@@ -113,7 +114,7 @@ class Server:
         try:
             await self.record(data, recording)
         except FAILURES as error:
-            recording.error = f"{type(error).__name__}: {error}".rstrip(": ")
+            recording.error = unanswered(self.url, error)
         finally:
             recording.is_under_way.set()
         return recording
@@ -123,8 +124,7 @@ class Server:
         headers = {"content-type": "application/json"}
         async with self._http.post(f"{self.url}/v1/chat/completions", data=data, headers=headers) as response:
             if response.status != 200:
-                text = (await response.read()).decode(errors="replace")
-                recording.error = f"{response.status} {text[:300]}"
+                recording.error = error_message(response.status, response.reason or "", await response.read())
                 return
             async for piece in response.content.iter_any():
                 recording.add(self.clock(), piece)

@@ -213,8 +213,8 @@ def _numbers(text: str) -> tuple[int, ...]:
 def _json_object(text: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"not JSON: {error}") from None
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text} is not JSON") from None
     if not isinstance(value, dict):
         raise argparse.ArgumentTypeError("not a JSON object")
     return value

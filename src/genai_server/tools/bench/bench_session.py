@@ -73,7 +73,7 @@ class Session:
             # seed.
             calibration = await calibrate(server, self._plan.seed, copy, time.time_ns())
         except AnswerError as error:
-            raise ServerUnusable(f"{url}: {error}") from None
+            raise ServerUnusable(str(error) if server.url in str(error) else f"{url}: {error}") from None
         probe = None
         if options.health_interval > 0:
             probe = HealthProbe(server.url, options.health_path, options.health_interval)

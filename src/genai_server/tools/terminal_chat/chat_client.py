@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 from genai_server.errors import ChatFailed
 from genai_server.pooling_model import ENDPOINTS
+from genai_server.tools.server_answers import checked_url, error_message, unanswered
 from genai_server.tools.terminal_chat.chat_history import Message
 from genai_server.tools.terminal_chat.typed_parameters import Value
 
@@ -68,27 +69,23 @@ class ListedModel:
 
 
 class ChatClient:
-    """A client of one server, whose URL may end in `/v1`. Raises ChatFailed for other URLs."""
+    """A client of one server, whose URL may end in `/v1`. Raises ServerUnusable for other URLs."""
 
     def __init__(self, url: str, api_key: str | None = None) -> None:
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ChatFailed(f"{url} is not the address of a server, such as http://127.0.0.1:8002")
-        self.url = url
-        self._parts = parts
-        self._path = parts.path.rstrip("/").removesuffix("/v1")
+        self.url = checked_url(url)
+        self._parts = urlsplit(self.url)
+        self._path = self._parts.path.rstrip("/").removesuffix("/v1")
         self._headers = {"content-type": "application/json"} | (
             {"authorization": f"Bearer {api_key}"} if api_key else {}
         )
 
-    def is_listening(self) -> bool:
-        """Whether a server is listening."""
+    def require_listening(self) -> None:
+        """Raise ChatFailed if no server is listening."""
         with closing(self.connect(_SHORT)) as connection:
             try:
                 connection.connect()
-            except OSError:
-                return False
-            return True
+            except OSError as error:
+                raise ChatFailed(unanswered(self.url, error)) from None
 
     def models(self) -> dict[str, ListedModel]:
         """The server's models by id. Raises ChatFailed."""
@@ -141,12 +138,8 @@ class ChatClient:
                 return response
             text = response.read()
         except (OSError, http.client.HTTPException) as error:
-            raise ChatFailed(f"{self.url} does not answer: {str(error) or type(error).__name__}") from None
-        try:
-            shown = _message(json.loads(text), text.decode(errors="replace")[:200])
-        except ValueError:
-            shown = response.reason
-        raise ChatFailed(f"{response.status}: {shown}")
+            raise ChatFailed(unanswered(self.url, error)) from None
+        raise ChatFailed(error_message(response.status, response.reason, text))
 
     def exchange(
         self,
@@ -169,10 +162,10 @@ class ChatClient:
                 if line.startswith(b"data:") and data != b"[DONE]":
                     event = json.loads(data)
                     if "error" in event:
-                        raise ChatFailed(_message(event, "the server failed"))
+                        raise ChatFailed(_message(event))
                     yield event
-        except (OSError, http.client.HTTPException, ValueError) as error:
-            raise ChatFailed(f"the answer broke off: {str(error) or type(error).__name__}") from None
+        except (OSError, http.client.HTTPException, ValueError):
+            raise ChatFailed("the answer broke off: the connection was closed before its end") from None
 
 
 def _listed(entry: Mapping[str, Any]) -> ListedModel:
@@ -193,8 +186,8 @@ def _noted(delta: dict[str, Any], answer: Answer) -> Iterator[Piece]:
             yield Piece(text, name != "content")
 
 
-def _message(body: Any, otherwise: str) -> str:
+def _message(event: Any) -> str:
     try:
-        return str(body["error"]["message"])
+        return str(event["error"]["message"])
     except (LookupError, TypeError):
-        return otherwise
+        return "the server failed"

@@ -11,7 +11,7 @@ the first question. In the chat, /help lists the commands. Ctrl-C stops an answe
 import argparse
 import signal
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from genai_server.cli.model_argument import find
@@ -88,8 +88,12 @@ def connected(
         yield ChatClient(target, api_key)
         return
     if target is None:
+        is_running = False
         running = ChatClient(url_of(settings.host, settings.port, is_https=bool(settings.tls_cert)), api_key)
-        if running.is_listening():
+        with suppress(ChatFailed):
+            running.require_listening()
+            is_running = True
+        if is_running:
             yield running
             return
     directory = find(target) if target else Path(settings.model_dir)

@@ -9,7 +9,7 @@ from pathlib import Path
 from genai_server.cli.screen import screen, show
 from genai_server.engine.model.files import GIVE_A_TEMPLATE, NO_CHAT_TEMPLATE
 from genai_server.errors import ChatFailed
-from genai_server.quoted_values import quoted
+from genai_server.quoted_values import did_you_mean, quoted
 from genai_server.tools.terminal_chat.chat_client import Answer, ChatClient, Piece
 from genai_server.tools.terminal_chat.chat_history import Conversation, Message, SavedChat, load, save
 from genai_server.tools.terminal_chat.image_files import data_url
@@ -18,10 +18,19 @@ from genai_server.tools.terminal_chat.typed_parameters import PARAMETERS, Value,
 
 _DEFAULT = "default"
 _WITH_FILE = ("/image", "/save", "/load")
-_HELP = (
-    "/image FILE  /system [TEXT]  /clear  /retry  /set [NAME [VALUE]]  /model [NAME]  /save FILE  /load FILE  /quit   "
-    'Ctrl-C stops an answer, Ctrl-C again exits; """ begins and ends a question of several lines'
-)
+_ENDS = ("/quit", "/bye", "/exit")
+_HELP = """\
+/image FILE         attach an image to the next question
+/system [TEXT]      show the system prompt, or set it
+/set [NAME VALUE]   show the fields of requests, or set one: /set temperature 0
+/model [NAME]       list the models that chat, or go on with another one
+/retry              ask the last question again
+/clear              forget the questions and answers so far
+/save, /load FILE   save the chat, or go on with a saved one
+/help, /?           this list
+/quit, /bye, /exit  end
+Ctrl-C stops an answer; pressed again, it ends the chat.
+Two \""" begin and end a question of several lines."""
 
 
 def choose_model(client: ChatClient, name: str | None) -> str:
@@ -70,8 +79,10 @@ class Dialogue:
             "/save": self._save,
             "/load": self._load,
             "/help": lambda _: print(_HELP),
+            "/?": lambda _: print(_HELP),
         }
-        self._read = question_reader([*self._commands, "/quit"])
+        self._known = [*self._commands, *_ENDS]
+        self._read = question_reader(self._known)
 
     def run(self) -> None:
         """Read lines until the user ends the chat."""
@@ -97,7 +108,7 @@ class Dialogue:
     def _execute(self, line: str) -> bool:
         """Run a command or ask a question; returns False to end."""
         name, _, text = line.partition(" ")
-        if name == "/quit":
+        if name in _ENDS:
             return False
         command = self._commands.get(name)
         if command is not None:
@@ -105,7 +116,7 @@ class Dialogue:
                 raise ChatFailed(f"{name} needs a FILE")
             command(text.strip())
         elif name.startswith("/") and "\n" not in line:
-            print(f"there is no {name}: {_HELP}")
+            print(f"there is no {name}{did_you_mean(name, self._known) or '; /help lists the commands'}")
         elif line:
             images, self._images = self._images, []
             self._ask(self._conversation.ask(line, images))
@@ -148,7 +159,9 @@ class Dialogue:
 
     def _switch(self, name: str) -> None:
         if not name:
-            for model in self._client.models():
+            for model, about in self._client.models().items():
+                if about.endpoint or not about.takes_messages:
+                    continue
                 print(f"{'*' if model == self._model else ' '} {model}")
             return
         self._model = choose_model(self._client, name)

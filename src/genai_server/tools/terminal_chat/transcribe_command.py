@@ -16,6 +16,7 @@ from pathlib import Path
 
 from genai_server.cli.model_argument import find
 from genai_server.errors import ChatFailed, ConfigurationError
+from genai_server.tools.server_answers import checked_url
 from genai_server.tools.terminal_chat.chat_command import connected, exit_cleanly_on_signals
 from genai_server.tools.terminal_chat.transcription import transcript
 
@@ -43,7 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
     path = Path(arguments.file).expanduser()
     if not path.is_file():
         raise ChatFailed(f"there is no file {path}")
-    target, model = arguments.url, arguments.model
+    target, model = checked_url(arguments.url) if arguments.url else None, arguments.model
     if target is None and model is not None and _is_here(model):
         target, model = model, None
     given = {"model": model, "language": arguments.language, "prompt": arguments.prompt}

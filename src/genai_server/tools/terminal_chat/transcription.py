@@ -52,5 +52,5 @@ def transcript(
             return
         try:
             yield response.read().decode()
-        except (OSError, http.client.HTTPException) as error:
-            raise ChatFailed(f"the answer broke off: {str(error) or type(error).__name__}") from None
+        except (OSError, http.client.HTTPException):
+            raise ChatFailed("the answer broke off: the connection was closed before its end") from None

@@ -4,6 +4,7 @@ import http.client
 import json
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ from typing import Any, NamedTuple
 from prometheus_client.parser import text_string_to_metric_families
 
 from genai_server.errors import ServerUnusable
+from genai_server.tools.server_answers import checked_url, error_message, unanswered
 
 _TIMEOUT = 5.0
 
@@ -82,7 +84,7 @@ class Poller:
     """Polls one server. An API key is sufficient, except for the list of requests, which needs the admin key."""
 
     def __init__(self, url: str, key: str | None) -> None:
-        self._url = url.rstrip("/")
+        self._url = checked_url(url)
         self._headers = {"authorization": f"Bearer {key}"} if key else {}
 
     def poll(self) -> Snapshot:
@@ -99,17 +101,21 @@ class Poller:
             requests, refused = [], str(error)
         return Snapshot(time.monotonic(), health, samples, requests, refused)
 
-    def _get(self, path: str) -> str:
-        request = urllib.request.Request(self._url + path, headers=self._headers)
+    def cancel(self, unique_id: str) -> None:
+        """End a request; its client gets the answer so far. Raises ServerUnusable."""
+        self._get(f"/v1/requests/{urllib.parse.quote(unique_id, safe='')}/cancel", "POST")
+
+    def _get(self, path: str, method: str = "GET") -> str:
+        request = urllib.request.Request(self._url + path, headers=self._headers, method=method)
         try:
             with urllib.request.urlopen(request, timeout=_TIMEOUT) as response:
                 text: str = response.read().decode()
                 return text
         except urllib.error.HTTPError as error:
             with error:
-                raise ServerUnusable(f"{path}: {_reason(error)}") from None
+                raise ServerUnusable(error_message(error.code, error.reason, error.read())) from None
         except (OSError, ValueError, http.client.HTTPException) as error:
-            raise ServerUnusable(f"{self._url}: {getattr(error, 'reason', error)}") from None
+            raise ServerUnusable(unanswered(self._url, error)) from None
 
     def _object(self, path: str, field: str) -> dict[str, Any]:
         """The JSON object at a path, which has this field."""
@@ -132,10 +138,3 @@ def _samples(text: str) -> dict[tuple[str, Place], float]:
                 key = (sample.name.partition(":")[2], Place(model, sample.labels.get("device", "")))
                 found[key] = found.get(key, 0.0) + sample.value
     return found
-
-
-def _reason(error: urllib.error.HTTPError) -> str:
-    try:
-        return str(json.loads(error.read())["error"]["message"])
-    except (ValueError, LookupError, TypeError):
-        return f"{error.code} {error.reason}"

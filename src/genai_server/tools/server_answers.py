@@ -1,0 +1,59 @@
+"""What commands say about a server's address, about one that does not answer, and about the errors of one that does."""
+
+import errno
+import http.client
+import json
+import socket
+import ssl
+from urllib.parse import urlsplit
+
+from genai_server.errors import ServerUnusable
+
+_EXAMPLE = "http://127.0.0.1:8002"
+
+
+def checked_url(url: str) -> str:
+    """The URL of a server without a slash at its end. Raises ServerUnusable."""
+    try:
+        parts = urlsplit(url)
+        is_right = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # the port
+        is_right = False
+    if not is_right:
+        raise ServerUnusable(f"{url} is not the address of a server, such as {_EXAMPLE}")
+    return url.rstrip("/")
+
+
+def unanswered(url: str, error: BaseException) -> str:
+    """Why a server did not answer, and what to do, by the exception of an HTTP client."""
+    # Exceptions of urllib and aiohttp contain that of the system.
+    for name in ("reason", "os_error", "certificate_error"):
+        if isinstance(inner := getattr(error, name, None), BaseException):
+            error = inner
+    if isinstance(error, ConnectionRefusedError):
+        return f"no server at {url}; start one with genai-server serve"
+    if isinstance(error, socket.gaierror):
+        return f"no server at {url}: the name {urlsplit(url).hostname} is unknown"
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"{url}: its certificate cannot be verified: {error.verify_message}"
+    if isinstance(error, ssl.SSLError):
+        return f"{url} does not speak HTTPS; does its address begin with http://?"
+    if isinstance(error, TimeoutError):
+        return f"{url} does not answer in time"
+    is_closed = getattr(error, "errno", None) == errno.ECONNRESET or "Disconnected" in type(error).__name__
+    if is_closed or isinstance(error, (ConnectionError, http.client.HTTPException)):
+        return f"{url} closed the connection without an answer; does it speak HTTP, or should this be https://?"
+    reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return f"{url} does not answer: {reason.lower()}"
+
+
+def error_message(status: int, reason: str, body: bytes) -> str:
+    """The message of an error response, in the form of OpenAI's API or another one."""
+    try:
+        message = str(json.loads(body)["error"]["message"])
+    except (ValueError, LookupError, TypeError):
+        text = body.decode(errors="replace").strip()
+        message = text[:200] if text and not text.startswith(("<", "{")) else reason
+    if status == http.client.UNAUTHORIZED:
+        message = f"{message.partition(':')[0]}; give one with --api-key"
+    return f"{status}: {message}"

@@ -1,0 +1,199 @@
+"""The tables of `top`: devices, and the requests in the order that was chosen."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.cells import cell_len
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from genai_server.tools.top.snapshot import Interval, Place
+
+# Requests that are shown where the height of the terminal is unknown, and at least.
+_MAX_REQUESTS, _MIN_REQUESTS = 20, 3
+# The texts of a row by column.
+Row = Mapping[str, str]
+# Fields of requests by which they can be sorted, each with the column and whether the largest come first.
+ORDERS = (
+    ("age", "age s", True),
+    ("output_tokens", "output", True),
+    ("prompt_tokens", "prompt", True),
+    ("phase", "phase", False),
+    ("model", "model", False),
+)
+_STATES = ("device", "model", "state", "run", "wait", "kv")
+_COLUMNS = (*_STATES, "in/s", "out/s", "ans/s", "ttft", "itl", "rows", "hits", "died")
+_REQUEST_COLUMNS = ("request", "device", "model", "phase", "age s", "prompt", "cached", "output")
+_TEXTS = {"device", "model", "state", "request", "phase"}
+# Titles that need no legend, where there is space.
+_LONG_TITLES = {
+    "run": "running",
+    "wait": "waiting",
+    "kv": "KV\nmemory",
+    "in/s": "tokens\nin/s",
+    "out/s": "tokens\nout/s",
+    "ans/s": "answers\n/s",
+    "ttft": "first\ntoken ms",
+    "itl": "next\ntoken ms",
+    "rows": "rows a\nstep",
+    "hits": "prompt\ncached",
+    "died": "re-\nstarts",
+}
+# Columns that a narrow terminal omits, in this order.
+_LEFT_OUT = ("died", "rows", "ans/s", "hits", "kv", "cached", "in/s", "itl", "age s", "ttft")
+# Cells between two columns.
+_GAP = 2
+# Maximum characters of a name, in a wide terminal first.
+_NAME_LENGTHS = (128, 24, 16, 10)
+_LEGEND = "a second: tokens in, out, answers; ms: to the first token, between tokens; hits: of prompts, cached"
+_KEYS = "q quits   s sorts   ↑ ↓ choose a request   c cancels it"
+
+
+@dataclass
+class Choice:
+    """What was chosen with keys: the order of the requests, and one of them."""
+
+    order: int = 0
+    # The `unique_id` of the request.
+    request: str | None = None
+    # In place of the line about keys.
+    notice: str = ""
+
+    def sorted(self, requests: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+        """The requests in the chosen order."""
+        field, _, is_descending = ORDERS[self.order]
+        return sorted(requests, key=lambda request: request[field], reverse=is_descending)
+
+    def next_order(self) -> None:
+        """Sort by the next field."""
+        self.order = (self.order + 1) % len(ORDERS)
+
+    def move(self, requests: Sequence[Mapping[str, Any]], step: int) -> None:
+        """Choose the request `step` places below the chosen one, or the first."""
+        ids = [request["unique_id"] for request in self.sorted(requests)]
+        place = ids.index(self.request) + step if self.request in ids else 0
+        self.request = ids[max(0, min(place, len(ids) - 1))] if ids else None
+
+
+def view(
+    interval: Interval, width: int | None, height: int | None = None, choice: Choice | None = None
+) -> RenderableType:
+    """The tables of an interval. In a terminal of this width and height they fit, and name the model of each row."""
+    places = interval.now.places()
+    with_model = width is not None or len({place.model for place in places}) > 1
+    rows = [_device(interval, place, status) for place, status in places.items()]
+    columns = [name for name in _COLUMNS if with_model or name != "model"]
+    title = f"genai-server {interval.now.health.get('version', '')}"
+    has_long_titles = width is not None and _width(columns, rows, _LONG_TITLES) <= width
+    devices = _table(title, columns, rows, width, titles=_LONG_TITLES if has_long_titles else {})
+    above: list[RenderableType] = [devices, ""] if has_long_titles else [devices, _LEGEND, ""]
+    if interval.now.refused is not None:
+        return Group(*above, f"requests are not shown: {interval.now.refused}")
+    choice = choice or Choice()
+    found = choice.sorted(interval.now.requests)
+    most = _MAX_REQUESTS if height is None else max(_MIN_REQUESTS, height - len(rows) - 9)
+    first = next((place for place, each in enumerate(found) if each["unique_id"] == choice.request), 0)
+    first = max(0, min(first - most // 2, len(found) - most))
+    shown = found[first : first + most]
+    columns = [name for name in _REQUEST_COLUMNS if with_model or name != "model"]
+    _, sorted_by, _ = ORDERS[choice.order]
+    title = f"{len(found)} request{'s' * (len(found) != 1)}{f', sorted by {sorted_by}' if width else ''}"
+    marked = next((number for number, each in enumerate(shown) if each["unique_id"] == choice.request), None)
+    requests = _table(title, columns, [_request(each) for each in shown], width, marked=marked)
+    more = [f"and {len(found) - most} more"] if len(found) > most else [""]
+    keys = [] if width is None else [choice.notice or _KEYS]
+    return Group(*above, requests, *more, *keys)
+
+
+def _table(
+    title: str,
+    columns: Sequence[str],
+    rows: Sequence[Row],
+    width: int | None,
+    *,
+    titles: Mapping[str, str] = {},
+    marked: int | None = None,
+) -> Table:
+    """A table of these columns, without some of them if the terminal is too narrow. The `marked` row is inverted."""
+    if width is None:
+        table = Table(box=None, title=title, title_justify="left")
+    else:
+        table = Table(box=None, title=title, title_justify="left", padding=(0, _GAP, 0, 0), header_style="bold")
+        columns, rows = (columns, rows) if titles else _fitting(columns, rows, width)
+    for name in columns:
+        table.add_column(
+            titles.get(name, name),
+            justify="left" if name in _TEXTS else "right",
+            vertical="bottom",
+            no_wrap=width is not None,
+        )
+    for number, row in enumerate(rows):
+        cells = [_coloured(name, row[name], in_terminal=width is not None) for name in columns]
+        table.add_row(*cells, style="reverse" if number == marked else None)
+    return table
+
+
+def _width(columns: Sequence[str], rows: Sequence[Row], titles: Mapping[str, str] = {}) -> int:
+    return sum(
+        max(cell_len(text) for text in (*titles.get(name, name).split("\n"), *(row[name] for row in rows))) + _GAP
+        for name in columns
+    )
+
+
+def _fitting(columns: Sequence[str], rows: Sequence[Row], width: int) -> tuple[Sequence[str], Sequence[Row]]:
+    """The columns and rows that fit: names are shortened, then columns left out, then names shortened further."""
+    most = _NAME_LENGTHS[0]
+    for most in _NAME_LENGTHS:
+        found = [_shortened(row, most) for row in rows]
+        if _width(columns, found) <= width:
+            return columns, found
+        if most < _NAME_LENGTHS[1]:
+            for name in _LEFT_OUT:
+                columns = [column for column in columns if column != name]
+                if _width(columns, found) <= width:
+                    return columns, found
+    return columns, [_shortened(row, most) for row in rows]
+
+
+def _shortened(row: Row, width: int) -> Row:
+    return {name: text if len(text) <= width else f"{text[: width - 1]}…" for name, text in row.items()}
+
+
+def _coloured(column: str, text: str, *, in_terminal: bool) -> str | Text:
+    if column != "state" or not in_terminal:
+        return text
+    return Text(text, "green" if text == "ready" else "red" if text in ("failed", "terminated") else "yellow")
+
+
+def _request(entry: Mapping[str, Any]) -> dict[str, str]:
+    tokens = {kind: str(entry[f"{kind}_tokens"]) for kind in ("prompt", "cached", "output")}
+    names = {"request": entry["id"], **{name: str(entry[name]) for name in ("device", "model", "phase")}}
+    return {**names, "age s": f"{entry['age']:.1f}", **tokens}
+
+
+def _device(interval: Interval, place: Place, status: Mapping[str, Any]) -> dict[str, str]:
+    now = interval.now
+    queries = interval.more("prefix_cache_queries_total", place)
+    running, slots = (now.value(name, place) for name in ("num_requests_running", "num_slots"))
+    return {
+        "device": place.device,
+        "model": place.model,
+        "state": "terminated" if status.get("terminated") else str(status["state"]),
+        "run": f"{_cell(running, '.0f')}/{_cell(slots, '.0f')}",
+        "wait": _cell(now.value("num_requests_waiting", place), ".0f"),
+        "kv": _cell(now.value("kv_cache_usage_perc", place), ".0%"),
+        "in/s": _cell(interval.rate("prompt_tokens_total", place)),
+        "out/s": _cell(interval.rate("generation_tokens_total", place)),
+        "ans/s": _cell(interval.rate("request_success_total", place)),
+        "ttft": _cell(interval.mean("time_to_first_token_seconds", place, 1000)),
+        "itl": _cell(interval.mean("inter_token_latency_seconds", place, 1000)),
+        "rows": _cell(interval.mean("decode_batch_size", place)),
+        "hits": _cell(interval.more("prefix_cache_hits_total", place) / queries if queries else None, ".0%"),
+        "died": _cell(now.value("engine_restarts_total", place), ".0f"),
+    }
+
+
+def _cell(value: float | None, form: str = ".1f") -> str:
+    return "–" if value is None else format(value, form)

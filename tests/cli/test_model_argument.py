@@ -1,0 +1,95 @@
+"""MODEL of `serve`: a directory, a name, or a repository of a hub over HTTP."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from genai_server.cli.model_argument import fetched
+from genai_server.cli.pull_command import pull, source_of
+from genai_server.errors import PullFailed
+from genai_server.hub.client import Hub
+from tests.local_hub import HubRepository, LocalHub, run_hub
+from tests.running_server import DEMO, ROOT, clean_environment, run_command
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="there are no such terminals there")
+FILES = {path.name: path.read_bytes() for path in DEMO.iterdir() if path.is_file()}
+
+
+@pytest.fixture(scope="module")
+def hub() -> Iterator[LocalHub]:
+    with run_hub() as found:
+        found.repositories["org/tiny"] = HubRepository({f"cpu/{name}": content for name, content in FILES.items()})
+        two = {f"{folder}/{name}": content for folder in ("cpu", "cuda") for name, content in FILES.items()}
+        found.repositories["org/two"] = HubRepository(two)
+        yield found
+
+
+def environment(hub: LocalHub, models: Path) -> dict[str, str]:
+    kept = {name: value for name, value in clean_environment().items() if not name.startswith("HF_")}
+    return kept | {"GENAI_MODELS_DIR": str(models), "HF_ENDPOINT": hub.url, "HF_HOME": "/nonexistent", "TERM": "xterm"}
+
+
+def served(hub: LocalHub, models: Path, model: str) -> str:
+    """What a terminal of 80 columns shows until a server with this model is ready."""
+    import fcntl
+    import pty
+    import struct
+    import termios
+
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    command = [sys.executable, "-m", "genai_server", "serve", model, "--port", "0", "--device", "scripted"]
+    process = subprocess.Popen(command, cwd=ROOT, env=environment(hub, models), stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    seen = ""
+    try:
+        while "all endpoints" not in seen:
+            seen += os.read(ours, 4096).decode(errors="replace")
+    finally:
+        process.terminate()
+        process.wait(20)
+        os.close(ours)
+    return seen
+
+
+def failure(hub: LocalHub, models: Path, *arguments: str) -> str:
+    done = run_command("serve", "--port", "0", *arguments, environment=environment(hub, models))
+    assert done.returncode in (1, 2)
+    return done.stderr.splitlines()[-1] if "choose one" not in done.stderr else done.stderr
+
+
+def test_repository_is_fetched_and_served_by_its_name(hub: LocalHub, tmp_path: Path) -> None:
+    seen = served(hub, tmp_path, "org/tiny")
+    assert "tiny on scripted" in seen
+    assert "6/6 " in seen
+    assert "MiB" in seen
+    assert "HTTP Request" not in seen
+
+
+def test_fetched_model_is_found_by_its_names_without_the_hub(
+    hub: LocalHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GENAI_MODELS_DIR", str(tmp_path))
+    pull(Hub(None, hub.url), source_of("org/two:cuda"), tmp_path / "two", watch=lambda file, size: None)
+    hub.sent.clear()
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
+    for name in ("two", "org/two", "org/two:cuda", str(tmp_path / "two")):
+        assert fetched(name) == tmp_path / "two"
+    with pytest.raises(PullFailed, match="connection refused|Connection refused"):
+        fetched("org/two:cpu")
+    assert fetched(str(DEMO)) == DEMO
+
+
+def test_wrong_model_is_named_as_it_was_typed(hub: LocalHub, tmp_path: Path) -> None:
+    (tmp_path / "tiny").mkdir()
+    assert f'no model "nowhere" here or in {tmp_path}' in failure(hub, tmp_path, "nowhere")
+    assert '"org/none" here or in' in failure(hub, tmp_path, "org/none")
+    assert "  org/two:cuda  (" in failure(hub, tmp_path, "org/two")
+    assert "genai-server serve org/tiny fetches it" in failure(hub, tmp_path, "--model-dir", "org/tiny")
+    assert f"genai-server serve tiny serves the one in {tmp_path}" in failure(hub, tmp_path, "--model-dir", "tiny")
+    assert "both MODEL=tiny and --model-dir x" in failure(hub, tmp_path, "tiny", "--model-dir", "x")
+    assert "both MODEL=tiny and GENAI_MODELS=a=x" in failure(hub, tmp_path, "tiny", "--models", "a=x")
