@@ -48,7 +48,7 @@ def _why_not_listening(settings: Settings, error: OSError) -> str:
     host, port = settings.host, settings.port
     if error.errno == errno.EADDRINUSE:
         return f"PORT={port}: in use on {host}, perhaps by another genai-server; --port 0 chooses a free one"
-    if error.errno == errno.EADDRNOTAVAIL or isinstance(error, socket.gaierror):
+    if error.errno in (errno.EADDRNOTAVAIL, socket.EAI_NONAME, socket.EAI_AGAIN):
         return f"HOST={host}: not an address of this machine"
     if error.errno == errno.EACCES:
         return f"PORT={port}: this user must not listen there; ports from 1024 are free to use"
@@ -155,9 +155,11 @@ def check_access(settings: Settings) -> None:
             ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(
                 settings.tls_cert, settings.tls_key or None, _no_password
             )
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError) as error:  # one of OpenSSL is an OSError
             key = f" GENAI_TLS_KEY={settings.tls_key}" if settings.tls_key else ""
-            reason = error.strerror or error if isinstance(error, OSError) else error
+            reason = (error.strerror or "").lower() if isinstance(error, OSError) else str(error)
+            if isinstance(error, ssl.SSLError):
+                reason = "not a certificate and its private key in PEM form"
             raise ConfigurationError(f"GENAI_TLS_CERT={settings.tls_cert}{key}: cannot be used: {reason}") from None
 
 

@@ -64,4 +64,4 @@ def _directory(arguments: argparse.Namespace, settings: Settings) -> str:
 
     check_access(settings)
     bind(settings).close()
-    return str(fetched(arguments.model))
+    return str(fetched(arguments.model, settings.models_path))
