@@ -21,6 +21,7 @@ from _models.vision_families import VISION_FAMILIES
 
 OUT = REPOSITORY / "tests" / "built_models"
 GRAPH, OTHERS = ["model.onnx", "genai_config.json"], ["model.onnx.data", "tokenizer.json", "tokenizer_config.json"]
+OF_SOUNDS = ["speech.onnx", "embedding.onnx", "chat_template.jinja"]
 OF_IMAGES = ["vision.onnx", "embedding.onnx", "processor_config.json", "chat_template.jinja"]
 _TINY: dict[str, Any] = {
     "vocab_size": 300,
@@ -80,6 +81,8 @@ VISION_MODELS: dict[str, dict[str, Any]] = {
     # Convolutions alone before the attention would make all texts with one end alike.
     "lfm2-vl-images": _NARROW
     | {"intermediate_size": 32, "layer_types": ["full_attention", "conv"], "max_position_embeddings": 512},
+    "lfm2-audio": _NARROW
+    | {"intermediate_size": 32, "layer_types": ["full_attention", "conv"], "max_position_embeddings": 512},
     "gemma-3-images": _NARROW
     | {
         "head_dim": 32,
@@ -133,7 +136,8 @@ def main() -> None:
             else:
                 images = VISION_FAMILIES[name]
                 images = replace(images, text=_sized(images.text, VISION_MODELS[name]))
-                _copy(export_images(images, Path(temporary), "fp32"), OUT / name, [*GRAPH, *OTHERS, *OF_IMAGES])
+                of_medium = OF_SOUNDS if images.kind == "lfm2_audio" else OF_IMAGES
+                _copy(export_images(images, Path(temporary), "fp32"), OUT / name, [*GRAPH, *OTHERS, *of_medium])
 
 
 def build(family: Family, work: Path, out: Path, files: list[str]) -> None:

@@ -1,7 +1,7 @@
 """Takes the pictures of the documentation: a terminal, and what Monitor and Prometheus show of a busy server.
 
-Needs `./scripts/install dev`, and chromium, tmux and prometheus on the PATH. The server has the demo model. Clients keep it
-busy for as long as the charts go back. Look at the pictures before you commit them.
+Needs `./scripts/install dev`, and chromium, tmux and prometheus on the PATH. The server has the demo model. Clients
+keep it busy for as long as the charts go back. Look at the pictures before you commit them.
 
 usage: .venv/bin/python scripts/make_pictures.py [--only terminal] [--to FOLDER]
 """
@@ -23,13 +23,12 @@ from threading import Event
 
 import httpx
 from _load.server import DEMO, HOST, REPOSITORY, Server, run_server
-from _pictures.colours import with_few_colours
 from _pictures.dashboard import Prometheus, draw
 from _pictures.terminal import Terminal
 from playwright.sync_api import Browser, sync_playwright
 
 _BROWSERS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
-_CLIENTS = 6
+_CLIENTS = 8
 _QUESTIONS = (
     "What is the capital of France?",
     "Which city is the capital of Norway?",
@@ -85,17 +84,21 @@ def picture_server(browser: Browser, folder: Path, seconds: float) -> None:
     """Monitor and the dashboard's first panels after this time of requests."""
     settings = {"GENAI_MODEL_DIR": str(DEMO), "GENAI_LOG_LEVEL": "error"}
     over = Event()
-    with tempfile.TemporaryDirectory() as place, run_server(Path(place), settings) as server:
-        with Prometheus(Path(place), f"{HOST}:{server.port}") as prometheus, ThreadPoolExecutor(_CLIENTS) as pool:
-            clients = [pool.submit(_ask, server, number, over) for number in range(_CLIENTS)]
-            try:
-                time.sleep(seconds)
-                _picture_monitor(browser, server, folder / "monitor.png")
-                draw(prometheus, folder / "dashboard.png")
-            finally:
-                over.set()
-            for client in clients:
-                client.result()
+    with (
+        tempfile.TemporaryDirectory() as place,
+        run_server(Path(place), settings) as server,
+        Prometheus(Path(place), f"{HOST}:{server.port}") as prometheus,
+        ThreadPoolExecutor(_CLIENTS) as pool,
+    ):
+        clients = [pool.submit(_ask, server, number, over) for number in range(_CLIENTS)]
+        try:
+            time.sleep(seconds)
+            _picture_monitor(browser, server, folder / "monitor.png")
+            draw(prometheus, folder / "dashboard.png")
+        finally:
+            over.set()
+        for client in clients:
+            client.result()
 
 
 def _picture_monitor(browser: Browser, server: Server, file: Path) -> None:
@@ -105,7 +108,6 @@ def _picture_monitor(browser: Browser, server: Server, file: Path) -> None:
     page.wait_for_timeout(4000)  # for a list of requests
     page.screenshot(path=file)
     page.close()
-    with_few_colours(file)
 
 
 def _ask(server: Server, number: int, over: Event) -> None:
@@ -118,7 +120,7 @@ def _ask(server: Server, number: int, over: Event) -> None:
                 turns.append({"role": "user", "content": chance.choice(_QUESTIONS)})
                 answer = client.post("/v1/chat", json={"messages": turns, "max_tokens": chance.choice([40, 400])})
                 turns.append({"role": "assistant", "content": answer.json()["content"]})
-                over.wait(chance.expovariate(2))
+                over.wait(chance.expovariate(4))
             over.wait(chance.expovariate(0.2))
 
 

@@ -49,7 +49,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "worker_loop",
     ),
     ("config", "logs"),
-    ("text", "profiles", "hub", "grammar_checker", "images", "audio", "web", "apis.shared"),
+    ("text", "profiles", "hub", "grammar_checker", "audio", "web", "apis.shared"),
+    ("images",),
     ("engine", "engine_client", "supervisor", "http"),
     ("generation",),
     ("apis",),
@@ -116,7 +117,8 @@ _HTTP = ("apis.*", "cli.*", "generation.*", "http.*", "ray_serve.*")
 # Libraries, by pattern of their top-level module, and the modules that may import them.
 LIBRARIES: dict[str, tuple[str, ...]] = {
     # hub.export_encoder and hub.unpack_gguf are programs for another environment, with PyTorch.
-    "onnxruntime*": ("engine.*", "hub.export_encoder", "images.processor", "audio.features", "audio.voice_activity"),
+    "onnxruntime*": ("engine.*", "hub.export_encoder", "images.processor", "images.sound_processor")
+    + ("audio.features", "audio.voice_activity"),
     # It parses untrusted input, and must not do so in the API process.
     "PIL": ("images.decoding", "images.process"),
     "av": ("audio.decoding",),

@@ -3,8 +3,8 @@
 Tested elsewhere: make_adapter_model.py (the fixture `adapted`), pin_dependencies.py (test_deploy.py),
 document_options.py (test_from_triton.py), and the load scripts (tests/load). Not tested: scripts that build models with
 PyTorch, for minutes; test_commands.py tests their arguments. Nor check_harmony.py, which needs a library and its
-vocabulary, check_routers.py, which installs the routers from PyPI, and measure_scale_out.py, which starts a Ray
-cluster.
+vocabulary, check_routers.py, which installs the routers from PyPI, measure_scale_out.py, which starts a Ray cluster,
+and make_pictures.py, whose results a person looks at.
 """
 
 import json
@@ -48,10 +48,9 @@ def run(script: str, *arguments: str) -> str:
             ["measure_weights", "--four-bits", "--tokens", "600"],
             ["best token is the reference's", "8 bits"],
         ),
-        (["measure_int8_cache", "--quick"], ["8 bits, by channel", "ms a decode step"]),
         (
-            ["measure_speculation", "--tokens", "24", "--rounds", "1"],
-            ["repeats itself", "auto / off", "temperature 1.5"],
+            ["measure_speculation", "--tokens", "16", "--rounds", "1", "--clients", "1,2"],
+            ["repeats itself", "memory / off", "edit of an earlier answer", "random, of 16 tokens"],
         ),
         (
             ["measure_adapters", "--tokens", "8", "--clients", "2", "--rounds", "1", "--adapters", "1,2"],

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from genai_server.errors import ModelDirectoryError
-from genai_server.vision_model import VisionModel, any_takes_images, read_vision_model
+from genai_server.vision_model import VisionModel, any_takes_media, read_vision_model
 from tests.images.vision_directory import IDS, make_vision_directory
 from tests.running_server import DEMO
 
@@ -74,5 +74,5 @@ def test_config_that_is_not_json_is_an_error_or_no_model(own_folder: Path) -> No
     (own_folder / "genai_config.json").write_text("{", encoding="utf-8")
     with pytest.raises(ModelDirectoryError, match="genai_config.json"):
         read_vision_model(own_folder)
-    assert not any_takes_images([str(own_folder), "nowhere"])
-    assert any_takes_images(["nowhere", str(make_vision_directory(own_folder / "model"))])
+    assert not any_takes_media([str(own_folder), "nowhere"])
+    assert any_takes_media(["nowhere", str(make_vision_directory(own_folder / "model"))])

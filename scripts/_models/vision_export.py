@@ -10,8 +10,24 @@ import numpy as np
 from .export import BUILDER, PATCHED_BUILDER, export
 from .family import make
 from .vision_families import VisionFamily
-from .vision_files import GEMMA_PATCH, PATCH, Layout, complete, gemma_layout, lfm2_layout, pixtral_layout, qwen_layout
-from .vision_graphs import write_gemma_vision, write_lfm2_vision, write_pixtral_vision, write_qwen_vision
+from .vision_files import (
+    GEMMA_PATCH,
+    PATCH,
+    Layout,
+    complete,
+    gemma_layout,
+    lfm2_audio_layout,
+    lfm2_layout,
+    pixtral_layout,
+    qwen_layout,
+)
+from .vision_graphs import (
+    write_gemma_vision,
+    write_lfm2_speech,
+    write_lfm2_vision,
+    write_pixtral_vision,
+    write_qwen_vision,
+)
 
 WriteGraph = Callable[[Path, int, float], None]
 
@@ -37,6 +53,8 @@ def _layout(family: VisionFamily) -> tuple[Layout, WriteGraph]:
     if family.kind == "gemma3":
         layout = gemma_layout(family.kind, tokens["image_token_index"], family.text.settings["hidden_size"])
         return layout, lambda path, hidden, loudness: write_gemma_vision(path, hidden, GEMMA_PATCH, loudness)
+    if family.kind == "lfm2_audio":
+        return lfm2_audio_layout(family.kind, tokens["image_token_id"]), write_lfm2_speech
     limits = (family.min_pixels, family.max_pixels)
     if family.kind == "mistral3":
         layout = pixtral_layout(family.kind, tokens["image_token_index"], *limits)

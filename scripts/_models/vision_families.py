@@ -106,6 +106,14 @@ GEMMA_TEMPLATE = """\
     {{- '<start_of_turn>model\n' }}
 {%- endif %}
 """
+CHATML = """\
+{%- for message in messages %}
+    {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' }}
+{%- endif %}
+"""
 LFM2_MARKS = ("<image>", "<|image_start|>", "<|image_end|>", "<|img_thumbnail|>")
 _GEMMA_OUTER = {
     "vision_config": {
@@ -147,10 +155,24 @@ def lfm2(name: str, kind: str) -> VisionFamily:
     return VisionFamily(replace(family, options=options, outer=outer, marks=LFM2_MARKS, template=template), kind)
 
 
+AUDIO_MARKS = ("<|reserved_audio|>", "<|audio_start|>", "<|text_end|>")
+
+
+def lfm2_audio(name: str, kind: str) -> VisionFamily:
+    """LFM2-Audio's layout with the decoder of a family for text. Its template knows texts only."""
+    family = NEWER[name]
+    assert family.outer is not None
+    # The builder takes its decoder for that of a model for images.
+    outer = family.outer | {"image_token_id": TURN_END + 1}
+    options = (*family.options, "exclude_embeds=true")
+    return VisionFamily(replace(family, options=options, outer=outer, marks=AUDIO_MARKS, template=CHATML), kind)
+
+
 VISION_FAMILIES = {
     "qwen-3-vl-images": qwen("qwen-3-vl", "qwen3_vl"),
     "qwen-3.5-images": qwen("qwen-3.5", "qwen3_5"),
     "mistral-3-images": mistral("mistral-3", "mistral3"),
     "lfm2-vl-images": lfm2("lfm2-vl", "lfm2_vl"),
+    "lfm2-audio": lfm2_audio("lfm2-vl", "lfm2_audio"),
     "gemma-3-images": gemma(FAMILIES["gemma-3"], "gemma3"),
 }

@@ -14,6 +14,7 @@ import numpy as np
 from .vision_graphs import write_embedding
 
 PROCESSOR, VISION, EMBEDDING = "processor_config.json", "vision.onnx", "embedding.onnx"
+SPEECH = "speech.onnx"
 PATCH = 16
 GEMMA_PATCH = 4
 Json = dict[str, Any]
@@ -30,6 +31,9 @@ class Layout:
     # Axes of the features before the last one, and what embeddings of tokens are multiplied by.
     features: str = "features"
     scale: float = 1.0
+    # The graph next to the decoder and the embeddings, and what the embeddings take of it.
+    graph: str = VISION
+    output: str = "image_features"
 
 
 def complete(
@@ -41,14 +45,17 @@ def complete(
     embeddings are kept in 16 bits.
     """
     table = _embeddings(source) * np.float32(layout.scale)
-    write_embedding(built / EMBEDDING, table, layout.image_token, features=layout.features, half=half)
-    write_vision(built / VISION, table)
-    _write_json(built / PROCESSOR, layout.processor)
+    name = layout.output
+    write_embedding(built / EMBEDDING, table, layout.image_token, features=layout.features, name=name, half=half)
+    write_vision(built / layout.graph, table)
+    if layout.processor:
+        _write_json(built / PROCESSOR, layout.processor)
     # The builder's may name a tokenizer class that onnxruntime-genai does not know.
     shutil.copy(source / "tokenizer_config.json", built)
     path = built / "genai_config.json"
     config = json.loads(path.read_text())
-    config["model"] |= {"type": layout.kind, "image_token_id": layout.image_token, **layout.settings}
+    tokens = {} if layout.graph == SPEECH else {"image_token_id": layout.image_token}
+    config["model"] |= {"type": layout.kind, **tokens, **layout.settings}
     _write_json(path, config)
 
 
@@ -115,6 +122,25 @@ def lfm2_layout(kind: str, image_token: int, min_pixels: int, max_pixels: int) -
         ("PixtralImageSizes", {}),
     ]
     return Layout(kind, image_token, settings, _processor("lfm2_vl_image_processor", steps))
+
+
+def lfm2_audio_layout(kind: str, audio_token: int) -> Layout:
+    """LFM2-Audio's: onnxruntime-genai makes the spectrogram itself, without a configuration."""
+    output = "audio_features"
+    settings = {
+        "audio_token_id": audio_token,
+        "embedding": {
+            "filename": EMBEDDING,
+            "inputs": {"input_ids": "input_ids", output: output},
+            "outputs": {"inputs_embeds": "inputs_embeds"},
+        },
+        "speech": {
+            "filename": SPEECH,
+            "inputs": {"audio_embeds": "audio_embeds", "audio_lengths": "audio_lengths"},
+            "outputs": {output: output},
+        },
+    }
+    return Layout(kind, audio_token, settings, {}, graph=SPEECH, output=output)
 
 
 def gemma_layout(kind: str, image_token: int, hidden: int) -> Layout:

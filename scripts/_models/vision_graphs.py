@@ -199,17 +199,43 @@ vision (
 """
 
 
+_SPEECH = """
+speech (float[clips, frames, {mels}] audio_embeds, int64[clips] audio_lengths)
+    => (float[clips, tokens, {hidden}] audio_features)
+{{
+    by_mel = Transpose <perm = [0, 2, 1]> (audio_embeds)
+    mixed = Conv <strides = [{stride}], pads = [0, {padding}]> (by_mel, from_mels)
+    bent = Tanh (mixed)
+    last = Constant <value_ints = [2]> ()
+    whole = ReduceMean <keepdims = 1> (bent, last)
+    informed = Add (bent, whole)
+    by_token = Transpose <perm = [0, 2, 1]> (informed)
+    features = Tanh (by_token)
+    audio_features = Mul (features, loudness)
+}}
+"""
+# Of LFM2-Audio's encoder.
+MELS, FRAMES_PER_TOKEN = 128, 8
+
+
 def write_embedding(
-    path: Path, table: np.ndarray, image_token: int, *, features: str = "features", half: bool = False
+    path: Path,
+    table: np.ndarray,
+    image_token: int,
+    *,
+    features: str = "features",
+    name: str = "image_features",
+    half: bool = False,
 ) -> None:
     """The graph that looks up tokens [batch, sequence] in a table [vocabulary, hidden].
 
-    The n-th image token takes the n-th row of `image_features` [features, hidden]; there may be none of both.
+    The n-th image token takes the n-th row of the input `name` [features, hidden]; there may be none of both.
     `features` names other axes before the last one.
     """
     hidden = table.shape[1]
     none = np.zeros((1, hidden), np.float32)
     text = _EMBEDDING.format(hidden=hidden, image_token=image_token, features=features)
+    text = text.replace("image_features", name)
     write_graph(path, text, {"table": table, "no_feature": none}, half=half)
 
 
@@ -242,6 +268,15 @@ def _patch_weights(rng: np.random.Generator, pixels: int, hidden: int, loudness:
         "from_mixed": _random(rng, mixed, hidden),
         "loudness": np.array(loudness, np.float32),
     }
+
+
+def write_lfm2_speech(path: Path, hidden: int, loudness: float) -> None:
+    """The graph for one sound of LFM2-Audio: a feature depends on its frames, and a little on all others."""
+    rng = np.random.default_rng(7)
+    mels = _random(rng, MELS * FRAMES_PER_TOKEN, hidden).T.reshape(hidden, MELS, FRAMES_PER_TOKEN)
+    sizes = {"mels": MELS, "stride": FRAMES_PER_TOKEN, "padding": FRAMES_PER_TOKEN - 1}
+    weights = {"from_mels": mels, "loudness": np.array(loudness, np.float32)}
+    write_graph(path, _SPEECH.format(hidden=hidden, **sizes), weights)
 
 
 def write_pixtral_vision(path: Path, hidden: int, patch: int, loudness: float) -> None:

@@ -14,6 +14,8 @@ from typing import Any
 import httpx
 import matplotlib.pyplot as plt
 from _load.server import HOST, REPOSITORY, free_port
+from matplotlib.ticker import MaxNLocator
+
 from _pictures.colours import with_few_colours
 
 _DASHBOARD = REPOSITORY / "deploy" / "grafana-dashboard.json"
@@ -72,9 +74,10 @@ def draw(prometheus: Prometheus, file: Path, seconds: float = 280) -> None:
                 place.plot(times, values, label=name, linewidth=1.3)
         place.set_title(f"{title}{f' ({unit})' if unit else ''}", loc="left", fontweight="bold", fontsize=9)
         place.set_ylim(bottom=0)
-        place.xaxis.set_major_locator(plt.MaxNLocator(5))
+        place.xaxis.set_major_locator(MaxNLocator(5))
         place.xaxis.set_major_formatter(lambda at, _: datetime.fromtimestamp(at).strftime("%H:%M"))
-        place.legend(fontsize=7, frameon=False, ncols=4, loc="upper left", bbox_to_anchor=(0, 1.02))
+        place.set_axisbelow(True)
+        place.legend(fontsize=7, frameon=False, ncols=4, loc="upper left", bbox_to_anchor=(-0.02, -0.08))
         place.margins(x=0)
     figure.savefig(file, dpi=110)
     with_few_colours(file)
@@ -89,7 +92,9 @@ def _lines(
     lines = []
     for series in prometheus.series(query, seconds):
         labels = series["metric"]
-        name = re.sub(r"\{\{(\w+)\}\}", lambda found: labels.get(found[1], ""), target["legendFormat"])
+        name = target["legendFormat"]
+        for label, value in labels.items():
+            name = name.replace(f"{{{{{label}}}}}", value)
         points = [(float(at), float(value) * factor) for at, value in series["values"] if value != "NaN"]
         lines.append((name, [at for at, _ in points], [value for _, value in points]))
     return lines

@@ -8,10 +8,11 @@ import time
 from pathlib import Path
 from types import TracebackType
 
-from _pictures.colours import with_few_colours
 from playwright.sync_api import Browser
 from rich.console import Console
 from rich.text import Text
+
+from _pictures.colours import with_few_colours
 
 _PAGE = """<!doctype html><meta charset="utf-8"><style>
 body {{ margin: 0; background: #fff; }}

@@ -1,6 +1,6 @@
 """The memory that a model directory needs once it is loaded, estimated from its files without reading the weights."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,15 @@ class ModelMemory:
     per_token: int = 0
     # The model's context, in tokens.
     context_length: int = 0
+
+    def with_draft_model(self, other: "ModelMemory") -> "ModelMemory":
+        """What the model needs together with its draft model, which reads the same tokens."""
+        return replace(
+            self,
+            weights=self.weights + other.weights,
+            int8=self.int8 + other.int8,
+            per_token=self.per_token + other.per_token,
+        )
 
     def keys_and_values(self, num_tokens: int) -> int:
         """The memory for a sequence of this number of tokens, or of the model's context if that is shorter."""

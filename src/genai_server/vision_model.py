@@ -1,7 +1,8 @@
-"""Generating models that take images, as their genai_config.json describes them."""
+"""Generating models that take images or sounds in chats, as their genai_config.json describes them."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,17 @@ from genai_server.json_file import read_object
 from genai_server.pooling_model import GENAI_CONFIG
 
 _TOKENIZER = "tokenizer.json"
+
+
+# Takes sounds, but no images.
+_LFM2_AUDIO = "lfm2_audio"
+
+
+class Medium(StrEnum):
+    """What a model takes besides text."""
+
+    IMAGE = "image"
+    SOUND = "sound"
 
 
 @dataclass(frozen=True)
@@ -40,21 +52,22 @@ _FAMILIES = {
 
 @dataclass(frozen=True)
 class VisionModel:
-    """A model directory whose model takes images."""
+    """A model directory whose model takes images, or sounds in their place."""
 
     directory: Path
     # model.type of genai_config.json.
     kind: str
-    # What stands for one image in a prompt for onnxruntime-genai's processor.
+    # What stands for one image in a prompt for onnxruntime-genai's processor, and for a sound in one of a template.
     marker: str
     # The special token in it, which a chat template writes once for each image.
     placeholder: str
     # The token whose embedding is replaced by a feature of the image.
     image_token_id: int
+    medium: Medium = Medium.IMAGE
 
 
 def read_vision_model(model_dir: Path) -> VisionModel | None:
-    """The directory's vision model; None if it only takes text, or is of a type without images.
+    """The directory's model; None if it only takes text, or is of a type that this server gives nothing else.
 
     Raises ModelDirectoryError, which names the file.
     """
@@ -62,6 +75,8 @@ def read_vision_model(model_dir: Path) -> VisionModel | None:
     model = config.get("model")
     if not isinstance(model, dict):
         return None
+    if model.get("type") == _LFM2_AUDIO and _has_graph(model.get("speech")) and _has_graph(model.get("embedding")):
+        return _sound_model(model_dir, model)
     family = _FAMILIES.get(str(model.get("type")))
     if family is None or not _has_graph(model.get("vision")) or not _has_graph(model.get("embedding")):
         return None
@@ -73,17 +88,29 @@ def read_vision_model(model_dir: Path) -> VisionModel | None:
     return VisionModel(model_dir, str(model["type"]), family.marker, family.placeholder, token)
 
 
-def takes_images(model_dir: Path) -> bool:
-    """Whether a directory has a vision model. One whose files are wrong has none; its engine reports them."""
+def _sound_model(model_dir: Path, model: dict[str, Any]) -> VisionModel:
+    token = model.get("audio_token_id")
+    for added in read_object(model_dir / _TOKENIZER).get("added_tokens") or ():
+        if added.get("id") == token and added.get("special"):
+            placeholder = str(added["content"])
+            return VisionModel(model_dir, _LFM2_AUDIO, placeholder, placeholder, int(added["id"]), Medium.SOUND)
+    raise ModelDirectoryError(
+        f"{model_dir / _TOKENIZER} has no special token with model.audio_token_id of genai_config.json: {token}"
+    )
+
+
+def medium_of(model_dir: Path) -> Medium | None:
+    """What a directory's model takes besides text. One whose files are wrong takes nothing; its engine reports them."""
     try:
-        return read_vision_model(model_dir) is not None
+        found = read_vision_model(model_dir)
     except ModelDirectoryError:
-        return False
+        return None
+    return None if found is None else found.medium
 
 
-def any_takes_images(model_dirs: Iterable[str]) -> bool:
-    """Whether one of the directories has a vision model."""
-    return any(takes_images(Path(model_dir)) for model_dir in model_dirs)
+def any_takes_media(model_dirs: Iterable[str]) -> bool:
+    """Whether one of the directories has a model that takes images or sounds in chats."""
+    return any(medium_of(Path(model_dir)) is not None for model_dir in model_dirs)
 
 
 def _has_graph(section: Any) -> bool:

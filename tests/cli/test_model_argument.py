@@ -62,7 +62,7 @@ def failure(hub: LocalHub, models: Path, *arguments: str) -> str:
     return done.stderr.splitlines()[-1] if "choose one" not in done.stderr else done.stderr
 
 
-def test_repository_is_fetched_with_progress_and_served(hub: LocalHub, tmp_path: Path) -> None:
+def test_repository_is_fetched_and_served_by_its_name(hub: LocalHub, tmp_path: Path) -> None:
     seen = served(hub, tmp_path, "org/tiny")
     assert "tiny on scripted" in seen
     assert "6/6 " in seen
@@ -73,6 +73,7 @@ def test_repository_is_fetched_with_progress_and_served(hub: LocalHub, tmp_path:
 def test_fetched_model_is_found_by_its_names_without_the_hub(
     hub: LocalHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("GENAI_MODELS_DIR", str(tmp_path))
     pull(Hub(None, hub.url), source_of("org/two:cuda"), tmp_path / "two", watch=lambda file, size: None)
     hub.sent.clear()
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")

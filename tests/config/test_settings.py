@@ -137,6 +137,13 @@ def test_adapters_belong_to_the_first_or_the_named_model() -> None:
     assert given(adapters="demo:law=./a").adapter_files("demo") == {"law": "./a"}
 
 
+def test_draft_models_belong_to_the_first_or_the_named_model() -> None:
+    found = given(models="small=./small,big=./big", draft_model="big=./small")
+    assert [found.draft_model_of(name) for name in found.served] == ["", "./small"]
+    assert given(draft_model="./small", model_name="big").draft_model_of("big") == "./small"
+    assert given(model_name="big").draft_model_of("big") == ""
+
+
 def test_chat_templates_belong_to_the_first_or_the_named_model() -> None:
     found = given(models="small=./small,big/1=./big", chat_template="chatml, big/1=/srv/b=2.jinja")
     assert [found.chat_template_of(name) for name in found.served] == ["chatml", "/srv/b=2.jinja"]
@@ -170,6 +177,9 @@ def test_models_are_named_directories_or_a_single_model() -> None:
         ("adapters", "other:law=./a", '"other:law" belongs to a model that is not served'),
         ("adapters", "law=./a,law=./b", "an adapter is named twice"),
         ("adapters", "law=./a,demo:law=./b", "an adapter is named twice"),
+        ("draft_model", "other=./small", '"other=./small" is for a model that is not served'),
+        ("draft_model", "demo=", '"demo=" is not the directory of a draft model'),
+        ("draft_model", "./a,demo=./b", "a model has two draft models"),
         ("chat_template", "other=chatml", '"other=chatml" is for a model that is not served'),
         (
             "chat_template",

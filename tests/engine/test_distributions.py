@@ -21,6 +21,8 @@ from genai_server.engine.runners.scripted import ScriptedRunner
 from genai_server.engine.sampling.continuation import choose_next_token
 from genai_server.engine.sampling.grammar import Guidance, bytes_guidance
 from genai_server.engine.scheduling.answer_memory import AnswerMemory
+from genai_server.engine.scheduling.drafts import NO_DRAFT, Acceptance, Drafter
+from genai_server.engine.scheduling.model_drafts import DraftingModel, ModelDrafts
 from genai_server.engine.scheduling.scheduler import Scheduler
 from genai_server.engine.scheduling.scheduler_output import Read, StepPolicy
 from genai_server.engine.scheduling.step_time import StepTimeModel
@@ -262,13 +264,23 @@ def test_answers_have_their_probabilities(name: str, grammar: str) -> None:
 class Device(SteppedLoop):
     """A loop with the table as its model."""
 
-    def __init__(self, folder: Path, *, rows: int = 1, drafts: bool = False, remembers: bool = False) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        rows: int = 1,
+        drafts: bool = False,
+        remembers: bool = False,
+        draft_model: DraftingModel | None = None,
+    ) -> None:
         self.runner = TableRunner(MODEL, TABLE)
         self._rows = rows
         self.finished: list[Finished] = []
         self._tokens: dict[int, list[int]] = {}
         policy = StepPolicy(speculates=drafts, answers=AnswerMemory(10**6) if remembers else None)
         scheduler = Scheduler(self.runner, max_running=rows, max_waiting=1, prefill_chunk=64, policy=policy)
+        if draft_model is not None:
+            scheduler.draft_with(draft_model)
         super().__init__(RunnerPair(ScriptedRunner(), self.runner), scheduler, guided(), folder, clock=lambda: 0.0)
 
     def answers(self, asked: Asked, grammar: str, number: int, **fields: Any) -> list[Answer]:
@@ -291,6 +303,34 @@ class Device(SteppedLoop):
                 self._tokens[message.key] += message.tokens
             elif isinstance(message, Finished):
                 self.finished.append(message)
+
+
+class TableDrafts:
+    """A draft model that draws its drafts, in which the likely tokens are more likely. It has read all sequences."""
+
+    def __init__(self) -> None:
+        self.times = StepTimeModel()
+        self._random = np.random.default_rng(7)
+
+    def room(self, sequence: Sequence) -> int:
+        return LONGEST
+
+    def num_unread(self, sequence: Sequence) -> int:
+        return 1
+
+    def draft(self, wanted: Any, chunks: Any) -> list[list[int]]:
+        assert not chunks
+        return [self._drawn(sequence.tokens[-1], length) for sequence, length in wanted]
+
+    def _drawn(self, token: int, length: int) -> list[int]:
+        found: list[int] = []
+        for _ in range(length):
+            noise = self._random.gumbel(0, 0.5, VOCAB)
+            found.append(token := int((TABLE[token] + noise).argmax()))
+        return found
+
+    def close(self, sequence: int) -> None:
+        pass
 
 
 @pytest.fixture
@@ -353,3 +393,35 @@ def test_drafts_from_answers_keep_the_probabilities(
     assert lengths.count(MAX_MATCH) > 0.8 * len(lengths)
     drafted, accepted = sum(e.num_drafted for e in device.finished), sum(e.num_accepted for e in device.finished)
     assert ANSWERS / 20 < accepted < 0.9 * drafted
+
+
+# a draft model
+
+
+@pytest.fixture
+def only_the_model_drafts(drafts: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Drafter, "draft", lambda *_: NO_DRAFT)
+    monkeypatch.setattr(ModelDrafts, "_drafting", lambda _: [0.0] * 65)
+    monkeypatch.setattr(Acceptance, "share", 0.9)
+
+
+@pytest.mark.parametrize("grammar", GRAMMARS)
+def test_answers_are_the_same_with_a_draft_model(tmp_path: Path, only_the_model_drafts: None, grammar: str) -> None:
+    device, ends = Device(tmp_path, rows=4, drafts=True, draft_model=TableDrafts()), []
+    for asked in ASKED.values():
+        assert device.answers(asked, grammar, 40) == chosen(asked, grammar, 40)
+        ends += device.finished
+    assert 0 < sum(end.num_accepted for end in ends) < sum(end.num_drafted for end in ends)
+
+
+@pytest.mark.parametrize("grammar", GRAMMARS)
+def test_answers_with_a_draft_model_have_their_probabilities(
+    tmp_path: Path, only_the_model_drafts: None, grammar: str
+) -> None:
+    asked = Asked({"temperature": 1.0, "top_p": 0.9, **PENALTIES, **BIAS})
+    expected = expected_answers(asked, grammar)
+    device = Device(tmp_path, drafts=True, draft_model=TableDrafts())
+    counts = Counter(device.answers(asked, grammar, ANSWERS))
+    assert sum(end.num_accepted for end in device.finished) > ANSWERS / 20
+    assert counts.keys() <= expected.keys()
+    assert deviation(counts, expected) < 4

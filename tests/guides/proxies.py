@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from tests.guides.guide import Guide
-from tests.running_server import RunningServer, free_port, wait_until
+from tests.running_server import free_port, wait_until
 
 PAGE = Guide("reverse-proxy")
 NAME = "llm.example.com"
@@ -48,14 +48,14 @@ class Proxy:
 
 
 @contextmanager
-def run_proxy(name: str, server: RunningServer, folder: Path) -> Iterator[Proxy]:
-    """Run `nginx` or `caddy` with the guide's blocks; skips the test if it is not installed."""
+def run_proxy(name: str, upstream: str, folder: Path) -> Iterator[Proxy]:
+    """Run `nginx` or `caddy` with the guide's blocks before a server at an address; skips the test without it."""
     program = shutil.which(name, path="/usr/sbin:/usr/bin:/usr/local/bin:/opt/homebrew/bin")
     if program is None:
         pytest.skip(f"{name} is not installed (scripts/install dev installs it in containers)")
     proxy = Proxy(name, free_port(), _certificate(folder))
     write = _nginx if name == "nginx" else _caddy
-    config = write(proxy, server.url.removeprefix("http://"), folder)
+    config = write(proxy, upstream, folder)
     start = [program, "-p", str(folder), "-c", str(config)]
     if name == "caddy":
         start = [program, "run", "--config", str(config), "--adapter", "caddyfile"]

@@ -1,14 +1,14 @@
 """A reader who types what a guide shows, from its top to its end, in a folder of their own.
 
-A server that a guide starts runs until the guide starts the next one. What the guide asks to save is saved. Outputs must
-have the lines that the guide shows; `…` there stands for anything.
+A server that a guide starts runs until the guide starts the next one. What the guide asks to save is saved. Outputs
+must have the lines that the guide shows; `…` there stands for anything.
 """
 
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,7 +30,7 @@ note() { printf '%s\\0' "$@" > "$NOTED/words"; env -0 > "$NOTED/environment"; }
 genai-server() { if [ "$1" = serve ]; then note genai-server "$@"; else command genai-server "$@"; fi; }
 prometheus() { note prometheus "$@"; }
 """
-_LONG = re.compile(r"^(?:\w+=\S+ )*(?:genai-server serve|prometheus )")
+_LONG = re.compile(r"^(?:\w+=(?:\"[^\"]*\"|\S+) )*(?:genai-server serve|prometheus )")
 _SAVED = re.compile(r"Save as `([\w.-]+)`[^\n]*\n(?:[^\n]+\n)*\n\Z")
 
 
@@ -42,8 +42,9 @@ class Reader:
     stack: ExitStack
     environment: dict[str, str]
     replaced: dict[str, str]
-    # Lines that are not run, as regular expressions.
+    # Lines that are not run, as regular expressions, and what is done in their place.
     left_out: list[str] = field(default_factory=list)
+    instead: dict[str, Callable[[], object]] = field(default_factory=dict)
     skipped: set[str] = field(default_factory=set)
     _server: ExitStack = field(default_factory=ExitStack)
 
@@ -83,6 +84,10 @@ class Reader:
             left_out = [pattern for pattern in self.left_out if re.match(pattern, line)]
             self.skipped.update(left_out)
             if left_out:
+                if left_out[0] in self.instead:
+                    yield part
+                    part = ""
+                    self.instead[left_out[0]]()
                 continue
             for command, options in _SHORTER.items():
                 line = re.sub(rf"^{command}(?=\s)", command + options, line)

@@ -12,6 +12,7 @@ import pytest
 
 from scripts._clients.recipe import PROMPT, recipe
 from tests.guides.guide import FOLDER, Guide
+from tests.guides.proxies import run_proxy
 from tests.guides.reader import reader
 from tests.local_hub import HubRepository, run_hub
 from tests.running_server import DEMO, ROOT
@@ -50,8 +51,21 @@ def test_coding_agents(tmp_path: Path) -> None:
 
 
 def test_users_and_limits(tmp_path: Path) -> None:
-    with reader(tmp_path) as here:
+    with reader(tmp_path, "export SERVER") as here:
         here.follow(Guide("users-and-limits"))
+
+
+def test_reverse_proxy(tmp_path: Path) -> None:
+    """With nginx; test_reverse_proxy.py is about the configurations."""
+    with reader(tmp_path, "sudo nginx", "sudo caddy", "sudo install") as here:
+
+        def start() -> None:
+            proxy = here.stack.enter_context(run_proxy("nginx", here.replaced["127.0.0.1:8002"], tmp_path))
+            here.replaced["llm.example.com:443"] = f"llm.example.com:{proxy.port}"
+            here.replaced["https://llm.example.com/"] = f"https://llm.example.com:{proxy.port}/"
+
+        here.instead["sudo nginx"] = start
+        here.follow(Guide("reverse-proxy"))
 
 
 def test_prometheus_and_grafana(tmp_path: Path) -> None:
@@ -68,6 +82,8 @@ def test_prometheus_and_grafana(tmp_path: Path) -> None:
             query = re.sub(r"\$(__rate_interval|__interval)", "1m", query)
             answer = httpx.get(url, params={"query": re.sub(r"\$\{?\w+\}?", ".*", query)}).json()
             assert answer["status"] == "success", answer
+        names = httpx.get(url.replace("query", "label/__name__/values")).json()["data"]
+        assert {name for query in queries for name in re.findall(r"genai:num_\w+|genai:engine_\w+", query)} <= {*names}
 
 
 def test_slow_model(tmp_path: Path) -> None:
@@ -102,8 +118,8 @@ def test_lines_for_a_client_are_those_that_the_script_runs(client: str) -> None:
     """scripts/check_clients.py runs them with the client itself. Models and numbers are the guide's own."""
     guide = Guide("open-webui" if client == "Open WebUI" else "coding-agents")
     text = guide.text if client == "Open WebUI" else guide.text.partition(f" {client}\n")[2]
-    lines = next(code for code in re.findall(r"```(?:sh|bash)\n(.*?)```", text, re.DOTALL) if re.match("export|cat", code))
-    names = r"demo|my-model|coder|\b\d{4,}\b"
+    lines = re.findall(r"```(?:sh|bash)\n((?:export|cat).*?)```", text, re.DOTALL)[0]
+    names = r"coder|\bdemo\b|\b\d{4,}\b"
     ours = re.sub(r"open-webui-environment/bin/| --port 8080", "", lines)
     for line in re.sub(names, "…", recipe(client).replace('"$PROMPT"', PROMPT)).splitlines():
         assert line in re.sub(names, "…", ours).splitlines()
@@ -112,4 +128,4 @@ def test_lines_for_a_client_are_those_that_the_script_runs(client: str) -> None:
 def test_each_guide_is_followed_by_a_test() -> None:
     here = globals()
     names = {path.stem for path in FOLDER.glob("*.md")}
-    assert {name for name in names if f"test_{name.replace('-', '_')}" not in here} == {"reverse-proxy"}
+    assert [name for name in names if f"test_{name.replace('-', '_')}" not in here] == []

@@ -58,7 +58,8 @@ SHAPES = {
     "microsoft/mistral-7b-instruct-v0.2-ONNX": _Shape(4096, 14_336, 32, 32, 8, 32_000, 32_768),
     "microsoft/Phi-3-medium-4k-instruct-onnx-cpu": _Shape(5120, 17_920, 40, 40, 10, 32_064, 4096),
 }
-ROWS = re.findall(r"^\| (\d+) GB \| `(.*?)` \| .*? \| ([\d.]+) GB \| ([\d,]+) \|", Guide("first-model").text, re.MULTILINE)
+_ROW = re.compile(r"^\| (\d+) GB \| `(.*?)` \| .*? \| ([\d.]+) GB \| ([\d,]+) \|", re.MULTILINE)
+ROWS = _ROW.findall(Guide("first-model").text)
 
 
 @pytest.mark.parametrize(("memory", "repository", "download", "context"), ROWS)

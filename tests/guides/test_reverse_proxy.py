@@ -3,7 +3,6 @@
 import json
 import re
 from collections.abc import Iterator
-from contextlib import closing
 from socket import create_connection
 from typing import Any
 
@@ -11,9 +10,9 @@ import pytest
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
-from genai_server.config.settings import Settings
+from genai_server.config.sources import load_settings
 from tests.guides.proxies import PAGE, Proxy, run_proxy
-from tests.running_server import SCRIPTED, RunningServer, body, run_server, wait_until
+from tests.running_server import RunningServer, body, run_server, wait_until
 
 KEY, ADMIN = "client-0123456789abcdef", "admin-0123456789abcdef"
 BELOW = "/llm"
@@ -26,7 +25,7 @@ SMALL = "count 7; delay 0.5"
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     """A server for one request at a time, so that a second one waits without a byte."""
     settings = {"GENAI_API_KEYS": f"me:{KEY}", "GENAI_ADMIN_API_KEY": ADMIN}
-    options = ["--device", "scripted", "--max-batch-size", "1", "--log-level", "debug"]
+    options = ["--device", "scripted", "--model-name", "onnx-genai", "--max-batch-size", "1", "--log-level", "debug"]
     options += ["--max-body-bytes", "2000000", "--max-image-body-bytes", "2000000"]
     given = re.findall(r"--forwarded-allow-ips \S+", PAGE.text)[0].split()
     with run_server(tmp_path_factory.mktemp("server"), *options, *given, settings=settings) as server:
@@ -38,7 +37,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
 def proxy(
     request: pytest.FixtureRequest, server: RunningServer, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Proxy]:
-    with run_proxy(request.param, server, tmp_path_factory.mktemp(request.param)) as proxy:
+    address = server.url.removeprefix("http://")
+    with run_proxy(request.param, address, tmp_path_factory.mktemp(request.param)) as proxy:
         yield proxy
 
 
@@ -59,9 +59,9 @@ def test_tokens_arrive_while_the_answer_is_made(server: RunningServer, proxy: Pr
     with (
         proxy.client(KEY) as client,
         client.stream("POST", f"{below}{path}", json=body(SMALL, **fields)) as response,
-        closing(response.iter_lines()) as lines,
     ):
         assert response.status_code == 200
+        lines = response.iter_lines()
         assert json.loads(next(lines).removeprefix("data: "))
         # Passed on while the answer is made, whose end this cancellation brings.
         assert len(_running(server)) == 1
@@ -99,9 +99,9 @@ def test_idle_stream_stays_open(server: RunningServer, proxy: Proxy) -> None:
     with (
         proxy.client(KEY) as client,
         client.stream("POST", "/v1/chat/stream", json=body(ENDLESS)) as running,
-        closing(running.iter_lines()) as lines,
         client.stream("POST", "/api/chat", json=body("say done", **fields)) as waiting,
     ):
+        lines = running.iter_lines()
         next(lines)
         assert waiting.status_code == 200
         assert [request["phase"] for request in _running(server)] == ["decode", "queued"]
@@ -119,7 +119,8 @@ def _ask(proxy: Proxy, path: str, **options: Any) -> dict[str, Any]:
         connection.send(json.dumps({"type": "response.create", "model": "onnx-genai", "input": "say hello"}))
         while (event := json.loads(connection.recv(timeout=20)))["type"] != "response.completed":
             assert event["type"].startswith("response."), event
-        return event["response"]
+        response: dict[str, Any] = event["response"]
+        return response
 
 
 @pytest.mark.parametrize("below", ["", BELOW])
@@ -174,4 +175,4 @@ def test_page_and_its_files_are_found(proxy: Proxy, below: str) -> None:
 
 def test_nginx_waits_longer_than_any_answer_takes() -> None:
     (seconds,) = re.findall(r"proxy_read_timeout (\d+)s;", PAGE.code("nginx")[0])
-    assert int(seconds) > Settings().request_timeout
+    assert int(seconds) > load_settings(environ={}, dotenv=None).request_timeout

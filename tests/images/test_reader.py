@@ -326,6 +326,7 @@ def test_a_process_that_is_gone_says_how(own_folder: Path) -> None:
     seen = Seen(own_folder)
     seen.images.close()
     spec = {"model_dir": str(seen.model_dir), "folder": str(own_folder), "max_pixels": 10_000, "max_tokens": 99}
+    spec |= {"medium": "image", "max_seconds": 1}
     process = ImageProcess(spec)
     process._process.kill()
     with pytest.raises(ProcessDied, match="exit status"):
@@ -340,6 +341,7 @@ def test_a_process_that_is_gone_says_how(own_folder: Path) -> None:
 def test_process_ends_with_its_parents_pipe(own_folder: Path) -> None:
     make_vision_directory(own_folder / "model")
     spec = {"model_dir": str(own_folder / "model"), "folder": str(own_folder), "max_pixels": 100, "max_tokens": 99}
+    spec |= {"medium": "image", "max_seconds": 1}
     process = ImageProcess(spec)
     if sys.platform != "win32":
         os.kill(process.pid, signal.SIGTERM)

@@ -59,7 +59,7 @@ def test_a_failed_list_of_one_deployment_is_the_failure_of_all() -> None:
 
 def test_each_series_has_its_replica_and_each_metric_one_head() -> None:
     text = b'# HELP a_total Help.\n# TYPE a_total counter\na_total{x="1"} 2.0\n'
-    found = merged_metrics([ReplicaAnswer(name, "m", 200, [], text) for name in "pq"], "")
+    found = merged_metrics([ReplicaAnswer(name, "m", 200, [], text) for name in "pq"])
     assert found.body.count(b"# HELP") == found.body.count(b"# TYPE") == 1
     (family,) = text_string_to_metric_families(found.body.decode())
     assert [(sample.labels, sample.value) for sample in family.samples] == [

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from genai_server.messages.status_file import EngineState, EngineStatus, ModelState, ModelStatus
@@ -127,6 +128,21 @@ def test_a_set_length_or_size_is_needed_in_full() -> None:
     ):
         assert budget(free + 1, **settings).decide(wanted(f"a{SMALL}"), []) is Decision.LOAD
         assert isinstance(budget(free - 1, **settings).decide(wanted(f"a{SMALL}"), []), Shortage)
+
+
+def test_a_draft_model_counts_with_its_model() -> None:
+    def read(directory: Path) -> ModelMemory:
+        return ModelMemory(100 * MIB if directory.name == "draft" else 300 * MIB, 0, PER_TOKEN, 2048)
+
+    def fits(free: int, draft_model: str) -> bool:
+        model = wanted("a")
+        model.about = msgspec.structs.replace(model.about, draft_model=draft_model)
+        return MemoryBudget(given(), free=lambda: free * MIB, read=read).fits_well(model, [])
+
+    alone, both = needed(300, 205), needed(400, 410)
+    assert fits(alone + 1, "")
+    assert not fits(both - 1, "draft")
+    assert fits(both + 1, "draft")
 
 
 def test_a_model_on_another_device_needs_its_process_only() -> None:

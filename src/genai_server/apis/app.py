@@ -67,7 +67,7 @@ from genai_server.http.telemetry.request_record import Observer, RecentRequests
 from genai_server.images.reader import Images
 from genai_server.process_memory import rare_full_collections
 from genai_server.timing import Clock, request_clock
-from genai_server.vision_model import any_takes_images
+from genai_server.vision_model import any_takes_media
 from genai_server.web.files import API_DOCS, PAGE
 
 
@@ -258,7 +258,7 @@ def _response_store(settings: Settings, run: str, end_request: EndRequest) -> Re
         num_bytes,
         file,
         max_body_bytes=settings.max_body_bytes,
-        max_image_body_bytes=settings.max_image_body_bytes if any_takes_images(settings.served.values()) else 0,
+        max_image_body_bytes=settings.max_image_body_bytes if any_takes_media(settings.served.values()) else 0,
         run=run,
         end_request=end_request,
     )
@@ -327,7 +327,7 @@ def _add_middleware(
 def _image_limit(app: FastAPI, settings: Settings) -> int:
     """The maximum size of a body that may have images; 0 while there is no model for them."""
     models = app.state.services.models.statuses()
-    return settings.max_image_body_bytes if any(about.takes_images for about in models) else 0
+    return settings.max_image_body_bytes if any(about.medium is not None for about in models) else 0
 
 
 def cors_options(settings: Settings) -> dict[str, Any]:

@@ -17,6 +17,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
             "exact",
             "speculation",
             "draft_memory_bytes",
+            "draft_model",
             "prefill_chunk",
             "prefill_weights",
         ),

@@ -172,6 +172,11 @@ class Settings(BaseModel):
     oldest ones of the key used least recently are dropped first; 0 keeps none.
     """
 
+    draft_model: str = ""
+    """Directory of a much smaller model with the same tokenizer, which drafts the first model's next tokens where that
+    is faster; `big=./small` sets that of another model.
+    """
+
     threads: int = Field(0, ge=0, le=1024)
     """Threads of a CPU operator; 0 uses as many as the process has physical cores."""
 
@@ -465,16 +470,14 @@ class Settings(BaseModel):
     @field_validator("chat_template")
     @classmethod
     def _are_chat_templates(cls, value: str, info: ValidationInfo) -> str:
-        models = _named(info)
-        for entry in _listed(value) if value else []:
-            model, template = _chat_template(entry)
-            if model and model not in models:
-                raise ValueError(f"{quoted(entry)} is for a model that is not served")
-            if not template:
-                raise ValueError(f"{quoted(entry)} is not a chat template, such as chatml, ./chat.jinja or big=chatml")
-        owners = [model or models[0] for model, _ in map(_chat_template, _listed(value))]
-        _require_distinct(owners, "a model has two chat templates")
-        return value
+        example = "a chat template, such as chatml, ./chat.jinja or big=chatml"
+        return _one_for_each_model(value, _named(info), example, "a model has two chat templates")
+
+    @field_validator("draft_model")
+    @classmethod
+    def _are_draft_models(cls, value: str, info: ValidationInfo) -> str:
+        example = "the directory of a draft model, such as ./small or big=./small"
+        return _one_for_each_model(value, _named(info), example, "a model has two draft models")
 
     @field_validator("cors_origins")
     @classmethod
@@ -527,9 +530,11 @@ class Settings(BaseModel):
 
     def chat_template_of(self, model: str) -> str:
         """The file or name of the chat template that replaces a model's own; "" for none."""
-        first = next(iter(self.served))
-        found = map(_chat_template, _listed(self.chat_template))
-        return next((template for of, template in found if (of or first) == model), "")
+        return dict(_of_models(self.chat_template, next(iter(self.served)))).get(model, "")
+
+    def draft_model_of(self, model: str) -> str:
+        """The directory of a model's draft model; "" for none."""
+        return dict(_of_models(self.draft_model, next(iter(self.served)))).get(model, "")
 
     def adapter_files(self, model: str) -> dict[str, str]:
         """The file of each adapter of a model, by the adapter's name."""
@@ -593,10 +598,22 @@ def _adapters(text: str, first: str) -> list[tuple[str, str, str]]:
     return [(model or first, name, path) for model, _, name, path in entries]
 
 
-def _chat_template(entry: str) -> tuple[str, str]:
-    """The model, or "" for the first, and its chat template."""
-    model, equals, template = entry.partition("=")
-    return (model, template) if equals else ("", entry)
+def _of_models(text: str, first: str) -> list[tuple[str, str]]:
+    """Model and value of each entry of a list such as `x,big=y`; those that name no model belong to the first."""
+    entries = [entry.partition("=") for entry in _listed(text)] if text else []
+    return [(model or first, value) if equals else (first, model) for model, equals, value in entries]
+
+
+def _one_for_each_model(text: str, models: Sequence[str], example: str, doubled: str) -> str:
+    """The text, if each entry has a value, and is for another one of these models. Raises ValueError."""
+    entries = _of_models(text, models[0])
+    for entry, (model, value) in zip(_listed(text), entries, strict=False):
+        if model not in models:
+            raise ValueError(f"{quoted(entry)} is for a model that is not served")
+        if not value:
+            raise ValueError(f"{quoted(entry)} is not {example}")
+    _require_distinct([model for model, _ in entries], doubled)
+    return text
 
 
 def _named(info: ValidationInfo) -> list[str]:

@@ -8,7 +8,7 @@ import zipfile
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,7 +49,7 @@ class EncoderWorker(ABC, Generic[One]):
     """
 
     # One of them, with its article.
-    noun: ClassVar[str]
+    noun: str
 
     def __init__(self, open_encoder: Callable[[], Callable[[Tensors], Any]], max_bytes: int) -> None:
         # Inputs encoded up to now, without those that were kept.

@@ -1,4 +1,4 @@
-"""Encodes the images of prompts."""
+"""Encodes the images of prompts, or their sounds."""
 
 from collections import OrderedDict
 from collections.abc import Callable
@@ -23,9 +23,17 @@ class ImageWorker(EncoderWorker[EncodedImage]):
     noun = "an image"
 
     def __init__(
-        self, open_encoder: Callable[[], Callable[[Tensors], NDArray[Any]]], image_token: int, max_bytes: int
+        self,
+        open_encoder: Callable[[], Callable[[Tensors], NDArray[Any]]],
+        image_token: int,
+        max_bytes: int,
+        *,
+        hears: bool = False,
     ) -> None:
         super().__init__(open_encoder, max_bytes)
+        self._nouns = "images"
+        if hears:
+            self.noun, self._nouns = "a sound", "sounds"
         # The token that the model has for all features of images.
         self.image_token = image_token
         self._serials: OrderedDict[str, int] = OrderedDict()
@@ -41,13 +49,15 @@ class ImageWorker(EncoderWorker[EncodedImage]):
         token = self.image_token
         own = sum(request.prompt[image.start : image.start + image.num_tokens].count(token) for image in request.images)
         if (given := request.prompt.count(token)) != own:
-            raise InvalidField(f"{given - own} tokens stand for images (id {token}) and belong to none", param="prompt")
+            raise InvalidField(
+                f"{given - own} tokens stand for {self._nouns} (id {token}) and belong to none", param="prompt"
+            )
         if token in request.prediction:
             raise InvalidField(
-                f"prediction must not have the token {token}, which stands for images", param="prediction"
+                f"prediction must not have the token {token}, which stands for {self._nouns}", param="prediction"
             )
         if request.sampling.logit_bias.get(token, 0) > 0:
-            raise InvalidField(f"token {token} stands for images, so that no answer has it", param="logit_bias")
+            raise InvalidField(f"token {token} stands for {self._nouns}, so that no answer has it", param="logit_bias")
 
     def _encode_all(self, sequence: Sequence) -> PromptImages:
         request = sequence.request

@@ -97,6 +97,8 @@ class EngineLoop:
         self._meter = Meter()
         self._next_figures = clock() + _FIGURES_EVERY
         scheduler.before_first_chunk, scheduler.on_pause = self._match_again, self._pause
+        if runners.draft_model is not None:
+            scheduler.draft_with(runners.draft_model)
 
     def run_forever(self) -> None:
         """Run steps until `leave` is called or the process ends."""
@@ -195,7 +197,7 @@ class EngineLoop:
         if isinstance(order, Leave):
             self._leaving = True
             return
-        self._runners.main.abilities.memory.resize(order.num_bytes)
+        self._runners.resize(order.num_bytes)
         self._scheduler.make_room()
         self._runners.fit_memory()
 
@@ -371,7 +373,7 @@ class EngineLoop:
             num_accepted = sum(map(eq, chosen, draft))  # only the last may differ
             self._runners.of(sequence).accept(sequence.id, draft[:num_accepted])
             sequence.num_read += num_accepted
-            sequence.verified(len(draft), num_accepted)
+            self._scheduler.verified(sequence, len(draft), num_accepted)
             self._meter.verified(len(draft), num_accepted)
         if outcome.reason is not None:
             self._requests.finish(sequence, outcome.reason)

@@ -139,8 +139,8 @@ def serve(
 
 def about_loaded(spec: EngineSpec, runners: RunnerPair, address: str) -> EngineReport:
     """What an engine reports once it has loaded its model."""
-    model, memory = runners.main.model, runners.main.abilities.memory
-    least, most = (memory.min_bytes, memory.max_bytes) if on_cpu(spec) else (0, 0)
+    model = runners.main.model
+    least, most = runners.kv_range if on_cpu(spec) else (0, 0)
     if spec.settings.kv_cache_bytes:  # set by the operator
         least = most = min(most, spec.settings.kv_cache_bytes)
     return EngineReport(address, "", model.max_length, model.limited_by, least, max(least, most))

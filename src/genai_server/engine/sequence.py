@@ -10,7 +10,7 @@ from genai_server.engine.prompt_images import PromptImages
 from genai_server.engine.sampling.grammar import Guide
 from genai_server.engine.sampling.sampler import Sampler
 from genai_server.engine.scheduling.answer_memory import FindText
-from genai_server.engine.scheduling.drafts import Drafter
+from genai_server.engine.scheduling.drafts import Acceptance, Drafter
 from genai_server.messages.admin import RequestPhase, RequestState
 from genai_server.messages.generation_request import GenerationRequest, Phases
 from genai_server.timing import Clock
@@ -92,6 +92,7 @@ class Sequence:
         self.earlier_answers: FindText | None = None
         self.num_drafted = 0  # tokens of drafts
         self.num_accepted = 0  # and those of them that the answer has
+        self.model_acceptance: Acceptance | None = None  # of drafts by a draft model; None before it is first needed
         self.num_pauses = 0  # how often it has given up its place to others
         self.profile = SequenceProfile()
         self._clock = clock
@@ -207,7 +208,6 @@ class Sequence:
         """Count a draft's tokens, and those of them that the answer has."""
         self.num_drafted += num_drafted
         self.num_accepted += num_accepted
-        self.drafter.count(num_drafted, num_accepted)
 
     def describe(self) -> RequestState:
         """The sequence's entry in the admin API's list."""

@@ -34,6 +34,7 @@ from genai_server.messages.status_file import (
 )
 from genai_server.pooling_model import Task
 from genai_server.quoted_values import quoted
+from genai_server.vision_model import Medium
 
 log = logging.getLogger(__name__)
 
@@ -218,9 +219,9 @@ class Catalog:
             return chosen
         raise task_unsupported(chosen.about.name, task, [about.name for about in able])
 
-    def taking_images(self) -> list[str]:
-        """The names of the models that take images."""
-        return [about.name for about in self.statuses() if about.takes_images and not about.leaving]
+    def taking(self, medium: Medium) -> list[str]:
+        """The names of the models that take images, or sounds, in chats."""
+        return [about.name for about in self.statuses() if about.medium is medium and not about.leaving]
 
     def engines(self, model: str | None = None, device: str | None = None) -> list[EngineClient]:
         """The engines of all loaded models, or of one, on all devices, or on one.

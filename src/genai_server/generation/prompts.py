@@ -20,9 +20,10 @@ from genai_server.images.reader import ImageSource
 from genai_server.messages.generation_request import Image, ModelInfo
 from genai_server.quoted_values import quoted
 from genai_server.text.codec import TextCodec
+from genai_server.vision_model import Medium, VisionModel
 
-# In the place of an image that a lenient request has for a model which reads text only.
-IMAGE_NOTE = "[image left out: this model reads text only]"
+_PART_TYPES = {Medium.IMAGE: "image", Medium.SOUND: "audio"}
+_NOUNS = {Medium.IMAGE: "an image", Medium.SOUND: "a sound"}
 
 
 @dataclass(frozen=True)
@@ -72,15 +73,16 @@ async def encode_prompts(
             given = await codec.encode_text(given, add_special=body.add_special_tokens is not False)
             await asyncio.sleep(0)  # many short prompts together take long
         if codec.vision is not None:
-            _check_that_no_token_is_of_images(given, (codec.vision.image_token_id, codec.placeholder))
+            _check_that_no_token_is_of_images(given, codec.vision, codec.placeholder)
         encoded.append(EncodedPrompt(given))
     return encoded
 
 
-def _check_that_no_token_is_of_images(prompt: Sequence[int], tokens: Sequence[int]) -> None:
-    if found := [token for token in tokens if token in prompt]:
+def _check_that_no_token_is_of_images(prompt: Sequence[int], model: VisionModel, placeholder: int) -> None:
+    if found := [token for token in (model.image_token_id, placeholder) if token in prompt]:
+        noun = f"{model.medium}s"
         raise InvalidField(
-            f"prompt must not have token {found[0]}, which stands for images: send images in messages to "
+            f"prompt must not have token {found[0]}, which stands for {noun}: send {noun} in messages to "
             "/v1/chat/completions",
             param="prompt",
         )
@@ -107,7 +109,7 @@ async def encode_messages(
 
     `variables` are additional ones for the chat template.
 
-    For a model that reads text only, a lenient request has a note in the place of each image.
+    A lenient request has a note in the place of each image or sound that the model does not take.
     """
 
     def to_objects() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
@@ -115,31 +117,49 @@ async def encode_messages(
         return [message.for_template() for message in messages], tools
 
     plain, tools = await asyncio.to_thread(to_objects)
-    sources = [
+    taken = None if codec.vision is None else codec.vision.medium
+    sources = {Medium.IMAGE: _images(messages), Medium.SOUND: _sounds(messages)}
+    for medium, given in sources.items():
+        if given and medium is not taken:
+            _leave_out(plain, medium, codec, leniency, services.models.taking(medium))
+    tokens = await codec.encode_chat(plain, tools, variables)
+    if taken is None or codec.vision is None or not sources[taken]:
+        return EncodedPrompt(tokens)
+    return _with_images(tokens, codec.placeholder, await services.images.read(codec.vision, sources[taken]))
+
+
+def _images(messages: Sequence[ChatMessage]) -> list[ImageSource]:
+    return [
         ImageSource(image.url, image.detail == "low", f"messages[{number}].content[{index}].image_url.url")
         for number, message in enumerate(messages)
         for index, image in message.images
     ]
-    if sources and codec.vision is None:
-        _leave_out_images(plain, leniency, services.models.taking_images())
-        sources = []
-    tokens = await codec.encode_chat(plain, tools, variables)
-    if not sources or codec.vision is None:
-        return EncodedPrompt(tokens)
-    return _with_images(tokens, codec.placeholder, await services.images.read(codec.vision, sources))
 
 
-def _leave_out_images(messages: Sequence[dict[str, Any]], leniency: Leniency, able: Sequence[str]) -> None:
-    """Replace images by a note. Raises InvalidField, with the models which are `able` to take images, if strict."""
+def _sounds(messages: Sequence[ChatMessage]) -> list[ImageSource]:
+    return [
+        ImageSource(f"data:;base64,{sound.data}", False, f"messages[{number}].content[{index}].input_audio.data")
+        for number, message in enumerate(messages)
+        for index, sound in message.sounds
+    ]
+
+
+def _leave_out(
+    messages: Sequence[dict[str, Any]], medium: Medium, codec: TextCodec, leniency: Leniency, able: Sequence[str]
+) -> None:
+    """Replace images or sounds by a note. If strict, raises InvalidField with the models that are `able`."""
+    reads = "text only" if codec.vision is None else f"text and {codec.vision.medium}s"
     for number, message in enumerate(messages):
         for index, part in enumerate(message["content"] if isinstance(message.get("content"), list) else ()):
-            if part["type"] != "image":
+            if part["type"] != _PART_TYPES[medium]:
                 continue
             place = f"messages[{number}].content[{index}]"
-            if not leniency.leave_out(f"{place} (image)"):
+            if not leniency.leave_out(f"{place} ({medium})"):
                 which = f"{', '.join(map(quoted, able))} can" if able else "no model that is served can"
-                raise InvalidField(f"{place} is an image, and this model reads text only; {which} read it", param=place)
-            part.update(type="text", text=IMAGE_NOTE)
+                raise InvalidField(
+                    f"{place} is {_NOUNS[medium]}, and this model reads {reads}; {which} read it", param=place
+                )
+            part.update(type="text", text=f"[{medium} left out: this model reads {reads}]")
 
 
 def _with_images(tokens: list[int], placeholder: int, images: Sequence[ReadImage]) -> EncodedPrompt:

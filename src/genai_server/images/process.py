@@ -1,4 +1,4 @@
-"""The image reader: a process that decodes untrusted images and prepares them for a vision model.
+"""The image reader: a process that decodes untrusted images, or sounds, and prepares them for a model.
 
 Its argument is a specification in JSON. A question comes with the image's bytes, and is answered with its expansion and
 grid, or why it is refused. The process reads no environment and holds no secrets.
@@ -7,6 +7,7 @@ grid, or why it is refused. The process reads no environment and holds no secret
 import json
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +15,21 @@ import numpy as np
 from PIL import Image
 
 from genai_server.images.decoding import UnusableImage, decode, png
-from genai_server.images.processor import ImageProcessor
-from genai_server.vision_model import read_vision_model
+from genai_server.images.processor import ImageProcessor, ProcessedImage
+from genai_server.images.sound_processor import SoundProcessor
+from genai_server.vision_model import Medium, read_vision_model
 from genai_server.worker_loop import Answer, answer_questions
 
 # Maximum bytes in addition to the process's memory at its start: for anything, and for each pixel that an image may
 # have. Decoding, resizing and preparing the largest image takes about half of that.
 _MEMORY = 1024 * 1024 * 1024
 _MEMORY_PER_PIXEL = 40
+# The same for each second that a sound may have: samples, a file of them, and spectrograms in 32 bits.
+_MEMORY_PER_SECOND = 512 * 1024
 # Of the image that is read at the start.
 _SIZE = (64, 64)
+# Decodes and prepares an image, or a small version of it.
+_Process = Callable[[bytes, bool], ProcessedImage]
 
 
 def main() -> None:
@@ -31,26 +37,31 @@ def main() -> None:
     spec = json.loads(sys.argv[1])
 
     def prepare() -> Answer:
-        processor = _processor(spec)
-        return lambda question, data: _answer(processor, spec, question, data)
+        process = _process(spec)
+        return lambda question, data: _answer(process, spec, question, data)
 
-    answer_questions(prepare, _MEMORY + _MEMORY_PER_PIXEL * spec["max_pixels"])
+    hears = spec["medium"] == Medium.SOUND
+    largest = _MEMORY_PER_SECOND * spec["max_seconds"] if hears else _MEMORY_PER_PIXEL * spec["max_pixels"]
+    answer_questions(prepare, _MEMORY + largest)
 
 
-def _processor(spec: dict[str, Any]) -> ImageProcessor:
-    model = read_vision_model(Path(spec["model_dir"]))
+def _process(spec: dict[str, Any]) -> _Process:
+    model_dir = Path(spec["model_dir"])
+    model = read_vision_model(model_dir)
     if model is None:
-        raise ValueError("the model takes no images")
+        raise ValueError("the model takes neither images nor sounds")
     with tempfile.TemporaryDirectory(dir=spec["folder"]) as folder:
-        processor = ImageProcessor(model, Path(spec["model_dir"]), Path(folder))
+        if model.medium is Medium.SOUND:
+            sounds = SoundProcessor(model, model_dir, Path(folder))
+            return lambda data, low_detail: sounds.process(data, spec["max_seconds"])
+        processor = ImageProcessor(model, model_dir, Path(folder))
     processor.process(png(Image.new("RGB", _SIZE)))  # one-time work is done before the first image is timed
-    return processor
+    return lambda data, low_detail: processor.process(png(decode(data, spec["max_pixels"], low_detail=low_detail)))
 
 
-def _answer(processor: ImageProcessor, spec: dict[str, Any], question: dict[str, Any], data: bytes) -> dict[str, Any]:
+def _answer(process: _Process, spec: dict[str, Any], question: dict[str, Any], data: bytes) -> dict[str, Any]:
     try:
-        image = png(decode(data, spec["max_pixels"], low_detail=question["low_detail"]))
-        found = processor.process(image)
+        found = process(data, question["low_detail"])
         if (num_tokens := len(found.expansion)) > spec["max_tokens"]:
             raise UnusableImage(
                 f"may have at most {spec['max_tokens']} tokens (GENAI_MAX_IMAGE_TOKENS), given {num_tokens}"
@@ -58,7 +69,7 @@ def _answer(processor: ImageProcessor, spec: dict[str, Any], question: dict[str,
     except UnusableImage as error:
         return {"refused": str(error)}
     except MemoryError:
-        return {"refused": "needs more memory than an image may take"}
+        return {"refused": "needs more memory than it may take"}
     with Path(question["path"]).open("wb") as file:
         np.savez(file, **found.tensors)  # type: ignore[arg-type]  # the stub takes the names for options
     return {"expansion": found.expansion, "grid": found.grid}

@@ -13,7 +13,7 @@ from genai_server.vision_model import VisionModel
 
 _GRAPHS = ("vision", "embedding", "decoder")
 # Names of tensors for the complete prompt, which is not the request's.
-_OF_PROMPT = ("input_ids", "token_type_ids")
+OF_PROMPT = ("input_ids", "token_type_ids")
 _GRID = "image_grid_thw"
 _PIXELS = "pixel_values"
 _MERGE_SIZE = 2
@@ -70,7 +70,7 @@ class ImageProcessor:
         expansion = ids[self._before : len(ids) - self._after]
         if self._model.image_token_id not in expansion:
             raise UnusableImage("is too small for the model")
-        tensors = {name: tensor for name, tensor in tensors.items() if name not in _OF_PROMPT}
+        tensors = {name: tensor for name, tensor in tensors.items() if name not in OF_PROMPT}
         return ProcessedImage(expansion, self._flatten(tensors), tensors)
 
     def _flatten(self, tensors: dict[str, npt.NDArray[Any]]) -> tuple[int, int, int] | None:

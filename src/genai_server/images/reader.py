@@ -18,7 +18,7 @@ from genai_server.images.image_files import ImageFiles, ReadImage
 from genai_server.images.sources import SourceLimits, is_data_url, is_public, load_image
 from genai_server.process_folder import own_folder
 from genai_server.process_pool import ProcessDied, ProcessPool, ProcessTimeout, Readers, WorkerProcess
-from genai_server.vision_model import VisionModel
+from genai_server.vision_model import Medium, VisionModel
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ _FOLDER = "images"
 
 
 class ImageSource(NamedTuple):
-    """An image of a request."""
+    """An image of a request, or a sound."""
 
     # A data URL, or an http or https URL of an allowed host.
     url: str
@@ -108,9 +108,11 @@ class ImageReader:
         self.running = 0
         spec = {
             "model_dir": str(model.directory),
+            "medium": model.medium,
             "folder": str(files.folder),
             "max_pixels": settings.max_image_pixels,
             "max_tokens": settings.max_image_tokens,
+            "max_seconds": settings.max_audio_seconds,
         }
         self._pool: ProcessPool[ImageProcess, _Result] = ProcessPool(
             partial(start, spec), _PROCESSES, _PURPOSE, ImageReaderUnavailable
@@ -131,7 +133,7 @@ class ImageReader:
         finally:
             self.running -= 1
         if found.image is None:
-            raise InvalidField(f"{param}: the image {found.reason}", param=param)
+            raise InvalidField(f"{param}: the {self._model.medium} {found.reason}", param=param)
         return found.image
 
     async def start(self) -> None:
@@ -202,7 +204,7 @@ class Images:
         limit = self._settings.max_images
         if len(sources) > limit:
             raise InvalidField(
-                f"a request may have at most {limit} images (GENAI_MAX_IMAGES), given {len(sources)}",
+                f"a request may have at most {limit} {model.medium}s (GENAI_MAX_IMAGES), given {len(sources)}",
                 param=sources[limit].param,
             )
         if not sources:
@@ -219,7 +221,7 @@ class Images:
             for task in tasks.values():
                 task.cancel()
         images = [tasks[source.url, source.low_detail].result() for source in sources]
-        self._check_tokens(images, sources)
+        self._check_tokens(model.medium, images, sources)
         return images
 
     async def start(self, model: VisionModel) -> None:
@@ -244,11 +246,11 @@ class Images:
             data = await load_image(source.url, self._limits, param=source.param, may_connect=self._may_connect)
             return await reader.read(data, low_detail=source.low_detail, param=source.param)
 
-    def _check_tokens(self, images: Sequence[ReadImage], sources: Sequence[ImageSource]) -> None:
+    def _check_tokens(self, medium: Medium, images: Sequence[ReadImage], sources: Sequence[ImageSource]) -> None:
         limit, num_tokens = self._settings.max_image_tokens, sum(len(image.expansion) for image in images)
         if num_tokens > limit:
             raise InvalidField(
-                f"the images of a request may have at most {limit} tokens together (GENAI_MAX_IMAGE_TOKENS), "
+                f"the {medium}s of a request may have at most {limit} tokens together (GENAI_MAX_IMAGE_TOKENS), "
                 f"given {num_tokens}",
                 param=sources[-1].param,
             )

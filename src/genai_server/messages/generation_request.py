@@ -230,6 +230,8 @@ class Batching(Struct, frozen=True):
     int8_from: int | None = None
     # Whether the next tokens of sequences are drafted and verified together.
     speculates: bool = False
+    # The name of the directory of the model that drafts them; None if only their own text does.
+    draft_model: str | None = None
 
 
 # What limits the length of sequences, unless the settings or the memory do.

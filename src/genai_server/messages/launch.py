@@ -66,6 +66,8 @@ class EngineSpec(Struct, frozen=True):
     kv_events: KvEventTarget | None = None
     # Memory for keys and values, unless the settings say it; 0 lets the engine choose.
     kv_bytes: int = 0
+    # The directory of the draft model; "" for none.
+    draft_model: str = ""
 
 
 # Sent to the engine's standard input, before that ends, if the engine is unloaded while its supervisor continues.

@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from genai_server.messages.generation_request import Adapter
 from genai_server.pooling_model import Task
+from genai_server.vision_model import Medium
 
 _NAME = "status.json"
 # The alias for all names that no model has.
@@ -95,8 +96,11 @@ class ModelStatus(Struct, frozen=True):
     adapters: list[Adapter] = []
     # A file or a name, in place of the model's own; "" for the model's own.
     chat_template: str = ""
+    # The directory of its draft model; "" for none.
+    draft_model: str = ""
     task: Task = Task.GENERATE
-    takes_images: bool = False
+    # What it takes besides text, in chats.
+    medium: Medium | None = None
     # Seconds without a request after which it is unloaded; None for never.
     idle_unload: float | None = None
     # Why there is no memory for it now, with the figures; "" unless a request waits for it.

@@ -90,6 +90,7 @@ def settings_of(settings: Settings, model: str) -> Settings:
         "adapters": ",".join(f"{name}={_absolute(file)}" for name, file in settings.adapter_files(model).items()),
         "model_aliases": ",".join(f"{alias}={model}" for alias in aliases),
         "chat_template": settings.chat_template_of(model),
+        "draft_model": _absolute(draft) if (draft := settings.draft_model_of(model)) else "",
         "config": _absolute(config) if config else "",
         # The ingress answers browsers, and counts the requests of each key.
         "cors_origins": "",

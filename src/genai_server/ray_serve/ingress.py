@@ -9,7 +9,6 @@ import logging
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import replace
 from http import HTTPStatus
 from typing import Any
 
@@ -64,7 +63,7 @@ from genai_server.ray_serve.forwarded import (
 from genai_server.ray_serve.merging import joined, merged, merged_metrics
 from genai_server.ray_serve.model_choice import ModelNames, matches, requested_task
 from genai_server.ray_serve.stream_end import is_event, stream_end
-from genai_server.vision_model import any_takes_images
+from genai_server.vision_model import any_takes_media
 
 log = logging.getLogger(__name__)
 
@@ -116,7 +115,7 @@ class _IngressApp:
     def _guarded(self, settings: Settings) -> ASGIApp:
         """The forwarding app behind those checks of the server's own app that a replica must not be asked for."""
         bodies = BodyBudget(settings.max_bodies_bytes)
-        image_limit = settings.max_image_body_bytes if any_takes_images(settings.served.values()) else 0
+        image_limit = settings.max_image_body_bytes if any_takes_media(settings.served.values()) else 0
         app: ASGIApp = BodyLimits(
             self._forward,
             settings.max_body_bytes,
@@ -179,13 +178,9 @@ class _IngressApp:
         elif path in _HEALTH:
             await _send(await self._state(), send)
         elif is_metrics or path in _OF_ALL or matches(_ADMIN, scope):
-            # Prometheus's own form is asked of replicas, whatever form the scraper asks for.
-            plain = {**request.parts, "headers": _without(request.parts["headers"], b"accept")}
-            asked = replace(request, parts=plain) if is_metrics else request
             seconds = _ACT if matches(_ADMIN, scope) else _LOOK
-            answers = await self._ask_all(asked, seconds if named is None else _ACT_ALONE, named=named)
-            accept = Headers(scope=scope).get("accept", "")
-            await _send(merged_metrics(answers, accept) if is_metrics else merged(answers), send)
+            answers = await self._ask_all(request, seconds if named is None else _ACT_ALONE, named=named)
+            await _send(merged_metrics(answers) if is_metrics else merged(answers), send)
         elif named is not None:
             raise InvalidField(
                 f"{REPLICA_HEADER} is for admin calls, /metrics and /healthz; the request router chooses otherwise",

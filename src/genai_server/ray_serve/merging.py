@@ -6,7 +6,7 @@ from http import HTTPStatus
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Metric
-from prometheus_client.exposition import choose_encoder
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
@@ -52,8 +52,8 @@ def joined(answers: Sequence[ReplicaAnswer]) -> ReplicaAnswer:
     return _with_body(answers[0], body)
 
 
-def merged_metrics(answers: Sequence[ReplicaAnswer], accept: str) -> ReplicaAnswer:
-    """The metrics of all replicas that give them, in the form that a scraper accepts.
+def merged_metrics(answers: Sequence[ReplicaAnswer]) -> ReplicaAnswer:
+    """The metrics of all replicas that give them.
 
     Each series has the label `replica`. The answer is a failure if no replica gives any.
     """
@@ -62,9 +62,8 @@ def merged_metrics(answers: Sequence[ReplicaAnswer], accept: str) -> ReplicaAnsw
         return answers[0]
     registry = CollectorRegistry()
     registry.register(_Families(successes))
-    encode, content_type = choose_encoder(accept)
-    headers = [(b"content-type", content_type.encode("latin-1"))]
-    return ReplicaAnswer("", "", HTTPStatus.OK, headers, encode(registry))
+    headers = [(b"content-type", CONTENT_TYPE_PLAIN_0_0_4.encode("latin-1"))]
+    return ReplicaAnswer("", "", HTTPStatus.OK, headers, generate_latest(registry))
 
 
 class _Families(Collector):

@@ -215,8 +215,9 @@ class MemoryBudget:
         return len(about.devices) * RUNTIME + self._num_host_engines(about) * each
 
     def _memory(self, about: ModelStatus) -> ModelMemory:
+        """The model's needs together with those of its draft model."""
         found: ModelMemory = self._read_once(Path(about.path), about.serial)
-        return found
+        return found.with_draft_model(self._read_once(Path(about.draft_model), 0)) if about.draft_model else found
 
     @staticmethod
     def _num_host_engines(about: ModelStatus) -> int:

@@ -15,7 +15,7 @@ from genai_server.pooling_model import task_of
 from genai_server.quoted_values import quoted
 from genai_server.supervisor.engine_watch import EngineWatch
 from genai_server.supervisor.memory_budget import Decision, MemoryBudget, Shortage
-from genai_server.vision_model import takes_images
+from genai_server.vision_model import medium_of
 
 log = logging.getLogger(__name__)
 # Seconds without requests before an unloading model ends, because an API process may have sent one before it read the
@@ -145,7 +145,7 @@ def new_status(name: str, path: str, devices: Sequence[str], serial: int, *, on_
         int(time.time()),
         on_demand=on_demand,
         task=task_of(Path(path)),
-        takes_images=takes_images(Path(path)),
+        medium=medium_of(Path(path)),
     )
 
 

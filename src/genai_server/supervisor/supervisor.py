@@ -82,6 +82,7 @@ class Supervisor:
             model.change(
                 adapters=[Adapter(adapter, file, secrets.token_hex(8)) for adapter, file in files],
                 chat_template=settings.chat_template_of(name),
+                draft_model=settings.draft_model_of(name),
             )
             self._models.add(model)
         for alias, name in settings.aliases.items():
@@ -204,6 +205,7 @@ class Supervisor:
             profile_folder="" if about.name == first else f"{device}-{quote(about.name, safe='')}",
             adapters=about.adapters,
             kv_events=self._kv_event_target(about, device),
+            draft_model=about.draft_model,
         )
 
     def _kv_event_target(self, about: ModelStatus, device: str) -> KvEventTarget | None:

@@ -16,7 +16,7 @@ from genai_server.text.answers.dialect import AUTOMATIC, PLAIN, Dialect, read_di
 from genai_server.text.grammars.grammar import find_opaque_tokens
 from genai_server.text.pooled_texts import PooledTexts
 from genai_server.text.prompts.chat_template import MAX_CHARACTERS, SCRIPTED_TEMPLATE, ChatTemplate
-from genai_server.text.prompts.prompt import Message, PromptWriter, Tool
+from genai_server.text.prompts.prompt import Message, PromptWriter, Tool, num_media
 from genai_server.text.prompts.special_tokens import Prompt, SpecialTokenGuard, blaming
 from genai_server.text.prompts.template_files import (
     DEFAULT,
@@ -168,15 +168,15 @@ class TextCodec:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _check_images(self, messages: Sequence[Message], tokens: list[int]) -> None:
-        """Check that the template has written one placeholder for each image. Raises InvalidField."""
+        """Check that the template has written one placeholder for each image or sound. Raises InvalidField."""
         if self.vision is None:
             return
-        contents = [message.get("content") for message in messages]
-        num_images = sum(parts.count({"type": "image"}) for parts in contents if isinstance(parts, list))
+        num_given = num_media(messages)
         num_written = tokens.count(self.placeholder)
-        if num_written != num_images:
+        if num_written != num_given:
+            noun = f"{self.vision.medium}s"
             raise InvalidField(
-                f"the model's chat template writes {num_written} images for these messages, which have {num_images}",
+                f"the model's chat template writes {num_written} {noun} for these messages, which have {num_given}",
                 param="messages",
             )
 

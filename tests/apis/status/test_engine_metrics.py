@@ -177,12 +177,13 @@ def test_the_operator_says_who_may_read_them(tmp_path: Path, who: str, stranger:
         assert client.get("/metrics", headers=bearer).status_code == holder
 
 
-def test_prometheus_gets_the_form_that_it_asks_for(server: RunningServer) -> None:
-    plain = server.client.get("/metrics")
-    assert plain.headers["content-type"].startswith("text/plain")
-    newer = server.client.get("/metrics", headers={"accept": "application/openmetrics-text; version=1.0.0"})
-    assert newer.headers["content-type"].startswith("application/openmetrics-text")
-    assert newer.text.endswith("# EOF\n")
+def test_names_are_the_same_in_whatever_form_is_asked_for(server: RunningServer) -> None:
+    """Prometheus asks for OpenMetrics first."""
+    asked = "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5"
+    for headers in ({}, {"accept": asked}):
+        found = server.client.get("/metrics", headers=headers)
+        assert found.headers["content-type"].startswith("text/plain; version=0.0.4")
+        assert "\ngenai:engine_up{" in found.text
 
 
 COUNTED: dict[str, Any] = {

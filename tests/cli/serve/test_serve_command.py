@@ -115,6 +115,12 @@ def test_missing_chat_template_ends_the_start_with_one_line(refused_start: Calla
     assert "--chat-template or GENAI_CHAT_TEMPLATE: chatmll: no such file" in line
 
 
+def test_draft_model_with_other_tokens_ends_the_start(refused_start: Callable[..., str]) -> None:
+    vision = ROOT / "models" / "demo-vision"
+    line = refused_start("--model-dir", str(DEMO), "--draft-model", str(vision))
+    assert f"GENAI_DRAFT_MODEL={vision}: it must have the tokenizer of {DEMO}: special token " in line
+
+
 def test_the_command_line_names_its_own_option(refused_start: Callable[..., str]) -> None:
     assert refused_start("--max-length", "none").startswith('genai-server: --max-length="none": ')
 

@@ -38,6 +38,7 @@ from genai_server.options.table import Reach
 from genai_server.speech_model import FEATURES
 from scripts._models.driven import Driven
 from tests.engine.model_runners import greedy
+from tests.model_edits import edited_config
 from tests.running_server import DEMO, ROOT, run_python
 
 
@@ -101,6 +102,50 @@ def test_shared_slots_always_fit_one_request_of_full_length(bytes_: float, num_s
     runners = RunnerPair(ScriptedRunner(), batch(given))
     assert (runners.batching.num_slots, runners.kv_capacity) == (num_slots, num_tokens)
     assert runners.main.abilities.memory.pages(128) <= runners.main.abilities.memory.num_pages
+
+
+def test_draft_model_shares_the_memory_for_keys_and_values() -> None:
+    given = spec(128, kv_cache_bytes=int(8.5 * slot_bytes(128)))
+    alone = choose.load_runners(given)
+    runners = choose.load_runners(msgspec.structs.replace(given, draft_model=str(DEMO)))
+    assert alone.draft_model is None
+    assert runners.draft_model is not None
+    assert (runners.draft_model.name, runners.draft_model.kv_share) == ("demo", 0.5)
+    assert runners.batching.draft_model == "demo"
+    own, draft = runners.main.abilities.memory, runners.draft_model.runner.abilities.memory
+    assert own.num_pages == draft.num_pages < alone.main.abilities.memory.num_pages
+    assert runners.kv_range[0] >= 2 * slot_bytes(128)
+    warm_up(runners, 64)
+    assert own.own_bytes + draft.own_bytes <= runners.kv_bytes <= given.settings.kv_cache_bytes
+    before = own.num_pages
+    runners.resize(runners.kv_range[0])
+    assert own.pages(128) <= own.num_pages == draft.num_pages < before
+
+
+@pytest.mark.parametrize(
+    ("how", "why"),
+    [({"scheduler": "generator"}, "GENAI_SCHEDULER is generator"), ({"device": "scripted"}, "it is scripted")],
+)
+def test_draft_model_without_effect_is_reported(
+    how: dict[str, Any], why: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    runners = choose.load_runners(msgspec.structs.replace(spec(128, **how), draft_model=str(DEMO)))
+    assert runners.draft_model is None
+    assert f"GENAI_DRAFT_MODEL={DEMO} has no effect on device {how.get('device', 'cpu')}: {why}" in caplog.text
+
+
+def test_draft_model_is_not_loaded_where_drafts_are_off() -> None:
+    given = msgspec.structs.replace(spec(128, speculation="off"), draft_model="none")
+    assert choose.load_runners(given).draft_model is None
+
+
+def test_incomplete_draft_model_is_refused(tmp_path: Path) -> None:
+    directory = tmp_path / "draft"
+    shutil.copytree(DEMO, directory)
+    with edited_config(directory) as config:
+        config["model"]["decoder"]["filename"] = "missing.onnx"
+    with pytest.raises(ConfigurationError, match=r"GENAI_DRAFT_MODEL=.*missing\.onnx is missing"):
+        choose.load_runners(msgspec.structs.replace(spec(128), draft_model=str(directory)))
 
 
 @pytest.mark.parametrize(

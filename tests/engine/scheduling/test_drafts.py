@@ -75,7 +75,7 @@ def test_no_more_is_drafted_than_the_answer_may_have() -> None:
 
 def fitted(draft: Draft, seconds: float) -> list[int]:
     """The tokens of a draft that a pass reads; each further one takes this multiple of the time of the first."""
-    (length,) = fit_drafts([draft], [0.0, *(1 + seconds * number for number in range(16))])
+    (length,) = fit_drafts([draft], [0.0, *(1 + seconds * number for number in range(16))]).lengths
     return list(draft.tokens[:length])
 
 
@@ -95,6 +95,14 @@ def _answer(drafter: Drafter, wanted: list[int], seconds: float) -> tuple[int, i
     return drafted, accepted
 
 
+def test_what_follows_a_replaced_token_is_drafted() -> None:
+    drafter = Drafter(PROMPT, [])
+    answer = [1, 104, 105]
+    assert drafter.draft([*PROMPT, *answer], 2).tokens == [106, 107]
+    assert drafter.draft([*PROMPT, *answer, 2], 2) == NO_DRAFT
+    assert drafter.draft([*PROMPT, *answer, 2, 107], 2).tokens == [108, 109]
+
+
 def test_a_text_that_repeats_its_prompt_is_nearly_all_drafted() -> None:
     wanted = PROMPT * 10
     drafted, accepted = _answer(Drafter(PROMPT, []), wanted, 0.2)
@@ -102,18 +110,22 @@ def test_a_text_that_repeats_its_prompt_is_nearly_all_drafted() -> None:
     assert drafted < 1.1 * accepted
 
 
-def test_a_text_whose_drafts_are_wrong_has_fewer_and_fewer() -> None:
+def _pairs(number: int) -> list[int]:
+    """Pairs of tokens that are repeated, in any order, each with another token behind it."""
     chance = random.Random(4)
-    wanted = [token for _ in range(500) for token in (1, 2, chance.randrange(10, 10**6))]
+    firsts = (10 * chance.randrange(50) for _ in range(number))
+    return [token for first in firsts for token in (first, first + 1, chance.randrange(10**3, 10**6))]
+
+
+def test_a_text_whose_drafts_are_wrong_has_fewer_and_fewer() -> None:
+    wanted = _pairs(500)
     drafted, accepted = _answer(Drafter(PROMPT, []), wanted, 0.3)
     assert drafted < 0.02 * len(wanted)
     assert accepted <= drafted
 
 
 def test_drafts_that_are_right_again_are_made_again() -> None:
-    chance = random.Random(4)
-    wrong = [token for _ in range(60) for token in (1, 2, chance.randrange(10, 10**6))]
-    _, accepted = _answer(Drafter(PROMPT, []), wrong + PROMPT * 20, 0.2)
+    _, accepted = _answer(Drafter(PROMPT, []), _pairs(60) + PROMPT * 20, 0.2)
     assert accepted > 0.6 * 20 * len(PROMPT)
 
 
@@ -231,21 +243,21 @@ def drafts(*shares: float, is_due: bool = False) -> list[Draft]:
 
 def test_budget_goes_to_the_likeliest_tokens_of_all_sequences() -> None:
     steep = [10.0] * 8 + [100.0] * 50
-    assert fit_drafts(drafts(0.9, 0.1, 0.9), steep) == [2, 0, 2]
-    assert fit_drafts(drafts(0.7, 0.9, 0.0), steep) == [1, 3, 0]
+    assert fit_drafts(drafts(0.9, 0.1, 0.9), steep).lengths == [2, 0, 2]
+    assert fit_drafts(drafts(0.7, 0.9, 0.0), steep).lengths == [1, 3, 0]
 
 
 def test_draft_is_as_long_as_passes_of_all_sequences_allow() -> None:
-    assert fit_drafts(drafts(0.9, 0.9), FLAT) == [15, 15]
-    assert sum(fit_drafts(drafts(0.9, 0.9), FLAT[:13])) == 10
-    assert fit_drafts(drafts(0.9, 0.9), FLAT[:3]) == [0, 0]
+    assert fit_drafts(drafts(0.9, 0.9), FLAT).lengths == [15, 15]
+    assert sum(fit_drafts(drafts(0.9, 0.9), FLAT[:13]).lengths) == 10
+    assert fit_drafts(drafts(0.9, 0.9), FLAT[:3]).lengths == [0, 0]
 
 
 def test_no_sequence_has_a_draft_that_does_not_pay() -> None:
-    assert fit_drafts(drafts(0.9, 0.9), LINEAR) == [0, 0]
-    assert fit_drafts([NO_DRAFT, NO_DRAFT], FLAT) == [0, 0]
+    assert fit_drafts(drafts(0.9, 0.9), LINEAR).lengths == [0, 0]
+    assert fit_drafts([NO_DRAFT, NO_DRAFT], FLAT).lengths == [0, 0]
 
 
 def test_due_draft_is_tried_with_one_token() -> None:
-    assert fit_drafts([*drafts(0.1, is_due=True), *drafts(0.1), NO_DRAFT], LINEAR) == [1, 0, 0]
-    assert fit_drafts(drafts(0.1, is_due=True), LINEAR[:2]) == [0]
+    assert fit_drafts([*drafts(0.1, is_due=True), *drafts(0.1), NO_DRAFT], LINEAR).lengths == [1, 0, 0]
+    assert fit_drafts(drafts(0.1, is_due=True), LINEAR[:2]).lengths == [0]

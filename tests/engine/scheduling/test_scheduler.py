@@ -554,7 +554,7 @@ def test_drafts_end_while_their_passes_take_too_long() -> None:
         if not step.reads[0].draft:
             break
         scheduler.observe(step, 30.0)
-        sequence.verified(len(step.reads[0].draft), 0)
+        scheduler.verified(sequence, len(step.reads[0].draft), 0)
     assert _drafted(scheduler) == [0]
 
 

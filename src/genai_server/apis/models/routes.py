@@ -15,7 +15,10 @@ from genai_server.messages.generation_request import Adapter
 from genai_server.messages.status_file import ANY_NAME, ModelState, ModelStatus
 from genai_server.pooling_model import Task
 from genai_server.text.codec import TextCodec
+from genai_server.vision_model import Medium
 
+# What taking something besides text is called in `capabilities`.
+_ABILITIES = {Medium.IMAGE: "vision", Medium.SOUND: "audio"}
 router = APIRouter(tags=["models"], responses=error_responses(404))
 
 
@@ -57,8 +60,8 @@ def model_entry(services: Services, about: ModelStatus) -> dict[str, Any]:
     """A model. `root` is its own name. Fields are omitted while their values are unknown.
 
     `chat` is false without a chat template: such a model accepts raw prompts only. `capabilities` uses llama.cpp's and
-    Ollama's terms; before the model is loaded it only has the task and `vision`. `dimensions` is the length of an
-    embedding. `max_model_len` and `context_length` limit the tokens of prompt and answer together, and `limited_by`
+    Ollama's terms; before the model is loaded it only has the task, `vision` and `audio`. `dimensions` is the length of
+    an embedding. `max_model_len` and `context_length` limit the tokens of prompt and answer together, and `limited_by`
     says what sets this limit. `loading_seconds` is how long the model has been loading, `error` why it failed to load,
     and `shortage` why there was no memory for it when a request asked for it last.
     """
@@ -80,7 +83,7 @@ def model_entry(services: Services, about: ModelStatus) -> dict[str, Any]:
         entry["chat"] = served.codec.has_chat_template
         entry["capabilities"] = _capabilities(served.codec)
     else:
-        entry["capabilities"] = ["completion", "vision"] if about.takes_images else ["completion"]
+        entry["capabilities"] = ["completion", *([] if about.medium is None else [_ABILITIES[about.medium]])]
     if served is not None and served.is_readable and (pooling := served.codec.pooling) is not None:
         entry |= {"dimensions": pooling.dimensions} if pooling.dimensions else {}
     if served is not None and (length := served.max_length) is not None:
@@ -104,7 +107,10 @@ def _capabilities(codec: TextCodec) -> list[str]:
         "completion": True,
         "insert": bool(infill_tokens(codec)),
         "tools": takes_tools,
-        "vision": codec.vision is not None and codec.has_chat_template,
+        **{
+            name: codec.vision is not None and codec.vision.medium is medium and codec.has_chat_template
+            for medium, name in _ABILITIES.items()
+        },
         "thinking": codec.dialect.reasoning is not None,
     }
     return [name for name, it_can in can.items() if it_can]

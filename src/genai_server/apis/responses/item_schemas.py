@@ -20,6 +20,7 @@ from genai_server.apis.shared.chat_messages import (
     DirectCaller,
     FunctionName,
     ImageDetail,
+    InputAudio,
 )
 
 # A chat message may correspond to several items: reasoning, text and tool calls.
@@ -73,6 +74,13 @@ class InputImage(Wire):
         return self
 
 
+class InputAudioPart(Wire):
+    """A sound in a message or in a tool's result, for models that take sounds."""
+
+    type: Literal["input_audio"]
+    input_audio: InputAudio
+
+
 class OutputText(Wire):
     """One part of the model's text."""
 
@@ -82,8 +90,8 @@ class OutputText(Wire):
     logprobs: Any = Field(None, description="No effect: not part of the prompt.")
 
 
-InputPart = Annotated[InputText | InputImage, ByType("part")]
-MessagePart = Annotated[InputText | InputImage | OutputText, ByType("part")]
+InputPart = Annotated[InputText | InputImage | InputAudioPart, ByType("part")]
+MessagePart = Annotated[InputText | InputImage | InputAudioPart | OutputText, ByType("part")]
 
 
 class ReasoningText(Wire):

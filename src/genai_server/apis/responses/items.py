@@ -18,6 +18,7 @@ from genai_server.apis.responses.item_schemas import (
     CustomToolCallOutputItem,
     FunctionCallItem,
     FunctionCallOutputItem,
+    InputAudioPart,
     InputImage,
     InputItem,
     InputText,
@@ -80,6 +81,11 @@ def input_text(text: str) -> JsonObject:
 def input_image(url: str, detail: str | None) -> JsonObject:
     """A content part with an image."""
     return {"type": "input_image", "detail": detail or "auto", "image_url": url}
+
+
+def input_audio(data: str, format: str) -> JsonObject:
+    """A content part with a sound."""
+    return {"type": "input_audio", "input_audio": {"data": data, "format": format}}
 
 
 def output_text(text: str, logprobs: list[JsonObject] | None = None) -> JsonObject:
@@ -162,12 +168,17 @@ def _given_item(item: Item, place: str) -> JsonObject:
 
 
 def _parts(
-    given: Sequence[InputText | InputImage | OutputText], text_part: Callable[[str], JsonObject]
+    given: Sequence[InputText | InputImage | InputAudioPart | OutputText], text_part: Callable[[str], JsonObject]
 ) -> list[JsonObject]:
-    return [
-        input_image(part.image_url or "", part.detail) if isinstance(part, InputImage) else text_part(part.text)
-        for part in given
-    ]
+    found = []
+    for part in given:
+        if isinstance(part, InputImage):
+            found.append(input_image(part.image_url or "", part.detail))
+        elif isinstance(part, InputAudioPart):
+            found.append(input_audio(part.input_audio.data, part.input_audio.format))
+        else:
+            found.append(text_part(part.text))
+    return found
 
 
 def _thoughts(item: ReasoningItem, place: str) -> list[str]:
@@ -243,9 +254,16 @@ def _output(item: JsonObject) -> str | list[JsonObject]:
     return about if item["status"] == "completed" else f"Error: {about}"
 
 
-def is_image(part: Any) -> bool:
-    """Whether a content part is an image."""
-    return isinstance(part, dict) and part["type"] == "input_image"
+def is_medium(part: Any) -> bool:
+    """Whether a content part is an image or a sound."""
+    return isinstance(part, dict) and part["type"] in ("input_image", "input_audio")
+
+
+def data_of(part: JsonObject) -> tuple[str, str]:
+    """The field of an image or a sound that has its URL or data, and that."""
+    if part["type"] == "input_image":
+        return "image_url", part["image_url"]
+    return "input_audio.data", part["input_audio"]["data"]
 
 
 def parts_of(item: JsonObject) -> tuple[str, list[JsonObject]]:
@@ -256,16 +274,20 @@ def parts_of(item: JsonObject) -> tuple[str, list[JsonObject]]:
 
 
 def _content(content: str | list[JsonObject]) -> str | list[JsonObject]:
-    """The text; with images, a chat's content parts, in which the texts between two images are joined."""
-    if isinstance(content, str) or not any(map(is_image, content)):
+    """The text; with images or sounds, a chat's content parts, in which the texts between two of these are joined."""
+    if isinstance(content, str) or not any(map(is_medium, content)):
         return _text(content)
     found: list[JsonObject] = []
-    for images, run in groupby(content, key=is_image):
-        if not images:
+    for are_media, run in groupby(content, key=is_medium):
+        if not are_media:
             found.append({"type": "text", "text": _text(list(run))})
             continue
-        given = [{"url": part["image_url"], "detail": part["detail"]} for part in run]
-        found += [{"type": "image_url", "image_url": image} for image in given]
+        for part in run:
+            if part["type"] == "input_audio":
+                found.append(part)
+            else:
+                image = {"url": part["image_url"], "detail": part["detail"]}
+                found.append({"type": "image_url", "image_url": image})
     return found
 
 

@@ -14,8 +14,9 @@ from genai_server.apis.responses.items import (
     CALLS,
     CUSTOM_INPUT,
     OUTPUTS,
+    data_of,
     encrypted,
-    is_image,
+    is_medium,
     message,
     new_id,
     new_item,
@@ -157,8 +158,10 @@ def outer_names(
         for item in conversation:
             field, parts = parts_of(item)
             base = places.get(id(item)) or f"{earlier} (item {item['id']})"
-            for index in (index for index, part in enumerate(parts) if is_image(part)):
-                yield ImagePlace(f"{base}.{field}[{index}]", f"{base}.{field}[{index}].image_url")
+            for index, part in enumerate(parts):
+                if is_medium(part):
+                    place = f"{base}.{field}[{index}]"
+                    yield ImagePlace(place, f"{place}.{data_of(part)[0]}")
 
     names = image_names(chat.messages, image_places())
     return lambda text: outer_name(text, names)
@@ -299,8 +302,8 @@ _IMAGE_SIZE = 2000
 
 def _size(item: JsonObject) -> int:
     """The size of an item in characters of text."""
-    urls = [part["image_url"] for part in parts_of(item)[1] if is_image(part)]
-    return len(json.dumps(item, ensure_ascii=False)) + sum(_IMAGE_SIZE - len(url) for url in urls)
+    media = [data_of(part)[1] for part in parts_of(item)[1] if is_medium(part)]
+    return len(json.dumps(item, ensure_ascii=False)) + sum(_IMAGE_SIZE - len(data) for data in media)
 
 
 def _cuts(items: Sequence[JsonObject]) -> Iterator[int]:

@@ -59,7 +59,24 @@ class ImagePart(Wire):
     prompt_cache_breakpoint: Any = Field(None, description="Accepted, but has no effect.")
 
 
-ContentPart = Annotated[TextPart | ImagePart, ByType("part")]
+class InputAudio(Wire):
+    """A sound file."""
+
+    data: NonEmptyText = Field(description="The file in base64.")
+    format: Literal["wav", "mp3", "flac", "m4a", "mp4", "ogg", "opus", "webm"] = Field(
+        description="The file's format, as OpenAI's API requires it; its content decides."
+    )
+
+
+class AudioPart(Wire):
+    """A sound in a message's content, for models that take sounds."""
+
+    type: Literal["input_audio"]
+    input_audio: InputAudio
+    prompt_cache_breakpoint: Any = Field(None, description="Accepted, but has no effect.")
+
+
+ContentPart = Annotated[TextPart | ImagePart | AudioPart, ByType("part")]
 ContentParts = Annotated[list[ContentPart], elements(MAX_PARTS)]
 
 
@@ -133,20 +150,37 @@ class ChatMessage(Wire):
             if isinstance(part, ImagePart):
                 yield index, part.image_url
 
+    @property
+    def media(self) -> Iterator[tuple[int, str]]:
+        """The index of each part that is an image or a sound, and the name of the field with its data."""
+        for index, part in enumerate(self.content if isinstance(self.content, list) else ()):
+            if not isinstance(part, TextPart):
+                yield index, "image_url.url" if isinstance(part, ImagePart) else "input_audio.data"
+
+    @property
+    def sounds(self) -> Iterator[tuple[int, InputAudio]]:
+        """The sounds of the content, each with the index of its part."""
+        for index, part in enumerate(self.content if isinstance(self.content, list) else ()):
+            if isinstance(part, AudioPart):
+                yield index, part.input_audio
+
     def for_template(self) -> dict[str, Any]:
         """The message as chat templates expect it: absent fields are omitted, except `content` next to tool calls.
 
-        An image is a part of type image, without its data.
+        An image is a part of type image, and a sound one of type audio, without their data.
         """
         fields = self.model_dump(exclude_none=True, exclude={"annotations", "provider_specific_fields", "reasoning"})
         if isinstance(self.content, list):
-            fields["content"] = [
-                {"type": "image"} if isinstance(part, ImagePart) else {"type": "text", "text": part.text}
-                for part in self.content
-            ]
+            fields["content"] = [_for_template(part) for part in self.content]
         if self.reasoning is not None:
             fields.setdefault("reasoning_content", self.reasoning)
         return {"content": None, **fields} if self.tool_calls else fields
+
+
+def _for_template(part: TextPart | ImagePart | AudioPart) -> dict[str, Any]:
+    if isinstance(part, TextPart):
+        return {"type": "text", "text": part.text}
+    return {"type": "image" if isinstance(part, ImagePart) else "audio"}
 
 
 class DirectCaller(Wire):

@@ -1,4 +1,4 @@
-"""The client's names for the images of a chat that another API's body became, for errors and what is left out."""
+"""The client's names for images and sounds of a chat that another API's body became, in errors and leniency reports."""
 
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -7,20 +7,22 @@ from genai_server.apis.shared.chat_messages import ChatMessage
 
 
 class ImagePlace(NamedTuple):
-    """Where a body has an image."""
+    """Where a body has an image or a sound."""
 
     # The part, such as `input[0].content[1]`.
     part: str
-    # The field with the image's data or URL.
+    # The field with its data or URL.
     url: str
 
 
 def image_names(messages: Sequence[ChatMessage], places: Iterable[ImagePlace]) -> dict[str, str]:
     """The body's names, keyed by the chat's. `places` has the images in the order in which the chat has them."""
     parts = [
-        f"messages[{number}].content[{index}]" for number, message in enumerate(messages) for index, _ in message.images
+        (f"messages[{number}].content[{index}]", field)
+        for number, message in enumerate(messages)
+        for index, field in message.media
     ]
     found: dict[str, str] = {}
-    for part, place in zip(parts, places, strict=True):
-        found |= {part: place.part, f"{part}.image_url.url": place.url}
+    for (part, field), place in zip(parts, places, strict=True):
+        found |= {part: place.part, f"{part}.{field}": place.url}
     return found

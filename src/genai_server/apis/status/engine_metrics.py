@@ -11,10 +11,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import accumulate
 from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter
 from fastapi.responses import Response
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
-from prometheus_client.exposition import choose_encoder
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.registry import Collector
 
 from genai_server.config.settings import Settings
@@ -254,7 +254,10 @@ def _add(family: HistogramMetricFamily, labels: Labels, values: Histogram) -> No
 
 
 @router.get(PATH, responses={200: {"content": {"text/plain": {}}}}, response_class=Response)
-async def metrics(request: Request, services: TheServices) -> Response:
-    """Metrics for Prometheus, the same from each API process."""
-    encode, content_type = choose_encoder(request.headers.get("accept", ""))
-    return Response(await asyncio.to_thread(encode, services.registry), media_type=content_type)
+async def metrics(services: TheServices) -> Response:
+    """Metrics for Prometheus, the same from each API process.
+
+    Always in the text format: in OpenMetrics prometheus-client 0.26 writes samples with an underscore for the colon of
+    their prefix, which no query of a dashboard finds.
+    """
+    return Response(await asyncio.to_thread(generate_latest, services.registry), media_type=CONTENT_TYPE_PLAIN_0_0_4)

@@ -15,6 +15,7 @@ from tempfile import TemporaryFile
 from genai_server.cli.serve.loaders import load_traces, text_loader
 from genai_server.config.settings import Settings
 from genai_server.config.sources import device_options
+from genai_server.engine.model.draft_model_files import check_draft_model
 from genai_server.engine.model.files import GIVE_A_TEMPLATE, NO_CHAT_TEMPLATE
 from genai_server.engine.runners.runner_rules import check_runner
 from genai_server.errors import ChatTemplateError, ConfigurationError, ModelDirectoryError, in_one_line
@@ -79,6 +80,7 @@ def check_models(settings: Settings) -> None:
             raise
         except Exception as error:  # a library reads unchecked files
             raise ConfigurationError(f"the model in {path} cannot be used: {in_one_line(error)}") from None
+        check_draft_model_of(settings, name)
         if any(codec.task is Task.GENERATE and not codec.has_chat_template for codec in codecs.values()):
             log.warning("model %s %s; %s", name, NO_CHAT_TEMPLATE, GIVE_A_TEMPLATE)
 
@@ -99,6 +101,13 @@ def check_runners(settings: Settings, name: str) -> None:
     """
     for device, options in device_options(settings, name).items():
         check_runner(device, Path(settings.served[name]), settings.scheduler, settings.kv_cache_bytes, options)
+
+
+def check_draft_model_of(settings: Settings, name: str) -> None:
+    """Check that a checked model's draft model has its tokens, if it has one. Raises ConfigurationError."""
+    draft = settings.draft_model_of(name)
+    if draft and not all(device.startswith("scripted") for device in settings.devices):
+        check_draft_model(Path(settings.served[name]), Path(draft))
 
 
 def check_kv_events(settings: Settings) -> None:

@@ -30,7 +30,7 @@ from genai_server.config.environment import export_engines, export_settings
 from genai_server.config.settings import Settings
 from genai_server.messages.status_file import EngineStatus
 from genai_server.supervisor.supervisor import Supervisor
-from genai_server.vision_model import any_takes_images
+from genai_server.vision_model import any_takes_media
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
@@ -214,6 +214,6 @@ def _uvicorn_config(settings: Settings, app: "ASGIApp | str") -> uvicorn.Config:
 
 def _max_body_bytes(settings: Settings) -> int:
     """Maximum size of a body, as far as the models are known at the start."""
-    if any_takes_images(settings.served.values()):
+    if any_takes_media(settings.served.values()):
         return max(settings.max_body_bytes, settings.max_image_body_bytes)
     return settings.max_body_bytes

@@ -15,29 +15,32 @@ from genai_server.options.device import DEFAULT_OPTIONS, DeviceOptions
 
 Features = NDArray[Any]
 # Inputs of vision graphs whose values the decoder's configuration does not name.
-_PIXELS, _FEATURES, _IDS, _EMBEDDINGS = "pixel_values", "image_features", "input_ids", "inputs_embeds"
+_IDS, _EMBEDDINGS, _LENGTHS = "input_ids", "inputs_embeds", "audio_lengths"
 # Numpy's types by ONNX Runtime's names.
 _TYPES = {"float": np.float32, "float16": np.float16, "double": np.float64, "int64": np.int64, "int32": np.int32}
 
 
 def features_graph(files: VisionFiles) -> bytes:
-    """A vision graph whose pixel values [1, features, hidden_size] are the features themselves.
+    """A vision graph whose pixel values [1, features, hidden_size] are the features themselves, or such a speech graph.
 
     With it, onnxruntime-genai takes images that have been encoded already, and loads no weights for them. It takes the
     form of the features from this graph, so they are what the embedding graph takes.
     """
     embedding = onnx.load(str(files.embedding), load_external_data=False).graph
-    wanted = next(value.type.tensor_type for value in embedding.input if value.name == files.name(_FEATURES))
-    given, made = files.name(_PIXELS), files.name(_FEATURES)
+    wanted = next(value.type.tensor_type for value in embedding.input if value.name == files.features)
+    given, made = files.given, files.features
     rows: list[int | str] = ["features", files.hidden_size]
-    shape = rows if len(wanted.shape.dim) == len(rows) else [1, *rows]
+    # The library requires this input of a speech graph.
+    lengths = [helper.make_tensor_value_info(files.name(_LENGTHS), onnx.TensorProto.INT64, [1])] if files.hears else []
+    # Those of a sound have an axis for sounds, which the library takes away.
+    shape = rows if len(wanted.shape.dim) == len(rows) and not files.hears else [1, *rows]
     graph = helper.make_graph(
         [
             helper.make_node("Cast", [given], ["cast"], to=wanted.elem_type),
             helper.make_node("Reshape", ["cast", "to"], [made]),
         ],
         "features",
-        [helper.make_tensor_value_info(given, onnx.TensorProto.FLOAT, [1, *rows])],
+        [helper.make_tensor_value_info(given, onnx.TensorProto.FLOAT, [1, *rows]), *lengths],
         [helper.make_tensor_value_info(made, wanted.elem_type, shape)],
         [numpy_helper.from_array(np.array([*[1] * (len(shape) - 2), -1, files.hidden_size]), "to")],
     )
@@ -51,6 +54,7 @@ class ImageEncoder:
 
     def __init__(self, files: VisionFiles, threads: int, options: DeviceOptions = DEFAULT_OPTIONS) -> None:
         self._files = files
+        self.noun = "a sound" if files.hears else "an image"
         found = session_options(options, threads)
         found.add_session_config_entry(SPINNING, "0")
         self._session: Any = open_with(files.vision, found, options)
@@ -64,9 +68,9 @@ class ImageEncoder:
         given = {self._files.name(name): values for name, values in tensors.items()}
         given = {name: given[name].astype(kind, copy=False) for name, kind in self._inputs.items() if name in given}
         try:
-            features: Features = self._session.run([self._files.name(_FEATURES)], given)[0]
+            features: Features = self._session.run([self._files.features], given)[0]
         except Exception as error:  # ONNX Runtime's errors have no base of their own
-            raise RunnerFailed(f"an image cannot be encoded: {in_one_line(error)}") from error
+            raise RunnerFailed(f"{self.noun} cannot be encoded: {in_one_line(error)}") from error
         return features.reshape(-1, features.shape[-1])
 
 
@@ -79,7 +83,7 @@ class TokenEmbedder:
         self._session: Any = open_with(files.embedding, session_options(DEFAULT_OPTIONS, 1), DEFAULT_OPTIONS)
         inputs = {value.name: value for value in self._session.get_inputs()}
         self._ids, self._output = files.name(_IDS), files.name(_EMBEDDINGS)
-        self._features = files.name(_FEATURES)
+        self._features = files.features
         # Some graphs take features in groups, one for each image.
         self._grouped = len(inputs[self._features].shape) > 2
         kinds = {name: _type(value.type) for name, value in inputs.items()}

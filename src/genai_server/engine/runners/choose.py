@@ -14,12 +14,15 @@ from msgspec import structs
 from genai_server.engine.encoder_worker import EncoderWorker
 from genai_server.engine.image_worker import ImageWorker
 from genai_server.engine.model.cross_attention import read_cross_decoder
+from genai_server.engine.model.draft_model_files import check_draft_model
 from genai_server.engine.model.files import check_model_directory, session_profile, what_is_left_out
 from genai_server.engine.model.graph import DoesNotFit, read_decoder_graph
 from genai_server.engine.profiling.folder import ProfileFolder
 from genai_server.engine.runners.base import Runner
 from genai_server.engine.runners.lengths import (
     batch_limits,
+    draft_share,
+    for_draft_model,
     generator_limits,
     longest_text,
     on_cpu,
@@ -46,6 +49,7 @@ if TYPE_CHECKING:
     from genai_server.engine.encoder_worker import Tensors
     from genai_server.engine.model.graph import DecoderGraph
     from genai_server.engine.runners.batched import BatchedRunner, Int8Session
+    from genai_server.engine.runners.draft_model import DraftModel
     from genai_server.engine.runners.og_generator import OgGeneratorRunner
     from genai_server.engine.sound_worker import Align
 
@@ -64,6 +68,15 @@ _NO_PROFILE_OF_PARTS = (
 
 def load_runners(spec: EngineSpec) -> RunnerPair:
     """The runners for a device. Raises what the library raises when it cannot load the model."""
+    if spec.settings.speculation == "off":
+        spec = structs.replace(spec, draft_model="")
+    runners = _load_model(spec)
+    if spec.draft_model:
+        runners.draft_model = _load_draft_model(spec, runners)
+    return runners
+
+
+def _load_model(spec: EngineSpec) -> RunnerPair:
     if spec.device.startswith("scripted"):
         if (pooling := read_pooling_model(Path(spec.model_dir))) is not None:
             pooled = ScriptedPooledRunner(pooling)
@@ -104,6 +117,36 @@ def load_runners(spec: EngineSpec) -> RunnerPair:
     except DoesNotFit as reason:
         return _one_by_one(spec, generator, str(reason), encoder)
     return RunnerPair(generator, batched, encoder=encoder)
+
+
+def _load_draft_model(spec: EngineSpec, runners: RunnerPair) -> "DraftModel | None":
+    """The model that drafts for the sequences of a batch; None, with a warning, if these can have no drafts.
+
+    Raises ConfigurationError if the draft model cannot be used, or is not one for the other model.
+    """
+    path, main = Path(spec.draft_model), runners.main
+    if not main.abilities.drafts:
+        reason = runners.batching.reason or "its batch takes no drafts, because of its layers or of the device's memory"
+        log.warning("GENAI_DRAFT_MODEL=%s has no effect on device %s: %s", path, spec.device, reason)
+        return None
+    from genai_server.engine.model.session_options import with_found_libraries
+    from genai_server.engine.model.weights import prepacked_model
+    from genai_server.engine.runners.draft_model import DraftModel
+
+    model = check_draft_model(Path(spec.model_dir), path)
+    # It never reads longer sequences.
+    model = structs.replace(model, context_length=min(model.context_length, main.model.max_length))
+    own, share = for_draft_model(spec), draft_share(spec)
+    own = structs.replace(own, options=with_found_libraries(spec.options, path))
+    cache_dir = Path(spec.settings.cache_dir) if spec.settings.cache_dir else None
+    try:
+        runner = load_batched(own, prepacked_model(path, cache_dir, own.options), model)
+        if not runner.abilities.drafts:
+            raise DoesNotFit("its layers have states of fixed size, from which rejected tokens cannot be removed")
+    except DoesNotFit as reason:
+        raise ConfigurationError(f"GENAI_DRAFT_MODEL={path}: it cannot draft: {reason}") from None
+    log.info("the model in %s drafts the next tokens", path)
+    return DraftModel(runner, main.model.vocab_size, name=path.absolute().name, kv_share=share)
 
 
 def _generator(spec: EngineSpec, model_dir: Path, pass_prefix: str = "") -> "OgGeneratorRunner":
@@ -188,6 +231,7 @@ def _image_worker(spec: EngineSpec, model_dir: Path) -> ImageWorker | None:
         lambda: ImageEncoder(files, spec.settings.threads, options).encode,
         files.image_token,
         spec.settings.encoder_cache_bytes,
+        hears=files.hears,
     )
 
 

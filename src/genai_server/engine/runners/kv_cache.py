@@ -199,6 +199,21 @@ class KvSlots:
         self._copy(source, slot, length)
         return length
 
+    def find(self, prompt: list[int], salt: str | None) -> int:
+        """How many tokens of a prompt `acquire` would find, if it were called now for a short sequence."""
+        _, length, _ = self._longest_past(prompt, salt, prefilled_only=False, is_long=False)
+        return length
+
+    def has_room(self, sequence: int, num_tokens: int) -> bool:
+        """Whether there is memory for this number of further tokens of a sequence, next to all running ones."""
+        slot = self._running[sequence]
+        needed = self._memory.pages(len(slot.tokens) + num_tokens) - self._needed_pages(slot)
+        return needed <= self._free_pages()
+
+    def cut(self, sequence: int, length: int) -> None:
+        """Forget a running sequence's tokens behind the first `length`. States cannot be cut, except to checkpoints."""
+        self._cut(self._running[sequence], length)
+
     def checkpoint(self, sequence: int, *, spacing: int) -> None:
         """Keep a sequence's states, unless a checkpoint is closer than `spacing` tokens or there is no memory.
 

@@ -29,6 +29,8 @@ _ROUND = 1024
 _LEAST = 256
 # Sequences of the greatest length which the memory must hold where each has memory for that, whatever its length is.
 _WHOLE = 4
+# The share of the memory that a draft model gets if the models' files do not tell what a token needs.
+_DRAFT_SHARE = 0.2
 # State checkpoints for each slot, at most, where slots share no memory.
 _CHECKPOINTS = 4
 
@@ -48,12 +50,35 @@ class Allowed:
 
 
 def allowed(spec: EngineSpec) -> Allowed:
-    """The memory that an engine's keys and values may take."""
+    """The memory that the keys and values of an engine's model may take, without those of its draft model."""
+    found = _of_engine(spec)
+    if not spec.draft_model:
+        return found
+    left = found.bytes - int(draft_share(spec) * found.bytes)
+    return Allowed(left, f"{found.source} less the part of GENAI_DRAFT_MODEL")
+
+
+def _of_engine(spec: EngineSpec) -> Allowed:
     if spec.settings.kv_cache_bytes:
         return Allowed(spec.settings.kv_cache_bytes, "GENAI_KV_CACHE_BYTES")
     if spec.kv_bytes:
         return Allowed(spec.kv_bytes, "its share of the free memory")
     return Allowed(free_memory() // 2, "half of the free memory")
+
+
+def draft_share(spec: EngineSpec) -> float:
+    """The share of an engine's memory for keys and values that its draft model gets, so that both models hold as many
+    tokens.
+    """
+    own, draft = (read_model_memory(Path(path)).per_token for path in (spec.model_dir, spec.draft_model))
+    return draft / (own + draft) if own and draft else _DRAFT_SHARE
+
+
+def for_draft_model(spec: EngineSpec) -> EngineSpec:
+    """What an engine's draft model is loaded with: its part of the memory."""
+    num_bytes = max(1, int(draft_share(spec) * _of_engine(spec).bytes))
+    settings = structs.replace(spec.settings, kv_cache_bytes=min(num_bytes, spec.settings.kv_cache_bytes))
+    return structs.replace(spec, model_dir=spec.draft_model, draft_model="", settings=settings, kv_bytes=num_bytes)
 
 
 def with_limit(model: ModelInfo, max_length: int, affordable: int | None = None, memory: str = "") -> ModelInfo:

@@ -164,6 +164,11 @@ class OgGeneratorRunner(Runner):
             features = np.zeros((0, vision.hidden_size))
         inputs = self.library.NamedTensors()
         inputs["input_ids"] = np.array([read.model_tokens], np.int32)
+        if vision.hears:
+            if len(features):
+                inputs["audio_embeds"] = features[np.newaxis].astype(np.float32)
+                inputs["audio_lengths"] = inputs["audio_sizes"] = np.array([len(features)], np.int64)
+            return inputs
         inputs["pixel_values"] = features[np.newaxis].astype(np.float32)
         inputs["num_image_tokens"] = np.array([len(features)], np.int64)
         if images is not None and images.grids:

@@ -6,6 +6,7 @@ between them in the middle of its answer. A Generator cannot take over keys and 
 tokens again. On the way back, its keys and values are copied into a KV cache slot.
 """
 
+import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ from genai_server.messages.generation_request import Batching, GenerationRequest
 
 if TYPE_CHECKING:
     from genai_server.engine.disk_cache.disk_cache import DiskCache
+    from genai_server.engine.runners.draft_model import DraftModel
 
 NOT_EXACT = (
     "an exact request cannot be profiled with this model: profiled requests run alone, "
@@ -58,6 +60,8 @@ class RunnerPair:
         self.kv_events: KvEventPublisher | None = None
         # Keeps prefixes on disk; None if that is not wanted or not possible.
         self.disk_cache: DiskCache | None = None
+        # Drafts for sequences of the batch; None without one.
+        self.draft_model: DraftModel | None = None
 
     @property
     def batching(self) -> Batching:
@@ -65,7 +69,10 @@ class RunnerPair:
         can, nodes = self.main.abilities, dict(self.main.nodes)
         if not self.has_batch:
             return Batching(can.name, self._reason, nodes=nodes)
-        return Batching(can.name, None, can.max_rows, can.exact, nodes, can.mixes, can.int8_from)
+        draft_model = None if self.draft_model is None else self.draft_model.name
+        return Batching(
+            can.name, None, can.max_rows, can.exact, nodes, can.mixes, can.int8_from, draft_model=draft_model
+        )
 
     @property
     def kv_capacity(self) -> int:
@@ -147,23 +154,47 @@ class RunnerPair:
         """End a sequence and free what it holds."""
         if self.disk_cache is not None:
             self.disk_cache.cancel(sequence)
+        if self.draft_model is not None:
+            self.draft_model.close(sequence.id)
         self.of(sequence).close(sequence.id)
 
     @property
     def kv_bytes(self) -> int:
         """Bytes of keys and values in memory, as far as they are counted."""
-        return 0 if self.main.slots is None else self.main.slots.num_bytes
+        return sum(runner.slots.num_bytes for runner, _ in self._shares() if runner.slots is not None)
+
+    @property
+    def kv_range(self) -> tuple[int, int]:
+        """The least and the most bytes for keys and values that `resize` takes into account."""
+        shares = [(runner.abilities.memory, share) for runner, share in self._shares()]
+        least = max(math.ceil(memory.min_bytes / share) for memory, share in shares)
+        return least, max(math.ceil(memory.max_bytes / share) for memory, share in shares)
+
+    def resize(self, num_bytes: int) -> None:
+        """Change the size of the memory for keys and values. `fit_memory` then frees what is beyond it."""
+        for runner, share in self._shares():
+            runner.abilities.memory.resize(int(share * num_bytes))
 
     def fit_memory(self) -> None:
         """Free what is beyond the size of the memory for keys and values, after that has changed."""
-        if self.main.slots is not None:
-            self.main.slots.fit()
+        for runner, _ in self._shares():
+            if runner.slots is not None:
+                runner.slots.fit()
 
     def forget(self) -> int:
         """Drop all cached prefixes, also those on disk; returns how many slots had one."""
         if self.disk_cache is not None:
             self.disk_cache.clear()
+        if self.draft_model is not None:
+            self.draft_model.runner.forget()
         return self.main.forget()
+
+    def _shares(self) -> list[tuple[Runner, float]]:
+        """The runners that have memory for keys and values, each with its share of it."""
+        if self.draft_model is None:
+            return [(self.main, 1.0)]
+        share = self.draft_model.kv_share
+        return [(self.main, 1.0 - share), (self.draft_model.runner, share)]
 
     def interrupt(self) -> None:
         """End the pass in progress, if its runner can. Any thread may call this."""

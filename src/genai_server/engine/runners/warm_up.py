@@ -44,7 +44,12 @@ def warm_up(runners: RunnerPair, chunk: int) -> None:
         _run(runners.main, 1, chunk, length)
         if not runners.main.abilities.chooses:  # otherwise the other rows might wait until the first has ended
             _run(runners.main, runners.main.abilities.max_rows, _SHORT, length)
-    runners.main.forget()
+    if (draft_model := runners.draft_model) is not None:
+        runner = draft_model.runner
+        _run(runner, 1, chunk, runner.model.max_length)
+        _run(runner, runner.abilities.max_rows, _SHORT, runner.model.max_length)
+        draft_model.measure(chunk)
+    runners.forget()
     log.info("warmed up in %.1f s", time.perf_counter() - started)
 
 

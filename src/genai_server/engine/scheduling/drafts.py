@@ -7,6 +7,7 @@ its tokens are accepted.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
 
 from genai_server.engine.scheduling.answer_memory import MIN_MATCH, FindText
 from genai_server.engine.scheduling.text_index import GAP, MAX_MATCH, Match, TextIndex
@@ -20,6 +21,8 @@ _MIN_GAIN = 1.05
 # Tokens until a draft that is not expected to pay is tried anyway. The number doubles with each rejected draft.
 _FIRST_PAUSE = 8
 _MAX_PAUSE = 256
+# Tokens of drafts with a lower chance to be accepted are not read.
+_MIN_CHANCE = 0.01
 # Factor by which the weight of earlier drafts decays with each new one.
 _DECAY = 0.7
 
@@ -27,9 +30,11 @@ _DECAY = 0.7
 class Acceptance:
     """The acceptance of recent drafts, and when one is tried that is not expected to pay."""
 
-    def __init__(self, share: float) -> None:
+    def __init__(self, share: float, *, weight: float = 2.0, decay: float = _DECAY) -> None:
+        """Begin as after `weight` tried tokens, of which this share was accepted."""
         # Accepted tokens, and tokens up to the first rejected one.
-        self._right, self._tried = 2 * share, 2.0
+        self._right, self._tried = weight * share, weight
+        self._decay = decay
         self._pause = _FIRST_PAUSE
         self._last = 0  # tokens of the text at the last draft
 
@@ -45,8 +50,8 @@ class Acceptance:
     def count(self, num_drafted: int, num_accepted: int, num_tokens: int) -> None:
         """Record how many tokens of a draft after a text of `num_tokens` were accepted."""
         self._last = num_tokens
-        self._right = _DECAY * self._right + num_accepted
-        self._tried = _DECAY * self._tried + min(num_accepted + 1, num_drafted)
+        self._right = self._decay * self._right + num_accepted
+        self._tried = self._decay * self._tried + min(num_accepted + 1, num_drafted)
         self._pause = _FIRST_PAUSE if num_accepted else min(2 * self._pause, _MAX_PAUSE)
 
 
@@ -59,37 +64,96 @@ class Draft:
     share: float = 0.0
     # Whether to try a token even if it is not expected to pay.
     is_due: bool = False
+    # Tokens that a draft model has to read for it.
+    num_unread: ClassVar[int] = 0
+
+    @property
+    def length(self) -> int:
+        """How many tokens it has."""
+        return len(self.tokens)
+
+
+@dataclass(frozen=True)
+class UnmadeDraft:
+    """A draft that a draft model would make; each of its tokens takes a pass of that model."""
+
+    # The most tokens that it may have.
+    length: int
+    # As in a draft.
+    share: float
+    # Tokens that the draft model reads in the first of these passes.
+    num_unread: int
+    is_due: ClassVar[bool] = False
 
 
 NO_DRAFT = Draft(())
 
 
-def fit_drafts(drafts: Sequence[Draft], seconds: Sequence[float]) -> list[int]:
+class Fit(NamedTuple):
+    """What a pass reads of drafts."""
+
+    # The number of tokens of each sequence's draft.
+    lengths: list[int]
+    # Expected tokens per second, without those that are only tried.
+    per_second: float
+
+
+def fit_drafts(drafts: Sequence[Draft | UnmadeDraft], seconds: Sequence[float], drafting: Sequence[float] = ()) -> Fit:
     """How many tokens of each sequence's draft to read in a pass.
 
     `seconds` are those of passes of 0, 1, … tokens; no pass has more. A pass without drafts has one token for each
     sequence. The drafted tokens are taken by their chance to be accepted, as many as maximize the accepted tokens per
-    second.
+    second. `drafting` are those of passes of the draft model, if any draft is unmade.
     """
     num_rows = len(drafts)
     # A row's chances descend, so the sorted order takes each of its tokens after the one before.
     chances = [
-        (draft.share**place, row) for row, draft in enumerate(drafts) for place in range(1, len(draft.tokens) + 1)
+        (chance, row, place)
+        for row, draft in enumerate(drafts)
+        for place in range(1, draft.length + 1)
+        if (chance := draft.share**place) >= _MIN_CHANCE
     ]
     chances.sort(key=lambda chance: -chance[0])
     del chances[max(0, len(seconds) - 1 - num_rows) :]
-    best, gain, expected = 0, _MIN_GAIN * num_rows / seconds[num_rows], float(num_rows)
-    for number, (chance, _) in enumerate(chances, 1):
+    best, per_second, expected = 0, num_rows / seconds[num_rows], float(num_rows)
+    gain = _MIN_GAIN * per_second
+    passes = _DraftingPasses(drafting)
+    for number, (chance, row, place) in enumerate(chances, 1):
         expected += chance
-        if expected / seconds[num_rows + number] > gain:
-            best, gain = number, expected / seconds[num_rows + number]
+        if num_unread := drafts[row].num_unread:
+            passes.add(place, num_unread if place == 1 else 1)
+        if (found := expected / (seconds[num_rows + number] + passes.seconds)) > gain:
+            best, gain, per_second = number, found, found
     lengths = [0] * num_rows
-    for _, row in chances[:best]:
+    for _, row, _ in chances[:best]:
         lengths[row] += 1
     for row, draft in enumerate(drafts):
-        if not lengths[row] and draft.tokens and draft.is_due and num_rows + sum(lengths) + 1 < len(seconds):
+        if not lengths[row] and draft.length and draft.is_due and num_rows + sum(lengths) + 1 < len(seconds):
             lengths[row] = 1
-    return lengths
+    return Fit(lengths, per_second)
+
+
+class _DraftingPasses:
+    """Passes of a draft model, by the place of the token that they draft, and the seconds that they take together."""
+
+    def __init__(self, seconds: Sequence[float]) -> None:
+        self.seconds = 0.0
+        self._times = seconds
+        self._num_tokens: dict[int, int] = {}
+
+    def add(self, place: int, num_tokens: int) -> None:
+        """Add the tokens that a row reads in one of the passes. Passes of more tokens than are known take as long as
+        that share of the longest one.
+        """
+        before = self._num_tokens.get(place, 0)
+        self._num_tokens[place] = before + num_tokens
+        self.seconds += self._of(before + num_tokens) - self._of(before)
+
+    def _of(self, num_tokens: int) -> float:
+        if not num_tokens or not self._times:
+            return 0.0
+        most = len(self._times) - 1
+        return self._times[min(num_tokens, most)] * max(1.0, num_tokens / most)
 
 
 class _Lookup:

@@ -17,6 +17,7 @@ from collections.abc import Callable, Collection, Iterator
 
 from genai_server.engine.scheduling.answer_memory import AnswerMemory
 from genai_server.engine.scheduling.drafts import NO_DRAFT, Draft, fit_drafts
+from genai_server.engine.scheduling.model_drafts import DraftingModel, ModelDrafts
 from genai_server.engine.scheduling.places import Places, rank
 from genai_server.engine.scheduling.scheduler_output import DEFAULT_POLICY, PassRules, Read, Step, StepPolicy
 from genai_server.engine.scheduling.step_time import MAX_DRAFTED, MIN_CHUNK
@@ -57,6 +58,7 @@ class Scheduler(Places):
         )
         self._prefill_chunk = prefill_chunk
         self._idle_chunk = max(prefill_chunk, idle_chunk or 0)
+        self._model_drafts: ModelDrafts | None = None
         # Called before a prompt's first chunk is chosen: others may have read the same beginning by then.
         self.before_first_chunk: Callable[[Sequence], None] = lambda sequence: None
         self._round: Iterator[Step] = iter(())
@@ -92,6 +94,10 @@ class Scheduler(Places):
             found = next(self._round, None)
         return found
 
+    def draft_with(self, model: DraftingModel) -> None:
+        """Let a model draft where that is expected to pay, besides the sequences' own text."""
+        self._model_drafts = ModelDrafts(model, self._prefill_chunk)
+
     @property
     def seconds_per_token(self) -> float:
         """Seconds to read a token of a prompt; 0 before any measurement."""
@@ -106,6 +112,16 @@ class Scheduler(Places):
         # Tokens of a prompt that are read beside others say nothing about passes that have many of them.
         counted = step.reads if step.has_background else [read for read in step.reads if read.decodes]
         self._step_times.passed(sum(read.num_tokens for read in counted), step.num_tokens, seconds)
+        if self._model_drafts is not None:
+            self._model_drafts.passed(seconds)
+
+    def verified(self, sequence: Sequence, num_drafted: int, num_accepted: int) -> None:
+        """Learn how many tokens of a draft the answer has."""
+        sequence.verified(num_drafted, num_accepted)
+        if self._model_drafts is not None and self._model_drafts.has_drafted(sequence):
+            self._model_drafts.count(sequence, num_drafted, num_accepted)
+        else:
+            sequence.drafter.count(num_drafted, num_accepted)
 
     def _passes(self) -> Iterator[Step]:
         """One round. Each pass is composed when it is asked for, so it sees what has changed since the last one."""
@@ -166,23 +182,30 @@ class Scheduler(Places):
         num_rows = len(batch)
         if not self._policy.speculates or num_rows >= MAX_DRAFTED or not self._step_times.has_timed(num_rows):
             return [Read.next(sequence) for sequence in batch]
-        drafts = [self._draft(sequence) for sequence in batch]
-        num_drafted = sum(len(draft.tokens) for draft in drafts)
+        may_draft = [self._may_draft(sequence) for sequence in batch]
+        drafts = [self._draft(sequence) if may else NO_DRAFT for sequence, may in zip(batch, may_draft, strict=True)]
+        if self._model_drafts is not None:
+            chosen = self._model_drafts.choose(batch, drafts, may_draft, self._step_times)
+            return [Read.next(sequence, draft=draft) for sequence, draft in zip(batch, chosen, strict=True)]
+        num_drafted = sum(draft.length for draft in drafts)
         lengths = [0] * num_rows
         if num_drafted:
-            lengths = fit_drafts(drafts, self._step_times.curve(min(num_rows + num_drafted, MAX_DRAFTED)))
+            curve = self._step_times.curve(min(num_rows + num_drafted, MAX_DRAFTED))
+            lengths = fit_drafts(drafts, curve).lengths
         return [
             Read.next(sequence, draft=draft.tokens[:length])
             for sequence, draft, length in zip(batch, drafts, lengths, strict=True)
         ]
 
-    def _draft(self, sequence: Sequence) -> Draft:
-        """Tokens that may follow a sequence's newest one.
+    def _may_draft(self, sequence: Sequence) -> bool:
+        """Whether a draft may follow a sequence's newest token.
 
         A grammar that is slow to follow would have to be followed once for each token of the draft.
         """
-        if not self._runner.may_draft(sequence) or (sequence.guide is not None and sequence.guide.is_slow):
-            return NO_DRAFT
+        return self._runner.may_draft(sequence) and not (sequence.guide is not None and sequence.guide.is_slow)
+
+    def _draft(self, sequence: Sequence) -> Draft:
+        """Tokens that may follow a sequence's newest one, by its grammar or its text."""
         try:
             forced = [] if sequence.guide is None else sequence.guide.forced()
             return sequence.drafter.draft(sequence.tokens, sequence.num_left - 1, forced)

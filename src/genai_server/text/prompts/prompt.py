@@ -16,24 +16,24 @@ from genai_server.text.tool_formats.tool_format import Call, ToolFormat
 Message = Mapping[str, Any]
 Tool = Mapping[str, Any]
 _WITH_TOOLS = "tool_use"
-_IMAGE_PART = {"type": "image"}
-# What templates for lists of parts call an image.
-_IMAGE_PARTS = {"image", "image_url"}
+# Parts without text, with what templates for lists of parts call them.
+MEDIA: Mapping[str, Collection[str]] = {"image": {"image", "image_url"}, "audio": {"audio", "input_audio"}}
 _KWARGS = "chat_template_kwargs"
 _GENERATION_PROMPT = "add_generation_prompt"
 CONTINUE = "continue_final_message"
 _RESERVED = {"messages", "tools"}
 # Marks the end of a final message that the answer continues. Neither valid text nor special_tokens.py uses it.
 _END = "\ud800"
-# Marks the place of an image, for templates that take only texts.
-_IMAGE = "\ud801"
+# Marks the place of an image or a sound, for templates that take only texts.
+_MEDIUM = "\ud801"
 
 
 class PromptWriter:
     """Renders prompts with a model's named templates, if any.
 
     Texts in `special_tokens` are encoded as tokens only where the templates contain them. If a template does not
-    support tool calls, they are written in `tool_format`. If it does not support images, each is `image_marker`.
+    support tool calls, they are written in `tool_format`. If it does not support images or sounds, each is
+    `image_marker`.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class PromptWriter:
         """
         self.require_template()
         if not self._image_marker:
-            _check_that_no_image_is_given(messages)
+            _check_that_no_medium_is_given(messages)
         template = self._templates[_WITH_TOOLS if tools and _WITH_TOOLS in self._templates else DEFAULT]
         _check_that_nothing_is_ignored(template, messages, tools, self._tool_format)
         given, add_prompt, continues = _options(template, template_kwargs or {})
@@ -109,15 +109,14 @@ class PromptWriter:
                 error = error or again
                 continue
             rendered = _up_to_end(rendered) if continues else rendered
-            return self._guard.uncover(rendered.replace(_IMAGE, self._image_marker))
+            return self._guard.uncover(rendered.replace(_MEDIUM, self._image_marker))
         assert error is not None
         raise refused(error)
 
     def _covered(self, template: ChatTemplate, form: Sequence[Message]) -> list[dict[str, Any]]:
         covered = self._guard.cover_messages(form, "messages")
         covered = [_with_types_of_parts(message, given) for message, given in zip(covered, form, strict=True)]
-        if template.constants.isdisjoint(_IMAGE_PARTS):
-            covered = [_with_image_marks(message) for message in covered]
+        covered = [_with_marks(message, template.constants) for message in covered]
         if self._tool_format is None or _knows_calls(template):
             return covered
         role = "tool" if "tool" in template.constants else self._tool_format.result_role
@@ -154,7 +153,7 @@ def conversation_forms(
     In the most common form, tool call arguments are objects rather than JSON text, and a message without content has
     None. Some templates concatenate either of them to a text, and therefore need a text. Templates without tool calls
     do not concatenate arguments. Other fields that are null or an empty list are omitted. Content parts are joined by
-    line breaks, unless one is an image. The role developer becomes system unless the template knows it. With
+    line breaks, unless one is an image or a sound. The role developer becomes system unless the template knows it. With
     `reads_thinking`, reasoning is also in the field `thinking`, which gpt-oss's template requires; it refuses both
     reasoning and content next to calls.
 
@@ -202,7 +201,7 @@ def _with_plain_fields(message: Message, place: str, knows_developer: bool) -> d
     plain = {name: value for name, value in message.items() if value is not None and value != []}
     plain.setdefault("content", None)
     if isinstance(parts := plain["content"], list):
-        texts = [_text_of(part, f"{place}.content[{n}]") for n, part in enumerate(parts) if part != _IMAGE_PART]
+        texts = [_text_of(part, f"{place}.content[{n}]") for n, part in enumerate(parts) if not _is_medium(part)]
         if len(texts) == len(parts):
             plain["content"] = "\n".join(texts)
     if plain.get("role") == "developer" and not knows_developer:
@@ -221,11 +220,23 @@ def _with_types_of_parts(covered: dict[str, Any], given: Message) -> dict[str, A
     }
 
 
-def _with_image_marks(message: dict[str, Any]) -> dict[str, Any]:
-    """A message for a template that takes only texts: a mark is in the place of each image."""
+def _is_medium(part: Any) -> bool:
+    return isinstance(part, Mapping) and part.keys() == {"type"} and part["type"] in MEDIA
+
+
+def num_media(messages: Sequence[Message]) -> int:
+    """The number of images and sounds."""
+    contents = (message.get("content") for message in messages)
+    return sum(_is_medium(part) for parts in contents if isinstance(parts, list) for part in parts)
+
+
+def _with_marks(message: dict[str, Any], known: Collection[str]) -> dict[str, Any]:
+    """A message for a template that knows none of its images and sounds: a mark is in the place of each."""
     if not isinstance(parts := message["content"], list):
         return message
-    return {**message, "content": "\n".join(part.get("text", _IMAGE) for part in parts)}
+    if any(name in known for part in parts for name in MEDIA.get(part["type"], ())):
+        return message
+    return {**message, "content": "\n".join(part.get("text", _MEDIUM) for part in parts)}
 
 
 def _with_thinking(message: dict[str, Any]) -> dict[str, Any]:
@@ -264,12 +275,16 @@ def _with_object(call: Any, place: str) -> Any:
     return {**call, "function": {**function, "arguments": arguments}}
 
 
-def _check_that_no_image_is_given(messages: Sequence[Message]) -> None:
+def _check_that_no_medium_is_given(messages: Sequence[Message]) -> None:
     for number, message in enumerate(messages):
         parts = message.get("content")
-        if isinstance(parts, list) and _IMAGE_PART in parts:
-            place = f"messages[{number}].content[{parts.index(_IMAGE_PART)}]"
-            raise InvalidField(f"{place} is an image, and this model reads text only", param=place)
+        for index, part in enumerate(parts if isinstance(parts, list) else ()):
+            if _is_medium(part):
+                place, noun = (
+                    f"messages[{number}].content[{index}]",
+                    "an image" if part["type"] == "image" else "a sound",
+                )
+                raise InvalidField(f"{place} is {noun}, and this model reads text only", param=place)
 
 
 def _check_that_nothing_is_ignored(

@@ -33,8 +33,8 @@ def save_plot(report: Report, path: Path) -> None:
     columns = 2 if len(panels) > 1 else 1
     rows = -(-len(panels) // columns)
     # A plain Figure needs no window system and no global state of pyplot.
-    margins = ConstrainedLayoutEngine(w_pad=0.15, h_pad=0.15)  # in inches
-    figure = Figure(figsize=(6.0 * columns, 4.0 * rows), layout=margins)
+    layout = ConstrainedLayoutEngine(w_pad=0.15, h_pad=0.15)  # in inches
+    figure = Figure(figsize=(6.0 * columns, 4.0 * rows), layout=layout)
     for number, (title, name, scale) in enumerate(panels):
         axes = figure.add_subplot(rows, columns, number + 1)
         axes.set_title(title)

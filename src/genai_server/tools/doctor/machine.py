@@ -128,6 +128,7 @@ def memory(settings: Settings, root: Path = Path("/")) -> Iterator[Finding]:
     """
     free = free_memory(root)
     weights = {name: _weights(path) for name, path in settings.served.items()}
+    weights |= {name: size + _weights(settings.draft_model_of(name)) for name, size in weights.items() if size}
     names = [name for name, size in weights.items() if size]
     if isinstance(settings.max_models, int) and settings.max_models:
         names = sorted(names, key=lambda name: -weights[name])[: settings.max_models]
@@ -143,11 +144,11 @@ def memory(settings: Settings, root: Path = Path("/")) -> Iterator[Finding]:
     yield Finding(OK, "memory", shown)
     for name in names:
         subject = f"context of {name}" if settings.models else "context"
-        yield from _context(subject, settings, settings.served[name], (free - needed) // (2 * len(names)))
+        yield from _context(subject, settings, name, (free - needed) // (2 * len(names)))
 
 
 def _weights(directory: str) -> int:
-    """The memory of a model's weights; 0 if they cannot be read."""
+    """The memory of a model's weights; 0 without a directory, or if they cannot be read."""
     try:
         check_model_directory(Path(directory))
         return int(weight_bytes(Path(directory)) * LOADED)
@@ -155,9 +156,10 @@ def _weights(directory: str) -> int:
         return 0
 
 
-def _context(subject: str, settings: Settings, directory: str, kv_bytes: int) -> Iterator[Finding]:
+def _context(subject: str, settings: Settings, name: str, kv_bytes: int) -> Iterator[Finding]:
     """How long a model's sequences may be on a CPU, with this memory for keys and values."""
-    spec = EngineSpec("cpu", directory, engine_settings(settings), kv_bytes=max(1, kv_bytes))
+    directory, draft_model = settings.served[name], settings.draft_model_of(name)
+    spec = EngineSpec("cpu", directory, engine_settings(settings), kv_bytes=max(1, kv_bytes), draft_model=draft_model)
     try:
         read = read_cross_decoder if transcribes(Path(directory)) else read_decoder_graph
         graph = read(Path(directory))

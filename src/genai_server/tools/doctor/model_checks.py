@@ -5,7 +5,14 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from genai_server.cli.serve.loaders import text_loader
-from genai_server.cli.serve.preflight import check_access, check_runners, check_traces, how_to_get, lone_reloader
+from genai_server.cli.serve.preflight import (
+    check_access,
+    check_draft_model_of,
+    check_runners,
+    check_traces,
+    how_to_get,
+    lone_reloader,
+)
 from genai_server.config.settings import Settings
 from genai_server.config.sources import device_options, unknown_variables
 from genai_server.engine.model.cross_attention import read_cross_decoder
@@ -97,6 +104,10 @@ def model(settings: Settings, name: str, *, with_text: bool = True) -> Iterator[
         return
     if task is Task.GENERATE and not all(codec.has_chat_template for codec in codecs.values()):
         yield Finding(WARN, subject, NO_CHAT_TEMPLATE, GIVE_A_TEMPLATE)
+    try:
+        check_draft_model_of(settings, name)
+    except ConfigurationError as error:
+        yield Finding(FAIL, subject, error.message, "name a smaller model of the same family, or none")
     yield _batching(f"batching of {name}" if settings.models else "batching", directory)
 
 

@@ -1,0 +1,182 @@
+"""A smaller model that drafts the next tokens of sequences, with a batch and KV cache slots of its own.
+
+For each sequence that it has read, its runner has one of its own, with the same tokens. Drafted tokens are read as if
+the answer had them. Once they are verified, those that the answer does not have are cut off.
+"""
+
+import time
+from collections.abc import Sequence as Several
+from dataclasses import dataclass
+
+from genai_server.engine.runners.bare_sequences import open_bare
+from genai_server.engine.runners.base import run_pass
+from genai_server.engine.runners.batched import BatchedRunner
+from genai_server.engine.runners.scores import Scores
+from genai_server.engine.scheduling.scheduler_output import Read
+from genai_server.engine.scheduling.step_time import MAX_DRAFTED, StepTimeModel
+from genai_server.engine.sequence import Sequence
+from genai_server.timing import Clock
+
+# Passes of which the fastest one is taken at the start.
+_MEASURED = 4
+
+
+@dataclass
+class _Copy:
+    """A sequence as the draft model has it."""
+
+    sequence: Sequence
+    # How many of its tokens the answer has for certain.
+    num_sure: int
+
+
+class DraftModel:
+    """Drafts greedily for any number of sequences at once. Raises RunnerFailed where its runner does.
+
+    `name` is that of its directory, and `kv_share` its share of the memory for keys and values. Only the first
+    `vocab_size` tokens are drafted: models may be padded with further ones.
+    """
+
+    def __init__(
+        self,
+        runner: BatchedRunner,
+        vocab_size: int,
+        *,
+        name: str = "",
+        kv_share: float = 0.5,
+        clock: Clock = time.perf_counter,
+    ) -> None:
+        self.runner = runner
+        self.name = name
+        self.kv_share = kv_share
+        self.times = StepTimeModel()
+        self._vocab_size = min(vocab_size, runner.model.vocab_size)
+        self._clock = clock
+        self._copies: dict[int, _Copy] = {}  # by the id of the sequence
+        self._found: dict[int, int] = {}  # by the same, cached tokens of sequences without a copy
+
+    def measure(self, chunk: int) -> None:
+        """Learn how long passes take: of one row and of all rows, and of a chunk of a prompt. None of it is kept.
+
+        A single disturbed pass could otherwise keep the model from drafting for long.
+        """
+        token, length = 1 % self.runner.model.vocab_size, self.runner.model.max_length
+        for num_rows in {1, self.runner.abilities.max_rows}:
+            rows = [open_bare(self.runner, [token], length) for _ in range(num_rows)]
+            seconds = min(self._seconds([self._next(row) for row in rows]) for _ in range(_MEASURED))
+            self.times.passed(num_rows, num_rows, seconds)
+            for row in rows:
+                self.runner.close(row.id)
+        prompt = open_bare(self.runner, [token] * min(chunk, length), length)
+        self.times.passed(0, prompt.num_unread, self._seconds([Read.next(prompt, prompt.num_unread)]))
+        self.runner.close(prompt.id)
+        self.runner.forget()
+
+    def room(self, sequence: Sequence) -> int:
+        """The most tokens that can be drafted for a sequence; 0 for one with images or sound, or if no slot is free."""
+        if sequence.images is not None or sequence.sound is not None:
+            return 0
+        if sequence.id not in self._copies and len(self._copies) == self.runner.abilities.max_rows:
+            return 0
+        return max(0, self.runner.model.max_length - len(sequence.tokens))
+
+    def num_unread(self, sequence: Sequence) -> int:
+        """How many of a sequence's tokens are unread, at least 1."""
+        copy = self._copies.get(sequence.id)
+        if copy is not None:
+            return len(sequence.tokens) - self._num_common(copy, sequence)
+        if sequence.id not in self._found:
+            self._found[sequence.id] = self.runner.slots.find(sequence.tokens, sequence.cache_salt)
+        return max(1, len(sequence.tokens) - self._found[sequence.id])
+
+    def draft(self, wanted: Several[tuple[Sequence, int]], chunks: Several[tuple[Sequence, int]]) -> list[list[int]]:
+        """Draft up to this number of tokens for each wanted sequence, and read a number of tokens of some others.
+
+        The first pass reads what is new of all of them. A sequence for which there is no memory has no draft.
+        """
+        reads = [Read.next(self._updated(sequence), number) for sequence, number in chunks]
+        drafts: list[list[int]] = []
+        missing: dict[int, int] = {}  # by the id of a copy, the tokens that its draft may still have
+        made: dict[int, list[int]] = {}
+        for sequence, length in wanted:
+            copy = self._updated(sequence)
+            drafts.append(made.setdefault(copy.id, []))
+            if copy.num_unread <= MAX_DRAFTED:  # unless its cached prefix has been evicted since it was found
+                missing[copy.id] = length
+                reads.append(Read.next(copy, copy.num_unread))
+        while reads := [read for read in reads if self._take_room(read)]:
+            started = self._clock()
+            scores = run_pass(self.runner, reads)
+            drafting = [(read, found) for read, found in zip(reads, scores, strict=True) if read.sequence.id in missing]
+            for read, found in drafting:
+                copy = read.sequence
+                copy.tokens.append(self.best_token(copy, found))
+                made[copy.id].append(copy.tokens[-1])
+                missing[copy.id] -= 1
+            num_drafting = sum(read.num_tokens for read, _ in drafting)
+            self.times.passed(num_drafting, sum(read.num_tokens for read in reads), self._clock() - started)
+            reads = [Read.next(read.sequence) for read, _ in drafting if missing[read.sequence.id]]
+        return drafts
+
+    def best_token(self, copy: Sequence, scores: Scores) -> int:
+        """The token that is drafted behind the tokens of a copy."""
+        return int(scores.last[: self._vocab_size].argmax())
+
+    def close(self, sequence: int) -> None:
+        """Forget the sequence with this id, if it is known. What was read of it may stay cached."""
+        self._found.pop(sequence, None)
+        if (copy := self._copies.pop(sequence, None)) is not None:
+            # Tokens that the answer may not have are no use to others.
+            self.runner.slots.cut(copy.sequence.id, min(copy.num_sure, copy.sequence.num_read))
+            self.runner.close(copy.sequence.id)
+
+    def _next(self, copy: Sequence) -> Read:
+        """A read of another token."""
+        copy.tokens.append(copy.tokens[-1])
+        return Read.next(copy)
+
+    def _seconds(self, reads: Several[Read]) -> float:
+        """Run a pass; returns how long it took."""
+        started = self._clock()
+        run_pass(self.runner, reads)
+        return self._clock() - started
+
+    def _take_room(self, read: Read) -> bool:
+        """Take the memory for a read; returns whether there is enough."""
+        slots = self.runner.slots
+        has_room = slots.has_room(read.sequence.id, read.num_tokens)
+        if has_room:
+            slots.reserve(read.sequence.id, read.num_tokens)
+        return has_room
+
+    def _num_common(self, copy: _Copy, sequence: Sequence) -> int:
+        """How many of a sequence's tokens its copy has read. At least one, the newest, has to be read."""
+        most = min(copy.sequence.num_read, len(sequence.tokens) - 1)
+        common = min(copy.num_sure, most)
+        while common < most and copy.sequence.tokens[common] == sequence.tokens[common]:
+            common += 1
+        return common
+
+    def _updated(self, sequence: Sequence) -> Sequence:
+        """The copy of a sequence, with its tokens, of which those that it has not read are next."""
+        copy = self._copies.get(sequence.id)
+        if copy is not None and self.runner.must_reopen(copy.sequence):
+            self.close(sequence.id)
+            copy = None
+        if copy is None:
+            opened = open_bare(
+                self.runner,
+                list(sequence.tokens),
+                self.runner.model.max_length,
+                reuses_past=sequence.reuses_past,
+                cache_salt=sequence.cache_salt,
+                background=sequence.background,
+            )
+            self._copies[sequence.id] = _Copy(opened, len(sequence.tokens))
+            return opened
+        num_common = self._num_common(copy, sequence)
+        if num_common < copy.sequence.num_read:
+            self.runner.slots.cut(copy.sequence.id, num_common)
+        copy.sequence.tokens, copy.sequence.num_read = list(sequence.tokens), num_common
+        copy.num_sure = len(sequence.tokens)
+        return copy.sequence

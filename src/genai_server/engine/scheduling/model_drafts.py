@@ -1,0 +1,243 @@
+"""When a draft model drafts the next tokens of sequences, and how many: pure policy, without the model itself.
+
+A draft model costs a pass for each token that it drafts, and the time to read what it has not read of a sequence. It
+drafts where that is expected to pay, by the measured times of both models and the acceptance of earlier drafts. Reading
+a prompt pays if the rest of the answer is expected to save more time than that takes.
+
+Where drafts do not pay, some are tried from time to time. These trials get a fixed share of the time of all steps, so
+they cannot slow down answers by more than that.
+"""
+
+import logging
+from collections.abc import Mapping
+from collections.abc import Sequence as Several
+from typing import Protocol
+from weakref import WeakSet
+
+from genai_server.engine.scheduling.drafts import MAX_LENGTH, Acceptance, Draft, UnmadeDraft, fit_drafts
+from genai_server.engine.scheduling.step_time import MAX_DRAFTED, MIN_CHUNK, StepTimeModel
+from genai_server.engine.sequence import Sequence
+
+log = logging.getLogger(__name__)
+# The assumed acceptance before any draft.
+_FIRST_SHARE = 0.6
+# How many tokens this or the acceptance of other sequences counts like, and how slowly a sequence's own one and that of
+# all are forgotten. It changes more slowly than where a text repeats itself.
+_WEIGHT, _DECAY, _DECAY_OF_ALL = 6.0, 0.9, 0.98
+# Reading must be expected to save this many times the time that it takes, because neither is certain.
+_MIN_RETURN = 2.0
+# A sequence with at most this many unread tokens is drafted right away. Others are read in chunks before.
+_FEW = MIN_CHUNK
+# Share of the time of steps for trials, and the most seconds that are saved up for them.
+_TRIAL_SHARE, _MAX_SAVED = 0.01, 10.0
+
+
+class DraftingModel(Protocol):
+    """A draft model, as far as this policy needs it."""
+
+    # How long its passes take.
+    times: StepTimeModel
+
+    def room(self, sequence: Sequence) -> int:
+        """The most tokens that it can draft for a sequence; 0 if it cannot read the sequence."""
+        ...
+
+    def num_unread(self, sequence: Sequence) -> int:
+        """How many of a sequence's tokens it has not read, at least 1."""
+        ...
+
+    def draft(self, wanted: Several[tuple[Sequence, int]], chunks: Several[tuple[Sequence, int]]) -> list[list[int]]:
+        """Draft up to this number of tokens for each wanted sequence, and read a number of tokens of some others."""
+        ...
+
+    def close(self, sequence: int) -> None:
+        """Forget the sequence with this id, if it is known."""
+        ...
+
+
+class ModelDrafts:
+    """The drafts of a device's draft model."""
+
+    def __init__(self, model: DraftingModel, max_chunk: int) -> None:
+        self._model = model
+        self._max_chunk = max_chunk  # tokens that it reads in a pass of prompts, at most
+        self._overall = Acceptance(_FIRST_SHARE, weight=_WEIGHT, decay=_DECAY_OF_ALL)
+        self._saved = 0.0  # seconds for trials
+        self._tried: WeakSet[Sequence] = WeakSet()  # sequences that are read for a trial
+        self._failed: WeakSet[Sequence] = WeakSet()  # sequences that it could not read
+        self._drafted: WeakSet[Sequence] = WeakSet()  # sequences whose last draft it made
+
+    def passed(self, seconds: float) -> None:
+        """Count the time of a step without the draft model's."""
+        self._saved = min(_MAX_SAVED, self._saved + _TRIAL_SHARE * seconds)
+
+    def choose(
+        self, batch: Several[Sequence], drafts: Several[Draft], may_draft: Several[bool], times: StepTimeModel
+    ) -> list[Several[int]]:
+        """The draft that a step reads of each sequence of the batch: a part of the given one, or one that is made now.
+
+        Only sequences that may have drafts get one. `times` are those of the steps.
+        """
+        seconds, drafting = times.curve(MAX_DRAFTED), self._drafting()
+        unread = [self._num_unread(sequence) if may else 0 for sequence, may in zip(batch, may_draft, strict=True)]
+        offers = [
+            self._better(sequence, draft, number) for sequence, draft, number in zip(batch, drafts, unread, strict=True)
+        ]
+        fit = fit_drafts(drafts, seconds)
+        if any(isinstance(offer, UnmadeDraft) for offer in offers):
+            own = fit
+            fit = fit_drafts(offers, seconds, drafting)
+            if fit.per_second < own.per_second:
+                offers, fit = list(drafts), own
+        lengths = self._with_trials(batch, offers, fit.lengths, seconds, drafting)
+        behind = {row: number - 1 for row, number in enumerate(unread) if number > _FEW}
+        chunks: list[tuple[Sequence, int]] = []
+        if behind:
+            rows = self._worth_reading(batch, offers, behind, fit.per_second, times, seconds, drafting)
+            chunks = self._chunks([(batch[row], behind[row]) for row in rows], seconds[len(batch)])
+        wanted = [
+            (sequence, length)
+            for sequence, offer, length in zip(batch, offers, lengths, strict=True)
+            if isinstance(offer, UnmadeDraft) and length
+        ]
+        made = self._made(wanted, chunks)
+        self._drafted = WeakSet(sequence for sequence, tokens in made.items() if tokens)
+        return [
+            offer.tokens[:length] if isinstance(offer, Draft) else made.get(sequence, [])
+            for sequence, offer, length in zip(batch, offers, lengths, strict=True)
+        ]
+
+    def has_drafted(self, sequence: Sequence) -> bool:
+        """Whether the draft that the last step read of a sequence was made by the draft model."""
+        return sequence in self._drafted
+
+    def count(self, sequence: Sequence, num_drafted: int, num_accepted: int) -> None:
+        """Record how many tokens of a sequence's last draft were accepted."""
+        num_tokens = len(sequence.tokens)
+        self._tried.discard(sequence)
+        self._acceptance(sequence).count(num_drafted, num_accepted, num_tokens)
+        self._overall.count(num_drafted, num_accepted, num_tokens)
+
+    def _drafting(self) -> list[float]:
+        """Seconds of the draft model's passes of 0, 1, … tokens."""
+        return [0.0, *self._model.times.curve(MAX_DRAFTED)[1:]]
+
+    def _acceptance(self, sequence: Sequence) -> Acceptance:
+        if sequence.model_acceptance is None:
+            sequence.model_acceptance = Acceptance(self._overall.share, weight=_WEIGHT, decay=_DECAY)
+        return sequence.model_acceptance
+
+    def _num_unread(self, sequence: Sequence) -> int:
+        """How many tokens the draft model would read before it drafts; 0 if it cannot draft."""
+        if sequence in self._failed or min(sequence.num_left - 1, self._model.room(sequence)) < 1:
+            return 0
+        return self._model.num_unread(sequence)
+
+    def _better(self, sequence: Sequence, draft: Draft, num_unread: int) -> Draft | UnmadeDraft:
+        """The given draft, or what the draft model would make if more of that is expected to be accepted.
+
+        A given one that is due is tried in any case.
+        """
+        if not 0 < num_unread <= _FEW or (draft.tokens and draft.is_due):
+            return draft
+        unmade = self._unmade(sequence, num_unread)
+        return unmade if _expected(unmade) > _expected(draft) else draft
+
+    def _unmade(self, sequence: Sequence, num_unread: int) -> UnmadeDraft:
+        length = min(MAX_LENGTH, sequence.num_left - 1, self._model.room(sequence))
+        return UnmadeDraft(length, self._acceptance(sequence).share, num_unread)
+
+    def _with_trials(
+        self,
+        batch: Several[Sequence],
+        offers: Several[Draft | UnmadeDraft],
+        lengths: Several[int],
+        seconds: Several[float],
+        drafting: Several[float],
+    ) -> list[int]:
+        """The lengths, with a single token of some drafts that are not expected to pay."""
+        found = list(lengths)
+        for row, (sequence, offer) in enumerate(zip(batch, offers, strict=True)):
+            num_tokens = len(batch) + sum(found)
+            if found[row] or not isinstance(offer, UnmadeDraft) or num_tokens + 1 >= len(seconds):
+                continue
+            cost = drafting[min(offer.num_unread, len(drafting) - 1)] + seconds[num_tokens + 1] - seconds[num_tokens]
+            if self._is_due(sequence) and cost <= self._saved:
+                self._saved -= cost
+                found[row] = 1
+        return found
+
+    def _is_due(self, sequence: Sequence) -> bool:
+        return self._acceptance(sequence).is_due(len(sequence.tokens))
+
+    def _worth_reading(
+        self,
+        batch: Several[Sequence],
+        offers: Several[Draft | UnmadeDraft],
+        behind: Mapping[int, int],
+        per_second: float,
+        times: StepTimeModel,
+        seconds: Several[float],
+        drafting: Several[float],
+    ) -> list[int]:
+        """The rows to read for later drafts, of those `behind` by a number of tokens.
+
+        They are read if the rest of the answers is expected to save more time with their drafts than that takes. A
+        single one is read for a trial. `per_second` are the expected tokens of this step.
+        """
+        later = [
+            self._unmade(batch[row], 1) if row in behind and isinstance(offer, Draft) and not offer.tokens else offer
+            for row, offer in enumerate(offers)
+        ]
+        fit = fit_drafts(later, seconds, drafting)
+        rows = [row for row in behind if fit.lengths[row] and isinstance(later[row], UnmadeDraft)]
+        left = sum(min(sequence.num_left, times.tokens_left(sequence.num_produced)) for sequence in batch)
+        if left * (1 / per_second - 1 / fit.per_second) > _MIN_RETURN * sum(
+            self._model.times.seconds_to_read(behind[r]) for r in rows
+        ):
+            return rows
+        for row, number in behind.items():
+            if batch[row] in self._tried:
+                return [row]
+            cost = self._model.times.seconds_to_read(number)
+            if self._is_due(batch[row]) and cost <= self._saved:
+                self._saved -= cost
+                self._tried.add(batch[row])
+                return [row]
+        return []
+
+    def _chunks(self, behind: Several[tuple[Sequence, int]], seconds: float) -> list[tuple[Sequence, int]]:
+        """The tokens to read now of sequences that are behind by a number of tokens, without the newest one.
+
+        They take at most about this time, that of a step.
+        """
+        budget = min(self._max_chunk, max(MIN_CHUNK, int(self._model.times.tokens_read_in(seconds))))
+        chunks: list[tuple[Sequence, int]] = []
+        for sequence, number in behind:
+            if budget > 0:
+                chunks.append((sequence, min(number, budget)))
+                budget -= chunks[-1][1]
+        return chunks
+
+    def _made(
+        self, wanted: Several[tuple[Sequence, int]], chunks: Several[tuple[Sequence, int]]
+    ) -> dict[Sequence, list[int]]:
+        """The drafts that the model makes now, by their sequences."""
+        if not wanted and not chunks:
+            return {}
+        try:
+            drafts = self._model.draft(wanted, chunks)
+        except Exception:  # the engine must not end for what would only save time
+            concerned = [sequence for sequence, _ in (*wanted, *chunks)]
+            names = [sequence.request.request_id for sequence in concerned]
+            log.exception("the draft model failed; requests %s go on without it", names)
+            for sequence in concerned:
+                self._model.close(sequence.id)
+            self._failed.update(concerned)
+            return {}
+        return dict(zip((sequence for sequence, _ in wanted), drafts, strict=True))
+
+
+def _expected(draft: Draft | UnmadeDraft) -> float:
+    """How many tokens of a draft are expected to be accepted."""
+    return sum(draft.share**place for place in range(1, draft.length + 1))

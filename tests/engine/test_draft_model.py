@@ -1,0 +1,279 @@
+"""Answers with drafts of a draft model equal those without: on the demo model, which drafts for itself.
+
+Drafts are judged as if passes of any length took the same time, and those of the draft model none, so the results do
+not depend on the machine.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from llguidance import LLMatcher
+
+from genai_server.engine.runners.batched import BatchedRunner
+from genai_server.engine.runners.draft_model import DraftModel
+from genai_server.engine.runners.og_generator import OgGeneratorRunner
+from genai_server.engine.runners.runner_pair import RunnerPair
+from genai_server.engine.runners.scores import Scores
+from genai_server.engine.sampling.grammar import Guidance, model_guidance
+from genai_server.engine.scheduling.drafts import NO_DRAFT, Drafter
+from genai_server.engine.scheduling.scheduler_output import Read
+from genai_server.engine.scheduling.step_time import StepTimeModel
+from genai_server.errors import RunnerFailed
+from genai_server.messages.admin import ResetPrefixCache
+from genai_server.messages.generation_request import Sampling
+from genai_server.messages.protocol import Cancel
+from tests.demo_device import MAX_LENGTH, DemoDevice, prompt
+from tests.engine.model_runners import batched_runner
+from tests.running_server import DEMO
+
+ASKED = "Count from 1 to 12."
+OTHER = "What is the capital of France?"
+LIST = LLMatcher.grammar_from_regex("((Rome|Oslo) is a city\\. ){12}")
+
+
+class Free(StepTimeModel):
+    """As if passes took no time."""
+
+    def passed(self, num_decoded: int, num_tokens: int, seconds: float) -> None:
+        pass
+
+    def curve(self, num_tokens: int) -> list[float]:
+        return [0.0] * (num_tokens + 1)
+
+
+class Wrong(BatchedRunner):
+    """Gives each fifth row of logits the last token as the best one."""
+
+    num_scores = 0
+
+    def forward(self, reads: Any) -> list[Scores]:
+        return [self._worse(scores) for scores in super().forward(reads)]
+
+    def _worse(self, scores: Scores) -> Scores:
+        self.num_scores += 1
+        if self.num_scores % 5 == 0:
+            scores.logits[-1, -1] = np.inf
+        return scores
+
+
+@pytest.fixture(scope="module")
+def batched(session: Any) -> BatchedRunner:
+    return batched_runner(session=session, num_slots=6, max_length=MAX_LENGTH)
+
+
+@pytest.fixture(scope="module")
+def drafting_runner(session: Any) -> BatchedRunner:
+    return batched_runner(session=session, num_slots=6, max_length=MAX_LENGTH)
+
+
+@pytest.fixture(scope="module")
+def guidance(generator: OgGeneratorRunner) -> Guidance:
+    return model_guidance(DEMO, generator.model)
+
+
+@pytest.fixture(autouse=True)
+def passes_of_any_length_take_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(StepTimeModel, "curve", lambda times, num_tokens: [1.0] * (num_tokens + 1))
+    monkeypatch.setattr(StepTimeModel, "has_timed", lambda times, num_tokens: True)
+
+
+@pytest.fixture
+def model(drafting_runner: BatchedRunner) -> DraftModel:
+    drafting_runner.forget()
+    model = DraftModel(drafting_runner, drafting_runner.model.vocab_size)
+    model.times = Free()
+    return model
+
+
+@pytest.fixture
+def passes(model: DraftModel, monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
+    """The numbers of tokens of the rows of each of the draft model's passes."""
+    found: list[list[int]] = []
+    forward = model.runner.forward
+
+    def noted(reads: Sequence[Read]) -> list[Scores]:
+        found.append([read.num_tokens for read in reads])
+        return forward(reads)
+
+    monkeypatch.setattr(model.runner, "forward", noted)
+    return found
+
+
+@pytest.fixture
+def plain(generator: OgGeneratorRunner, batched: BatchedRunner, guidance: Guidance, tmp_path: Path) -> DemoDevice:
+    return DemoDevice(RunnerPair(generator, batched), guidance, tmp_path)
+
+
+@pytest.fixture
+def drafting(drafting_with_text: DemoDevice, monkeypatch: pytest.MonkeyPatch) -> DemoDevice:
+    """Only the draft model drafts."""
+    monkeypatch.setattr(Drafter, "draft", lambda *_: NO_DRAFT)
+    return drafting_with_text
+
+
+@pytest.fixture
+def drafting_with_text(
+    generator: OgGeneratorRunner, batched: BatchedRunner, model: DraftModel, guidance: Guidance, tmp_path: Path
+) -> DemoDevice:
+    batched.forget()
+    runners = RunnerPair(generator, batched)
+    runners.draft_model = model
+    return DemoDevice(runners, guidance, tmp_path, speculates=True)
+
+
+FIELDS: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "sampled": {"sampling": Sampling(1.0, seed=3)},
+    "from few tokens": {"sampling": Sampling(1.2, top_k=20, top_p=0.95, min_p=0.01, seed=4)},
+    "with penalties": {"sampling": Sampling(0.8, seed=5, frequency_penalty=0.3, repetition_penalty=1.1)},
+    "with a bias": {"sampling": Sampling(1.0, logit_bias={300: 2.0, 301: -100.0}, seed=6)},
+    "with a grammar": {"grammar": LIST, "max_tokens": 150, "sampling": Sampling(1.0, seed=6)},
+    "beyond its end": {"ignore_eos": True, "max_tokens": 200},
+}
+
+
+@pytest.mark.parametrize("kind", FIELDS)
+def test_an_answer_has_the_same_tokens_with_a_draft_model(
+    plain: DemoDevice, drafting: DemoDevice, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    # The seed is for the comparison; with a seed there are no drafts.
+    monkeypatch.setattr(BatchedRunner, "may_draft", lambda *_: True)
+    wanted = plain.answer(1, ASKED, **FIELDS[kind])
+    assert drafting.answer(1, ASKED, **FIELDS[kind]) == wanted
+    end = drafting.end(1)
+    assert end.reason == plain.reason(1)
+    assert 0 < end.num_accepted <= end.num_drafted
+
+
+def test_a_greedy_answer_is_drafted_by_its_own_model(drafting: DemoDevice) -> None:
+    tokens = drafting.answer(1, ASKED)
+    end = drafting.end(1)
+    assert end.num_accepted > len(tokens) / 2
+    assert end.num_drafted - end.num_accepted < 15  # the last draft goes beyond the end
+
+
+def test_wrong_drafts_change_nothing(
+    plain: DemoDevice, drafting: DemoDevice, model: DraftModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model.runner, "__class__", Wrong)
+    for key, text in enumerate((ASKED, OTHER)):
+        wanted = plain.answer(key, text)
+        assert drafting.answer(key, text) == wanted
+    ends = [drafting.end(key) for key in range(2)]
+    assert all(0 < end.num_accepted < end.num_drafted for end in ends)
+
+
+def test_concurrent_answers_are_drafted_in_the_same_passes(
+    plain: DemoDevice, drafting: DemoDevice, passes: list[list[int]]
+) -> None:
+    texts = [ASKED, "Count from 1 to 11.", "Count from 2 to 12.", "Count from 3 to 14."]
+    wanted = [plain.answer(key, text) for key, text in enumerate(texts)]
+    for key, text in enumerate(texts):
+        drafting.submit(key, text)
+    drafting.run(*range(len(texts)))
+    assert [drafting.tokens(key) for key in range(len(texts))] == wanted
+    assert max(map(len, passes)) == len(texts)
+    assert all(drafting.end(key).num_accepted for key in range(len(texts)))
+
+
+@pytest.mark.parametrize("fields", [{"exact": True}, {"sampling": Sampling(seed=1)}])
+def test_seeded_and_exact_answers_have_no_drafts(drafting: DemoDevice, fields: dict[str, Any]) -> None:
+    drafting.answer(1, ASKED, **fields)
+    assert drafting.end(1).num_drafted == 0
+
+
+def test_right_prediction_is_used_before_the_draft_model(
+    drafting_with_text: DemoDevice, passes: list[list[int]]
+) -> None:
+    wanted = drafting_with_text.answer(1, ASKED)
+    passes.clear()
+    assert drafting_with_text.answer(2, ASKED, prediction=wanted) == wanted
+    assert drafting_with_text.end(2).num_accepted > len(wanted) / 2
+    assert len(passes) < len(wanted) / 2
+
+
+def test_answer_ends_at_its_limit_within_a_draft(plain: DemoDevice, drafting: DemoDevice) -> None:
+    wanted = plain.answer(1, ASKED, max_tokens=12)
+    for limit in range(1, 12):
+        assert drafting.answer(limit, ASKED, max_tokens=limit) == wanted[:limit]
+
+
+def test_draft_model_has_a_slot_for_each_running_sequence(drafting: DemoDevice, model: DraftModel) -> None:
+    for key in (1, 2, 3):
+        drafting.submit(key, ASKED, ignore_eos=True)
+    drafting.run_to(3, 10)
+    assert model.runner.slots.num_running == 3
+    drafting.put(Cancel(1))
+    drafting.steps(1)
+    assert model.runner.slots.num_running == 2
+    drafting.run(2, 3)
+    assert model.runner.slots.num_running == 0
+
+
+def test_paused_sequence_gives_its_slot_of_the_draft_model_back(drafting: DemoDevice, model: DraftModel) -> None:
+    wanted = drafting.answer(9, ASKED)
+    drafting.submit(1, ASKED)
+    drafting.run_to(1, 4)
+    (sequence,) = drafting.scheduler.running
+    drafting.scheduler._pause(sequence)
+    assert model.runner.slots.num_running == 0
+    drafting.run(1)
+    assert drafting.tokens(1) == wanted
+
+
+def test_draft_model_finds_prompts_that_it_has_read(drafting: DemoDevice, passes: list[list[int]]) -> None:
+    drafting.answer(1, ASKED, max_tokens=6)
+    first = sum(map(sum, passes))
+    passes.clear()
+    drafting.answer(2, ASKED, max_tokens=6)
+    assert sum(map(sum, passes)) < first - len(prompt(ASKED)) / 2
+
+
+def test_only_tokens_of_the_answer_stay_cached(drafting: DemoDevice, model: DraftModel) -> None:
+    tokens = [*prompt(ASKED), *drafting.answer(1, ASKED)]
+    (slot,) = [slot for slot in model.runner.slots.slots if slot.tokens]
+    assert slot.tokens == tokens[: len(slot.tokens)]
+
+
+def test_reset_empties_the_draft_models_cache(drafting: DemoDevice, model: DraftModel) -> None:
+    drafting.answer(1, ASKED)
+    drafting.put(ResetPrefixCache(7))
+    drafting.steps(1)
+    assert not any(slot.tokens for slot in model.runner.slots.slots)
+
+
+def test_answer_goes_on_without_a_draft_model_that_fails(
+    plain: DemoDevice, drafting: DemoDevice, model: DraftModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = plain.answer(1, ASKED)
+
+    def fail(*given: Any) -> None:
+        raise RunnerFailed("no memory")
+
+    monkeypatch.setattr(model.runner, "_run", fail)
+    assert drafting.answer(1, ASKED) == wanted
+    assert drafting.end(1).num_drafted == 0
+    assert model.runner.slots.num_running == 0
+
+
+def test_sequences_too_long_for_the_draft_model_have_no_drafts(
+    drafting: DemoDevice,
+    generator: OgGeneratorRunner,
+    batched: BatchedRunner,
+    guidance: Guidance,
+    session: Any,
+    tmp_path: Path,
+) -> None:
+    length = len(prompt(ASKED)) + 10
+    short = batched_runner(session=session, num_slots=6, max_length=length)
+    short.model = short.model.__class__(length, short.model.vocab_size, short.model.eos_token_ids, short.model.defaults)
+    runners = RunnerPair(generator, batched)
+    runners.draft_model = DraftModel(short, short.model.vocab_size)
+    runners.draft_model.times = Free()
+    device = DemoDevice(runners, guidance, tmp_path, speculates=True)
+    tokens = device.answer(1, ASKED, ignore_eos=True, max_tokens=60)
+    assert len(tokens) == 60
+    assert 0 < device.end(1).num_drafted <= 10 + 15
