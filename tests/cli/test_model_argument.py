@@ -73,7 +73,6 @@ def test_repository_is_fetched_and_served_by_its_name(hub: LocalHub, tmp_path: P
 def test_fetched_model_is_found_by_its_names_without_the_hub(
     hub: LocalHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("GENAI_MODELS_DIR", str(tmp_path))
     pull(Hub(None, hub.url), source_of("org/two:cuda"), tmp_path / "two", watch=lambda file, size: None)
     hub.sent.clear()
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
