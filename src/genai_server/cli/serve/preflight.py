@@ -71,9 +71,9 @@ def check_models(settings: Settings) -> None:
         try:
             codecs = load_text(path, settings.devices, settings.chat_template_of(name))
         except ModelDirectoryError as error:
-            setting = f"GENAI_MODELS: {name}={path}" if settings.models else f"--model-dir or GENAI_MODEL_DIR={path}"
+            given = f"GENAI_MODELS: {name}=" if settings.models else "MODEL, --model-dir or GENAI_MODEL_DIR="
             remedy = "" if Path(path).is_dir() else f"; {how_to_get(path, settings.models_path)}"
-            raise ConfigurationError(f"{setting}: {error}{remedy}") from None
+            raise ConfigurationError(f"{given}{path}: {error}{remedy}") from None
         except ChatTemplateError as error:
             raise ConfigurationError(f"--chat-template or GENAI_CHAT_TEMPLATE: {error}") from None
         except ConfigurationError:

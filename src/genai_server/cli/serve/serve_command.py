@@ -5,7 +5,7 @@ web page. An option can also be set by the environment variable in parentheses, 
 
 Examples:
   genai-server serve microsoft/Phi-4-mini-instruct-onnx
-  genai-server serve ./my-model --port 9000 --api-keys team:SECRET
+  genai-server serve ./my-model --port 9000 --api-key-file keys.txt
 """
 
 import argparse
