@@ -225,6 +225,23 @@ def test_trial_reads_the_prompt_from_what_was_saved() -> None:
     assert len(model.passes) == 5  # one for each chunk, and one for the draft
 
 
+def test_accepted_trials_pay_for_further_ones() -> None:
+    drafts = ModelDrafts(TimedModel(), 128)
+    (sequence,) = batch = a_batch()
+    sequence.max_length = 10**6
+    learn(drafts, sequence, 0, 100)
+    while not choose(drafts, batch)[0]:
+        drafts.passed(STEP)
+        sequence.append(5)
+    lengths = []
+    for _ in range(10):
+        drafts.count(sequence, 1, 1)
+        sequence.append(7)
+        lengths.append(len(choose(drafts, batch)[0]))
+    assert min(lengths) > 0
+    assert lengths[-1] > 1
+
+
 def test_failed_model_is_left_out_for_its_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
     model = TimedModel()
     drafts = ModelDrafts(model, 128)

@@ -68,6 +68,9 @@ class ModelDrafts:
         self._tried: WeakSet[Sequence] = WeakSet()  # sequences that are read for a trial
         self._failed: WeakSet[Sequence] = WeakSet()  # sequences that it could not read
         self._drafted: set[Sequence] = set()  # sequences whose draft it has made for the last step
+        self._promising: WeakSet[Sequence] = WeakSet()  # sequences of whose last draft some tokens were accepted
+        self._on_trial: set[Sequence] = set()  # sequences with a draft in the last step that was not expected to pay
+        self._per_token = 0.0  # seconds of the last step without drafts, for each row
         self._num_steps = 0
 
     def passed(self, seconds: float) -> None:
@@ -88,6 +91,7 @@ class ModelDrafts:
         if not any(unread):
             return None
         seconds, drafting = times.curve(MAX_DRAFTED), self._drafting()
+        self._per_token = seconds[len(batch)] / len(batch)
         offers = [
             self._better(sequence, draft, number) for sequence, draft, number in zip(batch, drafts, unread, strict=True)
         ]
@@ -120,9 +124,18 @@ class ModelDrafts:
         return sequence in self._drafted
 
     def count(self, sequence: Sequence, num_drafted: int, num_accepted: int) -> None:
-        """Record how many tokens of a sequence's last draft were accepted."""
+        """Record how many tokens of a sequence's last draft were accepted.
+
+        What a trial has saved pays for further ones.
+        """
         num_tokens = len(sequence.tokens)
         self._tried.discard(sequence)
+        if num_accepted:
+            self._promising.add(sequence)
+        else:
+            self._promising.discard(sequence)
+        if sequence in self._on_trial:
+            self._saved += num_accepted * self._per_token
         self._acceptance(sequence).count(num_drafted, num_accepted, num_tokens)
         self._overall.count(num_drafted, num_accepted, num_tokens)
 
@@ -137,7 +150,7 @@ class ModelDrafts:
 
     def _num_unread(self, sequence: Sequence) -> int:
         """How many tokens the draft model would read before it drafts; 0 if it cannot draft or need not be asked."""
-        is_hopeless = self._acceptance(sequence).share < _MIN_SHARE and sequence not in self._tried
+        is_hopeless = self._acceptance(sequence).share < _MIN_SHARE and not self._is_tried(sequence)
         if is_hopeless and self._num_steps % _TRIAL_EVERY:
             return 0
         if sequence in self._failed or min(sequence.num_left - 1, self._model.room(sequence)) < 1:
@@ -168,6 +181,7 @@ class ModelDrafts:
     ) -> list[int]:
         """The lengths, with a single token of some drafts that are not expected to pay."""
         found = list(lengths)
+        self._on_trial = set()
         for row, (sequence, offer) in enumerate(zip(batch, offers, strict=True)):
             num_tokens = len(batch) + sum(found)
             if found[row] or not isinstance(offer, UnmadeDraft) or num_tokens + 1 >= len(seconds):
@@ -175,11 +189,16 @@ class ModelDrafts:
             cost = drafting[min(offer.num_unread, len(drafting) - 1)] + seconds[num_tokens + 1] - seconds[num_tokens]
             if self._is_due(sequence) and cost <= self._saved:
                 self._saved -= cost
+                self._on_trial.add(sequence)
                 found[row] = 1
         return found
 
+    def _is_tried(self, sequence: Sequence) -> bool:
+        """Whether a trial of a sequence goes on."""
+        return sequence in self._tried or sequence in self._promising
+
     def _is_due(self, sequence: Sequence) -> bool:
-        return self._acceptance(sequence).is_due(len(sequence.tokens))
+        return sequence in self._promising or self._acceptance(sequence).is_due(len(sequence.tokens))
 
     def _worth_reading(
         self,
