@@ -15,7 +15,7 @@ from __future__ import annotations
 import argparse
 import random
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -77,8 +77,11 @@ def main() -> None:
         if runners.draft_model is not None:
             runners.draft_model = TextDrafts(runners.draft_model, texts)
             setattr(sequence_module, "Sampler", TextSampler)  # noqa: B010 - it is not a name that others import
-        off, auto = (Engine(runners, guidance, Path(folder), speculates=speculates) for speculates in (False, True))
-        found = rows(off, auto, runners.main.model.vocab_size, texts, arguments)
+
+        def engine(*, speculates: bool) -> Engine:
+            return Engine(runners, guidance, Path(folder), speculates=speculates)
+
+        found = rows(engine, runners.main.model.vocab_size, texts, arguments)
         print(table([HEAD, *found], markdown=arguments.markdown))
 
 
@@ -128,9 +131,9 @@ class TextDrafts(DraftModel):
 
 
 def rows(
-    off: Engine, auto: Engine, vocab_size: int, texts: Texts, arguments: argparse.Namespace
+    engine: Callable[..., Engine], vocab_size: int, texts: Texts, arguments: argparse.Namespace
 ) -> Iterator[list[str]]:
-    """A row of the table for each kind of answer."""
+    """A row of the table for each kind of answer. Each kind has an engine of its own, which learns what it accepts."""
     chance = random.Random(5)
     known = range(min(100, vocab_size // 2), vocab_size)
     prompts = [chance.choices(known, k=PROMPT) for _ in range(arguments.clients)]
@@ -153,6 +156,7 @@ def rows(
             for number, prompt in enumerate(prompts)
         ]
 
+    off = engine(speculates=False)
     answers = off.answer(requests(Sampling())).tokens
     predictions = [
         [chance.randrange(vocab_size) if n % 10 == 9 else token for n, token in enumerate(tokens)] for tokens in answers
@@ -169,10 +173,11 @@ def rows(
     written = {tuple(prompt): chance.choices(known, k=arguments.tokens) for prompt in prompts}
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in asked}
     drafts: dict[str, list[Finished]] = {}
+    auto = {name: engine(speculates=True) for name in asked}
     for _ in range(arguments.rounds):
         for name, each in asked.items():
             texts.of_prompts = written if name == by_model else {}
-            slow, fast = off.answer(each), auto.answer(each)
+            slow, fast = off.answer(each), auto[name].answer(each)
             found[name].append((slow.per_second, fast.per_second))
             drafts[name] = fast.ends
     for name, pairs in found.items():
