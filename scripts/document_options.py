@@ -119,9 +119,7 @@ Nothing here has run on a GPU or was measured there.
   batch they and `trt_cuda_graph_enable` are refused, because its shapes change.
 - Models with paged attention (`use_paged_attention=true`, CUDA and WebGPU) run in onnxruntime-genai's own batch; so
   does any model with `GENAI_SCHEDULER=library`, on a CPU in fixed batches of up to four. It refuses `exact`,
-  `logprobs`, `logit_bias`, `min_p`, frequency and presence penalties, and grammars of several parts. It honours
-  temperature, `top_k`, `top_p`, the repetition penalty, `min_tokens`, schemas, `seed` (where it batches dynamically),
-  and all that ends an answer.
+  `logprobs`, `logit_bias`, `min_p`, frequency and presence penalties, and grammars of several parts.
 
 ## Session options
 
@@ -210,7 +208,7 @@ def session_tests(row: Row) -> str:
     """The tests of a session option."""
     if row.means:  # only Triton has this name
         return f"`{TRITON}::test_an_option_of_the_session`, `{DEVICE}::test_tritons_levels_are_not_onnx_runtimes`"
-    note = "" if row.name in EFFECT_SHOWN else "accepted and checked; what it does was not: "
+    note = "" if row.name in EFFECT_SHOWN else "that it is accepted, not what it does: "
     return note + (SESSION_TESTS.get(row.name) or REFUSING.get(row.name, OPENS))
 
 

@@ -23,7 +23,6 @@ from threading import Event
 
 import httpx
 from _load.server import DEMO, HOST, REPOSITORY, Server, run_server
-from _pictures.colours import with_few_colours
 from _pictures.dashboard import Prometheus, draw
 from _pictures.terminal import Terminal
 from playwright.sync_api import Browser, sync_playwright
@@ -109,7 +108,6 @@ def _picture_monitor(browser: Browser, server: Server, file: Path) -> None:
     page.wait_for_timeout(4000)  # for a list of requests
     page.screenshot(path=file)
     page.close()
-    with_few_colours(file)
 
 
 def _ask(server: Server, number: int, over: Event) -> None:

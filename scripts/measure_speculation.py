@@ -1,13 +1,21 @@
-"""Measure what drafts of next tokens (GENAI_SPECULATION) do to the speed of one stream, or of several at once.
+"""Measure what drafts of next tokens (GENAI_SPECULATION, GENAI_DRAFT_MEMORY_BYTES) do to the speed of answers.
 
-Four kinds of answers: a greedy one of few different tokens, which soon repeats itself; a greedy one with a
+Each round has every kind of answer without drafts ("off"), with drafts from its own text ("own text"), and with drafts
+from earlier answers of the same key, too ("memory"), one right after the other. The memory is full of other answers.
+
+Answers that the model chooses: a greedy one of few different tokens, which soon repeats itself; a greedy one with a
 `prediction` that is right but for every tenth token; one at temperature 1.5, which repeats nothing; and a JSON object
-whose schema leaves only the values open. Each round has every kind without drafts and with them, one right after the
-other. Run it with the interpreter of `.venv`.
+whose schema leaves only the values open.
 
-With a draft model (GENAI_DRAFT_MODEL), there is one kind more: a given text, of which the draft model drafts a given
-share of tokens rightly. All passes are those of the real models. Only what they choose is replaced in this kind,
-because models with random weights never agree.
+Answers that are dictated, so that they are the same with and without drafts: passes take the model's time, then the
+logits are changed so that the next token of a text is chosen. An edited file, of which about every 32nd token is
+replaced, deleted or follows new ones; the file itself was an earlier answer, or is in the prompt. Random tokens of the
+complete vocabulary, and of 16 tokens, where matches are frequent and wrong.
+
+With a draft model (GENAI_DRAFT_MODEL), there is one kind more: a dictated text, of which it drafts a given share of
+tokens rightly, because models with random weights never agree. All passes are those of the real models.
+
+On a machine that other programs keep busy only --processor-time says anything. Run it with the interpreter of `.venv`.
 """
 
 from __future__ import annotations
@@ -15,54 +23,120 @@ from __future__ import annotations
 import argparse
 import random
 import tempfile
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import Any
 
-from _models.engine_loop import Engine
+import numpy as np
+from _models.engine_loop import Answered, Engine
 from _models.engine_spec import engine_spec
 from _models.table import table
 from llguidance import LLMatcher
 from msgspec import structs
 
-from genai_server.engine import sequence as sequence_module
 from genai_server.engine.process import IDLE_CHUNK
+from genai_server.engine.runners.base import Runner
 from genai_server.engine.runners.choose import load_runners
 from genai_server.engine.runners.draft_model import DraftModel
-from genai_server.engine.runners.scores import Logits, Scores
+from genai_server.engine.runners.scores import Scores
 from genai_server.engine.runners.warm_up import warm_up
 from genai_server.engine.sampling.grammar import model_guidance
-from genai_server.engine.sampling.sampler import Sampler
-from genai_server.engine.sequence import Sequence
+from genai_server.engine.scheduling.answer_memory import AnswerMemory
+from genai_server.engine.scheduling.scheduler_output import Read
+from genai_server.engine.sequence import Sequence as Scheduled
 from genai_server.messages.generation_request import GenerationRequest, Sampling
-from genai_server.messages.protocol import Finished
+from genai_server.text.tokenizer import ModelTokenizer
 
 PROMPT = 64
-# Number of different tokens in the answer that repeats itself.
+# Number of different tokens in the answer that repeats itself, and in the random one of few tokens.
 FEW = 16
 # Properties of the object, each with a name of its own and a digit.
 PROPERTIES = 16
-HEAD = ["answer", "off, tokens/s", "auto, tokens/s", "auto / off", "drafted", "accepted"]
+# Mean number of tokens between two edits of a file.
+UNEDITED = 32
+# Other answers in the memory, and the tokens of each.
+OTHERS, OTHER_TOKENS = 200, 500
+KEY = "key"
+# The kind of answers of which a draft model drafts a given share rightly.
+BY_MODEL = "a text that the draft model knows"
+HEAD = [
+    *("answer", "clients", "off, tokens/s", "own text / off", "memory / off", "memory / off, least"),
+    *("drafted", "accepted"),
+]
+SOURCES = Path(__file__).parents[1] / "src" / "genai_server"
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Requests that are sent at once, and the earlier answers of the same key."""
+
+    requests: list[GenerationRequest]
+    # By request, a text that it gets as its answer.
+    dictated: dict[str, list[int]] = field(default_factory=dict)
+    earlier: list[list[int]] = field(default_factory=list)
+
+
+class Dictation:
+    """Takes the place of a runner's `forward`, and has texts chosen in place of what the model would choose."""
+
+    def __init__(self, runner: Runner) -> None:
+        self._forward = runner.forward
+        # By the names of requests.
+        self.texts: dict[str, list[int]] = {}
+
+    def forward(self, reads: Sequence[Read]) -> list[Scores]:
+        """Run the pass, and raise the logits of the texts' next tokens."""
+        found = self._forward(reads)
+        for read, scores in zip(reads, found, strict=True):
+            text = self.texts.get(read.sequence.request.request_id)
+            if text is None or scores.is_pending:
+                continue
+            first = read.sequence.num_produced
+            for row, token in zip(scores.logits, text[first:], strict=False):
+                row[token] = np.float32(1e4)
+        return found
+
+
+class DictatedDrafts(DraftModel):
+    """A draft model that drafts a share of a dictated text's tokens rightly, in the time that it takes."""
+
+    def __init__(self, model: DraftModel, share: float) -> None:
+        super().__init__(model.runner, model.runner.model.vocab_size, name=model.name, kv_share=model.kv_share)
+        self.times = model.times
+        # By the beginnings of prompts.
+        self.texts: dict[tuple[int, ...], list[int]] = {}
+        self._share, self._chance = share, random.Random(6)
+
+    def best_token(self, copy: Scheduled, scores: Scores) -> int:
+        own, text = super().best_token(copy, scores), self.texts.get(tuple(copy.tokens[:PROMPT]), [])
+        place = len(copy.tokens) - PROMPT
+        if place >= len(text):
+            return own
+        return text[place] if self._chance.random() < self._share else text[place] - 1
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model_dir", type=Path, nargs="?", default=Path("models/demo"), metavar="MODEL_DIR")
     parser.add_argument("--tokens", type=int, default=256, help="of each answer (256)")
-    parser.add_argument("--clients", type=int, default=1, help="answers at once (1)")
+    parser.add_argument("--clients", type=_numbers, default=(1,), metavar="N,N…", help="answers at once (1)")
     parser.add_argument("--draft-model", type=Path, metavar="DIR", help="that of GENAI_DRAFT_MODEL (none)")
     parser.add_argument(
         "--acceptance", type=float, default=0.7, metavar="SHARE", help="of its tokens, in the kind of its own (0.7)"
     )
     parser.add_argument("--rounds", type=int, default=5, help="rounds of each median (5)")
+    parser.add_argument("--only", default="", metavar="TEXT", help="kinds of answers with this in their names (all)")
+    parser.add_argument("--processor-time", action="store_true", help="count tokens per second of processor time")
     parser.add_argument("--cache", type=Path, help="keeps packed weights (a temporary folder)")
     parser.add_argument("--markdown", action="store_true", help="print the table as a document has it")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         spec = engine_spec(
-            arguments.model_dir, arguments.clients, PROMPT + arguments.tokens, arguments.cache or Path(folder) / "cache"
+            arguments.model_dir,
+            max(arguments.clients),
+            PROMPT + 3 * arguments.tokens,
+            arguments.cache or Path(folder) / "cache",
         )
         spec = structs.replace(spec, settings=structs.replace(spec.settings, prefill_weights="auto"))
         if arguments.draft_model:
@@ -73,115 +147,146 @@ def main() -> None:
             parser.exit(1, f"{arguments.model_dir} cannot have drafts\n")
         guidance = model_guidance(arguments.model_dir, runners.main.model)
         warm_up(runners, IDLE_CHUNK)
-        TextSampler.texts = texts = Texts({}, arguments.acceptance)
         if runners.draft_model is not None:
-            runners.draft_model = TextDrafts(runners.draft_model, texts)
-            setattr(sequence_module, "Sampler", TextSampler)  # noqa: B010 - it is not a name that others import
-        off, auto = (Engine(runners, guidance, Path(folder), speculates=speculates) for speculates in (False, True))
-        found = rows(off, auto, runners.main.model.vocab_size, texts, arguments)
-        print(table([HEAD, *found], markdown=arguments.markdown))
+            runners.draft_model = DictatedDrafts(runners.draft_model, arguments.acceptance)
+        dictation, memory = Dictation(runners.main), AnswerMemory(32 * 1024 * 1024)
+        runners.main.forward = dictation.forward  # type: ignore[method-assign]
+        engines = [
+            Engine(runners, guidance, Path(folder), speculates=speculates, answers=answers)
+            for speculates, answers in ((False, None), (True, None), (True, memory))
+        ]
+        lines = (
+            row
+            for number in arguments.clients
+            for row in rows(
+                engines, dictation, runners.draft_model, memory, number, runners.main.model.vocab_size, arguments
+            )
+        )
+        print(table([HEAD, *lines], markdown=arguments.markdown))
 
 
-@dataclass
-class Texts:
-    """Texts that are the answers to some prompts, whatever the models choose."""
-
-    of_prompts: dict[tuple[int, ...], list[int]]
-    # The share of a draft's tokens that are those of the text.
-    share: float
-
-    def following(self, tokens: list[int]) -> int | None:
-        """The token of the text behind a prompt and a part of the answer; None if there is no text."""
-        text = self.of_prompts.get(tuple(tokens[:PROMPT]), [])
-        return text[len(tokens) - PROMPT] if len(tokens) - PROMPT < len(text) else None
-
-
-class TextSampler(Sampler):
-    """Takes as long as any sampler, and chooses the tokens of a text."""
-
-    texts: Texts
-
-    def __init__(self, sampling: Sampling, prompt: list[int]) -> None:
-        super().__init__(sampling, prompt)
-        self._tokens = list(prompt)
-
-    def sample(self, logits: Logits, **how: Any) -> int:
-        token = super().sample(logits, **how)
-        following = self.texts.following(self._tokens)
-        self._tokens.append(token if following is None else following)
-        return self._tokens[-1]
-
-
-class TextDrafts(DraftModel):
-    """Drafts a share of a text's tokens rightly."""
-
-    def __init__(self, model: DraftModel, texts: Texts) -> None:
-        super().__init__(model.runner, model.runner.model.vocab_size, name=model.name, kv_share=model.kv_share)
-        self._texts, self._chance = texts, random.Random(6)
-        self.times = model.times
-
-    def best_token(self, copy: Sequence, scores: Scores) -> int:
-        own, following = super().best_token(copy, scores), self._texts.following(copy.tokens)
-        if following is None:
-            return own
-        return following if self._chance.random() < self._texts.share else following - 1
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(map(int, text.split(",")))
 
 
 def rows(
-    off: Engine, auto: Engine, vocab_size: int, texts: Texts, arguments: argparse.Namespace
+    engines: list[Engine],
+    dictation: Dictation,
+    draft_model: DraftModel | None,
+    memory: AnswerMemory,
+    num_clients: int,
+    vocab_size: int,
+    arguments: argparse.Namespace,
 ) -> Iterator[list[str]]:
     """A row of the table for each kind of answer."""
+    asked = kinds(engines[0], num_clients, vocab_size, arguments)
+    chance = random.Random(9)
+    others = [chance.choices(range(vocab_size), k=OTHER_TOKENS) for _ in range(OTHERS)]
+    found: dict[str, list[list[float]]] = {name: [] for name in asked}
+    last: dict[str, Answered] = {}
+    for _ in range(arguments.rounds):
+        for name, each in asked.items():
+            dictation.texts = each.dictated
+            if isinstance(draft_model, DictatedDrafts):
+                by_model = each.requests if name == BY_MODEL else []
+                draft_model.texts = {tuple(one.prompt): each.dictated[one.request_id] for one in by_model}
+            memory.clear()
+            for answer in (*others, *each.earlier):
+                memory.add(KEY, [0], answer)
+            answers = [engine.answer(each.requests) for engine in engines]
+            dictation.texts = {}
+            last[name] = answers[-1]
+            found[name].append(
+                [answer.per_cpu_second if arguments.processor_time else answer.per_second for answer in answers]
+            )
+    for name, rates in found.items():
+        ratios = [median(rate[number] / rate[0] for rate in rates) for number in (1, 2)]
+        least = min(rate[2] / rate[0] for rate in rates)
+        yield [
+            *(name, str(num_clients), f"{median(rate[0] for rate in rates):.1f}"),
+            *(f"{ratio:.2f}" for ratio in (*ratios, least)),
+            str(sum(end.num_drafted for end in last[name].ends)),
+            str(sum(end.num_accepted for end in last[name].ends)),
+        ]
+
+
+def kinds(off: Engine, num_clients: int, vocab_size: int, arguments: argparse.Namespace) -> dict[str, Asked]:
+    """What is asked, by its name in the table."""
     chance = random.Random(5)
     known = range(min(100, vocab_size // 2), vocab_size)
-    prompts = [chance.choices(known, k=PROMPT) for _ in range(arguments.clients)]
+    prompts = [chance.choices(known, k=PROMPT) for _ in range(num_clients)]
 
-    def requests(
-        sampling: Sampling, predictions: list[list[int]] | None = None, grammar: str | None = None
-    ) -> list[GenerationRequest]:
-        return [
+    def asked(
+        sampling: Sampling,
+        *,
+        predictions: list[list[int]] | None = None,
+        grammar: str | None = None,
+        texts: list[list[int]] | None = None,
+        earlier: list[list[int]] | None = None,
+        files: list[list[int]] | None = None,
+    ) -> Asked:
+        requests = [
             GenerationRequest(
-                "measured",
-                prompt,
+                f"measured {number}",
+                [*prompt, *(files[number] if files else [])],
                 arguments.tokens,
-                PROMPT + arguments.tokens,
+                PROMPT + 3 * arguments.tokens,
                 sampling,
                 ignore_eos=True,
-                cache_prompt=False,
                 prediction=predictions[number] if predictions else [],
                 grammar=grammar,
+                answer_memory=KEY,
             )
             for number, prompt in enumerate(prompts)
         ]
+        dictated = {request.request_id: text for request, text in zip(requests, texts or [], strict=False)}
+        return Asked(requests, dictated, earlier or [])
 
-    answers = off.answer(requests(Sampling())).tokens
+    def random_texts(tokens: Sequence[int]) -> list[list[int]]:
+        return [chance.choices(tokens, k=arguments.tokens) for _ in range(num_clients)]
+
+    answers = off.answer(asked(Sampling()).requests).tokens
     predictions = [
         [chance.randrange(vocab_size) if n % 10 == 9 else token for n, token in enumerate(tokens)] for tokens in answers
     ]
-    asked = {
-        "greedy, repeats itself": requests(Sampling(logit_bias=dict.fromkeys(prompts[0][:FEW], 100.0))),
-        "greedy, nine tenths predicted": requests(Sampling(), predictions),
-        "temperature 1.5": requests(Sampling(1.5)),
-        "an object with 16 properties": requests(Sampling(), grammar=_object(chance)),
+    files = _files(arguments.model_dir, num_clients, 2 * arguments.tokens)
+    edited = [_edited(file, chance, known)[: arguments.tokens] for file in files]
+    few = chance.sample(known, FEW)
+    found = {
+        "greedy, repeats itself": asked(Sampling(logit_bias=dict.fromkeys(prompts[0][:FEW], 100.0))),
+        "greedy, nine tenths predicted": asked(Sampling(), predictions=predictions),
+        "temperature 1.5": asked(Sampling(1.5)),
+        "an object with 16 properties": asked(Sampling(), grammar=_object(chance)),
+        "edit of an earlier answer": asked(Sampling(), texts=edited, earlier=files),
+        "edit of a file in the prompt": asked(Sampling(), texts=edited, files=files),
+        "random tokens": asked(Sampling(), texts=random_texts(known), earlier=random_texts(known)),
+        "random, of 16 tokens": asked(Sampling(), texts=random_texts(few), earlier=random_texts(few)),
     }
-    by_model = f"a text, {arguments.acceptance:g} of it drafted rightly"
     if arguments.draft_model:
-        asked[by_model] = requests(Sampling())
-    written = {tuple(prompt): chance.choices(known, k=arguments.tokens) for prompt in prompts}
-    found: dict[str, list[tuple[float, float]]] = {name: [] for name in asked}
-    drafts: dict[str, list[Finished]] = {}
-    for _ in range(arguments.rounds):
-        for name, each in asked.items():
-            texts.of_prompts = written if name == by_model else {}
-            slow, fast = off.answer(each), auto.answer(each)
-            found[name].append((slow.per_second, fast.per_second))
-            drafts[name] = fast.ends
-    for name, pairs in found.items():
-        slow, fast = (median(values) for values in zip(*pairs, strict=True))
-        ratio = median(fast / slow for slow, fast in pairs)
-        drafted, accepted = (
-            sum(getattr(end, part) for end in drafts[name]) for part in ("num_drafted", "num_accepted")
-        )
-        yield [name, f"{slow:.1f}", f"{fast:.1f}", f"{ratio:.2f}", str(drafted), str(accepted)]
+        found[BY_MODEL] = asked(Sampling(), texts=random_texts(known))
+    return {name: each for name, each in found.items() if arguments.only in name}
+
+
+def _files(model_dir: Path, number: int, num_tokens: int) -> list[list[int]]:
+    """The beginnings of this number of Python files, in tokens."""
+    tokenizer = ModelTokenizer(model_dir)
+    texts = (path.read_text(encoding="utf-8") for path in sorted(SOURCES.glob("engine/**/*.py")))
+    encoded = (tokenizer.encode(text) for text in texts)
+    long = [tokens[:num_tokens] for tokens in encoded if len(tokens) >= num_tokens]
+    return [long[place % len(long)] for place in range(number)]
+
+
+def _edited(file: list[int], chance: random.Random, known: Sequence[int]) -> list[int]:
+    """The file with other tokens at some places: replaced, deleted, or new."""
+    found: list[int] = []
+    place = 0
+    while place < len(file):
+        end = place + max(1, round(chance.expovariate(1 / UNEDITED)))
+        found += file[place:end]
+        kind = chance.choice(("replaced", "deleted", "new"))
+        found += [] if kind == "deleted" else chance.choices(known, k=2)
+        place = end + (0 if kind == "new" else 2)
+    return found
 
 
 def _object(chance: random.Random) -> str:

@@ -49,8 +49,8 @@ def run(script: str, *arguments: str) -> str:
             ["best token is the reference's", "8 bits"],
         ),
         (
-            ["measure_speculation", "--tokens", "24", "--rounds", "1"],
-            ["repeats itself", "auto / off", "temperature 1.5"],
+            ["measure_speculation", "--tokens", "16", "--rounds", "1", "--clients", "1,2"],
+            ["repeats itself", "memory / off", "edit of an earlier answer", "random, of 16 tokens"],
         ),
         (
             ["measure_adapters", "--tokens", "8", "--clients", "2", "--rounds", "1", "--adapters", "1,2"],

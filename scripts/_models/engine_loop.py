@@ -14,6 +14,7 @@ from genai_server.engine.profiling.folder import ProfileFolder
 from genai_server.engine.profiling.runtime_options import RuntimeOptionState
 from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.sampling.grammar import Guidance
+from genai_server.engine.scheduling.answer_memory import AnswerMemory
 from genai_server.engine.scheduling.scheduler import Scheduler
 from genai_server.engine.scheduling.scheduler_output import StepPolicy
 from genai_server.messages.generation_request import GenerationRequest
@@ -36,14 +37,22 @@ class Answered:
 class Engine:
     """An engine's loop in this process; each has its own scheduler, which learns what passes cost."""
 
-    def __init__(self, runners: RunnerPair, guidance: Guidance, folder: Path, *, speculates: bool = False) -> None:
+    def __init__(
+        self,
+        runners: RunnerPair,
+        guidance: Guidance,
+        folder: Path,
+        *,
+        speculates: bool = False,
+        answers: AnswerMemory | None = None,
+    ) -> None:
         scheduler = Scheduler(
             runners.main,
             max_running=runners.main.abilities.max_rows,
             max_waiting=0,
             prefill_chunk=IDLE_CHUNK,
             idle_chunk=IDLE_CHUNK,
-            policy=StepPolicy(speculates=speculates),
+            policy=StepPolicy(speculates=speculates, answers=answers),
         )
         options = RuntimeOptionState(runners, ProfileFolder(folder, "cpu", max_files=1, max_bytes=1))
         self._sent: list[ToApi] = []

@@ -62,7 +62,7 @@ def failure(hub: LocalHub, models: Path, *arguments: str) -> str:
     return done.stderr.splitlines()[-1] if "choose one" not in done.stderr else done.stderr
 
 
-def test_repository_is_fetched_with_progress_and_served_by_its_name(hub: LocalHub, tmp_path: Path) -> None:
+def test_repository_is_fetched_and_served_by_its_name(hub: LocalHub, tmp_path: Path) -> None:
     seen = served(hub, tmp_path, "org/tiny")
     assert "tiny on scripted" in seen
     assert "6/6 " in seen

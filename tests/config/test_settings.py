@@ -140,8 +140,8 @@ def test_adapters_belong_to_the_first_or_the_named_model() -> None:
 def test_draft_models_belong_to_the_first_or_the_named_model() -> None:
     found = given(models="small=./small,big=./big", draft_model="big=./small")
     assert [found.draft_model_of(name) for name in found.served] == ["", "./small"]
-    assert given(draft_model="./small").draft_model_of("onnx-genai") == "./small"
-    assert given().draft_model_of("onnx-genai") == ""
+    assert given(draft_model="./small", model_name="big").draft_model_of("big") == "./small"
+    assert given(model_name="big").draft_model_of("big") == ""
 
 
 def test_chat_templates_belong_to_the_first_or_the_named_model() -> None:

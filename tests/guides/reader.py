@@ -30,7 +30,7 @@ note() { printf '%s\\0' "$@" > "$NOTED/words"; env -0 > "$NOTED/environment"; }
 genai-server() { if [ "$1" = serve ]; then note genai-server "$@"; else command genai-server "$@"; fi; }
 prometheus() { note prometheus "$@"; }
 """
-_LONG = re.compile(r"^(?:\w+=\S+ )*(?:genai-server serve|prometheus )")
+_LONG = re.compile(r"^(?:\w+=(?:\"[^\"]*\"|\S+) )*(?:genai-server serve|prometheus )")
 _SAVED = re.compile(r"Save as `([\w.-]+)`[^\n]*\n(?:[^\n]+\n)*\n\Z")
 
 

@@ -51,13 +51,13 @@ def test_coding_agents(tmp_path: Path) -> None:
 
 
 def test_users_and_limits(tmp_path: Path) -> None:
-    with reader(tmp_path) as here:
+    with reader(tmp_path, "export SERVER") as here:
         here.follow(Guide("users-and-limits"))
 
 
 def test_reverse_proxy(tmp_path: Path) -> None:
     """With nginx; test_reverse_proxy.py is about the configurations."""
-    with reader(tmp_path, "sudo nginx", "sudo caddy") as here:
+    with reader(tmp_path, "sudo nginx", "sudo caddy", "sudo install") as here:
 
         def start() -> None:
             proxy = here.stack.enter_context(run_proxy("nginx", here.replaced["127.0.0.1:8002"], tmp_path))
@@ -119,7 +119,7 @@ def test_lines_for_a_client_are_those_that_the_script_runs(client: str) -> None:
     guide = Guide("open-webui" if client == "Open WebUI" else "coding-agents")
     text = guide.text if client == "Open WebUI" else guide.text.partition(f" {client}\n")[2]
     lines = re.findall(r"```(?:sh|bash)\n((?:export|cat).*?)```", text, re.DOTALL)[0]
-    names = r"onnx-genai|my-model|coder|\b\d{4,}\b"
+    names = r"coder|\bdemo\b|\b\d{4,}\b"
     ours = re.sub(r"open-webui-environment/bin/| --port 8080", "", lines)
     for line in re.sub(names, "…", recipe(client).replace('"$PROMPT"', PROMPT)).splitlines():
         assert line in re.sub(names, "…", ours).splitlines()

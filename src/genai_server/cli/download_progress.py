@@ -4,8 +4,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TextColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Column
+from rich.text import Text
 
 from genai_server.hub.download import Watch
 from genai_server.hub.repository import RemoteFile, Selection
@@ -19,6 +28,13 @@ def size_in_words(num_bytes: int) -> str:
     return f"{num_bytes / _MIB:.1f} MiB" if num_bytes >= _MIB else f"{num_bytes:,} bytes"
 
 
+class _Speed(ProgressColumn):
+    """Rich's own has decimal units."""
+
+    def render(self, task: Task) -> Text:
+        return Text(f"{(task.speed or 0) / _MIB:.1f} MiB/s")
+
+
 @contextmanager
 def download_progress(selection: Selection) -> Iterator[Watch]:
     """A function for `download`, which shows the progress on standard error while the block runs."""
@@ -27,7 +43,7 @@ def download_progress(selection: Selection) -> Iterator[Watch]:
         TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1)),
         BarColumn(bar_width=20),
         DownloadColumn(binary_units=True),
-        TransferSpeedColumn(),
+        _Speed(),
         TimeRemainingColumn(compact=True),
     )
     shown = {file: (number, name) for number, (name, file) in enumerate(selection.files.items(), 1)}

@@ -147,11 +147,15 @@ def device_options(
 def unknown_variables(
     environ: Mapping[str, str] = os.environ, *, dotenv: Path | None = Path(".env")
 ) -> dict[str, str | None]:
-    """The variables that look like settings but are unknown, each with the setting that was probably meant."""
+    """The variables that look like settings but are unknown, each with the setting that was probably meant.
+
+    Those of the file are named with it.
+    """
     known = [environment_variable(name) for name in Settings.model_fields]
-    given = {*environ, *(dotenv_values(dotenv) if dotenv is not None else ())}
+    given = {name: f"{name} in {dotenv}" for name in (dotenv_values(dotenv) if dotenv is not None else ())}
+    given |= {name: name for name in environ}
     strange = {name for name in given if name.startswith("GENAI_")} - {*known, ATTACH_VARIABLE, _OF_SCRIPTS}
-    return {name: next(iter(difflib.get_close_matches(name, known, 1, 0.8)), None) for name in sorted(strange)}
+    return {given[name]: next(iter(difflib.get_close_matches(name, known, 1, 0.8)), None) for name in sorted(strange)}
 
 
 def add_options(parser: argparse.ArgumentParser, *, are_listed: bool = True) -> None:

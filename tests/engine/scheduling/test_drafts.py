@@ -95,6 +95,14 @@ def _answer(drafter: Drafter, wanted: list[int], seconds: float) -> tuple[int, i
     return drafted, accepted
 
 
+def test_what_follows_a_replaced_token_is_drafted() -> None:
+    drafter = Drafter(PROMPT, [])
+    answer = [1, 104, 105]
+    assert drafter.draft([*PROMPT, *answer], 2).tokens == [106, 107]
+    assert drafter.draft([*PROMPT, *answer, 2], 2) == NO_DRAFT
+    assert drafter.draft([*PROMPT, *answer, 2, 107], 2).tokens == [108, 109]
+
+
 def test_a_text_that_repeats_its_prompt_is_nearly_all_drafted() -> None:
     wanted = PROMPT * 10
     drafted, accepted = _answer(Drafter(PROMPT, []), wanted, 0.2)
@@ -102,18 +110,22 @@ def test_a_text_that_repeats_its_prompt_is_nearly_all_drafted() -> None:
     assert drafted < 1.1 * accepted
 
 
-def test_a_text_whose_drafts_are_wrong_has_fewer_and_fewer() -> None:
+def _pairs(number: int) -> list[int]:
+    """Pairs of tokens that are repeated, in any order, each with another token behind it."""
     chance = random.Random(4)
-    wanted = [token for _ in range(500) for token in (1, 2, chance.randrange(10, 10**6))]
+    firsts = (10 * chance.randrange(50) for _ in range(number))
+    return [token for first in firsts for token in (first, first + 1, chance.randrange(10**3, 10**6))]
+
+
+def test_a_text_whose_drafts_are_wrong_has_fewer_and_fewer() -> None:
+    wanted = _pairs(500)
     drafted, accepted = _answer(Drafter(PROMPT, []), wanted, 0.3)
     assert drafted < 0.02 * len(wanted)
     assert accepted <= drafted
 
 
 def test_drafts_that_are_right_again_are_made_again() -> None:
-    chance = random.Random(4)
-    wrong = [token for _ in range(60) for token in (1, 2, chance.randrange(10, 10**6))]
-    _, accepted = _answer(Drafter(PROMPT, []), wrong + PROMPT * 20, 0.2)
+    _, accepted = _answer(Drafter(PROMPT, []), _pairs(60) + PROMPT * 20, 0.2)
     assert accepted > 0.6 * 20 * len(PROMPT)
 
 

@@ -139,18 +139,20 @@ class TextIndex:
         return bool(self._segments)
 
     def longest_match(self, end: Sequence[int], followed: Match | None = None) -> Match | None:
-        """The longest match of at least `gram` tokens with the end of a text, given by its last MAX_MATCH tokens.
+        """The longest match of at least `gram` tokens with the end of a text, of which the last MAX_MATCH are given.
 
-        Of equal ones it is `followed`, where an earlier match has led to, or else the last.
+        Of equal ones it is `followed`, where an earlier match has led to, or else the last. One equal token there is
+        enough, because a text often goes on after what was replaced.
         """
         gram = self._gram
         if len(end) < gram or min(end[-gram:]) < 0:
             return None
-        best, longest = None, gram - 1
+        best: Match | None = None
+        longest = gram - 1
         if followed is not None:
             length = _common(followed.segment, followed.place, end)
-            if length > longest:
-                best, longest = Match(followed.segment, followed.place, length), length
+            if length:
+                best, longest = Match(followed.segment, followed.place, length), max(longest, length)
         if longest == MAX_MATCH:
             return best
         hashed, last = _hash(end[-gram:]), end[-1]

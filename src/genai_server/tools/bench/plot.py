@@ -5,6 +5,7 @@ from pathlib import Path
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from genai_server.tools.bench import sweep
 from genai_server.tools.bench.bench_report import Report
@@ -14,7 +15,7 @@ from genai_server.tools.bench.statistics import Spread
 # Title, figure, and the factor from its unit to the shown one.
 _PANELS = (
     ("decode, tokens/s", "decode_tokens_per_second", 1),
-    ("whole, tokens/s", "tokens_per_second", 1),
+    ("complete answer, tokens/s", "tokens_per_second", 1),
     ("TTFT p50, ms", "ttft_p50", 1000),
     ("ITL p95, ms", "itl_p95", 1000),
 )
@@ -32,7 +33,8 @@ def save_plot(report: Report, path: Path) -> None:
     columns = 2 if len(panels) > 1 else 1
     rows = -(-len(panels) // columns)
     # A plain Figure needs no window system and no global state of pyplot.
-    figure = Figure(figsize=(6.0 * columns, 4.0 * rows), layout="constrained")
+    layout = ConstrainedLayoutEngine(w_pad=0.15, h_pad=0.15)  # in inches
+    figure = Figure(figsize=(6.0 * columns, 4.0 * rows), layout=layout)
     for number, (title, name, scale) in enumerate(panels):
         axes = figure.add_subplot(rows, columns, number + 1)
         axes.set_title(title)
@@ -72,9 +74,10 @@ def _draw_lines(axes: Axes, summaries: Sequence[Summary], name: str, scale: floa
         )
     axes.set_xticks(sorted({summary.case.streams for summary in summaries}))
     axes.set_xlabel("streams at once")
+    axes.margins(y=0.15)
     axes.set_ylim(bottom=0)
     if lines:
-        axes.legend(fontsize="small")
+        axes.legend(fontsize="small", loc="upper left")  # the best place takes seconds to find
 
 
 def _draw_bars(axes: Axes, summaries: Sequence[Summary], name: str, scale: float) -> None:
