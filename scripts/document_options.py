@@ -208,7 +208,7 @@ def session_tests(row: Row) -> str:
     """The tests of a session option."""
     if row.means:  # only Triton has this name
         return f"`{TRITON}::test_an_option_of_the_session`, `{DEVICE}::test_tritons_levels_are_not_onnx_runtimes`"
-    note = "" if row.name in EFFECT_SHOWN else "accepted and checked; what it does was not: "
+    note = "" if row.name in EFFECT_SHOWN else "that it is accepted, not what it does: "
     return note + (SESSION_TESTS.get(row.name) or REFUSING.get(row.name, OPENS))
 
 
