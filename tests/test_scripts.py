@@ -31,7 +31,7 @@ def run(script: str, *arguments: str) -> str:
         (["profile_prompt", str(DEMO), "--tokens", "64", "--chunk", "32", "--rounds", "1"], ["the whole prompt"]),
         (
             ["profile_embeddings", str(ROOT / "models" / "demo-embeddings"), "--rounds", "1", "--texts", "2"],
-            ["the whole pass", "SkipLayerNormalization"],
+            ["the whole pass", "MatMul"],
         ),
         (["measure_delivery", "--streams", "1,2", "--tokens", "20", "--rounds", "1"], ["core-ms a token"]),
         (

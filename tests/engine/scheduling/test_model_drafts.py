@@ -181,7 +181,7 @@ def test_new_sequences_begin_with_the_acceptance_of_earlier_ones() -> None:
     assert model.passes == []
 
 
-def test_hopeless_sequences_are_looked_at_in_few_steps() -> None:
+def test_hopeless_sequences_are_not_asked_in_each_step() -> None:
     model = TimedModel()
     drafts = ModelDrafts(model, 128)
     (sequence,) = batch = a_batch()
