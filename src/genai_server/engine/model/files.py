@@ -355,7 +355,7 @@ def _read_json(path: Path) -> dict[str, Any]:
             f"model directory {path.parent} is incomplete: {path.name} is missing; {remedy(path.name)}"
         ) from None
     except (OSError, ValueError) as error:
-        raise ModelDirectoryError(f"{path} cannot be read: {error}") from None
+        raise ModelDirectoryError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
     except RecursionError:
         raise ModelDirectoryError(f"{path} cannot be read: it is nested too deep") from None
     if not isinstance(value, dict):
