@@ -12,18 +12,21 @@ import numpy as np
 import pytest
 from llguidance import LLMatcher
 
-from genai_server.engine.runners.batched import BatchedRunner
+from genai_server.engine.model.files import check_model_directory
+from genai_server.engine.model.graph import read_decoder_graph
+from genai_server.engine.runners.batched import BatchedRunner, BatchLimits
 from genai_server.engine.runners.draft_model import DraftModel
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.runners.scores import Scores
 from genai_server.engine.sampling.grammar import Guidance, model_guidance
 from genai_server.engine.scheduling.drafts import NO_DRAFT, Drafter
-from genai_server.engine.scheduling.scheduler_output import Read
+from genai_server.engine.scheduling.scheduler_output import KvMemory, Read
 from genai_server.engine.scheduling.step_time import StepTimeModel
+from genai_server.engine.sequence import Sequence as Scheduled
 from genai_server.errors import RunnerFailed
 from genai_server.messages.admin import ResetPrefixCache
-from genai_server.messages.generation_request import Sampling
+from genai_server.messages.generation_request import GenerationRequest, Sampling
 from genai_server.messages.protocol import Cancel
 from tests.demo_device import MAX_LENGTH, DemoDevice, prompt
 from tests.engine.model_runners import batched_runner
@@ -257,6 +260,96 @@ def test_answer_goes_on_without_a_draft_model_that_fails(
     assert drafting.answer(1, ASKED) == wanted
     assert drafting.end(1).num_drafted == 0
     assert model.runner.slots.num_running == 0
+
+
+def a_small_model(session: Any, num_slots: int, num_pages: int | None = None) -> DraftModel:
+    """A draft model with this number of slots, which share pages of 16 tokens."""
+    shared = MAX_LENGTH // 16
+    memory = KvMemory(16, num_pages or shared * num_slots, page_bytes=1, min_pages=shared, max_pages=1000)
+    limits = BatchLimits(num_slots, MAX_LENGTH, memory)
+    runner = BatchedRunner(read_decoder_graph(DEMO), session, check_model_directory(DEMO), limits)
+    return DraftModel(runner, runner.model.vocab_size)
+
+
+def a_decoding(id: int, num_prompt: int, *, reuses_past: bool = True) -> Scheduled:
+    """A sequence with one token of its answer. Prompts of different ids have nothing in common."""
+    request = GenerationRequest(f"{id}", [300 + 50 * id + n % 50 for n in range(num_prompt)], 100, MAX_LENGTH)
+    sequence = Scheduled(id, (0, id), request, lambda: 0.0, reuses_past=reuses_past)
+    sequence.append(5)
+    return sequence
+
+
+def read(model: DraftModel, sequence: Scheduled) -> None:
+    model.draft([], [(sequence, len(sequence.prompt))])
+
+
+def test_only_as_many_sequences_are_drafted_as_there_are_slots(session: Any) -> None:
+    model = a_small_model(session, 2)
+    sequences = [a_decoding(id, 10) for id in range(3)]
+    drafts = model.draft([(sequence, 2) for sequence in sequences], [])
+    assert list(map(len, drafts)) == [2, 2, 0]
+    assert [model.room(sequence) > 0 for sequence in sequences] == [True, True, False]
+    model.close(0)
+    assert list(map(len, model.draft([(sequence, 2) for sequence in sequences[1:]], []))) == [2, 2]
+
+
+def test_sequence_without_memory_is_not_begun(session: Any) -> None:
+    model = a_small_model(session, 3, 32)
+    sequences = [a_decoding(id, 200) for id in range(3)]  # each needs 12 pages
+    for sequence in sequences[:2]:
+        read(model, sequence)
+    assert [model.room(sequence) > 0 for sequence in sequences] == [True, True, False]
+    read(model, sequences[2])
+    assert model.runner.slots.num_running == 2
+
+
+def test_sequence_that_grows_beyond_the_memory_is_forgotten(session: Any) -> None:
+    model = a_small_model(session, 2, 32)
+    first, second = (a_decoding(id, 250) for id in range(2))  # each needs 15 pages
+    for sequence in (first, second):
+        read(model, sequence)
+    first.tokens += [6] * 50
+    assert list(map(len, model.draft([(first, 2), (second, 2)], []))) == [0, 2]
+    assert (model.room(first), model.runner.slots.num_running) == (0, 1)
+    model.close(second.id)
+    assert model.room(first) > 0
+
+
+def test_smaller_memory_is_kept_by_forgetting_the_newest(
+    session: Any, generator: OgGeneratorRunner, batched: BatchedRunner
+) -> None:
+    model = a_small_model(session, 3, 96)
+    runners = RunnerPair(generator, batched)
+    runners.draft_model = model
+    for id in range(3):
+        read(model, a_decoding(id, 200))
+    runners.resize(0)
+    runners.fit_memory()
+    assert model.runner.slots.num_bytes <= 32
+    assert [model.runner.slots.has(id) for id in range(3)] == [True, True, False]
+
+
+def test_unread_tokens_include_a_prefix_that_is_not_reused(session: Any) -> None:
+    model = a_small_model(session, 2)
+    read(model, a_decoding(0, 100))
+    model.close(0)
+    assert model.num_unread(a_decoding(0, 100)) < 10
+    model.close(0)
+    assert model.num_unread(a_decoding(0, 100, reuses_past=False)) == 101
+
+
+def test_sequence_that_could_not_be_opened_frees_its_slot(session: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = a_small_model(session, 1)
+
+    def fail(*given: Any) -> None:
+        raise RunnerFailed("no memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(model.runner, "_give_inputs", fail)
+        with pytest.raises(RunnerFailed):
+            model.draft([(a_decoding(0, 10), 2)], [])
+    model.close(0)
+    assert model.draft([(a_decoding(1, 10), 2)], []) != [[]]
 
 
 def test_sequences_too_long_for_the_draft_model_have_no_drafts(

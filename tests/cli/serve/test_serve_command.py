@@ -66,7 +66,7 @@ def is_ready(url: str) -> bool:
         ({"GENAI_MAX_LENGTH": "-1"}, 'GENAI_MAX_LENGTH="-1": '),
         (
             {"GENAI_MODEL_DIR": "/none"},
-            "--model-dir or GENAI_MODEL_DIR=/none: model directory /none does not exist; genai-server serve OWNER/",
+            "MODEL, --model-dir or GENAI_MODEL_DIR=/none: model directory /none does not exist; genai-server serve ",
         ),
     ],
 )

@@ -25,6 +25,7 @@ _MEASURED = 4
 class _Copy:
     """A sequence as the draft model has it."""
 
+    # With the same id.
     sequence: Sequence
     # How many of its tokens the answer has for certain.
     num_sure: int
@@ -73,10 +74,13 @@ class DraftModel:
         self.runner.forget()
 
     def room(self, sequence: Sequence) -> int:
-        """The most tokens that can be drafted for a sequence; 0 for one with images or sound, or if no slot is free."""
+        """The most tokens that can be drafted for a sequence.
+
+        It is 0 for one with images or sound, and if there is no slot or memory for it.
+        """
         if sequence.images is not None or sequence.sound is not None:
             return 0
-        if sequence.id not in self._copies and len(self._copies) == self.runner.abilities.max_rows:
+        if sequence.id not in self._copies and not self._can_open(sequence):
             return 0
         return max(0, self.runner.model.max_length - len(sequence.tokens))
 
@@ -86,22 +90,22 @@ class DraftModel:
         if copy is not None:
             return len(sequence.tokens) - self._num_common(copy, sequence)
         if sequence.id not in self._found:
-            self._found[sequence.id] = self.runner.slots.find(sequence.tokens, sequence.cache_salt)
+            found = self.runner.slots.find(sequence.tokens, sequence.cache_salt) if sequence.reuses_past else 0
+            self._found[sequence.id] = found
         return max(1, len(sequence.tokens) - self._found[sequence.id])
 
     def draft(self, wanted: Several[tuple[Sequence, int]], chunks: Several[tuple[Sequence, int]]) -> list[list[int]]:
         """Draft up to this number of tokens for each wanted sequence, and read a number of tokens of some others.
 
-        The first pass reads what is new of all of them. A sequence for which there is no memory has no draft.
+        The first pass reads what is new of all of them. A sequence for which there is no slot or memory has no draft.
         """
-        reads = [Read.next(self._updated(sequence), number) for sequence, number in chunks]
-        drafts: list[list[int]] = []
-        missing: dict[int, int] = {}  # by the id of a copy, the tokens that its draft may still have
-        made: dict[int, list[int]] = {}
+        reads = [Read.next(copy, number) for sequence, number in chunks if (copy := self._updated(sequence))]
+        made: dict[int, list[int]] = {sequence.id: [] for sequence, _ in wanted}
+        missing: dict[int, int] = {}  # by the id of a sequence, the tokens that its draft may still have
         for sequence, length in wanted:
             copy = self._updated(sequence)
-            drafts.append(made.setdefault(copy.id, []))
-            if copy.num_unread <= MAX_DRAFTED:  # unless its cached prefix has been evicted since it was found
+            # Unless its cached prefix has been evicted since it was found.
+            if copy is not None and copy.num_unread <= MAX_DRAFTED:
                 missing[copy.id] = length
                 reads.append(Read.next(copy, copy.num_unread))
         while reads := [read for read in reads if self._take_room(read)]:
@@ -116,7 +120,7 @@ class DraftModel:
             num_drafting = sum(read.num_tokens for read, _ in drafting)
             self.times.passed(num_drafting, sum(read.num_tokens for read in reads), self._clock() - started)
             reads = [Read.next(read.sequence) for read, _ in drafting if missing[read.sequence.id]]
-        return drafts
+        return list(made.values())
 
     def best_token(self, copy: Sequence, scores: Scores) -> int:
         """The token that is drafted behind the tokens of a copy."""
@@ -127,8 +131,13 @@ class DraftModel:
         self._found.pop(sequence, None)
         if (copy := self._copies.pop(sequence, None)) is not None:
             # Tokens that the answer may not have are no use to others.
-            self.runner.slots.cut(copy.sequence.id, min(copy.num_sure, copy.sequence.num_read))
-            self.runner.close(copy.sequence.id)
+            self.runner.slots.cut(sequence, min(copy.num_sure, copy.sequence.num_read))
+        self.runner.close(sequence)  # also if it could not be opened completely
+
+    def fit(self) -> None:
+        """Forget the newest sequences until the memory holds the others, after its size has changed."""
+        while self._copies and not self.runner.slots.has_room(newest := next(reversed(self._copies)), 0):
+            self.close(newest)
 
     def _next(self, copy: Sequence) -> Read:
         """A read of another token."""
@@ -141,13 +150,19 @@ class DraftModel:
         run_pass(self.runner, reads)
         return self._clock() - started
 
+    def _can_open(self, sequence: Sequence) -> bool:
+        """Whether there is a slot for another sequence, and memory for its tokens."""
+        has_slot = len(self._copies) < self.runner.abilities.max_rows
+        return has_slot and self.runner.slots.has_room(sequence.id, len(sequence.tokens))
+
     def _take_room(self, read: Read) -> bool:
-        """Take the memory for a read; returns whether there is enough."""
-        slots = self.runner.slots
-        has_room = slots.has_room(read.sequence.id, read.num_tokens)
-        if has_room:
-            slots.reserve(read.sequence.id, read.num_tokens)
-        return has_room
+        """Take the memory for a read; returns whether there is enough. If not, its sequence is forgotten."""
+        slots, id = self.runner.slots, read.sequence.id
+        if not slots.has_room(id, read.num_tokens):
+            self.close(id)
+            return False
+        slots.reserve(id, read.num_tokens)
+        return True
 
     def _num_common(self, copy: _Copy, sequence: Sequence) -> int:
         """How many of a sequence's tokens its copy has read. At least one, the newest, has to be read."""
@@ -157,26 +172,35 @@ class DraftModel:
             common += 1
         return common
 
-    def _updated(self, sequence: Sequence) -> Sequence:
-        """The copy of a sequence, with its tokens, of which those that it has not read are next."""
+    def _updated(self, sequence: Sequence) -> Sequence | None:
+        """The copy of a sequence, with its tokens, of which those that it has not read are next.
+
+        None if there is no slot or memory for it.
+        """
         copy = self._copies.get(sequence.id)
         if copy is not None and self.runner.must_reopen(copy.sequence):
             self.close(sequence.id)
             copy = None
         if copy is None:
-            opened = open_bare(
-                self.runner,
-                list(sequence.tokens),
-                self.runner.model.max_length,
-                reuses_past=sequence.reuses_past,
-                cache_salt=sequence.cache_salt,
-                background=sequence.background,
-            )
-            self._copies[sequence.id] = _Copy(opened, len(sequence.tokens))
-            return opened
-        num_common = self._num_common(copy, sequence)
-        if num_common < copy.sequence.num_read:
-            self.runner.slots.cut(copy.sequence.id, num_common)
-        copy.sequence.tokens, copy.sequence.num_read = list(sequence.tokens), num_common
+            return self._opened(sequence) if self._can_open(sequence) else None
+        found, num_common = copy.sequence, self._num_common(copy, sequence)
+        if num_common < found.num_read:
+            self.runner.slots.cut(found.id, num_common)
+        found.tokens[num_common:] = sequence.tokens[num_common:]
+        found.num_read = num_common
         copy.num_sure = len(sequence.tokens)
-        return copy.sequence
+        return found
+
+    def _opened(self, sequence: Sequence) -> Sequence:
+        """A new copy of a sequence."""
+        opened = open_bare(
+            self.runner,
+            list(sequence.tokens),
+            self.runner.model.max_length,
+            id=sequence.id,
+            reuses_past=sequence.reuses_past,
+            cache_salt=sequence.cache_salt,
+            background=sequence.background,
+        )
+        self._copies[sequence.id] = _Copy(opened, len(sequence.tokens))
+        return opened

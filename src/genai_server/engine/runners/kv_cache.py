@@ -205,10 +205,10 @@ class KvSlots:
         return length
 
     def has_room(self, sequence: int, num_tokens: int) -> bool:
-        """Whether there is memory for this number of further tokens of a sequence, next to all running ones."""
-        slot = self._running[sequence]
-        needed = self._memory.pages(len(slot.tokens) + num_tokens) - self._needed_pages(slot)
-        return needed <= self._free_pages()
+        """Whether there is memory for further tokens of a sequence, next to all running ones. It may be a new one."""
+        slot = self._running.get(sequence)
+        known, has = (0, 0) if slot is None else (len(slot.tokens), self._needed_pages(slot))
+        return self._memory.pages(known + num_tokens) - has <= self._free_pages()
 
     def cut(self, sequence: int, length: int) -> None:
         """Forget a running sequence's tokens behind the first `length`. States cannot be cut, except to checkpoints."""

@@ -177,6 +177,8 @@ class RunnerPair:
 
     def fit_memory(self) -> None:
         """Free what is beyond the size of the memory for keys and values, after that has changed."""
+        if self.draft_model is not None:
+            self.draft_model.fit()
         for runner, _ in self._shares():
             if runner.slots is not None:
                 runner.slots.fit()
