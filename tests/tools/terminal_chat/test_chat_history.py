@@ -141,7 +141,7 @@ def test_missing_folder_is_reported(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", "cannot be read"),
+        ("{", "is not a saved chat: it is not JSON"),
         ("[]", "is not a saved chat"),
         ('{"messages": [{"role": "user", "content": [1]}]}', "is not a saved chat"),
         ('{"messages": [{"role": "user", "content": [{"type": "sound"}]}]}', "is not a saved chat"),

@@ -130,8 +130,10 @@ def load(path: Path) -> SavedChat:
     """Read a chat. Raises ChatFailed."""
     try:
         body = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except OSError as error:
         raise ChatFailed(f"{path} cannot be read: {_reason(error)}") from None
+    except ValueError:
+        raise ChatFailed(f"{path} is not a saved chat: it is not JSON") from None
     try:
         saved = msgspec.convert(body, _File)
     except msgspec.ValidationError:
