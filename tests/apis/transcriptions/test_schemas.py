@@ -85,7 +85,11 @@ def test_values_of_the_detector_may_be_chosen(written: dict[str, Any]) -> None:
         ({"temperature": "-1"}, "temperature", "at least 0"),
         ({"temperature": "warm"}, "temperature", 'given "warm"'),
         ({"temperature": "nan"}, "temperature", "finite"),
-        ({"timestamp_granularities": ["segment"]}, "timestamp_granularities", "response_format verbose_json"),
+        (
+            {"timestamp_granularities": ["segment"]},
+            "timestamp_granularities",
+            "response_format verbose_json; given json",
+        ),
         (
             {"response_format": "verbose_json", "timestamp_granularities": ["page"]},
             "timestamp_granularities[0]",

@@ -175,10 +175,11 @@ class TranscriptionForm(AudioForm):
             raise field_error("keywords", "is not supported: write the words into prompt")
         if self.language is not None and self.languages is not None:
             raise field_error("languages", "cannot be combined with language")
+        given = f"; given {self.response_format.value}"
         if self.timestamp_granularities is not None and self.response_format is not TranscriptFormat.VERBOSE_JSON:
-            raise field_error("timestamp_granularities", "is only allowed with response_format verbose_json")
+            raise field_error("timestamp_granularities", f"is only allowed with response_format verbose_json{given}")
         if self.include is not None and self.response_format is not TranscriptFormat.JSON:
-            raise field_error("include", "is only allowed with response_format json")
+            raise field_error("include", f"is only allowed with response_format json{given}")
         return self
 
 
