@@ -8,9 +8,9 @@ Answers that the model chooses: a greedy one of few different tokens, which soon
 whose schema leaves only the values open.
 
 Answers that are dictated, so that they are the same with and without drafts: passes take the model's time, then the
-logits are changed so that the next token of a text is chosen. An edited file, of which about every 32nd token is
-replaced, deleted or follows new ones; the file itself was an earlier answer, or is in the prompt. Random tokens of the
-complete vocabulary, and of 16 tokens, where matches are frequent and wrong.
+logits are changed so that the next token of a text is chosen. An edited file, which after every 64 tokens on average
+(--unedited) has two other tokens, two new ones, or lacks two; the file itself was an earlier answer, or is in the
+prompt. Random tokens of the complete vocabulary, and of 16 tokens, where matches are frequent and wrong.
 
 With a draft model (GENAI_DRAFT_MODEL), there is one kind more: a dictated text, of which it drafts a given share of
 tokens rightly, because models with random weights never agree. All passes are those of the real models.
@@ -53,8 +53,6 @@ PROMPT = 64
 FEW = 16
 # Properties of the object, each with a name of its own and a digit.
 PROPERTIES = 16
-# Mean number of tokens between two edits of a file.
-UNEDITED = 32
 # Other answers in the memory, and the tokens of each.
 OTHERS, OTHER_TOKENS = 200, 500
 KEY = "key"
@@ -125,6 +123,7 @@ def main() -> None:
     parser.add_argument(
         "--acceptance", type=float, default=0.7, metavar="SHARE", help="of its tokens, in the kind of its own (0.7)"
     )
+    parser.add_argument("--unedited", type=int, default=64, help="mean number of tokens between two edits (64)")
     parser.add_argument("--rounds", type=int, default=5, help="rounds of each median (5)")
     parser.add_argument("--only", default="", metavar="TEXT", help="kinds of answers with this in their names (all)")
     parser.add_argument("--processor-time", action="store_true", help="count tokens per second of processor time")
@@ -250,7 +249,7 @@ def kinds(off: Engine, num_clients: int, vocab_size: int, arguments: argparse.Na
         [chance.randrange(vocab_size) if n % 10 == 9 else token for n, token in enumerate(tokens)] for tokens in answers
     ]
     files = _files(arguments.model_dir, num_clients, 2 * arguments.tokens)
-    edited = [_edited(file, chance, known)[: arguments.tokens] for file in files]
+    edited = [_edited(file, chance, known, arguments.unedited)[: arguments.tokens] for file in files]
     few = chance.sample(known, FEW)
     found = {
         "greedy, repeats itself": asked(Sampling(logit_bias=dict.fromkeys(prompts[0][:FEW], 100.0))),
@@ -276,12 +275,12 @@ def _files(model_dir: Path, number: int, num_tokens: int) -> list[list[int]]:
     return [long[place % len(long)] for place in range(number)]
 
 
-def _edited(file: list[int], chance: random.Random, known: Sequence[int]) -> list[int]:
+def _edited(file: list[int], chance: random.Random, known: Sequence[int], unedited: int) -> list[int]:
     """The file with other tokens at some places: replaced, deleted, or new."""
     found: list[int] = []
     place = 0
     while place < len(file):
-        end = place + max(1, round(chance.expovariate(1 / UNEDITED)))
+        end = place + max(1, round(chance.expovariate(1 / unedited)))
         found += file[place:end]
         kind = chance.choice(("replaced", "deleted", "new"))
         found += [] if kind == "deleted" else chance.choices(known, k=2)

@@ -1,8 +1,9 @@
-"""Measure transcriptions: genai-server and faster-whisper (CTranslate2 in int8), in turn in one run.
+"""Measure transcriptions: genai-server, faster-whisper (CTranslate2, int8) and whisper.cpp (Q8_0), in turn in one run.
 
-Both have one model of the shape of Whisper with random weights, which recites a text of 112 tokens in each window, and
-two threads. Recordings are different parts of the speech in tests/recordings. faster-whisper is called in a process of
-its own, in an environment below the work folder that is made on first use. Linux only.
+All have one model of the shape of Whisper with random weights, which recites a text of 112 tokens in each window, and
+two threads. Recordings are different parts of the speech in tests/recordings. The other two are called in processes of
+their own, in environments below the work folder that are made on first use. whisper.cpp takes one recording after the
+other, and searches for no speech. Linux only.
 
 With --text-model it measures instead how much a transcription slows a stream of another model on the same server.
 """
@@ -26,7 +27,7 @@ from pathlib import Path
 import httpx
 import numpy as np
 from _load.server import HOST, run_server
-from _models.environment import REPOSITORY
+from _models.environment import REPOSITORY, prepare, python
 from _models.table import table
 from _peers.environment import Environment, PeerUnavailable
 from _peers.line_program import line_program
@@ -35,6 +36,7 @@ from _peers.peer import THREADS
 PROGRAMS = Path(__file__).parent
 SPEECH = REPOSITORY / "tests" / "recordings" / "book.wav"
 TOOLS = ["faster-whisper==1.2.1", "transformers==5.24.0", "torch==2.13.0"]
+CPP_TOOLS = ["pywhispercpp==1.5.1"]
 OURS = "genai-server"
 RATE = 16_000
 SECONDS_TO_LOAD = 300
@@ -51,7 +53,7 @@ def main() -> None:
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 4, 8], help="recordings at once (default 1 4 8)")
     parser.add_argument("--seconds", type=int, default=60, help="length of a recording (default 60)")
     parser.add_argument("--rounds", type=int, default=5, help="default 5")
-    parser.add_argument("--alone", action="store_true", help="without faster-whisper")
+    parser.add_argument("--alone", action="store_true", help="without the other two")
     parser.add_argument("--text-model", type=Path, metavar="DIR", help="measure its streams next to transcriptions")
     parser.add_argument("--markdown", action="store_true")
     arguments = parser.parse_args()
@@ -63,11 +65,11 @@ def main() -> None:
             print(table(rows, markdown=arguments.markdown))
             return
         found = {OURS: stack.enter_context(_ours(Path(folder), model))}
-        if not arguments.alone:
+        for name, peer in PEERS.items() if not arguments.alone else ():
             try:
-                found["faster-whisper"] = stack.enter_context(_faster_whisper(arguments.work, Path(folder), source))
+                found[name] = stack.enter_context(peer(arguments.work, Path(folder), source))
             except (PeerUnavailable, subprocess.CalledProcessError) as error:
-                print(f"faster-whisper: {error}", file=sys.stderr)
+                print(f"{name}: {error}", file=sys.stderr)
         recordings = _recordings(Path(folder), arguments.seconds)
         for transcribe in found.values():
             transcribe([next(recordings)])
@@ -204,6 +206,24 @@ def _faster_whisper(work: Path, folder: Path, source: Path) -> Iterator[Transcri
     ]
     with line_program(command, folder / "faster-whisper.log") as ask:
         yield lambda paths: float(ask(json.dumps([str(path) for path in paths]))["seconds"])
+
+
+@contextmanager
+def _whisper_cpp(work: Path, folder: Path, source: Path) -> Iterator[Transcribe]:
+    environment = Environment(work / "whisper-cpp")
+    environment.install(CPP_TOOLS)
+    target = work / f"{source.name}-q8_0.bin"
+    if not target.exists():
+        prepare()
+        partial = target.with_suffix(".new")
+        environment.run([python(), PROGRAMS / "_peers" / "whisper_ggml.py", source, partial])
+        partial.replace(target)
+    command: list[str | Path] = [environment.python, PROGRAMS / "_peers" / "whisper_cpp_loop.py", target, str(THREADS)]
+    with line_program(command, folder / "whisper-cpp.log") as ask:
+        yield lambda paths: float(ask(json.dumps([str(path) for path in paths]))["seconds"])
+
+
+PEERS = {"faster-whisper": _faster_whisper, "whisper.cpp": _whisper_cpp}
 
 
 if __name__ == "__main__":

@@ -28,8 +28,11 @@ from genai_server.supervisor import engine_process
 
 COMMAND = "genai_server.cli"
 ENGINE = "genai_server.engine.process"
-# The imports of commands and engines, and those of uvicorn by name. None of them starts a thread.
-_IMPORTED = (
+# What is imported before the first engine is forked, and before the first command: `serve` forks engines. Uvicorn
+# imports some by name. None of them starts a thread.
+_OF_ENGINES = (ENGINE, "onnxruntime", "onnxruntime_genai")
+_OF_COMMANDS = (
+    *_OF_ENGINES,
     "genai_server.tools.bench.bench_command",
     "genai_server.tools.terminal_chat.chat_command",
     "genai_server.tools.doctor.doctor_command",
@@ -45,9 +48,6 @@ _IMPORTED = (
     "uvicorn.protocols.http.httptools_impl",
     "uvicorn.lifespan.on",
     "uvloop",
-    ENGINE,
-    "onnxruntime",
-    "onnxruntime_genai",
 )
 _LARGEST = 1 << 20
 _WORD = 4
@@ -173,12 +173,22 @@ def _read_word(pipe: int) -> int:
     return int.from_bytes(data, "little")
 
 
+@cache
+def _import_for(module: str) -> None:
+    """Import what is the same in all processes that run this module."""
+    for name in _OF_ENGINES if module == ENGINE else _OF_COMMANDS:
+        importlib.import_module(name)
+    gc.freeze()
+
+
 def _serve(requests: socket.socket) -> str:
     """Fork a process for each request until the requests end; returns the module to run in each forked process."""
     while True:
         request, descriptors, _, _ = socket.recv_fds(requests, _LARGEST, 4)
         if not request:
             os._exit(0)
+        module, arguments, environment, folder = json.loads(request)
+        _import_for(module)
         if os.fork() == 0:
             break
         for descriptor in descriptors:
@@ -195,7 +205,6 @@ def _serve(requests: socket.socket) -> str:
         os.write(pipe, os.waitpid(pid, 0)[1].to_bytes(_WORD, "little"))
         os._exit(0)
     os.close(pipe)
-    module, arguments, environment, folder = json.loads(request)
     for standard, file in enumerate(files):
         os.dup2(file, standard)
         os.close(file)
@@ -247,11 +256,9 @@ class _QuickEnd:
 
 if __name__ == "__main__":
     end = _QuickEnd()
-    for name in _IMPORTED:
-        importlib.import_module(name)
-    gc.freeze()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
-    main = importlib.import_module(_serve(socket.socket(fileno=int(sys.argv[1])))).main
+    requests = socket.socket(fileno=int(sys.argv[1]))
+    main = importlib.import_module(_serve(requests)).main
     if sys.argv[1:2] == ["serve"]:
         _serve_engines()
     try:

@@ -31,7 +31,7 @@ def run(script: str, *arguments: str) -> str:
         (["profile_prompt", str(DEMO), "--tokens", "64", "--chunk", "32", "--rounds", "1"], ["the whole prompt"]),
         (
             ["profile_embeddings", str(ROOT / "models" / "demo-embeddings"), "--rounds", "1", "--texts", "2"],
-            ["the whole pass", "SkipLayerNormalization"],
+            ["the whole pass", "MatMul"],
         ),
         (["measure_delivery", "--streams", "1,2", "--tokens", "20", "--rounds", "1"], ["core-ms a token"]),
         (
@@ -49,8 +49,14 @@ def run(script: str, *arguments: str) -> str:
             ["best token is the reference's", "8 bits"],
         ),
         (
-            ["measure_speculation", "--tokens", "16", "--rounds", "1", "--clients", "1,2"],
-            ["repeats itself", "memory / off", "edit of an earlier answer", "random, of 16 tokens"],
+            ["measure_speculation", "--tokens=16", "--rounds=1", "--clients=1,2", "--draft-model", str(DEMO)],
+            [
+                "that the draft model knows",
+                "repeats itself",
+                "memory / off",
+                "edit of an earlier answer",
+                "random, of 16 tokens",
+            ],
         ),
         (
             ["measure_adapters", "--tokens", "8", "--clients", "2", "--rounds", "1", "--adapters", "1,2"],

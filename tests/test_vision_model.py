@@ -2,13 +2,14 @@
 
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from genai_server.errors import ModelDirectoryError
-from genai_server.vision_model import VisionModel, any_takes_media, read_vision_model
+from genai_server.vision_model import Medium, VisionModel, any_takes_media, medium_of, read_vision_model
 from tests.images.vision_directory import IDS, make_vision_directory
 from tests.running_server import DEMO
 
@@ -76,3 +77,18 @@ def test_config_that_is_not_json_is_an_error_or_no_model(own_folder: Path) -> No
         read_vision_model(own_folder)
     assert not any_takes_media([str(own_folder), "nowhere"])
     assert any_takes_media(["nowhere", str(make_vision_directory(own_folder / "model"))])
+
+
+def test_model_of_sounds_has_a_special_token_for_them(tmp_path: Path) -> None:
+    source = BUILT / "lfm2-audio"
+    found = read_vision_model(source)
+    assert found is not None
+    assert (found.medium, found.placeholder, found.image_token_id) == (Medium.SOUND, "<|reserved_audio|>", 3)
+    directory = shutil.copytree(source, tmp_path / "model")
+    config = json.loads((directory / "genai_config.json").read_text())
+    for token in (299, None, "3"):
+        config["model"]["audio_token_id"] = token
+        (directory / "genai_config.json").write_text(json.dumps(config))
+        with pytest.raises(ModelDirectoryError, match=f"no special token with model.audio_token_id .*: {token}"):
+            read_vision_model(directory)
+        assert medium_of(directory) is None

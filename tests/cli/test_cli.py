@@ -45,6 +45,17 @@ def test_help_of_serve_has_groups_the_common_ones_first(capsys: pytest.CaptureFi
     assert all(option(name) in shown for name in Settings.model_fields)
 
 
+def test_control_c_ends_a_command_without_a_traceback(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(name: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("genai_server.cli.commands.import_module", interrupt)
+    assert main(["pull", "org/name"]) == 130
+    assert capsys.readouterr().err == "\n"
+
+
 def test_no_command_at_all_prints_the_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 0
     shown = capsys.readouterr().out

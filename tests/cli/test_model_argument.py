@@ -73,15 +73,14 @@ def test_repository_is_fetched_and_served_by_its_name(hub: LocalHub, tmp_path: P
 def test_fetched_model_is_found_by_its_names_without_the_hub(
     hub: LocalHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("GENAI_MODELS_DIR", str(tmp_path))
     pull(Hub(None, hub.url), source_of("org/two:cuda"), tmp_path / "two", watch=lambda file, size: None)
     hub.sent.clear()
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
     for name in ("two", "org/two", "org/two:cuda", str(tmp_path / "two")):
-        assert fetched(name) == tmp_path / "two"
+        assert fetched(name, tmp_path) == tmp_path / "two"
     with pytest.raises(PullFailed, match="connection refused|Connection refused"):
-        fetched("org/two:cpu")
-    assert fetched(str(DEMO)) == DEMO
+        fetched("org/two:cpu", tmp_path)
+    assert fetched(str(DEMO), tmp_path) == DEMO
 
 
 def test_wrong_model_is_named_as_it_was_typed(hub: LocalHub, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from tests.running_server import DEMO, ROOT
 
 pytestmark = [
     pytest.mark.skipif(sys.platform == "win32", reason="the guides are for a POSIX shell"),
-    pytest.mark.timeout(180),
+    pytest.mark.timeout(300),
 ]
 # Installs programs for minutes; tests/test_installation.py is about the script.
 INSTALLS = r"\./scripts/install"

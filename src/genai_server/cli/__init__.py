@@ -8,15 +8,20 @@ from genai_server.cli.serve.exit_status import OUTPUT_CUT, output_is_cut
 from genai_server.cli.suggesting_parser import SuggestingParser
 from genai_server.errors import ConfigurationError, GenaiServerError
 
+_INTERRUPTED = 130
+
 
 def main(arguments: list[str] | None = None) -> int:
     """Run a subcommand; returns the exit status.
 
-    The status is 2 for a wrong setting and 1 for a later failure. It is 141 if the reader of the output has exited, as
-    in `genai-server doctor | head -1`.
+    The status is 2 for a wrong setting, 1 for a later failure and 130 after Ctrl-C. It is 141 if the reader of the
+    output has exited, as in `genai-server doctor | head -1`.
     """
     try:
         status = _run(sys.argv[1:] if arguments is None else arguments)
+    except KeyboardInterrupt:  # commands that have something to finish catch it themselves
+        print(file=sys.stderr)
+        return _INTERRUPTED
     except OSError:
         if not output_is_cut(probe="\n"):
             raise

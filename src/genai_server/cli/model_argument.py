@@ -12,9 +12,12 @@ from genai_server.hub.repository import could_be_repository
 from genai_server.quoted_values import did_you_mean, quoted
 
 
-def find(text: str) -> Path:
-    """A model directory by its path, or by its name in the models folder. Raises ConfigurationError."""
-    models = load_settings().models_path
+def find(text: str, models: Path | None = None) -> Path:
+    """A model directory by its path, or by its name in the folder of models, by default GENAI_MODELS_DIR.
+
+    Raises ConfigurationError.
+    """
+    models = models or load_settings().models_path
     for path in (Path(text).expanduser(), models / text):
         if path.is_dir():
             return path
@@ -22,20 +25,21 @@ def find(text: str) -> Path:
     raise ConfigurationError(f"no model {quoted(text)} here or in {models}{meant}")
 
 
-def fetched(text: str, revision: str | None = None, token: str | None = None) -> Path:
-    """The directory of a model, which is fetched if it is not here and the text is the name of a repository.
+def fetched(text: str, models: Path, revision: str | None = None, token: str | None = None) -> Path:
+    """The directory of a model, which is fetched into the folder of models if it is not here and the text is the name
+    of a repository.
 
     Raises ConfigurationError and PullFailed.
     """
     try:
-        return find(text)
+        return find(text, models)
     except ConfigurationError as error:
         if not could_be_repository(text):
             remedy = "genai-server models lists those that are there; OWNER/NAME fetches one"
             raise ConfigurationError(f"{error}; {remedy}") from None
         not_here = error.message
     source = replace(source_of(text), revision=revision)
-    directory = absolute(store.place_of(load_settings().models_path, source.name))
+    directory = absolute(store.place_of(models, source.name))
     origin = store.read_origin(directory)
     is_here = origin is not None and origin.source == source.name and source.include in ([], in_folder(origin.folder))
     if not is_here or revision:

@@ -233,7 +233,7 @@ class Settings(BaseModel):
     """
 
     max_images: Positive = 16
-    """Maximum number of images in a request."""
+    """Maximum number of images, or sounds, in a request."""
 
     max_image_bytes: Positive = 20 * 1024 * 1024
     """Maximum size of an image file, in bytes."""
@@ -244,10 +244,10 @@ class Settings(BaseModel):
     """
 
     max_image_tokens: Positive = 16_384
-    """Maximum number of prompt tokens of all images of a request; the model decides how many an image takes."""
+    """Maximum number of prompt tokens of all images, or sounds, of a request; the model decides how many each takes."""
 
     image_timeout: Positive = Field(10, le=600)
-    """Seconds for fetching one image, and for decoding and preparing it; a longer time results in a 400."""
+    """Seconds for fetching one image, and for decoding and preparing it, or a sound; a longer time results in a 400."""
 
     encoder_cache_bytes: int = Field(256 * 1024 * 1024, ge=0)
     """Maximum bytes of prepared images (files of each API process) and of encoded images and sounds (memory of each
@@ -261,7 +261,9 @@ class Settings(BaseModel):
     """Maximum bytes of all these bodies together in each API process; more get a 503."""
 
     max_audio_seconds: Positive = Field(7200, le=86_400)
-    """Maximum length of a recording, in seconds. Each takes 32 kB of disk space while it is transcribed."""
+    """Maximum length of a recording, or of a sound in a chat, in seconds. Each of these takes 32 kB of disk space while
+    a recording is transcribed.
+    """
 
     audio_timeout: Positive = Field(10, le=600)
     """Seconds for finding the next speech in a recording and preparing it; a longer time results in a 400. Decoding may

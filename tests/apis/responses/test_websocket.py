@@ -150,7 +150,7 @@ def test_abrupt_disconnect_is_not_an_internal_error(own_folder: Path, caplog: py
 def test_a_message_that_is_too_large_is_refused(own_folder: Path) -> None:
     with run_here(own_folder, "--device", "scripted", "--max-body-bytes", "2000") as server:
         with socket(server) as connection:
-            error = _ask(connection, input="x" * 1950)["error"]
+            error = _ask(connection, input="x" * 1960)["error"]
             assert "GENAI_MAX_BODY_BYTES" in error["message"]
         with socket(server) as connection, pytest.raises(ConnectionClosed):
             _ask(connection, input="x" * 5000)

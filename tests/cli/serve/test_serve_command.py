@@ -66,7 +66,7 @@ def is_ready(url: str) -> bool:
         ({"GENAI_MAX_LENGTH": "-1"}, 'GENAI_MAX_LENGTH="-1": '),
         (
             {"GENAI_MODEL_DIR": "/none"},
-            "--model-dir or GENAI_MODEL_DIR=/none: model directory /none does not exist; genai-server serve OWNER/",
+            "MODEL, --model-dir or GENAI_MODEL_DIR=/none: model directory /none does not exist; genai-server serve ",
         ),
     ],
 )
@@ -156,7 +156,7 @@ def test_missing_kv_events_packages_are_reported_with_the_extra(tmp_path: Path) 
     assert result.returncode == 2
     assert "GENAI_KV_EVENTS=tcp://*:5557: zmq" in result.stderr
     assert "kv-events" in result.stderr
-    assert result.stderr.count("\n") == 1
+    assert result.stderr.count("\n") == 2  # below the first line of the log
 
 
 def test_missing_library_is_reported_with_the_one_to_install(tmp_path: Path) -> None:
@@ -164,7 +164,7 @@ def test_missing_library_is_reported_with_the_one_to_install(tmp_path: Path) -> 
     assert result.returncode == 2
     assert "-m pip install" in result.stderr
     assert "[cpu]" in result.stderr
-    assert result.stderr.count("\n") == 1
+    assert result.stderr.count("\n") == 2  # below the first line of the log
 
 
 def test_a_port_in_use_ends_the_start(refused_start: Callable[..., str], scripted: RunningServer) -> None:

@@ -651,3 +651,33 @@ def test_recent_prefixes_of_others_are_kept_from_the_background(clock: HandClock
     assert slots.kept(9) == KvRoom(3, 6)
     clock.wait(2.0)
     assert slots.kept(9) == KvRoom(1, 2)
+
+
+def test_a_running_slot_is_cut_to_its_first_tokens() -> None:
+    slots = KvSlots(2, TokenBuffers(16))
+    slots.acquire(1, [5, 6, 7])
+    slots.append(1, [5, 6, 7], prefilled=True)
+    before = slots.of(1).tokens
+    slots.cut(1, 2)
+    assert slots.of(1).tokens == [5, 6]
+    assert slots.of(1).num_prefilled == 2
+    assert before == [5, 6, 7]  # others may still compare them
+
+
+def test_cached_tokens_are_found_without_a_slot() -> None:
+    slots = KvSlots(2, TokenBuffers(16))
+    slots.acquire(1, [5, 6, 7, 8], salt="a")
+    slots.append(1, [5, 6, 7, 8], prefilled=True)
+    assert slots.find([5, 6, 7, 9, 9], "a") == 3
+    assert slots.find([5, 6, 7, 9, 9], "b") == 0
+    assert slots.num_running == 1
+
+
+def test_room_is_what_running_slots_leave() -> None:
+    slots = KvSlots(2, TokenBuffers(64), memory=KvMemory(4, 3))
+    for sequence in (1, 2):
+        slots.acquire(sequence, [sequence], salt=str(sequence))
+        slots.reserve(sequence, 8 if sequence == 1 else 1)
+    # Each has a page of its own, and the first one two of the three pages that both share.
+    assert slots.has_room(2, 7)
+    assert not slots.has_room(2, 8)

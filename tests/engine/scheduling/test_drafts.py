@@ -6,6 +6,7 @@ import pytest
 
 from genai_server.engine.scheduling.answer_memory import AnswerMemory
 from genai_server.engine.scheduling.drafts import MAX_LENGTH, NO_DRAFT, Draft, Drafter, fit_drafts
+from genai_server.engine.scheduling.text_index import Match, TextIndex
 
 # Prompt tokens without repetition.
 PROMPT = list(range(100, 120))
@@ -229,6 +230,28 @@ def test_text_that_repeats_an_earlier_answer_is_mostly_drafted() -> None:
     assert accepted > 0.7 * len(edited)
     assert drafted < 1.3 * accepted
     assert _answer(Drafter(PROMPT, []), edited, 0.2) == (0, 0)
+
+
+def test_text_without_matches_is_looked_up_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
+    lookups: list[int] = []
+    longest_match = TextIndex.longest_match
+
+    def count(index: TextIndex, end: list[int], followed: Match | None = None) -> Match | None:
+        lookups.append(1)
+        return longest_match(index, end, followed)
+
+    monkeypatch.setattr(TextIndex, "longest_match", count)
+    drafter = Drafter(PROMPT, [], earlier(ANSWER).of("key"))
+    tokens = list(PROMPT)
+    for token in range(1000, 1200):
+        tokens.append(token)
+        drafter.draft(tokens, 15)
+    assert 2 * 200 / 4 < len(lookups) < 200
+    drafts = []
+    for token in ANSWER:
+        tokens.append(token)
+        drafts.append(list(drafter.draft(tokens, 1).tokens))
+    assert drafts[8:-1] == [[token] for token in ANSWER[9:]]
 
 
 # drafts of several sequences

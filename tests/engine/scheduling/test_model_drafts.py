@@ -58,7 +58,7 @@ def choose(
     drafts: ModelDrafts, batch: list[Sequence], given: list[Draft] | None = None, steps: StepTimeModel | None = None
 ) -> list[list[int]]:
     found = drafts.choose(batch, given or [NO_DRAFT] * len(batch), [True] * len(batch), steps or times())
-    return [list(tokens) for tokens in found]
+    return [[]] * len(batch) if found is None else [list(tokens) for tokens in found]
 
 
 def learn(drafts: ModelDrafts, sequence: Sequence, num_accepted: int, number: int = 20) -> None:
@@ -119,6 +119,7 @@ def test_sequences_without_drafts_are_left_out() -> None:
     model = TimedModel()
     batch = a_batch(2)
     found = ModelDrafts(model, 128).choose(batch, [NO_DRAFT, NO_DRAFT], [False, True], times())
+    assert found is not None
     assert [bool(tokens) for tokens in found] == [False, True]
     assert choose(ModelDrafts(TimedModel(most=0), 128), batch) == [[], []]
 
@@ -180,6 +181,15 @@ def test_new_sequences_begin_with_the_acceptance_of_earlier_ones() -> None:
     assert model.passes == []
 
 
+def test_hopeless_sequences_are_not_asked_in_each_step() -> None:
+    model = TimedModel()
+    drafts = ModelDrafts(model, 128)
+    (sequence,) = batch = a_batch()
+    learn(drafts, sequence, 0, 100)
+    found = [drafts.choose(batch, [NO_DRAFT], [True], times()) for _ in range(16)]
+    assert sum(each is not None for each in found) == 2
+
+
 def test_trials_take_a_hundredth_of_the_time() -> None:
     model = TimedModel()
     drafts = ModelDrafts(model, 128)
@@ -213,6 +223,23 @@ def test_trial_reads_the_prompt_from_what_was_saved() -> None:
     while not choose(drafts, batch)[0]:
         drafts.passed(STEP)
     assert len(model.passes) == 5  # one for each chunk, and one for the draft
+
+
+def test_accepted_trials_pay_for_further_ones() -> None:
+    drafts = ModelDrafts(TimedModel(), 128)
+    (sequence,) = batch = a_batch()
+    sequence.max_length = 10**6
+    learn(drafts, sequence, 0, 100)
+    while not choose(drafts, batch)[0]:
+        drafts.passed(STEP)
+        sequence.append(5)
+    lengths = []
+    for _ in range(10):
+        drafts.count(sequence, 1, 1)
+        sequence.append(7)
+        lengths.append(len(choose(drafts, batch)[0]))
+    assert min(lengths) > 0
+    assert lengths[-1] > 1
 
 
 def test_failed_model_is_left_out_for_its_sequences(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,7 +58,7 @@ def test_refused_field_is_reported_in_one_line(scripted: RunningServer) -> None:
 def test_failed_requests_end_with_status_1_and_the_reason(scripted: RunningServer) -> None:
     result = bench("--url", scripted.url, *QUICK, "--prompt-tokens", "5000")
     assert result.returncode == 1
-    assert "failed: A, sweep, 1 at once: 400 " in result.stdout
+    assert "failed: A, sweep, 1 at once: 400: " in result.stdout
 
 
 def test_missing_libraries_are_named_in_one_line(tmp_path: Path) -> None:

@@ -127,7 +127,7 @@ def test_fixed_threads_leave_nothing_to_tune(tmp_path: Path, capsys: pytest.Capt
 
 def test_missing_model_ends_with_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["tune", str(tmp_path / "none")]) == 2
-    assert "does not exist" in capsys.readouterr().err
+    assert f'no model "{tmp_path}/none" here' in capsys.readouterr().err
 
 
 def test_a_model_that_cannot_be_run_ends_with_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -49,7 +49,7 @@ def _why_not_listening(settings: Settings, error: OSError) -> str:
     host, port = settings.host, settings.port
     if error.errno == errno.EADDRINUSE:
         return f"PORT={port}: in use on {host}, perhaps by another genai-server; --port 0 chooses a free one"
-    if error.errno == errno.EADDRNOTAVAIL or isinstance(error, socket.gaierror):
+    if error.errno in (errno.EADDRNOTAVAIL, socket.EAI_NONAME, socket.EAI_AGAIN):
         return f"HOST={host}: not an address of this machine"
     if error.errno == errno.EACCES:
         return f"PORT={port}: this user must not listen there; ports from 1024 are free to use"
@@ -71,9 +71,9 @@ def check_models(settings: Settings) -> None:
         try:
             codecs = load_text(path, settings.devices, settings.chat_template_of(name))
         except ModelDirectoryError as error:
-            setting = f"GENAI_MODELS: {name}={path}" if settings.models else f"--model-dir or GENAI_MODEL_DIR={path}"
+            given = f"GENAI_MODELS: {name}=" if settings.models else "MODEL, --model-dir or GENAI_MODEL_DIR="
             remedy = "" if Path(path).is_dir() else f"; {how_to_get(path, settings.models_path)}"
-            raise ConfigurationError(f"{setting}: {error}{remedy}") from None
+            raise ConfigurationError(f"{given}{path}: {error}{remedy}") from None
         except ChatTemplateError as error:
             raise ConfigurationError(f"--chat-template or GENAI_CHAT_TEMPLATE: {error}") from None
         except ConfigurationError:
@@ -164,9 +164,11 @@ def check_access(settings: Settings) -> None:
             ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(
                 settings.tls_cert, settings.tls_key or None, _no_password
             )
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError) as error:  # one of OpenSSL is an OSError
             key = f" GENAI_TLS_KEY={settings.tls_key}" if settings.tls_key else ""
-            reason = error.strerror or error if isinstance(error, OSError) else error
+            reason = (error.strerror or "").lower() if isinstance(error, OSError) else str(error)
+            if isinstance(error, ssl.SSLError):
+                reason = "not a certificate and its private key in PEM form"
             raise ConfigurationError(f"GENAI_TLS_CERT={settings.tls_cert}{key}: cannot be used: {reason}") from None
 
 

@@ -5,7 +5,7 @@ web page. An option can also be set by the environment variable in parentheses, 
 
 Examples:
   genai-server serve microsoft/Phi-4-mini-instruct-onnx
-  genai-server serve ./my-model --port 9000 --api-keys team:SECRET
+  genai-server serve ./my-model --port 9000 --api-key-file keys.txt
 """
 
 import argparse
@@ -64,4 +64,4 @@ def _directory(arguments: argparse.Namespace, settings: Settings) -> str:
 
     check_access(settings)
     bind(settings).close()
-    return str(fetched(arguments.model))
+    return str(fetched(arguments.model, settings.models_path))

@@ -20,7 +20,7 @@ from genai_server.pooling_model import (
 from genai_server.profile_plan import PREFIX
 from genai_server.quoted_values import quoted
 from genai_server.speech_model import AUDIO_PROCESSOR, read_speech_model, transcribes
-from genai_server.vision_model import read_vision_model
+from genai_server.vision_model import Medium, read_vision_model
 
 CONFIG = "genai_config.json"
 TOKENIZER = "tokenizer.json"
@@ -150,8 +150,8 @@ def what_is_left_out(directory: Path) -> str:
         return ""
     model = read_config(directory)["model"]
     kind = str(model.get("type", ""))
-    if read_vision_model(directory) is not None:
-        return NO_SOUND if _SPEECH in model else ""
+    if (found := read_vision_model(directory)) is not None:
+        return NO_SOUND if _SPEECH in model and found.medium is Medium.IMAGE else ""
     is_part = kind.endswith(_TEXT_PART) and kind != _WHOLE
     return TEXT_ONLY if is_part or _VISION in model or _SPEECH in model else ""
 
@@ -355,7 +355,7 @@ def _read_json(path: Path) -> dict[str, Any]:
             f"model directory {path.parent} is incomplete: {path.name} is missing; {remedy(path.name)}"
         ) from None
     except (OSError, ValueError) as error:
-        raise ModelDirectoryError(f"{path} cannot be read: {error}") from None
+        raise ModelDirectoryError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from None
     except RecursionError:
         raise ModelDirectoryError(f"{path} cannot be read: it is nested too deep") from None
     if not isinstance(value, dict):

@@ -16,6 +16,8 @@ from genai_server.engine.scheduling.text_index import GAP, MAX_MATCH, Match, Tex
 MAX_LENGTH = 15
 # Minimum length in tokens of a match in the sequence's own text.
 _OWN_MATCH = 2
+# After this number of tokens without a match in a text, it is looked up after every fourth token only.
+_MANY_MISSES, _RARE_LOOKUPS = 32, 4
 # Minimum expected speed-up of a pass, in tokens per second, for drafts.
 _MIN_GAIN = 1.05
 # Tokens until a draft that is not expected to pay is tried anyway. The number doubles with each rejected draft.
@@ -166,16 +168,18 @@ class _Lookup:
         self._short, self._long = Acceptance(0.5), Acceptance(0.75)
         self._followed: Match | None = None  # the last match, and the sequence's tokens at that time
         self._num_tokens = 0
+        self._num_misses = 0  # lookups without a match since then
 
     def longest_match(self, end: Sequence[int], num_tokens: int) -> Match | None:
         """The longest match with the end of a sequence of `num_tokens`."""
         text = self._find()
-        if text is None:
+        if text is None or (self._num_misses >= _MANY_MISSES and num_tokens % _RARE_LOOKUPS):
             return None
         followed = self._followed and self._followed.moved(num_tokens - self._num_tokens)
         found = text.longest_match(end, followed)
+        self._num_misses += 1
         if found is not None:
-            self._followed, self._num_tokens = found, num_tokens
+            self._followed, self._num_tokens, self._num_misses = found, num_tokens, 0
         return found
 
     def following(self, match: Match, number: int) -> list[int]:

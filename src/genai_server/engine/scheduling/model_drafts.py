@@ -28,6 +28,8 @@ _WEIGHT, _DECAY, _DECAY_OF_ALL = 6.0, 0.9, 0.98
 _MIN_RETURN = 2.0
 # A sequence with at most this many unread tokens is drafted right away. Others are read in chunks before.
 _FEW = MIN_CHUNK
+# Sequences with a lower acceptance are only looked at for trials, and that in one of this number of steps.
+_MIN_SHARE, _TRIAL_EVERY = 0.05, 8
 # Share of the time of steps for trials, and the most seconds that are saved up for them.
 _TRIAL_SHARE, _MAX_SAVED = 0.01, 10.0
 
@@ -65,7 +67,11 @@ class ModelDrafts:
         self._saved = 0.0  # seconds for trials
         self._tried: WeakSet[Sequence] = WeakSet()  # sequences that are read for a trial
         self._failed: WeakSet[Sequence] = WeakSet()  # sequences that it could not read
-        self._drafted: WeakSet[Sequence] = WeakSet()  # sequences whose last draft it made
+        self._drafted: set[Sequence] = set()  # sequences whose draft it has made for the last step
+        self._promising: WeakSet[Sequence] = WeakSet()  # sequences of whose last draft some tokens were accepted
+        self._on_trial: set[Sequence] = set()  # sequences with a draft in the last step that was not expected to pay
+        self._per_token = 0.0  # seconds of the last step without drafts, for each row
+        self._num_steps = 0
 
     def passed(self, seconds: float) -> None:
         """Count the time of a step without the draft model's."""
@@ -73,13 +79,19 @@ class ModelDrafts:
 
     def choose(
         self, batch: Several[Sequence], drafts: Several[Draft], may_draft: Several[bool], times: StepTimeModel
-    ) -> list[Several[int]]:
+    ) -> list[Several[int]] | None:
         """The draft that a step reads of each sequence of the batch: a part of the given one, or one that is made now.
+        None if the model cannot help.
 
         Only sequences that may have drafts get one. `times` are those of the steps.
         """
-        seconds, drafting = times.curve(MAX_DRAFTED), self._drafting()
+        self._drafted = set()
+        self._num_steps += 1
         unread = [self._num_unread(sequence) if may else 0 for sequence, may in zip(batch, may_draft, strict=True)]
+        if not any(unread):
+            return None
+        seconds, drafting = times.curve(MAX_DRAFTED), self._drafting()
+        self._per_token = seconds[len(batch)] / len(batch)
         offers = [
             self._better(sequence, draft, number) for sequence, draft, number in zip(batch, drafts, unread, strict=True)
         ]
@@ -101,7 +113,7 @@ class ModelDrafts:
             if isinstance(offer, UnmadeDraft) and length
         ]
         made = self._made(wanted, chunks)
-        self._drafted = WeakSet(sequence for sequence, tokens in made.items() if tokens)
+        self._drafted = {sequence for sequence, tokens in made.items() if tokens}
         return [
             offer.tokens[:length] if isinstance(offer, Draft) else made.get(sequence, [])
             for sequence, offer, length in zip(batch, offers, lengths, strict=True)
@@ -112,9 +124,18 @@ class ModelDrafts:
         return sequence in self._drafted
 
     def count(self, sequence: Sequence, num_drafted: int, num_accepted: int) -> None:
-        """Record how many tokens of a sequence's last draft were accepted."""
+        """Record how many tokens of a sequence's last draft were accepted.
+
+        What a trial has saved pays for further ones.
+        """
         num_tokens = len(sequence.tokens)
         self._tried.discard(sequence)
+        if num_accepted:
+            self._promising.add(sequence)
+        else:
+            self._promising.discard(sequence)
+        if sequence in self._on_trial:
+            self._saved += num_accepted * self._per_token
         self._acceptance(sequence).count(num_drafted, num_accepted, num_tokens)
         self._overall.count(num_drafted, num_accepted, num_tokens)
 
@@ -128,7 +149,10 @@ class ModelDrafts:
         return sequence.model_acceptance
 
     def _num_unread(self, sequence: Sequence) -> int:
-        """How many tokens the draft model would read before it drafts; 0 if it cannot draft."""
+        """How many tokens the draft model would read before it drafts; 0 if it cannot draft or need not be asked."""
+        is_hopeless = self._acceptance(sequence).share < _MIN_SHARE and not self._is_tried(sequence)
+        if is_hopeless and self._num_steps % _TRIAL_EVERY:
+            return 0
         if sequence in self._failed or min(sequence.num_left - 1, self._model.room(sequence)) < 1:
             return 0
         return self._model.num_unread(sequence)
@@ -157,6 +181,7 @@ class ModelDrafts:
     ) -> list[int]:
         """The lengths, with a single token of some drafts that are not expected to pay."""
         found = list(lengths)
+        self._on_trial = set()
         for row, (sequence, offer) in enumerate(zip(batch, offers, strict=True)):
             num_tokens = len(batch) + sum(found)
             if found[row] or not isinstance(offer, UnmadeDraft) or num_tokens + 1 >= len(seconds):
@@ -164,11 +189,16 @@ class ModelDrafts:
             cost = drafting[min(offer.num_unread, len(drafting) - 1)] + seconds[num_tokens + 1] - seconds[num_tokens]
             if self._is_due(sequence) and cost <= self._saved:
                 self._saved -= cost
+                self._on_trial.add(sequence)
                 found[row] = 1
         return found
 
+    def _is_tried(self, sequence: Sequence) -> bool:
+        """Whether a trial of a sequence goes on."""
+        return sequence in self._tried or sequence in self._promising
+
     def _is_due(self, sequence: Sequence) -> bool:
-        return self._acceptance(sequence).is_due(len(sequence.tokens))
+        return sequence in self._promising or self._acceptance(sequence).is_due(len(sequence.tokens))
 
     def _worth_reading(
         self,

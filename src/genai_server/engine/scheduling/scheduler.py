@@ -184,9 +184,9 @@ class Scheduler(Places):
             return [Read.next(sequence) for sequence in batch]
         may_draft = [self._may_draft(sequence) for sequence in batch]
         drafts = [self._draft(sequence) if may else NO_DRAFT for sequence, may in zip(batch, may_draft, strict=True)]
-        if self._model_drafts is not None:
-            chosen = self._model_drafts.choose(batch, drafts, may_draft, self._step_times)
-            return [Read.next(sequence, draft=draft) for sequence, draft in zip(batch, chosen, strict=True)]
+        by_model = self._model_drafts and self._model_drafts.choose(batch, drafts, may_draft, self._step_times)
+        if by_model:
+            return [Read.next(sequence, draft=draft) for sequence, draft in zip(batch, by_model, strict=True)]
         num_drafted = sum(draft.length for draft in drafts)
         lengths = [0] * num_rows
         if num_drafted:

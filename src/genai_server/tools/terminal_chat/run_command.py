@@ -7,6 +7,7 @@ import argparse
 
 from genai_server.cli.model_argument import fetched
 from genai_server.cli.pull_command import add_hub_options
+from genai_server.config.sources import load_settings
 from genai_server.tools.terminal_chat import chat_command as chat
 
 
@@ -25,5 +26,5 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Chat until the user ends it; returns the exit status. Raises ConfigurationError, PullFailed and ChatFailed."""
-    arguments.target = str(fetched(arguments.target, arguments.revision, arguments.token))
+    arguments.target = str(fetched(arguments.target, load_settings().models_path, arguments.revision, arguments.token))
     return chat.run(arguments)

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 import psutil
 from msgspec import structs
 
+from genai_server.cli.model_argument import find
 from genai_server.cli.screen import measuring_bar, screen
 from genai_server.cli.serve.loaders import check_library
 from genai_server.cli.tables import print_report
@@ -105,7 +106,7 @@ def smallest_good(rates: Mapping[int, float], share: float) -> int:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's options."""
-    parser.add_argument("model_dir", metavar="DIR", help="the model's directory")
+    parser.add_argument("model_dir", metavar="DIR|NAME", help="a model directory, or its name in GENAI_MODELS_DIR")
     parser.add_argument("--config", metavar="FILE", help=f"file to write (default: GENAI_CONFIG or {DEFAULT_FILE})")
     parser.add_argument(
         "--seconds", type=float, default=1.0, metavar="S", help="duration of a measurement (default: 1)"
@@ -133,7 +134,7 @@ def run(arguments: argparse.Namespace) -> int:
     target = Path(arguments.config) if arguments.config else None
     named = {"config": arguments.config} if target is not None and target.exists() else {}
     settings = load_settings(
-        {"model_dir": arguments.model_dir, "cache_dir": arguments.cache_dir, "device": "cpu"} | named
+        {"model_dir": str(find(arguments.model_dir)), "cache_dir": arguments.cache_dir, "device": "cpu"} | named
     )
     target = target or Path(settings.config or DEFAULT_FILE)
     check_model_directory(Path(settings.model_dir))
