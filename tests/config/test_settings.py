@@ -122,6 +122,8 @@ def test_any_other_address_is_not_taken_for_loopback(host: str) -> None:
         ("/srv/Phi-4 mini/", "Phi-4mini"),
         ("/srv/a/..", "srv"),
         ("/srv/_q_1", "q_1"),
+        ("/srv/模型-7b", "7b"),
+        ("/srv/(.b", "b"),
         ("/", "model"),
     ],
 )

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from genai_server.engine.token_times import _path, token_times
+from genai_server.engine.token_times import _path, _smooth, token_times
 
 FRAME = 0.02
 
@@ -31,6 +31,14 @@ def test_path_is_the_cheapest(shape: tuple[int, int]) -> None:
     steps = set(zip(np.diff(rows).tolist(), np.diff(columns).tolist(), strict=True))
     assert steps <= {(0, 1), (1, 0), (1, 1)}
     assert float(costs[rows, columns].astype(np.float64).sum()) == pytest.approx(cheapest(costs), abs=1e-4)
+
+
+@pytest.mark.parametrize("num_frames", [4, 7, 40])
+def test_weights_become_the_median_of_seven_frames(num_frames: int) -> None:
+    weights = np.random.default_rng(num_frames).standard_normal((5, num_frames)).astype(np.float32)
+    padded = np.pad(weights, ((0, 0), (3, 3)), mode="reflect")
+    windows = np.lib.stride_tricks.sliding_window_view(padded, 7, axis=-1)
+    assert np.array_equal(_smooth(weights), np.median(windows, axis=-1))
 
 
 def heads(spoken: list[tuple[int, int]], num_frames: int) -> NDArray[np.float32]:

@@ -25,7 +25,7 @@ _MAX_NAME = 128
 # Valid names of models.
 MODEL_NAME = rf"[A-Za-z0-9][A-Za-z0-9._/-]{{0,{_MAX_NAME - 1}}}"
 # Characters of a directory's name that a model's name must not have.
-_UNNAMEABLE = re.compile(r"[^A-Za-z0-9._-]|^[^A-Za-z0-9]+")
+_UNNAMEABLE = re.compile(r"^[^A-Za-z0-9]+|[^A-Za-z0-9._-]")
 # Valid names of adapters, which follow the model's name and a colon in requests.
 ADAPTER_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
 # Valid aliases: also names that other servers use, such as qwen3:4b, and `*` for all other names.

@@ -338,7 +338,7 @@ def test_client_of_a_trusted_proxy_is_logged(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"GENAI_TLS_CERT": "nowhere.pem"}, "GENAI_TLS_CERT=nowhere.pem: cannot be used: No such file"),
+        ({"GENAI_TLS_CERT": "nowhere.pem"}, "GENAI_TLS_CERT=nowhere.pem: cannot be used: no such file"),
         ({"GENAI_TLS_KEY": "nowhere.pem"}, "GENAI_TLS_KEY=nowhere.pem: GENAI_TLS_CERT must name its certificate"),
         ({"GENAI_TLS_CERT": "README.md"}, "GENAI_TLS_CERT=README.md: cannot be used"),
         ({"HOST": "0.0.0.0"}, "HOST=0.0.0.0: others can reach the server, and there are no API keys"),
@@ -352,7 +352,7 @@ def test_client_of_a_trusted_proxy_is_logged(tmp_path: Path) -> None:
             "it must differ from all API keys, but is the key of bob",
         ),
         ({"GENAI_CORS_ORIGINS": "app.example"}, '"app.example" is not an origin'),
-        ({"GENAI_FORWARDED_ALLOW_IPS": "proxy"}, "'proxy' does not appear to be an IPv4 or IPv6 network"),
+        ({"GENAI_FORWARDED_ALLOW_IPS": "proxy"}, '"proxy" is not an address or a network, such as 10.0.0.0/8'),
     ],
 )
 def test_invalid_network_settings_end_the_start(
