@@ -68,8 +68,6 @@ _NO_PROFILE_OF_PARTS = (
 
 def load_runners(spec: EngineSpec) -> RunnerPair:
     """The runners for a device. Raises what the library raises when it cannot load the model."""
-    if spec.settings.speculation == "off":
-        spec = structs.replace(spec, draft_model="")
     runners = _load_model(spec)
     if spec.draft_model:
         runners.draft_model = _load_draft_model(spec, runners)
