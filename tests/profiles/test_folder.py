@@ -61,5 +61,5 @@ def test_folder_without_profiles_is_an_error_with_the_reason(tmp_path: Path) -> 
     (tmp_path / "mine.json").write_text("{}", encoding="utf-8")
     with pytest.raises(ProfileNotFound, match="mine.json: not a profile"):
         read_profile(tmp_path)
-    with pytest.raises(ProfileNotFound, match="nowhere"):
+    with pytest.raises(ProfileNotFound, match="there is no folder .*nowhere; it is made when"):
         read_profile(tmp_path / "nowhere")

@@ -218,6 +218,14 @@ def test_other_files_are_refused_with_a_sentence(talk: Talk, refused: Any, sente
     expect(talk.page.get_by_role("alert")).to_have_count(0)
 
 
+def test_another_chat_does_not_show_a_refused_file(talk: Talk) -> None:
+    ask(talk.page, "What?")
+    talk.attach(file("notes.png", b"no picture", "image/png"))
+    expect(talk.page.get_by_role("alert")).to_be_visible()
+    talk.page.get_by_role("button", name="New chat").click()
+    expect(talk.page.get_by_role("alert")).to_have_count(0)
+
+
 def test_images_are_refused_for_a_model_that_reads_text(talk: Talk) -> None:
     talk.list(READS, SEES, {**SEES, "id": "later", "state": "unloaded"}, {**READS, "id": "text", "state": "unloaded"})
     expect(talk.page.get_by_label("Model", exact=True)).to_have_value("reads")

@@ -31,6 +31,15 @@ def test_the_focus_returns_to_the_message(page: Page) -> None:
     expect(area).to_be_focused()
 
 
+def test_the_way_back_from_the_monitor_is_the_chat(page: Page) -> None:
+    ask(page, "say one")
+    views = page.get_by_role("navigation", name="Views")
+    views.get_by_role("link", name="Monitor").click()
+    expect(page.get_by_role("heading", name="Devices")).to_be_visible()
+    views.get_by_role("link", name="Chat").click()
+    expect(answer(page)).to_contain_text("one")
+
+
 def test_the_last_message_is_edited_with_arrow_up(page: Page) -> None:
     ask(page, "say one")
     area = page.get_by_label("Message", exact=True)

@@ -84,7 +84,7 @@ class ApiKeys:
         except ConfigurationError as error:
             log.error("the API keys are unchanged: %s", error)
         else:
-            log.info("reloaded %s: %d API keys", self._file, len(self._keys))
+            log.info("reloaded %s; number of API keys: %d", self._file, len(self._keys))
 
     def _all(self) -> tuple[ApiKey, ...]:
         keys = (*self._listed, *(_from_file(self._file) if self._file is not None else ()))

@@ -38,6 +38,8 @@ def find_session(root: Path, session: str | None = None) -> Manifest | None:
     """
     try:
         manifests = find_manifests(root)
+    except FileNotFoundError:
+        raise ProfileNotFound(f"there is no folder {root}; it is made when a profile is written") from None
     except OSError as error:
         raise ProfileNotFound(f"{root}: {error.strerror}") from None
     found = [manifest for manifest in manifests if session in (None, manifest.session.id)]

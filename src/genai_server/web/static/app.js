@@ -4,7 +4,7 @@ import { chats } from "./chats.js";
 import { connection } from "./connection.js";
 import { ConfirmationDialog } from "./confirmation.js";
 import { useChanges } from "./emitter.js";
-import { html, render, useEffect, useState } from "./html.js";
+import { html, render, useEffect, useRef, useState } from "./html.js";
 import { KeyDialog } from "./key_dialog.js";
 import { keys } from "./keys.js";
 import { models } from "./models.js";
@@ -15,12 +15,16 @@ import { Shortcuts } from "./shortcuts.js";
 function App() {
   useChanges(place, keys, connection);
   const { view, rest, query } = place.now;
+  // The chat to which the reader comes back from the monitor.
+  const lastChat = useRef("");
+  if (view === "chat") lastChat.current = rest;
+  const chatPlace = view === "chat" || !lastChat.current ? "#chat" : `#chat/${lastChat.current}`;
   return html`
     <a class="skip" href="#main" onClick=${toMain}>Skip to the content</a>
     <header class="head">
       <span class="name">genai-server</span>
       <nav aria-label="Views">
-        <a href="#chat" aria-current=${view === "chat" ? "page" : undefined}>Chat</a>
+        <a href=${chatPlace} aria-current=${view === "chat" ? "page" : undefined}>Chat</a>
         <a href="#monitor" aria-current=${view === "monitor" ? "page" : undefined}>Monitor</a>
         <a href="docs">API</a>
       </nav>

@@ -19,7 +19,10 @@ export function Composer({ isBusy, problem, onSend, onStop, onEditLast, chatId }
   const area = useRef();
   const input = useRef();
   const isEmpty = !text.trim() && !attached.length;
-  useEffect(() => { area.current.focus({ preventScroll: true }); }, [chatId]);
+  useEffect(() => {
+    area.current.focus({ preventScroll: true });
+    setRefused([]);
+  }, [chatId]);
   useLayoutEffect(() => {
     area.current.style.height = "auto";
     area.current.style.height = `${Math.min(area.current.scrollHeight + 2, 240)}px`;
