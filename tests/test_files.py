@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from tests.raw_http import RawAnswer, answers, connect, read_to_end
-from tests.running_server import RunningServer, body, run_server, wait_until
+from tests.running_server import ROOT, RunningServer, body, run_server, wait_until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits another process")
 FILES = 64
@@ -25,6 +25,8 @@ FILES = 64
 def tight(own_folder: Path) -> Iterator[RunningServer]:
     # Held connections send nothing, and stay open as long as an engine takes to restart.
     settings = {"GENAI_DEVICE": "scripted", "GENAI_MAX_RESTARTS": "1", "GENAI_IDLE_TIMEOUT": "600"}
+    # With a value of its own no process is forked, which would take other files than starting one does.
+    settings["PYTHONPATH"] = str(ROOT / "src")
     with run_server(own_folder, settings=settings) as server:
         server.client.close()  # it keeps a connection open
         psutil.Process(server.process.pid).rlimit(psutil.RLIMIT_NOFILE, (FILES, FILES))
