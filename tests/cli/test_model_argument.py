@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from genai_server.cli.model_argument import fetched
+from genai_server.cli.model_argument import fetched, find
 from genai_server.cli.pull_command import pull, source_of
-from genai_server.errors import PullFailed
+from genai_server.errors import ConfigurationError, PullFailed
 from genai_server.hub.client import Hub
 from tests.local_hub import HubRepository, LocalHub, run_hub
 from tests.running_server import DEMO, ROOT, clean_environment, run_command
@@ -86,6 +86,10 @@ def test_fetched_model_is_found_by_its_names_without_the_hub(
 def test_wrong_model_is_named_as_it_was_typed(hub: LocalHub, tmp_path: Path) -> None:
     (tmp_path / "tiny").mkdir()
     assert f'no model "nowhere" here or in {tmp_path}' in failure(hub, tmp_path, "nowhere")
+    for text in ("~nobody/x", "x" * 300, ""):
+        with pytest.raises(ConfigurationError, match=f'^no model "{text[:20]}'):
+            find(text, tmp_path)
+    assert "already holds other files; genai-server pull org/tiny --to DIR" in failure(hub, tmp_path, "org/tiny")
     assert '"org/none" here or in' in failure(hub, tmp_path, "org/none")
     assert "  org/two:cuda  (" in failure(hub, tmp_path, "org/two")
     assert "genai-server serve org/tiny fetches it" in failure(hub, tmp_path, "--model-dir", "org/tiny")

@@ -156,7 +156,7 @@ def test_unrelated_directory_is_not_replaced(user: User) -> None:
     (user.models / "tiny").mkdir(parents=True)
     status, _, errors = user.run("pull", "org/tiny")
     assert status == 2
-    assert "name another directory with --to" in errors
+    assert "genai-server pull org/tiny --to DIR uses another" in errors
 
 
 def test_ctrl_c_ends_with_one_line_and_keeps_partial_files(user: User) -> None:

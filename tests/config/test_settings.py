@@ -144,6 +144,7 @@ def test_draft_models_belong_to_the_first_or_the_named_model() -> None:
     assert [found.draft_model_of(name) for name in found.served] == ["", "./small"]
     assert given(draft_model="./small", model_name="big").draft_model_of("big") == "./small"
     assert given(model_name="big").draft_model_of("big") == ""
+    assert given(draft_model="./small", model_name="big", speculation="off").draft_model_of("big") == ""
 
 
 def test_chat_templates_belong_to_the_first_or_the_named_model() -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from genai_server.config.sources import engine_settings, load_settings, unknown_variables
+from genai_server.config.sources import engine_settings, load_settings, unknown_variables, unserved_tables
 from genai_server.errors import ConfigurationError
 from tests.given_settings import given
 
@@ -48,6 +48,11 @@ def test_unknown_variables_are_reported_with_the_likely_name(dotenv: Path) -> No
     in_file = f"GENAI_UNHEARD_OF in {dotenv}"
     assert unknown_variables(environ, dotenv=dotenv) == {"GENAI_API_KEY": "GENAI_API_KEYS", in_file: None}
     assert unknown_variables({}, dotenv=None) == {}
+
+
+def test_options_of_models_that_are_not_served_are_reported() -> None:
+    options = "[models.onnx-genai.session]\nintra_op_num_threads = '1'\n[models.demo.session]\n"
+    assert unserved_tables(given(options=options)) == ["onnx-genai"]
 
 
 def test_process_environment_is_read_by_default(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,11 +5,21 @@ from typing import Any
 
 import httpx
 import pytest
+from msgspec import structs
 
-from genai_server.generation.catalog import plain_name
+from genai_server.generation.catalog import _named, plain_name
+from genai_server.messages.status_file import ModelState, ModelStatus
 from scripts._load.corpus import BODIES
 from tests.running_server import RunningServer, wait_until
 from tests.server_here import run_here
+
+
+@pytest.mark.parametrize(("aliases", "chosen"), [([], "one"), (["x"], "one"), (["*"], None), (["onnx-genai"], "two")])
+def test_former_default_name_is_an_alias_of_the_first_model(aliases: list[str], chosen: str | None) -> None:
+    models = [ModelStatus(name, "/x", ["cpu"], 0, ModelState.READY, 0) for name in ("one", "two")]
+    models[1] = structs.replace(models[1], aliases=aliases)
+    found = _named(models, "onnx-genai")
+    assert (found and found.name) == chosen
 
 
 @pytest.fixture(scope="module")

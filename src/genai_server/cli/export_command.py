@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 from genai_server.cli.download_progress import download_progress
+from genai_server.cli.option_types import path_of
 from genai_server.cli.pull_command import (
     absolute,
     add_hub_options,
@@ -92,7 +93,7 @@ def run(arguments: argparse.Namespace) -> int:
     if wrong := [option for option in arguments.extra if "=" not in option]:
         raise ConfigurationError(f"--extra {wrong[0]}: an option is NAME=VALUE")
     builder.check_environment(arguments.python)  # before anything is fetched
-    local = Path(arguments.source).expanduser()
+    local = path_of(arguments.source)
     gguf = local if local.is_file() else gguf_source.find_gguf(local) if local.is_dir() else None
     if gguf is not None:
         directory = _directory(arguments, gguf.stem, arguments.precision or _PRECISION)

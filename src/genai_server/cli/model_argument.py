@@ -1,8 +1,10 @@
 """MODEL on a command line: a directory, the name of one in GENAI_MODELS_DIR, or a repository of a hub."""
 
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from genai_server.cli.option_types import path_of
 from genai_server.cli.pull_command import absolute, in_folder, pull, source_of
 from genai_server.config.sources import load_settings
 from genai_server.errors import ConfigurationError, PullFailed
@@ -18,9 +20,10 @@ def find(text: str, models: Path | None = None) -> Path:
     Raises ConfigurationError.
     """
     models = models or load_settings().models_path
-    for path in (Path(text).expanduser(), models / text):
-        if path.is_dir():
-            return path
+    for path in (path_of(text), models / text) if text else ():
+        with suppress(OSError):  # of a name that is too long, or a folder that is not readable
+            if path.is_dir():
+                return path
     meant = did_you_mean(text, (path.name for path in store.models_in(models)))
     raise ConfigurationError(f"no model {quoted(text)} here or in {models}{meant}")
 

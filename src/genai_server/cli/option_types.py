@@ -1,9 +1,17 @@
-"""The types of numbers in command-line options."""
+"""The types of numbers and paths in command-line options."""
 
 import argparse
 from collections.abc import Callable
 from contextlib import suppress
 from math import inf
+from pathlib import Path
+
+
+def path_of(text: str) -> Path:
+    """The path that was typed. Its ~ is the user's home; one of an unknown user stays as it is."""
+    with suppress(RuntimeError):
+        return Path(text).expanduser()
+    return Path(text)
 
 
 def positive(text: str) -> int:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from genai_server.cli.download_progress import download_progress
+from genai_server.cli.option_types import path_of
 from genai_server.config.sources import load_settings
 from genai_server.engine.model.files import (
     GIVE_A_TEMPLATE,
@@ -233,7 +234,7 @@ def checked_name(text: str) -> str:
 
 def absolute(path: Path) -> Path:
     """The absolute path, so that printed commands work in any directory."""
-    return path.expanduser().absolute()
+    return path_of(str(path)).absolute()
 
 
 def tell_how_to_serve(directory: Path) -> None:
@@ -259,7 +260,7 @@ def _former(directory: Path, name: str, selection: Selection) -> store.Origin | 
     origin = store.read_origin(directory)
     if origin is None or (origin.source, origin.folder) != (name, selection.folder):
         what = f"{origin.source} {origin.folder}".strip() if origin else "other files"
-        raise ConfigurationError(f"{directory} already holds {what}; name another directory with --to")
+        raise ConfigurationError(f"{directory} already holds {what}; genai-server pull {name} --to DIR uses another")
     return origin
 
 

@@ -535,7 +535,9 @@ class Settings(BaseModel):
         return dict(_of_models(self.chat_template, next(iter(self.served)))).get(model, "")
 
     def draft_model_of(self, model: str) -> str:
-        """The directory of a model's draft model; "" for none."""
+        """The directory of a model's draft model; "" for none, also if drafts are off."""
+        if self.speculation == "off":
+            return ""
         return dict(_of_models(self.draft_model, next(iter(self.served)))).get(model, "")
 
     def adapter_files(self, model: str) -> dict[str, str]:

@@ -121,6 +121,20 @@ def engine_settings(settings: Settings) -> EngineSettings:
     return EngineSettings(**given | others)
 
 
+def unserved_tables(settings: Settings) -> list[str]:
+    """The names in `[models.NAME]` of the configuration that no model has at the start. Raises ConfigurationError."""
+    tables = [source.get("models") for source in _option_tables(settings)]
+    named = {name for each in tables if isinstance(each, dict) for name in each}
+    return sorted(named - settings.served.keys())
+
+
+def _option_tables(settings: Settings) -> list[dict[str, Any]]:
+    return [
+        config_file.read_file(settings.config),
+        config_file.read_text(settings.options, environment_variable("options")),
+    ]
+
+
 def device_options(
     settings: Settings, model: str | None = None, devices: Sequence[str] | None = None
 ) -> dict[str, DeviceOptions]:
@@ -128,13 +142,9 @@ def device_options(
 
     `model` defaults to the first model, `devices` to the configured ones. Raises ConfigurationError.
     """
-    sources = [
-        config_file.read_file(settings.config),
-        config_file.read_text(settings.options, environment_variable("options")),
-    ]
     chosen = settings.devices if devices is None else devices
     real = [device for device in chosen if not device.startswith("scripted")]
-    found = config_file.device_options(sources, model or next(iter(settings.served)), real)
+    found = config_file.device_options(_option_tables(settings), model or next(iter(settings.served)), real)
     for device, options in found.items():
         threads = options.session.get(THREADS, "0")
         if settings.threads and threads not in ("0", str(settings.threads)):

@@ -20,7 +20,8 @@ def token_times(scores: Weights, num_frames: int, seconds_per_frame: float) -> l
     stands before the text, and the weights of a token are those with which the next one is chosen. Only the first
     `num_frames` have sound.
     """
-    found = sum(_followed(head) for head in scores[:, :, : max(1, num_frames)])
+    heads = (_followed(head) for head in scores[:, :, : max(1, num_frames)])
+    found = sum(heads, np.zeros(1, np.float32))
     tokens, frames = _path(-found)
     begins = np.flatnonzero(np.diff(tokens, prepend=-1))
     times: list[float] = (frames[begins] * seconds_per_frame).tolist()

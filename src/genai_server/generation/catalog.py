@@ -335,6 +335,11 @@ def _forms(name: str | None) -> list[str]:
 
 
 def _named(models: Sequence[ModelStatus], name: str) -> ModelStatus | None:
-    """The model with exactly this name or alias; the first for the former default name, unless another model has it."""
+    """The model with exactly this name or alias.
+
+    The first has the former default name, unless a model has it, or any name.
+    """
     found = next((about for about in models if name == about.name or name in about.aliases), None)
-    return next(iter(models), None) if found is None and name == _FORMER_DEFAULT else found
+    if found is None and name == _FORMER_DEFAULT and not any(ANY_NAME in about.aliases for about in models):
+        return next(iter(models), None)
+    return found

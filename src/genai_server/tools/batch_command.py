@@ -29,7 +29,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from genai_server.batch_input import InputCheck
 from genai_server.batch_lines import BatchLine, LineReader, digest, error_line, response_line
-from genai_server.cli.option_types import positive
+from genai_server.cli.option_types import path_of, positive
 from genai_server.errors import ChatFailed
 from genai_server.result_file import ResultFile, first_other_line
 from genai_server.tools.server_answers import checked_url, unanswered
@@ -66,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Answer the requests; returns the exit status, 1 if some failed. Raises ConfigurationError and ChatFailed."""
     exit_cleanly_on_signals()
-    source, target = Path(arguments.input).expanduser(), Path(arguments.output).expanduser()
+    source, target = path_of(arguments.input), path_of(arguments.output)
     errors = target.with_name(f"{target.stem}.errors{target.suffix}")
     url = checked_url(arguments.url) if arguments.url else None
     num_requests = _checked(source)

@@ -22,7 +22,7 @@ from genai_server.profiles.html_report import as_page
 from genai_server.profiles.report import Report
 from genai_server.profiles.text_report import as_text, for_terminal
 from genai_server.profiles.trace import write_trace
-from genai_server.tools.server_answers import checked_url, error_message, unanswered
+from genai_server.tools.server_answers import authorization, checked_url, error_message, unanswered
 
 _TIMEOUT = 60.0
 
@@ -116,7 +116,7 @@ def _answer(arguments: argparse.Namespace, what: str) -> bytes:
     """A server's answer about a session. Raises ProfileNotFound."""
     session = urllib.parse.quote(arguments.session or "latest", safe="")
     url = f"{checked_url(arguments.source)}/v1/admin/profiles/{session}/{what}"
-    headers = {"authorization": f"Bearer {arguments.api_key}"} if arguments.api_key else {}
+    headers = authorization(arguments.api_key)
     try:
         with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=_TIMEOUT) as response:
             body: bytes = response.read()

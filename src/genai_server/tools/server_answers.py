@@ -17,11 +17,21 @@ def checked_url(url: str) -> str:
     try:
         parts = urlsplit(url)
         is_right = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # the port
+        (parts.hostname or "").encode("idna")
+    except ValueError:  # the port, or a name that no host can have
         is_right = False
-    if not is_right:
+    if not is_right or not url.isprintable() or " " in url:
         raise ServerUnusable(f"{url} is not the address of a server, such as {_EXAMPLE}")
     return url.rstrip("/")
+
+
+def authorization(api_key: str | None) -> dict[str, str]:
+    """The header with an API key, if there is one. Raises ServerUnusable for what no key can be."""
+    if not api_key:
+        return {}
+    if not (api_key.isascii() and api_key.isprintable()):
+        raise ServerUnusable("--api-key has characters that no API key has")
+    return {"authorization": f"Bearer {api_key}"}
 
 
 def unanswered(url: str, error: BaseException) -> str:

@@ -134,11 +134,6 @@ def test_draft_model_without_effect_is_reported(
     assert f"GENAI_DRAFT_MODEL={DEMO} has no effect on device {how.get('device', 'cpu')}: {why}" in caplog.text
 
 
-def test_draft_model_is_not_loaded_where_drafts_are_off() -> None:
-    given = msgspec.structs.replace(spec(128, speculation="off"), draft_model="none")
-    assert choose.load_runners(given).draft_model is None
-
-
 def test_incomplete_draft_model_is_refused(tmp_path: Path) -> None:
     directory = tmp_path / "draft"
     shutil.copytree(DEMO, directory)

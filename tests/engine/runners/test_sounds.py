@@ -165,23 +165,26 @@ def test_profiled_answers_are_equal_with_a_file_for_each_pass(speech: Speech, tm
         return OgGeneratorRunner(PATH, "cpu", threads=1, pass_prefix=prefix)
 
     speech.batch.forget()
-    profiled = OneByOne(speech.batch.model, load)
+    parent, profiles_dir = tmp_path / "server", tmp_path / "profiles"
+    parent.mkdir()
+    profiles_dir.mkdir()
+    profiled = OneByOne(speech.batch.model, load, parent)
     pair = RunnerPair(profiled, speech.batch)
     assert pair.no_profile() is None
     for number, (sequence, expected) in enumerate(zip(speech.sequences(), speech.answers, strict=True)):
         if number != 1:
-            profiled.set_runtime_option(sequence.id, "enable_profiling", str(tmp_path / f"of-{number}"))
+            profiled.set_runtime_option(sequence.id, "enable_profiling", str(profiles_dir / f"of-{number}"))
         assert moving_answer(pair, sequence, STEPS) == expected
     assert len(loaded) == 1
-    profiles = sorted(path.name for path in tmp_path.iterdir())
+    profiles = sorted(path.name for path in profiles_dir.iterdir())
     # On the generator are two passes that read prompt and answer again, and those of three more tokens.
     assert Counter(name.partition("_")[0] for name in profiles) == {"of-0": 5, "of-2": 5, "of-3": 5}
-    events = json.loads((tmp_path / profiles[0]).read_text())
+    events = json.loads((profiles_dir / profiles[0]).read_text())
     assert any(event["name"] == "model_run" for event in events)
     assert any("cross_attn" in event["name"] for event in events)
-    assert list(Path(loaded[0]).parent.iterdir()) == []
+    assert [list(folder.iterdir()) for folder in parent.iterdir()] == [[]]
     profiled.end_session()
-    assert not Path(loaded[0]).parent.exists()
+    assert list(parent.iterdir()) == []
 
 
 def test_a_model_that_cannot_be_loaded_for_profiles_is_named(speech: Speech) -> None:

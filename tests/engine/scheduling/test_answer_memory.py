@@ -51,6 +51,16 @@ def test_oldest_answers_of_a_name_are_dropped_first() -> None:
     assert 30 <= sum(kept) < 50  # of 4,900 tokens
 
 
+def test_full_memory_keeps_most_of_its_tokens() -> None:
+    memory = AnswerMemory(500_000)
+    added = [an_answer(number, 400) for number in range(400)]
+    for number, answer in enumerate(added):
+        memory.add("alice", [1], answer)
+        if number > 150:
+            oldest = number - int(0.7 * 500_000 / 12 / 401)
+            assert keeps(memory, "alice", added[oldest])
+
+
 def test_answer_larger_than_the_memory_is_not_kept() -> None:
     memory = AnswerMemory(50_000)
     memory.add("alice", [1], an_answer(1, 10_000))

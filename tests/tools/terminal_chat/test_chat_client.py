@@ -52,10 +52,16 @@ def test_unreachable_server_is_named() -> None:
             ask()
 
 
-@pytest.mark.parametrize("url", ["ftp://x", "http://", "127.0.0.1:8002"])
+@pytest.mark.parametrize("url", ["ftp://x", "http://", "127.0.0.1:8002", "http://a..b", "http://a/ b", "http://a/\n"])
 def test_invalid_address_is_refused(url: str) -> None:
     with pytest.raises(ServerUnusable, match="is not the address of a server"):
         ChatClient(url)
+
+
+@pytest.mark.parametrize("key", ["schlüssel", "two\nlines"])
+def test_impossible_api_key_is_refused(key: str) -> None:
+    with pytest.raises(ServerUnusable, match="--api-key has characters that no API key has"):
+        ChatClient("http://127.0.0.1:8002", key)
 
 
 def test_empty_answer_is_reported() -> None:

@@ -13,7 +13,7 @@ import logging
 
 from genai_server import __version__
 from genai_server.config.settings import Settings
-from genai_server.config.sources import add_options, load_settings, unknown_variables
+from genai_server.config.sources import add_options, load_settings, unknown_variables, unserved_tables
 from genai_server.errors import ConfigurationError
 from genai_server.logs import configure_logging
 
@@ -42,6 +42,8 @@ def run(arguments: argparse.Namespace) -> int:
         log.warning("%s is not a setting of this server%s", name, f"; did you mean {meant}?" if meant else "")
     if arguments.model is not None:
         settings = load_settings({**vars(arguments), "model_dir": _directory(arguments, settings)})
+    for name in unserved_tables(settings):
+        log.warning("[models.%s] is for a model that is not served; served: %s", name, ", ".join(settings.served))
     served = ", ".join(f"{name} ({path})" for name, path in settings.served.items())
     log.info("genai-server %s starts with %s", __version__, served)
     # After the first line, because this takes most of a second.

@@ -68,8 +68,6 @@ _NO_PROFILE_OF_PARTS = (
 
 def load_runners(spec: EngineSpec) -> RunnerPair:
     """The runners for a device. Raises what the library raises when it cannot load the model."""
-    if spec.settings.speculation == "off":
-        spec = structs.replace(spec, draft_model="")
     runners = _load_model(spec)
     if spec.draft_model:
         runners.draft_model = _load_draft_model(spec, runners)
@@ -196,7 +194,11 @@ def _transcribing(spec: EngineSpec, model_dir: Path) -> RunnerPair:
         open_aligner = None if refusal else lambda: _aligner(spec, model_dir)
         batched.model = structs.replace(batched.model, aligns=not refusal)
         worker = SoundWorker(lambda: _sound_encoder(spec, model_dir), max_bytes, max_ahead, open_aligner)
-        profiled = ProfiledSpeechRunner(batched.model, lambda prefix: _generator(spec, model_dir, pass_prefix=prefix))
+        # The server's folder, which it removes even if this process is killed.
+        folder = Path(spec.heartbeat_file).parent if spec.heartbeat_file else None
+        profiled = ProfiledSpeechRunner(
+            batched.model, lambda prefix: _generator(spec, model_dir, pass_prefix=prefix), folder
+        )
         runners = RunnerPair(profiled, batched, encoder=worker)
     return runners
 

@@ -28,13 +28,15 @@ _NAME = "pass"
 class ProfiledSpeechRunner(Runner):
     """`load` makes a runner whose passes ONNX Runtime profiles into files whose names begin with a path prefix.
 
-    These files get the name that the sequence's runtime option wants, or are removed if it wants none.
+    These files get the name that the sequence's runtime option wants, or are removed if it wants none. They are first
+    in a folder of their own within `parent`, by default the system's folder for temporary files.
     """
 
-    def __init__(self, model: ModelInfo, load: Callable[[str], OgGeneratorRunner]) -> None:
+    def __init__(self, model: ModelInfo, load: Callable[[str], OgGeneratorRunner], parent: Path | None = None) -> None:
         self.model = model
         self.abilities = Abilities("generator", loads_late=True)
         self._load = load
+        self._parent = parent
         self._loaded: OgGeneratorRunner | None = None
         self._folder = ""
         # Path prefixes for the files of sequences that have one.
@@ -42,7 +44,7 @@ class ProfiledSpeechRunner(Runner):
 
     def open(self, sequence: Scheduled) -> int:
         if self._loaded is None:
-            self._folder = tempfile.mkdtemp(prefix="genai-passes-")
+            self._folder = tempfile.mkdtemp(prefix="passes-", dir=self._parent)
             try:
                 self._loaded = self._load(str(Path(self._folder) / _NAME))
             except Exception as error:

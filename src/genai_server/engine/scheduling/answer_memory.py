@@ -23,6 +23,9 @@ class AnswerMemory:
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
+        # Rounded down, because segments have powers of two of tokens.
+        most = max(1, max_bytes // (_MAX_SHARE * _TOKEN_BYTES))
+        self._max_segment = 1 << (most.bit_length() - 1)
         # The least recently used first.
         self._texts: OrderedDict[str, TextIndex] = OrderedDict()
         self.num_bytes = 0  # of all texts
@@ -38,7 +41,7 @@ class AnswerMemory:
         tokens = [*prompt[-MAX_MATCH:], *answer, GAP]
         text = self._texts.pop(name, None)
         if text is None:
-            text = TextIndex(MIN_MATCH, len(tokens), max_segment=self._max_bytes // (_MAX_SHARE * _TOKEN_BYTES))
+            text = TextIndex(MIN_MATCH, len(tokens), max_segment=self._max_segment)
         else:
             self.num_bytes -= text.num_bytes
         text.add(tokens)

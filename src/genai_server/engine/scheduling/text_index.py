@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 # Maximum length of a match in tokens, and maximum number of earlier positions that are compared.
 MAX_MATCH = 16
 _MAX_PLACES = 16
+# Maximum number of positions with the same hash, most of which have other tokens. A full segment has one on average.
+_MAX_LINKS = 64
 # Separates unrelated texts; not a token. Features of images, whose ids are negative, become gaps.
 GAP = -1
 # Tokens of the smallest segment, and the shortest text whose hashes are computed together.
@@ -107,7 +109,8 @@ class TextIndex:
     """Texts that are found by their last `gram` tokens. `num_tokens` are expected.
 
     They are in segments, of which the oldest can be dropped. A new one is as large as all others, but has at most
-    `max_segment` tokens unless more are added at once. It begins with the last tokens of the one before.
+    `max_segment` tokens, a power of two, unless more are added at once. It begins with the last tokens of the one
+    before.
     """
 
     __slots__ = ("_gram", "_max_segment", "_segments", "num_bytes")
@@ -156,12 +159,13 @@ class TextIndex:
         if longest == MAX_MATCH:
             return best
         hashed, last = _hash(end[-gram:]), end[-1]
-        left = _MAX_PLACES
+        places, links = _MAX_PLACES, _MAX_LINKS
         for segment in reversed(self._segments):
             number = segment.heads[hashed >> segment.shift]
-            while number and left:
-                left -= 1
+            while number and places and links:
+                links -= 1
                 if segment.text[number - 1] == last:  # most other tokens with such a hash end here
+                    places -= 1
                     length = _common(segment, number - 1, end)
                     if length > longest:
                         best, longest = Match(segment, number - 1, length), length

@@ -15,7 +15,7 @@ from typing import Any
 import aiohttp
 
 from genai_server.tools.bench.measured_answer import Answer, AnswerError, read_answer
-from genai_server.tools.server_answers import checked_url, error_message, unanswered
+from genai_server.tools.server_answers import authorization, checked_url, error_message, unanswered
 
 # Seconds to connect, and to wait for the next byte, before a request counts as failed.
 _TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=10.0, sock_read=600.0)
@@ -73,9 +73,7 @@ class Server:
         self.clock = clock
         # No compression: a compressed stream would arrive in other pieces. A connection for each request: llama.cpp's
         # server ends one after a streamed answer without saying so, and the next request on it would fail.
-        headers = {"accept-encoding": "identity", "connection": "close"} | (
-            {"authorization": f"Bearer {api_key}"} if api_key else {}
-        )
+        headers = {"accept-encoding": "identity", "connection": "close"} | authorization(api_key)
         self._http = open_http(headers)
 
     async def find_model(self) -> None:

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from genai_server.errors import ChatFailed
 from genai_server.pooling_model import ENDPOINTS
-from genai_server.tools.server_answers import checked_url, error_message, unanswered
+from genai_server.tools.server_answers import authorization, checked_url, error_message, unanswered
 from genai_server.tools.terminal_chat.chat_history import Message
 from genai_server.tools.terminal_chat.typed_parameters import Value
 
@@ -69,15 +69,13 @@ class ListedModel:
 
 
 class ChatClient:
-    """A client of one server, whose URL may end in `/v1`. Raises ServerUnusable for other URLs."""
+    """A client of one server, whose URL may end in `/v1`. Raises ServerUnusable for other URLs and impossible keys."""
 
     def __init__(self, url: str, api_key: str | None = None) -> None:
         self.url = checked_url(url)
         self._parts = urlsplit(self.url)
         self._path = self._parts.path.rstrip("/").removesuffix("/v1")
-        self._headers = {"content-type": "application/json"} | (
-            {"authorization": f"Bearer {api_key}"} if api_key else {}
-        )
+        self._headers = {"content-type": "application/json"} | authorization(api_key)
 
     def require_listening(self) -> None:
         """Raise ChatFailed if no server is listening."""

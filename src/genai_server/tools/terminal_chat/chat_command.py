@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from genai_server.cli.model_argument import find
+from genai_server.cli.option_types import path_of
 from genai_server.cli.serve.welcome import url_of
 from genai_server.config.sources import load_settings
 from genai_server.errors import ChatFailed
@@ -51,7 +52,7 @@ def add_dialogue_options(parser: argparse.ArgumentParser) -> None:
 def _image(text: str) -> str:
     """The data URL of an option's file."""
     try:
-        return data_url(Path(text).expanduser())
+        return data_url(path_of(text))
     except ChatFailed as error:
         raise argparse.ArgumentTypeError(str(error)) from None
 

@@ -4,8 +4,8 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 
+from genai_server.cli.option_types import path_of
 from genai_server.cli.screen import screen, show
 from genai_server.engine.model.files import GIVE_A_TEMPLATE, NO_CHAT_TEMPLATE
 from genai_server.errors import ChatFailed
@@ -123,7 +123,7 @@ class Dialogue:
         return True
 
     def _attach(self, text: str) -> None:
-        path = Path(text).expanduser()
+        path = path_of(text)
         url = data_url(path)
         require_images(self._client, self._model)
         self._images.append(url)
@@ -168,12 +168,12 @@ class Dialogue:
         print(f"model: {self._model}")
 
     def _save(self, text: str) -> None:
-        path = Path(text).expanduser()
+        path = path_of(text)
         save(path, SavedChat(self._model, self._conversation, self._parameters))
         print(f"saved in {path}")
 
     def _load(self, text: str) -> None:
-        saved = load(Path(text).expanduser())
+        saved = load(path_of(text))
         self._conversation, self._parameters = saved.conversation, dict(saved.parameters)
         if saved.model != self._model and saved.model in self._client.models():
             self._model = saved.model

@@ -12,9 +12,9 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 from genai_server.cli.model_argument import find
+from genai_server.cli.option_types import path_of
 from genai_server.errors import ChatFailed, ConfigurationError
 from genai_server.tools.server_answers import checked_url
 from genai_server.tools.terminal_chat.chat_command import connected, exit_cleanly_on_signals
@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Transcribe a recording; returns the exit status. Raises ConfigurationError and ChatFailed."""
     exit_cleanly_on_signals()
-    path = Path(arguments.file).expanduser()
+    path = path_of(arguments.file)
     if not path.is_file():
         raise ChatFailed(f"there is no file {path}")
     target, model = checked_url(arguments.url) if arguments.url else None, arguments.model
@@ -85,7 +85,7 @@ def _writer(output: str | None) -> Iterator[Callable[[str], None]]:
         yield lambda piece: print(piece, end="", flush=True)
         return
     try:
-        with Path(output).expanduser().open("w", encoding="utf-8") as file:
+        with path_of(output).open("w", encoding="utf-8") as file:
 
             def write(piece: str) -> None:
                 file.write(piece)

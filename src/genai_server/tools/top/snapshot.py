@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from prometheus_client.parser import text_string_to_metric_families
 
 from genai_server.errors import ServerUnusable
-from genai_server.tools.server_answers import checked_url, error_message, unanswered
+from genai_server.tools.server_answers import authorization, checked_url, error_message, unanswered
 
 _TIMEOUT = 5.0
 
@@ -85,7 +85,7 @@ class Poller:
 
     def __init__(self, url: str, key: str | None) -> None:
         self._url = checked_url(url)
-        self._headers = {"authorization": f"Bearer {key}"} if key else {}
+        self._headers = authorization(key)
 
     def poll(self) -> Snapshot:
         """Take a snapshot. Raises ServerUnusable."""

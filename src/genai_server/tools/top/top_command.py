@@ -17,7 +17,6 @@ from rich.console import Console
 from rich.live import Live
 
 from genai_server.cli.option_types import number_from
-from genai_server.cli.screen import screen
 from genai_server.errors import ServerUnusable
 from genai_server.tools.top.snapshot import Interval, Poller, Snapshot
 from genai_server.tools.top.top_tables import Choice, view
@@ -51,14 +50,14 @@ def run(arguments: argparse.Namespace) -> int:
 def _show_once(poller: Poller, interval: float) -> None:
     before = poller.poll()
     time.sleep(interval)
-    console = screen() or Console()
+    console = Console(highlight=False, markup=False)
     with console.capture() as captured:  # rich itself would end the process if the output has no reader
         console.print(view(Interval(before, poller.poll()), console.width if console.is_terminal else None))
     print(captured.get(), end="")
 
 
 async def _watch(poller: Poller, before: Snapshot, interval: float) -> None:
-    console, loop = Console(highlight=False), asyncio.get_running_loop()
+    console, loop = Console(highlight=False, markup=False), asyncio.get_running_loop()
     choice, shown = Choice(), Interval(None, before)
     with _pressed_keys() as keys, Live(console=console, screen=True, auto_refresh=False) as live:
         while True:
