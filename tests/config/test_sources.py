@@ -8,6 +8,7 @@ import pytest
 from genai_server.config.sources import engine_settings, load_settings, unknown_variables, unserved_tables
 from genai_server.errors import ConfigurationError
 from tests.given_settings import given
+from tests.running_server import ROOT
 
 
 @pytest.fixture
@@ -100,6 +101,11 @@ def test_installed_copy_serves_its_bundled_model_by_default(tmp_path: Path, monk
     assert load_settings({"model_dir": "other"}, environ={}, dotenv=None).model_dir == "other"
     (tmp_path / "models" / "demo").mkdir(parents=True)
     assert load_settings(environ={}, dotenv=None).model_dir == "./models/demo"
+
+
+def test_clone_serves_its_demo_model_from_any_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert load_settings(environ={}, dotenv=None).model_dir == str(ROOT / "models" / "demo")
 
 
 def test_an_engine_gets_each_setting_by_its_name() -> None:

@@ -21,8 +21,10 @@ from genai_server.options.device import DeviceOptions
 from genai_server.options.session import THREADS
 from genai_server.quoted_values import did_you_mean, quoted
 
-# The demo model in an installed copy of the server; a clone has it at the setting's default.
-BUNDLED_MODEL = Path(__file__).parents[1] / "bundled" / "demo"
+# The demo model of a wheel, and that of the clone which this is the source of. The setting's default is that of the
+# working directory.
+_BUNDLED, _OF_CLONE = Path(__file__).parents[1] / "bundled" / "demo", Path(__file__).parents[3] / "models" / "demo"
+BUNDLED_MODEL = _BUNDLED if _BUNDLED.is_dir() else _OF_CLONE
 # A variable of the scripts that start the server.
 _OF_SCRIPTS = "GENAI_EXTRA"
 _DEFAULT_MODEL = str(Settings.model_fields["model_dir"].default)

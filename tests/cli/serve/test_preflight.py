@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from genai_server.cli.serve.preflight import check_files, check_models
+from genai_server.cli.serve.preflight import check_access, check_files, check_models
 from genai_server.errors import ConfigurationError
 from tests.given_settings import given
 from tests.model_edits import base_model
@@ -32,3 +32,9 @@ def test_the_folder_for_files_must_be_writable(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigurationError, match="GENAI_FILES_DIR=.*file: cannot be written: file exists"):
         check_files(given(files_dir=str(tmp_path / "file")))
+
+
+def test_a_file_without_keys_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "keys").touch()
+    check_access(given(api_key_file=str(tmp_path / "keys")))
+    assert f"{tmp_path / 'keys'} has no API key" in caplog.text

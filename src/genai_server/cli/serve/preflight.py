@@ -152,7 +152,10 @@ def check_access(settings: Settings) -> None:
 
     Raises ConfigurationError.
     """
-    if not (load_keys(settings).required or settings.on_loopback or settings.insecure):
+    keys = load_keys(settings)
+    if keys.required and not list(keys):
+        log.warning("%s has no API key: requests are refused until it has one", settings.api_key_file)
+    if not (keys.required or settings.on_loopback or settings.insecure):
         raise ConfigurationError(
             f"HOST={settings.host}: others can reach the server, and there are no API keys; set GENAI_API_KEYS or "
             "GENAI_API_KEY_FILE (genai-server key NAME makes a key), or serve everybody with --insecure"
