@@ -57,6 +57,14 @@ def unreachable(options: DeviceOptions, runner: Reach) -> str | None:
     return None
 
 
+def without_spinning_between_passes(options: DeviceOptions) -> DeviceOptions:
+    """The options of models that take turns on the same cores: threads of one must not wait while another computes.
+
+    An operator's own option is kept.
+    """
+    return msgspec.structs.replace(options, entries={session.SPINNING_STOP: "1", **options.entries})
+
+
 def reaching(options: DeviceOptions, runner: Reach) -> DeviceOptions:
     """The options without those that do not reach a runner."""
     providers = []

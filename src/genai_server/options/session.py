@@ -10,6 +10,7 @@ from genai_server.options.table import Reach, Row, anything, arenas, choice, fla
 
 THREADS = "intra_op_num_threads"
 SPINNING = "session.intra_op.allow_spinning"
+SPINNING_STOP = "session.force_spinning_stop"
 LEVEL = "graph_optimization_level"
 MODE = "execution_mode"
 ARENA = "enable_cpu_mem_arena"
@@ -69,7 +70,7 @@ _FLAGS = (
     "session.prepack.enable_parallel",
     SPINNING,
     "session.inter_op.allow_spinning",
-    "session.force_spinning_stop",
+    SPINNING_STOP,
     "session.qdqisint8allowed",
     "session.x64quantprecision",
     "optimization.enable_gelu_approximation",

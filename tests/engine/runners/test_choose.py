@@ -14,7 +14,7 @@ import pytest
 from genai_server.config.settings import Settings
 from genai_server.config.sources import engine_settings
 from genai_server.engine import process
-from genai_server.engine.model import session
+from genai_server.engine.model import session, session_options
 from genai_server.engine.model.files import check_model_directory
 from genai_server.engine.model.graph import DecoderGraph, DoesNotFit, read_decoder_graph
 from genai_server.engine.model.ragged import slot_length
@@ -104,10 +104,22 @@ def test_shared_slots_always_fit_one_request_of_full_length(bytes_: float, num_s
     assert runners.main.abilities.memory.pages(128) <= runners.main.abilities.memory.num_pages
 
 
-def test_draft_model_shares_the_memory_for_keys_and_values() -> None:
+def test_draft_model_shares_the_memory_for_keys_and_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    entries: list[dict[str, str]] = []
+    original = session_options.config_entries
+
+    def noted(options: DeviceOptions) -> dict[str, str]:
+        entries.append(found := original(options))
+        return found
+
+    monkeypatch.setattr(session_options, "config_entries", noted)
     given = spec(128, kv_cache_bytes=int(8.5 * slot_bytes(128)))
     alone = choose.load_runners(given)
+    assert not any("session.force_spinning_stop" in each for each in entries)
+    entries.clear()
     runners = choose.load_runners(msgspec.structs.replace(given, draft_model=str(DEMO)))
+    # Threads of one model would take the cores from the other.
+    assert {each["session.force_spinning_stop"] for each in entries} == {"1"}
     assert alone.draft_model is None
     assert runners.draft_model is not None
     assert (runners.draft_model.name, runners.draft_model.kv_share) == ("demo", 0.5)

@@ -37,7 +37,7 @@ from genai_server.errors import ConfigurationError, RunnerFailed, in_one_line
 from genai_server.messages.generation_request import ModelInfo
 from genai_server.messages.launch import EngineSpec
 from genai_server.options.check import on_providers
-from genai_server.options.device import reaching
+from genai_server.options.device import reaching, without_spinning_between_passes
 from genai_server.options.table import Reach
 from genai_server.pooling_model import Task, read_pooling_model, task_of
 from genai_server.system_memory import free_memory
@@ -68,6 +68,8 @@ _NO_PROFILE_OF_PARTS = (
 
 def load_runners(spec: EngineSpec) -> RunnerPair:
     """The runners for a device. Raises what the library raises when it cannot load the model."""
+    if spec.draft_model:
+        spec = structs.replace(spec, options=without_spinning_between_passes(spec.options))
     runners = _load_model(spec)
     if spec.draft_model:
         runners.draft_model = _load_draft_model(spec, runners)
