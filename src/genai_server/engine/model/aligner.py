@@ -16,12 +16,13 @@ from genai_server.engine.encoded_sound import EncodedSound
 from genai_server.engine.model.cross_attention import CROSS_ATTENTION, read_cross_decoder
 from genai_server.engine.model.graph import DecoderGraph, DoesNotFit
 from genai_server.engine.model.ragged import drop_unread
-from genai_server.engine.model.session_options import EXTERNAL_DATA, SPINNING, open_with, session_options
+from genai_server.engine.model.session_options import EXTERNAL_DATA, open_with, session_options
 from genai_server.engine.token_times import token_times
 from genai_server.errors import RunnerFailed, in_one_line
 from genai_server.json_file import read_object
 from genai_server.messages.generation_request import Alignment
 from genai_server.options.device import DEFAULT_OPTIONS, DeviceOptions
+from genai_server.options.session import SPINNING
 from genai_server.speech_model import GENERATION, TIME_PRECISION
 
 _PREFIX = "genai_server.scores."

@@ -28,7 +28,6 @@ _LEVELS = {
     "extended": "ORT_ENABLE_EXTENDED",
     "all": "ORT_ENABLE_ALL",
 }
-SPINNING = "session.intra_op.allow_spinning"
 # Locates the weights of a graph that was not read from a file.
 EXTERNAL_DATA = "session.model_external_initializers_file_folder_path"
 _RECORD_ASSIGNMENT = "session.record_ep_graph_assignment_info"

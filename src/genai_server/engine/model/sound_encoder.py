@@ -8,9 +8,10 @@ from numpy.typing import NDArray
 
 from genai_server.engine.encoded_sound import EncodedSound
 from genai_server.engine.model.cross_attention import EncoderFiles
-from genai_server.engine.model.session_options import SPINNING, open_with, session_options
+from genai_server.engine.model.session_options import open_with, session_options
 from genai_server.errors import RunnerFailed, in_one_line
 from genai_server.options.device import DEFAULT_OPTIONS, DeviceOptions
+from genai_server.options.session import SPINNING
 from genai_server.speech_model import FEATURES
 
 _TYPES = {"tensor(float)": np.float32, "tensor(float16)": np.float16}

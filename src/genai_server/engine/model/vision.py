@@ -8,10 +8,11 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
-from genai_server.engine.model.session_options import SPINNING, open_with, session_options
+from genai_server.engine.model.session_options import open_with, session_options
 from genai_server.engine.model.vision_files import VisionFiles
 from genai_server.errors import RunnerFailed, in_one_line
 from genai_server.options.device import DEFAULT_OPTIONS, DeviceOptions
+from genai_server.options.session import SPINNING
 
 Features = NDArray[Any]
 # Inputs of vision graphs whose values the decoder's configuration does not name.

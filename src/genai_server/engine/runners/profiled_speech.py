@@ -28,7 +28,7 @@ _NAME = "pass"
 class ProfiledSpeechRunner(Runner):
     """`load` makes a runner whose passes ONNX Runtime profiles into files whose names begin with a path prefix.
 
-    These files get the name that the sequence's runtime option wants, or are removed if it wants none. They are first
+    These files get the name that the sequence's runtime option gives, or are removed if it gives none. They are first
     in a folder of their own within `parent`, by default the system's folder for temporary files.
     """
 

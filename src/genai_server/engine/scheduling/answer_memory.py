@@ -4,13 +4,12 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from genai_server.engine.scheduling.text_index import GAP, MAX_MATCH, TextIndex
+from genai_server.engine.scheduling.text_index import GAP, MAX_MATCH, TOKEN_BYTES, TextIndex
 
 # Minimum length of a match in tokens: shorter ones are by chance in a text this long.
 MIN_MATCH = 4
 # A segment has at most this share of the memory. So little is dropped at once.
 _MAX_SHARE = 8
-_TOKEN_BYTES = 12
 # Finds the text of a key, while it is kept.
 FindText = Callable[[], TextIndex | None]
 
@@ -24,7 +23,7 @@ class AnswerMemory:
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         # Rounded down, because segments have powers of two of tokens.
-        most = max(1, max_bytes // (_MAX_SHARE * _TOKEN_BYTES))
+        most = max(1, max_bytes // (_MAX_SHARE * TOKEN_BYTES))
         self._max_segment = 1 << (most.bit_length() - 1)
         # The least recently used first.
         self._texts: OrderedDict[str, TextIndex] = OrderedDict()

@@ -22,7 +22,7 @@ GAP = -1
 _MIN_SEGMENT = 256
 _MANY = 64
 # Bytes of a token with its link and its share of the hash table, and of a segment's and an index's own objects.
-_TOKEN_BYTES, _SEGMENT_BYTES, _INDEX_BYTES = 12, 1_024, 512
+TOKEN_BYTES, _SEGMENT_BYTES, _INDEX_BYTES = 12, 1_024, 512
 _FACTOR, _HASH_BITS = 0x9E3779B1, 32
 _MASK = (1 << _HASH_BITS) - 1
 
@@ -49,7 +49,7 @@ class Segment:
     @property
     def num_bytes(self) -> int:
         """Bytes of memory, whether tokens fill it or not."""
-        return self.capacity * _TOKEN_BYTES + _SEGMENT_BYTES
+        return self.capacity * TOKEN_BYTES + _SEGMENT_BYTES
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Add tokens, for which there is room."""
