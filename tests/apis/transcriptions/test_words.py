@@ -1,6 +1,8 @@
 """Words from the tokens of a transcript."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from genai_server.apis.transcriptions.words import Word, bounded, words_of
 
@@ -21,6 +23,17 @@ def test_punctuation_has_no_time_of_its_own() -> None:
     assert words([b" So", b",", b" yes", b"!", b"?"]) == [("So", 0, 1), ("yes", 2, 3)]
     assert words([b' "', b"No", b'"', b" -", b" never"]) == [("No", 1, 2), ("never", 4, 5)]
     assert words([b" don", b"'t", b" 3", b".", b"5"]) == [("don't", 0, 2), ("3.5", 2, 5)]
+
+
+def test_marks_and_spaces_around_a_word_may_alternate() -> None:
+    assert words([b' " (', b" ) Yes", b' . "']) == [("Yes", 1, 2)]
+    assert words([b".", b" ", b"a", b" ", b"!"], "zh") == [("a", 2, 3)]
+
+
+@given(st.lists(st.sampled_from([b" ", b".", b"-", b"a", b"\n", b"\xc3", b"\xa9", b"\xff", b" b", "。".encode()])))
+def test_no_word_has_spaces_at_its_ends(pieces: list[bytes]) -> None:
+    for language in ("en", "zh"):
+        assert all(text and text == text.strip() for text, _, _ in words(pieces, language))
 
 
 def test_characters_may_have_several_tokens() -> None:

@@ -1,5 +1,6 @@
 """The words of a transcript with their times, from those of its tokens (openai/whisper: timing.py, tokenizer.py)."""
 
+import re
 import string
 from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
@@ -7,7 +8,8 @@ from typing import NamedTuple
 # Codes of languages whose words are not separated by spaces. Each of their characters counts as a word.
 _UNSPACED = {"ja", "lo", "my", "th", "yue", "zh"}
 # What is not part of a word at its ends. These marks take no time of their own.
-_MARKS = string.punctuation + "“”‘’«»„¿¡…。，、！？：；（）「」『』"
+_MARKS = re.escape(string.punctuation + "“”‘’«»„¿¡…。，、！？：；（）「」『』")
+_AROUND = re.compile(rf"\A[\s{_MARKS}]+|[\s{_MARKS}]+\Z")
 
 # Seconds. The times of segments are the model's own tokens, and less exact than those of words.
 _SLACK = 0.5
@@ -30,7 +32,7 @@ class _Piece(NamedTuple):
 
     @property
     def is_mark(self) -> bool:
-        return not self.text.strip().strip(_MARKS)
+        return not _AROUND.sub("", self.text)
 
 
 def words_of(
@@ -64,7 +66,7 @@ def bounded(words: Sequence[Word], start: float, end: float) -> list[Word]:
 
 def _word(pieces: Sequence[_Piece], times: Sequence[float]) -> Word | None:
     """One word, without the time of marks at its ends; None for marks alone."""
-    text = "".join(piece.text for piece in pieces).strip().strip(_MARKS)
+    text = _AROUND.sub("", "".join(piece.text for piece in pieces))
     spoken = [piece for piece in pieces if not piece.is_mark]
     return Word(text, times[spoken[0].first], times[spoken[-1].last]) if text and spoken else None
 
