@@ -40,8 +40,7 @@ _UNSIGNED_WEIGHTS = "session.x64quantprecision"
 
 def config_entries(options: DeviceOptions) -> dict[str, str]:
     """The session's entries by name: a device's own, and the server's defaults for the others."""
-    overflow = products_overflow(global_pool=options.session.get(session.POOL) == "1")
-    return ({_UNSIGNED_WEIGHTS: "1"} if overflow else {}) | options.entries
+    return ({_UNSIGNED_WEIGHTS: "1"} if products_overflow() else {}) | options.entries
 
 
 def num_threads(options: DeviceOptions, threads: int) -> int:
