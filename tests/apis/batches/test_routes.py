@@ -309,7 +309,7 @@ def test_a_batch_waits_for_room_for_its_results(tmp_path: Path) -> None:
         "GENAI_DEVICE": "scripted",
         "GENAI_FILES_DIR": str(tmp_path / "files"),
         "GENAI_MAX_BATCH_SIZE": "1",
-        "GENAI_FILES_BYTES_PER_KEY": "150000",
+        "GENAI_FILES_BYTES_PER_KEY": "130000",
     }
     url = "/v1/completions"
     body = {"prompt": f"{'x' * 1500}\nsay y; delay 0.1", "echo": True, "max_tokens": 1}
@@ -319,7 +319,7 @@ def test_a_batch_waits_for_room_for_its_results(tmp_path: Path) -> None:
         # The input has more than 60 kB, and so have the results.
         id = begin(server.client, lines, url)
         contents = server.folder / "files" / "contents"
-        wait_until(lambda: sum(path.stat().st_size for path in contents.iterdir()) > 150_000)
+        wait_until(lambda: sum(path.stat().st_size for path in contents.iterdir()) > 130_000)
         wait_until(lambda: num_running(server.client) == 0)
         wait_until(lambda: get(server.client, id)["errors"] is not None)
         batch = get(server.client, id)

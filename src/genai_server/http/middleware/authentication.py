@@ -127,7 +127,7 @@ class Authentication:
 
 
 def given_key(headers: Mapping[str, str]) -> str:
-    """The key in a request's headers, in OpenAI's or Anthropic's form; empty if there is none."""
+    """The key in a request's headers, in OpenAI's or Anthropic's form; empty without one."""
     scheme, _, given = headers.get("authorization", "").partition(" ")
     return given.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
 
