@@ -13,8 +13,9 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from genai_server.config.environment import ATTACH_VARIABLE
+from genai_server.config.setting_form import environment_variable, option
 from genai_server.config.setting_groups import GROUPS
-from genai_server.config.settings import Settings, environment_variable, option
+from genai_server.config.settings import Settings
 from genai_server.errors import ConfigurationError
 from genai_server.messages.launch import EngineSettings
 from genai_server.options import config_file

@@ -20,7 +20,8 @@ from filelock import FileLock
 
 from genai_server.engine.model.adapter_file import ADAPTER_SUFFIX
 from genai_server.engine.model.experts import match_experts
-from genai_server.engine.model.files import external_files, read_config
+from genai_server.engine.model.external_files import external_files
+from genai_server.engine.model.files import read_config
 from genai_server.engine.model.int8_matrices import int8_bytes, write_int8_model
 from genai_server.engine.model.session_options import EXTERNAL_DATA, config_entries, num_threads, session_options
 from genai_server.options.device import DEFAULT_OPTIONS, DeviceOptions

@@ -11,7 +11,7 @@ from fastapi import Depends, Request
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from genai_server.config.settings import is_loopback
+from genai_server.config.server_settings import is_loopback
 from genai_server.errors import (
     AdminForbidden,
     GenaiServerError,
