@@ -33,6 +33,14 @@ _ALIAS = r"[A-Za-z0-9][A-Za-z0-9._/:-]{0,127}|\*"
 
 # Fields whose environment variables other servers read, too; those of all others begin with GENAI_.
 _UNPREFIXED = ("host", "port", "workers", "reload")
+# Former names of fields, which are read where the present name is not given.
+FORMER_NAMES = {
+    "max_media": "max_images",
+    "max_media_bytes": "max_image_bytes",
+    "max_media_tokens": "max_image_tokens",
+    "max_media_body_bytes": "max_image_body_bytes",
+    "media_timeout": "image_timeout",
+}
 
 Positive = Annotated[int, Field(gt=0)]
 NotNegative = Annotated[int, Field(ge=0)]
@@ -217,9 +225,9 @@ class Settings(BaseModel):
     max_body_bytes: Positive = 1024 * 1024
     """Maximum size of a request body, in bytes."""
 
-    max_image_body_bytes: int = Field(96 * 1024 * 1024, ge=0)
-    """Maximum size of a request body, in bytes, while a model that takes images is served, if that is more than
-    `GENAI_MAX_BODY_BYTES`. Images in base64 have a third more bytes than their files.
+    max_media_body_bytes: int = Field(96 * 1024 * 1024, ge=0)
+    """Maximum size of a request body, in bytes, while a model that takes images or sounds is served, if that is more
+    than `GENAI_MAX_BODY_BYTES`. Both have a third more bytes in base64 than their files.
     """
 
     max_bodies_bytes: Positive = 256 * 1024 * 1024
@@ -232,22 +240,22 @@ class Settings(BaseModel):
     `images.example,cdn.example:8443`. Empty allows none: images are sent as data URLs.
     """
 
-    max_images: Positive = 16
-    """Maximum number of images, or sounds, in a request."""
+    max_media: Positive = 16
+    """Maximum number of images or sounds in a request."""
 
-    max_image_bytes: Positive = 20 * 1024 * 1024
-    """Maximum size of an image file, in bytes."""
+    max_media_bytes: Positive = 20 * 1024 * 1024
+    """Maximum size of the file of an image or sound, in bytes."""
 
     max_image_pixels: Positive = Field(50_000_000, le=500_000_000)
     """Maximum number of pixels of an image, width times height. A process that reads images may take 1 GiB and 40 bytes
     for each.
     """
 
-    max_image_tokens: Positive = 16_384
-    """Maximum number of prompt tokens of all images, or sounds, of a request; the model decides how many each takes."""
+    max_media_tokens: Positive = 16_384
+    """Maximum number of prompt tokens of all images or sounds of a request; the model decides how many each takes."""
 
-    image_timeout: Positive = Field(10, le=600)
-    """Seconds for fetching one image, and for decoding and preparing it, or a sound; a longer time results in a 400."""
+    media_timeout: Positive = Field(10, le=600)
+    """Seconds for fetching an image, and for decoding and preparing an image or sound; a longer time is a 400."""
 
     encoder_cache_bytes: int = Field(256 * 1024 * 1024, ge=0)
     """Maximum bytes of prepared images (files of each API process) and of encoded images and sounds (memory of each
@@ -643,6 +651,10 @@ def device_list(value: str) -> list[str]:
             raise ValueError(f"unknown device {quoted(name)}{meant_devices(name)}")
     _require_distinct(names, "a device is named twice")
     return names
+
+
+# All names by which a field can be given.
+NAMES = (*Settings.model_fields, *FORMER_NAMES.values())
 
 
 def option(name: str) -> str:
