@@ -52,6 +52,12 @@ def test_other_run_options_are_refused(tried_anew: None, monkeypatch: pytest.Mon
         check_pass_profiles()
 
 
+def test_an_object_of_another_kind_is_refused(tried_anew: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(onnxruntime, "RunOptions", object)
+    with pytest.raises(RunnerFailed, match="are no object of pybind11"):
+        check_pass_profiles()
+
+
 def test_a_missing_library_is_named(tried_anew: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pass_profile, "_LIBRARIES", ("none.so",))
     with pytest.raises(RunnerFailed, match="capi has no library with the C API"):

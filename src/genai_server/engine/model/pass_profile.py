@@ -15,11 +15,13 @@ import onnxruntime
 
 from genai_server.errors import RunnerFailed
 
-_LIBRARIES = ("libonnxruntime.so*", "libonnxruntime*.dylib", "onnxruntime.dll")
+_LIBRARIES = ("libonnxruntime.so*", "libonnxruntime.*.dylib", "onnxruntime.dll")
 # The first version with the function, and places in the table of functions, which later versions only append to.
 _API_VERSION = 25
 _GET_VERBOSITY, _GET_SEVERITY, _ENABLE_PROFILING = 43, 44, 415
 _TRIED = 12_345, 3
+# What every class of pybind11 has.
+_OF_PYBIND11 = "_pybind11_conduit_v1_"
 
 _GetApi = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_uint32)
 _GetNumber = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.POINTER(ctypes.c_int))
@@ -47,6 +49,8 @@ def _functions() -> ctypes.Array[ctypes.c_size_t]:
     """The C API's table of functions. Raises RunnerFailed if the Python package's objects are not what it expects."""
     folder = Path(onnxruntime.__file__).parent / "capi"
     found = [path for name in _LIBRARIES for path in sorted(folder.glob(name))]
+    if not hasattr(onnxruntime.RunOptions, _OF_PYBIND11):
+        raise RunnerFailed(f"the run options of onnxruntime {onnxruntime.__version__} are no object of pybind11")
     if not found:
         raise RunnerFailed(f"{folder} has no library with the C API of ONNX Runtime")
     library = ctypes.CDLL(str(found[0]))
