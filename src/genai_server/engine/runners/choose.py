@@ -149,17 +149,11 @@ def _load_draft_model(spec: EngineSpec, runners: RunnerPair) -> "DraftModel | No
     return DraftModel(runner, main.model.vocab_size, name=path.absolute().name, kv_share=share)
 
 
-def _generator(spec: EngineSpec, model_dir: Path, pass_prefix: str = "") -> "OgGeneratorRunner":
+def _generator(spec: EngineSpec, model_dir: Path) -> "OgGeneratorRunner":
     from genai_server.engine.runners.og_generator import OgGeneratorRunner
 
-    return OgGeneratorRunner(
-        model_dir,
-        spec.device,
-        spec.settings.threads,
-        spec.options,
-        profile_prefix=_session_profile(spec),
-        pass_prefix=pass_prefix,
-    )
+    profile_prefix = _session_profile(spec)
+    return OgGeneratorRunner(model_dir, spec.device, spec.settings.threads, spec.options, profile_prefix=profile_prefix)
 
 
 def _one_by_one(
@@ -177,10 +171,10 @@ def _one_by_one(
 
 
 def _transcribing(spec: EngineSpec, model_dir: Path) -> RunnerPair:
-    """For a model for speech: either in a batch, with the library for profiles, or by the library alone."""
+    """For a model for speech: either in a batch or by the library."""
     from genai_server.engine.model.aligner import why_no_times
     from genai_server.engine.model.sound_encoder import unencoded
-    from genai_server.engine.runners.profiled_speech import ProfiledSpeechRunner
+    from genai_server.engine.runners.profiled_rows import ProfiledRows
 
     model = check_model_directory(model_dir)
     max_bytes, max_ahead = spec.settings.encoder_cache_bytes, spec.settings.max_batch_size + _ENCODED_AHEAD
@@ -196,12 +190,7 @@ def _transcribing(spec: EngineSpec, model_dir: Path) -> RunnerPair:
         open_aligner = None if refusal else lambda: _aligner(spec, model_dir)
         batched.model = structs.replace(batched.model, aligns=not refusal)
         worker = SoundWorker(lambda: _sound_encoder(spec, model_dir), max_bytes, max_ahead, open_aligner)
-        # The server's folder, which it removes even if this process is killed.
-        folder = Path(spec.heartbeat_file).parent if spec.heartbeat_file else None
-        profiled = ProfiledSpeechRunner(
-            batched.model, lambda prefix: _generator(spec, model_dir, pass_prefix=prefix), folder
-        )
-        runners = RunnerPair(profiled, batched, encoder=worker)
+        runners = RunnerPair(ProfiledRows(batched), batched, encoder=worker)
     return runners
 
 
