@@ -14,7 +14,7 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from genai_server.config.media_settings import MediaSettings
 from genai_server.config.server_settings import ServerSettings
-from genai_server.config.setting_form import FORMER_NAMES, NotNegative, Positive
+from genai_server.config.setting_form import NotNegative, Positive
 from genai_server.config.setting_lists import (
     adapter_entries,
     entries_of_models,
@@ -327,10 +327,6 @@ class Settings(ServerSettings, MediaSettings):
 
 for _field in Settings.model_fields.values():
     _field.description = " ".join((_field.description or "").split())
-
-
-# All names by which a field can be given.
-NAMES = (*Settings.model_fields, *FORMER_NAMES.values())
 
 
 def _named(info: ValidationInfo) -> list[str]:
