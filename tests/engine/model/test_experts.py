@@ -37,3 +37,11 @@ def test_experts_have_the_level_of_all_products(
     changed = graph(products, experts)
     match_experts(changed)
     assert list(changed.node) == list(graph(products, expected).node)
+
+
+@pytest.mark.parametrize(("others", "expected"), [([], 4), ([4], 4), ([0], None)])
+def test_experts_next_to_8_bit_weights_have_8_bit_activations(others: list[int | None], expected: int | None) -> None:
+    changed = graph(others, None)
+    changed.node.append(helper.make_node("MatMulIntegerToFloat", ["x"], ["y"]))
+    match_experts(changed)
+    assert [node for node in changed.node if node.op_type == "QMoE"] == list(graph([], expected).node)

@@ -36,7 +36,7 @@ _ERRORS = 3  # ONNX Runtime's level of severity
 _DISK_SHARE = 4
 _SAMPLES, _SAMPLE_BYTES = 64, 4096
 # Part of a folder's name; another one for each change of what is written into it.
-_FORMAT = 2
+_FORMAT = 3
 
 
 def prepacked_model(model_dir: Path, cache_dir: Path | None, options: DeviceOptions = DEFAULT_OPTIONS) -> Path:
