@@ -19,8 +19,8 @@ import onnxruntime
 from filelock import FileLock
 
 from genai_server.engine.model.adapter_file import ADAPTER_SUFFIX
-from genai_server.engine.model.experts import match_experts
 from genai_server.engine.model.external_files import external_files
+from genai_server.engine.model.fast_operators import use_fast_operators
 from genai_server.engine.model.files import read_config
 from genai_server.engine.model.int8_matrices import int8_bytes, write_int8_model
 from genai_server.engine.model.session_options import EXTERNAL_DATA, config_entries, num_threads, session_options
@@ -37,7 +37,7 @@ _ERRORS = 3  # ONNX Runtime's level of severity
 _DISK_SHARE = 4
 _SAMPLES, _SAMPLE_BYTES = 64, 4096
 # Part of a folder's name; another one for each change of what is written into it.
-_FORMAT = 2
+_FORMAT = 3
 
 
 def prepacked_model(model_dir: Path, cache_dir: Path | None, options: DeviceOptions = DEFAULT_OPTIONS) -> Path:
@@ -120,7 +120,7 @@ def _write(model_dir: Path, target: Path, given: DeviceOptions, int8_threads: in
             write_int8_model(model_dir / graph, source, int8_threads)
         options.add_session_config_entry(EXTERNAL_DATA, str(source.parent))
         model = onnx.load(str(source), load_external_data=False)
-        match_experts(model.graph)
+        use_fast_operators(model.graph)
         onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
         (fresh / _MANIFEST).write_text(json.dumps(_fingerprints(fresh)), encoding="utf-8")
         fresh.replace(target)
