@@ -20,6 +20,7 @@ from genai_server.engine.model.adapter_file import adapter_inputs, check_adapter
 from genai_server.engine.model.graph import DecoderGraph
 from genai_server.engine.model.output_head import BEST_LOGITS, BEST_TOKENS, NUM_BEST
 from genai_server.engine.model.ragged import slot_length
+from genai_server.engine.model.session import open_recurrences
 from genai_server.engine.model.session_options import node_shares
 from genai_server.engine.model.vision import TokenEmbedder
 from genai_server.engine.runners import trials
@@ -98,6 +99,7 @@ class BatchedRunner(Runner):
         self._stack = AdapterStack(graph.low_rank_paths) if graph.low_rank_paths else None
         self._own = DecoderSession(graph, session, self._stack, self._embedder)
         self._int8 = None if int8 is None else DecoderSession(graph, int8.session, self._stack, self._embedder)
+        self._recurrences = open_recurrences(graph, session)  # for drafts
         self.model = model
         self._slot_length = slot_length(limits.max_length)
         # Run options of the pass in progress, if it can be interrupted.
@@ -122,9 +124,8 @@ class BatchedRunner(Runner):
             "batched",
             limits.num_slots,
             mixes=True,
-            # A device would have to copy all logits of each token of a draft. States cannot be cut back to the tokens
-            # of a draft that are accepted.
-            drafts=not self._own.offers_best and not self._has_states,
+            # A device would have to copy all logits of each token of a draft.
+            drafts=not self._own.offers_best,
             # A Generator reads a single token with another kernel than an exact pass.
             exact=False,
             # Their weights lie in the memory of a CPU.
@@ -207,6 +208,7 @@ class BatchedRunner(Runner):
         return before_checkpoint(chunk, sequence.num_unread, num_common)
 
     def forward(self, reads: Sequence[Read]) -> list[Scores]:
+        self.states.accept_nothing()
         index = self.slots.of(reads[0].sequence.id).index
         interrupts = self._interrupts(reads)
         options = self._new_run_options() if interrupts else self._run_options
@@ -282,7 +284,16 @@ class BatchedRunner(Runner):
         num_logits = read.num_tokens if read.positions else 1 + len(read.draft)
         ranks = None if self._stack is None else self._stack.ranks(read.sequence.id)
         is_alone = ranks is not None and read.sequence.request.exact
-        row = Row(slot.index, num_cached, read.tokens, num_logits, slot.is_long, ranks=ranks, is_alone=is_alone)
+        row = Row(
+            slot.index,
+            num_cached,
+            read.tokens,
+            num_logits,
+            slot.is_long,
+            ranks=ranks,
+            is_alone=is_alone,
+            num_drafted=len(read.draft),
+        )
         if images is None:
             return row
         positions = images.positions(num_cached, read.num_tokens) if self._graph.position_axes else None
@@ -310,6 +321,7 @@ class BatchedRunner(Runner):
         return [Scores(logits[places]) for places in layout.logits]
 
     def accept(self, sequence: int, tokens: Sequence[int]) -> None:
+        self.states.accept(self.slots.of(sequence).index, len(tokens))
         self.slots.append(sequence, list(tokens), prefilled=False)
 
     def forget(self) -> int:
@@ -349,7 +361,7 @@ class BatchedRunner(Runner):
             vars(self).pop(name, None)  # freed before the next are allocated
         try:
             self.buffers = self._make_buffers(self._graph, num_rows, max_length)
-            self.states = RowStates(self._graph, num_rows)
+            self.states = RowStates(self._graph, num_rows, self._recurrences)
         except (RuntimeError, OSError, MemoryError) as error:
             raise RunnerFailed(f"no memory for keys and values: {error}") from error
         # Written by each pass that does not have more logits.
@@ -407,6 +419,9 @@ class BatchedRunner(Runner):
             if _INTERRUPTED_MESSAGE in str(error):
                 raise Interrupted from None
             raise RunnerFailed(f"onnxruntime: {error}") from error
+        else:
+            if layout.num_drafted:
+                self.states.passed(layout, on.unverified(binding))
         finally:
             on.keep_unread(binding, wanted)
 

@@ -141,7 +141,7 @@ def _load_draft_model(spec: EngineSpec, runners: RunnerPair) -> "DraftModel | No
     cache_dir = Path(spec.settings.cache_dir) if spec.settings.cache_dir else None
     try:
         runner = load_batched(own, prepacked_model(path, cache_dir, own.options), model)
-        if not runner.abilities.drafts:
+        if runner.slots.keeps_states:
             raise DoesNotFit("its layers have states of fixed size, from which rejected tokens cannot be removed")
     except DoesNotFit as reason:
         raise ConfigurationError(f"GENAI_DRAFT_MODEL={path}: it cannot draft: {reason}") from None
