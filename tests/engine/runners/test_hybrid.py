@@ -11,61 +11,20 @@ import msgspec
 import numpy as np
 import pytest
 
-from genai_server.config.settings import Settings
-from genai_server.config.sources import engine_settings
 from genai_server.engine.model.graph import read_decoder_graph
 from genai_server.engine.runners.bare_sequences import open_bare
 from genai_server.engine.runners.base import Interrupted
 from genai_server.engine.runners.batched import BatchedRunner
-from genai_server.engine.runners.choose import load_batched, load_runners
-from genai_server.engine.runners.og_generator import OgGeneratorRunner
+from genai_server.engine.runners.choose import load_runners
 from genai_server.engine.runners.runner_pair import RunnerPair
-from genai_server.engine.runners.scores import Logits, Scores
 from genai_server.engine.sampling.grammar import Guidance
 from genai_server.engine.scheduling.scheduler import Scheduler
 from genai_server.engine.scheduling.scheduler_output import Read
 from genai_server.errors import RunnerFailed
 from genai_server.messages.launch import EngineSpec
-from scripts._models.driven import Driven, Tokens
-from tests.running_server import ROOT
+from scripts._models.driven import Driven
+from tests.engine.runners.hybrids import LENGTH, SLOTS, STEPS, VOCAB, Hybrid, best, finish, text
 from tests.stepped_loop import SteppedLoop
-
-BUILT = ROOT / "tests" / "built_models"
-LENGTH, SLOTS, STEPS, VOCAB = 256, 5, 12, 300
-
-
-class Hybrid:
-    """A model in the batch, and its Generator."""
-
-    def __init__(self, name: str, **settings: object) -> None:
-        self.path = BUILT / name
-        self.generator = Driven(OgGeneratorRunner(self.path, "cpu", threads=1))
-        self.settings = msgspec.structs.replace(
-            engine_settings(Settings.model_validate({})),
-            max_length=LENGTH,
-            max_batch_size=SLOTS,
-            cache_dir="",
-            threads=1,
-            **settings,
-        )
-        self._answers: dict[tuple[int, ...], list[int]] = {}
-
-    def load(self) -> Driven:
-        model = self.generator.runner.model
-        return Driven(load_batched(EngineSpec("cpu", str(self.path), self.settings), self.path, model))
-
-    def answer(self, prompt: list[int]) -> list[int]:
-        """The greedy answer of a Generator."""
-        key = tuple(prompt)
-        if key not in self._answers:
-            self.generator.open(0, prompt, LENGTH)
-            logits, tokens = self.generator.prefill(0, prompt), list[int]()
-            while len(tokens) < STEPS:
-                tokens.append(int(logits.argmax()))
-                logits = self.generator.decode([0], tokens[-1:])[0]
-            self.generator.close(0)
-            self._answers[key] = tokens
-        return self._answers[key]
 
 
 @pytest.fixture(scope="module", params=["lfm2", "qwen-3.5"])
@@ -76,24 +35,6 @@ def hybrid(request: pytest.FixtureRequest) -> Hybrid:
 @pytest.fixture
 def runner(hybrid: Hybrid) -> Driven:
     return hybrid.load()
-
-
-def text(length: int, seed: int = 0) -> list[int]:
-    found: list[int] = np.random.default_rng((seed, length)).integers(3, VOCAB, length).tolist()
-    return found
-
-
-def best(logits: Logits) -> int:
-    return int(logits.argmax())
-
-
-def finish(runner: Driven, sequence: int, token: int, num_tokens: int = STEPS) -> list[int]:
-    """The greedy answer that begins with a token; the sequence ends."""
-    tokens = [token]
-    while len(tokens) < num_tokens:
-        tokens.append(best(runner.decode([sequence], tokens[-1:])[0]))
-    runner.close(sequence)
-    return tokens
 
 
 def test_rows_of_any_lengths_decode_together(hybrid: Hybrid, runner: Driven) -> None:
@@ -226,120 +167,6 @@ def test_packed_weights_and_settings_choose_the_batch(hybrid: Hybrid, tmp_path: 
     runner = Driven(runners.main)
     runner.open(0, prompt, LENGTH)
     assert finish(runner, 0, best(runner.prefill(0, prompt))) == hybrid.answer(prompt)
-
-
-# Drafts.
-
-
-class Drafted:
-    """Greedy answers whose next tokens are drafted: the right ones, up to a wrong one."""
-
-    def __init__(self, hybrid: Hybrid, runner: Driven, prompts: list[list[int]]) -> None:
-        self._runner = runner
-        self._right = [hybrid.answer(prompt) for prompt in prompts]
-        self.answers: list[list[int]] = []
-        for number, prompt in enumerate(prompts):
-            runner.open(number, prompt, LENGTH, reuse=False)
-            self.answers.append([best(runner.prefill(number, prompt))])
-
-    def read(self, drafts: dict[int, tuple[int, int]], *others: Tokens) -> list[Scores]:
-        """Advance some answers in a pass. Their drafts have some right tokens, and some wrong ones behind them. The
-        scores are those of the others that are read.
-        """
-        reads = []
-        for number, (num_right, num_wrong) in drafts.items():
-            place = len(self.answers[number])
-            right = self._right[number][place : place + num_right]
-            following = self._right[number][place + len(right) :][:num_wrong]
-            wrong = [3 + (token - 2) % (VOCAB - 3) for token in [*following, *[5] * num_wrong][:num_wrong]]
-            reads.append((number, self.answers[number][-1:], True, [*right, *wrong]))
-        scores = self._runner.read(*reads, *others)
-        for (number, _, _, draft), found in zip(reads, scores, strict=False):
-            chosen = [best(logits) for logits in found.logits]
-            num_accepted = next((place for place, token in enumerate(draft) if chosen[place] != token), len(draft))
-            self._runner.accept(number, draft[:num_accepted])
-            self.answers[number] += chosen[: num_accepted + 1]
-        return scores[len(reads) :]
-
-    @property
-    def is_right(self) -> bool:
-        """Whether all tokens up to now are those of the Generator."""
-        return all(
-            right[: len(answer)] == answer[: len(right)]
-            for right, answer in zip(self._right, self.answers, strict=True)
-        )
-
-
-def test_answers_with_drafts_are_those_without(hybrid: Hybrid, runner: Driven) -> None:
-    assert runner.abilities.drafts
-    drafted = Drafted(hybrid, runner, [text(length, 60) for length in (1, 30, 9, 17)])
-    drafted.read({0: (2, 1), 1: (0, 3), 2: (3, 0), 3: (0, 0)})
-    assert [len(answer) for answer in drafted.answers] == [4, 2, 5, 2]
-    drafted.read({1: (1, 4), 3: (2, 2)})
-    drafted.read(dict.fromkeys(range(4), (0, 0)))
-    drafted.read({0: (0, 1), 2: (1, 1), 3: (4, 0)})
-    drafted.read(dict.fromkeys(range(4), (1, 1)))
-    assert [len(answer) for answer in drafted.answers] == [8, 7, 10, 13]
-    assert drafted.is_right
-
-
-def test_drafts_are_verified_next_to_a_chunk(hybrid: Hybrid, runner: Driven) -> None:
-    late = text(60, 61)
-    drafted = Drafted(hybrid, runner, [text(9, 62), text(20, 63)])
-    runner.open(4, late, LENGTH, reuse=False)
-    drafted.read({0: (1, 2), 1: (0, 0)}, (4, late[:30], False))
-    assert [len(answer) for answer in drafted.answers] == [3, 2]
-    [last] = drafted.read({0: (0, 0), 1: (3, 0)}, (4, late[30:], False))
-    first = best(last.logits)
-    drafted.read({0: (2, 1), 1: (1, 1)})
-    assert drafted.is_right
-    assert finish(runner, 4, first) == hybrid.answer(late)
-
-
-def test_long_drafts_may_be_rejected_in_each_pass(hybrid: Hybrid, runner: Driven) -> None:
-    prompt = text(40, 64)
-    drafted = Drafted(hybrid, runner, [prompt])
-    while len(drafted.answers[0]) < STEPS:
-        drafted.read({0: (0, 15)})
-    assert drafted.answers[0] == hybrid.answer(prompt)
-
-
-def test_a_draft_that_nobody_verifies_is_not_in_the_states(hybrid: Hybrid, runner: Driven) -> None:
-    prompt = text(20, 65)
-    runner.open(0, prompt, LENGTH)
-    first = best(runner.prefill(0, prompt))
-    second = best(runner.read((0, [first], True, [5, 6]))[0].logits[0])
-    runner.close(0)
-    following = [*prompt, first, second, 7, 8]
-    assert runner.open(1, following, LENGTH) == len(prompt) + 1
-    found = finish(runner, 1, best(runner.prefill(1, following[-3:])))
-    assert found == hybrid.answer(following)
-
-
-def test_exact_rows_are_bitwise_equal_next_to_drafts(hybrid: Hybrid, runner: Driven) -> None:
-    prompt, found = text(40, 66), []
-    for drafts in ((0, 0), (1, 2), (0, 4)):
-        drafted = Drafted(hybrid, runner, [text(12, 67)])
-        runner.open(1, prompt, LENGTH, reuse=False, exact=True)
-        rows = [runner.prefill(1, prompt).copy()]
-        for token in (5, 6, 7):
-            [scores] = drafted.read({0: drafts}, (1, [token], True))
-            rows.append(scores.logits[-1].copy())
-        found.append(np.stack(rows))
-        runner.close(0)
-        runner.close(1)
-    assert all(np.array_equal(rows, found[0]) for rows in found)
-
-
-def test_a_prefix_is_reused_behind_accepted_tokens(hybrid: Hybrid, runner: Driven) -> None:
-    prompt = text(20, 68)
-    drafted = Drafted(hybrid, runner, [prompt])
-    drafted.read({0: (3, 2)})
-    runner.close(0)
-    following = [*prompt, *drafted.answers[0], *text(5, 69)]
-    assert runner.open(1, following, LENGTH) == len(prompt) + 4
-    found = finish(runner, 1, best(runner.prefill(1, following[len(prompt) + 4 :])))
-    assert found == hybrid.answer(following)
 
 
 def test_the_batch_takes_no_keys_from_a_generator(runner: Driven) -> None:
