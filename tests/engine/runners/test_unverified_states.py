@@ -198,5 +198,5 @@ def test_sampled_answers_with_drafts_have_their_probabilities(hybrid: Hybrid, de
             counts[tuple(device.tokens(key))] += 1
             num_drafted += device.end(key).num_drafted
         device.sent.clear()
-    assert num_drafted > number / 10
+    assert num_drafted > number / 20
     assert deviation(counts, expected) < 4
