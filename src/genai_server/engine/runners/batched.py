@@ -5,7 +5,7 @@ and writes new keys and values into it. So one pass reads any number of tokens o
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -43,6 +43,7 @@ from genai_server.messages.generation_request import ModelInfo
 
 log = logging.getLogger(__name__)
 _INTERRUPTED_MESSAGE = "terminate flag"
+TakeHidden = Callable[[Scheduled, int, NDArray[Any]], None]
 
 
 @dataclass(frozen=True)
@@ -100,6 +101,9 @@ class BatchedRunner(Runner):
         self._own = DecoderSession(graph, session, self._stack, self._embedder)
         self._int8 = None if int8 is None else DecoderSession(graph, int8.session, self._stack, self._embedder)
         self._recurrences = open_recurrences(graph, session)  # for drafts
+        # Takes the states of a read's tokens for a head for multi-token prediction, after a pass and before its drafts
+        # are verified: a sequence, its length before these tokens, and the states [tokens, hidden_size]. None without.
+        self.take_hidden: TakeHidden | None = None
         self.model = model
         self._slot_length = slot_length(limits.max_length)
         # Run options of the pass in progress, if it can be interrupted.
@@ -196,6 +200,11 @@ class BatchedRunner(Runner):
         return self.slots.match_again(sequence.id, sequence.prompt, prefilled_only=sequence.request.exact)
 
     @property
+    def gives_hidden(self) -> bool:
+        """Whether `take_hidden` can be used."""
+        return bool(self._graph.hidden_output)
+
+    @property
     def has_int8(self) -> bool:
         """Whether there are weights of 8 bits, used or not."""
         return self._int8 is not None
@@ -260,6 +269,7 @@ class BatchedRunner(Runner):
         # Slots whose keys and values are bitwise the same as in any other pass. Sums along other ranks are rounded
         # differently.
         repeatable: set[int] = set()
+        by_slot = {row.slot: read.sequence for read, row in zip(reads, rows, strict=True)}
         passes = split_passes(rows, self._graph, self._slot_length)
         for number, members in enumerate(passes):
             layout = lay_out(members, self._graph, exact_group=self._row_group if is_exact else None)
@@ -268,6 +278,9 @@ class BatchedRunner(Runner):
             if on is self._own and (len(members) == 1 or layout.num_tokens % self._row_group == 0):
                 repeatable.update(row.slot for row in members if row.ranks is None)
             scores = self._scores(layout, on, reads, options)
+            if self.take_hidden is not None:
+                for row, places in zip(members, layout.tokens, strict=True):
+                    self.take_hidden(by_slot[row.slot], row.num_cached, self._hidden[0, places])
             # The next pass overwrites the logits.
             found |= zip(slots, scores if number + 1 == len(passes) else map(Scores.copy, scores), strict=True)
         for read, row in zip(reads, rows, strict=True):
@@ -412,6 +425,10 @@ class BatchedRunner(Runner):
 
     def _run(self, on: DecoderSession, layout: Layout, wanted: Mapping[str, NDArray[Any]], options: Any) -> None:
         """Run a pass, which writes the wanted outputs."""
+        if self.take_hidden is not None:
+            shape = (1, layout.num_tokens, self._graph.hidden_size)
+            self._hidden = np.empty(shape, self._graph.logits_type)
+            wanted = {**wanted, self._graph.hidden_output: self._hidden}
         binding = on.bind(layout, wanted)
         try:
             on.session.run_with_iobinding(binding, options)

@@ -37,6 +37,8 @@ class DecoderSession:
         self._graph = graph
         self._inputs = {value.name for value in session.get_inputs()}
         self._outputs = {graph.logits, *((BEST_LOGITS, BEST_TOKENS) if self.offers_best else ())}
+        if graph.hidden_output:
+            self._outputs.add(graph.hidden_output)
         self.release()
 
     def release(self) -> None:
@@ -58,10 +60,12 @@ class DecoderSession:
         tokens = layout.ids if self._embedder is None else self._embedder.embed(layout.ids, layout.features)
         positions = self._positions(layout)
         # A binding does not own what is bound to it.
-        self._bound = tokens, positions
+        self._bound = tokens, positions, layout.hidden
         binding.bind_cpu_input(self._graph.input_ids, tokens)
         if self._graph.position_ids is not None:
             binding.bind_cpu_input(self._graph.position_ids, positions)
+        if layout.hidden is not None:
+            binding.bind_cpu_input(self._graph.hidden_input, layout.hidden)
         for name, values in layout.inputs.items():
             if name in self._inputs:  # a graph may have one kind of states only
                 binding.bind_cpu_input(name, values)

@@ -3,7 +3,7 @@
 The inputs are those of engine/model/ragged.py and engine/model/ragged_states.py.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,6 +62,8 @@ class Row:
     is_alone: bool = False
     # How many of the tokens, at the end, are of a draft.
     num_drafted: int = 0
+    # What a head for multi-token prediction reads besides the tokens, [tokens, hidden_size].
+    hidden: NDArray[Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,10 @@ class Layout:
     narrow_slots: frozenset[int]
     # The longest draft, of a graph with states.
     num_drafted: int
+    # Where each row's flat tokens are.
+    tokens: list[slice]
+    # What a head for multi-token prediction reads besides the tokens, [1, T, hidden_size]; None for other graphs.
+    hidden: NDArray[Any] | None
 
     @property
     def num_tokens(self) -> int:
@@ -201,6 +207,7 @@ def lay_out(rows: Sequence[Row], graph: DecoderGraph, *, exact_group: int | None
     adapted: list[tuple[slice, Ranks | None]] = []
     ends = [0]
     logits: dict[int, slice] = {}
+    tokens: dict[int, slice] = {}
     for group in (NARROW, WIDE):
         members = [(number, row) for number, row in enumerate(rows) if is_wide[number] == (group is WIDE)]
         first = min((row.slot for _, row in members), default=0)
@@ -224,7 +231,8 @@ def lay_out(rows: Sequence[Row], graph: DecoderGraph, *, exact_group: int | None
             rope_places += range(rope, rope + num_tokens)
             logits[number] = slice(len(wanted), len(wanted) + row.num_logits)
             wanted += range(len(ids) - row.num_logits, len(ids))
-            adapted.append((slice(start, len(ids)), row.ranks))
+            tokens[number] = slice(start, len(ids))
+            adapted.append((tokens[number], row.ranks))
             slots.append(row.slot)
             ends.append(len(ids))
         if group is WIDE:
@@ -268,7 +276,17 @@ def lay_out(rows: Sequence[Row], graph: DecoderGraph, *, exact_group: int | None
         rows=rows,
         narrow_slots=frozenset(row.slot for row, wide in zip(rows, is_wide, strict=True) if not wide),
         num_drafted=num_drafted,
+        tokens=[tokens[number] for number in range(len(rows))],
+        hidden=_hidden(rows, tokens, len(ids), graph) if graph.hidden_input else None,
     )
+
+
+def _hidden(rows: Sequence[Row], tokens: Mapping[int, slice], num_tokens: int, graph: DecoderGraph) -> NDArray[Any]:
+    found = np.zeros((1, num_tokens, graph.hidden_size), graph.logits_type)
+    for number, row in enumerate(rows):
+        if row.hidden is not None:
+            found[0, tokens[number]] = row.hidden
+    return found
 
 
 def _kept_ranks(adapted: list[tuple[slice, Ranks | None]], num_tokens: int) -> tuple[Ranks | None, NDArray[np.bool_]]:
