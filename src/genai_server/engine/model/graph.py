@@ -181,6 +181,8 @@ def read_decoder_graph(model_dir: Path, part: str = "decoder") -> DecoderGraph:
 
 def has_head(model_dir: Path) -> bool:
     """Whether a model directory has a head for multi-token prediction."""
+    if not (model_dir / CONFIG).is_file():
+        return False
     head = read_config(model_dir)["model"].get(MTP) or {}
     return bool(head.get("enabled", True) and (model_dir / str(head.get("filename", ""))).is_file())
 

@@ -84,9 +84,9 @@ def head_share(spec: EngineSpec) -> float:
     """The share of an engine's memory for keys and values that its model's head for multi-token prediction gets, so
     that both hold as many tokens; 0 if it is not used.
     """
-    model_dir = Path(spec.model_dir)
-    is_off = spec.draft_model or spec.settings.speculation == "off" or not on_cpu(spec)
-    if is_off or task_of(model_dir) is not Task.GENERATE or not has_head(model_dir):
+    settings, model_dir = spec.settings, Path(spec.model_dir)
+    is_off = spec.draft_model or settings.speculation == "off" or settings.scheduler == "generator" or not on_cpu(spec)
+    if is_off or not has_head(model_dir) or task_of(model_dir) is not Task.GENERATE:
         return 0.0
     try:
         own, head = (read_decoder_graph(model_dir, part).bytes_per_token for part in ("decoder", MTP))
