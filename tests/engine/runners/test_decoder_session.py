@@ -98,7 +98,7 @@ def test_prompts_of_any_length_share_a_pass(demo_sessions: Sessions) -> None:
     for is_shared in (False, True):
         runner = demo_sessions.runner()
         chunks = [chunk(sequence, text(length)) for sequence, length in enumerate(lengths)]
-        for sequence, tokens, _ in chunks:
+        for sequence, tokens, *_ in chunks:
             runner.open(sequence, tokens, MAX_LENGTH, reuse=False)
         steps = [chunks] if is_shared else [[each] for each in chunks]
         given = [logits for step in steps for logits in logits_of(runner, step)]

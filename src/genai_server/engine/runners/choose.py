@@ -16,7 +16,7 @@ from genai_server.engine.image_worker import ImageWorker
 from genai_server.engine.model.cross_attention import read_cross_decoder
 from genai_server.engine.model.draft_model_files import check_draft_model
 from genai_server.engine.model.files import check_model_directory, session_profile, what_is_left_out
-from genai_server.engine.model.graph import DoesNotFit, read_decoder_graph
+from genai_server.engine.model.graph import MTP, DoesNotFit, read_decoder_graph
 from genai_server.engine.profiling.folder import ProfileFolder
 from genai_server.engine.runners.base import Runner
 from genai_server.engine.runners.lengths import (
@@ -24,9 +24,11 @@ from genai_server.engine.runners.lengths import (
     draft_share,
     for_draft_model,
     generator_limits,
+    head_share,
     longest_text,
     on_cpu,
     takes_half,
+    with_kv_share,
     with_limit,
 )
 from genai_server.engine.runners.runner_pair import RunnerPair
@@ -68,11 +70,14 @@ _NO_PROFILE_OF_PARTS = (
 
 def load_runners(spec: EngineSpec) -> RunnerPair:
     """The runners for a device. Raises what the library raises when it cannot load the model."""
-    if spec.draft_model:
+    share = head_share(spec)
+    if spec.draft_model or share:
         spec = structs.replace(spec, options=without_spinning_between_passes(spec.options))
-    runners = _load_model(spec)
+    runners = _load_model(with_kv_share(spec, 1 - share) if share else spec)
     if spec.draft_model:
         runners.draft_model = _load_draft_model(spec, runners)
+    elif share:
+        runners.draft_model = _load_head(spec, share, runners)
     return runners
 
 
@@ -141,12 +146,33 @@ def _load_draft_model(spec: EngineSpec, runners: RunnerPair) -> "DraftModel | No
     cache_dir = Path(spec.settings.cache_dir) if spec.settings.cache_dir else None
     try:
         runner = load_batched(own, prepacked_model(path, cache_dir, own.options), model)
-        if not runner.abilities.drafts:
+        if runner.slots.keeps_states:
             raise DoesNotFit("its layers have states of fixed size, from which rejected tokens cannot be removed")
     except DoesNotFit as reason:
         raise ConfigurationError(f"GENAI_DRAFT_MODEL={path}: it cannot draft: {reason}") from None
     log.info("the model in %s drafts the next tokens", path)
     return DraftModel(runner, main.model.vocab_size, name=path.absolute().name, kv_share=share)
+
+
+def _load_head(spec: EngineSpec, share: float, runners: RunnerPair) -> "DraftModel | None":
+    """The model's head for multi-token prediction; None, with a warning, if it cannot be used."""
+    from genai_server.engine.model.session import open_session
+    from genai_server.engine.runners.batched import BatchedRunner
+    from genai_server.engine.runners.mtp_head import HeadRunner, MtpHead
+
+    main, model_dir = runners.main, Path(spec.model_dir)
+    if not isinstance(main, BatchedRunner) or not main.abilities.drafts or not main.gives_hidden:
+        return None
+    try:
+        graph = read_decoder_graph(model_dir, MTP)
+        limits, model = batch_limits(with_kv_share(spec, share), graph, main.model)
+        session = open_session(graph, spec.settings.threads, optimized=False, options=spec.options)
+        runner = HeadRunner(graph, session, model, limits, run_entries=spec.options.run)
+    except Exception as error:  # ONNX Runtime's errors have no base of their own; answers need no drafts
+        log.warning("the model's head for multi-token prediction is not used: %s", in_one_line(error))
+        return None
+    log.info("the model's head for multi-token prediction drafts the next tokens")
+    return MtpHead(runner, main, name=graph.path.name, kv_share=share)
 
 
 def _generator(spec: EngineSpec, model_dir: Path) -> "OgGeneratorRunner":
