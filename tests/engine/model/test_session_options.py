@@ -4,15 +4,17 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import onnxruntime
 import psutil
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 from genai_server.engine.host.cores import usable_cores
 from genai_server.engine.model import session_options as module
 from genai_server.engine.model.session_options import (
+    config_entries,
     configure_providers,
     genai_overlay,
     library_of,
@@ -24,7 +26,7 @@ from genai_server.engine.model.session_options import (
 )
 from genai_server.errors import ConfigurationError
 from genai_server.options.check import check_device
-from genai_server.options.device import DeviceOptions, ProviderOptions
+from genai_server.options.device import DEFAULT_OPTIONS, DeviceOptions, ProviderOptions
 from genai_server.options.session import ENTRIES, RUN
 from tests.running_server import DEMO
 
@@ -162,6 +164,17 @@ def write_product(path: Path) -> Path:
     return path
 
 
+def write_int8_product(path: Path, depth: int, columns: int) -> Path:
+    """A graph that multiplies unsigned activations [rows, depth] by the weights 127 [depth, columns]."""
+    weights = numpy_helper.from_array(np.full((depth, columns), 127, np.int8), "weights")
+    given = helper.make_tensor_value_info("activations", TensorProto.UINT8, ["rows", depth])
+    sums = helper.make_tensor_value_info("sums", TensorProto.INT32, ["rows", columns])
+    node = helper.make_node("MatMulInteger", ["activations", "weights"], ["sums"])
+    graph = helper.make_graph([node], "product", [given], [sums], [weights])
+    onnx.save(helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", 17)]), str(path))
+    return path
+
+
 @pytest.mark.parametrize(
     ("level", "nodes"), [("disabled", 3), (0, 3), ("basic", 2), (1, 2), ("extended", 1), (2, 1), ("all", 1), (99, 1)]
 )
@@ -186,15 +199,23 @@ def test_a_level_of_optimization_leaves_its_graph(level: Any, nodes: int, tmp_pa
 )
 def test_option_is_added_to_the_overlay_of_onnxruntime_genai(given: dict[str, Any], expected: dict[str, Any]) -> None:
     found = genai_overlay(checked(**given), 0)["session_options"]
-    assert found == {"intra_op_num_threads": usable_cores(), "session.x64quantprecision": "1"} | expected
+    assert found == {"intra_op_num_threads": usable_cores()} | config_entries(checked()) | expected
 
 
-def test_int8_products_do_not_overflow_unless_options_allow_it() -> None:
-    options = checked(**{"session.x64quantprecision": 0})
-    for given, expected in ((checked(), "1"), (options, "0")):
-        entry = "session.x64quantprecision"
-        assert session_options(given, 0).get_session_config_entry(entry) == expected
-        assert genai_overlay(given, 0)["session_options"][entry] == expected
+def test_int8_products_of_a_session_do_not_overflow(tmp_path: Path) -> None:
+    rows, depth, columns = 40, 512, 32
+    found = session_options(checked(), 1)
+    product = open_with(write_int8_product(tmp_path / "product.onnx", depth, columns), found, DEFAULT_OPTIONS)
+    (sums,) = product.run(None, {"activations": np.full((rows, depth), 255, np.uint8)})
+    assert (sums == 255 * 127 * depth).all()
+
+
+@pytest.mark.parametrize("value", [0, 1])
+def test_unsigned_weights_are_what_the_options_say(value: int) -> None:
+    entry = "session.x64quantprecision"
+    options = checked(**{entry: value})
+    assert session_options(options, 0).get_session_config_entry(entry) == str(value)
+    assert genai_overlay(options, 0)["session_options"][entry] == str(value)
 
 
 def test_arena_shrinkage_is_an_option_of_every_pass() -> None:

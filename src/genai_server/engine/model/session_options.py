@@ -8,11 +8,15 @@ registered with each.
 import importlib
 import logging
 from collections import Counter
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
+import onnx
 import onnxruntime
+from onnx import helper, numpy_helper
 
 from genai_server.engine.host.cores import usable_cores
 from genai_server.errors import ConfigurationError
@@ -31,15 +35,37 @@ _LEVELS = {
 # Locates the weights of a graph that was not read from a file.
 EXTERNAL_DATA = "session.model_external_initializers_file_folder_path"
 _RECORD_ASSIGNMENT = "session.record_ep_graph_assignment_info"
-# On x86 processors without VNNI, sums of products of unsigned activations and signed 8-bit weights overflow. With this
-# entry ONNX Runtime makes such weights unsigned there, from optimization level "extended" on. It has no effect on other
-# processors.
-_DEFAULT_ENTRIES = {"session.x64quantprecision": "1"}
+# With this entry ONNX Runtime makes signed 8-bit weights unsigned, from optimization level "extended" on.
+_UNSIGNED_WEIGHTS = "session.x64quantprecision"
 
 
 def config_entries(options: DeviceOptions) -> dict[str, str]:
     """The session's entries by name: a device's own, and the server's defaults for the others."""
-    return _DEFAULT_ENTRIES | options.entries
+    return ({_UNSIGNED_WEIGHTS: "1"} if _products_overflow() else {}) | options.entries
+
+
+@cache
+def _products_overflow() -> bool:
+    """Whether sums of products of unsigned activations and signed 8-bit weights are wrong on this processor.
+
+    They saturate on x86 processors without VNNI. ONNX Runtime takes those with AMX for such processors, too, and its
+    product with unsigned weights is several times slower there. So one product is tried.
+    """
+    rows, depth, columns = 16, 256, 64
+    activations, weights = np.full((rows, depth), 255, np.uint8), np.full((depth, columns), 127, np.int8)
+    graph = helper.make_graph(
+        [helper.make_node("MatMulInteger", ["activations", "weights"], ["sums"])],
+        "product",
+        [helper.make_tensor_value_info("activations", onnx.TensorProto.UINT8, [rows, depth])],
+        [helper.make_tensor_value_info("sums", onnx.TensorProto.INT32, [rows, columns])],
+        [numpy_helper.from_array(weights, "weights")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    tried = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=[PROVIDERS[CPU].onnxruntime])
+    (sums,) = tried.run(None, {"activations": activations})
+    return bool((sums != 255 * 127 * depth).any())
 
 
 def num_threads(options: DeviceOptions, threads: int) -> int:
