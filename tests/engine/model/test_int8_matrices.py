@@ -131,24 +131,24 @@ def _float_model(path: Path, weights: NDArray[Any], product: str) -> None:
 @pytest.mark.parametrize("product", ["MatMul", "Gemm", "Gemm by output"])
 def test_a_product_in_32_bits_is_the_same_but_for_rounding(tmp_path: Path, product: str) -> None:
     chance = np.random.default_rng(1)
-    weights = chance.normal(0, 0.1, (250, 300)).astype(np.float32)
+    weights = chance.normal(0, 0.1, (510, 520)).astype(np.float32)
     _float_model(tmp_path / "float.onnx", weights, product)
     assert write_int8_model(tmp_path / "float.onnx", tmp_path / "eight.onnx", floats=True) == 1
     assert int8_bytes(tmp_path / "float.onnx", floats=True) == weights.size
-    x = chance.normal(0, 3, (7, 250)).astype(np.float32)
+    x = chance.normal(0, 3, (7, 510)).astype(np.float32)
     exact, eight = (_run(tmp_path / f"{name}.onnx", x) for name in ("float", "eight"))
     assert 0 < np.sqrt(np.square(exact - eight).mean()) < 0.02 * exact.std()
 
 
 def test_matrices_in_32_bits_stay_unless_they_are_asked_for(tmp_path: Path) -> None:
-    _float_model(tmp_path / "float.onnx", np.ones((250, 300), np.float32), "MatMul")
+    _float_model(tmp_path / "float.onnx", np.ones((510, 520), np.float32), "MatMul")
     assert int8_bytes(tmp_path / "float.onnx") == 0
     assert write_int8_model(tmp_path / "float.onnx", tmp_path / "same.onnx") == 0
 
 
 @pytest.mark.parametrize("outlier", [False, True])
 def test_a_float_matrix_with_outliers_or_few_values_stays(tmp_path: Path, outlier: bool) -> None:
-    weights = np.random.default_rng(0).normal(0, 1, (300, 300 if outlier else 200)).astype(np.float32)
+    weights = np.random.default_rng(0).normal(0, 1, (520, 520 if outlier else 500)).astype(np.float32)
     weights[0] = 100 if outlier else 1
     _float_model(tmp_path / "float.onnx", weights, "MatMul")
     assert write_int8_model(tmp_path / "float.onnx", tmp_path / "same.onnx", floats=True) == 0

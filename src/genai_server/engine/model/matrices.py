@@ -15,7 +15,7 @@ _FOUR_BITS = "MatMulNBits"
 _WEIGHTS, _SCALES, _ZEROS, _ORDER, _BIAS = range(1, 6)
 _FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16)
 # A smaller matrix in 32 bits is left alone: it costs little, and may multiply something other than activations.
-_MIN_VALUES = 64 * 1024
+_MIN_VALUES = 256 * 1024
 # The weights that would share a scale in 4 bits, and the largest magnitude there in steps.
 _BLOCK, _LARGEST = 32, 7.5
 
