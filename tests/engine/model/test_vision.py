@@ -32,7 +32,7 @@ def files() -> VisionFiles:
 
 @pytest.fixture(scope="module")
 def int8(files: VisionFiles, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The graph with matrices of 8 bits. The model's own are in 16 bits, behind casts, and too small without a patch."""
+    """The graph with matrices of 8 bits. The model's own, in 16 bits behind casts, are small."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(matrices, "_MIN_VALUES", 64 * 1024)
         found = int8_model(DEMO_VISION, tmp_path_factory.mktemp("cache"), part=files.part, floats=True)
