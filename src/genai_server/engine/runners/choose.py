@@ -47,6 +47,8 @@ from genai_server.system_memory import free_memory
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from numpy.typing import NDArray
+
     from genai_server.engine.encoded_sound import EncodedSound
     from genai_server.engine.encoder_worker import Tensors
     from genai_server.engine.model.graph import DecoderGraph
@@ -246,8 +248,13 @@ def _image_worker(spec: EngineSpec, model_dir: Path) -> ImageWorker | None:
     if files is None:
         return None
     options = reaching(spec.options, Reach.BATCHED)
+
+    def open_encoder() -> "Callable[[Tensors], NDArray[Any]]":
+        int8 = _int8_graph(spec, files.vision, files.part, floats=True) if on_cpu(spec) else None
+        return ImageEncoder(files, spec.settings.threads, options, int8, _min_gain(spec)).encode
+
     return ImageWorker(
-        lambda: ImageEncoder(files, spec.settings.threads, options).encode,
+        open_encoder,
         files.image_token,
         spec.settings.encoder_cache_bytes,
         hears=files.hears,
@@ -329,20 +336,29 @@ def load_batched(spec: EngineSpec, model_dir: Path, model: ModelInfo) -> "Batche
     return runner
 
 
-def _int8_graph(spec: EngineSpec, graph: Path, part: str = "decoder") -> Path | None:
-    """The graph with matrices of 8 bits in place of 4-bit ones, made if needed; None if the settings leave it out."""
+def _int8_graph(spec: EngineSpec, graph: Path, part: str = "decoder", *, floats: bool = False) -> Path | None:
+    """The graph with matrices of 8 bits in place of 4-bit ones, and with `floats` of those in 16 and 32 bits.
+
+    Made if needed; None if the settings leave it out.
+    """
     from genai_server.engine.model.int8_matrices import int8_bytes
     from genai_server.engine.model.weights import int8_model
 
     settings = spec.settings
-    needed, allowed = int8_bytes(graph), int(INT8_SHARE * free_memory())
+    needed, allowed = int8_bytes(graph, floats=floats), int(INT8_SHARE * free_memory())
     if settings.prefill_weights == "int4" or not settings.cache_dir or not needed:
         return None
     if settings.prefill_weights == "auto" and needed > allowed:
         log.info("weights of 8 bits are not used: they need %d bytes, and may have %d", needed, allowed)
         return None
-    int8_dir = int8_model(Path(spec.model_dir), Path(settings.cache_dir), spec.options, settings.threads, part=part)
+    model_dir, cache_dir = Path(spec.model_dir), Path(settings.cache_dir)
+    int8_dir = int8_model(model_dir, cache_dir, spec.options, settings.threads, part=part, floats=floats)
     return None if int8_dir is None else int8_dir / graph.name
+
+
+def _min_gain(spec: EngineSpec) -> float:
+    """How many times faster than a model's own weights those of 8 bits must be."""
+    return MIN_GAIN if spec.settings.prefill_weights == "auto" else 1.0
 
 
 def _int8_session(spec: EngineSpec, graph: "DecoderGraph") -> "Int8Session | None":
@@ -354,7 +370,7 @@ def _int8_session(spec: EngineSpec, graph: "DecoderGraph") -> "Int8Session | Non
     except Exception as error:  # as above
         log.warning("weights of 8 bits are not used: %s", in_one_line(error))
         return None
-    return Int8Session(session, MIN_GAIN if spec.settings.prefill_weights == "auto" else 1.0)
+    return Int8Session(session, _min_gain(spec))
 
 
 def profile_folder(spec: EngineSpec) -> ProfileFolder:
