@@ -76,22 +76,14 @@ def convert(environment: Environment, checkpoint: Path, weights: Path, precision
     environment.run([*command, checkpoint, "--outfile", weights, "--outtype", precision])
 
 
-def sources_of(environment: Environment) -> Path:
-    """The unpacked source distribution. The environment must have pip."""
+def sources_of(environment: Environment, package: str = PACKAGE) -> Path:
+    """A package's unpacked source distribution. The environment must have pip."""
     sources = environment.folder / "source"
     if not sources.exists():
-        fetch: list[str | Path] = [
-            environment.python,
-            "-m",
-            "pip",
-            "download",
-            "--no-deps",
-            "--no-binary",
-            "llama-cpp-python",
-            PACKAGE,
-        ]
-        environment.run([*fetch, "--dest", environment.folder])
-        (archive,) = environment.folder.glob("llama_cpp_python-*.tar.gz")
+        name = package.partition("==")[0]
+        download: list[str | Path] = [environment.python, "-m", "pip", "download", "--no-deps", "--no-binary", name]
+        environment.run([*download, package, "--dest", environment.folder])
+        (archive,) = environment.folder.glob(f"{name.replace('-', '_')}-*.tar.gz")
         unpacked = environment.folder / "unpacked"
         with tarfile.open(archive) as file:
             file.extractall(unpacked, filter="data")

@@ -11,6 +11,7 @@ from genai_server.options.table import Reach, Row, anything, arenas, choice, fla
 THREADS = "intra_op_num_threads"
 SPINNING = "session.intra_op.allow_spinning"
 SPINNING_STOP = "session.force_spinning_stop"
+PRECISION = "session.x64quantprecision"
 LEVEL = "graph_optimization_level"
 MODE = "execution_mode"
 ARENA = "enable_cpu_mem_arena"
@@ -72,7 +73,7 @@ _FLAGS = (
     "session.inter_op.allow_spinning",
     SPINNING_STOP,
     "session.qdqisint8allowed",
-    "session.x64quantprecision",
+    PRECISION,
     "optimization.enable_gelu_approximation",
     "optimization.enable_cast_chain_elimination",
     "mlas.use_lut_gemm",

@@ -13,6 +13,7 @@ from onnx import TensorProto, helper
 from genai_server.engine.host.cores import usable_cores
 from genai_server.engine.model import session_options as module
 from genai_server.engine.model.session_options import (
+    config_entries,
     configure_providers,
     genai_overlay,
     library_of,
@@ -25,7 +26,7 @@ from genai_server.engine.model.session_options import (
 from genai_server.errors import ConfigurationError
 from genai_server.options.check import check_device
 from genai_server.options.device import DeviceOptions, ProviderOptions
-from genai_server.options.session import ENTRIES, RUN
+from genai_server.options.session import ENTRIES, PRECISION, RUN
 from tests.running_server import DEMO
 
 MODEL = DEMO / "model.onnx"
@@ -186,15 +187,21 @@ def test_a_level_of_optimization_leaves_its_graph(level: Any, nodes: int, tmp_pa
 )
 def test_option_is_added_to_the_overlay_of_onnxruntime_genai(given: dict[str, Any], expected: dict[str, Any]) -> None:
     found = genai_overlay(checked(**given), 0)["session_options"]
-    assert found == {"intra_op_num_threads": usable_cores(), "session.x64quantprecision": "1"} | expected
+    defaults = {"intra_op_num_threads": usable_cores(), **config_entries(checked())}
+    assert found == defaults | expected
 
 
-def test_int8_products_do_not_overflow_unless_options_allow_it() -> None:
-    options = checked(**{"session.x64quantprecision": 0})
-    for given, expected in ((checked(), "1"), (options, "0")):
-        entry = "session.x64quantprecision"
-        assert session_options(given, 0).get_session_config_entry(entry) == expected
-        assert genai_overlay(given, 0)["session_options"][entry] == expected
+def test_weights_are_made_unsigned_where_products_overflow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("genai_server.engine.model.session_options.products_overflow", lambda: True)
+    for given, expected in ((checked(), "1"), (checked(**{PRECISION: 0}), "0")):
+        assert session_options(given, 0).get_session_config_entry(PRECISION) == expected
+        assert genai_overlay(given, 0)["session_options"][PRECISION] == expected
+
+
+def test_weights_stay_signed_where_nothing_overflows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("genai_server.engine.model.session_options.products_overflow", lambda: False)
+    assert PRECISION not in genai_overlay(checked(), 0)["session_options"]
+    assert genai_overlay(checked(**{PRECISION: 1}), 0)["session_options"][PRECISION] == "1"
 
 
 def test_arena_shrinkage_is_an_option_of_every_pass() -> None:
