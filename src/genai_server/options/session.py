@@ -11,7 +11,6 @@ from genai_server.options.table import Reach, Row, anything, arenas, choice, fla
 THREADS = "intra_op_num_threads"
 SPINNING = "session.intra_op.allow_spinning"
 SPINNING_STOP = "session.force_spinning_stop"
-PRECISION = "session.x64quantprecision"
 LEVEL = "graph_optimization_level"
 MODE = "execution_mode"
 ARENA = "enable_cpu_mem_arena"
@@ -73,7 +72,7 @@ _FLAGS = (
     "session.inter_op.allow_spinning",
     SPINNING_STOP,
     "session.qdqisint8allowed",
-    PRECISION,
+    "session.x64quantprecision",
     "optimization.enable_gelu_approximation",
     "optimization.enable_cast_chain_elimination",
     "mlas.use_lut_gemm",

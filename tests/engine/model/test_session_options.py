@@ -26,10 +26,11 @@ from genai_server.engine.model.session_options import (
 from genai_server.errors import ConfigurationError
 from genai_server.options.check import check_device
 from genai_server.options.device import DeviceOptions, ProviderOptions
-from genai_server.options.session import ENTRIES, PRECISION, RUN
+from genai_server.options.session import ENTRIES, RUN
 from tests.running_server import DEMO
 
 MODEL = DEMO / "model.onnx"
+UNSIGNED_WEIGHTS = "session.x64quantprecision"
 
 
 def checked(**session: Any) -> DeviceOptions:
@@ -187,21 +188,21 @@ def test_a_level_of_optimization_leaves_its_graph(level: Any, nodes: int, tmp_pa
 )
 def test_option_is_added_to_the_overlay_of_onnxruntime_genai(given: dict[str, Any], expected: dict[str, Any]) -> None:
     found = genai_overlay(checked(**given), 0)["session_options"]
-    defaults = {"intra_op_num_threads": usable_cores(), **config_entries(checked())}
-    assert found == defaults | expected
+    found.pop(UNSIGNED_WEIGHTS, None)
+    assert found == {"intra_op_num_threads": usable_cores()} | expected
 
 
-def test_weights_are_made_unsigned_where_products_overflow(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("genai_server.engine.model.session_options.products_overflow", lambda: True)
-    for given, expected in ((checked(), "1"), (checked(**{PRECISION: 0}), "0")):
-        assert session_options(given, 0).get_session_config_entry(PRECISION) == expected
-        assert genai_overlay(given, 0)["session_options"][PRECISION] == expected
+@pytest.mark.parametrize("overflow", [True, False])
+def test_weights_are_unsigned_only_where_products_overflow(overflow: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "products_overflow", lambda: overflow)
+    assert config_entries(checked()) == ({UNSIGNED_WEIGHTS: "1"} if overflow else {})
 
 
-def test_weights_stay_signed_where_nothing_overflows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("genai_server.engine.model.session_options.products_overflow", lambda: False)
-    assert PRECISION not in genai_overlay(checked(), 0)["session_options"]
-    assert genai_overlay(checked(**{PRECISION: 1}), 0)["session_options"][PRECISION] == "1"
+def test_options_decide_whether_weights_are_unsigned() -> None:
+    for given in (0, 1):
+        options = checked(**{UNSIGNED_WEIGHTS: given})
+        assert session_options(options, 0).get_session_config_entry(UNSIGNED_WEIGHTS) == str(given)
+        assert genai_overlay(options, 0)["session_options"][UNSIGNED_WEIGHTS] == str(given)
 
 
 def test_arena_shrinkage_is_an_option_of_every_pass() -> None:
