@@ -53,7 +53,7 @@ def test_experts_next_to_8_bit_weights_have_8_bit_activations(others: list[int |
 
 
 CHANNELS, GROUP = 12, 4
-SHAPE = ["rows", "tokens", CHANNELS]
+SHAPE: list[str | int | None] = ["rows", "tokens", CHANNELS]
 
 
 def gated_norms(*attributes: dict[str, Any]) -> onnx.ModelProto:
