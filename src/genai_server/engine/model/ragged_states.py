@@ -9,7 +9,9 @@ A linear attention has two groups, as attention has. It takes no lengths: places
 update rate of 0, which leave a state bitwise unchanged. So do idle rows.
 
 Both read and write a state in the same memory. All that is needed of a state is read before it is written, and ONNX
-Runtime runs one operator at a time.
+Runtime runs one operator at a time. A pass with drafts leaves the states as they are: it gives more inputs of the
+convolutions than a state has, and what the linear attentions of the narrow group have read. From these, the states
+behind the accepted tokens are made (`recurrences`).
 """
 
 from collections import defaultdict
@@ -27,7 +29,7 @@ CONVOLUTION, RECURRENCE = "CausalConvWithState", "LinearAttention"
 # Prefix of the inputs and of the states of convolutions.
 STATES = "genai_server.states."
 # For convolutions, places in the states of all rows with the flat tokens behind them: TAPS int64 [K, T] has those of
-# each token's inputs, KEPT int64 [rows, K - 1] those of each row's new state.
+# each token's inputs, KEPT int64 [rows, K - 1 + D] those of each row's new state, behind D inputs more.
 TAPS, KEPT = STATES + "taps", STATES + "kept"
 # For each group of a linear attention: PADDED_STATES int64 [B, S, 2] has the flat position (0, t) of each place, and
 # HAS_TOKEN bool [B, S, 1] whether there is a token. A group may have no rows.
@@ -50,8 +52,14 @@ _ACTIVATION = "activation"
 # The activations x / (1 + exp(-x)), which a QuickGelu gives. Half of the values differ in the last bit from the
 # builder's operator.
 _SILU = {b"silu", b"swish"}
+_KEPT_WIDTH = STATES + "kept_width"
 # Inputs of a LinearAttention.
 _TOKENS, _PAST, _GATES = (0, 1, 2), 3, (4, 5)
+
+
+def padded_inputs(group: str, past: str) -> dict[int, str]:
+    """What a group's linear attention with this state reads, by the position of its input: values [B, S, channels]."""
+    return {position: f"{group}{past}.{position}" for position in (*_TOKENS, *_GATES)}
 
 
 class StateLayers:
@@ -87,7 +95,12 @@ class StateLayers:
                 shape: list[str | int] = [prefix + "state_rows", *state.shape]
                 kind = kinds[state.past]
                 self.inputs.append(helper.make_tensor_value_info(prefix + state.past, kind, shape))
+                if prefix == STATES:
+                    shape[1] = _KEPT_WIDTH
                 self.outputs.append(helper.make_tensor_value_info(prefix + state.present, kind, shape))
+        for state in decoder.recurrent_states:
+            # ONNX Runtime finds their types.
+            self.outputs += [onnx.ValueInfoProto(name=name) for name in padded_inputs(groups[0], state.past).values()]
 
     def replaced(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
         """The nodes that a node becomes. Raises DoesNotFit."""
@@ -161,7 +174,7 @@ def _layout_inputs(groups: tuple[str, ...], conv_width: int) -> list[onnx.ValueI
     """The graph's inputs that say where the tokens of each row are."""
     found = [
         helper.make_tensor_value_info(TAPS, TensorProto.INT64, [conv_width, "flat"]),
-        helper.make_tensor_value_info(KEPT, TensorProto.INT64, [STATES + "state_rows", conv_width - 1]),
+        helper.make_tensor_value_info(KEPT, TensorProto.INT64, [STATES + "state_rows", _KEPT_WIDTH]),
     ]
     for group in groups:
         places: list[str | int] = [group + "state_rows", group + "state_width"]
@@ -198,23 +211,44 @@ def _split_recurrence(
     if not is_known or len(node.input) <= max(_GATES) or node.input[_PAST] not in states:
         raise DoesNotFit(f"its operator {RECURRENCE} has a form that the runner does not know")
     made, parts = [], []
-    out, present = node.output
+    out = node.output[0]
     for group in groups:
-        inputs = list(node.input)
-        for position in (*_TOKENS, *_GATES):
-            padded = f"{group}{out}.{position}"
-            made.append(helper.make_node("GatherND", [inputs[position], group + PADDED_STATES], [padded]))
-            inputs[position] = padded
+        for position, name in padded_inputs(group, node.input[_PAST]).items():
+            padded = f"{name}.all" if position in _GATES else name
+            made.append(helper.make_node("GatherND", [node.input[position], group + PADDED_STATES], [padded]))
             if position in _GATES:
-                made.append(helper.make_node("Where", [group + HAS_TOKEN, padded, _NOTHING], [f"{padded}.gate"]))
-                inputs[position] = f"{padded}.gate"
-        inputs[_PAST] = group + node.input[_PAST]
-        copy = onnx.NodeProto()
-        copy.CopyFrom(node)
-        copy.name = group + node.name
-        del copy.input[:], copy.output[:]
-        copy.input.extend(inputs)
-        copy.output.extend([group + out, group + present])
+                made.append(helper.make_node("Where", [group + HAS_TOKEN, padded, _NOTHING], [name]))
+        copy = _padded_recurrence(node, group)
         parts.append(f"{group}{out}.flat")
-        made += [copy, helper.make_node("GatherND", [group + out, group + places], parts[-1:])]
+        made += [copy, helper.make_node("GatherND", [copy.output[0], group + places], parts[-1:])]
     return [*made, helper.make_node("Concat", parts, [out], axis=1)]
+
+
+def _padded_recurrence(node: onnx.NodeProto, group: str) -> onnx.NodeProto:
+    """A linear attention that reads the padded inputs and the states of a group."""
+    past = node.input[_PAST]
+    inputs = padded_inputs(group, past) | {_PAST: group + past}
+    copy = onnx.NodeProto()
+    copy.CopyFrom(node)
+    copy.name = group + node.name
+    del copy.input[:], copy.output[:]
+    copy.input.extend(inputs[position] for position in sorted(inputs))
+    copy.output.extend(group + name for name in node.output)
+    return copy
+
+
+def recurrences(model: onnx.ModelProto, decoder: DecoderGraph, group: str) -> onnx.ModelProto:
+    """The linear attentions of a decoder's model alone, with the names that they have in a group."""
+    kinds = {value.name: value.type.tensor_type.elem_type for value in model.graph.input}
+    nodes = [_padded_recurrence(node, group) for node in model.graph.node if node.op_type == RECURRENCE]
+    inputs, outputs = [], []
+    for state in decoder.recurrent_states:
+        kind, (rows, width) = kinds[state.past], (group + "state_rows", group + "state_width")
+        inputs += [
+            helper.make_tensor_value_info(name, kind, [rows, width, None])
+            for name in padded_inputs(group, state.past).values()
+        ]
+        inputs.append(helper.make_tensor_value_info(group + state.past, kind, [rows, *state.shape]))
+        outputs.append(helper.make_tensor_value_info(group + state.present, kind, [rows, *state.shape]))
+    found = helper.make_graph(nodes, "recurrences", inputs, outputs)
+    return helper.make_model(found, opset_imports=model.opset_import, ir_version=model.ir_version)
