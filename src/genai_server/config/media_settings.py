@@ -19,22 +19,22 @@ class MediaSettings(SettingsForm):
     `images.example,cdn.example:8443`. Empty allows none: images are sent as data URLs.
     """
 
-    max_images: Positive = 16
-    """Maximum number of images, or sounds, in a request."""
+    max_media: Positive = 16
+    """Maximum number of images or sounds in a request."""
 
-    max_image_bytes: Positive = 20 * 1024 * 1024
-    """Maximum size of an image file, in bytes."""
+    max_media_bytes: Positive = 20 * 1024 * 1024
+    """Maximum size of the file of an image or sound, in bytes."""
 
     max_image_pixels: Positive = Field(50_000_000, le=500_000_000)
     """Maximum number of pixels of an image, width times height. A process that reads images may take 1 GiB and 40 bytes
     for each.
     """
 
-    max_image_tokens: Positive = 16_384
-    """Maximum number of prompt tokens of all images, or sounds, of a request; the model decides how many each takes."""
+    max_media_tokens: Positive = 16_384
+    """Maximum number of prompt tokens of all images or sounds of a request; the model decides how many each takes."""
 
-    image_timeout: Positive = Field(10, le=600)
-    """Seconds for fetching one image, and for decoding and preparing it, or a sound; a longer time results in a 400."""
+    media_timeout: Positive = Field(10, le=600)
+    """Seconds for fetching an image, and for decoding and preparing an image or sound; a longer time is a 400."""
 
     encoder_cache_bytes: int = Field(256 * 1024 * 1024, ge=0)
     """Maximum bytes of prepared images (files of each API process) and of encoded images and sounds (memory of each
@@ -57,9 +57,9 @@ class MediaSettings(SettingsForm):
     take one more for each 15 kB of the file.
     """
 
-    max_image_body_bytes: int = Field(96 * 1024 * 1024, ge=0)
-    """Maximum size of a request body, in bytes, while a model that takes images is served, if that is more than
-    `GENAI_MAX_BODY_BYTES`. Images in base64 have a third more bytes than their files.
+    max_media_body_bytes: int = Field(96 * 1024 * 1024, ge=0)
+    """Maximum size of a request body, in bytes, while a model that takes images or sounds is served, if that is more
+    than `GENAI_MAX_BODY_BYTES`. Both have a third more bytes in base64 than their files.
     """
 
     @field_validator("image_hosts")

@@ -6,6 +6,14 @@ from pydantic import BaseModel, ConfigDict, Field
 
 # Fields whose environment variables other servers read, too; those of all others begin with GENAI_.
 _UNPREFIXED = ("host", "port", "workers", "reload")
+# Former names of fields, which are read where the present name is not given.
+FORMER_NAMES = {
+    "max_media": "max_images",
+    "max_media_bytes": "max_image_bytes",
+    "max_media_tokens": "max_image_tokens",
+    "max_media_body_bytes": "max_image_body_bytes",
+    "media_timeout": "image_timeout",
+}
 
 Positive = Annotated[int, Field(gt=0)]
 NotNegative = Annotated[int, Field(ge=0)]

@@ -288,7 +288,7 @@ async def test_a_long_history_is_refused_or_shortened(role: str, kept: list[str]
 
 
 async def test_a_history_with_images_may_be_as_long_as_their_bodies() -> None:
-    store = ResponseStore(9, 90_000, max_body_bytes=1000, max_image_body_bytes=20_000)
+    store = ResponseStore(9, 90_000, max_body_bytes=1000, max_media_body_bytes=20_000)
     await store.put(_many(10, text="x" * 900))
     assert len(await store.history("conversation", "conv", None)) == 10
 

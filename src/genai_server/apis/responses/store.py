@@ -51,13 +51,13 @@ class ResponseStore:
         file: RecordDatabase | None = None,
         *,
         max_body_bytes: int = 1024 * 1024,
-        max_image_body_bytes: int = 0,
+        max_media_body_bytes: int = 0,
         run: str = "",
         end_request: EndRequest | None = None,
     ) -> None:
         self._is_on = size > 0
         # Maximum size in bytes of the items that a request may continue or refer to.
-        self._max_history = max(_HISTORY_FACTOR * max_body_bytes, max_image_body_bytes)
+        self._max_history = max(_HISTORY_FACTOR * max_body_bytes, max_media_body_bytes)
         self._records = FileWithFallback(RecordDatabase(None, size, num_bytes), file if size > 0 else None)
         # Keyed by id.
         self._running: dict[str, Running] = {}

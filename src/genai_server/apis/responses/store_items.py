@@ -27,7 +27,7 @@ _MAX_PAGE_EVENTS = 1000
 _SIZE_FACTOR = 8
 _MIN_PAGES = 256
 # The settings that limit what a request may continue or refer to.
-_HISTORY_LIMIT = "8 times GENAI_MAX_BODY_BYTES, and at least GENAI_MAX_IMAGE_BODY_BYTES if a model takes images"
+_HISTORY_LIMIT = "8 times GENAI_MAX_BODY_BYTES, and at least GENAI_MAX_MEDIA_BODY_BYTES if a model takes images"
 
 T = TypeVar("T")
 
