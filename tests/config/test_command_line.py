@@ -4,8 +4,9 @@ import argparse
 
 import pytest
 
-from genai_server.config.settings import NAMES, Settings, option
-from genai_server.config.sources import add_options
+from genai_server.config.setting_form import option
+from genai_server.config.settings import Settings
+from genai_server.config.sources import NAMES, add_options
 from tests.given_settings import given
 
 

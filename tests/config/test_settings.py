@@ -5,7 +5,8 @@ import re
 import pytest
 from pydantic import ValidationError
 
-from genai_server.config.settings import Settings, option
+from genai_server.config.setting_form import option
+from genai_server.config.settings import Settings
 from genai_server.config.sources import load_settings
 from genai_server.errors import ConfigurationError
 from genai_server.quoted_values import quoted

@@ -13,8 +13,9 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from genai_server.config.environment import ATTACH_VARIABLE
+from genai_server.config.setting_form import FORMER_NAMES, environment_variable, option
 from genai_server.config.setting_groups import GROUPS
-from genai_server.config.settings import FORMER_NAMES, NAMES, Settings, environment_variable, option
+from genai_server.config.settings import Settings
 from genai_server.errors import ConfigurationError
 from genai_server.messages.launch import EngineSettings
 from genai_server.options import config_file
@@ -51,6 +52,8 @@ _FORMS = {
     "kv_events": "must be a ZeroMQ address, such as tcp://*:5557",
     "otlp_endpoint": "must begin with http:// or https://",
 }
+# All names by which a setting can be given.
+NAMES = (*Settings.model_fields, *FORMER_NAMES.values())
 # Maximum characters of a wrong value in a message; a list of models may be long.
 _MAX_VALUE = 1000
 

@@ -13,8 +13,8 @@ from ray import serve
 from ray.serve.config import RequestRouterConfig
 
 from genai_server import __version__
-from genai_server.config.settings import NAMES, Settings
-from genai_server.config.sources import load_settings
+from genai_server.config.settings import Settings
+from genai_server.config.sources import NAMES, load_settings
 from genai_server.errors import ConfigurationError
 from genai_server.http.middleware.request_lifetime import LAST_WORDS
 from genai_server.pooling_model import Task, task_of

@@ -11,14 +11,9 @@ import msgspec
 
 from genai_server.apis.responses.background_responses import BackgroundResponses, EndRequest, until_ended
 from genai_server.apis.responses.schemas import InputItemsParameters
-from genai_server.apis.responses.store_database import (
-    History,
-    Key,
-    RecordDatabase,
-    no_such_item,
-    references_too_large,
-)
+from genai_server.apis.responses.store_database import RecordDatabase
 from genai_server.apis.responses.store_fallback import FILE_TIMEOUT, FileWithFallback
+from genai_server.apis.responses.store_items import History, Key, no_such_item, references_too_large
 from genai_server.apis.responses.store_records import (
     KeptResponse,
     Page,
