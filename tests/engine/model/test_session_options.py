@@ -4,12 +4,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx
 import onnxruntime
 import psutil
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 
 from genai_server.engine.host.cores import usable_cores
 from genai_server.engine.model import session_options as module
@@ -26,11 +25,12 @@ from genai_server.engine.model.session_options import (
 )
 from genai_server.errors import ConfigurationError
 from genai_server.options.check import check_device
-from genai_server.options.device import DEFAULT_OPTIONS, DeviceOptions, ProviderOptions
+from genai_server.options.device import DeviceOptions, ProviderOptions
 from genai_server.options.session import ENTRIES, RUN
 from tests.running_server import DEMO
 
 MODEL = DEMO / "model.onnx"
+UNSIGNED_WEIGHTS = "session.x64quantprecision"
 
 
 def checked(**session: Any) -> DeviceOptions:
@@ -164,17 +164,6 @@ def write_product(path: Path) -> Path:
     return path
 
 
-def write_int8_product(path: Path, depth: int, columns: int) -> Path:
-    """A graph that multiplies unsigned activations [rows, depth] by the weights 127 [depth, columns]."""
-    weights = numpy_helper.from_array(np.full((depth, columns), 127, np.int8), "weights")
-    given = helper.make_tensor_value_info("activations", TensorProto.UINT8, ["rows", depth])
-    sums = helper.make_tensor_value_info("sums", TensorProto.INT32, ["rows", columns])
-    node = helper.make_node("MatMulInteger", ["activations", "weights"], ["sums"])
-    graph = helper.make_graph([node], "product", [given], [sums], [weights])
-    onnx.save(helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", 17)]), str(path))
-    return path
-
-
 @pytest.mark.parametrize(
     ("level", "nodes"), [("disabled", 3), (0, 3), ("basic", 2), (1, 2), ("extended", 1), (2, 1), ("all", 1), (99, 1)]
 )
@@ -199,23 +188,21 @@ def test_a_level_of_optimization_leaves_its_graph(level: Any, nodes: int, tmp_pa
 )
 def test_option_is_added_to_the_overlay_of_onnxruntime_genai(given: dict[str, Any], expected: dict[str, Any]) -> None:
     found = genai_overlay(checked(**given), 0)["session_options"]
-    assert found == {"intra_op_num_threads": usable_cores()} | config_entries(checked()) | expected
+    found.pop(UNSIGNED_WEIGHTS, None)
+    assert found == {"intra_op_num_threads": usable_cores()} | expected
 
 
-def test_int8_products_of_a_session_do_not_overflow(tmp_path: Path) -> None:
-    rows, depth, columns = 40, 512, 32
-    found = session_options(checked(), 1)
-    product = open_with(write_int8_product(tmp_path / "product.onnx", depth, columns), found, DEFAULT_OPTIONS)
-    (sums,) = product.run(None, {"activations": np.full((rows, depth), 255, np.uint8)})
-    assert (sums == 255 * 127 * depth).all()
+@pytest.mark.parametrize("overflow", [True, False])
+def test_weights_are_unsigned_only_where_products_overflow(overflow: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "products_overflow", lambda: overflow)
+    assert config_entries(checked()) == ({UNSIGNED_WEIGHTS: "1"} if overflow else {})
 
 
-@pytest.mark.parametrize("value", [0, 1])
-def test_unsigned_weights_are_what_the_options_say(value: int) -> None:
-    entry = "session.x64quantprecision"
-    options = checked(**{entry: value})
-    assert session_options(options, 0).get_session_config_entry(entry) == str(value)
-    assert genai_overlay(options, 0)["session_options"][entry] == str(value)
+def test_options_decide_whether_weights_are_unsigned() -> None:
+    for given in (0, 1):
+        options = checked(**{UNSIGNED_WEIGHTS: given})
+        assert session_options(options, 0).get_session_config_entry(UNSIGNED_WEIGHTS) == str(given)
+        assert genai_overlay(options, 0)["session_options"][UNSIGNED_WEIGHTS] == str(given)
 
 
 def test_arena_shrinkage_is_an_option_of_every_pass() -> None:

@@ -20,8 +20,9 @@ import onnxruntime
 from filelock import FileLock
 
 from genai_server.engine.model.adapter_file import ADAPTER_SUFFIX
-from genai_server.engine.model.experts import match_experts
-from genai_server.engine.model.files import external_files, read_config
+from genai_server.engine.model.external_files import external_files
+from genai_server.engine.model.fast_operators import use_fast_operators
+from genai_server.engine.model.files import read_config
 from genai_server.engine.model.int8_matrices import int8_bytes, write_int8_model
 from genai_server.engine.model.session_options import EXTERNAL_DATA, config_entries, num_threads, session_options
 from genai_server.options.device import DEFAULT_OPTIONS, DeviceOptions
@@ -39,7 +40,7 @@ _DISK_SHARE = 4
 _FLOAT_SHARE = 4
 _SAMPLES, _SAMPLE_BYTES = 64, 4096
 # Part of a folder's name; another one for each change of what is written into it.
-_FORMAT = 2
+_FORMAT = 3
 
 
 def prepacked_model(model_dir: Path, cache_dir: Path | None, options: DeviceOptions = DEFAULT_OPTIONS) -> Path:
@@ -143,7 +144,7 @@ def _optimize(source: Path, target: Path, given: DeviceOptions, *, packed: bool)
     ):
         options.add_session_config_entry(name, value)
     model = onnx.load(str(source), load_external_data=False)
-    match_experts(model.graph)
+    use_fast_operators(model.graph)
     onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
     return target
 

@@ -16,7 +16,7 @@ from genai_server.engine.image_worker import ImageWorker
 from genai_server.engine.model.cross_attention import read_cross_decoder
 from genai_server.engine.model.draft_model_files import check_draft_model
 from genai_server.engine.model.files import check_model_directory, session_profile, what_is_left_out
-from genai_server.engine.model.graph import DoesNotFit, read_decoder_graph
+from genai_server.engine.model.graph import MTP, DoesNotFit, read_decoder_graph
 from genai_server.engine.profiling.folder import ProfileFolder
 from genai_server.engine.runners.base import Runner
 from genai_server.engine.runners.lengths import (
@@ -24,9 +24,11 @@ from genai_server.engine.runners.lengths import (
     draft_share,
     for_draft_model,
     generator_limits,
+    head_share,
     longest_text,
     on_cpu,
     takes_half,
+    with_kv_share,
     with_limit,
 )
 from genai_server.engine.runners.runner_pair import RunnerPair
@@ -70,11 +72,14 @@ _NO_PROFILE_OF_PARTS = (
 
 def load_runners(spec: EngineSpec) -> RunnerPair:
     """The runners for a device. Raises what the library raises when it cannot load the model."""
-    if spec.draft_model:
+    share = head_share(spec)
+    if spec.draft_model or share:
         spec = structs.replace(spec, options=without_spinning_between_passes(spec.options))
-    runners = _load_model(spec)
+    runners = _load_model(with_kv_share(spec, 1 - share) if share else spec)
     if spec.draft_model:
         runners.draft_model = _load_draft_model(spec, runners)
+    elif share:
+        runners.draft_model = _load_head(spec, share, runners)
     return runners
 
 
@@ -143,7 +148,7 @@ def _load_draft_model(spec: EngineSpec, runners: RunnerPair) -> "DraftModel | No
     cache_dir = Path(spec.settings.cache_dir) if spec.settings.cache_dir else None
     try:
         runner = load_batched(own, prepacked_model(path, cache_dir, own.options), model)
-        if not runner.abilities.drafts:
+        if runner.slots.keeps_states:
             raise DoesNotFit("its layers have states of fixed size, from which rejected tokens cannot be removed")
     except DoesNotFit as reason:
         raise ConfigurationError(f"GENAI_DRAFT_MODEL={path}: it cannot draft: {reason}") from None
@@ -151,17 +156,32 @@ def _load_draft_model(spec: EngineSpec, runners: RunnerPair) -> "DraftModel | No
     return DraftModel(runner, main.model.vocab_size, name=path.absolute().name, kv_share=share)
 
 
-def _generator(spec: EngineSpec, model_dir: Path, pass_prefix: str = "") -> "OgGeneratorRunner":
+def _load_head(spec: EngineSpec, share: float, runners: RunnerPair) -> "DraftModel | None":
+    """The model's head for multi-token prediction; None, with a warning, if it cannot be used."""
+    from genai_server.engine.model.session import open_session
+    from genai_server.engine.runners.batched import BatchedRunner
+    from genai_server.engine.runners.mtp_head import HeadRunner, MtpHead
+
+    main, model_dir = runners.main, Path(spec.model_dir)
+    if not isinstance(main, BatchedRunner) or not main.abilities.drafts or not main.gives_hidden:
+        return None
+    try:
+        graph = read_decoder_graph(model_dir, MTP)
+        limits, model = batch_limits(with_kv_share(spec, share), graph, main.model)
+        session = open_session(graph, spec.settings.threads, optimized=False, options=spec.options)
+        runner = HeadRunner(graph, session, model, limits, run_entries=spec.options.run)
+    except Exception as error:  # ONNX Runtime's errors have no base of their own; answers need no drafts
+        log.warning("the model's head for multi-token prediction is not used: %s", in_one_line(error))
+        return None
+    log.info("the model's head for multi-token prediction drafts the next tokens")
+    return MtpHead(runner, main, name=graph.path.name, kv_share=share)
+
+
+def _generator(spec: EngineSpec, model_dir: Path) -> "OgGeneratorRunner":
     from genai_server.engine.runners.og_generator import OgGeneratorRunner
 
-    return OgGeneratorRunner(
-        model_dir,
-        spec.device,
-        spec.settings.threads,
-        spec.options,
-        profile_prefix=_session_profile(spec),
-        pass_prefix=pass_prefix,
-    )
+    profile_prefix = _session_profile(spec)
+    return OgGeneratorRunner(model_dir, spec.device, spec.settings.threads, spec.options, profile_prefix=profile_prefix)
 
 
 def _one_by_one(
@@ -179,10 +199,10 @@ def _one_by_one(
 
 
 def _transcribing(spec: EngineSpec, model_dir: Path) -> RunnerPair:
-    """For a model for speech: either in a batch, with the library for profiles, or by the library alone."""
+    """For a model for speech: either in a batch or by the library."""
     from genai_server.engine.model.aligner import why_no_times
     from genai_server.engine.model.sound_encoder import unencoded
-    from genai_server.engine.runners.profiled_speech import ProfiledSpeechRunner
+    from genai_server.engine.runners.profiled_rows import ProfiledRows
 
     model = check_model_directory(model_dir)
     max_bytes, max_ahead = spec.settings.encoder_cache_bytes, spec.settings.max_batch_size + _ENCODED_AHEAD
@@ -198,12 +218,7 @@ def _transcribing(spec: EngineSpec, model_dir: Path) -> RunnerPair:
         open_aligner = None if refusal else lambda: _aligner(spec, model_dir)
         batched.model = structs.replace(batched.model, aligns=not refusal)
         worker = SoundWorker(lambda: _sound_encoder(spec, model_dir), max_bytes, max_ahead, open_aligner)
-        # The server's folder, which it removes even if this process is killed.
-        folder = Path(spec.heartbeat_file).parent if spec.heartbeat_file else None
-        profiled = ProfiledSpeechRunner(
-            batched.model, lambda prefix: _generator(spec, model_dir, pass_prefix=prefix), folder
-        )
-        runners = RunnerPair(profiled, batched, encoder=worker)
+        runners = RunnerPair(ProfiledRows(batched), batched, encoder=worker)
     return runners
 
 

@@ -22,7 +22,7 @@ _MEASURED = 4
 
 
 @dataclass
-class _Copy:
+class Copy:
     """A sequence as the draft model has it."""
 
     # With the same id.
@@ -37,6 +37,9 @@ class DraftModel:
     `name` is that of its directory, and `kv_share` its share of the memory for keys and values. Only the first
     `vocab_size` tokens are drafted: models may be padded with further ones.
     """
+
+    # Whether it may reuse a cached prefix for a sequence that may.
+    reuses_past = True
 
     def __init__(
         self,
@@ -53,7 +56,7 @@ class DraftModel:
         self.times = StepTimeModel()
         self._vocab_size = min(vocab_size, runner.model.vocab_size)
         self._clock = clock
-        self._copies: dict[int, _Copy] = {}  # by the id of the sequence
+        self._copies: dict[int, Copy] = {}  # by the id of the sequence
         self._found: dict[int, int] = {}  # by the same, cached tokens of sequences without a copy
 
     def measure(self, chunk: int) -> None:
@@ -88,7 +91,7 @@ class DraftModel:
         """How many of a sequence's tokens are unread, at least 1."""
         copy = self._copies.get(sequence.id)
         if copy is not None:
-            return len(sequence.tokens) - self._num_common(copy, sequence)
+            return len(self.tokens_of(sequence)) - self._num_common(copy, self.tokens_of(sequence))
         if sequence.id not in self._found:
             found = self.runner.slots.find(sequence.tokens, sequence.cache_salt) if sequence.reuses_past else 0
             self._found[sequence.id] = found
@@ -164,11 +167,15 @@ class DraftModel:
         slots.reserve(id, read.num_tokens)
         return True
 
-    def _num_common(self, copy: _Copy, sequence: Sequence) -> int:
+    def tokens_of(self, sequence: Sequence) -> list[int]:
+        """The tokens that the copy of a sequence has."""
+        return sequence.tokens
+
+    def _num_common(self, copy: Copy, tokens: list[int]) -> int:
         """How many of a sequence's tokens its copy has read. At least one, the newest, has to be read."""
-        most = min(copy.sequence.num_read, len(sequence.tokens) - 1)
+        most = min(copy.sequence.num_read, len(tokens) - 1)
         common = min(copy.num_sure, most)
-        while common < most and copy.sequence.tokens[common] == sequence.tokens[common]:
+        while common < most and copy.sequence.tokens[common] == tokens[common]:
             common += 1
         return common
 
@@ -183,24 +190,25 @@ class DraftModel:
             copy = None
         if copy is None:
             return self._opened(sequence) if self._can_open(sequence) else None
-        found, num_common = copy.sequence, self._num_common(copy, sequence)
+        found, tokens = copy.sequence, self.tokens_of(sequence)
+        num_common = self._num_common(copy, tokens)
         if num_common < found.num_read:
             self.runner.slots.cut(found.id, num_common)
-        found.tokens[num_common:] = sequence.tokens[num_common:]
+        found.tokens[num_common:] = tokens[num_common:]
         found.num_read = num_common
-        copy.num_sure = len(sequence.tokens)
+        copy.num_sure = len(tokens)
         return found
 
     def _opened(self, sequence: Sequence) -> Sequence:
         """A new copy of a sequence."""
         opened = open_bare(
             self.runner,
-            list(sequence.tokens),
+            list(self.tokens_of(sequence)),
             self.runner.model.max_length,
             id=sequence.id,
-            reuses_past=sequence.reuses_past,
+            reuses_past=self.reuses_past and sequence.reuses_past,
             cache_salt=sequence.cache_salt,
             background=sequence.background,
         )
-        self._copies[sequence.id] = _Copy(opened, len(sequence.tokens))
+        self._copies[sequence.id] = Copy(opened, len(opened.tokens))
         return opened
