@@ -77,7 +77,16 @@ VISION_MODELS: dict[str, dict[str, Any]] = {
         "rope_parameters": _THREE_AXES | {"mrope_section": [6, 5, 5], "mrope_interleaved": True},
         "max_position_embeddings": 512,
     },
+    "qwen-2.5-vl-images": _NARROW
+    | {"rope_parameters": _THREE_AXES | {"mrope_section": [2, 3, 3]}, "max_position_embeddings": 512},
     "qwen-3.5-images": _QWEN_3_5 | {"max_position_embeddings": 512},
+    "qwen-3.5-moe-images": _QWEN_3_5
+    | {
+        "max_position_embeddings": 512,
+        "num_experts": 4,
+        "moe_intermediate_size": 32,
+        "shared_expert_intermediate_size": 32,
+    },
     "mistral-3-images": _NARROW | {"head_dim": 32, "max_position_embeddings": 512},
     # Convolutions alone before the attention would make all texts with one end alike.
     "lfm2-vl-images": _NARROW

@@ -6,7 +6,7 @@ import onnx
 import onnxruntime
 
 from genai_server.engine.model.cross_attention import use_known_operators
-from genai_server.engine.model.experts import match_experts
+from genai_server.engine.model.fast_operators import use_fast_operators
 from genai_server.engine.model.graph import DecoderGraph, DoesNotFit
 from genai_server.engine.model.output_head import offer_best
 from genai_server.engine.model.ragged import NARROW, make_ragged
@@ -45,7 +45,7 @@ def open_session(
     if profile_prefix:
         found.enable_profiling, found.profile_file_prefix = True, profile_prefix
     model = onnx.load(str(graph.path), load_external_data=False)
-    match_experts(model.graph)
+    use_fast_operators(model.graph)
     if graph.cross_states:
         use_known_operators(model.graph, graph)
     make_ragged(model.graph, graph)

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from genai_server.engine.model.adapter_file import adapter_inputs, check_adapter_file
 from genai_server.engine.model.graph import DecoderGraph
 from genai_server.engine.model.output_head import BEST_LOGITS, BEST_TOKENS, NUM_BEST
+from genai_server.engine.model.pass_profile import profile_pass
 from genai_server.engine.model.ragged import slot_length
 from genai_server.engine.model.session import open_recurrences
 from genai_server.engine.model.session_options import node_shares
@@ -92,6 +93,8 @@ class BatchedRunner(Runner):
         self.switches_at = graph.switches_at
         self._has_states = graph.has_states
         self._make_buffers = make_buffers
+        # Path prefix of the profiles that ONNX Runtime writes of the next passes; "" without.
+        self.profile_prefix = ""
         self._run_entries = dict(run_entries)  # run options of every pass
         # Of passes that are never interrupted. Without entries they have none: with options, ONNX Runtime's Python part
         # raises and catches an error in each pass.
@@ -221,7 +224,7 @@ class BatchedRunner(Runner):
             self.states.accept_nothing()
         index = self.slots.of(reads[0].sequence.id).index
         interrupts = self._interrupts(reads)
-        options = self._new_run_options() if interrupts else self._run_options
+        options = self._new_run_options() if interrupts or self.profile_prefix else self._run_options
         self._interruptible = options if interrupts else None
         saved = self.states.save(index) if self._has_states and interrupts else None
         try:
@@ -448,6 +451,8 @@ class BatchedRunner(Runner):
         options = onnxruntime.RunOptions()
         for name, value in self._run_entries.items():
             options.add_run_config_entry(name, value)
+        if self.profile_prefix:
+            profile_pass(options, self.profile_prefix)
         return options
 
 

@@ -47,6 +47,8 @@ from genai_server.system_memory import free_memory
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from numpy.typing import NDArray
+
     from genai_server.engine.encoded_sound import EncodedSound
     from genai_server.engine.encoder_worker import Tensors
     from genai_server.engine.model.graph import DecoderGraph
@@ -175,17 +177,11 @@ def _load_head(spec: EngineSpec, share: float, runners: RunnerPair) -> "DraftMod
     return MtpHead(runner, main, name=graph.path.name, kv_share=share)
 
 
-def _generator(spec: EngineSpec, model_dir: Path, pass_prefix: str = "") -> "OgGeneratorRunner":
+def _generator(spec: EngineSpec, model_dir: Path) -> "OgGeneratorRunner":
     from genai_server.engine.runners.og_generator import OgGeneratorRunner
 
-    return OgGeneratorRunner(
-        model_dir,
-        spec.device,
-        spec.settings.threads,
-        spec.options,
-        profile_prefix=_session_profile(spec),
-        pass_prefix=pass_prefix,
-    )
+    profile_prefix = _session_profile(spec)
+    return OgGeneratorRunner(model_dir, spec.device, spec.settings.threads, spec.options, profile_prefix=profile_prefix)
 
 
 def _one_by_one(
@@ -203,10 +199,10 @@ def _one_by_one(
 
 
 def _transcribing(spec: EngineSpec, model_dir: Path) -> RunnerPair:
-    """For a model for speech: either in a batch, with the library for profiles, or by the library alone."""
+    """For a model for speech: either in a batch or by the library."""
     from genai_server.engine.model.aligner import why_no_times
     from genai_server.engine.model.sound_encoder import unencoded
-    from genai_server.engine.runners.profiled_speech import ProfiledSpeechRunner
+    from genai_server.engine.runners.profiled_rows import ProfiledRows
 
     model = check_model_directory(model_dir)
     max_bytes, max_ahead = spec.settings.encoder_cache_bytes, spec.settings.max_batch_size + _ENCODED_AHEAD
@@ -222,12 +218,7 @@ def _transcribing(spec: EngineSpec, model_dir: Path) -> RunnerPair:
         open_aligner = None if refusal else lambda: _aligner(spec, model_dir)
         batched.model = structs.replace(batched.model, aligns=not refusal)
         worker = SoundWorker(lambda: _sound_encoder(spec, model_dir), max_bytes, max_ahead, open_aligner)
-        # The server's folder, which it removes even if this process is killed.
-        folder = Path(spec.heartbeat_file).parent if spec.heartbeat_file else None
-        profiled = ProfiledSpeechRunner(
-            batched.model, lambda prefix: _generator(spec, model_dir, pass_prefix=prefix), folder
-        )
-        runners = RunnerPair(profiled, batched, encoder=worker)
+        runners = RunnerPair(ProfiledRows(batched), batched, encoder=worker)
     return runners
 
 
@@ -257,8 +248,13 @@ def _image_worker(spec: EngineSpec, model_dir: Path) -> ImageWorker | None:
     if files is None:
         return None
     options = reaching(spec.options, Reach.BATCHED)
+
+    def open_encoder() -> "Callable[[Tensors], NDArray[Any]]":
+        int8 = _int8_graph(spec, files.vision, files.part, floats=True) if on_cpu(spec) else None
+        return ImageEncoder(files, spec.settings.threads, options, int8, _min_gain(spec)).encode
+
     return ImageWorker(
-        lambda: ImageEncoder(files, spec.settings.threads, options).encode,
+        open_encoder,
         files.image_token,
         spec.settings.encoder_cache_bytes,
         hears=files.hears,
@@ -340,20 +336,29 @@ def load_batched(spec: EngineSpec, model_dir: Path, model: ModelInfo) -> "Batche
     return runner
 
 
-def _int8_graph(spec: EngineSpec, graph: Path, part: str = "decoder") -> Path | None:
-    """The graph with matrices of 8 bits in place of 4-bit ones, made if needed; None if the settings leave it out."""
+def _int8_graph(spec: EngineSpec, graph: Path, part: str = "decoder", *, floats: bool = False) -> Path | None:
+    """The graph with matrices of 8 bits in place of 4-bit ones, and with `floats` of those in 16 and 32 bits.
+
+    Made if needed; None if the settings leave it out.
+    """
     from genai_server.engine.model.int8_matrices import int8_bytes
     from genai_server.engine.model.weights import int8_model
 
     settings = spec.settings
-    needed, allowed = int8_bytes(graph), int(INT8_SHARE * free_memory())
+    needed, allowed = int8_bytes(graph, floats=floats), int(INT8_SHARE * free_memory())
     if settings.prefill_weights == "int4" or not settings.cache_dir or not needed:
         return None
     if settings.prefill_weights == "auto" and needed > allowed:
         log.info("weights of 8 bits are not used: they need %d bytes, and may have %d", needed, allowed)
         return None
-    int8_dir = int8_model(Path(spec.model_dir), Path(settings.cache_dir), spec.options, settings.threads, part=part)
+    model_dir, cache_dir = Path(spec.model_dir), Path(settings.cache_dir)
+    int8_dir = int8_model(model_dir, cache_dir, spec.options, settings.threads, part=part, floats=floats)
     return None if int8_dir is None else int8_dir / graph.name
+
+
+def _min_gain(spec: EngineSpec) -> float:
+    """How many times faster than a model's own weights those of 8 bits must be."""
+    return MIN_GAIN if spec.settings.prefill_weights == "auto" else 1.0
 
 
 def _int8_session(spec: EngineSpec, graph: "DecoderGraph") -> "Int8Session | None":
@@ -365,7 +370,7 @@ def _int8_session(spec: EngineSpec, graph: "DecoderGraph") -> "Int8Session | Non
     except Exception as error:  # as above
         log.warning("weights of 8 bits are not used: %s", in_one_line(error))
         return None
-    return Int8Session(session, MIN_GAIN if spec.settings.prefill_weights == "auto" else 1.0)
+    return Int8Session(session, _min_gain(spec))
 
 
 def profile_folder(spec: EngineSpec) -> ProfileFolder:
