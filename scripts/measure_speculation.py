@@ -23,6 +23,7 @@ from __future__ import annotations
 import argparse
 import random
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -47,6 +48,7 @@ from genai_server.engine.scheduling.scheduler_output import Read
 from genai_server.engine.sequence import Sequence as Scheduled
 from genai_server.messages.generation_request import GenerationRequest, Sampling
 from genai_server.text.tokenizer import ModelTokenizer
+from genai_server.timing import Clock
 
 PROMPT = 64
 # Number of different tokens in the answer that repeats itself, and in the random one of few tokens.
@@ -99,9 +101,10 @@ class Dictation:
 class DictatedDrafts(DraftModel):
     """A draft model that drafts a share of a dictated text's tokens rightly, in the time that it takes."""
 
-    def __init__(self, model: DraftModel, share: float) -> None:
-        super().__init__(model.runner, model.runner.model.vocab_size, name=model.name, kv_share=model.kv_share)
-        self.times = model.times
+    def __init__(self, model: DraftModel, share: float, clock: Clock) -> None:
+        super().__init__(
+            model.runner, model.runner.model.vocab_size, name=model.name, kv_share=model.kv_share, clock=clock
+        )
         # By the beginnings of prompts.
         self.texts: dict[tuple[int, ...], list[int]] = {}
         self._share, self._chance = share, random.Random(6)
@@ -126,7 +129,7 @@ def main() -> None:
     parser.add_argument("--unedited", type=int, default=64, help="mean number of tokens between two edits (64)")
     parser.add_argument("--rounds", type=int, default=5, help="rounds of each median (5)")
     parser.add_argument("--only", default="", metavar="TEXT", help="kinds of answers with this in their names (all)")
-    parser.add_argument("--processor-time", action="store_true", help="count tokens per second of processor time")
+    parser.add_argument("--processor-time", action="store_true", help="measure, and decide about drafts, by processor time")
     parser.add_argument("--cache", type=Path, help="keeps packed weights (a temporary folder)")
     parser.add_argument("--markdown", action="store_true", help="print the table as a document has it")
     arguments = parser.parse_args()
@@ -146,12 +149,14 @@ def main() -> None:
             parser.exit(1, f"{arguments.model_dir} cannot have drafts\n")
         guidance = model_guidance(arguments.model_dir, runners.main.model)
         warm_up(runners, IDLE_CHUNK)
+        clock = time.process_time if arguments.processor_time else time.perf_counter
         if runners.draft_model is not None:
-            runners.draft_model = DictatedDrafts(runners.draft_model, arguments.acceptance)
+            runners.draft_model = DictatedDrafts(runners.draft_model, arguments.acceptance, clock)
+            runners.draft_model.measure(IDLE_CHUNK)
         dictation, memory = Dictation(runners.main), AnswerMemory(32 * 1024 * 1024)
         runners.main.forward = dictation.forward  # type: ignore[method-assign]
         engines = [
-            Engine(runners, guidance, Path(folder), speculates=speculates, answers=answers)
+            Engine(runners, guidance, Path(folder), speculates=speculates, answers=answers, clock=clock)
             for speculates, answers in ((False, None), (True, None), (True, memory))
         ]
         lines = (

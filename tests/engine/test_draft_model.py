@@ -30,21 +30,12 @@ from genai_server.messages.generation_request import GenerationRequest, Sampling
 from genai_server.messages.protocol import Cancel
 from tests.demo_device import MAX_LENGTH, DemoDevice, prompt
 from tests.engine.model_runners import batched_runner
+from tests.engine.scheduling.scheduled import FreePasses
 from tests.running_server import DEMO
 
 ASKED = "Count from 1 to 12."
 OTHER = "What is the capital of France?"
 LIST = LLMatcher.grammar_from_regex("((Rome|Oslo) is a city\\. ){12}")
-
-
-class Free(StepTimeModel):
-    """As if passes took no time."""
-
-    def passed(self, num_decoded: int, num_tokens: int, seconds: float) -> None:
-        pass
-
-    def curve(self, num_tokens: int) -> list[float]:
-        return [0.0] * (num_tokens + 1)
 
 
 class Wrong(BatchedRunner):
@@ -80,14 +71,14 @@ def guidance(generator: OgGeneratorRunner) -> Guidance:
 @pytest.fixture(autouse=True)
 def passes_of_any_length_take_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(StepTimeModel, "curve", lambda times, num_tokens: [1.0] * (num_tokens + 1))
-    monkeypatch.setattr(StepTimeModel, "has_timed", lambda times, num_tokens: True)
+    monkeypatch.setattr(StepTimeModel, "has_timed", lambda *_: True)
 
 
 @pytest.fixture
 def model(drafting_runner: BatchedRunner) -> DraftModel:
     drafting_runner.forget()
     model = DraftModel(drafting_runner, drafting_runner.model.vocab_size)
-    model.times = Free()
+    model.times = FreePasses()
     return model
 
 
@@ -365,7 +356,7 @@ def test_sequences_too_long_for_the_draft_model_have_no_drafts(
     short.model = short.model.__class__(length, short.model.vocab_size, short.model.eos_token_ids, short.model.defaults)
     runners = RunnerPair(generator, batched)
     runners.draft_model = DraftModel(short, short.model.vocab_size)
-    runners.draft_model.times = Free()
+    runners.draft_model.times = FreePasses()
     device = DemoDevice(runners, guidance, tmp_path, speculates=True)
     tokens = device.answer(1, ASKED, ignore_eos=True, max_tokens=60)
     assert len(tokens) == 60

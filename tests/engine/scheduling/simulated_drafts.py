@@ -35,13 +35,16 @@ class Machine:
     # The share of passes that other programs make six times as long.
     disturbed: float = 0.0
     seconds: float = 0.0
+    # Disturbs the model's passes, and those of the draft model.
     chance: random.Random = field(default_factory=lambda: random.Random(3))
+    chance_of_drafts: random.Random = field(default_factory=lambda: random.Random(4))
 
-    def run(self, num_decoded: int, num_prompt: int, share: float = 1.0) -> float:
+    def run(self, num_decoded: int, num_prompt: int, *, drafts: bool = False) -> float:
         """Let the time of a pass go by; returns its seconds."""
+        chance = self.chance_of_drafts if drafts else self.chance
         milliseconds = self.first + max(0, num_decoded - 1) * self.further + num_prompt * self.prompt
-        milliseconds *= share * max(0.5, self.chance.gauss(1.0, self.noise))
-        if self.chance.random() < self.disturbed:
+        milliseconds *= (self.draft_share if drafts else 1.0) * max(0.5, chance.gauss(1.0, self.noise))
+        if chance.random() < self.disturbed:
             milliseconds *= 6
         self.seconds += milliseconds / 1000
         return milliseconds / 1000
@@ -56,6 +59,7 @@ class SimulatedModel:
         self.num_drafted = 0
         self.num_behind = 0  # tokens that it has read in chunks
         self._machine = machine
+        self._chance = random.Random(5)
         self._read: dict[int, int] = {}  # tokens by the id of the sequence
         for number in (1, 16) * 4:
             self._pass(number, 0)
@@ -80,20 +84,20 @@ class SimulatedModel:
             self._read[sequence.id] = len(sequence.tokens) + length - 1
         self.num_drafted += sum(lengths)
         self.num_behind += num_prompt
-        return [[self._machine.chance.randrange(_VOCABULARY) for _ in range(length)] for length in lengths]
+        return [[self._chance.randrange(_VOCABULARY) for _ in range(length)] for length in lengths]
 
     def close(self, sequence: int) -> None:
         self._read.pop(sequence, None)
 
     def verify(self, sequence: Sequence, draft: Several[int]) -> int:
         """How many tokens of a draft are right. It forgets the others."""
-        wrong = (place for place in range(len(draft)) if self._machine.chance.random() >= self.acceptance)
+        wrong = (place for place in range(len(draft)) if self._chance.random() >= self.acceptance)
         num_right = next(wrong, len(draft))
         self._read[sequence.id] = min(self._read[sequence.id], len(sequence.tokens) + num_right)
         return num_right
 
     def _pass(self, num_decoded: int, num_prompt: int) -> None:
-        seconds = self._machine.run(num_decoded, num_prompt, self._machine.draft_share)
+        seconds = self._machine.run(num_decoded, num_prompt, drafts=True)
         self.times.passed(num_decoded, num_decoded + num_prompt, seconds)
 
 
@@ -109,6 +113,7 @@ class Simulation:
         if self.model is not None:
             self._scheduler.draft_with(self.model, lambda: self.machine.seconds)
         self._ids = count()
+        self._chance = random.Random(6)
 
     def answer(self, num_clients: int, num_tokens: int, num_prompt: int = 64) -> float:
         """Answer requests that come at once; returns tokens per second from when all have their first one."""
@@ -124,7 +129,7 @@ class Simulation:
         return (num_clients * num_tokens - before) / (self.machine.seconds - started)
 
     def _asked(self, num_prompt: int, num_tokens: int) -> Sequence:
-        prompt = [self.machine.chance.randrange(_VOCABULARY) for _ in range(num_prompt)]
+        prompt = [self._chance.randrange(_VOCABULARY) for _ in range(num_prompt)]
         request = GenerationRequest("simulated", prompt, num_tokens, 10**6)
         sequence = Sequence(next(self._ids), (0, 0), request, lambda: self.machine.seconds)
         sequence.batched = True
@@ -155,7 +160,7 @@ class Simulation:
         for token in read.draft[:num_right]:
             sequence.append(token)
         sequence.num_read += num_right
-        sequence.append(self.machine.chance.randrange(_VOCABULARY))
+        sequence.append(self._chance.randrange(_VOCABULARY))
         if read.draft:
             self._scheduler.verified(sequence, len(read.draft), num_right)
         if not sequence.num_left:

@@ -17,8 +17,8 @@ from genai_server.engine.scheduling.step_time import MAX_DRAFTED, StepTimeModel
 from genai_server.engine.sequence import Sequence
 from genai_server.timing import Clock
 
-# Passes of which the fastest one is taken at the start.
-_MEASURED = 4
+# Passes of one length that are measured at the start.
+_MEASURED = 5
 
 
 @dataclass
@@ -57,15 +57,12 @@ class DraftModel:
         self._found: dict[int, int] = {}  # by the same, cached tokens of sequences without a copy
 
     def measure(self, chunk: int) -> None:
-        """Learn how long passes take: of one row and of all rows, and of a chunk of a prompt. None of it is kept.
-
-        A single disturbed pass could otherwise keep the model from drafting for long.
-        """
+        """Learn how long passes take: of one row and of all rows, and of a chunk of a prompt. None of it is kept."""
         token, length = 1 % self.runner.model.vocab_size, self.runner.model.max_length
         for num_rows in {1, self.runner.abilities.max_rows}:
             rows = [open_bare(self.runner, [token], length) for _ in range(num_rows)]
-            seconds = min(self._seconds([self._next(row) for row in rows]) for _ in range(_MEASURED))
-            self.times.passed(num_rows, num_rows, seconds)
+            for _ in range(_MEASURED):
+                self.times.passed(num_rows, num_rows, self._seconds([self._next(row) for row in rows]))
             for row in rows:
                 self.runner.close(row.id)
         prompt = open_bare(self.runner, [token] * min(chunk, length), length)

@@ -98,7 +98,7 @@ class Fit(NamedTuple):
     lengths: list[int]
     # Expected tokens per second, without those that are only tried.
     per_second: float
-    # What the accepted tokens are worth, as a share.
+    # What an accepted token counts.
     worth: float = 1.0
 
 
@@ -113,8 +113,8 @@ def fit_drafts(
 
     `seconds` are those of passes of 0, 1, … tokens; no pass has more. A pass without drafts has one token for each
     sequence. The drafted tokens are taken by their chance to be accepted, as many as maximize the accepted tokens per
-    second. `drafting` are those of passes of the draft model, if any draft is unmade. `alone` is what tokens of a
-    sequence are worth that others do not get at the same time, as a share.
+    second. `drafting` are those of passes of the draft model, if any draft is unmade. `alone` is what an accepted token
+    counts if only one of many sequences has a draft; if all have one, it is 1.
     """
     num_rows = len(drafts)
     # A row's chances descend, so the sorted order takes each of its tokens after the one before.
@@ -127,13 +127,13 @@ def fit_drafts(
     chances.sort(key=lambda chance: -chance[0])
     del chances[max(0, len(seconds) - 1 - num_rows) :]
     best, per_second, best_worth = 0, num_rows / seconds[num_rows], 1.0
-    accepted, num_drafted = 0.0, 0
+    accepted, num_drafting = 0.0, 0
     gain = _MIN_GAIN * per_second
     passes = _DraftingPasses(drafting)
     for number, (chance, row, place) in enumerate(chances, 1):
         accepted += chance
-        num_drafted += place == 1
-        worth = alone + (1 - alone) * (num_drafted / num_rows)**2
+        num_drafting += place == 1
+        worth = alone + (1 - alone) * (num_drafting / num_rows) ** 2
         if num_unread := drafts[row].num_unread:
             passes.add(place, num_unread if place == 1 else 1)
         if (found := (num_rows + worth * accepted) / (seconds[num_rows + number] + passes.seconds)) > gain:

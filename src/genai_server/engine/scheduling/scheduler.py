@@ -13,7 +13,6 @@ not make a pass noticeably slower. Passes of the background alone are short, or 
 """
 
 import logging
-import time
 from collections.abc import Callable, Collection, Iterator
 
 from genai_server.engine.scheduling.answer_memory import AnswerMemory
@@ -96,7 +95,7 @@ class Scheduler(Places):
             found = next(self._round, None)
         return found
 
-    def draft_with(self, model: DraftingModel, clock: Clock = time.perf_counter) -> None:
+    def draft_with(self, model: DraftingModel, clock: Clock) -> None:
         """Let a model draft where that pays by the clock, besides the sequences' own text."""
         self._model_drafts = ModelDrafts(model, self._prefill_chunk, clock)
 
