@@ -3,7 +3,7 @@
 Needs no HTTP, so that servers and commands share it.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -51,6 +51,11 @@ class LineError:
     def to_json(self) -> dict[str, Any]:
         """The error in OpenAI's format."""
         return {"code": self.code, "message": self.message, "param": self.param, "line": self.number}
+
+
+def listed(errors: Iterable[LineError]) -> dict[str, Any]:
+    """The `errors` of a batch in OpenAI's format."""
+    return {"object": "list", "data": [error.to_json() for error in errors]}
 
 
 class LineReader:

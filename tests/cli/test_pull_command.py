@@ -152,6 +152,25 @@ def test_failure_ends_with_one_line_and_a_status(
     assert not (user.models / "tiny").exists()
 
 
+def test_pull_keeps_files_that_it_did_not_fetch(user: User) -> None:
+    user.run("pull", "org/tiny")
+    own = {"notes.txt": b"mine", "adapters/law.onnx_adapter": b"adapter"}
+    for name, content in own.items():
+        path = user.models / "tiny" / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(content)
+    removed = "chat_template.jinja"
+    rest = {name: content for name, content in FILES.items() if name != removed}
+    changed = {"tokenizer_config.json": FILES["tokenizer_config.json"] + b"\n"}
+    user.hub.repositories["org/tiny"] = HubRepository({f"cpu/{name}": each for name, each in (rest | changed).items()})
+    status, out, errors = user.run("pull", "org/tiny")
+    assert status == 0, errors
+    assert "checked" in out
+    found = {path.relative_to(user.models / "tiny").as_posix() for path in (user.models / "tiny").rglob("*.*")}
+    assert found == {*rest, *own, ".genai-server.json"}
+    assert all((user.models / "tiny" / name).read_bytes() == content for name, content in (own | changed).items())
+
+
 def test_unrelated_directory_is_not_replaced(user: User) -> None:
     (user.models / "tiny").mkdir(parents=True)
     status, _, errors = user.run("pull", "org/tiny")

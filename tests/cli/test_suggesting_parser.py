@@ -3,6 +3,8 @@
 import pytest
 
 from genai_server.cli import main
+from genai_server.cli.serve.serve_command import add_arguments
+from genai_server.cli.suggesting_parser import SuggestingParser
 
 
 @pytest.mark.parametrize(
@@ -27,6 +29,22 @@ def test_typo_shows_the_commands_usage_and_a_suggestion(
     assert printed.out == ""
     assert printed.err.startswith(f"usage: {usage}")
     assert printed.err.rstrip().endswith(meant)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "model", "insecure"),
+    [
+        ("--insecure ./model", "./model", "true"),
+        ("./model --insecure", "./model", "true"),
+        ("--insecure False ./model", "./model", "False"),
+        ("--insecure --ui false", None, "true"),
+    ],
+)
+def test_a_switch_takes_a_truth_value_only(arguments: str, model: str | None, insecure: str) -> None:
+    parser = SuggestingParser()
+    add_arguments(parser)
+    found = parser.parse_args(arguments.split())
+    assert (found.model, found.insecure) == (model, insecure)
 
 
 def test_a_word_that_is_like_nothing_gets_no_advice(capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,7 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from genai_server.config.sources import engine_settings, load_settings, unknown_variables, unserved_tables
+from genai_server.config.sources import (
+    engine_settings,
+    in_typed_names,
+    load_settings,
+    unknown_variables,
+    unserved_tables,
+)
 from genai_server.errors import ConfigurationError
 from tests.given_settings import given
 from tests.running_server import ROOT
@@ -123,3 +129,13 @@ def test_folder_settings_are_paths_and_none_disables_the_cache() -> None:
     settings = load_settings({}, environ={}, dotenv=None)
     assert engine_settings(settings).cache_dir == str(settings.cache_path)
     assert engine_settings(settings).prefix_cache_dir == f"{settings.cache_path}/prefixes"
+
+
+def test_messages_name_settings_as_they_were_typed() -> None:
+    message = "GENAI_MODEL_DIR=x: too large; PORT=1, GENAI_MAX_LENGTH"
+    assert in_typed_names(message, {"max_length": None}) == message
+    assert in_typed_names(message, {"max_length": "9", "port": "1"}) == (
+        "GENAI_MODEL_DIR=x: too large; --port=1, --max-length"
+    )
+    assert in_typed_names(message, {"model": "x"}).startswith("MODEL=x: ")
+    assert in_typed_names(message, {"model": None, "model_dir": "x"}).startswith("--model-dir=x: ")

@@ -185,6 +185,14 @@ def test_cancellation_is_sent_once() -> None:
     assert left == ["left"]
 
 
+async def test_progress_of_a_prompt_that_is_read_again_never_falls(stream: TokenStream) -> None:
+    seen = []
+    for num_read in (8, 16, 0, 8, 24):
+        stream.receive(Progress(0, num_read, 4))
+        seen += [stream.take()] if stream.has_items else []
+    assert seen == [Progress(0, num_read, 4) for num_read in (8, 16, 24)]
+
+
 async def test_progress_precedes_tokens_and_only_the_last_is_kept(stream: TokenStream) -> None:
     stream.receive(Progress(0, 8, 4))
     stream.receive(Progress(0, 16, 4))

@@ -48,7 +48,9 @@ def _run(arguments: list[str]) -> int:
     try:
         status: int = options.run(options)
     except ConfigurationError as error:
-        print(f"genai-server: {error}", file=sys.stderr)
+        from genai_server.config.sources import in_typed_names
+
+        print(f"genai-server: {in_typed_names(error.message, vars(options))}", file=sys.stderr)
         return 2
     except GenaiServerError as error:
         print(f"genai-server: {error}", file=sys.stderr)

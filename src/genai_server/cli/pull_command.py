@@ -2,7 +2,7 @@
 
 Every file is compared with the hub's hash. The directory appears once all files are complete and correct. After a
 broken connection, the same command continues where it stopped. If the model already exists, the command repairs or
-updates its files.
+updates its files, and keeps those that are not the repository's.
 """
 
 import argparse
@@ -13,6 +13,8 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
+
+import msgspec
 
 from genai_server.cli.download_progress import download_progress
 from genai_server.cli.option_types import path_of
@@ -146,8 +148,10 @@ def pull(
         if former is not None and _is_up_to_date(directory, former, wanted):
             return f"{directory} is already up to date with {hub.endpoint} (commit {repository.commit[:8]})"
         repository = replace(repository, base=original or repository.base)
-        _fetch(hub, source, repository, selection, directory, tell, watch)
-        store.install(store.staging(directory), directory, wanted)
+        added = _fetch(hub, source, repository, selection, directory, tell, watch)
+        if former is not None:
+            store.keep(store.staging(directory), directory, former)
+        store.install(store.staging(directory), directory, msgspec.structs.replace(wanted, added=added))
         size = selection.size / _MIB
         return f"{name} (commit {repository.commit[:8]}, {size:.0f} MiB) is in {directory}, checked"
 
@@ -160,8 +164,11 @@ def _fetch(
     directory: Path,
     tell: Callable[[str], None],
     watch: Watch | None,
-) -> None:
-    """Make the staging folder of the selected files. Raises ConfigurationError and PullFailed."""
+) -> list[str]:
+    """Make the staging folder of the selected files; returns the names of those from the original's repository.
+
+    Raises ConfigurationError and PullFailed.
+    """
     folder = store.staging(directory)
     try:
         with tempfile.TemporaryDirectory() as added:
@@ -172,7 +179,9 @@ def _fetch(
             with download_progress(selection) if watch is None else nullcontext(watch) as watching:
                 download(hub, repository, selection, folder, watching)
             shutil.copytree(added, folder, dirs_exist_ok=True)
+            names = [path.relative_to(added).as_posix() for path in Path(added).rglob("*") if path.is_file()]
         check_model_directory(folder)
+        return names
     except ModelDirectoryError as error:
         message = escaped(error.message.replace(str(folder), repository.name))
         shutil.rmtree(folder, ignore_errors=True)

@@ -1,6 +1,7 @@
 """A command-line parser that suggests the option or command that was probably meant, and the form of its help."""
 
 import argparse
+import sys
 import textwrap
 from collections.abc import Iterable
 from typing import Any, NoReturn
@@ -9,6 +10,8 @@ from genai_server.quoted_values import did_you_mean
 
 # Maximum lines of a usage message that still leave the error in sight.
 _MAX_USAGE = 12
+# What pydantic takes for a bool.
+_TRUTH_VALUES = frozenset({"true", "false", "1", "0", "yes", "no", "on", "off", "y", "n", "t", "f"})
 
 
 class _HelpFormatter(argparse.HelpFormatter):
@@ -29,12 +32,22 @@ class SuggestingParser(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Iterable[str] | None = None, namespace: Any = None) -> tuple[Any, list[str]]:
         """Parse all arguments; ends with the usage if one is unknown."""
-        found, unknown = super().parse_known_args(args, namespace)
+        found, unknown = super().parse_known_args(self._completed(sys.argv[1:] if args is None else args), namespace)
         if unknown:
             option = unknown[0].partition("=")[0]
             known = [name for action in self._actions for name in action.option_strings]
             self.error(f"unrecognized arguments: {' '.join(unknown)}{did_you_mean(option, known)}")
         return found, unknown
+
+    def _completed(self, arguments: Iterable[str]) -> list[str]:
+        """The arguments, where a switch takes the next one only if that is a truth value: not `--insecure ./model`."""
+        switches = [action for action in self._actions if action.nargs == argparse.OPTIONAL and action.const]
+        alone = {name: f"{name}={action.const}" for action in switches for name in action.option_strings}
+        given = list(arguments)
+        return [
+            argument if after.lower() in _TRUTH_VALUES else alone.get(argument, argument)
+            for argument, after in zip(given, [*given[1:], ""], strict=True)
+        ]
 
     def _check_value(self, action: argparse.Action, value: object) -> None:
         try:

@@ -3,6 +3,7 @@
 import argparse
 import difflib
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
@@ -121,6 +122,17 @@ def engine_settings(settings: Settings) -> EngineSettings:
         "max_length": settings.within(None) or 0,
     }
     return EngineSettings(**given | others)
+
+
+def in_typed_names(message: str, options: Mapping[str, object]) -> str:
+    """A message about settings, with the names of those that were typed as options in place of their variables.
+
+    `options` are a command's arguments; MODEL stands for GENAI_MODEL_DIR.
+    """
+    typed = {environment_variable(name): option(name) for name in Settings.model_fields if options.get(name)}
+    if options.get("model"):
+        typed.setdefault(environment_variable("model_dir"), "MODEL")
+    return re.sub(r"\b[A-Z_]+\b", lambda found: typed.get(found[0], found[0]), message)
 
 
 def unserved_tables(settings: Settings) -> list[str]:

@@ -48,6 +48,8 @@ class TokenStream:
         # What has arrived since the last `take`, as one message.
         self._tokens: Tokens | None = None
         self._progress: Progress | None = None
+        # Tokens of the prompt in the latest progress.
+        self._num_read = 0
         self._vectors: list[bytes] = []
         self._error: GenaiServerError | None = None
         # The future that the only reader waits for.
@@ -70,7 +72,7 @@ class TokenStream:
             case Accepted():
                 self._accepted = True
             case Progress():  # a slow reader sees only the latest
-                self._progress = message
+                self._progress = self._furthest(message)
             case PromptLogprobs():
                 self.prompt_logprobs += message.logprobs
                 return
@@ -84,6 +86,13 @@ class TokenStream:
             case Refused() | Failed():
                 self.fail(message.error.to_error())
         self._wake()
+
+    def _furthest(self, progress: Progress) -> Progress | None:
+        """The progress to report: a prompt is read again from its start after a pause, and on another engine."""
+        if progress.num_read <= self._num_read:
+            return self._progress
+        self._num_read = progress.num_read
+        return progress
 
     def finish(self, reason: FinishReason) -> None:
         """End the answer as complete."""

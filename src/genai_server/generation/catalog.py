@@ -44,7 +44,7 @@ _ASK_EVERY = 1.0
 # Seconds that a request waits until another model is idle and can be unloaded.
 PATIENCE = 30.0
 # The name of every model without a configured one until version 0.2, which clients still send.
-_FORMER_DEFAULT = "onnx-genai"
+FORMER_DEFAULT = "onnx-genai"
 # Written around a name by Ollama's clients: the hub's address and the tag.
 _HUB = re.compile(r"^(https://)?(hf|huggingface)\.co/")
 _TAG = ":latest"
@@ -340,6 +340,6 @@ def _named(models: Sequence[ModelStatus], name: str) -> ModelStatus | None:
     The first has the former default name, unless a model has it, or any name.
     """
     found = next((about for about in models if name == about.name or name in about.aliases), None)
-    if found is None and name == _FORMER_DEFAULT and not any(ANY_NAME in about.aliases for about in models):
+    if found is None and name == FORMER_DEFAULT and not any(ANY_NAME in about.aliases for about in models):
         return next(iter(models), None)
     return found

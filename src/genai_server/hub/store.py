@@ -5,7 +5,7 @@ A directory is prepared in a hidden folder next to it, and renamed when it is co
 
 import hashlib
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -36,6 +36,8 @@ class Origin(msgspec.Struct, frozen=True):
     built: str = ""
     # Digests of the fetched files; empty for a built model.
     files: dict[str, str] = msgspec.field(default_factory=dict)
+    # Names of the files that were fetched from the original's repository.
+    added: list[str] = []
 
 
 def origin_of_pull(repository: Repository, selection: Selection, original: str = "") -> Origin:
@@ -76,16 +78,26 @@ def locked(directory: Path) -> Iterator[None]:
         lock.release()
 
 
-def seed(folder: Path, directory: Path) -> None:
-    """Start from the files of the existing directory, as hard links where the disk allows it."""
+def seed(folder: Path, directory: Path, is_taken: Callable[[str], bool] = lambda name: True) -> None:
+    """Start from the files of the existing directory, as hard links where the disk allows it. Raises PullFailed.
+
+    `is_taken` gets the name of each file that the folder lacks.
+    """
     try:
         for path in [path for path in directory.rglob("*") if path.is_file()]:
-            target = folder / path.relative_to(directory)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            if not target.exists():
+            name = path.relative_to(directory)
+            target = folder / name
+            if not target.exists() and is_taken(name.as_posix()):
+                target.parent.mkdir(parents=True, exist_ok=True)
                 _link(path, target)
     except OSError as error:
         raise PullFailed(f"{error.filename or folder}: {error.strerror}") from None
+
+
+def keep(folder: Path, directory: Path, former: Origin) -> None:
+    """Add the files of the existing directory that no pull has put there. Raises PullFailed."""
+    fetched = {*former.files, *former.added, ORIGIN}
+    seed(folder, directory, lambda name: name not in fetched)
 
 
 def install(folder: Path, directory: Path, origin: Origin) -> None:

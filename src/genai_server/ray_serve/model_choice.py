@@ -19,7 +19,7 @@ from genai_server.apis.tokens import routes as tokens
 from genai_server.apis.transcriptions import routes as transcriptions
 from genai_server.config.settings import Settings
 from genai_server.errors import ModelNotFound
-from genai_server.generation.catalog import plain_name, task_unsupported
+from genai_server.generation.catalog import FORMER_DEFAULT, plain_name, task_unsupported
 from genai_server.messages.status_file import ANY_NAME
 from genai_server.pooling_model import Task
 from genai_server.quoted_values import quoted
@@ -75,5 +75,7 @@ class ModelNames:
         for name in (id, plain, id.rpartition(":")[0], plain.rpartition(":")[0], ANY_NAME):
             if name in served or name in aliases:
                 return aliases.get(name, name)
+            if name == FORMER_DEFAULT and ANY_NAME not in aliases:
+                return next(iter(served))
         names = ", ".join(map(quoted, served))
         raise ModelNotFound(f"model {quoted(id)} is not served; {names} are", param="model")

@@ -321,10 +321,16 @@ def test_a_batch_waits_for_room_for_its_results(tmp_path: Path) -> None:
         contents = server.folder / "files" / "contents"
         wait_until(lambda: sum(path.stat().st_size for path in contents.iterdir()) > 150_000)
         wait_until(lambda: num_running(server.client) == 0)
+        wait_until(lambda: get(server.client, id)["errors"] is not None)
         batch = get(server.client, id)
         assert (batch["status"], batch["request_counts"]["completed"] < 40) == ("in_progress", True)
+        (reason,) = batch["errors"]["data"]
+        assert reason["code"] == "storage_full"
+        assert "(GENAI_FILES_BYTES_PER_KEY)" in reason["message"]
         server.client.delete(f"/v1/files/{other}")
-        assert ended(server.client, id)["request_counts"] == {"total": 40, "completed": 40, "failed": 0}
+        batch = ended(server.client, id)
+        assert batch["request_counts"] == {"total": 40, "completed": 40, "failed": 0}
+        assert batch["errors"] is None
 
 
 def test_a_key_with_a_long_batch_delays_no_other_key(server: RunningServer) -> None:

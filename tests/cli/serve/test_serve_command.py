@@ -66,7 +66,7 @@ def is_ready(url: str) -> bool:
         ({"GENAI_MAX_LENGTH": "-1"}, 'GENAI_MAX_LENGTH="-1": '),
         (
             {"GENAI_MODEL_DIR": "/none"},
-            "MODEL, --model-dir or GENAI_MODEL_DIR=/none: model directory /none does not exist; genai-server serve ",
+            "GENAI_MODEL_DIR=/none: model directory /none does not exist; genai-server serve ",
         ),
     ],
 )
@@ -93,7 +93,7 @@ def test_incomplete_model_directory_ends_the_start_with_the_file(
     shutil.copytree(DEMO, model)
     (model / missing).unlink()
     line = refused_start("--model-dir", str(model))
-    assert f"GENAI_MODEL_DIR={model}: " in line
+    assert f"--model-dir={model}: " in line
     assert missing in line
 
 
@@ -107,18 +107,18 @@ def test_unusable_model_file_ends_the_start_with_one_line(
     shutil.copytree(DEMO, model)
     (model / file).write_text(content, encoding="utf-8")
     for options in ((), ("--workers", "2")):
-        assert f"GENAI_MODEL_DIR={model}: " in refused_start("--model-dir", str(model), *options)
+        assert f"--model-dir={model}: " in refused_start("--model-dir", str(model), *options)
 
 
 def test_missing_chat_template_ends_the_start_with_one_line(refused_start: Callable[..., str]) -> None:
     line = refused_start("--model-dir", str(DEMO), "--chat-template", "chatmll")
-    assert "--chat-template or GENAI_CHAT_TEMPLATE: chatmll: no such file" in line
+    assert "--chat-template: chatmll: no such file" in line
 
 
 def test_draft_model_with_other_tokens_ends_the_start(refused_start: Callable[..., str]) -> None:
     vision = ROOT / "models" / "demo-vision"
     line = refused_start("--model-dir", str(DEMO), "--draft-model", str(vision))
-    assert f"GENAI_DRAFT_MODEL={vision}: it must have the tokenizer of {DEMO}: special token " in line
+    assert f"--draft-model={vision}: it must have the tokenizer of {DEMO}: special token " in line
 
 
 def test_the_command_line_names_its_own_option(refused_start: Callable[..., str]) -> None:
@@ -170,7 +170,12 @@ def test_missing_library_is_reported_with_the_one_to_install(tmp_path: Path) -> 
 def test_a_port_in_use_ends_the_start(refused_start: Callable[..., str], scripted: RunningServer) -> None:
     port = scripted.url.rpartition(":")[2]
     line = refused_start("--device", "scripted", "--port", port)
-    assert f"PORT={port}: in use on 127.0.0.1, perhaps by another genai-server; --port 0" in line
+    assert f"--port={port}: in use on 127.0.0.1, perhaps by another genai-server; --port 0" in line
+
+
+def test_busy_port_does_not_hide_a_mistyped_model(refused_start: Callable[..., str], scripted: RunningServer) -> None:
+    line = refused_start("modle", "--port", scripted.url.rpartition(":")[2])
+    assert 'no model "modle" here or in ' in line
 
 
 def test_version_is_printed() -> None:

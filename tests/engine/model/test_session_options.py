@@ -13,6 +13,7 @@ from onnx import TensorProto, helper
 from genai_server.engine.host.cores import usable_cores
 from genai_server.engine.model import session_options as module
 from genai_server.engine.model.session_options import (
+    config_entries,
     configure_providers,
     genai_overlay,
     library_of,
@@ -29,6 +30,7 @@ from genai_server.options.session import ENTRIES, RUN
 from tests.running_server import DEMO
 
 MODEL = DEMO / "model.onnx"
+UNSIGNED_WEIGHTS = "session.x64quantprecision"
 
 
 def checked(**session: Any) -> DeviceOptions:
@@ -186,15 +188,21 @@ def test_a_level_of_optimization_leaves_its_graph(level: Any, nodes: int, tmp_pa
 )
 def test_option_is_added_to_the_overlay_of_onnxruntime_genai(given: dict[str, Any], expected: dict[str, Any]) -> None:
     found = genai_overlay(checked(**given), 0)["session_options"]
-    assert found == {"intra_op_num_threads": usable_cores(), "session.x64quantprecision": "1"} | expected
+    found.pop(UNSIGNED_WEIGHTS, None)
+    assert found == {"intra_op_num_threads": usable_cores()} | expected
 
 
-def test_int8_products_do_not_overflow_unless_options_allow_it() -> None:
-    options = checked(**{"session.x64quantprecision": 0})
-    for given, expected in ((checked(), "1"), (options, "0")):
-        entry = "session.x64quantprecision"
-        assert session_options(given, 0).get_session_config_entry(entry) == expected
-        assert genai_overlay(given, 0)["session_options"][entry] == expected
+@pytest.mark.parametrize("overflow", [True, False])
+def test_weights_are_unsigned_only_where_products_overflow(overflow: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "products_overflow", lambda: overflow)
+    assert config_entries(checked()) == ({UNSIGNED_WEIGHTS: "1"} if overflow else {})
+
+
+def test_options_decide_whether_weights_are_unsigned() -> None:
+    for given in (0, 1):
+        options = checked(**{UNSIGNED_WEIGHTS: given})
+        assert session_options(options, 0).get_session_config_entry(UNSIGNED_WEIGHTS) == str(given)
+        assert genai_overlay(options, 0)["session_options"][UNSIGNED_WEIGHTS] == str(given)
 
 
 def test_arena_shrinkage_is_an_option_of_every_pass() -> None:

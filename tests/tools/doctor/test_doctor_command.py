@@ -20,7 +20,7 @@ from genai_server.tools.doctor import machine
 from genai_server.tools.doctor import model_checks as models
 from genai_server.tools.doctor.finding import FAIL, OK, WARN, Finding
 from tests.model_edits import base_model, edited_config
-from tests.running_server import DEMO, clean_environment, free_port, run_server
+from tests.running_server import DEMO, RunningServer, clean_environment, free_port, run_server
 
 
 def settings(**options: str) -> Settings:
@@ -304,6 +304,13 @@ def test_the_context_is_reported_with_what_limits_it(monkeypatch: pytest.MonkeyP
     ]
     _, set_too_long = machine.memory(settings(max_length="2000", kv_cache_bytes="1000000"))
     assert set_too_long.state == FAIL
+
+
+def test_port_of_a_running_genai_server_is_no_failure(scripted: RunningServer) -> None:
+    port = scripted.url.rpartition(":")[2]
+    assert list(machine.port(settings(port=port))) == [
+        Finding(OK, "port", f"a genai-server is running on 127.0.0.1 port {port}")
+    ]
 
 
 def test_a_port_that_is_taken_is_a_failure() -> None:

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 
 from genai_server.apis.batches.answering import Answering, Stop
 from genai_server.apis.batches.results import Results
-from genai_server.apis.batches.store import BatchStore, StoredBatch
+from genai_server.apis.batches.store import NO_SPACE, BatchStore, StoredBatch
 from genai_server.apis.files.store import FileStore, new_id
 from genai_server.apis.shared.base import JsonObject
 from genai_server.batch_input import InputCheck
-from genai_server.batch_lines import BatchLine, LineError, LineReader, error_line, response_line
+from genai_server.batch_lines import BatchLine, LineError, LineReader, error_line, listed, response_line
 from genai_server.errors import StoreUnavailable
 from genai_server.http.request_state import OnBehalf
 
@@ -83,8 +83,7 @@ class BatchRun:
             if value["status"] == "validating":
                 errors = await self._validate()
                 if errors and not self.stop.is_set():
-                    listed = {"object": "list", "data": [error.to_json() for error in errors]}
-                    return await self._end("failed", errors=listed)
+                    return await self._end("failed", errors=listed(errors))
             await self._answer_all(results)
             if self.stop.reason == STOPPING:
                 return None
@@ -95,7 +94,7 @@ class BatchRun:
         except _InputMissing:
             watching.cancel()
             error = LineError(None, "file_not_found", "the content of the input file is missing")
-            return await self._end("failed", errors={"object": "list", "data": [error.to_json()]})
+            return await self._end("failed", errors=listed([error]))
         finally:
             watching.cancel()
             await results.close()
@@ -129,14 +128,10 @@ class BatchRun:
             value["usage"] = usage
             change(value)
 
-        value, has_room = await self._store.update(self._batch, changed, self._results.sizes)
-        if self._has_room and not has_room:
-            log.warning(
-                "%s waits: its key's files, or all, leave no space for results "
-                "(GENAI_FILES_BYTES_PER_KEY, GENAI_FILES_BYTES)",
-                self._batch.id,
-            )
-        self._has_room = has_room
+        value, limit = await self._store.update(self._batch, changed, self._results.sizes)
+        if self._has_room and limit:
+            log.warning("%s waits: %s", self._batch.id, NO_SPACE % limit)
+        self._has_room = not limit
         return value
 
     async def _lines(self) -> AsyncGenerator[list[BatchLine | LineError]]:

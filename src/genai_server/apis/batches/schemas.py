@@ -42,7 +42,7 @@ class RequestCounts(BaseModel):
 
 
 class BatchErrors(BaseModel):
-    """Why a batch has failed. Each entry has `code`, `message`, `param` and `line`."""
+    """Why a batch has failed, or waits: `storage_full`. Each entry has `code`, `message`, `param` and `line`."""
 
     object: Literal["list"]
     data: list[dict[str, Any]]

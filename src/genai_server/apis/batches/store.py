@@ -11,6 +11,7 @@ from genai_server.apis.files.schemas import MAX_SECONDS
 from genai_server.apis.files.store import FileStore, StoredFile, find, insert, new_id, start_of
 from genai_server.apis.shared.base import JsonObject
 from genai_server.apis.shared.database import Database
+from genai_server.batch_lines import LineError, listed
 from genai_server.errors import BatchNotFound, InvalidField, RateLimitExceeded
 from genai_server.quoted_values import quoted
 
@@ -19,6 +20,7 @@ MAX_OPEN = 100
 MAX_KEPT_BYTES = 10 * 1024 * 1024
 # States in which a batch can be cancelled.
 _CANCELLABLE = ("validating", "in_progress")
+NO_SPACE = "there is no space for the results: delete files (%s)"
 _COLUMNS = "id, owner, input, output, errors, keeps, value"
 _TIMES = (
     *("in_progress_at", "finalizing_at", "completed_at", "failed_at", "expired_at", "cancelling_at", "cancelled_at"),
@@ -157,21 +159,23 @@ class BatchStore:
 
     async def update(
         self, batch: StoredBatch, change: Callable[[JsonObject], None], sizes: tuple[int, int]
-    ) -> tuple[JsonObject, bool]:
+    ) -> tuple[JsonObject, str]:
         """Change a batch that this process runs. `sizes` are those of its results and errors in bytes.
 
-        Returns its new value, and whether its owner's files leave space for more results.
+        Returns its new value, and the setting whose limit leaves no space for more results; "" if there is space.
         """
 
-        def update(database: Database) -> tuple[JsonObject, bool]:
+        def update(database: Database) -> tuple[JsonObject, str]:
             with database.transaction("IMMEDIATE") as rows:
                 value = _open_value(rows, batch)
                 assert value is not None
                 change(value)
-                _set_value(rows, batch.id, value)
                 for id, size in zip((batch.output, batch.errors), sizes, strict=True):
                     rows.execute("UPDATE files SET size = ? WHERE id = ?", (size, id))
-                return value, self._files.has_room(rows, batch.owner)
+                limit = self._files.reached_limit(rows, batch.owner)
+                value["errors"] = listed([LineError(None, "storage_full", NO_SPACE % limit)]) if limit else None
+                _set_value(rows, batch.id, value)
+                return value, limit
 
         return await self._database.run(batch.owner, update)
 
@@ -183,7 +187,7 @@ class BatchStore:
             with database.transaction("IMMEDIATE") as rows:
                 value = _open_value(rows, batch)
                 assert value is not None
-                value |= changes
+                value |= {"errors": None, **changes}
                 files = (("output_file_id", batch.output), ("error_file_id", batch.errors))
                 for (field, id), size in zip(files, sizes, strict=True):
                     if size:
@@ -217,11 +221,8 @@ class BatchStore:
             ).fetchone()
             if num_open >= MAX_OPEN:
                 raise RateLimitExceeded(f"this key may have {MAX_OPEN} batches that have not ended, and has {num_open}")
-            if not self._files.has_room(rows, batch.owner):
-                raise InvalidField(
-                    "there is no space for the results: delete files (GENAI_FILES_BYTES_PER_KEY, GENAI_FILES_BYTES)",
-                    param="input_file_id",
-                )
+            if limit := self._files.reached_limit(rows, batch.owner):
+                raise InvalidField(NO_SPACE % limit, param="input_file_id")
             for id, name in ((batch.output, f"{batch.id}_output.jsonl"), (batch.errors, f"{batch.id}_error.jsonl")):
                 result = StoredFile(id, batch.owner, batch.value["created_at"], None, name, "batch_output", 0)
                 insert(rows, result, writer=batch.id)

@@ -166,10 +166,12 @@ class FileStore:
             raise _not_found(id)
         await asyncio.to_thread(_remove, self.content(id))
 
-    def has_room(self, rows: sqlite3.Connection, owner: str) -> bool:
-        """Whether the results of an owner's batches may grow."""
+    def reached_limit(self, rows: sqlite3.Connection, owner: str) -> str:
+        """The setting whose limit keeps the results of an owner's batches from growing; "" if they may grow."""
         _, own, total = _used(rows, owner)
-        return own < self._limits.per_owner and total < self._limits.total
+        if own >= self._limits.per_owner:
+            return "GENAI_FILES_BYTES_PER_KEY"
+        return "GENAI_FILES_BYTES" if total >= self._limits.total else ""
 
     async def remove_expired(self) -> None:
         """Remove files that have expired, unless a batch reads them, and contents that belong to no file."""

@@ -42,7 +42,7 @@ def bind(settings: Settings, *, backlog: int | None = None) -> socket.socket:
     try:
         return socket.create_server((settings.host, settings.port), family=family, backlog=backlog)
     except OSError as error:
-        raise ConfigurationError(_why_not_listening(settings, error)) from None
+        raise ConfigurationError(_why_not_listening(settings, error)) from error
 
 
 def _why_not_listening(settings: Settings, error: OSError) -> str:
@@ -71,11 +71,11 @@ def check_models(settings: Settings) -> None:
         try:
             codecs = load_text(path, settings.devices, settings.chat_template_of(name))
         except ModelDirectoryError as error:
-            given = f"GENAI_MODELS: {name}=" if settings.models else "MODEL, --model-dir or GENAI_MODEL_DIR="
+            given = f"GENAI_MODELS: {name}=" if settings.models else "GENAI_MODEL_DIR="
             remedy = "" if Path(path).is_dir() else f"; {how_to_get(path, settings.models_path)}"
             raise ConfigurationError(f"{given}{path}: {error}{remedy}") from None
         except ChatTemplateError as error:
-            raise ConfigurationError(f"--chat-template or GENAI_CHAT_TEMPLATE: {error}") from None
+            raise ConfigurationError(f"GENAI_CHAT_TEMPLATE: {error}") from None
         except ConfigurationError:
             raise
         except Exception as error:  # a library reads unchecked files

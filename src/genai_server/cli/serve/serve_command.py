@@ -63,7 +63,10 @@ def _directory(arguments: argparse.Namespace, settings: Settings) -> str:
     log.info("genai-server %s looks for %s", __version__, arguments.model)
     from genai_server.cli.model_argument import fetched
     from genai_server.cli.serve.preflight import bind, check_access
+    from genai_server.hub.repository import could_be_repository
 
+    # What cannot be fetched is found or refused now, so that a busy port does not hide a mistyped name.
+    directory = None if could_be_repository(arguments.model) else fetched(arguments.model, settings.models_path)
     check_access(settings)
     bind(settings).close()
-    return str(fetched(arguments.model, settings.models_path))
+    return str(directory or fetched(arguments.model, settings.models_path))

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from genai_server.cli.screen import show
 from genai_server.config.settings import Settings
-from genai_server.config.sources import add_options, load_settings
+from genai_server.config.sources import add_options, in_typed_names, load_settings
 from genai_server.errors import ConfigurationError
 from genai_server.tools.doctor import machine
 from genai_server.tools.doctor import model_checks as models
@@ -31,11 +31,13 @@ def run(arguments: argparse.Namespace) -> int:
     # The findings include what the engines' supervisor would log.
     logging.getLogger("genai_server").addHandler(logging.NullHandler())
     failed = False
-    for finding in examine(vars(arguments)):
+    options = vars(arguments)
+    for finding in examine(options):
         failed |= finding.state == FAIL
-        show((f"{finding.state:<5}", _STYLES[finding.state]), f" {finding.subject}: {finding.found}")
+        found = in_typed_names(finding.found, options)
+        show((f"{finding.state:<5}", _STYLES[finding.state]), f" {finding.subject}: {found}")
         if finding.remedy:
-            show(f"      → {finding.remedy}")
+            show(f"      → {in_typed_names(finding.remedy, options)}")
     return 1 if failed else 0
 
 

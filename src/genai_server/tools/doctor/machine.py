@@ -1,18 +1,24 @@
 """`genai-server doctor`'s checks of the machine. Each check yields findings and never raises."""
 
+import errno
+import http.client
 import importlib.metadata
 import json
 import platform
 import shutil
+import ssl
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import psutil
 
 from genai_server import __version__
 from genai_server.cli.serve.preflight import bind
+from genai_server.cli.serve.welcome import url_of
 from genai_server.config.environment import engine_environment
 from genai_server.config.settings import AUTO, Settings
 from genai_server.config.sources import device_options, engine_settings
@@ -40,6 +46,7 @@ _TESTED = "0.18"
 _PACKED = 2.2
 _MORE_MEMORY = "free some memory, set GENAI_KV_CACHE_TYPE to fp16, or use a smaller model"
 _TRIAL_TIMEOUT = 60.0
+_ANSWER_TIMEOUT = 2.0
 
 
 def versions() -> Iterator[Finding]:
@@ -181,13 +188,34 @@ def _context(subject: str, settings: Settings, name: str, kv_bytes: int) -> Iter
 
 
 def port(settings: Settings) -> Iterator[Finding]:
-    """Whether the server can listen on its address."""
+    """Whether the server can listen on its address, or does already."""
     try:
         bind(settings).close()
     except ConfigurationError as error:
-        yield Finding(FAIL, "port", error.message, "stop the program that listens there, or choose another --port")
+        in_use = isinstance(error.__cause__, OSError) and error.__cause__.errno == errno.EADDRINUSE
+        if in_use and _is_served(settings):
+            yield Finding(OK, "port", f"a genai-server is running on {settings.host} port {settings.port}")
+            return
+        remedy = "stop the program that listens there, or choose another --port" if in_use else "change HOST or PORT"
+        yield Finding(FAIL, "port", error.message, remedy)
     else:
         yield Finding(OK, "port", f"{settings.host} port {settings.port or '(any)'} is free")
+
+
+def _is_served(settings: Settings) -> bool:
+    """Whether a genai-server answers at the configured address."""
+    address = urlsplit(url_of(settings.host, settings.port, is_https=bool(settings.tls_cert))).netloc
+    connection = http.client.HTTPConnection(address, timeout=_ANSWER_TIMEOUT)
+    if settings.tls_cert:
+        unverified = ssl.create_default_context()  # the certificate may be for another name than this address
+        unverified.check_hostname, unverified.verify_mode = False, ssl.CERT_NONE
+        connection = http.client.HTTPSConnection(address, timeout=_ANSWER_TIMEOUT, context=unverified)
+    try:
+        with closing(connection):
+            connection.request("GET", "/healthz")
+            return isinstance(json.load(connection.getresponse())["devices"], dict)
+    except (OSError, ValueError, LookupError, TypeError, http.client.HTTPException):
+        return False
 
 
 def cache(settings: Settings) -> Iterator[Finding]:
