@@ -129,7 +129,7 @@ def main() -> None:
     parser.add_argument("--unedited", type=int, default=64, help="mean number of tokens between two edits (64)")
     parser.add_argument("--rounds", type=int, default=5, help="rounds of each median (5)")
     parser.add_argument("--only", default="", metavar="TEXT", help="kinds of answers with this in their names (all)")
-    parser.add_argument("--processor-time", action="store_true", help="measure, and decide about drafts, by processor time")
+    parser.add_argument("--processor-time", action="store_true", help="count processor time instead, also for drafts")
     parser.add_argument("--cache", type=Path, help="keeps packed weights (a temporary folder)")
     parser.add_argument("--markdown", action="store_true", help="print the table as a document has it")
     arguments = parser.parse_args()

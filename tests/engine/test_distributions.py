@@ -310,7 +310,7 @@ class TableDrafts:
     """A draft model that draws its drafts, in which the likely tokens are more likely. It has read all sequences."""
 
     def __init__(self) -> None:
-        self.times = FreePasses()
+        self.times: StepTimeModel = FreePasses()
         self._random = np.random.default_rng(7)
 
     def room(self, sequence: Sequence) -> int:

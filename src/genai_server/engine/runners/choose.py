@@ -84,7 +84,7 @@ def load_runners(spec: EngineSpec) -> RunnerPair:
 
 
 def _may_have_drafts(spec: EngineSpec) -> bool:
-    """Whether the answers of a device's model may have drafts, as far as its settings tell. The graph may rule it out."""
+    """Whether a device's answers may have drafts, as far as the settings tell. The graph may rule them out."""
     settings, model_dir = spec.settings, Path(spec.model_dir)
     if not on_cpu(spec) or task_of(model_dir) is not Task.GENERATE:
         return False
