@@ -2,8 +2,9 @@
 
 from pathlib import Path
 
+from genai_server.config.setting_form import environment_variable
 from genai_server.config.setting_groups import GROUPS
-from genai_server.config.settings import Settings, environment_variable
+from genai_server.config.settings import Settings
 
 ROOT = Path(__file__).parent.parent
 BEGIN, END = "<!-- settings -->\n", "<!-- end of settings -->\n"

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 SEED = 77  # of sentences, voices and noise
 ASKED = 100  # recordings of each condition
 SAMPLE_RATE = 16_000
+# Seconds of speech that a window holds.
+FULL_SECONDS = 29
 # A recording, its rate in Hz, and start, end (in seconds) and text of the sentences in it.
 Spoken = tuple["np.ndarray", int, list[tuple[float, float, str]]]
 
@@ -145,12 +147,29 @@ def two_sentences(rng: Random) -> Spoken:
     return np.concatenate([first, pause, second]), rate, [said, (start, start + other[1], other[2])]
 
 
+def a_full_window(rng: Random) -> Spoken:
+    """Sentences with short pauses, as many as a window holds."""
+    import numpy as np
+
+    parts: list[np.ndarray] = []
+    spoken: list[tuple[float, float, str]] = []
+    length = 0
+    while True:
+        samples, rate, ((_, _, text),) = clean(rng)
+        if length + len(samples) > FULL_SECONDS * rate:
+            return np.concatenate(parts), rate, spoken
+        spoken.append((length / rate, (length + len(samples)) / rate, text))
+        parts += [samples, np.zeros(int(rng.uniform(0.2, 0.8) * rate), np.float32)]
+        length += len(parts[-2]) + len(parts[-1])
+
+
 NOTHING = "no speech"
 CONDITIONS: dict[str, Callable[[Random], Spoken]] = {
     "clean": clean,
     "noise, 10 dB below the speech": noisy,
     "telephone, 8 kHz": over_a_telephone,
     "two sentences with a pause": two_sentences,
+    "a window full of sentences": a_full_window,
 }
 
 

@@ -48,6 +48,6 @@ if __name__ == "__main__":
     fuzz(
         argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter),
         hostile_image,
-        "GENAI_IMAGE_TIMEOUT",
+        "GENAI_MEDIA_TIMEOUT",
         send,
     )

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from _models.bench_shapes import IMAGE_TOKENS, SHAPES, SPEECH_SHAPES, SPEECH_TEXT_TOKENS, BenchShape
 from _models.environment import ensure_environment
+from _models.family import add_head
 from _models.vision_families import QWEN_MARKS, QWEN_TEMPLATE
 
 if TYPE_CHECKING:
@@ -69,7 +70,10 @@ def main() -> None:
         source = arguments.checkpoint or Path(temporary)
         source.mkdir(parents=True, exist_ok=True)
         save_tokenizer(tokenizer, source, QWEN_TEMPLATE if shape.takes_images else CHATML, arguments.context)
-        random_model(tokenizer, shape, arguments.layers, arguments.context).save_pretrained(source)
+        model = random_model(tokenizer, shape, arguments.layers, arguments.context)
+        model.save_pretrained(source)
+        if "mtp_num_hidden_layers" in shape.settings:
+            add_head(model.config.get_text_config(), source, lambda _, parameter: parameter.normal_(std=0.02))
         export(
             source,
             arguments.out,

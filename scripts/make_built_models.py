@@ -21,6 +21,7 @@ from _models.vision_families import VISION_FAMILIES
 
 OUT = REPOSITORY / "tests" / "built_models"
 GRAPH, OTHERS = ["model.onnx", "genai_config.json"], ["model.onnx.data", "tokenizer.json", "tokenizer_config.json"]
+HEAD = ["mtp.onnx", "mtp.onnx.data"]
 OF_SOUNDS = ["speech.onnx", "embedding.onnx", "chat_template.jinja"]
 OF_IMAGES = ["vision.onnx", "embedding.onnx", "processor_config.json", "chat_template.jinja"]
 _TINY: dict[str, Any] = {
@@ -66,7 +67,7 @@ MODELS: dict[str, tuple[Family, dict[str, Any], bool]] = {
         False,
     ),
     "lfm2": (FAMILIES["lfm2"], _NARROW | {"layer_types": ["conv", "full_attention"]}, True),
-    "qwen-3.5": (FAMILIES["qwen-3.5"], _QWEN_3_5, True),
+    "qwen-3.5": (replace(FAMILIES["qwen-3.5"], options=()), _QWEN_3_5 | {"mtp_num_hidden_layers": 1}, True),
 }
 # Models for images, which all run, and their decoders' settings besides _TINY. Two large images and some text fit.
 VISION_MODELS: dict[str, dict[str, Any]] = {
@@ -76,7 +77,16 @@ VISION_MODELS: dict[str, dict[str, Any]] = {
         "rope_parameters": _THREE_AXES | {"mrope_section": [6, 5, 5], "mrope_interleaved": True},
         "max_position_embeddings": 512,
     },
+    "qwen-2.5-vl-images": _NARROW
+    | {"rope_parameters": _THREE_AXES | {"mrope_section": [2, 3, 3]}, "max_position_embeddings": 512},
     "qwen-3.5-images": _QWEN_3_5 | {"max_position_embeddings": 512},
+    "qwen-3.5-moe-images": _QWEN_3_5
+    | {
+        "max_position_embeddings": 512,
+        "num_experts": 4,
+        "moe_intermediate_size": 32,
+        "shared_expert_intermediate_size": 32,
+    },
     "mistral-3-images": _NARROW | {"head_dim": 32, "max_position_embeddings": 512},
     # Convolutions alone before the attention would make all texts with one end alike.
     "lfm2-vl-images": _NARROW
@@ -129,7 +139,8 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as temporary:
             if name in MODELS:
                 family, settings, runs = MODELS[name]
-                build(_sized(family, settings), Path(temporary), OUT / name, [*GRAPH, *(OTHERS if runs else [])])
+                files = [*GRAPH, *(OTHERS if runs else []), *(HEAD if "mtp_num_hidden_layers" in settings else [])]
+                build(_sized(family, settings), Path(temporary), OUT / name, files)
             elif name in SPEECH_MODELS:
                 built = _build_speech(SPEECH_MODELS[name], Path(temporary) / "built")
                 _copy(built, OUT / name, OF_SPEECH)

@@ -27,7 +27,6 @@ import numpy as np
 from _models.table import table
 from PIL import Image
 
-TOKENS = 32
 HEAD = ["what", "median", "least", "most"]
 _seeds = count(time.time_ns() % 2**32)
 
@@ -42,16 +41,17 @@ def new_image(width: int, height: int) -> dict[str, Any]:
 
 
 class Client:
-    """Greedy streams of a server."""
+    """Greedy streams of a server, of `tokens` each."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, tokens: int) -> None:
         self._http = httpx.Client(base_url=url, timeout=600)
+        self._tokens = tokens
 
-    def times(self, content: list[dict[str, Any]] | str, tokens: int = TOKENS) -> Iterator[float]:
-        """When the request began, and when each token came, in seconds."""
+    def times(self, content: list[dict[str, Any]] | str, tokens: int = 0) -> Iterator[float]:
+        """When the request began, and when each token came, in seconds; `tokens` 0 means the client's own number."""
         body = {
             "messages": [{"role": "user", "content": content}],
-            "max_tokens": tokens,
+            "max_tokens": tokens or self._tokens,
             "temperature": 0,
             "ignore_eos": True,
         }
@@ -127,11 +127,12 @@ def main() -> None:
     parser.add_argument("url", metavar="URL", help="of the server")
     parser.add_argument("--size", default="640x480", metavar="WxH", help="of the images (default 640x480)")
     parser.add_argument("--clients", type=int, default=4, help="requests at once (default 4)")
+    parser.add_argument("--tokens", type=int, default=32, help="of an answer (default 32)")
     parser.add_argument("--rounds", type=int, default=5, help="(default 5)")
     parser.add_argument("--markdown", action="store_true", help="print a table for a document")
     arguments = parser.parse_args()
     width, height = map(int, arguments.size.split("x"))
-    client = Client(arguments.url)
+    client = Client(arguments.url, arguments.tokens)
     client.ttft([new_image(width, height)])  # starts the process that reads images
     rows = measure(client, width, height, arguments.clients, arguments.rounds)
     print(table([HEAD, *rows], markdown=arguments.markdown))

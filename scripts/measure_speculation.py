@@ -12,8 +12,9 @@ logits are changed so that the next token of a text is chosen. An edited file, w
 (--unedited) has two other tokens, two new ones, or lacks two; the file itself was an earlier answer, or is in the
 prompt. Random tokens of the complete vocabulary, and of 16 tokens, where matches are frequent and wrong.
 
-With a draft model (GENAI_DRAFT_MODEL), there is one kind more: a dictated text, of which it drafts a given share of
-tokens rightly, because models with random weights never agree. All passes are those of the real models.
+With a draft model (GENAI_DRAFT_MODEL), or the model's own head for multi-token prediction (--head), there is one kind
+more: a dictated text, of which it drafts a given share of tokens rightly, because models with random weights never
+agree. All passes are those of the real models.
 
 On a machine that other programs keep busy only --processor-time says anything. Run it with the interpreter of `.venv`.
 """
@@ -45,10 +46,10 @@ from genai_server.engine.runners.warm_up import warm_up
 from genai_server.engine.sampling.grammar import model_guidance
 from genai_server.engine.scheduling.answer_memory import AnswerMemory
 from genai_server.engine.scheduling.scheduler_output import Read
+from genai_server.engine.scheduling.step_time import StepTimeModel
 from genai_server.engine.sequence import Sequence as Scheduled
 from genai_server.messages.generation_request import GenerationRequest, Sampling
 from genai_server.text.tokenizer import ModelTokenizer
-from genai_server.timing import Clock
 
 PROMPT = 64
 # Number of different tokens in the answer that repeats itself, and in the random one of few tokens.
@@ -98,20 +99,29 @@ class Dictation:
         return found
 
 
-class DictatedDrafts(DraftModel):
-    """A draft model that drafts a share of a dictated text's tokens rightly, in the time that it takes."""
+class DictatedDrafts:
+    """Has a draft model or a head draft a share of a dictated text's tokens rightly, in the time that it takes."""
 
-    def __init__(self, model: DraftModel, share: float, clock: Clock) -> None:
-        super().__init__(
-            model.runner, model.runner.model.vocab_size, name=model.name, kv_share=model.kv_share, clock=clock
-        )
-        # By the beginnings of prompts.
-        self.texts: dict[tuple[int, ...], list[int]] = {}
+    def __init__(self, model: DraftModel, share: float) -> None:
+        # By the names of requests.
+        self.texts: dict[str, list[int]] = {}
+        self._model, self._draft, self._best_token = model, model.draft, model.best_token
+        self._wanted: dict[int, Scheduled] = {}
         self._share, self._chance = share, random.Random(6)
+        model.draft, model.best_token = self.draft, self.best_token  # type: ignore[method-assign]
+
+    def draft(
+        self, wanted: Sequence[tuple[Scheduled, int]], chunks: Sequence[tuple[Scheduled, int]]
+    ) -> list[list[int]]:
+        """As the model's own."""
+        self._wanted = {sequence.id: sequence for sequence, _ in wanted}
+        return self._draft(wanted, chunks)
 
     def best_token(self, copy: Scheduled, scores: Scores) -> int:
-        own, text = super().best_token(copy, scores), self.texts.get(tuple(copy.tokens[:PROMPT]), [])
-        place = len(copy.tokens) - PROMPT
+        """The token that is drafted."""
+        own, sequence = self._best_token(copy, scores), self._wanted[copy.id]
+        text = self.texts.get(sequence.request.request_id, [])
+        place = sequence.num_produced + len(copy.tokens) - len(self._model.tokens_of(sequence))
         if place >= len(text):
             return own
         return text[place] if self._chance.random() < self._share else text[place] - 1
@@ -123,6 +133,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=256, help="of each answer (256)")
     parser.add_argument("--clients", type=_numbers, default=(1,), metavar="N,N…", help="answers at once (1)")
     parser.add_argument("--draft-model", type=Path, metavar="DIR", help="that of GENAI_DRAFT_MODEL (none)")
+    parser.add_argument("--head", action="store_true", help="draft with the model's head for multi-token prediction")
     parser.add_argument(
         "--acceptance", type=float, default=0.7, metavar="SHARE", help="of its tokens, in the kind of its own (0.7)"
     )
@@ -141,18 +152,19 @@ def main() -> None:
             arguments.cache or Path(folder) / "cache",
         )
         spec = structs.replace(spec, settings=structs.replace(spec.settings, prefill_weights="auto"))
-        if arguments.draft_model:
+        if arguments.draft_model or arguments.head:
             settings = structs.replace(spec.settings, speculation="auto")
-            spec = structs.replace(spec, draft_model=str(arguments.draft_model), settings=settings)
+            spec = structs.replace(spec, draft_model=str(arguments.draft_model or ""), settings=settings)
         runners = load_runners(spec)
         if not runners.main.abilities.drafts:
             parser.exit(1, f"{arguments.model_dir} cannot have drafts\n")
         guidance = model_guidance(arguments.model_dir, runners.main.model)
         warm_up(runners, IDLE_CHUNK)
         clock = time.process_time if arguments.processor_time else time.perf_counter
-        if runners.draft_model is not None:
-            runners.draft_model = DictatedDrafts(runners.draft_model, arguments.acceptance, clock)
-            runners.draft_model.measure(IDLE_CHUNK)
+        if (model := runners.draft_model) is not None:
+            model.clock, model.times = clock, StepTimeModel()
+            model.measure(IDLE_CHUNK)
+        drafts = None if model is None else DictatedDrafts(model, arguments.acceptance)
         dictation, memory = Dictation(runners.main), AnswerMemory(32 * 1024 * 1024)
         runners.main.forward = dictation.forward  # type: ignore[method-assign]
         engines = [
@@ -162,9 +174,7 @@ def main() -> None:
         lines = (
             row
             for number in arguments.clients
-            for row in rows(
-                engines, dictation, runners.draft_model, memory, number, runners.main.model.vocab_size, arguments
-            )
+            for row in rows(engines, dictation, drafts, memory, number, runners.main.model.vocab_size, arguments)
         )
         print(table([HEAD, *lines], markdown=arguments.markdown))
 
@@ -176,7 +186,7 @@ def _numbers(text: str) -> tuple[int, ...]:
 def rows(
     engines: list[Engine],
     dictation: Dictation,
-    draft_model: DraftModel | None,
+    drafts: DictatedDrafts | None,
     memory: AnswerMemory,
     num_clients: int,
     vocab_size: int,
@@ -191,9 +201,8 @@ def rows(
     for _ in range(arguments.rounds):
         for name, each in asked.items():
             dictation.texts = each.dictated
-            if isinstance(draft_model, DictatedDrafts):
-                by_model = each.requests if name == BY_MODEL else []
-                draft_model.texts = {tuple(one.prompt): each.dictated[one.request_id] for one in by_model}
+            if drafts is not None:
+                drafts.texts = each.dictated if name == BY_MODEL else {}
             memory.clear()
             for answer in (*others, *each.earlier):
                 memory.add(KEY, [0], answer)
@@ -266,7 +275,7 @@ def kinds(off: Engine, num_clients: int, vocab_size: int, arguments: argparse.Na
         "random tokens": asked(Sampling(), texts=random_texts(known), earlier=random_texts(known)),
         "random, of 16 tokens": asked(Sampling(), texts=random_texts(few), earlier=random_texts(few)),
     }
-    if arguments.draft_model:
+    if arguments.draft_model or arguments.head:
         found[BY_MODEL] = asked(Sampling(), texts=random_texts(known))
     return {name: each for name, each in found.items() if arguments.only in name}
 

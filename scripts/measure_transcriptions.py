@@ -54,6 +54,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=int, default=60, help="length of a recording (default 60)")
     parser.add_argument("--rounds", type=int, default=5, help="default 5")
     parser.add_argument("--alone", action="store_true", help="without the other two")
+    parser.add_argument("--build-only", action="store_true", help="measure nothing, but make what is needed")
     parser.add_argument("--text-model", type=Path, metavar="DIR", help="measure its streams next to transcriptions")
     parser.add_argument("--markdown", action="store_true")
     arguments = parser.parse_args()
@@ -73,6 +74,8 @@ def main() -> None:
         recordings = _recordings(Path(folder), arguments.seconds)
         for transcribe in found.values():
             transcribe([next(recordings)])
+        if arguments.build_only:
+            return
         rows = [["clients", "what", "times real time, median", "least to most", "genai-server's rate to this"]]
         for clients in arguments.clients:
             rounds = []

@@ -1,8 +1,9 @@
 """Take a batched engine's decode steps apart: what the engine does around ONNX Runtime's pass, and what the pass does.
 
-The steps run as in the engine's main thread, with sampling and messages to a socket, but without an API process and
-without packed weights; ONNX Runtime's own profile gives the operators' shares. Run it with the interpreter of
-`.venv`; a model of 0.4 billion parameters takes half a minute.
+The steps run as in the engine's main thread, with sampling and messages to a socket, but without an API process, first
+with the model's own weights and then with those of 8 bits, of which a server takes the faster ones; ONNX Runtime's own
+profile gives the operators' shares. Run it with the interpreter of `.venv`; a model of 0.4 billion parameters takes two
+minutes.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import argparse
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
@@ -20,6 +22,7 @@ from _models.table import table
 
 from genai_server.engine.model.graph import DoesNotFit, read_decoder_graph
 from genai_server.engine.model.session import open_session
+from genai_server.engine.model.weights import int8_model, prepacked_model
 from genai_server.messages.generation_request import Sampling
 
 HEAD = ["rows", "ms a step", "in ONNX Runtime", "around it", "CPU ms around it", "tokens/s", "against the first"]
@@ -45,16 +48,22 @@ def main() -> None:
         graph = read_decoder_graph(directory)
     except DoesNotFit as reason:
         parser.exit(1, f"{directory} does not run in a batch: {reason}\n")
-    session = TimedSession(open_session(graph, 0, optimized=False))
     sampling = Sampling(arguments.temperature, top_p=arguments.top_p)
-    found = decode_steps(directory, graph, session, rows, arguments.steps, sampling)
-    print(table([HEAD, *times(found)], markdown=arguments.markdown), end="\n\n")
     with tempfile.TemporaryDirectory() as folder:
-        profiled = ProfiledSession(graph, Path(folder))
-        found = decode_steps(directory, graph, profiled.timed, rows, arguments.steps, sampling)
-        operators = profiled.operators(found)
-    head = ["operator", *(f"ms a step, {count} rows" for count in rows)]
-    print(table([head, *shares(operators, arguments.steps)], markdown=arguments.markdown))
+        cache = Path(folder) / "cache"
+        for name, packed in (("own", prepacked_model(directory, cache)), ("8 bits", int8_model(directory, cache))):
+            if packed is None:
+                continue
+            print(f"weights: {name}", end="\n\n")
+            of_weights = replace(graph, path=packed / graph.path.name)
+            session = TimedSession(open_session(of_weights, 0, optimized=True))
+            found = decode_steps(directory, of_weights, session, rows, arguments.steps, sampling)
+            print(table([HEAD, *times(found)], markdown=arguments.markdown), end="\n\n")
+            profiled = ProfiledSession(of_weights, Path(folder), optimized=True)
+            found = decode_steps(directory, of_weights, profiled.timed, rows, arguments.steps, sampling)
+            head = ["operator", *(f"ms a step, {count} rows" for count in rows)]
+            operators = shares(profiled.operators(found), arguments.steps)
+            print(table([head, *operators], markdown=arguments.markdown), end="\n\n")
 
 
 def times(found: dict[int, list[Step]]) -> Iterator[list[str]]:

@@ -283,7 +283,7 @@ COLUMNS = (
     ("replicas", lambda one: f"{one.num_replicas:,}"),
     ("policy", lambda one: one.policy),
     ("tokens found in the cache", lambda one: f"{one.hit_rate:.1%}"),
-    ("requests beside it, mean and p99", lambda one: f"{one.mean_crowd:.1f}, {one.crowd:.0f}"),
+    ("other requests, mean and p99", lambda one: f"{one.mean_crowd:.1f}, {one.crowd:.0f}"),
     ("router's operations a request", lambda one: f"{one.work:,.0f}"),
     ("metrics, MB/s", lambda one: f"{one.metrics_rate / 1e6:.2f}"),
     ("events, MB/s", lambda one: f"{one.events_rate / 1e6:.2f}"),

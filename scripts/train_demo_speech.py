@@ -45,6 +45,7 @@ def main() -> None:
         metavar="SHARE",
         help="begin with the lessons that belong to this share of the time (default 0)",
     )
+    parser.add_argument("--decoder-only", action="store_true", help="leave the encoder as it is; each step is faster")
     parser.add_argument("--seed", type=int, default=SEED, help="of the weights and the sentences (default 2026)")
     arguments = parser.parse_args()
     ensure_environment()
@@ -81,6 +82,8 @@ def make(arguments: argparse.Namespace, work: Path) -> None:
         restore_speech(arguments.resume, model.whole)
     elif arguments.resume:
         model.load_state_dict(torch.load(arguments.resume))
+    if arguments.decoder_only:
+        model.freeze_encoder()
     size = sum(p.numel() for p in model.whole.parameters())
     print(f"{size:,} parameters, {tokenizer.get_vocab_size()} tokens", flush=True)
 

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from genai_server.cli import main
+from genai_server.config.setting_form import environment_variable
 from genai_server.config.setting_groups import GROUPS
-from genai_server.config.settings import Settings, environment_variable
+from genai_server.config.settings import Settings
 from genai_server.config.sources import load_settings
 from tests.running_server import DEMO, ROOT, RunningServer, clean_environment, run_server
 

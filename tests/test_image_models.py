@@ -95,7 +95,9 @@ def by_library(served: Served, content: list[Part]) -> str:
     params=[
         ("qwen-3-vl-images", "batched"),
         ("qwen-3-vl-images", "generator"),
+        ("qwen-2.5-vl-images", "batched"),
         ("qwen-3.5-images", "batched"),
+        ("qwen-3.5-moe-images", "batched"),
         ("gemma-3-images", "batched"),
         ("mistral-3-images", "batched"),
         ("lfm2-vl-images", "batched"),

@@ -10,7 +10,7 @@ PACKAGE = ROOT / "src" / "genai_server"
 ARCHITECTURE = ROOT / "docs" / "architecture.md"
 # For the processes to see the file that switches recording on and off.
 _SECONDS_TO_NOTICE = 0.5
-MAX_FILES = 67
+MAX_FILES = 65
 MAX_TO_KEEP_IN_MIND = 14
 # Run when some time has passed, so that they may run during a request or not.
 PERIODIC = {"apis/app.py", "apis/status/engine_metrics.py", "apis/status/load_history.py", "process_memory.py"}

@@ -75,11 +75,11 @@ _NOT_HERE = {
         "test_anthropic_thinking",
         "test_anthropic_empty_messages",
     ),
-    "another form: `content` of a first chunk is empty text, as OpenAI's; pieces are beside the tokens": (
+    "another form: `content` of a first chunk is empty text, as OpenAI's; pieces come next to the tokens": (
         "test_logprobs_stream",
         "test_tokenize_with_pieces",
     ),
-    "an error for two messages of the assistant in a row, which are none here": (
+    "an error for two messages of the assistant in a row, which is no error here": (
         "test_invalid_chat_completion_req[messages7]*",
     ),
 }

@@ -62,7 +62,7 @@ SHAPES = {
         },
         layer_types=("conv", "conv", "full_attention"),
     ),
-    # Qwen 3.5 of 0.8 billion parameters with its own vocabulary.
+    # Qwen 3.5 of 0.8 billion parameters with its own vocabulary, and its head for multi-token prediction.
     "qwen-3.5": BenchShape(
         "Qwen3_5Config",
         {
@@ -76,6 +76,7 @@ SHAPES = {
             "linear_num_value_heads": 16,
             "linear_key_head_dim": 128,
             "linear_value_head_dim": 128,
+            "mtp_num_hidden_layers": 1,
             "rope_parameters": {
                 "rope_type": "default",
                 "rope_theta": 10_000_000.0,
@@ -85,8 +86,6 @@ SHAPES = {
             },
         },
         layer_types=("linear_attention",) * 3 + ("full_attention",),
-        # onnxruntime-genai cannot load the head for drafts on a CPU.
-        options=("exclude_mtp=true",),
         outer={
             "vision_config": {
                 "depth": 1,

@@ -15,8 +15,8 @@ from genai_server.engine.scheduling.scheduler_output import Read
 from genai_server.engine.sequence import Sequence as Scheduled
 from genai_server.messages.generation_request import GenerationRequest
 
-# What a pass reads of a sequence: its id, the tokens, and whether it decodes.
-Tokens = tuple[int, list[int], bool]
+# What a pass reads of a sequence: its id, the tokens, whether it decodes, and a draft behind the tokens.
+Tokens = tuple[int, list[int], bool] | tuple[int, list[int], bool, list[int]]
 
 
 class Driven:
@@ -52,7 +52,13 @@ class Driven:
 
     def read(self, *reads: Tokens) -> list[Scores]:
         """Run one pass over all of them."""
-        return self._read([Read(self._sequences[id], tokens, decodes=decodes) for id, tokens, decodes in reads])
+        return self._read(
+            [
+                Read(self._sequences[id], [*tokens, *draft], draft, decodes=decodes)
+                for id, tokens, decodes, *drafts in reads
+                for draft in (drafts or [[]])
+            ]
+        )
 
     def adopt(self, sequence: int, prompt: list[int], answer: list[int], past: dict[str, NDArray[Any]]) -> None:
         """Take over a sequence that another runner has read."""

@@ -432,8 +432,3 @@ def shared_frames() -> list[tuple[str, str]]:
     """Phrasings of the evaluation that are, but for case and punctuation, in the training text; should be none."""
     frames = training_frames()
     return [(own, frame) for own in OWN_FRAMES for frame in frames if is_phrasing_of(own, frame)]
-
-
-def trained_tool_names() -> set[str]:
-    """The names of the hand-written tools of the training text."""
-    return {line.split(" | ")[0] for line in toolbox.KNOWN}

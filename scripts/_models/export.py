@@ -40,8 +40,18 @@ def export(
         if done.returncode:
             log.seek(0)
             raise SystemExit(f"the model builder failed:\n{log.read()[-4000:]}")
+    _share_nothing(target / "genai_config.json")
     # The builder writes the tokenizer anew, with a normalizer that would change what users write.
     shutil.copy(source / "tokenizer.json", target)
+
+
+def _share_nothing(path: Path) -> None:
+    """Leave out that graphs share weights: onnxruntime-genai cannot load these on a CPU."""
+    config = json.loads(path.read_text())
+    parts = [part for name in ("decoder", "mtp") if (part := config["model"].get(name)) is not None]
+    shared = [part.pop("shared_initializers", None) for part in parts]
+    if any(shared):
+        path.write_text(json.dumps(config, indent=4) + "\n")
 
 
 def _environment() -> dict[str, str]:

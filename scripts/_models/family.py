@@ -5,7 +5,9 @@ Imported, it needs nothing but the standard library.
 
 from __future__ import annotations
 
+import copy
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -89,8 +91,32 @@ def make(family: Family, out: Path) -> None:
         path = out / "config.json"
         settings = json.loads(path.read_text()) | {"architectures": [family.architecture]}
         path.write_text(json.dumps(settings))
+    if getattr(config.get_text_config(), "mtp_num_hidden_layers", 0):
+        add_head(config.get_text_config(), out, lambda name, parameter: _randomize(name, parameter, family))
     tokenizer = train_tokenizer([__doc__ or ""], vocabulary, family.marks)
     save_tokenizer(tokenizer, out, family.template, config.get_text_config().max_position_embeddings)
+
+
+def add_head(config: Any, out: Path, randomize: Callable[[str, Any], None]) -> None:
+    """Write the weights of a Qwen 3.5's head for multi-token prediction, which transformers does not know."""
+    import torch
+    from safetensors.torch import save_file
+    from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5DecoderLayer
+
+    config = copy.deepcopy(config)
+    config.layer_types, config.num_hidden_layers = ["full_attention"], 1
+    size = config.hidden_size
+    layer = Qwen3_5DecoderLayer(config, layer_idx=0)
+    parameters = {f"layers.0.{name}": parameter for name, parameter in layer.named_parameters()}
+    parameters["fc.weight"] = torch.empty(size, 2 * size)
+    for name in ("norm", "pre_fc_norm_embedding", "pre_fc_norm_hidden"):
+        parameters[f"{name}.weight"] = torch.zeros(size)
+    with torch.no_grad():
+        for name, parameter in parameters.items():
+            randomize(name, parameter)
+        save_file(
+            {f"mtp.{name}": value.detach().clone() for name, value in parameters.items()}, out / "mtp.safetensors"
+        )
 
 
 def _randomize(name: str, parameter: Any, family: Family) -> None:

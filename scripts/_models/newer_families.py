@@ -29,7 +29,7 @@ _QWEN_3_5: dict[str, Any] = {
     "rope_parameters": _ROPE | {"partial_rotary_factor": 0.5, "mrope_section": [6, 5, 5], "mrope_interleaved": True},
 }
 _QWEN_3_5_OUTER = {"vision_config": _QWEN_VISION, **_IMAGE_TOKENS}
-# onnxruntime-genai cannot load the head for drafts on a CPU.
+# Without the head for drafts.
 _NO_DRAFTS = ("exclude_mtp=true",)
 _LFM2: dict[str, Any] = {
     "num_hidden_layers": 4,

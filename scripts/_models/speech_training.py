@@ -44,6 +44,7 @@ LESSONS = (
     (0.4, Lesson(1, 3.0, 1500, pauses=0.3)),
     (0.75, Lesson(2, 7.0, 2000, pauses=0.6)),
     (0.88, Lesson(4, 14.0, 3000, whole=True)),
+    (0.96, Lesson(9, 29.0, 12_000, pauses=0.6, whole=True)),
 )
 
 
@@ -64,6 +65,10 @@ class Listener(nn.Module):  # type: ignore[misc]
 
     def heard(self, features: torch.Tensor, offset: int = 0) -> torch.Tensor:
         """Positions [rows, frames / 2, WIDTH] of windows from position `offset` on."""
+        with _half():
+            return self._heard(features, offset).float()
+
+    def _heard(self, features: torch.Tensor, offset: int) -> torch.Tensor:
         encoder = self.whole.model.encoder
         x = functional.gelu(encoder.conv2(functional.gelu(encoder.conv1(features)))).transpose(1, 2)
         x = x + encoder.embed_positions.weight[offset : offset + x.shape[1]]
@@ -75,22 +80,41 @@ class Listener(nn.Module):  # type: ignore[misc]
 
     def logits(self, heard: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
         """Scores [rows, length, vocabulary] of the tokens that follow `tokens` [rows, length]."""
-        hidden = self.whole.model.decoder(input_ids=tokens, encoder_hidden_states=heard, use_cache=False)
-        result: torch.Tensor = self.whole.proj_out(hidden.last_hidden_state)
-        return result
+        with _half():
+            hidden = self.whole.model.decoder(input_ids=tokens, encoder_hidden_states=heard, use_cache=False)
+            result: torch.Tensor = self.whole.proj_out(hidden.last_hidden_state)
+        return result.float()
 
     def loss(self, batch: Batch, spelling_weight: float, share: float) -> tuple[torch.Tensor, list[float]]:
         """Of spelling (by CTC, for a letter) and of writing (for a token), for a share of a step."""
+        if not self.speller.weight.requires_grad:
+            with torch.no_grad():
+                heard = self.heard(batch.features, batch.offset)
+            writing = self._writing_loss(heard, batch)
+            return share * writing, [0.0, share * writing.item()]
         heard = self.heard(batch.features, batch.offset)
         scores = self.speller(heard).log_softmax(-1).transpose(0, 1)
         lengths = torch.full((len(batch.features),), heard.shape[1])
         spelling = functional.ctc_loss(
             scores, batch.letters, lengths, batch.letter_counts, reduction="sum", zero_infinity=True
         )
-        logits = self.logits(heard, batch.tokens)
-        writing = functional.cross_entropy(logits.flatten(0, 1), batch.targets.flatten(), ignore_index=IGNORED)
+        writing = self._writing_loss(heard, batch)
         spelling = spelling / batch.letter_counts.sum().clamp(min=1)
         return share * (spelling_weight * spelling + writing), [share * spelling.item(), share * writing.item()]
+
+    def _writing_loss(self, heard: torch.Tensor, batch: Batch) -> torch.Tensor:
+        logits = self.logits(heard, batch.tokens).flatten(0, 1)
+        return functional.cross_entropy(logits, batch.targets.flatten(), ignore_index=IGNORED)
+
+    def freeze_encoder(self) -> None:
+        """Let training change the decoder only."""
+        for part in (self.whole.model.encoder, self.speller):
+            part.requires_grad_(False)
+
+
+def _half() -> torch.autocast:
+    """Products in 16 bits, which some processors have units for."""
+    return torch.autocast("cpu", torch.bfloat16, cache_enabled=False)  # the cache is shared by all threads
 
 
 @dataclass(frozen=True)
@@ -143,7 +167,7 @@ def train(
             losses = f"spelling {spelled:.4f}, writing {written:.4f}"
             print(f"step {step}  {100 * done:3.0f} %  {losses}  {speed:.0f} windows/s", flush=True)
             reported = now
-        if now - checked > 120:
+        if now - checked > max(120.0, 5 * budget.minutes):
             report(model, validation)
             checkpoint()
             checked = time.monotonic()
@@ -154,7 +178,7 @@ def train(
 def _optimizers(model: Listener, rate: float, threads: int) -> list[torch.optim.Optimizer]:
     """Muon for the matrices inside the layers, shared out over the threads; AdamW for everything else."""
     parts = (model.whole.model.encoder.layers, model.whole.model.decoder.layers)
-    inner = [p for part in parts for p in part.parameters() if p.ndim == 2]
+    inner = [p for part in parts for p in part.parameters() if p.ndim == 2 and p.requires_grad]
     chosen = {id(p) for p in inner}
     rest = [p for p in model.parameters() if id(p) not in chosen and p.requires_grad]
     return [

@@ -20,6 +20,7 @@ from .vision_files import (
     lfm2_layout,
     pixtral_layout,
     qwen_layout,
+    qwen_patch,
 )
 from .vision_graphs import (
     write_gemma_vision,
@@ -62,5 +63,5 @@ def _layout(family: VisionFamily) -> tuple[Layout, WriteGraph]:
     if family.kind == "lfm2_vl":
         layout = lfm2_layout(family.kind, tokens["image_token_id"], *limits)
         return layout, lambda path, hidden, loudness: write_lfm2_vision(path, hidden, PATCH, loudness)
-    layout = qwen_layout(family.kind, tokens, *limits)
-    return layout, lambda path, hidden, loudness: write_qwen_vision(path, hidden, PATCH, loudness)
+    layout, patch = qwen_layout(family.kind, tokens, *limits), qwen_patch(family.kind)
+    return layout, lambda path, hidden, loudness: write_qwen_vision(path, hidden, patch, loudness)

@@ -169,6 +169,8 @@ def lfm2_audio(name: str, kind: str) -> VisionFamily:
 
 
 VISION_FAMILIES = {
+    "qwen-2.5-vl-images": qwen("qwen-2.5-vl", "qwen2_5_vl"),
+    "qwen-3.5-moe-images": qwen("qwen-3.5-moe", "qwen3_5_moe"),
     "qwen-3-vl-images": qwen("qwen-3-vl", "qwen3_vl"),
     "qwen-3.5-images": qwen("qwen-3.5", "qwen3_5"),
     "mistral-3-images": mistral("mistral-3", "mistral3"),

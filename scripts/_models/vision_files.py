@@ -16,7 +16,10 @@ from .vision_graphs import write_embedding
 PROCESSOR, VISION, EMBEDDING = "processor_config.json", "vision.onnx", "embedding.onnx"
 SPEECH = "speech.onnx"
 PATCH = 16
+QWEN_2_5_PATCH = 14
 GEMMA_PATCH = 4
+# Mean and deviation of the colors, as CLIP has them.
+_CLIP = {"mean": [0.48145466, 0.4578275, 0.40821073], "std": [0.26862954, 0.26130258, 0.27577711]}
 Json = dict[str, Any]
 
 
@@ -72,23 +75,33 @@ def _write_json(path: Path, value: Json) -> None:
     path.write_text(json.dumps(value, indent=4) + "\n")
 
 
+def qwen_patch(kind: str) -> int:
+    """The side of a patch in pixels; two by two patches are one token."""
+    return QWEN_2_5_PATCH if kind == "qwen2_5_vl" else PATCH
+
+
 def qwen_layout(kind: str, tokens: Json, min_pixels: int, max_pixels: int) -> Layout:
-    """Qwen-VL's; `tokens` has the ids of its special tokens. Each 32x32 pixels of the scaled image are one token."""
+    """Qwen-VL's; `tokens` has the ids of its special tokens."""
+    patch = qwen_patch(kind)
+    normalize: Json = {"mean": [0.5] * 3, "std": [0.5] * 3, "qwen3_vl": 1}
+    if kind == "qwen2_5_vl":
+        normalize = _CLIP | {"qwen2_5_vl": 1}
     settings = {name: tokens[name] for name in ("video_token_id", "vision_start_token_id")}
     settings |= _sections(
-        {"spatial_merge_size": 2, "tokens_per_second": 2.0, "patch_size": PATCH},
+        {"spatial_merge_size": 2, "tokens_per_second": 2.0, "patch_size": patch},
         {"pixel_values": "pixel_values", "image_grid_thw": "image_grid_thw"},
     )
-    resize = _smart_resize(min_pixels, max_pixels)
+    resize = _smart_resize(min_pixels, max_pixels, patch)
     steps: list[tuple[str, Json]] = [
         ("DecodeImage", {"color_space": "RGB"}),
         ("ConvertRGB", {}),
         ("Resize", resize),
         ("Rescale", {"rescale_factor": 1 / 255}),
-        ("Normalize", {"mean": [0.5] * 3, "std": [0.5] * 3, "qwen3_vl": 1}),
-        ("PatchImage", {"patch_size": PATCH, "temporal_patch_size": 2, "merge_size": 2}),
+        ("Normalize", normalize),
+        ("PatchImage", {"patch_size": patch, "temporal_patch_size": 2, "merge_size": 2}),
     ]
-    return Layout(kind, tokens["image_token_id"], settings, _processor("qwen3_vl_image_processor", steps))
+    name = "qwen2_5_vl_image_processor" if kind == "qwen2_5_vl" else "qwen3_vl_image_processor"
+    return Layout(kind, tokens["image_token_id"], settings, _processor(name, steps))
 
 
 def pixtral_layout(kind: str, image_token: int, min_pixels: int, max_pixels: int) -> Layout:
@@ -99,7 +112,7 @@ def pixtral_layout(kind: str, image_token: int, min_pixels: int, max_pixels: int
         ("ConvertRGB", {}),
         ("Resize", _smart_resize(min_pixels, max_pixels)),
         ("Rescale", {"rescale_factor": 1 / 255}),
-        ("Normalize", {"mean": [0.48145466, 0.4578275, 0.40821073], "std": [0.26862954, 0.26130258, 0.27577711]}),
+        ("Normalize", _CLIP),
         ("Permute3D", {"dims": [2, 0, 1]}),
         ("PixtralImageSizes", {}),
     ]
@@ -158,9 +171,9 @@ def gemma_layout(kind: str, image_token: int, hidden: int) -> Layout:
     return Layout(kind, image_token, settings, processor, features="images, features", scale=hidden**0.5)
 
 
-def _smart_resize(min_pixels: int, max_pixels: int) -> Json:
+def _smart_resize(min_pixels: int, max_pixels: int, patch: int = PATCH) -> Json:
     limits = {"min_pixels": min_pixels, "max_pixels": max_pixels}
-    return {"width": 256, "height": 256, "smart_resize": 1, "patch_size": PATCH, "merge_size": 2} | limits
+    return {"width": 256, "height": 256, "smart_resize": 1, "patch_size": patch, "merge_size": 2} | limits
 
 
 def _sections(vision: Json, inputs: Json) -> Json:

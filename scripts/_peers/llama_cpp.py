@@ -7,7 +7,7 @@ import tarfile
 from pathlib import Path
 
 from .environment import Environment, PeerUnavailable
-from .peer import MAX_LENGTH, SLOTS, THREADS, Launch, Model, checkpoint_of
+from .peer import MAX_LENGTH, SLOTS, THREADS, Launch, Model, checkpoint_of, made_from
 
 PACKAGE = "llama-cpp-python==0.3.36"
 _TOOLS = ["cmake", "ninja", "torch==2.13.0", "transformers==5.5.*", "sentencepiece", "gguf"]
@@ -42,12 +42,12 @@ def prepare(folder: Path, model: Model) -> Launch:
 def quantized(folder: Path, model: Model) -> Path:
     """The checkpoint in llama.cpp's format, with 4 bits, made on first use."""
     environment, _, quantize = built(folder)
-    weights = folder / "model-q4_0.gguf"
+    weights = folder / f"{made_from(model)}.gguf"
     if not weights.exists():
-        complete = folder / "model-bf16.gguf"
+        complete, unfinished = weights.with_suffix(".bf16"), weights.with_suffix(".part")
         convert(environment, checkpoint_of(model), complete, "bf16")
-        unfinished = weights.with_suffix(".part")
         environment.run([quantize, "--pure", complete, unfinished, "Q4_0"])
+        complete.unlink()
         unfinished.rename(weights)
     return weights
 
@@ -76,22 +76,14 @@ def convert(environment: Environment, checkpoint: Path, weights: Path, precision
     environment.run([*command, checkpoint, "--outfile", weights, "--outtype", precision])
 
 
-def sources_of(environment: Environment) -> Path:
-    """The unpacked source distribution. The environment must have pip."""
+def sources_of(environment: Environment, package: str = PACKAGE) -> Path:
+    """A package's unpacked source distribution. The environment must have pip."""
     sources = environment.folder / "source"
     if not sources.exists():
-        fetch: list[str | Path] = [
-            environment.python,
-            "-m",
-            "pip",
-            "download",
-            "--no-deps",
-            "--no-binary",
-            "llama-cpp-python",
-            PACKAGE,
-        ]
-        environment.run([*fetch, "--dest", environment.folder])
-        (archive,) = environment.folder.glob("llama_cpp_python-*.tar.gz")
+        name = package.partition("==")[0]
+        download: list[str | Path] = [environment.python, "-m", "pip", "download", "--no-deps", "--no-binary", name]
+        environment.run([*download, package, "--dest", environment.folder])
+        (archive,) = environment.folder.glob(f"{name.replace('-', '_')}-*.tar.gz")
         unpacked = environment.folder / "unpacked"
         with tarfile.open(archive) as file:
             file.extractall(unpacked, filter="data")

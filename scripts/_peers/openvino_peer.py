@@ -6,7 +6,7 @@ from importlib.metadata import distributions
 from pathlib import Path
 
 from .environment import Environment
-from .peer import SLOTS, THREADS, Launch, Model, checkpoint_of
+from .peer import SLOTS, THREADS, Launch, Model, checkpoint_of, made_from
 
 _FRONT = Path(__file__).with_name("openvino_front.py")
 _PACKAGES = ["openvino-genai", "openvino-tokenizers", "optimum-intel[openvino]", "nncf"]
@@ -23,7 +23,7 @@ def prepare(folder: Path, model: Model) -> Launch:
     site_packages = next(folder.glob("lib/python*/site-packages"))
     if (site_packages / _BROKEN).exists():
         environment.uninstall(_BROKEN)
-    exported = folder / "model"
+    exported = folder / f"model-{made_from(model)}"
     if not exported.exists():
         unfinished = folder / "unfinished-model"
         export: list[str | Path] = [

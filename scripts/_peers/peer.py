@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -46,3 +47,13 @@ def checkpoint_of(model: Model) -> Path:
     if model.checkpoint is None:
         raise ValueError("this peer needs --checkpoint")
     return model.checkpoint
+
+
+def made_from(model: Model) -> str:
+    """Part of the name of what a peer makes from the checkpoint: another one for each, and for each of its changes.
+
+    Raises ValueError if none was given.
+    """
+    checkpoint = checkpoint_of(model).resolve()
+    changed = max(file.stat().st_mtime_ns for file in checkpoint.iterdir())
+    return f"{checkpoint.name}-{hashlib.sha256(f'{checkpoint} {changed}'.encode()).hexdigest()[:8]}"

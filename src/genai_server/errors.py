@@ -9,7 +9,7 @@ Below GenaiServerError there are four branches and the errors of single commands
 """
 
 from copy import copy
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 # Characters of an exception's text that are shown in one line.
 _MAX_REASON = 2000
@@ -117,17 +117,8 @@ class NoChatTemplate(InvalidField, code="no_chat_template"):
 class PromptTooLong(InvalidField, code="context_length_exceeded"):
     """The prompt leaves no token for the answer; http/error_responses.py says so in the words of each API."""
 
-    def __init__(
-        self,
-        message: str,
-        *,
-        param: str | None = None,
-        retry_after: int | None = None,
-        tokens: int = 0,
-        limit: int = 0,
-        limited_by: str = "",
-    ) -> None:
-        super().__init__(message, param=param, retry_after=retry_after)
+    def __init__(self, message: str, *, tokens: int = 0, limit: int = 0, limited_by: str = "", **about: Any) -> None:
+        super().__init__(message, **about)
         # Length of the prompt; 0 if unknown.
         self.tokens = tokens
         # Maximum number of tokens of prompt and answer together.

@@ -24,7 +24,7 @@ _Questions = SimpleQueue[tuple[dict[str, Any], bytes]]
 def answer_questions(prepare: Callable[[], Answer], memory: int) -> None:
     """Answer questions until the parent exits. `memory` limits the bytes in addition to those of the prepared process.
 
-    If `prepare` raises, the parent is told why, and nothing is answered.
+    If `prepare` raises, the parent gets the reason, and nothing is answered.
     """
     answers = private_standard_output()
     ignore_group_signals()

@@ -8,8 +8,9 @@ import pytest
 
 from genai_server.cli import main
 from genai_server.cli.commands import COMMANDS
+from genai_server.config.setting_form import option
 from genai_server.config.setting_groups import GROUPS
-from genai_server.config.settings import Settings, option
+from genai_server.config.settings import Settings
 from tests.local_hub import HubRepository, run_hub
 from tests.profiles.files import write_session
 from tests.running_server import ROOT, RunningServer, clean_environment

@@ -38,9 +38,10 @@ def test_typo_shows_the_commands_usage_and_a_suggestion(
         ("./model --insecure", "./model", "true"),
         ("--insecure False ./model", "./model", "False"),
         ("--insecure --ui false", None, "true"),
+        ("", None, None),
     ],
 )
-def test_a_switch_takes_a_truth_value_only(arguments: str, model: str | None, insecure: str) -> None:
+def test_a_switch_takes_a_truth_value_only(arguments: str, model: str | None, insecure: str | None) -> None:
     parser = SuggestingParser()
     add_arguments(parser)
     found = parser.parse_args(arguments.split())

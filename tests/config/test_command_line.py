@@ -4,8 +4,9 @@ import argparse
 
 import pytest
 
-from genai_server.config.settings import Settings, option
-from genai_server.config.sources import add_options
+from genai_server.config.setting_form import option
+from genai_server.config.settings import Settings
+from genai_server.config.sources import NAMES, add_options
 from tests.given_settings import given
 
 
@@ -16,7 +17,7 @@ def _parse(*arguments: str) -> dict[str, str | None]:
 
 
 def test_every_setting_has_an_option_that_is_unset_by_default() -> None:
-    assert _parse() == dict.fromkeys(Settings.model_fields)
+    assert _parse() == dict.fromkeys(NAMES)
 
 
 def test_an_option_is_named_after_its_setting() -> None:

@@ -5,7 +5,8 @@ import re
 import pytest
 from pydantic import ValidationError
 
-from genai_server.config.settings import Settings, option
+from genai_server.config.setting_form import option
+from genai_server.config.settings import Settings
 from genai_server.config.sources import load_settings
 from genai_server.errors import ConfigurationError
 from genai_server.quoted_values import quoted
@@ -17,9 +18,9 @@ def test_a_body_has_room_for_the_most_photos() -> None:
         return num_bytes * 4 // 3
 
     settings = given()
-    photos = settings.max_images * in_base64(4_000_000)
-    assert max(photos, in_base64(settings.max_image_bytes)) < settings.max_image_body_bytes
-    assert 2 * settings.max_image_body_bytes < settings.max_bodies_bytes
+    photos = settings.max_media * in_base64(4_000_000)
+    assert max(photos, in_base64(settings.max_media_bytes)) < settings.max_media_body_bytes
+    assert 2 * settings.max_media_body_bytes < settings.max_bodies_bytes
 
 
 @pytest.mark.parametrize(

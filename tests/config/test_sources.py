@@ -1,11 +1,13 @@
 """The sources of a setting's value, its name in errors, and what engines receive."""
 
+import argparse
 import re
 from pathlib import Path
 
 import pytest
 
 from genai_server.config.sources import (
+    add_options,
     engine_settings,
     in_typed_names,
     load_settings,
@@ -55,6 +57,25 @@ def test_unknown_variables_are_reported_with_the_likely_name(dotenv: Path) -> No
     in_file = f"GENAI_UNHEARD_OF in {dotenv}"
     assert unknown_variables(environ, dotenv=dotenv) == {"GENAI_API_KEY": "GENAI_API_KEYS", in_file: None}
     assert unknown_variables({}, dotenv=None) == {}
+
+
+def test_former_names_are_read_without_the_present_ones(tmp_path: Path) -> None:
+    file = tmp_path / "genai-server.toml"
+    file.write_text("max_image_tokens = 7\n", encoding="utf-8")
+    environ = {"GENAI_MAX_IMAGES": "3", "GENAI_MEDIA_TIMEOUT": "4", "GENAI_IMAGE_TIMEOUT": "5"}
+    options = {"config": str(file), "max_image_bytes": "6"}
+    found = load_settings(options, environ=environ, dotenv=None)
+    assert (found.max_media, found.media_timeout, found.max_media_bytes, found.max_media_tokens) == (3, 4, 6, 7)
+    assert unknown_variables(environ, dotenv=None) == {}
+    with pytest.raises(ConfigurationError, match=r'^GENAI_MAX_IMAGES="0": '):
+        load_settings(environ={"GENAI_MAX_IMAGES": "0"}, dotenv=None)
+
+
+def test_former_names_are_options_that_help_does_not_list() -> None:
+    parser = argparse.ArgumentParser()
+    add_options(parser)
+    assert parser.parse_args(["--max-images", "3"]).max_images == "3"
+    assert "--max-images" not in parser.format_help()
 
 
 def test_options_of_models_that_are_not_served_are_reported() -> None:

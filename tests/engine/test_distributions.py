@@ -335,11 +335,9 @@ class TableDrafts:
 
 
 @pytest.fixture
-def drafts(monkeypatch: pytest.MonkeyPatch) -> None:
+def drafts(monkeypatch: pytest.MonkeyPatch, passes_of_any_length_take_the_same_time: None) -> None:
     """Sequences with seeds have drafts, too, and all drafts are assumed to pay."""
     monkeypatch.setattr(TableRunner, "may_draft", lambda *_: True)
-    monkeypatch.setattr(StepTimeModel, "curve", lambda times, num_tokens: [1.0] * (num_tokens + 1))
-    monkeypatch.setattr(StepTimeModel, "has_timed", lambda *_: True)
 
 
 @pytest.mark.parametrize("grammar", GRAMMARS)

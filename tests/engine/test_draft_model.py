@@ -19,10 +19,9 @@ from genai_server.engine.runners.draft_model import DraftModel
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.runners.scores import Scores
-from genai_server.engine.sampling.grammar import Guidance, model_guidance
+from genai_server.engine.sampling.grammar import Guidance
 from genai_server.engine.scheduling.drafts import NO_DRAFT, Drafter
 from genai_server.engine.scheduling.scheduler_output import KvMemory, Read
-from genai_server.engine.scheduling.step_time import StepTimeModel
 from genai_server.engine.sequence import Sequence as Scheduled
 from genai_server.errors import RunnerFailed
 from genai_server.messages.admin import ResetPrefixCache
@@ -33,6 +32,7 @@ from tests.engine.model_runners import batched_runner
 from tests.engine.scheduling.scheduled import FreePasses
 from tests.running_server import DEMO
 
+pytestmark = pytest.mark.usefixtures("passes_of_any_length_take_the_same_time")
 ASKED = "Count from 1 to 12."
 OTHER = "What is the capital of France?"
 LIST = LLMatcher.grammar_from_regex("((Rome|Oslo) is a city\\. ){12}")
@@ -61,17 +61,6 @@ def batched(session: Any) -> BatchedRunner:
 @pytest.fixture(scope="module")
 def drafting_runner(session: Any) -> BatchedRunner:
     return batched_runner(session=session, num_slots=6, max_length=MAX_LENGTH)
-
-
-@pytest.fixture(scope="module")
-def guidance(generator: OgGeneratorRunner) -> Guidance:
-    return model_guidance(DEMO, generator.model)
-
-
-@pytest.fixture(autouse=True)
-def passes_of_any_length_take_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(StepTimeModel, "curve", lambda times, num_tokens: [1.0] * (num_tokens + 1))
-    monkeypatch.setattr(StepTimeModel, "has_timed", lambda *_: True)
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from genai_server.engine.runners.batched import BatchedRunner, BatchLimits
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.runners.scores import Logits, Scores
-from genai_server.engine.sampling.grammar import Guidance, model_guidance
+from genai_server.engine.sampling.grammar import Guidance
 from genai_server.engine.scheduling.scheduler_output import Step
 from genai_server.messages.admin import ResetPrefixCache, SetRuntimeOption, StartProfile
 from genai_server.messages.generation_request import FinishReason, GenerationRequest, Sampling
@@ -45,11 +45,6 @@ GRAMMARS = {
 @pytest.fixture(scope="module")
 def batched(session: Any) -> BatchedRunner:
     return batched_runner(session=session, num_slots=6, max_length=MAX_LENGTH)
-
-
-@pytest.fixture(scope="module")
-def guidance(generator: OgGeneratorRunner) -> Guidance:
-    return model_guidance(DEMO, generator.model)
 
 
 @pytest.fixture(params=["batch", "generators"])

@@ -144,7 +144,7 @@ def test_an_error_after_the_end_is_harmless(bench: Bench) -> None:
     bench.steps(3)
     sequence = bench.loop._requests.find(API, 1)
     assert sequence is not None
-    with bench.loop._failing([sequence]):
+    with bench.loop._requests.failing([sequence]):
         bench.loop._requests.finish(sequence, FinishReason.LENGTH)
         broken()
     bench.run()

@@ -14,9 +14,8 @@ from genai_server.engine.ipc.mailbox import Connected
 from genai_server.engine.runners.batched import BatchedRunner
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.engine.runners.runner_pair import RunnerPair
-from genai_server.engine.sampling.grammar import Guidance, model_guidance
+from genai_server.engine.sampling.grammar import Guidance
 from genai_server.engine.scheduling.answer_memory import AnswerMemory
-from genai_server.engine.scheduling.step_time import StepTimeModel
 from genai_server.errors import RunnerFailed
 from genai_server.messages.admin import CacheReset, ResetPrefixCache, SetRuntimeOption
 from genai_server.messages.figures import Figures
@@ -24,9 +23,9 @@ from genai_server.messages.generation_request import FinishReason, Sampling
 from genai_server.messages.protocol import Cancel
 from tests.demo_device import MAX_LENGTH, DemoDevice, prompt
 from tests.engine.model_runners import batched_runner
-from tests.running_server import DEMO
 from tests.stepped_loop import OTHER_API
 
+pytestmark = pytest.mark.usefixtures("passes_of_any_length_take_the_same_time")
 COUNT = "Count from 1 to 12."
 # Its answers have more forced tokens than chosen ones, and no repetition.
 FORCED = LLMatcher.grammar_from_regex(
@@ -39,17 +38,6 @@ LIST = LLMatcher.grammar_from_regex("((Rome|Oslo) is a city\\. ){12}")
 @pytest.fixture(scope="module")
 def runners(generator: OgGeneratorRunner, session: Any) -> RunnerPair:
     return RunnerPair(generator, batched_runner(session=session, num_slots=6, max_length=MAX_LENGTH))
-
-
-@pytest.fixture(scope="module")
-def guidance(generator: OgGeneratorRunner) -> Guidance:
-    return model_guidance(DEMO, generator.model)
-
-
-@pytest.fixture(autouse=True)
-def passes_of_any_length_take_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(StepTimeModel, "curve", lambda times, num_tokens: [1.0] * (num_tokens + 1))
-    monkeypatch.setattr(StepTimeModel, "has_timed", lambda *_: True)
 
 
 @pytest.fixture

@@ -114,31 +114,31 @@ def test_detail_and_model_are_part_of_the_digest(own_folder: Path) -> None:
 
 def test_too_many_images_are_refused_before_any_work(own_folder: Path) -> None:
     async def work(seen: Seen) -> None:
-        with pytest.raises(InvalidField, match=r"at most 2 images \(GENAI_MAX_IMAGES\), given 3") as refused:
+        with pytest.raises(InvalidField, match=r"at most 2 images \(GENAI_MAX_MEDIA\), given 3") as refused:
             await seen.read("x", "y", "z")
         assert refused.value.param == "input[2]"
 
-    assert _run(own_folder, work, max_images=2).processes == []
+    assert _run(own_folder, work, max_media=2).processes == []
 
 
 def test_too_many_tokens_together_are_refused(own_folder: Path) -> None:
     async def work(seen: Seen) -> None:
         one = encoded(picture(640, 480))
         assert len(await seen.read(one)) == 1
-        with pytest.raises(InvalidField, match=r"at most 599 tokens together \(GENAI_MAX_IMAGE_TOKENS\), given 600"):
+        with pytest.raises(InvalidField, match=r"at most 599 tokens together \(GENAI_MAX_MEDIA_TOKENS\), given 600"):
             await seen.read(one, one)
 
-    _run(own_folder, work, max_image_tokens=599)
+    _run(own_folder, work, max_media_tokens=599)
 
 
 def test_too_many_tokens_of_one_image_leave_no_file(own_folder: Path) -> None:
     async def work(seen: Seen) -> None:
-        with pytest.raises(InvalidField, match=r"at most 299 tokens \(GENAI_MAX_IMAGE_TOKENS\), given 300") as refused:
+        with pytest.raises(InvalidField, match=r"at most 299 tokens \(GENAI_MAX_MEDIA_TOKENS\), given 300") as refused:
             await seen.read(encoded(picture(640, 480)))
         assert refused.value.param == "input[0]"
         assert list((seen.folder / f"images-{os.getpid()}").iterdir()) == []
 
-    assert _run(own_folder, work, max_image_tokens=299).results == {"refused": 1}
+    assert _run(own_folder, work, max_media_tokens=299).results == {"refused": 1}
 
 
 def test_too_many_pixels_are_refused(own_folder: Path) -> None:
@@ -182,7 +182,7 @@ _READ = ImageProcess.read
 @pytest.mark.parametrize(
     ("read", "words", "results", "processes"),
     [
-        (_hang, r"takes longer than 1 s to prepare \(GENAI_IMAGE_TIMEOUT\)", {"timed_out": 1}, 2),
+        (_hang, r"takes longer than 1 s to prepare \(GENAI_MEDIA_TIMEOUT\)", {"timed_out": 1}, 2),
         (_die, "crashes the process that reads images", {"crashed": 1}, 3),
     ],
 )
@@ -203,7 +203,7 @@ def test_image_that_ends_its_process_is_refused_alone(
         monkeypatch.setattr(ImageProcess, "read", _READ)
         assert len(await seen.read(encoded())) == 1
 
-    seen = _run(own_folder, work, image_timeout=1)
+    seen = _run(own_folder, work, media_timeout=1)
     assert seen.results == {**results, "read": 1}
     assert len(seen.processes) == processes
 
@@ -353,7 +353,7 @@ def test_process_ends_with_its_parents_pipe(own_folder: Path) -> None:
 
 
 def test_few_images_are_fetched_at_a_time(own_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = Seen(own_folder, max_images=100, image_hosts="images.example")
+    seen = Seen(own_folder, max_media=100, image_hosts="images.example")
     running, most = 0, 0
 
     async def load(url: str, *arguments: Any, **options: Any) -> bytes:

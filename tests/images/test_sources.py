@@ -58,7 +58,7 @@ def test_long_data_url_is_decoded() -> None:
 def test_data_over_the_limit_is_refused_undecoded(size: int) -> None:
     assert _load(_data(bytes(1000))) == bytes(1000)
     words = _refused("data:image/png;base64," + "*" * (-(-size // 3) * 4 + 4))
-    assert "may have at most 1000 bytes (GENAI_MAX_IMAGE_BYTES), given about" in words
+    assert "may have at most 1000 bytes (GENAI_MAX_MEDIA_BYTES), given about" in words
 
 
 @pytest.mark.parametrize(
@@ -304,9 +304,9 @@ def test_redirects_end(resolved: list[str]) -> None:
         (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nsh", "the connection ends before"),
         (
             b"HTTP/1.1 200 OK\r\nContent-Length: 1001\r\n\r\n",
-            r"at most 1000 bytes \(GENAI_MAX_IMAGE_BYTES\), given 1001",
+            r"at most 1000 bytes \(GENAI_MAX_MEDIA_BYTES\), given 1001",
         ),
-        (b"HTTP/1.0 200 OK\r\n\r\n" + bytes(1001), r"\(GENAI_MAX_IMAGE_BYTES\), given more than 1000"),
+        (b"HTTP/1.0 200 OK\r\n\r\n" + bytes(1001), r"\(GENAI_MAX_MEDIA_BYTES\), given more than 1000"),
         (b"220 ftp.example ready\r\n", "cannot be fetched from images.example"),
         (b"HTTP/1.1 200 OK\r\n" + b"A: b\r\n" * 20_000, "head has more than 65536 bytes|cannot be fetched"),
         (b"", "the connection ends before the file does"),
@@ -318,7 +318,7 @@ def test_answer_that_is_no_image_is_refused(resolved: list[str], answer: bytes, 
 
 def test_slow_host_is_given_up(resolved: list[str]) -> None:
     host = Host({"/a.png": [b"HTTP/1.1 200 OK\r\nContent-Length: 500\r\n\r\n", *[b"x"] * 500]}, delay=0.05)
-    _fails(host, r"takes longer than 0.3 s to fetch \(GENAI_IMAGE_TIMEOUT\)", seconds=0.3)
+    _fails(host, r"takes longer than 0.3 s to fetch \(GENAI_MEDIA_TIMEOUT\)", seconds=0.3)
 
 
 def test_host_that_cannot_be_reached_says_so(resolved: list[str]) -> None:

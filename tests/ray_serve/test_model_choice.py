@@ -47,7 +47,7 @@ def test_a_request_chooses_a_model_by_all_its_names() -> None:
     assert _names("*=big").choose("x") == "big"
 
 
-def test_the_former_default_name_is_the_first_model_as_on_one_server() -> None:
+def test_the_former_default_name_is_the_first_model() -> None:
     assert {_names().choose(id) for id in ("onnx-genai", "onnx-genai:latest", "onnx-genai:law")} == {"small"}
     assert _names("*=big").choose("onnx-genai") == "big"
     assert _names("onnx-genai=big").choose("onnx-genai") == "big"

@@ -124,5 +124,5 @@ def test_ctrl_c_keeps_what_is_done(tmp_path: Path) -> None:
         running.send_signal(signal.SIGINT)
         _, printed = running.communicate(timeout=20)
         assert running.returncode == 130
-    assert b"the same command goes on" in printed
+    assert b"the same command continues" in printed
     assert len(read(target)) == 8

@@ -66,6 +66,13 @@ def test_a_model_is_loaded_talked_to_and_unloaded(page: Page, tmp_path: Path) ->
     expect(page.get_by_label("Model", exact=True)).to_have_value("demo")
 
 
+def test_a_model_can_be_unloaded_on_a_phone(browser: Browser, own_scripted: RunningServer, tmp_path: Path) -> None:
+    with opened(browser, own_scripted, "#monitor/models", viewport={"width": 390, "height": 844}) as page:
+        button = row(page, "demo").get_by_role("button", name="Unload")
+        expect(button).to_be_in_viewport(ratio=1)
+        picture(page, "models-phone", tmp_path)
+
+
 def test_failed_load_is_shown_with_the_reason(page: Page) -> None:
     form = submit(page, "Load another directory", "Load", Name="more", Directory="/nowhere", Devices="cpu")
     expect(form.get_by_role("alert")).to_contain_text("/nowhere")

@@ -28,6 +28,14 @@ await run({
     const answer = await transcriptions.create(ask(given));
     equal(answer.segments.map((segment) => segment.text).join("").trim(), TRANSCRIPT);
   },
+  async "times of words"() {
+    const given = { response_format: "verbose_json", timestamp_granularities: ["word"] };
+    const { words, duration } = await transcriptions.create(ask(given));
+    equal(words.map(({ word }) => word).join(" "), TRANSCRIPT.match(/[\w']+/g).join(" "));
+    const times = words.flatMap(({ start, end }) => [start, end]);
+    equal(times.join(), times.toSorted((one, other) => one - other).join());
+    equal(times[0] >= 0 && times.at(-1) <= duration, true);
+  },
   async "text, srt"() {
     equal((await transcriptions.create(ask({ response_format: "text" }))).trim(), TRANSCRIPT);
     equal((await transcriptions.create(ask({ response_format: "srt" }))).includes(TRANSCRIPT), true);

@@ -1,6 +1,7 @@
 """Transcriptions and translations with OpenAI's Python SDK."""
 
 import asyncio
+import re
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,17 @@ def _verbose() -> None:
     equal((answer.text, answer.language), (TRANSCRIPT, "english"))
     equal("".join(segment.text for segment in answer.segments).strip(), TRANSCRIPT)
     equal(0 <= answer.segments[0].start < answer.segments[-1].end <= answer.duration, True)
+
+
+@check("times of words")
+def _words() -> None:
+    answer = client.audio.transcriptions.create(
+        **ASKED, response_format="verbose_json", timestamp_granularities=["word"]
+    )
+    equal([word.word for word in answer.words], re.findall(r"[\w']+", TRANSCRIPT))
+    times = [time for word in answer.words for time in (word.start, word.end)]
+    equal(times, sorted(times))
+    equal(0 <= times[0] < times[-1] <= answer.duration, True)
 
 
 @check("text, srt, vtt")

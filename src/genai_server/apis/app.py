@@ -258,7 +258,7 @@ def _response_store(settings: Settings, run: str, end_request: EndRequest) -> Re
         num_bytes,
         file,
         max_body_bytes=settings.max_body_bytes,
-        max_image_body_bytes=settings.max_image_body_bytes if any_takes_media(settings.served.values()) else 0,
+        max_media_body_bytes=settings.max_media_body_bytes if any_takes_media(settings.served.values()) else 0,
         run=run,
         end_request=end_request,
     )
@@ -327,7 +327,7 @@ def _add_middleware(
 def _image_limit(app: FastAPI, settings: Settings) -> int:
     """The maximum size of a body that may have images; 0 while there is no model for them."""
     models = app.state.services.models.statuses()
-    return settings.max_image_body_bytes if any(about.medium is not None for about in models) else 0
+    return settings.max_media_body_bytes if any(about.medium is not None for about in models) else 0
 
 
 def cors_options(settings: Settings) -> dict[str, Any]:

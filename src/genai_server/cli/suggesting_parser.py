@@ -4,6 +4,7 @@ import argparse
 import sys
 import textwrap
 from collections.abc import Iterable
+from itertools import pairwise
 from typing import Any, NoReturn
 
 from genai_server.quoted_values import did_you_mean
@@ -43,10 +44,9 @@ class SuggestingParser(argparse.ArgumentParser):
         """The arguments, where a switch takes the next one only if that is a truth value: not `--insecure ./model`."""
         switches = [action for action in self._actions if action.nargs == argparse.OPTIONAL and action.const]
         alone = {name: f"{name}={action.const}" for action in switches for name in action.option_strings}
-        given = list(arguments)
         return [
             argument if after.lower() in _TRUTH_VALUES else alone.get(argument, argument)
-            for argument, after in zip(given, [*given[1:], ""], strict=True)
+            for argument, after in pairwise([*arguments, ""])
         ]
 
     def _check_value(self, action: argparse.Action, value: object) -> None:

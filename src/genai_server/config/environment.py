@@ -4,7 +4,8 @@ import os
 from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 
-from genai_server.config.settings import Settings, environment_variable
+from genai_server.config.setting_form import environment_variable
+from genai_server.config.settings import Settings
 
 # The folder of the running engines. `genai-server serve` sets it for its API processes.
 ATTACH_VARIABLE = "GENAI_ENGINES_DIR"

@@ -36,8 +36,8 @@ GROUPS: dict[str, tuple[str, ...]] = {
         *("max_header_bytes", "idle_timeout", "body_timeout", "stall_timeout"),
     ),
     "Images and recordings": (
-        *("image_hosts", "max_images", "max_image_bytes", "max_image_pixels", "max_image_tokens", "image_timeout"),
-        *("max_image_body_bytes", "encoder_cache_bytes", "max_audio_seconds", "audio_timeout"),
+        *("image_hosts", "max_media", "max_media_bytes", "max_image_pixels", "max_media_tokens", "media_timeout"),
+        *("max_media_body_bytes", "encoder_cache_bytes", "max_audio_seconds", "audio_timeout"),
         *("max_audio_body_bytes", "max_audio_bodies_bytes"),
     ),
     "Stored responses, files and batches": (

@@ -1,26 +1,33 @@
-"""The settings: their names, defaults, limits and meaning.
+"""The settings: names, defaults, limits and meaning. `Settings` has those of models and engines, its bases the rest.
 
 A field's docstring is its description in `--help` and docs/settings.md. Its name becomes its environment variable and
 its command-line option: `max_length` is GENAI_MAX_LENGTH and `--max-length`.
 """
 
-import ipaddress
 import os
 import re
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
 import platformdirs
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 
+from genai_server.config.media_settings import MediaSettings
+from genai_server.config.server_settings import ServerSettings
+from genai_server.config.setting_form import NotNegative, Positive
+from genai_server.config.setting_lists import (
+    adapter_entries,
+    entries_of_models,
+    listed,
+    one_for_each_model,
+    pairs,
+    require_distinct,
+)
 from genai_server.options.providers import PROVIDERS, meant_devices
 from genai_server.quoted_values import quoted
 
 DEVICE_KINDS = (*PROVIDERS, "scripted")
 _DEVICE = re.compile(rf"({'|'.join(DEVICE_KINDS)})(:[0-9]{{1,3}})?")
-_ORIGIN = re.compile(r"https?://[A-Za-z0-9.-]+(:[0-9]{1,5})?|https?://\[[0-9A-Fa-f:]+\](:[0-9]{1,5})?")
-_IMAGE_HOST = re.compile(r"([A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?|\[[0-9A-Fa-f:]+\])(:[0-9]{1,5})?")
 _MAX_NAME = 128
 # Valid names of models.
 MODEL_NAME = rf"[A-Za-z0-9][A-Za-z0-9._/-]{{0,{_MAX_NAME - 1}}}"
@@ -31,42 +38,12 @@ ADAPTER_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
 # Valid aliases: also names that other servers use, such as qwen3:4b, and `*` for all other names.
 _ALIAS = r"[A-Za-z0-9][A-Za-z0-9._/:-]{0,127}|\*"
 
-# Fields whose environment variables other servers read, too; those of all others begin with GENAI_.
-_UNPREFIXED = ("host", "port", "workers", "reload")
-
-Positive = Annotated[int, Field(gt=0)]
-NotNegative = Annotated[int, Field(ge=0)]
 # What lets the server choose a number.
 AUTO: Literal["auto"] = "auto"
 
 
-def environment_variable(name: str) -> str:
-    """The environment variable of a field of Settings."""
-    return name.upper() if name in _UNPREFIXED else f"GENAI_{name.upper()}"
-
-
-class Settings(BaseModel):
+class Settings(ServerSettings, MediaSettings):
     """All settings of the server. Times are in seconds, sizes in bytes, lengths in tokens."""
-
-    model_config = ConfigDict(
-        frozen=True,
-        populate_by_name=True,
-        extra="forbid",
-        alias_generator=environment_variable,
-        use_attribute_docstrings=True,
-    )
-
-    host: str = Field("127.0.0.1", min_length=1)
-    """Address to listen on."""
-
-    port: int = Field(8002, ge=0, le=65535)
-    """Port to listen on; 0 chooses a free one."""
-
-    workers: int = Field(1, ge=1, le=64)
-    """API processes; all share the same engines."""
-
-    reload: bool = False
-    """Reload the API, not the engines, when a source file changes."""
 
     model_dir: str = "./models/demo"
     """Directory of the onnxruntime-genai model. Without the default one, an installed copy serves its demo model."""
@@ -214,97 +191,6 @@ class Settings(BaseModel):
     allow_special_tokens: bool = False
     """Let messages and tools contain the tokens that structure a prompt, such as the end of a turn."""
 
-    max_body_bytes: Positive = 1024 * 1024
-    """Maximum size of a request body, in bytes."""
-
-    max_image_body_bytes: int = Field(96 * 1024 * 1024, ge=0)
-    """Maximum size of a request body, in bytes, while a model that takes images is served, if that is more than
-    `GENAI_MAX_BODY_BYTES`. Images in base64 have a third more bytes than their files.
-    """
-
-    max_bodies_bytes: Positive = 256 * 1024 * 1024
-    """Maximum bytes of all bodies of unfinished requests and WebSocket messages together in each API process; more get
-    a 503.
-    """
-
-    image_hosts: str = ""
-    """Comma-separated hosts with public addresses from which the server may fetch images, such as
-    `images.example,cdn.example:8443`. Empty allows none: images are sent as data URLs.
-    """
-
-    max_images: Positive = 16
-    """Maximum number of images, or sounds, in a request."""
-
-    max_image_bytes: Positive = 20 * 1024 * 1024
-    """Maximum size of an image file, in bytes."""
-
-    max_image_pixels: Positive = Field(50_000_000, le=500_000_000)
-    """Maximum number of pixels of an image, width times height. A process that reads images may take 1 GiB and 40 bytes
-    for each.
-    """
-
-    max_image_tokens: Positive = 16_384
-    """Maximum number of prompt tokens of all images, or sounds, of a request; the model decides how many each takes."""
-
-    image_timeout: Positive = Field(10, le=600)
-    """Seconds for fetching one image, and for decoding and preparing it, or a sound; a longer time results in a 400."""
-
-    encoder_cache_bytes: int = Field(256 * 1024 * 1024, ge=0)
-    """Maximum bytes of prepared images (files of each API process) and of encoded images and sounds (memory of each
-    engine) that are kept for later requests.
-    """
-
-    max_audio_body_bytes: Positive = 200 * 1024 * 1024
-    """Maximum size of the body of a request with a recording, in bytes. It is written to a file while it arrives."""
-
-    max_audio_bodies_bytes: Positive = 2 * 1024 * 1024 * 1024
-    """Maximum bytes of all these bodies together in each API process; more get a 503."""
-
-    max_audio_seconds: Positive = Field(7200, le=86_400)
-    """Maximum length of a recording, or of a sound in a chat, in seconds. Each of these takes 32 kB of disk space while
-    a recording is transcribed.
-    """
-
-    audio_timeout: Positive = Field(10, le=600)
-    """Seconds for finding the next speech in a recording and preparing it; a longer time results in a 400. Decoding may
-    take one more for each 15 kB of the file.
-    """
-
-    response_store_size: int = Field(256, ge=0, le=1_000_000)
-    """Maximum number of stored responses and conversations, by each API process or in GENAI_RESPONSE_STORE_FILE; the
-    least recently used are removed. 0 stores none.
-    """
-
-    response_store_bytes: Positive = 64 * 1024 * 1024
-    """Maximum bytes of these responses with their conversations, counted as JSON."""
-
-    response_store_file: str = ""
-    """File for responses and conversations, which then survive a restart and are shared by all API processes; empty
-    stores them in memory.
-    """
-
-    files_dir: str = ""
-    """Folder for the files of /v1/files and the state of /v1/batches, shared by all API processes; it is created if it
-    is missing. Empty disables both.
-    """
-
-    max_file_bytes: Positive = 512 * 1024 * 1024
-    """Maximum size of an upload to /v1/files, in bytes."""
-
-    files_bytes_per_key: Positive = 4 * 1024 * 1024 * 1024
-    """Maximum bytes of an API key's files, including results of batches; beyond it uploads are refused, and batches
-    wait. Each file counts as at least 4096.
-    """
-
-    files_bytes: Positive = 16 * 1024 * 1024 * 1024
-    """Maximum bytes of all files in GENAI_FILES_DIR; enforced in the same way."""
-
-    max_batch_requests: Positive = 100_000
-    """Maximum number of requests in a batch."""
-
-    drain_timeout: int = Field(30, ge=0, le=86400)
-    """Seconds for which running answers may continue after the server receives a signal to stop."""
-
     step_timeout: int = Field(60, ge=0, le=86400)
     """Seconds, plus 0.1 per token of the step, after which an engine is considered hung and is restarted; 0 sets no
     limit.
@@ -315,106 +201,6 @@ class Settings(BaseModel):
 
     max_restarts: int = Field(8, ge=0)
     """Number of consecutive restarts, none of which served for a minute, before an engine's device is given up."""
-
-    api_keys: str | None = Field(None, repr=False)
-    """Comma-separated API keys, each `NAME:KEY` or `KEY`; without any, clients need no key."""
-
-    api_key_file: str = ""
-    """File with more keys, one line of `genai-server key` each; read again on SIGHUP."""
-
-    admin_api_key: str | None = Field(None, repr=False)
-    """Key for the admin endpoints; without it, and without API keys, they serve only this machine."""
-
-    insecure: bool = False
-    """Serve every client that can reach the server, without API keys."""
-
-    max_concurrent_per_key: int = Field(0, ge=0)
-    """Maximum number of concurrent requests of a key, and of concurrent reads of what it stored, in each API process;
-    more get a 429. 0 sets no limit.
-    """
-
-    rate_per_key: int = Field(0, ge=0, le=100_000)
-    """Maximum number of requests of a key within a minute, in each API process; 0 sets no limit."""
-
-    shared_prefix_cache: bool = False
-    """Share cached prompt prefixes between keys; a key can then detect the prompts of others."""
-
-    cors_origins: str = ""
-    """Comma-separated origins of web pages that may use the API, such as `https://app.example`."""
-
-    tls_cert: str = ""
-    """PEM file with the certificate and its chain, to serve HTTPS."""
-
-    tls_key: str = ""
-    """PEM file with its private key; empty reads it from GENAI_TLS_CERT."""
-
-    forwarded_allow_ips: str = ""
-    """Comma-separated addresses or networks of trusted proxies (X-Forwarded-For and -Proto)."""
-
-    max_header_bytes: int = Field(65_536, ge=1024, le=16 * 1024 * 1024)
-    """Maximum size of a request's head (its first line and its headers), in bytes."""
-
-    idle_timeout: Positive = Field(30, le=86400)
-    """Seconds after which a connection without a complete request head is closed."""
-
-    body_timeout: Positive = Field(60, le=86400)
-    """Seconds within which a request's body, or a WebSocket message, must arrive; with a recording each MiB of it."""
-
-    stall_timeout: Positive = Field(30, le=86400)
-    """Seconds without a byte read by the client after which its request is cancelled."""
-
-    profile_dir: Path = Path("./profiles")
-    """Folder for the per-token profiles."""
-
-    profile_max_files: Positive = 1000
-    """Maximum number of files in that folder; the oldest sessions are removed, then profiling stops."""
-
-    profile_max_bytes: Positive = 256 * 1024 * 1024
-    """Maximum bytes in that folder; enforced in the same way."""
-
-    profile_max_age: Positive = 30 * 24 * 3600
-    """Seconds after which a profile session is removed, at startup and when profiling is switched on."""
-
-    profile_max_rows: Positive = 1
-    """Maximum number of requests of a batch that are profiled at a time when a device is profiled."""
-
-    config: str = ""
-    """Configuration file with these settings and session options; empty uses `genai-server.toml` in the working
-    directory, if it exists.
-    """
-
-    options: str = Field("", repr=False)
-    """Session and provider options as TOML, which override those of the file."""
-
-    log_level: Literal["debug", "info", "warning", "error"] = "info"
-    """`debug`, `info`, `warning` or `error`."""
-
-    log_format: Literal["text", "json"] = "text"
-    """`text`, or `json` for one object per line."""
-
-    metrics: Literal["key", "open", "off"] = "key"
-    """Access to /metrics: `key` requires an API key if the API does, `open` requires none, `off` disables it."""
-
-    metrics_prefix: str = Field("genai:", pattern="^[A-Za-z_][A-Za-z0-9_]{0,31}:$")
-    """Prefix of all names in /metrics; routers and dashboards for vLLM expect `vllm:`."""
-
-    kv_events: str = Field("", pattern=r"^(tcp://[^\s/]+:[0-9]{1,5})?$")
-    """ZeroMQ address, such as `tcp://*:5557`, at which engines publish what their prefix caches hold, including tokens
-    of prompts; each further engine uses the next port. Needs the extra `kv-events`.
-    """
-
-    kv_events_topic: str = Field("", max_length=512)
-    """Topic of these events, such as `kv@10.0.0.7:8002@{model}` for llm-d; `{model}` is the model's name."""
-
-    ui: bool = True
-    """Serve the web page at `/`; `false` disables it."""
-
-    telemetry: bool = False
-    """Let ONNX Runtime and onnxruntime-genai report to Microsoft how the engines use them."""
-
-    otlp_endpoint: str = Field("", pattern="^(https?://.+)?$")
-    """HTTP endpoint for traces, such as `http://localhost:4318/v1/traces`; needs the extra `otel`. Empty disables them.
-    """
 
     @field_validator("device")
     @classmethod
@@ -429,25 +215,25 @@ class Settings(BaseModel):
     @field_validator("models")
     @classmethod
     def _are_models(cls, value: str) -> str:
-        entries = _pairs(value)
+        entries = pairs(value)
         for name, path in entries:
             if not re.fullmatch(MODEL_NAME, name) or not path:
                 raise ValueError(f"{quoted(name)} is not a model with its directory, such as small=./models/demo")
-        _require_distinct([name for name, _ in entries], "a model is named twice")
+        require_distinct([name for name, _ in entries], "a model is named twice")
         return value
 
     @field_validator("adapters")
     @classmethod
     def _are_adapters(cls, value: str, info: ValidationInfo) -> str:
         models = _named(info)
-        for id, path in _pairs(value):
+        for id, path in pairs(value):
             model, _, name = id.rpartition(":")
             if not re.fullmatch(ADAPTER_NAME, name) or not path:
                 raise ValueError(f"{quoted(id)} is not an adapter with its file, such as law=./law.onnx_adapter")
             if model and model not in models:
                 raise ValueError(f"{quoted(id)} belongs to a model that is not served")
-        _require_distinct(
-            [(model, name) for model, name, _ in _adapters(value, models[0])], "an adapter is named twice"
+        require_distinct(
+            [(model, name) for model, name, _ in adapter_entries(value, models[0])], "an adapter is named twice"
         )
         return value
 
@@ -455,7 +241,7 @@ class Settings(BaseModel):
     @classmethod
     def _are_aliases(cls, value: str, info: ValidationInfo) -> str:
         models = _named(info)
-        entries = _pairs(value)
+        entries = pairs(value)
         for alias, model in entries:
             if not re.fullmatch(_ALIAS, alias) or not model:
                 raise ValueError(f"{quoted(alias)} is not an alias with its model, such as gpt-4o=big")
@@ -466,48 +252,20 @@ class Settings(BaseModel):
                 )
             if alias in models:
                 raise ValueError(f"{quoted(alias)} is the name of a model")
-        _require_distinct([alias for alias, _ in entries], "an alias is named twice")
+        require_distinct([alias for alias, _ in entries], "an alias is named twice")
         return value
 
     @field_validator("chat_template")
     @classmethod
     def _are_chat_templates(cls, value: str, info: ValidationInfo) -> str:
         example = "a chat template, such as chatml, ./chat.jinja or big=chatml"
-        return _one_for_each_model(value, _named(info), example, "a model has two chat templates")
+        return one_for_each_model(value, _named(info), example, "a model has two chat templates")
 
     @field_validator("draft_model")
     @classmethod
     def _are_draft_models(cls, value: str, info: ValidationInfo) -> str:
         example = "the directory of a draft model, such as ./small or big=./small"
-        return _one_for_each_model(value, _named(info), example, "a model has two draft models")
-
-    @field_validator("cors_origins")
-    @classmethod
-    def _are_origins(cls, value: str) -> str:
-        for origin in filter(None, _listed(value)):
-            if not _ORIGIN.fullmatch(origin):
-                raise ValueError(
-                    f"{quoted(origin)} is not an origin, such as https://app.example or http://localhost:3000"
-                )
-        return value
-
-    @field_validator("image_hosts")
-    @classmethod
-    def _are_hosts(cls, value: str) -> str:
-        for host in filter(None, _listed(value)):
-            if not _IMAGE_HOST.fullmatch(host):
-                raise ValueError(f"{quoted(host)} is not a host, such as images.example or cdn.example:8443")
-        return value
-
-    @field_validator("forwarded_allow_ips")
-    @classmethod
-    def _are_networks(cls, value: str) -> str:
-        for address in filter(None, _listed(value)):
-            try:
-                ipaddress.ip_network(address, strict=False)
-            except ValueError:
-                raise ValueError(f"{quoted(address)} is not an address or a network, such as 10.0.0.0/8") from None
-        return value
+        return one_for_each_model(value, _named(info), example, "a model has two draft models")
 
     @property
     def devices(self) -> list[str]:
@@ -523,37 +281,27 @@ class Settings(BaseModel):
     @property
     def served(self) -> dict[str, str]:
         """The directory of each model, by the model's name. Requests that name no model use the first."""
-        return dict(_pairs(self.models)) or {self.model_name: self.model_dir}
+        return dict(pairs(self.models)) or {self.model_name: self.model_dir}
 
     @property
     def aliases(self) -> dict[str, str]:
         """The model of each alias."""
-        return dict(_pairs(self.model_aliases))
+        return dict(pairs(self.model_aliases))
 
     def chat_template_of(self, model: str) -> str:
         """The file or name of the chat template that replaces a model's own; "" for none."""
-        return dict(_of_models(self.chat_template, next(iter(self.served)))).get(model, "")
+        return dict(entries_of_models(self.chat_template, next(iter(self.served)))).get(model, "")
 
     def draft_model_of(self, model: str) -> str:
         """The directory of a model's draft model; "" for none, also if drafts are off."""
         if self.speculation == "off":
             return ""
-        return dict(_of_models(self.draft_model, next(iter(self.served)))).get(model, "")
+        return dict(entries_of_models(self.draft_model, next(iter(self.served)))).get(model, "")
 
     def adapter_files(self, model: str) -> dict[str, str]:
         """The file of each adapter of a model, by the adapter's name."""
         first = next(iter(self.served))
-        return {name: path for of, name, path in _adapters(self.adapters, first) if of == model}
-
-    @property
-    def origins(self) -> list[str]:
-        """The origins of the web pages that may use the API."""
-        return [origin for origin in _listed(self.cors_origins) if origin]
-
-    @property
-    def allowed_image_hosts(self) -> frozenset[str]:
-        """The hosts, with ports if given, from which images may be fetched."""
-        return frozenset(host.lower() for host in _listed(self.image_hosts) if host)
+        return {name: path for of, name, path in adapter_entries(self.adapters, first) if of == model}
 
     @property
     def cache_path(self) -> Path | None:
@@ -576,58 +324,14 @@ class Settings(BaseModel):
             return Path(self.models_dir).expanduser()
         return platformdirs.user_data_path("genai-server") / "models"
 
-    @property
-    def on_loopback(self) -> bool:
-        """Whether only this machine can reach the server."""
-        return is_loopback(self.host)
-
 
 for _field in Settings.model_fields.values():
     _field.description = " ".join((_field.description or "").split())
 
 
-def _listed(text: str) -> list[str]:
-    """The entries of a comma-separated list."""
-    return [entry.strip() for entry in text.split(",")]
-
-
-def _pairs(text: str) -> list[tuple[str, str]]:
-    """The entries of a list such as `a=x,b=y`; the value of an entry without `=` is ""."""
-    return [(name, value) for name, _, value in (entry.partition("=") for entry in _listed(text))] if text else []
-
-
-def _adapters(text: str, first: str) -> list[tuple[str, str, str]]:
-    """Model, name and file of each adapter; those that name no model belong to the first."""
-    entries = [(*id.rpartition(":"), path) for id, path in _pairs(text)]
-    return [(model or first, name, path) for model, _, name, path in entries]
-
-
-def _of_models(text: str, first: str) -> list[tuple[str, str]]:
-    """Model and value of each entry of a list such as `x,big=y`; those that name no model belong to the first."""
-    entries = [entry.partition("=") for entry in _listed(text)] if text else []
-    return [(model or first, value) if equals else (first, model) for model, equals, value in entries]
-
-
-def _one_for_each_model(text: str, models: Sequence[str], example: str, doubled: str) -> str:
-    """The text, if each entry has a value, and is for another one of these models. Raises ValueError."""
-    entries = _of_models(text, models[0])
-    for entry, (model, value) in zip(_listed(text), entries, strict=False):
-        if model not in models:
-            raise ValueError(f"{quoted(entry)} is for a model that is not served")
-        if not value:
-            raise ValueError(f"{quoted(entry)} is not {example}")
-    _require_distinct([model for model, _ in entries], doubled)
-    return text
-
-
 def _named(info: ValidationInfo) -> list[str]:
     """The names of the served models, from the settings that were validated before."""
-    return [name for name, _ in _pairs(info.data.get("models", ""))] or [str(info.data.get("model_name"))]
-
-
-def _require_distinct(names: Sequence[object], message: str) -> None:
-    if len(set(names)) < len(names):
-        raise ValueError(message)
+    return [name for name, _ in pairs(info.data.get("models", ""))] or [str(info.data.get("model_name"))]
 
 
 def name_of_directory(path: str) -> str:
@@ -637,24 +341,9 @@ def name_of_directory(path: str) -> str:
 
 def device_list(value: str) -> list[str]:
     """The devices in a text such as `cpu,cuda:1`. Raises ValueError."""
-    names = _listed(value)
+    names = listed(value)
     for name in names:
         if not _DEVICE.fullmatch(name):
             raise ValueError(f"unknown device {quoted(name)}{meant_devices(name)}")
-    _require_distinct(names, "a device is named twice")
+    require_distinct(names, "a device is named twice")
     return names
-
-
-def option(name: str) -> str:
-    """The command-line option of a field of Settings."""
-    return "--" + name.replace("_", "-")
-
-
-def is_loopback(host: str) -> bool:
-    """Whether a host name or address always means this machine, whatever a name server says."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -13,8 +13,9 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from genai_server.config.environment import ATTACH_VARIABLE
+from genai_server.config.setting_form import FORMER_NAMES, environment_variable, option
 from genai_server.config.setting_groups import GROUPS
-from genai_server.config.settings import Settings, environment_variable, option
+from genai_server.config.settings import Settings
 from genai_server.errors import ConfigurationError
 from genai_server.messages.launch import EngineSettings
 from genai_server.options import config_file
@@ -51,6 +52,8 @@ _FORMS = {
     "kv_events": "must be a ZeroMQ address, such as tcp://*:5557",
     "otlp_endpoint": "must begin with http:// or https://",
 }
+# All names by which a setting can be given.
+NAMES = (*Settings.model_fields, *FORMER_NAMES.values())
 # Maximum characters of a wrong value in a message; a list of models may be long.
 _MAX_VALUE = 1000
 
@@ -67,7 +70,7 @@ def load_settings(
     """
     dotenv_variables = dotenv_values(dotenv) if dotenv is not None else {}
 
-    def given(name: str, in_file: Mapping[str, str]) -> tuple[str, str] | None:
+    def written(name: str, in_file: Mapping[str, str]) -> tuple[str, str] | None:
         variable = environment_variable(name)
         candidates = (
             (option(name), (options or {}).get(name)),
@@ -77,8 +80,12 @@ def load_settings(
         )
         return next(((key, value) for key, value in candidates if value), None)
 
+    def given(name: str, in_file: Mapping[str, str]) -> tuple[str, str] | None:
+        former = FORMER_NAMES.get(name)
+        return written(name, in_file) or (None if former is None else written(former, in_file))
+
     path = (given("config", {}) or ("", ""))[1]
-    in_file = config_file.file_settings(config_file.read_file(path), Settings.model_fields, path)
+    in_file = config_file.file_settings(config_file.read_file(path), NAMES, path)
     values: dict[str, Any] = {}
     written_as: dict[str, str] = {}
     for name in Settings.model_fields:
@@ -178,7 +185,8 @@ def unknown_variables(
     known = [environment_variable(name) for name in Settings.model_fields]
     given = {name: f"{name} in {dotenv}" for name in (dotenv_values(dotenv) if dotenv is not None else ())}
     given |= {name: name for name in environ}
-    strange = {name for name in given if name.startswith("GENAI_")} - {*known, ATTACH_VARIABLE, _OF_SCRIPTS}
+    accepted = {*map(environment_variable, NAMES), ATTACH_VARIABLE, _OF_SCRIPTS}
+    strange = {name for name in given if name.startswith("GENAI_")} - accepted
     return {given[name]: next(iter(difflib.get_close_matches(name, known, 1, 0.8)), None) for name in sorted(strange)}
 
 
@@ -188,6 +196,8 @@ def add_options(parser: argparse.ArgumentParser, *, are_listed: bool = True) -> 
         group = parser.add_argument_group(title.lower())
         for name in names:
             _add_option(group, name, is_listed=are_listed)
+    for name in FORMER_NAMES.values():
+        parser.add_argument(option(name), dest=name, help=argparse.SUPPRESS)
 
 
 def _add_option(group: argparse._ArgumentGroup, name: str, *, is_listed: bool) -> None:

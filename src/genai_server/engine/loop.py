@@ -6,10 +6,8 @@ for at most one step.
 
 import logging
 import time
-from collections.abc import Iterator
 from collections.abc import Sequence as Several
 from concurrent.futures import Future
-from contextlib import contextmanager
 from functools import partial
 from operator import eq
 from queue import Empty, SimpleQueue
@@ -36,7 +34,7 @@ from genai_server.engine.ipc.mailbox import (
 from genai_server.engine.meter import Meter
 from genai_server.engine.profiling.runtime_options import TERMINATE, RuntimeOptionState
 from genai_server.engine.requests import RequestTable
-from genai_server.engine.runners.base import Interrupted, Terminated
+from genai_server.engine.runners.base import Interrupted
 from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.runners.scores import Scores
 from genai_server.engine.sampling.choice_threads import ChoiceThreads, slow_grammars
@@ -45,7 +43,7 @@ from genai_server.engine.sampling.grammar import Guidance
 from genai_server.engine.scheduling.scheduler import Scheduler
 from genai_server.engine.scheduling.scheduler_output import Read, Step
 from genai_server.engine.sequence import Sequence, SequenceState
-from genai_server.errors import GenaiServerError, RunnerFailed
+from genai_server.errors import RunnerFailed
 from genai_server.heartbeat import Heartbeat
 from genai_server.messages.generation_request import FinishReason
 from genai_server.messages.protocol import Cancel, Progress, PromptLogprobs, Stop, Submit, Tokens, Vectors
@@ -118,15 +116,11 @@ class EngineLoop:
         self._requests.finish_late(now)
         if now >= self._next_figures:
             self._next_figures = now + _FIGURES_EVERY
-            running, disk = self._scheduler.running, self._runners.disk_cache
-            if disk is not None:
-                disk.store()
-            on_disk = None if disk is None else disk.figures(self._scheduler.seconds_per_token)
+            if self._runners.disk_cache is not None:
+                self._runners.disk_cache.store()
             self._heartbeat.hold(self._runners.kv_bytes)
-            answers = self._scheduler.answers
-            answer_bytes = 0 if answers is None else answers.num_bytes
             self._outbox.tell_figures(
-                self._meter.figures(running, self._requests, self._options, self._runners, on_disk, answer_bytes)
+                self._meter.figures(self._scheduler, self._requests, self._options, self._runners)
             )
         self._scheduler.make_room()
         admitted = self._scheduler.admit()
@@ -157,14 +151,9 @@ class EngineLoop:
                 block = False
                 self._handle(connection, message)
         except Empty:
-            if self._scheduler.is_idle:
-                self._rest()
-
-    def _rest(self) -> None:
-        """Give memory back once the engine has become idle."""
-        if self._has_worked:
-            self._has_worked = False
-            release_free_memory()
+            if self._scheduler.is_idle and self._has_worked:
+                self._has_worked = False
+                release_free_memory()
 
     def _handle(self, connection: int, message: Message) -> None:
         match message:
@@ -179,7 +168,7 @@ class EngineLoop:
             case PrefixLoaded(sequence):
                 self._prefix_loaded(sequence)
             case Cancel(key) | Stop(key):
-                self._leave(connection, key, answered=isinstance(message, Stop))
+                self._requests.abandon(connection, key, answered=isinstance(message, Stop))
             case Leave() | Resize():
                 self._obey(message)
             case Connected():
@@ -201,20 +190,12 @@ class EngineLoop:
         self._scheduler.make_room()
         self._runners.fit_memory()
 
-    def _leave(self, connection: int, key: int, *, answered: bool) -> None:
-        """End an answer that its reader has abandoned; with `answered`, the reader still gets its figures."""
-        sequence = self._requests.find(connection, key)
-        if sequence is not None and answered:
-            self._requests.finish(sequence, FinishReason.STOP)
-        elif sequence is not None:
-            self._requests.drop(sequence)
-
     def _terminate(self, sequence: Sequence) -> None:
         """End a sequence. On a Generator the library's own option does it: the next pass raises at once."""
         if sequence.batched or self._runners.main.abilities.pools or sequence.state is not SequenceState.RUNNING:
             self._requests.finish(sequence, FinishReason.TERMINATED)
             return
-        with self._failing([sequence]):
+        with self._requests.failing([sequence]):
             self._runners.of(sequence).set_runtime_option(sequence.id, TERMINATE, "1")
             self._forward(Step([Read.next(sequence)]))
         # The pass may have been interrupted, and the option is lost if the sequence is paused.
@@ -223,7 +204,7 @@ class EngineLoop:
     # forward, sample, deliver
 
     def _open(self, sequence: Sequence) -> None:
-        with self._failing([sequence]):
+        with self._requests.failing([sequence]):
             self._runners.open(sequence)
             if not sequence.num_pauses:
                 self._meter.opened(sequence)
@@ -261,10 +242,10 @@ class EngineLoop:
 
     def _place(self) -> None:
         for sequence in self._options.misplaced(self._scheduler.running):
-            with self._failing([sequence]):
+            with self._requests.failing([sequence]):
                 self._options.place(sequence)
         for sequence in self._runners.outgrown(self._scheduler.running):
-            with self._failing([sequence]):
+            with self._requests.failing([sequence]):
                 self._runners.reopen(sequence)
 
     def _forward(self, step: Step) -> None:
@@ -275,10 +256,10 @@ class EngineLoop:
         try:
             seconds = self._run(step)
         except Exception as error:
-            self._failed(step.sequences, error)
+            self._requests.failed(step.sequences, error)
             return
         self._outbox.deliver()
-        with self._failing([]):  # no request fails, because its tokens are sent
+        with self._requests.failing([]):  # no request fails, because its tokens are sent
             if is_usual:
                 self._scheduler.observe(step, seconds)
             num_tokens = sum(sequence.num_produced for sequence in step.sequences) - num_before
@@ -304,29 +285,8 @@ class EngineLoop:
             try:
                 self._advance(read.sequence, found, read.draft)
             except Exception as error:
-                self._failed([read.sequence], error)
+                self._requests.failed([read.sequence], error)
         return self._clock() - started
-
-    @contextmanager
-    def _failing(self, sequences: list[Sequence]) -> Iterator[None]:
-        """An error within the block ends these sequences only."""
-        try:
-            yield
-        except Exception as error:
-            self._failed(sequences, error)
-
-    def _failed(self, sequences: list[Sequence], error: Exception) -> None:
-        """End the sequences that an error concerns. Must be called where the error is handled."""
-        match error:
-            case Interrupted():
-                pass  # the cause is in the inbox; sequences which remain have the pass again
-            case Terminated():
-                self._requests.finish(sequences[0], FinishReason.TERMINATED)
-            case GenaiServerError():
-                self._requests.fail(sequences, error)
-            case _:
-                log.exception("requests %s met an internal error", [s.request.request_id for s in sequences])
-                self._requests.fail(sequences, RunnerFailed("internal error; see the server log"))
 
     def _advance(self, sequence: Sequence, scores: Scores, draft: Several[int]) -> None:
         """Send what a pass brought for a sequence, and choose its next tokens."""
@@ -389,7 +349,7 @@ class EngineLoop:
         sequence.is_choosing = False
         if sequence not in self._requests:
             return
-        with self._failing([sequence]):
+        with self._requests.failing([sequence]):
             outcome = message.chosen.result()
             self._tell_tokens(sequence, outcome)
             if outcome.tokens:

@@ -7,10 +7,11 @@ import numpy as np
 from genai_server.engine.profiling.runtime_options import RuntimeOptionState
 from genai_server.engine.requests import RequestTable
 from genai_server.engine.runners.runner_pair import RunnerPair
+from genai_server.engine.scheduling.scheduler import Scheduler
 from genai_server.engine.scheduling.scheduler_output import Step
 from genai_server.engine.sequence import Sequence
 from genai_server.engine.sound_worker import SoundWorker
-from genai_server.messages.figures import DiskCacheFigures, Figures, Histogram
+from genai_server.messages.figures import Figures, Histogram
 
 # Bounds in seconds, for the duration of a step and the time between two tokens.
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0, 40.0)
@@ -103,15 +104,13 @@ class Meter:
 
     def figures(
         self,
-        running: Several[Sequence],
+        scheduler: Scheduler,
         requests: RequestTable,
         options: RuntimeOptionState,
         runners: RunnerPair,
-        disk_cache: DiskCacheFigures | None = None,
-        answer_bytes: int = 0,
     ) -> Figures:
         """All counters, here and elsewhere in the engine."""
-        encoder = runners.encoder
+        running, encoder, disk = scheduler.running, runners.encoder, runners.disk_cache
         num_encoded = 0 if encoder is None else encoder.num_encoded
         are_sounds = isinstance(encoder, SoundWorker)
         return Figures(
@@ -134,6 +133,6 @@ class Meter:
             decode_passes=self._decode_passes.histogram(),
             decode_rows=self._decode_rows.histogram(),
             token_gaps=self._token_gaps.histogram(),
-            disk_cache=disk_cache,
-            answer_bytes=answer_bytes,
+            disk_cache=None if disk is None else disk.figures(scheduler.seconds_per_token),
+            answer_bytes=0 if scheduler.answers is None else scheduler.answers.num_bytes,
         )

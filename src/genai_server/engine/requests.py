@@ -3,12 +3,14 @@
 import logging
 import math
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 from genai_server.engine.ipc.mailbox import Outbox
+from genai_server.engine.runners.base import Interrupted, Terminated
 from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.scheduling.scheduler import Scheduler
 from genai_server.engine.sequence import Sequence, SequenceState
-from genai_server.errors import GenaiServerError
+from genai_server.errors import GenaiServerError, RunnerFailed
 from genai_server.messages.error import ErrorInfo
 from genai_server.messages.generation_request import FinishReason
 from genai_server.messages.protocol import Accepted, Failed, Finished
@@ -100,6 +102,35 @@ class RequestTable:
             _, key = sequence.origin
             if self._end(sequence, Failed(key, ErrorInfo.from_error(error))):
                 log.error("request %s failed: %s", sequence.request.request_id, error)
+
+    @contextmanager
+    def failing(self, sequences: list[Sequence]) -> Iterator[None]:
+        """An error within the block ends these sequences only."""
+        try:
+            yield
+        except Exception as error:
+            self.failed(sequences, error)
+
+    def failed(self, sequences: list[Sequence], error: Exception) -> None:
+        """End the sequences that an error concerns. Must be called where the error is handled."""
+        match error:
+            case Interrupted():
+                pass  # the cause is in the inbox; sequences which remain have the pass again
+            case Terminated():
+                self.finish(sequences[0], FinishReason.TERMINATED)
+            case GenaiServerError():
+                self.fail(sequences, error)
+            case _:
+                log.exception("requests %s met an internal error", [s.request.request_id for s in sequences])
+                self.fail(sequences, RunnerFailed("internal error; see the server log"))
+
+    def abandon(self, connection: int, key: int, *, answered: bool) -> None:
+        """End an answer that its reader has abandoned; with `answered`, the reader still gets its figures."""
+        sequence = self.find(connection, key)
+        if sequence is not None and answered:
+            self.finish(sequence, FinishReason.STOP)
+        elif sequence is not None:
+            self.drop(sequence)
 
     def drop(self, sequence: Sequence) -> None:
         """Remove a sequence without a message."""

@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from genai_server.config.settings import Settings, environment_variable
+from genai_server.config.setting_form import environment_variable
+from genai_server.config.settings import Settings
 from genai_server.errors import ConfigurationError
 from genai_server.quoted_values import quoted
 

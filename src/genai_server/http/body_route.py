@@ -8,6 +8,7 @@ from fastapi import Depends, Request
 from fastapi.responses import Response
 from fastapi.routing import APIRoute
 from pydantic import TypeAdapter, ValidationError
+from starlette.types import Scope
 
 from genai_server.config.settings import Settings
 from genai_server.http.error_responses import from_findings, malformed
@@ -32,6 +33,10 @@ class BodyRoute(APIRoute):
         """Decides what may be left out of a request: nothing."""
         return Leniency()
 
+    def checked_request(self, request: Request, adapter: TypeAdapter[Any]) -> Request:
+        """The request whose `json` gives the validated body."""
+        return _CheckedRequest(request, adapter, takes_undeclared=self.takes_undeclared)
+
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
         if self.body_field is None:
@@ -40,7 +45,7 @@ class BodyRoute(APIRoute):
 
         async def checked(request: Request) -> Response:
             leniency = request_state(request.scope).leniency = self.leniency(request)
-            response = await handle(_CheckedRequest(request, adapter, takes_undeclared=self.takes_undeclared))
+            response = await handle(self.checked_request(request, adapter))
             response.headers.update(leniency.report())
             return response
 
@@ -78,8 +83,7 @@ class _CheckedRequest(Request):
         scope = request.scope
         headers = request.headers
         if _is_bytes(headers) or (takes_undeclared and _is_undeclared(headers)):
-            others = [(name, value) for name, value in scope["headers"] if name != b"content-type"]
-            scope = {**scope, "headers": [*others, (b"content-type", b"application/json")]}
+            scope = as_json(scope)
         super().__init__(scope, request.receive)
         self._adapter = adapter
 
@@ -109,8 +113,19 @@ def _read(text: bytes, adapter: TypeAdapter[Any], leniency: Leniency) -> Any:
     except ValueError as error:
         raise malformed(error) from None
     leniency.apply(body)
+    return validated(adapter, body)
+
+
+def validated(adapter: TypeAdapter[Any], body: Any) -> Any:
+    """The object of a body. Raises RequestError."""
     try:
         return adapter.validate_python(body)
     except ValidationError as error:
         found = [{**finding, "loc": ("body", *finding["loc"])} for finding in error.errors(include_url=False)]
         raise from_findings(found, body) from None
+
+
+def as_json(scope: Scope) -> Scope:
+    """The scope of a request whose body is said to be JSON."""
+    others = [(name, value) for name, value in scope["headers"] if name != b"content-type"]
+    return {**scope, "headers": [*others, (b"content-type", b"application/json")]}

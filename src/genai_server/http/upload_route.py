@@ -1,15 +1,12 @@
 """Routes of FastAPI whose bodies are forms with a file, received by `http/middleware/uploads.py`."""
 
-from collections.abc import Callable, Coroutine
-from typing import Any, cast
+from typing import Any
 
 from fastapi import Request
-from fastapi.responses import Response
-from fastapi.routing import APIRoute
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from genai_server.errors import InvalidField
-from genai_server.http.error_responses import from_findings
+from genai_server.http.body_route import BodyRoute, as_json, validated
 from genai_server.http.request_state import request_state
 from genai_server.http.upload import FILE, Upload
 from genai_server.quoted_values import quoted
@@ -18,30 +15,20 @@ FORM = "multipart/form-data"
 _MAX_SHOWN = 100
 
 
-class UploadRoute(APIRoute):
+class UploadRoute(BodyRoute):
     """Gives FastAPI a form that is validated already, as if it were a JSON object; its file is a path.
 
     The parameter of the route is declared as `Body(media_type=FORM)`.
     """
 
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        handle = super().get_route_handler()
-        if self.body_field is None:
-            return handle
-        adapter: TypeAdapter[Any] = TypeAdapter(cast(type[Any], self.body_field.field_info.annotation))
-
-        async def checked(request: Request) -> Response:
-            return await handle(_FormRequest(request, adapter))
-
-        return checked
+    def checked_request(self, request: Request, adapter: TypeAdapter[Any]) -> Request:
+        """The request whose `json` gives the validated form."""
+        return _FormRequest(request, adapter)
 
 
 class _FormRequest(Request):
     def __init__(self, request: Request, adapter: TypeAdapter[Any]) -> None:
-        others = [(name, value) for name, value in request.scope["headers"] if name != b"content-type"]
-        super().__init__(
-            {**request.scope, "headers": [*others, (b"content-type", b"application/json")]}, request.receive
-        )
+        super().__init__(as_json(request.scope), request.receive)
         self._adapter = adapter
 
     async def body(self) -> bytes:
@@ -52,12 +39,7 @@ class _FormRequest(Request):
         """The validated form. Raises RequestError."""
         upload = request_state(self.scope).upload
         assert upload is not None
-        body = form_object(upload)
-        try:
-            return self._adapter.validate_python(body)
-        except ValidationError as error:
-            found = [{**finding, "loc": ("body", *finding["loc"])} for finding in error.errors(include_url=False)]
-            raise from_findings(found, body) from None
+        return validated(self._adapter, form_object(upload))
 
 
 def form_object(upload: Upload) -> dict[str, Any]:

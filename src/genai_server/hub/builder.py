@@ -80,6 +80,7 @@ class Build:
         """
         if self.is_encoder:
             return []
+        has_head = self.device == "cpu" and has_draft_head(read_source_config(self.source))
         chosen = {
             Task.GENERATE: {"prune_lm_head": "true"},
             Task.EMBED: {"exclude_lm_head": "true"},
@@ -88,8 +89,10 @@ class Build:
         }[self.task].copy()
         if self.device == "cpu" and self.precision in ("int4", "int8"):
             chosen |= {"block_size": str(self.block_size), "accuracy_level": "4"}
-        if self.device == "cpu" and has_draft_head(read_source_config(self.source)):
-            chosen["exclude_mtp"] = "true"  # onnxruntime-genai cannot load such a head on a CPU
+        if has_head and self.task is Task.GENERATE:
+            chosen["prune_lm_head"] = "false"  # the head reads the states of all tokens
+        elif has_head:
+            chosen["exclude_mtp"] = "true"
         chosen |= dict(option.split("=", 1) for option in self.extra)
         return [f"{name}={value}" for name, value in chosen.items()]
 
@@ -148,7 +151,7 @@ def build(build: Build, python: Path, environment: dict[str, str], tell: Callabl
         raise ExportFailed("\n".join([f"the model builder failed (status {status}); its log is {kept}", *last]))
     if not build.is_encoder:
         _copy(build, _KEPT)
-        _correct_type(build.target / GENAI_CONFIG)
+        _correct(build.target / GENAI_CONFIG)
         if build.task.pools:
             _add_pooling(build)
         if build.task is Task.TRANSCRIBE:
@@ -164,16 +167,19 @@ def _arguments(build: Build, cache: str) -> list[str]:
     return ["-m", "onnxruntime_genai.models.builder", *files, *kind]
 
 
-def _correct_type(path: Path) -> None:
-    """Write a model's type as onnxruntime-genai has it. A configuration that cannot be read is left to the check."""
+def _correct(path: Path) -> None:
+    """Write a model's type as onnxruntime-genai has it. Leave out what it cannot load on a CPU: weights that a graph
+    shares with another one. A configuration that cannot be read is left to the check.
+    """
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
-        right = _TYPES.get(config["model"]["type"])
-    except (OSError, ValueError, LookupError, TypeError):
+        model = config["model"]
+        model["type"] = _TYPES.get(model["type"], model["type"])
+        for part in (model["decoder"], model.get("mtp", {})):
+            part.pop("shared_initializers", None)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return
-    if right is not None:
-        config["model"]["type"] = right
-        path.write_text(json.dumps(config, indent=4), encoding="utf-8")
+    path.write_text(json.dumps(config, indent=4), encoding="utf-8")
 
 
 def _copy(build: Build, names: Sequence[str]) -> None:

@@ -64,7 +64,7 @@ def _answer(process: _Process, spec: dict[str, Any], question: dict[str, Any], d
         found = process(data, question["low_detail"])
         if (num_tokens := len(found.expansion)) > spec["max_tokens"]:
             raise UnusableImage(
-                f"may have at most {spec['max_tokens']} tokens (GENAI_MAX_IMAGE_TOKENS), given {num_tokens}"
+                f"may have at most {spec['max_tokens']} tokens (GENAI_MAX_MEDIA_TOKENS), given {num_tokens}"
             )
     except UnusableImage as error:
         return {"refused": str(error)}

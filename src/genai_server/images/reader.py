@@ -101,7 +101,7 @@ class ImageReader:
         start: Callable[[Mapping[str, Any]], ImageProcess] = ImageProcess,
     ) -> None:
         self._model = model
-        self._timeout = settings.image_timeout
+        self._timeout = settings.media_timeout
         self._files = files
         self._count = count
         # Number of images that are being read, or of processes that are started in advance.
@@ -111,7 +111,7 @@ class ImageReader:
             "medium": model.medium,
             "folder": str(files.folder),
             "max_pixels": settings.max_image_pixels,
-            "max_tokens": settings.max_image_tokens,
+            "max_tokens": settings.max_media_tokens,
             "max_seconds": settings.max_audio_seconds,
         }
         self._pool: ProcessPool[ImageProcess, _Result] = ProcessPool(
@@ -161,7 +161,7 @@ class ImageReader:
                 lambda process: process.read(data, path, self._timeout, low_detail=low_detail)
             )
         except ProcessTimeout:
-            return _Result("timed_out", f"takes longer than {self._timeout} s to prepare (GENAI_IMAGE_TIMEOUT)")
+            return _Result("timed_out", f"takes longer than {self._timeout} s to prepare (GENAI_MEDIA_TIMEOUT)")
         except ProcessDied:
             return _Result("crashed", _CRASHES)
         if reason := found.get("refused"):
@@ -187,7 +187,7 @@ class Images:
         start: Callable[[Mapping[str, Any]], ImageProcess] = ImageProcess,
     ) -> None:
         self._settings = settings
-        self._limits = SourceLimits(settings.allowed_image_hosts, settings.max_image_bytes, settings.image_timeout)
+        self._limits = SourceLimits(settings.allowed_image_hosts, settings.max_media_bytes, settings.media_timeout)
         self._count = count
         self._may_connect = may_connect
         self._start = start
@@ -201,10 +201,10 @@ class Images:
         Raises InvalidField, which names the source's field, if an image cannot be fetched or decoded, or is over a
         limit, and ImageReaderUnavailable if no process can be started.
         """
-        limit = self._settings.max_images
+        limit = self._settings.max_media
         if len(sources) > limit:
             raise InvalidField(
-                f"a request may have at most {limit} {model.medium}s (GENAI_MAX_IMAGES), given {len(sources)}",
+                f"a request may have at most {limit} {model.medium}s (GENAI_MAX_MEDIA), given {len(sources)}",
                 param=sources[limit].param,
             )
         if not sources:
@@ -247,10 +247,10 @@ class Images:
             return await reader.read(data, low_detail=source.low_detail, param=source.param)
 
     def _check_tokens(self, medium: Medium, images: Sequence[ReadImage], sources: Sequence[ImageSource]) -> None:
-        limit, num_tokens = self._settings.max_image_tokens, sum(len(image.expansion) for image in images)
+        limit, num_tokens = self._settings.max_media_tokens, sum(len(image.expansion) for image in images)
         if num_tokens > limit:
             raise InvalidField(
-                f"the {medium}s of a request may have at most {limit} tokens together (GENAI_MAX_IMAGE_TOKENS), "
+                f"the {medium}s of a request may have at most {limit} tokens together (GENAI_MAX_MEDIA_TOKENS), "
                 f"given {num_tokens}",
                 param=sources[-1].param,
             )

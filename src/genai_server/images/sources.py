@@ -87,7 +87,7 @@ async def load_image(
             return await _fetch(url, limits, param, may_connect)
     except TimeoutError:
         raise InvalidField(
-            f"{param} takes longer than {limits.timeout:g} s to fetch (GENAI_IMAGE_TIMEOUT): {quoted(url)}", param=param
+            f"{param} takes longer than {limits.timeout:g} s to fetch (GENAI_MEDIA_TIMEOUT): {quoted(url)}", param=param
         ) from None
 
 
@@ -108,7 +108,7 @@ def _decode(url: str, max_bytes: int, param: str) -> bytes:
 
 def _too_large(size: str, max_bytes: int, param: str) -> InvalidField:
     return InvalidField(
-        f"{param} may have at most {max_bytes} bytes (GENAI_MAX_IMAGE_BYTES), given {size}", param=param
+        f"{param} may have at most {max_bytes} bytes (GENAI_MAX_MEDIA_BYTES), given {size}", param=param
     )
 
 

@@ -144,7 +144,7 @@ class GenerationRequest(Struct, frozen=True):
     # Tokens that the answer may contain, for drafts. Near a tie they may change the chosen token. They have no effect
     # with `exact` or a seed.
     prediction: list[int] = []
-    # Stands for those who may share answers, as drafts. Drafts come from earlier answers with the same, unless
+    # Stands for the clients that may share answers, as drafts. Drafts come from earlier answers with the same, unless
     # `cache_prompt` is off, and this answer is kept for later ones; "" for neither.
     answer_memory: str = ""
     # The texts in the prompt, each of which gets a vector or a score; empty for a prompt to continue.

@@ -46,7 +46,7 @@ def read_text(text: str, written_as: str) -> dict[str, Any]:
     return found
 
 
-def file_settings(tables: Mapping[str, Any], known: Mapping[str, Any], path: str) -> dict[str, str]:
+def file_settings(tables: Mapping[str, Any], known: Sequence[str], path: str) -> dict[str, str]:
     """The settings in the file, as they would be written in the environment. Raises ConfigurationError."""
     found: dict[str, str] = {}
     for name, value in tables.items():

@@ -14,7 +14,7 @@ from ray.serve.config import RequestRouterConfig
 
 from genai_server import __version__
 from genai_server.config.settings import Settings
-from genai_server.config.sources import load_settings
+from genai_server.config.sources import NAMES, load_settings
 from genai_server.errors import ConfigurationError
 from genai_server.http.middleware.request_lifetime import LAST_WORDS
 from genai_server.pooling_model import Task, task_of
@@ -46,7 +46,7 @@ def build(args: Mapping[str, Any]) -> Any:
     """
     options = {name: str(value) for name, value in args.items()}
     replicas = options.pop("replicas", "1")
-    if unknown := options.keys() - Settings.model_fields.keys():
+    if unknown := options.keys() - set(NAMES):
         raise ConfigurationError(f"{', '.join(sorted(unknown))}: not a setting, nor replicas")
     return application(load_settings(options), replicas)
 

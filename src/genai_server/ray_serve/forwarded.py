@@ -32,7 +32,7 @@ class ForwardedRequest:
     # What its ASGI scope has of FORWARDED.
     parts: Mapping[str, Any]
     body: bytes = b""
-    # The beginning of the prompt's text, by which Serve's request router finds a replica; "" if there is none.
+    # The beginning of the prompt's text, by which Serve's request router finds a replica; "" without one.
     prompt: str = ""
     # Seconds since 1970 at its arrival in the ingress; None for a request of the server's own.
     arrived_at: float | None = None

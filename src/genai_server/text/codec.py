@@ -148,7 +148,7 @@ class TextCodec:
 
     @property
     def placeholder(self) -> int:
-        """The id of the token that stands for an image in a prompt from `encode_chat`; -1 if there is none."""
+        """The id of the token that stands for an image in a prompt from `encode_chat`; -1 without one."""
         return -1 if self.vision is None else self.tokenizer.special_tokens.get(self.vision.placeholder, -1)
 
     @property

@@ -2,7 +2,7 @@
 
 INPUT has a request in each line, and OUTPUT gets a result in each line, both in the format of OpenAI's batches.
 Requests that fail are in a file next to OUTPUT, such as results.errors.jsonl for results.jsonl. If OUTPUT has results
-already, the command goes on where it stopped, and sends failed requests again.
+already, the command continues where it stopped, and sends failed requests again.
 
 The server is that of --url. Without it, a --model that is a directory, or the name of one in GENAI_MODELS_DIR, gets a
 server on a free port, which is stopped afterwards. Otherwise it is the server at HOST and PORT if one is running, else
@@ -87,7 +87,7 @@ def run(arguments: argparse.Namespace) -> int:
     except OSError as error:
         raise ChatFailed(f"{error.filename or target} cannot be read or written: {error.strerror}") from None
     except KeyboardInterrupt:
-        _tell("stopped; the same command goes on")
+        _tell("stopped; the same command continues")
         return 130
     _tell(f"{num_requests - num_failed} of {num_requests} requests succeeded: {target}")
     if num_failed:
@@ -100,7 +100,7 @@ def _tell(line: str) -> None:
 
 
 def _checked(source: Path) -> int:
-    """The number of requests in a file. Raises ChatFailed, with the lines that are none."""
+    """The number of requests in a file. Raises ChatFailed, which shows the lines that are not requests."""
     check = InputCheck(sys.maxsize, lambda model: None)
     try:
         with closing(LineReader(source, _MAX_BODY)) as reader:
@@ -168,8 +168,8 @@ class _Batch:
             running: set[Future[_Result | None]] = set()
             try:
                 while True:
-                    room = self._concurrency - len(running)
-                    running |= {threads.submit(self._answer, line) for line in itertools.islice(waiting, room)}
+                    num_free = self._concurrency - len(running)
+                    running |= {threads.submit(self._answer, line) for line in itertools.islice(waiting, num_free)}
                     if not running:
                         return num_failed
                     ended, running = wait(running, return_when=FIRST_COMPLETED)
@@ -201,7 +201,7 @@ class _Batch:
                 connection.close()
                 if time.monotonic() - lost > _ABSENCE:
                     why = unanswered(self._client.url, error)
-                    raise ChatFailed(f"{why}; the same command goes on") from None
+                    raise ChatFailed(f"{why}; the same command continues") from None
             else:
                 self._busy.discard(connection)
                 self._idle.append(connection)

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from genai_server.apis.responses import store as response_store
-from genai_server.apis.responses import store_database, store_fallback
+from genai_server.apis.responses import store_fallback, store_items
 from genai_server.apis.responses.store import ResponseStore
 from genai_server.apis.responses.store_database import RecordDatabase
 from genai_server.apis.responses.store_records import EncodedRecord, KeptResponse, Record
@@ -288,13 +288,13 @@ async def test_a_long_history_is_refused_or_shortened(role: str, kept: list[str]
 
 
 async def test_a_history_with_images_may_be_as_long_as_their_bodies() -> None:
-    store = ResponseStore(9, 90_000, max_body_bytes=1000, max_image_body_bytes=20_000)
+    store = ResponseStore(9, 90_000, max_body_bytes=1000, max_media_body_bytes=20_000)
     await store.put(_many(10, text="x" * 900))
     assert len(await store.history("conversation", "conv", None)) == 10
 
 
 async def test_a_stored_stream_is_followed_from_any_event(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store_database, "_MAX_PAGE_EVENTS", 2)
+    monkeypatch.setattr(store_items, "_MAX_PAGE_EVENTS", 2)
 
     store = ResponseStore(9, 9000)
     await store.put(replace(record("a"), events=[{"sequence_number": number} for number in range(5)]))
@@ -307,7 +307,7 @@ async def test_a_stored_stream_is_followed_from_any_event(monkeypatch: pytest.Mo
 
 
 async def test_a_stream_removed_while_it_is_followed_ends_in_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store_database, "_MAX_PAGE_EVENTS", 1)
+    monkeypatch.setattr(store_items, "_MAX_PAGE_EVENTS", 1)
 
     store = ResponseStore(9, 9000)
     await store.put(replace(record("a"), events=[{"sequence_number": number} for number in range(5)]))

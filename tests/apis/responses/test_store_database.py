@@ -16,9 +16,10 @@ from typing import Any
 
 import pytest
 
-from genai_server.apis.responses import store_database
+from genai_server.apis.responses import store_items
 from genai_server.apis.responses.schemas import InputItemsParameters
-from genai_server.apis.responses.store_database import Key, RecordDatabase
+from genai_server.apis.responses.store_database import RecordDatabase
+from genai_server.apis.responses.store_items import Key
 from genai_server.apis.responses.store_records import Record, encode_items, encode_record
 from genai_server.apis.shared.base import JsonObject
 from genai_server.errors import InvalidField, StoreUnavailable
@@ -132,7 +133,7 @@ def test_a_record_larger_than_the_limit_evicts_none(database: Make) -> None:
 
 
 def test_a_record_has_a_largest_number_of_items(database: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store_database, "MAX_ROWS", 3)
+    monkeypatch.setattr(store_items, "MAX_ROWS", 3)
     store = database()
     with pytest.raises(InvalidField, match="4 items and events, .* at most 3"):
         put(store, conversation(4))
@@ -265,9 +266,9 @@ def test_pages_have_the_requested_items(database: Make) -> None:
 def test_a_page_of_large_items_ends_early(database: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     store = database()
     put(store, conversation(9, text="x" * 1000))
-    monkeypatch.setattr(store_database, "MAX_PAGE_BYTES", 3000)
+    monkeypatch.setattr(store_items, "MAX_PAGE_BYTES", 3000)
     assert page_ids(store, CONV, order="asc") == ["i0", "i1"]
-    monkeypatch.setattr(store_database, "MAX_PAGE_BYTES", 10)  # a page has at least one item
+    monkeypatch.setattr(store_items, "MAX_PAGE_BYTES", 10)  # a page has at least one item
     page = store.page(CONV, query(order="asc", after="i7"))
     assert page is not None
     assert [id for id, _ in page.items] == ["i8"]
@@ -293,7 +294,7 @@ def test_events_are_read_from_a_place_on(database: Make, monkeypatch: pytest.Mon
     store = database("b")
     put(store, replace(record("a"), events=[{"number": number} for number in range(5)]))
     assert [store.get(response(id)).has_events for id in "ab"] == [True, False]  # type: ignore[union-attr]
-    monkeypatch.setattr(store_database, "_MAX_PAGE_EVENTS", 2)
+    monkeypatch.setattr(store_items, "_MAX_PAGE_EVENTS", 2)
     for after, numbers in ((-1, [0, 1]), (1, [2, 3]), (3, [4]), (4, [])):
         events = store.events(response("a"), after)
         assert [json.loads(event)["number"] for event in events or []] == numbers

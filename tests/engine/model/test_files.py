@@ -14,11 +14,11 @@ import onnx
 import onnx.helper
 import pytest
 
+from genai_server.engine.model.external_files import external_files
 from genai_server.engine.model.files import (
     NO_SOUND,
     TEXT_ONLY,
     check_model_directory,
-    external_files,
     has_chat_template,
     is_paged,
     model_info,

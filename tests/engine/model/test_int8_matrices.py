@@ -1,4 +1,4 @@
-"""8-bit matrices made from 4-bit ones: the same products up to rounding, for every layout of 4-bit weights."""
+"""8-bit matrices made from others: the same products up to rounding, for every layout of weights."""
 
 from pathlib import Path
 from typing import Any
@@ -108,3 +108,47 @@ def test_int8_model_converts_all_matrices_and_keeps_the_rest(tmp_path: Path) -> 
 def test_a_model_of_other_bits_has_none(tmp_path: Path) -> None:
     assert int8_bytes(DEMO / "model.onnx") == 0
     assert write_int8_model(DEMO / "model.onnx", tmp_path / "model.onnx") == 0
+
+
+def _float_model(path: Path, weights: NDArray[Any], product: str) -> None:
+    """A MatMul, or a Gemm with a bias and, as "Gemm by output", transposed weights. Weights are [inputs, outputs]."""
+    values = {"w": weights.T.copy() if product == "Gemm by output" else weights}
+    attributes: dict[str, Any] = {"transB": 1} if product == "Gemm by output" else {}
+    if product != "MatMul":
+        values["c"] = np.linspace(-1, 1, weights.shape[1]).astype(np.float32)
+    node = helper.make_node(product.split()[0], ["x", *values], ["y"], "product", **attributes)
+    graph = helper.make_graph(
+        [node],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["tokens", len(weights)])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["tokens", weights.shape[1]])],
+        [numpy_helper.from_array(value, name) for name, value in values.items()],
+    )
+    opsets = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=10), str(path))
+
+
+@pytest.mark.parametrize("product", ["MatMul", "Gemm", "Gemm by output"])
+def test_a_product_in_32_bits_is_the_same_but_for_rounding(tmp_path: Path, product: str) -> None:
+    chance = np.random.default_rng(1)
+    weights = chance.normal(0, 0.1, (510, 520)).astype(np.float32)
+    _float_model(tmp_path / "float.onnx", weights, product)
+    assert write_int8_model(tmp_path / "float.onnx", tmp_path / "eight.onnx", floats=True) == 1
+    assert int8_bytes(tmp_path / "float.onnx", floats=True) == weights.size
+    x = chance.normal(0, 3, (7, 510)).astype(np.float32)
+    exact, eight = (_run(tmp_path / f"{name}.onnx", x) for name in ("float", "eight"))
+    assert 0 < np.sqrt(np.square(exact - eight).mean()) < 0.02 * exact.std()
+
+
+def test_matrices_in_32_bits_stay_unless_they_are_asked_for(tmp_path: Path) -> None:
+    _float_model(tmp_path / "float.onnx", np.ones((510, 520), np.float32), "MatMul")
+    assert int8_bytes(tmp_path / "float.onnx") == 0
+    assert write_int8_model(tmp_path / "float.onnx", tmp_path / "same.onnx") == 0
+
+
+@pytest.mark.parametrize("outlier", [False, True])
+def test_a_float_matrix_with_outliers_or_few_values_stays(tmp_path: Path, outlier: bool) -> None:
+    weights = np.random.default_rng(0).normal(0, 1, (520, 520 if outlier else 500)).astype(np.float32)
+    weights[0] = 100 if outlier else 1
+    _float_model(tmp_path / "float.onnx", weights, "MatMul")
+    assert write_int8_model(tmp_path / "float.onnx", tmp_path / "same.onnx", floats=True) == 0

@@ -11,61 +11,20 @@ import msgspec
 import numpy as np
 import pytest
 
-from genai_server.config.settings import Settings
-from genai_server.config.sources import engine_settings
 from genai_server.engine.model.graph import read_decoder_graph
 from genai_server.engine.runners.bare_sequences import open_bare
 from genai_server.engine.runners.base import Interrupted
 from genai_server.engine.runners.batched import BatchedRunner
-from genai_server.engine.runners.choose import load_batched, load_runners
-from genai_server.engine.runners.og_generator import OgGeneratorRunner
+from genai_server.engine.runners.choose import load_runners
 from genai_server.engine.runners.runner_pair import RunnerPair
-from genai_server.engine.runners.scores import Logits
 from genai_server.engine.sampling.grammar import Guidance
 from genai_server.engine.scheduling.scheduler import Scheduler
 from genai_server.engine.scheduling.scheduler_output import Read
 from genai_server.errors import RunnerFailed
 from genai_server.messages.launch import EngineSpec
 from scripts._models.driven import Driven
-from tests.running_server import ROOT
+from tests.engine.runners.hybrids import LENGTH, SLOTS, STEPS, VOCAB, Hybrid, best, finish, text
 from tests.stepped_loop import SteppedLoop
-
-BUILT = ROOT / "tests" / "built_models"
-LENGTH, SLOTS, STEPS, VOCAB = 256, 5, 12, 300
-
-
-class Hybrid:
-    """A model in the batch, and its Generator."""
-
-    def __init__(self, name: str, **settings: object) -> None:
-        self.path = BUILT / name
-        self.generator = Driven(OgGeneratorRunner(self.path, "cpu", threads=1))
-        self.settings = msgspec.structs.replace(
-            engine_settings(Settings.model_validate({})),
-            max_length=LENGTH,
-            max_batch_size=SLOTS,
-            cache_dir="",
-            threads=1,
-            **settings,
-        )
-        self._answers: dict[tuple[int, ...], list[int]] = {}
-
-    def load(self) -> Driven:
-        model = self.generator.runner.model
-        return Driven(load_batched(EngineSpec("cpu", str(self.path), self.settings), self.path, model))
-
-    def answer(self, prompt: list[int]) -> list[int]:
-        """The greedy answer of a Generator."""
-        key = tuple(prompt)
-        if key not in self._answers:
-            self.generator.open(0, prompt, LENGTH)
-            logits, tokens = self.generator.prefill(0, prompt), list[int]()
-            while len(tokens) < STEPS:
-                tokens.append(int(logits.argmax()))
-                logits = self.generator.decode([0], tokens[-1:])[0]
-            self.generator.close(0)
-            self._answers[key] = tokens
-        return self._answers[key]
 
 
 @pytest.fixture(scope="module", params=["lfm2", "qwen-3.5"])
@@ -76,24 +35,6 @@ def hybrid(request: pytest.FixtureRequest) -> Hybrid:
 @pytest.fixture
 def runner(hybrid: Hybrid) -> Driven:
     return hybrid.load()
-
-
-def text(length: int, seed: int = 0) -> list[int]:
-    found: list[int] = np.random.default_rng((seed, length)).integers(3, VOCAB, length).tolist()
-    return found
-
-
-def best(logits: Logits) -> int:
-    return int(logits.argmax())
-
-
-def finish(runner: Driven, sequence: int, token: int, num_tokens: int = STEPS) -> list[int]:
-    """The greedy answer that begins with a token; the sequence ends."""
-    tokens = [token]
-    while len(tokens) < num_tokens:
-        tokens.append(best(runner.decode([sequence], tokens[-1:])[0]))
-    runner.close(sequence)
-    return tokens
 
 
 def test_rows_of_any_lengths_decode_together(hybrid: Hybrid, runner: Driven) -> None:
@@ -228,8 +169,7 @@ def test_packed_weights_and_settings_choose_the_batch(hybrid: Hybrid, tmp_path: 
     assert finish(runner, 0, best(runner.prefill(0, prompt))) == hybrid.answer(prompt)
 
 
-def test_states_cannot_be_cut_back_to_the_tokens_of_a_draft(runner: Driven) -> None:
-    assert not runner.abilities.drafts
+def test_the_batch_takes_no_keys_from_a_generator(runner: Driven) -> None:
     assert not runner.abilities.adopts
 
 

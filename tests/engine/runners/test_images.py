@@ -130,7 +130,7 @@ class Vision:
         return found
 
 
-@pytest.fixture(scope="module", params=["qwen-3-vl-images", "qwen-3.5-images"])
+@pytest.fixture(scope="module", params=["qwen-3-vl-images", "qwen-2.5-vl-images", "qwen-3.5-images"])
 def vision(request: pytest.FixtureRequest) -> Vision:
     return Vision(BUILT / request.param)
 

@@ -19,9 +19,10 @@ from genai_server.engine.model.cross_attention import read_cross_decoder, read_e
 from genai_server.engine.model.session import open_session
 from genai_server.engine.model.sound_encoder import SoundEncoder
 from genai_server.engine.profiling.folder import wait_for_next_file_name
+from genai_server.engine.runners.base import Terminated, run_pass
 from genai_server.engine.runners.batched import BatchedRunner, BatchLimits
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
-from genai_server.engine.runners.profiled_speech import ProfiledSpeechRunner
+from genai_server.engine.runners.profiled_rows import ProfiledRows
 from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.runners.scores import Scores
 from genai_server.engine.scheduling.scheduler_output import Read
@@ -148,7 +149,7 @@ def test_an_answer_moves_between_the_runners(speech: Speech) -> None:
         assert moving_answer(pair, sequence, STEPS) == expected
 
 
-class OneByOne(ProfiledSpeechRunner):
+class OneByOne(ProfiledRows):
     """As in the engine, no two passes have a file of the same name."""
 
     def forward(self, reads: Several[Read]) -> list[Scores]:
@@ -158,41 +159,38 @@ class OneByOne(ProfiledSpeechRunner):
 
 
 def test_profiled_answers_are_equal_with_a_file_for_each_pass(speech: Speech, tmp_path: Path) -> None:
-    loaded: list[str] = []
-
-    def load(prefix: str) -> OgGeneratorRunner:
-        loaded.append(prefix)
-        return OgGeneratorRunner(PATH, "cpu", threads=1, pass_prefix=prefix)
-
     speech.batch.forget()
-    parent, profiles_dir = tmp_path / "server", tmp_path / "profiles"
-    parent.mkdir()
-    profiles_dir.mkdir()
-    profiled = OneByOne(speech.batch.model, load, parent)
+    profiled = OneByOne(speech.batch)
     pair = RunnerPair(profiled, speech.batch)
     assert pair.no_profile() is None
     for number, (sequence, expected) in enumerate(zip(speech.sequences(), speech.answers, strict=True)):
         if number != 1:
-            profiled.set_runtime_option(sequence.id, "enable_profiling", str(profiles_dir / f"of-{number}"))
+            profiled.set_runtime_option(sequence.id, "enable_profiling", str(tmp_path / f"of-{number}"))
         assert moving_answer(pair, sequence, STEPS) == expected
-    assert len(loaded) == 1
-    profiles = sorted(path.name for path in profiles_dir.iterdir())
-    # On the generator are two passes that read prompt and answer again, and those of three more tokens.
+    profiles = sorted(path.name for path in tmp_path.iterdir())
+    # A pass that reads a token again, and those of four more tokens.
     assert Counter(name.partition("_")[0] for name in profiles) == {"of-0": 5, "of-2": 5, "of-3": 5}
-    events = json.loads((profiles_dir / profiles[0]).read_text())
+    events = json.loads((tmp_path / profiles[0]).read_text())
     assert any(event["name"] == "model_run" for event in events)
     assert any("cross_attn" in event["name"] for event in events)
-    assert [list(folder.iterdir()) for folder in parent.iterdir()] == [[]]
-    profiled.end_session()
-    assert list(parent.iterdir()) == []
 
 
-def test_a_model_that_cannot_be_loaded_for_profiles_is_named(speech: Speech) -> None:
-    def load(prefix: str) -> OgGeneratorRunner:
-        raise MemoryError("no room")
+def test_a_profiled_answer_reads_one_token_again_when_it_moves(speech: Speech) -> None:
+    speech.batch.forget()
+    pair = RunnerPair(ProfiledRows(speech.batch), speech.batch)
+    sequence = speech.sequences(cache_prompt=True)[1]
+    pair.open(sequence)
+    (scores,) = run_pass(pair.of(sequence), [Read.next(sequence, sequence.num_unread)])
+    sequence.append(int(scores.last.argmax()))
+    for move in (pair.to_generator, pair.to_batch):
+        move(sequence)
+        assert sequence.num_unread == 2
+    pair.close(sequence)
 
-    with pytest.raises(RunnerFailed, match="cannot be loaded for profiles: no room"):
-        ProfiledSpeechRunner(speech.batch.model, load).open(speech.sequences()[0])
+
+def test_a_profiled_answer_is_terminated(speech: Speech) -> None:
+    with pytest.raises(Terminated):
+        ProfiledRows(speech.batch).set_runtime_option(1, "terminate_session", "1")
 
 
 def test_features_of_another_size_are_named(speech: Speech) -> None:

@@ -240,11 +240,11 @@ def test_long_bodies_are_parsed_in_a_thread_one_at_a_time() -> None:
 
 @pytest.mark.parametrize(("kind", "limit"), [("qwen3_vl", 4000), ("text", 2000)])
 def test_body_may_be_larger_where_a_model_takes_images(own_folder: Path, kind: str, limit: int) -> None:
-    settings = {"GENAI_MAX_BODY_BYTES": "2000", "GENAI_MAX_IMAGE_BODY_BYTES": "4000", "GENAI_MAX_LENGTH": "5000"}
+    settings = {"GENAI_MAX_BODY_BYTES": "2000", "GENAI_MAX_MEDIA_BODY_BYTES": "4000", "GENAI_MAX_LENGTH": "5000"}
     model_dir = make_vision_directory(own_folder / kind)
     config = model_dir / "genai_config.json"
     config.write_text(config.read_text(encoding="utf-8").replace("qwen3_vl", kind), encoding="utf-8")
-    setting = {2000: "GENAI_MAX_BODY_BYTES", 4000: "GENAI_MAX_IMAGE_BODY_BYTES"}[limit]
+    setting = {2000: "GENAI_MAX_BODY_BYTES", 4000: "GENAI_MAX_MEDIA_BODY_BYTES"}[limit]
     with run_here(own_folder, "--device", "scripted", "--model-dir", str(model_dir), settings=settings) as server:
         assert server.client.post("/v1/chat", json=body("say x" + " " * (limit - 500))).status_code == 200
         error = server.client.post("/v1/chat", json=body("say x" + " " * limit)).json()["error"]

@@ -218,7 +218,7 @@ def test_models_are_loaded_and_those_on_demand_are_reported(tmp_path: Path, caps
     status, printed = doctor(capsys, *options, "--max-models", "1")
     assert status == 0
     assert "ok    device cpu of small: ready" in printed
-    assert "ok    model big: is loaded by its first request (GENAI_MAX_MODELS); not tried now" in printed
+    assert "ok    model big: is loaded by its first request (--max-models); not tried now" in printed
 
 
 def test_the_runtime_of_a_gpu_is_known_by_its_own_name(monkeypatch: pytest.MonkeyPatch) -> None:

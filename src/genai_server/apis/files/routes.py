@@ -47,7 +47,7 @@ class CallerFiles:
 
 
 async def caller_files(request: Request, holder: TheHolder) -> CallerFiles:
-    """The files of the caller of a request. Raises UnsupportedEndpoint if there are none."""
+    """The files of the caller of a request. Raises UnsupportedEndpoint if files are disabled."""
     if request.app.state.files is None:
         raise files_are_off()
     return CallerFiles(request.app.state.files, holder or "")

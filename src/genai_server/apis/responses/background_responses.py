@@ -9,8 +9,8 @@ from dataclasses import replace
 import psutil
 
 from genai_server.apis.responses.response import error_of
-from genai_server.apis.responses.store_database import Key
 from genai_server.apis.responses.store_fallback import FileWithFallback
+from genai_server.apis.responses.store_items import Key
 from genai_server.apis.responses.store_records import RUNNING, KeptResponse, Record, Running, StoredRecord
 from genai_server.errors import InvalidField, NoEngineReady, ServerStopping, StoreUnavailable, Unavailable
 

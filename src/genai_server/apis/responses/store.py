@@ -11,14 +11,9 @@ import msgspec
 
 from genai_server.apis.responses.background_responses import BackgroundResponses, EndRequest, until_ended
 from genai_server.apis.responses.schemas import InputItemsParameters
-from genai_server.apis.responses.store_database import (
-    History,
-    Key,
-    RecordDatabase,
-    no_such_item,
-    references_too_large,
-)
+from genai_server.apis.responses.store_database import RecordDatabase
 from genai_server.apis.responses.store_fallback import FILE_TIMEOUT, FileWithFallback
+from genai_server.apis.responses.store_items import History, Key, no_such_item, references_too_large
 from genai_server.apis.responses.store_records import (
     KeptResponse,
     Page,
@@ -56,13 +51,13 @@ class ResponseStore:
         file: RecordDatabase | None = None,
         *,
         max_body_bytes: int = 1024 * 1024,
-        max_image_body_bytes: int = 0,
+        max_media_body_bytes: int = 0,
         run: str = "",
         end_request: EndRequest | None = None,
     ) -> None:
         self._is_on = size > 0
         # Maximum size in bytes of the items that a request may continue or refer to.
-        self._max_history = max(_HISTORY_FACTOR * max_body_bytes, max_image_body_bytes)
+        self._max_history = max(_HISTORY_FACTOR * max_body_bytes, max_media_body_bytes)
         self._records = FileWithFallback(RecordDatabase(None, size, num_bytes), file if size > 0 else None)
         # Keyed by id.
         self._running: dict[str, Running] = {}

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TypeVar
 
-from genai_server.apis.responses.store_database import Key, RecordDatabase
+from genai_server.apis.responses.store_database import RecordDatabase
+from genai_server.apis.responses.store_items import Key
 from genai_server.apis.responses.store_records import Record, encode_record
 from genai_server.apis.shared.database_thread import DatabaseThread
 from genai_server.errors import InvalidField, StoreUnavailable

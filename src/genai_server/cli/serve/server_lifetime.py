@@ -215,5 +215,5 @@ def _uvicorn_config(settings: Settings, app: "ASGIApp | str") -> uvicorn.Config:
 def _max_body_bytes(settings: Settings) -> int:
     """Maximum size of a body, as far as the models are known at the start."""
     if any_takes_media(settings.served.values()):
-        return max(settings.max_body_bytes, settings.max_image_body_bytes)
+        return max(settings.max_body_bytes, settings.max_media_body_bytes)
     return settings.max_body_bytes

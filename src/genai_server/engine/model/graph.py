@@ -16,6 +16,8 @@ from genai_server.engine.model.low_rank import LowRankPath, find_paths
 from genai_server.engine.model.vision_files import VisionFiles, read_vision_files
 
 ATTENTION = "GroupQueryAttention"
+# The part of a configuration that describes a head for multi-token prediction.
+MTP = "mtp"
 _OTHER_ATTENTION = {"Attention", "MultiHeadAttention", "PagedAttention", "SparseAttention"}
 # Maximum number of names in a message.
 _SHOWN = 4
@@ -82,6 +84,11 @@ class DecoderGraph:
     recurrent_states: tuple[LayerState, ...] = ()
     # Keys and values of what an encoder made of a sound, which a decoder only reads.
     cross_states: tuple[LayerState, ...] = ()
+    # The states of tokens [rows, tokens, hidden_size] that a head for multi-token prediction reads besides the tokens,
+    # and those that the graph gives to such a head; "" without.
+    hidden_input: str = ""
+    hidden_output: str = ""
+    hidden_size: int = 0
 
     @cached_property
     def has_states(self) -> bool:
@@ -104,10 +111,12 @@ class DecoderGraph:
         return len(self.past_names) * self.num_kv_heads * self.head_size * int(np.dtype(self.cache_type).itemsize)
 
 
-def read_decoder_graph(model_dir: Path) -> DecoderGraph:
-    """Read the graph without the weights. Raises DoesNotFit with the first reason."""
+def read_decoder_graph(model_dir: Path, part: str = "decoder") -> DecoderGraph:
+    """Read the graph without the weights; it may be another part that has a decoder's form. Raises DoesNotFit with the
+    first reason.
+    """
     config = read_config(model_dir)
-    decoder = config["model"]["decoder"]
+    decoder = config["model"][part]
     if not (config.get("search") or {}).get("past_present_share_buffer", False):
         raise DoesNotFit("its cache is not kept in place (past_present_share_buffer is false)")
     if "pipeline" in decoder:
@@ -123,7 +132,11 @@ def read_decoder_graph(model_dir: Path) -> DecoderGraph:
     states = dict((*names.conv_states, *names.recurrent_states))
     needed_inputs = {names.input_ids, names.attention_mask, *names.past, *states}
     optional = optional_inputs(graph).keys() - needed_inputs - {names.position_ids}
-    if strange := sorted(set(inputs) - needed_inputs - optional - {names.position_ids}):
+    hidden_input, hidden_output = (
+        name if (name := decoder.get(kind, {}).get("hidden_states", "")) in found else ""
+        for kind, found in (("inputs", inputs), ("outputs", outputs))
+    )
+    if strange := sorted(set(inputs) - needed_inputs - optional - {names.position_ids, hidden_input}):
         raise DoesNotFit(f"its graph has inputs that the runner does not know: {_some(strange)}")
     if missing := sorted(
         (needed_inputs - set(inputs)) | ({names.logits, *names.present, *states.values()} - set(outputs))
@@ -160,7 +173,18 @@ def read_decoder_graph(model_dir: Path) -> DecoderGraph:
         conv_states=_conv_states(names.conv_states, inputs),
         recurrent_states=_states(names.recurrent_states, inputs),
         position_axes=0 if position_ids is None else _position_axes(inputs[position_ids].shape.dim),
+        hidden_input=hidden_input,
+        hidden_output=hidden_output,
+        hidden_size=outputs[hidden_output].shape.dim[2].dim_value if hidden_output else 0,
     )
+
+
+def has_head(model_dir: Path) -> bool:
+    """Whether a model directory has a head for multi-token prediction."""
+    if not (model_dir / CONFIG).is_file():
+        return False
+    head = read_config(model_dir)["model"].get(MTP) or {}
+    return bool(head.get("enabled", True) and (model_dir / str(head.get("filename", ""))).is_file())
 
 
 def rope_switch(model_dir: Path) -> int | None:

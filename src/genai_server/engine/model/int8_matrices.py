@@ -1,4 +1,4 @@
-"""Makes 8-bit matrices from a decoder's 4-bit ones, for steps of many tokens.
+"""Makes 8-bit matrices from 4-bit ones, for steps of many tokens, and from those in 32 bits, for images.
 
 ONNX Runtime's 4-bit product (MatMulNBits) unpacks its weights again for every few tokens; its 8-bit product
 (MatMulIntegerToFloat) does not. On x86 the latter is fastest with unsigned activations and signed weights. On one of
@@ -17,17 +17,14 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
-from onnx.external_data_helper import load_external_data_for_tensor, uses_external_data
 
+from genai_server.engine.model.matrices import Matrix, Weights, matrix_of, matrix_sizes
 from genai_server.engine.model.output_head import EIGHT_BITS
 
 log = logging.getLogger(__name__)
-# A matrix stays in 4 bits if, in the median block, the 8-bit scale is more than this share of the 4-bit scale. Rounding
+# A matrix stays as it is if, in the median block, the 8-bit scale is more than this share of the 4-bit scale. Rounding
 # would add too large an error. Columns without outliers have about 0.08.
 MAX_COARSENESS = 0.25
-_FOUR_BITS = "MatMulNBits"
-# Inputs of a MatMulNBits after the activations.
-_WEIGHTS, _SCALES, _ZEROS, _ORDER, _BIAS = range(1, 6)
 _ROWS_AT_ONCE = 512
 _MAX_THREADS = 8
 _ALIGNMENT = 4096  # of data that is mapped into memory
@@ -37,30 +34,32 @@ _NAMES = ("axis", "inverse", "least", "one", "middle")
 _AXIS, _INVERSE, _LEAST, _ONE, _MIDDLE = (f"genai_server.int8.{name}" for name in _NAMES)
 
 
-def write_int8_model(source: Path, target: Path, threads: int = 1) -> int:
+def write_int8_model(source: Path, target: Path, threads: int = 1, *, floats: bool = False) -> int:
     """Write the graph at `source` with 8-bit matrices in place of 4-bit ones; returns how many were replaced.
 
-    The weights' file lies next to `target`. Memory is needed for one matrix in 4 and in 8 bits, and in each of at most
-    `threads` threads for two arrays of 512 of its rows in 32 bits. Raises OSError.
+    With `floats` this includes large matrices in 32 bits. The weights' file lies next to `target`. Memory is needed for
+    one matrix before and after, and in each of at most `threads` threads for two arrays of 512 of its rows in 32 bits.
+    Raises OSError.
     """
     model = onnx.load(str(source), load_external_data=False)
     graph = model.graph
-    weights = _Weights(graph, source.parent)
+    weights = Weights(graph, source.parent)
     nodes: list[onnx.NodeProto] = []
     activations: dict[str, tuple[str, str]] = {}
     num_matrices, dropped = 0, set[str]()
     with target.with_name(target.name + ".data").open("wb") as file:
         data = _DataFile(file, target.name + ".data")
         for node in graph.node:
-            matrix = _int8_matrix(node, weights, threads) if node.op_type == _FOUR_BITS else None
-            if matrix is None:
+            matrix = matrix_of(node, weights, floats=floats)
+            rounded = None if matrix is None else _rounded(node, matrix, threads)
+            if matrix is None or rounded is None:
                 nodes.append(node)
                 continue
             num_matrices += 1
-            dropped.update(node.input[_WEIGHTS:_BIAS])
+            dropped.update(matrix.tensors)
             if node.input[0] not in activations:  # once for all matrices that read them
                 activations[node.input[0]] = _quantized(node.input[0], nodes)
-            nodes += _product(node, activations[node.input[0]], data.add(matrix))
+            nodes += _product(node, activations[node.input[0]], data.add(rounded), matrix.bias)
         read = {name for node in nodes for name in node.input}
         kept = [tensor for tensor in graph.initializer if tensor.name not in dropped or tensor.name in read]
         for tensor in kept:
@@ -73,35 +72,12 @@ def write_int8_model(source: Path, target: Path, threads: int = 1) -> int:
     return num_matrices
 
 
-def int8_bytes(source: Path) -> int:
-    """The size of a graph's 4-bit matrices in 8 bits, in bytes; 0 if it has none."""
-    graph = onnx.load(str(source), load_external_data=False).graph
-    sizes = [{a.name: a.i for a in node.attribute} for node in graph.node if node.op_type == _FOUR_BITS]
-    return sum(size["N"] * size["K"] for size in sizes if size["bits"] == 4)
+def int8_bytes(source: Path, *, floats: bool = False) -> int:
+    """The size of a graph's 4-bit matrices in 8 bits, in bytes, and with `floats` of large ones of 32 and 16 bits, too.
 
-
-class _Weights:
-    """The initializers of a graph by name, read from their file one at a time."""
-
-    def __init__(self, graph: onnx.GraphProto, folder: Path) -> None:
-        self._tensors = {tensor.name: tensor for tensor in graph.initializer}
-        self._folder = folder
-
-    def load(self, tensor: TensorProto) -> None:
-        """Load the values of a tensor into memory."""
-        if uses_external_data(tensor):
-            load_external_data_for_tensor(tensor, str(self._folder))
-            tensor.data_location = TensorProto.DEFAULT
-            del tensor.external_data[:]
-
-    def array(self, name: str) -> NDArray[Any] | None:
-        """The values under a name; None if no initializer has it."""
-        if name not in self._tensors:
-            return None
-        tensor = TensorProto()
-        tensor.CopyFrom(self._tensors[name])
-        self.load(tensor)
-        return numpy_helper.to_array(tensor)
+    0 if it has none.
+    """
+    return sum(matrix_sizes(onnx.load(str(source), load_external_data=False).graph, floats=floats))
 
 
 class _DataFile:
@@ -133,57 +109,25 @@ class _DataFile:
             tensor.external_data.add(key=key, value=str(value))
 
 
-def _int8_matrix(node: onnx.NodeProto, weights: _Weights, threads: int) -> dict[str, NDArray[Any]] | None:
-    """The weights [inputs, outputs] and scales [outputs] for a MatMulNBits; None if it stays in 4 bits."""
-    attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
-    optional = [*node.input, "", "", ""]
-    packed, scales = weights.array(node.input[_WEIGHTS]), weights.array(node.input[_SCALES])
-    zeros = weights.array(optional[_ZEROS])
-    is_known = attributes["bits"] == 4 and not optional[_ORDER] and (zeros is not None) == bool(optional[_ZEROS])
-    if packed is None or scales is None or not is_known or scales.dtype != np.float32:
-        return None
-    if zeros is not None and zeros.dtype != np.uint8:
-        return None
-    num_outputs, num_inputs = attributes["N"], attributes["K"]
-    eight = np.empty((num_inputs, num_outputs), np.int8)
-    scale = np.empty(num_outputs, np.float32)
+def _rounded(node: onnx.NodeProto, matrix: Matrix, threads: int) -> dict[str, NDArray[Any]] | None:
+    """The weights [inputs, outputs] and scales [outputs] in 8 bits; None if they would be too coarse."""
+    eight = np.empty((matrix.num_inputs, matrix.num_outputs), np.int8)
+    scale, coarse = np.empty(matrix.num_outputs, np.float32), np.empty(matrix.num_outputs)
 
     def convert(first: int) -> None:
-        here = slice(first, min(first + _ROWS_AT_ONCE, num_outputs))
-        values = _dequantized(packed, scales, zeros, attributes, here)
+        here = slice(first, min(first + _ROWS_AT_ONCE, matrix.num_outputs))
+        values, steps = matrix.rows(here)
         scale[here] = np.maximum(np.abs(values).max(1) / 127, np.finfo(np.float32).tiny)
+        coarse[here] = np.mean(scale[here, None] > MAX_COARSENESS * steps, axis=1)
         values /= scale[here, None]
         eight[:, here] = np.rint(values, out=values).T
 
     with ThreadPoolExecutor(min(threads, _MAX_THREADS)) as pool:  # numpy computes without Python's lock
-        list(pool.map(convert, range(0, num_outputs, _ROWS_AT_ONCE)))
-    steps = np.abs(scales.reshape(num_outputs, -1))
-    if np.mean(scale[:, None] > MAX_COARSENESS * steps) > 0.5:
-        log.info("matrix %s stays in 4 bits: 8 bits with one scale for a column are too coarse", node.name)
+        list(pool.map(convert, range(0, matrix.num_outputs, _ROWS_AT_ONCE)))
+    if coarse.mean() > 0.5:
+        log.info("matrix %s stays as it is: 8 bits with one scale for a column are too coarse", node.name)
         return None
     return {f"{node.output[0]}.int8": eight, f"{node.output[0]}.int8_scales": scale}
-
-
-def _dequantized(
-    packed: NDArray[Any], scales: NDArray[Any], zeros: NDArray[Any] | None, attributes: dict[str, int], here: slice
-) -> NDArray[np.float32]:
-    """Returns the weights [outputs, inputs] of a range of a MatMulNBits's outputs.
-
-    Layout of com.microsoft.MatMulNBits: a byte has two weights, the first in its lower half. Zero points are packed the
-    same way, and each output's begin a new byte.
-    """
-    num_outputs, num_inputs, block = attributes["N"], attributes["K"], attributes["block_size"]
-    blocks = -(-num_inputs // block)
-    pairs = packed.reshape(num_outputs, blocks, block // 2)[here]
-    values = np.empty((*pairs.shape[:2], block), np.float32)
-    values[..., 0::2], values[..., 1::2] = pairs & 15, pairs >> 4
-    if zeros is None:
-        values -= 8
-    else:
-        rows = zeros.reshape(num_outputs, -1)[here]
-        values -= np.stack([rows & 15, rows >> 4], -1).reshape(len(rows), -1)[:, :blocks, None]
-    values *= scales.reshape(num_outputs, blocks, 1)[here]
-    return values.reshape(len(values), -1)[:, :num_inputs]
 
 
 def _quantized(name: str, nodes: list[onnx.NodeProto]) -> tuple[str, str]:
@@ -200,10 +144,9 @@ def _quantized(name: str, nodes: list[onnx.NodeProto]) -> tuple[str, str]:
     return at, f"{at}.scale"
 
 
-def _product(node: onnx.NodeProto, activations: tuple[str, str], matrix: list[str]) -> list[onnx.NodeProto]:
-    """The nodes that replace a MatMulNBits."""
+def _product(node: onnx.NodeProto, activations: tuple[str, str], matrix: list[str], bias: str) -> list[onnx.NodeProto]:
+    """The nodes that replace a product."""
     (read, token_scales), (weights, scales), out = activations, matrix, node.output[0]
-    bias = node.input[_BIAS] if len(node.input) > _BIAS else ""
     inputs = [read, weights, _ONE, scales, _MIDDLE]
     made = [
         helper.make_node(EIGHT_BITS, inputs, [f"{out}.int8_product"], node.name, domain="com.microsoft"),

@@ -74,7 +74,7 @@ def make_ragged(graph: onnx.GraphProto, decoder: DecoderGraph) -> None:
     nodes: list[onnx.NodeProto] = []
     halved: dict[str, str] = {}
     new_inputs = [_value(WANTED, TensorProto.INT64, ["wanted"]), _value(ROPE_PLACES, TensorProto.INT64, [1, "tokens"])]
-    new_outputs = [outputs[decoder.logits]]
+    new_outputs = [outputs[name] for name in (decoder.logits, decoder.hidden_output) if name]
     states = StateLayers(graph, decoder, (NARROW, WIDE), PLACES)
     new_inputs += states.inputs
     new_outputs += states.outputs

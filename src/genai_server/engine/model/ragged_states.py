@@ -1,17 +1,21 @@
 """Layers with states of fixed size in a ragged graph (engine/model/ragged.py): convolutions and linear attention.
 
-A convolution of width K reads the flat tokens of all rows. Each of its K taps gathers an input for every token: of an
-earlier token, or of the row's state, which has the last K - 1 inputs before. ONNX Runtime 1.32 has an operator for all
-of this, VarlenCausalConvWithState. It takes 12 times as long for rows of one token, and longer for prompts as well.
+A convolution of width K reads the flat tokens of all rows. Each of its K taps but the last, which reads the token
+itself, gathers an input for every token: of an earlier token, or of the row's state, which has the last K - 1 inputs
+before. ONNX Runtime 1.32 has an operator for all of this, VarlenCausalConvWithState. It takes 12 times as long for rows
+of one token, and longer for prompts as well.
 
 A linear attention has two groups, as attention has. It takes no lengths: places without a token get a decay and an
 update rate of 0, which leave a state bitwise unchanged. So do idle rows.
 
 Both read and write a state in the same memory. All that is needed of a state is read before it is written, and ONNX
-Runtime runs one operator at a time.
+Runtime runs one operator at a time. A pass with drafts leaves the states as they are: it gives more inputs of the
+convolutions than a state has, and what the linear attentions of the narrow group have read. From these, the states
+behind the accepted tokens are made (`recurrences`).
 """
 
-from collections.abc import Container, Mapping
+from collections import defaultdict
+from collections.abc import Container
 from typing import Any
 
 import numpy as np
@@ -19,19 +23,18 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from genai_server.engine.model.graph import DecoderGraph, DoesNotFit, LayerState
+from genai_server.engine.model.graph import DecoderGraph, DoesNotFit
 
 CONVOLUTION, RECURRENCE = "CausalConvWithState", "LinearAttention"
 # Prefix of the inputs and of the states of convolutions.
 STATES = "genai_server.states."
 # For convolutions, places in the states of all rows with the flat tokens behind them: TAPS int64 [K, T] has those of
-# each token's inputs, KEPT int64 [rows, K - 1] those of each row's new state.
+# each token's inputs, KEPT int64 [rows, K - 1 + D] those of each row's new state, behind D inputs more.
 TAPS, KEPT = STATES + "taps", STATES + "kept"
 # For each group of a linear attention: PADDED_STATES int64 [B, S, 2] has the flat position (0, t) of each place, and
 # HAS_TOKEN bool [B, S, 1] whether there is a token. A group may have no rows.
 PADDED_STATES, HAS_TOKEN = "padded_states", "has_token"
-_FIRST_AXIS, _FLAT_STATES = STATES + "first_axis", STATES + "flat"
-_NOTHING, _ONE = STATES + "nothing", STATES + "one"
+_NOTHING = STATES + "nothing"
 _SWAP = [0, 2, 1]  # of [rows, channels, tokens] and [rows, tokens, channels]
 # What a convolution's attributes must be. ONNX Runtime writes all of them into a graph that it has optimized.
 _PLAIN = {
@@ -46,11 +49,17 @@ _PLAIN = {
     "state_window": 0,
 }
 _ACTIVATION = "activation"
-# The activations x / (1 + exp(-x)). Computed as a QuickGelu, half of the values would differ in the last bit from the
-# builder's operator, instead of 2 %.
+# The activations x / (1 + exp(-x)), which a QuickGelu gives. Half of the values differ in the last bit from the
+# builder's operator.
 _SILU = {b"silu", b"swish"}
+_KEPT_WIDTH = STATES + "kept_width"
 # Inputs of a LinearAttention.
 _TOKENS, _PAST, _GATES = (0, 1, 2), 3, (4, 5)
+
+
+def padded_inputs(group: str, past: str) -> dict[int, str]:
+    """What a group's linear attention with this state reads, by the position of its input: values [B, S, channels]."""
+    return {position: f"{group}{past}.{position}" for position in (*_TOKENS, *_GATES)}
 
 
 class StateLayers:
@@ -61,7 +70,14 @@ class StateLayers:
 
     def __init__(self, graph: onnx.GraphProto, decoder: DecoderGraph, groups: tuple[str, ...], places: str) -> None:
         self._groups, self._places = groups, places
+        self._graph, self._folder = graph, decoder.path.parent
         self._makers = {output: node for node in graph.node for output in node.output}
+        self._readers: dict[str, list[onnx.NodeProto]] = defaultdict(list)
+        for node in graph.node:
+            for name in node.input:
+                self._readers[name].append(node)
+        # Outputs of nodes that are left out.
+        self._dropped: set[str] = set()
         self._convolutions = {state.past: state for state in decoder.conv_states}
         self._recurrent = {state.past for state in decoder.recurrent_states}
         # Values of the ragged graph.
@@ -70,6 +86,8 @@ class StateLayers:
         if not decoder.has_states:
             return
         graph.initializer.extend(_constants(decoder.conv_width))
+        for number in range(decoder.conv_width - 1):
+            graph.node.insert(number, helper.make_node("Gather", [TAPS, _tap(number)], [_places(number)]))
         self.inputs += _layout_inputs(groups, decoder.conv_width)
         kinds = {value.name: value.type.tensor_type.elem_type for value in graph.input}
         for prefix, states in [(STATES, decoder.conv_states), *((group, decoder.recurrent_states) for group in groups)]:
@@ -77,25 +95,77 @@ class StateLayers:
                 shape: list[str | int] = [prefix + "state_rows", *state.shape]
                 kind = kinds[state.past]
                 self.inputs.append(helper.make_tensor_value_info(prefix + state.past, kind, shape))
+                if prefix == STATES:
+                    shape[1] = _KEPT_WIDTH
                 self.outputs.append(helper.make_tensor_value_info(prefix + state.present, kind, shape))
+        for state in decoder.recurrent_states:
+            # ONNX Runtime finds their types.
+            self.outputs += [onnx.ValueInfoProto(name=name) for name in padded_inputs(groups[0], state.past).values()]
 
     def replaced(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
         """The nodes that a node becomes. Raises DoesNotFit."""
         if node.op_type == CONVOLUTION:
-            return _flat_convolution(node, self._convolutions, self._makers)
+            return self._flat_convolution(node)
         if node.op_type == RECURRENCE:
             return _split_recurrence(node, self._recurrent, self._groups, self._places)
-        return [node]
+        return [] if self._dropped.intersection(node.output) else [node]
+
+    def _flat_convolution(self, node: onnx.NodeProto) -> list[onnx.NodeProto]:
+        """The nodes that replace a convolution of channels. Raises DoesNotFit.
+
+        The products are added to the bias in the order of the tokens, as the builder's operator does.
+        """
+        tokens, weight, bias, past = [*node.input, "", ""][:4]
+        attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+        activation = attributes.pop(_ACTIVATION, b"none")
+        is_plain = all(value == _PLAIN.get(name) for name, value in attributes.items())
+        weights = next((value for value in self._graph.initializer if value.name == weight), None)
+        if not is_plain or past not in self._convolutions or activation not in {b"none", *_SILU} or weights is None:
+            raise DoesNotFit(f"its operator {CONVOLUTION} has a form that the runner does not know")
+        out, present = node.output[:2]
+        of_taps = numpy_helper.to_array(weights, str(self._folder)).transpose(2, 1, 0)  # [K, 1, channels]
+        made: list[onnx.NodeProto] = []
+
+        def make(operator: str, inputs: list[str], name: str, **attributes: Any) -> str:
+            made.append(helper.make_node(operator, inputs, [name], **attributes))
+            return name
+
+        maker = self._makers.get(tokens)
+        if maker is not None and _is_swap(maker):
+            tokens = maker.input[0]
+        else:
+            tokens = make("Transpose", [tokens], f"{out}.tokens", perm=_SWAP)
+        flat = f"{out}.flat_shape"
+        self._add(flat, np.array([-1, of_taps.shape[2]], np.int64))
+        states = make("Reshape", [STATES + past, flat], f"{out}.past")
+        read = make("Concat", [states, make("Reshape", [tokens, flat], f"{out}.flat_tokens")], f"{out}.read", axis=0)
+        make("Gather", [read, KEPT], STATES + present)
+        sums = bias
+        for number, of_tap in enumerate(of_taps):
+            is_last = number == len(of_taps) - 1
+            inputs = tokens if is_last else make("Gather", [read, _places(number)], f"{out}.inputs.{number}")
+            self._add(f"{out}.weights.{number}", of_tap)
+            product = make("Mul", [inputs, f"{out}.weights.{number}"], f"{out}.product.{number}")
+            sums = make("Add", [sums, product], f"{out}.sum.{number}") if sums else product
+        if activation in _SILU:
+            sums = make("QuickGelu", [sums], f"{out}.activated", domain="com.microsoft", alpha=1.0)
+        if [_is_swap(reader) for reader in self._readers[out]] == [True]:
+            made[-1].output[0] = self._readers[out][0].output[0]
+            self._dropped.add(made[-1].output[0])
+        else:
+            make("Transpose", [sums], out, perm=_SWAP)
+        return made
+
+    def _add(self, name: str, values: NDArray[Any]) -> None:
+        """Add a constant to the graph."""
+        self._graph.initializer.append(numpy_helper.from_array(values, name))
 
 
 def _constants(conv_width: int) -> list[TensorProto]:
     """The initializers that the nodes need."""
     values: dict[str, NDArray[Any]] = {
-        _FIRST_AXIS: np.array([0], np.int64),
-        _FLAT_STATES: np.array([1, -1, 0], np.int64),
         _NOTHING: np.array(0, np.float32),
-        _ONE: np.array(1, np.float32),
-        **{_tap(number): np.array(number, np.int64) for number in range(conv_width)},
+        **{_tap(number): np.array(number, np.int64) for number in range(conv_width - 1)},
     }
     return [numpy_helper.from_array(value, name) for name, value in values.items()]
 
@@ -104,7 +174,7 @@ def _layout_inputs(groups: tuple[str, ...], conv_width: int) -> list[onnx.ValueI
     """The graph's inputs that say where the tokens of each row are."""
     found = [
         helper.make_tensor_value_info(TAPS, TensorProto.INT64, [conv_width, "flat"]),
-        helper.make_tensor_value_info(KEPT, TensorProto.INT64, [STATES + "state_rows", conv_width - 1]),
+        helper.make_tensor_value_info(KEPT, TensorProto.INT64, [STATES + "state_rows", _KEPT_WIDTH]),
     ]
     for group in groups:
         places: list[str | int] = [group + "state_rows", group + "state_width"]
@@ -115,48 +185,13 @@ def _layout_inputs(groups: tuple[str, ...], conv_width: int) -> list[onnx.ValueI
     return found
 
 
-def _flat_convolution(
-    node: onnx.NodeProto, states: Mapping[str, LayerState], makers: Mapping[str, onnx.NodeProto]
-) -> list[onnx.NodeProto]:
-    """The nodes that replace a convolution of channels. `states` has the known ones by name. Raises DoesNotFit.
+def _is_swap(node: onnx.NodeProto) -> bool:
+    return node.op_type == "Transpose" and list(node.attribute[0].ints) == _SWAP
 
-    The products are added to the bias in the order of the tokens, as the builder's operator does.
-    """
-    tokens, weight, bias, past = [*node.input, "", ""][:4]
-    attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
-    activation = attributes.pop(_ACTIVATION, b"none")
-    is_plain = all(value == _PLAIN.get(name) for name, value in attributes.items())
-    if not is_plain or past not in states or activation not in {b"none", *_SILU}:
-        raise DoesNotFit(f"its operator {CONVOLUTION} has a form that the runner does not know")
-    (out, present), width = node.output[:2], states[past].shape[0] + 1
-    made: list[onnx.NodeProto] = []
 
-    def make(operator: str, inputs: list[str], name: str, **attributes: Any) -> str:
-        made.append(helper.make_node(operator, inputs, [name], **attributes))
-        return name
-
-    maker = makers.get(tokens)
-    if maker is not None and maker.op_type == "Transpose" and list(maker.attribute[0].ints) == _SWAP:
-        tokens = maker.input[0]
-    else:
-        tokens = make("Transpose", [tokens], f"{out}.tokens", perm=_SWAP)
-    before = make("Reshape", [STATES + past, _FLAT_STATES], f"{out}.past")
-    read = make("Concat", [before, tokens], f"{out}.read", axis=1)
-    kept = make("Gather", [read, KEPT], f"{out}.kept", axis=1)
-    make("Squeeze", [kept, _FIRST_AXIS], STATES + present)
-    weights = make("Transpose", [weight], f"{out}.weights", perm=[2, 1, 0])
-    products = []
-    for number in range(width):
-        places = make("Gather", [TAPS, _tap(number)], f"{out}.places.{number}")
-        inputs = make("Gather", [read, places], f"{out}.inputs.{number}", axis=1)
-        of_tap = make("Gather", [weights, _tap(number)], f"{out}.weights.{number}")
-        products.append(make("Mul", [inputs, of_tap], f"{out}.product.{number}"))
-    sums = make("Sum", [*([bias] if bias else []), *products], f"{out}.sums")
-    if activation in _SILU:
-        exp = make("Exp", [make("Neg", [sums], f"{out}.negative")], f"{out}.exp")
-        sums = make("Div", [sums, make("Add", [exp, _ONE], f"{out}.divisor")], f"{out}.activated")
-    make("Transpose", [sums], out, perm=_SWAP)
-    return made
+def _places(number: int) -> str:
+    """The inputs of a tap for all tokens."""
+    return f"{STATES}places.{number}"
 
 
 def _tap(number: int) -> str:
@@ -176,23 +211,44 @@ def _split_recurrence(
     if not is_known or len(node.input) <= max(_GATES) or node.input[_PAST] not in states:
         raise DoesNotFit(f"its operator {RECURRENCE} has a form that the runner does not know")
     made, parts = [], []
-    out, present = node.output
+    out = node.output[0]
     for group in groups:
-        inputs = list(node.input)
-        for position in (*_TOKENS, *_GATES):
-            padded = f"{group}{out}.{position}"
-            made.append(helper.make_node("GatherND", [inputs[position], group + PADDED_STATES], [padded]))
-            inputs[position] = padded
+        for position, name in padded_inputs(group, node.input[_PAST]).items():
+            padded = f"{name}.all" if position in _GATES else name
+            made.append(helper.make_node("GatherND", [node.input[position], group + PADDED_STATES], [padded]))
             if position in _GATES:
-                made.append(helper.make_node("Where", [group + HAS_TOKEN, padded, _NOTHING], [f"{padded}.gate"]))
-                inputs[position] = f"{padded}.gate"
-        inputs[_PAST] = group + node.input[_PAST]
-        copy = onnx.NodeProto()
-        copy.CopyFrom(node)
-        copy.name = group + node.name
-        del copy.input[:], copy.output[:]
-        copy.input.extend(inputs)
-        copy.output.extend([group + out, group + present])
+                made.append(helper.make_node("Where", [group + HAS_TOKEN, padded, _NOTHING], [name]))
+        copy = _padded_recurrence(node, group)
         parts.append(f"{group}{out}.flat")
-        made += [copy, helper.make_node("GatherND", [group + out, group + places], parts[-1:])]
+        made += [copy, helper.make_node("GatherND", [copy.output[0], group + places], parts[-1:])]
     return [*made, helper.make_node("Concat", parts, [out], axis=1)]
+
+
+def _padded_recurrence(node: onnx.NodeProto, group: str) -> onnx.NodeProto:
+    """A linear attention that reads the padded inputs and the states of a group."""
+    past = node.input[_PAST]
+    inputs = padded_inputs(group, past) | {_PAST: group + past}
+    copy = onnx.NodeProto()
+    copy.CopyFrom(node)
+    copy.name = group + node.name
+    del copy.input[:], copy.output[:]
+    copy.input.extend(inputs[position] for position in sorted(inputs))
+    copy.output.extend(group + name for name in node.output)
+    return copy
+
+
+def recurrences(model: onnx.ModelProto, decoder: DecoderGraph, group: str) -> onnx.ModelProto:
+    """The linear attentions of a decoder's model alone, with the names that they have in a group."""
+    kinds = {value.name: value.type.tensor_type.elem_type for value in model.graph.input}
+    nodes = [_padded_recurrence(node, group) for node in model.graph.node if node.op_type == RECURRENCE]
+    inputs, outputs = [], []
+    for state in decoder.recurrent_states:
+        kind, (rows, width) = kinds[state.past], (group + "state_rows", group + "state_width")
+        inputs += [
+            helper.make_tensor_value_info(name, kind, [rows, width, None])
+            for name in padded_inputs(group, state.past).values()
+        ]
+        inputs.append(helper.make_tensor_value_info(group + state.past, kind, [rows, *state.shape]))
+        outputs.append(helper.make_tensor_value_info(group + state.present, kind, [rows, *state.shape]))
+    found = helper.make_graph(nodes, "recurrences", inputs, outputs)
+    return helper.make_model(found, opset_imports=model.opset_import, ir_version=model.ir_version)

@@ -6,10 +6,11 @@ import onnx
 import onnxruntime
 
 from genai_server.engine.model.cross_attention import use_known_operators
-from genai_server.engine.model.experts import match_experts
+from genai_server.engine.model.fast_operators import use_fast_operators
 from genai_server.engine.model.graph import DecoderGraph, DoesNotFit
 from genai_server.engine.model.output_head import offer_best
-from genai_server.engine.model.ragged import make_ragged
+from genai_server.engine.model.ragged import NARROW, make_ragged
+from genai_server.engine.model.ragged_states import recurrences
 from genai_server.engine.model.session_options import EXTERNAL_DATA, open_with, session_options
 from genai_server.options.device import DEFAULT_OPTIONS, DeviceOptions
 
@@ -44,10 +45,23 @@ def open_session(
     if profile_prefix:
         found.enable_profiling, found.profile_file_prefix = True, profile_prefix
     model = onnx.load(str(graph.path), load_external_data=False)
-    match_experts(model.graph)
+    use_fast_operators(model.graph)
     if graph.cross_states:
         use_known_operators(model.graph, graph)
     make_ragged(model.graph, graph)
     if offers_best:
         offer_best(model.graph, graph.logits)
     return open_with(model.SerializeToString(), found, options)
+
+
+def open_recurrences(graph: DecoderGraph, complete: Any) -> Any:
+    """A session of a decoder's linear attentions alone, next to the complete one; None if it has none.
+
+    Its threads do not spin: they would take the cores from those of the model.
+    """
+    if not graph.recurrent_states:
+        return None
+    found = session_options(DEFAULT_OPTIONS, complete.get_session_options().intra_op_num_threads)
+    found.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    model = recurrences(onnx.load(str(graph.path), load_external_data=False), graph, NARROW)
+    return open_with(model.SerializeToString(), found, DEFAULT_OPTIONS)

@@ -1,6 +1,9 @@
 """Runs the graphs next to the decoder's of a model that reads images: images to features, and tokens to embeddings."""
 
+import logging
+import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +17,10 @@ from genai_server.errors import RunnerFailed, in_one_line
 from genai_server.options.device import DEFAULT_OPTIONS, DeviceOptions
 from genai_server.options.session import SPINNING
 
+log = logging.getLogger(__name__)
 Features = NDArray[Any]
+# How much the features of a graph with matrices of 8 bits may differ, as a share of their norm.
+MAX_ERROR = 0.1
 # Inputs of vision graphs whose values the decoder's configuration does not name.
 _IDS, _EMBEDDINGS, _LENGTHS = "input_ids", "inputs_embeds", "audio_lengths"
 # Numpy's types by ONNX Runtime's names.
@@ -51,14 +57,25 @@ def features_graph(files: VisionFiles) -> bytes:
 
 
 class ImageEncoder:
-    """Runs the vision graph. Its threads do not wait actively, because other sessions run at the same time."""
+    """Runs the vision graph. Its threads do not wait actively, because other sessions run at the same time.
 
-    def __init__(self, files: VisionFiles, threads: int, options: DeviceOptions = DEFAULT_OPTIONS) -> None:
+    `int8` is the graph with matrices of 8 bits. Both graphs encode the first image, which decides: the other one is
+    dropped. That of 8 bits must be `min_gain` times as fast, with features that differ by `MAX_ERROR` at most.
+    """
+
+    def __init__(
+        self,
+        files: VisionFiles,
+        threads: int,
+        options: DeviceOptions = DEFAULT_OPTIONS,
+        int8: Path | None = None,
+        min_gain: float = 1.0,
+    ) -> None:
         self._files = files
         self.noun = "a sound" if files.hears else "an image"
-        found = session_options(options, threads)
-        found.add_session_config_entry(SPINNING, "0")
-        self._session: Any = open_with(files.vision, found, options)
+        self._session = _open(files.vision, threads, options, optimized=False)
+        self._int8: Any = None if int8 is None else _open(int8, threads, options, optimized=True)
+        self._min_gain = min_gain
         self._inputs = {value.name: _type(value.type) for value in self._session.get_inputs()}
 
     def encode(self, tensors: Mapping[str, NDArray[Any]]) -> Features:
@@ -69,10 +86,48 @@ class ImageEncoder:
         given = {self._files.name(name): values for name, values in tensors.items()}
         given = {name: given[name].astype(kind, copy=False) for name, kind in self._inputs.items() if name in given}
         try:
-            features: Features = self._session.run([self._files.features], given)[0]
+            features = self._run(self._session, given) if self._int8 is None else self._choose(given)
         except Exception as error:  # ONNX Runtime's errors have no base of their own
             raise RunnerFailed(f"{self.noun} cannot be encoded: {in_one_line(error)}") from error
         return features.reshape(-1, features.shape[-1])
+
+    def _run(self, session: Any, given: Mapping[str, NDArray[Any]]) -> Features:
+        features: Features = session.run([self._files.features], given)[0]
+        return features
+
+    def _choose(self, given: Mapping[str, NDArray[Any]]) -> Features:
+        """The features by the graph that stays."""
+        times = [time.perf_counter()]
+        found = []
+        for session in (self._session, self._int8):
+            found.append(self._run(session, given))
+            times.append(time.perf_counter())
+        own, rounded = found
+        gain, error = (times[1] - times[0]) / (times[2] - times[1]), relative_error(rounded, own)
+        is_chosen = gain >= self._min_gain and error <= MAX_ERROR
+        log.info(
+            "weights of 8 bits are %s for %s: %.2f times as fast as the model's own, and features differ by %.2g",
+            "used" if is_chosen else "not used",
+            self.noun,
+            gain,
+            error,
+        )
+        if is_chosen:
+            self._session = self._int8
+        self._int8 = None
+        return rounded if is_chosen else own
+
+
+def relative_error(found: Features, expected: Features) -> float:
+    """The norm of the difference, as a share of the norm of the expected features."""
+    wide = expected.astype(np.float32)
+    return float(np.linalg.norm(found.astype(np.float32) - wide) / np.linalg.norm(wide))
+
+
+def _open(graph: Path, threads: int, options: DeviceOptions, *, optimized: bool) -> Any:
+    found = session_options(options, threads, optimized=optimized)
+    found.add_session_config_entry(SPINNING, "0")
+    return open_with(graph, found, options)
 
 
 class TokenEmbedder:

@@ -44,6 +44,11 @@ class VisionFiles:
         return self.name("audio_features" if self.hears else "image_features")
 
     @property
+    def part(self) -> str:
+        """The section of genai_config.json that has the graph `vision`."""
+        return "speech" if self.hears else "vision"
+
+    @property
     def given(self) -> str:
         """The graphs' name for what features are made of: pixels, or a spectrogram."""
         return self.name("audio_embeds" if self.hears else "pixel_values")

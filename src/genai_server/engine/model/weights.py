@@ -13,14 +13,16 @@ import platform
 import shutil
 import tempfile
 from pathlib import Path
+from typing import NamedTuple
 
 import onnx
 import onnxruntime
 from filelock import FileLock
 
 from genai_server.engine.model.adapter_file import ADAPTER_SUFFIX
-from genai_server.engine.model.experts import match_experts
-from genai_server.engine.model.files import external_files, read_config
+from genai_server.engine.model.external_files import external_files
+from genai_server.engine.model.fast_operators import use_fast_operators
+from genai_server.engine.model.files import read_config
 from genai_server.engine.model.int8_matrices import int8_bytes, write_int8_model
 from genai_server.engine.model.session_options import EXTERNAL_DATA, config_entries, num_threads, session_options
 from genai_server.options.device import DEFAULT_OPTIONS, DeviceOptions
@@ -34,9 +36,11 @@ _OF_THREADS = ("session.intra_op", "session.inter_op", "session.force_spinning_s
 _ERRORS = 3  # ONNX Runtime's level of severity
 # Weights are written once unpacked and once packed, and the disk has other users.
 _DISK_SHARE = 4
+# Matrices in 32 bits are written once more, and take four times as much as those of 8 bits.
+_FLOAT_SHARE = 4
 _SAMPLES, _SAMPLE_BYTES = 64, 4096
 # Part of a folder's name; another one for each change of what is written into it.
-_FORMAT = 2
+_FORMAT = 3
 
 
 def prepacked_model(model_dir: Path, cache_dir: Path | None, options: DeviceOptions = DEFAULT_OPTIONS) -> Path:
@@ -54,19 +58,29 @@ def int8_model(
     threads: int = 0,
     *,
     part: str = DECODER,
+    floats: bool = False,
 ) -> Path | None:
     """A directory like `model_dir` in which a part's matrices have 8 bits and are packed; None if that is impossible.
 
-    `threads` 0 means the usable cores; a number in the options takes precedence.
+    These are its 4-bit ones, and with `floats` also those in 16 and 32 bits. `threads` 0 means the usable cores; a
+    number in the options takes precedence.
     """
-    return _packed(model_dir, cache_dir, options, int8_threads=num_threads(options, threads), part=part)
+    made = _Int8(num_threads(options, threads), floats)
+    return _packed(model_dir, cache_dir, options, int8=made, part=part)
+
+
+class _Int8(NamedTuple):
+    """How matrices of 8 bits are made."""
+
+    threads: int
+    # Of those in 16 and 32 bits, too.
+    floats: bool
 
 
 def _packed(
-    model_dir: Path, cache_dir: Path | None, options: DeviceOptions, *, int8_threads: int = 0, part: str = DECODER
+    model_dir: Path, cache_dir: Path | None, options: DeviceOptions, *, int8: _Int8 | None = None, part: str = DECODER
 ) -> Path | None:
-    """Like `int8_model`, with 8-bit matrices made by `int8_threads` threads; 0 keeps the matrices."""
-    int8 = int8_threads > 0
+    """Like `int8_model`; without `int8` the matrices stay as they are."""
     if cache_dir is None or options.providers or options.custom_op_libraries:
         return None
     what_else = ({"matrices": "int8"} if int8 else {}) | ({"part": part} if part != DECODER else {})
@@ -76,7 +90,7 @@ def _packed(
         with FileLock(str(target) + ".lock"):
             if not _is_whole(target):
                 shutil.rmtree(target, ignore_errors=True)
-                _write(model_dir, target, options, int8_threads, part)
+                _write(model_dir, target, options, int8, part)
     except Exception as error:  # ONNX Runtime's errors have no base of their own
         what = "weights of 8 bits are not used" if int8 else "weights are not shared"
         log.warning("%s, because they cannot be stored in %s: %s", what, cache_dir, error)
@@ -84,9 +98,9 @@ def _packed(
     return target
 
 
-def _write(model_dir: Path, target: Path, given: DeviceOptions, int8_threads: int, part: str) -> None:
+def _write(model_dir: Path, target: Path, given: DeviceOptions, int8: _Int8 | None, part: str) -> None:
     """Pack into a folder next to the target, and rename it when it is complete."""
-    log.info("packing the weights of %s once%s, into %s", model_dir, " in 8 bits" if int8_threads else "", target)
+    log.info("packing the weights of %s once%s, into %s", model_dir, " in 8 bits" if int8 else "", target)
     graph = str(read_config(model_dir)["model"][part]["filename"])
     left_out = {graph, *external_files(model_dir / graph)}
     prefix = f".making-{target.name}-"
@@ -100,29 +114,39 @@ def _write(model_dir: Path, target: Path, given: DeviceOptions, int8_threads: in
         for file in _files(model_dir) if part == DECODER else ():
             if file.name not in left_out:
                 shutil.copy(file, fresh)
-        options = session_options(given, 0)
-        options.log_severity_level = (
-            _ERRORS  # it would warn that the graph is for this processor only, which is intended
-        )
-        options.optimized_model_filepath = str(fresh / graph)
-        for name, value in (
-            ("session.optimized_model_external_initializers_file_name", f"{graph}.data"),
-            ("session.optimized_model_external_initializers_min_size_in_bytes", "1024"),
-            ("session.save_external_prepacked_constant_initializers", "1"),
-        ):
-            options.add_session_config_entry(name, value)
         source = model_dir / graph
-        if int8_threads:
-            _require_free(target.parent, _DISK_SHARE * int8_bytes(source))
-            source = Path(making) / "int8" / graph
-            source.parent.mkdir()
-            write_int8_model(model_dir / graph, source, int8_threads)
-        options.add_session_config_entry(EXTERNAL_DATA, str(source.parent))
-        model = onnx.load(str(source), load_external_data=False)
-        match_experts(model.graph)
-        onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        if int8:
+            num_bytes = int8_bytes(source, floats=int8.floats)
+            _require_free(target.parent, (_DISK_SHARE + (_FLOAT_SHARE if int8.floats else 0)) * num_bytes)
+            if int8.floats:
+                # Matrices behind casts and transpositions become constants in 32 bits.
+                source = _optimize(source, Path(making) / "constants" / graph, given, packed=False)
+            made = Path(making) / "int8" / graph
+            made.parent.mkdir()
+            write_int8_model(source, made, int8.threads, floats=int8.floats)
+            source = made
+        _optimize(source, fresh / graph, given, packed=True)
         (fresh / _MANIFEST).write_text(json.dumps(_fingerprints(fresh)), encoding="utf-8")
         fresh.replace(target)
+
+
+def _optimize(source: Path, target: Path, given: DeviceOptions, *, packed: bool) -> Path:
+    """Write a graph as ONNX Runtime optimizes it for this processor, `packed` with its weights; returns `target`."""
+    target.parent.mkdir(exist_ok=True)
+    options = session_options(given, 0)
+    options.log_severity_level = _ERRORS  # it would warn that the graph is for this processor only, which is intended
+    options.optimized_model_filepath = str(target)
+    for name, value in (
+        ("session.optimized_model_external_initializers_file_name", f"{target.name}.data"),
+        ("session.optimized_model_external_initializers_min_size_in_bytes", "1024"),
+        ("session.save_external_prepacked_constant_initializers", str(int(packed))),
+        (EXTERNAL_DATA, str(source.parent)),
+    ):
+        options.add_session_config_entry(name, value)
+    model = onnx.load(str(source), load_external_data=False)
+    use_fast_operators(model.graph)
+    onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return target
 
 
 def _require_free(folder: Path, num_bytes: int) -> None:

@@ -66,8 +66,6 @@ class Abilities:
     int8_from: int | None = None
     # The memory that its sequences share.
     memory: KvMemory = UNSHARED
-    # Whether it loads its model with its first sequence. Then nothing is tried at start.
-    loads_late: bool = False
 
 
 class Runner(ABC):

@@ -5,7 +5,7 @@ and writes new keys and values into it. So one pass reads any number of tokens o
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,9 @@ from numpy.typing import NDArray
 from genai_server.engine.model.adapter_file import adapter_inputs, check_adapter_file
 from genai_server.engine.model.graph import DecoderGraph
 from genai_server.engine.model.output_head import BEST_LOGITS, BEST_TOKENS, NUM_BEST
+from genai_server.engine.model.pass_profile import profile_pass
 from genai_server.engine.model.ragged import slot_length
+from genai_server.engine.model.session import open_recurrences
 from genai_server.engine.model.session_options import node_shares
 from genai_server.engine.model.vision import TokenEmbedder
 from genai_server.engine.runners import trials
@@ -42,6 +44,7 @@ from genai_server.messages.generation_request import ModelInfo
 
 log = logging.getLogger(__name__)
 _INTERRUPTED_MESSAGE = "terminate flag"
+TakeHidden = Callable[[Scheduled, int, NDArray[Any]], None]
 
 
 @dataclass(frozen=True)
@@ -90,6 +93,8 @@ class BatchedRunner(Runner):
         self.switches_at = graph.switches_at
         self._has_states = graph.has_states
         self._make_buffers = make_buffers
+        # Path prefix of the profiles that ONNX Runtime writes of the next passes; "" without.
+        self.profile_prefix = ""
         self._run_entries = dict(run_entries)  # run options of every pass
         # Of passes that are never interrupted. Without entries they have none: with options, ONNX Runtime's Python part
         # raises and catches an error in each pass.
@@ -98,6 +103,10 @@ class BatchedRunner(Runner):
         self._stack = AdapterStack(graph.low_rank_paths) if graph.low_rank_paths else None
         self._own = DecoderSession(graph, session, self._stack, self._embedder)
         self._int8 = None if int8 is None else DecoderSession(graph, int8.session, self._stack, self._embedder)
+        self._recurrences = open_recurrences(graph, session)  # for drafts
+        # Takes the states of a read's tokens for a head for multi-token prediction, after a pass and before its drafts
+        # are verified: a sequence, its length before these tokens, and the states [tokens, hidden_size]. None without.
+        self.take_hidden: TakeHidden | None = None
         self.model = model
         self._slot_length = slot_length(limits.max_length)
         # Run options of the pass in progress, if it can be interrupted.
@@ -122,9 +131,8 @@ class BatchedRunner(Runner):
             "batched",
             limits.num_slots,
             mixes=True,
-            # A device would have to copy all logits of each token of a draft. States cannot be cut back to the tokens
-            # of a draft that are accepted.
-            drafts=not self._own.offers_best and not self._has_states,
+            # A device would have to copy all logits of each token of a draft.
+            drafts=not self._own.offers_best,
             # A Generator reads a single token with another kernel than an exact pass.
             exact=False,
             # Their weights lie in the memory of a CPU.
@@ -195,6 +203,11 @@ class BatchedRunner(Runner):
         return self.slots.match_again(sequence.id, sequence.prompt, prefilled_only=sequence.request.exact)
 
     @property
+    def gives_hidden(self) -> bool:
+        """Whether `take_hidden` can be used."""
+        return bool(self._graph.hidden_output)
+
+    @property
     def has_int8(self) -> bool:
         """Whether there are weights of 8 bits, used or not."""
         return self._int8 is not None
@@ -207,9 +220,10 @@ class BatchedRunner(Runner):
         return before_checkpoint(chunk, sequence.num_unread, num_common)
 
     def forward(self, reads: Sequence[Read]) -> list[Scores]:
+        self.states.accept_nothing()
         index = self.slots.of(reads[0].sequence.id).index
         interrupts = self._interrupts(reads)
-        options = self._new_run_options() if interrupts else self._run_options
+        options = self._new_run_options() if interrupts or self.profile_prefix else self._run_options
         self._interruptible = options if interrupts else None
         saved = self.states.save(index) if self._has_states and interrupts else None
         try:
@@ -258,6 +272,7 @@ class BatchedRunner(Runner):
         # Slots whose keys and values are bitwise the same as in any other pass. Sums along other ranks are rounded
         # differently.
         repeatable: set[int] = set()
+        by_slot = {row.slot: read.sequence for read, row in zip(reads, rows, strict=True)}
         passes = split_passes(rows, self._graph, self._slot_length)
         for number, members in enumerate(passes):
             layout = lay_out(members, self._graph, exact_group=self._row_group if is_exact else None)
@@ -266,6 +281,9 @@ class BatchedRunner(Runner):
             if on is self._own and (len(members) == 1 or layout.num_tokens % self._row_group == 0):
                 repeatable.update(row.slot for row in members if row.ranks is None)
             scores = self._scores(layout, on, reads, options)
+            if self.take_hidden is not None:
+                for row, places in zip(members, layout.tokens, strict=True):
+                    self.take_hidden(by_slot[row.slot], row.num_cached, self._hidden[0, places])
             # The next pass overwrites the logits.
             found |= zip(slots, scores if number + 1 == len(passes) else map(Scores.copy, scores), strict=True)
         for read, row in zip(reads, rows, strict=True):
@@ -282,7 +300,16 @@ class BatchedRunner(Runner):
         num_logits = read.num_tokens if read.positions else 1 + len(read.draft)
         ranks = None if self._stack is None else self._stack.ranks(read.sequence.id)
         is_alone = ranks is not None and read.sequence.request.exact
-        row = Row(slot.index, num_cached, read.tokens, num_logits, slot.is_long, ranks=ranks, is_alone=is_alone)
+        row = Row(
+            slot.index,
+            num_cached,
+            read.tokens,
+            num_logits,
+            slot.is_long,
+            ranks=ranks,
+            is_alone=is_alone,
+            num_drafted=len(read.draft),
+        )
         if images is None:
             return row
         positions = images.positions(num_cached, read.num_tokens) if self._graph.position_axes else None
@@ -310,6 +337,7 @@ class BatchedRunner(Runner):
         return [Scores(logits[places]) for places in layout.logits]
 
     def accept(self, sequence: int, tokens: Sequence[int]) -> None:
+        self.states.accept(self.slots.of(sequence).index, len(tokens))
         self.slots.append(sequence, list(tokens), prefilled=False)
 
     def forget(self) -> int:
@@ -349,7 +377,7 @@ class BatchedRunner(Runner):
             vars(self).pop(name, None)  # freed before the next are allocated
         try:
             self.buffers = self._make_buffers(self._graph, num_rows, max_length)
-            self.states = RowStates(self._graph, num_rows)
+            self.states = RowStates(self._graph, num_rows, self._recurrences)
         except (RuntimeError, OSError, MemoryError) as error:
             raise RunnerFailed(f"no memory for keys and values: {error}") from error
         # Written by each pass that does not have more logits.
@@ -400,6 +428,10 @@ class BatchedRunner(Runner):
 
     def _run(self, on: DecoderSession, layout: Layout, wanted: Mapping[str, NDArray[Any]], options: Any) -> None:
         """Run a pass, which writes the wanted outputs."""
+        if self.take_hidden is not None:
+            shape = (1, layout.num_tokens, self._graph.hidden_size)
+            self._hidden = np.empty(shape, self._graph.logits_type)
+            wanted = {**wanted, self._graph.hidden_output: self._hidden}
         binding = on.bind(layout, wanted)
         try:
             on.session.run_with_iobinding(binding, options)
@@ -407,6 +439,9 @@ class BatchedRunner(Runner):
             if _INTERRUPTED_MESSAGE in str(error):
                 raise Interrupted from None
             raise RunnerFailed(f"onnxruntime: {error}") from error
+        else:
+            if layout.num_drafted:
+                self.states.passed(layout, on.unverified(binding))
         finally:
             on.keep_unread(binding, wanted)
 
@@ -414,6 +449,8 @@ class BatchedRunner(Runner):
         options = onnxruntime.RunOptions()
         for name, value in self._run_entries.items():
             options.add_run_config_entry(name, value)
+        if self.profile_prefix:
+            profile_pass(options, self.profile_prefix)
         return options
 
 

@@ -16,7 +16,7 @@ from genai_server.engine.image_worker import ImageWorker
 from genai_server.engine.model.cross_attention import read_cross_decoder
 from genai_server.engine.model.draft_model_files import check_draft_model
 from genai_server.engine.model.files import check_model_directory, session_profile, what_is_left_out
-from genai_server.engine.model.graph import DoesNotFit, read_decoder_graph
+from genai_server.engine.model.graph import MTP, DoesNotFit, read_decoder_graph
 from genai_server.engine.profiling.folder import ProfileFolder
 from genai_server.engine.runners.base import Runner
 from genai_server.engine.runners.lengths import (
@@ -24,9 +24,11 @@ from genai_server.engine.runners.lengths import (
     draft_share,
     for_draft_model,
     generator_limits,
+    head_share,
     longest_text,
     on_cpu,
     takes_half,
+    with_kv_share,
     with_limit,
 )
 from genai_server.engine.runners.runner_pair import RunnerPair
@@ -44,6 +46,8 @@ from genai_server.system_memory import free_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from numpy.typing import NDArray
 
     from genai_server.engine.encoded_sound import EncodedSound
     from genai_server.engine.encoder_worker import Tensors
@@ -68,18 +72,19 @@ _NO_PROFILE_OF_PARTS = (
 
 def load_runners(spec: EngineSpec) -> RunnerPair:
     """The runners for a device. Raises what the library raises when it cannot load the model."""
-    if not spec.draft_model:
-        return _load_model(spec)
-    if not _may_have_drafts(spec):
-        runners = _load_model(structs.replace(spec, draft_model=""))
-    else:
+    share = head_share(spec)
+    may_draft = bool(spec.draft_model or share) and _may_have_drafts(spec)
+    if may_draft:
         spec = structs.replace(spec, options=without_spinning_between_passes(spec.options))
-        runners = _load_model(spec)
-    if runners.main.abilities.drafts:
+    own = spec if may_draft else structs.replace(spec, draft_model="")
+    runners = _load_model(with_kv_share(spec, 1 - share) if share else own)
+    if spec.draft_model and may_draft and runners.main.abilities.drafts:
         runners.draft_model = _load_draft_model(spec, runners)
-    else:
+    elif spec.draft_model:
         reason = runners.batching.reason or "its batch takes no drafts, because of its layers or of the device's memory"
         log.warning("GENAI_DRAFT_MODEL=%s has no effect on device %s: %s", spec.draft_model, spec.device, reason)
+    elif share:
+        runners.draft_model = _load_head(spec, share, runners)
     return runners
 
 
@@ -152,7 +157,7 @@ def _load_draft_model(spec: EngineSpec, runners: RunnerPair) -> "DraftModel":
     cache_dir = Path(spec.settings.cache_dir) if spec.settings.cache_dir else None
     try:
         runner = load_batched(own, prepacked_model(path, cache_dir, own.options), model)
-        if not runner.abilities.drafts:
+        if runner.slots.keeps_states:
             raise DoesNotFit("its layers have states of fixed size, from which rejected tokens cannot be removed")
     except DoesNotFit as reason:
         raise ConfigurationError(f"GENAI_DRAFT_MODEL={path}: it cannot draft: {reason}") from None
@@ -160,17 +165,32 @@ def _load_draft_model(spec: EngineSpec, runners: RunnerPair) -> "DraftModel":
     return DraftModel(runner, main.model.vocab_size, name=path.absolute().name, kv_share=share)
 
 
-def _generator(spec: EngineSpec, model_dir: Path, pass_prefix: str = "") -> "OgGeneratorRunner":
+def _load_head(spec: EngineSpec, share: float, runners: RunnerPair) -> "DraftModel | None":
+    """The model's head for multi-token prediction; None, with a warning, if it cannot be used."""
+    from genai_server.engine.model.session import open_session
+    from genai_server.engine.runners.batched import BatchedRunner
+    from genai_server.engine.runners.mtp_head import HeadRunner, MtpHead
+
+    main, model_dir = runners.main, Path(spec.model_dir)
+    if not isinstance(main, BatchedRunner) or not main.abilities.drafts or not main.gives_hidden:
+        return None
+    try:
+        graph = read_decoder_graph(model_dir, MTP)
+        limits, model = batch_limits(with_kv_share(spec, share), graph, main.model)
+        session = open_session(graph, spec.settings.threads, optimized=False, options=spec.options)
+        runner = HeadRunner(graph, session, model, limits, run_entries=spec.options.run)
+    except Exception as error:  # ONNX Runtime's errors have no base of their own; answers need no drafts
+        log.warning("the model's head for multi-token prediction is not used: %s", in_one_line(error))
+        return None
+    log.info("the model's head for multi-token prediction drafts the next tokens")
+    return MtpHead(runner, main, name=graph.path.name, kv_share=share)
+
+
+def _generator(spec: EngineSpec, model_dir: Path) -> "OgGeneratorRunner":
     from genai_server.engine.runners.og_generator import OgGeneratorRunner
 
-    return OgGeneratorRunner(
-        model_dir,
-        spec.device,
-        spec.settings.threads,
-        spec.options,
-        profile_prefix=_session_profile(spec),
-        pass_prefix=pass_prefix,
-    )
+    profile_prefix = _session_profile(spec)
+    return OgGeneratorRunner(model_dir, spec.device, spec.settings.threads, spec.options, profile_prefix=profile_prefix)
 
 
 def _one_by_one(
@@ -188,10 +208,10 @@ def _one_by_one(
 
 
 def _transcribing(spec: EngineSpec, model_dir: Path) -> RunnerPair:
-    """For a model for speech: either in a batch, with the library for profiles, or by the library alone."""
+    """For a model for speech: either in a batch or by the library."""
     from genai_server.engine.model.aligner import why_no_times
     from genai_server.engine.model.sound_encoder import unencoded
-    from genai_server.engine.runners.profiled_speech import ProfiledSpeechRunner
+    from genai_server.engine.runners.profiled_rows import ProfiledRows
 
     model = check_model_directory(model_dir)
     max_bytes, max_ahead = spec.settings.encoder_cache_bytes, spec.settings.max_batch_size + _ENCODED_AHEAD
@@ -207,12 +227,7 @@ def _transcribing(spec: EngineSpec, model_dir: Path) -> RunnerPair:
         open_aligner = None if refusal else lambda: _aligner(spec, model_dir)
         batched.model = structs.replace(batched.model, aligns=not refusal)
         worker = SoundWorker(lambda: _sound_encoder(spec, model_dir), max_bytes, max_ahead, open_aligner)
-        # The server's folder, which it removes even if this process is killed.
-        folder = Path(spec.heartbeat_file).parent if spec.heartbeat_file else None
-        profiled = ProfiledSpeechRunner(
-            batched.model, lambda prefix: _generator(spec, model_dir, pass_prefix=prefix), folder
-        )
-        runners = RunnerPair(profiled, batched, encoder=worker)
+        runners = RunnerPair(ProfiledRows(batched), batched, encoder=worker)
     return runners
 
 
@@ -242,8 +257,13 @@ def _image_worker(spec: EngineSpec, model_dir: Path) -> ImageWorker | None:
     if files is None:
         return None
     options = reaching(spec.options, Reach.BATCHED)
+
+    def open_encoder() -> "Callable[[Tensors], NDArray[Any]]":
+        int8 = _int8_graph(spec, files.vision, files.part, floats=True) if on_cpu(spec) else None
+        return ImageEncoder(files, spec.settings.threads, options, int8, _min_gain(spec)).encode
+
     return ImageWorker(
-        lambda: ImageEncoder(files, spec.settings.threads, options).encode,
+        open_encoder,
         files.image_token,
         spec.settings.encoder_cache_bytes,
         hears=files.hears,
@@ -325,20 +345,29 @@ def load_batched(spec: EngineSpec, model_dir: Path, model: ModelInfo) -> "Batche
     return runner
 
 
-def _int8_graph(spec: EngineSpec, graph: Path, part: str = "decoder") -> Path | None:
-    """The graph with matrices of 8 bits in place of 4-bit ones, made if needed; None if the settings leave it out."""
+def _int8_graph(spec: EngineSpec, graph: Path, part: str = "decoder", *, floats: bool = False) -> Path | None:
+    """The graph with matrices of 8 bits in place of 4-bit ones, and with `floats` of those in 16 and 32 bits.
+
+    Made if needed; None if the settings leave it out.
+    """
     from genai_server.engine.model.int8_matrices import int8_bytes
     from genai_server.engine.model.weights import int8_model
 
     settings = spec.settings
-    needed, allowed = int8_bytes(graph), int(INT8_SHARE * free_memory())
+    needed, allowed = int8_bytes(graph, floats=floats), int(INT8_SHARE * free_memory())
     if settings.prefill_weights == "int4" or not settings.cache_dir or not needed:
         return None
     if settings.prefill_weights == "auto" and needed > allowed:
         log.info("weights of 8 bits are not used: they need %d bytes, and may have %d", needed, allowed)
         return None
-    int8_dir = int8_model(Path(spec.model_dir), Path(settings.cache_dir), spec.options, settings.threads, part=part)
+    model_dir, cache_dir = Path(spec.model_dir), Path(settings.cache_dir)
+    int8_dir = int8_model(model_dir, cache_dir, spec.options, settings.threads, part=part, floats=floats)
     return None if int8_dir is None else int8_dir / graph.name
+
+
+def _min_gain(spec: EngineSpec) -> float:
+    """How many times faster than a model's own weights those of 8 bits must be."""
+    return MIN_GAIN if spec.settings.prefill_weights == "auto" else 1.0
 
 
 def _int8_session(spec: EngineSpec, graph: "DecoderGraph") -> "Int8Session | None":
@@ -350,7 +379,7 @@ def _int8_session(spec: EngineSpec, graph: "DecoderGraph") -> "Int8Session | Non
     except Exception as error:  # as above
         log.warning("weights of 8 bits are not used: %s", in_one_line(error))
         return None
-    return Int8Session(session, MIN_GAIN if spec.settings.prefill_weights == "auto" else 1.0)
+    return Int8Session(session, _min_gain(spec))
 
 
 def profile_folder(spec: EngineSpec) -> ProfileFolder:

@@ -19,8 +19,9 @@ from genai_server.engine.runners.row_states import RowStates
 # Maximum number of kept bindings. Binding two names for each layer in every pass would cost 0.7 ms.
 _MAX_BINDINGS = 256
 
-# Of attention, of states, and of adapters with the version of their stack.
-Spans = tuple[tuple[Span, Span], tuple[Span, Span, Span] | None, tuple[Ranks, int] | None]
+# Of attention, of states, and of adapters with the version of their stack; with whether the states are kept, because
+# there are drafts.
+Spans = tuple[tuple[Span, Span], tuple[Span, Span, Span] | None, tuple[Ranks, int] | None, bool]
 
 
 class DecoderSession:
@@ -36,6 +37,8 @@ class DecoderSession:
         self._graph = graph
         self._inputs = {value.name for value in session.get_inputs()}
         self._outputs = {graph.logits, *((BEST_LOGITS, BEST_TOKENS) if self.offers_best else ())}
+        if graph.hidden_output:
+            self._outputs.add(graph.hidden_output)
         self.release()
 
     def release(self) -> None:
@@ -53,14 +56,16 @@ class DecoderSession:
         adapters = None
         if self._adapters is not None and layout.ranks is not None:
             adapters = layout.ranks, self._adapters.version
-        binding = self._binding((layout.spans, layout.state_spans, adapters))
+        binding = self._binding((layout.spans, layout.state_spans, adapters, layout.num_drafted > 0))
         tokens = layout.ids if self._embedder is None else self._embedder.embed(layout.ids, layout.features)
         positions = self._positions(layout)
         # A binding does not own what is bound to it.
-        self._bound = tokens, positions
+        self._bound = tokens, positions, layout.hidden
         binding.bind_cpu_input(self._graph.input_ids, tokens)
         if self._graph.position_ids is not None:
             binding.bind_cpu_input(self._graph.position_ids, positions)
+        if layout.hidden is not None:
+            binding.bind_cpu_input(self._graph.hidden_input, layout.hidden)
         for name, values in layout.inputs.items():
             if name in self._inputs:  # a graph may have one kind of states only
                 binding.bind_cpu_input(name, values)
@@ -69,6 +74,14 @@ class DecoderSession:
             binding.bind_output(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)
         self.keep_unread(binding, wanted)
         return binding
+
+    def unverified(self, binding: Any) -> dict[str, Any]:
+        """What a pass with drafts gave of its states, as OrtValues by their names. The binding lets go of them."""
+        values = binding.get_outputs_as_ortvaluevector()
+        found = {name: values[number] for number, name in enumerate(self._states.unverified)}
+        for name in found:
+            self._buffers.keep(binding, name)
+        return found
 
     def _positions(self, layout: Layout) -> NDArray[np.int64]:
         axes = self._graph.position_axes
@@ -88,11 +101,14 @@ class DecoderSession:
             if len(self._bindings) == _MAX_BINDINGS:
                 self._bindings.popitem(last=False)
             binding = self._bindings[spans] = self.session.io_binding()
-            of_attention, of_states, of_adapters = spans
+            of_attention, of_states, of_adapters, has_drafts = spans
+            if has_drafts:  # first, so that their places among the outputs are known
+                for name in self._states.unverified:
+                    self._buffers.keep(binding, name)
             for group, (first, num_rows) in zip((NARROW, WIDE), of_attention, strict=True):
                 self._buffers.bind(binding, first, num_rows, group)
             if of_states is not None:
-                self._states.bind(binding, of_states)
+                self._states.bind(binding, of_states, drafted=has_drafts)
             if self._adapters is not None and of_adapters is not None:
                 self._adapters.bind(binding, of_adapters[0])
         self._bindings.move_to_end(spans)

@@ -22,7 +22,7 @@ _MEASURED = 5
 
 
 @dataclass
-class _Copy:
+class Copy:
     """A sequence as the draft model has it."""
 
     # With the same id.
@@ -38,6 +38,9 @@ class DraftModel:
     `vocab_size` tokens are drafted: models may be padded with further ones.
     """
 
+    # Whether it may reuse a cached prefix for a sequence that may.
+    reuses_past = True
+
     def __init__(
         self,
         runner: BatchedRunner,
@@ -52,8 +55,8 @@ class DraftModel:
         self.kv_share = kv_share
         self.times = StepTimeModel()
         self._vocab_size = min(vocab_size, runner.model.vocab_size)
-        self._clock = clock
-        self._copies: dict[int, _Copy] = {}  # by the id of the sequence
+        self.clock = clock
+        self._copies: dict[int, Copy] = {}  # by the id of the sequence
         self._found: dict[int, int] = {}  # by the same, cached tokens of sequences without a copy
 
     def measure(self, chunk: int) -> None:
@@ -85,7 +88,7 @@ class DraftModel:
         """How many of a sequence's tokens are unread, at least 1."""
         copy = self._copies.get(sequence.id)
         if copy is not None:
-            return len(sequence.tokens) - self._num_common(copy, sequence)
+            return len(self.tokens_of(sequence)) - self._num_common(copy, self.tokens_of(sequence))
         if sequence.id not in self._found:
             found = self.runner.slots.find(sequence.tokens, sequence.cache_salt) if sequence.reuses_past else 0
             self._found[sequence.id] = found
@@ -106,7 +109,7 @@ class DraftModel:
                 missing[copy.id] = length
                 reads.append(Read.next(copy, copy.num_unread))
         while reads := [read for read in reads if self._take_room(read)]:
-            started = self._clock()
+            started = self.clock()
             scores = run_pass(self.runner, reads)
             drafting = [(read, found) for read, found in zip(reads, scores, strict=True) if read.sequence.id in missing]
             for read, found in drafting:
@@ -115,7 +118,7 @@ class DraftModel:
                 made[copy.id].append(copy.tokens[-1])
                 missing[copy.id] -= 1
             num_drafting = sum(read.num_tokens for read, _ in drafting)
-            self.times.passed(num_drafting, sum(read.num_tokens for read in reads), self._clock() - started)
+            self.times.passed(num_drafting, sum(read.num_tokens for read in reads), self.clock() - started)
             reads = [Read.next(read.sequence) for read, _ in drafting if missing[read.sequence.id]]
         return list(made.values())
 
@@ -143,9 +146,9 @@ class DraftModel:
 
     def _seconds(self, reads: Several[Read]) -> float:
         """Run a pass; returns how long it took."""
-        started = self._clock()
+        started = self.clock()
         run_pass(self.runner, reads)
-        return self._clock() - started
+        return self.clock() - started
 
     def _can_open(self, sequence: Sequence) -> bool:
         """Whether there is a slot for another sequence, and memory for its tokens."""
@@ -161,11 +164,15 @@ class DraftModel:
         slots.reserve(id, read.num_tokens)
         return True
 
-    def _num_common(self, copy: _Copy, sequence: Sequence) -> int:
+    def tokens_of(self, sequence: Sequence) -> list[int]:
+        """The tokens that the copy of a sequence has."""
+        return sequence.tokens
+
+    def _num_common(self, copy: Copy, tokens: list[int]) -> int:
         """How many of a sequence's tokens its copy has read. At least one, the newest, has to be read."""
-        most = min(copy.sequence.num_read, len(sequence.tokens) - 1)
+        most = min(copy.sequence.num_read, len(tokens) - 1)
         common = min(copy.num_sure, most)
-        while common < most and copy.sequence.tokens[common] == sequence.tokens[common]:
+        while common < most and copy.sequence.tokens[common] == tokens[common]:
             common += 1
         return common
 
@@ -180,24 +187,25 @@ class DraftModel:
             copy = None
         if copy is None:
             return self._opened(sequence) if self._can_open(sequence) else None
-        found, num_common = copy.sequence, self._num_common(copy, sequence)
+        found, tokens = copy.sequence, self.tokens_of(sequence)
+        num_common = self._num_common(copy, tokens)
         if num_common < found.num_read:
             self.runner.slots.cut(found.id, num_common)
-        found.tokens[num_common:] = sequence.tokens[num_common:]
+        found.tokens[num_common:] = tokens[num_common:]
         found.num_read = num_common
-        copy.num_sure = len(sequence.tokens)
+        copy.num_sure = len(tokens)
         return found
 
     def _opened(self, sequence: Sequence) -> Sequence:
         """A new copy of a sequence."""
         opened = open_bare(
             self.runner,
-            list(sequence.tokens),
+            list(self.tokens_of(sequence)),
             self.runner.model.max_length,
             id=sequence.id,
-            reuses_past=sequence.reuses_past,
+            reuses_past=self.reuses_past and sequence.reuses_past,
             cache_salt=sequence.cache_salt,
             background=sequence.background,
         )
-        self._copies[sequence.id] = _Copy(opened, len(sequence.tokens))
+        self._copies[sequence.id] = Copy(opened, len(opened.tokens))
         return opened

@@ -3,7 +3,7 @@
 The inputs are those of engine/model/ragged.py and engine/model/ragged_states.py.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,6 +60,10 @@ class Row:
     ranks: Ranks | None = None
     # Whether it shares no pass with others.
     is_alone: bool = False
+    # How many of the tokens, at the end, are of a draft.
+    num_drafted: int = 0
+    # What a head for multi-token prediction reads besides the tokens, [tokens, hidden_size].
+    hidden: NDArray[Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -82,6 +86,15 @@ class Layout:
     logits: list[slice]
     # From those of its first adapter to those of its last; None if no row has one.
     ranks: Ranks | None
+    rows: Sequence[Row]
+    # The slots of the rows in the narrow group.
+    narrow_slots: frozenset[int]
+    # The longest draft, of a graph with states.
+    num_drafted: int
+    # Where each row's flat tokens are.
+    tokens: list[slice]
+    # What a head for multi-token prediction reads besides the tokens, [1, T, hidden_size]; None for other graphs.
+    hidden: NDArray[Any] | None
 
     @property
     def num_tokens(self) -> int:
@@ -89,13 +102,26 @@ class Layout:
         return self.ids.size
 
 
-def _is_wide(row: Row, graph: DecoderGraph) -> bool:
-    """Whether a row is in the wide group.
+def _is_chunk(row: Row, graph: DecoderGraph) -> bool:
+    """Whether a row is in the wide group because of its number of tokens.
 
-    Padding costs a linear attention as much as tokens do, because it takes no lengths. So only rows of one token are
-    narrow there.
+    Padding costs a linear attention as much as tokens do, because it takes no lengths. So only rows of one token and
+    drafts are narrow there.
     """
-    return len(row.tokens) > (1 if graph.recurrent_states else NARROW_WIDTH)
+    if graph.recurrent_states:
+        return len(row.tokens) - row.num_drafted > 1
+    return len(row.tokens) > NARROW_WIDTH
+
+
+def _wide_rows(rows: Sequence[Row], graph: DecoderGraph) -> list[bool]:
+    """Whether each row of a pass is in the wide group.
+
+    Without chunks, linear attention has the rows without a draft there, so that they are not padded to the drafts.
+    """
+    wide = [_is_chunk(row, graph) for row in rows]
+    if graph.recurrent_states and not any(wide) and any(row.num_drafted for row in rows):
+        return [not row.num_drafted for row in rows]
+    return wide
 
 
 def split_passes(rows: Iterable[Row], graph: DecoderGraph, slot_length: int) -> list[list[Row]]:
@@ -138,12 +164,12 @@ def _num_tokens(rows: Iterable[Row]) -> int:
 
 def _split_spans(rows: list[Row], graph: DecoderGraph, slot_length: int) -> list[list[Row]]:
     spans: list[list[Row]] = []
-    for row in sorted((row for row in rows if _is_wide(row, graph)), key=lambda row: row.slot):
+    for row in sorted((row for row in rows if _is_chunk(row, graph)), key=lambda row: row.slot):
         if spans and _may_join([*spans[-1], row], slot_length):
             spans[-1].append(row)
         else:
             spans.append([row])
-    narrow = [row for row in rows if not _is_wide(row, graph)]
+    narrow = [row for row in rows if not _is_chunk(row, graph)]
     first, *others = spans or [[]]
     return [[*narrow, *first], *others]
 
@@ -163,6 +189,8 @@ def lay_out(rows: Sequence[Row], graph: DecoderGraph, *, exact_group: int | None
     to complete groups of this size with some that nothing reads.
     """
     behind_short = graph.switches_at or 0
+    is_wide = _wide_rows(rows, graph)
+    num_drafted = max(row.num_drafted for row in rows) if graph.has_states else 0
     row_group, min_width = (1, 1) if exact_group is None else (exact_group, _EXACT_WIDTH)
     ids: list[int] = []
     positions: list[int] = []
@@ -179,8 +207,9 @@ def lay_out(rows: Sequence[Row], graph: DecoderGraph, *, exact_group: int | None
     adapted: list[tuple[slice, Ranks | None]] = []
     ends = [0]
     logits: dict[int, slice] = {}
+    tokens: dict[int, slice] = {}
     for group in (NARROW, WIDE):
-        members = [(number, row) for number, row in enumerate(rows) if _is_wide(row, graph) == (group is WIDE)]
+        members = [(number, row) for number, row in enumerate(rows) if is_wide[number] == (group is WIDE)]
         first = min((row.slot for _, row in members), default=0)
         num_rows = max((row.slot + 1 - first for _, row in members), default=1)  # at least one, idle or not
         width = max([min_width, *(len(row.tokens) for _, row in members)])
@@ -202,7 +231,8 @@ def lay_out(rows: Sequence[Row], graph: DecoderGraph, *, exact_group: int | None
             rope_places += range(rope, rope + num_tokens)
             logits[number] = slice(len(wanted), len(wanted) + row.num_logits)
             wanted += range(len(ids) - row.num_logits, len(ids))
-            adapted.append((slice(start, len(ids)), row.ranks))
+            tokens[number] = slice(start, len(ids))
+            adapted.append((tokens[number], row.ranks))
             slots.append(row.slot)
             ends.append(len(ids))
         if group is WIDE:
@@ -231,7 +261,7 @@ def lay_out(rows: Sequence[Row], graph: DecoderGraph, *, exact_group: int | None
     num_rows = max(slots) + 1 - first
     state_spans.append((first, num_rows))
     if graph.conv_width:
-        inputs |= _conv_inputs(np.array(slots) - first, num_rows, ends, len(ids), graph.conv_width)
+        inputs |= _conv_inputs(np.array(slots) - first, num_rows, ends, len(ids), graph.conv_width, num_drafted)
     narrow, wide = spans
     return Layout(
         ids=np.array([ids], np.int64),
@@ -243,7 +273,20 @@ def lay_out(rows: Sequence[Row], graph: DecoderGraph, *, exact_group: int | None
         num_logits=len(wanted),
         logits=[logits[number] for number in range(len(rows))],
         ranks=ranks,
+        rows=rows,
+        narrow_slots=frozenset(row.slot for row, wide in zip(rows, is_wide, strict=True) if not wide),
+        num_drafted=num_drafted,
+        tokens=[tokens[number] for number in range(len(rows))],
+        hidden=_hidden(rows, tokens, len(ids), graph) if graph.hidden_input else None,
     )
+
+
+def _hidden(rows: Sequence[Row], tokens: Mapping[int, slice], num_tokens: int, graph: DecoderGraph) -> NDArray[Any]:
+    found = np.zeros((1, num_tokens, graph.hidden_size), graph.logits_type)
+    for number, row in enumerate(rows):
+        if row.hidden is not None:
+            found[0, tokens[number]] = row.hidden
+    return found
 
 
 def _kept_ranks(adapted: list[tuple[slice, Ranks | None]], num_tokens: int) -> tuple[Ranks | None, NDArray[np.bool_]]:
@@ -268,9 +311,11 @@ def _with_axes(positions: list[int], image_positions: dict[int, NDArray[np.int64
 
 
 def _conv_inputs(
-    rows: NDArray[np.int64], num_rows: int, ends: list[int], num_tokens: int, width: int
+    rows: NDArray[np.int64], num_rows: int, ends: list[int], num_tokens: int, width: int, num_more: int
 ) -> dict[str, NDArray[Any]]:
-    """The inputs of convolutions. `rows` have tokens; `ends` has a zero and the end of each one's flat tokens."""
+    """The inputs of convolutions. `rows` have tokens; `ends` has a zero and the end of each one's flat tokens. A pass
+    gives this number of inputs more than a state has.
+    """
     kept_width = width - 1  # a state has the inputs before a row's tokens
     lengths = np.diff(ends)
     starts = num_rows * kept_width + np.array(ends[:-1])  # behind the states of all rows
@@ -283,6 +328,8 @@ def _conv_inputs(
     index = start[0] + np.arange(len(row)) - start
     taps = np.zeros((width, num_tokens), np.int64)  # tokens that fill groups up read anything
     taps[:, : len(row)] = places(row, start, index + np.arange(width)[:, np.newaxis])
-    kept = np.arange(num_rows * kept_width).reshape(num_rows, kept_width)
-    kept[rows] = places(rows[:, np.newaxis], starts[:, np.newaxis], lengths[:, np.newaxis] + np.arange(kept_width))
+    last = np.maximum(0, np.arange(-num_more, kept_width))  # of rows with fewer inputs, the first are not read
+    kept = np.arange(num_rows)[:, np.newaxis] * kept_width + last
+    index = np.maximum(0, lengths[:, np.newaxis] + np.arange(-num_more, kept_width))
+    kept[rows] = places(rows[:, np.newaxis], starts[:, np.newaxis], index)
     return {ragged_states.TAPS: taps, ragged_states.KEPT: kept}

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING
 
 from msgspec import structs
 
-from genai_server.engine.model.graph import DecoderGraph, DoesNotFit
+from genai_server.engine.model.graph import MTP, DecoderGraph, DoesNotFit, has_head, read_decoder_graph
 from genai_server.engine.scheduling.scheduler_output import UNSHARED, KvMemory
 from genai_server.errors import ConfigurationError
 from genai_server.messages.generation_request import CONTEXT, ModelInfo
 from genai_server.messages.launch import EngineSpec
 from genai_server.model_memory import read_model_memory
 from genai_server.options.providers import CPU
+from genai_server.pooling_model import Task, task_of
 from genai_server.system_memory import free_memory
 
 if TYPE_CHECKING:
@@ -76,9 +77,30 @@ def draft_share(spec: EngineSpec) -> float:
 
 def for_draft_model(spec: EngineSpec) -> EngineSpec:
     """What an engine's draft model is loaded with: its part of the memory."""
-    num_bytes = max(1, int(draft_share(spec) * _of_engine(spec).bytes))
+    return structs.replace(with_kv_share(spec, draft_share(spec)), model_dir=spec.draft_model, draft_model="")
+
+
+def head_share(spec: EngineSpec) -> float:
+    """The share of an engine's memory for keys and values that its model's head for multi-token prediction gets, so
+    that both hold as many tokens; 0 if it is not used.
+    """
+    settings, model_dir = spec.settings, Path(spec.model_dir)
+    is_off = spec.draft_model or settings.speculation == "off" or settings.scheduler == "generator" or not on_cpu(spec)
+    if is_off or not has_head(model_dir) or task_of(model_dir) is not Task.GENERATE:
+        return 0.0
+    try:
+        own, head = (read_decoder_graph(model_dir, part).bytes_per_token for part in ("decoder", MTP))
+    except DoesNotFit as reason:
+        log.warning("the model's head for multi-token prediction is not used: %s", reason)
+        return 0.0
+    return head / (own + head)
+
+
+def with_kv_share(spec: EngineSpec, share: float) -> EngineSpec:
+    """The engine with a share of its memory for keys and values."""
+    num_bytes = max(1, int(share * _of_engine(spec).bytes))
     settings = structs.replace(spec.settings, kv_cache_bytes=min(num_bytes, spec.settings.kv_cache_bytes))
-    return structs.replace(spec, model_dir=spec.draft_model, draft_model="", settings=settings, kv_bytes=num_bytes)
+    return structs.replace(spec, settings=settings, kv_bytes=num_bytes)
 
 
 def with_limit(model: ModelInfo, max_length: int, affordable: int | None = None, memory: str = "") -> ModelInfo:

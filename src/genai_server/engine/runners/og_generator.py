@@ -52,8 +52,7 @@ class OgGeneratorRunner(Runner):
     """Loads a model directory on a device. Loading may take long, and may hold Python's lock while it does.
 
     The runner takes those of the `options` that reach a Generator. Without a provider among them, it uses the device's
-    own. With a `profile_prefix`, ONNX Runtime profiles the whole session into files whose names begin with it, and with
-    a `pass_prefix` each pass of the decoder.
+    own. With a `profile_prefix`, ONNX Runtime profiles the whole session into files whose names begin with it.
 
     Raises ModelDirectoryError, ConfigurationError, ImportError without the library, and RuntimeError with the
     library's own reason.
@@ -67,7 +66,6 @@ class OgGeneratorRunner(Runner):
         options: DeviceOptions = DEFAULT_OPTIONS,
         *,
         profile_prefix: str = "",
-        pass_prefix: str = "",
     ) -> None:
         self._options = reaching(on_providers(options, device), Reach.GENERATOR)
         if any(provider.name in _ON_CUDA for provider in self._options.providers):
@@ -87,7 +85,7 @@ class OgGeneratorRunner(Runner):
         # Of a model that takes images, the library does not give the adapter to the decoder, and reports no error.
         self.abilities = Abilities("generator", adapters=self._vision is None)
         with _advised(self._options):
-            self._model = self.library.Model(self._configure(model_dir, threads, profile_prefix, pass_prefix))
+            self._model = self.library.Model(self._configure(model_dir, threads, profile_prefix))
         decoder = read_config(model_dir)["model"]["decoder"]
         self._logits = decoder.get("outputs", {}).get("logits", "logits")
         # A cache of a layer with a window holds all of it, however short the sequence is.
@@ -207,14 +205,12 @@ class OgGeneratorRunner(Runner):
         self._generators.clear()
         del self._model
 
-    def _configure(self, model_dir: Path, threads: int, profile_prefix: str, pass_prefix: str) -> Any:
+    def _configure(self, model_dir: Path, threads: int, profile_prefix: str) -> Any:
         """The library's configuration, with this device's providers and options in place of the file's."""
         config = self.library.Config(str(model_dir))
         decoder = genai_overlay(self._options, threads) | self._whole_caches(model_dir)
         if profile_prefix:
             decoder["session_options"]["enable_profiling"] = profile_prefix
-        if pass_prefix:
-            decoder["run_options"] = {"enable_profiling": pass_prefix}
         config.overlay(json.dumps({"model": {"decoder": decoder}}))
         configure_providers(self.library, config, self._options)
         if self._vision is not None:

@@ -31,9 +31,8 @@ def warm_up(runners: RunnerPair, chunk: int) -> None:
         _try_profiling(runners)
     else:
         try:
-            if not runners.generator.abilities.loads_late:
-                _run(runners.generator, 1, _SHORT, length)
-                _try_profiling(runners)
+            _run(runners.generator, 1, _SHORT, length)
+            _try_profiling(runners)
         except RunnerFailed as error:
             if not runners.main.abilities.chooses:
                 raise

@@ -11,7 +11,7 @@ from fastapi import Depends, Request
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from genai_server.config.settings import is_loopback
+from genai_server.config.server_settings import is_loopback
 from genai_server.errors import (
     AdminForbidden,
     GenaiServerError,
@@ -127,7 +127,7 @@ class Authentication:
 
 
 def given_key(headers: Mapping[str, str]) -> str:
-    """The key in a request's headers, in OpenAI's or Anthropic's form; empty if there is none."""
+    """The key in a request's headers, in OpenAI's or Anthropic's form; empty without one."""
     scheme, _, given = headers.get("authorization", "").partition(" ")
     return given.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
 

@@ -198,7 +198,7 @@ class BodyLimits:
             and reading.size > reading.limit == self.limit
             and (image_limit := self._image_limit()) > self.limit
         ):
-            reading.limit, reading.setting = image_limit, "GENAI_MAX_IMAGE_BODY_BYTES"
+            reading.limit, reading.setting = image_limit, "GENAI_MAX_MEDIA_BODY_BYTES"
         if reading.size > reading.limit:
             reading.drop(BodyTooLarge(""))
         try:

@@ -80,7 +80,7 @@ def _tell(line: str) -> None:
 def connected(
     target: str | None, api_key: str | None, tell: Callable[[str], None] = _tell, options: Sequence[str] = ()
 ) -> Iterator[ChatClient]:
-    """A client of the given server, or of one that is started for the block. `tell` is told that it starts.
+    """A client of the given server, or of one that is started for the block. `tell` shows that it starts.
 
     `options` are those of `serve` for a server that is started.
     """

@@ -23,10 +23,10 @@ _HELP = """\
 /image FILE         attach an image to the next question
 /system [TEXT]      show the system prompt, or set it
 /set [NAME VALUE]   show the fields of requests, or set one: /set temperature 0
-/model [NAME]       list the models that chat, or go on with another one
+/model [NAME]       list the models that chat, or continue with another one
 /retry              ask the last question again
 /clear              forget the questions and answers so far
-/save, /load FILE   save the chat, or go on with a saved one
+/save, /load FILE   save the chat, or continue a saved one
 /help, /?           this list
 /quit, /bye, /exit  end
 Ctrl-C stops an answer; pressed again, it ends the chat.

@@ -24,7 +24,8 @@ from genai_server.cli.model_argument import find
 from genai_server.cli.screen import measuring_bar, screen
 from genai_server.cli.serve.loaders import check_library
 from genai_server.cli.tables import print_report
-from genai_server.config.settings import Settings, environment_variable
+from genai_server.config.setting_form import environment_variable
+from genai_server.config.settings import Settings
 from genai_server.config.sources import device_options, load_settings
 from genai_server.engine.host.cores import usable_cores
 from genai_server.engine.model.files import check_model_directory

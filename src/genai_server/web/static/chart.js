@@ -16,7 +16,7 @@ export function Chart({ title, unit, times, lines, digits = 1 }) {
     const element = place.current;
     let isGone = false;
     const draw = async () => {
-      const Library = await uPlot.want();
+      const Library = await uPlot.load();
       if (isGone || !Library) return;
       chart.current?.destroy();
       chart.current = new Library(settings(element.clientWidth, lines), latest.current, element);

@@ -65,7 +65,7 @@ class Chats extends Emitter {
     return chat;
   }
 
-  // Whether the images of a chat are there, as far as they can be read.
+  // Whether the images of a chat are there; those that cannot be read are skipped.
   isOpen(chat) {
     return this.#opened.has(chat) || imagesOf(chat).every(({ url }) => url);
   }

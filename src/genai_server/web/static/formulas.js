@@ -3,7 +3,7 @@ import { katex } from "./libraries.js";
 
 const CLOSERS = { "\\(": "\\)", "\\[": "\\]", $$: "$$", $: "$" };
 // Formulas that are kept as they were set: a text that grows is drawn again and again.
-const MOST_KEPT = 500;
+const MAX_KEPT = 500;
 const kept = new Map();
 
 // A plug-in of markdown-it for \(…\), \[…\], $$…$$ and $…$: Markdown would take their backslashes, stars and underscores
@@ -63,7 +63,7 @@ function add(state, opener, text) {
 // Set the formulas within an element. Before KaTeX is there, and if it cannot read one, they stay as they were written.
 export function typeset(element) {
   const found = element.querySelectorAll(".formula:not([data-set])");
-  if (found.length && !katex.now) katex.want();
+  if (found.length && !katex.now) katex.load();
   if (katex.now) for (const each of found) set(each);
 }
 
@@ -71,7 +71,7 @@ function set(element) {
   const written = element.textContent;
   element.dataset.set = "";
   if (!kept.has(written)) {
-    if (kept.size >= MOST_KEPT) kept.clear();
+    if (kept.size >= MAX_KEPT) kept.clear();
     kept.set(written, drawn(written, element.classList.contains("display")));
   }
   const formula = kept.get(written);

@@ -16,17 +16,17 @@ const style = (href) => loaded(Object.assign(document.createElement("link"), { r
 class Library extends Emitter {
   // The library; null until it is loaded.
   now = null;
-  #load;
+  #fetch;
   #loading = null;
 
-  constructor(load) {
+  constructor(fetch) {
     super();
-    this.#load = load;
+    this.#fetch = fetch;
   }
 
   // Begin to load. A library that fails to load is tried again with the next need.
-  want() {
-    this.#loading ??= this.#load().then((library) => {
+  load() {
+    this.#loading ??= this.#fetch().then((library) => {
       this.now = library;
       this.changed();
       return library;

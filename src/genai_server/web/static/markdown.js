@@ -4,7 +4,7 @@ import { highlighter } from "./libraries.js";
 import MarkdownIt from "./vendor/markdown-it.js";
 
 // Longer code stays plain: it would be coloured again with each of its tokens.
-const MOST_COLOURED = 50_000;
+const MAX_COLORED = 50_000;
 
 const markdown = new MarkdownIt({ html: false, linkify: true, breaks: false }).use(formulas).use(tasks);
 // An image would tell another host what the conversation is about.
@@ -52,9 +52,9 @@ function codeBlock(text, info) {
 
 // The HTML of code with colours; null without a language, and until the library is there.
 function coloured(text, language) {
-  if (!language || text.length > MOST_COLOURED) return null;
+  if (!language || text.length > MAX_COLORED) return null;
   if (!highlighter.now) {
-    highlighter.want();
+    highlighter.load();
     return null;
   }
   if (!highlighter.now.getLanguage(language)) return null;

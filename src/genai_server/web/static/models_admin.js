@@ -50,7 +50,7 @@ export function ModelsAdmin() {
 
 function Model({ model, aliases, adapters }) {
   const unload = async () => {
-    const text = "New requests for it are refused at once; running ones may finish first.";
+    const text = "New requests are refused at once; running ones may finish first.";
     if (!await confirmation.ask({ title: `Unload ${model.id}?`, text, action: "Unload" })) return;
     await post("models/unload", { name: model.id, wait: false });
   };

@@ -3,7 +3,7 @@ import { ask } from "./api.js";
 import { time, whole } from "./figures.js";
 import { html, useState } from "./html.js";
 import { ActionButton } from "./parts.js";
-import { MOST_ENDED, server } from "./server.js";
+import { MAX_ENDED, server } from "./server.js";
 
 // Ended requests that are shown at first.
 const FEW = 15;
@@ -52,7 +52,7 @@ export function EndedRequests({ model }) {
     </table></div>`}
     ${listed.length > FEW && html`<button type="button" class="quiet" aria-expanded=${areAll} onClick=${() => setAll(!areAll)}>
       ${areAll ? "Show fewer" : `Show all ${listed.length}`}</button>`}
-    <p class="soft">The server keeps the last ${MOST_ENDED} requests until it stops, without their texts.</p></section>`;
+    <p class="soft">The server keeps the last ${MAX_ENDED} requests until it stops, without their texts.</p></section>`;
 }
 
 function EndedRequest(request) {

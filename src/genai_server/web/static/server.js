@@ -6,7 +6,7 @@ import { LoadHistory } from "./load_history.js";
 
 const EVERY = 2000;
 // Ended requests that the server keeps.
-export const MOST_ENDED = 200;
+export const MAX_ENDED = 200;
 
 class Server extends Emitter {
   health = null;
@@ -69,7 +69,7 @@ class Server extends Emitter {
 
   async #readRequests() {
     const ended = (await ask(`v1/requests/ended?since=${this.ended[0]?.ended ?? 0}`, { admin: true })).data;
-    this.ended = [...ended, ...this.ended].slice(0, MOST_ENDED);
+    this.ended = [...ended, ...this.ended].slice(0, MAX_ENDED);
     this.requests = (await ask("v1/requests", { admin: true })).data;
   }
 

@@ -1,0 +1,44 @@
+"""Settings that are lists: their entries, and the rules that several of them share."""
+
+from collections.abc import Sequence
+
+from genai_server.quoted_values import quoted
+
+
+def listed(text: str) -> list[str]:
+    """The entries of a comma-separated list."""
+    return [entry.strip() for entry in text.split(",")]
+
+
+def pairs(text: str) -> list[tuple[str, str]]:
+    """The entries of a list such as `a=x,b=y`; the value of an entry without `=` is ""."""
+    return [(name, value) for name, _, value in (entry.partition("=") for entry in listed(text))] if text else []
+
+
+def adapter_entries(text: str, first: str) -> list[tuple[str, str, str]]:
+    """Model, name and file of each adapter; those that name no model belong to the first."""
+    entries = [(*id.rpartition(":"), path) for id, path in pairs(text)]
+    return [(model or first, name, path) for model, _, name, path in entries]
+
+
+def entries_of_models(text: str, first: str) -> list[tuple[str, str]]:
+    """Model and value of each entry of a list such as `x,big=y`; those that name no model belong to the first."""
+    entries = [entry.partition("=") for entry in listed(text)] if text else []
+    return [(model or first, value) if equals else (first, model) for model, equals, value in entries]
+
+
+def one_for_each_model(text: str, models: Sequence[str], example: str, doubled: str) -> str:
+    """The text, if each entry has a value, and is for another one of these models. Raises ValueError."""
+    entries = entries_of_models(text, models[0])
+    for entry, (model, value) in zip(listed(text), entries, strict=False):
+        if model not in models:
+            raise ValueError(f"{quoted(entry)} is for a model that is not served")
+        if not value:
+            raise ValueError(f"{quoted(entry)} is not {example}")
+    require_distinct([model for model, _ in entries], doubled)
+    return text
+
+
+def require_distinct(names: Sequence[object], message: str) -> None:
+    if len(set(names)) < len(names):
+        raise ValueError(message)

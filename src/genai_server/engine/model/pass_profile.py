@@ -1,0 +1,72 @@
+"""Lets ONNX Runtime profile a single pass of a session, which its Python package offers for whole sessions only.
+
+The option is a function of the C API, RunOptionsEnableProfiling, by which onnxruntime-genai profiles its passes, too.
+The package has a library with the C API next to its Python module, and both were built from the same source. The
+function gets the C++ object within Python's RunOptions. Whether that works is tried on numbers, which the C API must
+read as Python has set them.
+"""
+
+import ctypes
+import os
+from functools import cache
+from pathlib import Path
+
+import onnxruntime
+
+from genai_server.errors import RunnerFailed
+
+_LIBRARIES = ("libonnxruntime.so*", "libonnxruntime.*.dylib", "onnxruntime.dll")
+# The first version with the function, and places in the table of functions, which later versions only append to.
+_API_VERSION = 25
+_GET_VERBOSITY, _GET_SEVERITY, _ENABLE_PROFILING = 43, 44, 415
+_TRIED = 12_345, 3
+# What every class of pybind11 has.
+_OF_PYBIND11 = "_pybind11_conduit_v1_"
+
+_GetApi = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_uint32)
+_GetNumber = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.POINTER(ctypes.c_int))
+_SetPath = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_wchar_p if os.name == "nt" else ctypes.c_char_p)
+
+
+def profile_pass(options: onnxruntime.RunOptions, prefix: str) -> None:
+    """Let a pass with these options be profiled into a file whose name begins with this path prefix.
+
+    Raises RunnerFailed if the installed ONNX Runtime cannot do it.
+    """
+    path = prefix if os.name == "nt" else os.fsencode(prefix)
+    # An error would be a pointer to its description.
+    if _SetPath(_functions()[_ENABLE_PROFILING])(_address(options), path):
+        raise RunnerFailed("onnxruntime refuses to profile a pass")
+
+
+def check_pass_profiles() -> None:
+    """Raises RunnerFailed if the installed ONNX Runtime cannot profile a single pass."""
+    _functions()
+
+
+@cache
+def _functions() -> ctypes.Array[ctypes.c_size_t]:
+    """The C API's table of functions. Raises RunnerFailed if the Python package's objects are not what it expects."""
+    folder = Path(onnxruntime.__file__).parent / "capi"
+    found = [path for name in _LIBRARIES for path in sorted(folder.glob(name))]
+    if not hasattr(onnxruntime.RunOptions, _OF_PYBIND11):
+        raise RunnerFailed(f"the run options of onnxruntime {onnxruntime.__version__} are no object of pybind11")
+    if not found:
+        raise RunnerFailed(f"{folder} has no library with the C API of ONNX Runtime")
+    library = ctypes.CDLL(str(found[0]))
+    library.OrtGetApiBase.restype = ctypes.POINTER(_GetApi)
+    table = library.OrtGetApiBase()[0](_API_VERSION)
+    if not table:
+        raise RunnerFailed(f"onnxruntime {onnxruntime.__version__} has no version {_API_VERSION} of the C API")
+    functions = (ctypes.c_size_t * (_ENABLE_PROFILING + 1)).from_address(table)
+    options, seen = onnxruntime.RunOptions(), ctypes.c_int()
+    options.log_verbosity_level, options.log_severity_level = _TRIED
+    for place, expected in zip((_GET_VERBOSITY, _GET_SEVERITY), _TRIED, strict=True):
+        if _GetNumber(functions[place])(_address(options), ctypes.byref(seen)) or seen.value != expected:
+            raise RunnerFailed(f"the C API of onnxruntime {onnxruntime.__version__} cannot read Python's run options")
+    return functions
+
+
+def _address(options: onnxruntime.RunOptions) -> int:
+    """The address of the C++ object, which pybind11 keeps first in its Python object."""
+    return ctypes.c_size_t.from_address(id(options) + object.__basicsize__).value

@@ -1,0 +1,70 @@
+"""Profiles of single passes, by the C API of ONNX Runtime on the run options of its Python package."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+
+from genai_server.engine.model import pass_profile
+from genai_server.engine.model.pass_profile import check_pass_profiles, profile_pass
+from genai_server.errors import RunnerFailed
+from tests.running_server import ROOT
+
+GRAPH = ROOT / "tests" / "built_models" / "whisper" / "encoder.onnx"
+
+
+@pytest.fixture
+def tried_anew() -> Iterator[None]:
+    pass_profile._functions.cache_clear()
+    yield
+    pass_profile._functions.cache_clear()
+
+
+def test_a_pass_is_profiled_and_the_next_one_is_not(tmp_path: Path) -> None:
+    session = onnxruntime.InferenceSession(GRAPH, providers=["CPUExecutionProvider"])
+    (features,) = session.get_inputs()
+    given = {features.name: np.zeros((1, *features.shape[1:]), np.float32)}
+    options = onnxruntime.RunOptions()
+    profile_pass(options, str(tmp_path / "päss"))
+    session.run(None, given, options)
+    (file,) = tmp_path.iterdir()
+    session.run(None, given, onnxruntime.RunOptions())
+    session.run(None, given)
+    assert list(tmp_path.iterdir()) == [file]
+    assert file.name.startswith("päss_")
+    names = {event["name"] for event in json.loads(file.read_text())}
+    assert "model_run" in names
+
+
+def test_options_keep_their_other_values() -> None:
+    options = onnxruntime.RunOptions()
+    options.logid, options.log_severity_level, options.terminate = "one", 3, True
+    profile_pass(options, "/somewhere/with/a/name/that/is/not/short")
+    assert (options.logid, options.log_severity_level, options.terminate) == ("one", 3, True)
+
+
+def test_other_run_options_are_refused(tried_anew: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pass_profile, "_GET_VERBOSITY", pass_profile._GET_SEVERITY)
+    with pytest.raises(RunnerFailed, match="cannot read Python's run options"):
+        check_pass_profiles()
+
+
+def test_an_object_of_another_kind_is_refused(tried_anew: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(onnxruntime, "RunOptions", object)
+    with pytest.raises(RunnerFailed, match="are no object of pybind11"):
+        check_pass_profiles()
+
+
+def test_a_missing_library_is_named(tried_anew: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pass_profile, "_LIBRARIES", ("none.so",))
+    with pytest.raises(RunnerFailed, match="capi has no library with the C API"):
+        check_pass_profiles()
+
+
+def test_an_older_library_is_refused(tried_anew: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pass_profile, "_API_VERSION", 10_000)
+    with pytest.raises(RunnerFailed, match="has no version 10000 of the C API"):
+        check_pass_profiles()

@@ -1,0 +1,96 @@
+"""The graph that encodes images: with matrices of 8 bits where these are faster, and close to the model's own."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from numpy.typing import NDArray
+from onnx import numpy_helper
+
+from genai_server.engine.model import matrices
+from genai_server.engine.model.vision import MAX_ERROR, ImageEncoder, relative_error
+from genai_server.engine.model.vision_files import VisionFiles, read_vision_files
+from genai_server.engine.model.weights import int8_model
+from genai_server.errors import RunnerFailed
+from genai_server.options.device import DEFAULT_OPTIONS
+from tests.running_server import ROOT
+
+DEMO_VISION = ROOT / "models" / "demo-vision"
+# Gains that any graph has, and none.
+ALWAYS, NEVER = 0.0, 1e9
+ROWS, COLUMNS = 6, 8
+
+
+@pytest.fixture(scope="module")
+def files() -> VisionFiles:
+    found = read_vision_files(DEMO_VISION)
+    assert found is not None
+    return found
+
+
+@pytest.fixture(scope="module")
+def int8(files: VisionFiles, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The graph with matrices of 8 bits. The model's own, in 16 bits behind casts, are small."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(matrices, "_MIN_VALUES", 64 * 1024)
+        found = int8_model(DEMO_VISION, tmp_path_factory.mktemp("cache"), part=files.part, floats=True)
+    assert found is not None
+    return found / files.vision.name
+
+
+@pytest.fixture(scope="module")
+def picture() -> dict[str, NDArray[Any]]:
+    pixels = np.random.default_rng(0).uniform(-1, 1, (ROWS * COLUMNS, 1536)).astype(np.float32)
+    return {"pixel_values": pixels, "image_grid_thw": np.array([[1, ROWS, COLUMNS]])}
+
+
+@pytest.fixture(scope="module")
+def own(files: VisionFiles, picture: dict[str, NDArray[Any]]) -> NDArray[Any]:
+    """The features by the model's own graph."""
+    return ImageEncoder(files, 1).encode(picture)
+
+
+def encoder(files: VisionFiles, int8: Path, min_gain: float) -> ImageEncoder:
+    return ImageEncoder(files, 1, DEFAULT_OPTIONS, int8, min_gain)
+
+
+def test_matrices_of_8_bits_stay_close(
+    files: VisionFiles, int8: Path, picture: dict[str, NDArray[Any]], own: NDArray[Any]
+) -> None:
+    assert "MatMulIntegerToFloat" in {node.op_type for node in onnx.load(int8, load_external_data=False).graph.node}
+    chosen = encoder(files, int8, ALWAYS)
+    first = chosen.encode(picture)
+    assert 0 < relative_error(first, own) <= MAX_ERROR
+    assert np.array_equal(chosen.encode(picture), first)
+
+
+def test_a_graph_that_is_no_faster_is_dropped(
+    files: VisionFiles, int8: Path, picture: dict[str, NDArray[Any]], own: NDArray[Any]
+) -> None:
+    kept = encoder(files, int8, NEVER)
+    assert np.array_equal(kept.encode(picture), own)
+    assert np.array_equal(kept.encode(picture), own)
+
+
+def test_a_graph_with_other_features_is_dropped(
+    files: VisionFiles, tmp_path: Path, picture: dict[str, NDArray[Any]], own: NDArray[Any]
+) -> None:
+    wrong = _with_larger(files.vision, "out_weight_16", tmp_path / "wrong.onnx")
+    kept = encoder(files, wrong, ALWAYS)
+    assert np.array_equal(kept.encode(picture), own)
+
+
+def test_wrong_tensors_are_an_error_of_the_request(files: VisionFiles, int8: Path) -> None:
+    with pytest.raises(RunnerFailed, match="an image cannot be encoded"):
+        encoder(files, int8, ALWAYS).encode({"pixel_values": np.zeros((3, 3), np.float32)})
+
+
+def _with_larger(graph: Path, name: str, target: Path) -> Path:
+    """The graph with a larger weight."""
+    model = onnx.load(graph)
+    (tensor,) = (tensor for tensor in model.graph.initializer if tensor.name == name)
+    tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor) * np.float16(1.2), name))
+    onnx.save(model, target)
+    return target

@@ -1,0 +1,229 @@
+"""Drafts of a model's own head for multi-token prediction, on the builder's graphs of a small Qwen 3.5.
+
+What the head drafts is compared with its graph, run by ONNX Runtime alone over the complete sequence.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+from msgspec import structs
+from numpy.typing import NDArray
+
+from genai_server.engine.runners.choose import load_runners
+from genai_server.engine.runners.mtp_head import MAX_KEPT, MtpHead, _States
+from genai_server.engine.runners.runner_pair import RunnerPair
+from genai_server.engine.sampling.grammar import Guidance
+from genai_server.engine.scheduling.drafts import NO_DRAFT, Drafter
+from genai_server.engine.scheduling.scheduler import Scheduler
+from genai_server.engine.scheduling.scheduler_output import StepPolicy
+from genai_server.engine.scheduling.step_time import StepTimeModel
+from genai_server.engine.sequence import Sequence
+from genai_server.messages.generation_request import Sampling
+from genai_server.messages.launch import EngineSpec
+from tests.engine.runners.hybrids import LENGTH, SLOTS, STEPS, VOCAB, Hybrid, text
+from tests.stepped_loop import SteppedLoop
+
+Array = NDArray[Any]
+NUM_LAYERS_WITH_KEYS = 1
+
+
+@pytest.fixture(scope="module")
+def hybrid() -> Hybrid:
+    return Hybrid("qwen-3.5")
+
+
+@pytest.fixture(scope="module")
+def runners(hybrid: Hybrid) -> RunnerPair:
+    settings = structs.replace(hybrid.settings, speculation="auto")
+    return load_runners(EngineSpec("cpu", str(hybrid.path), settings))
+
+
+@pytest.fixture
+def head(runners: RunnerPair) -> MtpHead:
+    assert isinstance(runners.draft_model, MtpHead)
+    return runners.draft_model
+
+
+class Free(StepTimeModel):
+    """As if passes took no time."""
+
+    def curve(self, num_tokens: int) -> list[float]:
+        return [0.0] * (num_tokens + 1)
+
+
+@pytest.fixture
+def device(
+    runners: RunnerPair, head: MtpHead, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[SteppedLoop]:
+    """A loop in which only the head drafts, as if its passes cost nothing and those of the model took the same time."""
+    monkeypatch.setattr(StepTimeModel, "curve", lambda times, num_tokens: [1.0] * (num_tokens + 1))
+    monkeypatch.setattr(StepTimeModel, "has_timed", lambda times, num_tokens: True)
+    monkeypatch.setattr(head, "times", Free())
+    monkeypatch.setattr(Drafter, "draft", lambda *_: NO_DRAFT)
+    scheduler = Scheduler(
+        runners.main, max_running=SLOTS, max_waiting=SLOTS, prefill_chunk=32, policy=StepPolicy(speculates=True)
+    )
+    yield SteppedLoop(runners, scheduler, Guidance(None, VOCAB), tmp_path)
+    runners.forget()
+
+
+class Reference:
+    """The graphs of the model and of its head, run over complete texts."""
+
+    def __init__(self, path: Path) -> None:
+        self._model, self._head = (
+            onnxruntime.InferenceSession(str(path / name), providers=["CPUExecutionProvider"])
+            for name in ("model.onnx", "mtp.onnx")
+        )
+
+    def draft(self, tokens: list[int], number: int) -> list[int]:
+        """What the head drafts behind a sequence of which the model has read all tokens but the last."""
+        states = _run(self._model, tokens[:-1])["hidden_states"]
+        following, drafted = tokens[1:], list[int]()
+        while True:
+            found = _run(self._head, following, hidden_states=states)
+            drafted.append(int(found["logits"][0, -1].argmax()))
+            if len(drafted) == number:
+                return drafted
+            following = [*following, drafted[-1]]
+            states = np.concatenate([states, found["hidden_states_out"][:, -1:]], axis=1)
+
+
+def _run(session: Any, tokens: list[int], **inputs: Array) -> dict[str, Array]:
+    """The outputs for a text that nothing comes before."""
+    length = len(tokens)
+    inputs |= {"input_ids": np.array([tokens], np.int64), "attention_mask": np.ones((1, length), np.int64)}
+    inputs["position_ids"] = np.tile(np.arange(length), (3, 1, 1)).astype(np.int64)
+    for value in session.get_inputs():
+        if value.name not in inputs:
+            shape = [1, *(size if isinstance(size, int) else 0 for size in value.shape[1:])]
+            if "key" in value.name or "value" in value.name:
+                shape[-1] = 32
+            inputs[value.name] = np.zeros(shape, np.float32)
+    names = [value.name for value in session.get_outputs()]
+    return dict(zip(names, session.run(names, inputs), strict=True))
+
+
+def noted_drafts(head: MtpHead, monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[int], list[int]]]:
+    """The tokens before each draft of the head, and those of the draft."""
+    found: list[tuple[list[int], list[int]]] = []
+    draft = head.draft
+
+    def note(wanted: list[tuple[Sequence, int]], chunks: list[tuple[Sequence, int]]) -> list[list[int]]:
+        drafts = draft(wanted, chunks)
+        found.extend((list(sequence.tokens), made) for (sequence, _), made in zip(wanted, drafts, strict=True))
+        return drafts
+
+    monkeypatch.setattr(head, "draft", note)
+    return found
+
+
+def ask(device: SteppedLoop, key: int, prompt: list[int], **fields: Any) -> None:
+    device.put_request(key, prompt, **{"max_tokens": STEPS, "max_length": LENGTH, "ignore_eos": True} | fields)
+
+
+def test_drafts_are_those_of_the_heads_graph(
+    hybrid: Hybrid, head: MtpHead, device: SteppedLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drafts, reference = noted_drafts(head, monkeypatch), Reference(hybrid.path)
+    for key, prompt in enumerate([text(1, 80), text(12, 81), text(50, 82), text(110, 83)]):
+        ask(device, key, prompt, cache_prompt=False)
+    device.run(*range(4))
+    made = [(tokens, draft) for tokens, draft in drafts if draft]
+    assert len(made) > 8
+    assert any(len(draft) > 1 for _, draft in made)
+    for tokens, draft in made:
+        assert draft == reference.draft(tokens, len(draft))
+
+
+def test_answers_with_a_head_are_those_without(hybrid: Hybrid, device: SteppedLoop) -> None:
+    prompts = [text(length, 84) for length in (5, 40, 90)]
+    for key, prompt in enumerate(prompts):
+        ask(device, key, prompt)
+    device.run(*range(len(prompts)))
+    assert [device.tokens(key) for key in range(len(prompts))] == [hybrid.answer(prompt) for prompt in prompts]
+    assert sum(device.end(key).num_drafted for key in range(len(prompts)))
+
+
+def test_right_drafts_are_accepted(
+    hybrid: Hybrid, head: MtpHead, device: SteppedLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompt = text(30, 85)
+    right = [*prompt, *hybrid.answer(prompt)]
+    monkeypatch.setattr(head, "best_token", lambda copy, _: right[len(copy.tokens) + 1] if len(copy.tokens) < 40 else 5)
+    ask(device, 0, prompt)
+    device.run(0)
+    assert device.tokens(0) == right[len(prompt) :]
+    assert device.end(0).num_accepted >= STEPS // 2
+
+
+def test_a_cached_prefix_is_not_needed_for_drafts(hybrid: Hybrid, device: SteppedLoop) -> None:
+    prompt = text(100, 86)
+    for key in (0, 1):
+        ask(device, key, prompt)
+        device.run(key)
+        assert device.tokens(key) == hybrid.answer(prompt)
+        assert device.end(key).num_drafted
+    assert device.end(1).num_cached > 80
+
+
+def test_seeded_and_exact_answers_have_no_drafts(device: SteppedLoop) -> None:
+    ask(device, 0, text(20, 87), exact=True)
+    ask(device, 1, text(20, 88), sampling=Sampling(seed=1))
+    device.run(0, 1)
+    assert not device.end(0).num_drafted
+    assert not device.end(1).num_drafted
+
+
+def test_ended_sequences_leave_nothing(head: MtpHead, device: SteppedLoop) -> None:
+    for key in range(2 * SLOTS):
+        ask(device, key, text(10, key))
+        device.run(key)
+    assert not head._states
+    assert not head._copies
+
+
+def test_head_is_not_loaded_without_drafts(hybrid: Hybrid) -> None:
+    settings = structs.replace(hybrid.settings, speculation="off")
+    assert load_runners(EngineSpec("cpu", str(hybrid.path), settings)).draft_model is None
+
+
+def test_memory_for_keys_is_divided_by_need(runners: RunnerPair, head: MtpHead) -> None:
+    assert head.kv_share == pytest.approx(1 / (1 + NUM_LAYERS_WITH_KEYS))
+    assert runners.main.model.max_length == head.runner.model.max_length
+
+
+def test_head_that_cannot_be_read_costs_its_drafts_only(hybrid: Hybrid, tmp_path: Path) -> None:
+    for file in hybrid.path.iterdir():
+        (tmp_path / file.name).write_bytes(b"" if file.name == "mtp.onnx.data" else file.read_bytes())
+    runners = load_runners(EngineSpec("cpu", str(tmp_path), structs.replace(hybrid.settings, speculation="auto")))
+    assert runners.has_batch
+    assert runners.draft_model is None
+
+
+def rows(number: int, first: int = 0) -> Array:
+    return np.arange(first, first + number)[:, np.newaxis]
+
+
+def test_states_are_kept_until_they_are_read() -> None:
+    states = _States(3, 3, 3)
+    for first, number in ((3, 4), (7, 1), (8, 5)):
+        states.append(rows(number, first))
+    states.cut(10)
+    assert states.of(6, 3).ravel().tolist() == [6, 7, 8]
+    states.append(rows(2, 10))
+    states.forget_before(11)
+    assert states.of(11, 9).ravel().tolist() == [11]
+
+
+def test_long_prompts_are_read_from_the_states_that_are_kept() -> None:
+    states = _States(0, 0, 0)
+    for first in range(0, 4 * MAX_KEPT, 16):
+        states.append(rows(16, first))
+        states.forget_before(states.end - MAX_KEPT)
+    assert states.start == 3 * MAX_KEPT
+    assert states.end == 4 * MAX_KEPT

@@ -1,0 +1,202 @@
+"""Drafts for models with states of fixed size: answers are those without drafts, however much of these is accepted."""
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from genai_server.engine.runners.runner_pair import RunnerPair
+from genai_server.engine.runners.scores import Scores
+from genai_server.engine.sampling.grammar import Guidance
+from genai_server.engine.scheduling.scheduler import Scheduler
+from genai_server.engine.scheduling.scheduler_output import StepPolicy
+from genai_server.engine.scheduling.step_time import StepTimeModel
+from genai_server.messages.generation_request import Sampling
+from scripts._models.driven import Driven, Tokens
+from tests.engine.model_runners import greedy_logits
+from tests.engine.runners.hybrids import LENGTH, SLOTS, STEPS, VOCAB, Hybrid, best, finish, text
+from tests.engine.test_distributions import Answer, deviation, reference
+from tests.stepped_loop import SteppedLoop
+
+
+@pytest.fixture(scope="module", params=["lfm2", "qwen-3.5"])
+def hybrid(request: pytest.FixtureRequest) -> Hybrid:
+    return Hybrid(request.param)
+
+
+@pytest.fixture
+def runner(hybrid: Hybrid) -> Driven:
+    return hybrid.load()
+
+
+class Drafted:
+    """Greedy answers whose next tokens are drafted: the right ones, up to a wrong one."""
+
+    def __init__(self, hybrid: Hybrid, runner: Driven, prompts: list[list[int]]) -> None:
+        self._runner = runner
+        self._right = [hybrid.answer(prompt) for prompt in prompts]
+        self.answers: list[list[int]] = []
+        for number, prompt in enumerate(prompts):
+            runner.open(number, prompt, LENGTH, reuse=False)
+            self.answers.append([best(runner.prefill(number, prompt))])
+
+    def read(self, drafts: dict[int, tuple[int, int]], *others: Tokens) -> list[Scores]:
+        """Advance some answers in a pass. Their drafts have some right tokens, and some wrong ones behind them. The
+        scores are those of the others that are read.
+        """
+        reads = []
+        for number, (num_right, num_wrong) in drafts.items():
+            place = len(self.answers[number])
+            right = self._right[number][place : place + num_right]
+            following = self._right[number][place + len(right) :][:num_wrong]
+            wrong = [3 + (token - 2) % (VOCAB - 3) for token in [*following, *[5] * num_wrong][:num_wrong]]
+            reads.append((number, self.answers[number][-1:], True, [*right, *wrong]))
+        scores = self._runner.read(*reads, *others)
+        for (number, _, _, draft), found in zip(reads, scores, strict=False):
+            chosen = [best(logits) for logits in found.logits]
+            num_accepted = next((place for place, token in enumerate(draft) if chosen[place] != token), len(draft))
+            self._runner.accept(number, draft[:num_accepted])
+            self.answers[number] += chosen[: num_accepted + 1]
+        return scores[len(reads) :]
+
+    @property
+    def is_right(self) -> bool:
+        """Whether all tokens up to now are those of the Generator."""
+        return all(
+            right[: len(answer)] == answer[: len(right)]
+            for right, answer in zip(self._right, self.answers, strict=True)
+        )
+
+
+def test_answers_with_drafts_are_those_without(hybrid: Hybrid, runner: Driven) -> None:
+    assert runner.abilities.drafts
+    drafted = Drafted(hybrid, runner, [text(length, 60) for length in (1, 30, 9, 17)])
+    drafted.read({0: (2, 1), 1: (0, 3), 2: (3, 0), 3: (0, 0)})
+    assert [len(answer) for answer in drafted.answers] == [4, 2, 5, 2]
+    drafted.read({1: (1, 4), 3: (2, 2)})
+    drafted.read(dict.fromkeys(range(4), (0, 0)))
+    drafted.read({0: (0, 1), 2: (1, 1), 3: (4, 0)})
+    drafted.read(dict.fromkeys(range(4), (1, 1)))
+    assert [len(answer) for answer in drafted.answers] == [8, 7, 10, 13]
+    assert drafted.is_right
+
+
+def test_drafts_are_verified_next_to_a_chunk(hybrid: Hybrid, runner: Driven) -> None:
+    late = text(60, 61)
+    drafted = Drafted(hybrid, runner, [text(9, 62), text(20, 63)])
+    runner.open(4, late, LENGTH, reuse=False)
+    drafted.read({0: (1, 2), 1: (0, 0)}, (4, late[:30], False))
+    assert [len(answer) for answer in drafted.answers] == [3, 2]
+    [last] = drafted.read({0: (0, 0), 1: (3, 0)}, (4, late[30:], False))
+    first = best(last.logits)
+    drafted.read({0: (2, 1), 1: (1, 1)})
+    assert drafted.is_right
+    assert finish(runner, 4, first) == hybrid.answer(late)
+
+
+def test_long_drafts_may_be_rejected_in_each_pass(hybrid: Hybrid, runner: Driven) -> None:
+    prompt = text(40, 64)
+    drafted = Drafted(hybrid, runner, [prompt])
+    while len(drafted.answers[0]) < STEPS:
+        drafted.read({0: (0, 15)})
+    assert drafted.answers[0] == hybrid.answer(prompt)
+
+
+def test_a_draft_that_nobody_verifies_is_not_in_the_states(hybrid: Hybrid, runner: Driven) -> None:
+    prompt = text(20, 65)
+    runner.open(0, prompt, LENGTH)
+    first = best(runner.prefill(0, prompt))
+    second = best(runner.read((0, [first], True, [5, 6]))[0].logits[0])
+    runner.close(0)
+    following = [*prompt, first, second, 7, 8]
+    assert runner.open(1, following, LENGTH) == len(prompt) + 1
+    found = finish(runner, 1, best(runner.prefill(1, following[-3:])))
+    assert found == hybrid.answer(following)
+
+
+def test_exact_rows_are_bitwise_equal_next_to_drafts(hybrid: Hybrid, runner: Driven) -> None:
+    prompt, found = text(40, 66), []
+    for drafts in ((0, 0), (1, 2), (0, 4)):
+        drafted = Drafted(hybrid, runner, [text(12, 67)])
+        runner.open(1, prompt, LENGTH, reuse=False, exact=True)
+        rows = [runner.prefill(1, prompt).copy()]
+        for token in (5, 6, 7):
+            [scores] = drafted.read({0: drafts}, (1, [token], True))
+            rows.append(scores.logits[-1].copy())
+        found.append(np.stack(rows))
+        runner.close(0)
+        runner.close(1)
+    assert all(np.array_equal(rows, found[0]) for rows in found)
+
+
+def test_a_prefix_is_reused_behind_accepted_tokens(hybrid: Hybrid, runner: Driven) -> None:
+    prompt = text(20, 68)
+    drafted = Drafted(hybrid, runner, [prompt])
+    drafted.read({0: (3, 2)})
+    runner.close(0)
+    following = [*prompt, *drafted.answers[0], *text(5, 69)]
+    assert runner.open(1, following, LENGTH) == len(prompt) + 4
+    found = finish(runner, 1, best(runner.prefill(1, following[len(prompt) + 4 :])))
+    assert found == hybrid.answer(following)
+
+
+# In the engine's loop.
+
+
+@pytest.fixture
+def device(hybrid: Hybrid, runner: Driven, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SteppedLoop:
+    """A loop with drafts, which are judged as if passes of any length took the same time."""
+    monkeypatch.setattr(StepTimeModel, "curve", lambda times, num_tokens: [1.0] * (num_tokens + 1))
+    monkeypatch.setattr(StepTimeModel, "has_timed", lambda times, num_tokens: True)
+    runners = RunnerPair(hybrid.generator.runner, runner.runner)
+    policy = StepPolicy(speculates=True)
+    scheduler = Scheduler(runners.main, max_running=SLOTS, max_waiting=SLOTS, prefill_chunk=32, policy=policy)
+    return SteppedLoop(runners, scheduler, Guidance(None, VOCAB), tmp_path)
+
+
+def test_predicted_answers_are_read_in_few_passes(hybrid: Hybrid, device: SteppedLoop) -> None:
+    prompts = [text(length, 70) for length in (20, 50, 90)]
+    for key, prompt in enumerate(prompts):
+        right = hybrid.answer(prompt)
+        prediction = [*right[:5], 5, *right[6:]]
+        device.put_request(key, prompt, max_tokens=STEPS, max_length=LENGTH, ignore_eos=True, prediction=prediction)
+    device.run(*range(len(prompts)))
+    assert [device.tokens(key) for key in range(len(prompts))] == [hybrid.answer(prompt) for prompt in prompts]
+    assert sum(device.end(key).num_accepted for key in range(len(prompts))) > STEPS
+
+
+def test_sampled_answers_with_drafts_have_their_probabilities(hybrid: Hybrid, device: SteppedLoop) -> None:
+    number, prompt = 1500, text(20, 71)
+    sampling: dict[str, Any] = {"temperature": 1.0, "top_k": 3}
+    anything = np.ones(VOCAB, bool)
+    expected: dict[Answer, float] = {(): 1.0}
+    for _ in range(3):
+        before, expected = expected, {}
+        for answer, probability in before.items():
+            logits = greedy_logits(hybrid.generator, [*prompt, *answer], 1)[0][:VOCAB]
+            following = reference(logits, sampling, prompt, answer, anything)
+            for token in np.flatnonzero(following).tolist():
+                expected[*answer, token] = probability * float(following[token])
+    likely = max(expected, key=lambda answer: expected[answer])
+    counts, num_drafted = Counter[Answer](), 0
+    for first in range(0, number, SLOTS):
+        keys = range(first, first + SLOTS)
+        for key in keys:
+            device.put_request(
+                key,
+                prompt,
+                max_tokens=3,
+                max_length=LENGTH,
+                ignore_eos=True,
+                sampling=Sampling(**sampling),
+                prediction=list(likely),
+            )
+        device.run(*keys)
+        for key in keys:
+            counts[tuple(device.tokens(key))] += 1
+            num_drafted += device.end(key).num_drafted
+        device.sent.clear()
+    assert num_drafted > number / 20
+    assert deviation(counts, expected) < 4
