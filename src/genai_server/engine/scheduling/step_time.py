@@ -18,6 +18,8 @@ MIN_CHUNK = 16
 _WEIGHT = 0.3
 # Measurements of the same thing that are kept, and passes after which they are too old.
 _KEPT, _MAX_AGE = 5, 256
+# Passes after which measurements count half where those of other lengths contradict them.
+_HALF_LIFE = 16
 # What a further token costs before passes of more tokens are measured, as a share of a pass of one token.
 _SHARE_PER_TOKEN = 0.2
 # How much slower a pass may become by tokens of background sequences, as a share of its time.
@@ -82,7 +84,7 @@ class StepTimeModel:
             self._num_passes += 1
             self._passes.setdefault(num_tokens, _Recent()).add(seconds, self._num_passes)
             self._passes = {n: r for n, r in self._passes.items() if self._num_passes - r.last < _MAX_AGE}
-            self._known = _ascending(self._passes)
+            self._known = _ascending(self._passes, self._num_passes)
         self._decoding += decoding
 
     def seconds(self, num_tokens: int) -> float:
@@ -161,14 +163,16 @@ class StepTimeModel:
         return math.inf if self._answer is None else max(1.0, self._answer - num_produced)
 
 
-def _ascending(passes: dict[int, _Recent]) -> tuple[list[int], list[float]]:
+def _ascending(passes: dict[int, _Recent], num_passes: int) -> tuple[list[int], list[float]]:
     """Passes by their number of tokens, and their seconds: a pass of more tokens never takes less time.
 
-    Where measurements say so, those passes get their mean, so that neither an old nor a disturbed one decides.
+    Where measurements say so, those passes get their mean, in which many and recent measurements count more.
     """
-    blocks: list[tuple[float, int, list[int]]] = []  # seconds of one pass, measurements, and numbers of tokens
+    blocks: list[tuple[float, float, list[int]]] = []  # seconds of one pass, weight, and numbers of tokens
     for number in sorted(passes):
-        seconds, weight, numbers = passes[number].median, len(passes[number]), [number]
+        recent = passes[number]
+        weight = len(recent) * 0.5 ** ((num_passes - recent.last) / _HALF_LIFE)
+        seconds, numbers = recent.median, [number]
         while blocks and blocks[-1][0] > seconds:
             before, more, smaller = blocks.pop()
             seconds = (more * before + weight * seconds) / (more + weight)
