@@ -211,7 +211,7 @@ def test_trials_take_a_hundredth_of_the_time() -> None:
     (sequence,) = batch = a_batch()
     learn(drafts, sequence, 0, 100)
     sequence.max_length = 10**6
-    spent, steps = 0.0, 4000
+    spent, steps = 0.0, 1000
     for _ in range(steps):
         (tokens,) = choose(drafts, batch)
         assert len(tokens) <= 1

@@ -68,7 +68,7 @@ def test_right_drafts_make_a_single_stream_faster() -> None:
     assert mean(Comparison(**DISTURBED).answer(10, 0.7)) > 1.15
 
 
-def test_right_drafts_make_several_streams_faster_where_tokens_are_cheap() -> None:
+def test_right_drafts_help_several_streams_on_many_cores() -> None:
     assert mean(Comparison(**MACHINES["many cores"]).answer(5, 0.8, num_clients=4)) > 1.15
 
 
