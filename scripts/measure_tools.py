@@ -19,7 +19,7 @@ from typing import Any
 
 from _models.table import table
 
-from genai_server.apis.chat_completions.routes import ChatCompletionRequest
+from genai_server.apis.chat_completions.schemas import ChatCompletionRequest
 from genai_server.apis.messages.leniency import leave_out
 from genai_server.apis.messages.schemas import MessagesRequest
 from genai_server.apis.messages.translate import Translation

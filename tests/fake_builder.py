@@ -24,6 +24,11 @@ for option in arguments:
         config = json.load(open(path))
         config["model"]["type"] = option.removeprefix("type=")
         json.dump(config, open(path, "w"))
+if "share=1" in arguments:
+    path = os.path.join(value("-o"), "genai_config.json")
+    config = json.load(open(path))
+    config["model"]["decoder"]["shared_initializers"] = []
+    json.dump(config, open(path, "w"))
 print("Saving ONNX model in", value("-o"))
 """
 MODULES = {

@@ -7,7 +7,7 @@ import pytest
 from pydantic import ValidationError
 
 from genai_server.apis.admin.schemas import RuntimeOptionsRequest
-from genai_server.apis.chat_completions.routes import ChatCompletionRequest
+from genai_server.apis.chat_completions.schemas import ChatCompletionRequest
 from genai_server.apis.own_chat.routes import ChatRequest
 from genai_server.apis.shared.base import Wire, WithoutEffect
 from genai_server.apis.shared.chat_messages import ChatParameters

@@ -135,12 +135,16 @@ def _describe(source: Path, **config: object) -> None:
     (source / "config.json").write_text(json.dumps(config), encoding="utf-8")
 
 
-def test_a_head_for_drafts_is_left_out_on_cpus(tmp_path: Path, libraries: Path, source: Path) -> None:
+def test_a_head_for_drafts_is_built_so_that_cpus_can_load_it(tmp_path: Path, libraries: Path, source: Path) -> None:
     _describe(source, architectures=["Qwen3_5ForConditionalGeneration"], text_config={"mtp_num_hidden_layers": 1})
-    for device, is_left_out in (("cpu", True), ("cuda", False)):
-        assert export(tmp_path, libraries, str(source), "--device", device).returncode == 0
-        log = (tmp_path / "models" / f"tiny-int4-{device}" / "export.log").read_text(encoding="utf-8")
-        assert ("'exclude_mtp=true'" in log) is is_left_out
+    for device, shares in (("cpu", False), ("cuda", True)):
+        assert export(tmp_path, libraries, str(source), "--device", device, "--extra", "share=1").returncode == 0
+        target = tmp_path / "models" / f"tiny-int4-{device}"
+        log = (target / "export.log").read_text(encoding="utf-8")
+        assert "'prune_lm_head=false'" in log
+        assert "exclude_mtp" not in log
+        decoder = json.loads((target / "genai_config.json").read_text(encoding="utf-8"))["model"]["decoder"]
+        assert ("shared_initializers" in decoder) is shares
 
 
 def test_a_model_that_cannot_be_built_is_refused_at_once(tmp_path: Path, libraries: Path, source: Path) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from genai_server.apis.chat_completions.routes import ChatCompletionRequest
+from genai_server.apis.chat_completions.schemas import ChatCompletionRequest
 from genai_server.apis.own_chat.routes import ChatRequest
 from genai_server.apis.shared.completion_body import CompletionRequest
 from genai_server.errors import InvalidField, PromptTooLong

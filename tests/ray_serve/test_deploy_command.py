@@ -53,7 +53,7 @@ def test_a_port_in_use_is_refused_before_a_cluster_starts(capsys: pytest.Capture
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         assert main(["deploy", "ray", "--model-dir", str(DEMO), "--port", str(port)]) == 2
-    assert f"PORT={port}: in use on " in capsys.readouterr().err
+    assert f"--port={port}: in use on " in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("ray_serve")

@@ -80,7 +80,7 @@ class Build:
         """
         if self.is_encoder:
             return []
-        has_head = self.device == "cpu" and has_draft_head(read_source_config(self.source))
+        has_head = has_draft_head(read_source_config(self.source))
         chosen = {
             Task.GENERATE: {"prune_lm_head": "true"},
             Task.EMBED: {"exclude_lm_head": "true"},
@@ -91,7 +91,7 @@ class Build:
             chosen |= {"block_size": str(self.block_size), "accuracy_level": "4"}
         if has_head and self.task is Task.GENERATE:
             chosen["prune_lm_head"] = "false"  # the head reads the states of all tokens
-        elif has_head:
+        elif has_head and self.device == "cpu":
             chosen["exclude_mtp"] = "true"
         chosen |= dict(option.split("=", 1) for option in self.extra)
         return [f"{name}={value}" for name, value in chosen.items()]
@@ -151,7 +151,7 @@ def build(build: Build, python: Path, environment: dict[str, str], tell: Callabl
         raise ExportFailed("\n".join([f"the model builder failed (status {status}); its log is {kept}", *last]))
     if not build.is_encoder:
         _copy(build, _KEPT)
-        _correct(build.target / GENAI_CONFIG)
+        _correct(build.target / GENAI_CONFIG, build.device)
         if build.task.pools:
             _add_pooling(build)
         if build.task is Task.TRANSCRIBE:
@@ -167,7 +167,7 @@ def _arguments(build: Build, cache: str) -> list[str]:
     return ["-m", "onnxruntime_genai.models.builder", *files, *kind]
 
 
-def _correct(path: Path) -> None:
+def _correct(path: Path, device: str) -> None:
     """Write a model's type as onnxruntime-genai has it. Leave out what it cannot load on a CPU: weights that a graph
     shares with another one. A configuration that cannot be read is left to the check.
     """
@@ -175,7 +175,7 @@ def _correct(path: Path) -> None:
         config = json.loads(path.read_text(encoding="utf-8"))
         model = config["model"]
         model["type"] = _TYPES.get(model["type"], model["type"])
-        for part in (model["decoder"], model.get("mtp", {})):
+        for part in (model["decoder"], model.get("mtp", {})) if device == "cpu" else ():
             part.pop("shared_initializers", None)
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return

@@ -266,7 +266,7 @@ def test_a_model_that_was_idle_comes_back_with_its_adapters(own_folder: Path, ex
 
 def test_missing_file_ends_the_start_with_its_name(refused_start: Callable[..., str]) -> None:
     line = refused_start("--device", "scripted", "--adapters", "law=/nowhere")
-    assert "GENAI_ADAPTERS: demo:law=/nowhere: there is no such file" in line
+    assert "--adapters: demo:law=/nowhere: there is no such file" in line
 
 
 def test_unfit_file_is_the_reason_of_a_failed_load(own_folder: Path, adapted: Path) -> None:

@@ -312,22 +312,22 @@ def test_a_batch_waits_for_room_for_its_results(tmp_path: Path) -> None:
         "GENAI_FILES_BYTES_PER_KEY": "140000",
     }
     url = "/v1/completions"
-    body = {"prompt": f"{'x' * 2000}\nsay y; delay 0.1", "echo": True, "max_tokens": 1}
-    lines = [{"custom_id": f"{number}", "method": "POST", "url": url, "body": body} for number in range(30)]
+    body = {"prompt": f"{'x' * 4000}\ncount 5; delay 0.1", "echo": True, "max_tokens": 5}
+    lines = [{"custom_id": f"{number}", "method": "POST", "url": url, "body": body} for number in range(15)]
     with run_here(tmp_path, settings=settings) as server:
         # There is space for the results of a few requests.
         other = upload(server.client, b"x" * (130_000 - len(jsonl(lines))))["id"]
         id = begin(server.client, lines, url)
-        wait_until(lambda: get(server.client, id)["errors"] is not None)
+        wait_until(lambda: get(server.client, id)["errors"] is not None, 40)
         wait_until(lambda: num_running(server.client) == 0)
         batch = get(server.client, id)
-        assert (batch["status"], batch["request_counts"]["completed"] < 30) == ("in_progress", True)
+        assert (batch["status"], batch["request_counts"]["completed"] < 15) == ("in_progress", True)
         (reason,) = batch["errors"]["data"]
         assert reason["code"] == "storage_full"
         assert "(GENAI_FILES_BYTES_PER_KEY)" in reason["message"]
         server.client.delete(f"/v1/files/{other}")
         batch = ended(server.client, id)
-        assert batch["request_counts"] == {"total": 30, "completed": 30, "failed": 0}
+        assert batch["request_counts"] == {"total": 15, "completed": 15, "failed": 0}
         assert batch["errors"] is None
 
 

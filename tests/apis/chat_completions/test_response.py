@@ -9,8 +9,8 @@ import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from genai_server.answer_parts import Content, ScoredToken, WholeAnswer
-from genai_server.apis.chat_completions.response import ChatCompletionBuilder, openai_reason
-from genai_server.apis.chat_completions.routes import ChatCompletionRequest, chunks
+from genai_server.apis.chat_completions.response import ChatCompletionBuilder, chunks, openai_reason
+from genai_server.apis.chat_completions.schemas import ChatCompletionRequest
 from genai_server.apis.completions.routes import CompletionBuilder
 from genai_server.apis.shared.completion_body import CompletionRequest
 from genai_server.apis.shared.usage import Usage

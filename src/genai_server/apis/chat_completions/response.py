@@ -2,11 +2,14 @@
 (https://platform.openai.com/docs/api-reference/chat), and the `choices` that completions share with them.
 """
 
+import asyncio
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any, ClassVar
 
 import msgspec
+from fastapi import Response
 
 from genai_server.answer_parts import (
     Content,
@@ -17,10 +20,21 @@ from genai_server.answer_parts import (
     ToolCallStart,
     WholeAnswer,
 )
+from genai_server.apis.chat_completions.schemas import ChatCompletionRequest
 from genai_server.apis.shared.base import JsonObject
+from genai_server.apis.shared.completion_body import CompletionRequest
+from genai_server.apis.shared.sampling_parameters import StreamFields
 from genai_server.apis.shared.usage import Usage
+from genai_server.generation.answers import Generation
+from genai_server.generation.dependencies import RequestContext, Services
+from genai_server.generation.generate import generate
+from genai_server.http.json_response import built_response
+from genai_server.http.leniency import renaming
+from genai_server.http.sse import EventStream
 from genai_server.messages.generation_request import FinishReason
 
+# Chunks with more scored tokens are built in a thread: an echoed prompt may be as long as the context.
+_MANY_TOKENS = 100
 _encode = msgspec.json.Encoder().encode
 # Field names for reasoning: DeepSeek's and llama.cpp's, then vLLM's and OpenRouter's.
 REASONING = ("reasoning_content", "reasoning")
@@ -208,3 +222,67 @@ def openai_reason(reason: FinishReason, *, calls_tools: bool = False) -> JsonObj
 def finish_reason(reason: FinishReason, *, calls_tools: bool = False) -> str:
     """The finish reason as OpenAI's value where one matches."""
     return "tool_calls" if calls_tools and reason is FinishReason.STOP else reason.value
+
+
+async def choices_response(
+    services: Services,
+    body: ChatCompletionRequest | CompletionRequest,
+    context: RequestContext,
+    builder: type[ChoicesBuilder],
+    *,
+    id_prefix: str,
+    is_long: bool,
+) -> Response:
+    """The response with all answers, in one object or as a stream. `is_long`: it may be large.
+
+    Raises what `generate` does, naming the client's fields, and GenerationFailed.
+    """
+    with context.leniency.in_words(renaming(body.other_names)):
+        generation = await generate(services, body, context, is_streamed=bool(body.stream))
+    build = builder(
+        f"{id_prefix}-{context.request_id.removeprefix('req-')}",
+        generation.model,
+        int(time.time()),
+        fingerprint=generation.fingerprint,
+        has_usage=body.has_last_usage or body.has_running_usage,
+        has_logprobs=body.logprobs is not None and body.logprobs is not False,
+    )
+    if body.stream:
+        return EventStream(generation, chunks(generation, build, body))
+    answers = await context.run_while_connected(generation.whole())
+
+    def whole() -> JsonObject:
+        # Choices are encoded one by one: encoding holds the GIL, and other threads can run in between.
+        choices = [
+            msgspec.Raw(msgspec.json.encode(build.choice(index, whole, answer.reason)))
+            for index, (whole, answer) in enumerate(zip(answers, generation.answers, strict=True))
+        ]
+        return _with_metrics(build.complete(choices, generation.usage()), generation, body)
+
+    return await built_response(whole, is_long=is_long)
+
+
+async def chunks(generation: Generation, build: ChoicesBuilder, body: StreamFields) -> AsyncGenerator[Any]:
+    """The stream's chunks, followed by "[DONE]". Raises GenerationFailed."""
+    for chunk in build.first(len(generation.answers)):
+        yield chunk
+    has_running_usage = body.has_running_usage
+    async for index, answer, piece in generation.pieces():
+        usage = generation.usage() if has_running_usage else None
+        if piece is not None and usage is None and (text := piece.plain_text) is not None:
+            yield build.text(index, text)
+        elif piece is None:
+            yield build.last(index, answer.reason, usage, calls_tools=answer.calls_tools)
+        elif piece.progress is not None:
+            yield {**build.part(index, [], [], usage), "prompt_progress": piece.progress}
+        elif len(piece.tokens) > _MANY_TOKENS:
+            yield await asyncio.to_thread(build.part, index, piece.parts, piece.tokens, usage)
+        else:
+            yield build.part(index, piece.parts, piece.tokens, usage)
+    if body.has_last_usage or body.include_metrics:
+        yield _with_metrics(build.usage(generation.usage()), generation, body)
+    yield "[DONE]"
+
+
+def _with_metrics(built: JsonObject, generation: Generation, body: StreamFields) -> JsonObject:
+    return {**built, "metrics": generation.metrics()} if body.include_metrics else built

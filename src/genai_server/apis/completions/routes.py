@@ -5,8 +5,8 @@
 from fastapi.responses import Response
 
 from genai_server.answer_parts import Part, ScoredToken, WholeAnswer
-from genai_server.apis.chat_completions.response import ChoicesBuilder, openai_reason
-from genai_server.apis.chat_completions.routes import choices_response, leave_out_of_completion
+from genai_server.apis.chat_completions.response import ChoicesBuilder, choices_response, openai_reason
+from genai_server.apis.chat_completions.schemas import leave_out_of_completion
 from genai_server.apis.shared.base import JsonObject
 from genai_server.apis.shared.completion_body import CompletionRequest
 from genai_server.apis.shared.router import VersionedRouter

@@ -220,7 +220,8 @@ class BatchedRunner(Runner):
         return before_checkpoint(chunk, sequence.num_unread, num_common)
 
     def forward(self, reads: Sequence[Read]) -> list[Scores]:
-        self.states.accept_nothing()
+        if self._has_states:
+            self.states.accept_nothing()
         index = self.slots.of(reads[0].sequence.id).index
         interrupts = self._interrupts(reads)
         options = self._new_run_options() if interrupts or self.profile_prefix else self._run_options
@@ -337,7 +338,8 @@ class BatchedRunner(Runner):
         return [Scores(logits[places]) for places in layout.logits]
 
     def accept(self, sequence: int, tokens: Sequence[int]) -> None:
-        self.states.accept(self.slots.of(sequence).index, len(tokens))
+        if self._has_states:
+            self.states.accept(self.slots.of(sequence).index, len(tokens))
         self.slots.append(sequence, list(tokens), prefilled=False)
 
     def forget(self) -> int:

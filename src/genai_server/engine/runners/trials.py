@@ -18,8 +18,8 @@ ROWS = 8
 # Chunk sizes, in tokens, that 8-bit weights are timed with.
 _TIMED_TOKENS = (4, 8, 16, 64)
 MAX_TIMED = max(_TIMED_TOKENS)
-# Both weights run all sizes in turn until the two best times of each for the longest chunk agree: other programs, and the
-# first run, make a pass slower but never faster. A trial that takes longer ends after two runs.
+# Both weights run all sizes in turn until the two best times of each for the longest chunk agree: other programs, and
+# the first run, make a pass slower but never faster. A trial that takes longer ends after two runs.
 _AGREEMENT, _MIN_RUNS, _MAX_SECONDS = 1.05, 2, 3.0
 # How many times faster 8-bit weights must be at the size from which they are used.
 _FASTER = 1.05

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from openai import OpenAI
 
-from genai_server.apis.chat_completions.routes import leave_out_of_chat
+from genai_server.apis.chat_completions.schemas import leave_out_of_chat
 from tests.running_server import RunningServer, body
 
 FUNCTIONS: Any = [{"name": "add", "parameters": {"type": "object"}}, {"name": "now"}]

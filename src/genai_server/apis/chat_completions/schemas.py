@@ -1,0 +1,70 @@
+"""The body of /v1/chat/completions, and the fields that are removed from a lenient request."""
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from genai_server.apis.shared.base import ChatRouterFields, elements, field_error
+from genai_server.apis.shared.chat_messages import (
+    MAX_TOOLS,
+    ChatParameters,
+    Function,
+    NamedFunction,
+    NamedTool,
+    Tool,
+)
+from genai_server.apis.shared.sampling_parameters import OtherStructureFields, StreamFields
+from genai_server.http.leniency import remove, remove_values, replace_media
+
+# Values without effect, of a lenient chat completion.
+VALUES = {"verbosity": ("low", "high")}
+# vLLM's choice of grammar library and JSON whitespace, both of which are fixed here.
+COMPLETIONS_WITHOUT_EFFECT = (
+    "guided_decoding_backend",
+    "guided_whitespace_pattern",
+    "structured_outputs.whitespace_pattern",
+)
+MEDIA = {"file": "file"}
+
+
+class ChatCompletionRequest(ChatParameters, StreamFields, ChatRouterFields, OtherStructureFields):
+    """Body of /v1/chat/completions."""
+
+    functions: Annotated[list[Function], elements(MAX_TOOLS)] | None = Field(None, description="Older name for tools.")
+    function_call: Literal["none", "auto"] | NamedFunction | None = Field(
+        None, description="Older name for tool_choice; only allowed with functions."
+    )
+
+    @model_validator(mode="after")
+    def _functions_are_tools(self) -> Self:
+        if self.function_call is not None and self.functions is None:
+            raise field_error("function_call", "is only allowed with functions")
+        if self.functions is None:
+            return self
+        called = self.function_call
+        same_in_new = {
+            "tools": [Tool(type="function", function=function) for function in self.functions],
+            "tool_choice": NamedTool(type="function", function=called) if isinstance(called, NamedFunction) else called,
+            "parallel_tool_calls": False,
+        }
+        for field, value in same_in_new.items():
+            if getattr(self, field) not in (None, value):  # FastAPI validates a body twice
+                raise field_error(field, "cannot be combined with functions")
+            setattr(self, field, value)
+        return self
+
+    @property
+    def other_names(self) -> dict[str, str]:
+        older = {} if self.functions is None else {"tools": "functions", "tool_choice": "function_call"}
+        return {**super().other_names, **older}
+
+
+def leave_out_of_chat(body: Any) -> list[str]:
+    """Remove unsupported parts from a body of chat completions; returns the locations removed."""
+    found = leave_out_of_completion(body) + remove_values(body, VALUES)
+    return found + replace_media(body, MEDIA, "text", "messages[].content[]")
+
+
+def leave_out_of_completion(body: Any) -> list[str]:
+    """Like `leave_out_of_chat`, for a body of text completions."""
+    return remove(body, *COMPLETIONS_WITHOUT_EFFECT)
