@@ -24,6 +24,7 @@ from __future__ import annotations
 import argparse
 import random
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -45,6 +46,7 @@ from genai_server.engine.runners.warm_up import warm_up
 from genai_server.engine.sampling.grammar import model_guidance
 from genai_server.engine.scheduling.answer_memory import AnswerMemory
 from genai_server.engine.scheduling.scheduler_output import Read
+from genai_server.engine.scheduling.step_time import StepTimeModel
 from genai_server.engine.sequence import Sequence as Scheduled
 from genai_server.messages.generation_request import GenerationRequest, Sampling
 from genai_server.text.tokenizer import ModelTokenizer
@@ -138,7 +140,7 @@ def main() -> None:
     parser.add_argument("--unedited", type=int, default=64, help="mean number of tokens between two edits (64)")
     parser.add_argument("--rounds", type=int, default=5, help="rounds of each median (5)")
     parser.add_argument("--only", default="", metavar="TEXT", help="kinds of answers with this in their names (all)")
-    parser.add_argument("--processor-time", action="store_true", help="count tokens per second of processor time")
+    parser.add_argument("--processor-time", action="store_true", help="count processor time instead, also for drafts")
     parser.add_argument("--cache", type=Path, help="keeps packed weights (a temporary folder)")
     parser.add_argument("--markdown", action="store_true", help="print the table as a document has it")
     arguments = parser.parse_args()
@@ -158,12 +160,15 @@ def main() -> None:
             parser.exit(1, f"{arguments.model_dir} cannot have drafts\n")
         guidance = model_guidance(arguments.model_dir, runners.main.model)
         warm_up(runners, IDLE_CHUNK)
-        model = runners.draft_model
+        clock = time.process_time if arguments.processor_time else time.perf_counter
+        if (model := runners.draft_model) is not None:
+            model.clock, model.times = clock, StepTimeModel()
+            model.measure(IDLE_CHUNK)
         drafts = None if model is None else DictatedDrafts(model, arguments.acceptance)
         dictation, memory = Dictation(runners.main), AnswerMemory(32 * 1024 * 1024)
         runners.main.forward = dictation.forward  # type: ignore[method-assign]
         engines = [
-            Engine(runners, guidance, Path(folder), speculates=speculates, answers=answers)
+            Engine(runners, guidance, Path(folder), speculates=speculates, answers=answers, clock=clock)
             for speculates, answers in ((False, None), (True, None), (True, memory))
         ]
         lines = (

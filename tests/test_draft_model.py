@@ -24,6 +24,18 @@ def test_health_names_the_draft_model_of_each_model(server: RunningServer) -> No
     assert found == {"small": None, "big": "demo"}
 
 
+def test_model_that_is_loaded_later_may_have_a_draft_model(server: RunningServer) -> None:
+    url = "/v1/admin/models/load"
+    asked = {"name": "later", "path": str(DEMO), "draft_model": str(DEMO)}
+    assert server.client.post(url, json=asked, timeout=120).status_code == 200
+    batching = server.health()["models"]["later"]["devices"]["cpu"]["batching"]
+    assert batching["draft_model"] == "demo"
+    assert server.client.post("/v1/admin/models/unload", json={"name": "later", "timeout": 0}).status_code == 200
+    refused = server.client.post(url, json=asked | {"draft_model": "/missing"}, timeout=120)
+    assert refused.status_code == 400
+    assert "GENAI_DRAFT_MODEL=/missing: " in refused.json()["error"]["message"]
+
+
 def test_greedy_answer_is_the_same_with_a_draft_model(server: RunningServer) -> None:
     question = {"messages": [{"role": "user", "content": ASKED}], "temperature": 0, "max_tokens": 100}
     answers = [

@@ -19,6 +19,7 @@ from genai_server.engine.scheduling.scheduler import Scheduler
 from genai_server.engine.scheduling.scheduler_output import StepPolicy
 from genai_server.messages.generation_request import GenerationRequest
 from genai_server.messages.protocol import Failed, Finished, Submit, ToApi, Tokens
+from genai_server.timing import Clock
 
 API = 1
 
@@ -45,6 +46,7 @@ class Engine:
         *,
         speculates: bool = False,
         answers: AnswerMemory | None = None,
+        clock: Clock = time.perf_counter,
     ) -> None:
         scheduler = Scheduler(
             runners.main,
@@ -57,7 +59,9 @@ class Engine:
         options = RuntimeOptionState(runners, ProfileFolder(folder, "cpu", max_files=1, max_bytes=1))
         self._sent: list[ToApi] = []
         self._keys = count()
-        self._loop = EngineLoop(runners, scheduler, options, guidance, lambda _, messages: self._sent.extend(messages))
+        self._loop = EngineLoop(
+            runners, scheduler, options, guidance, lambda _, messages: self._sent.extend(messages), clock=clock
+        )
         self._loop.inbox.put((API, Connected()))
 
     def answer(self, requests: list[GenerationRequest]) -> Answered:

@@ -22,7 +22,7 @@ from genai_server.engine.sampling.continuation import choose_next_token
 from genai_server.engine.sampling.grammar import Guidance, bytes_guidance
 from genai_server.engine.scheduling.answer_memory import AnswerMemory
 from genai_server.engine.scheduling.drafts import NO_DRAFT, Acceptance, Drafter
-from genai_server.engine.scheduling.model_drafts import DraftingModel, ModelDrafts
+from genai_server.engine.scheduling.model_drafts import DraftingModel
 from genai_server.engine.scheduling.scheduler import Scheduler
 from genai_server.engine.scheduling.scheduler_output import Read, StepPolicy
 from genai_server.engine.scheduling.step_time import StepTimeModel
@@ -31,6 +31,7 @@ from genai_server.engine.sequence import Sequence
 from genai_server.messages.generation_request import FinishReason, GenerationRequest, ModelInfo, Sampling
 from genai_server.messages.protocol import Failed, Finished, Refused, Submit, ToApi, Tokens
 from tests.engine.sampling.grammars import guide
+from tests.engine.scheduling.scheduled import FreePasses
 from tests.stepped_loop import SteppedLoop
 from tests.table_runner import TableRunner
 
@@ -280,7 +281,7 @@ class Device(SteppedLoop):
         policy = StepPolicy(speculates=drafts, answers=AnswerMemory(10**6) if remembers else None)
         scheduler = Scheduler(self.runner, max_running=rows, max_waiting=1, prefill_chunk=64, policy=policy)
         if draft_model is not None:
-            scheduler.draft_with(draft_model)
+            scheduler.draft_with(draft_model, lambda: 0.0)
         super().__init__(RunnerPair(ScriptedRunner(), self.runner), scheduler, guided(), folder, clock=lambda: 0.0)
 
     def answers(self, asked: Asked, grammar: str, number: int, **fields: Any) -> list[Answer]:
@@ -309,7 +310,7 @@ class TableDrafts:
     """A draft model that draws its drafts, in which the likely tokens are more likely. It has read all sequences."""
 
     def __init__(self) -> None:
-        self.times = StepTimeModel()
+        self.times: StepTimeModel = FreePasses()
         self._random = np.random.default_rng(7)
 
     def room(self, sequence: Sequence) -> int:
@@ -399,7 +400,6 @@ def test_drafts_from_answers_keep_the_probabilities(
 @pytest.fixture
 def only_the_model_drafts(drafts: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Drafter, "draft", lambda *_: NO_DRAFT)
-    monkeypatch.setattr(ModelDrafts, "_drafting", lambda _: [0.0] * 65)
     monkeypatch.setattr(Acceptance, "share", 0.9)
 
 

@@ -22,7 +22,6 @@ from genai_server.engine.runners.scores import Scores
 from genai_server.engine.sampling.grammar import Guidance
 from genai_server.engine.scheduling.drafts import NO_DRAFT, Drafter
 from genai_server.engine.scheduling.scheduler_output import KvMemory, Read
-from genai_server.engine.scheduling.step_time import StepTimeModel
 from genai_server.engine.sequence import Sequence as Scheduled
 from genai_server.errors import RunnerFailed
 from genai_server.messages.admin import ResetPrefixCache
@@ -30,22 +29,13 @@ from genai_server.messages.generation_request import GenerationRequest, Sampling
 from genai_server.messages.protocol import Cancel
 from tests.demo_device import MAX_LENGTH, DemoDevice, prompt
 from tests.engine.model_runners import batched_runner
+from tests.engine.scheduling.scheduled import FreePasses
 from tests.running_server import DEMO
 
 pytestmark = pytest.mark.usefixtures("passes_of_any_length_take_the_same_time")
 ASKED = "Count from 1 to 12."
 OTHER = "What is the capital of France?"
 LIST = LLMatcher.grammar_from_regex("((Rome|Oslo) is a city\\. ){12}")
-
-
-class Free(StepTimeModel):
-    """As if passes took no time."""
-
-    def passed(self, num_decoded: int, num_tokens: int, seconds: float) -> None:
-        pass
-
-    def curve(self, num_tokens: int) -> list[float]:
-        return [0.0] * (num_tokens + 1)
 
 
 class Wrong(BatchedRunner):
@@ -77,7 +67,7 @@ def drafting_runner(session: Any) -> BatchedRunner:
 def model(drafting_runner: BatchedRunner) -> DraftModel:
     drafting_runner.forget()
     model = DraftModel(drafting_runner, drafting_runner.model.vocab_size)
-    model.times = Free()
+    model.times = FreePasses()
     return model
 
 
@@ -355,7 +345,7 @@ def test_sequences_too_long_for_the_draft_model_have_no_drafts(
     short.model = short.model.__class__(length, short.model.vocab_size, short.model.eos_token_ids, short.model.defaults)
     runners = RunnerPair(generator, batched)
     runners.draft_model = DraftModel(short, short.model.vocab_size)
-    runners.draft_model.times = Free()
+    runners.draft_model.times = FreePasses()
     device = DemoDevice(runners, guidance, tmp_path, speculates=True)
     tokens = device.answer(1, ASKED, ignore_eos=True, max_tokens=60)
     assert len(tokens) == 60

@@ -96,7 +96,7 @@ class EngineLoop:
         self._next_figures = clock() + _FIGURES_EVERY
         scheduler.before_first_chunk, scheduler.on_pause = self._match_again, self._pause
         if runners.draft_model is not None:
-            scheduler.draft_with(runners.draft_model)
+            scheduler.draft_with(runners.draft_model, clock)
 
     def run_forever(self) -> None:
         """Run steps until `leave` is called or the process ends."""

@@ -30,6 +30,8 @@ class LoadModel(Struct, frozen=True, tag=True):
     chat_template: str = ""
     # Whether it is loaded with the first request for it instead of now.
     at_once: bool = True
+    # The directory of its draft model; "" for none.
+    draft_model: str = ""
 
 
 class UnloadModel(Struct, frozen=True, tag=True):

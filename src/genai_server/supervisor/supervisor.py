@@ -129,10 +129,11 @@ class Supervisor:
         with self._lock:
             now = self._clock()
             match command:
-                case LoadModel(name, path, devices, chat_template, at_once):
+                case LoadModel(name, path, devices, chat_template, at_once, draft_model):
                     device_options(self._settings, name, devices)
                     model = self._managed_model(name, path, devices, on_demand=True)
-                    model.change(chat_template=chat_template)
+                    drafting = draft_model if self._settings.speculation != "off" else ""
+                    model.change(chat_template=chat_template, draft_model=drafting)
                     self._models.add(model)
                     if at_once:
                         self._models.request_load(name, now)

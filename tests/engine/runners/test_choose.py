@@ -147,6 +147,21 @@ def test_draft_model_without_effect_is_reported(
     assert f"GENAI_DRAFT_MODEL={DEMO} has no effect on device {how.get('device', 'cpu')}: {why}" in caplog.text
 
 
+@pytest.mark.parametrize("how", [{"scheduler": "generator"}, {}], ids=["by the settings", "by the graph"])
+def test_draft_model_without_effect_takes_no_memory(how: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_batch(*_: Any) -> None:
+        raise DoesNotFit("of its graph")
+
+    monkeypatch.setattr(choose, "load_batched", no_batch)
+    given = spec(0, kv_cache_bytes=64 * slot_bytes(128), **how)
+    alone, drafting = (
+        choose.load_runners(msgspec.structs.replace(given, draft_model=draft)) for draft in ("", str(DEMO))
+    )
+    assert drafting.draft_model is None
+    assert drafting.main.abilities.memory.num_pages == alone.main.abilities.memory.num_pages
+    assert drafting.main.model.max_length == alone.main.model.max_length
+
+
 def test_incomplete_draft_model_is_refused(tmp_path: Path) -> None:
     directory = tmp_path / "draft"
     shutil.copytree(DEMO, directory)

@@ -6,6 +6,7 @@ from genai_server.engine.runners.base import Abilities, Runner
 from genai_server.engine.runners.scripted import ScriptedRunner
 from genai_server.engine.scheduling.scheduler import Scheduler
 from genai_server.engine.scheduling.scheduler_output import Step
+from genai_server.engine.scheduling.step_time import StepTimeModel
 from genai_server.engine.sequence import Sequence
 from genai_server.messages.generation_request import GenerationRequest
 
@@ -86,6 +87,16 @@ def chunks_of(scheduler: Scheduler, sequence: Sequence) -> list[int]:
 def asking(prompt: list[int], *, reuses_past: bool = True, request_id: str = "r", **fields: Any) -> Sequence:
     request = GenerationRequest(request_id, prompt, 10, 2000, **fields)
     return Sequence(0, (0, 0), request, lambda: 0.0, reuses_past=reuses_past)
+
+
+class FreePasses(StepTimeModel):
+    """As if passes took no time."""
+
+    def passed(self, num_decoded: int, num_tokens: int, seconds: float) -> None:
+        pass
+
+    def curve(self, num_tokens: int) -> list[float]:
+        return [0.0] * (num_tokens + 1)
 
 
 def able_runner() -> ScriptedRunner:

@@ -23,20 +23,25 @@ class TimedModel:
             self.times.passed(number, number, per_pass)
         self.times.passed(0, 1000, 1000 * per_token)
         self.most = most
+        self.seconds = 0.0
         self.unread: dict[Sequence, int] = {}
         self.passes: list[tuple[list[tuple[Sequence, int]], list[tuple[Sequence, int]]]] = []
         self.closed: list[int] = []
+        self.asked: list[Sequence] = []
 
     def room(self, sequence: Sequence) -> int:
         return self.most
 
     def num_unread(self, sequence: Sequence) -> int:
+        self.asked.append(sequence)
         return self.unread.get(sequence, 1)
 
     def draft(self, wanted: Several[tuple[Sequence, int]], chunks: Several[tuple[Sequence, int]]) -> list[list[int]]:
         self.passes.append((list(wanted), list(chunks)))
         for sequence, number in chunks:
             self.unread[sequence] -= number
+        self.seconds += self.times.seconds_to_read(sum(number for _, number in chunks))
+        self.seconds += max((length for _, length in wanted), default=0) * self.times.seconds(1)
         return [[7] * length for _, length in wanted]
 
     def close(self, sequence: int) -> None:
@@ -45,13 +50,17 @@ class TimedModel:
 
 def times(further: float = FURTHER) -> StepTimeModel:
     found = StepTimeModel()
-    for number in (1, 64):
+    for number in range(64, 0, -1):
         found.passed(number, number, STEP + further * (number - 1))
     return found
 
 
 def a_batch(number: int = 1, num_prompt: int = 30) -> list[Sequence]:
     return [a_sequence(f"{index}", num_prompt, decoding=True, batched=True) for index in range(number)]
+
+
+def drafting(model: TimedModel) -> ModelDrafts:
+    return ModelDrafts(model, 128, lambda: model.seconds)
 
 
 def choose(
@@ -69,7 +78,7 @@ def learn(drafts: ModelDrafts, sequence: Sequence, num_accepted: int, number: in
 
 def test_model_drafts_where_it_is_expected_to_pay() -> None:
     model = TimedModel()
-    drafts = ModelDrafts(model, 128)
+    drafts = drafting(model)
     (found,) = choose(drafts, batch := a_batch())
     assert 1 < len(found) < 15
     assert model.passes == [([(batch[0], len(found))], [])]
@@ -80,7 +89,7 @@ def test_more_is_drafted_the_more_is_accepted() -> None:
     batch = a_batch()
     lengths = []
     for num_accepted in (1, 2, 3):
-        drafts = ModelDrafts(TimedModel(), 128)
+        drafts = drafting(TimedModel())
         learn(drafts, batch[0], num_accepted)
         lengths.append(len(choose(drafts, batch)[0]))
         batch[0].model_acceptance = None
@@ -90,18 +99,18 @@ def test_more_is_drafted_the_more_is_accepted() -> None:
 @pytest.mark.parametrize(("per_pass", "further"), [(1.0, FURTHER), (0.1, 1.0)])
 def test_model_does_not_draft_where_passes_take_too_long(per_pass: float, further: float) -> None:
     model = TimedModel(per_pass)
-    assert choose(ModelDrafts(model, 128), a_batch(), steps=times(further)) == [[]]
+    assert choose(drafting(model), a_batch(), steps=times(further)) == [[]]
     assert model.passes == []
 
 
 def test_large_batch_is_not_drafted_for() -> None:
     steps = times(0.5)
-    assert choose(ModelDrafts(TimedModel(), 128), a_batch(1), steps=times(0.05)) != [[]]
-    assert choose(ModelDrafts(TimedModel(), 128), a_batch(32), steps=steps) == [[]] * 32
+    assert choose(drafting(TimedModel()), a_batch(1), steps=times(0.05)) != [[]]
+    assert choose(drafting(TimedModel()), a_batch(32), steps=steps) == [[]] * 32
 
 
 def test_given_draft_is_kept_if_it_is_expected_to_be_better() -> None:
-    drafts = ModelDrafts(TimedModel(0.01), 128)
+    drafts = drafting(TimedModel(0.01))
     batch = a_batch(2)
     good, bad = Draft([1] * 10, 0.95), Draft([2] * 10, 0.2)
     found = choose(drafts, batch, [good, bad])
@@ -110,31 +119,35 @@ def test_given_draft_is_kept_if_it_is_expected_to_be_better() -> None:
     assert [drafts.has_drafted(sequence) for sequence in batch] == [False, True]
 
 
-def test_given_draft_that_is_due_is_tried() -> None:
-    found = choose(ModelDrafts(TimedModel(), 128), a_batch(), [Draft([2], 0.1, is_due=True)])
-    assert found == [[2]]
+def test_given_draft_that_is_due_is_left_to_be_tried() -> None:
+    model = TimedModel()
+    drafts = drafting(model)
+    assert drafts.choose(a_batch(), [Draft([2], 0.1, is_due=True)], [True], times()) is None
+    assert model.passes == []
 
 
 def test_sequences_without_drafts_are_left_out() -> None:
     model = TimedModel()
     batch = a_batch(2)
-    found = ModelDrafts(model, 128).choose(batch, [NO_DRAFT, NO_DRAFT], [False, True], times())
+    drafts = drafting(model)
+    learn(drafts, batch[1], 3)
+    found = drafts.choose(batch, [NO_DRAFT, NO_DRAFT], [False, True], times(0.01))
     assert found is not None
     assert [bool(tokens) for tokens in found] == [False, True]
-    assert choose(ModelDrafts(TimedModel(most=0), 128), batch) == [[], []]
+    assert choose(drafting(TimedModel(most=0)), batch) == [[], []]
 
 
 def test_draft_leaves_the_last_token_to_the_step() -> None:
     (sequence,) = batch = a_batch()
     while sequence.num_left > 1:
-        assert len(choose(ModelDrafts(TimedModel(0.0), 128), batch)[0]) < sequence.num_left
+        assert len(choose(drafting(TimedModel(0.0)), batch)[0]) < sequence.num_left
         sequence.append(5)
-    assert choose(ModelDrafts(TimedModel(0.0), 128), batch) == [[]]
+    assert choose(drafting(TimedModel(0.0)), batch) == [[]]
 
 
 def test_unread_prompt_is_read_in_chunks_before_drafts() -> None:
     model = TimedModel(per_token=0.0001)
-    drafts = ModelDrafts(model, 128)
+    drafts = drafting(model)
     (sequence,) = batch = a_batch(num_prompt=299)
     model.unread[sequence] = 300
     while not choose(drafts, batch)[0]:
@@ -145,12 +158,13 @@ def test_unread_prompt_is_read_in_chunks_before_drafts() -> None:
 def test_chunks_take_about_as_long_as_the_step() -> None:
     model = TimedModel(per_token=0.01)
     (sequence,) = batch = a_batch(num_prompt=499)
-    drafts = ModelDrafts(model, 128)
+    drafts = drafting(model)
+    sequence.max_length = 10**6
     model.unread[sequence] = 300
-    drafts._tried.add(sequence)
     choose(drafts, batch)
     assert model.passes == [([], [(sequence, 100)])]
-    model.times.passed(0, 1, 50.0)
+    for _ in range(5):
+        model.times.passed(0, 1, 0.2)
     choose(drafts, batch)
     assert model.passes[-1] == ([], [(sequence, MIN_CHUNK)])
 
@@ -159,7 +173,7 @@ def test_prompt_is_not_read_for_a_short_answer() -> None:
     model = TimedModel(per_token=1.0)
     (sequence,) = batch = a_batch(num_prompt=99)
     model.unread[sequence] = 100
-    assert choose(ModelDrafts(model, 128), batch) == [[]]
+    assert choose(drafting(model), batch) == [[]]
     assert model.passes == []
 
 
@@ -167,13 +181,13 @@ def test_prompts_are_read_together() -> None:
     model = TimedModel(per_token=0.0001)
     batch = a_batch(3)
     model.unread = dict.fromkeys(batch, 31)
-    choose(ModelDrafts(model, 128), batch)
+    choose(drafting(model), batch)
     assert model.passes == [([], [(sequence, 30) for sequence in batch])]
 
 
 def test_new_sequences_begin_with_the_acceptance_of_earlier_ones() -> None:
     model = TimedModel()
-    drafts = ModelDrafts(model, 128)
+    drafts = drafting(model)
     learn(drafts, a_batch()[0], 0)
     other = a_batch()
     model.unread[other[0]] = 31
@@ -183,20 +197,21 @@ def test_new_sequences_begin_with_the_acceptance_of_earlier_ones() -> None:
 
 def test_hopeless_sequences_are_not_asked_in_each_step() -> None:
     model = TimedModel()
-    drafts = ModelDrafts(model, 128)
+    drafts = drafting(model)
     (sequence,) = batch = a_batch()
     learn(drafts, sequence, 0, 100)
-    found = [drafts.choose(batch, [NO_DRAFT], [True], times()) for _ in range(16)]
-    assert sum(each is not None for each in found) == 2
+    for _ in range(16):
+        choose(drafts, batch)
+    assert model.asked == [sequence] * 2
 
 
 def test_trials_take_a_hundredth_of_the_time() -> None:
     model = TimedModel()
-    drafts = ModelDrafts(model, 128)
+    drafts = drafting(model)
     (sequence,) = batch = a_batch()
     learn(drafts, sequence, 0, 100)
     sequence.max_length = 10**6
-    spent, steps = 0.0, 4000
+    spent, steps = 0.0, 1000
     for _ in range(steps):
         (tokens,) = choose(drafts, batch)
         assert len(tokens) <= 1
@@ -210,7 +225,7 @@ def test_trials_take_a_hundredth_of_the_time() -> None:
 
 def test_trial_reads_the_prompt_from_what_was_saved() -> None:
     model = TimedModel(per_token=0.001)
-    drafts = ModelDrafts(model, 128)
+    drafts = drafting(model)
     learn(drafts, a_batch()[0], 0, 100)
     (sequence,) = batch = a_batch(num_prompt=500)
     model.unread[sequence] = 501
@@ -226,7 +241,7 @@ def test_trial_reads_the_prompt_from_what_was_saved() -> None:
 
 
 def test_accepted_trials_pay_for_further_ones() -> None:
-    drafts = ModelDrafts(TimedModel(), 128)
+    drafts = drafting(TimedModel())
     (sequence,) = batch = a_batch()
     sequence.max_length = 10**6
     learn(drafts, sequence, 0, 100)
@@ -244,7 +259,7 @@ def test_accepted_trials_pay_for_further_ones() -> None:
 
 def test_failed_model_is_left_out_for_its_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
     model = TimedModel()
-    drafts = ModelDrafts(model, 128)
+    drafts = drafting(model)
     batch = a_batch(2)
 
     def fail(*given: object) -> list[list[int]]:

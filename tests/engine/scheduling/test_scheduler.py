@@ -602,10 +602,11 @@ def _on_a_gpu(*sequences: Sequence) -> Scheduler:
 
 
 def _timed(scheduler: Scheduler, times: dict[int, float]) -> None:
-    """Let the scheduler know how long passes of so many decoding sequences take."""
+    """Let the scheduler know how long passes of so many decoding sequences take now."""
     for number, seconds in times.items():
         rows = [_batched(f"{row}", decoding=True) for row in range(number)]
-        scheduler.observe(Step([Read.next(row) for row in rows]), seconds)
+        for _ in range(3):
+            scheduler.observe(Step([Read.next(row) for row in rows]), seconds)
 
 
 @pytest.mark.parametrize(

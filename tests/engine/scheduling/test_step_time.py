@@ -29,9 +29,11 @@ def test_chunk_takes_its_share_of_the_rounds_decoding_time() -> None:
     assert step_times.chunk(1000) == MIN_CHUNK
 
 
-def test_a_prompts_tokens_are_timed_over_several_passes() -> None:
-    step_times = measured((0, 10, 1.0), (0, 10, 2.0), (1, 1, 13.0))
-    assert step_times.chunk(1000) == int(PROMPT_SHARE * 100)
+def test_one_slow_chunk_changes_no_later_one() -> None:
+    chunks = [(0, 10, 1.0)] * 3
+    step_times = measured(*chunks, (0, 10, 20.0), (1, 1, 13.0))
+    assert step_times.chunk(1000) == int(PROMPT_SHARE * 130)
+    assert measured(*chunks, *[(0, 10, 2.0)] * 3, (1, 1, 13.0)).chunk(1000) == int(PROMPT_SHARE * 65)
 
 
 @pytest.mark.parametrize("most", [2, 7, 50])
@@ -97,15 +99,54 @@ def test_time_of_a_pass_is_estimated_from_other_passes() -> None:
 
 
 def test_more_tokens_never_take_less_time() -> None:
-    times = measured((1, 1, 2.0), (3, 3, 1.0))
-    assert [times.seconds(number) for number in (1, 2, 3, 8)] == [2.0] * 4
+    times = measured((1, 1, 2.0), (3, 3, 1.0), (5, 5, 3.0))
+    assert [times.seconds(number) for number in (1, 2, 3, 5)] == pytest.approx([1.5, 1.5, 1.5, 3.0], abs=0.05)
+    many = measured((1, 1, 2.0), *[(3, 3, 1.0)] * 3)
+    assert many.seconds(1) == many.seconds(3) == pytest.approx(1.25, abs=0.05)
 
 
-def test_a_slow_pass_counts_less_than_a_fast_one() -> None:
-    times = measured((1, 1, 1.0), (4, 4, 2.0), (4, 4, 12.0))
-    assert times.seconds(4) == pytest.approx(3.0)
-    times.passed(4, 4, 1.0)
-    assert times.seconds(4) == pytest.approx(2.0)
+def test_old_measurements_of_other_lengths_do_not_count() -> None:
+    times = measured(*[(3, 3, 1.5)] * 5, *[(4, 4, 1.0)] * 100)
+    assert times.seconds(4) == pytest.approx(1.0, abs=0.01)
+
+
+def test_one_slow_pass_counts_only_until_the_next() -> None:
+    times = measured((1, 1, 1.0), (4, 4, 20.0))
+    assert times.seconds(4) == pytest.approx(20.0)
+    times.passed(4, 4, 2.0)
+    assert times.seconds(4) == 2.0
+    for seconds in (2.1, 30.0, 1.9):
+        times.passed(4, 4, seconds)
+        assert times.seconds(4) in (2.0, 2.1)
+
+
+def test_passes_that_become_slower_are_known_after_three() -> None:
+    times = measured(*[(4, 4, 1.0)] * 5)
+    found = []
+    for _ in range(3):
+        times.passed(4, 4, 2.0)
+        found.append(times.seconds(4))
+    assert found == [1.0, 1.0, 2.0]
+
+
+def test_measurements_that_are_not_repeated_are_dropped() -> None:
+    times = measured((1, 1, 1.0), (4, 4, 20.0))
+    for _ in range(1000):
+        times.passed(1, 1, 1.0)
+    assert not times.has_timed(4)
+    assert times.seconds(4) == pytest.approx(1.6)
+    assert times.has_timed(1, 1)
+
+
+def test_has_timed_looks_at_the_last_passes_only() -> None:
+    times = measured((1, 1, 1.0), (4, 4, 2.0), (4, 4, 2.0))
+    assert [times.has_timed(1, number) for number in (1, 2, 3)] == [False, False, True]
+    assert times.has_timed(4, 1)
+
+
+def test_further_tokens_cost_the_same_however_many_were_measured() -> None:
+    alone, batch = measured((1, 1, 1.0)), measured((16, 16, 4.0))
+    assert alone.seconds(17) == pytest.approx(batch.seconds(17))
 
 
 def test_passes_of_large_batches_are_measured() -> None:

@@ -36,7 +36,9 @@ async def load_model(body: LoadModelRequest, services: TheServices) -> dict[str,
     except ConfigurationError as error:
         raise ModelLoadFailed(error.message, param="path") from None
     try:
-        await services.models.command(LoadModel(body.name, body.path, devices, template))
+        await services.models.command(
+            LoadModel(body.name, body.path, devices, template, draft_model=body.draft_model or "")
+        )
     except ConfigurationError as error:
         raise ModelLoadFailed(error.message) from None
     if body.wait is not False:

@@ -214,6 +214,9 @@ class LoadModelRequest(Wire):
         min_length=1,
         description="Chat template to use instead of the model's own: a file or a name, as in GENAI_CHAT_TEMPLATE.",
     )
+    draft_model: str | None = Field(
+        None, min_length=1, description="Path of its draft model's directory on the server, as in GENAI_DRAFT_MODEL."
+    )
     wait: bool | None = Field(
         None,
         description="By default, respond when the model has loaded or failed to load; false: respond at once.",

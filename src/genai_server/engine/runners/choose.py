@@ -73,14 +73,27 @@ _NO_PROFILE_OF_PARTS = (
 def load_runners(spec: EngineSpec) -> RunnerPair:
     """The runners for a device. Raises what the library raises when it cannot load the model."""
     share = head_share(spec)
-    if spec.draft_model or share:
+    may_draft = bool(spec.draft_model or share) and _may_have_drafts(spec)
+    if may_draft:
         spec = structs.replace(spec, options=without_spinning_between_passes(spec.options))
-    runners = _load_model(with_kv_share(spec, 1 - share) if share else spec)
-    if spec.draft_model:
+    own = spec if may_draft else structs.replace(spec, draft_model="")
+    runners = _load_model(with_kv_share(spec, 1 - share) if share else own)
+    if spec.draft_model and may_draft and runners.main.abilities.drafts:
         runners.draft_model = _load_draft_model(spec, runners)
+    elif spec.draft_model:
+        reason = runners.batching.reason or "its batch takes no drafts, because of its layers or of the device's memory"
+        log.warning("GENAI_DRAFT_MODEL=%s has no effect on device %s: %s", spec.draft_model, spec.device, reason)
     elif share:
         runners.draft_model = _load_head(spec, share, runners)
     return runners
+
+
+def _may_have_drafts(spec: EngineSpec) -> bool:
+    """Whether a device's answers may have drafts, as far as the settings tell. The graph may rule them out."""
+    settings, model_dir = spec.settings, Path(spec.model_dir)
+    if not on_cpu(spec) or task_of(model_dir) is not Task.GENERATE:
+        return False
+    return never_batched(spec.device, model_dir, settings.scheduler, settings.kv_cache_bytes) is None
 
 
 def _load_model(spec: EngineSpec) -> RunnerPair:
@@ -122,20 +135,16 @@ def _load_model(spec: EngineSpec) -> RunnerPair:
     try:
         batched = load_batched(spec, model_dir, generator.model)
     except DoesNotFit as reason:
-        return _one_by_one(spec, generator, str(reason), encoder)
+        return _one_by_one(structs.replace(spec, draft_model=""), generator, str(reason), encoder)
     return RunnerPair(generator, batched, encoder=encoder)
 
 
-def _load_draft_model(spec: EngineSpec, runners: RunnerPair) -> "DraftModel | None":
-    """The model that drafts for the sequences of a batch; None, with a warning, if these can have no drafts.
+def _load_draft_model(spec: EngineSpec, runners: RunnerPair) -> "DraftModel":
+    """The model that drafts for the sequences of a batch.
 
     Raises ConfigurationError if the draft model cannot be used, or is not one for the other model.
     """
     path, main = Path(spec.draft_model), runners.main
-    if not main.abilities.drafts:
-        reason = runners.batching.reason or "its batch takes no drafts, because of its layers or of the device's memory"
-        log.warning("GENAI_DRAFT_MODEL=%s has no effect on device %s: %s", path, spec.device, reason)
-        return None
     from genai_server.engine.model.session_options import with_found_libraries
     from genai_server.engine.model.weights import prepacked_model
     from genai_server.engine.runners.draft_model import DraftModel

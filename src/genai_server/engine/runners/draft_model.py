@@ -17,8 +17,8 @@ from genai_server.engine.scheduling.step_time import MAX_DRAFTED, StepTimeModel
 from genai_server.engine.sequence import Sequence
 from genai_server.timing import Clock
 
-# Passes of which the fastest one is taken at the start.
-_MEASURED = 4
+# Passes of one length that are measured at the start.
+_MEASURED = 5
 
 
 @dataclass
@@ -55,20 +55,17 @@ class DraftModel:
         self.kv_share = kv_share
         self.times = StepTimeModel()
         self._vocab_size = min(vocab_size, runner.model.vocab_size)
-        self._clock = clock
+        self.clock = clock
         self._copies: dict[int, Copy] = {}  # by the id of the sequence
         self._found: dict[int, int] = {}  # by the same, cached tokens of sequences without a copy
 
     def measure(self, chunk: int) -> None:
-        """Learn how long passes take: of one row and of all rows, and of a chunk of a prompt. None of it is kept.
-
-        A single disturbed pass could otherwise keep the model from drafting for long.
-        """
+        """Learn how long passes take: of one row and of all rows, and of a chunk of a prompt. None of it is kept."""
         token, length = 1 % self.runner.model.vocab_size, self.runner.model.max_length
         for num_rows in {1, self.runner.abilities.max_rows}:
             rows = [open_bare(self.runner, [token], length) for _ in range(num_rows)]
-            seconds = min(self._seconds([self._next(row) for row in rows]) for _ in range(_MEASURED))
-            self.times.passed(num_rows, num_rows, seconds)
+            for _ in range(_MEASURED):
+                self.times.passed(num_rows, num_rows, self._seconds([self._next(row) for row in rows]))
             for row in rows:
                 self.runner.close(row.id)
         prompt = open_bare(self.runner, [token] * min(chunk, length), length)
@@ -112,7 +109,7 @@ class DraftModel:
                 missing[copy.id] = length
                 reads.append(Read.next(copy, copy.num_unread))
         while reads := [read for read in reads if self._take_room(read)]:
-            started = self._clock()
+            started = self.clock()
             scores = run_pass(self.runner, reads)
             drafting = [(read, found) for read, found in zip(reads, scores, strict=True) if read.sequence.id in missing]
             for read, found in drafting:
@@ -121,7 +118,7 @@ class DraftModel:
                 made[copy.id].append(copy.tokens[-1])
                 missing[copy.id] -= 1
             num_drafting = sum(read.num_tokens for read, _ in drafting)
-            self.times.passed(num_drafting, sum(read.num_tokens for read in reads), self._clock() - started)
+            self.times.passed(num_drafting, sum(read.num_tokens for read in reads), self.clock() - started)
             reads = [Read.next(read.sequence) for read, _ in drafting if missing[read.sequence.id]]
         return list(made.values())
 
@@ -149,9 +146,9 @@ class DraftModel:
 
     def _seconds(self, reads: Several[Read]) -> float:
         """Run a pass; returns how long it took."""
-        started = self._clock()
+        started = self.clock()
         run_pass(self.runner, reads)
-        return self._clock() - started
+        return self.clock() - started
 
     def _can_open(self, sequence: Sequence) -> bool:
         """Whether there is a slot for another sequence, and memory for its tokens."""

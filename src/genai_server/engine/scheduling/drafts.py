@@ -98,14 +98,23 @@ class Fit(NamedTuple):
     lengths: list[int]
     # Expected tokens per second, without those that are only tried.
     per_second: float
+    # What an accepted token counts.
+    worth: float = 1.0
 
 
-def fit_drafts(drafts: Sequence[Draft | UnmadeDraft], seconds: Sequence[float], drafting: Sequence[float] = ()) -> Fit:
+def fit_drafts(
+    drafts: Sequence[Draft | UnmadeDraft],
+    seconds: Sequence[float],
+    drafting: Sequence[float] = (),
+    *,
+    alone: float = 1.0,
+) -> Fit:
     """How many tokens of each sequence's draft to read in a pass.
 
     `seconds` are those of passes of 0, 1, … tokens; no pass has more. A pass without drafts has one token for each
     sequence. The drafted tokens are taken by their chance to be accepted, as many as maximize the accepted tokens per
-    second. `drafting` are those of passes of the draft model, if any draft is unmade.
+    second. `drafting` are those of passes of the draft model, if any draft is unmade. `alone` is what an accepted token
+    counts if only one of many sequences has a draft; if all have one, it is 1.
     """
     num_rows = len(drafts)
     # A row's chances descend, so the sorted order takes each of its tokens after the one before.
@@ -117,22 +126,25 @@ def fit_drafts(drafts: Sequence[Draft | UnmadeDraft], seconds: Sequence[float], 
     ]
     chances.sort(key=lambda chance: -chance[0])
     del chances[max(0, len(seconds) - 1 - num_rows) :]
-    best, per_second, expected = 0, num_rows / seconds[num_rows], float(num_rows)
+    best, per_second, best_worth = 0, num_rows / seconds[num_rows], 1.0
+    accepted, num_drafting = 0.0, 0
     gain = _MIN_GAIN * per_second
     passes = _DraftingPasses(drafting)
     for number, (chance, row, place) in enumerate(chances, 1):
-        expected += chance
+        accepted += chance
+        num_drafting += place == 1
+        worth = alone + (1 - alone) * (num_drafting / num_rows) ** 2
         if num_unread := drafts[row].num_unread:
             passes.add(place, num_unread if place == 1 else 1)
-        if (found := expected / (seconds[num_rows + number] + passes.seconds)) > gain:
-            best, gain, per_second = number, found, found
+        if (found := (num_rows + worth * accepted) / (seconds[num_rows + number] + passes.seconds)) > gain:
+            best, gain, per_second, best_worth = number, found, found, worth
     lengths = [0] * num_rows
     for _, row, _ in chances[:best]:
         lengths[row] += 1
     for row, draft in enumerate(drafts):
         if not lengths[row] and draft.length and draft.is_due and num_rows + sum(lengths) + 1 < len(seconds):
             lengths[row] = 1
-    return Fit(lengths, per_second)
+    return Fit(lengths, per_second, best_worth)
 
 
 class _DraftingPasses:

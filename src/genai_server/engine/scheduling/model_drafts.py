@@ -2,21 +2,25 @@
 
 A draft model costs a pass for each token that it drafts, and the time to read what it has not read of a sequence. It
 drafts where that is expected to pay, by the measured times of both models and the acceptance of earlier drafts. Reading
-a prompt pays if the rest of the answer is expected to save more time than that takes.
+a prompt pays if the rest of the answer is expected to save more time than that takes. Where drafts do not pay, some are
+tried from time to time.
 
-Where drafts do not pay, some are tried from time to time. These trials get a fixed share of the time of all steps, so
-they cannot slow down answers by more than that.
+The costs have a budget (engine/scheduling/draft_budget.py), so answers are hardly slower than without a draft model.
 """
 
 import logging
 from collections.abc import Mapping
 from collections.abc import Sequence as Several
+from dataclasses import dataclass
 from typing import Protocol
 from weakref import WeakSet
 
-from genai_server.engine.scheduling.drafts import MAX_LENGTH, Acceptance, Draft, UnmadeDraft, fit_drafts
+from genai_server.engine.scheduling.draft_budget import DraftBudget
+from genai_server.engine.scheduling.draft_costs import DraftCosts
+from genai_server.engine.scheduling.drafts import MAX_LENGTH, Acceptance, Draft, Fit, UnmadeDraft
 from genai_server.engine.scheduling.step_time import MAX_DRAFTED, MIN_CHUNK, StepTimeModel
 from genai_server.engine.sequence import Sequence
+from genai_server.timing import Clock
 
 log = logging.getLogger(__name__)
 # The assumed acceptance before any draft.
@@ -24,14 +28,15 @@ _FIRST_SHARE = 0.6
 # How many tokens this or the acceptance of other sequences counts like, and how slowly a sequence's own one and that of
 # all are forgotten. It changes more slowly than where a text repeats itself.
 _WEIGHT, _DECAY, _DECAY_OF_ALL = 6.0, 0.9, 0.98
-# Reading must be expected to save this many times the time that it takes, because neither is certain.
-_MIN_RETURN = 2.0
+# Reading must be expected to save this many times the time that it takes, and drafts then to give this many times the
+# tokens per second, because neither is certain.
+_MIN_RETURN, _MIN_GAIN = 2.0, 1.1
 # A sequence with at most this many unread tokens is drafted right away. Others are read in chunks before.
 _FEW = MIN_CHUNK
 # Sequences with a lower acceptance are only looked at for trials, and that in one of this number of steps.
 _MIN_SHARE, _TRIAL_EVERY = 0.05, 8
-# Share of the time of steps for trials, and the most seconds that are saved up for them.
-_TRIAL_SHARE, _MAX_SAVED = 0.01, 10.0
+# At least one of this number of steps has no drafts, so that their savings are known.
+_PLAIN_EVERY = 32
 
 
 class DraftingModel(Protocol):
@@ -57,63 +62,89 @@ class DraftingModel(Protocol):
         ...
 
 
-class ModelDrafts:
-    """The drafts of a device's draft model."""
+@dataclass
+class _Paying:
+    """A step with drafts that are expected to pay."""
 
-    def __init__(self, model: DraftingModel, max_chunk: int) -> None:
+    costs: DraftCosts
+    # Seconds that it would have taken without these drafts.
+    without: float
+    # Seconds that an accepted token is worth.
+    per_token: float
+    # Seconds that the drafts have saved, without what they cost the step itself.
+    saved: float
+
+
+class ModelDrafts:
+    """The drafts of a device's draft model, whose passes the `clock` times."""
+
+    def __init__(self, model: DraftingModel, max_chunk: int, clock: Clock) -> None:
         self._model = model
         self._max_chunk = max_chunk  # tokens that it reads in a pass of prompts, at most
+        self._clock = clock
+        self._budget = DraftBudget()
         self._overall = Acceptance(_FIRST_SHARE, weight=_WEIGHT, decay=_DECAY_OF_ALL)
-        self._saved = 0.0  # seconds for trials
+        self._reading: set[Sequence] = set()  # sequences that are read because that is expected to pay
         self._tried: WeakSet[Sequence] = WeakSet()  # sequences that are read for a trial
         self._failed: WeakSet[Sequence] = WeakSet()  # sequences that it could not read
-        self._drafted: set[Sequence] = set()  # sequences whose draft it has made for the last step
         self._promising: WeakSet[Sequence] = WeakSet()  # sequences of whose last draft some tokens were accepted
-        self._on_trial: set[Sequence] = set()  # sequences with a draft in the last step that was not expected to pay
-        self._per_token = 0.0  # seconds of the last step without drafts, for each row
         self._num_steps = 0
+        # Of the last step: the sequences with drafts, those of trials with the seconds that a token is worth, and the
+        # other drafts.
+        self._drafted: set[Sequence] = set()
+        self._on_trial: dict[Sequence, float] = {}
+        self._paying: _Paying | None = None
 
     def passed(self, seconds: float) -> None:
-        """Count the time of a step without the draft model's."""
-        self._saved = min(_MAX_SAVED, self._saved + _TRIAL_SHARE * seconds)
+        """Learn how long a step took, without the draft model's time."""
+        if (step := self._paying) is None:
+            self._budget.passed(seconds)
+        else:
+            self._budget.settle(step.costs.num_rows, step.costs.plain, step.saved - (seconds - step.without))
+        self._paying = None
 
     def choose(
         self, batch: Several[Sequence], drafts: Several[Draft], may_draft: Several[bool], times: StepTimeModel
     ) -> list[Several[int]] | None:
         """The draft that a step reads of each sequence of the batch: a part of the given one, or one that is made now.
-        None if the model cannot help.
+        None if the model drafts nothing.
 
         Only sequences that may have drafts get one. `times` are those of the steps.
         """
-        self._drafted = set()
+        started = self._clock()
+        self._drafted, self._on_trial, self._paying = set(), {}, None
         self._num_steps += 1
+        num_rows = len(batch)
+        if not self._budget.allows(num_rows, times.seconds(num_rows)):
+            return None
         unread = [self._num_unread(sequence) if may else 0 for sequence, may in zip(batch, may_draft, strict=True)]
         if not any(unread):
             return None
-        seconds, drafting = times.curve(MAX_DRAFTED), self._drafting()
-        self._per_token = seconds[len(batch)] / len(batch)
-        offers = [
-            self._better(sequence, draft, number) for sequence, draft, number in zip(batch, drafts, unread, strict=True)
-        ]
-        fit = fit_drafts(drafts, seconds)
-        if any(isinstance(offer, UnmadeDraft) for offer in offers):
-            own = fit
-            fit = fit_drafts(offers, seconds, drafting)
-            if fit.per_second < own.per_second:
-                offers, fit = list(drafts), own
-        lengths = self._with_trials(batch, offers, fit.lengths, seconds, drafting)
-        behind = {row: number - 1 for row, number in enumerate(unread) if number > _FEW}
-        chunks: list[tuple[Sequence, int]] = []
-        if behind:
-            rows = self._worth_reading(batch, offers, behind, fit.per_second, times, seconds, drafting)
-            chunks = self._chunks([(batch[row], behind[row]) for row in rows], seconds[len(batch)])
+        costs = DraftCosts(num_rows, times, self._model.times)
+        offers, fit = self._offers(batch, drafts, unread, costs)
+        pays = any(length for length, offer in zip(fit.lengths, offers, strict=True) if isinstance(offer, UnmadeDraft))
+        if pays and not times.has_timed(num_rows, _PLAIN_EVERY):
+            return [()] * num_rows
+        lengths, cost = self._with_trials(batch, offers, fit.lengths, costs)
         wanted = [
             (sequence, length)
             for sequence, offer, length in zip(batch, offers, lengths, strict=True)
-            if isinstance(offer, UnmadeDraft) and length
+            if length and isinstance(offer, UnmadeDraft)
         ]
+        chunks = self._chunks(self._behind(batch, offers, unread, fit, times, costs), costs.plain)
+        if not wanted and not chunks:
+            return None
+        self._budget.begin(num_rows, costs.plain)
         made = self._made(wanted, chunks)
         self._drafted = {sequence for sequence, tokens in made.items() if tokens}
+        spent = self._clock() - started - cost
+        if chunks:
+            reading = min(spent, self._model.times.seconds_to_read(sum(number for _, number in chunks)))
+            self._budget.add(-(reading if wanted else spent))
+            spent -= reading
+        if pays:
+            own = sum(length for offer, length in zip(offers, lengths, strict=True) if isinstance(offer, Draft))
+            self._paying = _Paying(costs, costs.of_step(own), fit.worth * costs.per_token, -spent)
         return [
             offer.tokens[:length] if isinstance(offer, Draft) else made.get(sequence, [])
             for sequence, offer, length in zip(batch, offers, lengths, strict=True)
@@ -134,14 +165,12 @@ class ModelDrafts:
             self._promising.add(sequence)
         else:
             self._promising.discard(sequence)
-        if sequence in self._on_trial:
-            self._saved += num_accepted * self._per_token
+        if (worth := self._on_trial.get(sequence)) is not None:
+            self._budget.add(num_accepted * worth)
+        elif self._paying is not None:
+            self._paying.saved += num_accepted * self._paying.per_token
         self._acceptance(sequence).count(num_drafted, num_accepted, num_tokens)
         self._overall.count(num_drafted, num_accepted, num_tokens)
-
-    def _drafting(self) -> list[float]:
-        """Seconds of the draft model's passes of 0, 1, … tokens."""
-        return [0.0, *self._model.times.curve(MAX_DRAFTED)[1:]]
 
     def _acceptance(self, sequence: Sequence) -> Acceptance:
         if sequence.model_acceptance is None:
@@ -156,6 +185,17 @@ class ModelDrafts:
         if sequence in self._failed or min(sequence.num_left - 1, self._model.room(sequence)) < 1:
             return 0
         return self._model.num_unread(sequence)
+
+    def _offers(
+        self, batch: Several[Sequence], drafts: Several[Draft], unread: Several[int], costs: DraftCosts
+    ) -> tuple[Several[Draft | UnmadeDraft], Fit]:
+        """The given drafts, or in place of some those that the model would make, and what a step reads of them."""
+        own = costs.fit(drafts)
+        offers = [
+            self._better(sequence, draft, number) for sequence, draft, number in zip(batch, drafts, unread, strict=True)
+        ]
+        fit = costs.fit(offers)
+        return (offers, fit) if fit.per_second >= own.per_second else (drafts, own)
 
     def _better(self, sequence: Sequence, draft: Draft, num_unread: int) -> Draft | UnmadeDraft:
         """The given draft, or what the draft model would make if more of that is expected to be accepted.
@@ -172,66 +212,77 @@ class ModelDrafts:
         return UnmadeDraft(length, self._acceptance(sequence).share, num_unread)
 
     def _with_trials(
-        self,
-        batch: Several[Sequence],
-        offers: Several[Draft | UnmadeDraft],
-        lengths: Several[int],
-        seconds: Several[float],
-        drafting: Several[float],
-    ) -> list[int]:
-        """The lengths, with a single token of some drafts that are not expected to pay."""
-        found = list(lengths)
-        self._on_trial = set()
+        self, batch: Several[Sequence], offers: Several[Draft | UnmadeDraft], lengths: Several[int], costs: DraftCosts
+    ) -> tuple[list[int], float]:
+        """The lengths, with a single token of some drafts that are not expected to pay, and what these cost."""
+        found, spent = list(lengths), 0.0
         for row, (sequence, offer) in enumerate(zip(batch, offers, strict=True)):
-            num_tokens = len(batch) + sum(found)
-            if found[row] or not isinstance(offer, UnmadeDraft) or num_tokens + 1 >= len(seconds):
+            num_drafted = sum(found)
+            if found[row] or not isinstance(offer, UnmadeDraft) or len(batch) + num_drafted >= MAX_DRAFTED:
                 continue
-            cost = drafting[min(offer.num_unread, len(drafting) - 1)] + seconds[num_tokens + 1] - seconds[num_tokens]
-            if self._is_due(sequence) and cost <= self._saved:
-                self._saved -= cost
-                self._on_trial.add(sequence)
+            cost = costs.of_token(num_drafted, offer.num_unread)
+            if sequence in self._tried or self._may_try(sequence, cost, costs):
+                self._budget.add(-cost)
+                self._on_trial[sequence] = costs.alone * costs.per_token
                 found[row] = 1
-        return found
+                spent += cost
+        return found, spent
 
     def _is_tried(self, sequence: Sequence) -> bool:
         """Whether a trial of a sequence goes on."""
         return sequence in self._tried or sequence in self._promising
 
-    def _is_due(self, sequence: Sequence) -> bool:
-        return sequence in self._promising or self._acceptance(sequence).is_due(len(sequence.tokens))
+    def _may_try(self, sequence: Sequence, cost: float, costs: DraftCosts) -> bool:
+        """Whether a trial of a sequence can begin: if there is time for it, and the best drafts could save more in the
+        rest of the answer.
+        """
+        is_due = sequence in self._promising or self._acceptance(sequence).is_due(len(sequence.tokens))
+        if not is_due or cost > self._budget.seconds:
+            return False
+        return sequence.num_left * costs.num_rows * costs.most_saved > _MIN_RETURN * cost
 
-    def _worth_reading(
+    def _behind(
         self,
         batch: Several[Sequence],
         offers: Several[Draft | UnmadeDraft],
-        behind: Mapping[int, int],
-        per_second: float,
+        unread: Several[int],
+        fit: Fit,
         times: StepTimeModel,
-        seconds: Several[float],
-        drafting: Several[float],
-    ) -> list[int]:
-        """The rows to read for later drafts, of those `behind` by a number of tokens.
+        costs: DraftCosts,
+    ) -> list[tuple[Sequence, int]]:
+        """The sequences to read for later drafts, each with its number of unread tokens but the newest one.
 
-        They are read if the rest of the answers is expected to save more time with their drafts than that takes. A
-        single one is read for a trial. `per_second` are the expected tokens of this step.
+        They are read if the rest of the answers is expected to save more time with their drafts than that takes. One
+        whose reading does not pay is read for a trial.
         """
+        begun, self._reading = self._reading, set()
+        behind = {row: number - 1 for row, number in enumerate(unread) if number > _FEW}
+        if not behind:
+            return []
         later = [
-            self._unmade(batch[row], 1) if row in behind and isinstance(offer, Draft) and not offer.tokens else offer
+            self._unmade(batch[row], 1) if row in behind and not offer.length else offer
             for row, offer in enumerate(offers)
         ]
-        fit = fit_drafts(later, seconds, drafting)
-        rows = [row for row in behind if fit.lengths[row] and isinstance(later[row], UnmadeDraft)]
+        better = costs.fit(later)
+        rows = [row for row in behind if better.lengths[row] and isinstance(later[row], UnmadeDraft)]
+        if self._budget.seconds < 0:
+            rows = [row for row in rows if batch[row] in begun]
+        saved = 1 / fit.per_second - 1 / better.per_second
+        if (known := self._budget.saved_per_step(costs.num_rows)) is not None:
+            saved = min(saved, known * costs.per_token)
         left = sum(min(sequence.num_left, times.tokens_left(sequence.num_produced)) for sequence in batch)
-        if left * (1 / per_second - 1 / fit.per_second) > _MIN_RETURN * sum(
-            self._model.times.seconds_to_read(behind[r]) for r in rows
-        ):
-            return rows
+        reading = sum(self._model.times.seconds_to_read(behind[row]) for row in rows)
+        if better.per_second > _MIN_GAIN * fit.per_second and left * saved > _MIN_RETURN * reading:
+            self._reading = {batch[row] for row in rows}
+        else:
+            rows = [row for row in behind if batch[row] in self._tried] or self._next_trial(batch, behind, costs)
+        return [(batch[row], behind[row]) for row in rows]
+
+    def _next_trial(self, batch: Several[Sequence], behind: Mapping[int, int], costs: DraftCosts) -> list[int]:
+        """The row that is now read for a trial, if any."""
         for row, number in behind.items():
-            if batch[row] in self._tried:
-                return [row]
-            cost = self._model.times.seconds_to_read(number)
-            if self._is_due(batch[row]) and cost <= self._saved:
-                self._saved -= cost
+            cost = self._model.times.seconds_to_read(number) + costs.of_token(0)
+            if self._may_try(batch[row], cost, costs):
                 self._tried.add(batch[row])
                 return [row]
         return []
@@ -253,8 +304,6 @@ class ModelDrafts:
         self, wanted: Several[tuple[Sequence, int]], chunks: Several[tuple[Sequence, int]]
     ) -> dict[Sequence, list[int]]:
         """The drafts that the model makes now, by their sequences."""
-        if not wanted and not chunks:
-            return {}
         try:
             drafts = self._model.draft(wanted, chunks)
         except Exception:  # the engine must not end for what would only save time

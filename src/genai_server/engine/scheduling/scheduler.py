@@ -22,6 +22,7 @@ from genai_server.engine.scheduling.places import Places, rank
 from genai_server.engine.scheduling.scheduler_output import DEFAULT_POLICY, PassRules, Read, Step, StepPolicy
 from genai_server.engine.scheduling.step_time import MAX_DRAFTED, MIN_CHUNK
 from genai_server.engine.sequence import Sequence, common_length
+from genai_server.timing import Clock
 
 log = logging.getLogger(__name__)
 # A waiting prompt gains on the others as if this share of the tokens read in the meantime had been its own.
@@ -94,9 +95,9 @@ class Scheduler(Places):
             found = next(self._round, None)
         return found
 
-    def draft_with(self, model: DraftingModel) -> None:
-        """Let a model draft where that is expected to pay, besides the sequences' own text."""
-        self._model_drafts = ModelDrafts(model, self._prefill_chunk)
+    def draft_with(self, model: DraftingModel, clock: Clock) -> None:
+        """Let a model draft where that pays by the clock, besides the sequences' own text."""
+        self._model_drafts = ModelDrafts(model, self._prefill_chunk, clock)
 
     @property
     def seconds_per_token(self) -> float:

@@ -4,6 +4,7 @@ A step's time is shared between the decoding sequences and the prompt that is re
 """
 
 import math
+from collections import deque
 
 import numpy as np
 
@@ -13,11 +14,13 @@ PROMPT_SHARE = 3.0
 # Smaller chunks would cost the prompt more than they give the others, because each pass reads all weights. A lone
 # stream waits about 50 ms for such a chunk, with a model of 0.4 B parameters on two cores.
 MIN_CHUNK = 16
-# Weight of the newest measurement in the moving averages.
+# Weight of the newest answer in the average of their lengths.
 _WEIGHT = 0.3
-# The same for a pass that is faster or slower than the average: slow ones are often disturbed.
-_WEIGHT_FASTER, _WEIGHT_SLOWER = 0.5, 0.1
-# What a further token costs before any pass of more tokens is measured, as a share of the pass.
+# Measurements of the same thing that are kept, and passes after which they are too old.
+_KEPT, _MAX_AGE = 5, 256
+# Passes after which measurements count half where those of other lengths contradict them.
+_HALF_LIFE = 16
+# What a further token costs before passes of more tokens are measured, as a share of a pass of one token.
 _SHARE_PER_TOKEN = 0.2
 # How much slower a pass may become by tokens of background sequences, as a share of its time.
 _MAX_SLOWDOWN = 0.03
@@ -30,21 +33,44 @@ _TRIAL_EVERY = 128
 MAX_DRAFTED = 64
 
 
+class _Recent:
+    """The last measurements of one thing."""
+
+    def __init__(self) -> None:
+        self._values: deque[float] = deque(maxlen=_KEPT)
+        self.last = 0  # the number of the pass that was measured last
+
+    def add(self, value: float, number: int = 0) -> None:
+        """Add what the pass of this number has taken."""
+        self._values.append(value)
+        self.last = number
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    @property
+    def median(self) -> float:
+        """The median, or the lower one of two: disturbed passes are slow, and a single one must not count."""
+        return sorted(self._values)[(len(self._values) - 1) // 2] if self._values else 0.0
+
+
 class StepTimeModel:
-    """Moving averages of the seconds that steps take and of the tokens of answers; None before the first one."""
+    """Medians of the seconds that recent steps took, and the average number of tokens of answers."""
 
     def __init__(self) -> None:
         self._decoding = 0.0  # seconds of decoding in this round up to now
-        self._per_round: float | None = None  # seconds of decoding in a round
-        self._per_token: float | None = None  # seconds for a token of a prompt
-        self._passes: dict[int, float] = {}  # seconds of a pass, by its number of tokens
-        self._answer: float | None = None  # tokens of an answer
+        self._per_round = _Recent()  # seconds of decoding in a round
+        self._prompts = _Recent()  # seconds for a token of a prompt
+        self._passes: dict[int, _Recent] = {}  # seconds of a pass, by its number of tokens
+        self._known: tuple[list[int], list[float]] = [], []  # such numbers, and the seconds in ascending order
+        self._num_passes = 0
+        self._answer: float | None = None  # tokens of an answer; None before the first one
         self._num_beside = 0  # passes beside which background sequences might have read
 
     def begin_round(self) -> None:
         """Start a new round, and learn how long the last one's decoding took."""
         if self._decoding:
-            self._per_round = _mean(self._per_round, self._decoding)
+            self._per_round.add(self._decoding)
         self._decoding = 0.0
 
     def passed(self, num_decoded: int, num_tokens: int, seconds: float) -> None:
@@ -53,11 +79,12 @@ class StepTimeModel:
         if num_prompt := num_tokens - num_decoded:
             estimated = self.seconds(num_decoded) or seconds * num_decoded / num_tokens
             decoding = min(seconds, estimated) if num_decoded else 0.0
-            self._per_token = _mean(self._per_token, (seconds - decoding) / num_prompt)
+            self._prompts.add((seconds - decoding) / num_prompt)
         else:
-            before = self._passes.get(num_tokens, seconds)
-            weight = _WEIGHT_FASTER if seconds < before else _WEIGHT_SLOWER
-            self._passes[num_tokens] = before + weight * (seconds - before)
+            self._num_passes += 1
+            self._passes.setdefault(num_tokens, _Recent()).add(seconds, self._num_passes)
+            self._passes = {n: r for n, r in self._passes.items() if self._num_passes - r.last < _MAX_AGE}
+            self._known = _ascending(self._passes, self._num_passes)
         self._decoding += decoding
 
     def seconds(self, num_tokens: int) -> float:
@@ -69,23 +96,23 @@ class StepTimeModel:
 
         A pass of more tokens never takes less time, however uneven the measurements are.
         """
-        if not self._passes:
+        known, times = self._known
+        if not known:
             return [0.0] * (num_tokens + 1)
-        known = sorted(self._passes)
-        times = np.maximum.accumulate([self._passes[number] for number in known])
         numbers = np.arange(num_tokens + 1)
         found = np.interp(numbers, known, times)
         if num_tokens > known[-1]:
-            slope = _SHARE_PER_TOKEN * times[-1] / known[-1]
+            slope = _SHARE_PER_TOKEN * times[-1] / (1 + _SHARE_PER_TOKEN * (known[-1] - 1))
             if len(known) > 1:
                 slope = (times[-1] - times[0]) / (known[-1] - known[0])
             further = numbers[known[-1] :] - known[-1]
             found[known[-1] :] = times[-1] + slope * further
         return [float(value) for value in found]
 
-    def has_timed(self, num_tokens: int) -> bool:
-        """Whether a pass of this number of tokens was measured."""
-        return num_tokens in self._passes
+    def has_timed(self, num_tokens: int, within: int = _MAX_AGE) -> bool:
+        """Whether a pass that only decodes this number of tokens is among so many last ones."""
+        found = self._passes.get(num_tokens)
+        return found is not None and self._num_passes - found.last < within
 
     def tokens_beside(self, num_tokens: int) -> int:
         """How many tokens background sequences may read in a pass that decodes `num_tokens` of others.
@@ -112,12 +139,12 @@ class StepTimeModel:
         """
         decoding = self._decoding if decoding is None else decoding
         seconds = target - decoding if target else PROMPT_SHARE * max(1.0, crowd) * decoding
-        fitting = seconds / self._per_token if self._per_token else 0.0
+        fitting = seconds / self._prompts.median if self._prompts.median else 0.0
         return min(most, max(MIN_CHUNK, int(fitting)))
 
     def tokens_read_in(self, seconds: float) -> float:
         """How many tokens of prompts can be read in this time; 0 before any measurement."""
-        return seconds / self._per_token if self._per_token else 0.0
+        return seconds / self._prompts.median if self._prompts.median else 0.0
 
     def answered(self, num_tokens: int) -> None:
         """Learn how many tokens an answer had."""
@@ -125,15 +152,33 @@ class StepTimeModel:
 
     def seconds_to_read(self, num_tokens: int) -> float:
         """Seconds to read `num_tokens` of a prompt; 0 before any measurement."""
-        return num_tokens * (self._per_token or 0.0)
+        return num_tokens * self._prompts.median
 
     def seconds_to_decode(self, num_tokens: float) -> float:
         """Seconds for `num_tokens` of an answer while the other answers run; 0 before any measurement."""
-        return num_tokens * (self._per_round or 0.0)
+        return num_tokens * self._per_round.median
 
     def tokens_left(self, num_produced: int) -> float:
         """How many more tokens an answer will likely have; infinite before any answer has ended."""
         return math.inf if self._answer is None else max(1.0, self._answer - num_produced)
+
+
+def _ascending(passes: dict[int, _Recent], num_passes: int) -> tuple[list[int], list[float]]:
+    """Passes by their number of tokens, and their seconds: a pass of more tokens never takes less time.
+
+    Where measurements say so, those passes get their mean, in which many and recent measurements count more.
+    """
+    blocks: list[tuple[float, float, list[int]]] = []  # seconds of one pass, weight, and numbers of tokens
+    for number in sorted(passes):
+        recent = passes[number]
+        weight = len(recent) * 0.5 ** ((num_passes - recent.last) / _HALF_LIFE)
+        seconds, numbers = recent.median, [number]
+        while blocks and blocks[-1][0] > seconds:
+            before, more, smaller = blocks.pop()
+            seconds = (more * before + weight * seconds) / (more + weight)
+            weight, numbers = more + weight, [*smaller, *numbers]
+        blocks.append((seconds, weight, numbers))
+    return sorted(passes), [seconds for seconds, _, numbers in blocks for _ in numbers]
 
 
 def _mean(before: float | None, newest: float) -> float:
