@@ -33,7 +33,7 @@ from genai_server.engine.model.files import read_config
 from genai_server.engine.model.graph import DoesNotFit, read_decoder_graph
 from genai_server.engine.model.output_head import find_head
 from genai_server.engine.model.weights import prepacked_model
-from genai_server.engine.runners.choose import load_batched
+from genai_server.engine.runners.load_batched import load_batched
 
 DOCUMENT = REPOSITORY / "docs" / "evidence" / "models.md"
 START, END = "<!-- families -->\n", "<!-- end of families -->\n"

@@ -14,9 +14,9 @@ from genai_server.engine.profiling.folder import ProfileFolder
 from genai_server.engine.profiling.runtime_options import RuntimeOptionState
 from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.sampling.grammar import Guidance
-from genai_server.engine.scheduling.answer_memory import AnswerMemory
 from genai_server.engine.scheduling.scheduler import Scheduler
 from genai_server.engine.scheduling.scheduler_output import StepPolicy
+from genai_server.engine.scheduling.text_index import AnswerMemory
 from genai_server.messages.generation_request import GenerationRequest
 from genai_server.messages.protocol import Failed, Finished, Submit, ToApi, Tokens
 from genai_server.timing import Clock

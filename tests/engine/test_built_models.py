@@ -13,7 +13,7 @@ from genai_server.config.sources import engine_settings
 from genai_server.engine.model.graph import LayerState, read_decoder_graph
 from genai_server.engine.model.output_head import find_head
 from genai_server.engine.model.ragged import make_ragged
-from genai_server.engine.runners.choose import load_batched
+from genai_server.engine.runners.load_batched import load_batched
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.engine.runners.scores import Logits
 from genai_server.messages.launch import EngineSpec

@@ -14,8 +14,8 @@ from genai_server.engine import process
 from genai_server.engine.ipc.mailbox import Resize
 from genai_server.engine.model.files import check_model_directory
 from genai_server.engine.model.graph import read_decoder_graph
-from genai_server.engine.runners import choose
 from genai_server.engine.runners.cpu_buffers import CpuBuffers, page_tokens
+from genai_server.engine.runners.load_batched import load_batched
 from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.sampling.grammar import model_guidance
 from genai_server.engine.scheduling.scheduler_output import UNSHARED, KvMemory
@@ -58,7 +58,7 @@ class Device(SteppedLoop):
             cache_dir="",
         )
         spec = EngineSpec("cpu", str(DEMO), settings)
-        batched = choose.load_batched(spec, DEMO, check_model_directory(DEMO))
+        batched = load_batched(spec, DEMO, check_model_directory(DEMO))
         generator: Any = batched  # no request here runs on it
         runners = RunnerPair(generator, batched)
         super().__init__(runners, process.make_scheduler(spec, runners), model_guidance(DEMO, batched.model), folder)

@@ -15,7 +15,7 @@ from genai_server.engine.runners.batched import BatchedRunner
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.sampling.grammar import Guidance
-from genai_server.engine.scheduling.answer_memory import AnswerMemory
+from genai_server.engine.scheduling.text_index import AnswerMemory
 from genai_server.errors import RunnerFailed
 from genai_server.messages.admin import CacheReset, ResetPrefixCache, SetRuntimeOption
 from genai_server.messages.figures import Figures

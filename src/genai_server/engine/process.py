@@ -22,16 +22,17 @@ from genai_server.engine.model.files import CONFIG, session_profile
 from genai_server.engine.profiling.manifest import about_engine
 from genai_server.engine.profiling.runtime_options import RuntimeOptionState
 from genai_server.engine.runners.base import Runner
-from genai_server.engine.runners.choose import load_runners, profile_folder
+from genai_server.engine.runners.choose import load_runners
 from genai_server.engine.runners.kv_events import KvEventPublisher
 from genai_server.engine.runners.lengths import on_cpu
+from genai_server.engine.runners.load_batched import profile_folder
 from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.runners.warm_up import scores_prompts, warm_up
 from genai_server.engine.sampling.grammar import Guidance, bytes_guidance, model_guidance
-from genai_server.engine.scheduling.answer_memory import AnswerMemory
 from genai_server.engine.scheduling.pooling_scheduler import PoolingScheduler
 from genai_server.engine.scheduling.scheduler import Scheduler
 from genai_server.engine.scheduling.scheduler_output import StepPolicy
+from genai_server.engine.scheduling.text_index import AnswerMemory
 from genai_server.errors import in_one_line
 from genai_server.heartbeat import Heartbeat
 from genai_server.logs import configure_logging

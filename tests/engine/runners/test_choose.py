@@ -23,6 +23,7 @@ from genai_server.engine.runners import buffers, choose, cpu_buffers
 from genai_server.engine.runners.batched import BatchedRunner
 from genai_server.engine.runners.cpu_buffers import CpuBuffers, page_tokens
 from genai_server.engine.runners.device_buffers import Place
+from genai_server.engine.runners.load_batched import load_batched
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.runners.runner_rules import runs_by_library
@@ -58,7 +59,7 @@ def spec(
 
 
 def batch(given: EngineSpec) -> BatchedRunner:
-    return choose.load_batched(given, DEMO, check_model_directory(DEMO))
+    return load_batched(given, DEMO, check_model_directory(DEMO))
 
 
 def check_full(given: EngineSpec, runners: RunnerPair, fits: int, named: str) -> None:

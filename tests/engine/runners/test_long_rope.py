@@ -9,7 +9,7 @@ import pytest
 
 from genai_server.config.settings import Settings
 from genai_server.config.sources import engine_settings
-from genai_server.engine.runners.choose import load_batched
+from genai_server.engine.runners.load_batched import load_batched
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.sampling.grammar import model_guidance

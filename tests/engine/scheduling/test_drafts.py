@@ -4,9 +4,8 @@ import random
 
 import pytest
 
-from genai_server.engine.scheduling.answer_memory import AnswerMemory
 from genai_server.engine.scheduling.drafts import MAX_LENGTH, NO_DRAFT, Draft, Drafter, fit_drafts
-from genai_server.engine.scheduling.text_index import Match, TextIndex
+from genai_server.engine.scheduling.text_index import AnswerMemory, Match, TextIndex
 
 # Prompt tokens without repetition.
 PROMPT = list(range(100, 120))

@@ -8,17 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from msgspec import structs
 
 from genai_server.engine.encoder_worker import EncoderWorker
 from genai_server.engine.image_worker import ImageWorker
-from genai_server.engine.model.cross_attention import read_cross_decoder
 from genai_server.engine.model.draft_model_files import check_draft_model
-from genai_server.engine.model.files import check_model_directory, session_profile, what_is_left_out
+from genai_server.engine.model.files import check_model_directory, what_is_left_out
 from genai_server.engine.model.graph import MTP, DoesNotFit, read_decoder_graph
-from genai_server.engine.profiling.folder import ProfileFolder
-from genai_server.engine.runners.base import Runner
 from genai_server.engine.runners.lengths import (
     batch_limits,
     draft_share,
@@ -27,22 +23,26 @@ from genai_server.engine.runners.lengths import (
     head_share,
     longest_text,
     on_cpu,
-    takes_half,
     with_kv_share,
     with_limit,
+)
+from genai_server.engine.runners.load_batched import (
+    int8_graph,
+    load_batched,
+    log_nodes,
+    min_gain,
+    session_profile_prefix,
 )
 from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.runners.runner_rules import LIBRARY, check_reach, check_runner, never_batched, runs_by_library
 from genai_server.engine.runners.scripted import ScriptedPooledRunner, ScriptedRunner
 from genai_server.engine.sound_worker import SoundWorker
-from genai_server.errors import ConfigurationError, RunnerFailed, in_one_line
-from genai_server.messages.generation_request import ModelInfo
+from genai_server.errors import ConfigurationError, in_one_line
 from genai_server.messages.launch import EngineSpec
 from genai_server.options.check import on_providers
 from genai_server.options.device import reaching, without_spinning_between_passes
 from genai_server.options.table import Reach
 from genai_server.pooling_model import Task, read_pooling_model, task_of
-from genai_server.system_memory import free_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -51,17 +51,11 @@ if TYPE_CHECKING:
 
     from genai_server.engine.encoded_sound import EncodedSound
     from genai_server.engine.encoder_worker import Tensors
-    from genai_server.engine.model.graph import DecoderGraph
-    from genai_server.engine.runners.batched import BatchedRunner, Int8Session
     from genai_server.engine.runners.draft_model import DraftModel
     from genai_server.engine.runners.og_generator import OgGeneratorRunner
     from genai_server.engine.sound_worker import Align
 
 log = logging.getLogger(__name__)
-# The share of the free memory that 8-bit weights may take if the settings leave the choice to the engine.
-INT8_SHARE = 0.25
-# How many times faster 8-bit weights must be, in the same case.
-MIN_GAIN = 1.2
 # Sounds of waiting requests that are encoded, besides those of running ones.
 _ENCODED_AHEAD = 2
 _NO_PROFILE_OF_PARTS = (
@@ -189,7 +183,7 @@ def _load_head(spec: EngineSpec, share: float, runners: RunnerPair) -> "DraftMod
 def _generator(spec: EngineSpec, model_dir: Path) -> "OgGeneratorRunner":
     from genai_server.engine.runners.og_generator import OgGeneratorRunner
 
-    profile_prefix = _session_profile(spec)
+    profile_prefix = session_profile_prefix(spec)
     return OgGeneratorRunner(model_dir, spec.device, spec.settings.threads, spec.options, profile_prefix=profile_prefix)
 
 
@@ -236,7 +230,7 @@ def _sound_encoder(spec: EngineSpec, model_dir: Path) -> "Callable[[Tensors], En
     from genai_server.engine.model.sound_encoder import SoundEncoder
 
     files = read_encoder_files(model_dir)
-    int8 = _int8_graph(spec, files.path, part="encoder") if on_cpu(spec) else None
+    int8 = int8_graph(spec, files.path, part="encoder") if on_cpu(spec) else None
     files = replace(files, path=int8 or files.path)
     options = reaching(spec.options, Reach.BATCHED)
     return SoundEncoder(files, spec.settings.threads, options, optimized=int8 is not None).encode
@@ -259,8 +253,8 @@ def _image_worker(spec: EngineSpec, model_dir: Path) -> ImageWorker | None:
     options = reaching(spec.options, Reach.BATCHED)
 
     def open_encoder() -> "Callable[[Tensors], NDArray[Any]]":
-        int8 = _int8_graph(spec, files.vision, files.part, floats=True) if on_cpu(spec) else None
-        return ImageEncoder(files, spec.settings.threads, options, int8, _min_gain(spec)).encode
+        int8 = int8_graph(spec, files.vision, files.part, floats=True) if on_cpu(spec) else None
+        return ImageEncoder(files, spec.settings.threads, options, int8, min_gain(spec)).encode
 
     return ImageWorker(
         open_encoder,
@@ -270,11 +264,6 @@ def _image_worker(spec: EngineSpec, model_dir: Path) -> ImageWorker | None:
     )
 
 
-def _log_nodes(runner: Runner) -> None:
-    counts = (f"{count} on {name}" for name, count in runner.nodes.items())
-    log.info("nodes of the graph: %s", ", ".join(counts))
-
-
 def _pooled(spec: EngineSpec, model_dir: Path) -> RunnerPair:
     from genai_server.engine.runners.pooled import PooledRunner
 
@@ -282,125 +271,10 @@ def _pooled(spec: EngineSpec, model_dir: Path) -> RunnerPair:
         model_dir,
         spec.settings.threads,
         reaching(on_providers(spec.options, spec.device), Reach.BATCHED),
-        profile_prefix=_session_profile(spec),
+        profile_prefix=session_profile_prefix(spec),
     )
     pooling = read_pooling_model(model_dir)
     runner.model = longest_text(spec, runner.model, 0 if pooling is None else pooling.num_heads)
-    _log_nodes(runner)
+    log_nodes(runner)
     runner.warm_up()
     return RunnerPair(runner, reason="it gives vectors or scores of complete texts")
-
-
-def load_batched(spec: EngineSpec, model_dir: Path, model: ModelInfo) -> "BatchedRunner":
-    """The batched runner.
-
-    Raises DoesNotFit if the settings exclude it or it cannot run the model. Raises ConfigurationError if
-    GENAI_KV_CACHE_BYTES is too small for a single request, because Generators would not keep to that limit.
-    """
-    from genai_server.engine.model.session import open_session
-    from genai_server.engine.runners.batched import BatchedRunner
-    from genai_server.engine.runners.buffers import buffers_on
-
-    settings = spec.settings
-    why = never_batched(spec.device, Path(spec.model_dir), settings.scheduler, settings.kv_cache_bytes)
-    if why is not None:
-        raise DoesNotFit(why)
-    is_speech_model = task_of(model_dir) is Task.TRANSCRIBE
-    graph = read_cross_decoder(model_dir) if is_speech_model else read_decoder_graph(model_dir)
-    if graph.bytes_per_row and not on_cpu(spec):
-        raise DoesNotFit("its layers have states of fixed size, which a batch keeps in the memory of a CPU only")
-    if takes_half(spec, graph, model.context_length):
-        graph = replace(graph, cache_type=np.float16)
-    limits, model = batch_limits(spec, graph, model)
-    prefix = _session_profile(spec)
-    optimized = model_dir != Path(spec.model_dir)
-    try:
-        session = open_session(
-            graph,
-            settings.threads,
-            optimized=optimized,
-            offers_best=not on_cpu(spec),
-            options=spec.options,
-            profile_prefix=f"{prefix}_batch" if prefix else "",
-        )
-    except (ConfigurationError, DoesNotFit):
-        raise
-    except Exception as error:  # ONNX Runtime's errors have no base of their own
-        raise DoesNotFit(f"its graph for a batch cannot be loaded: {in_one_line(error)}") from error
-    int8 = _int8_graph(spec, graph.path) if optimized and on_cpu(spec) and not prefix else None
-    try:
-        runner = BatchedRunner(
-            graph,
-            session,
-            model,
-            limits,
-            int8=None if int8 is None else _int8_session(spec, replace(graph, path=int8)),
-            run_entries=spec.options.run,
-            make_buffers=buffers_on(spec.device, spec.options),
-        )
-    except RunnerFailed as error:
-        raise DoesNotFit(f"its first pass in a batch failed: {error.message}") from error
-    check_reach(spec.device, spec.options, Reach.BATCHED, "requests run in a batch")
-    _log_nodes(runner)
-    return runner
-
-
-def _int8_graph(spec: EngineSpec, graph: Path, part: str = "decoder", *, floats: bool = False) -> Path | None:
-    """The graph with matrices of 8 bits in place of 4-bit ones, and with `floats` of those in 16 and 32 bits.
-
-    Made if needed; None if the settings leave it out.
-    """
-    from genai_server.engine.model.int8_matrices import int8_bytes
-    from genai_server.engine.model.weights import int8_model
-
-    settings = spec.settings
-    needed, allowed = int8_bytes(graph, floats=floats), int(INT8_SHARE * free_memory())
-    if settings.prefill_weights == "int4" or not settings.cache_dir or not needed:
-        return None
-    if settings.prefill_weights == "auto" and needed > allowed:
-        log.info("weights of 8 bits are not used: they need %d bytes, and may have %d", needed, allowed)
-        return None
-    model_dir, cache_dir = Path(spec.model_dir), Path(settings.cache_dir)
-    int8_dir = int8_model(model_dir, cache_dir, spec.options, settings.threads, part=part, floats=floats)
-    return None if int8_dir is None else int8_dir / graph.name
-
-
-def _min_gain(spec: EngineSpec) -> float:
-    """How many times faster than a model's own weights those of 8 bits must be."""
-    return MIN_GAIN if spec.settings.prefill_weights == "auto" else 1.0
-
-
-def _int8_session(spec: EngineSpec, graph: "DecoderGraph") -> "Int8Session | None":
-    from genai_server.engine.model.session import open_session
-    from genai_server.engine.runners.batched import Int8Session
-
-    try:
-        session = open_session(graph, spec.settings.threads, optimized=True, options=spec.options)
-    except Exception as error:  # as above
-        log.warning("weights of 8 bits are not used: %s", in_one_line(error))
-        return None
-    return Int8Session(session, _min_gain(spec))
-
-
-def profile_folder(spec: EngineSpec) -> ProfileFolder:
-    """The folder for profiles from the settings."""
-    return ProfileFolder(
-        Path(spec.settings.profile_dir),
-        spec.profile_folder or spec.device,
-        max_files=spec.settings.profile_max_files,
-        max_bytes=spec.settings.profile_max_bytes,
-        max_age=spec.settings.profile_max_age,
-    )
-
-
-def _session_profile(spec: EngineSpec) -> str:
-    """The path prefix for profiles of the whole session; empty if the model's configuration asks for none.
-
-    The name comes from the model's configuration, the folder from the settings. Raises OSError without the folder.
-    """
-    name = session_profile(Path(spec.model_dir))
-    if not name:
-        return ""
-    folder = profile_folder(spec)
-    folder.prepare()
-    return folder.path_prefix(name)

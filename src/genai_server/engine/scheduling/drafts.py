@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
-from genai_server.engine.scheduling.answer_memory import MIN_MATCH, FindText
-from genai_server.engine.scheduling.text_index import GAP, MAX_MATCH, Match, TextIndex
+from genai_server.engine.scheduling.text_index import GAP, MAX_MATCH, MIN_MATCH, FindText, Match, TextIndex
 
 # Maximum length of a draft in tokens.
 MAX_LENGTH = 15

@@ -15,12 +15,12 @@ not make a pass noticeably slower. Passes of the background alone are short, or 
 import logging
 from collections.abc import Callable, Collection, Iterator
 
-from genai_server.engine.scheduling.answer_memory import AnswerMemory
 from genai_server.engine.scheduling.drafts import NO_DRAFT, Draft, fit_drafts
 from genai_server.engine.scheduling.model_drafts import DraftingModel, ModelDrafts
 from genai_server.engine.scheduling.places import Places, rank
 from genai_server.engine.scheduling.scheduler_output import DEFAULT_POLICY, PassRules, Read, Step, StepPolicy
 from genai_server.engine.scheduling.step_time import MAX_DRAFTED, MIN_CHUNK
+from genai_server.engine.scheduling.text_index import AnswerMemory
 from genai_server.engine.sequence import Sequence, common_length
 from genai_server.timing import Clock
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence as Several
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
-from genai_server.engine.scheduling.answer_memory import AnswerMemory
+from genai_server.engine.scheduling.text_index import AnswerMemory
 from genai_server.engine.sequence import Sequence
 from genai_server.messages.generation_request import PooledText
 

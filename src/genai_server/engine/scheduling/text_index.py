@@ -1,10 +1,13 @@
-"""A text of tokens that finds earlier places with the same tokens as its end, or as the end of another text.
+"""A text of tokens that finds earlier places with the same tokens as its end, or as the end of another text. A memory
+of earlier answers has such a text for each API key.
 
 As in LZ77 compressors, each position of the text links to the previous position whose last tokens have the same hash.
 So adding a token and finding a match take the same time in a text of any length.
 """
 
-from collections.abc import Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import takewhile
 from typing import NamedTuple
 
@@ -25,6 +28,10 @@ _MANY = 64
 TOKEN_BYTES, _SEGMENT_BYTES, _INDEX_BYTES = 12, 1_024, 512
 _FACTOR, _HASH_BITS = 0x9E3779B1, 32
 _MASK = (1 << _HASH_BITS) - 1
+# Minimum length of a match in the memory, in tokens: shorter ones are by chance in a text this long.
+MIN_MATCH = 4
+# A segment has at most this share of the memory. So little is dropped at once.
+_MAX_SHARE = 8
 
 
 class Segment:
@@ -212,3 +219,56 @@ def _hash(tokens: Sequence[int] | memoryview) -> int:
     for token in tokens:
         hashed = (hashed ^ (token + 1)) * _FACTOR & _MASK
     return hashed
+
+
+# Finds the text of a key, while it is kept.
+FindText = Callable[[], TextIndex | None]
+
+
+class AnswerMemory:
+    """The texts of answers by the names of their memories, in at most `max_bytes`.
+
+    The name used least recently loses its oldest answers first. No call takes longer because more is kept.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        # Rounded down, because segments have powers of two of tokens.
+        most = max(1, max_bytes // (_MAX_SHARE * TOKEN_BYTES))
+        self._max_segment = 1 << (most.bit_length() - 1)
+        # The least recently used first.
+        self._texts: OrderedDict[str, TextIndex] = OrderedDict()
+        self.num_bytes = 0  # of all texts
+
+    def of(self, name: str) -> FindText:
+        """Finds the text of a name, which counts as used now."""
+        if name in self._texts:
+            self._texts.move_to_end(name)
+        return partial(self._texts.get, name)
+
+    def add(self, name: str, prompt: Sequence[int], answer: Sequence[int]) -> None:
+        """Keep an answer. Of its prompt the last tokens are kept, so that the same question finds its beginning."""
+        tokens = [*prompt[-MAX_MATCH:], *answer, GAP]
+        text = self._texts.pop(name, None)
+        if text is None:
+            text = TextIndex(MIN_MATCH, len(tokens), max_segment=self._max_segment)
+        else:
+            self.num_bytes -= text.num_bytes
+        text.add(tokens)
+        self._texts[name] = text
+        self.num_bytes += text.num_bytes
+        while self.num_bytes > self._max_bytes:
+            self._drop_oldest()
+
+    def clear(self) -> None:
+        """Drop everything, also from the drafts of running sequences."""
+        while self._texts:
+            self._drop_oldest()
+
+    def _drop_oldest(self) -> None:
+        name, text = next(iter(self._texts.items()))
+        self.num_bytes -= text.num_bytes
+        if text.drop_oldest():
+            self.num_bytes += text.num_bytes
+        else:
+            del self._texts[name]
