@@ -7,7 +7,7 @@ import numpy as np
 import onnx
 import pytest
 from numpy.typing import NDArray
-from onnx import numpy_helper
+from onnx import helper, numpy_helper
 
 from genai_server.engine.model import matrices
 from genai_server.engine.model.vision import MAX_ERROR, ImageEncoder, relative_error
@@ -82,6 +82,24 @@ def test_a_graph_with_other_features_is_dropped(
     assert np.array_equal(kept.encode(picture), own)
 
 
+@pytest.mark.parametrize("is_graph", [True, False], ids=["in its first pass", "when it is opened"])
+def test_a_graph_that_fails_is_dropped(
+    is_graph: bool, files: VisionFiles, tmp_path: Path, picture: dict[str, NDArray[Any]], own: NDArray[Any]
+) -> None:
+    failing = _with_another_output(files.vision, tmp_path / "failing.onnx") if is_graph else tmp_path / "none.onnx"
+    kept = encoder(files, failing, ALWAYS)
+    for _ in range(2):
+        assert np.array_equal(kept.encode(picture), own)
+
+
+def test_wrong_tensors_do_not_decide(files: VisionFiles, int8: Path, picture: dict[str, NDArray[Any]]) -> None:
+    chosen = encoder(files, int8, ALWAYS)
+    expected = encoder(files, int8, ALWAYS).encode(picture)
+    with pytest.raises(RunnerFailed):
+        chosen.encode({"pixel_values": np.zeros((3, 3), np.float32)})
+    assert np.array_equal(chosen.encode(picture), expected)
+
+
 def test_wrong_tensors_are_an_error_of_the_request(files: VisionFiles, int8: Path) -> None:
     with pytest.raises(RunnerFailed, match="an image cannot be encoded"):
         encoder(files, int8, ALWAYS).encode({"pixel_values": np.zeros((3, 3), np.float32)})
@@ -92,5 +110,15 @@ def _with_larger(graph: Path, name: str, target: Path) -> Path:
     model = onnx.load(graph)
     (tensor,) = (tensor for tensor in model.graph.initializer if tensor.name == name)
     tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor) * np.float16(1.2), name))
+    onnx.save(model, target)
+    return target
+
+
+def _with_another_output(graph: Path, target: Path) -> Path:
+    """The graph with its features under another name."""
+    model = onnx.load(graph)
+    (output,) = model.graph.output
+    model.graph.node.append(helper.make_node("Identity", [output.name], ["others"]))
+    output.name = "others"
     onnx.save(model, target)
     return target

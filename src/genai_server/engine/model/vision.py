@@ -60,7 +60,8 @@ class ImageEncoder:
     """Runs the vision graph. Its threads do not wait actively, because other sessions run at the same time.
 
     `int8` is the graph with matrices of 8 bits. Both graphs encode the first image, which decides: the other one is
-    dropped. That of 8 bits must be `min_gain` times as fast, with features that differ by `MAX_ERROR` at most.
+    dropped. That of 8 bits must be `min_gain` times as fast, with features that differ by `MAX_ERROR` at most. If it
+    fails, the model's own stays.
     """
 
     def __init__(
@@ -74,9 +75,14 @@ class ImageEncoder:
         self._files = files
         self.noun = "a sound" if files.hears else "an image"
         self._session = _open(files.vision, threads, options, optimized=False)
-        self._int8: Any = None if int8 is None else _open(int8, threads, options, optimized=True)
+        self._int8: Any = None
         self._min_gain = min_gain
         self._inputs = {value.name: _type(value.type) for value in self._session.get_inputs()}
+        if int8 is not None:
+            try:
+                self._int8 = _open(int8, threads, options, optimized=True)
+            except Exception as error:  # ONNX Runtime's errors have no base of their own
+                self._tell_failure(error)
 
     def encode(self, tensors: Mapping[str, NDArray[Any]]) -> Features:
         """The features [features, hidden_size] of one image, from its tensors by the library's names.
@@ -87,7 +93,7 @@ class ImageEncoder:
         given = {name: given[name].astype(kind, copy=False) for name, kind in self._inputs.items() if name in given}
         try:
             features = self._run(self._session, given) if self._int8 is None else self._choose(given)
-        except Exception as error:  # ONNX Runtime's errors have no base of their own
+        except Exception as error:  # as above
             raise RunnerFailed(f"{self.noun} cannot be encoded: {in_one_line(error)}") from error
         return features.reshape(-1, features.shape[-1])
 
@@ -97,13 +103,14 @@ class ImageEncoder:
 
     def _choose(self, given: Mapping[str, NDArray[Any]]) -> Features:
         """The features by the graph that stays."""
-        times = [time.perf_counter()]
-        found = []
-        for session in (self._session, self._int8):
-            found.append(self._run(session, given))
-            times.append(time.perf_counter())
-        own, rounded = found
-        gain, error = (times[1] - times[0]) / (times[2] - times[1]), relative_error(rounded, own)
+        own, seconds = self._timed(self._session, given)
+        int8, self._int8 = self._int8, None
+        try:
+            rounded, int8_seconds = self._timed(int8, given)
+            gain, error = seconds / int8_seconds, relative_error(rounded, own)
+        except Exception as failure:  # as above
+            self._tell_failure(failure)
+            return own
         is_chosen = gain >= self._min_gain and error <= MAX_ERROR
         log.info(
             "weights of 8 bits are %s for %s: %.2f times as fast as the model's own, and features differ by %.2g",
@@ -112,10 +119,18 @@ class ImageEncoder:
             gain,
             error,
         )
-        if is_chosen:
-            self._session = self._int8
-        self._int8 = None
-        return rounded if is_chosen else own
+        if not is_chosen:
+            return own
+        self._session = int8
+        return rounded
+
+    def _timed(self, session: Any, given: Mapping[str, NDArray[Any]]) -> tuple[Features, float]:
+        began = time.perf_counter()
+        features = self._run(session, given)
+        return features, time.perf_counter() - began
+
+    def _tell_failure(self, error: Exception) -> None:
+        log.warning("weights of 8 bits are not used for %s: %s", self.noun, in_one_line(error))
 
 
 def relative_error(found: Features, expected: Features) -> float:
