@@ -64,6 +64,12 @@ def test_a_missing_library_is_named(tried_anew: None, monkeypatch: pytest.Monkey
         check_pass_profiles()
 
 
+def test_a_library_that_cannot_be_used_is_refused(tried_anew: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pass_profile, "_LIBRARIES", ("__init__.py",))
+    with pytest.raises(RunnerFailed, match="__init__.py cannot be used"):
+        check_pass_profiles()
+
+
 def test_an_older_library_is_refused(tried_anew: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pass_profile, "_API_VERSION", 10_000)
     with pytest.raises(RunnerFailed, match="has no version 10000 of the C API"):

@@ -53,9 +53,12 @@ def _functions() -> ctypes.Array[ctypes.c_size_t]:
         raise RunnerFailed(f"the run options of onnxruntime {onnxruntime.__version__} are no object of pybind11")
     if not found:
         raise RunnerFailed(f"{folder} has no library with the C API of ONNX Runtime")
-    library = ctypes.CDLL(str(found[0]))
-    library.OrtGetApiBase.restype = ctypes.POINTER(_GetApi)
-    table = library.OrtGetApiBase()[0](_API_VERSION)
+    try:
+        get_base = ctypes.CDLL(str(found[0])).OrtGetApiBase
+    except (OSError, AttributeError) as error:
+        raise RunnerFailed(f"{found[0]} cannot be used: {error}") from None
+    get_base.restype = ctypes.POINTER(_GetApi)
+    table = get_base()[0](_API_VERSION)
     if not table:
         raise RunnerFailed(f"onnxruntime {onnxruntime.__version__} has no version {_API_VERSION} of the C API")
     functions = (ctypes.c_size_t * (_ENABLE_PROFILING + 1)).from_address(table)
