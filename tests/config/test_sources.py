@@ -67,6 +67,8 @@ def test_former_names_are_read_without_the_present_ones(tmp_path: Path) -> None:
     found = load_settings(options, environ=environ, dotenv=None)
     assert (found.max_media, found.media_timeout, found.max_media_bytes, found.max_media_tokens) == (3, 4, 6, 7)
     assert unknown_variables(environ, dotenv=None) == {}
+    typed = load_settings({"max_images": "8"}, environ={"GENAI_MAX_MEDIA": "9"}, dotenv=None)
+    assert typed.max_media == 8  # a command line comes before the environment, whatever the name
     with pytest.raises(ConfigurationError, match=r'^GENAI_MAX_IMAGES="0": '):
         load_settings(environ={"GENAI_MAX_IMAGES": "0"}, dotenv=None)
 

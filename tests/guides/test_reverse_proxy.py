@@ -26,7 +26,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     """A server for one request at a time, so that a second one waits without a byte."""
     settings = {"GENAI_API_KEYS": f"me:{KEY}", "GENAI_ADMIN_API_KEY": ADMIN}
     options = ["--device", "scripted", "--model-name", "onnx-genai", "--max-batch-size", "1", "--log-level", "debug"]
-    options += ["--max-body-bytes", "2000000", "--max-image-body-bytes", "2000000"]
+    options += ["--max-body-bytes", "2000000", "--max-media-body-bytes", "2000000"]
     given = re.findall(r"--forwarded-allow-ips \S+", PAGE.text)[0].split()
     with run_server(tmp_path_factory.mktemp("server"), *options, *given, settings=settings) as server:
         server.client.headers["authorization"] = f"Bearer {ADMIN}"

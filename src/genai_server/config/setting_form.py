@@ -6,7 +6,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 # Fields whose environment variables other servers read, too; those of all others begin with GENAI_.
 _UNPREFIXED = ("host", "port", "workers", "reload")
-# Former names of fields, which are read where the present name is not given.
+# Former names of fields, which each source may have in place of the present ones.
 FORMER_NAMES = {
     "max_media": "max_images",
     "max_media_bytes": "max_image_bytes",

@@ -70,19 +70,16 @@ def load_settings(
     """
     dotenv_variables = dotenv_values(dotenv) if dotenv is not None else {}
 
-    def written(name: str, in_file: Mapping[str, str]) -> tuple[str, str] | None:
-        variable = environment_variable(name)
+    def given(name: str, in_file: Mapping[str, str]) -> tuple[str, str] | None:
+        names = [name, *([FORMER_NAMES[name]] if name in FORMER_NAMES else [])]
+        variables = [environment_variable(each) for each in names]
         candidates = (
-            (option(name), (options or {}).get(name)),
-            (variable, environ.get(variable)),
-            (f"{variable} in {dotenv}", dotenv_variables.get(variable)),
-            (f"{name} in the configuration file", in_file.get(name)),
+            *((option(each), (options or {}).get(each)) for each in names),
+            *((variable, environ.get(variable)) for variable in variables),
+            *((f"{variable} in {dotenv}", dotenv_variables.get(variable)) for variable in variables),
+            *((f"{each} in the configuration file", in_file.get(each)) for each in names),
         )
         return next(((key, value) for key, value in candidates if value), None)
-
-    def given(name: str, in_file: Mapping[str, str]) -> tuple[str, str] | None:
-        former = FORMER_NAMES.get(name)
-        return written(name, in_file) or (None if former is None else written(former, in_file))
 
     path = (given("config", {}) or ("", ""))[1]
     in_file = config_file.file_settings(config_file.read_file(path), NAMES, path)
