@@ -188,6 +188,28 @@ def test_a_profiled_answer_reads_one_token_again_when_it_moves(speech: Speech) -
     pair.close(sequence)
 
 
+def test_an_exact_answer_is_bitwise_the_same_when_it_is_profiled(speech: Speech) -> None:
+    def logits(*, moves: bool) -> list[NDArray[np.float32]]:
+        speech.batch.forget()
+        pair = RunnerPair(ProfiledRows(speech.batch), speech.batch)
+        sequence = speech.sequences(exact=True, cache_prompt=True)[1]
+        assert pair.no_profile(sequence) is None
+        pair.open(sequence)
+        found = []
+        for step in range(STEPS):
+            if moves and step in (2, 4):
+                (pair.to_generator if step == 2 else pair.to_batch)(sequence)
+            while sequence.num_unread:
+                most = pair.of(sequence).fit_chunk(sequence, sequence.num_unread)
+                (scores,) = run_pass(pair.of(sequence), [Read.next(sequence, most)])
+            found.append(scores.last.copy())
+            sequence.append(int(scores.last.argmax()))
+        pair.close(sequence)
+        return found
+
+    np.testing.assert_array_equal(logits(moves=True), logits(moves=False))
+
+
 def test_a_profiled_answer_is_terminated(speech: Speech) -> None:
     with pytest.raises(Terminated):
         ProfiledRows(speech.batch).set_runtime_option(1, "terminate_session", "1")

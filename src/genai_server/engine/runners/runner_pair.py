@@ -100,9 +100,11 @@ class RunnerPair:
         return caches and request.cache_prompt and not request.prompt_logprobs
 
     def no_profile(self, *sequences: Sequence) -> str | None:
-        """Why these sequences cannot move to a Generator, where each runs alone; None if they can."""
+        """Why these sequences cannot move to the generator's runner, where each runs alone; None if they can."""
         if self.why_no_profile:
             return self.why_no_profile
+        if self.generator.abilities.name == self.main.abilities.name:
+            return None  # they have the same passes there
         if not self.generator.abilities.adapters and any(sequence.adapter is not None for sequence in sequences):
             return NO_ADAPTERS
         moving = [sequence for sequence in sequences if self._is_for_main(sequence)]
