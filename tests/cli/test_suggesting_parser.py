@@ -48,6 +48,13 @@ def test_a_switch_takes_a_truth_value_only(arguments: str, model: str | None, in
     assert (found.model, found.insecure) == (model, insecure)
 
 
+def test_an_empty_value_of_a_switch_counts_as_not_given() -> None:
+    parser = SuggestingParser()
+    add_arguments(parser)
+    found = parser.parse_args(["--insecure", "", "./model"])
+    assert (found.model, found.insecure) == ("./model", "")
+
+
 def test_a_word_that_is_like_nothing_gets_no_advice(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["chat", "--zzz"])

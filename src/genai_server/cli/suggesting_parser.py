@@ -11,8 +11,8 @@ from genai_server.quoted_values import did_you_mean
 
 # Maximum lines of a usage message that still leave the error in sight.
 _MAX_USAGE = 12
-# What pydantic takes for a bool.
-_TRUTH_VALUES = frozenset({"true", "false", "1", "0", "yes", "no", "on", "off", "y", "n", "t", "f"})
+# What pydantic takes for a bool, and the empty value, which counts as not given.
+_TRUTH_VALUES = frozenset({"", "true", "false", "1", "0", "yes", "no", "on", "off", "y", "n", "t", "f"})
 
 
 class _HelpFormatter(argparse.HelpFormatter):
@@ -46,7 +46,7 @@ class SuggestingParser(argparse.ArgumentParser):
         alone = {name: f"{name}={action.const}" for action in switches for name in action.option_strings}
         return [
             argument if after.lower() in _TRUTH_VALUES else alone.get(argument, argument)
-            for argument, after in pairwise([*arguments, ""])
+            for argument, after in pairwise([*arguments, "--"])
         ]
 
     def _check_value(self, action: argparse.Action, value: object) -> None:

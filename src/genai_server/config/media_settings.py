@@ -34,7 +34,8 @@ class MediaSettings(SettingsForm):
     """Maximum number of prompt tokens of all images or sounds of a request; the model decides how many each takes."""
 
     media_timeout: Positive = Field(10, le=600)
-    """Seconds for fetching an image, and for decoding and preparing an image or sound; a longer time is a 400."""
+    """Seconds for fetching an image, and for decoding and preparing an image or sound; a longer time results in a 400.
+    """
 
     encoder_cache_bytes: int = Field(256 * 1024 * 1024, ge=0)
     """Maximum bytes of prepared images (files of each API process) and of encoded images and sounds (memory of each
@@ -59,7 +60,7 @@ class MediaSettings(SettingsForm):
 
     max_media_body_bytes: int = Field(96 * 1024 * 1024, ge=0)
     """Maximum size of a request body, in bytes, while a model that takes images or sounds is served, if that is more
-    than `GENAI_MAX_BODY_BYTES`. Both have a third more bytes in base64 than their files.
+    than `GENAI_MAX_BODY_BYTES`. Base64 makes their files a third larger.
     """
 
     @field_validator("image_hosts")
