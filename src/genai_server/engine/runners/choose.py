@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from msgspec import structs
 
 from genai_server.engine.encoder_worker import EncoderWorker
@@ -27,7 +26,7 @@ from genai_server.engine.runners.lengths import (
     head_share,
     longest_text,
     on_cpu,
-    takes_half,
+    with_cache_type,
     with_kv_share,
     with_limit,
 )
@@ -159,6 +158,7 @@ def _load_draft_model(spec: EngineSpec, runners: RunnerPair) -> "DraftModel | No
 def _load_head(spec: EngineSpec, share: float, runners: RunnerPair) -> "DraftModel | None":
     """The model's head for multi-token prediction; None, with a warning, if it cannot be used."""
     from genai_server.engine.model.session import open_session
+    from genai_server.engine.model.session_options import with_found_libraries
     from genai_server.engine.runners.batched import BatchedRunner
     from genai_server.engine.runners.mtp_head import HeadRunner, MtpHead
 
@@ -166,9 +166,11 @@ def _load_head(spec: EngineSpec, share: float, runners: RunnerPair) -> "DraftMod
     if not isinstance(main, BatchedRunner) or not main.abilities.drafts or not main.gives_hidden:
         return None
     try:
-        graph = read_decoder_graph(model_dir, MTP)
-        limits, model = batch_limits(with_kv_share(spec, share), graph, main.model)
-        session = open_session(graph, spec.settings.threads, optimized=False, options=spec.options)
+        own = with_kv_share(spec, share)
+        graph = with_cache_type(own, read_decoder_graph(model_dir, MTP), main.model.context_length)
+        limits, model = batch_limits(own, graph, main.model)
+        options = with_found_libraries(spec.options, model_dir)
+        session = open_session(graph, spec.settings.threads, optimized=False, options=options)
         runner = HeadRunner(graph, session, model, limits, run_entries=spec.options.run)
     except Exception as error:  # ONNX Runtime's errors have no base of their own; answers need no drafts
         log.warning("the model's head for multi-token prediction is not used: %s", in_one_line(error))
@@ -300,8 +302,7 @@ def load_batched(spec: EngineSpec, model_dir: Path, model: ModelInfo) -> "Batche
     graph = read_cross_decoder(model_dir) if is_speech_model else read_decoder_graph(model_dir)
     if graph.bytes_per_row and not on_cpu(spec):
         raise DoesNotFit("its layers have states of fixed size, which a batch keeps in the memory of a CPU only")
-    if takes_half(spec, graph, model.context_length):
-        graph = replace(graph, cache_type=np.float16)
+    graph = with_cache_type(spec, graph, model.context_length)
     limits, model = batch_limits(spec, graph, model)
     prefix = _session_profile(spec)
     optimized = model_dir != Path(spec.model_dir)
