@@ -3,6 +3,7 @@
 What the head drafts is compared with its graph, run by ONNX Runtime alone over the complete sequence.
 """
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from numpy.typing import NDArray
 from genai_server.engine.runners.choose import load_runners
 from genai_server.engine.runners.mtp_head import MAX_KEPT, MtpHead, _States
 from genai_server.engine.runners.runner_pair import RunnerPair
+from genai_server.engine.runners.warm_up import warm_up
 from genai_server.engine.sampling.grammar import Guidance
 from genai_server.engine.scheduling.drafts import NO_DRAFT, Drafter
 from genai_server.engine.scheduling.scheduler import Scheduler
@@ -25,6 +27,7 @@ from genai_server.engine.sequence import Sequence
 from genai_server.messages.generation_request import Sampling
 from genai_server.messages.launch import EngineSpec
 from tests.engine.runners.hybrids import LENGTH, SLOTS, STEPS, VOCAB, Hybrid, text
+from tests.model_edits import edited_config
 from tests.stepped_loop import SteppedLoop
 
 Array = NDArray[Any]
@@ -187,6 +190,49 @@ def test_ended_sequences_leave_nothing(head: MtpHead, device: SteppedLoop) -> No
     assert not head._copies
 
 
+def test_warm_up_leaves_no_states(runners: RunnerPair, head: MtpHead) -> None:
+    warm_up(runners, 32)
+    assert not head._states
+
+
+def test_states_are_kept_only_where_drafts_may_follow(head: MtpHead, device: SteppedLoop) -> None:
+    ask(device, 0, text(20, 90), exact=True)
+    ask(device, 1, text(20, 91), sampling=Sampling(seed=1))
+    ask(device, 2, text(20, 92))
+    device.step_until(lambda: all(device.tokens(key) for key in range(3)))
+    assert len(head._states) == 1
+    device.run(0, 1, 2)
+
+
+def test_kept_states_do_not_keep_those_of_other_rows(head: MtpHead, device: SteppedLoop) -> None:
+    ask(device, 0, text(5, 93))
+    device.step_until(lambda: bool(device.tokens(0)))
+    ask(device, 1, text(90, 94))
+    device.step_until(lambda: bool(device.tokens(1)))
+    assert len(head._states) == 2
+    assert all(part.base is None for states in head._states.values() for part in states.parts)
+    device.run(0, 1)
+
+
+def test_failure_behind_a_pass_costs_no_other_answer(
+    hybrid: Hybrid, runners: RunnerPair, device: SteppedLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise MemoryError
+
+    prompt = text(20, 95)
+    ask(device, 0, prompt)
+    device.step_until(lambda: bool(device.tokens(0)))
+    with monkeypatch.context() as patched:
+        patched.setattr(runners.main, "take_hidden", fail)
+        device.run(0)
+    assert device.failure(0).message
+    following = [*prompt, *device.tokens(0), 7, 8]
+    ask(device, 1, following)
+    device.run(1)
+    assert device.tokens(1) == hybrid.answer(following)
+
+
 def test_head_is_not_loaded_without_drafts(hybrid: Hybrid) -> None:
     settings = structs.replace(hybrid.settings, speculation="off")
     assert load_runners(EngineSpec("cpu", str(hybrid.path), settings)).draft_model is None
@@ -197,9 +243,35 @@ def test_memory_for_keys_is_divided_by_need(runners: RunnerPair, head: MtpHead) 
     assert runners.main.model.max_length == head.runner.model.max_length
 
 
+def test_head_has_the_type_of_the_models_keys(hybrid: Hybrid) -> None:
+    settings = structs.replace(hybrid.settings, speculation="auto", kv_cache_type="fp16")
+    runners = load_runners(EngineSpec("cpu", str(hybrid.path), settings))
+    main, head = runners.main.abilities.memory, runners.draft_model
+    assert head is not None
+    assert head.runner.abilities.memory.page_tokens == main.page_tokens
+
+
+def test_memory_for_the_model_alone_has_no_head(hybrid: Hybrid, caplog: pytest.LogCaptureFixture) -> None:
+    settings = structs.replace(hybrid.settings, speculation="auto", kv_cache_type="fp32", kv_cache_bytes=100_000)
+    runners = load_runners(EngineSpec("cpu", str(hybrid.path), settings))
+    assert runners.has_batch
+    assert runners.draft_model is None
+    assert "the model's head for multi-token prediction is not used" in caplog.text
+
+
 def test_head_that_cannot_be_read_costs_its_drafts_only(hybrid: Hybrid, tmp_path: Path) -> None:
     for file in hybrid.path.iterdir():
         (tmp_path / file.name).write_bytes(b"" if file.name == "mtp.onnx.data" else file.read_bytes())
+    runners = load_runners(EngineSpec("cpu", str(tmp_path), structs.replace(hybrid.settings, speculation="auto")))
+    assert runners.has_batch
+    assert runners.draft_model is None
+
+
+@pytest.mark.parametrize("head", [{"filename": "mtp.onnx"}, {"filename": "genai_config.json"}])
+def test_strange_head_costs_its_drafts_only(hybrid: Hybrid, tmp_path: Path, head: Any) -> None:
+    shutil.copytree(hybrid.path, tmp_path, dirs_exist_ok=True)
+    with edited_config(tmp_path) as config:
+        config["model"]["mtp"] = head
     runners = load_runners(EngineSpec("cpu", str(tmp_path), structs.replace(hybrid.settings, speculation="auto")))
     assert runners.has_batch
     assert runners.draft_model is None
