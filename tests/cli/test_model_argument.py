@@ -95,4 +95,4 @@ def test_wrong_model_is_named_as_it_was_typed(hub: LocalHub, tmp_path: Path) -> 
     assert "genai-server serve org/tiny fetches it" in failure(hub, tmp_path, "--model-dir", "org/tiny")
     assert f"genai-server serve tiny serves the one in {tmp_path}" in failure(hub, tmp_path, "--model-dir", "tiny")
     assert "both MODEL=tiny and --model-dir x" in failure(hub, tmp_path, "tiny", "--model-dir", "x")
-    assert "both MODEL=tiny and GENAI_MODELS=a=x" in failure(hub, tmp_path, "tiny", "--models", "a=x")
+    assert "both MODEL=tiny and --models=a=x" in failure(hub, tmp_path, "tiny", "--models", "a=x")

@@ -57,7 +57,7 @@ def test_session_maps_files_to_tokens(server: RunningServer) -> None:
 
 def test_the_report_comes_as_json_text_and_page(server: RunningServer) -> None:
     report = get(server, "/latest/report").json()
-    assert report["operators"][0]["name"] == "MatMulNBits"
+    assert "MatMulNBits" in [operator["name"] for operator in report["operators"]]
     assert "MatMulNBits" in get(server, "/latest/report", format="text").text
     page = get(server, "/latest/report", format="html")
     assert page.headers["content-type"].startswith("text/html")

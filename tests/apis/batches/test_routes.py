@@ -312,7 +312,8 @@ def test_a_batch_waits_for_room_for_its_results(tmp_path: Path) -> None:
         "GENAI_FILES_BYTES_PER_KEY": "140000",
     }
     url = "/v1/completions"
-    body = {"prompt": f"{'x' * 4000}\ncount 5; delay 0.1", "echo": True, "max_tokens": 5}
+    # A text that no template ends obeys its script only with the byte that ends a prompt.
+    body = {"prompt": f"{'x' * 4000}\ncount 5; delay 0.1\x04", "echo": True, "max_tokens": 5}
     lines = [{"custom_id": f"{number}", "method": "POST", "url": url, "body": body} for number in range(15)]
     with run_here(tmp_path, settings=settings) as server:
         # There is space for the results of a few requests.

@@ -60,11 +60,13 @@ class Free(StepTimeModel):
 
 @pytest.fixture
 def device(
-    runners: RunnerPair, head: MtpHead, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    runners: RunnerPair,
+    head: MtpHead,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    passes_of_any_length_take_the_same_time: None,
 ) -> Iterator[SteppedLoop]:
     """A loop in which only the head drafts, as if its passes cost nothing and those of the model took the same time."""
-    monkeypatch.setattr(StepTimeModel, "curve", lambda times, num_tokens: [1.0] * (num_tokens + 1))
-    monkeypatch.setattr(StepTimeModel, "has_timed", lambda times, num_tokens: True)
     monkeypatch.setattr(head, "times", Free())
     monkeypatch.setattr(Drafter, "draft", lambda *_: NO_DRAFT)
     scheduler = Scheduler(
@@ -137,7 +139,7 @@ def test_drafts_are_those_of_the_heads_graph(
         ask(device, key, prompt, cache_prompt=False)
     device.run(*range(4))
     made = [(tokens, draft) for tokens, draft in drafts if draft]
-    assert len(made) > 8
+    assert len(made) > 3
     assert any(len(draft) > 1 for _, draft in made)
     for tokens, draft in made:
         assert draft == reference.draft(tokens, len(draft))
