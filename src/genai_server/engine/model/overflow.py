@@ -42,8 +42,9 @@ def _open(model: onnx.ModelProto) -> Any:
     """A session for a model, with a thread of its own if the process allows that."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.log_severity_level = 1, _ERRORS
+    data = model.SerializeToString()
     try:
-        return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=[_PROVIDER])
+        return onnxruntime.InferenceSession(data, options, providers=[_PROVIDER], enable_fallback=0)
     except RuntimeError:  # the process has one thread pool for all sessions
         options.use_per_session_threads = False
-        return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=[_PROVIDER])
+        return onnxruntime.InferenceSession(data, options, providers=[_PROVIDER], enable_fallback=0)

@@ -61,7 +61,9 @@ def open_recurrences(graph: DecoderGraph, complete: Any) -> Any:
     """
     if not graph.recurrent_states:
         return None
-    found = session_options(DEFAULT_OPTIONS, complete.get_session_options().intra_op_num_threads)
+    given = complete.get_session_options()
+    found = session_options(DEFAULT_OPTIONS, given.intra_op_num_threads)
+    found.use_per_session_threads = given.use_per_session_threads
     found.add_session_config_entry("session.intra_op.allow_spinning", "0")
     model = recurrences(onnx.load(str(graph.path), load_external_data=False), graph, NARROW)
     return open_with(model.SerializeToString(), found, DEFAULT_OPTIONS)
