@@ -9,6 +9,7 @@ import pytest
 
 from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.runners.scores import Scores
+from genai_server.engine.runners.unverified_states import UnverifiedStates
 from genai_server.engine.sampling.grammar import Guidance
 from genai_server.engine.scheduling.scheduler import Scheduler
 from genai_server.engine.scheduling.scheduler_output import StepPolicy
@@ -114,6 +115,25 @@ def test_a_draft_that_nobody_verifies_is_not_in_the_states(hybrid: Hybrid, runne
     assert runner.open(1, following, LENGTH) == len(prompt) + 1
     found = finish(runner, 1, best(runner.prefill(1, following[-3:])))
     assert found == hybrid.answer(following)
+
+
+def test_states_that_could_not_be_made_are_not_reused(
+    hybrid: Hybrid, runner: Driven, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise MemoryError
+
+    prompt = text(20, 72)
+    runner.open(0, prompt, LENGTH)
+    first = best(runner.prefill(0, prompt))
+    runner.read((0, [first], True, [5, 6]))
+    with monkeypatch.context() as patched, pytest.raises(MemoryError):
+        patched.setattr(UnverifiedStates, "write_recurrences", fail)
+        runner.accept(0, [5])
+    runner.close(0)
+    following = [*prompt, first, 7, 8]
+    num_cached = runner.open(1, following, LENGTH)
+    assert finish(runner, 1, best(runner.prefill(1, following[num_cached:]))) == hybrid.answer(following)
 
 
 def test_exact_rows_are_bitwise_equal_next_to_drafts(hybrid: Hybrid, runner: Driven) -> None:

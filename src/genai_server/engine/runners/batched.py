@@ -234,7 +234,7 @@ class BatchedRunner(Runner):
             if saved is not None:
                 self.states.load(index, saved)
             raise
-        except RunnerFailed:
+        except Exception:
             for read in reads:
                 self.slots.spoil(read.sequence.id)
             raise
@@ -339,7 +339,11 @@ class BatchedRunner(Runner):
 
     def accept(self, sequence: int, tokens: Sequence[int]) -> None:
         if self._has_states:
-            self.states.accept(self.slots.of(sequence).index, len(tokens))
+            try:
+                self.states.accept(self.slots.of(sequence).index, len(tokens))
+            except Exception:
+                self.slots.spoil(sequence)
+                raise
         self.slots.append(sequence, list(tokens), prefilled=False)
 
     def forget(self) -> int:
