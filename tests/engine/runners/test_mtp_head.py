@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from genai_server.engine.runners.choose import load_runners
 from genai_server.engine.runners.mtp_head import MAX_KEPT, MtpHead, _States
 from genai_server.engine.runners.runner_pair import RunnerPair
+from genai_server.engine.runners.warm_up import warm_up
 from genai_server.engine.sampling.grammar import Guidance
 from genai_server.engine.scheduling.drafts import NO_DRAFT, Drafter
 from genai_server.engine.scheduling.scheduler import Scheduler
@@ -185,6 +186,49 @@ def test_ended_sequences_leave_nothing(head: MtpHead, device: SteppedLoop) -> No
         device.run(key)
     assert not head._states
     assert not head._copies
+
+
+def test_warm_up_leaves_no_states(runners: RunnerPair, head: MtpHead) -> None:
+    warm_up(runners, 32)
+    assert not head._states
+
+
+def test_states_are_kept_only_where_drafts_may_follow(head: MtpHead, device: SteppedLoop) -> None:
+    ask(device, 0, text(20, 90), exact=True)
+    ask(device, 1, text(20, 91), sampling=Sampling(seed=1))
+    ask(device, 2, text(20, 92))
+    device.step_until(lambda: all(device.tokens(key) for key in range(3)))
+    assert len(head._states) == 1
+    device.run(0, 1, 2)
+
+
+def test_kept_states_do_not_keep_those_of_other_rows(head: MtpHead, device: SteppedLoop) -> None:
+    ask(device, 0, text(5, 93))
+    device.step_until(lambda: bool(device.tokens(0)))
+    ask(device, 1, text(90, 94))
+    device.step_until(lambda: bool(device.tokens(1)))
+    assert len(head._states) == 2
+    assert all(part.base is None for states in head._states.values() for part in states.parts)
+    device.run(0, 1)
+
+
+def test_failure_behind_a_pass_costs_no_other_answer(
+    hybrid: Hybrid, runners: RunnerPair, device: SteppedLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise MemoryError
+
+    prompt = text(20, 95)
+    ask(device, 0, prompt)
+    device.step_until(lambda: bool(device.tokens(0)))
+    with monkeypatch.context() as patched:
+        patched.setattr(runners.main, "take_hidden", fail)
+        device.run(0)
+    assert device.failure(0).message
+    following = [*prompt, *device.tokens(0), 7, 8]
+    ask(device, 1, following)
+    device.run(1)
+    assert device.tokens(1) == hybrid.answer(following)
 
 
 def test_head_is_not_loaded_without_drafts(hybrid: Hybrid) -> None:

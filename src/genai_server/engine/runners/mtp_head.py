@@ -47,8 +47,8 @@ class _States:
                 self.append(last[: end - self.end])
 
     def append(self, states: NDArray[Any]) -> None:
-        """Add the states of the next tokens."""
-        self.parts.append(states)
+        """Add copies of the states of the next tokens. A view would keep those of all rows of its pass."""
+        self.parts.append(states.copy())
         self.end += len(states)
 
     def forget_before(self, token: int) -> None:
@@ -87,6 +87,7 @@ class MtpHead(DraftModel):
     def __init__(self, runner: HeadRunner, main: BatchedRunner, **how: Any) -> None:
         super().__init__(runner, main.model.vocab_size, **how)
         self._states: dict[int, _States] = {}  # by the id of the sequence
+        self._main = main
         main.take_hidden, runner.take_hidden, runner.head = self._take, self._take_own, self
 
     def states_of(self, copy: Sequence) -> _States | None:
@@ -114,7 +115,10 @@ class MtpHead(DraftModel):
         super().close(sequence)
 
     def _take(self, sequence: Sequence, start: int, states: NDArray[Any]) -> None:
-        """Keep the states of tokens that the model has read."""
+        """Keep the states of tokens that the model has read, if drafts may follow them."""
+        is_bare = sequence.id < 0
+        if is_bare or sequence.images is not None or not self._main.may_draft(sequence):
+            return
         kept = self._states.get(sequence.id)
         if kept is not None:
             kept.cut(start)
