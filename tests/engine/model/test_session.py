@@ -1,14 +1,11 @@
 """The session of a batch."""
 
-import subprocess
-import sys
-
 import onnxruntime
 import pytest
 
 from genai_server.engine.model.graph import DoesNotFit, read_decoder_graph
 from genai_server.engine.model.session import open_session
-from tests.running_server import DEMO, ROOT
+from tests.running_server import DEMO, run_python
 
 
 def test_batch_needs_a_recent_onnx_runtime(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -30,5 +27,4 @@ def test_recurrences_share_the_pool_of_all_sessions() -> None:
         "complete = open_session(graph, 1, optimized=False, options=options)\n"
         "print(open_recurrences(graph, complete).get_session_options().use_per_session_threads)\n"
     )
-    ended = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert (ended.stdout, ended.returncode) == ("False\n", 0), ended.stderr
+    assert run_python("-c", program) == "False\n"

@@ -5,13 +5,20 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from genai_server.engine.model.files import check_model_directory
 from genai_server.engine.model.graph import read_decoder_graph
 from genai_server.engine.runners import lengths
 from genai_server.engine.runners.cpu_buffers import page_tokens
-from genai_server.engine.runners.lengths import batch_limits, generator_limits, longest_text, takes_half, with_limit
+from genai_server.engine.runners.lengths import (
+    batch_limits,
+    generator_limits,
+    longest_text,
+    with_cache_type,
+    with_limit,
+)
 from genai_server.messages.generation_request import ModelInfo, Sampling
 from tests.engine.runners.test_choose import spec
 from tests.running_server import DEMO
@@ -80,7 +87,8 @@ def test_whole_slots_leave_memory_for_several_sequences(monkeypatch: pytest.Monk
 def test_sixteen_bits_are_chosen_where_the_context_does_not_fit() -> None:
     for share, half in ((1, False), (0.9, True)):
         memory = int(share * CONTEXT * GRAPH.bytes_per_token)
-        assert takes_half(spec(0, kv_cache_type="auto", kv_cache_bytes=memory), GRAPH, CONTEXT) is half
+        graph = with_cache_type(spec(0, kv_cache_type="auto", kv_cache_bytes=memory), GRAPH, CONTEXT)
+        assert (graph.cache_type is np.float16) == half
 
 
 def test_generators_share_the_memory_by_tokens() -> None:

@@ -3,6 +3,7 @@
 What the head drafts is compared with its graph, run by ONNX Runtime alone over the complete sequence.
 """
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from genai_server.engine.sequence import Sequence
 from genai_server.messages.generation_request import Sampling
 from genai_server.messages.launch import EngineSpec
 from tests.engine.runners.hybrids import LENGTH, SLOTS, STEPS, VOCAB, Hybrid, text
+from tests.model_edits import edited_config
 from tests.stepped_loop import SteppedLoop
 
 Array = NDArray[Any]
@@ -241,9 +243,35 @@ def test_memory_for_keys_is_divided_by_need(runners: RunnerPair, head: MtpHead) 
     assert runners.main.model.max_length == head.runner.model.max_length
 
 
+def test_head_has_the_type_of_the_models_keys(hybrid: Hybrid) -> None:
+    settings = structs.replace(hybrid.settings, speculation="auto", kv_cache_type="fp16")
+    runners = load_runners(EngineSpec("cpu", str(hybrid.path), settings))
+    main, head = runners.main.abilities.memory, runners.draft_model
+    assert head is not None
+    assert head.runner.abilities.memory.page_tokens == main.page_tokens
+
+
+def test_memory_for_the_model_alone_has_no_head(hybrid: Hybrid, caplog: pytest.LogCaptureFixture) -> None:
+    settings = structs.replace(hybrid.settings, speculation="auto", kv_cache_type="fp32", kv_cache_bytes=100_000)
+    runners = load_runners(EngineSpec("cpu", str(hybrid.path), settings))
+    assert runners.has_batch
+    assert runners.draft_model is None
+    assert "the model's head for multi-token prediction is not used" in caplog.text
+
+
 def test_head_that_cannot_be_read_costs_its_drafts_only(hybrid: Hybrid, tmp_path: Path) -> None:
     for file in hybrid.path.iterdir():
         (tmp_path / file.name).write_bytes(b"" if file.name == "mtp.onnx.data" else file.read_bytes())
+    runners = load_runners(EngineSpec("cpu", str(tmp_path), structs.replace(hybrid.settings, speculation="auto")))
+    assert runners.has_batch
+    assert runners.draft_model is None
+
+
+@pytest.mark.parametrize("head", [{"filename": "mtp.onnx"}, {"filename": "genai_config.json"}])
+def test_strange_head_costs_its_drafts_only(hybrid: Hybrid, tmp_path: Path, head: Any) -> None:
+    shutil.copytree(hybrid.path, tmp_path, dirs_exist_ok=True)
+    with edited_config(tmp_path) as config:
+        config["model"]["mtp"] = head
     runners = load_runners(EngineSpec("cpu", str(tmp_path), structs.replace(hybrid.settings, speculation="auto")))
     assert runners.has_batch
     assert runners.draft_model is None

@@ -23,6 +23,7 @@ from genai_server.engine.runners.lengths import (
     head_share,
     longest_text,
     on_cpu,
+    with_cache_type,
     with_kv_share,
     with_limit,
 )
@@ -162,6 +163,7 @@ def _load_draft_model(spec: EngineSpec, runners: RunnerPair) -> "DraftModel":
 def _load_head(spec: EngineSpec, share: float, runners: RunnerPair) -> "DraftModel | None":
     """The model's head for multi-token prediction; None, with a warning, if it cannot be used."""
     from genai_server.engine.model.session import open_session
+    from genai_server.engine.model.session_options import with_found_libraries
     from genai_server.engine.runners.batched import BatchedRunner
     from genai_server.engine.runners.mtp_head import HeadRunner, MtpHead
 
@@ -169,9 +171,11 @@ def _load_head(spec: EngineSpec, share: float, runners: RunnerPair) -> "DraftMod
     if not isinstance(main, BatchedRunner) or not main.abilities.drafts or not main.gives_hidden:
         return None
     try:
-        graph = read_decoder_graph(model_dir, MTP)
-        limits, model = batch_limits(with_kv_share(spec, share), graph, main.model)
-        session = open_session(graph, spec.settings.threads, optimized=False, options=spec.options)
+        own = with_kv_share(spec, share)
+        graph = with_cache_type(own, read_decoder_graph(model_dir, MTP), main.model.context_length)
+        limits, model = batch_limits(own, graph, main.model)
+        options = with_found_libraries(spec.options, model_dir)
+        session = open_session(graph, spec.settings.threads, optimized=False, options=options)
         runner = HeadRunner(graph, session, model, limits, run_entries=spec.options.run)
     except Exception as error:  # ONNX Runtime's errors have no base of their own; answers need no drafts
         log.warning("the model's head for multi-token prediction is not used: %s", in_one_line(error))

@@ -2,15 +2,17 @@
 
 import logging
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 from msgspec import structs
 
+from genai_server.engine.model.files import check_model_directory
 from genai_server.engine.model.graph import MTP, DecoderGraph, DoesNotFit, has_head, read_decoder_graph
 from genai_server.engine.scheduling.scheduler_output import UNSHARED, KvMemory
-from genai_server.errors import ConfigurationError
+from genai_server.errors import ConfigurationError, in_one_line
 from genai_server.messages.generation_request import CONTEXT, ModelInfo
 from genai_server.messages.launch import EngineSpec
 from genai_server.model_memory import read_model_memory
@@ -88,12 +90,16 @@ def head_share(spec: EngineSpec) -> float:
     is_off = spec.draft_model or settings.speculation == "off" or settings.scheduler == "generator" or not on_cpu(spec)
     if is_off or not has_head(model_dir) or task_of(model_dir) is not Task.GENERATE:
         return 0.0
+    model = check_model_directory(model_dir)
     try:
-        own, head = (read_decoder_graph(model_dir, part).bytes_per_token for part in ("decoder", MTP))
-    except DoesNotFit as reason:
-        log.warning("the model's head for multi-token prediction is not used: %s", reason)
+        own, head = (read_decoder_graph(model_dir, part) for part in ("decoder", MTP))
+        share = head.bytes_per_token / (own.bytes_per_token + head.bytes_per_token)
+        left = with_kv_share(spec, 1 - share)
+        batch_limits(left, with_cache_type(left, own, model.context_length), model)
+    except Exception as error:  # its files may be broken in any way, and answers need no drafts
+        log.warning("the model's head for multi-token prediction is not used: %s", in_one_line(error))
         return 0.0
-    return head / (own + head)
+    return share
 
 
 def with_kv_share(spec: EngineSpec, share: float) -> EngineSpec:
@@ -117,8 +123,8 @@ def with_limit(model: ModelInfo, max_length: int, affordable: int | None = None,
     return structs.replace(model, limit=limit, limited_by=limited_by)
 
 
-def takes_half(spec: EngineSpec, graph: DecoderGraph, context_length: int) -> bool:
-    """Whether keys and values of 32 bits are kept in 16."""
+def with_cache_type(spec: EngineSpec, graph: DecoderGraph, context_length: int) -> DecoderGraph:
+    """The graph with the type that its keys and values are kept in: those of 32 bits may be kept in 16."""
     settings = spec.settings
     wanted = settings.kv_cache_type
     if wanted == "auto":
@@ -126,7 +132,7 @@ def takes_half(spec: EngineSpec, graph: DecoderGraph, context_length: int) -> bo
         needed = rows * min(length, context_length) * graph.bytes_per_token
         wanted = "fp16" if needed > allowed(spec).bytes else "fp32"
         log.info("keys and values have the type %s: %d of the longest requests need %d bytes", wanted, rows, needed)
-    return wanted == "fp16" and on_cpu(spec)
+    return replace(graph, cache_type=np.float16) if wanted == "fp16" and on_cpu(spec) else graph
 
 
 def on_cpu(spec: EngineSpec) -> bool:

@@ -8,14 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from genai_server.engine.model.cross_attention import read_cross_decoder
 from genai_server.engine.model.files import session_profile
 from genai_server.engine.model.graph import DoesNotFit, read_decoder_graph
 from genai_server.engine.profiling.folder import ProfileFolder
 from genai_server.engine.runners.base import Runner
-from genai_server.engine.runners.lengths import batch_limits, on_cpu, takes_half
+from genai_server.engine.runners.lengths import batch_limits, on_cpu, with_cache_type
 from genai_server.engine.runners.runner_rules import check_reach, never_batched
 from genai_server.errors import ConfigurationError, RunnerFailed, in_one_line
 from genai_server.messages.generation_request import ModelInfo
@@ -53,8 +51,7 @@ def load_batched(spec: EngineSpec, model_dir: Path, model: ModelInfo) -> "Batche
     graph = read_cross_decoder(model_dir) if is_speech_model else read_decoder_graph(model_dir)
     if graph.bytes_per_row and not on_cpu(spec):
         raise DoesNotFit("its layers have states of fixed size, which a batch keeps in the memory of a CPU only")
-    if takes_half(spec, graph, model.context_length):
-        graph = replace(graph, cache_type=np.float16)
+    graph = with_cache_type(spec, graph, model.context_length)
     limits, model = batch_limits(spec, graph, model)
     prefix = session_profile_prefix(spec)
     optimized = model_dir != Path(spec.model_dir)
