@@ -272,7 +272,11 @@ class Watched(GuardedProtocol):
 
     def __init__(self, *args: Any, opened: list["Watched"], **options: Any) -> None:
         super().__init__(*args, **options)
-        opened.append(self)
+        self._opened = opened
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._opened.append(self)
 
 
 @contextmanager
@@ -295,7 +299,7 @@ def test_unread_response_buffers_at_most_64_kib() -> None:
     opened: list[Watched] = []
     with served(opened) as port, socket.create_connection(("127.0.0.1", port)) as sock:
         sock.sendall(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
-        wait_until(lambda: bool(opened) and opened[0].flow is not None and opened[0].flow.write_paused)
+        wait_until(lambda: bool(opened) and opened[0].flow.write_paused)
         (connection,) = opened
         waiting = connection.transport.get_write_buffer_size()
         assert 64 * 1024 < waiting < 64 * 1024 + 2048
