@@ -23,18 +23,8 @@ from genai_server.engine.scheduling.scheduler_output import Read
 from genai_server.errors import RunnerFailed
 from genai_server.messages.launch import EngineSpec
 from scripts._models.driven import Driven
-from tests.engine.runners.hybrids import LENGTH, SLOTS, STEPS, VOCAB, Hybrid, best, finish, text
+from tests.engine.runners.hybrids import LENGTH, PADDING, SLOTS, STEPS, VOCAB, Hybrid, best, finish, text
 from tests.stepped_loop import SteppedLoop
-
-
-@pytest.fixture(scope="module", params=["lfm2", "qwen-3.5"])
-def hybrid(request: pytest.FixtureRequest) -> Hybrid:
-    return Hybrid(request.param)
-
-
-@pytest.fixture
-def runner(hybrid: Hybrid) -> Driven:
-    return hybrid.load()
 
 
 def test_rows_of_any_lengths_decode_together(hybrid: Hybrid, runner: Driven) -> None:
@@ -75,6 +65,14 @@ def test_short_and_long_prompts_share_a_pass(hybrid: Hybrid, runner: Driven) -> 
     scores = runner.read(*((number, prompt, False) for number, prompt in enumerate(prompts)))
     firsts = [best(score.logits) for score in scores]
     assert [finish(runner, number, first) for number, first in enumerate(firsts)] == list(map(hybrid.answer, prompts))
+
+
+def test_the_token_for_padding_is_read_like_any_other(hybrid: Hybrid, runner: Driven) -> None:
+    for place in (0, 5, 18):
+        prompt = text(19, 8)
+        prompt[place] = PADDING
+        runner.open(place, prompt, LENGTH, reuse=False)
+        assert finish(runner, place, best(runner.prefill(place, prompt))) == hybrid.answer(prompt)
 
 
 def test_idle_rows_between_others_keep_their_states(hybrid: Hybrid, runner: Driven) -> None:

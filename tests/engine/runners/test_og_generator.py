@@ -55,6 +55,18 @@ def test_the_models_facts_come_from_its_directory(generator: Driven) -> None:
     assert generator.model.defaults.temperature == 0.0
 
 
+def test_the_token_for_padding_is_read_like_any_other(generator: Driven, opened: Callable[[int], int]) -> None:
+    padding = json.loads((DEMO / "genai_config.json").read_text())["model"]["pad_token_id"]
+    tokens = [*prompt("Count from 1 to 150."), padding]
+    at_once = generator.prefill(opened(), tokens)
+    # One after the other, no token is taken for padding.
+    sequence = opened()
+    generator.prefill(sequence, tokens[:1])
+    for token in tokens[1:]:
+        one_by_one = generator.decode([sequence], [token])[0]
+    assert np.allclose(at_once, one_by_one, atol=0.2)
+
+
 def test_our_sampling_over_the_logits_gives_the_librarys_tokens(generator: Driven, opened: Callable[[], int]) -> None:
     tokens = prompt("Count from 1 to 150.")
     assert greedy(generator, opened(), tokens, STEPS) == library_answer(DEMO, tokens, STEPS)

@@ -21,16 +21,6 @@ from tests.engine.test_distributions import Answer, deviation, reference
 from tests.stepped_loop import SteppedLoop
 
 
-@pytest.fixture(scope="module", params=["lfm2", "qwen-3.5"])
-def hybrid(request: pytest.FixtureRequest) -> Hybrid:
-    return Hybrid(request.param)
-
-
-@pytest.fixture
-def runner(hybrid: Hybrid) -> Driven:
-    return hybrid.load()
-
-
 class Drafted:
     """Greedy answers whose next tokens are drafted: the right ones, up to a wrong one."""
 

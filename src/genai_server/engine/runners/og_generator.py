@@ -46,6 +46,8 @@ _REMEDIES = {
 # An adapter's name in its own container.
 _ADAPTER = "adapter"
 _TRIED_TOKENS = 2
+# No token has this id.
+_NO_PADDING = -1
 
 
 class OgGeneratorRunner(Runner):
@@ -211,7 +213,9 @@ class OgGeneratorRunner(Runner):
         decoder = genai_overlay(self._options, threads) | self._whole_caches(model_dir)
         if profile_prefix:
             decoder["session_options"]["enable_profiling"] = profile_prefix
-        config.overlay(json.dumps({"model": {"decoder": decoder}}))
+        # The library would take each token of a prompt that equals it for padding, and attend to none of them.
+        overlay = {"pad_token_id": _NO_PADDING, "decoder": decoder}
+        config.overlay(json.dumps({"model": overlay}))
         configure_providers(self.library, config, self._options)
         if self._vision is not None:
             # The library keeps a pointer to it.
