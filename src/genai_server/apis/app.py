@@ -183,7 +183,7 @@ def create_app(
             await asyncio.to_thread(telemetry.close)
 
     def max_body() -> int:
-        return max(settings.max_body_bytes, _image_limit(app, settings))
+        return max(settings.max_body_bytes, _media_limit(app, settings))
 
     # FastAPI's own pages load their scripts from other hosts.
     app = FastAPI(
@@ -281,7 +281,7 @@ def _add_middleware(
         limit=settings.max_body_bytes,
         seconds=settings.body_timeout,
         bodies=bodies,
-        image_limit=lambda: _image_limit(app, settings),
+        media_limit=lambda: _media_limit(app, settings),
         others=[
             Uploads(
                 transcriptions.UPLOAD_PATHS,
@@ -324,8 +324,8 @@ def _add_middleware(
     )
 
 
-def _image_limit(app: FastAPI, settings: Settings) -> int:
-    """The maximum size of a body that may have images; 0 while there is no model for them."""
+def _media_limit(app: FastAPI, settings: Settings) -> int:
+    """The maximum size of a body that may have images or sounds; 0 while there is no model for them."""
     models = app.state.services.models.statuses()
     return settings.max_media_body_bytes if any(about.medium is not None for about in models) else 0
 

@@ -1,4 +1,4 @@
-"""The settings of the server itself: where it listens, who may use it, what it stores, logs and reports."""
+"""The settings of the server itself: where it listens, what clients it accepts, what it stores, logs and reports."""
 
 import ipaddress
 import re

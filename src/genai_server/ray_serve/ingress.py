@@ -115,13 +115,13 @@ class _IngressApp:
     def _guarded(self, settings: Settings) -> ASGIApp:
         """The forwarding app behind those checks of the server's own app that a replica must not be asked for."""
         bodies = BodyBudget(settings.max_bodies_bytes)
-        image_limit = settings.max_media_body_bytes if any_takes_media(settings.served.values()) else 0
+        media_limit = settings.max_media_body_bytes if any_takes_media(settings.served.values()) else 0
         app: ASGIApp = BodyLimits(
             self._forward,
             settings.max_body_bytes,
             settings.body_timeout,
             bodies,
-            image_limit=lambda: image_limit,
+            media_limit=lambda: media_limit,
             form_limits=dict.fromkeys(UPLOAD_PATHS, settings.max_audio_body_bytes),
         )
         app = Authentication(

@@ -6,8 +6,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from genai_server.engine.model.overflow import products_overflow
-from genai_server.engine.model.session_options import config_entries, open_with, session_options
+from genai_server.engine.model.session_options import open_with, session_options
 from genai_server.options.device import DEFAULT_OPTIONS
 
 
@@ -29,7 +28,3 @@ def test_int8_products_of_a_session_do_not_overflow(tmp_path: Path) -> None:
     for rows in (1, 3, 16, 40):
         (sums,) = session.run(None, {"activations": np.full((rows, depth), 255, np.uint8)})
         assert (sums == 255 * 127 * depth).all()
-
-
-def test_weights_become_unsigned_only_where_needed() -> None:
-    assert bool(config_entries(DEFAULT_OPTIONS)) == products_overflow()

@@ -55,7 +55,7 @@ def test_the_models_facts_come_from_its_directory(generator: Driven) -> None:
     assert generator.model.defaults.temperature == 0.0
 
 
-def test_the_token_for_padding_is_read_like_any_other(generator: Driven, opened: Callable[[int], int]) -> None:
+def test_the_token_for_padding_is_read_like_any_other(generator: Driven, opened: Callable[[], int]) -> None:
     padding = json.loads((DEMO / "genai_config.json").read_text())["model"]["pad_token_id"]
     tokens = [*prompt("Count from 1 to 150."), padding]
     at_once = generator.prefill(opened(), tokens)

@@ -602,7 +602,7 @@ def _on_a_gpu(*sequences: Sequence) -> Scheduler:
 
 
 def _timed(scheduler: Scheduler, times: dict[int, float]) -> None:
-    """Let the scheduler know how long passes of so many decoding sequences take now."""
+    """Let the scheduler know how long passes of this number of decoding sequences take now."""
     for number, seconds in times.items():
         rows = [_batched(f"{row}", decoding=True) for row in range(number)]
         for _ in range(3):

@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from genai_server.messages.launch import EngineSpec
 from genai_server.profiles.manifest import Manifest
 from genai_server.profiles.retention import end_of, removable, remove, remove_all
 
@@ -123,3 +124,14 @@ def wait_for_next_file_name() -> None:
     start = time.time_ns() // 1_000_000
     while time.time_ns() // 1_000_000 == start:
         time.sleep(0.0002)
+
+
+def profile_folder(spec: EngineSpec) -> ProfileFolder:
+    """The folder for the profiles of an engine, by its settings."""
+    return ProfileFolder(
+        Path(spec.settings.profile_dir),
+        spec.profile_folder or spec.device,
+        max_files=spec.settings.profile_max_files,
+        max_bytes=spec.settings.profile_max_bytes,
+        max_age=spec.settings.profile_max_age,
+    )

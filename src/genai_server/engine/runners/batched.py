@@ -205,7 +205,7 @@ class BatchedRunner(Runner):
     @property
     def gives_hidden(self) -> bool:
         """Whether `take_hidden` can be used."""
-        return bool(self._graph.hidden_output)
+        return self._graph.hidden_size > 0
 
     @property
     def has_int8(self) -> bool:

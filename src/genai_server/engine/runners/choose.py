@@ -168,9 +168,9 @@ def _load_head(spec: EngineSpec, share: float, runners: RunnerPair) -> "DraftMod
     from genai_server.engine.runners.mtp_head import HeadRunner, MtpHead
 
     main, model_dir = runners.main, Path(spec.model_dir)
-    if not isinstance(main, BatchedRunner) or not main.abilities.drafts or not main.gives_hidden:
-        return None
     try:
+        if not isinstance(main, BatchedRunner) or not main.abilities.drafts or not main.gives_hidden:
+            raise DoesNotFit(runners.batching.reason or "the model's graph does not give it what it reads")
         own = with_kv_share(spec, share)
         graph = with_cache_type(own, read_decoder_graph(model_dir, MTP), main.model.context_length)
         limits, model = batch_limits(own, graph, main.model)

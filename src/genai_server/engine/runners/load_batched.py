@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from genai_server.engine.model.cross_attention import read_cross_decoder
 from genai_server.engine.model.files import session_profile
 from genai_server.engine.model.graph import DoesNotFit, read_decoder_graph
-from genai_server.engine.profiling.folder import ProfileFolder
+from genai_server.engine.profiling.folder import profile_folder
 from genai_server.engine.runners.base import Runner
 from genai_server.engine.runners.lengths import batch_limits, on_cpu, with_cache_type
 from genai_server.engine.runners.runner_rules import check_reach, never_batched
@@ -127,17 +127,6 @@ def log_nodes(runner: Runner) -> None:
     """Log how many nodes of a graph each provider runs."""
     counts = (f"{count} on {name}" for name, count in runner.nodes.items())
     log.info("nodes of the graph: %s", ", ".join(counts))
-
-
-def profile_folder(spec: EngineSpec) -> ProfileFolder:
-    """The folder for profiles from the settings."""
-    return ProfileFolder(
-        Path(spec.settings.profile_dir),
-        spec.profile_folder or spec.device,
-        max_files=spec.settings.profile_max_files,
-        max_bytes=spec.settings.profile_max_bytes,
-        max_age=spec.settings.profile_max_age,
-    )
 
 
 def session_profile_prefix(spec: EngineSpec) -> str:

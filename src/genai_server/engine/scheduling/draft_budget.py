@@ -12,7 +12,7 @@ from dataclasses import dataclass
 _SHARE, _MAX_SECONDS = 0.01, 10.0
 # In steps without drafts: what drafts may lose at first, what they may lose in another attempt, and the most that they
 # may lose after they have saved more.
-_FIRST, _AGAIN, _MOST = 2.0, 1.0, 6.0
+_FIRST, _AGAIN, _MAX = 2.0, 1.0, 6.0
 # Weight of the newest step in the mean.
 _WEIGHT = 1 / 16
 
@@ -58,7 +58,7 @@ class DraftBudget:
         A loss of more than a step counts as one: it is a disturbance, which steps without drafts have, too.
         """
         savings, steps = self._savings[num_rows], max(-1.0, seconds / step)
-        savings.total = min(_MOST, savings.total + steps)
+        savings.total = min(_MAX, savings.total + steps)
         savings.mean = steps if savings.mean is None else (1 - _WEIGHT) * savings.mean + _WEIGHT * steps
         if seconds > 0 > self.seconds:
             self.seconds = min(0.0, self.seconds + seconds)

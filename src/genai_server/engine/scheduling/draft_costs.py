@@ -39,6 +39,6 @@ class DraftCosts:
         return self._drafting[min(num_unread, MAX_DRAFTED)] + self.of_step(num_drafted + 1) - self.of_step(num_drafted)
 
     @cached_property
-    def most_saved(self) -> float:
+    def max_saved(self) -> float:
         """What the best drafts of all rows can save, for each token of the batch."""
         return self.per_token - 1 / self.fit([UnmadeDraft(MAX_LENGTH, _BEST_SHARE, 1)] * self.num_rows).per_second

@@ -239,7 +239,7 @@ class ModelDrafts:
         is_due = sequence in self._promising or self._acceptance(sequence).is_due(len(sequence.tokens))
         if not is_due or cost > self._budget.seconds:
             return False
-        return sequence.num_left * costs.num_rows * costs.most_saved > _MIN_RETURN * cost
+        return sequence.num_left * costs.num_rows * costs.max_saved > _MIN_RETURN * cost
 
     def _behind(
         self,

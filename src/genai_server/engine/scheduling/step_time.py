@@ -110,7 +110,7 @@ class StepTimeModel:
         return [float(value) for value in found]
 
     def has_timed(self, num_tokens: int, within: int = _MAX_AGE) -> bool:
-        """Whether a pass that only decodes this number of tokens is among so many last ones."""
+        """Whether one of the last `within` passes only decoded this number of tokens."""
         found = self._passes.get(num_tokens)
         return found is not None and self._num_passes - found.last < within
 

@@ -104,7 +104,7 @@ class BodyLimits:
     """Reads bodies within limits, and refuses others before any work. Plain ASGI.
 
     Also refuses a body with more, or more deeply nested, lists and objects than `check_json` allows. Leaves a
-    ParsingThread in the request's state. `image_limit` gives the maximum size of a body that may have images; 0 while
+    ParsingThread in the request's state. `media_limit` gives the maximum size of a body that may have images; 0 while
     there is no model for them. `others` receive the bodies that they take. `form_limits` has the maximum sizes of
     bodies with recordings, by their paths; they are kept in memory.
     """
@@ -116,7 +116,7 @@ class BodyLimits:
         seconds: float,
         bodies: BodyBudget,
         *,
-        image_limit: Callable[[], int] = lambda: 0,
+        media_limit: Callable[[], int] = lambda: 0,
         others: Sequence[OtherBodies] = (),
         form_limits: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
@@ -126,7 +126,7 @@ class BodyLimits:
         self._form_limits = form_limits
         # Maximum number of bytes of one body without images.
         self.limit = limit
-        self._image_limit = image_limit
+        self._media_limit = media_limit
         # Most seconds for one body to arrive.
         self.seconds = seconds
         self._bodies = bodies
@@ -196,9 +196,9 @@ class BodyLimits:
         if (
             reading.is_json
             and reading.size > reading.limit == self.limit
-            and (image_limit := self._image_limit()) > self.limit
+            and (media_limit := self._media_limit()) > self.limit
         ):
-            reading.limit, reading.setting = image_limit, "GENAI_MAX_MEDIA_BODY_BYTES"
+            reading.limit, reading.setting = media_limit, "GENAI_MAX_MEDIA_BODY_BYTES"
         if reading.size > reading.limit:
             reading.drop(BodyTooLarge(""))
         try:
