@@ -1,5 +1,6 @@
 """Drafts for models with states of fixed size: answers are those without drafts, however much of these is accepted."""
 
+import random
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from genai_server.engine.sampling.grammar import Guidance
 from genai_server.engine.scheduling.scheduler import Scheduler
 from genai_server.engine.scheduling.scheduler_output import StepPolicy
 from genai_server.messages.generation_request import Sampling
+from genai_server.messages.protocol import Cancel
 from scripts._models.driven import Driven, Tokens
 from tests.engine.model_runners import greedy_logits
 from tests.engine.runners.hybrids import LENGTH, SLOTS, STEPS, VOCAB, Hybrid, best, finish, text
@@ -174,6 +176,40 @@ def test_predicted_answers_are_read_in_few_passes(hybrid: Hybrid, device: Steppe
     device.run(*range(len(prompts)))
     assert [device.tokens(key) for key in range(len(prompts))] == [hybrid.answer(prompt) for prompt in prompts]
     assert sum(device.end(key).num_accepted for key in range(len(prompts))) > STEPS // 2
+
+
+def test_random_requests_are_answered_as_alone(hybrid: Hybrid, device: SteppedLoop) -> None:
+    chance, texts = random.Random(73), [text(length, 73) for length in (3, 20, 50, 100)]
+    asked: dict[int, list[int]] = {}
+    num_cancelled = 0
+    for key in range(50):
+        # Prompts begin alike, and some continue an answer.
+        prompt = chance.choice(texts)[: chance.randint(1, 100)]
+        if chance.random() < 0.3:
+            prompt = [*prompt, *hybrid.answer(prompt)[: chance.randint(1, STEPS)], chance.randrange(VOCAB)]
+        prediction = [token if chance.random() < 0.8 else 5 for token in hybrid.answer(prompt)]
+        given = {"prediction": prediction} if chance.random() < 0.5 else {"exact": chance.random() < 0.3}
+        device.put_request(
+            key,
+            prompt,
+            max_tokens=STEPS,
+            max_length=LENGTH,
+            ignore_eos=True,
+            background=chance.random() < 0.3,
+            cache_prompt=chance.random() < 0.8,
+            **given,
+        )
+        asked[key] = prompt
+        device.steps(chance.randint(1, 6))
+        device.step_until(lambda: sum(not device.ends(key) for key in asked) < SLOTS)
+        if chance.random() < 0.1 and not device.ends(cancelled := chance.choice(list(asked))):
+            del asked[cancelled]
+            device.put(Cancel(cancelled))
+            num_cancelled += 1
+    device.run(*asked)
+    assert {key: device.tokens(key) for key in asked} == {key: hybrid.answer(prompt) for key, prompt in asked.items()}
+    assert num_cancelled
+    assert sum(device.end(key).num_accepted for key in asked) > 50
 
 
 def test_sampled_answers_with_drafts_have_their_probabilities(hybrid: Hybrid, device: SteppedLoop) -> None:
