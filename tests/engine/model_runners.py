@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from genai_server.engine.model.files import check_model_directory
-from genai_server.engine.model.graph import read_decoder_graph
+from genai_server.engine.model.graph import DecoderGraph, read_decoder_graph
 from genai_server.engine.model.session import open_session
 from genai_server.engine.runners.base import Runner, run_pass
 from genai_server.engine.runners.batched import BatchedRunner, BatchLimits
@@ -20,10 +20,16 @@ from tests.running_server import DEMO
 
 
 def batched_runner(
-    model_dir: Path = DEMO, *, session: Any = None, num_slots: int = 4, max_length: int = 512, **how: Any
+    model_dir: Path = DEMO,
+    *,
+    graph: DecoderGraph | None = None,
+    session: Any = None,
+    num_slots: int = 4,
+    max_length: int = 512,
+    **how: Any,
 ) -> BatchedRunner:
     """A batch of a model, in a new session with one thread unless one is given."""
-    graph = read_decoder_graph(model_dir)
+    graph = graph or read_decoder_graph(model_dir)
     session = session or open_session(graph, 1, optimized=False)
     return BatchedRunner(graph, session, check_model_directory(model_dir), BatchLimits(num_slots, max_length), **how)
 

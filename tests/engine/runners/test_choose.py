@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 import onnx
 import pytest
+from genai_server.engine.runners.device_buffers import Place
 
 from genai_server.config.settings import Settings
 from genai_server.config.sources import engine_settings
@@ -22,7 +23,6 @@ from genai_server.engine.model.session import open_session
 from genai_server.engine.runners import buffers, choose, cpu_buffers
 from genai_server.engine.runners.batched import BatchedRunner
 from genai_server.engine.runners.cpu_buffers import CpuBuffers, page_tokens
-from genai_server.engine.runners.device_buffers import Place
 from genai_server.engine.runners.load_batched import load_batched
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.engine.runners.runner_pair import RunnerPair

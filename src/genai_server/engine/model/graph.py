@@ -89,6 +89,8 @@ class DecoderGraph:
     hidden_input: str = ""
     hidden_output: str = ""
     hidden_size: int = 0
+    # Tokens of a block of keys and values on a device with memory of its own; 0 where each row has a slot.
+    block_tokens: int = 0
 
     @cached_property
     def has_states(self) -> bool:

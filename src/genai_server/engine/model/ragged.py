@@ -4,7 +4,8 @@ All tokens of a pass lie in one flat row [1, T], so each matrix is read once for
 split into two groups, for rows of few tokens and of many. A group is a range of B slots, padded to S tokens, the number
 of its longest row. GatherND makes [B, S, …] of the flat row before attention, and flat tokens after it. The operator's
 input `query_seqlens` (ONNX Runtime 1.32) says how many of the S tokens each row has. With none, the row is idle and
-stays unchanged.
+stays unchanged. On a device with memory of its own, paged attention takes the flat row as it is
+(engine/model/paged_attention.py).
 
 Each group has at least one row, idle or not: ONNX Runtime 1.32 ends the process with SIGFPE for a group without rows.
 """
@@ -22,6 +23,7 @@ from genai_server.engine.model.cross_attention import CROSS_ATTENTION, split_cro
 from genai_server.engine.model.graph import ATTENTION, DecoderGraph, DoesNotFit
 from genai_server.engine.model.low_rank import stack_ranks
 from genai_server.engine.model.output_head import find_head
+from genai_server.engine.model.paged_attention import paged_inputs, pool, to_paged
 from genai_server.engine.model.ragged_states import StateLayers
 
 # int64 [K]: the flat positions whose logits are computed.
@@ -66,6 +68,8 @@ def make_ragged(graph: onnx.GraphProto, decoder: DecoderGraph) -> None:
     _choose_positions(graph, decoder)
     stack_ranks(graph, decoder.low_rank_paths)
     if decoder.switches_at is not None:
+        if decoder.block_tokens:
+            raise DoesNotFit("its rope is another one for long rows, which paged attention does not take")
         _join_ropes(graph, decoder.switches_at, decoder.path.parent)
     inputs = {value.name: value for value in graph.input}
     outputs = {value.name: value for value in graph.output}
@@ -78,7 +82,10 @@ def make_ragged(graph: onnx.GraphProto, decoder: DecoderGraph) -> None:
     states = StateLayers(graph, decoder, (NARROW, WIDE), PLACES)
     new_inputs += states.inputs
     new_outputs += states.outputs
-    for group in (NARROW, WIDE):
+    if decoder.block_tokens:
+        new_inputs += paged_inputs()
+    groups = () if decoder.block_tokens else (NARROW, WIDE)
+    for group in groups:
         rows = group + "rows"
         new_inputs += [
             _value(group + PADDED, TensorProto.INT64, [rows, group + "width", 2]),
@@ -97,8 +104,14 @@ def make_ragged(graph: onnx.GraphProto, decoder: DecoderGraph) -> None:
             continue
         if is_narrowed:
             nodes += _in_half(node, halved)
-        nodes += _split(node)
-        for group in (NARROW, WIDE):
+        if decoder.block_tokens:
+            nodes += to_paged(node)
+            sizes = decoder.num_kv_heads, decoder.head_size
+            new_inputs += [pool(inputs[name], kind, *sizes) for name in node.input[_PAST]]
+            new_outputs += [pool(outputs[name], kind, *sizes) for name in node.output[_PRESENT]]
+        else:
+            nodes += _split(node)
+        for group in groups:
             new_inputs += [_cache(inputs[name], group, kind) for name in node.input[_PAST]]
             new_outputs += [_cache(outputs[name], group, kind) for name in node.output[_PRESENT]]
         if is_narrowed:

@@ -14,8 +14,8 @@ from genai_server.engine.model.ragged_states import recurrences
 from genai_server.engine.model.session_options import EXTERNAL_DATA, open_with, session_options
 from genai_server.options.device import DEFAULT_OPTIONS, DeviceOptions
 
-# The first whose GroupQueryAttention takes several tokens of several rows.
-_MIN_VERSION = (1, 32)
+# The first whose GroupQueryAttention takes several tokens of several rows, and whose PagedAttention takes bounds.
+_MIN_VERSION, _MIN_PAGED = (1, 32), (1, 31)
 _ERRORS = 3  # ONNX Runtime's level of severity
 
 
@@ -35,8 +35,10 @@ def open_session(
     the graph has been optimized already. With a `profile_prefix`, ONNX Runtime profiles the session from load to end.
     Raises DoesNotFit, and ConfigurationError for options that name something missing.
     """
-    if tuple(map(int, onnxruntime.__version__.split(".")[:2])) < _MIN_VERSION:
-        raise DoesNotFit(f"a batch needs onnxruntime 1.32, and {onnxruntime.__version__} is installed")
+    least = _MIN_PAGED if graph.block_tokens else _MIN_VERSION
+    if tuple(map(int, onnxruntime.__version__.split(".")[:2])) < least:
+        needed = ".".join(map(str, least))
+        raise DoesNotFit(f"a batch needs onnxruntime {needed}, and {onnxruntime.__version__} is installed")
     found = session_options(options, threads, optimized=optimized)
     if graph.has_states and found.execution_mode == onnxruntime.ExecutionMode.ORT_PARALLEL:
         raise DoesNotFit("its states are updated in place, which parallel execution_mode would do in any order")

@@ -39,8 +39,8 @@ from genai_server.engine.sampling.continuation import num_choices
 from genai_server.engine.scheduling.scheduler_output import UNSHARED, KvMemory, KvRoom, Read, is_background
 from genai_server.engine.scheduling.step_time import MAX_DRAFTED
 from genai_server.engine.sequence import Sequence as Scheduled
-from genai_server.errors import RunnerFailed
-from genai_server.messages.generation_request import ModelInfo
+from genai_server.errors import InvalidField, RunnerFailed
+from genai_server.messages.generation_request import GenerationRequest, ModelInfo
 
 log = logging.getLogger(__name__)
 _INTERRUPTED_MESSAGE = "terminate flag"
@@ -115,7 +115,9 @@ class BatchedRunner(Runner):
         self._row_group = 1
         self._take_memory(trials.ROWS, trials.TOKENS + 1)
         self._read_prompt(self._own)
-        self._row_group = trials.smallest_row_group(self._try, self._copy_row, model.vocab_size)
+        self._paged = graph.block_tokens > 0
+        if not self._paged:
+            self._row_group = trials.smallest_row_group(self._try, self._copy_row, model.vocab_size)
         int8_from = None if int8 is None else self._try_int8(int8.min_gain)
         self._take_memory(limits.num_slots, limits.max_length)
         self.slots = KvSlots(
@@ -140,7 +142,7 @@ class BatchedRunner(Runner):
             caches_prefixes=True,
             # A Generator keeps only the last keys and values of windowed layers, and does not return states. It does
             # not tell which cosines and sines its keys have.
-            adopts=not graph.window and not self._has_states and graph.switches_at is None,
+            adopts=on_host and not graph.window and not self._has_states and graph.switches_at is None,
             reopens=graph.switches_at is not None,
             # The states of many rows would have to be copied before each pass.
             interrupts=not self._has_states,
@@ -152,6 +154,14 @@ class BatchedRunner(Runner):
     @property
     def nodes(self) -> Mapping[str, int | None]:
         return node_shares(self._own.session)
+
+    def check(self, request: GenerationRequest) -> None:
+        super().check(request)
+        if request.exact and self._paged:
+            raise InvalidField(
+                "exact is not supported on this device: its kernels round differently with the number of tokens in a pass",
+                param="exact",
+            )
 
     def open(self, sequence: Scheduled) -> int:
         is_long = self.is_long(sequence)
@@ -355,6 +365,7 @@ class BatchedRunner(Runner):
         self._give_inputs(sequence)
         self.slots.reserve(sequence.id, len(read))
         index = self.slots.of(sequence.id).index
+        assert isinstance(self.buffers, CpuBuffers)  # else `abilities.adopts` is false
         for name, values in past.items():
             self.buffers.write(index, name, values[:, :, : len(read)])
         num_prefilled = min(len(read), len(prompt)) if len(prompt) > 1 else 0

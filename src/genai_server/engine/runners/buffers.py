@@ -1,6 +1,6 @@
 """Chooses the memory for a batch's keys and values: the CPU's, or that of the device which runs the graph."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -8,8 +8,9 @@ from numpy.typing import NDArray
 
 from genai_server.engine.model.graph import DecoderGraph
 from genai_server.engine.runners.cpu_buffers import CpuBuffers
-from genai_server.engine.runners.device_buffers import DeviceBuffers, Place
 from genai_server.engine.runners.kv_cache import Buffers
+from genai_server.engine.runners.layout import Row, Span
+from genai_server.engine.runners.paged_buffers import PagedBuffers, Place
 from genai_server.options.device import DeviceOptions
 from genai_server.options.providers import PROVIDERS, provider
 
@@ -20,16 +21,16 @@ _COPIES = {"cuda": "cuda"}
 class BatchBuffers(Buffers, Protocol):
     """What the batched runner needs of the key-value buffers."""
 
-    def bind(self, binding: Any, first: int, rows: int, part: str = "") -> None:
-        """Bind the slots `first` to `first + rows` as past and as present, whose names begin with `part`."""
+    def bind(self, binding: Any, spans: Sequence[Span]) -> None:
+        """Bind the slots of each group of attention as past and as present."""
+        ...
+
+    def inputs(self, rows: Sequence[Row]) -> dict[str, NDArray[Any]]:
+        """What a pass reads besides `spans` to find the keys and values of its rows."""
         ...
 
     def keep(self, binding: Any, output: str) -> None:
         """Leave an unread output of a pass in the memory of the buffers."""
-        ...
-
-    def write(self, slot: int, present: str, values: NDArray[Any]) -> None:
-        """Write keys or values [1, kv_heads, tokens, head_size] of the first tokens to a slot."""
         ...
 
 
@@ -37,11 +38,14 @@ class BatchBuffers(Buffers, Protocol):
 MakeBuffers = Callable[[DecoderGraph, int, int], BatchBuffers]
 
 
-def buffers_on(device: str, options: DeviceOptions) -> MakeBuffers:
-    """What makes the buffers of a device with a batch. The first provider's `device_id` chooses the device."""
+def buffers_on(device: str, options: DeviceOptions, most_blocks: int) -> MakeBuffers:
+    """What makes the buffers of a device with a batch, on other devices than the CPU of at most `most_blocks` blocks.
+
+    The first provider's `device_id` chooses the device.
+    """
     memory = PROVIDERS[device.partition(":")[0]].memory
     if memory == "cpu":
         return CpuBuffers
     given = next((one.options for one in options.providers), {})
     place = Place(memory, int(given.get("device_id", "0")), provider(_COPIES[memory]).onnxruntime)
-    return partial(DeviceBuffers, place)
+    return partial(PagedBuffers, place, most_blocks)

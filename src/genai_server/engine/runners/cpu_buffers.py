@@ -4,13 +4,15 @@ import contextlib
 import math
 import mmap
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from genai_server.engine.model.graph import DecoderGraph
-from genai_server.engine.model.ragged import slot_length
+from genai_server.engine.model.ragged import NARROW, WIDE, slot_length
+from genai_server.engine.runners.layout import Row, Span
 
 # Linux would otherwise refuse more than there is memory for, written or not. Python before 3.13 has no name for it.
 _NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
@@ -88,12 +90,17 @@ class CpuBuffers:
         for array in self.arrays:
             array[target, :, :length] = array[source, :, :length]
 
-    def bind(self, binding: Any, first: int, rows: int, part: str = "") -> None:
-        """Bind the slots `first` to `first + rows` as past and as present, whose names begin with `part`."""
-        for (past, present), array in zip(self._names, self.arrays, strict=True):
-            view = array[first : first + rows]
-            binding.bind_input(part + past, "cpu", 0, array.dtype, view.shape, view.ctypes.data)
-            binding.bind_output(part + present, "cpu", 0, array.dtype, view.shape, view.ctypes.data)
+    def bind(self, binding: Any, spans: Sequence[Span]) -> None:
+        """Bind the slots of the narrow and of the wide group as past and as present."""
+        for group, (first, rows) in zip((NARROW, WIDE), spans, strict=True):
+            for (past, present), array in zip(self._names, self.arrays, strict=True):
+                view = array[first : first + rows]
+                binding.bind_input(group + past, "cpu", 0, array.dtype, view.shape, view.ctypes.data)
+                binding.bind_output(group + present, "cpu", 0, array.dtype, view.shape, view.ctypes.data)
+
+    def inputs(self, rows: Sequence[Row]) -> dict[str, NDArray[Any]]:
+        """Nothing."""
+        return {}
 
     def keep(self, binding: Any, output: str) -> None:
         """Leave an output of a pass in CPU memory."""

@@ -9,7 +9,6 @@ from numpy.typing import NDArray
 
 from genai_server.engine.model.graph import DecoderGraph
 from genai_server.engine.model.output_head import BEST_LOGITS, BEST_TOKENS
-from genai_server.engine.model.ragged import NARROW, WIDE
 from genai_server.engine.model.vision import TokenEmbedder
 from genai_server.engine.runners.adapter_stack import AdapterStack
 from genai_server.engine.runners.buffers import BatchBuffers
@@ -21,7 +20,7 @@ _MAX_BINDINGS = 256
 
 # Of attention, of states, and of adapters with the version of their stack; with whether the states are kept, because
 # there are drafts.
-Spans = tuple[tuple[Span, Span], tuple[Span, Span, Span] | None, tuple[Ranks, int] | None, bool]
+Spans = tuple[tuple[Span, ...], tuple[Span, Span, Span] | None, tuple[Ranks, int] | None, bool]
 
 
 class DecoderSession:
@@ -56,17 +55,18 @@ class DecoderSession:
         adapters = None
         if self._adapters is not None and layout.ranks is not None:
             adapters = layout.ranks, self._adapters.version
+        inputs = layout.inputs | self._buffers.inputs(layout.rows)
         binding = self._binding((layout.spans, layout.state_spans, adapters, layout.num_drafted > 0))
         tokens = layout.ids if self._embedder is None else self._embedder.embed(layout.ids, layout.features)
         positions = self._positions(layout)
         # A binding does not own what is bound to it.
-        self._bound = tokens, positions, layout.hidden
+        self._bound = tokens, positions, layout.hidden, inputs
         binding.bind_cpu_input(self._graph.input_ids, tokens)
         if self._graph.position_ids is not None:
             binding.bind_cpu_input(self._graph.position_ids, positions)
         if layout.hidden is not None:
             binding.bind_cpu_input(self._graph.hidden_input, layout.hidden)
-        for name, values in layout.inputs.items():
+        for name, values in inputs.items():
             if name in self._inputs:  # a graph may have one kind of states only
                 binding.bind_cpu_input(name, values)
         # Bound again each time: the binding would otherwise still write to the arrays of the last pass.
@@ -105,8 +105,7 @@ class DecoderSession:
             if has_drafts:  # first, so that their places among the outputs are known
                 for name in self._states.unverified:
                     self._buffers.keep(binding, name)
-            for group, (first, num_rows) in zip((NARROW, WIDE), of_attention, strict=True):
-                self._buffers.bind(binding, first, num_rows, group)
+            self._buffers.bind(binding, of_attention)
             if of_states is not None:
                 self._states.bind(binding, of_states, drafted=has_drafts)
             if self._adapters is not None and of_adapters is not None:

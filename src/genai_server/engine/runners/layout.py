@@ -1,6 +1,6 @@
 """Where the tokens of a pass lie: in the flat row, in the two groups of attention, and in the KV cache slots.
 
-The inputs are those of engine/model/ragged.py and engine/model/ragged_states.py.
+The inputs are those of engine/model/ragged.py, engine/model/paged_attention.py and engine/model/ragged_states.py.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from genai_server.engine.model import ragged_states
 from genai_server.engine.model.graph import DecoderGraph
 from genai_server.engine.model.low_rank import RANKS
+from genai_server.engine.model.paged_attention import BOUNDS, PASTS, STARTS
 from genai_server.engine.model.ragged import (
     BOUND,
     LAST,
@@ -77,8 +78,8 @@ class Layout:
     features: NDArray[Any] | None
     # The other inputs, by name.
     inputs: dict[str, NDArray[Any]]
-    # For the narrow and the wide group, the first slot and the number of slots.
-    spans: tuple[Span, Span]
+    # For the narrow and the wide group, the first slot and the number of slots; none for paged attention.
+    spans: tuple[Span, ...]
     # The same for the states of both groups, which may have no slot, and for the states of all rows.
     state_spans: tuple[Span, Span, Span] | None
     # The number of logits that the pass computes, and for each row the range of its own.
@@ -163,6 +164,8 @@ def _num_tokens(rows: Iterable[Row]) -> int:
 
 
 def _split_spans(rows: list[Row], graph: DecoderGraph, slot_length: int) -> list[list[Row]]:
+    if graph.block_tokens:
+        return [rows]
     spans: list[list[Row]] = []
     for row in sorted((row for row in rows if _is_chunk(row, graph)), key=lambda row: row.slot):
         if spans and _may_join([*spans[-1], row], slot_length):
@@ -189,7 +192,7 @@ def lay_out(rows: Sequence[Row], graph: DecoderGraph, *, exact_group: int | None
     to complete groups of this size with some that nothing reads.
     """
     behind_short = graph.switches_at or 0
-    is_wide = _wide_rows(rows, graph)
+    is_wide = [False] * len(rows) if graph.block_tokens else _wide_rows(rows, graph)
     num_drafted = max(row.num_drafted for row in rows) if graph.has_states else 0
     row_group, min_width = (1, 1) if exact_group is None else (exact_group, _EXACT_WIDTH)
     ids: list[int] = []
@@ -199,59 +202,42 @@ def lay_out(rows: Sequence[Row], graph: DecoderGraph, *, exact_group: int | None
     features: list[NDArray[Any]] = []
     rope_places: list[int] = []
     wanted: list[int] = []
-    inputs: dict[str, NDArray[Any]] = {}
-    spans: list[Span] = []
-    state_spans: list[Span] = []
     # Of all rows, in the order of their flat tokens.
     slots: list[int] = []
     adapted: list[tuple[slice, Ranks | None]] = []
     ends = [0]
     logits: dict[int, slice] = {}
     tokens: dict[int, slice] = {}
-    for group in (NARROW, WIDE):
-        members = [(number, row) for number, row in enumerate(rows) if is_wide[number] == (group is WIDE)]
-        first = min((row.slot for _, row in members), default=0)
-        num_rows = max((row.slot + 1 - first for _, row in members), default=1)  # at least one, idle or not
-        width = max([min_width, *(len(row.tokens) for _, row in members)])
-        padded = np.zeros((num_rows, width, 2), np.int64)
-        last, new = np.zeros(num_rows, np.int32), np.zeros(num_rows, np.int32)
-        places: list[tuple[int, int]] = []
-        for number, row in members:
-            index, num_tokens, start = row.slot - first, len(row.tokens), len(ids)
-            padded[index, :num_tokens, 1] = np.arange(start, start + num_tokens)
-            last[index], new[index] = row.num_cached + num_tokens - 1, num_tokens
-            places += [(index, place) for place in range(num_tokens)]
-            ids += row.tokens
-            positions += range(row.num_cached, row.num_cached + num_tokens)
-            if row.positions is not None:
-                image_positions[start] = row.positions
-            if row.features is not None:
-                features.append(row.features)
-            rope = row.num_cached + (behind_short if row.is_long else 0)
-            rope_places += range(rope, rope + num_tokens)
-            logits[number] = slice(len(wanted), len(wanted) + row.num_logits)
-            wanted += range(len(ids) - row.num_logits, len(ids))
-            tokens[number] = slice(start, len(ids))
-            adapted.append((tokens[number], row.ranks))
-            slots.append(row.slot)
-            ends.append(len(ids))
-        if group is WIDE:
-            missing = -len(ids) % row_group
-            ids += [0] * missing
-            positions += [0] * missing
-            rope_places += [0] * missing
-            places += [(0, 0)] * missing
-        spans.append((first, num_rows))
-        inputs[group + PADDED] = padded
-        inputs[group + PLACES] = np.array(places, np.int64).reshape(1, -1, 2)
-        inputs[group + LAST], inputs[group + NEW] = last, new
-        inputs[group + BOUND] = np.array(max(int(last.max()) + 1, width), np.int32)
-        num_used = num_rows if places else 0
-        state_spans.append((first, num_used))
-        if graph.has_states:
-            has_token = np.arange(width) < new[:num_used, np.newaxis]
-            inputs[group + ragged_states.PADDED_STATES] = padded[:num_used]
-            inputs[group + ragged_states.HAS_TOKEN] = has_token[:, :, np.newaxis]
+    for number in sorted(range(len(rows)), key=is_wide.__getitem__):
+        row, start = rows[number], len(ids)
+        ids += row.tokens
+        positions += range(row.num_cached, row.num_cached + len(row.tokens))
+        if row.positions is not None:
+            image_positions[start] = row.positions
+        if row.features is not None:
+            features.append(row.features)
+        rope = row.num_cached + (behind_short if row.is_long else 0)
+        rope_places += range(rope, rope + len(row.tokens))
+        logits[number] = slice(len(wanted), len(wanted) + row.num_logits)
+        wanted += range(len(ids) - row.num_logits, len(ids))
+        tokens[number] = slice(start, len(ids))
+        adapted.append((tokens[number], row.ranks))
+        slots.append(row.slot)
+        ends.append(len(ids))
+    missing = [0] * (-len(ids) % row_group)
+    ids, positions, rope_places = ids + missing, positions + missing, rope_places + missing
+    spans: list[Span] = []
+    state_spans: list[Span] = []
+    if graph.block_tokens:
+        inputs = _paged_inputs(rows, ends)
+    else:
+        inputs = {}
+        for group in (NARROW, WIDE):
+            members = {n: row for n, row in enumerate(rows) if is_wide[n] == (group is WIDE)}
+            found, span, used = _group_inputs(group, members, tokens, graph, min_width, missing)
+            inputs |= found
+            spans.append(span)
+            state_spans.append(used)
     wanted += [0] * (-len(wanted) % row_group)
     inputs[WANTED] = np.array(wanted, np.int64)
     if graph.switches_at is not None:
@@ -262,13 +248,12 @@ def lay_out(rows: Sequence[Row], graph: DecoderGraph, *, exact_group: int | None
     state_spans.append((first, num_rows))
     if graph.conv_width:
         inputs |= _conv_inputs(np.array(slots) - first, num_rows, ends, len(ids), graph.conv_width, num_drafted)
-    narrow, wide = spans
     return Layout(
         ids=np.array([ids], np.int64),
         positions=_with_axes(positions, image_positions),
         features=np.concatenate(features) if features else None,
         inputs=inputs,
-        spans=(narrow, wide),
+        spans=tuple(spans),
         state_spans=(state_spans[0], state_spans[1], state_spans[2]) if graph.bytes_per_row else None,
         num_logits=len(wanted),
         logits=[logits[number] for number in range(len(rows))],
@@ -279,6 +264,57 @@ def lay_out(rows: Sequence[Row], graph: DecoderGraph, *, exact_group: int | None
         tokens=[tokens[number] for number in range(len(rows))],
         hidden=_hidden(rows, tokens, len(ids), graph) if graph.hidden_input else None,
     )
+
+
+def _group_inputs(
+    group: str,
+    members: Mapping[int, Row],
+    tokens: Mapping[int, slice],
+    graph: DecoderGraph,
+    min_width: int,
+    missing: Sequence[int],
+) -> tuple[dict[str, NDArray[Any]], Span, Span]:
+    """The inputs for a group of attention, and the slots that attention and the states of its rows have.
+
+    Its `members` and the flat `tokens` of all rows are by the rows' numbers. The wide group also has the `missing`
+    tokens at the end of the flat row.
+    """
+    first = min((row.slot for row in members.values()), default=0)
+    num_rows = max((row.slot + 1 - first for row in members.values()), default=1)  # at least one, idle or not
+    width = max([min_width, *(len(row.tokens) for row in members.values())])
+    padded = np.zeros((num_rows, width, 2), np.int64)
+    last, new = np.zeros(num_rows, np.int32), np.zeros(num_rows, np.int32)
+    places: list[tuple[int, int]] = []
+    for number, row in members.items():
+        index, num_tokens = row.slot - first, len(row.tokens)
+        padded[index, :num_tokens, 1] = np.arange(tokens[number].start, tokens[number].stop)
+        last[index], new[index] = row.num_cached + num_tokens - 1, num_tokens
+        places += [(index, place) for place in range(num_tokens)]
+    if group is WIDE:
+        places += [(0, 0)] * len(missing)
+    inputs: dict[str, NDArray[Any]] = {
+        group + PADDED: padded,
+        group + PLACES: np.array(places, np.int64).reshape(1, -1, 2),
+        group + LAST: last,
+        group + NEW: new,
+        group + BOUND: np.array(max(int(last.max()) + 1, width), np.int32),
+    }
+    num_used = num_rows if places else 0
+    if graph.has_states:
+        has_token = np.arange(width) < new[:num_used, np.newaxis]
+        inputs[group + ragged_states.PADDED_STATES] = padded[:num_used]
+        inputs[group + ragged_states.HAS_TOKEN] = has_token[:, :, np.newaxis]
+    return inputs, (first, num_rows), (first, num_used)
+
+
+def _paged_inputs(rows: Sequence[Row], ends: Sequence[int]) -> dict[str, NDArray[Any]]:
+    """The inputs of paged attention that say how long the rows are."""
+    longest = max(row.num_cached + len(row.tokens) for row in rows)
+    return {
+        STARTS: np.array(ends, np.int32),
+        PASTS: np.array([row.num_cached for row in rows], np.int32),
+        BOUNDS: np.array([max(len(row.tokens) for row in rows), longest, longest], np.int32),
+    }
 
 
 def _hidden(rows: Sequence[Row], tokens: Mapping[int, slice], num_tokens: int, graph: DecoderGraph) -> NDArray[Any]:

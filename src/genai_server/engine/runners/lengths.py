@@ -11,6 +11,7 @@ from msgspec import structs
 
 from genai_server.engine.model.files import check_model_directory
 from genai_server.engine.model.graph import MTP, DecoderGraph, DoesNotFit, has_head, read_decoder_graph
+from genai_server.engine.model.paged_attention import BLOCK_TOKENS
 from genai_server.engine.scheduling.scheduler_output import UNSHARED, KvMemory
 from genai_server.errors import ConfigurationError, in_one_line
 from genai_server.messages.generation_request import CONTEXT, ModelInfo
@@ -124,15 +125,20 @@ def with_limit(model: ModelInfo, max_length: int, affordable: int | None = None,
 
 
 def with_cache_type(spec: EngineSpec, graph: DecoderGraph, context_length: int) -> DecoderGraph:
-    """The graph with the type that its keys and values are kept in: those of 32 bits may be kept in 16."""
+    """The graph with the type that its keys and values are kept in: those of 32 bits may be kept in 16.
+
+    On a device with memory of its own they are kept in blocks, and in 16 bits.
+    """
     settings = spec.settings
     wanted = settings.kv_cache_type
+    if not on_cpu(spec):
+        return replace(graph, cache_type=np.float16, block_tokens=BLOCK_TOKENS)
     if wanted == "auto":
         rows, length = (settings.max_batch_size, settings.max_length) if settings.max_length else (1, context_length)
         needed = rows * min(length, context_length) * graph.bytes_per_token
         wanted = "fp16" if needed > allowed(spec).bytes else "fp32"
         log.info("keys and values have the type %s: %d of the longest requests need %d bytes", wanted, rows, needed)
-    return replace(graph, cache_type=np.float16) if wanted == "fp16" and on_cpu(spec) else graph
+    return replace(graph, cache_type=np.float16) if wanted == "fp16" else graph
 
 
 def on_cpu(spec: EngineSpec) -> bool:
@@ -152,10 +158,9 @@ def batch_limits(spec: EngineSpec, graph: DecoderGraph, model: ModelInfo) -> tup
     settings, memory = spec.settings, allowed(spec)
     most = settings.max_batch_size
     wanted = with_limit(model, settings.max_length).max_length
-    # A device's memory is allocated at once.
-    shares = on_cpu(spec) and can_reserve(graph, most, wanted)
+    shares = graph.block_tokens > 0 or can_reserve(graph, most, wanted)
     if shares:
-        tokens = page_tokens(graph)
+        tokens = graph.block_tokens or page_tokens(graph)
         slot_bytes = tokens * graph.bytes_per_token + graph.bytes_per_row
         many, one = (_tokens_of(memory.bytes - rows * slot_bytes, graph) for rows in (most, 1))
     else:

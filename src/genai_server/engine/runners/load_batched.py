@@ -77,7 +77,7 @@ def load_batched(spec: EngineSpec, model_dir: Path, model: ModelInfo) -> "Batche
             limits,
             int8=None if int8 is None else _int8_session(spec, replace(graph, path=int8)),
             run_entries=spec.options.run,
-            make_buffers=buffers_on(spec.device, spec.options),
+            make_buffers=buffers_on(spec.device, spec.options, limits.num_slots + limits.memory.num_pages),
         )
     except RunnerFailed as error:
         raise DoesNotFit(f"its first pass in a batch failed: {error.message}") from error

@@ -1,0 +1,85 @@
+"""Attention over blocks of keys and values, for a decoder's ragged graph on a device with memory of its own.
+
+ONNX Runtime's contrib operator com.microsoft.PagedAttention takes flat tokens, so its passes need neither padding nor
+groups of rows. The keys and values of all rows lie in one pool of blocks, and a table names the blocks of each row. The
+operator has kernels for CUDA only, and takes keys and values of 16 bits.
+"""
+
+import onnx
+from onnx import TensorProto, helper
+
+from genai_server.engine.model.graph import DoesNotFit
+
+# Begins the names of pools, which have the graph's names of keys and values.
+PAGED = "genai_server.paged."
+# Inputs of a pass over B rows: int32 [B + 1] where each row's flat tokens begin, and where the last ones end; int32 [B]
+# the lengths of their pasts; int32 [B, blocks] their blocks in order; and int32 [3] in the memory of the CPU: the most
+# new tokens of a row, and twice the length of the longest row with them.
+STARTS, PASTS, BLOCKS, BOUNDS = (f"{PAGED}{name}" for name in ("starts", "pasts", "blocks", "bounds"))
+# Tokens of a block. The kernel for heads of up to 64 values takes multiples of this only.
+BLOCK_TOKENS = 256
+OPERATOR = "PagedAttention"
+# Places of the inputs of both operators: the paged one has these of the other.
+_INPUTS = {0: 0, 1: 1, 2: 2, 3: 3, 4: 4, 7: 8, 8: 9, 11: 11, 12: 14, 13: 15, 14: 12, 15: 13}
+_STARTS, _PASTS, _BLOCKS, _BOUNDS = 5, 6, 7, 16
+_POSITIONS, _BIAS, _SINK = 9, 10, 11
+# Attributes of both.
+_SHARED = {
+    *("num_heads", "kv_num_heads", "scale", "softcap", "local_window_size", "do_rotary", "rotary_interleaved"),
+    *("qk_norm_epsilon", "k_quant_type", "v_quant_type"),
+}
+# Attributes of GroupQueryAttention alone that change nothing here. The first says how a short buffer is used.
+_WITHOUT_EFFECT = {"sliding_window_cache", "kv_cache_bit_width", "qk_output"}
+# The values of others for which the operators compute the same.
+_SAME = {"smooth_softmax": (-1, 0), "causal": (1,), "unidirectional": (1,)}
+
+
+def paged_inputs() -> list[onnx.ValueInfoProto]:
+    """What a pass needs besides the pools."""
+    return [
+        helper.make_tensor_value_info(STARTS, TensorProto.INT32, ["bounds_of_rows"]),
+        helper.make_tensor_value_info(PASTS, TensorProto.INT32, ["rows"]),
+        helper.make_tensor_value_info(BLOCKS, TensorProto.INT32, ["rows", "blocks_of_a_row"]),
+        helper.make_tensor_value_info(BOUNDS, TensorProto.INT32, [3]),
+    ]
+
+
+def pool(value: onnx.ValueInfoProto, kind: int, num_kv_heads: int, head_size: int) -> onnx.ValueInfoProto:
+    """The pool for keys or values of a layer, of an element type: [blocks, BLOCK_TOKENS, kv_heads, head_size]."""
+    shape: list[str | int] = ["blocks", "block_tokens", num_kv_heads, head_size]
+    return helper.make_tensor_value_info(PAGED + value.name, kind, shape)
+
+
+def to_paged(node: onnx.NodeProto) -> list[onnx.NodeProto]:
+    """The nodes that replace a GroupQueryAttention over the flat tokens [1, T, …]. Raises DoesNotFit."""
+    given = {place: name for place, name in enumerate(node.input) if name}
+    if _BIAS in given:
+        raise DoesNotFit("its attention has a bias")
+    if _POSITIONS in given:
+        raise DoesNotFit("its attention is given positions, which paged attention counts itself")
+    attributes = {attribute.name: attribute for attribute in node.attribute}
+    for name, values in _SAME.items():
+        # With a sink for each head, the other kind of softmax is implied.
+        if name in attributes and attributes[name].i not in values and _SINK not in given:
+            raise DoesNotFit(f"its attention has {name}={attributes[name].i}")
+    if unknown := sorted(attributes.keys() - _SHARED - _WITHOUT_EFFECT - _SAME.keys()):
+        raise DoesNotFit(f"its attention has {', '.join(unknown)}")
+    made, inputs = [], [""] * (_BOUNDS + 1)
+    axis = f"{node.output[0]}.axis"
+    made.append(helper.make_node("Constant", [], [axis], value_ints=[0]))
+    for place, name in given.items():
+        if place in _INPUTS:
+            inputs[_INPUTS[place]] = name
+    for place in range(3):
+        if inputs[place]:
+            flat = f"{node.output[0]}.{place}"
+            made.append(helper.make_node("Squeeze", [inputs[place], axis], [flat]))
+            inputs[place] = flat
+    for place in (3, 4):
+        inputs[place] = PAGED + inputs[place]
+    inputs[_STARTS], inputs[_PASTS], inputs[_BLOCKS], inputs[_BOUNDS] = STARTS, PASTS, BLOCKS, BOUNDS
+    flat = f"{node.output[0]}.flat"
+    outputs = [flat, *(PAGED + name for name in node.output[1:3])]
+    paged = helper.make_node(OPERATOR, inputs, outputs, node.name, domain="com.microsoft")
+    paged.attribute.extend(attribute for name, attribute in attributes.items() if name in _SHARED)
+    return [*made, paged, helper.make_node("Unsqueeze", [flat, axis], node.output[:1])]

@@ -1,0 +1,131 @@
+"""Memory for the keys and values of a batch on a device with its own memory, such as a GPU."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+from numpy.typing import NDArray
+from onnx import helper
+
+from genai_server.engine.model.graph import DecoderGraph
+from genai_server.engine.model.paged_attention import BLOCKS, PAGED
+from genai_server.engine.runners.layout import Row
+from genai_server.errors import RunnerFailed
+
+_IR_VERSION, _OPSET = 8, 16
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where memory lies."""
+
+    # ONNX Runtime's kind of device.
+    device_type: str
+    # The number of the device among its kind.
+    device_id: int
+    # The provider which runs sessions on it.
+    provider: str
+
+
+def num_blocks(graph: DecoderGraph, num_tokens: int) -> int:
+    """Blocks that hold this number of tokens."""
+    return -(-num_tokens // graph.block_tokens)
+
+
+class PagedBuffers:
+    """Keys and values of all layers in a device's memory: one pool [blocks, block_tokens, kv_heads, head_size] each.
+
+    A slot gets blocks as tokens are added. There are at most `most_blocks`, and never more than the slots can use. All
+    memory is allocated at once.
+
+    Raises RuntimeError with ONNX Runtime's reason if there is no such device, or if its memory is too small.
+    """
+
+    def __init__(self, place: Place, most_blocks: int, graph: DecoderGraph, num_rows: int, max_length: int) -> None:
+        self._place, self._graph = place, graph
+        self._names = list(zip(graph.past_names, graph.present_names, strict=True))
+        self._dtype = np.dtype(graph.cache_type)
+        self._shape = (graph.block_tokens, graph.num_kv_heads, graph.head_size)
+        self._block_bytes = int(np.prod(self._shape)) * self._dtype.itemsize
+        count = min(most_blocks, num_rows * num_blocks(graph, max_length))
+        self._pools = [
+            onnxruntime.OrtValue.ortvalue_from_shape_and_type(
+                (count, *self._shape), self._dtype.type, place.device_type, place.device_id
+            )
+            for _ in self._names
+        ]
+        for pool_ in self._pools:
+            pool_.update_inplace(np.zeros((count, *self._shape), self._dtype))
+        self._free = list(range(count))
+        # The blocks of each slot, in the order of its tokens.
+        self._blocks: list[list[int]] = [[] for _ in range(num_rows)]
+        self._mover = self._open_mover()
+
+    def copy(self, source: int, target: int, length: int) -> None:
+        """Copy the keys and values of the first `length` tokens of one slot into another. Raises RunnerFailed."""
+        binding = self._mover.io_binding()
+        for given, taken in zip(self._blocks[source], self._take(target, length), strict=False):
+            for number, pool in enumerate(self._pools):
+                binding.bind_input(f"from{number}", *self._block(pool, given))
+                binding.bind_output(f"to{number}", *self._block(pool, taken))
+            try:
+                self._mover.run_with_iobinding(binding)
+            except RuntimeError as error:
+                raise RunnerFailed(f"onnxruntime: {error}") from error
+
+    def give_back(self, slot: int, first: int) -> None:
+        kept = num_blocks(self._graph, first)
+        self._free += self._blocks[slot][kept:]
+        del self._blocks[slot][kept:]
+
+    def bind(self, binding: Any, spans: Sequence[object]) -> None:
+        """Bind the pools as past and as present."""
+        for (past, present), pool in zip(self._names, self._pools, strict=True):
+            where = (self._place.device_type, self._place.device_id, self._dtype.type, pool.shape(), pool.data_ptr())
+            binding.bind_input(PAGED + past, *where)
+            binding.bind_output(PAGED + present, *where)
+
+    def inputs(self, rows: Sequence[Row]) -> dict[str, NDArray[Any]]:
+        """The table of the rows' blocks, with those for their new tokens."""
+        blocks = [self._take(row.slot, row.num_cached + len(row.tokens)) for row in rows]
+        table = np.zeros((len(rows), max(map(len, blocks))), np.int32)
+        for line, found in zip(table, blocks, strict=True):
+            line[: len(found)] = found
+        return {BLOCKS: table}
+
+    def keep(self, binding: Any, output: str) -> None:
+        """Leave an output of a pass on the device."""
+        binding.bind_output(output, self._place.device_type, self._place.device_id)
+
+    def _take(self, slot: int, length: int) -> list[int]:
+        """The blocks of a slot's first tokens. The slots' bookkeeping ensures that there are enough."""
+        blocks, needed = self._blocks[slot], num_blocks(self._graph, length)
+        while len(blocks) < needed:
+            blocks.append(self._free.pop())
+        return blocks[:needed]
+
+    def _block(self, pool: Any, number: int) -> tuple[Any, ...]:
+        """The arguments that bind a block."""
+        address = pool.data_ptr() + number * self._block_bytes
+        return self._place.device_type, self._place.device_id, self._dtype.type, self._shape, address
+
+    def _open_mover(self) -> Any:
+        """A session that copies a block of each pool. ONNX Runtime has no call for this."""
+        kind, count = helper.np_dtype_to_tensor_dtype(self._dtype), len(self._names)
+
+        def named(name: str) -> list[onnx.ValueInfoProto]:
+            return [helper.make_tensor_value_info(f"{name}{i}", kind, self._shape) for i in range(count)]
+
+        nodes = [helper.make_node("Identity", [f"from{i}"], [f"to{i}"]) for i in range(count)]
+        graph = helper.make_graph(nodes, "move", named("from"), named("to"))
+        model = helper.make_model(graph, ir_version=_IR_VERSION, opset_imports=[helper.make_opsetid("", _OPSET)])
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = 1
+        provider = (
+            self._place.provider,
+            {} if self._place.device_type == "cpu" else {"device_id": str(self._place.device_id)},
+        )
+        return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=[provider], enable_fallback=0)
