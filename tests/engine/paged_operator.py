@@ -72,7 +72,12 @@ class Expansion:
             first = self.one("Sub", column, self.constant(window))
             seen = self.one("And", seen, self.one("Greater", length, first))
         shares = self.one("Softmax", self.one("Where", seen, scores, self.constant(np.float32(-np.inf))), axis=-1)
-        result = self.one("MatMul", shares, self.one("Transpose", read[1], perm=[0, 2, 1, 3]))
+        # What was never written may be anything, even no number.
+        places = self.one("Transpose", seen, perm=[0, 1, 3, 2])
+        known = self.one(
+            "Where", places, self.one("Transpose", read[1], perm=[0, 2, 1, 3]), self.constant(np.float32(0))
+        )
+        result = self.one("MatMul", shares, known)
         self.nodes.append(
             helper.make_node("Reshape", [result, self.constant([-1, heads * head_size])], [node.output[0]])
         )

@@ -79,6 +79,12 @@ def reaching(options: DeviceOptions, runner: Reach) -> DeviceOptions:
     return msgspec.structs.replace(options, session=kept, providers=providers)
 
 
+def device_id(options: DeviceOptions) -> int:
+    """The number of the device among its kind: the first provider's `device_id`."""
+    given = next((one.options for one in options.providers), {})
+    return int(given.get("device_id", "0"))
+
+
 def _misses(row: Row, runner: Reach) -> bool:
     return row.reach not in (Reach.BOTH, runner)
 

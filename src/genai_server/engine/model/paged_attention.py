@@ -21,7 +21,7 @@ BLOCK_TOKENS = 256
 OPERATOR = "PagedAttention"
 # Places of the inputs of both operators: the paged one has these of the other.
 _INPUTS = {0: 0, 1: 1, 2: 2, 3: 3, 4: 4, 7: 8, 8: 9, 11: 11, 12: 14, 13: 15, 14: 12, 15: 13}
-_STARTS, _PASTS, _BLOCKS, _BOUNDS = 5, 6, 7, 16
+_PAST, _STARTS, _PASTS, _BLOCKS, _BOUNDS = slice(3, 5), 5, 6, 7, 16
 _POSITIONS, _BIAS, _SINK = 9, 10, 11
 # Attributes of both.
 _SHARED = {
@@ -52,34 +52,39 @@ def pool(value: onnx.ValueInfoProto, kind: int, num_kv_heads: int, head_size: in
 
 def to_paged(node: onnx.NodeProto) -> list[onnx.NodeProto]:
     """The nodes that replace a GroupQueryAttention over the flat tokens [1, T, …]. Raises DoesNotFit."""
-    given = {place: name for place, name in enumerate(node.input) if name}
+    attributes = _attributes(node)
+    inputs = [""] * (_BOUNDS + 1)
+    for place, name in enumerate(node.input):
+        if place in _INPUTS:
+            inputs[_INPUTS[place]] = name
+    axis, flat = f"{node.output[0]}.axis", f"{node.output[0]}.flat"
+    made = [helper.make_node("Constant", [], [axis], value_ints=[0])]
+    for place in range(3):
+        if name := inputs[place]:
+            inputs[place] = f"{node.output[0]}.{place}"
+            made.append(helper.make_node("Squeeze", [name, axis], [inputs[place]]))
+    inputs[_PAST] = [PAGED + name for name in inputs[_PAST]]
+    inputs[_STARTS], inputs[_PASTS], inputs[_BLOCKS], inputs[_BOUNDS] = STARTS, PASTS, BLOCKS, BOUNDS
+    outputs = [flat, *(PAGED + name for name in node.output[1:3])]
+    paged = helper.make_node(OPERATOR, inputs, outputs, node.name, domain="com.microsoft")
+    paged.attribute.extend(attributes)
+    return [*made, paged, helper.make_node("Unsqueeze", [flat, axis], node.output[:1])]
+
+
+def _attributes(node: onnx.NodeProto) -> list[onnx.AttributeProto]:
+    """The attributes of a GroupQueryAttention that the other operator shares. Raises DoesNotFit if it has none of its
+    own that compute the same.
+    """
+    given = {place for place, name in enumerate(node.input) if name}
     if _BIAS in given:
         raise DoesNotFit("its attention has a bias")
     if _POSITIONS in given:
         raise DoesNotFit("its attention is given positions, which paged attention counts itself")
     attributes = {attribute.name: attribute for attribute in node.attribute}
-    for name, values in _SAME.items():
+    for name in sorted(attributes.keys() & _SAME):
         # With a sink for each head, the other kind of softmax is implied.
-        if name in attributes and attributes[name].i not in values and _SINK not in given:
+        if attributes[name].i not in _SAME[name] and _SINK not in given:
             raise DoesNotFit(f"its attention has {name}={attributes[name].i}")
     if unknown := sorted(attributes.keys() - _SHARED - _WITHOUT_EFFECT - _SAME.keys()):
         raise DoesNotFit(f"its attention has {', '.join(unknown)}")
-    made, inputs = [], [""] * (_BOUNDS + 1)
-    axis = f"{node.output[0]}.axis"
-    made.append(helper.make_node("Constant", [], [axis], value_ints=[0]))
-    for place, name in given.items():
-        if place in _INPUTS:
-            inputs[_INPUTS[place]] = name
-    for place in range(3):
-        if inputs[place]:
-            flat = f"{node.output[0]}.{place}"
-            made.append(helper.make_node("Squeeze", [inputs[place], axis], [flat]))
-            inputs[place] = flat
-    for place in (3, 4):
-        inputs[place] = PAGED + inputs[place]
-    inputs[_STARTS], inputs[_PASTS], inputs[_BLOCKS], inputs[_BOUNDS] = STARTS, PASTS, BLOCKS, BOUNDS
-    flat = f"{node.output[0]}.flat"
-    outputs = [flat, *(PAGED + name for name in node.output[1:3])]
-    paged = helper.make_node(OPERATOR, inputs, outputs, node.name, domain="com.microsoft")
-    paged.attribute.extend(attribute for name, attribute in attributes.items() if name in _SHARED)
-    return [*made, paged, helper.make_node("Unsqueeze", [flat, axis], node.output[:1])]
+    return [attribute for name, attribute in attributes.items() if name in _SHARED]

@@ -31,6 +31,8 @@ _LEVELS = {
 }
 # Locates the weights of a graph that was not read from a file.
 EXTERNAL_DATA = "session.model_external_initializers_file_folder_path"
+# Providers whose libraries need the CUDA libraries.
+_ON_CUDA = {"cuda", "tensorrt", "nv_tensorrt_rtx"}
 _RECORD_ASSIGNMENT = "session.record_ep_graph_assignment_info"
 # With this entry ONNX Runtime makes 8-bit weights unsigned on x86 processors, from optimization level "extended" on.
 # Products with signed ones would overflow on processors without VNNI. On those with VNNI or AMX, they are two to four
@@ -182,6 +184,12 @@ def use_global_pool(options: DeviceOptions, threads: int) -> None:
     if options.session.get(session.POOL) == "1":
         inter_op = int(options.session.get("inter_op_num_threads", "0"))
         onnxruntime.set_global_thread_pool_sizes(num_threads(options, threads), inter_op)
+
+
+def preload_cuda(options: DeviceOptions) -> None:
+    """Load the CUDA libraries of the nvidia-* packages, whose folders loaders do not search, if a provider needs them."""
+    if any(given.name in _ON_CUDA for given in options.providers):
+        onnxruntime.preload_dlls(cuda=True, cudnn=True)
 
 
 def open_with(model: Path | bytes, found: Any, options: DeviceOptions) -> Any:

@@ -11,7 +11,7 @@ from genai_server.engine.runners.cpu_buffers import CpuBuffers
 from genai_server.engine.runners.kv_cache import Buffers
 from genai_server.engine.runners.layout import Row, Span
 from genai_server.engine.runners.paged_buffers import PagedBuffers, Place
-from genai_server.options.device import DeviceOptions
+from genai_server.options.device import DeviceOptions, device_id
 from genai_server.options.providers import PROVIDERS, provider
 
 # For each kind of device memory, the provider whose sessions copy within it.
@@ -46,6 +46,5 @@ def buffers_on(device: str, options: DeviceOptions, most_blocks: int) -> MakeBuf
     memory = PROVIDERS[device.partition(":")[0]].memory
     if memory == "cpu":
         return CpuBuffers
-    given = next((one.options for one in options.providers), {})
-    place = Place(memory, int(given.get("device_id", "0")), provider(_COPIES[memory]).onnxruntime)
+    place = Place(memory, device_id(options), provider(_COPIES[memory]).onnxruntime)
     return partial(PagedBuffers, place, most_blocks)

@@ -12,6 +12,7 @@ from msgspec import structs
 
 from genai_server.engine.encoder_worker import EncoderWorker
 from genai_server.engine.image_worker import ImageWorker
+from genai_server.engine.model.adapter_file import adapter_inputs
 from genai_server.engine.model.draft_model_files import check_draft_model
 from genai_server.engine.model.files import check_model_directory, what_is_left_out
 from genai_server.engine.model.graph import MTP, DoesNotFit, read_decoder_graph
@@ -88,7 +89,7 @@ def _may_have_drafts(spec: EngineSpec) -> bool:
     settings, model_dir = spec.settings, Path(spec.model_dir)
     if not on_cpu(spec) or task_of(model_dir) is not Task.GENERATE:
         return False
-    return never_batched(spec.device, model_dir, settings.scheduler, settings.kv_cache_bytes) is None
+    return never_batched(spec.device, model_dir, settings.scheduler) is None
 
 
 def _load_model(spec: EngineSpec) -> RunnerPair:
@@ -100,38 +101,43 @@ def _load_model(spec: EngineSpec) -> RunnerPair:
         scripted = ScriptedRunner(max(4096, spec.settings.max_length))
         scripted.model = with_limit(scripted.model, spec.settings.max_length)
         return RunnerPair(scripted, reason="it is scripted")
-    from genai_server.engine.model.session_options import use_global_pool, with_found_libraries
+    from genai_server.engine.model.session_options import preload_cuda, use_global_pool, with_found_libraries
     from genai_server.engine.model.weights import prepacked_model
+    from genai_server.engine.runners.profiled_rows import ProfiledRows
 
     settings = spec.settings
     for warning in spec.options.warnings:
         log.warning("%s", warning)
     model_dir = Path(spec.model_dir)
-    check_runner(spec.device, model_dir, settings.scheduler, settings.kv_cache_bytes, spec.options)
+    check_runner(spec.device, model_dir, settings.scheduler, spec.options)
     spec = structs.replace(spec, options=with_found_libraries(spec.options, model_dir))
     use_global_pool(spec.options, settings.threads)
+    preload_cuda(on_providers(spec.options, spec.device))
     if task_of(model_dir).pools:
         return _pooled(spec, model_dir)
     if task_of(model_dir) is Task.TRANSCRIBE:
         return _transcribing(spec, model_dir)
     if on_cpu(spec):
         model_dir = prepacked_model(model_dir, Path(settings.cache_dir) if settings.cache_dir else None, spec.options)
-    generator = _generator(spec, model_dir)
     if left_out := what_is_left_out(model_dir):
         log.info("the model in %s %s", spec.model_dir, left_out)
     if runs_by_library(spec.device, Path(spec.model_dir), settings.scheduler):
         from genai_server.engine.runners.og_engine import OgEngineRunner
 
         log.info("device %s: %s", spec.device, LIBRARY)
+        generator = _generator(spec, model_dir)
         batch = OgEngineRunner(generator, settings.max_batch_size)
         batch.model = with_limit(batch.model, settings.max_length)
         return RunnerPair(generator, batch)
     encoder = _image_worker(spec, model_dir)
+    # A device with memory of its own would hold the weights twice. Only requests with adapters need a Generator there.
+    beside = _generator(spec, model_dir) if on_cpu(spec) or adapter_inputs(model_dir) else None
     try:
-        batched = load_batched(spec, model_dir, generator.model)
+        batched = load_batched(spec, model_dir, check_model_directory(model_dir))
     except DoesNotFit as reason:
-        return _one_by_one(structs.replace(spec, draft_model=""), generator, str(reason), encoder)
-    return RunnerPair(generator, batched, encoder=encoder)
+        alone = beside or _generator(spec, model_dir)
+        return _one_by_one(structs.replace(spec, draft_model=""), alone, str(reason), encoder)
+    return RunnerPair(beside or ProfiledRows(batched), batched, encoder=encoder)
 
 
 def _load_draft_model(spec: EngineSpec, runners: RunnerPair) -> "DraftModel":

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from msgspec import structs
 
+from genai_server.engine.host.gpu_memory import free_gpu_memory
 from genai_server.engine.model.files import check_model_directory
 from genai_server.engine.model.graph import MTP, DecoderGraph, DoesNotFit, has_head, read_decoder_graph
 from genai_server.engine.model.paged_attention import BLOCK_TOKENS
@@ -17,6 +18,7 @@ from genai_server.errors import ConfigurationError, in_one_line
 from genai_server.messages.generation_request import CONTEXT, ModelInfo
 from genai_server.messages.launch import EngineSpec
 from genai_server.model_memory import read_model_memory
+from genai_server.options.device import device_id
 from genai_server.options.providers import CPU
 from genai_server.pooling_model import Task, task_of
 from genai_server.system_memory import free_memory
@@ -35,6 +37,8 @@ _LEAST = 256
 _WHOLE = 4
 # The share of the memory that a draft model gets if the models' files do not tell what a token needs.
 _DRAFT_SHARE = 0.2
+# The share of a GPU's memory beside the weights; the rest is for what passes compute.
+_GPU_SHARE = 0.8
 # State checkpoints for each slot, at most, where slots share no memory.
 _CHECKPOINTS = 4
 
@@ -67,6 +71,9 @@ def _of_engine(spec: EngineSpec) -> Allowed:
         return Allowed(spec.settings.kv_cache_bytes, "GENAI_KV_CACHE_BYTES")
     if spec.kv_bytes:
         return Allowed(spec.kv_bytes, "its share of the free memory")
+    if not on_cpu(spec) and (free := free_gpu_memory(device_id(spec.options))) is not None:
+        left = free - read_model_memory(Path(spec.model_dir)).weights
+        return Allowed(max(0, int(_GPU_SHARE * left)), f"four fifths of what the weights leave of {spec.device}")
     return Allowed(free_memory() // 2, "half of the free memory")
 
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from genai_server.engine.model.adapter_file import adapter_inputs, check_adapter_file
 from genai_server.engine.model.files import check_model_directory, read_config
 from genai_server.engine.model.graph import rope_switch
-from genai_server.engine.model.session_options import configure_providers, genai_overlay, missing_device
+from genai_server.engine.model.session_options import configure_providers, genai_overlay, missing_device, preload_cuda
 from genai_server.engine.model.vision import features_graph
 from genai_server.engine.model.vision_files import VisionFiles, read_vision_files
 from genai_server.engine.runners.base import Abilities, Runner, Terminated
@@ -33,8 +33,6 @@ from genai_server.options.session import LIBRARIES
 from genai_server.options.table import Reach
 from genai_server.speech_model import FEATURES, transcribes
 
-# Providers whose libraries need the CUDA libraries.
-_ON_CUDA = {"cuda", "nv_tensorrt_rtx"}
 _TERMINATED_MESSAGE = "Session in Terminated state"
 # Advice by words in the library's error when it cannot load a model.
 _REMEDIES = {
@@ -70,11 +68,7 @@ class OgGeneratorRunner(Runner):
         profile_prefix: str = "",
     ) -> None:
         self._options = reaching(on_providers(options, device), Reach.GENERATOR)
-        if any(provider.name in _ON_CUDA for provider in self._options.providers):
-            # Loaders do not search the folders of the nvidia-* packages for CUDA libraries.
-            import onnxruntime
-
-            onnxruntime.preload_dlls(cuda=True, cudnn=True)
+        preload_cuda(self._options)
         _load_own_runtime()
         import onnxruntime_genai
 

@@ -57,8 +57,6 @@ class PagedBuffers:
             )
             for _ in self._names
         ]
-        for pool_ in self._pools:
-            pool_.update_inplace(np.zeros((count, *self._shape), self._dtype))
         self._free = list(range(count))
         # The blocks of each slot, in the order of its tokens.
         self._blocks: list[list[int]] = [[] for _ in range(num_rows)]

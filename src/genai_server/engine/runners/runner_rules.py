@@ -14,7 +14,7 @@ from genai_server.quoted_values import quoted
 LIBRARY = "requests run in onnxruntime-genai's own batch"
 
 
-def check_runner(device: str, model_dir: Path, scheduler: str, kv_cache_bytes: int, options: DeviceOptions) -> None:
+def check_runner(device: str, model_dir: Path, scheduler: str, options: DeviceOptions) -> None:
     """Check that the device supports the runner in the settings, and that all options reach that runner.
 
     Whether the graph fits a batch is checked later. Raises ConfigurationError.
@@ -27,7 +27,7 @@ def check_runner(device: str, model_dir: Path, scheduler: str, kv_cache_bytes: i
             )
     if task_of(model_dir).pools:
         return  # it has a session of its own, which all options for the batch reach
-    if (why := never_batched(device, model_dir, scheduler, kv_cache_bytes)) is None:
+    if (why := never_batched(device, model_dir, scheduler)) is None:
         return
     if scheduler == "batched":
         raise ConfigurationError(f"GENAI_SCHEDULER=batched: {why}")
@@ -40,7 +40,7 @@ def check_reach(device: str, options: DeviceOptions, runner: Reach, why: str) ->
         raise ConfigurationError(f"{found}, which device {device} does not run on: {why}")
 
 
-def never_batched(device: str, model_dir: Path, scheduler: str, kv_cache_bytes: int) -> str | None:
+def never_batched(device: str, model_dir: Path, scheduler: str) -> str | None:
     """Why these settings rule out a batch on this device; None if they allow one."""
     if scheduler == "generator":
         return "GENAI_SCHEDULER is generator"
@@ -50,10 +50,6 @@ def never_batched(device: str, model_dir: Path, scheduler: str, kv_cache_bytes: 
     having = [name for name, provider in PROVIDERS.items() if provider.memory]
     if kind not in having:
         return f"a batch runs on {', '.join(having)}, not on {kind}"
-    if kind != CPU and scheduler != "batched":
-        return f"a batch on {kind} was never tried on its hardware, and runs with GENAI_SCHEDULER=batched only"
-    if kind != CPU and not kv_cache_bytes:
-        return f"what is free of the memory of {device} is not known, so GENAI_KV_CACHE_BYTES must be given"
     return None
 
 
