@@ -15,6 +15,7 @@ import numpy as np
 from _models.table import table
 from numpy.typing import NDArray
 
+from genai_server.engine.runners.scores import Scores
 from genai_server.engine.sampling.sampler import Sampler
 from genai_server.messages.generation_request import Sampling
 
@@ -65,7 +66,7 @@ def seconds(sampling: Sampling, logits: NDArray[np.float32], steps: int) -> floa
     for _ in range(steps + 1):
         started = time.process_time()
         for sampler, row in zip(samplers, logits, strict=True):
-            sampler.sample(row)
+            sampler.sample(Scores(row[np.newaxis]))
         times.append(time.process_time() - started)
     return median(times[1:])
 

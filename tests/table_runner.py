@@ -5,21 +5,23 @@ from collections.abc import Sequence
 import numpy as np
 
 from genai_server.engine.runners.base import Abilities, Runner
-from genai_server.engine.runners.scores import Logits, Scores
-from genai_server.engine.sampling.continuation import num_choices
+from genai_server.engine.runners.scores import Best, Logits, Scores
 from genai_server.engine.scheduling.scheduler_output import Read
 from genai_server.engine.sequence import Sequence as Scheduled
 from genai_server.messages.generation_request import ModelInfo
 
 
 class TableRunner(Runner):
-    """Supports every ability of a batch: mixed passes, drafts, and the best tokens alone where they suffice."""
+    """Supports every ability of a batch: mixed passes, drafts, and with `num_best` this number of best logits alone."""
 
-    def __init__(self, model: ModelInfo, table: Logits) -> None:
+    def __init__(self, model: ModelInfo, table: Logits, *, num_best: int = 0) -> None:
         self.model = model
         self.abilities = Abilities("table", 64, mixes=True, drafts=True)
         self._table = table
+        self._num_best = num_best
         self.max_rows_seen = 0  # of any pass so far
+        # Positions of which best logits alone were given, and those of which all were asked for.
+        self.num_offered = self.num_fetched = 0
 
     def open(self, sequence: Scheduled) -> int:
         return 0
@@ -31,11 +33,19 @@ class TableRunner(Runner):
     def _scores(self, read: Read) -> Scores:
         tokens = read.tokens if read.decodes or read.positions else read.tokens[-1:]
         logits = self._table[list(tokens)]
-        number = num_choices(read.sequence)
-        if len(tokens) > 1 or not number:
+        if not self._num_best:
             return Scores(logits)
-        best = np.argsort(-logits[0], kind="stable")[:number]
-        return Scores(logits[:, best], best)
+        self.num_offered += len(logits)
+        best = np.argsort(-logits, kind="stable")[:, : self._num_best]
+        scale = read.sequence.sampler.scale
+        shares = 1 / np.exp(np.float32(scale) * (logits - logits.max(axis=1, keepdims=True))).sum(axis=1)
+
+        def fetch(places: range) -> Logits:
+            self.num_fetched += len(places)
+            return logits[places.start : places.stop]
+
+        highest = np.take_along_axis(logits, best, axis=1)
+        return Scores(best=Best(highest, best, shares, scale, range(len(tokens)), fetch))
 
     def accept(self, sequence: int, tokens: Sequence[int]) -> None:
         pass

@@ -301,7 +301,7 @@ class EngineLoop:
                 self._meter.prompt_read(sequence)
                 self._requests.finish(sequence, FinishReason.STOP)
             return
-        if scored := prompt_logprobs(sequence, scores.logits):
+        if scored := prompt_logprobs(sequence, scores):
             self._tell(connection, PromptLogprobs(key, scored))
         if sequence.request.progress and not sequence.num_produced:
             self._tell(connection, Progress(key, sequence.num_read, sequence.num_cached))

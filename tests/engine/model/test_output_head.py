@@ -12,10 +12,12 @@ from onnx import TensorProto, helper
 from genai_server.engine.model.output_head import (
     BEST_LOGITS,
     BEST_TOKENS,
-    NUM_BEST,
+    SCALES,
+    SHARES,
     find_head,
     offer_best,
 )
+from genai_server.engine.runners.scores import NUM_BEST, SHARE_ERROR
 from genai_server.engine.sampling.sampler import top_tokens
 
 HIDDEN, VOCABULARY, POSITIONS = 4, 6, 5
@@ -79,23 +81,51 @@ def test_other_graphs_have_no_head(graph: onnx.GraphProto) -> None:
     assert find_head(graph, "logits") is None
 
 
-@pytest.mark.parametrize("kind", [np.float32, np.float16])
-def test_best_tokens_are_sorted_by_score_then_token(kind: Any) -> None:
-    given = np.random.default_rng(3).integers(-50, 50, (2, 3, 500)).astype(kind)
-    element = helper.np_dtype_to_tensor_dtype(np.dtype(kind))
+def offered(given: NDArray[Any], scales: list[float]) -> list[NDArray[Any]]:
+    """The logits, the best of them with their tokens, and their shares, of a graph that gets the logits."""
+    element = helper.np_dtype_to_tensor_dtype(given.dtype)
     graph = helper.make_graph(
         [helper.make_node("Identity", ["given"], ["logits"])],
         "decoder",
-        [helper.make_tensor_value_info("given", element, ["rows", "positions", 500])],
+        [helper.make_tensor_value_info("given", element, ["rows", "positions", "vocab_size"])],
         [helper.make_tensor_value_info("logits", element, None)],
     )
     offer_best(graph, "logits")
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-    whole, best, tokens = session.run(["logits", BEST_LOGITS, BEST_TOKENS], {"given": given})
+    inputs = {"given": given, SCALES: np.array(scales, np.float32)[:, np.newaxis]}
+    return list(session.run(["logits", BEST_LOGITS, BEST_TOKENS, SHARES], inputs))
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.float16])
+def test_best_tokens_are_sorted_by_score_then_token(kind: Any) -> None:
+    given = np.random.default_rng(3).integers(-50, 50, (2, 3, 500)).astype(kind)
+    whole, best, tokens, _ = offered(given, [1, 1, 1])
     assert np.array_equal(whole, given)
-    assert (best.dtype, tokens.dtype) == (np.float32, np.int64)
+    assert [best.dtype.name, tokens.dtype.name] == ["float32", "int64"]
     for row, position in np.ndindex(2, 3):
         expected = top_tokens(given[row, position].astype(np.float32), NUM_BEST)
         assert np.array_equal(tokens[row, position], expected)
         assert np.array_equal(best[row, position], given[row, position][expected])
+
+
+def test_shares_of_the_best_are_those_at_each_positions_scale() -> None:
+    given = np.random.default_rng(3).normal(0, 4, (1, 5, 150_000)).astype(np.float32)
+    given[0, 3] = 80  # its exponentials would overflow without the subtraction
+    given[0, 4, :2] = [30.0, 29.99]
+    scales = [1.0, 0.5, 1e30, 2.0, 100.0]
+    _, _, _, shares = offered(given, scales)
+    below = given[0].astype(np.float64) - given[0].max(axis=-1, keepdims=True)
+    expected = 1 / np.exp(below * np.array(scales)[:, np.newaxis]).sum(axis=-1)
+    assert (shares.shape, shares.dtype.name) == ((1, 5, 1), "float32")
+    assert expected[2:4].tolist() == [1, 1 / 150_000]
+    np.testing.assert_allclose(shares[0, :, 0], expected, rtol=SHARE_ERROR / 10)
+
+
+def test_share_of_a_flat_large_vocabulary_is_precise() -> None:
+    """Sums in 32 bits lose most if all terms are alike and not exact."""
+    given = np.full((1, 2, 250_000), 0.1, np.float32)
+    given[0, :, 7] = [3.7, 0.3]
+    _, _, _, shares = offered(given, [1.0, 1.0])
+    expected = 1 / (1 + 249_999 * np.exp(given[0, :, 0].astype(np.float64) - given[0, :, 7]))
+    np.testing.assert_allclose(shares[0, :, 0], expected, rtol=SHARE_ERROR)

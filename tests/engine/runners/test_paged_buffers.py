@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from genai_server.engine.model import session as sessions
 from genai_server.engine.model.graph import DecoderGraph, read_decoder_graph
-from genai_server.engine.model.output_head import NUM_BEST
 from genai_server.engine.model.paged_attention import BLOCK_TOKENS
 from genai_server.engine.model.ragged import make_ragged
 from genai_server.engine.model.session import open_session
@@ -27,8 +26,8 @@ from genai_server.engine.runners.layout import Row
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.engine.runners.paged_buffers import PagedBuffers, Place
 from genai_server.engine.runners.runner_pair import RunnerPair
-from genai_server.engine.runners.scores import Logits
-from genai_server.engine.sampling.continuation import choose_next_token
+from genai_server.engine.runners.scores import NUM_BEST, Logits
+from genai_server.engine.sampling.continuation import NextToken, choose_next_token
 from genai_server.engine.sampling.sampler import top_tokens
 from genai_server.engine.scheduling.scheduler import Scheduler
 from genai_server.engine.sequence import Sequence as EngineSequence
@@ -144,7 +143,8 @@ def test_blocks_are_taken_as_tokens_come_and_given_back(graph: DecoderGraph) -> 
 
     def table(*rows: tuple[int, int]) -> list[list[int]]:
         (found,) = buffers.inputs([Row(slot, length - 1, [7]) for slot, length in rows]).values()
-        return found.tolist()
+        lines: list[list[int]] = found.tolist()
+        return lines
 
     assert table((0, 1), (1, 33)) == [[4, 0, 0], [3, 2, 1]]
     assert table((0, 17)) == [[4, 0]]  # the last one
@@ -163,46 +163,91 @@ def test_an_exact_request_is_refused(paged: Any, graph: DecoderGraph) -> None:
 # the best tokens
 
 
-def all_logits(runner: Driven, numbers: list[int], tokens: list[int]) -> Logits:
-    """The logits of a pass whose sequences need all of them."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("genai_server.engine.runners.batched.num_choices", lambda _: 0)
-        return runner.decode(numbers, tokens)
+@pytest.fixture
+def fetched(monkeypatch: pytest.MonkeyPatch) -> list[range]:
+    """The positions whose logits were copied from the device, by pass."""
+    found: list[range] = []
+    read = PagedBuffers.read
+
+    def noted(buffers: PagedBuffers, kept: Any, rows: range) -> Logits:
+        found.append(rows)
+        return read(buffers, kept, rows)
+
+    monkeypatch.setattr(PagedBuffers, "read", noted)
+    return found
 
 
-def test_the_best_are_those_of_all_in_any_order_of_passes(paged: Any, offering: Any, graph: DecoderGraph) -> None:
+def test_the_best_are_those_of_all_in_any_order_of_passes(
+    paged: Any, offering: Any, graph: DecoderGraph, fetched: list[range]
+) -> None:
     plain, runner = Driven(on_blocks(paged, graph)), Driven(on_blocks(offering, graph))
     tokens = [5, 6, 7]
     for number in range(3):
         for one in (plain, runner):
-            one.open(number, [10 + number, 20], 128, top_logprobs=None)
+            one.open(number, [10 + number, 20], 128)
             one.prefill(number, [10 + number, 20])
     for step in range(9):
         numbers = [0, 1, 2] if step % 2 else [0, 2]
         reading = [tokens[number] for number in numbers]
         whole = plain.decode(numbers, reading)
-        if step % 3 == 1:
-            assert np.array_equal(all_logits(runner, numbers, reading), whole)
-        else:
-            for scores, row in zip(runner.advance(numbers, reading), whole, strict=True):
-                assert scores.tokens is not None
-                assert np.array_equal(scores.tokens, top_tokens(row, NUM_BEST))
-                assert np.array_equal(scores.last, row[scores.tokens])
+        fetched.clear()
+        found = runner.advance(numbers, reading)
+        for scores, row in zip(found, whole, strict=True):
+            assert scores.best is not None
+            assert np.array_equal(scores.best.tokens, [top_tokens(row, NUM_BEST)])
+            assert np.array_equal(scores.best.logits, [row[scores.best.tokens[0]]])
+            np.testing.assert_allclose(scores.best.shares, [1 / np.exp(row - row.max()).sum()], rtol=1e-5)
+        assert fetched == []
+        assert np.array_equal(found[-1].last, whole[-1])
+        assert fetched == [range(len(numbers) - 1, len(numbers))]
         for number, row in zip(numbers, whole, strict=True):
             tokens[number] = int(row.argmax())
 
 
+def test_logits_stay_readable_after_later_passes(paged: Any, offering: Any, graph: DecoderGraph) -> None:
+    plain, runner = Driven(on_blocks(paged, graph)), Driven(on_blocks(offering, graph))
+    for one in (plain, runner):
+        one.open(1, [10, 20, 30], 128)
+    expected = plain.prefill(1, [10, 20, 30], positions=True).copy()
+    (found,) = runner.read((1, [10], False))
+    for token in (20, 30):
+        (later,) = runner.read((1, [token], True))
+    runner.read((1, [40], True))
+    np.testing.assert_allclose([found.last, later.last], expected[[0, 2]], atol=1e-4)
+
+
+def test_each_row_has_the_share_at_its_own_temperature(offering: Any, graph: DecoderGraph) -> None:
+    runner = Driven(on_blocks(offering, graph))
+    temperatures = {1: 0.5, 2: 0.0, 3: 2.0}
+    for number, temperature in temperatures.items():
+        runner.open(number, [10, 20], 128, sampling=Sampling(temperature))
+        runner.prefill(number, [10, 20])
+    for scores, temperature in zip(runner.advance([1, 2, 3], [5, 6, 7]), temperatures.values(), strict=True):
+        assert scores.best is not None
+        scaled = scores.last / (temperature or 1)
+        np.testing.assert_allclose(scores.best.shares, [1 / np.exp(scaled - scaled.max()).sum()], rtol=1e-5)
+
+
 GREEDY = Sampling()
-WANTED: list[dict[str, Any]] = [
-    {"sampling": GREEDY},
-    {"sampling": Sampling(0.9, top_k=20, top_p=0.9, seed=1)},
-    {"sampling": Sampling(1.3, top_k=NUM_BEST, min_p=0.01, seed=2)},
-    {"sampling": Sampling(1.0, seed=3)},
-    {"sampling": Sampling(0.8, top_k=NUM_BEST + 1, seed=4)},
-    {"sampling": Sampling(0.0, frequency_penalty=1.0)},
-    {"sampling": Sampling(0.0, logit_bias={40: 3.0})},
-    {"sampling": GREEDY, "top_logprobs": 2},
-    {"sampling": GREEDY, "min_tokens": 5},
+# Fields of a request, and of how many of the 12 tokens all logits leave the device.
+WANTED: list[tuple[dict[str, Any], range]] = [
+    ({"sampling": GREEDY}, range(1)),
+    ({"sampling": Sampling(0.9, top_k=20, top_p=0.9, seed=1)}, range(1)),
+    ({"sampling": Sampling(1.3, top_k=NUM_BEST, min_p=0.01, seed=2)}, range(1)),
+    ({"sampling": Sampling(1.0, seed=3)}, range(3)),
+    ({"sampling": Sampling(1.0, top_p=0.5, seed=3)}, range(1)),
+    ({"sampling": Sampling(1.0, min_p=0.2, seed=3)}, range(1)),
+    ({"sampling": Sampling(3.0, seed=3)}, range(6, 13)),
+    ({"sampling": Sampling(0.8, top_k=NUM_BEST + 1, seed=4)}, range(12, 13)),
+    ({"sampling": Sampling(0.0, frequency_penalty=1.0)}, range(1)),
+    ({"sampling": Sampling(0.0, frequency_penalty=-1.0)}, range(12, 13)),
+    ({"sampling": Sampling(0.7, top_k=20, presence_penalty=1.5, repetition_penalty=1.1, seed=6)}, range(1)),
+    ({"sampling": Sampling(0.0, logit_bias={40: 3.0})}, range(12, 13)),
+    ({"sampling": Sampling(0.0, logit_bias={40: -3.0, 41: -100.0})}, range(1)),
+    ({"sampling": GREEDY, "top_logprobs": 20}, range(1)),
+    ({"sampling": Sampling(1.0, seed=5), "top_logprobs": 2}, range(1, 6)),
+    ({"sampling": Sampling(0.7, seed=5), "top_logprobs": 2}, range(12, 13)),
+    ({"sampling": GREEDY, "min_tokens": 5}, range(1)),
 ]
 
 
@@ -212,12 +257,9 @@ def generators() -> OgGeneratorRunner:
     return OgGeneratorRunner(DEMO, "cpu", 1)
 
 
-def sample(session: Any, graph: DecoderGraph, wanted: list[dict[str, Any]]) -> tuple[list[list[int]], int]:
-    """The answers to one prompt with each of these parameters, run concurrently, and the number of passes in which only
-    the best tokens left the device.
-    """
+def sample(session: Any, graph: DecoderGraph, wanted: list[dict[str, Any]]) -> list[list[NextToken]]:
+    """The answers to one prompt with each of these parameters, run concurrently."""
     runner, generator = on_blocks(session, graph), generators()
-    num_best_only = 0
     pair = RunnerPair(generator, runner)
     scheduler = Scheduler(runner, max_running=4, max_waiting=9, prefill_chunk=32)
     running = [
@@ -229,32 +271,45 @@ def sample(session: Any, graph: DecoderGraph, wanted: list[dict[str, Any]]) -> t
     for sequence in scheduler.admit():
         sequence.reuses_past = pair.reuses_past(sequence.request)
         pair.open(sequence)
+    answers: list[list[NextToken]] = [[] for _ in wanted]
     while running[0].num_left and (step := scheduler.next_step()) is not None:
         found = pair.forward(step)
-        num_best_only += all(scores.tokens is not None for scores in found)
         for sequence, scores in zip(step.sequences, found, strict=True):
             if sequence.num_unread == 0:
-                choose_next_token(sequence, scores, ())
+                answers[sequence.id].append(choose_next_token(sequence, scores, ()))
     for sequence in running:
         pair.close(sequence)
-    return [sequence.tokens for sequence in running], num_best_only
+    return answers
 
 
-@pytest.mark.parametrize("how", WANTED, ids=str)
+def assert_equal(found: list[list[NextToken]], expected: list[list[NextToken]]) -> None:
+    """Tokens are the same, and log probabilities up to rounding."""
+    for one, other in zip(found, expected, strict=True):
+        assert [token for step in one for token in step.tokens] == [token for step in other for token in step.tokens]
+        for step, wanted in zip(one, other, strict=True):
+            for logprob, right in zip(step.logprobs, wanted.logprobs, strict=True):
+                assert [token for token, _ in logprob.top] == [token for token, _ in right.top]
+                values = [logprob.logprob, *(value for _, value in logprob.top)]
+                assert values == pytest.approx([right.logprob, *(value for _, value in right.top)], abs=1e-5)
+
+
+@pytest.mark.parametrize(("how", "copied"), WANTED, ids=str)
 def test_token_chosen_from_the_best_equals_one_from_all(
-    paged: Any, offering: Any, graph: DecoderGraph, how: dict[str, Any]
+    paged: Any, offering: Any, graph: DecoderGraph, fetched: list[range], how: dict[str, Any], copied: range
 ) -> None:
-    (expected, never), (found, best_only) = (sample(one, graph, [how]) for one in (paged, offering))
-    assert found == expected
-    assert never == 0
-    assert best_only == (12 if WANTED.index(how) < 3 else 7 if "min_tokens" in how else 0)
+    expected = sample(paged, graph, [how])
+    assert not fetched
+    assert_equal(sample(offering, graph, [how]), expected)
+    assert len(fetched) in copied
 
 
-def test_one_row_that_needs_all_logits_gets_them_for_the_pass(paged: Any, offering: Any, graph: DecoderGraph) -> None:
-    both = [WANTED[1], WANTED[3]]
-    expected, _ = sample(paged, graph, both)
-    assert sample(offering, graph, both) == (expected, 0)
-    assert sample(offering, graph, WANTED[:2])[1] > 1
+def test_a_row_that_needs_all_logits_costs_others_none(
+    paged: Any, offering: Any, graph: DecoderGraph, fetched: list[range]
+) -> None:
+    both = [WANTED[1][0], WANTED[7][0]]
+    expected = sample(paged, graph, both)
+    assert_equal(sample(offering, graph, both), expected)
+    assert fetched == [range(1, 2)] * 12
 
 
 # what ONNX Runtime provides
@@ -321,12 +376,12 @@ def test_the_best_on_cuda_are_those_of_all(graph: DecoderGraph) -> None:
     runner = Driven(on_cuda_blocks(graph, offers_best=True))
     found: list[list[int]] = []
     for best in (True, False):
-        runner.open(2, [10, 11, 12], 128, reuse=False, top_logprobs=None if best else 0)
+        runner.open(2, [10, 11, 12], 128, reuse=False)
         runner.prefill(2, [10, 11])
         if best:
             (scores,) = runner.advance([2], [12])
-            assert scores.tokens is not None
-            found.append(scores.tokens.tolist())
+            assert scores.best is not None
+            found.append(scores.best.tokens[0].tolist())
         else:
             found.append(top_tokens(runner.decode([2], [12])[0], NUM_BEST).tolist())
         runner.close(2)

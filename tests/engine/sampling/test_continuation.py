@@ -43,14 +43,6 @@ def step(sequence: Sequence, *tokens: int) -> NextToken:
 # without a grammar
 
 
-def test_token_chosen_among_the_best_is_an_id_not_an_index() -> None:
-    best = Scores(np.array([[9, 8, 7]], np.float32), np.array([40, 70, 10]))
-    assert choose_next_token(sequence(), best, EOS).tokens == [40]
-    found = sequence(sampling=Sampling(1.0, top_k=3, seed=1))
-    tokens = [token for _ in range(30) for token in choose_next_token(found, best, EOS).tokens]
-    assert set(tokens) == {40, 70, 10}
-
-
 def test_chosen_token_is_appended_and_returned() -> None:
     found = sequence()
     assert step(found, 65) == NextToken([65])
@@ -100,7 +92,7 @@ def test_logprob_is_the_models_despite_sampling_parameters() -> None:
     logits = favoring(90, 66, 65)
     outcome = choose_next_token(found, Scores(logits[np.newaxis]), EOS)
     assert outcome.tokens == [65]
-    assert outcome.logprobs == [token_logprob(logits, 65, 3)]
+    assert outcome.logprobs == [token_logprob(Scores(logits[np.newaxis]), 65, 3)]
     assert [token for token, _ in outcome.logprobs[0].top] == [90, 66, 65]
 
 
@@ -206,7 +198,7 @@ def passes(found: Sequence, positions: Logits, ends: list[int]) -> list[TokenLog
     for end in ends:
         wanted = found.wants_positions
         found.num_read = end
-        logprobs += prompt_logprobs(found, positions[begin:end] if wanted else positions[end - 1 : end])
+        logprobs += prompt_logprobs(found, Scores(positions[begin:end] if wanted else positions[end - 1 : end]))
         begin = end
     return logprobs
 
@@ -218,7 +210,7 @@ POSITIONS = np.random.default_rng(3).normal(size=(len(PROMPT), VOCAB)).astype(np
 @given(st.sets(st.integers(1, len(PROMPT) - 1)))
 def test_prompt_logprobs_are_returned_once_for_any_division(ends: set[int]) -> None:
     found = sequence(prompt=PROMPT, prompt_logprobs=True, top_logprobs=2)
-    expected = [token_logprob(POSITIONS[i], PROMPT[i + 1], 2) for i in range(len(PROMPT) - 1)]
+    expected = [token_logprob(Scores(POSITIONS[i : i + 1]), PROMPT[i + 1], 2) for i in range(len(PROMPT) - 1)]
     assert passes(found, POSITIONS, [*sorted(ends), len(PROMPT)]) == expected
 
 
@@ -228,7 +220,7 @@ def test_recomputed_prompt_logprobs_are_not_repeated(before: int, ends: set[int]
     logprobs = passes(found, POSITIONS, [before])
     found.num_read = 0
     logprobs += passes(found, POSITIONS, [*sorted(ends), len(PROMPT)])
-    assert logprobs == [token_logprob(POSITIONS[i], PROMPT[i + 1], 0) for i in range(len(PROMPT) - 1)]
+    assert logprobs == [token_logprob(Scores(POSITIONS[i : i + 1]), PROMPT[i + 1], 0) for i in range(len(PROMPT) - 1)]
 
 
 def test_prompt_logprobs_are_absent_unless_requested() -> None:
@@ -246,4 +238,4 @@ def test_tokens_that_the_answer_adds_are_not_the_prompts() -> None:
     assert len(passes(found, POSITIONS, [len(PROMPT)])) == len(PROMPT) - 1
     found.append(65)
     found.num_read += 1
-    assert prompt_logprobs(found, POSITIONS[:1]) == []
+    assert prompt_logprobs(found, Scores(POSITIONS[:1])) == []

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from genai_server.engine.runners.scores import Logits
+from genai_server.engine.runners.scores import Logits, Scores
 from genai_server.engine.sampling.logprobs import token_logprob, token_logprobs
 
 
@@ -20,7 +20,7 @@ def log_softmax(logits: Logits) -> list[float]:
 def test_a_tokens_log_probability_is_its_log_softmax(values: list[float], data: st.DataObject) -> None:
     token = data.draw(st.integers(0, len(values) - 1))
     logits = np.array(values, np.float32)
-    found = token_logprob(logits, token, 0)
+    found = token_logprob(Scores(logits[np.newaxis]), token, 0)
     assert found.token == token
     assert found.logprob == pytest.approx(log_softmax(logits)[token], rel=1e-5, abs=1e-5)
     assert found.top == []
@@ -30,19 +30,19 @@ def test_a_tokens_log_probability_is_its_log_softmax(values: list[float], data: 
 def test_most_likely_tokens_are_sorted_by_logprob_then_id(values: list[float], num_top: int) -> None:
     logits = np.array(values, np.float32)
     expected = log_softmax(logits)
-    found = token_logprob(logits, 0, num_top).top
+    found = token_logprob(Scores(logits[np.newaxis]), 0, num_top).top
     assert [token for token, _ in found] == sorted(range(len(values)), key=lambda t: -logits[t])[:num_top]
     assert [logprob for _, logprob in found] == pytest.approx([expected[token] for token, _ in found], abs=1e-5)
 
 
 def test_large_vocabulary_keeps_the_precision_of_the_sum() -> None:
     logits = np.zeros(150_000, np.float32)
-    assert token_logprob(logits, 7, 0).logprob == pytest.approx(-math.log(150_000), abs=1e-6)
+    assert token_logprob(Scores(logits[np.newaxis]), 7, 0).logprob == pytest.approx(-math.log(150_000), abs=1e-6)
 
 
 def test_excluded_token_has_no_probability_and_is_not_listed() -> None:
     logits = np.array([0.0, -np.inf, 0.0], np.float32)
-    found = token_logprob(logits, 1, 3)
+    found = token_logprob(Scores(logits[np.newaxis]), 1, 3)
     assert found.logprob == -math.inf
     assert [token for token, _ in found.top] == [0, 2]
 
@@ -50,4 +50,4 @@ def test_excluded_token_has_no_probability_and_is_not_listed() -> None:
 def test_each_position_scores_its_own_token() -> None:
     positions = np.random.default_rng(1).normal(size=(3, 50)).astype(np.float32)
     found = token_logprobs(positions, [4, 0, 49], 2)
-    assert found == [token_logprob(positions[i], token, 2) for i, token in enumerate([4, 0, 49])]
+    assert found == [token_logprob(Scores(positions[i : i + 1]), token, 2) for i, token in enumerate([4, 0, 49])]

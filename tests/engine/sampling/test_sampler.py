@@ -12,13 +12,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from genai_server.engine.runners.scores import Logits
+from genai_server.engine.runners.scores import Logits, Scores
 from genai_server.engine.sampling import sampler
-from genai_server.engine.sampling.sampler import MAX_SORTED, Sampler, highest, nucleus, top_tokens
+from genai_server.engine.sampling.sampler import MAX_SORTED, highest, nucleus, top_tokens
 from genai_server.errors import InvalidField
 from genai_server.messages.generation_request import Sampling
 
 SEED = 20_240_607
+
+
+class Sampler(sampler.Sampler):
+    """A sampler of plain logits [vocab_size]."""
+
+    def sample(self, logits: Logits, **how: Any) -> int:  # type: ignore[override]
+        return super().sample(Scores(logits[np.newaxis]), **how)
 
 
 def _logits(*values: float) -> Logits:
@@ -308,21 +315,6 @@ def test_presence_penalty_counts_once() -> None:
 
 
 # top tokens and the nucleus
-
-
-@pytest.mark.parametrize(
-    ("sampling", "choices"),
-    [
-        (Sampling(), 1),
-        (Sampling(0.0, top_k=5, top_p=0.5), 1),
-        (Sampling(1.0, top_k=5, top_p=0.5), 5),
-        (Sampling(1.0, top_p=0.5, min_p=0.1), 0),
-        (Sampling(logit_bias={1: 1.0}), 0),
-        (Sampling(presence_penalty=1.0), 0),
-    ],
-)
-def test_number_of_choices_is_known_if_it_is_small(sampling: Sampling, choices: int) -> None:
-    assert Sampler(sampling, [1, 2]).num_choices == choices
 
 
 TIED = st.lists(st.sampled_from([-np.inf, -1.0, 0.0, 0.5, 2.0]), min_size=1, max_size=300)

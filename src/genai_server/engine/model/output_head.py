@@ -4,12 +4,16 @@ In a small model with a large vocabulary, it contains a third of the weights, an
 last token. So the graph of a session gets an additional input: the positions that the head reads.
 
 If logits are in a device's memory, most answers need few of them: the best one, or the best `top_k`. So such a graph
-gets two additional outputs: the best logits, and their tokens.
+gets additional outputs: the best logits, their tokens, and the probability of the best one.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import onnx
+
+from genai_server.engine.runners.scores import NUM_BEST
 
 LAST_POSITIONS = "genai_server.last_positions"
 _STATES = "genai_server.read_states"
@@ -19,8 +23,10 @@ EIGHT_BITS = "MatMulIntegerToFloat"
 _ELEMENTWISE = {"Cast", "Div", "Mul", "Tanh"}
 # Outputs for the NUM_BEST best tokens of each position: logits, float32 [rows, positions, NUM_BEST], and token ids,
 # int64 of the same shape. The highest come first; of equal ones, the lowest token first (ONNX's operator TopK).
-NUM_BEST = 64
 BEST_LOGITS, BEST_TOKENS = "genai_server.best_logits", "genai_server.best_tokens"
+# The output SHARES, float32 [rows, positions, 1], has the best token's share of softmax(scale · logits). The input
+# SCALES, float32 [positions, 1], has the scale of each position, such as 1 / temperature.
+SCALES, SHARES = "genai_server.scales", "genai_server.shares"
 
 
 @dataclass(frozen=True)
@@ -78,10 +84,24 @@ def read_last(graph: onnx.GraphProto, logits: str) -> bool:
 
 
 def offer_best(graph: onnx.GraphProto, logits: str) -> None:
-    """Add the outputs BEST_LOGITS and BEST_TOKENS, which are computed from the output `logits` on the device."""
-    count, as_floats = f"{BEST_LOGITS}.count", f"{BEST_LOGITS}.floats"
-    graph.initializer.append(onnx.helper.make_tensor(count, onnx.TensorProto.INT64, [1], [NUM_BEST]))
-    graph.node.append(onnx.helper.make_node("Cast", [logits], [as_floats], to=onnx.TensorProto.FLOAT))
-    graph.node.append(onnx.helper.make_node("TopK", [as_floats, count], [BEST_LOGITS, BEST_TOKENS]))
-    for name, kind in ((BEST_LOGITS, onnx.TensorProto.FLOAT), (BEST_TOKENS, onnx.TensorProto.INT64)):
-        graph.output.append(onnx.helper.make_tensor_value_info(name, kind, ["rows", "positions", NUM_BEST]))
+    """Add the outputs BEST_LOGITS, BEST_TOKENS and SHARES, which are computed from the output `logits` on the device."""
+    floats, ints = onnx.TensorProto.FLOAT, onnx.TensorProto.INT64
+    count, first = f"{BEST_LOGITS}.count", f"{BEST_LOGITS}.first"
+    for name, value in ((count, NUM_BEST), (first, 0)):
+        graph.initializer.append(onnx.helper.make_tensor(name, ints, [1], [value]))
+
+    def add(operator: str, *inputs: str, outputs: Sequence[str] = (), **attributes: Any) -> str:
+        outputs = outputs or [f"{BEST_LOGITS}.{len(graph.node)}"]
+        graph.node.append(onnx.helper.make_node(operator, inputs, outputs, **attributes))
+        return outputs[0]
+
+    as_floats = add("Cast", logits, to=floats)
+    add("TopK", as_floats, count, outputs=[BEST_LOGITS, BEST_TOKENS])
+    # The difference is scaled, because low temperatures would magnify the rounding of the logits.
+    below = add("Sub", as_floats, add("Gather", BEST_LOGITS, first, axis=2))
+    shares = add("Softmax", add("Mul", below, SCALES), axis=-1)
+    add("GatherElements", shares, add("Gather", BEST_TOKENS, first, axis=2), outputs=[SHARES], axis=2)
+    describe = onnx.helper.make_tensor_value_info
+    graph.input.append(describe(SCALES, floats, ["positions", 1]))
+    for name, kind, number in ((BEST_LOGITS, floats, NUM_BEST), (BEST_TOKENS, ints, NUM_BEST), (SHARES, floats, 1)):
+        graph.output.append(describe(name, kind, ["rows", "positions", number]))

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from genai_server.engine.model.adapter_file import adapter_inputs, check_adapter_file
 from genai_server.engine.model.graph import DecoderGraph
-from genai_server.engine.model.output_head import BEST_LOGITS, BEST_TOKENS, NUM_BEST
+from genai_server.engine.model.output_head import BEST_LOGITS, BEST_TOKENS, SHARES
 from genai_server.engine.model.pass_profile import profile_pass
 from genai_server.engine.model.ragged import slot_length
 from genai_server.engine.model.session import open_recurrences
@@ -33,9 +33,10 @@ from genai_server.engine.runners.cpu_buffers import CpuBuffers
 from genai_server.engine.runners.decoder_session import DecoderSession
 from genai_server.engine.runners.kv_cache import KvSlots
 from genai_server.engine.runners.layout import Layout, Row, lay_out, split_passes
+from genai_server.engine.runners.paged_buffers import PagedBuffers
 from genai_server.engine.runners.row_states import RowStates
-from genai_server.engine.runners.scores import Logits, Scores
-from genai_server.engine.sampling.continuation import num_choices
+from genai_server.engine.runners.scores import NUM_BEST, Best, Logits, Scores
+from genai_server.engine.sampling.continuation import needs_all_logits
 from genai_server.engine.scheduling.scheduler_output import UNSHARED, KvMemory, KvRoom, Read, is_background
 from genai_server.engine.scheduling.step_time import MAX_DRAFTED
 from genai_server.engine.sequence import Sequence as Scheduled
@@ -133,8 +134,7 @@ class BatchedRunner(Runner):
             "batched",
             limits.num_slots,
             mixes=True,
-            # A device would have to copy all logits of each token of a draft.
-            drafts=not self._own.offers_best,
+            drafts=on_host or self._embedder is None,
             # A Generator reads a single token with another kernel than an exact pass.
             exact=False,
             # Their weights lie in the memory of a CPU.
@@ -204,6 +204,8 @@ class BatchedRunner(Runner):
     def may_draft(self, sequence: Scheduled) -> bool:
         # All tokens of a pass have the same cosines and sines.
         is_near = self.switches_at is not None and self.switches_at - MAX_DRAFTED < len(sequence.tokens)
+        if self._own.offers_best and needs_all_logits(sequence):
+            return False
         return super().may_draft(sequence) and (not is_near or self.slots.of(sequence.id).is_long)
 
     def kept(self, most: int) -> KvRoom:
@@ -291,7 +293,7 @@ class BatchedRunner(Runner):
             slots = [row.slot for row in members]
             if on is self._own and (len(members) == 1 or layout.num_tokens % self._row_group == 0):
                 repeatable.update(row.slot for row in members if row.ranks is None)
-            scores = self._scores(layout, on, reads, options)
+            scores = self._scores(layout, on, options)
             if self.take_hidden is not None:
                 for row, places in zip(members, layout.tokens, strict=True):
                     self.take_hidden(by_slot[row.slot], row.num_cached, self._hidden[0, places])
@@ -320,6 +322,7 @@ class BatchedRunner(Runner):
             ranks=ranks,
             is_alone=is_alone,
             num_drafted=len(read.draft),
+            scale=read.sequence.sampler.scale,
         )
         if images is None:
             return row
@@ -331,17 +334,31 @@ class BatchedRunner(Runner):
         int8_from = self.abilities.int8_from
         return self._own if self._int8 is None or int8_from is None or num_tokens < int8_from else self._int8
 
-    def _scores(self, layout: Layout, on: DecoderSession, reads: Sequence[Read], options: Any) -> list[Scores]:
-        """Run a pass. A device returns only the best logits if every sequence chooses among those.
+    def _scores(self, layout: Layout, on: DecoderSession, options: Any) -> list[Scores]:
+        """Run a pass. A device returns only the best logits until others are needed.
 
         Of a model that takes images it returns all, because one of the best could be an image token.
         """
-        choices = (num_choices(read.sequence) for read in reads)
-        if on.offers_best and self._embedder is None and all(0 < number <= NUM_BEST for number in choices):
+        if on.offers_best and self._embedder is None:
             shape = (1, layout.num_logits, NUM_BEST)
             best, tokens = np.empty(shape, np.float32), np.empty(shape, np.int64)
-            self._run(on, layout, {BEST_LOGITS: best, BEST_TOKENS: tokens}, options)
-            return [Scores(best[0, places], tokens[0, places.stop - 1]) for places in layout.logits]
+            shares = np.empty((*shape[:2], 1), np.float32)
+            left = self._run(on, layout, {BEST_LOGITS: best, BEST_TOKENS: tokens, SHARES: shares}, options)
+            assert isinstance(self.buffers, PagedBuffers)  # else the session does not offer the best
+            fetch = partial(self.buffers.read, left)
+            return [
+                Scores(
+                    best=Best(
+                        best[0, places],
+                        tokens[0, places],
+                        shares[0, places, 0],
+                        row.scale,
+                        range(places.start, places.stop),
+                        fetch,
+                    )
+                )
+                for places, row in zip(layout.logits, layout.rows, strict=True)
+            ]
         logits = self._logits(on, layout, options)
         if self._embedder is not None:
             logits[:, self._embedder.image_token] = -np.inf
@@ -443,8 +460,8 @@ class BatchedRunner(Runner):
         self._run(on, layout, {self._graph.logits: logits[np.newaxis]}, options)
         return logits.astype(np.float32, copy=False)
 
-    def _run(self, on: DecoderSession, layout: Layout, wanted: Mapping[str, NDArray[Any]], options: Any) -> None:
-        """Run a pass, which writes the wanted outputs."""
+    def _run(self, on: DecoderSession, layout: Layout, wanted: Mapping[str, NDArray[Any]], options: Any) -> Any:
+        """Run a pass, which writes the wanted outputs; returns the logits that it left on a device, as an OrtValue."""
         if self.take_hidden is not None:
             shape = (1, layout.num_tokens, self._graph.hidden_size)
             self._hidden = np.empty(shape, self._graph.logits_type)
@@ -459,6 +476,7 @@ class BatchedRunner(Runner):
         else:
             if layout.num_drafted:
                 self.states.passed(layout, on.unverified(binding))
+            return on.left(binding) if on.offers_best else None
         finally:
             on.keep_unread(binding, wanted)
 

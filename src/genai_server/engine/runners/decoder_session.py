@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from genai_server.engine.model.graph import DecoderGraph
-from genai_server.engine.model.output_head import BEST_LOGITS, BEST_TOKENS
+from genai_server.engine.model.output_head import BEST_LOGITS, BEST_TOKENS, SHARES
 from genai_server.engine.model.vision import TokenEmbedder
 from genai_server.engine.runners.adapter_stack import AdapterStack
 from genai_server.engine.runners.buffers import BatchBuffers
@@ -35,7 +35,7 @@ class DecoderSession:
         self.offers_best = BEST_LOGITS in {value.name for value in session.get_outputs()}
         self._graph = graph
         self._inputs = {value.name for value in session.get_inputs()}
-        self._outputs = {graph.logits, *((BEST_LOGITS, BEST_TOKENS) if self.offers_best else ())}
+        self._outputs = {graph.logits, *((BEST_LOGITS, BEST_TOKENS, SHARES) if self.offers_best else ())}
         if graph.hidden_output:
             self._outputs.add(graph.hidden_output)
         self.release()
@@ -75,6 +75,10 @@ class DecoderSession:
         self.keep_unread(binding, wanted)
         return binding
 
+    def left(self, binding: Any) -> Any:
+        """The logits that a pass left on the device, as an OrtValue."""
+        return binding.get_outputs_as_ortvaluevector()[0]
+
     def unverified(self, binding: Any) -> dict[str, Any]:
         """What a pass with drafts gave of its states, as OrtValues by their names. The binding lets go of them."""
         values = binding.get_outputs_as_ortvaluevector()
@@ -102,6 +106,8 @@ class DecoderSession:
                 self._bindings.popitem(last=False)
             binding = self._bindings[spans] = self.session.io_binding()
             of_attention, of_states, of_adapters, has_drafts = spans
+            if self.offers_best:  # first, so that its place among the outputs is known
+                self._buffers.keep(binding, self._graph.logits)
             if has_drafts:  # first, so that their places among the outputs are known
                 for name in self._states.unverified:
                     self._buffers.keep(binding, name)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from genai_server.engine.model import ragged_states
 from genai_server.engine.model.graph import DecoderGraph
 from genai_server.engine.model.low_rank import RANKS
+from genai_server.engine.model.output_head import SCALES
 from genai_server.engine.model.paged_attention import BOUNDS, PASTS, STARTS
 from genai_server.engine.model.ragged import (
     BOUND,
@@ -65,6 +66,8 @@ class Row:
     num_drafted: int = 0
     # What a head for multi-token prediction reads besides the tokens, [tokens, hidden_size].
     hidden: NDArray[Any] | None = None
+    # What a device multiplies logits with for its softmax.
+    scale: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -240,6 +243,9 @@ def lay_out(rows: Sequence[Row], graph: DecoderGraph, *, exact_group: int | None
             state_spans.append(used)
     wanted += [0] * (-len(wanted) % row_group)
     inputs[WANTED] = np.array(wanted, np.int64)
+    inputs[SCALES] = np.ones((len(wanted), 1), np.float32)
+    for number, places in logits.items():
+        inputs[SCALES][places] = rows[number].scale
     if graph.switches_at is not None:
         inputs[ROPE_PLACES] = np.array([rope_places], np.int64)
     ranks, inputs[RANKS] = _kept_ranks(adapted, len(ids))

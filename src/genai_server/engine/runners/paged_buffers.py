@@ -47,7 +47,7 @@ class PagedBuffers:
     def __init__(self, place: Place, most_blocks: int, graph: DecoderGraph, num_rows: int, max_length: int) -> None:
         self._place, self._graph = place, graph
         self._names = list(zip(graph.past_names, graph.present_names, strict=True))
-        self._dtype = np.dtype(graph.cache_type)
+        self._dtype, self._logits_type = np.dtype(graph.cache_type), np.dtype(graph.logits_type)
         self._shape = (graph.block_tokens, graph.num_kv_heads, graph.head_size)
         self._block_bytes = int(np.prod(self._shape)) * self._dtype.itemsize
         count = min(most_blocks, num_rows * num_blocks(graph, max_length))
@@ -60,7 +60,7 @@ class PagedBuffers:
         self._free = list(range(count))
         # The blocks of each slot, in the order of its tokens.
         self._blocks: list[list[int]] = [[] for _ in range(num_rows)]
-        self._mover = self._open_mover()
+        self._mover, self._reader = self._open_mover(), self._open_reader()
 
     def copy(self, source: int, target: int, length: int) -> None:
         """Copy the keys and values of the first `length` tokens of one slot into another. Raises RunnerFailed."""
@@ -69,10 +69,7 @@ class PagedBuffers:
             for number, pool in enumerate(self._pools):
                 binding.bind_input(f"from{number}", *self._block(pool, given))
                 binding.bind_output(f"to{number}", *self._block(pool, taken))
-            try:
-                self._mover.run_with_iobinding(binding)
-            except RuntimeError as error:
-                raise RunnerFailed(f"onnxruntime: {error}") from error
+            _run(self._mover, binding)
 
     def give_back(self, slot: int, first: int) -> None:
         kept = num_blocks(self._graph, first)
@@ -98,6 +95,18 @@ class PagedBuffers:
         """Leave an output of a pass on the device."""
         binding.bind_output(output, self._place.device_type, self._place.device_id)
 
+    def read(self, kept: Any, rows: range) -> NDArray[np.float32]:
+        """Copy rows of kept logits [1, rows, vocab_size] to the host. Raises RunnerFailed."""
+        _, _, vocab_size = kept.shape()
+        found = np.empty((len(rows), vocab_size), np.float32)
+        binding = self._reader.io_binding()
+        address = kept.data_ptr() + rows.start * vocab_size * self._logits_type.itemsize
+        where = self._place.device_type, self._place.device_id, self._logits_type.type
+        binding.bind_input("logits", *where, found.shape, address)
+        binding.bind_output("floats", "cpu", 0, np.float32, found.shape, found.ctypes.data)
+        _run(self._reader, binding)
+        return found
+
     def _take(self, slot: int, length: int) -> list[int]:
         """The blocks of a slot's first tokens. The slots' bookkeeping ensures that there are enough."""
         blocks, needed = self._blocks[slot], num_blocks(self._graph, length)
@@ -118,7 +127,18 @@ class PagedBuffers:
             return [helper.make_tensor_value_info(f"{name}{i}", kind, self._shape) for i in range(count)]
 
         nodes = [helper.make_node("Identity", [f"from{i}"], [f"to{i}"]) for i in range(count)]
-        graph = helper.make_graph(nodes, "move", named("from"), named("to"))
+        return self._open(helper.make_graph(nodes, "move", named("from"), named("to")))
+
+    def _open_reader(self) -> Any:
+        """A session that makes 32-bit floats of logits."""
+        kind, shape = helper.np_dtype_to_tensor_dtype(self._logits_type), ["rows", "vocab_size"]
+        given = helper.make_tensor_value_info("logits", kind, shape)
+        floats = helper.make_tensor_value_info("floats", onnx.TensorProto.FLOAT, shape)
+        node = helper.make_node("Cast", ["logits"], ["floats"], to=onnx.TensorProto.FLOAT)
+        return self._open(helper.make_graph([node], "read", [given], [floats]))
+
+    def _open(self, graph: onnx.GraphProto) -> Any:
+        """A session on the device."""
         model = helper.make_model(graph, ir_version=_IR_VERSION, opset_imports=[helper.make_opsetid("", _OPSET)])
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = 1
@@ -127,3 +147,10 @@ class PagedBuffers:
             {} if self._place.device_type == "cpu" else {"device_id": str(self._place.device_id)},
         )
         return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=[provider], enable_fallback=0)
+
+
+def _run(session: Any, binding: Any) -> None:
+    try:
+        session.run_with_iobinding(binding)
+    except RuntimeError as error:
+        raise RunnerFailed(f"onnxruntime: {error}") from error

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from genai_server.engine.runners.scores import Logits, Scores
+from genai_server.engine.runners.scores import Scores
 from genai_server.engine.sampling.grammar import Guide
 from genai_server.engine.sampling.logprobs import token_logprob, token_logprobs
 from genai_server.engine.sampling.transcript import with_rules
@@ -52,31 +52,29 @@ def choose_next_token(sequence: Sequence, scores: Scores, eos: Tokens[int]) -> N
     sequence.append(token)
     _commit(sequence, token)
     wanted = request.top_logprobs is not None
-    logprobs = [token_logprob(scores.last, token, request.top_logprobs or 0, request.scored_tokens)] if wanted else []
+    logprobs = [token_logprob(scores, token, request.top_logprobs or 0, request.scored_tokens)] if wanted else []
     if sequence.guide is not None and sequence.guide.is_complete:
         return NextToken([token], logprobs, FinishReason.STOP)
     return NextToken([token], logprobs, FinishReason.LENGTH if sequence.num_left == 0 else None)
 
 
-def num_choices(sequence: Sequence) -> int:
-    """The number of best tokens among which `choose_next_token` chooses, if it needs nothing else of the logits;
-    otherwise 0.
-
-    It is 0 if the choice may be any token, or if probabilities are requested.
-    """
-    request = sequence.request
-    needs_all = sequence.guide is not None or request.transcript is not None or request.top_logprobs is not None
-    needs_all = needs_all or _is_too_early(sequence)
-    return 0 if needs_all else sequence.sampler.num_choices
+def needs_all_logits(sequence: Sequence) -> bool:
+    """Whether `choose_next_token` needs all logits for nearly every token, where a device gives the best."""
+    request, sampler = sequence.request, sequence.sampler
+    # Where a grammar is only a guide, tokens are drawn without it.
+    is_masked = _is_too_early(sequence) or (sequence.guide is not None and request.needs_grammar)
+    is_scored = request.top_logprobs is not None and (sampler.scale != 1.0 or bool(request.scored_tokens))
+    return is_scored or request.transcript is not None or sampler.needs_all(is_masked=is_masked)
 
 
-def prompt_logprobs(sequence: Sequence, positions: Logits) -> list[TokenLogprob]:
-    """The log probabilities of the prompt's tokens that the logits [positions, vocab_size] of a step predict.
+def prompt_logprobs(sequence: Sequence, scores: Scores) -> list[TokenLogprob]:
+    """The log probabilities of the prompt's tokens that the scores of a step predict.
 
     Each is returned once, even if the prompt is read again; none if the request does not ask for them.
     """
     if not sequence.wants_positions:
         return []
+    positions = scores.logits
     first = sequence.num_read - len(positions) + 1  # the token that the first position predicts
     tokens = sequence.request.prompt[sequence.num_scored : sequence.num_read + 1]
     new = positions[sequence.num_scored - first :][: len(tokens)]
@@ -92,8 +90,8 @@ def _choose(sequence: Sequence, scores: Scores, eos: Tokens[int]) -> int | None:
         return token
     banned = (*eos, *sequence.request.stop_token_ids) if _is_too_early(sequence) else ()
     if guide is None:
-        return scores.token(sequence.sampler.sample(scores.last, banned=banned))
-    first = sequence.sampler.first(scores.last, banned=banned, draws=not sequence.request.needs_grammar)
+        return sequence.sampler.sample(scores, banned=banned)
+    first = sequence.sampler.first(scores, banned=banned, draws=not sequence.request.needs_grammar)
     if first is not None and _fits(sequence, guide, first, eos):
         sequence.sampler.note(first)
         return first
@@ -103,7 +101,7 @@ def _choose(sequence: Sequence, scores: Scores, eos: Tokens[int]) -> int | None:
         if guide.may_end:
             return None
         raise GrammarFailed("the answer's grammar has reached a point where no token of the model fits")
-    return sequence.sampler.sample(scores.last, allowed=allowed)
+    return sequence.sampler.sample(scores, allowed=allowed)
 
 
 def _fits(sequence: Sequence, guide: Guide, token: int, eos: Tokens[int]) -> bool:

@@ -3,6 +3,7 @@
 from collections import deque
 
 import numpy as np
+from numpy.typing import NDArray
 
 from genai_server.engine.runners.scores import Logits
 from genai_server.messages.generation_request import Sampling
@@ -19,9 +20,18 @@ class Bias:
         self._tokens = np.array([token for token, bias in biases.items() if bias < _BAN_BIAS], np.int64)
         added = np.array([bias for bias in biases.values() if bias < _BAN_BIAS], np.float32)
         self._added = np.where(added <= -_BAN_BIAS, np.float32(-np.inf), added)
+        self._by_token = dict(zip(self._tokens.tolist(), self._added.tolist(), strict=True))
+        # Whether a token may become likelier in relation to others that it does not name.
+        self.raises = any(bias > 0 for bias in biases.values())
 
-    def apply(self, logits: Logits) -> None:
-        """Change logits [vocab_size] in place. Excluded tokens become minus infinity."""
+    def apply(self, logits: Logits, tokens: NDArray[np.int64] | None = None) -> None:
+        """Change logits [vocab_size] in place, or those of some tokens if it raises none.
+
+        Excluded tokens become minus infinity.
+        """
+        if tokens is not None:
+            logits += np.array([self._by_token.get(token, 0.0) for token in tokens.tolist()], np.float32)
+            return
         if self._only.size:
             kept = logits[self._only]
             logits.fill(-np.inf)
@@ -46,20 +56,26 @@ class Penalties:
         )
         self._answer_counts = np.zeros(self._tokens.size)
         self._places = {token: place for place, token in enumerate(self._tokens.tolist())}
+        # Whether a token may become likelier.
+        self.raises = self._repetition < 1.0 or self._frequency < 0.0 or self._presence < 0.0
 
-    def apply(self, logits: Logits) -> None:
-        """Change logits [vocab_size] in place.
+    def apply(self, logits: Logits, tokens: NDArray[np.int64] | None = None) -> None:
+        """Change logits [vocab_size] in place, or those of some tokens.
 
         First comes CTRL's repetition penalty (arXiv 1909.05858, section 4.1) for tokens of prompt and answer: positive
         scores are divided by it, negative ones multiplied. Then come OpenAI's penalties (API reference, "frequency and
         presence penalties") for tokens of the answer: `logit -= count · frequency + (count > 0) · presence`. Of both,
         only the last `repeat_last_n` tokens count.
         """
-        scores = logits[self._tokens]
+        indices, places = self._tokens, np.arange(self._tokens.size)
+        if tokens is not None:
+            pairs = enumerate(self._places.get(token, -1) for token in tokens.tolist())
+            indices, places = np.array([pair for pair in pairs if pair[1] >= 0], np.int64).reshape(-1, 2).T
+        scores, counts, answer_counts = logits[indices], self._counts[places], self._answer_counts[places]
         repeated = np.where(scores > 0, scores / self._repetition, scores * self._repetition)
-        scores = np.where(self._counts > 0, repeated, scores)
-        penalty = self._answer_counts * self._frequency + (self._answer_counts > 0) * self._presence
-        logits[self._tokens] = scores - penalty
+        scores = np.where(counts > 0, repeated, scores)
+        penalty = answer_counts * self._frequency + (answer_counts > 0) * self._presence
+        logits[indices] = scores - penalty
 
     def count(self, token: int) -> None:
         """Count a token of the answer."""

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from genai_server.engine.runners.scores import Logits
+from genai_server.engine.runners.scores import NUM_BEST, SHARE_ERROR, Best, Logits, Scores
 from genai_server.engine.sampling.penalties import Bias, Penalties
 from genai_server.errors import InvalidField
 from genai_server.messages.generation_request import Sampling
@@ -23,97 +23,200 @@ MAX_SORTED = 4096
 # The lowest value of a token that is not excluded.
 _LOWEST = np.finfo(np.float32).min
 _SUMMED_BLOCK = 256
-_MIN_TEMPERATURE = float(np.finfo(np.float32).tiny)
+# Lower temperatures give the same tokens. Its reciprocal is a float32.
+_MIN_TEMPERATURE = 1e-30
 
 
 class Sampler:
-    """One request's sampler. It has its own random numbers, so a seed gives the same tokens in any batch."""
+    """One request's sampler. It has its own random numbers, so a seed gives the same tokens in any batch.
+
+    Where a device gives the best logits only, a token is chosen from them if they determine it. A draw takes the best
+    tokens first, so most fall among them.
+    """
 
     def __init__(self, sampling: Sampling, prompt: list[int]) -> None:
         self._sampling = sampling
         self._random = np.random.default_rng(sampling.seed)
         self._bias = Bias(sampling.logit_bias) if sampling.logit_bias else None
         self._penalties = Penalties(sampling, prompt) if sampling.penalizes else None
+        self._raises = any(change is not None and change.raises for change in (self._bias, self._penalties))
 
     @property
-    def num_choices(self) -> int:
-        """The number of the model's highest logits among which a token is chosen; 0 if it may be any."""
-        if self._bias is not None or self._penalties is not None:
-            return 0
-        return 1 if self._sampling.temperature == 0.0 else self._sampling.top_k
+    def scale(self) -> float:
+        """What a device multiplies logits with (`Best.scale`)."""
+        return 1.0 if self._is_greedy or 0 < self._sampling.top_k <= NUM_BEST else 1 / self._temperature
 
-    def sample(self, logits: Logits, *, allowed: NDArray[np.bool_] | None = None, banned: Sequence[int] = ()) -> int:
-        """The next token id, from float32 logits [vocab_size], which are left unchanged.
+    def needs_all(self, *, is_masked: bool) -> bool:
+        """Whether the best logits alone never determine a token, because of what changes the others."""
+        sampling = self._sampling
+        is_changed = is_masked or self._bias is not None or self._penalties is not None
+        is_open = not self._is_greedy and not 0 < sampling.top_k <= NUM_BEST and not sampling.min_p
+        return self._raises or (is_changed and is_open)
+
+    def sample(self, scores: Scores, *, allowed: NDArray[np.bool_] | None = None, banned: Sequence[int] = ()) -> int:
+        """The next token id, by the scores of the last position.
 
         It is one of `allowed` [vocab_size], if given, and none of `banned`. Raises InvalidField if the request's logit
         bias excludes all of these.
         """
-        logits = self._adjusted(logits, allowed, banned)
-        token = int(logits.argmax()) if self._sampling.temperature == 0.0 else self._draw(logits)
+        token = self._choose(scores, allowed, banned)
         self.note(token)
         return token
 
-    def first(self, logits: Logits, *, banned: Sequence[int] = (), draws: bool) -> int | None:
+    def first(self, scores: Scores, *, banned: Sequence[int] = (), draws: bool) -> int | None:
         """The token that `sample` gives without a grammar; None if it would be drawn and `draws` is false.
 
         It is not counted yet. If the grammar allows it, it is the next token; otherwise `sample` chooses among the
         allowed ones. A greedy token is the same either way. A drawn one has the probabilities that the allowed tokens
         have without the others, unless top-k, top-p or min-p is set: these keep other tokens where fewer are left.
         """
-        if self._sampling.temperature == 0.0:
-            return int(self._adjusted(logits, None, banned).argmax())
-        return self._draw(self._adjusted(logits, None, banned)) if draws else None
+        return self._choose(scores, None, banned) if self._is_greedy or draws else None
 
     def note(self, token: int) -> None:
         """Count a token of the answer, even if another component has chosen it."""
         if self._penalties is not None:
             self._penalties.count(token)
 
-    def _adjusted(self, logits: Logits, allowed: NDArray[np.bool_] | None, banned: Sequence[int]) -> Logits:
-        """The logits after all steps before the temperature; minus infinity marks excluded tokens."""
-        if allowed is None and not banned and self._bias is None and self._penalties is None:
+    @property
+    def _is_greedy(self) -> bool:
+        return self._sampling.temperature == 0.0
+
+    @property
+    def _temperature(self) -> float:
+        return max(self._sampling.temperature, _MIN_TEMPERATURE)
+
+    def _choose(self, scores: Scores, allowed: NDArray[np.bool_] | None, banned: Sequence[int]) -> int:
+        share = 0.0 if self._is_greedy else self._random.random()
+        if scores.best is not None:
+            token = self._from_best(scores.best, allowed, banned, share)
+            if token is not None:
+                return token
+        logits = self._adjusted(scores.last, allowed, banned)
+        return int(logits.argmax()) if self._is_greedy else self._from_all(logits, share)
+
+    def _is_adjusted(self, allowed: NDArray[np.bool_] | None, banned: Sequence[int]) -> bool:
+        return allowed is not None or bool(banned) or self._bias is not None or self._penalties is not None
+
+    def _adjusted(
+        self,
+        logits: Logits,
+        allowed: NDArray[np.bool_] | None,
+        banned: Sequence[int],
+        tokens: NDArray[np.int64] | None = None,
+    ) -> Logits:
+        """The logits of all tokens or of some, after all steps before the temperature.
+
+        Minus infinity marks excluded tokens.
+        """
+        if not self._is_adjusted(allowed, banned):
             return logits
+        if allowed is not None and tokens is not None:
+            allowed = allowed[tokens]
         logits = logits.copy() if allowed is None else np.where(allowed, logits, np.float32(-np.inf))
-        logits[list(banned)] = -np.inf
+        logits[list(banned) if tokens is None else np.isin(tokens, banned)] = -np.inf
         if self._bias is not None:
-            self._bias.apply(logits)
-            if logits.max() == -np.inf:
+            self._bias.apply(logits, tokens)
+            if tokens is None and logits.max() == -np.inf:
                 raise InvalidField(
                     "logit_bias, together with grammar and min_tokens, excludes every possible next token",
                     param="logit_bias",
                 )
         if self._penalties is not None:
-            self._penalties.apply(logits)
+            self._penalties.apply(logits, tokens)
         return logits
 
-    def _draw(self, logits: Logits) -> int:
-        top_k = self._sampling.top_k
-        tokens = None
+    def _from_best(
+        self, best: Best, allowed: NDArray[np.bool_] | None, banned: Sequence[int], share: float
+    ) -> int | None:
+        """The token that `_from_all` would give of all logits; None if the best do not determine it."""
+        logits, tokens, top_k = best.logits[-1], best.tokens[-1], self._sampling.top_k
+        is_adjusted = self._is_adjusted(allowed, banned)
+        if is_adjusted:
+            if self._raises:
+                return None
+            # The other logits are at most the lowest of these, and nothing raises them.
+            adjusted = self._adjusted(logits, allowed, banned, tokens)
+            order = np.lexsort((tokens, -adjusted))
+            order = order[adjusted[order] > logits[-1]]
+            logits, tokens = adjusted[order], tokens[order]
+        if not tokens.size or self._is_greedy:
+            return int(tokens[0]) if tokens.size else None
+        weights = self._weights(logits)
+        others: tuple[float | None, ...] = (None,)
+        if 0 < top_k <= tokens.size:
+            weights, others = weights[:top_k], (0.0,)
+        elif not is_adjusted and not top_k and best.scale == self.scale:
+            total, known = 1 / float(best.shares[-1]), float(weights.sum(dtype=np.float64))
+            others = tuple(max(0.0, total * factor - known) for factor in (1 - SHARE_ERROR, 1 + SHARE_ERROR))
+        found = {self._index(weights, each, share) for each in others}
+        index = found.pop() if len(found) == 1 else None
+        return None if index is None else int(tokens[index])
+
+    def _from_all(self, logits: Logits, share: float) -> int:
+        """The token that a share from 0 to 1 of the probabilities falls on.
+
+        Tokens are in this order: the best, highest first, then the others by their ids. So a sorted few suffice for
+        most draws.
+        """
+        top_k, tokens = self._sampling.top_k, None
         if 0 < top_k < logits.size:
             tokens = top_tokens(logits, top_k) if top_k <= MAX_SORTED else highest(logits, top_k)
             logits = logits[tokens]
         weights = self._weights(logits)
-        passing = self._passing(weights)
-        index = _first_above(weights if passing is None else weights[passing], self._random.random())
-        if passing is not None:
-            index = int(passing[index])
+        first = top_tokens(logits, NUM_BEST)
+        known = weights[first]
+        has_all = first.size in (weights.size, *range(NUM_BEST))  # all but excluded tokens
+        others = 0.0 if has_all else max(0.0, float(weights.sum()) - float(known.sum(dtype=np.float64)))
+        index = self._index(known, others, share)
+        if index is not None:
+            index = int(first[index])
+        else:
+            passing = self._passing(weights)
+            order = np.concatenate([first[: passing.size], np.setdiff1d(passing, first, assume_unique=True)])
+            index = int(order[_first_above(weights[order], share)])
         return index if tokens is None else int(tokens[index])
+
+    def _index(self, weights: Logits, others: float | None, share: float) -> int | None:
+        """The index of the weight that a share of all falls on, among the highest ones in descending order.
+
+        `others` is the sum of the lower ones, None if it is not known. Returns None if it is none of these weights, or
+        if they do not determine it.
+        """
+        if not weights.size:
+            return None
+        sums, count = weights.cumsum(dtype=np.float64), weights.size
+        if self._sampling.top_p < 1.0:
+            if others is None:
+                return None
+            count = 1 + int(np.searchsorted(sums, self._sampling.top_p * (sums[-1] + others)))
+            if count > weights.size:
+                return None
+            others = 0.0
+        if self._sampling.min_p > 0.0:
+            num_likely = np.count_nonzero(weights >= np.float32(self._sampling.min_p) * weights[0])
+            if num_likely < weights.size:
+                count, others = min(count, int(num_likely)), 0.0
+            elif others != 0.0:
+                return None
+        if others is None:
+            return None
+        value = share * (sums[count - 1] + others)
+        return None if others and value >= sums[count - 1] else _above(sums[:count], value)
 
     def _weights(self, logits: Logits) -> Logits:
         """Probabilities up to a common factor, in the precision of the logits: doubles take 4 times as long."""
         with np.errstate(over="ignore"):  # with a tiny temperature only the best remains: exp(-inf) is 0
             weights: Logits = logits - logits.max()
-            weights /= np.float32(max(self._sampling.temperature, _MIN_TEMPERATURE))
+            weights /= np.float32(self._temperature)
             np.exp(weights, out=weights)
         return weights
 
-    def _passing(self, weights: Logits) -> NDArray[np.int64] | None:
-        """The indices of the weights that pass top-p and min-p, in ascending order; None if all pass."""
+    def _passing(self, weights: Logits) -> NDArray[np.int64]:
+        """The indices of the weights that pass top-p and min-p, in ascending order."""
         sampling = self._sampling
-        passing = nucleus(weights, sampling.top_p) if sampling.top_p < 1.0 else None
+        passing = nucleus(weights, sampling.top_p) if sampling.top_p < 1.0 else np.arange(weights.size)
         if sampling.min_p > 0.0:
-            is_likely = weights >= np.float32(sampling.min_p) * weights.max()
-            passing = np.flatnonzero(is_likely) if passing is None else passing[is_likely[passing]]
+            passing = passing[weights[passing] >= np.float32(sampling.min_p) * weights.max()]
         return passing
 
 
