@@ -8,9 +8,14 @@ from typing import Any
 
 import numpy as np
 import onnx
+import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from genai_server.engine.model import session
+from genai_server.engine.model.graph import DecoderGraph
 from genai_server.engine.model.paged_attention import OPERATOR
+from genai_server.engine.model.ragged import make_ragged
+from genai_server.engine.model.session import open_session
 
 
 class Expansion:
@@ -25,7 +30,11 @@ class Expansion:
         inputs = [*node.input, *[""] * (17 - len(node.input))]
         query, key, value, keys, values, starts, pasts, blocks, cos, sin = inputs[:10]
         assert not any(inputs[10:16])
-        if not key:
+        given_query = query
+        query, cos, sin = (self.one("Cast", name, to=TensorProto.FLOAT) if name else "" for name in (query, cos, sin))
+        if key:
+            key, value = (self.one("Cast", name, to=TensorProto.FLOAT) for name in (key, value))
+        else:
             sizes = [size * head_size for size in (heads, kv_heads, kv_heads)]
             query, key, value = self.run("Split", query, self.constant(sizes), count=3, axis=1)
         starts, pasts, blocks = (self.one("Cast", name, to=TensorProto.INT64) for name in (starts, pasts, blocks))
@@ -52,15 +61,12 @@ class Expansion:
         read = []
         for new, cache, written in ((key, keys, node.output[1]), (value, values, node.output[2])):
             flat = self.one("Reshape", cache, self.constant([-1, kv_heads, head_size]))
-            split = self.one("Reshape", new, self.constant([-1, kv_heads, head_size]))
+            split = self.one("CastLike", self.one("Reshape", new, self.constant([-1, kv_heads, head_size])), cache)
             found = self.one("ScatterND", flat, place, split)
             self.nodes.append(helper.make_node("Reshape", [found, self.one("Shape", cache)], [written]))
             whole = self.one("Gather", self.one("Reshape", found, self.one("Shape", cache)), table)
-            read.append(
-                self.one(
-                    "Reshape", whole, self.one("Concat", token_count, self.constant([-1, kv_heads, head_size]), axis=0)
-                )
-            )
+            length = self.one("Concat", token_count, self.constant([-1, kv_heads, head_size]), axis=0)
+            read.append(self.one("Cast", self.one("Reshape", whole, length), to=TensorProto.FLOAT))
         asked = self.one("Reshape", query, self.constant([-1, kv_heads, heads // kv_heads, head_size]))
         scores = self.one("MatMul", asked, self.one("Transpose", read[0], perm=[0, 2, 3, 1]))
         scale = given.get("scale") or 1 / np.sqrt(head_size)
@@ -78,9 +84,8 @@ class Expansion:
             "Where", places, self.one("Transpose", read[1], perm=[0, 2, 1, 3]), self.constant(np.float32(0))
         )
         result = self.one("MatMul", shares, known)
-        self.nodes.append(
-            helper.make_node("Reshape", [result, self.constant([-1, heads * head_size])], [node.output[0]])
-        )
+        flat = self.one("Reshape", result, self.constant([-1, heads * head_size]))
+        self.nodes.append(helper.make_node("CastLike", [flat, given_query], [node.output[0]]))
 
     def _rotated(self, name: str, position: str, cos: str, sin: str, heads: int) -> str:
         axis = self.constant([0])
@@ -107,6 +112,18 @@ class Expansion:
         outputs = [next(self._names) for _ in range(count)]
         self.nodes.append(helper.make_node(kind, inputs, outputs, **attributes))
         return outputs
+
+
+def open_expanded(graph: DecoderGraph, *, offers_best: bool = False) -> Any:
+    """A session of a graph for a device, which runs on the CPU with one thread."""
+
+    def make(changed: onnx.GraphProto, decoder: DecoderGraph) -> None:
+        make_ragged(changed, decoder)
+        expand(changed, decoder.head_size)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(session, "make_ragged", make)
+        return open_session(graph, 1, optimized=False, offers_best=offers_best)
 
 
 def expand(graph: onnx.GraphProto, head_size: int) -> None:

@@ -10,7 +10,6 @@ import msgspec
 import numpy as np
 import onnx
 import pytest
-from genai_server.engine.runners.device_buffers import Place
 
 from genai_server.config.settings import Settings
 from genai_server.config.sources import engine_settings
@@ -18,13 +17,14 @@ from genai_server.engine import process
 from genai_server.engine.model import session, session_options
 from genai_server.engine.model.files import check_model_directory
 from genai_server.engine.model.graph import DecoderGraph, DoesNotFit, read_decoder_graph
+from genai_server.engine.model.paged_attention import BLOCK_TOKENS
 from genai_server.engine.model.ragged import slot_length
-from genai_server.engine.model.session import open_session
 from genai_server.engine.runners import buffers, choose, cpu_buffers
 from genai_server.engine.runners.batched import BatchedRunner
 from genai_server.engine.runners.cpu_buffers import CpuBuffers, page_tokens
 from genai_server.engine.runners.load_batched import load_batched
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
+from genai_server.engine.runners.paged_buffers import Place
 from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.runners.runner_rules import runs_by_library
 from genai_server.engine.runners.scripted import ScriptedRunner
@@ -40,6 +40,7 @@ from genai_server.options.table import Reach
 from genai_server.speech_model import FEATURES
 from scripts._models.driven import Driven
 from tests.engine.model_runners import greedy
+from tests.engine.paged_operator import open_expanded
 from tests.model_edits import edited_config
 from tests.running_server import DEMO, ROOT, run_python
 
@@ -276,7 +277,6 @@ def test_a_session_that_cannot_be_opened_falls_back(monkeypatch: pytest.MonkeyPa
             "generator",
             "execution_mode reaches only the batched session, .*SCHEDULER is generator",
         ),
-        ("cuda", "auto", "execution_mode reaches only .* a batch on cuda was never tried on its hardware"),
         ("webgpu", "auto", "execution_mode reaches only .* runs on cpu, cuda, tensorrt, not on webgpu"),
     ],
 )
@@ -289,7 +289,10 @@ def test_unreachable_option_is_refused_before_the_model_loads(device: str, sched
 
 @pytest.mark.parametrize(
     ("device", "message"),
-    [("cuda", "GENAI_KV_CACHE_BYTES must be given"), ("directml:1", "runs on cpu, cuda, tensorrt, not on directml")],
+    [
+        ("webgpu", "runs on cpu, cuda, tensorrt, not on webgpu"),
+        ("directml:1", "runs on cpu, cuda, tensorrt, not on directml"),
+    ],
 )
 def test_impossible_batch_is_refused_before_the_model_loads(device: str, message: str) -> None:
     given = spec(128, scheduler="batched", model_dir="/none", device=device)
@@ -304,7 +307,7 @@ def test_device_batch_has_its_memory_there_at_once(monkeypatch: pytest.MonkeyPat
     def on_the_cpu(graph: DecoderGraph, threads: int, *, options: DeviceOptions, **named: Any) -> Any:
         opened.append(options)
         assert named["offers_best"]
-        return open_session(graph, threads, optimized=False)
+        return open_expanded(graph, offers_best=True)
 
     monkeypatch.setattr(session, "open_session", on_the_cpu)
     made: list[Place] = []
@@ -315,8 +318,9 @@ def test_device_batch_has_its_memory_there_at_once(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(buffers, "Place", place)
     options = check_device({}, "cuda:1")
-    kv_cache_bytes = 3 * slot_bytes(128)
-    runner = batch(spec(128, kv_cache_bytes=kv_cache_bytes, scheduler="batched", device="cuda:1", options=options))
+    graph = read_decoder_graph(DEMO)
+    kv_cache_bytes = 3 * BLOCK_TOKENS * graph.bytes_per_token // 2  # in 16 bits
+    runner = batch(spec(128, kv_cache_bytes=kv_cache_bytes, device="cuda:1", options=options))
     assert runner.abilities.max_rows == 3
     assert made == [Place("cuda", 1, "CUDAExecutionProvider")]
     assert [provider.name for provider in opened[0].providers] == ["cuda"]

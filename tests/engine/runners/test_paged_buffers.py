@@ -9,15 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import onnxruntime
 import pytest
 from numpy.typing import NDArray
 
-from genai_server.engine.model import session as sessions
 from genai_server.engine.model.graph import DecoderGraph, read_decoder_graph
 from genai_server.engine.model.paged_attention import BLOCK_TOKENS
-from genai_server.engine.model.ragged import make_ragged
 from genai_server.engine.model.session import open_session
 from genai_server.engine.runners.batched import BatchedRunner
 from genai_server.engine.runners.buffers import buffers_on
@@ -37,7 +34,7 @@ from genai_server.options.check import check_device, on_providers
 from genai_server.options.device import DEFAULT_OPTIONS
 from scripts._models.driven import Driven
 from tests.engine.model_runners import batched_runner
-from tests.engine.paged_operator import expand
+from tests.engine.paged_operator import open_expanded
 from tests.running_server import DEMO
 
 ON_CPU = Place("cpu", 0, "CPUExecutionProvider")
@@ -60,26 +57,14 @@ def graph() -> DecoderGraph:
     return replace(read_decoder_graph(DEMO), block_tokens=BLOCK)
 
 
-def expanded_session(graph: DecoderGraph, *, offers_best: bool) -> Any:
-    """A session of a graph for a device, which runs on the CPU."""
-
-    def make(changed: onnx.GraphProto, decoder: DecoderGraph) -> None:
-        make_ragged(changed, decoder)
-        expand(changed, decoder.head_size)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sessions, "make_ragged", make)
-        return open_session(graph, 1, optimized=False, offers_best=offers_best)
-
-
 @pytest.fixture(scope="module")
 def paged(graph: DecoderGraph) -> Any:
-    return expanded_session(graph, offers_best=False)
+    return open_expanded(graph)
 
 
 @pytest.fixture(scope="module")
 def offering(graph: DecoderGraph) -> Any:
-    return expanded_session(graph, offers_best=True)
+    return open_expanded(graph, offers_best=True)
 
 
 def on_blocks(session: Any, graph: DecoderGraph, model_dir: Path = DEMO) -> BatchedRunner:
@@ -133,7 +118,7 @@ def test_a_batch_on_blocks_answers_as_on_slots(name: str) -> None:
     model_dir = BUILT / name
     graph = replace(read_decoder_graph(model_dir), block_tokens=BLOCK)
     expected, expected_logits = answers(batched_runner(model_dir, max_length=128))
-    found, logits = answers(on_blocks(expanded_session(graph, offers_best=False), graph, model_dir=model_dir))
+    found, logits = answers(on_blocks(open_expanded(graph), graph, model_dir=model_dir))
     assert found == expected
     np.testing.assert_allclose(logits, expected_logits, atol=1e-4)
 
@@ -143,8 +128,7 @@ def test_blocks_are_taken_as_tokens_come_and_given_back(graph: DecoderGraph) -> 
 
     def table(*rows: tuple[int, int]) -> list[list[int]]:
         (found,) = buffers.inputs([Row(slot, length - 1, [7]) for slot, length in rows]).values()
-        lines: list[list[int]] = found.tolist()
-        return lines
+        return [list(map(int, row)) for row in found]
 
     assert table((0, 1), (1, 33)) == [[4, 0, 0], [3, 2, 1]]
     assert table((0, 17)) == [[4, 0]]  # the last one

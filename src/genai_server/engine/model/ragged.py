@@ -10,7 +10,7 @@ stays unchanged. On a device with memory of its own, paged attention takes the f
 Each group has at least one row, idle or not: ONNX Runtime 1.32 ends the process with SIGFPE for a group without rows.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from genai_server.engine.model.output_head import find_head
 from genai_server.engine.model.paged_attention import paged_inputs, pool, to_paged
 from genai_server.engine.model.ragged_states import StateLayers
 
+ValueInfos = list[onnx.ValueInfoProto]
 # int64 [K]: the flat positions whose logits are computed.
 WANTED = "genai_server.wanted"
 # int64 [1, T]: where each flat token's cosines and sines are. Those for long rows (`DecoderGraph.switches_at`) lie
@@ -68,9 +69,7 @@ def make_ragged(graph: onnx.GraphProto, decoder: DecoderGraph) -> None:
     _choose_positions(graph, decoder)
     stack_ranks(graph, decoder.low_rank_paths)
     if decoder.switches_at is not None:
-        if decoder.block_tokens:
-            raise DoesNotFit("its rope is another one for long rows, which paged attention does not take")
-        _join_ropes(graph, decoder.switches_at, decoder.path.parent)
+        _join_ropes(graph, decoder)
     inputs = {value.name: value for value in graph.input}
     outputs = {value.name: value for value in graph.output}
     kind = helper.np_dtype_to_tensor_dtype(np.dtype(decoder.cache_type))
@@ -84,17 +83,8 @@ def make_ragged(graph: onnx.GraphProto, decoder: DecoderGraph) -> None:
     new_outputs += states.outputs
     if decoder.block_tokens:
         new_inputs += paged_inputs()
-    groups = () if decoder.block_tokens else (NARROW, WIDE)
-    for group in groups:
-        rows = group + "rows"
-        new_inputs += [
-            _value(group + PADDED, TensorProto.INT64, [rows, group + "width", 2]),
-            _value(group + PLACES, TensorProto.INT64, [1, group + "tokens", 2]),
-            _value(group + LAST, TensorProto.INT32, [rows]),
-            _value(group + BOUND, TensorProto.INT32, []),
-            _value(group + NEW, TensorProto.INT32, [rows]),
-        ]
-        new_inputs += [_sound(inputs[state.past], group) for state in decoder.cross_states]
+    else:
+        new_inputs += [value for group in (NARROW, WIDE) for value in _group_inputs(group, decoder, inputs)]
     for node in graph.node:
         if node.op_type == CROSS_ATTENTION:
             nodes += split_cross_attention(node, (NARROW, WIDE), PADDED, PLACES)
@@ -104,16 +94,9 @@ def make_ragged(graph: onnx.GraphProto, decoder: DecoderGraph) -> None:
             continue
         if is_narrowed:
             nodes += _in_half(node, halved)
-        if decoder.block_tokens:
-            nodes += to_paged(node)
-            sizes = decoder.num_kv_heads, decoder.head_size
-            new_inputs += [pool(inputs[name], kind, *sizes) for name in node.input[_PAST]]
-            new_outputs += [pool(outputs[name], kind, *sizes) for name in node.output[_PRESENT]]
-        else:
-            nodes += _split(node)
-        for group in groups:
-            new_inputs += [_cache(inputs[name], group, kind) for name in node.input[_PAST]]
-            new_outputs += [_cache(outputs[name], group, kind) for name in node.output[_PRESENT]]
+        nodes += to_paged(node) if decoder.block_tokens else _split(node)
+        new_inputs += _caches([inputs[name] for name in node.input[_PAST]], decoder, kind)
+        new_outputs += _caches([outputs[name] for name in node.output[_PRESENT]], decoder, kind)
         if is_narrowed:
             half = node.output[0]
             nodes.append(helper.make_node("Cast", [half], [half.removesuffix(_HALF)], to=TensorProto.FLOAT))
@@ -161,11 +144,14 @@ def _all_states(graph: onnx.GraphProto, last: str) -> str:
     return states
 
 
-def _join_ropes(graph: onnx.GraphProto, switches_at: int, folder: Path) -> None:
+def _join_ropes(graph: onnx.GraphProto, decoder: DecoderGraph) -> None:
     """Replace a branch by its constants for both cases, so that a pass may have short and long rows.
 
-    `folder` may have them in files. Raises DoesNotFit if attention does not look them up.
+    Raises DoesNotFit if attention does not look them up.
     """
+    if decoder.block_tokens:
+        raise DoesNotFit("its rope has other factors for long rows, which paged attention does not take")
+    switches_at, folder = decoder.switches_at or 0, decoder.path.parent  # which may have the constants in files
     attentions = [node for node in graph.node if node.op_type == ATTENTION]
     looked_up = {name for node in attentions for name in node.input[_ROPE]}
     for branch in [node for node in graph.node if node.op_type == "If"]:
@@ -238,7 +224,27 @@ def drop_unread(graph: onnx.GraphProto) -> None:
     _set(graph.node, kept[::-1])
 
 
-def _cache(value: onnx.ValueInfoProto, group: str, kind: int) -> onnx.ValueInfoProto:
+def _group_inputs(group: str, decoder: DecoderGraph, inputs: Mapping[str, onnx.ValueInfoProto]) -> ValueInfos:
+    """What a pass needs for a group besides the slots."""
+    rows = group + "rows"
+    return [
+        _value(group + PADDED, TensorProto.INT64, [rows, group + "width", 2]),
+        _value(group + PLACES, TensorProto.INT64, [1, group + "tokens", 2]),
+        _value(group + LAST, TensorProto.INT32, [rows]),
+        _value(group + BOUND, TensorProto.INT32, []),
+        _value(group + NEW, TensorProto.INT32, [rows]),
+        *(_sound(inputs[state.past], group) for state in decoder.cross_states),
+    ]
+
+
+def _caches(values: Sequence[onnx.ValueInfoProto], decoder: DecoderGraph, kind: int) -> ValueInfos:
+    """The pools or the groups' buffers for keys and values, of an element type."""
+    if decoder.block_tokens:
+        return [pool(value, kind, decoder.num_kv_heads, decoder.head_size) for value in values]
+    return [_buffer(value, group, kind) for group in (NARROW, WIDE) for value in values]
+
+
+def _buffer(value: onnx.ValueInfoProto, group: str, kind: int) -> onnx.ValueInfoProto:
     """A buffer of one of the groups, with its own number of rows, of an element type."""
     found = onnx.ValueInfoProto()
     found.CopyFrom(value)

@@ -187,7 +187,7 @@ def use_global_pool(options: DeviceOptions, threads: int) -> None:
 
 
 def preload_cuda(options: DeviceOptions) -> None:
-    """Load the CUDA libraries of the nvidia-* packages, whose folders loaders do not search, if a provider needs them."""
+    """Load the CUDA libraries of the nvidia-* packages, whose folders loaders do not search, where they are needed."""
     if any(given.name in _ON_CUDA for given in options.providers):
         onnxruntime.preload_dlls(cuda=True, cudnn=True)
 

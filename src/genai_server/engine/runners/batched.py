@@ -159,7 +159,7 @@ class BatchedRunner(Runner):
         super().check(request)
         if request.exact and self._paged:
             raise InvalidField(
-                "exact is not supported on this device: its kernels round differently with the number of tokens in a pass",
+                "exact is not supported on this device: its kernels round differently with the tokens of a pass",
                 param="exact",
             )
 

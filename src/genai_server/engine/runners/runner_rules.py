@@ -6,7 +6,7 @@ from pathlib import Path
 from genai_server.engine.model.files import is_paged
 from genai_server.errors import ConfigurationError
 from genai_server.options.device import DeviceOptions, unreachable
-from genai_server.options.providers import CPU, PROVIDERS
+from genai_server.options.providers import PROVIDERS
 from genai_server.options.table import Reach
 from genai_server.pooling_model import task_of
 from genai_server.quoted_values import quoted
