@@ -1,9 +1,11 @@
-"""PagedAttention by ONNX's own operators, so that a graph for a device runs on the CPU.
+"""PagedAttention by ONNX's own operators, so that a batch for a device runs on the CPU.
 
 The formulas are those of the operator's documentation: https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md
 """
 
 from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +18,14 @@ from genai_server.engine.model.graph import DecoderGraph
 from genai_server.engine.model.paged_attention import OPERATOR
 from genai_server.engine.model.ragged import make_ragged
 from genai_server.engine.model.session import open_session
+from genai_server.engine.runners.batched import BatchedRunner
+from genai_server.engine.runners.paged_buffers import PagedBuffers, Place
+from tests.engine.model_runners import batched_runner
+from tests.running_server import DEMO
+
+# Tokens of a block, for tests.
+BLOCK = 16
+ON_CPU = Place("cpu", 0, "CPUExecutionProvider")
 
 
 class Expansion:
@@ -124,6 +134,15 @@ def open_expanded(graph: DecoderGraph, *, offers_best: bool = False) -> Any:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(session, "make_ragged", make)
         return open_session(graph, 1, optimized=False, offers_best=offers_best)
+
+
+def on_blocks(
+    session: Any, graph: DecoderGraph, model_dir: Path = DEMO, *, num_slots: int = 4, max_length: int = 128
+) -> BatchedRunner:
+    """A batch on a device without hardware: the memory is the CPU's."""
+    make = partial(PagedBuffers, ON_CPU, 1000)
+    how: dict[str, Any] = {"num_slots": num_slots, "max_length": max_length, "make_buffers": make}
+    return batched_runner(model_dir, graph=graph, session=session, **how)
 
 
 def expand(graph: onnx.GraphProto, head_size: int) -> None:

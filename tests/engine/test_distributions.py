@@ -281,8 +281,9 @@ class Device(SteppedLoop):
         drafts: bool = False,
         remembers: bool = False,
         draft_model: DraftingModel | None = None,
+        num_best: int = 0,
     ) -> None:
-        self.runner = TableRunner(MODEL, TABLE)
+        self.runner = TableRunner(MODEL, TABLE, num_best=num_best)
         self._rows = rows
         self.finished: list[Finished] = []
         self._tokens: dict[int, list[int]] = {}
@@ -359,19 +360,27 @@ def test_answers_are_the_same_alone_in_a_batch_and_exact(
     assert (device.runner.max_rows_seen > 1) == (rows > 1)
 
 
+# How many of the best logits a device returns unasked; 0 for a runner that gives all.
+NUM_BEST = [0, 4]
+
+
+@pytest.mark.parametrize("num_best", NUM_BEST)
 @pytest.mark.parametrize("grammar", GRAMMARS)
-def test_answers_are_the_same_with_drafts(tmp_path: Path, drafts: None, grammar: str) -> None:
-    device, ends = Device(tmp_path, drafts=True), []
+def test_answers_are_the_same_with_drafts(tmp_path: Path, drafts: None, grammar: str, num_best: int) -> None:
+    device, ends = Device(tmp_path, drafts=True, num_best=num_best), []
     for asked in ASKED.values():
         assert device.answers(asked, grammar, 40) == chosen(asked, grammar, 40)
         ends += device.finished
     assert 0 < sum(end.num_accepted for end in ends) < sum(end.num_drafted for end in ends)
 
 
+@pytest.mark.parametrize("num_best", NUM_BEST)
 @pytest.mark.parametrize("grammar", GRAMMARS)
-def test_answers_with_drafts_have_their_probabilities(tmp_path: Path, drafts: None, grammar: str) -> None:
+def test_answers_with_drafts_have_their_probabilities(
+    tmp_path: Path, drafts: None, grammar: str, num_best: int
+) -> None:
     expected = expected_answers(ASKED["plain"], grammar)
-    counts = Counter(Device(tmp_path, drafts=True).answers(ASKED["plain"], grammar, ANSWERS))
+    counts = Counter(Device(tmp_path, drafts=True, num_best=num_best).answers(ASKED["plain"], grammar, ANSWERS))
     assert counts.keys() <= expected.keys()
     assert deviation(counts, expected) < 4
 

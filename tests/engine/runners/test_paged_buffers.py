@@ -34,11 +34,10 @@ from genai_server.options.check import check_device, on_providers
 from genai_server.options.device import DEFAULT_OPTIONS
 from scripts._models.driven import Driven
 from tests.engine.model_runners import batched_runner
-from tests.engine.paged_operator import open_expanded
+from tests.engine.paged_operator import BLOCK, ON_CPU, on_blocks, open_expanded
 from tests.running_server import DEMO
 
-ON_CPU = Place("cpu", 0, "CPUExecutionProvider")
-ROWS, LENGTH, BLOCK = 3, 40, 16
+ROWS, LENGTH = 3, 40
 
 
 def has_cuda() -> bool:
@@ -65,12 +64,6 @@ def paged(graph: DecoderGraph) -> Any:
 @pytest.fixture(scope="module")
 def offering(graph: DecoderGraph) -> Any:
     return open_expanded(graph, offers_best=True)
-
-
-def on_blocks(session: Any, graph: DecoderGraph, model_dir: Path = DEMO) -> BatchedRunner:
-    """A batch on a device without hardware: the memory is the CPU's."""
-    make = partial(PagedBuffers, ON_CPU, 1000)
-    return batched_runner(model_dir, graph=graph, session=session, max_length=128, make_buffers=make)
 
 
 BUILT = Path(__file__).parents[2] / "built_models"

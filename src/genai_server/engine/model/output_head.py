@@ -84,7 +84,7 @@ def read_last(graph: onnx.GraphProto, logits: str) -> bool:
 
 
 def offer_best(graph: onnx.GraphProto, logits: str) -> None:
-    """Add the outputs BEST_LOGITS, BEST_TOKENS and SHARES, which are computed from the output `logits` on the device."""
+    """Add the outputs BEST_LOGITS, BEST_TOKENS and SHARES, which a device computes from the output `logits`."""
     floats, ints = onnx.TensorProto.FLOAT, onnx.TensorProto.INT64
     count, first = f"{BEST_LOGITS}.count", f"{BEST_LOGITS}.first"
     for name, value in ((count, NUM_BEST), (first, 0)):

@@ -1,0 +1,101 @@
+"""Answers on a device have drafts, and are the same without: on the demo model, in a batch for a device on the CPU."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from genai_server.engine.model.graph import read_decoder_graph
+from genai_server.engine.runners.batched import BatchedRunner
+from genai_server.engine.runners.og_generator import OgGeneratorRunner
+from genai_server.engine.runners.paged_buffers import PagedBuffers
+from genai_server.engine.runners.runner_pair import RunnerPair
+from genai_server.engine.sampling.grammar import Guidance
+from genai_server.engine.scheduling.text_index import AnswerMemory
+from genai_server.messages.generation_request import Sampling
+from tests.demo_device import MAX_LENGTH, DemoDevice
+from tests.engine.paged_operator import BLOCK, on_blocks, open_expanded
+from tests.engine.test_speculation import ASKED, COUNT, FORCED, answer
+from tests.running_server import DEMO
+
+pytestmark = pytest.mark.usefixtures("passes_of_any_length_take_the_same_time")
+
+
+@pytest.fixture(scope="module")
+def runners(generator: OgGeneratorRunner) -> RunnerPair:
+    graph = replace(read_decoder_graph(DEMO), block_tokens=BLOCK)
+    session = open_expanded(graph, offers_best=True)
+    return RunnerPair(generator, on_blocks(session, graph, num_slots=6, max_length=MAX_LENGTH))
+
+
+@pytest.fixture
+def plain(runners: RunnerPair, guidance: Guidance, tmp_path: Path) -> DemoDevice:
+    return DemoDevice(runners, guidance, tmp_path)
+
+
+@pytest.fixture
+def drafting(runners: RunnerPair, guidance: Guidance, tmp_path: Path) -> DemoDevice:
+    return DemoDevice(runners, guidance, tmp_path, speculates=True, answers=AnswerMemory(10**6))
+
+
+@pytest.mark.parametrize("kind", ASKED)
+def test_an_answer_has_the_same_tokens_with_drafts(
+    plain: DemoDevice, drafting: DemoDevice, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    # With a seed there are no drafts, and none where most tokens need all logits.
+    monkeypatch.setattr(BatchedRunner, "may_draft", lambda *_: True)
+    wanted = answer(plain, 1, **ASKED[kind])
+    for key, prediction in enumerate(([], wanted), 1):
+        assert answer(drafting, key, **ASKED[kind], prediction=prediction) == wanted
+        assert drafting.end(key).reason == plain.end(1).reason
+    assert drafting.end(2).num_accepted > len(wanted) / 2
+
+
+def test_keys_of_rejected_tokens_are_overwritten(plain: DemoDevice, drafting: DemoDevice) -> None:
+    wanted = answer(plain, 1)
+    prediction = [7 if place % 5 == 4 else token for place, token in enumerate(wanted)]
+    assert answer(drafting, 1, prediction=prediction) == wanted
+    assert 0 < drafting.end(1).num_accepted < drafting.end(1).num_drafted
+
+
+@pytest.mark.parametrize(
+    ("fields", "may_draft"),
+    [
+        ({}, True),
+        ({"top_logprobs": 5}, True),
+        ({"sampling": Sampling(0.7, top_k=20, presence_penalty=1.0)}, True),
+        ({"sampling": Sampling(0.7)}, True),
+        ({"sampling": Sampling(0.7, presence_penalty=1.0)}, False),
+        ({"sampling": Sampling(logit_bias={300: 2.0})}, False),
+        ({"sampling": Sampling(0.7), "top_logprobs": 5}, False),
+        ({"sampling": Sampling(0.7), "grammar": FORCED}, False),
+        ({"grammar": FORCED}, True),
+    ],
+    ids=str,
+)
+def test_sequences_that_need_all_logits_have_no_drafts(
+    plain: DemoDevice, drafting: DemoDevice, fields: dict[str, Any], *, may_draft: bool
+) -> None:
+    prediction = answer(plain, 1)
+    answer(drafting, 1, **fields, prediction=prediction)
+    assert (drafting.end(1).num_drafted > 0) == may_draft
+
+
+def test_concurrent_answers_with_drafts_copy_no_logits(
+    plain: DemoDevice, drafting: DemoDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(PagedBuffers, "read", lambda *_: pytest.fail("all logits were copied"))
+    wanted = answer(plain, 1)
+    for key in (2, 3, 4):
+        drafting.submit(key, COUNT, prediction=wanted)
+    drafting.run(2, 3, 4)
+    for key in (2, 3, 4):
+        assert drafting.tokens(key) == wanted
+        assert drafting.end(key).num_accepted > len(wanted) / 2
+
+
+def test_repeated_answer_is_drafted_from_the_earlier_one(drafting: DemoDevice) -> None:
+    first, second = (answer(drafting, key, answer_memory="alice") for key in (1, 2))
+    assert second == first
+    assert drafting.end(2).num_accepted > 0.7 * len(first)
