@@ -168,13 +168,26 @@ class Sampler:
         has_all = first.size in (weights.size, *range(NUM_BEST))  # all but excluded tokens
         others = 0.0 if has_all else max(0.0, float(weights.sum()) - float(known.sum(dtype=np.float64)))
         index = self._index(known, others, share)
-        if index is not None:
-            index = int(first[index])
-        else:
-            passing = self._passing(weights)
-            order = np.concatenate([first[: passing.size], np.setdiff1d(passing, first, assume_unique=True)])
-            index = int(order[_first_above(weights[order], share)])
+        index = self._index_beyond(weights, first, share) if index is None else int(first[index])
         return index if tokens is None else int(tokens[index])
+
+    def _index_beyond(self, weights: Logits, first: NDArray[np.int64], share: float) -> int:
+        """The index of the weight that a share of those that pass falls on, in the order of `_from_all`.
+
+        Those at the indices `first` pass.
+        """
+        passing = self._passing(weights)
+        sums = weights[first].cumsum(dtype=np.float64)
+        rest = weights.copy()
+        rest[first] = 0.0
+        if passing is not None:
+            rest = rest[passing]
+        total = float(rest.sum())
+        value = share * (sums[-1] + total)
+        if value < sums[-1] or not total:
+            return int(first[_above(sums, value)])
+        index = _first_above(rest, value - sums[-1])
+        return index if passing is None else int(passing[index])
 
     def _index(self, weights: Logits, others: float | None, share: float) -> int | None:
         """The index of the weight that a share of all falls on, among the highest ones in descending order.
@@ -211,23 +224,23 @@ class Sampler:
             np.exp(weights, out=weights)
         return weights
 
-    def _passing(self, weights: Logits) -> NDArray[np.int64]:
-        """The indices of the weights that pass top-p and min-p, in ascending order."""
+    def _passing(self, weights: Logits) -> NDArray[np.int64] | None:
+        """The indices of the weights that pass top-p and min-p, in ascending order; None if all pass."""
         sampling = self._sampling
-        passing = nucleus(weights, sampling.top_p) if sampling.top_p < 1.0 else np.arange(weights.size)
+        passing = nucleus(weights, sampling.top_p) if sampling.top_p < 1.0 else None
         if sampling.min_p > 0.0:
-            passing = passing[weights[passing] >= np.float32(sampling.min_p) * weights.max()]
+            is_likely = weights >= np.float32(sampling.min_p) * weights.max()
+            passing = np.flatnonzero(is_likely) if passing is None else passing[is_likely[passing]]
         return passing
 
 
-def _first_above(weights: Logits, share: float) -> int:
-    """The first index up to which the weights sum to more than a share of their total.
+def _first_above(weights: Logits, value: float) -> int:
+    """The first index up to which the weights sum to more than a value.
 
     It finds a block first, then the index within: cumulating a whole large vocabulary would take ten times as long.
     """
     starts = np.arange(0, weights.size, _SUMMED_BLOCK)
     blocks = np.add.reduceat(weights, starts).cumsum(dtype=np.float64)
-    value = share * float(blocks[-1])
     block = _above(blocks, value)
     start = int(starts[block])
     within = weights[start : start + _SUMMED_BLOCK].cumsum(dtype=np.float64)
@@ -253,8 +266,7 @@ def nucleus(weights: Logits, top_p: float) -> NDArray[np.int64]:
     found = np.flatnonzero(weights >= np.float32((1.0 - top_p) * total / weights.size))
     candidates = weights[found]
     ordered = np.sort(candidates)[::-1]
-    share = top_p * total / float(ordered.sum(dtype=np.float64))
-    last = _first_above(ordered, float(np.nextafter(share, 0.0)))
+    last = _first_above(ordered, float(np.nextafter(top_p * total, 0.0)))
     return found[_down_to(candidates, ordered[last], last + 1)]
 
 
