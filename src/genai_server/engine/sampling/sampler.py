@@ -146,9 +146,10 @@ class Sampler:
         if 0 < top_k <= tokens.size:
             weights, others = weights[:top_k], (0.0,)
         elif not is_adjusted and not top_k and best.scale == self.scale:
-            total, known = 1 / float(best.shares[-1]), float(weights.sum(dtype=np.float64))
+            total, known = 1 / float(best.shares[-1]), float(weights.sum())
             others = tuple(max(0.0, total * factor - known) for factor in (1 - SHARE_ERROR, 1 + SHARE_ERROR))
-        found = {self._index(weights, each, share) for each in others}
+        sums = weights.cumsum(dtype=np.float64)
+        found = {self._index(weights, sums, each, share) for each in others}
         index = found.pop() if len(found) == 1 else None
         return None if index is None else int(tokens[index])
 
@@ -164,10 +165,10 @@ class Sampler:
             logits = logits[tokens]
         weights = self._weights(logits)
         first = top_tokens(logits, NUM_BEST)
-        known = weights[first]
-        has_all = first.size in (weights.size, *range(NUM_BEST))  # all but excluded tokens
-        others = 0.0 if has_all else max(0.0, float(weights.sum()) - float(known.sum(dtype=np.float64)))
-        index = self._index(known, others, share)
+        sums = weights[first].cumsum(dtype=np.float64)
+        has_all = first.size < NUM_BEST or first.size == weights.size  # but for excluded tokens
+        others = 0.0 if has_all else max(0.0, float(weights.sum()) - float(sums[-1]))
+        index = self._index(weights[first], sums, others, share)
         index = self._index_beyond(weights, first, share) if index is None else int(first[index])
         return index if tokens is None else int(tokens[index])
 
@@ -189,19 +190,17 @@ class Sampler:
         index = _first_above(rest, value - sums[-1])
         return index if passing is None else int(passing[index])
 
-    def _index(self, weights: Logits, others: float | None, share: float) -> int | None:
+    def _index(self, weights: Logits, sums: NDArray[np.float64], others: float | None, share: float) -> int | None:
         """The index of the weight that a share of all falls on, among the highest ones in descending order.
 
-        `others` is the sum of the lower ones, None if it is not known. Returns None if it is none of these weights, or
-        if they do not determine it.
+        `sums` are their cumulative sums, and `others` is the sum of the lower ones, None if it is not known. Returns
+        None if it is none of these weights, or if they do not determine it.
         """
-        if not weights.size:
-            return None
-        sums, count = weights.cumsum(dtype=np.float64), weights.size
+        count = weights.size
         if self._sampling.top_p < 1.0:
             if others is None:
                 return None
-            count = 1 + int(np.searchsorted(sums, self._sampling.top_p * (sums[-1] + others)))
+            count = 1 + int(sums.searchsorted(self._sampling.top_p * (sums[-1] + others)))
             if count > weights.size:
                 return None
             others = 0.0
@@ -252,7 +251,7 @@ def _above(cumulative: NDArray[np.float64], value: float) -> int:
 
     A value that reaches the total by rounding gives the last such index.
     """
-    return int(np.searchsorted(cumulative, min(value, np.nextafter(cumulative[-1], 0.0)), side="right"))
+    return int(cumulative.searchsorted(min(value, np.nextafter(cumulative[-1], 0.0)), side="right"))
 
 
 def nucleus(weights: Logits, top_p: float) -> NDArray[np.int64]:
