@@ -84,7 +84,10 @@ def main() -> None:
     parser.add_argument("--markdown", action="store_true", help="print the table as a document has it")
     parser.add_argument("configurations", nargs="+", type=configuration, metavar="NAME=MODEL_DIR:SCHEDULER[:SETTINGS]")
     arguments = parser.parse_args()
-    signal.signal(signal.SIGTERM, end_in_order)
+    for number in (signal.SIGTERM, signal.SIGALRM):
+        signal.signal(number, end_in_order)
+    # Only if a step hangs beyond its deadline.
+    signal.alarm(int(arguments.seconds + SECONDS_TO_RECOVER))
     arguments.out.mkdir(parents=True, exist_ok=True)
     about = {"device": arguments.device, "gpus": gpu_names(), "machine": platform.platform(), "packages": packages()}
     run = Run(ResultBook(arguments.out / "results.json", about), arguments.out, arguments.quick)

@@ -36,6 +36,7 @@ _MANY = 48
 _LONG_PROMPT = 6000
 _LEAST_LONG_PROMPT = 500
 _PAUSE = 0.02
+_SECONDS_FOR_AN_OPTION = 5.0
 _SCHEMA = {
     "type": "object",
     "properties": {"city": {"enum": ["Paris", "Rome"]}, "number": {"type": "integer", "minimum": 0, "maximum": 99}},
@@ -199,7 +200,7 @@ class Behavior:
             raise Broken("no engine is ready")
         stream = asyncio.create_task(self._ask_anyway("/v1/chat/stream", ignore_eos=True, temperature=0))
         try:
-            await self._until(lambda phases: bool(phases) or stream.done())
+            await self._until(lambda phases: "decode" in phases.values() or stream.done())
             os.kill(pid, signal.SIGKILL)
             began = time.monotonic()
             answer = await stream
@@ -276,7 +277,9 @@ class Behavior:
         return read_answer(response.status, bytes(response.body), streamed=is_streamed)
 
     async def _set_option(self, **options: str) -> dict[str, Any]:
-        response = await ask_json(self._port, ADMIN, options)
+        # A step that has run out of time resets its options here; it must end even if nobody answers.
+        async with asyncio.timeout(_SECONDS_FOR_AN_OPTION):
+            response = await ask_json(self._port, ADMIN, options)
         if response.status != 200:
             raise Broken(f"{options}: {response.status} {response.body[:300].decode(errors='replace')}")
         found: dict[str, Any] = response.json()
