@@ -260,7 +260,7 @@ def row(book: ResultBook, name: str) -> list[str]:
         figure("start", "seconds_to_answer", "{:.2f}"),
         *(figure(f"prompt {length}", "ttft_p50", "{:.0f}", 1000.0) for length in PROMPTS),
         *(figure(f"speed {streams}", "decode_tokens_per_second", "{:.0f}") for streams in STREAMS),
-        "–" if greedy is None else f"{greedy.status} {figure('greedy', 'equal', '{}')}",
+        "–" if greedy is None else f"{greedy.status}, {figure('greedy', 'equal', '{:.0f} equal')}",
     ]
 
 

@@ -37,6 +37,7 @@ _TOKENS_AFTER_A_PROMPT = 4
 _SPARE_TOKENS = 32
 # For the rounds of one load.
 _SECONDS = 15.0
+_CORES = ("engine_cores", "api_cores", "load_cores")
 _PATH = "/v1/chat/completions"
 
 
@@ -121,7 +122,7 @@ class Speed:
         load = _Load(streams, _PROMPT_TOKENS, num_tokens, sampling)
         _, using = await asyncio.gather(self._round(load, "warm"), asyncio.to_thread(gpu_use))
         names = ("decode_tokens_per_second", "tokens_per_second", "ttft_p50", "ttft_p95", "itl_p50", "itl_p95")
-        return _medians(await self._rounds(load, _ROUNDS), *names) | {"streams": streams, "gpu_while_warming": using}
+        return _medians(await self._rounds(load, _ROUNDS), *names) | {"gpu_while_warming": using}
 
     async def prompt(self, prompt_tokens: int) -> Figures:
         """Medians of the time to the first token of a prompt alone. Raises Skipped and Broken."""
@@ -187,10 +188,8 @@ def _cpu_seconds(processes: dict[str, psutil.Process]) -> dict[str, float]:
 
 
 def _medians(rounds: Sequence[RoundFigures], *names: str) -> Figures:
-    """The median of each figure, and the spread of those in `names` over the rounds."""
-    known = [name for name in rounds[0] if all(each.get(name) is not None for each in rounds)]
-    spreads = {name: spread([each[name] for each in rounds]) for name in known}
-    medians = {name: one.median for name, one in spreads.items() if one is not None}
-    shown = {name: medians.pop(name) for name in names if name in medians}
-    spans = {name: asdict(one) for name, one in spreads.items() if one is not None and name in shown}
-    return {**shown, "rounds": len(rounds), **medians, "spreads": spans}
+    """The medians of the figures with these names, and of the cores at work; `spreads` has all figures."""
+    figures = {name: spread([each.get(name) for each in rounds]) for name in rounds[0]}
+    known = {name: one for name, one in figures.items() if one is not None}
+    shown = {name: known[name].median for name in (*names, *_CORES) if name in known}
+    return {**shown, "rounds": len(rounds), "spreads": {name: asdict(one) for name, one in known.items()}}
