@@ -190,9 +190,9 @@ def steps(
     async def greedy() -> Figures:
         found = await behavior.greedy()
         name, reference = run.references.setdefault(one.model_dir, (one.name, found))
-        about = {"texts": [answer.text for answer in found]}
+        about: Figures = {"texts": [answer.text for answer in found]}
         if name == one.name:
-            return about
+            return about | {"message": "the answers that others of this model are compared with"}
         try:
             return about | compared(reference, found, name)
         except Broken as broken:

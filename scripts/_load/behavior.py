@@ -36,6 +36,8 @@ _MANY = 48
 _LONG_PROMPT = 6000
 _LEAST_LONG_PROMPT = 500
 _PAUSE = 0.02
+# Of a refusal.
+_UNSUPPORTED = "is not supported on this device"
 _SECONDS_FOR_AN_OPTION = 5.0
 _SCHEMA = {
     "type": "object",
@@ -80,7 +82,9 @@ class Behavior:
     async def seed(self) -> Figures:
         """The same seed gives the same answer."""
         seeds = (7, 7, 8)
-        texts = [(await self._ask("/v1/chat", seed=seed, temperature=1.0, max_tokens=24)).text for seed in seeds]
+        fields = {"temperature": 1.0, "max_tokens": 24}
+        answers = [await self._completion(QUESTIONS[2], seed=seed, **fields) for seed in seeds]
+        texts = [answer["choices"][0]["message"]["content"] for answer in answers]
         if texts[0] != texts[1]:
             raise Broken(f"two answers with one seed: {texts[0]!r} and {texts[1]!r}")
         return {"other_seed_differs": texts[2] != texts[0]}
@@ -113,13 +117,10 @@ class Behavior:
 
     async def stop(self) -> Figures:
         """A text that ends the answer and is not part of it."""
-        known = next((one for one in self._greedy if len(one.tokens) > 8), None)
-        if known is None:
-            raise Skipped("there is no answer to stop")
-        mark = next((token.strip() for token in known.tokens[4:] if token.isascii() and token.strip()), "")
-        if not mark:
-            raise Skipped("the answer has no plain token")
-        question = QUESTIONS[self._greedy.index(known)]
+        known, question = next(zip(self._greedy, QUESTIONS, strict=False), (None, ""))
+        mark = "" if known is None else known.text[len(known.text) // 3 :][:4].strip()
+        if known is None or not mark or not mark.isascii():
+            raise Skipped("there is no answer with a plain text to stop at")
         fields = {"stop": [mark], "temperature": 0, "max_tokens": _MANY, "ignore_eos": True, "cache_prompt": False}
         choice = (await self._completion(question, **fields))["choices"][0]
         expected, text = known.text[: known.text.index(mark)], choice["message"]["content"]
@@ -249,12 +250,18 @@ class Behavior:
         return {"message": whole.text[:80], "streamed_the_same": whole.text == streamed.text}
 
     async def _most_likely(self, question: str) -> Greedy:
-        fields = {"logprobs": True, "top_logprobs": 2, "temperature": 0, "ignore_eos": True, "cache_prompt": False}
-        body = await self._completion(question, max_tokens=_MANY, **fields)
+        fields = {"temperature": 0, "max_tokens": _MANY, "ignore_eos": True, "cache_prompt": False}
+        try:
+            body = await self._completion(question, logprobs=True, top_logprobs=2, **fields)
+        except Skipped:
+            body = await self._completion(question, **fields)
         return Greedy.read(body["choices"][0])
 
     async def _completion(self, question: str, **fields: Any) -> dict[str, Any]:
+        """Raises Skipped if the device does not support one of the fields, Broken without an answer."""
         status, body = await self._post("/v1/chat/completions", question, **fields)
+        if status == 400 and _UNSUPPORTED in (reason := body["error"]["message"]):
+            raise Skipped(reason)
         if status != 200:
             raise Broken(f"{status} {body.get('error')}")
         return body

@@ -26,6 +26,12 @@ def test_any_other_difference_is_a_failure(other: Greedy) -> None:
         compared([ALONE], [other], "alone")
 
 
+def test_an_answer_without_tokens_is_compared_by_its_text() -> None:
+    assert ALONE.first_difference(Greedy("one two", [], [])) is None
+    assert ALONE.first_difference(Greedy("one three", [], [])) == 1
+    assert ALONE.first_difference(Greedy("", [], [])) == 0
+
+
 def test_leads_are_read_from_the_two_best() -> None:
     entry = {"token": "a", "top_logprobs": [{"logprob": -2.0}, {"logprob": -0.5}]}
     choice = {"message": {"content": "a"}, "logprobs": {"content": [entry]}}
