@@ -40,7 +40,7 @@ from _models.table import table
 
 PACKAGES = ("genai-server", "onnxruntime", "onnxruntime-gpu", "onnxruntime-genai", "onnxruntime-genai-cuda", "numpy")
 STREAMS = (1, 16, 64, 128)
-QUICK_STREAMS = (1, 16)
+QUICK = ("chat", "greedy", "speed 1", "speed 16")
 PROMPTS = (512, 4000)
 OUTPUT_TOKENS = 192
 QUICK_TOKENS = 96
@@ -67,11 +67,14 @@ class Configuration:
 
 @dataclass
 class Run:
-    """What all configurations share: the results, the end of the time, and the greedy answers for each model."""
+    """What all configurations share: the results, the folder of their logs, the length of measured answers, the names
+    of the steps unless all are wanted, and the greedy answers to compare with, for each model.
+    """
 
     book: ResultBook
     folder: Path
-    is_quick: bool
+    output_tokens: int
+    wanted: Sequence[str] | None
     references: dict[Path, tuple[str, Sequence[Greedy]]] = field(default_factory=dict)
 
 
@@ -80,17 +83,20 @@ def main() -> None:
     parser.add_argument("--device", default="cuda", help="GENAI_DEVICE (default: cuda)")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for results and logs")
     parser.add_argument("--seconds", type=float, default=240.0, help="for all together (default: 240)")
-    parser.add_argument("--quick", action="store_true", help="only start, chat, greedy, and up to 16 streams")
+    parser.add_argument("--quick", action="store_true", help=f"only {', '.join(QUICK)}, with short answers")
+    parser.add_argument("--steps", metavar="STEP,...", help="only these, by their names in the output")
     parser.add_argument("--markdown", action="store_true", help="print the table as a document has it")
     parser.add_argument("configurations", nargs="+", type=configuration, metavar="NAME=MODEL_DIR:SCHEDULER[:SETTINGS]")
     arguments = parser.parse_args()
-    for number in (signal.SIGTERM, signal.SIGALRM):
-        signal.signal(number, end_in_order)
+    for ending in (signal.SIGTERM, signal.SIGALRM):
+        signal.signal(ending, end_in_order)
     # Only if a step hangs beyond its deadline.
     signal.alarm(int(arguments.seconds + SECONDS_TO_RECOVER))
     arguments.out.mkdir(parents=True, exist_ok=True)
     about = {"device": arguments.device, "gpus": gpu_names(), "machine": platform.platform(), "packages": packages()}
-    run = Run(ResultBook(arguments.out / "results.json", about), arguments.out, arguments.quick)
+    output_tokens = QUICK_TOKENS if arguments.quick else OUTPUT_TOKENS
+    wanted = arguments.steps.split(",") if arguments.steps else QUICK if arguments.quick else None
+    run = Run(ResultBook(arguments.out / "results.json", about), arguments.out, output_tokens, wanted)
     end = time.monotonic() + arguments.seconds
     for number, one in enumerate(arguments.configurations):
         # What one leaves of its time is for the others.
@@ -145,7 +151,9 @@ def check(run: Run, one: Configuration, seconds: float) -> None:
         ):
             asyncio.run(inspect(run, one, server, began, end))
     except DoesNotStart as error:
-        run.book.note(Result(one.name, "start", FAILED, time.monotonic() - began, str(error)[-3000:]))
+        said = str(error).strip()
+        figures = {"log": said[-3000:]}
+        run.book.note(Result(one.name, "start", FAILED, time.monotonic() - began, said.splitlines()[-1], figures))
     finally:
         shorten(log)
 
@@ -171,6 +179,8 @@ async def inspect(run: Run, one: Configuration, server: Server, began: float, en
     behavior = Behavior(server, prompts[0], run.folder / f"{one.name}.profile.txt")
     reason = ""
     for name, most, step in steps(run, one, behavior, Speed(server, prompts[0], num_slots, end), server):
+        if run.wanted is not None and name not in run.wanted:
+            continue
         left = end - time.monotonic()
         if left <= 1.0 or reason:
             run.book.note(Result(one.name, name, NOT_REACHED, message=reason or "no time is left"))
@@ -199,24 +209,23 @@ def steps(
             raise Broken(str(broken), about | broken.figures) from None
 
     def decode(streams: int, **sampling: float) -> Step:
-        return lambda: speed.decode(streams, QUICK_TOKENS if run.is_quick else OUTPUT_TOKENS, **sampling)
+        return lambda: speed.decode(streams, run.output_tokens, **sampling)
 
     yield "chat", SECONDS, behavior.chat
+    yield "own chat", SECONDS, behavior.own_chat
     yield "greedy", SECONDS, greedy
-    if not run.is_quick:
-        yield "own chat", SECONDS, behavior.own_chat
-        yield "together", SECONDS, behavior.together
-        for name in ("seed", "logprobs", "schema", "stop", "disconnect", "terminate", "profile"):
-            yield name, SECONDS, getattr(behavior, name)
-        for length in PROMPTS:
-            yield f"prompt {length}", SECONDS, lambda length=length: speed.prompt(length)  # type: ignore[misc]
-    for streams in QUICK_STREAMS if run.is_quick else STREAMS:
+    for name in ("together", "seed", "logprobs", "schema", "stop"):
+        yield name, SECONDS, getattr(behavior, name)
+    for length in PROMPTS:
+        yield f"prompt {length}", SECONDS, lambda length=length: speed.prompt(length)  # type: ignore[misc]
+    for streams in STREAMS:
         yield f"speed {streams}", SECONDS_FOR_SPEED, decode(streams, **GREEDY)
-    if not run.is_quick:
-        yield "sampled 16", SECONDS_FOR_SPEED, decode(16, **SAMPLED)
-        yield "memory", SECONDS, lambda: asyncio.to_thread(lambda: memory(server.engine_pid()))
-        yield "kill", SECONDS_TO_KILL, behavior.kill
-        yield "unload", SECONDS, behavior.unload
+    yield "sampled 16", SECONDS_FOR_SPEED, decode(16, **SAMPLED)
+    yield "memory", SECONDS, lambda: asyncio.to_thread(lambda: memory(server.engine_pid()))
+    for name in ("disconnect", "terminate", "profile"):
+        yield name, SECONDS, getattr(behavior, name)
+    yield "kill", SECONDS_TO_KILL, behavior.kill
+    yield "unload", SECONDS, behavior.unload
 
 
 def recovered(behavior: Behavior) -> Step:

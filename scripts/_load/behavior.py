@@ -84,7 +84,7 @@ class Behavior:
         seeds = (7, 7, 8)
         fields = {"temperature": 1.0, "max_tokens": 24}
         answers = [await self._completion(QUESTIONS[2], seed=seed, **fields) for seed in seeds]
-        texts = [answer["choices"][0]["message"]["content"] for answer in answers]
+        texts: list[str] = [answer["choices"][0]["message"]["content"] for answer in answers]
         if texts[0] != texts[1]:
             raise Broken(f"two answers with one seed: {texts[0]!r} and {texts[1]!r}")
         return {"other_seed_differs": texts[2] != texts[0]}
@@ -153,12 +153,12 @@ class Behavior:
         if length < _LEAST_LONG_PROMPT:
             raise Skipped(f"prompts have at most {length} tokens")
         texts = [self._prompts.text(length, "terminate", number) for number in range(4)]
-        asking = [asyncio.create_task(self._post("/v1/chat", text, max_tokens=32, ignore_eos=True)) for text in texts]
+        asking = [asyncio.create_task(self._post("/v1/chat", text, max_tokens=64, ignore_eos=True)) for text in texts]
         try:
-            phases = await self._until(lambda phases: "prefill" in phases.values() or all(map(_is_done, asking)))
-            if "prefill" not in phases.values():
-                ends = [str(each.result())[:200] for each in asking]
-                raise Skipped(f"no prompt was seen while it was read: {ends[0]}")
+            begun = {"prefill", "decode"}
+            phases = await self._until(lambda phases: begun & {*phases.values()} or all(each.done() for each in asking))
+            if not phases:
+                raise Skipped(f"all answers had ended before: {str(asking[0].result())[:200]}")
             began = time.monotonic()
             await self._set_option(terminate_session="1")
             bodies = [body for _, body in await asyncio.gather(*asking)]
@@ -169,7 +169,8 @@ class Behavior:
                 task.cancel()
             await self._set_option(terminate_session="0")
         ends = [body.get("finish_reason") or (body.get("error") or {}).get("code") for body in bodies]
-        figures = {"seconds_to_end": round(seconds, 4), "prompt_tokens": length, "ends": ends}
+        figures: Figures = {"seconds_to_end": round(seconds, 4), "prompt_tokens": length, "ends": ends}
+        figures["while_reading"] = "prefill" in phases.values()
         figures["without_a_token"] = sum(not body.get("content") for body in bodies)
         if not set(ends) <= {"terminated", "session_terminated"}:
             raise Broken(f"the terminated answers ended as {ends}", figures)
@@ -297,7 +298,7 @@ class Behavior:
         response = await ask(self._port, "GET", "/v1/requests")
         return {entry["id"]: entry["phase"] for entry in response.json()["data"]}
 
-    async def _until(self, condition: Callable[[dict[str, str]], bool]) -> dict[str, str]:
+    async def _until(self, condition: Callable[[dict[str, str]], object]) -> dict[str, str]:
         """Look at the phases until the condition holds for them."""
         while True:
             phases = await self._phases()
@@ -311,7 +312,3 @@ class Behavior:
             if found not in (None, pid):
                 return found
             await asyncio.sleep(_PAUSE)
-
-
-def _is_done(task: asyncio.Task[Any]) -> bool:
-    return task.done()

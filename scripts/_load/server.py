@@ -76,7 +76,7 @@ class Server:
 
 def _has_failed(engine: Mapping[str, Any]) -> bool:
     """Whether an engine has been given up, or has died repeatedly without loading its model."""
-    return engine["state"] == "failed" or (engine["state"] == "restarting" and engine["restarts"] > 1)
+    return bool(engine["state"] == "failed" or (engine["state"] == "restarting" and engine["restarts"] > 1))
 
 
 def clean_environment() -> dict[str, str]:
