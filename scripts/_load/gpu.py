@@ -44,5 +44,6 @@ def _query(query: str) -> list[list[str]]:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False)
     except (OSError, subprocess.TimeoutExpired):
-        lines = [] if done.returncode else done.stdout.splitlines()
+        return []
+    lines = [] if done.returncode else done.stdout.splitlines()
     return [[cell.strip() for cell in line.split(",")] for line in lines]
