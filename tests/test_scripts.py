@@ -1,10 +1,10 @@
 """Each script named in the documentation runs with the current server, on the demo model and with short arguments.
 
 Tested elsewhere: make_adapter_model.py (the fixture `adapted`), pin_dependencies.py (test_deploy.py),
-document_options.py (test_from_triton.py), and the load scripts (tests/load). Not tested: scripts that build models with
-PyTorch, for minutes; test_commands.py tests their arguments. Nor check_harmony.py, which needs a library and its
-vocabulary, check_routers.py, which installs the routers from PyPI, measure_scale_out.py, which starts a Ray cluster,
-and make_pictures.py, whose results a person looks at.
+document_options.py (test_from_triton.py), check_gpu.py (test_check_gpu.py), and the load scripts (tests/load). Not
+tested: scripts that build models with PyTorch, for minutes; test_commands.py tests their arguments. Nor
+check_harmony.py, which needs a library and its vocabulary, check_routers.py, which installs the routers from PyPI,
+measure_scale_out.py, which starts a Ray cluster, and make_pictures.py, whose results a person looks at.
 """
 
 import json

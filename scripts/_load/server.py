@@ -64,11 +64,19 @@ class Server:
         return [self.pid]
 
     def is_up(self) -> bool:
-        """Whether it takes work."""
+        """Whether it takes work. Raises DoesNotStart once no engine can load its model."""
         try:
+            engines = self.engines()
+            if engines and all(_has_failed(engine) for engine in engines):
+                raise DoesNotStart("; ".join(str(engine.get("error", engine["state"])) for engine in engines))
             return self.is_idle()
         except (httpx.TransportError, KeyError):  # a stand-in answers before the first API process does
             return False
+
+
+def _has_failed(engine: Mapping[str, Any]) -> bool:
+    """Whether an engine has been given up, or has died repeatedly without loading its model."""
+    return bool(engine["state"] == "failed" or (engine["state"] == "restarting" and engine["restarts"] > 1))
 
 
 def clean_environment() -> dict[str, str]:
@@ -77,17 +85,31 @@ def clean_environment() -> dict[str, str]:
 
 
 @contextmanager
-def run_server(folder: Path, settings: Mapping[str, str], seconds_to_start: float = 60.0) -> Iterator[Server]:
-    """Serve on a free port with these environment variables for settings; log, profiles and packed weights go to
-    `folder`. Raises DoesNotStart.
+def run_server(
+    folder: Path,
+    settings: Mapping[str, str],
+    seconds_to_start: float = 60.0,
+    *,
+    log: Path | None = None,
+    seconds_to_stop: float = _SECONDS_TO_STOP,
+) -> Iterator[Server]:
+    """Serve on a free port with these environment variables for settings. Profiles and packed weights go to `folder`,
+    and so does the log, `server.log`, unless another file is given. Raises DoesNotStart.
     """
     port = free_port()
     environment = clean_environment()
     environment |= {"GENAI_PROFILE_DIR": str(folder / "profiles"), "GENAI_CACHE_DIR": str(folder / "cache")}
     environment |= {"HOST": HOST, "PORT": str(port), **settings}
     command = [sys.executable, "-m", "genai_server", "serve"]
-    is_up = Server(0, port).is_up
-    with running(command, environment, folder / "server.log", is_up, seconds_to_start, cwd=REPOSITORY) as pid:
+    with running(
+        command,
+        environment,
+        log or folder / "server.log",
+        Server(0, port).is_up,
+        seconds_to_start,
+        cwd=REPOSITORY,
+        seconds_to_stop=seconds_to_stop,
+    ) as pid:
         yield Server(pid, port)
 
 
@@ -111,8 +133,10 @@ def running(
     seconds_to_start: float,
     *,
     cwd: Path | None = None,
+    seconds_to_stop: float = _SECONDS_TO_STOP,
 ) -> Iterator[int]:
-    """Run a server, wait until it is up, and give its process id. At the end all its processes end.
+    """Run a server, wait until it is up, and give its process id. At the end all its processes end, if need be by
+    SIGKILL after `seconds_to_stop`.
 
     Raises DoesNotStart.
     """
@@ -130,7 +154,7 @@ def running(
     finally:
         process.terminate()
         try:
-            process.wait(_SECONDS_TO_STOP)
+            process.wait(seconds_to_stop)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()

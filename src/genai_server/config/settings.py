@@ -128,8 +128,10 @@ class Settings(ServerSettings, MediaSettings):
     grammar_timeout: int = Field(5, ge=1, le=600)
     """Seconds for checking one grammar, tool or JSON schema; a longer check results in a 400."""
 
-    prefill_chunk: int = Field(128, ge=2)
-    """Maximum number of prompt tokens read in one step while other requests are decoded."""
+    prefill_chunk: int = Field(0, ge=0)
+    """Maximum number of prompt tokens read in one step while other requests are decoded; 0 means 128 on CPUs and 2048
+    on other devices.
+    """
 
     prefill_weights: Literal["auto", "int4", "int8"] = "auto"
     """Weights for CPU steps of many tokens: `int4` (the model's own), `int8` (made from them, where that is faster), or

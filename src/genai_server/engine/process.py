@@ -48,6 +48,8 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 # Prompt tokens read in one step while no stream waits for a token.
 IDLE_CHUNK = 256
+# The most in one step that also decodes, on the cores of a CPU and on other devices; and the least that may be set.
+_HOST_CHUNK, _DEVICE_CHUNK, _LEAST_CHUNK = 128, 2048, 2
 
 
 def main() -> None:
@@ -72,7 +74,7 @@ def main() -> None:
         _report_context(spec, model)
         if not runners.main.abilities.pools:
             runners.kv_events = publisher(spec, runners.main)
-            warm_up(runners, spec.settings.prefill_chunk)
+            warm_up(runners, prefill_chunk(spec, runners.main))
             model = structs.replace(model, scores_prompts=scores_prompts(runners))
             runners.disk_cache = disk_cache(spec, runners.main)
         guidance = load_guidance(spec, model)
@@ -161,9 +163,16 @@ def _report_context(spec: EngineSpec, model: ModelInfo) -> None:
     )
 
 
+def prefill_chunk(spec: EngineSpec, runner: Runner) -> int:
+    """The most tokens of prompts in a step that also decodes."""
+    given = spec.settings.prefill_chunk
+    return max(_LEAST_CHUNK, given) if given else _HOST_CHUNK if runner.uses_host_cores else _DEVICE_CHUNK
+
+
 def make_scheduler(spec: EngineSpec, runners: RunnerPair, *, speculates: bool = False) -> Scheduler:
     """The scheduler for as many running sequences as the runners have slots for."""
     runner, can = runners.main, runners.main.abilities
+    chunk = prefill_chunk(spec, runner)
     max_running = runners.batching.num_slots or spec.settings.max_batch_size
     limited_by = "the batch of onnxruntime-genai" if can.chooses else "GENAI_KV_CACHE_BYTES"
     if max_running == spec.settings.max_batch_size:
@@ -175,8 +184,8 @@ def make_scheduler(spec: EngineSpec, runners: RunnerPair, *, speculates: bool = 
         max_running=max_running,
         max_waiting=spec.settings.max_queue,
         max_waiting_tokens=spec.settings.max_queue_tokens,
-        prefill_chunk=spec.settings.prefill_chunk,
-        idle_chunk=IDLE_CHUNK,
+        prefill_chunk=chunk,
+        idle_chunk=max(IDLE_CHUNK, chunk),
         policy=StepPolicy(spec.settings.itl_target, can.memory, speculates, limited_by, answers),
     )
 

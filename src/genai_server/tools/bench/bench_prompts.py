@@ -1,11 +1,16 @@
 """Prompts of a given length that no cache has seen before."""
 
+from __future__ import annotations
+
 import itertools
 import random
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from genai_server.tools.bench.bench_client import Server
 from genai_server.tools.bench.measured_answer import AnswerError
+
+if TYPE_CHECKING:
+    from genai_server.tools.bench.bench_client import Server
 
 _TEXT = (
     "river stone window paper garden music winter light bridge market engine silver copper forest island harbor letter "
