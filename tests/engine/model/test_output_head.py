@@ -81,7 +81,7 @@ def test_other_graphs_have_no_head(graph: onnx.GraphProto) -> None:
     assert find_head(graph, "logits") is None
 
 
-def offered(given: NDArray[Any], scales: list[float]) -> list[NDArray[Any]]:
+def offered(given: NDArray[Any], scales: list[float], excluded: int | None = None) -> list[NDArray[Any]]:
     """The logits, the best of them with their tokens, and their shares, of a graph that gets the logits."""
     element = helper.np_dtype_to_tensor_dtype(given.dtype)
     graph = helper.make_graph(
@@ -90,7 +90,7 @@ def offered(given: NDArray[Any], scales: list[float]) -> list[NDArray[Any]]:
         [helper.make_tensor_value_info("given", element, ["rows", "positions", "vocab_size"])],
         [helper.make_tensor_value_info("logits", element, None)],
     )
-    offer_best(graph, "logits")
+    offer_best(graph, "logits", excluded)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     inputs = {"given": given, SCALES: np.array(scales, np.float32)[:, np.newaxis]}
@@ -129,3 +129,14 @@ def test_share_of_a_flat_large_vocabulary_is_precise() -> None:
     _, _, _, shares = offered(given, [1.0, 1.0])
     expected = 1 / (1 + 249_999 * np.exp(given[0, :, 0].astype(np.float64) - given[0, :, 7]))
     np.testing.assert_allclose(shares[0, :, 0], expected, rtol=SHARE_ERROR)
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.float16])
+def test_excluded_token_is_none_of_the_best(kind: Any) -> None:
+    given = np.random.default_rng(3).normal(0, 4, (1, 3, 500)).astype(kind)
+    given[:, :, 7] = 60
+    whole, best, tokens, shares = offered(given, [1, 1, 1], excluded=7)
+    assert np.array_equal(whole, given)
+    given[:, :, 7] = -np.inf
+    for found, expected in zip((best, tokens, shares), offered(given, [1, 1, 1])[1:], strict=True):
+        assert np.array_equal(found, expected)

@@ -205,6 +205,20 @@ def test_each_row_has_the_share_at_its_own_temperature(offering: Any, graph: Dec
         np.testing.assert_allclose(scores.best.shares, [1 / np.exp(scaled - scaled.max()).sum()], rtol=1e-5)
 
 
+@pytest.mark.parametrize("name", ["mistral-3-images", "qwen-3-vl-images"])
+def test_image_token_is_never_among_the_best(name: str) -> None:
+    graph = replace(read_decoder_graph(BUILT / name), block_tokens=BLOCK)
+    assert graph.vision is not None
+    runner = Driven(on_blocks(open_expanded(graph, offers_best=True), graph, BUILT / name))
+    runner.open(0, [10, 20], 128)
+    runner.prefill(0, [10, 20])
+    for token in range(30, 40):
+        (scores,) = runner.advance([0], [token])
+        assert scores.best is not None
+        assert np.array_equal(scores.best.tokens[0], top_tokens(scores.last, NUM_BEST))
+        assert scores.last[graph.vision.image_token] == -np.inf
+
+
 GREEDY = Sampling()
 # Fields of a request, and of how many of the 12 tokens all logits leave the device.
 WANTED: list[tuple[dict[str, Any], range]] = [

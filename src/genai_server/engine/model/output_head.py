@@ -7,6 +7,7 @@ If logits are in a device's memory, most answers need few of them: the best one,
 gets additional outputs: the best logits, their tokens, and the probability of the best one.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -83,20 +84,29 @@ def read_last(graph: onnx.GraphProto, logits: str) -> bool:
     return True
 
 
-def offer_best(graph: onnx.GraphProto, logits: str) -> None:
-    """Add the outputs BEST_LOGITS, BEST_TOKENS and SHARES, which a device computes from the output `logits`."""
+def offer_best(graph: onnx.GraphProto, logits: str, excluded: int | None = None) -> None:
+    """Add the outputs BEST_LOGITS, BEST_TOKENS and SHARES, which a device computes from the output `logits`.
+
+    They leave out the token `excluded`, if given.
+    """
     floats, ints = onnx.TensorProto.FLOAT, onnx.TensorProto.INT64
-    count, first = f"{BEST_LOGITS}.count", f"{BEST_LOGITS}.first"
-    for name, value in ((count, NUM_BEST), (first, 0)):
-        graph.initializer.append(onnx.helper.make_tensor(name, ints, [1], [value]))
+
+    def constant(kind: int, *values: float) -> str:
+        name = f"{BEST_LOGITS}.constant{len(graph.initializer)}"
+        graph.initializer.append(onnx.helper.make_tensor(name, kind, [len(values)], values))
+        return name
 
     def add(operator: str, *inputs: str, outputs: Sequence[str] = (), **attributes: Any) -> str:
         outputs = outputs or [f"{BEST_LOGITS}.{len(graph.node)}"]
         graph.node.append(onnx.helper.make_node(operator, inputs, outputs, **attributes))
         return outputs[0]
 
-    as_floats = add("Cast", logits, to=floats)
-    add("TopK", as_floats, count, outputs=[BEST_LOGITS, BEST_TOKENS])
+    as_floats, first = add("Cast", logits, to=floats), constant(ints, 0)
+    if excluded is not None:
+        added = constant(floats, 0.0, -math.inf)
+        mask = add("OneHot", constant(ints, excluded), add("Shape", logits, start=-1), added)
+        as_floats = add("Add", as_floats, mask)
+    add("TopK", as_floats, constant(ints, NUM_BEST), outputs=[BEST_LOGITS, BEST_TOKENS])
     # The difference is scaled, because low temperatures would magnify the rounding of the logits.
     below = add("Sub", as_floats, add("Gather", BEST_LOGITS, first, axis=2))
     shares = add("Softmax", add("Mul", below, SCALES), axis=-1)

@@ -52,7 +52,7 @@ def open_session(
         use_known_operators(model.graph, graph)
     make_ragged(model.graph, graph)
     if offers_best:
-        offer_best(model.graph, graph.logits)
+        offer_best(model.graph, graph.logits, None if graph.vision is None else graph.vision.image_token)
     return open_with(model.SerializeToString(), found, options)
 
 

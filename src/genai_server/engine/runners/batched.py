@@ -134,7 +134,7 @@ class BatchedRunner(Runner):
             "batched",
             limits.num_slots,
             mixes=True,
-            drafts=on_host or self._embedder is None,
+            drafts=True,
             # A Generator reads a single token with another kernel than an exact pass.
             exact=False,
             # Their weights lie in the memory of a CPU.
@@ -335,17 +335,12 @@ class BatchedRunner(Runner):
         return self._own if self._int8 is None or int8_from is None or num_tokens < int8_from else self._int8
 
     def _scores(self, layout: Layout, on: DecoderSession, options: Any) -> list[Scores]:
-        """Run a pass. A device returns only the best logits until others are needed.
-
-        Of a model that takes images it returns all, because one of the best could be an image token.
-        """
-        if on.offers_best and self._embedder is None:
+        """Run a pass. A device returns the best logits, and others when they are asked for."""
+        if on.offers_best:
             shape = (1, layout.num_logits, NUM_BEST)
             best, tokens = np.empty(shape, np.float32), np.empty(shape, np.int64)
             shares = np.empty((*shape[:2], 1), np.float32)
             left = self._run(on, layout, {BEST_LOGITS: best, BEST_TOKENS: tokens, SHARES: shares}, options)
-            assert isinstance(self.buffers, PagedBuffers)  # else the session does not offer the best
-            fetch = partial(self.buffers.read, left)
             return [
                 Scores(
                     best=Best(
@@ -354,15 +349,24 @@ class BatchedRunner(Runner):
                         shares[0, places, 0],
                         row.scale,
                         range(places.start, places.stop),
-                        fetch,
+                        partial(self._left, left),
                     )
                 )
                 for places, row in zip(layout.logits, layout.rows, strict=True)
             ]
-        logits = self._logits(on, layout, options)
+        logits = self._without_images(self._logits(on, layout, options))
+        return [Scores(logits[places]) for places in layout.logits]
+
+    def _left(self, left: Any, places: range) -> Logits:
+        """Some of the logits that a pass left on a device."""
+        assert isinstance(self.buffers, PagedBuffers)  # else the session does not offer the best
+        return self._without_images(self.buffers.read(left, places))
+
+    def _without_images(self, logits: Logits) -> Logits:
+        """Exclude in place the token that stands for features of images."""
         if self._embedder is not None:
             logits[:, self._embedder.image_token] = -np.inf
-        return [Scores(logits[places]) for places in layout.logits]
+        return logits
 
     def accept(self, sequence: int, tokens: Sequence[int]) -> None:
         if self._has_states:
