@@ -145,7 +145,7 @@ def test_draft_model_without_effect_is_reported(
 ) -> None:
     runners = choose.load_runners(msgspec.structs.replace(spec(128, **how), draft_model=str(DEMO)))
     assert runners.draft_model is None
-    assert f"GENAI_DRAFT_MODEL={DEMO} has no effect on device {how.get('device', 'cpu')}: {why}" in caplog.text
+    assert f"draft_model={DEMO} has no effect on device {how.get('device', 'cpu')}: {why}" in caplog.text
 
 
 @pytest.mark.parametrize("how", [{"scheduler": "generator"}, {}], ids=["by the settings", "by the graph"])
@@ -168,7 +168,7 @@ def test_incomplete_draft_model_is_refused(tmp_path: Path) -> None:
     shutil.copytree(DEMO, directory)
     with edited_config(directory) as config:
         config["model"]["decoder"]["filename"] = "missing.onnx"
-    with pytest.raises(ConfigurationError, match=r"GENAI_DRAFT_MODEL=.*missing\.onnx is missing"):
+    with pytest.raises(ConfigurationError, match=r"draft_model=.*missing\.onnx is missing"):
         choose.load_runners(msgspec.structs.replace(spec(128), draft_model=str(directory)))
 
 

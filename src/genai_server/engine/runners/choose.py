@@ -77,7 +77,7 @@ def load_runners(spec: EngineSpec) -> RunnerPair:
         runners.draft_model = _load_draft_model(spec, runners)
     elif spec.draft_model:
         reason = runners.batching.reason or "its batch takes no drafts, because of its layers or of the device's memory"
-        log.warning("GENAI_DRAFT_MODEL=%s has no effect on device %s: %s", spec.draft_model, spec.device, reason)
+        log.warning("draft_model=%s has no effect on device %s: %s", spec.draft_model, spec.device, reason)
     elif share:
         runners.draft_model = _load_head(spec, share, runners)
     return runners
@@ -144,7 +144,10 @@ def _load_draft_model(spec: EngineSpec, runners: RunnerPair) -> "DraftModel":
     from genai_server.engine.model.weights import prepacked_model
     from genai_server.engine.runners.draft_model import DraftModel
 
-    model = check_draft_model(Path(spec.model_dir), path)
+    try:
+        model = check_draft_model(Path(spec.model_dir), path)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"draft_model={error.message}") from None
     # It never reads longer sequences.
     model = structs.replace(model, context_length=min(model.context_length, main.model.max_length))
     own, share = for_draft_model(spec), draft_share(spec)
@@ -155,7 +158,7 @@ def _load_draft_model(spec: EngineSpec, runners: RunnerPair) -> "DraftModel":
         if runner.slots.keeps_states:
             raise DoesNotFit("its layers have states of fixed size, from which rejected tokens cannot be removed")
     except DoesNotFit as reason:
-        raise ConfigurationError(f"GENAI_DRAFT_MODEL={path}: it cannot draft: {reason}") from None
+        raise ConfigurationError(f"draft_model={path}: it cannot draft: {reason}") from None
     log.info("the model in %s drafts the next tokens", path)
     return DraftModel(runner, main.model.vocab_size, name=path.absolute().name, kv_share=share)
 
