@@ -17,6 +17,7 @@ from genai_server.engine.model.weights import int8_model, prepacked_model
 from genai_server.options.device import DeviceOptions, ProviderOptions
 from scripts._models.requantized import write_requantized
 from tests.engine.model_runners import batched_runner, greedy_logits
+from tests.engine.runners.hybrids import BUILT
 from tests.running_server import DEMO
 from tests.tokens import text
 
@@ -68,6 +69,14 @@ def test_adapters_next_to_the_model_do_not_affect_its_packing(adapted: Path, tmp
     shutil.copy(model_dir / "lively.onnx_adapter", model_dir / "more.onnx_adapter")
     assert prepacked_model(model_dir, tmp_path / "cache") == packed
     assert written(packed) == before
+
+
+def test_head_for_multi_token_prediction_is_not_copied(tmp_path: Path) -> None:
+    model_dir = BUILT / "qwen-3.5"
+    packed = prepacked_model(model_dir, tmp_path)
+    assert packed != model_dir
+    assert check_model_directory(packed) == check_model_directory(model_dir)
+    assert not list(packed.glob("mtp*"))
 
 
 def test_options_of_threads_and_memory_share_the_folder(packed: Path) -> None:

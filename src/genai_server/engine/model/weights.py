@@ -22,7 +22,8 @@ from filelock import FileLock
 from genai_server.engine.model.adapter_file import ADAPTER_SUFFIX
 from genai_server.engine.model.external_files import external_files
 from genai_server.engine.model.fast_operators import use_fast_operators
-from genai_server.engine.model.files import read_config
+from genai_server.engine.model.files import CONFIG, read_config
+from genai_server.engine.model.graph import MTP
 from genai_server.engine.model.int8_matrices import int8_bytes, write_int8_model
 from genai_server.engine.model.session_options import EXTERNAL_DATA, config_entries, num_threads, session_options
 from genai_server.options.device import DEFAULT_OPTIONS, DeviceOptions
@@ -40,7 +41,7 @@ _DISK_SHARE = 4
 _FLOAT_SHARE = 4
 _SAMPLES, _SAMPLE_BYTES = 64, 4096
 # Part of a folder's name; another one for each change of what is written into it.
-_FORMAT = 3
+_FORMAT = 4
 
 
 def prepacked_model(model_dir: Path, cache_dir: Path | None, options: DeviceOptions = DEFAULT_OPTIONS) -> Path:
@@ -101,8 +102,11 @@ def _packed(
 def _write(model_dir: Path, target: Path, given: DeviceOptions, int8: _Int8 | None, part: str) -> None:
     """Pack into a folder next to the target, and rename it when it is complete."""
     log.info("packing the weights of %s once%s, into %s", model_dir, " in 8 bits" if int8 else "", target)
-    graph = str(read_config(model_dir)["model"][part]["filename"])
-    left_out = {graph, *external_files(model_dir / graph)}
+    config = read_config(model_dir)
+    graph = str(config["model"][part]["filename"])
+    # A head for multi-token prediction is read from the model directory.
+    head = config["model"].pop(MTP, None) or {}
+    left_out = {CONFIG, *_with_weights(model_dir, graph), *_with_weights(model_dir, head.get("filename"))}
     prefix = f".making-{target.name}-"
     for left in target.parent.iterdir():
         if left.name.startswith(prefix):  # left by a killed process, since this one holds the lock
@@ -110,10 +114,11 @@ def _write(model_dir: Path, target: Path, given: DeviceOptions, int8: _Int8 | No
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=prefix) as making:
         fresh = Path(making) / "model"
         fresh.mkdir()
-        # Of another part, only the graph is used.
-        for file in _files(model_dir) if part == DECODER else ():
-            if file.name not in left_out:
-                shutil.copy(file, fresh)
+        if part == DECODER:  # of another part, only the graph is used
+            for file in _files(model_dir):
+                if file.name not in left_out:
+                    shutil.copy(file, fresh)
+            (fresh / CONFIG).write_text(json.dumps(config), encoding="utf-8")
         source = model_dir / graph
         if int8:
             num_bytes = int8_bytes(source, floats=int8.floats)
@@ -128,6 +133,11 @@ def _write(model_dir: Path, target: Path, given: DeviceOptions, int8: _Int8 | No
         _optimize(source, fresh / graph, given, packed=True)
         (fresh / _MANIFEST).write_text(json.dumps(_fingerprints(fresh)), encoding="utf-8")
         fresh.replace(target)
+
+
+def _with_weights(model_dir: Path, graph: str | None) -> set[str]:
+    """A graph and the files of its weights; empty without one."""
+    return {graph, *external_files(model_dir / graph)} if graph else set()
 
 
 def _optimize(source: Path, target: Path, given: DeviceOptions, *, packed: bool) -> Path:
