@@ -18,6 +18,7 @@ from genai_server.options.device import DeviceOptions, ProviderOptions
 from scripts._models.requantized import write_requantized
 from tests.engine.model_runners import batched_runner, greedy_logits
 from tests.engine.runners.hybrids import BUILT
+from tests.model_edits import model_in_folders
 from tests.running_server import DEMO
 from tests.tokens import text
 
@@ -77,6 +78,19 @@ def test_head_for_multi_token_prediction_is_not_copied(tmp_path: Path) -> None:
     assert packed != model_dir
     assert check_model_directory(packed) == check_model_directory(model_dir)
     assert not list(packed.glob("mtp*"))
+
+
+def test_model_with_graphs_in_folders_is_packed_completely(tmp_path: Path) -> None:
+    model_dir = model_in_folders(tmp_path / "model")
+    packed = prepacked_model(model_dir, tmp_path / "cache")
+    assert packed != model_dir
+    assert check_model_directory(packed) == check_model_directory(model_dir)
+    before = (packed / "decoder" / "model.onnx").stat().st_mtime_ns
+    assert prepacked_model(model_dir, tmp_path / "cache") == packed
+    assert (packed / "decoder" / "model.onnx").stat().st_mtime_ns == before
+    (packed / "decoder" / "model.onnx").write_bytes(b"")
+    assert check_model_directory(prepacked_model(model_dir, tmp_path / "cache"))
+    assert (packed / "decoder" / "model.onnx").stat().st_size
 
 
 def test_options_of_threads_and_memory_share_the_folder(packed: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 from genai_server.config.settings import Settings
 from genai_server.config.sources import engine_settings
 from genai_server.engine import process
-from genai_server.engine.model import session, session_options
+from genai_server.engine.model import matrices, session, session_options
 from genai_server.engine.model.files import check_model_directory
 from genai_server.engine.model.graph import DecoderGraph, DoesNotFit, read_decoder_graph
 from genai_server.engine.model.ragged import slot_length
@@ -23,7 +23,7 @@ from genai_server.engine.runners import buffers, choose, cpu_buffers
 from genai_server.engine.runners.batched import BatchedRunner
 from genai_server.engine.runners.cpu_buffers import CpuBuffers, page_tokens
 from genai_server.engine.runners.device_buffers import Place
-from genai_server.engine.runners.load_batched import load_batched
+from genai_server.engine.runners.load_batched import int8_graph, load_batched
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.runners.runner_rules import runs_by_library
@@ -40,7 +40,7 @@ from genai_server.options.table import Reach
 from genai_server.speech_model import FEATURES
 from scripts._models.driven import Driven
 from tests.engine.model_runners import greedy
-from tests.model_edits import edited_config
+from tests.model_edits import edited_config, model_in_folders
 from tests.running_server import DEMO, ROOT, run_python
 
 
@@ -442,3 +442,12 @@ def test_the_encoder_of_speech_gets_8_bit_matrices(tmp_path: Path) -> None:
     for eight, four in zip(made(features).states, plain(features).states, strict=True):
         difference = np.abs(eight - four).max() / np.abs(four).max()
         assert 0 < difference < 0.05
+
+
+def test_8_bit_graph_is_found_in_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(matrices, "_MIN_VALUES", 64 * 1024)
+    model = model_in_folders(tmp_path / "model")
+    given = spec(100, model_dir=model, cache_dir=str(tmp_path / "cache"), prefill_weights="int8")
+    found = int8_graph(given, model / "vision" / "vision.onnx", "vision", floats=True)
+    assert found is not None
+    assert "MatMulIntegerToFloat" in {node.op_type for node in onnx.load(found, load_external_data=False).graph.node}

@@ -22,7 +22,7 @@ from filelock import FileLock
 from genai_server.engine.model.adapter_file import ADAPTER_SUFFIX
 from genai_server.engine.model.external_files import external_files
 from genai_server.engine.model.fast_operators import use_fast_operators
-from genai_server.engine.model.files import CONFIG, read_config
+from genai_server.engine.model.files import CONFIG, named_files, read_config
 from genai_server.engine.model.graph import MTP
 from genai_server.engine.model.int8_matrices import int8_bytes, write_int8_model
 from genai_server.engine.model.session_options import EXTERNAL_DATA, config_entries, num_threads, session_options
@@ -106,7 +106,7 @@ def _write(model_dir: Path, target: Path, given: DeviceOptions, int8: _Int8 | No
     graph = str(config["model"][part]["filename"])
     # A head for multi-token prediction is read from the model directory.
     head = config["model"].pop(MTP, None) or {}
-    left_out = {CONFIG, *_with_weights(model_dir, graph), *_with_weights(model_dir, head.get("filename"))}
+    left_out = {model_dir / CONFIG, *_with_weights(model_dir, graph), *_with_weights(model_dir, head.get("filename"))}
     prefix = f".making-{target.name}-"
     for left in target.parent.iterdir():
         if left.name.startswith(prefix):  # left by a killed process, since this one holds the lock
@@ -116,8 +116,10 @@ def _write(model_dir: Path, target: Path, given: DeviceOptions, int8: _Int8 | No
         fresh.mkdir()
         if part == DECODER:  # of another part, only the graph is used
             for file in _files(model_dir):
-                if file.name not in left_out:
-                    shutil.copy(file, fresh)
+                if file not in left_out:
+                    copy = fresh / file.relative_to(model_dir)
+                    copy.parent.mkdir(parents=True, exist_ok=True)
+                    shutil.copy(file, copy)
             (fresh / CONFIG).write_text(json.dumps(config), encoding="utf-8")
         source = model_dir / graph
         if int8:
@@ -127,7 +129,7 @@ def _write(model_dir: Path, target: Path, given: DeviceOptions, int8: _Int8 | No
                 # Matrices behind casts and transpositions become constants in 32 bits.
                 source = _optimize(source, Path(making) / "constants" / graph, given, packed=False)
             made = Path(making) / "int8" / graph
-            made.parent.mkdir()
+            made.parent.mkdir(parents=True)
             write_int8_model(source, made, int8.threads, floats=int8.floats)
             source = made
         _optimize(source, fresh / graph, given, packed=True)
@@ -135,14 +137,17 @@ def _write(model_dir: Path, target: Path, given: DeviceOptions, int8: _Int8 | No
         fresh.replace(target)
 
 
-def _with_weights(model_dir: Path, graph: str | None) -> set[str]:
+def _with_weights(model_dir: Path, graph: str | None) -> set[Path]:
     """A graph and the files of its weights; empty without one."""
-    return {graph, *external_files(model_dir / graph)} if graph else set()
+    if not graph:
+        return set()
+    path = model_dir / graph
+    return {path, *(path.parent / name for name in external_files(path))}
 
 
 def _optimize(source: Path, target: Path, given: DeviceOptions, *, packed: bool) -> Path:
     """Write a graph as ONNX Runtime optimizes it for this processor, `packed` with its weights; returns `target`."""
-    target.parent.mkdir(exist_ok=True)
+    target.parent.mkdir(parents=True, exist_ok=True)
     options = session_options(given, 0)
     options.log_severity_level = _ERRORS  # it would warn that the graph is for this processor only, which is intended
     options.optimized_model_filepath = str(target)
@@ -176,7 +181,8 @@ def _is_whole(target: Path) -> bool:
 
 
 def _fingerprints(folder: Path) -> dict[str, str]:
-    return {file.name: _fingerprint(file) for file in sorted(folder.iterdir()) if file.name != _MANIFEST}
+    files = (file for file in folder.rglob("*") if file.is_file() and file.name != _MANIFEST)
+    return {file.relative_to(folder).as_posix(): _fingerprint(file) for file in files}
 
 
 def _fingerprint(file: Path) -> str:
@@ -192,15 +198,23 @@ def _fingerprint(file: Path) -> str:
 
 def model_key(model_dir: Path, options: DeviceOptions, what_else: dict[str, str]) -> str:
     """A folder's name, from everything that a model's kernels depend on: its files, processor and options."""
-    files = {file.name: (file.stat().st_size, file.stat().st_mtime_ns) for file in _files(model_dir)}
+    files = {
+        file.relative_to(model_dir).as_posix(): (file.stat().st_size, file.stat().st_mtime_ns)
+        for file in _files(model_dir)
+    }
     parts = [str(model_dir.resolve()), files, onnxruntime.__version__, _processor(), _packing(options) | what_else]
     digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
     return f"{model_dir.resolve().name}-{digest[:16]}"
 
 
 def _files(model_dir: Path) -> list[Path]:
-    """The files of the model itself, without adapters, which may lie next to it and change."""
-    return sorted(file for file in model_dir.iterdir() if file.is_file() and file.suffix != ADAPTER_SUFFIX)
+    """The files of the model itself, without adapters, which may lie next to it and change.
+
+    These are the files in its directory, and in the folders of those that its configuration names.
+    """
+    folders = {model_dir, *((model_dir / name).parent for name in named_files(read_config(model_dir)))}
+    files = (file for folder in folders for file in folder.iterdir())
+    return sorted(file for file in files if file.is_file() and file.suffix != ADAPTER_SUFFIX)
 
 
 def _packing(options: DeviceOptions) -> dict[str, str]:
