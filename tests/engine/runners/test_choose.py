@@ -444,6 +444,15 @@ def test_the_encoder_of_speech_gets_8_bit_matrices(tmp_path: Path) -> None:
         assert 0 < difference < 0.05
 
 
+def test_encoder_of_speech_keeps_its_graph_if_the_8_bit_one_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(choose, "int8_graph", lambda *_, **__: tmp_path / "none.onnx")
+    encode = choose._sound_encoder(spec(100), ROOT / "tests" / "built_models" / "whisper")
+    assert encode({FEATURES: np.zeros((1, 80, 3000), np.float32)}).states
+    assert "weights of 8 bits are not used for a sound: " in caplog.text
+
+
 def test_8_bit_graph_is_found_in_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(matrices, "_MIN_VALUES", 64 * 1024)
     model = model_in_folders(tmp_path / "model")

@@ -237,10 +237,13 @@ def _sound_encoder(spec: EngineSpec, model_dir: Path) -> "Callable[[Tensors], En
     from genai_server.engine.model.sound_encoder import SoundEncoder
 
     files = read_encoder_files(model_dir)
-    int8 = int8_graph(spec, files.path, part="encoder") if on_cpu(spec) else None
-    files = replace(files, path=int8 or files.path)
     options = reaching(spec.options, Reach.BATCHED)
-    return SoundEncoder(files, spec.settings.threads, options, optimized=int8 is not None).encode
+    if on_cpu(spec) and (int8 := int8_graph(spec, files.path, part="encoder")) is not None:
+        try:
+            return SoundEncoder(replace(files, path=int8), spec.settings.threads, options, optimized=True).encode
+        except Exception as error:  # ONNX Runtime's errors have no base of their own
+            log.warning("weights of 8 bits are not used for a sound: %s", in_one_line(error))
+    return SoundEncoder(files, spec.settings.threads, options).encode
 
 
 def _aligner(spec: EngineSpec, model_dir: Path) -> "Align":
