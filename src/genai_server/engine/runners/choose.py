@@ -16,6 +16,7 @@ from genai_server.engine.model.draft_model_files import check_draft_model
 from genai_server.engine.model.files import check_model_directory, what_is_left_out
 from genai_server.engine.model.graph import MTP, DoesNotFit, read_decoder_graph
 from genai_server.engine.runners.lengths import (
+    allowed,
     batch_limits,
     draft_share,
     for_draft_model,
@@ -71,6 +72,7 @@ def load_runners(spec: EngineSpec) -> RunnerPair:
     may_draft = bool(spec.draft_model or share) and _may_have_drafts(spec)
     if may_draft:
         spec = structs.replace(spec, options=without_spinning_between_passes(spec.options))
+    kv_bytes = allowed(spec).bytes if share else 0
     own = spec if may_draft else structs.replace(spec, draft_model="")
     runners = _load_model(with_kv_share(spec, 1 - share) if share else own)
     if spec.draft_model and may_draft and runners.main.abilities.drafts:
@@ -80,6 +82,8 @@ def load_runners(spec: EngineSpec) -> RunnerPair:
         log.warning("draft_model=%s has no effect on device %s: %s", spec.draft_model, spec.device, reason)
     elif share:
         runners.draft_model = _load_head(spec, share, runners)
+        if runners.draft_model is None:
+            runners.resize(kv_bytes)
     return runners
 
 
