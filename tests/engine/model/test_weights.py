@@ -89,7 +89,7 @@ def test_model_with_graphs_in_folders_is_packed_completely(tmp_path: Path) -> No
     assert prepacked_model(model_dir, tmp_path / "cache") == packed
     assert (packed / "decoder" / "model.onnx").stat().st_mtime_ns == before
     (packed / "decoder" / "model.onnx").write_bytes(b"")
-    assert check_model_directory(prepacked_model(model_dir, tmp_path / "cache"))
+    assert prepacked_model(model_dir, tmp_path / "cache") == packed
     assert (packed / "decoder" / "model.onnx").stat().st_size
 
 

@@ -266,7 +266,7 @@ def _image_worker(spec: EngineSpec, model_dir: Path) -> ImageWorker | None:
         return None
     options = reaching(spec.options, Reach.BATCHED)
 
-    def open_encoder() -> "Callable[[Tensors], NDArray[Any]]":
+    def open_encoder() -> "Callable[..., NDArray[Any]]":
         int8 = int8_graph(spec, files.vision, files.part, floats=True) if on_cpu(spec) else None
         return ImageEncoder(files, spec.settings.threads, options, int8, min_gain(spec)).encode
 
