@@ -101,9 +101,9 @@ def _packed(
 
 def _write(model_dir: Path, target: Path, given: DeviceOptions, int8: _Int8 | None, part: str) -> None:
     """Pack into a folder next to the target, and rename it when it is complete."""
-    log.info("packing the weights of %s once%s, into %s", model_dir, " in 8 bits" if int8 else "", target)
     config = read_config(model_dir)
     graph = str(config["model"][part]["filename"])
+    log.info("packing the weights of %s once%s, into %s", model_dir / graph, " in 8 bits" if int8 else "", target)
     # A head for multi-token prediction is read from the model directory.
     head = config["model"].pop(MTP, None) or {}
     left_out = {model_dir / CONFIG, *_with_weights(model_dir, graph), *_with_weights(model_dir, head.get("filename"))}
