@@ -444,7 +444,7 @@ def test_the_encoder_of_speech_gets_8_bit_matrices(tmp_path: Path) -> None:
         assert 0 < difference < 0.05
 
 
-def test_encoder_of_speech_keeps_its_graph_if_the_8_bit_one_fails(
+def test_speech_encoder_survives_an_8_bit_graph_that_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(choose, "int8_graph", lambda *_, **__: tmp_path / "none.onnx")
