@@ -45,14 +45,14 @@ def test_8_bit_graphs_of_images_count() -> None:
     assert read_model_memory(vision).int8 == 2 * decoder + images // 2
 
 
-def test_graph_for_images_of_a_model_for_text_has_no_8_bit_copy(tmp_path: Path) -> None:
+def test_graph_for_images_that_is_left_out_has_no_8_bit_copy(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "models" / "demo-vision", tmp_path, dirs_exist_ok=True)
     with edited_config(tmp_path) as config:
         config["model"]["type"] = "qwen3"
     assert read_model_memory(tmp_path).int8 == 2 * sum(path.stat().st_size for path in tmp_path.glob("model*"))
 
 
-def test_output_matrix_of_a_head_for_multi_token_prediction_counts() -> None:
+def test_output_matrix_of_a_head_for_drafts_counts() -> None:
     qwen = ROOT / "tests" / "built_models" / "qwen-3.5"
     size = sum(path.stat().st_size for path in qwen.glob("*.onnx*"))
     assert read_model_memory(qwen).weights == int(LOADED * (size + 4 * 300 * 32))

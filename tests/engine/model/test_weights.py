@@ -18,7 +18,7 @@ from genai_server.options.device import DeviceOptions, ProviderOptions
 from scripts._models.requantized import write_requantized
 from tests.engine.model_runners import batched_runner, greedy_logits
 from tests.engine.runners.hybrids import BUILT
-from tests.model_edits import model_in_folders
+from tests.model_edits import edited_config, model_in_folders
 from tests.running_server import DEMO
 from tests.tokens import text
 
@@ -78,6 +78,17 @@ def test_head_for_multi_token_prediction_is_not_copied(tmp_path: Path) -> None:
     assert packed != model_dir
     assert check_model_directory(packed) == check_model_directory(model_dir)
     assert not list(packed.glob("mtp*"))
+    assert read_decoder_graph(packed).hidden_output
+
+
+@pytest.mark.parametrize("name", ["/etc/vision.onnx", "../vision.onnx", "none/vision.onnx"])
+def test_files_outside_of_the_model_directory_are_not_packed(tmp_path: Path, name: str) -> None:
+    (tmp_path / "other").write_text("", encoding="utf-8")
+    model_dir = Path(shutil.copytree(DEMO, tmp_path / "model"))
+    with edited_config(model_dir) as config:
+        config["model"]["vision"] = {"filename": name}
+    prepacked_model(model_dir, tmp_path / "cache")
+    assert not list((tmp_path / "cache").glob("**/other"))
 
 
 def test_model_with_graphs_in_folders_is_packed_completely(tmp_path: Path) -> None:

@@ -261,7 +261,7 @@ def test_memory_for_the_model_alone_has_no_head(hybrid: Hybrid, caplog: pytest.L
     assert "the model's head for multi-token prediction is not used" in caplog.text
 
 
-def test_head_that_cannot_be_read_takes_neither_answers_nor_memory(hybrid: Hybrid, tmp_path: Path) -> None:
+def test_head_that_cannot_be_read_costs_drafts_but_no_memory(hybrid: Hybrid, tmp_path: Path) -> None:
     for file in hybrid.path.iterdir():
         (tmp_path / file.name).write_bytes(b"" if file.name == "mtp.onnx.data" else file.read_bytes())
     without, broken = (

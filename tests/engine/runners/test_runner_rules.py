@@ -49,7 +49,7 @@ def test_a_batch_that_can_be_takes_the_same_option(
 
 
 @pytest.mark.parametrize(("session", "helps"), [({}, True), ({"execution_mode": "parallel"}, False)])
-def test_refused_option_of_a_generator_names_the_setting_that_helps(session: dict[str, str], helps: bool) -> None:
+def test_refused_option_of_a_generator_names_what_helps(session: dict[str, str], helps: bool) -> None:
     cuda = {"session": session, "provider": {"cuda": {"enable_cuda_graph": True}}}
     with pytest.raises(ConfigurationError, match="enable_cuda_graph reaches only") as raised:
         check_reach("cuda", check_device(cuda, "cuda"), Reach.BATCHED, "requests run in a batch")

@@ -86,7 +86,7 @@ class ImageEncoder:
                 self._int8 = _open(int8, threads, options, optimized=True)
             except Exception as error:  # ONNX Runtime's errors have no base of their own
                 self._tell_failure(error)
-        self._is_chosen = self._int8 is None
+        self._is_decided = self._int8 is None
 
     def encode(self, tensors: Mapping[str, NDArray[Any]], *, exact: bool = False) -> Features:
         """The features [features, hidden_size] of one image, from its tensors by the library's names.
@@ -99,7 +99,7 @@ class ImageEncoder:
             if exact or self._int8 is None:
                 features = self._run_own(given)
             else:
-                features = self._run(self._int8, given) if self._is_chosen else self._choose(given)
+                features = self._run(self._int8, given) if self._is_decided else self._choose(given)
         except Exception as error:  # as above
             raise RunnerFailed(f"{self.noun} cannot be encoded: {in_one_line(error)}") from error
         return features.reshape(-1, features.shape[-1])
@@ -116,7 +116,7 @@ class ImageEncoder:
     def _choose(self, given: Mapping[str, NDArray[Any]]) -> Features:
         """The features by the graph that stays."""
         own, seconds = self._timed(self._own, given)
-        int8, self._int8, self._is_chosen = self._int8, None, True
+        int8, self._int8, self._is_decided = self._int8, None, True
         try:
             rounded, int8_seconds = self._timed(int8, given)
             gain, error = seconds / int8_seconds, relative_error(rounded, own)

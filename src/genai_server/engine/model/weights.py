@@ -85,8 +85,8 @@ def _packed(
     if cache_dir is None or options.providers or options.custom_op_libraries:
         return None
     what_else = ({"matrices": "int8"} if int8 else {}) | ({"part": part} if part != DECODER else {})
-    target = cache_dir / model_key(model_dir, options, what_else | {"format": str(_FORMAT)})
     try:
+        target = cache_dir / model_key(model_dir, options, what_else | {"format": str(_FORMAT)})
         cache_dir.mkdir(parents=True, exist_ok=True)
         with FileLock(str(target) + ".lock"):
             if not _is_whole(target):
@@ -210,9 +210,10 @@ def model_key(model_dir: Path, options: DeviceOptions, what_else: dict[str, str]
 def _files(model_dir: Path) -> list[Path]:
     """The files of the model itself, without adapters, which may lie next to it and change.
 
-    These are the files in its directory, and in the folders of those that its configuration names.
+    These are the files in its directory, and in the folders below it of those that its configuration names.
     """
-    folders = {model_dir, *((model_dir / name).parent for name in named_files(read_config(model_dir)))}
+    named = [Path(name) for name in named_files(read_config(model_dir))]
+    folders = {model_dir, *(model_dir / path.parent for path in named if ".." not in path.parts)}
     files = (file for folder in folders for file in folder.iterdir())
     return sorted(file for file in files if file.is_file() and file.suffix != ADAPTER_SUFFIX)
 
