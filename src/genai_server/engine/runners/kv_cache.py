@@ -48,6 +48,7 @@ class KvSlots:
         buffers: Buffers,
         *,
         row_group: int = 1,
+        least_copied: int = 1,
         memory: KvMemory = UNSHARED,
         states: RowStates | None = None,
         clock: Clock = time.monotonic,
@@ -55,6 +56,8 @@ class KvSlots:
         self.slots = [Slot(index) for index in range(num_slots)]
         # Kernels process tokens in groups of this size. Those left over at a pass's end are not bitwise equal.
         self.row_group = row_group
+        # Prefixes of fewer tokens are not copied to another slot: reading these tokens takes less time.
+        self._least_copied = least_copied
         self._buffers = buffers
         self._running: dict[int, Slot] = {}
         self._num_uses = 0
@@ -114,6 +117,8 @@ class KvSlots:
             is_little = beyond <= _LITTLE or (taken.tokens and beyond <= length)
             if source.sequence is None and (is_little or not self._pages.can_copy(source, length)):
                 taken = source
+            elif length < self._least_copied:
+                source, length = None, 0
         self._cut(taken, length if taken is source else 0)
         taken.num_common = common
         taken.sequence, taken.salt, taken.is_long = sequence, salt, is_long
@@ -154,7 +159,8 @@ class KvSlots:
         source, length, slot.num_common = self._longest_past(
             prompt, slot.salt, prefilled_only=prefilled_only, is_long=slot.is_long
         )
-        if source is None or source is slot or length <= len(slot.tokens) or not self._pages.can_copy(source, length):
+        least = len(slot.tokens) + self._least_copied
+        if source is None or source is slot or length < least or not self._pages.can_copy(source, length):
             return len(slot.tokens)
         self._copy(source, slot, length)
         return length
