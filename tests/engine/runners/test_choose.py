@@ -3,6 +3,7 @@
 import json
 import shutil
 import sys
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -327,6 +328,31 @@ def test_device_batch_has_its_memory_there_at_once(monkeypatch: pytest.MonkeyPat
     driven = Driven(runner)
     assert driven.open(1, [1, 2, 3], 64) == 0
     assert driven.prefill(1, [1, 2, 3]).shape == (runner.model.vocab_size,)
+
+
+def test_a_failed_batch_has_freed_its_weights_before_the_generator(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[weakref.ref[Any]] = []
+
+    def on_the_cpu(graph: DecoderGraph, *_: object, **__: object) -> Any:
+        found = open_expanded(graph, offers_best=True)
+        opened.append(weakref.ref(found))
+        return found
+
+    def refuse(*_: object) -> None:
+        raise RuntimeError("the device has no memory left")
+
+    alive: list[object] = []
+
+    def generator(given: EngineSpec, model_dir: Path) -> OgGeneratorRunner:
+        alive.extend(session() for session in opened)
+        return OgGeneratorRunner(model_dir, "cpu", 1)
+
+    monkeypatch.setattr(session, "open_session", on_the_cpu)
+    monkeypatch.setattr(buffers, "PagedBuffers", refuse)
+    monkeypatch.setattr(choose, "_generator", generator)
+    runners = choose.load_runners(spec(128, device="cuda", options=check_device({}, "cuda")))
+    assert "the device has no memory left" in runners.batching.reason
+    assert alive == [None]
 
 
 def test_generator_only_option_is_refused_when_batching() -> None:

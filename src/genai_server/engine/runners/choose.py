@@ -138,10 +138,12 @@ def _load_model(spec: EngineSpec) -> RunnerPair:
     beside = _generator(spec, model_dir) if on_cpu(spec) or adapter_inputs(model_dir) else None
     try:
         batched = load_batched(spec, model_dir, check_model_directory(model_dir))
-    except DoesNotFit as reason:
-        alone = beside or _generator(spec, model_dir)
-        return _one_by_one(structs.replace(spec, draft_model=""), alone, str(reason), encoder)
-    return RunnerPair(beside or ProfiledRows(batched), batched, encoder=encoder)
+    except DoesNotFit as error:
+        reason = str(error)
+    else:
+        return RunnerPair(beside or ProfiledRows(batched), batched, encoder=encoder)
+    # Only here, because the error keeps the weights of the failed batch until it is handled.
+    return _one_by_one(structs.replace(spec, draft_model=""), beside or _generator(spec, model_dir), reason, encoder)
 
 
 def _load_draft_model(spec: EngineSpec, runners: RunnerPair) -> "DraftModel":
