@@ -19,7 +19,8 @@ from genai_server.engine.model.session import open_session
 from genai_server.engine.runners.batched import BatchedRunner
 from genai_server.engine.runners.buffers import buffers_on
 from genai_server.engine.runners.cpu_buffers import CpuBuffers
-from genai_server.engine.runners.layout import Row
+from genai_server.engine.runners.decoder_session import DecoderSession
+from genai_server.engine.runners.layout import Layout, Row
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.engine.runners.paged_buffers import PagedBuffers, Place
 from genai_server.engine.runners.runner_pair import RunnerPair
@@ -27,6 +28,7 @@ from genai_server.engine.runners.scores import NUM_BEST, Logits
 from genai_server.engine.sampling.continuation import NextToken, choose_next_token
 from genai_server.engine.sampling.sampler import top_tokens
 from genai_server.engine.scheduling.scheduler import Scheduler
+from genai_server.engine.scheduling.scheduler_output import Read
 from genai_server.engine.sequence import Sequence as EngineSequence
 from genai_server.errors import InvalidField, RunnerFailed
 from genai_server.messages.generation_request import GenerationRequest, Sampling
@@ -191,6 +193,31 @@ def test_logits_stay_readable_after_later_passes(paged: Any, offering: Any, grap
         (later,) = runner.read((1, [token], True))
     runner.read((1, [40], True))
     np.testing.assert_allclose([found.last, later.last], expected[[0, 2]], atol=1e-4)
+
+
+def test_logits_of_few_positions_are_computed_at_once(
+    paged: Any, graph: DecoderGraph, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    computed: list[int] = []
+    bind = DecoderSession.bind
+
+    def noted(session: DecoderSession, layout: Layout, wanted: Any) -> Any:
+        computed.append(layout.num_logits)
+        return bind(session, layout, wanted)
+
+    monkeypatch.setattr(DecoderSession, "bind", noted)
+    runner = Driven(on_blocks(paged, graph))
+    computed.clear()
+    reads = []
+    for number, scored in enumerate((True, True, False)):
+        runner.open(number, [10 + number, 20, 30, 40], 128, reuse=False)
+        request = GenerationRequest("r", [5] * 600, 1, 700, prompt_logprobs=scored)
+        sequence = EngineSequence(number, (0, number), request, lambda: 0.0)
+        assert runner.fit_chunk(sequence, 2048) == (256 if scored else 600)
+        reads.append(Read(sequence, [10 + number, 20, 30, 40], positions=scored))
+    found = runner.forward(reads)
+    assert [len(scores.logits) for scores in found] == [4, 4, 1]
+    assert sorted(computed) == [1, 4, 4]
 
 
 def test_each_row_has_the_share_at_its_own_temperature(offering: Any, graph: DecoderGraph) -> None:

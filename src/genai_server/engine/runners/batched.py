@@ -46,6 +46,9 @@ from genai_server.messages.generation_request import GenerationRequest, ModelInf
 
 log = logging.getLogger(__name__)
 _INTERRUPTED_MESSAGE = "terminate flag"
+# Positions of a prompt whose logits a device computes at once: with their softmax, each takes 20 bytes for each token of
+# the vocabulary.
+_MAX_SCORED = 256
 TakeHidden = Callable[[Scheduled, int, NDArray[Any]], None]
 
 
@@ -227,6 +230,8 @@ class BatchedRunner(Runner):
         return self._int8 is not None
 
     def fit_chunk(self, sequence: Scheduled, most: int) -> int:
+        if self._paged and sequence.wants_positions:
+            most = min(most, _MAX_SCORED)
         chunk = super().fit_chunk(sequence, most)
         if not self._has_states or not self.slots.has(sequence.id) or sequence.num_produced:
             return chunk
@@ -314,7 +319,7 @@ class BatchedRunner(Runner):
         num_cached = len(slot.tokens)
         num_logits = read.num_tokens if read.positions else 1 + len(read.draft)
         ranks = None if self._stack is None else self._stack.ranks(read.sequence.id)
-        is_alone = ranks is not None and read.sequence.request.exact
+        is_alone = (ranks is not None and read.sequence.request.exact) or (self._paged and read.positions)
         row = Row(
             slot.index,
             num_cached,
