@@ -330,7 +330,7 @@ def test_device_batch_has_its_memory_there_at_once(monkeypatch: pytest.MonkeyPat
     assert driven.prefill(1, [1, 2, 3]).shape == (runner.model.vocab_size,)
 
 
-def test_a_failed_batch_has_freed_its_weights_before_the_generator(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_batch_frees_its_weights_before_the_generator(monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[weakref.ref[Any]] = []
 
     def on_the_cpu(graph: DecoderGraph, *_: object, **__: object) -> Any:

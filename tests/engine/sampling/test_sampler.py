@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from genai_server.engine.runners.scores import Logits, Scores
+from genai_server.engine.runners.scores import Best, Logits, Scores
 from genai_server.engine.sampling import sampler
 from genai_server.engine.sampling.sampler import MAX_SORTED, highest, nucleus, top_tokens
-from genai_server.errors import InvalidField
+from genai_server.errors import InvalidField, RunnerFailed
 from genai_server.messages.generation_request import Sampling
 
 SEED = 20_240_607
@@ -44,6 +44,21 @@ def _draws(logits: Logits, sampling: Sampling, count: int = 400) -> list[int]:
 def _kept(logits: Logits, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0) -> set[int]:
     """All tokens that are ever drawn."""
     return set(_draws(logits, Sampling(temperature, top_k, top_p, min_p, seed=SEED)))
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_logits_that_are_not_finite_fail_the_request(value: float, temperature: float) -> None:
+    logits = np.zeros(1000, np.float32)
+    logits[700] = value
+    best = Best(logits[np.newaxis, :64], np.arange(64)[np.newaxis], np.array([np.nan], np.float32), 1.0, range(1), _none)
+    for scores in (Scores(logits[np.newaxis]), Scores(best=best)):
+        with pytest.raises(RunnerFailed, match="not finite"):
+            sampler.Sampler(Sampling(temperature, seed=SEED), [0]).sample(scores)
+
+
+def _none(places: range) -> Logits:
+    raise AssertionError("nothing is copied from a device")
 
 
 # greedy

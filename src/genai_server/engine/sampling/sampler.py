@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from genai_server.engine.runners.scores import NUM_BEST, SHARE_ERROR, Best, Logits, Scores
 from genai_server.engine.sampling.penalties import Bias, Penalties
-from genai_server.errors import InvalidField
+from genai_server.errors import InvalidField, RunnerFailed
 from genai_server.messages.generation_request import Sampling
 
 # Number of logits in a group. Groups are first compared by their maxima.
@@ -57,7 +57,7 @@ class Sampler:
         """The next token id, by the scores of the last position.
 
         It is one of `allowed` [vocab_size], if given, and none of `banned`. Raises InvalidField if the request's logit
-        bias excludes all of these.
+        bias excludes all of these, and RunnerFailed if the logits are not finite.
         """
         token = self._choose(scores, allowed, banned)
         self.note(token)
@@ -87,6 +87,10 @@ class Sampler:
 
     def _choose(self, scores: Scores, allowed: NDArray[np.bool_] | None, banned: Sequence[int]) -> int:
         share = 0.0 if self._is_greedy else self._random.random()
+        # Any logit that is no number, or infinite, makes this one so.
+        sure = scores.last.max() if scores.best is None else scores.best.shares[-1]
+        if not np.isfinite(sure):
+            raise RunnerFailed("the model gave logits that are not finite")
         if scores.best is not None:
             token = self._from_best(scores.best, allowed, banned, share)
             if token is not None:
