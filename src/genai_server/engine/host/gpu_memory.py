@@ -18,7 +18,7 @@ def free_gpu_memory(device_id: int) -> int | None:
         except OSError:
             continue
         free, total = ctypes.c_size_t(), ctypes.c_size_t()
-        if runtime.cudaSetDevice(device_id) or runtime.cudaMemGetInfo(ctypes.byref(free), ctypes.byref(total)):
-            return None
-        return free.value
+        # It may be newer than the driver, and of no use.
+        if not (runtime.cudaSetDevice(device_id) or runtime.cudaMemGetInfo(ctypes.byref(free), ctypes.byref(total))):
+            return free.value
     return None
