@@ -81,9 +81,10 @@ def _attributes(node: onnx.NodeProto) -> list[onnx.AttributeProto]:
     if _POSITIONS in given:
         raise DoesNotFit("its attention is given positions, which paged attention counts itself")
     attributes = {attribute.name: attribute for attribute in node.attribute}
+    if _SINK in given:  # implies the other kind of softmax
+        attributes.pop("smooth_softmax", None)
     for name in sorted(attributes.keys() & _SAME):
-        # With a sink for each head, the other kind of softmax is implied.
-        if attributes[name].i not in _SAME[name] and _SINK not in given:
+        if attributes[name].i not in _SAME[name]:
             raise DoesNotFit(f"its attention has {name}={attributes[name].i}")
     if unknown := sorted(attributes.keys() - _SHARED - _WITHOUT_EFFECT - _SAME.keys()):
         raise DoesNotFit(f"its attention has {', '.join(unknown)}")
