@@ -277,6 +277,13 @@ def test_a_short_past_is_taken_over_but_not_copied() -> None:
     assert len(bench.buffers.copies) == 1
 
 
+def test_a_short_past_stays_in_the_only_slot_that_is_left() -> None:
+    bench = Bench(1, least_copied=32)
+    bench.prefill(1, list(range(40)))
+    bench.release(1)
+    assert bench.acquire(2, [*range(15), 90, 91, 92]) == 15
+
+
 def test_copied_past_keeps_its_salt_and_a_reused_slot_changes_it(bench: Bench) -> None:
     bench.prefill(1, list(range(20)), salt="a")
     assert bench.prefill(2, [*range(15), 90, 91, 92], salt="a") == 15

@@ -117,7 +117,7 @@ class KvSlots:
             is_little = beyond <= _LITTLE or (taken.tokens and beyond <= length)
             if source.sequence is None and (is_little or not self._pages.can_copy(source, length)):
                 taken = source
-            elif length < self._least_copied:
+            elif taken is not source and length < self._least_copied:
                 source, length = None, 0
         self._cut(taken, length if taken is source else 0)
         taken.num_common = common
