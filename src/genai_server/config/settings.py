@@ -85,18 +85,18 @@ class Settings(ServerSettings, MediaSettings):
     """
 
     max_batch_size: int = Field(16, ge=1, le=1024)
-    """Maximum number of requests that a device runs at once; others wait. On Linux CPUs memory may hold fewer
+    """Maximum number of requests that a device runs at once; others wait. On Linux CPUs and CUDA memory may hold fewer
     (`GENAI_KV_CACHE_BYTES`).
     """
 
     scheduler: Literal["auto", "batched", "generator", "library"] = "auto"
     """`batched`, `generator` (one request after another), `library` (onnxruntime-genai's own batch), or `auto`:
-    `library` for models with paged attention, `batched` for others on CPUs if possible, else `generator`.
+    `library` for models with paged attention, `batched` for others on CPUs and CUDA if possible, else `generator`.
     """
 
     kv_cache_bytes: int = Field(0, ge=0)
-    """Maximum memory for the keys and values of each engine, in bytes; 0 divides half of the free memory among the
-    models.
+    """Maximum bytes for the keys and values of each engine; 0: half of the free memory for all models, and on CUDA four
+    fifths.
     """
 
     kv_cache_type: Literal["auto", "fp32", "fp16"] = "fp32"
