@@ -33,6 +33,8 @@ class Abilities:
     adopts: bool = False
     # Whether `must_reopen` may be true.
     reopens: bool = False
+    # Whether profiled sequences are in its memory, too.
+    profiles: bool = False
     # Whether any pass can be interrupted.
     interrupts: bool = False
     # Whether its passes run on the cores that the processes of the server need, too.

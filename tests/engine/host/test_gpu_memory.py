@@ -14,10 +14,10 @@ class Runtime:
     def __init__(self, free: int) -> None:
         self._free = free
 
-    def cudaSetDevice(self, number: int) -> int:  # noqa: N802 - CUDA's name
+    def cudaSetDevice(self, number: int) -> int:
         return 0 if self._free and number == 0 else 35
 
-    def cudaMemGetInfo(self, free: Any, total: Any) -> int:  # noqa: N802 - CUDA's name
+    def cudaMemGetInfo(self, free: Any, total: Any) -> int:
         free._obj.value, total._obj.value = self._free, 2 * self._free
         return 0
 
@@ -43,9 +43,7 @@ def test_the_first_runtime_that_the_driver_supports_tells(
 
 
 @pytest.mark.parametrize("runtimes", [(None, None), (Runtime(0), None), (None, Runtime(0))])
-def test_without_a_gpu_nothing_is_known(
-    runtimes: tuple[Runtime | None, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_gpu_nothing_is_known(runtimes: tuple[Runtime | None, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     load(monkeypatch, *runtimes)
     assert free_gpu_memory(0) is None
 

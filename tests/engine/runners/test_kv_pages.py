@@ -1,4 +1,4 @@
-"""Slots over blocks of a pool: whatever happens, no block is lost or shared, and a pass that has memory gets its blocks."""
+"""Slots over blocks of a pool: whatever happens, none is lost or shared, and a pass that has memory gets its blocks."""
 
 import random
 from dataclasses import replace

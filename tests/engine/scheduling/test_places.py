@@ -236,6 +236,21 @@ def test_a_sequence_on_a_generator_counts_with_its_full_length() -> None:
     assert scheduler.admit() == []
 
 
+def test_a_profiled_sequence_in_the_batch_needs_memory_as_others_do() -> None:
+    runner = able_runner()
+    runner.abilities = replace(runner.abilities, profiles=True)
+    profiled, other = _long("a", 0, num_prompt=1000), _long("b", 1)
+    scheduler = _growing(profiled, other, num_pages=205, runner=runner)
+    profiled.profile.switch("prefix", 0)
+    assert names_of(scheduler.admit()) == ["a", "b"]
+    scheduler.make_room()
+    assert names_of(scheduler.running) == ["a", "b"]
+    profiled.tokens += [5] * 700
+    other.tokens += [5] * 700
+    scheduler.make_room()
+    assert names_of(scheduler.running) == ["a"]
+
+
 @pytest.mark.parametrize(("is_batched", "running"), [(True, ["a", "b", "c"]), (False, ["a"])])
 def test_adapters_in_the_batch_need_memory_as_others_do(is_batched: bool, running: list[str]) -> None:
     runner = able_runner()

@@ -46,8 +46,8 @@ from genai_server.messages.generation_request import GenerationRequest, ModelInf
 
 log = logging.getLogger(__name__)
 _INTERRUPTED_MESSAGE = "terminate flag"
-# Positions of a prompt whose logits a device computes at once: with their softmax, each takes 20 bytes for each token of
-# the vocabulary.
+# Positions of a prompt whose logits a device computes at once: with their softmax, each takes 20 bytes for each token
+# of the vocabulary.
 _MAX_SCORED = 256
 TakeHidden = Callable[[Scheduled, int, NDArray[Any]], None]
 

@@ -107,7 +107,6 @@ def _load_model(spec: EngineSpec) -> RunnerPair:
         return RunnerPair(scripted, reason="it is scripted")
     from genai_server.engine.model.session_options import preload_cuda, use_global_pool, with_found_libraries
     from genai_server.engine.model.weights import prepacked_model
-    from genai_server.engine.runners.profiled_rows import ProfiledRows
 
     settings = spec.settings
     for warning in spec.options.warnings:
@@ -133,7 +132,13 @@ def _load_model(spec: EngineSpec) -> RunnerPair:
         batch = OgEngineRunner(generator, settings.max_batch_size)
         batch.model = with_limit(batch.model, settings.max_length)
         return RunnerPair(generator, batch)
-    encoder = _image_worker(spec, model_dir)
+    return _batched(spec, model_dir, _image_worker(spec, model_dir))
+
+
+def _batched(spec: EngineSpec, model_dir: Path, encoder: ImageWorker | None) -> RunnerPair:
+    """For a model that generates: in a batch, or one by one if it does not fit."""
+    from genai_server.engine.runners.profiled_rows import ProfiledRows
+
     # A device with memory of its own would hold the weights twice. Only requests with adapters need a Generator there.
     beside = _generator(spec, model_dir) if on_cpu(spec) or adapter_inputs(model_dir) else None
     try:

@@ -28,7 +28,7 @@ class ProfiledRows(Runner):
         self.abilities = Abilities("batched")
         self._batch = batch
         # Its slots already have the keys and values of a sequence that returns to it.
-        batch.abilities = replace(batch.abilities, adopts=False)
+        batch.abilities = replace(batch.abilities, adopts=False, profiles=True)
         # Path prefixes for the files of sequences that have one.
         self._wanted: dict[int, str] = {}
 
