@@ -236,7 +236,7 @@ def test_a_sequence_on_a_generator_counts_with_its_full_length() -> None:
     assert scheduler.admit() == []
 
 
-def test_a_profiled_sequence_in_the_batch_needs_memory_as_others_do() -> None:
+def test_profiled_sequences_of_a_batch_need_memory_as_others_do() -> None:
     runner = able_runner()
     runner.abilities = replace(runner.abilities, profiles=True)
     profiled, other = _long("a", 0, num_prompt=1000), _long("b", 1)
