@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from genai_server.engine.model.adapter_file import adapter_inputs, check_adapter_file
 from genai_server.engine.model.graph import DecoderGraph
-from genai_server.engine.model.output_head import BEST_LOGITS, BEST_TOKENS, SHARES
+from genai_server.engine.model.output_head import BEST_LOGITS, BEST_TOKENS, SCALES, SHARES
 from genai_server.engine.model.pass_profile import profile_pass
 from genai_server.engine.model.ragged import slot_length
 from genai_server.engine.model.session import open_recurrences
@@ -204,9 +204,10 @@ class BatchedRunner(Runner):
     def may_draft(self, sequence: Scheduled) -> bool:
         # All tokens of a pass have the same cosines and sines.
         is_near = self.switches_at is not None and self.switches_at - MAX_DRAFTED < len(sequence.tokens)
-        if self._own.offers_best and needs_all_logits(sequence):
+        if not super().may_draft(sequence) or (is_near and not self.slots.of(sequence.id).is_long):
             return False
-        return super().may_draft(sequence) and (not is_near or self.slots.of(sequence.id).is_long)
+        # All logits of each token of a draft would have to be copied.
+        return not (self._own.offers_best and needs_all_logits(sequence))
 
     def kept(self, most: int) -> KvRoom:
         return self.slots.kept(most)
@@ -341,19 +342,10 @@ class BatchedRunner(Runner):
             best, tokens = np.empty(shape, np.float32), np.empty(shape, np.int64)
             shares = np.empty((*shape[:2], 1), np.float32)
             left = self._run(on, layout, {BEST_LOGITS: best, BEST_TOKENS: tokens, SHARES: shares}, options)
-            return [
-                Scores(
-                    best=Best(
-                        best[0, places],
-                        tokens[0, places],
-                        shares[0, places, 0],
-                        row.scale,
-                        range(places.start, places.stop),
-                        partial(self._left, left),
-                    )
-                )
-                for places, row in zip(layout.logits, layout.rows, strict=True)
-            ]
+            scales = layout.inputs[SCALES][:, 0]
+            every = range(layout.num_logits)
+            found = Best(best[0], tokens[0], shares[0, :, 0], scales, every, partial(self._left, left))
+            return [Scores(best=found.at(places)) for places in layout.logits]
         logits = self._without_images(self._logits(on, layout, options))
         return [Scores(logits[places]) for places in layout.logits]
 
