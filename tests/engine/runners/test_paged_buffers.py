@@ -219,6 +219,13 @@ def test_image_token_is_never_among_the_best(name: str) -> None:
         assert scores.last[graph.vision.image_token] == -np.inf
 
 
+def test_prompt_logprobs_are_computed_in_short_chunks(offering: Any, graph: DecoderGraph) -> None:
+    runner = on_blocks(offering, graph, max_length=1000)
+    for is_wanted, chunk in ((False, 600), (True, 256)):
+        request = GenerationRequest("r", [11] * 700, 4, 1000, prompt_logprobs=is_wanted, top_logprobs=0)
+        assert runner.fit_chunk(EngineSequence(1, (0, 0), request, lambda: 0.0), 600) == chunk
+
+
 GREEDY = Sampling()
 # Fields of a request, and of how many of the 12 tokens all logits leave the device.
 WANTED: list[tuple[dict[str, Any], range]] = [

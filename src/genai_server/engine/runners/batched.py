@@ -45,6 +45,8 @@ from genai_server.messages.generation_request import GenerationRequest, ModelInf
 
 log = logging.getLogger(__name__)
 _INTERRUPTED_MESSAGE = "terminate flag"
+# Tokens of a chunk all of whose logits are computed on a device. With 150,000 tokens, they take 0.16 GB of its memory.
+_MAX_POSITIONS = 256
 TakeHidden = Callable[[Scheduled, int, NDArray[Any]], None]
 
 
@@ -226,6 +228,8 @@ class BatchedRunner(Runner):
         return self._int8 is not None
 
     def fit_chunk(self, sequence: Scheduled, most: int) -> int:
+        if self._own.offers_best and sequence.wants_positions:
+            most = min(most, _MAX_POSITIONS)
         chunk = super().fit_chunk(sequence, most)
         if not self._has_states or not self.slots.has(sequence.id) or sequence.num_produced:
             return chunk

@@ -77,7 +77,7 @@ def load_runners(spec: EngineSpec) -> RunnerPair:
     if spec.draft_model and may_draft and runners.main.abilities.drafts:
         runners.draft_model = _load_draft_model(spec, runners)
     elif spec.draft_model:
-        reason = runners.batching.reason or "its batch takes no drafts, because of its layers or of the device's memory"
+        reason = runners.batching.reason or "draft models run on CPUs only, beside a model that generates text"
         log.warning("GENAI_DRAFT_MODEL=%s has no effect on device %s: %s", spec.draft_model, spec.device, reason)
     elif share:
         runners.draft_model = _load_head(spec, share, runners)
