@@ -23,7 +23,7 @@ LIBRARIES = "tests/engine/model/test_session_options.py"
 TRITON = "tests/options/test_triton.py"
 OPENVINO = "tests/engine/test_openvino.py"
 OPERATORS = "tests/engine/test_custom_operators.py"
-BUFFERS = "tests/engine/runners/test_device_buffers.py"
+BUFFERS = "tests/engine/runners/test_paged_buffers.py"
 LIBRARY_BATCH = "tests/engine/runners/test_og_engine.py"
 REACHES = {Reach.BOTH: "both", Reach.GENERATOR: "onnxruntime-genai's model", Reach.BATCHED: "the batched session"}
 
@@ -102,19 +102,19 @@ comments. For TensorRT and other options that reach only the batched session it 
 - Triton numbers levels of graph optimization differently: `level` takes Triton's numbers, `graph_optimization_level`
   ONNX Runtime's. ONNX Runtime's 3 (`ORT_ENABLE_LAYOUT`) is refused, because onnxruntime-genai has no name for it.
 
-**Not tried:** no accelerator was at hand. The [tests](evidence/options.md) show that names are known, values are
+**Not tried:** the options of accelerators. The [tests](evidence/options.md) show that names are known, values are
 checked, and what is passed on, but not what a provider makes of it. OpenVINO was tried on a CPU, with
 onnxruntime-ep-openvino 1.8.1, which accepts unknown options silently.
 
 ## On a GPU
 
-Nothing here has run on a GPU or was measured there.
+Tried on an H100 with CUDA 13 ([figures](evidence/benchmarks.md#gpus)); no other GPU, and nothing but `cuda`.
 
-- `GENAI_DEVICE=cuda` runs requests on onnxruntime-genai's model, one token of one request at a time. Options for the
-  batched session are refused.
-- `GENAI_SCHEDULER=batched` with `GENAI_KV_CACHE_BYTES` batches on `cuda` and `tensorrt`. The weights are loaded
-  twice. The 64 most likely tokens are chosen on the device; sampling without `top_k` from 1 to 64, penalties, biases,
-  grammars, log probabilities and `min_tokens` bring all logits to the host.
+- `GENAI_DEVICE=cuda` batches requests by ONNX Runtime's paged attention, with keys and values of 16 bits in blocks of
+  256 tokens. They get four fifths of what the weights leave of the GPU's memory, or `GENAI_KV_CACHE_BYTES`. The device
+  chooses the 64 best tokens of each position; all logits of one are copied only where these cannot decide.
+- `exact`, adapters and draft models are for CPUs. Hybrids, models for speech, and ropes with other factors for long
+  texts run on onnxruntime-genai's model, one request at a time, as all do with `GENAI_SCHEDULER=generator`.
 - CUDA graphs (`enable_cuda_graph`) work on onnxruntime-genai's model only, and are captured in the warm-up. In a
   batch they and `trt_cuda_graph_enable` are refused, because its shapes change.
 - Models with paged attention (`use_paged_attention=true`, CUDA and WebGPU) run in onnxruntime-genai's own batch; so
@@ -165,8 +165,8 @@ without one.
 CLAIMS = {
     "`serve` accepts what `import-triton` makes of each example of Triton's documents": "`tests/test_from_triton.py::"
     "test_serve_accepts_translated_examples_of_tritons_documents`",
-    "a batch on a device's memory answers as on the CPU, bit for bit": f"`{BUFFERS}::"
-    "test_batch_on_device_buffers_equals_the_cpus_bit_for_bit`, `::test_batch_on_cuda_answers_as_on_the_cpu`",
+    "a batch on a device's blocks answers as one on the CPU's slots": f"`{BUFFERS}::"
+    "test_a_batch_on_blocks_answers_as_on_slots`, `::test_batch_on_cuda_answers_as_on_the_cpu`",
     "the most likely tokens that a device chooses are those of all": f"`{BUFFERS}::"
     "test_the_best_are_those_of_all_in_any_order_of_passes`, `::test_token_chosen_from_the_best_equals_one_from_all`, "
     "`::test_the_best_on_cuda_are_those_of_all`",

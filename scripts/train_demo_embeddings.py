@@ -9,18 +9,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
+from _models.demo_training import SEED, fresh_directory, work_folder
 from _models.environment import REPOSITORY, ensure_environment
 
 PROGRAM = REPOSITORY / "src" / "genai_server" / "hub" / "export_encoder.py"
 CARDS = Path(__file__).parent / "_models"
-SEED = 20_26
 
 
 def main() -> None:
@@ -35,8 +33,7 @@ def main() -> None:
     parser.add_argument("--record", type=Path, metavar="FILE", help="write what sentence-transformers gives, for tests")
     arguments = parser.parse_args()
     ensure_environment()
-    with tempfile.TemporaryDirectory() as folder:
-        work = arguments.work or Path(folder)
+    with work_folder(arguments.work) as work:
         if not arguments.only_record:
             make(arguments, work)
         if arguments.record:
@@ -82,16 +79,8 @@ def _short(value: Any) -> Any:
 
 def write_directory(source: Path, out: Path, card: Path) -> None:
     """Export next to the target, and move it there when it is complete."""
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=out.parent, prefix=".making-") as making:
-        fresh = Path(making) / "model"
+    with fresh_directory(out, card) as fresh:
         subprocess.run([sys.executable, str(PROGRAM), str(source), str(fresh), "fp32"], check=True)
-        shutil.copy(card, fresh / "README.md")
-        if out.exists():
-            out.rename(Path(making) / "old")
-        fresh.rename(out)
-    size = sum(file.stat().st_size for file in out.rglob("*") if file.is_file())
-    print(f"wrote {out}: {size:,} bytes")
 
 
 if __name__ == "__main__":

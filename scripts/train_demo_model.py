@@ -7,38 +7,24 @@ small tables and templates. See models/README.md.
 from __future__ import annotations
 
 import argparse
-import shutil
-import tempfile
 from pathlib import Path
 
+from _models.demo_training import fresh_directory, training_options, work_folder
 from _models.environment import REPOSITORY, ensure_environment
 
-SEED = 20_26
+# Of training, at most.
+MINUTES = 55
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=REPOSITORY / "models" / "demo", help="the model directory to write")
-    parser.add_argument(
-        "--quick", action="store_true", help="train for a minute only: the whole path, but little ability"
-    )
-    parser.add_argument("--minutes", type=float, help="maximum minutes of training (default 55, with --quick 1)")
-    parser.add_argument("--steps", type=int, default=8000, help="maximum steps of training (default 8000)")
-    parser.add_argument("--precision", default="int8", choices=("int4", "int8"), help="of the weights (default int8)")
-    parser.add_argument("--threads", type=int, default=2, help="threads to train with (default 2)")
-    parser.add_argument("--work", type=Path, help="keep the PyTorch model and its checkpoints here")
+    parser = training_options(__doc__, REPOSITORY / "models" / "demo", minutes=MINUTES, steps=8000)
     parser.add_argument(
         "--resume", type=Path, metavar="DIR", help="continue with a model directory's weights, on other conversations"
     )
-    parser.add_argument("--seed", type=int, default=SEED, help="of the weights and the conversations (default 2026)")
     arguments = parser.parse_args()
     ensure_environment()
-    if arguments.work:
-        arguments.work.mkdir(parents=True, exist_ok=True)
-        make(arguments, arguments.work)
-    else:
-        with tempfile.TemporaryDirectory() as work:
-            make(arguments, Path(work))
+    with work_folder(arguments.work) as work:
+        make(arguments, work)
 
 
 def make(arguments: argparse.Namespace, work: Path) -> None:
@@ -68,7 +54,7 @@ def make(arguments: argparse.Namespace, work: Path) -> None:
         model,
         tokenizer,
         seed=arguments.seed,
-        budget=Budget(arguments.steps, arguments.minutes or (1 if arguments.quick else 55), arguments.threads),
+        budget=Budget(arguments.steps, arguments.minutes or (1 if arguments.quick else MINUTES), arguments.threads),
         rate=RESUMED_RATE if arguments.resume else PEAK_RATE,
         checkpoint=checkpoint,
     )
@@ -81,17 +67,9 @@ def write_directory(work: Path, out: Path, precision: str) -> None:
     from _models.card import TEMPLATE
     from _models.export import export, set_greedy
 
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=out.parent, prefix=".making-") as making:
-        fresh = Path(making) / "model"
+    with fresh_directory(out, TEMPLATE) as fresh:
         export(work, fresh, precision=precision, block_size=32)
         set_greedy(fresh)
-        shutil.copy(TEMPLATE, fresh / "README.md")
-        if out.exists():
-            out.rename(Path(making) / "old")
-        fresh.rename(out)
-    size = sum(file.stat().st_size for file in out.iterdir())
-    print(f"wrote {out}: {size:,} bytes")
 
 
 if __name__ == "__main__":

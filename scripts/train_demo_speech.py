@@ -6,31 +6,22 @@ A toy to try transcriptions with: it knows some 280 English words, which espeak-
 from __future__ import annotations
 
 import argparse
-import shutil
-import tempfile
 from pathlib import Path
 from random import Random
 from typing import Any
 
+from _models.demo_training import fresh_directory, training_options, work_folder
 from _models.environment import REPOSITORY, ensure_environment
 
-SEED = 20_26
+# Of training, at most.
+MINUTES = 60
 CARD = Path(__file__).with_name("_models") / "speech_card.md"
 OUT = REPOSITORY / "models" / "demo-speech"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=OUT, help="the model directory to write")
-    parser.add_argument(
-        "--quick", action="store_true", help="train for a minute only: the whole path, but little ability"
-    )
-    parser.add_argument("--minutes", type=float, help="maximum minutes of training (default 60, with --quick 1)")
-    parser.add_argument("--steps", type=int, default=50_000, help="maximum steps of training (default 50000)")
+    parser = training_options(__doc__, OUT, minutes=MINUTES, steps=50_000)
     parser.add_argument("--sentences", type=int, help="to be spoken before (default 30000, with --quick 500)")
-    parser.add_argument("--precision", default="int8", choices=("int4", "int8"), help="of the weights (default int8)")
-    parser.add_argument("--threads", type=int, default=2, help="threads to train with (default 2)")
-    parser.add_argument("--work", type=Path, help="keep the recordings, the PyTorch model and its checkpoints here")
     parser.add_argument(
         "--resume",
         type=Path,
@@ -46,15 +37,10 @@ def main() -> None:
         help="begin with the lessons that belong to this share of the time (default 0)",
     )
     parser.add_argument("--decoder-only", action="store_true", help="leave the encoder as it is; each step is faster")
-    parser.add_argument("--seed", type=int, default=SEED, help="of the weights and the sentences (default 2026)")
     arguments = parser.parse_args()
     ensure_environment()
-    if arguments.work:
-        arguments.work.mkdir(parents=True, exist_ok=True)
-        make(arguments, arguments.work)
-    else:
-        with tempfile.TemporaryDirectory() as work:
-            make(arguments, Path(work))
+    with work_folder(arguments.work) as work:
+        make(arguments, work)
 
 
 def make(arguments: argparse.Namespace, work: Path) -> None:
@@ -87,7 +73,7 @@ def make(arguments: argparse.Namespace, work: Path) -> None:
     size = sum(p.numel() for p in model.whole.parameters())
     print(f"{size:,} parameters, {tokenizer.get_vocab_size()} tokens", flush=True)
 
-    minutes = arguments.minutes if arguments.minutes is not None else (1 if arguments.quick else 60)
+    minutes = arguments.minutes if arguments.minutes is not None else (1 if arguments.quick else MINUTES)
     if minutes > 0:
         if not (work / "texts.json").exists():
             sentences = arguments.sentences or (500 if arguments.quick else 30_000)
@@ -112,17 +98,9 @@ def write_directory(tokenizer: Any, source: Path, out: Path, precision: str) -> 
     from _models.speech_recordings import example
     from _models.speech_training import LAYOUT
 
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=out.parent, prefix=".making-") as making:
-        fresh = Path(making) / "model"
+    with fresh_directory(out, CARD) as fresh:
         export_speech(source, fresh, LAYOUT, precision=precision, block_size=32, tokenizer=tokenizer)
-        shutil.copy(CARD, fresh / "README.md")
         (fresh / "example.wav").write_bytes(example())
-        if out.exists():
-            out.rename(Path(making) / "old")
-        fresh.rename(out)
-    size = sum(file.stat().st_size for file in out.iterdir())
-    print(f"wrote {out}: {size:,} bytes")
 
 
 if __name__ == "__main__":

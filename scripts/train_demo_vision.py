@@ -6,29 +6,20 @@ A toy to try images with: it answers questions about simple drawings, which this
 from __future__ import annotations
 
 import argparse
-import shutil
-import tempfile
 from pathlib import Path
 from typing import Any
 
+from _models.demo_training import fresh_directory, training_options, work_folder
 from _models.environment import REPOSITORY, ensure_environment
 
-SEED = 20_26
+# Of training, at most.
+MINUTES = 45
 CARD = Path(__file__).with_name("_models") / "vision_card.md"
 OUT = REPOSITORY / "models" / "demo-vision"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=OUT, help="the model directory to write")
-    parser.add_argument(
-        "--quick", action="store_true", help="train for a minute only: the whole path, but little ability"
-    )
-    parser.add_argument("--minutes", type=float, help="maximum minutes of training (default 45, with --quick 1)")
-    parser.add_argument("--steps", type=int, default=20_000, help="maximum steps of training (default 20000)")
-    parser.add_argument("--precision", default="int8", choices=("int4", "int8"), help="of the decoder (default int8)")
-    parser.add_argument("--threads", type=int, default=2, help="threads to train with (default 2)")
-    parser.add_argument("--work", type=Path, help="keep the PyTorch model and its checkpoints here")
+    parser = training_options(__doc__, OUT, minutes=MINUTES, steps=20_000)
     parser.add_argument(
         "--resume", type=Path, metavar="CHECKPOINT", help="continue with checkpoint.pt of a --work folder"
     )
@@ -40,15 +31,10 @@ def main() -> None:
         metavar="SHARE",
         help="of the time, in which only the vision part learns, from labels of what is where (default 0.3)",
     )
-    parser.add_argument("--seed", type=int, default=SEED, help="of the weights and the pictures (default 2026)")
     arguments = parser.parse_args()
     ensure_environment()
-    if arguments.work:
-        arguments.work.mkdir(parents=True, exist_ok=True)
-        make(arguments, arguments.work)
-    else:
-        with tempfile.TemporaryDirectory() as work:
-            make(arguments, Path(work))
+    with work_folder(arguments.work) as work:
+        make(arguments, work)
 
 
 def make(arguments: argparse.Namespace, work: Path) -> None:
@@ -73,7 +59,7 @@ def make(arguments: argparse.Namespace, work: Path) -> None:
     parts = [p for name, p in model.named_parameters() if "visual" not in name]
     print(f"{sum(p.numel() for p in parts):,} parameters, {tokenizer.get_vocab_size()} tokens", flush=True)
 
-    minutes = arguments.minutes if arguments.minutes is not None else (1 if arguments.quick else 45)
+    minutes = arguments.minutes if arguments.minutes is not None else (1 if arguments.quick else MINUTES)
     if minutes > 0:
         train(
             model,
@@ -98,19 +84,11 @@ def write_directory(model: Any, source: Path, out: Path, precision: str) -> None
     from _models.vision_files import complete, qwen_layout
     from _models.vision_training import IMAGE_TOKENS
 
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=out.parent, prefix=".making-") as making:
-        fresh = Path(making) / "model"
+    with fresh_directory(out, CARD) as fresh:
         export(source, fresh, precision=precision, block_size=32, options=["exclude_embeds=true"])
         layout = qwen_layout("qwen3_vl", IMAGE_TOKENS, MIN_PIXELS, MAX_PIXELS)
         complete(layout, source, fresh, lambda path, _: write_tower(path, model.tower), half=True)
         set_greedy(fresh)
-        shutil.copy(CARD, fresh / "README.md")
-        if out.exists():
-            out.rename(Path(making) / "old")
-        fresh.rename(out)
-    size = sum(file.stat().st_size for file in out.iterdir())
-    print(f"wrote {out}: {size:,} bytes")
 
 
 if __name__ == "__main__":

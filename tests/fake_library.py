@@ -9,7 +9,7 @@ from enum import Enum
 from types import SimpleNamespace
 from typing import Any, cast
 
-from genai_server.engine.runners.base import Abilities
+from genai_server.engine.abilities import Abilities
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.messages.generation_request import ModelInfo, Sampling
 

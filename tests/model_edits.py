@@ -10,7 +10,7 @@ from typing import Any
 import onnx
 from onnx import TensorProto, helper
 
-from tests.running_server import DEMO
+from tests.running_server import DEMO, ROOT
 
 
 def base_model(directory: Path) -> Path:
@@ -44,6 +44,19 @@ def edited_config(directory: Path) -> Iterator[dict[str, Any]]:
     config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     yield config
     path.write_text(json.dumps(config), encoding="utf-8")
+
+
+def model_in_folders(target: Path) -> Path:
+    """A copy of the model for images, with each of its graphs in a folder of its own."""
+    model_dir = Path(shutil.copytree(ROOT / "models" / "demo-vision", target))
+    with edited_config(model_dir) as config:
+        for part in ("decoder", "vision", "embedding"):
+            name = config["model"][part]["filename"]
+            (model_dir / part).mkdir()
+            for file in model_dir.glob(f"{name}*"):
+                file.rename(model_dir / part / file.name)
+            config["model"][part]["filename"] = f"{part}/{name}"
+    return model_dir
 
 
 @contextmanager

@@ -268,7 +268,7 @@ class SteppedEngine:
         running, slots = self.scheduler.running, self.batched.slots
         batched = {sequence.id: sequence for sequence in running if sequence.batched}
         assert slots.num_running == len(batched)
-        assert slots._used_pages() <= self.memory.num_pages or len(batched) < len(running)
+        assert slots._pages.num_used <= self.memory.num_pages or len(batched) < len(running)
         pasts = {slot.sequence: slot.tokens for slot in slots.slots if slot.sequence is not None}
         assert pasts == {id: sequence.tokens[: sequence.num_read] for id, sequence in batched.items()}
         assert all(slot.num_prefilled <= len(slot.tokens) <= MAX_LENGTH for slot in slots.slots)

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from genai_server.engine.runners.base import Abilities, Runner
+from genai_server.engine.abilities import Abilities
+from genai_server.engine.runners.base import Runner
 from genai_server.engine.runners.scores import Best, Logits, Scores
 from genai_server.engine.scheduling.scheduler_output import Read
 from genai_server.engine.sequence import Sequence as Scheduled

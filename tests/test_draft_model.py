@@ -33,7 +33,9 @@ def test_model_that_is_loaded_later_may_have_a_draft_model(server: RunningServer
     assert server.client.post("/v1/admin/models/unload", json={"name": "later", "timeout": 0}).status_code == 200
     refused = server.client.post(url, json=asked | {"draft_model": "/missing"}, timeout=120)
     assert refused.status_code == 400
-    assert "GENAI_DRAFT_MODEL=/missing: " in refused.json()["error"]["message"]
+    error = refused.json()["error"]
+    assert error["param"] == "draft_model"
+    assert error["message"].startswith('model "later" cannot be loaded: draft_model=/missing: ')
 
 
 def test_greedy_answer_is_the_same_with_a_draft_model(server: RunningServer) -> None:

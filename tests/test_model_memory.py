@@ -8,6 +8,7 @@ import pytest
 
 from genai_server.engine.model.graph import read_decoder_graph
 from genai_server.model_memory import LOADED, ModelMemory, advice_for_context, read_model_memory
+from tests.model_edits import edited_config
 from tests.running_server import DEMO, ROOT
 
 SIZE = sum(path.stat().st_size for path in DEMO.glob("model.onnx*"))
@@ -36,6 +37,25 @@ def test_all_graphs_of_a_model_count() -> None:
     speech = ROOT / "models" / "demo-speech"
     size = sum(path.stat().st_size for path in speech.glob("*coder.onnx*"))
     assert read_model_memory(speech).weights == int(LOADED * size)
+
+
+def test_8_bit_graphs_of_images_count() -> None:
+    vision = ROOT / "models" / "demo-vision"
+    decoder, images = (sum(path.stat().st_size for path in vision.glob(f"{name}*")) for name in ("model", "vision"))
+    assert read_model_memory(vision).int8 == 2 * decoder + images // 2
+
+
+def test_graph_for_images_that_is_left_out_has_no_8_bit_copy(tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "models" / "demo-vision", tmp_path, dirs_exist_ok=True)
+    with edited_config(tmp_path) as config:
+        config["model"]["type"] = "qwen3"
+    assert read_model_memory(tmp_path).int8 == 2 * sum(path.stat().st_size for path in tmp_path.glob("model*"))
+
+
+def test_output_matrix_of_a_head_for_drafts_counts() -> None:
+    qwen = ROOT / "tests" / "built_models" / "qwen-3.5"
+    size = sum(path.stat().st_size for path in qwen.glob("*.onnx*"))
+    assert read_model_memory(qwen).weights == int(LOADED * (size + 4 * 300 * 32))
 
 
 def test_sequences_are_no_longer_than_the_context() -> None:

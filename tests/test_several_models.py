@@ -170,6 +170,14 @@ def test_invalid_load_request_is_refused(scripted: RunningServer, fields: Any, e
     assert states(scripted) == {"demo": "ready"}
 
 
+def test_unknown_device_is_refused_with_what_may_be_meant(scripted: RunningServer) -> None:
+    error = load(scripted, name="more", path="/1", device="gpu").json()["error"]
+    assert error["param"] == "device"
+    assert error["message"].startswith(
+        'device must be in the format of GENAI_DEVICE: unknown device "gpu"; did you mean'
+    )
+
+
 def test_former_default_name_is_the_first_model_and_not_listed(server: RunningServer) -> None:
     listed = [model["id"] for model in server.client.get("/v1/models").json()["data"]]
     assert server.chat("Hello", model="onnx-genai", max_tokens=3).json()["metrics"]["model"] == listed[0]

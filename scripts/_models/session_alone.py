@@ -15,6 +15,7 @@ from typing import cast
 import msgspec
 from _load.footprint import footprint
 
+from genai_server.engine.abilities import Abilities
 from genai_server.engine.ipc.mailbox import Connected
 from genai_server.engine.loop import EngineLoop
 from genai_server.engine.model.files import check_model_directory
@@ -22,7 +23,7 @@ from genai_server.engine.model.weights import prepacked_model
 from genai_server.engine.process import IDLE_CHUNK
 from genai_server.engine.profiling.folder import ProfileFolder
 from genai_server.engine.profiling.runtime_options import RuntimeOptionState
-from genai_server.engine.runners.base import Abilities, Runner
+from genai_server.engine.runners.base import Runner
 from genai_server.engine.runners.load_batched import load_batched
 from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.sampling.grammar import model_guidance

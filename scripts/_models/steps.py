@@ -13,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+from genai_server.engine.abilities import Abilities
 from genai_server.engine.ipc.mailbox import Connected
 from genai_server.engine.loop import EngineLoop
 from genai_server.engine.model.files import check_model_directory
@@ -21,7 +22,7 @@ from genai_server.engine.model.session import open_session
 from genai_server.engine.process import IDLE_CHUNK
 from genai_server.engine.profiling.folder import ProfileFolder
 from genai_server.engine.profiling.runtime_options import RuntimeOptionState
-from genai_server.engine.runners.base import Abilities, Runner
+from genai_server.engine.runners.base import Runner
 from genai_server.engine.runners.batched import BatchedRunner, BatchLimits
 from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.sampling.grammar import model_guidance

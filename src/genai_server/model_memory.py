@@ -7,12 +7,17 @@ from typing import Any
 from genai_server.errors import GenaiServerError
 from genai_server.json_file import read_object
 from genai_server.pooling_model import GENAI_CONFIG, graph_of, task_of
+from genai_server.vision_model import Medium, medium_of
 
 # Memory of loaded weights, as a multiple of their size on disk: some are packed for the processor. Without a cache of
 # packed weights, each of an engine's two sessions has its own.
 LOADED, WITHOUT_CACHE = 1.2, 2
-# Matrices of 8 bits take about twice the size of the 4-bit ones that they are made of.
-_INT8 = 2
+# Matrices of 8 bits take about twice the size of the 4-bit ones that they are made of, and half of that of 16-bit ones.
+_INT8, _INT8_OF_FLOATS = 2, 0.5
+# The sections of genai_config.json whose graphs encode images and sounds.
+_ENCODERS = {Medium.IMAGE: "vision", Medium.SOUND: "speech"}
+# That of a head for multi-token prediction.
+_HEAD = "mtp"
 _FOUR_BITS = b"MatMulNBits"
 # Larger graphs have their weights inside, and are not searched for operators.
 _MAX_GRAPH_BYTES = 64 * 1024 * 1024
@@ -28,7 +33,7 @@ class ModelMemory:
 
     # The loaded weights.
     weights: int = 0
-    # Matrices of 8 bits that are made of those of 4 bits.
+    # Matrices of 8 bits that are made of those of 4 bits, and of larger ones in graphs for images and sounds.
     int8: int = 0
     # Keys and values of one token in 32 bits.
     per_token: int = 0
@@ -64,14 +69,18 @@ def read_model_memory(directory: Path) -> ModelMemory:
     try:
         config = read_object(directory / GENAI_CONFIG)
         pools = task_of(directory).pools
-        names = [graph_of(directory)] if pools else sorted(set(_graphs(config.get("model"))))
+        model = config.get("model") or {}
+        names = [graph_of(directory)] if pools else sorted(set(_graphs(model)))
+        medium = None if pools else medium_of(directory)
+        encoders = [directory / name for name in _graphs(model.get(_ENCODERS[medium]))] if medium else []
+        shared = _shared_with_head(directory, model)
     except (GenaiServerError, LookupError, TypeError, ValueError, AttributeError, OSError):
         return ModelMemory()
     graphs = [directory / name for name in names]
-    size = sum(map(_size_with_weights, graphs))
-    int8 = 0 if pools else sum(_size_with_weights(graph) for graph in graphs if _has_four_bits(graph))
+    size = sum(map(_size_with_weights, graphs)) + shared
+    int8 = 0 if pools else sum(_int8_size(graph, is_encoder=graph in encoders) for graph in graphs)
     per_token, context = (0, 0) if pools else _keys_and_values(config)
-    return ModelMemory(int(LOADED * size), _INT8 * int8, per_token, context)
+    return ModelMemory(int(LOADED * size), int8, per_token, context)
 
 
 def _graphs(config: Any) -> list[str]:
@@ -93,9 +102,29 @@ def _size_with_weights(graph: Path) -> int:
         return 0
 
 
-def _has_four_bits(graph: Path) -> bool:
+def _int8_size(graph: Path, *, is_encoder: bool) -> int:
+    """The size of the matrices of 8 bits that are made of a graph's."""
+    if _mentions(graph, _FOUR_BITS):
+        return _INT8 * _size_with_weights(graph)
+    return int(_INT8_OF_FLOATS * _size_with_weights(graph)) if is_encoder else 0
+
+
+def _shared_with_head(directory: Path, model: dict[str, Any]) -> int:
+    """The size of the output matrix that a head for multi-token prediction has of the decoder's file, at most.
+
+    Each session packs it for itself.
+    """
+    head = _graphs(model.get(_HEAD))
+    if not head or not _mentions(directory / head[0], f"{model['decoder']['filename']}.data".encode()):
+        return 0
+    bytes_each = 1 if _mentions(directory / head[0], _FOUR_BITS) else 4
+    return int(model["vocab_size"]) * int(model["decoder"]["hidden_size"]) * bytes_each
+
+
+def _mentions(graph: Path, name: bytes) -> bool:
+    """Whether a name is in a graph that has its weights in other files."""
     try:  # reading from a pipe would block
-        return graph.is_file() and graph.stat().st_size <= _MAX_GRAPH_BYTES and _FOUR_BITS in graph.read_bytes()
+        return graph.is_file() and graph.stat().st_size <= _MAX_GRAPH_BYTES and name in graph.read_bytes()
     except OSError:
         return False
 

@@ -10,11 +10,11 @@ import json
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from genai_server.child_process import start_module
 from genai_server.errors import Unavailable
@@ -22,6 +22,8 @@ from genai_server.errors import Unavailable
 log = logging.getLogger(__name__)
 # Maximum seconds for starting a process on a busy machine.
 _START_TIMEOUT = 60.0
+# Processes of a pool: most of their work takes milliseconds, so more are not needed.
+_PROCESSES = 2
 # How often a process may die of a question: the first one may have been killed from outside.
 _ATTEMPTS = 2
 _STOPPING = "the server is stopping"
@@ -40,32 +42,31 @@ class ProcessTimeout(Exception):
 class WorkerProcess:
     """Starts a process and waits until it is ready. Every method may block; any thread may call `end`.
 
-    `module` is run with the arguments; `purpose` says what the process does, as in "checks grammars". Raises
-    `unavailable` if it cannot be started.
+    The module gets `spec` as JSON, if there is any. Raises `unavailable` if the process cannot be started.
     """
 
-    def __init__(
-        self,
-        module: str,
-        purpose: str,
-        environment: Mapping[str, str],
-        unavailable: type[Unavailable],
-        arguments: Sequence[str] = (),
-    ) -> None:
+    # The module that is run.
+    module: ClassVar[str]
+    # What the process does, as in "checks grammars".
+    purpose: ClassVar[str]
+    # The error if there is no process.
+    unavailable: ClassVar[type[Unavailable]]
+
+    def __init__(self, environment: Mapping[str, str], spec: Mapping[str, Any] | None = None) -> None:
         try:
-            self._process = start_module(module, environment, arguments)
+            self._process = start_module(self.module, environment, [] if spec is None else [json.dumps(spec)])
         except OSError as error:
-            raise unavailable(f"no process that {purpose} can be started: {error.strerror}") from None
+            raise self.unavailable(f"no process that {self.purpose} can be started: {error.strerror}") from None
         # Whether `end` was called.
         self.is_ended = False
         try:
             # What the process wrote when it was ready: null, or an object whose `failed` says why it is not.
             self.first_line = self.ask(b"", _START_TIMEOUT)
         except (ProcessDied, ProcessTimeout) as error:
-            raise unavailable(f"the process that {purpose} does not start: {error}") from None
+            raise self.unavailable(f"the process that {self.purpose} does not start: {error}") from None
         if reason := (self.first_line or {}).get("failed"):
             self.end()
-            raise unavailable(f"the process that {purpose} does not start: {reason}")
+            raise self.unavailable(f"the process that {self.purpose} does not start: {reason}")
 
     @property
     def pid(self) -> int:
@@ -186,16 +187,15 @@ class _Call(Generic[T]):
 
 
 class ProcessPool(Generic[P, T]):
-    """Starts the processes when they are first needed, and replaces those that have died.
+    """Has processes of one kind, which `start` starts when they are first needed, and replaces those that have died.
 
-    Belongs to the event loop; must be closed. `start` raises `unavailable` if no process can be started.
+    Belongs to the event loop; must be closed.
     """
 
-    def __init__(self, start: Callable[[], P], size: int, purpose: str, unavailable: type[Unavailable]) -> None:
+    def __init__(self, kind: type[P], start: Callable[[], P]) -> None:
+        self._kind = kind
         self._start = start
-        self._purpose = purpose
-        self._unavailable = unavailable
-        self._threads = ThreadPoolExecutor(size, purpose.replace(" ", "-"))
+        self._threads = ThreadPoolExecutor(_PROCESSES, kind.purpose.replace(" ", "-"))
         self._idle: list[P] = []
         self._processes: set[P] = set()
         self._calls: dict[bytes, _Call[T]] = {}
@@ -222,14 +222,14 @@ class ProcessPool(Generic[P, T]):
                     del self._calls[key]
 
     async def start(self) -> None:
-        """Start a process unless one is idle. Raises `unavailable`."""
+        """Start a process unless one is idle. Raises the error of the kind if it cannot be started."""
         await asyncio.get_running_loop().run_in_executor(self._threads, self.with_process, lambda process: None)
 
     def with_process(self, ask: Callable[[P], A]) -> A:
         """The result of `ask` with an idle process, or a new one. Only for the pool's threads.
 
         If the process dies, a new one is asked again. Raises ProcessDied if that dies, too, or if the process was ended
-        by its method, ProcessTimeout, and `unavailable`.
+        by its method, ProcessTimeout, and the kind's error if no process can be started.
         """
         attempt = 1
         while True:
@@ -239,9 +239,9 @@ class ProcessPool(Generic[P, T]):
             except (ProcessDied, ProcessTimeout) as error:
                 self._processes.discard(process)
                 if self._closed.is_set():
-                    raise self._unavailable(_STOPPING) from None
+                    raise self._kind.unavailable(_STOPPING) from None
                 if not process.is_ended:
-                    log.warning("a process that %s has died (%s); another takes its place", self._purpose, error)
+                    log.warning("a process that %s has died (%s); another takes its place", self._kind.purpose, error)
                 if attempt == _ATTEMPTS or isinstance(error, ProcessTimeout) or process.is_ended:
                     raise
                 attempt += 1
@@ -265,7 +265,7 @@ class ProcessPool(Generic[P, T]):
                 self._processes.discard(process)
                 process.end()
         if self._closed.is_set():
-            raise self._unavailable(_STOPPING)
+            raise self._kind.unavailable(_STOPPING)
         process = self._start()
         self._processes.add(process)
         if self._closed.is_set():  # closed in the meantime

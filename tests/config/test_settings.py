@@ -31,7 +31,7 @@ def test_a_body_has_room_for_the_most_photos() -> None:
         ("max_length", 1, None),
         ("max_batch_size", 1, 1024),
         ("max_queue", 0, None),
-        ("prefill_chunk", 2, None),
+        ("prefill_chunk", 0, None),
         ("threads", 0, 1024),
         ("max_body_bytes", 1, None),
         ("profile_max_files", 1, None),

@@ -159,9 +159,12 @@ def test_a_name_is_taken_by_what_is_loaded_and_by_aliases() -> None:
     server = Server("a", "b")
     server.load("a", 0)
     server.models.set_alias("x", "a")
-    for name in ("a", "x"):
-        with pytest.raises(InvalidField):
+    for name, state in (("a", "ready; unload it first"), ("x", "an alias")):
+        with pytest.raises(InvalidField, match=f'^name "{name}" is {state}$'):
             server.models.add(ManagedModel(new_status(name, "/", ["cpu"], 9), server._engines, 0))
+    server.models.unload("a", 30, 0)
+    with pytest.raises(InvalidField, match='^name "a" is unloading; try again once it is unloaded$'):
+        server.models.add(ManagedModel(new_status("a", "/", ["cpu"], 9), server._engines, 0))
     server.models.add(ManagedModel(new_status("b", "/other", ["cpu"], 10), server._engines, 0))
     assert server.models.find("b").about.path == "/other"
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import json
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,17 +14,19 @@ from genai_server.config.settings import Settings
 from genai_server.errors import AudioReaderUnavailable, InvalidField
 from genai_server.process_pool import ProcessDied, ProcessPool, ProcessTimeout, WorkerProcess
 
-_PURPOSE = "decodes recordings"
-# For small files, and as many for large ones: the longest recordings take some ten seconds, for which others must not
-# wait.
-_PROCESSES = 2
-# Bytes of a large file: about two minutes of WAV as it is recorded, or ten of compressed sound.
+# Bytes of a large file: about two minutes of WAV as it is recorded, or ten of compressed sound. These have processes of
+# their own: the longest recordings take some ten seconds, for which others must not wait.
 _LARGE = 8 * 1024 * 1024
 # The results of decoding a recording.
 RESULTS = ("decoded", "refused", "crashed", "timed_out")
 # Bytes of a file, and seconds of a recording, for each second that decoding may take.
 _BYTES_PER_SECOND, _SECONDS_PER_SECOND = 15_000, 20
 _CRASHES = "crashes the process that decodes recordings, or exceeds its memory limit"
+
+
+class _DecodeProcess(WorkerProcess):
+    module, purpose = "genai_server.audio.decode_process", "decodes recordings"
+    unavailable = AudioReaderUnavailable
 
 
 @dataclass(frozen=True)
@@ -59,17 +60,8 @@ class Decoder:
         self._settings = settings
         self._count = count
         spec = {"max_seconds": settings.max_audio_seconds}
-        start = partial(
-            WorkerProcess,
-            "genai_server.audio.decode_process",
-            _PURPOSE,
-            untrusted_work_environment(),
-            AudioReaderUnavailable,
-            [json.dumps(spec)],
-        )
-        self._small, self._large = (
-            ProcessPool[WorkerProcess, _Result](start, _PROCESSES, _PURPOSE, AudioReaderUnavailable) for _ in range(2)
-        )
+        start = partial(_DecodeProcess, untrusted_work_environment(), spec)
+        self._small, self._large = (ProcessPool[_DecodeProcess, _Result](_DecodeProcess, start) for _ in range(2))
 
     async def decode(self, file: Path, target: Path, *, param: str) -> Decoded:
         """Decode a recording into `target`, and remove its file. A caller that is cancelled ends the process.
@@ -100,7 +92,7 @@ class Decoder:
         most = self._settings.max_audio_seconds / _SECONDS_PER_SECOND
         return self._settings.audio_timeout + min(file.stat().st_size / _BYTES_PER_SECOND, most)
 
-    def _decode(self, job: "_Job", pool: ProcessPool[WorkerProcess, _Result]) -> _Result:
+    def _decode(self, job: "_Job", pool: ProcessPool[_DecodeProcess, _Result]) -> _Result:
         """Decode a recording, in one of the threads."""
         try:
             timeout = self._timeout(job.file)

@@ -1,7 +1,8 @@
 """onnxruntime-genai's processor of sound for one model directory, without the model's weights."""
 
+import io
 import json
-import struct
+import wave
 from pathlib import Path
 from typing import Any
 
@@ -36,14 +37,19 @@ class SpeechFeatures:
         """The log-mel spectrogram of a window [1, mels, frames] of 16 kHz, padded or cut to the model's length."""
         if len(samples) < _MIN_SAMPLES:
             samples = np.pad(samples, (0, _MIN_SAMPLES - len(samples)))
-        named = self._processor([_PROMPT], audios=self._library.Audios.open_bytes(_wav(samples)))
+        named = self._processor(
+            [_PROMPT], audios=self._library.Audios.open_bytes(wav_file(samples.astype("<i2").tobytes()))
+        )
         found: npt.NDArray[np.float32] = named[FEATURES].as_numpy().astype(np.float32)
         return found
 
 
-def _wav(samples: npt.NDArray[np.int16]) -> bytes:
-    """A WAV file: mono, 16 bits."""
-    data = samples.astype("<i2").tobytes()
-    form = struct.pack("<HHIIHH", 1, 1, SAMPLE_RATE, 2 * SAMPLE_RATE, 2, 16)
-    parts = b"WAVEfmt " + struct.pack("<I", len(form)) + form + b"data" + struct.pack("<I", len(data))
-    return b"RIFF" + struct.pack("<I", len(parts) + len(data)) + parts + data
+def wav_file(pcm: bytes) -> bytes:
+    """The content of a WAV file with mono samples of 16 bits at 16 kHz."""
+    written = io.BytesIO()
+    with wave.open(written, "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(SAMPLE_RATE)
+        file.writeframes(pcm)
+    return written.getvalue()

@@ -1,7 +1,6 @@
 """Reads windows of decoded recordings for one speech model, in separate processes."""
 
 import asyncio
-import json
 import threading
 import weakref
 from collections.abc import Mapping
@@ -16,9 +15,10 @@ from genai_server.errors import AudioReaderUnavailable, InvalidField
 from genai_server.process_pool import ProcessDied, ProcessPool, ProcessTimeout, WorkerProcess
 from genai_server.speech_model import SAMPLE_RATE, SpeechModel
 
-_PURPOSE = "reads recordings"
-# For each model. A window takes some hundred milliseconds.
-_PROCESSES = 2
+
+class _WindowProcess(WorkerProcess):
+    module, purpose = "genai_server.audio.window_process", "reads recordings"
+    unavailable = AudioReaderUnavailable
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,17 +52,8 @@ class WindowReader:
             "max_seconds": settings.max_audio_seconds,
             "folder": str(folder),
         }
-        start = partial(
-            WorkerProcess,
-            "genai_server.audio.window_process",
-            _PURPOSE,
-            untrusted_work_environment(),
-            AudioReaderUnavailable,
-            [json.dumps(spec)],
-        )
-        self._pool: ProcessPool[WorkerProcess, Mapping[str, Any]] = ProcessPool(
-            start, _PROCESSES, _PURPOSE, AudioReaderUnavailable
-        )
+        start = partial(_WindowProcess, untrusted_work_environment(), spec)
+        self._pool: ProcessPool[_WindowProcess, Mapping[str, Any]] = ProcessPool(_WindowProcess, start)
 
     async def read(self, question: Mapping[str, Any], *, param: str) -> Window | int:
         """The window that a question asks for, or the sample before which there is no speech.
@@ -75,7 +66,7 @@ class WindowReader:
         work = partial(self._read, question, target, is_needed, param)
         self.running += 1
         try:
-            answer = await self._pool.call(question["target"].encode(), work, _ignore)
+            answer = await self._pool.call(question["target"].encode(), work, lambda answer: None)
         except BaseException:
             is_needed.clear()
             await asyncio.shield(asyncio.to_thread(target.unlink, missing_ok=True))
@@ -112,7 +103,3 @@ class WindowReader:
         if reason := answer.get("unavailable", ""):
             raise AudioReaderUnavailable(f"a recording cannot be read: {reason}")
         return answer
-
-
-def _ignore(answer: Mapping[str, Any]) -> None:
-    """Windows are not counted."""

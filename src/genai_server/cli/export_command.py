@@ -19,9 +19,9 @@ from genai_server.cli.pull_command import (
     add_hub_options,
     checked_name,
     fetch_description,
-    say,
     tell_how_to_serve,
 )
+from genai_server.cli.screen import say
 from genai_server.config.environment import builder_environment
 from genai_server.config.sources import load_settings
 from genai_server.engine.model.files import check_model_directory
@@ -182,12 +182,8 @@ def _build_gguf(arguments: argparse.Namespace, path: Path, directory: Path, orig
 
 
 def _unpack(arguments: argparse.Namespace, path: Path, target: Path, *, with_weights: bool = True) -> None:
-    tell = say if with_weights else _say_nothing
+    tell = say if with_weights else lambda line: None
     gguf_source.unpack(path, target, arguments.python, builder_environment(), tell, with_weights=with_weights)
-
-
-def _say_nothing(_: str) -> None:
-    pass
 
 
 def _build(

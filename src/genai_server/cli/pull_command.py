@@ -18,6 +18,7 @@ import msgspec
 
 from genai_server.cli.download_progress import download_progress
 from genai_server.cli.option_types import path_of
+from genai_server.cli.screen import say
 from genai_server.config.sources import load_settings
 from genai_server.engine.model.files import (
     GIVE_A_TEMPLATE,
@@ -90,11 +91,6 @@ def run(arguments: argparse.Namespace) -> int:
     print(pull(Hub(arguments.token), source, directory))
     tell_how_to_serve(directory)
     return 0
-
-
-def say(line: str) -> None:
-    """Print a line at once."""
-    print(line, flush=True)
 
 
 @dataclass(frozen=True)

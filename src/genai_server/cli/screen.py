@@ -18,6 +18,16 @@ def screen() -> "Console | None":
     return Console(highlight=False)
 
 
+def say(line: str) -> None:
+    """Print a line at once."""
+    print(line, flush=True)
+
+
+def say_aside(line: str) -> None:
+    """Print a line at once on standard error, apart from a command's output."""
+    print(line, file=sys.stderr, flush=True)
+
+
 def show(*parts: str | tuple[str, str]) -> None:
     """Print a line of parts; a pair is a text and its style, which only a terminal shows."""
     console = screen()

@@ -2,6 +2,7 @@
 
 import ipaddress
 import re
+from functools import lru_cache
 from pathlib import Path
 from typing import Literal
 
@@ -203,6 +204,7 @@ class ServerSettings(SettingsForm):
         return is_loopback(self.host)
 
 
+@lru_cache(maxsize=16)  # asked for each request
 def is_loopback(host: str) -> bool:
     """Whether a host name or address always means this machine, whatever a name server says."""
     if host == "localhost":

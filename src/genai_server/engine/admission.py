@@ -1,20 +1,27 @@
-"""Accepts or refuses requests. A refusal is always sent in place of an acceptance."""
+"""Accepts or refuses requests, and opens those that the scheduler admits.
 
+A refusal is always sent in place of an acceptance.
+"""
+
+import logging
 from collections.abc import Callable
+from functools import partial
 
 from msgspec import structs
 
-from genai_server.engine.ipc.mailbox import GrammarCompiled, Inbox, InputsEncoded, Outbox
+from genai_server.engine.ipc.mailbox import GrammarCompiled, Inbox, InputsEncoded, PrefixLoaded
+from genai_server.engine.meter import Meter
 from genai_server.engine.profiling.runtime_options import RuntimeOptionState
 from genai_server.engine.requests import RequestTable
 from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.sampling.grammar import Guidance
 from genai_server.engine.sequence import Sequence, SequenceState
-from genai_server.errors import GenaiServerError, InvalidField, SessionTerminated
-from genai_server.messages.error import ErrorInfo
+from genai_server.errors import GenaiServerError, InvalidField, RunnerFailed, SessionTerminated
 from genai_server.messages.generation_request import GenerationRequest
-from genai_server.messages.protocol import Refused, Submit
+from genai_server.messages.protocol import Submit
 from genai_server.timing import Clock
+
+log = logging.getLogger(__name__)
 
 
 class Admission:
@@ -29,16 +36,16 @@ class Admission:
         options: RuntimeOptionState,
         guidance: Guidance,
         runners: RunnerPair,
+        meter: Meter,
         inbox: Inbox,
-        outbox: Outbox,
         clock: Clock,
     ) -> None:
         self._requests = requests
         self._options = options
         self._guidance = guidance
         self._runners = runners
+        self._meter = meter
         self._inbox = inbox
-        self._outbox = outbox
         self._clock = clock
         self._encoder = runners.encoder
         self._vocab_size = runners.main.model.vocab_size
@@ -67,7 +74,7 @@ class Admission:
             for sequence in taken:
                 self._requests.drop(sequence)
             for each in submits:
-                self._refuse(connection, each.key, error)
+                self._requests.refuse(connection, each.key, error)
             return
         for sequence in taken:
             self._accept_prepared(sequence)
@@ -99,7 +106,7 @@ class Admission:
             give()
         except GenaiServerError as error:
             self._requests.drop(sequence)
-            self._refuse(*sequence.origin, error)
+            self._requests.refuse(*sequence.origin, error)
         else:
             self._accept_prepared(sequence)
 
@@ -110,9 +117,45 @@ class Admission:
         else:
             self._requests.accept(sequence)
 
+    def open(self, sequence: Sequence, seconds_per_token: float) -> None:
+        """Open a sequence that the scheduler has admitted, and begin to load what is stored of its prompt.
+
+        `seconds_per_token` is what the model takes to read a token, or 0 if that is unknown.
+        """
+        with self._requests.failing([sequence]):
+            self._runners.open(sequence)
+            if not sequence.num_pauses:
+                self._meter.opened(sequence)
+            disk = self._runners.disk_cache
+            if disk is not None and sequence.batched and sequence.reuses_past:
+                done = partial(self._inbox.put, (0, PrefixLoaded(sequence)))
+                disk.fetch(sequence, seconds_per_token, done)
+
+    def prefix_loaded(self, sequence: Sequence) -> None:
+        """Count what was loaded of a sequence's prefix; it reads the rest."""
+        disk = self._runners.disk_cache
+        if disk is not None and sequence in self._requests:
+            self._found(sequence, disk.take(sequence))
+
+    def match_again(self, sequence: Sequence) -> None:
+        """Find what others have read of a prompt in the meantime; if that fails, it is read as it is."""
+        if not sequence.reuses_past:
+            return
+        try:
+            self._found(sequence, self._runners.of(sequence).match_again(sequence) - sequence.num_read)
+        except RunnerFailed as error:  # the step must not fail for what would only save time
+            log.warning("request %s: a cached prefix could not be copied: %s", sequence.request.request_id, error)
+
     def disconnected(self, connection: int) -> None:
         """Drop the incomplete group of a closed connection."""
         self._gathered.pop(connection, None)
+
+    def _found(self, sequence: Sequence, num_tokens: int) -> None:
+        """Count further tokens of an opened sequence's prompt as cached."""
+        sequence.num_read += num_tokens
+        if not sequence.num_pauses:
+            sequence.num_cached += num_tokens
+            self._meter.matched(num_tokens)
 
     def _check(self, request: GenerationRequest) -> None:
         if self._options.terminated:
@@ -174,6 +217,3 @@ class Admission:
         sequence.num_preparations += 1
         # The worker's thread calls this.
         self._encoder.submit(sequence, lambda encoded: self._inbox.put((connection, InputsEncoded(sequence, encoded))))
-
-    def _refuse(self, connection: int, key: int, error: GenaiServerError) -> None:
-        self._outbox.tell(connection, Refused(key, ErrorInfo.from_error(error)))

@@ -51,7 +51,7 @@ class EncoderWorker(ABC, Generic[One]):
     # One of them, with its article.
     noun: str
 
-    def __init__(self, open_encoder: Callable[[], Callable[[Tensors], Any]], max_bytes: int) -> None:
+    def __init__(self, open_encoder: Callable[[], Callable[..., Any]], max_bytes: int) -> None:
         # Inputs encoded up to now, without those that were kept.
         self.num_encoded = 0
         self._max_bytes = max_bytes
@@ -79,8 +79,8 @@ class EncoderWorker(ABC, Generic[One]):
         """Encode all inputs of a request, with `_encoded`."""
 
     @abstractmethod
-    def _made(self, digest: str, tensors: Tensors) -> One:
-        """Encode one input, with `_encode`."""
+    def _made(self, digest: str, tensors: Tensors, request: GenerationRequest) -> One:
+        """Encode one input of a request, with `_encode`."""
 
     def _prepare(self, sequence: Sequence, done: Callable[[Encoded], None]) -> None:
         try:
@@ -102,7 +102,7 @@ class EncoderWorker(ABC, Generic[One]):
         found = self._kept.get(digest)
         if found is None:
             with open(path, "rb") as file, np.load(file, allow_pickle=False) as tensors:
-                found = self._made(digest, dict(tensors))
+                found = self._made(digest, dict(tensors), sequence.request)
             self.num_encoded += 1
             self._kept[digest] = found
         self._kept.move_to_end(digest)

@@ -4,11 +4,9 @@ Owned by the engine process's main thread. A step is one forward pass, of one se
 for at most one step.
 """
 
-import logging
 import time
 from collections.abc import Sequence as Several
 from concurrent.futures import Future
-from functools import partial
 from operator import eq
 from queue import Empty, SimpleQueue
 
@@ -50,7 +48,6 @@ from genai_server.messages.protocol import Cancel, Progress, PromptLogprobs, Sto
 from genai_server.process_memory import release_free_memory
 from genai_server.timing import Clock
 
-log = logging.getLogger(__name__)
 # Seconds between two reports of the engine's figures.
 _FIGURES_EVERY = 1.0
 # Seconds between the heartbeats of an idle engine.
@@ -88,13 +85,13 @@ class EngineLoop:
         self._outbox = Outbox(send)
         self._tell = self._outbox.tell
         self._requests = RequestTable(scheduler, runners, self._outbox)
-        self._admission = Admission(self._requests, options, guidance, runners, self.inbox, self._outbox, clock)
+        self._meter = Meter()
+        self._admission = Admission(self._requests, options, guidance, runners, self._meter, self.inbox, clock)
         self._admin = AdminCalls(runners, scheduler, options, self._requests, self._terminate)
         self._choice_threads = ChoiceThreads(self._model.eos_token_ids, self._note_choice)
         self._slow: set[Sequence] = set()  # sequences of this step whose tokens other threads choose
-        self._meter = Meter()
         self._next_figures = clock() + _FIGURES_EVERY
-        scheduler.before_first_chunk, scheduler.on_pause = self._match_again, self._pause
+        scheduler.before_first_chunk, scheduler.on_pause = self._admission.match_again, self._pause
         if runners.draft_model is not None:
             scheduler.draft_with(runners.draft_model, clock)
 
@@ -126,10 +123,10 @@ class EngineLoop:
         admitted = self._scheduler.admit()
         self._options.choose(self._scheduler.running, self._scheduler.waiting)
         for sequence in admitted:
-            self._open(sequence)
+            self._admission.open(sequence, self._scheduler.seconds_per_token)
         if self._runners.disk_cache is not None:
             for sequence in self._runners.disk_cache.late(self._clock()):
-                self._prefix_loaded(sequence)
+                self._admission.prefix_loaded(sequence)
         self._place()
         self._deliver()
         step = self._scheduler.next_step()
@@ -166,7 +163,7 @@ class EngineLoop:
             case TokenChosen():
                 self._token_chosen(message)
             case PrefixLoaded(sequence):
-                self._prefix_loaded(sequence)
+                self._admission.prefix_loaded(sequence)
             case Cancel(key) | Stop(key):
                 self._requests.abandon(connection, key, answered=isinstance(message, Stop))
             case Leave() | Resize():
@@ -203,42 +200,10 @@ class EngineLoop:
 
     # forward, sample, deliver
 
-    def _open(self, sequence: Sequence) -> None:
-        with self._requests.failing([sequence]):
-            self._runners.open(sequence)
-            if not sequence.num_pauses:
-                self._meter.opened(sequence)
-            disk = self._runners.disk_cache
-            if disk is not None and sequence.batched and sequence.reuses_past:
-                done = partial(self.inbox.put, (0, PrefixLoaded(sequence)))
-                disk.fetch(sequence, self._scheduler.seconds_per_token, done)
-
     def _pause(self, sequence: Sequence) -> None:
         """Free what a sequence holds. What it has read may stay in the prefix cache."""
         self._runners.close(sequence)
         self._meter.paused(sequence)
-
-    def _prefix_loaded(self, sequence: Sequence) -> None:
-        """Count what was loaded of a sequence's prefix; it reads the rest."""
-        disk = self._runners.disk_cache
-        if disk is not None and sequence in self._requests:
-            self._found(sequence, disk.take(sequence))
-
-    def _found(self, sequence: Sequence, num_tokens: int) -> None:
-        """Count further tokens of an opened sequence's prompt as cached."""
-        sequence.num_read += num_tokens
-        if not sequence.num_pauses:
-            sequence.num_cached += num_tokens
-            self._meter.matched(num_tokens)
-
-    def _match_again(self, sequence: Sequence) -> None:
-        """Find what others have read of a prompt in the meantime; if that fails, it is read as it is."""
-        if not sequence.reuses_past:
-            return
-        try:
-            self._found(sequence, self._runners.of(sequence).match_again(sequence) - sequence.num_read)
-        except RunnerFailed as error:  # the step must not fail for what would only save time
-            log.warning("request %s: a cached prefix could not be copied: %s", sequence.request.request_id, error)
 
     def _place(self) -> None:
         for sequence in self._options.misplaced(self._scheduler.running):

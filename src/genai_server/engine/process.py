@@ -166,7 +166,7 @@ def _report_context(spec: EngineSpec, model: ModelInfo) -> None:
 def prefill_chunk(spec: EngineSpec, runner: Runner) -> int:
     """The most tokens of prompts in a step that also decodes."""
     given = spec.settings.prefill_chunk
-    return max(_LEAST_CHUNK, given) if given else _HOST_CHUNK if runner.uses_host_cores else _DEVICE_CHUNK
+    return max(_LEAST_CHUNK, given) if given else _HOST_CHUNK if runner.abilities.uses_host_cores else _DEVICE_CHUNK
 
 
 def make_scheduler(spec: EngineSpec, runners: RunnerPair, *, speculates: bool = False) -> Scheduler:

@@ -13,7 +13,7 @@ from genai_server.engine.sequence import Sequence, SequenceState
 from genai_server.errors import GenaiServerError, RunnerFailed
 from genai_server.messages.error import ErrorInfo
 from genai_server.messages.generation_request import FinishReason
-from genai_server.messages.protocol import Accepted, Failed, Finished
+from genai_server.messages.protocol import Accepted, Failed, Finished, Refused
 
 log = logging.getLogger(__name__)
 
@@ -72,6 +72,10 @@ class RequestTable:
         self._num_changes += 1
         connection, key = sequence.origin
         self._outbox.tell(connection, Accepted(key))
+
+    def refuse(self, connection: int, key: int, error: GenaiServerError) -> None:
+        """Send Refused, in place of Accepted. The request is not in the table, or no longer."""
+        self._outbox.tell(connection, Refused(key, ErrorInfo.from_error(error)))
 
     def finish(self, sequence: Sequence, reason: FinishReason) -> None:
         """End a sequence with the tokens it has produced."""

@@ -63,6 +63,6 @@ class SoundWorker(EncoderWorker[EncodedSound]):
             self._align = self._open_aligner()
         return replace(found, token_times=self._align(alignment, found))
 
-    def _made(self, digest: str, tensors: Tensors) -> EncodedSound:
+    def _made(self, digest: str, tensors: Tensors, request: GenerationRequest) -> EncodedSound:
         found: EncodedSound = self._encode(tensors)
         return found

@@ -10,9 +10,6 @@ from genai_server.config.environment import untrusted_work_environment
 from genai_server.errors import CheckerUnavailable
 from genai_server.process_pool import ProcessDied, ProcessPool, ProcessTimeout, WorkerProcess
 
-_PURPOSE = "checks grammars"
-# A typical grammar takes milliseconds, so more processes are not needed.
-_PROCESSES = 2
 # Maximum number of cached verdicts: an agent sends the same tools with each request.
 _KEPT_VERDICTS = 4096
 # The results of a check.
@@ -23,10 +20,11 @@ _CRASHES = "the grammar compiler crashes on it, or exceeds its memory limit"
 class CheckerProcess(WorkerProcess):
     """A process that compiles grammars. Raises CheckerUnavailable if it cannot be started."""
 
+    module, purpose = "genai_server.grammar_checker.process", "checks grammars"
+    unavailable = CheckerUnavailable
+
     def __init__(self) -> None:
-        super().__init__(
-            "genai_server.grammar_checker.process", _PURPOSE, untrusted_work_environment(), CheckerUnavailable
-        )
+        super().__init__(untrusted_work_environment())
 
     def check(self, grammar: str, timeout: float) -> str | None:
         """The compiler's error message for a grammar; None if it is valid.
@@ -63,7 +61,7 @@ class GrammarChecker:
     ) -> None:
         self._timeout = timeout
         self._count = count
-        self._pool: ProcessPool[CheckerProcess, _Verdict] = ProcessPool(start, _PROCESSES, _PURPOSE, CheckerUnavailable)
+        self._pool: ProcessPool[CheckerProcess, _Verdict] = ProcessPool(CheckerProcess, start)
         self._verdicts: OrderedDict[bytes, str | None] = OrderedDict()
 
     async def complaint(self, grammar: str) -> str | None:

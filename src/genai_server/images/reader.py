@@ -22,9 +22,6 @@ from genai_server.vision_model import Medium, VisionModel
 
 log = logging.getLogger(__name__)
 
-_PURPOSE = "reads images"
-# For each model. Most images take some ten milliseconds.
-_PROCESSES = 2
 # Maximum number of images that are fetched, or fetched and not prepared yet, at a time: they take memory that no limit
 # of bodies counts.
 _FETCHES = 8
@@ -49,14 +46,11 @@ class ImageSource(NamedTuple):
 class ImageProcess(WorkerProcess):
     """A process that reads images for the model of a directory. Raises ImageReaderUnavailable if it cannot start."""
 
+    module, purpose = "genai_server.images.process", "reads images"
+    unavailable = ImageReaderUnavailable
+
     def __init__(self, spec: Mapping[str, Any]) -> None:
-        super().__init__(
-            "genai_server.images.process",
-            _PURPOSE,
-            untrusted_work_environment(),
-            ImageReaderUnavailable,
-            [json.dumps(spec)],
-        )
+        super().__init__(untrusted_work_environment(), spec)
 
     def read(self, data: bytes, path: Path, timeout: float, *, low_detail: bool) -> dict[str, Any]:
         """Prepare an image and write it to `path`. Returns `expansion` and `grid`, or why it is `refused`.
@@ -114,9 +108,7 @@ class ImageReader:
             "max_tokens": settings.max_media_tokens,
             "max_seconds": settings.max_audio_seconds,
         }
-        self._pool: ProcessPool[ImageProcess, _Result] = ProcessPool(
-            partial(start, spec), _PROCESSES, _PURPOSE, ImageReaderUnavailable
-        )
+        self._pool: ProcessPool[ImageProcess, _Result] = ProcessPool(ImageProcess, partial(start, spec))
 
     async def read(self, data: bytes, *, low_detail: bool, param: str) -> ReadImage:
         """Prepare an image file for the model. Equal images are read once, and kept for some time.

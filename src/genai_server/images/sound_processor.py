@@ -2,11 +2,11 @@
 
 import io
 import json
-import wave
 from pathlib import Path
 from typing import Any
 
 from genai_server.audio.decoding import UnusableRecording, decode
+from genai_server.audio.features import wav_file
 from genai_server.images.decoding import UnusableImage
 from genai_server.images.processor import OF_PROMPT, ProcessedImage
 from genai_server.pooling_model import GENAI_CONFIG
@@ -48,7 +48,7 @@ class SoundProcessor:
     def process_pcm(self, pcm: bytes) -> ProcessedImage:
         """Prepare mono samples of 16 bits at 16 kHz. Raises UnusableImage."""
         try:
-            named = self._processor(_MARKER, audios=self._library.Audios.open_bytes(_wav(pcm)))
+            named = self._processor(_MARKER, audios=self._library.Audios.open_bytes(wav_file(pcm)))
             tensors = {name: named[name].as_numpy() for name in named.keys()}  # noqa: SIM118
         except RuntimeError as error:
             raise UnusableImage(f"is refused by the model's sound processor: {error}") from None
@@ -57,13 +57,3 @@ class SoundProcessor:
             raise UnusableImage("is too short for the model")
         tensors = {name: tensor for name, tensor in tensors.items() if name not in OF_PROMPT}
         return ProcessedImage(expansion, None, tensors)
-
-
-def _wav(pcm: bytes) -> bytes:
-    written = io.BytesIO()
-    with wave.open(written, "wb") as file:
-        file.setnchannels(1)
-        file.setsampwidth(2)
-        file.setframerate(SAMPLE_RATE)
-        file.writeframes(pcm)
-    return written.getvalue()

@@ -184,7 +184,8 @@ class ModelPool:
         name = model.about.name
         before = self._models.get(name)
         if before is not None and before.state not in (ModelState.FAILED, ModelState.UNLOADED):
-            raise InvalidField(f"name {quoted(name)} is {before.state}; unload it first", param="name")
+            advice = "try again once it is unloaded" if before.state == ModelState.UNLOADING else "unload it first"
+            raise InvalidField(f"name {quoted(name)} is {before.state}; {advice}", param="name")
         if any(name in other.about.aliases for other in self):
             raise InvalidField(f"name {quoted(name)} is an alias", param="name")
         if before is not None:

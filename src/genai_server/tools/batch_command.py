@@ -30,6 +30,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from genai_server.batch_input import InputCheck
 from genai_server.batch_lines import BatchLine, LineReader, digest, error_line, response_line
 from genai_server.cli.option_types import path_of, positive
+from genai_server.cli.screen import say_aside
 from genai_server.errors import ChatFailed
 from genai_server.result_file import ResultFile, first_other_line
 from genai_server.tools.server_answers import checked_url, unanswered
@@ -78,7 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
         with closing(succeeded), closing(failed):
             num_failed = 0
             if len(done) < num_requests:
-                with connected(url or arguments.model, arguments.api_key, _tell, _OWN_OPTIONS) as client:
+                with connected(url or arguments.model, arguments.api_key, say_aside, _OWN_OPTIONS) as client:
                     client.require_listening()
                     batch = _Batch(client, succeeded, failed, arguments.concurrency)
                     num_failed = batch.run(source, done, num_requests)
@@ -87,16 +88,12 @@ def run(arguments: argparse.Namespace) -> int:
     except OSError as error:
         raise ChatFailed(f"{error.filename or target} cannot be read or written: {error.strerror}") from None
     except KeyboardInterrupt:
-        _tell("stopped; the same command continues")
+        say_aside("stopped; the same command continues")
         return 130
-    _tell(f"{num_requests - num_failed} of {num_requests} requests succeeded: {target}")
+    say_aside(f"{num_requests - num_failed} of {num_requests} requests succeeded: {target}")
     if num_failed:
-        _tell(f"{num_failed} failed: {errors}")
+        say_aside(f"{num_failed} failed: {errors}")
     return 1 if num_failed else 0
-
-
-def _tell(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 def _checked(source: Path) -> int:

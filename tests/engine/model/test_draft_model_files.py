@@ -66,7 +66,7 @@ def test_other_tokens_are_named(draft: Path, change: Callable[[dict[str, Any]], 
     edit(draft, change)
     with pytest.raises(ConfigurationError) as raised:
         check_draft_model(DEMO, draft)
-    assert raised.value.message.startswith(f"GENAI_DRAFT_MODEL={draft}: ")
+    assert raised.value.message.startswith(f"{draft}: ")
     assert message in raised.value.message
 
 

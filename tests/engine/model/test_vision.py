@@ -66,6 +66,15 @@ def test_matrices_of_8_bits_stay_close(
     assert np.array_equal(chosen.encode(picture), first)
 
 
+def test_exact_features_are_those_of_the_models_own_graph(
+    files: VisionFiles, int8: Path, picture: dict[str, NDArray[Any]], own: NDArray[Any]
+) -> None:
+    chosen = encoder(files, int8, ALWAYS)
+    for _ in range(2):  # before and after the choice
+        assert np.array_equal(chosen.encode(picture, exact=True), own)
+        assert not np.array_equal(chosen.encode(picture), own)
+
+
 def test_a_graph_that_is_no_faster_is_dropped(
     files: VisionFiles, int8: Path, picture: dict[str, NDArray[Any]], own: NDArray[Any]
 ) -> None:

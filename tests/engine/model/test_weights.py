@@ -17,6 +17,8 @@ from genai_server.engine.model.weights import int8_model, prepacked_model
 from genai_server.options.device import DeviceOptions, ProviderOptions
 from scripts._models.requantized import write_requantized
 from tests.engine.model_runners import batched_runner, greedy_logits
+from tests.engine.runners.hybrids import BUILT
+from tests.model_edits import edited_config, model_in_folders
 from tests.running_server import DEMO
 from tests.tokens import text
 
@@ -68,6 +70,38 @@ def test_adapters_next_to_the_model_do_not_affect_its_packing(adapted: Path, tmp
     shutil.copy(model_dir / "lively.onnx_adapter", model_dir / "more.onnx_adapter")
     assert prepacked_model(model_dir, tmp_path / "cache") == packed
     assert written(packed) == before
+
+
+def test_head_for_multi_token_prediction_is_not_copied(tmp_path: Path) -> None:
+    model_dir = BUILT / "qwen-3.5"
+    packed = prepacked_model(model_dir, tmp_path)
+    assert packed != model_dir
+    assert check_model_directory(packed) == check_model_directory(model_dir)
+    assert not list(packed.glob("mtp*"))
+    assert read_decoder_graph(packed).hidden_output
+
+
+@pytest.mark.parametrize("name", ["/etc/vision.onnx", "../vision.onnx", "none/vision.onnx"])
+def test_files_outside_of_the_model_directory_are_not_packed(tmp_path: Path, name: str) -> None:
+    (tmp_path / "other").write_text("", encoding="utf-8")
+    model_dir = Path(shutil.copytree(DEMO, tmp_path / "model"))
+    with edited_config(model_dir) as config:
+        config["model"]["vision"] = {"filename": name}
+    prepacked_model(model_dir, tmp_path / "cache")
+    assert not list((tmp_path / "cache").glob("**/other"))
+
+
+def test_model_with_graphs_in_folders_is_packed_completely(tmp_path: Path) -> None:
+    model_dir = model_in_folders(tmp_path / "model")
+    packed = prepacked_model(model_dir, tmp_path / "cache")
+    assert packed != model_dir
+    assert check_model_directory(packed) == check_model_directory(model_dir)
+    before = (packed / "decoder" / "model.onnx").stat().st_mtime_ns
+    assert prepacked_model(model_dir, tmp_path / "cache") == packed
+    assert (packed / "decoder" / "model.onnx").stat().st_mtime_ns == before
+    (packed / "decoder" / "model.onnx").write_bytes(b"")
+    assert prepacked_model(model_dir, tmp_path / "cache") == packed
+    assert (packed / "decoder" / "model.onnx").stat().st_size
 
 
 def test_options_of_threads_and_memory_share_the_folder(packed: Path) -> None:

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from genai_server.engine.abilities import Abilities
 from genai_server.engine.profiling import manifest
 from genai_server.engine.profiling.folder import DEFAULT_PREFIX, ProfileFolder
 from genai_server.engine.profiling.runtime_options import RuntimeOptionState
-from genai_server.engine.runners.base import Abilities, Runner
+from genai_server.engine.runners.base import Runner
 from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.runners.scores import Scores
 from genai_server.engine.scheduling.scheduler_output import Read, Step

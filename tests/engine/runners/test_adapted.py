@@ -11,10 +11,10 @@ import numpy as np
 import onnxruntime
 import pytest
 
+from genai_server.engine.abilities import Abilities
 from genai_server.engine.loaded_adapter import LoadedAdapter
 from genai_server.engine.model.graph import read_decoder_graph
 from genai_server.engine.model.session import open_session
-from genai_server.engine.runners.base import Abilities
 from genai_server.engine.runners.batched import BatchedRunner
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.engine.runners.runner_pair import NOT_EXACT, RunnerPair

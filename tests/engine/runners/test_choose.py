@@ -14,7 +14,7 @@ import pytest
 from genai_server.config.settings import Settings
 from genai_server.config.sources import engine_settings
 from genai_server.engine import process
-from genai_server.engine.model import session, session_options
+from genai_server.engine.model import matrices, session, session_options
 from genai_server.engine.model.files import check_model_directory
 from genai_server.engine.model.graph import DecoderGraph, DoesNotFit, read_decoder_graph
 from genai_server.engine.model.paged_attention import BLOCK_TOKENS
@@ -22,7 +22,7 @@ from genai_server.engine.model.ragged import slot_length
 from genai_server.engine.runners import buffers, choose, cpu_buffers
 from genai_server.engine.runners.batched import BatchedRunner
 from genai_server.engine.runners.cpu_buffers import CpuBuffers, page_tokens
-from genai_server.engine.runners.load_batched import load_batched
+from genai_server.engine.runners.load_batched import int8_graph, load_batched
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.engine.runners.paged_buffers import Place
 from genai_server.engine.runners.runner_pair import RunnerPair
@@ -41,7 +41,7 @@ from genai_server.speech_model import FEATURES
 from scripts._models.driven import Driven
 from tests.engine.model_runners import greedy
 from tests.engine.paged_operator import open_expanded
-from tests.model_edits import edited_config
+from tests.model_edits import edited_config, model_in_folders
 from tests.running_server import DEMO, ROOT, run_python
 
 
@@ -146,7 +146,7 @@ def test_draft_model_without_effect_is_reported(
 ) -> None:
     runners = choose.load_runners(msgspec.structs.replace(spec(128, **how), draft_model=str(DEMO)))
     assert runners.draft_model is None
-    assert f"GENAI_DRAFT_MODEL={DEMO} has no effect on device {how.get('device', 'cpu')}: {why}" in caplog.text
+    assert f"draft_model={DEMO} has no effect on device {how.get('device', 'cpu')}: {why}" in caplog.text
 
 
 @pytest.mark.parametrize("how", [{"scheduler": "generator"}, {}], ids=["by the settings", "by the graph"])
@@ -169,7 +169,7 @@ def test_incomplete_draft_model_is_refused(tmp_path: Path) -> None:
     shutil.copytree(DEMO, directory)
     with edited_config(directory) as config:
         config["model"]["decoder"]["filename"] = "missing.onnx"
-    with pytest.raises(ConfigurationError, match=r"GENAI_DRAFT_MODEL=.*missing\.onnx is missing"):
+    with pytest.raises(ConfigurationError, match=r"draft_model=.*missing\.onnx is missing"):
         choose.load_runners(msgspec.structs.replace(spec(128), draft_model=str(directory)))
 
 
@@ -446,3 +446,21 @@ def test_the_encoder_of_speech_gets_8_bit_matrices(tmp_path: Path) -> None:
     for eight, four in zip(made(features).states, plain(features).states, strict=True):
         difference = np.abs(eight - four).max() / np.abs(four).max()
         assert 0 < difference < 0.05
+
+
+def test_speech_encoder_survives_an_8_bit_graph_that_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(choose, "int8_graph", lambda *_, **__: tmp_path / "none.onnx")
+    encode = choose._sound_encoder(spec(100), ROOT / "tests" / "built_models" / "whisper")
+    assert encode({FEATURES: np.zeros((1, 80, 3000), np.float32)}).states
+    assert "weights of 8 bits are not used for a sound: " in caplog.text
+
+
+def test_8_bit_graph_is_found_in_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(matrices, "_MIN_VALUES", 64 * 1024)
+    model = model_in_folders(tmp_path / "model")
+    given = spec(100, model_dir=model, cache_dir=str(tmp_path / "cache"), prefill_weights="int8")
+    found = int8_graph(given, model / "vision" / "vision.onnx", "vision", floats=True)
+    assert found is not None
+    assert "MatMulIntegerToFloat" in {node.op_type for node in onnx.load(found, load_external_data=False).graph.node}

@@ -289,7 +289,7 @@ def test_paused_sequence_continues_from_states_or_a_checkpoint(hybrid: Hybrid, t
     num_read = sequence.num_read
     scheduler._pause(sequence)
     scheduler.admit()
-    loop.loop._open(sequence)
+    loop.loop._admission.open(sequence, 0.0)
     assert sequence.num_read == num_read  # its slot still has all of its states
     for key in range(10, 10 + SLOTS):
         loop.put_request(key, text(40, key), max_tokens=2, max_length=LENGTH, ignore_eos=True)

@@ -43,10 +43,12 @@ class TokenBuffers:
 class Bench:
     """Slots, their buffers, and the actions of a runner on both."""
 
-    def __init__(self, num_slots: int = 4, *, row_group: int = 1, memory: KvMemory = UNSHARED) -> None:
+    def __init__(
+        self, num_slots: int = 4, *, row_group: int = 1, memory: KvMemory = UNSHARED, least_copied: int = 1
+    ) -> None:
         self.buffers = TokenBuffers(num_slots)
         self.memory = memory
-        self.slots = KvSlots(num_slots, self.buffers, row_group=row_group, memory=memory)
+        self.slots = KvSlots(num_slots, self.buffers, row_group=row_group, memory=memory, least_copied=least_copied)
 
     def acquire(
         self,
@@ -259,6 +261,20 @@ def test_past_of_another_salt_is_not_used(bench: Bench, first: str | None, secon
     bench.release(2)
     assert bench.acquire(3, list(range(20)), salt=second) == 18
     assert bench.acquire(4, list(range(20)), salt=first) == 18
+
+
+def test_a_short_past_is_taken_over_but_not_copied() -> None:
+    bench = Bench(least_copied=32)
+    prompt = list(range(100, 140))
+    bench.acquire(1, prompt)
+    bench.read(1, prompt)
+    assert bench.acquire(2, [*prompt[:31], 7, 8, 9]) == 0
+    assert bench.acquire(3, [*prompt[:32], 7, 8, 9]) == 32
+    assert bench.match_again(2, [*prompt[:31], 7, 8, 9]) == 0
+    assert [length for _, _, length in bench.buffers.copies] == [32]
+    bench.slots.release(1)
+    assert bench.acquire(4, [*prompt[:31], 4, 5, 6]) == 31
+    assert len(bench.buffers.copies) == 1
 
 
 def test_copied_past_keeps_its_salt_and_a_reused_slot_changes_it(bench: Bench) -> None:

@@ -261,12 +261,18 @@ def test_memory_for_the_model_alone_has_no_head(hybrid: Hybrid, caplog: pytest.L
     assert "the model's head for multi-token prediction is not used" in caplog.text
 
 
-def test_head_that_cannot_be_read_costs_its_drafts_only(hybrid: Hybrid, tmp_path: Path) -> None:
+def test_head_that_cannot_be_read_costs_drafts_but_no_memory(hybrid: Hybrid, tmp_path: Path) -> None:
     for file in hybrid.path.iterdir():
         (tmp_path / file.name).write_bytes(b"" if file.name == "mtp.onnx.data" else file.read_bytes())
-    runners = load_runners(EngineSpec("cpu", str(tmp_path), structs.replace(hybrid.settings, speculation="auto")))
-    assert runners.has_batch
-    assert runners.draft_model is None
+    without, broken = (
+        load_runners(
+            EngineSpec("cpu", str(tmp_path), structs.replace(hybrid.settings, speculation=how), kv_bytes=2**24)
+        )
+        for how in ("off", "auto")
+    )
+    assert broken.has_batch
+    assert broken.draft_model is None
+    assert broken.main.abilities.memory.num_pages == without.main.abilities.memory.num_pages
 
 
 @pytest.mark.parametrize("head", [{"filename": "mtp.onnx"}, {"filename": "genai_config.json"}])

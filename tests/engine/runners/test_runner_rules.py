@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from genai_server.engine.runners.runner_rules import check_runner
+from genai_server.engine.runners.runner_rules import check_reach, check_runner
 from genai_server.errors import ConfigurationError
 from genai_server.options.check import check_device
+from genai_server.options.table import Reach
 
 SECTIONS = {"providers": ["openvino", "cpu"], "provider": {"openvino": {"package": "missing_provider"}}}
 
@@ -41,3 +42,11 @@ def test_unavailable_runner_or_option_is_refused(tmp_path: Path, device: str, sc
 def test_a_batch_that_can_be_takes_the_same_option(tmp_path: Path, device: str, scheduler: str) -> None:
     options = check_device({"session": {"execution_mode": "parallel"}}, device)
     check_runner(device, tmp_path, scheduler, options)
+
+
+@pytest.mark.parametrize(("session", "helps"), [({}, True), ({"execution_mode": "parallel"}, False)])
+def test_refused_option_of_a_generator_names_what_helps(session: dict[str, str], helps: bool) -> None:
+    cuda = {"session": session, "provider": {"cuda": {"enable_cuda_graph": True}}}
+    with pytest.raises(ConfigurationError, match="enable_cuda_graph reaches only") as raised:
+        check_reach("cuda", check_device(cuda, "cuda"), Reach.BATCHED, "requests run in a batch")
+    assert ("GENAI_SCHEDULER=generator" in raised.value.message) == helps

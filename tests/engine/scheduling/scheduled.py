@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from genai_server.engine.runners.base import Abilities, Runner
+from genai_server.engine.abilities import Abilities
+from genai_server.engine.runners.base import Runner
 from genai_server.engine.runners.scripted import ScriptedRunner
 from genai_server.engine.scheduling.scheduler import Scheduler
 from genai_server.engine.scheduling.scheduler_output import Step

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from genai_server.engine.abilities import Abilities
 from genai_server.engine.loaded_adapter import LoadedAdapter
 from genai_server.engine.runners.scripted import ScriptedRunner
 from genai_server.engine.scheduling.scheduler import Scheduler
@@ -480,7 +481,9 @@ def test_one_of_the_background_runs_whatever_is_kept() -> None:
 class _Unpausable(ScriptedRunner):
     """The library's batch: it runs all sequences, and cannot continue those with a grammar."""
 
-    leaves_out = False
+    def __init__(self) -> None:
+        super().__init__()
+        self.abilities = Abilities("library", 16, chooses=True)
 
     def may_pause(self, sequence: Sequence) -> bool:
         return sequence.request.grammar is None

@@ -70,6 +70,10 @@ def test_further_servers_are_compared_with_the_first() -> None:
     assert (ratio.target, ratio.value.median) == ("B", 1.5)
 
 
+def test_drafted_tokens_of_answers_are_named_as_accepted() -> None:
+    assert "accepted drafts" in text_of(report(measurement("A", ONE, 0, 45.0, drafted_tokens=3.0)))
+
+
 def test_table_has_median_minimum_and_maximum_in_ms() -> None:
     text = text_of(report(*SWEEP))
     assert "500 (250–750)" in text

@@ -9,9 +9,11 @@ import pytest
 
 from genai_server.cli import main
 from genai_server.plain_tables import plain_report
+from genai_server.tools.tune import measured as measured_rates
 from genai_server.tools.tune import tune_command as command
-from genai_server.tools.tune.block_sizes import Rates
-from genai_server.tools.tune.tune_command import Measured, busy, smallest_good, table, table_of_blocks
+from genai_server.tools.tune.block_sizes import table_of_blocks
+from genai_server.tools.tune.measured import Measured, Rates, smallest_good, table
+from genai_server.tools.tune.tune_command import busy
 from tests.fake_builder import fake_builder
 from tests.running_server import DEMO
 
@@ -41,7 +43,7 @@ def test_entry_of_the_session_is_used_if_it_is_faster(rates: Rates, expected: di
 def test_best_entry_is_written_into_its_table(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(command, "_MIN_GAIN", 0.0)
+    monkeypatch.setattr(measured_rates, "_MIN_GAIN", 0.0)
     target = tmp_path / "genai-server.toml"
     target.write_text('[session]\n"session.intra_op.allow_spinning" = "1"\n', encoding="utf-8")
     assert tune("--config", str(target)) == 0
@@ -56,7 +58,7 @@ def test_best_entry_is_written_into_its_table(
 def test_file_with_an_inline_table_is_not_damaged(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(command, "_MIN_GAIN", 0.0)
+    monkeypatch.setattr(measured_rates, "_MIN_GAIN", 0.0)
     target = tmp_path / "genai-server.toml"
     target.write_text("session = { enable_mem_pattern = false }\n", encoding="utf-8")
     assert tune("--config", str(target)) == 2

@@ -52,7 +52,8 @@ async def load_model(body: LoadModelRequest, services: TheServices) -> dict[str,
     if entry["state"] != "ready" and "error" in entry:
         if about.state != ModelState.FAILED:  # only this process failed; the engines would keep their memory
             await services.models.command(UnloadModel(about.name, 0))
-        raise ModelLoadFailed(f"model {quoted(body.name)} cannot be loaded: {entry['error']}", param="path")
+        field = "draft_model" if entry["error"].startswith("draft_model=") else "path"
+        raise ModelLoadFailed(f"model {quoted(body.name)} cannot be loaded: {entry['error']}", param=field)
     return entry
 
 

@@ -198,7 +198,10 @@ class CancelledRequest(BaseModel):
 
 
 def _devices(value: str) -> str:
-    return ",".join(device_list(value))
+    try:
+        return ",".join(device_list(value))
+    except ValueError as error:
+        raise ValueError(f"must be in the format of GENAI_DEVICE: {error}") from None
 
 
 class LoadModelRequest(Wire):

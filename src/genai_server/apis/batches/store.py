@@ -10,7 +10,6 @@ from genai_server.apis.batches.schemas import WINDOWS, BatchRequest
 from genai_server.apis.files.schemas import MAX_SECONDS
 from genai_server.apis.files.store import FileStore, StoredFile, find, insert, new_id, start_of
 from genai_server.apis.shared.base import JsonObject
-from genai_server.apis.shared.database import Database
 from genai_server.batch_lines import LineError, listed
 from genai_server.errors import BatchNotFound, InvalidField, RateLimitExceeded
 from genai_server.quoted_values import quoted
@@ -89,17 +88,12 @@ class BatchStore:
         }
         keeps = MAX_SECONDS if body.output_expires_after is None else body.output_expires_after.seconds
         batch = StoredBatch(value["id"], owner, body.input_file_id, new_id("file"), new_id("file"), keeps, value)
-        await self._database.run(owner, lambda database: self._insert(database, batch))
+        await self._database.write(owner, lambda rows: self._insert(rows, batch))
         return value
 
     async def get(self, id: str, owner: str) -> JsonObject:
         """A batch of this owner. Raises BatchNotFound."""
-
-        def read(database: Database) -> JsonObject | None:
-            with database.transaction("DEFERRED") as rows:
-                return _value(rows, id, owner)
-
-        return _found(await self._database.run(owner, read), id)
+        return _found(await self._database.read(owner, lambda rows: _value(rows, id, owner)), id)
 
     async def page(self, owner: str, *, after: str | None, limit: int) -> tuple[list[JsonObject], bool]:
         """Some of this owner's batches after one of them, newest first, and whether there are more.
@@ -107,55 +101,47 @@ class BatchStore:
         Raises InvalidField.
         """
 
-        def read(database: Database) -> list[JsonObject]:
-            with database.transaction("DEFERRED") as rows:
-                start = start_of(rows, "batches", after, owner, "desc")
-                found = rows.execute(
-                    "SELECT value FROM batches WHERE owner = ? AND key < ? ORDER BY key DESC LIMIT ?",
-                    (owner, start, limit + 1),
-                )
-                return [json.loads(value) for (value,) in found]
+        def read(rows: sqlite3.Connection) -> list[JsonObject]:
+            start = start_of(rows, "batches", after, owner, "desc")
+            found = rows.execute(
+                "SELECT value FROM batches WHERE owner = ? AND key < ? ORDER BY key DESC LIMIT ?",
+                (owner, start, limit + 1),
+            )
+            return [json.loads(value) for (value,) in found]
 
-        found = await self._database.run(owner, read)
+        found = await self._database.read(owner, read)
         return found[:limit], len(found) > limit
 
     async def cancel(self, id: str, owner: str) -> JsonObject:
         """Tell the process that runs a batch to cancel it. Raises BatchNotFound, and InvalidField if it is too late."""
 
-        def cancel(database: Database) -> JsonObject | None:
-            with database.transaction("IMMEDIATE") as rows:
-                value = _value(rows, id, owner)
-                if value is None or value["status"] in ("cancelling", "cancelled"):
-                    return value
-                if value["status"] not in _CANCELLABLE:
-                    raise InvalidField(f"{id} cannot be cancelled: it is {value['status']}", param="batch_id")
-                value |= {"status": "cancelling", "cancelling_at": int(time.time())}
-                _set_value(rows, id, value)
+        def cancel(rows: sqlite3.Connection) -> JsonObject | None:
+            value = _value(rows, id, owner)
+            if value is None or value["status"] in ("cancelling", "cancelled"):
                 return value
+            if value["status"] not in _CANCELLABLE:
+                raise InvalidField(f"{id} cannot be cancelled: it is {value['status']}", param="batch_id")
+            value |= {"status": "cancelling", "cancelling_at": int(time.time())}
+            _set_value(rows, id, value)
+            return value
 
-        return _found(await self._database.run(owner, cancel), id)
+        return _found(await self._database.write(owner, cancel), id)
 
     async def open(self) -> list[StoredBatch]:
         """All batches that have not ended, oldest first."""
 
-        def read(database: Database) -> list[StoredBatch]:
-            with database.transaction("DEFERRED") as rows:
-                found = rows.execute(f"SELECT {_COLUMNS} FROM batches WHERE is_open ORDER BY key")
-                return [
-                    StoredBatch(id, owner, input, output, errors, keeps, json.loads(value))
-                    for id, owner, input, output, errors, keeps, value in found
-                ]
+        def read(rows: sqlite3.Connection) -> list[StoredBatch]:
+            found = rows.execute(f"SELECT {_COLUMNS} FROM batches WHERE is_open ORDER BY key")
+            return [
+                StoredBatch(id, owner, input, output, errors, keeps, json.loads(value))
+                for id, owner, input, output, errors, keeps, value in found
+            ]
 
-        return await self._database.run("", read)
+        return await self._database.read("", read)
 
     async def reread(self, batch: StoredBatch) -> JsonObject | None:
         """The current value of a batch; None if it has ended."""
-
-        def read(database: Database) -> JsonObject | None:
-            with database.transaction("DEFERRED") as rows:
-                return _open_value(rows, batch)
-
-        return await self._database.run(batch.owner, read)
+        return await self._database.read(batch.owner, lambda rows: _open_value(rows, batch))
 
     async def update(
         self, batch: StoredBatch, change: Callable[[JsonObject], None], sizes: tuple[int, int]
@@ -165,71 +151,68 @@ class BatchStore:
         Returns its new value, and the setting whose limit leaves no space for more results; "" if there is space.
         """
 
-        def update(database: Database) -> tuple[JsonObject, str]:
-            with database.transaction("IMMEDIATE") as rows:
-                value = _open_value(rows, batch)
-                assert value is not None
-                change(value)
-                for id, size in zip((batch.output, batch.errors), sizes, strict=True):
-                    rows.execute("UPDATE files SET size = ? WHERE id = ?", (size, id))
-                limit = self._files.reached_limit(rows, batch.owner)
-                value["errors"] = listed([LineError(None, "storage_full", NO_SPACE % limit)]) if limit else None
-                _set_value(rows, batch.id, value)
-                return value, limit
+        def update(rows: sqlite3.Connection) -> tuple[JsonObject, str]:
+            value = _open_value(rows, batch)
+            assert value is not None
+            change(value)
+            for id, size in zip((batch.output, batch.errors), sizes, strict=True):
+                rows.execute("UPDATE files SET size = ? WHERE id = ?", (size, id))
+            limit = self._files.reached_limit(rows, batch.owner)
+            value["errors"] = listed([LineError(None, "storage_full", NO_SPACE % limit)]) if limit else None
+            _set_value(rows, batch.id, value)
+            return value, limit
 
-        return await self._database.run(batch.owner, update)
+        return await self._database.write(batch.owner, update)
 
     async def end(self, batch: StoredBatch, changes: JsonObject, sizes: tuple[int, int]) -> None:
         """End a batch, and show the files of its results in the same moment. Empty files are removed."""
 
-        def end(database: Database) -> None:
+        def end(rows: sqlite3.Connection) -> None:
             now = int(time.time())
-            with database.transaction("IMMEDIATE") as rows:
-                value = _open_value(rows, batch)
-                assert value is not None
-                value |= {"errors": None, **changes}
-                files = (("output_file_id", batch.output), ("error_file_id", batch.errors))
-                for (field, id), size in zip(files, sizes, strict=True):
-                    if size:
-                        value[field] = id
-                        rows.execute(
-                            "UPDATE files SET size = ?, created = ?, expires = ?, writer = '' WHERE id = ?",
-                            (size, now, now + batch.keeps, id),
-                        )
-                    else:
-                        rows.execute("DELETE FROM files WHERE id = ?", (id,))
-                _set_value(rows, batch.id, value)
-                rows.execute("UPDATE batches SET is_open = 0 WHERE id = ?", (batch.id,))
-                rows.execute(
-                    "DELETE FROM batches WHERE NOT is_open AND key IN (SELECT key FROM (SELECT key, SUM(LENGTH(value))"
-                    " OVER (ORDER BY key DESC) AS num_bytes FROM batches WHERE owner = ?) WHERE num_bytes > ?)",
-                    (batch.owner, MAX_KEPT_BYTES),
-                )
-
-        await self._database.run(batch.owner, end)
-
-    def _insert(self, database: Database, batch: StoredBatch) -> None:
-        with database.transaction("IMMEDIATE") as rows:
-            file = find(rows, batch.input, batch.owner)
-            if file is None or file.purpose != "batch":
-                raise InvalidField(
-                    f"input_file_id must be the id of a file with purpose batch, given {quoted(batch.input)}",
-                    param="input_file_id",
-                )
-            (num_open,) = rows.execute(
-                "SELECT COUNT(*) FROM batches WHERE is_open AND owner = ?", (batch.owner,)
-            ).fetchone()
-            if num_open >= MAX_OPEN:
-                raise RateLimitExceeded(f"this key may have {MAX_OPEN} batches that have not ended, and has {num_open}")
-            if limit := self._files.reached_limit(rows, batch.owner):
-                raise InvalidField(NO_SPACE % limit, param="input_file_id")
-            for id, name in ((batch.output, f"{batch.id}_output.jsonl"), (batch.errors, f"{batch.id}_error.jsonl")):
-                result = StoredFile(id, batch.owner, batch.value["created_at"], None, name, "batch_output", 0)
-                insert(rows, result, writer=batch.id)
+            value = _open_value(rows, batch)
+            assert value is not None
+            value |= {"errors": None, **changes}
+            files = (("output_file_id", batch.output), ("error_file_id", batch.errors))
+            for (field, id), size in zip(files, sizes, strict=True):
+                if size:
+                    value[field] = id
+                    rows.execute(
+                        "UPDATE files SET size = ?, created = ?, expires = ?, writer = '' WHERE id = ?",
+                        (size, now, now + batch.keeps, id),
+                    )
+                else:
+                    rows.execute("DELETE FROM files WHERE id = ?", (id,))
+            _set_value(rows, batch.id, value)
+            rows.execute("UPDATE batches SET is_open = 0 WHERE id = ?", (batch.id,))
             rows.execute(
-                f"INSERT INTO batches ({_COLUMNS}, is_open) VALUES (?, ?, ?, ?, ?, ?, ?, 1)",
-                (batch.id, batch.owner, batch.input, batch.output, batch.errors, batch.keeps, _json(batch.value)),
+                "DELETE FROM batches WHERE NOT is_open AND key IN (SELECT key FROM (SELECT key, SUM(LENGTH(value))"
+                " OVER (ORDER BY key DESC) AS num_bytes FROM batches WHERE owner = ?) WHERE num_bytes > ?)",
+                (batch.owner, MAX_KEPT_BYTES),
             )
+
+        await self._database.write(batch.owner, end)
+
+    def _insert(self, rows: sqlite3.Connection, batch: StoredBatch) -> None:
+        file = find(rows, batch.input, batch.owner)
+        if file is None or file.purpose != "batch":
+            raise InvalidField(
+                f"input_file_id must be the id of a file with purpose batch, given {quoted(batch.input)}",
+                param="input_file_id",
+            )
+        (num_open,) = rows.execute(
+            "SELECT COUNT(*) FROM batches WHERE is_open AND owner = ?", (batch.owner,)
+        ).fetchone()
+        if num_open >= MAX_OPEN:
+            raise RateLimitExceeded(f"this key may have {MAX_OPEN} batches that have not ended, and has {num_open}")
+        if limit := self._files.reached_limit(rows, batch.owner):
+            raise InvalidField(NO_SPACE % limit, param="input_file_id")
+        for id, name in ((batch.output, f"{batch.id}_output.jsonl"), (batch.errors, f"{batch.id}_error.jsonl")):
+            result = StoredFile(id, batch.owner, batch.value["created_at"], None, name, "batch_output", 0)
+            insert(rows, result, writer=batch.id)
+        rows.execute(
+            f"INSERT INTO batches ({_COLUMNS}, is_open) VALUES (?, ?, ?, ?, ?, ?, ?, 1)",
+            (batch.id, batch.owner, batch.input, batch.output, batch.errors, batch.keeps, _json(batch.value)),
+        )
 
 
 def _found(value: JsonObject | None, id: str) -> JsonObject:

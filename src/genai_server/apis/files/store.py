@@ -109,7 +109,7 @@ class FileStore:
         now = int(time.time())
         file = StoredFile(id, owner, now, now + seconds, name, purpose, size)
         try:
-            await self.database.run(owner, lambda database: self._insert(database, file))
+            await self.database.write(owner, lambda rows: self._insert(rows, file))
         except BaseException:
             await asyncio.to_thread(_remove, self.content(id))
             raise
@@ -117,12 +117,7 @@ class FileStore:
 
     async def get(self, id: str, owner: str) -> StoredFile:
         """A file of this owner. Raises StoredFileNotFound."""
-
-        def read(database: Database) -> StoredFile | None:
-            with database.transaction("DEFERRED") as rows:
-                return find(rows, id, owner)
-
-        found = await self.database.run(owner, read)
+        found = await self.database.read(owner, lambda rows: find(rows, id, owner))
         if found is None:
             raise _not_found(id)
         return found
@@ -132,37 +127,35 @@ class FileStore:
     ) -> tuple[list[StoredFile], bool]:
         """Some files of this owner after one of them, by their age, and whether there are more. Raises InvalidField."""
 
-        def read(database: Database) -> list[StoredFile]:
-            with database.transaction("DEFERRED") as rows:
-                start = start_of(rows, "files", after, owner, order)
-                found = rows.execute(
-                    f"SELECT {_COLUMNS} FROM files WHERE owner = ? AND writer = '' AND purpose = COALESCE(?, purpose)"
-                    f" AND COALESCE(expires, ?) > ? AND key {'<' if order == 'desc' else '>'} ?"
-                    f" ORDER BY key {order} LIMIT ?",
-                    (owner, purpose, 2**62, int(time.time()), start, limit + 1),
-                )
-                return [StoredFile(*row) for row in found]
+        def read(rows: sqlite3.Connection) -> list[StoredFile]:
+            start = start_of(rows, "files", after, owner, order)
+            found = rows.execute(
+                f"SELECT {_COLUMNS} FROM files WHERE owner = ? AND writer = '' AND purpose = COALESCE(?, purpose)"
+                f" AND COALESCE(expires, ?) > ? AND key {'<' if order == 'desc' else '>'} ?"
+                f" ORDER BY key {order} LIMIT ?",
+                (owner, purpose, 2**62, int(time.time()), start, limit + 1),
+            )
+            return [StoredFile(*row) for row in found]
 
-        found = await self.database.run(owner, read)
+        found = await self.database.read(owner, read)
         return found[:limit], len(found) > limit
 
     async def delete(self, id: str, owner: str) -> None:
         """Delete a file of this owner. Raises StoredFileNotFound, and InvalidField while a batch reads it."""
 
-        def remove(database: Database) -> bool:
-            with database.transaction("IMMEDIATE") as rows:
-                if find(rows, id, owner) is None:
-                    return False
-                reader = rows.execute("SELECT id FROM batches WHERE is_open AND input = ?", (id,)).fetchone()
-                if reader is not None:
-                    raise InvalidField(
-                        f"file {id} is the input of {reader[0]}, which has not ended: cancel the batch, or wait",
-                        param="file_id",
-                    )
-                rows.execute("DELETE FROM files WHERE id = ?", (id,))
-                return True
+        def remove(rows: sqlite3.Connection) -> bool:
+            if find(rows, id, owner) is None:
+                return False
+            reader = rows.execute("SELECT id FROM batches WHERE is_open AND input = ?", (id,)).fetchone()
+            if reader is not None:
+                raise InvalidField(
+                    f"file {id} is the input of {reader[0]}, which has not ended: cancel the batch, or wait",
+                    param="file_id",
+                )
+            rows.execute("DELETE FROM files WHERE id = ?", (id,))
+            return True
 
-        if not await self.database.run(owner, remove):
+        if not await self.database.write(owner, remove):
             raise _not_found(id)
         await asyncio.to_thread(_remove, self.content(id))
 
@@ -176,50 +169,44 @@ class FileStore:
     async def remove_expired(self) -> None:
         """Remove files that have expired, unless a batch reads them, and contents that belong to no file."""
 
-        def expired(database: Database) -> None:
-            with database.transaction("IMMEDIATE") as rows:
-                rows.execute(
-                    "DELETE FROM files WHERE expires <= ? AND writer = ''"
-                    " AND id NOT IN (SELECT input FROM batches WHERE is_open)",
-                    (int(time.time()),),
-                )
+        def expired(rows: sqlite3.Connection) -> None:
+            rows.execute(
+                "DELETE FROM files WHERE expires <= ? AND writer = ''"
+                " AND id NOT IN (SELECT input FROM batches WHERE is_open)",
+                (int(time.time()),),
+            )
 
-        def known(database: Database) -> set[str]:
-            with database.transaction("DEFERRED") as rows:
-                return {id for (id,) in rows.execute("SELECT id FROM files")}
-
-        await self.database.run("", expired)
+        await self.database.write("", expired)
         # Listed first: what is added in between is known.
         listed = await asyncio.to_thread(_old_enough, self._contents)
         if listed:
-            orphans = set(listed) - await self.database.run("", known)
+            orphans = set(listed) - await self.database.read("", _ids)
             await asyncio.to_thread(_remove, *(self.content(id) for id in orphans))
 
     async def close(self) -> None:
         """Finish waiting accesses and close the database."""
         await self.database.close()
 
-    def _insert(self, database: Database, file: StoredFile) -> None:
-        with database.transaction("IMMEDIATE") as rows:
-            number, own, total = _used(rows, file.owner)
-            counted = max(file.size, MIN_COUNTED)
-            if number >= self._limits.files:
-                raise InvalidField(
-                    f"an API key may have at most {self._limits.files} files, and has {number}; delete some",
-                    param="file",
-                )
-            if own + counted > self._limits.per_owner:
-                raise InvalidField(
-                    f"the files of an API key may have at most {self._limits.per_owner} bytes together "
-                    f"(GENAI_FILES_BYTES_PER_KEY), and have {own}, given {counted} more; delete some",
-                    param="file",
-                )
-            if total + counted > self._limits.total:
-                raise UploadUnavailable(
-                    f"all files together may have at most {self._limits.total} bytes (GENAI_FILES_BYTES), and have "
-                    f"{total}, given {counted} more"
-                )
-            insert(rows, file)
+    def _insert(self, rows: sqlite3.Connection, file: StoredFile) -> None:
+        number, own, total = _used(rows, file.owner)
+        counted = max(file.size, MIN_COUNTED)
+        if number >= self._limits.files:
+            raise InvalidField(
+                f"an API key may have at most {self._limits.files} files, and has {number}; delete some",
+                param="file",
+            )
+        if own + counted > self._limits.per_owner:
+            raise InvalidField(
+                f"the files of an API key may have at most {self._limits.per_owner} bytes together "
+                f"(GENAI_FILES_BYTES_PER_KEY), and have {own}, given {counted} more; delete some",
+                param="file",
+            )
+        if total + counted > self._limits.total:
+            raise UploadUnavailable(
+                f"all files together may have at most {self._limits.total} bytes (GENAI_FILES_BYTES), and have "
+                f"{total}, given {counted} more"
+            )
+        insert(rows, file)
 
 
 def new_id(prefix: str) -> str:
@@ -240,6 +227,10 @@ def find(rows: sqlite3.Connection, id: str, owner: str) -> StoredFile | None:
         (id, owner, 2**62, int(time.time())),
     ).fetchone()
     return None if row is None else StoredFile(*row)
+
+
+def _ids(rows: sqlite3.Connection) -> set[str]:
+    return {id for (id,) in rows.execute("SELECT id FROM files")}
 
 
 def start_of(rows: sqlite3.Connection, table: str, after: str | None, owner: str, order: str) -> int:

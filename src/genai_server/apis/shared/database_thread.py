@@ -1,11 +1,13 @@
 """The thread that owns a database. It serves owners in turn, and each job has a time limit."""
 
 import asyncio
+import sqlite3
 import threading
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -65,6 +67,14 @@ class DatabaseThread(Generic[D]):
         except TimeoutError:
             raise StoreUnavailable(f"the store did not respond within {self._timeout:g} s") from None
 
+    async def read(self, owner: str | None, do: Callable[[sqlite3.Connection], T]) -> T:
+        """Run a job that only reads, in a transaction. Raises as `run` does."""
+        return await self.run(owner, lambda database: _within(database.transaction("DEFERRED"), do))
+
+    async def write(self, owner: str | None, do: Callable[[sqlite3.Connection], T]) -> T:
+        """Run a job in a transaction, of which an error leaves nothing. Raises as `run` does."""
+        return await self.run(owner, lambda database: _within(database.transaction("IMMEDIATE"), do))
+
     async def close(self) -> None:
         """Finish waiting jobs and close the database, without waiting longer than the time limit."""
         with self._changed:
@@ -118,3 +128,8 @@ class DatabaseThread(Generic[D]):
             if queue:
                 self._queues[owner] = queue
             return job
+
+
+def _within(transaction: AbstractContextManager[sqlite3.Connection], do: Callable[[sqlite3.Connection], T]) -> T:
+    with transaction as file:
+        return do(file)

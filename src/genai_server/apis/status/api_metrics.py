@@ -4,6 +4,7 @@ Names and meanings are vLLM's where it has them, with another prefix
 (https://docs.vllm.ai/en/stable/usage/metrics/).
 """
 
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
@@ -35,6 +36,7 @@ _PARTS = {
     "deliver": "All else after the first token: messages from the engine, text, a client that reads slowly.",
 }
 _REASONS = {*FinishReason, ABORT}
+_BATCH_STATES = ("completed", "failed", "expired", "cancelled")
 
 
 def api_metrics(shared: Path | None, prefix: str) -> "tuple[CollectorRegistry, Instruments]":
@@ -51,11 +53,18 @@ def api_metrics(shared: Path | None, prefix: str) -> "tuple[CollectorRegistry, I
 
 
 class Instruments:
-    """Counts each ended answer and each refused request."""
+    """Counts each ended answer and each refused request. The functions `count_…` count one by how it ended."""
 
     def __init__(self, registry: CollectorRegistry, prefix: str) -> None:
         def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
             return Histogram(prefix + name, text, _LABELS, buckets=buckets, registry=registry)
+
+        def counter(name: str, text: str, label: str, values: Iterable[str]) -> Callable[[str], None]:
+            """What counts one with a value of the label; those of `values` are shown from the start."""
+            counted = Counter(prefix + name, text, (label,), registry=registry)
+            for value in values:
+                counted.labels(value)
+            return lambda value: counted.labels(value).inc()
 
         self._ended = Counter(
             prefix + "request_success",
@@ -69,43 +78,22 @@ class Instruments:
             (*_LABELS, "reason"),
             registry=registry,
         )
-        self._checks = Counter(
-            prefix + "grammar_checks",
-            "Grammars that were checked, by how that ended.",
-            ("result",),
-            registry=registry,
+        self.count_check = counter(
+            "grammar_checks", "Grammars that were checked, by how that ended.", "result", grammars.RESULTS
         )
-        for result in grammars.RESULTS:
-            self._checks.labels(result)
-        self._images = Counter(
-            prefix + "images",
-            "Images that were prepared for a model, by how that ended.",
-            ("result",),
-            registry=registry,
+        self.count_image = counter(
+            "images", "Images that were prepared for a model, by how that ended.", "result", images.RESULTS
         )
-        for result in images.RESULTS:
-            self._images.labels(result)
-        self._recordings = Counter(
-            prefix + "recordings",
-            "Recordings that were decoded, by how that ended.",
-            ("result",),
-            registry=registry,
+        self.count_recording = counter(
+            "recordings", "Recordings that were decoded, by how that ended.", "result", recordings.RESULTS
         )
-        for result in recordings.RESULTS:
-            self._recordings.labels(result)
-        self._batches = Counter(
-            prefix + "batches", "Batches that have ended, by their state.", ("status",), registry=registry
-        )
-        for status in ("completed", "failed", "expired", "cancelled"):
-            self._batches.labels(status)
-        self._batch_requests = Counter(
-            prefix + "batch_requests",
+        self.count_batch = counter("batches", "Batches that have ended, by their state.", "status", _BATCH_STATES)
+        self.count_batch_request = counter(
+            "batch_requests",
             "Requests of batches: completed, failed, or sent again because the server could not take them.",
-            ("result",),
-            registry=registry,
+            "result",
+            ("completed", "failed", "retried"),
         )
-        for result in ("completed", "failed", "retried"):
-            self._batch_requests.labels(result)
         self._ttft = histogram(
             "time_to_first_token_seconds", "From a request's first byte to the first token.", _FIRST_TOKEN
         )
@@ -131,26 +119,6 @@ class Instruments:
         for first in range(0, len(record.answers), record.num_per_prompt):
             to_one = record.answers[first : first + record.num_per_prompt]
             self._longest.labels(*labels).observe(max(answer.usage.completion for answer in to_one))
-
-    def count_check(self, result: str) -> None:
-        """Count a check of a grammar."""
-        self._checks.labels(result).inc()
-
-    def count_image(self, result: str) -> None:
-        """Count an image that was prepared, or refused."""
-        self._images.labels(result).inc()
-
-    def count_recording(self, result: str) -> None:
-        """Count a recording that was decoded, or refused."""
-        self._recordings.labels(result).inc()
-
-    def count_batch(self, status: str) -> None:
-        """Count a batch that has ended in this state."""
-        self._batches.labels(status).inc()
-
-    def count_batch_request(self, result: str) -> None:
-        """Count a request of a batch that has ended, or that is sent again."""
-        self._batch_requests.labels(result).inc()
 
     def _observe_answer(self, answer: AnswerFigures, labels: tuple[str, str], *, waits: bool) -> None:
         """Count an answer, and its times if a client `waits` for it: those of batches say nothing about the service."""

@@ -107,7 +107,10 @@ def check_draft_model_of(settings: Settings, name: str) -> None:
     """Check that a checked model's draft model has its tokens, if it has one. Raises ConfigurationError."""
     draft = settings.draft_model_of(name)
     if draft and not all(device.startswith("scripted") for device in settings.devices):
-        check_draft_model(Path(settings.served[name]), Path(draft))
+        try:
+            check_draft_model(Path(settings.served[name]), Path(draft))
+        except ConfigurationError as error:
+            raise ConfigurationError(f"GENAI_DRAFT_MODEL={error.message}") from None
 
 
 def check_kv_events(settings: Settings) -> None:

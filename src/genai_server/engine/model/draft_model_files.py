@@ -14,22 +14,21 @@ def check_draft_model(model: Path, draft: Path) -> ModelInfo:
     """Check the files of a draft model, and that it has the tokens of a checked model. Returns the draft model's data.
 
     The models may be padded to different sizes, and their texts may be split by different rules: a draft model reads
-    and writes token ids only. Raises ConfigurationError, which says what differs.
+    and writes token ids only. Raises ConfigurationError, whose message begins with `draft` and says what differs.
     """
-    setting = f"GENAI_DRAFT_MODEL={draft}"
     try:
         info = check_model_directory(draft)
         if task_of(draft) is not Task.GENERATE:
-            raise ConfigurationError(f"{setting}: it does not generate text")
+            raise ConfigurationError(f"{draft}: it does not generate text")
         (own, own_special), (other, special) = _tokens(model), _tokens(draft)
     except ModelDirectoryError as error:
-        raise ConfigurationError(f"{setting}: {error.message}") from None
+        raise ConfigurationError(f"{draft}: {error.message}") from None
     fault = _first_difference("special token", own_special, special) or _first_difference("token", own, other)
     if fault:
-        raise ConfigurationError(f"{setting}: it must have the tokenizer of {model}: {fault}")
+        raise ConfigurationError(f"{draft}: it must have the tokenizer of {model}: {fault}")
     if info.vocab_size < len(own):
         raise ConfigurationError(
-            f"{setting}: its vocabulary has {info.vocab_size} tokens (vocab_size), the tokenizer has {len(own)}"
+            f"{draft}: its vocabulary has {info.vocab_size} tokens (vocab_size), the tokenizer has {len(own)}"
         )
     return info
 

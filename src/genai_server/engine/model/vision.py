@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -59,9 +60,10 @@ def features_graph(files: VisionFiles) -> bytes:
 class ImageEncoder:
     """Runs the vision graph. Its threads do not wait actively, because other sessions run at the same time.
 
-    `int8` is the graph with matrices of 8 bits. Both graphs encode the first image, which decides: the other one is
-    dropped. That of 8 bits must be `min_gain` times as fast, with features that differ by `MAX_ERROR` at most. If it
-    fails, the model's own stays.
+    `int8` is the graph with matrices of 8 bits. Both graphs encode the first image that is not for an exact request,
+    which decides: the other one is dropped. That of 8 bits must be `min_gain` times as fast, with features that differ
+    by `MAX_ERROR` at most. If it fails, the model's own stays. Exact requests always have the model's own, which is
+    opened again for the first of them.
     """
 
     def __init__(
@@ -74,28 +76,38 @@ class ImageEncoder:
     ) -> None:
         self._files = files
         self.noun = "a sound" if files.hears else "an image"
-        self._session = _open(files.vision, threads, options, optimized=False)
+        self._open_own = partial(_open, files.vision, threads, options, optimized=False)
+        self._own: Any = self._open_own()
         self._int8: Any = None
         self._min_gain = min_gain
-        self._inputs = {value.name: _type(value.type) for value in self._session.get_inputs()}
+        self._inputs = {value.name: _type(value.type) for value in self._own.get_inputs()}
         if int8 is not None:
             try:
                 self._int8 = _open(int8, threads, options, optimized=True)
             except Exception as error:  # ONNX Runtime's errors have no base of their own
                 self._tell_failure(error)
+        self._is_decided = self._int8 is None
 
-    def encode(self, tensors: Mapping[str, NDArray[Any]]) -> Features:
+    def encode(self, tensors: Mapping[str, NDArray[Any]], *, exact: bool = False) -> Features:
         """The features [features, hidden_size] of one image, from its tensors by the library's names.
 
-        Raises RunnerFailed.
+        With `exact` they do not depend on which graph is faster. Raises RunnerFailed.
         """
         given = {self._files.name(name): values for name, values in tensors.items()}
         given = {name: given[name].astype(kind, copy=False) for name, kind in self._inputs.items() if name in given}
         try:
-            features = self._run(self._session, given) if self._int8 is None else self._choose(given)
+            if exact or self._int8 is None:
+                features = self._run_own(given)
+            else:
+                features = self._run(self._int8, given) if self._is_decided else self._choose(given)
         except Exception as error:  # as above
             raise RunnerFailed(f"{self.noun} cannot be encoded: {in_one_line(error)}") from error
         return features.reshape(-1, features.shape[-1])
+
+    def _run_own(self, given: Mapping[str, NDArray[Any]]) -> Features:
+        if self._own is None:
+            self._own = self._open_own()
+        return self._run(self._own, given)
 
     def _run(self, session: Any, given: Mapping[str, NDArray[Any]]) -> Features:
         features: Features = session.run([self._files.features], given)[0]
@@ -103,8 +115,8 @@ class ImageEncoder:
 
     def _choose(self, given: Mapping[str, NDArray[Any]]) -> Features:
         """The features by the graph that stays."""
-        own, seconds = self._timed(self._session, given)
-        int8, self._int8 = self._int8, None
+        own, seconds = self._timed(self._own, given)
+        int8, self._int8, self._is_decided = self._int8, None, True
         try:
             rounded, int8_seconds = self._timed(int8, given)
             gain, error = seconds / int8_seconds, relative_error(rounded, own)
@@ -121,7 +133,7 @@ class ImageEncoder:
         )
         if not is_chosen:
             return own
-        self._session = int8
+        self._own, self._int8 = None, int8
         return rounded
 
     def _timed(self, session: Any, given: Mapping[str, NDArray[Any]]) -> tuple[Features, float]:

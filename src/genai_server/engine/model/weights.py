@@ -22,7 +22,8 @@ from filelock import FileLock
 from genai_server.engine.model.adapter_file import ADAPTER_SUFFIX
 from genai_server.engine.model.external_files import external_files
 from genai_server.engine.model.fast_operators import use_fast_operators
-from genai_server.engine.model.files import read_config
+from genai_server.engine.model.files import CONFIG, named_files, read_config
+from genai_server.engine.model.graph import MTP
 from genai_server.engine.model.int8_matrices import int8_bytes, write_int8_model
 from genai_server.engine.model.session_options import EXTERNAL_DATA, config_entries, num_threads, session_options
 from genai_server.options.device import DEFAULT_OPTIONS, DeviceOptions
@@ -40,7 +41,7 @@ _DISK_SHARE = 4
 _FLOAT_SHARE = 4
 _SAMPLES, _SAMPLE_BYTES = 64, 4096
 # Part of a folder's name; another one for each change of what is written into it.
-_FORMAT = 3
+_FORMAT = 4
 
 
 def prepacked_model(model_dir: Path, cache_dir: Path | None, options: DeviceOptions = DEFAULT_OPTIONS) -> Path:
@@ -84,8 +85,8 @@ def _packed(
     if cache_dir is None or options.providers or options.custom_op_libraries:
         return None
     what_else = ({"matrices": "int8"} if int8 else {}) | ({"part": part} if part != DECODER else {})
-    target = cache_dir / model_key(model_dir, options, what_else | {"format": str(_FORMAT)})
     try:
+        target = cache_dir / model_key(model_dir, options, what_else | {"format": str(_FORMAT)})
         cache_dir.mkdir(parents=True, exist_ok=True)
         with FileLock(str(target) + ".lock"):
             if not _is_whole(target):
@@ -100,9 +101,12 @@ def _packed(
 
 def _write(model_dir: Path, target: Path, given: DeviceOptions, int8: _Int8 | None, part: str) -> None:
     """Pack into a folder next to the target, and rename it when it is complete."""
-    log.info("packing the weights of %s once%s, into %s", model_dir, " in 8 bits" if int8 else "", target)
-    graph = str(read_config(model_dir)["model"][part]["filename"])
-    left_out = {graph, *external_files(model_dir / graph)}
+    config = read_config(model_dir)
+    graph = str(config["model"][part]["filename"])
+    log.info("packing the weights of %s once%s, into %s", model_dir / graph, " in 8 bits" if int8 else "", target)
+    # A head for multi-token prediction is read from the model directory.
+    head = config["model"].pop(MTP, None) or {}
+    left_out = {model_dir / CONFIG, *_with_weights(model_dir, graph), *_with_weights(model_dir, head.get("filename"))}
     prefix = f".making-{target.name}-"
     for left in target.parent.iterdir():
         if left.name.startswith(prefix):  # left by a killed process, since this one holds the lock
@@ -110,10 +114,13 @@ def _write(model_dir: Path, target: Path, given: DeviceOptions, int8: _Int8 | No
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=prefix) as making:
         fresh = Path(making) / "model"
         fresh.mkdir()
-        # Of another part, only the graph is used.
-        for file in _files(model_dir) if part == DECODER else ():
-            if file.name not in left_out:
-                shutil.copy(file, fresh)
+        if part == DECODER:  # of another part, only the graph is used
+            for file in _files(model_dir):
+                if file not in left_out:
+                    copy = fresh / file.relative_to(model_dir)
+                    copy.parent.mkdir(parents=True, exist_ok=True)
+                    shutil.copy(file, copy)
+            (fresh / CONFIG).write_text(json.dumps(config), encoding="utf-8")
         source = model_dir / graph
         if int8:
             num_bytes = int8_bytes(source, floats=int8.floats)
@@ -122,7 +129,7 @@ def _write(model_dir: Path, target: Path, given: DeviceOptions, int8: _Int8 | No
                 # Matrices behind casts and transpositions become constants in 32 bits.
                 source = _optimize(source, Path(making) / "constants" / graph, given, packed=False)
             made = Path(making) / "int8" / graph
-            made.parent.mkdir()
+            made.parent.mkdir(parents=True)
             write_int8_model(source, made, int8.threads, floats=int8.floats)
             source = made
         _optimize(source, fresh / graph, given, packed=True)
@@ -130,9 +137,17 @@ def _write(model_dir: Path, target: Path, given: DeviceOptions, int8: _Int8 | No
         fresh.replace(target)
 
 
+def _with_weights(model_dir: Path, graph: str | None) -> set[Path]:
+    """A graph and the files of its weights; empty without one."""
+    if not graph:
+        return set()
+    path = model_dir / graph
+    return {path, *(path.parent / name for name in external_files(path))}
+
+
 def _optimize(source: Path, target: Path, given: DeviceOptions, *, packed: bool) -> Path:
     """Write a graph as ONNX Runtime optimizes it for this processor, `packed` with its weights; returns `target`."""
-    target.parent.mkdir(exist_ok=True)
+    target.parent.mkdir(parents=True, exist_ok=True)
     options = session_options(given, 0)
     options.log_severity_level = _ERRORS  # it would warn that the graph is for this processor only, which is intended
     options.optimized_model_filepath = str(target)
@@ -166,7 +181,8 @@ def _is_whole(target: Path) -> bool:
 
 
 def _fingerprints(folder: Path) -> dict[str, str]:
-    return {file.name: _fingerprint(file) for file in sorted(folder.iterdir()) if file.name != _MANIFEST}
+    files = (file for file in folder.rglob("*") if file.is_file() and file.name != _MANIFEST)
+    return {file.relative_to(folder).as_posix(): _fingerprint(file) for file in files}
 
 
 def _fingerprint(file: Path) -> str:
@@ -182,15 +198,24 @@ def _fingerprint(file: Path) -> str:
 
 def model_key(model_dir: Path, options: DeviceOptions, what_else: dict[str, str]) -> str:
     """A folder's name, from everything that a model's kernels depend on: its files, processor and options."""
-    files = {file.name: (file.stat().st_size, file.stat().st_mtime_ns) for file in _files(model_dir)}
+    files = {
+        file.relative_to(model_dir).as_posix(): (file.stat().st_size, file.stat().st_mtime_ns)
+        for file in _files(model_dir)
+    }
     parts = [str(model_dir.resolve()), files, onnxruntime.__version__, _processor(), _packing(options) | what_else]
     digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
     return f"{model_dir.resolve().name}-{digest[:16]}"
 
 
 def _files(model_dir: Path) -> list[Path]:
-    """The files of the model itself, without adapters, which may lie next to it and change."""
-    return sorted(file for file in model_dir.iterdir() if file.is_file() and file.suffix != ADAPTER_SUFFIX)
+    """The files of the model itself, without adapters, which may lie next to it and change.
+
+    These are the files in its directory, and in the folders below it of those that its configuration names.
+    """
+    named = [Path(name) for name in named_files(read_config(model_dir))]
+    folders = {model_dir, *(model_dir / path.parent for path in named if ".." not in path.parts)}
+    files = (file for folder in folders for file in folder.iterdir())
+    return sorted(file for file in files if file.is_file() and file.suffix != ADAPTER_SUFFIX)
 
 
 def _packing(options: DeviceOptions) -> dict[str, str]:

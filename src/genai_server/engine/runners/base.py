@@ -3,15 +3,15 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from collections.abc import Sequence as Several
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from numpy.typing import NDArray
 
+from genai_server.engine.abilities import Abilities
 from genai_server.engine.runners.kv_cache import KvSlots
 from genai_server.engine.runners.scores import Scores
-from genai_server.engine.scheduling.scheduler_output import NOTHING_KEPT, UNSHARED, KvMemory, KvRoom, Read
+from genai_server.engine.scheduling.scheduler_output import NOTHING_KEPT, KvRoom, Read
 from genai_server.engine.sequence import Sequence
 from genai_server.errors import AdapterLoadFailed, InvalidField, RunnerFailed
 from genai_server.messages.generation_request import GenerationRequest, ModelInfo
@@ -32,42 +32,6 @@ class Interrupted(Exception):
     """`interrupt` has ended the pass. It read none of its tokens, so all of them can be given again."""
 
 
-@dataclass(frozen=True)
-class Abilities:
-    """What a runner can do; fixed once its model is loaded."""
-
-    # The runner's name in the API.
-    name: str
-    # Sequences that one pass can decode, at most.
-    max_rows: int = 1
-    # Whether a pass can read any number of tokens of any sequences.
-    mixes: bool = False
-    # Whether sequences may have drafts.
-    drafts: bool = False
-    # Whether a sequence alone is bitwise equal to the same sequence in any batch.
-    exact: bool = True
-    # Whether it reads complete texts, and returns a vector or a score for each, in place of a prompt to continue.
-    pools: bool = False
-    # Whether it reads prompts and chooses tokens itself. Then `open` begins the answer.
-    chooses: bool = False
-    # Whether sequences may have adapters.
-    adapters: bool = False
-    # Whether it keeps the prompts of ended sequences for later ones that begin alike.
-    caches_prefixes: bool = False
-    # Whether `adopt` can be used.
-    adopts: bool = False
-    # Whether `must_reopen` may be true.
-    reopens: bool = False
-    # Whether any pass can be interrupted.
-    interrupts: bool = False
-    # Whether its passes run on the cores that the processes of the server need, too.
-    uses_host_cores: bool = True
-    # Passes of at least this many tokens may have 8-bit weights; None if no pass has.
-    int8_from: int | None = None
-    # The memory that its sequences share.
-    memory: KvMemory = UNSHARED
-
-
 class Runner(ABC):
     """Runs sequences of tokens through a model. Only `interrupt` may be called by other threads.
 
@@ -83,31 +47,6 @@ class Runner(ABC):
     present_names: tuple[str, ...] = ()
     # The original context of a rope with short and long factors (`DecoderGraph.switches_at`); None without one.
     switches_at: int | None = None
-
-    @property
-    def mixes(self) -> bool:
-        """Whether a pass can read any number of tokens of any sequences."""
-        return self.abilities.mixes
-
-    @property
-    def takes_adapters(self) -> bool:
-        """Whether its passes can have sequences with adapters. Otherwise these have Generators of their own."""
-        return self.abilities.adapters
-
-    @property
-    def interrupts(self) -> bool:
-        """Whether any pass can be interrupted, so that its tokens are given again."""
-        return self.abilities.interrupts
-
-    @property
-    def uses_host_cores(self) -> bool:
-        """Whether its passes run on the cores that the processes of the server need, too."""
-        return self.abilities.uses_host_cores
-
-    @property
-    def leaves_out(self) -> bool:
-        """Whether open sequences that a pass does not read cost it nothing."""
-        return not self.abilities.chooses
 
     @property
     def nodes(self) -> Mapping[str, int | None]:

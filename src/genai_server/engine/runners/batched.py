@@ -16,6 +16,7 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
+from genai_server.engine.abilities import Abilities
 from genai_server.engine.model.adapter_file import adapter_inputs, check_adapter_file
 from genai_server.engine.model.graph import DecoderGraph
 from genai_server.engine.model.output_head import BEST_LOGITS, BEST_TOKENS, SCALES, SHARES
@@ -26,7 +27,7 @@ from genai_server.engine.model.session_options import node_shares
 from genai_server.engine.model.vision import TokenEmbedder
 from genai_server.engine.runners import trials
 from genai_server.engine.runners.adapter_stack import AdapterStack, AdapterWeights, load_weights
-from genai_server.engine.runners.base import Abilities, Interrupted, Runner
+from genai_server.engine.runners.base import Interrupted, Runner
 from genai_server.engine.runners.buffers import MakeBuffers
 from genai_server.engine.runners.checkpoints import before_checkpoint, ends_at_checkpoint, is_common_end
 from genai_server.engine.runners.cpu_buffers import CpuBuffers
@@ -127,6 +128,7 @@ class BatchedRunner(Runner):
             limits.num_slots,
             self.buffers,
             row_group=self._row_group,
+            least_copied=graph.block_tokens or 1,
             memory=limits.memory,
             states=self.states if self._has_states else None,
         )

@@ -29,6 +29,10 @@ class BatchBuffers(Buffers, Protocol):
         """What a pass reads besides `spans` to find the keys and values of its rows."""
         ...
 
+    def give(self, binding: Any, name: str, values: NDArray[Any]) -> None:
+        """Bind an input of a pass."""
+        ...
+
     def keep(self, binding: Any, output: str) -> None:
         """Leave an unread output of a pass in the memory of the buffers."""
         ...

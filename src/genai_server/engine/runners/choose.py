@@ -17,6 +17,7 @@ from genai_server.engine.model.draft_model_files import check_draft_model
 from genai_server.engine.model.files import check_model_directory, what_is_left_out
 from genai_server.engine.model.graph import MTP, DoesNotFit, read_decoder_graph
 from genai_server.engine.runners.lengths import (
+    allowed,
     batch_limits,
     draft_share,
     for_draft_model,
@@ -72,15 +73,18 @@ def load_runners(spec: EngineSpec) -> RunnerPair:
     may_draft = bool(spec.draft_model or share) and _may_have_drafts(spec)
     if may_draft:
         spec = structs.replace(spec, options=without_spinning_between_passes(spec.options))
+    kv_bytes = allowed(spec).bytes if share else 0
     own = spec if may_draft else structs.replace(spec, draft_model="")
     runners = _load_model(with_kv_share(spec, 1 - share) if share else own)
     if spec.draft_model and may_draft and runners.main.abilities.drafts:
         runners.draft_model = _load_draft_model(spec, runners)
     elif spec.draft_model:
         reason = runners.batching.reason or "draft models run on CPUs only, beside a model that generates text"
-        log.warning("GENAI_DRAFT_MODEL=%s has no effect on device %s: %s", spec.draft_model, spec.device, reason)
+        log.warning("draft_model=%s has no effect on device %s: %s", spec.draft_model, spec.device, reason)
     elif share:
         runners.draft_model = _load_head(spec, share, runners)
+        if runners.draft_model is None:
+            runners.resize(kv_bytes)
     return runners
 
 
@@ -150,7 +154,10 @@ def _load_draft_model(spec: EngineSpec, runners: RunnerPair) -> "DraftModel":
     from genai_server.engine.model.weights import prepacked_model
     from genai_server.engine.runners.draft_model import DraftModel
 
-    model = check_draft_model(Path(spec.model_dir), path)
+    try:
+        model = check_draft_model(Path(spec.model_dir), path)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"draft_model={error.message}") from None
     # It never reads longer sequences.
     model = structs.replace(model, context_length=min(model.context_length, main.model.max_length))
     own, share = for_draft_model(spec), draft_share(spec)
@@ -161,7 +168,7 @@ def _load_draft_model(spec: EngineSpec, runners: RunnerPair) -> "DraftModel":
         if runner.slots.keeps_states:
             raise DoesNotFit("its layers have states of fixed size, from which rejected tokens cannot be removed")
     except DoesNotFit as reason:
-        raise ConfigurationError(f"GENAI_DRAFT_MODEL={path}: it cannot draft: {reason}") from None
+        raise ConfigurationError(f"draft_model={path}: it cannot draft: {reason}") from None
     log.info("the model in %s drafts the next tokens", path)
     return DraftModel(runner, main.model.vocab_size, name=path.absolute().name, kv_share=share)
 
@@ -240,10 +247,13 @@ def _sound_encoder(spec: EngineSpec, model_dir: Path) -> "Callable[[Tensors], En
     from genai_server.engine.model.sound_encoder import SoundEncoder
 
     files = read_encoder_files(model_dir)
-    int8 = int8_graph(spec, files.path, part="encoder") if on_cpu(spec) else None
-    files = replace(files, path=int8 or files.path)
     options = reaching(spec.options, Reach.BATCHED)
-    return SoundEncoder(files, spec.settings.threads, options, optimized=int8 is not None).encode
+    if on_cpu(spec) and (int8 := int8_graph(spec, files.path, part="encoder")) is not None:
+        try:
+            return SoundEncoder(replace(files, path=int8), spec.settings.threads, options, optimized=True).encode
+        except Exception as error:  # ONNX Runtime's errors have no base of their own
+            log.warning("weights of 8 bits are not used for a sound: %s", in_one_line(error))
+    return SoundEncoder(files, spec.settings.threads, options).encode
 
 
 def _aligner(spec: EngineSpec, model_dir: Path) -> "Align":
@@ -262,7 +272,7 @@ def _image_worker(spec: EngineSpec, model_dir: Path) -> ImageWorker | None:
         return None
     options = reaching(spec.options, Reach.BATCHED)
 
-    def open_encoder() -> "Callable[[Tensors], NDArray[Any]]":
+    def open_encoder() -> "Callable[..., NDArray[Any]]":
         int8 = int8_graph(spec, files.vision, files.part, floats=True) if on_cpu(spec) else None
         return ImageEncoder(files, spec.settings.threads, options, int8, min_gain(spec)).encode
 

@@ -102,6 +102,10 @@ class CpuBuffers:
         """Nothing."""
         return {}
 
+    def give(self, binding: Any, name: str, values: NDArray[Any]) -> None:
+        """Bind an input of a pass, which must live as long as it is bound."""
+        binding.bind_cpu_input(name, values)
+
     def keep(self, binding: Any, output: str) -> None:
         """Leave an output of a pass in CPU memory."""
         binding.bind_output(output, "cpu")

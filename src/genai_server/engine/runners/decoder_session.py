@@ -61,14 +61,14 @@ class DecoderSession:
         positions = self._positions(layout)
         # A binding does not own what is bound to it.
         self._bound = tokens, positions, layout.hidden, inputs
-        binding.bind_cpu_input(self._graph.input_ids, tokens)
+        self._buffers.give(binding, self._graph.input_ids, tokens)
         if self._graph.position_ids is not None:
-            binding.bind_cpu_input(self._graph.position_ids, positions)
+            self._buffers.give(binding, self._graph.position_ids, positions)
         if layout.hidden is not None:
-            binding.bind_cpu_input(self._graph.hidden_input, layout.hidden)
+            self._buffers.give(binding, self._graph.hidden_input, layout.hidden)
         for name, values in inputs.items():
             if name in self._inputs:  # a graph may have one kind of states only
-                binding.bind_cpu_input(name, values)
+                self._buffers.give(binding, name, values)
         # Bound again each time: the binding would otherwise still write to the arrays of the last pass.
         for name, array in wanted.items():
             binding.bind_output(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)

@@ -2,23 +2,19 @@
 
 A slot is one row of every layer's buffer. A sequence stays in its slot to its end: idle slots between others cost a
 pass nearly nothing. Idle slots keep the tokens of finished sequences as cached prefixes. This module only does the
-bookkeeping; the buffers move the data.
-
-Where memory is limited, a row takes pages as tokens are added, and keeps them until another row needs memory. Pages are
-then freed in this order: pages behind a row's cached tokens, cached prefixes that another row begins with, those of the
-background, and others by their last use.
+bookkeeping; the buffers move the data, and engine/runners/kv_pages.py counts their memory.
 
 Some models have layers with states of fixed size in place of keys and values. Such a state cannot be cut back to fewer
 tokens. So a prefix is reused up to a state checkpoint, which is a copy of the states at some length, or up to the last
-token. Checkpoints take pages, too. Those of running sequences are dropped last.
+token.
 """
 
 import time
-from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Protocol
 
 from genai_server.engine.runners.checkpoints import is_common_end
+from genai_server.engine.runners.kv_pages import KvPages
+from genai_server.engine.runners.kv_slot import Slot
 from genai_server.engine.runners.row_states import RowStates, Saved
 from genai_server.engine.scheduling.scheduler_output import UNSHARED, KvMemory, KvRoom
 from genai_server.engine.sequence import common_length
@@ -43,41 +39,6 @@ class Buffers(Protocol):
         ...
 
 
-@dataclass
-class Slot:
-    """One row of the key-value buffers."""
-
-    # The row in the buffers.
-    index: int
-    # The tokens whose keys and values lie in the slot. A list is only appended to. Every other change makes a new one,
-    # before the keys and values change.
-    tokens: list[int] = field(default_factory=list)
-    # How many of the first tokens came from prefill.
-    num_prefilled: int = 0
-    # Only prompts of the same salt may reuse the tokens.
-    salt: str | None = None
-    # The name of the adapter with which the tokens were read. Its content is in the salt.
-    adapter: str | None = None
-    # Whether the keys have the cosines and sines for long rows. Only prompts which need the same may reuse the tokens.
-    is_long: bool = False
-    # The running sequence that has the slot; None for an idle slot.
-    sequence: int | None = None
-    # Tokens behind these that the next pass may write.
-    num_coming: int = 0
-    # Copies of the states at some of the lengths that the tokens had.
-    checkpoints: dict[int, Saved] = field(default_factory=dict)
-    # Tokens that another slot begins with, too; more prompts may begin with these. Their checkpoint is always kept.
-    num_common: int = 0
-    # The sequence that has it, or had it last.
-    owner: int | None = None
-    # Whether that is of the background.
-    background: bool = False
-    # Orders slots by the last release or reuse of their tokens; 0 for a slot that was never used or was emptied.
-    used: int = 0
-    # The clock's time of that.
-    used_at: float = 0.0
-
-
 class KvSlots:
     """The slots over one set of buffers."""
 
@@ -87,6 +48,7 @@ class KvSlots:
         buffers: Buffers,
         *,
         row_group: int = 1,
+        least_copied: int = 1,
         memory: KvMemory = UNSHARED,
         states: RowStates | None = None,
         clock: Clock = time.monotonic,
@@ -94,12 +56,13 @@ class KvSlots:
         self.slots = [Slot(index) for index in range(num_slots)]
         # Kernels process tokens in groups of this size. Those left over at a pass's end are not bitwise equal.
         self.row_group = row_group
+        # Prefixes of fewer tokens are not copied to another slot: reading these tokens takes less time.
+        self._least_copied = least_copied
         self._buffers = buffers
         self._running: dict[int, Slot] = {}
         self._num_uses = 0
         self._clock = clock
-        self._memory = memory
-        self._pages = [0] * num_slots  # the shared pages that each row has, without those of checkpoints
+        self._pages = KvPages(self.slots, memory, buffers.give_back)
         self._states = states  # None for a model that keeps only keys and values
 
     def has(self, sequence: int) -> bool:
@@ -147,13 +110,15 @@ class KvSlots:
         """
         past = prompt if reuse else []
         source, length, common = self._longest_past(past, salt, prefilled_only=prefilled_only, is_long=is_long)
-        idle = [slot for slot in self.slots if slot.sequence is None and not slot.tokens] or self._cached()
+        idle = [slot for slot in self.slots if slot.sequence is None and not slot.tokens] or self._pages.cached()
         taken = next((slot for slot in idle if slot is not source), idle[0])
         if source is not None:
             beyond = len(source.tokens) - length
             is_little = beyond <= _LITTLE or (taken.tokens and beyond <= length)
-            if source.sequence is None and (is_little or not self._may_copy(source, length)):
+            if source.sequence is None and (is_little or not self._pages.can_copy(source, length)):
                 taken = source
+            elif length < self._least_copied:
+                source, length = None, 0
         self._cut(taken, length if taken is source else 0)
         taken.num_common = common
         taken.sequence, taken.salt, taken.is_long = sequence, salt, is_long
@@ -183,7 +148,7 @@ class KvSlots:
         since = self._clock() - _KEPT_SECONDS
         kept = [s for s in self.slots if s.sequence is None and s.tokens and not s.background and s.used_at > since]
         kept = sorted(kept, key=lambda slot: -slot.used)[:most]
-        return KvRoom(len(kept), sum(self._pages[slot.index] for slot in kept))
+        return KvRoom(len(kept), self._pages.num_taken(kept))
 
     def match_again(self, sequence: int, prompt: list[int], *, prefilled_only: bool = False) -> int:
         """Copy a longer prefix of the prompt, if another slot has one by now; returns how many tokens lie in the slot.
@@ -194,7 +159,8 @@ class KvSlots:
         source, length, slot.num_common = self._longest_past(
             prompt, slot.salt, prefilled_only=prefilled_only, is_long=slot.is_long
         )
-        if source is None or source is slot or length <= len(slot.tokens) or not self._may_copy(source, length):
+        least = len(slot.tokens) + self._least_copied
+        if source is None or source is slot or length < least or not self._pages.can_copy(source, length):
             return len(slot.tokens)
         self._copy(source, slot, length)
         return length
@@ -206,9 +172,7 @@ class KvSlots:
 
     def has_room(self, sequence: int, num_tokens: int) -> bool:
         """Whether there is memory for further tokens of a sequence, next to all running ones. It may be a new one."""
-        slot = self._running.get(sequence)
-        known, has = (0, 0) if slot is None else (len(slot.tokens), self._needed_pages(slot))
-        return self._memory.pages(known + num_tokens) - has <= self._free_pages()
+        return self._pages.has_room(self._running.get(sequence), num_tokens)
 
     def cut(self, sequence: int, length: int) -> None:
         """Forget a running sequence's tokens behind the first `length`. States cannot be cut, except to checkpoints."""
@@ -229,20 +193,19 @@ class KvSlots:
                 del slot.checkpoints[older]
             else:
                 last = older
-        if self._memory.checkpoint_pages <= self._free_pages():
-            self._make_room(self._memory.checkpoint_pages)
+        if self._pages.take_checkpoint():
             slot.checkpoints[length] = self._states.save(slot.index)
 
     def spoil(self, sequence: int) -> None:
         """Forget a running sequence's tokens, because a failed pass may have changed its states."""
         if self._states is not None:
-            _empty(self._running[sequence])
+            self._running[sequence].empty()
 
     def reserve(self, sequence: int, num_tokens: int) -> None:
         """Take memory for tokens that the next pass adds to a sequence. For a single one there always is."""
         slot = self._running[sequence]
         slot.num_coming = num_tokens
-        self._take_pages(slot)
+        self._pages.take(slot)
 
     def append(self, sequence: int, tokens: list[int], *, prefilled: bool) -> None:
         """Record that the keys and values of these tokens were added to the sequence's slot.
@@ -254,7 +217,7 @@ class KvSlots:
             slot.num_prefilled += self._whole_groups(len(tokens))
         slot.tokens += tokens
         slot.num_coming = 0
-        self._take_pages(slot)
+        self._pages.take(slot)
 
     def add_loaded(self, sequence: int, tokens: list[int], num_prefilled: int, saved: Saved | None) -> None:
         """Record that keys and values of these tokens were copied into the sequence's slot from elsewhere.
@@ -277,26 +240,18 @@ class KvSlots:
     @property
     def num_bytes(self) -> int:
         """Bytes that the slots have taken."""
-        return self._memory.own_bytes + self._used_pages() * self._memory.page_bytes
+        return self._pages.num_bytes
 
     def fit(self) -> None:
         """Free what is beyond the memory's size, after that has changed."""
-        self._make_room(0)
+        self._pages.make_room(0)
 
     def forget(self) -> int:
         """Empty the idle slots; returns how many had tokens."""
         idle = [slot for slot in self.slots if slot.sequence is None and slot.tokens]
         for slot in idle:
-            _empty(slot)
+            slot.empty()
         return len(idle)
-
-    def _cached(self) -> list[Slot]:
-        """The idle slots with cached prefixes, in the order of eviction."""
-        # In alphabetical order, tokens which others begin with come right before one of these.
-        kept = sorted((slot for slot in self.slots if slot.tokens), key=lambda s: (s.salt or "", s.tokens))
-        repeated = {one.index for one, other in pairwise(kept) if _begins_with(other, one)}
-        idle = [slot for slot in kept if slot.sequence is None]
-        return sorted(idle, key=lambda slot: (slot.index not in repeated, not slot.background, slot.used))
 
     def _use(self, slot: Slot) -> None:
         self._num_uses += 1
@@ -319,7 +274,7 @@ class KvSlots:
         saved = source.checkpoints.get(length)  # memory for the target may cost the source its checkpoints
         target.tokens = target.tokens[:]  # another list, because even the first tokens are overwritten
         target.num_coming = length - len(target.tokens)
-        self._take_pages(target, source)
+        self._pages.take(target, source)
         self._buffers.copy(source.index, target.index, length)  # may fail: the tokens are counted only afterwards
         if self._states is not None and saved is None:
             self._states.copy(source.index, target.index)
@@ -332,57 +287,8 @@ class KvSlots:
     def _copy_checkpoint(self, slot: Slot, length: int, saved: Saved | None) -> None:
         """Give a slot that was copied up to a checkpoint the same checkpoint, if there is memory for it."""
         slot.checkpoints = {}
-        if saved is not None and self._memory.checkpoint_pages <= self._free_pages():
-            self._make_room(self._memory.checkpoint_pages)
+        if saved is not None and self._pages.take_checkpoint():
             slot.checkpoints[length] = saved
-
-    def _may_copy(self, source: Slot, length: int) -> bool:
-        """Whether a copy fits in addition to its source and the running sequences' tokens."""
-        return self._memory.pages(length) <= self._free_pages(source)
-
-    def _free_pages(self, *keep: Slot) -> int:
-        """Pages that neither the running sequences' tokens nor those of some other slots need."""
-        kept = {slot.index: slot for slot in (*self._running.values(), *keep)}
-        return self._memory.num_pages - sum(map(self._needed_pages, kept.values()))
-
-    def _needed_pages(self, slot: Slot) -> int:
-        return self._memory.pages(len(slot.tokens) + slot.num_coming)
-
-    def _take_pages(self, slot: Slot, *keep: Slot) -> None:
-        """Count the pages that a slot's tokens need."""
-        needed = self._needed_pages(slot)
-        if (missing := needed - self._pages[slot.index]) > 0:
-            self._make_room(missing, *keep)
-            self._pages[slot.index] = needed
-
-    def _make_room(self, num_pages: int, *keep: Slot) -> None:
-        """Free pages until this number is free, but nothing of what lies in running slots and in some others."""
-        most = self._memory.num_pages - num_pages
-        for slot in self.slots:
-            if self._used_pages() <= most:
-                return
-            self._trim(slot)
-        for slot in self._cached():
-            if self._used_pages() <= most:
-                return
-            if slot not in keep:
-                _empty(slot)
-                self._trim(slot)
-        for slot in self.slots:
-            if self._used_pages() <= most:
-                return
-            slot.checkpoints = {}
-
-    def _used_pages(self) -> int:
-        num_checkpoints = sum(len(slot.checkpoints) for slot in self.slots)
-        return sum(self._pages) + num_checkpoints * self._memory.checkpoint_pages
-
-    def _trim(self, slot: Slot) -> None:
-        """Give back the pages behind a slot's tokens."""
-        needed = self._needed_pages(slot)
-        if needed < self._pages[slot.index]:
-            self._pages[slot.index] = needed
-            self._buffers.give_back(slot.index, (needed + 1) * self._memory.page_tokens)
 
     def _longest_past(
         self, prompt: list[int], salt: str | None, *, prefilled_only: bool, is_long: bool
@@ -415,14 +321,3 @@ class KvSlots:
 
     def _whole_groups(self, num_tokens: int) -> int:
         return num_tokens // self.row_group * self.row_group
-
-
-def _empty(slot: Slot) -> None:
-    slot.tokens, slot.num_prefilled, slot.used, slot.owner = [], 0, 0, None
-    slot.checkpoints = {}
-
-
-def _begins_with(slot: Slot, other: Slot) -> bool:
-    """Whether a slot can serve every prompt that the other can."""
-    same = (slot.salt, slot.is_long) == (other.salt, other.is_long)
-    return same and slot.num_prefilled >= other.num_prefilled and slot.tokens[: len(other.tokens)] == other.tokens

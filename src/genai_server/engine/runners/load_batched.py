@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from genai_server.engine.model.cross_attention import read_cross_decoder
-from genai_server.engine.model.files import session_profile
+from genai_server.engine.model.files import read_config, session_profile
 from genai_server.engine.model.graph import DoesNotFit, read_decoder_graph
 from genai_server.engine.profiling.folder import profile_folder
 from genai_server.engine.runners.base import Runner
@@ -103,7 +103,7 @@ def int8_graph(spec: EngineSpec, graph: Path, part: str = "decoder", *, floats: 
         return None
     model_dir, cache_dir = Path(spec.model_dir), Path(settings.cache_dir)
     int8_dir = int8_model(model_dir, cache_dir, spec.options, settings.threads, part=part, floats=floats)
-    return None if int8_dir is None else int8_dir / graph.name
+    return None if int8_dir is None else int8_dir / read_config(model_dir)["model"][part]["filename"]
 
 
 def min_gain(spec: EngineSpec) -> float:

@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 from msgspec import structs
 
-from genai_server.engine.runners.base import Abilities, Runner
+from genai_server.engine.abilities import Abilities
+from genai_server.engine.runners.base import Runner
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.engine.runners.scores import Scores
 from genai_server.engine.scheduling.scheduler_output import Read

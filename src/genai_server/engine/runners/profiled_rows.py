@@ -7,8 +7,9 @@ of several graphs.
 from collections.abc import Sequence
 from dataclasses import replace
 
+from genai_server.engine.abilities import Abilities
 from genai_server.engine.model.pass_profile import check_pass_profiles
-from genai_server.engine.runners.base import Abilities, Runner, Terminated
+from genai_server.engine.runners.base import Runner, Terminated
 from genai_server.engine.runners.batched import BatchedRunner
 from genai_server.engine.runners.scores import Scores
 from genai_server.engine.scheduling.scheduler_output import Read

@@ -37,6 +37,8 @@ def check_runner(device: str, model_dir: Path, scheduler: str, options: DeviceOp
 def check_reach(device: str, options: DeviceOptions, runner: Reach, why: str) -> None:
     """Refuse options that do not reach the runner in use. Raises ConfigurationError."""
     if found := unreachable(options, runner):
+        if runner is Reach.BATCHED and unreachable(options, Reach.GENERATOR) is None:
+            why += "; with GENAI_SCHEDULER=generator they run one by one, and the option has an effect"
         raise ConfigurationError(f"{found}, which device {device} does not run on: {why}")
 
 

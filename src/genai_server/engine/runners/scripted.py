@@ -29,7 +29,8 @@ from pathlib import Path
 
 import numpy as np
 
-from genai_server.engine.runners.base import Abilities, Runner, Terminated
+from genai_server.engine.abilities import Abilities
+from genai_server.engine.runners.base import Runner, Terminated
 from genai_server.engine.runners.scores import Logits, Scores
 from genai_server.engine.scheduling.scheduler_output import Read
 from genai_server.engine.sequence import Sequence as Scheduled

@@ -11,8 +11,9 @@ own, and they give up their places: a paused one waits again, and continues late
 import math
 from collections.abc import Callable, Collection
 
+from genai_server.engine.abilities import PassRules
 from genai_server.engine.scheduling.queue_wait import queue_wait
-from genai_server.engine.scheduling.scheduler_output import NOTHING_KEPT, KvRoom, PassRules, StepPolicy
+from genai_server.engine.scheduling.scheduler_output import NOTHING_KEPT, KvRoom, StepPolicy
 from genai_server.engine.scheduling.step_time import MAX_DRAFTED, StepTimeModel
 from genai_server.engine.sequence import Sequence, SequenceState
 from genai_server.messages.protocol import Capacity
@@ -127,7 +128,8 @@ class Places:
         passed over. Sequences of the background are paused for others.
         """
         admitted: list[Sequence] = []
-        if self.has_foreground and not self._runner.leaves_out:
+        # A runner that chooses tokens itself reads all open sequences, those of the background included.
+        if self.has_foreground and self._runner.abilities.chooses:
             for sequence in self._pausable():
                 self._pause(sequence)
         for sequence in sorted(self.waiting, key=rank):
@@ -144,7 +146,7 @@ class Places:
     def _make_place(self, sequence: Sequence) -> bool:
         """Whether a sequence can run now. As many of the background as that takes are paused, the newest first."""
         if sequence.background:
-            if self.has_foreground and not self._runner.leaves_out:
+            if self.has_foreground and self._runner.abilities.chooses:
                 return False
             # One may run in any case.
             return self._fits(sequence, self.running, self._kept(sequence) if self.running else NOTHING_KEPT)
@@ -212,8 +214,8 @@ class Places:
 
     def _grows(self, sequence: Sequence) -> bool:
         """Whether a sequence takes memory as its tokens come, and can be paused. A Generator has all memory at once."""
-        alone = sequence.profile.is_on or (sequence.adapter is not None and not self._runner.takes_adapters)
-        return self._runner.mixes and not alone and self._runner.may_pause(sequence)
+        alone = sequence.profile.is_on or (sequence.adapter is not None and not self._runner.abilities.adapters)
+        return self._runner.abilities.mixes and not alone and self._runner.may_pause(sequence)
 
     def _free_pages(self, running: Collection[Sequence]) -> int:
         """Pages that none of the running sequences is expected to need."""

@@ -15,10 +15,11 @@ not make a pass noticeably slower. Passes of the background alone are short, or 
 import logging
 from collections.abc import Callable, Collection, Iterator
 
+from genai_server.engine.abilities import PassRules
 from genai_server.engine.scheduling.drafts import NO_DRAFT, Draft, fit_drafts
 from genai_server.engine.scheduling.model_drafts import DraftingModel, ModelDrafts
 from genai_server.engine.scheduling.places import Places, rank
-from genai_server.engine.scheduling.scheduler_output import DEFAULT_POLICY, PassRules, Read, Step, StepPolicy
+from genai_server.engine.scheduling.scheduler_output import DEFAULT_POLICY, Read, Step, StepPolicy
 from genai_server.engine.scheduling.step_time import MAX_DRAFTED, MIN_CHUNK
 from genai_server.engine.scheduling.text_index import AnswerMemory
 from genai_server.engine.sequence import Sequence, common_length
@@ -128,7 +129,7 @@ class Scheduler(Places):
         """One round. Each pass is composed when it is asked for, so it sees what has changed since the last one."""
         self._step_times.begin_round()
         batch = self._batch()
-        chunks = self._next_chunks(batch) if self._runner.mixes else []
+        chunks = self._next_chunks(batch) if self._runner.abilities.mixes else []
         if batch or chunks:
             reads = self._next_tokens(batch) if not chunks else [Read.next(sequence) for sequence in batch]
             yield Step([*reads, *(chunks or self._beside(reads))])
@@ -148,7 +149,7 @@ class Scheduler(Places):
     def _batch(self) -> list[Sequence]:
         """The batched sequences of which the next pass decodes a token."""
         batch = [sequence for sequence in self._active() if sequence.batched and _decodes(sequence)]
-        if self.has_foreground or self._runner.interrupts:
+        if self.has_foreground or self._runner.abilities.interrupts:
             return batch
         curve = self._step_times.curve(len(batch))
         return batch[: max(1, sum(seconds <= _AWAITED_SECONDS for seconds in curve[1:]))]
@@ -159,7 +160,7 @@ class Scheduler(Places):
         On the host's cores it is nothing. There each token also slows the processes that deliver the others' tokens,
         which the times of passes do not show.
         """
-        if not self.has_foreground or self._runner.uses_host_cores:
+        if not self.has_foreground or self._runner.abilities.uses_host_cores:
             return []
         # An exact sequence would have the pass run by other kernels.
         is_exact = any(read.sequence.request.exact for read in reads)
@@ -176,7 +177,7 @@ class Scheduler(Places):
 
     def _mixes(self, sequence: Sequence) -> bool:
         """Whether a sequence's tokens can be read in any pass of the batch."""
-        return sequence.batched and self._runner.mixes
+        return sequence.batched and self._runner.abilities.mixes
 
     def _next_tokens(self, batch: list[Sequence]) -> list[Read]:
         """The newest token of each sequence of the batch, with drafts where they are expected to pay."""
@@ -259,7 +260,7 @@ class Scheduler(Places):
             )
         if not sequence.background:
             return budget
-        seconds = _INTERRUPTED_SECONDS if self._runner.interrupts else _AWAITED_SECONDS
+        seconds = _INTERRUPTED_SECONDS if self._runner.abilities.interrupts else _AWAITED_SECONDS
         fitting = self._step_times.tokens_read_in(seconds) or self._prefill_chunk
         return min(budget, max(MIN_CHUNK, int(fitting)))
 

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Sequence as Several
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from genai_server.engine.scheduling.text_index import AnswerMemory
 from genai_server.engine.sequence import Sequence
@@ -119,53 +119,6 @@ class KvRoom(NamedTuple):
 
 
 NOTHING_KEPT = KvRoom()
-
-
-class PassRules(Protocol):
-    """What a runner can read in one pass."""
-
-    @property
-    def mixes(self) -> bool:
-        """Whether a pass can read any number of tokens of any sequences."""
-        ...
-
-    @property
-    def takes_adapters(self) -> bool:
-        """Whether its passes can have sequences with adapters. Otherwise these have Generators of their own."""
-        ...
-
-    def fit_chunk(self, sequence: Sequence, most: int) -> int:
-        """How many of a prompt's unread tokens to read in a pass of at most `most` tokens; one more in rare cases."""
-        ...
-
-    def may_draft(self, sequence: Sequence) -> bool:
-        """Whether a draft may follow a sequence's newest token."""
-        ...
-
-    @property
-    def interrupts(self) -> bool:
-        """Whether any pass can be interrupted, so that its tokens are given again."""
-        ...
-
-    @property
-    def uses_host_cores(self) -> bool:
-        """Whether passes run on the cores that the processes of the server need, too."""
-        ...
-
-    @property
-    def leaves_out(self) -> bool:
-        """Whether open sequences that a pass does not read cost it nothing."""
-        ...
-
-    def may_pause(self, sequence: Sequence) -> bool:
-        """Whether a sequence continues in the same way after it was closed and opened again."""
-        ...
-
-    def kept(self, most: int) -> KvRoom:
-        """The part of the KV cache that sequences of the background must not take: recent prefixes of others, `most` at
-        most.
-        """
-        ...
 
 
 @dataclass(eq=False)

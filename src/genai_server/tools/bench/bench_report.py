@@ -28,7 +28,7 @@ _COLUMNS = (
     ("prefill tokens/s", "prefill_tokens_per_second", 1),
     ("HTTP core-ms a token", "cpu_per_token", 1000),
     ("cached", "cached_tokens", 1),
-    ("drafted", "drafted_tokens", 1),
+    ("accepted drafts", "drafted_tokens", 1),
     ("prompts read", "prompts_read", 1),
 )
 

@@ -22,7 +22,7 @@ class Answer:
     output_tokens: int
     # None if the server does not report it.
     cached_tokens: int | None = None
-    # Output tokens that were drafted; None if the server does not report it.
+    # Output tokens that were drafted, without rejected ones; None if the server does not report it.
     drafted_tokens: int | None = None
 
     @property

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from genai_server.cli.model_argument import find
 from genai_server.cli.option_types import path_of
+from genai_server.cli.screen import say
 from genai_server.cli.serve.welcome import url_of
 from genai_server.config.sources import load_settings
 from genai_server.errors import ChatFailed
@@ -72,13 +73,9 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _tell(line: str) -> None:
-    print(line, flush=True)
-
-
 @contextmanager
 def connected(
-    target: str | None, api_key: str | None, tell: Callable[[str], None] = _tell, options: Sequence[str] = ()
+    target: str | None, api_key: str | None, tell: Callable[[str], None] = say, options: Sequence[str] = ()
 ) -> Iterator[ChatClient]:
     """A client of the given server, or of one that is started for the block. `tell` shows that it starts.
 

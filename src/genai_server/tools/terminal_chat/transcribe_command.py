@@ -9,19 +9,27 @@ Text is shown while it is written; the other formats are complete.
 
 import argparse
 import contextlib
+import http.client
+import secrets
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 
 from genai_server.cli.model_argument import find
 from genai_server.cli.option_types import path_of
+from genai_server.cli.screen import say_aside
 from genai_server.errors import ChatFailed, ConfigurationError
 from genai_server.tools.server_answers import checked_url
+from genai_server.tools.terminal_chat.chat_client import ChatClient
 from genai_server.tools.terminal_chat.chat_command import connected, exit_cleanly_on_signals
-from genai_server.tools.terminal_chat.transcription import transcript
 
 _TEXT = "text"
 _FORMATS = (_TEXT, "srt", "vtt", "json", "verbose_json")
+_PATHS = {False: "/v1/audio/transcriptions", True: "/v1/audio/translations"}
+# Seconds without a byte of the transcript: a server without events sends nothing until its end.
+_PATIENCE = 86_400.0
+_PIECE = 256 * 1024
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -52,8 +60,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.format == _TEXT:
         fields["stream"] = "true"
     try:
-        with connected(target, arguments.api_key, _tell) as client, _writer(arguments.output) as write:
-            pieces = transcript(client, path, fields, translates=arguments.translate)
+        with connected(target, arguments.api_key, say_aside) as client, _writer(arguments.output) as write:
+            pieces = _transcript(client, path, fields, translates=arguments.translate)
             with contextlib.closing(pieces):
                 for piece in pieces:
                     write(piece)
@@ -74,10 +82,6 @@ def _is_here(model: str) -> bool:
     return True
 
 
-def _tell(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
-
-
 @contextmanager
 def _writer(output: str | None) -> Iterator[Callable[[str], None]]:
     """A function that writes pieces to a file, or to standard output. Raises ChatFailed."""
@@ -94,3 +98,44 @@ def _writer(output: str | None) -> Iterator[Callable[[str], None]]:
             yield write
     except OSError as error:
         raise ChatFailed(f"{output} cannot be written: {error.strerror or error}") from None
+
+
+def _transcript(
+    client: ChatClient, path: Path, fields: Mapping[str, str], *, translates: bool
+) -> Generator[str, None, None]:
+    """Send a file, and yield the transcript, piece by piece with the field `stream`. Raises ChatFailed.
+
+    Closing the iterator closes the connection, and the server stops transcribing.
+    """
+    boundary = secrets.token_hex(16)
+    before = b"".join(
+        f'--{boundary}\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n{value}\r\n'.encode()
+        for name, value in fields.items()
+    )
+    before += f'--{boundary}\r\nContent-Disposition: form-data; name="file"; filename="recording"\r\n\r\n'.encode()
+    after = f"\r\n--{boundary}--\r\n".encode()
+    try:
+        size, file = path.stat().st_size, path.open("rb")
+    except OSError as error:
+        raise ChatFailed(f"{path} cannot be read: {error.strerror}") from None
+
+    def body() -> Iterator[bytes]:
+        yield before
+        while piece := file.read(_PIECE):
+            yield piece
+        yield after
+
+    headers = {
+        "content-type": f"multipart/form-data; boundary={boundary}",
+        "content-length": str(len(before) + size + len(after)),
+    }
+    with file, contextlib.closing(client.connect(_PATIENCE)) as connection:
+        response = client.response(connection, "POST", _PATHS[translates], body(), headers)
+        if "stream" in fields:
+            for event in client.events(response):
+                yield event.get("delta", "")
+            return
+        try:
+            yield response.read().decode()
+        except (OSError, http.client.HTTPException):
+            raise ChatFailed("the answer broke off: the connection was closed before its end") from None

@@ -3,8 +3,9 @@
 The built models are removed: the result is only the size to export the model with.
 """
 
+import math
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,12 +13,12 @@ from genai_server.config.environment import builder_environment
 from genai_server.errors import ConfigurationError, ExportFailed
 from genai_server.hub import builder
 from genai_server.hub.builder import Build
+from genai_server.plain_tables import Rows
+from genai_server.tools.tune.measured import TITLES, Rates, row
 
 SIZES = (32, 128)
 _PRECISIONS = {4: "int4", 8: "int8"}
-
-# Prompt tokens and generated tokens per second.
-Rates = tuple[float, float]
+_BEST_BLOCK = 128
 
 
 @dataclass(frozen=True)
@@ -68,3 +69,34 @@ def measure_each(
         finally:
             shutil.rmtree(target, ignore_errors=True)
     return found
+
+
+def table_of_blocks(rates: Mapping[int, Rates], model_dir: Path, export: str) -> list[str | Rows]:
+    """A table of the rates by block size, and the command to build with the best one if the model has another.
+
+    `export` are the arguments to build it with.
+    """
+    best = max(rates, key=lambda size: math.prod(rates[size]))
+    rows = [TITLES, *(row(f"block size {size}", *rates[size], chosen=size == best) for size in rates)]
+    if _sizes(model_dir) == [best]:
+        return [rows, "the model has the best block size"]
+    return [rows, f"build it again with: genai-server export {export} --extra block_size={best}"]
+
+
+def _sizes(model_dir: Path) -> list[int]:
+    from genai_server.engine.measuring.tuning import quantized_blocks
+
+    return sorted({size for _, size in quantized_blocks(model_dir)})
+
+
+def blocks(model_dir: Path) -> str:
+    """A sentence on the weights' block size, which cannot be changed without the original weights."""
+    if not (sizes := _sizes(model_dir)):
+        return "block size: the weights are not quantized in blocks"
+    shown = f"block size: {', '.join(map(str, sizes))}"
+    if max(sizes) >= _BEST_BLOCK:
+        return shown
+    return (
+        f"{shown}; --original DIR measures others, which need the original weights. "
+        f"On CPUs {_BEST_BLOCK} is usually faster"
+    )

@@ -7,13 +7,12 @@ with. Measure on an idle machine: other load distorts the result.
 
 import argparse
 import itertools
-import math
 import os
 import sys
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,11 +33,11 @@ from genai_server.options.config_file import DEFAULT_FILE
 from genai_server.options.device import DeviceOptions
 from genai_server.options.session import SPINNING, THREADS
 from genai_server.options.toml import with_settings
-from genai_server.plain_tables import Rows
 from genai_server.pooling_model import Task, task_of
 from genai_server.tools.doctor import machine
 from genai_server.tools.doctor.finding import WARN
-from genai_server.tools.tune.block_sizes import SIZES, Original, Rates, measure_each
+from genai_server.tools.tune.block_sizes import SIZES, Original, blocks, measure_each, table_of_blocks
+from genai_server.tools.tune.measured import Measured, Rates, table
 
 if TYPE_CHECKING:
     from genai_server.engine.measuring.tuning import Tuned
@@ -50,59 +49,10 @@ _LENGTH = 2048
 # Entries of a session whose best value depends on the machine: how long idle threads spin, in microseconds, and whether
 # 4-bit matrices are multiplied with 32-bit activations.
 _ENTRIES = ((SPINNING, "0"), ("session.intra_op.spin_duration_us", "1000"), ("mlas.qnbit.force_fp32", "1"))
-# An entry is used if the product of both rates grows to at least this share.
-_MIN_GAIN = 1.1
-# The smallest value whose rate reaches this share of the best is chosen. A smaller batch needs less memory and makes a
-# stream faster; a smaller chunk delays other requests less.
-_GOOD_ENOUGH = {"max_batch_size": 0.95, "prefill_chunk": 0.9}
-_BEST_BLOCK = 128
 # Maximum share of the cores that other programs may use during the measurement.
 _MAX_BUSY = 0.1
-_TITLES = ("", "prefill tokens/s", "decode tokens/s", "")
 
 Show = Callable[[str], None]
-
-
-@dataclass
-class Measured:
-    """Rates in tokens per second, by the value that was tried."""
-
-    prefill_by_threads: dict[int, float] = field(default_factory=dict)
-    decode_by_threads: dict[int, float] = field(default_factory=dict)
-    # With the best number of threads and one entry of the session.
-    by_entry: dict[tuple[str, str], Rates] = field(default_factory=dict)
-    decode_by_batch: dict[int, float] = field(default_factory=dict)
-    prefill_by_chunk: dict[int, float] = field(default_factory=dict)
-
-    def best(self) -> dict[str, int]:
-        """The settings to choose."""
-        found = {"threads": self.best_threads}
-        if len(self.decode_by_batch) > 1:  # without a batch, requests run one after another in any case
-            found["max_batch_size"] = smallest_good(self.decode_by_batch, _GOOD_ENOUGH["max_batch_size"])
-        found["prefill_chunk"] = smallest_good(self.prefill_by_chunk, _GOOD_ENOUGH["prefill_chunk"])
-        return found
-
-    @property
-    def best_threads(self) -> int:
-        """The number of threads with the best product of prefill and decode rates."""
-        return max(self.prefill_by_threads, key=self._of_both)
-
-    @property
-    def best_entry(self) -> dict[str, str]:
-        """The entry with the best product of the rates; none if that is hardly better than without."""
-        products = {entry: math.prod(rates) for entry, rates in self.by_entry.items()}
-        best = max(products, key=lambda entry: products[entry], default=None)
-        if best is None or products[best] < _MIN_GAIN * self._of_both(self.best_threads):
-            return {}
-        return dict([best])
-
-    def _of_both(self, threads: int) -> float:
-        return self.prefill_by_threads[threads] * self.decode_by_threads[threads]
-
-
-def smallest_good(rates: Mapping[int, float], share: float) -> int:
-    """The smallest value whose rate is at least this share of the best rate."""
-    return min(tried for tried, rate in rates.items() if rate >= share * max(rates.values()))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -157,7 +107,7 @@ def run(arguments: argparse.Namespace) -> int:
         text = with_settings(text, best)
         _write(target, with_settings(text, entry, "session") if entry else text, best, entry)
     if original is None:
-        print(_blocks(Path(settings.model_dir)))
+        print(blocks(Path(settings.model_dir)))
         return 0
     tuned, length = _tuned(settings)
 
@@ -297,55 +247,3 @@ def _threads() -> list[int]:
     """Powers of two and the usable cores. More threads would only wait for each other."""
     cores = usable_cores()
     return sorted({cores, *(2**power for power in range(cores.bit_length()) if 2**power <= cores)})
-
-
-def _row(title: str, prefill: float | None, decode: float | None, *, chosen: bool) -> Sequence[str]:
-    rates = ("" if rate is None else f"{rate:.0f}" for rate in (prefill, decode))
-    return title, *rates, "← best" if chosen else ""
-
-
-def table(measured: Measured, best: Mapping[str, int]) -> Rows:
-    """A table of the rates, the best marked."""
-    rows: list[Sequence[str]] = [_TITLES]
-    for threads, prefill in measured.prefill_by_threads.items():
-        chosen = threads == best["threads"]
-        rows.append(_row(f"threads = {threads}", prefill, measured.decode_by_threads[threads], chosen=chosen))
-    for (name, value), rates in measured.by_entry.items():
-        title = f"{name.removeprefix('session.')} = {value}"
-        rows.append(_row(title, *rates, chosen=name in measured.best_entry))
-    for size, decode in measured.decode_by_batch.items():
-        rows.append(_row(f"max_batch_size = {size}", None, decode, chosen=size == best.get("max_batch_size")))
-    for chunk, prefill in measured.prefill_by_chunk.items():
-        rows.append(_row(f"prefill_chunk = {chunk}", prefill, None, chosen=chunk == best["prefill_chunk"]))
-    return rows
-
-
-def table_of_blocks(rates: Mapping[int, Rates], model_dir: Path, export: str) -> list[str | Rows]:
-    """A table of the rates by block size, and the command to build with the best one if the model has another.
-
-    `export` are the arguments to build it with.
-    """
-    best = max(rates, key=lambda size: math.prod(rates[size]))
-    rows = [_TITLES, *(_row(f"block size {size}", *rates[size], chosen=size == best) for size in rates)]
-    if _sizes(model_dir) == [best]:
-        return [rows, "the model has the best block size"]
-    return [rows, f"build it again with: genai-server export {export} --extra block_size={best}"]
-
-
-def _sizes(model_dir: Path) -> list[int]:
-    from genai_server.engine.measuring.tuning import quantized_blocks
-
-    return sorted({size for _, size in quantized_blocks(model_dir)})
-
-
-def _blocks(model_dir: Path) -> str:
-    """A sentence on the weights' block size, which cannot be changed without the original weights."""
-    if not (sizes := _sizes(model_dir)):
-        return "block size: the weights are not quantized in blocks"
-    shown = f"block size: {', '.join(map(str, sizes))}"
-    if max(sizes) >= _BEST_BLOCK:
-        return shown
-    return (
-        f"{shown}; --original DIR measures others, which need the original weights. "
-        f"On CPUs {_BEST_BLOCK} is usually faster"
-    )

@@ -1,0 +1,67 @@
+"""What a runner can do, for those who choose what it does."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from genai_server.engine.scheduling.scheduler_output import UNSHARED, KvMemory, KvRoom
+from genai_server.engine.sequence import Sequence
+
+
+@dataclass(frozen=True)
+class Abilities:
+    """What a runner can do; fixed once its model is loaded."""
+
+    # The runner's name in the API.
+    name: str
+    # Sequences that one pass can decode, at most.
+    max_rows: int = 1
+    # Whether a pass can read any number of tokens of any sequences.
+    mixes: bool = False
+    # Whether sequences may have drafts.
+    drafts: bool = False
+    # Whether a sequence alone is bitwise equal to the same sequence in any batch.
+    exact: bool = True
+    # Whether it reads complete texts, and returns a vector or a score for each, in place of a prompt to continue.
+    pools: bool = False
+    # Whether it reads prompts and chooses tokens itself. Then `open` begins the answer.
+    chooses: bool = False
+    # Whether sequences may have adapters.
+    adapters: bool = False
+    # Whether it keeps the prompts of ended sequences for later ones that begin alike.
+    caches_prefixes: bool = False
+    # Whether `adopt` can be used.
+    adopts: bool = False
+    # Whether `must_reopen` may be true.
+    reopens: bool = False
+    # Whether any pass can be interrupted.
+    interrupts: bool = False
+    # Whether its passes run on the cores that the processes of the server need, too.
+    uses_host_cores: bool = True
+    # Passes of at least this many tokens may have 8-bit weights; None if no pass has.
+    int8_from: int | None = None
+    # The memory that its sequences share.
+    memory: KvMemory = UNSHARED
+
+
+class PassRules(Protocol):
+    """What a runner can read in one pass."""
+
+    abilities: Abilities
+
+    def fit_chunk(self, sequence: Sequence, most: int) -> int:
+        """How many of a prompt's unread tokens to read in a pass of at most `most` tokens; one more in rare cases."""
+        ...
+
+    def may_draft(self, sequence: Sequence) -> bool:
+        """Whether a draft may follow a sequence's newest token."""
+        ...
+
+    def may_pause(self, sequence: Sequence) -> bool:
+        """Whether a sequence continues in the same way after it was closed and opened again."""
+        ...
+
+    def kept(self, most: int) -> KvRoom:
+        """The part of the KV cache that sequences of the background must not take: recent prefixes of others, `most` at
+        most.
+        """
+        ...
