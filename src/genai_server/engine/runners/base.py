@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from collections.abc import Sequence as Several
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +64,8 @@ class Abilities:
     uses_host_cores: bool = True
     # Passes of at least this many tokens may have 8-bit weights; None if no pass has.
     int8_from: int | None = None
+    # The seconds of passes at the start, by their number of tokens, where they were timed for that.
+    tried_passes: Mapping[int, float] = field(default_factory=dict)
     # The memory that its sequences share.
     memory: KvMemory = UNSHARED
 
@@ -98,6 +100,11 @@ class Runner(ABC):
     def interrupts(self) -> bool:
         """Whether any pass can be interrupted, so that its tokens are given again."""
         return self.abilities.interrupts
+
+    @property
+    def tried_passes(self) -> Mapping[int, float]:
+        """The seconds of passes at the start, by their number of tokens; empty if none were timed."""
+        return self.abilities.tried_passes
 
     @property
     def uses_host_cores(self) -> bool:

@@ -1,6 +1,7 @@
 """What the scheduler gives to the runners: steps, and the tokens of each sequence that they read; with its limits."""
 
 import sys
+from collections.abc import Mapping
 from collections.abc import Sequence as Several
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
@@ -150,6 +151,11 @@ class PassRules(Protocol):
     @property
     def uses_host_cores(self) -> bool:
         """Whether passes run on the cores that the processes of the server need, too."""
+        ...
+
+    @property
+    def tried_passes(self) -> Mapping[int, float]:
+        """The seconds of passes at the start, by their number of tokens; empty if none were timed."""
         ...
 
     @property
