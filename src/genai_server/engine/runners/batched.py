@@ -122,7 +122,7 @@ class BatchedRunner(Runner):
         self._paged = graph.block_tokens > 0
         if not self._paged:
             self._row_group = trials.smallest_row_group(self._try, self._copy_row, model.vocab_size)
-        int8_from = None if int8 is None else self._try_int8(int8.min_gain)
+        trial = trials.Int8Trial() if int8 is None else self._try_int8(int8.min_gain)
         self._take_memory(limits.num_slots, limits.max_length)
         self.slots = KvSlots(
             limits.num_slots,
@@ -151,7 +151,8 @@ class BatchedRunner(Runner):
             # The states of many rows would have to be copied before each pass.
             interrupts=not self._has_states,
             uses_host_cores=on_host,
-            int8_from=int8_from,
+            int8_from=trial.first,
+            tried_passes=trial.seconds,
             memory=limits.memory,
         )
 
@@ -438,17 +439,17 @@ class BatchedRunner(Runner):
             self.states.load(slot, saved)
         return logits.copy().reshape(*ids.shape, -1)
 
-    def _try_int8(self, min_gain: float) -> int | None:
-        """The least tokens of a pass with 8-bit weights; None if they are slower, too coarse, or fail."""
+    def _try_int8(self, min_gain: float) -> trials.Int8Trial:
+        """Time passes with 8-bit weights, which are not used if they are slower, too coarse, or fail."""
         assert self._int8 is not None
         self._take_memory(1, trials.MAX_TIMED)
         try:
             self._read_prompt(self._int8)
             tried = partial(self._try, on=self._int8)
-            return trials.min_int8_tokens(self._try, tried, self.model.vocab_size, min_gain)
+            return trials.try_int8(self._try, tried, self.model.vocab_size, min_gain)
         except RunnerFailed as error:
             log.warning("weights of 8 bits are not used: %s", error.message)
-            return None
+            return trials.Int8Trial()
 
     def _read_prompt(self, on: DecoderSession) -> None:
         """Run a pass that reads more tokens than it gives logits, as most passes do."""
