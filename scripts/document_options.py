@@ -108,7 +108,7 @@ onnxruntime-ep-openvino 1.8.1, which accepts unknown options silently.
 
 ## On a GPU
 
-Tried on an H100 with CUDA 13 ([figures](evidence/benchmarks.md#gpus)); nothing else was.
+Tried on an H100 with CUDA 13 ([figures](evidence/benchmarks.md#gpus)).
 
 - `GENAI_DEVICE=cuda` batches requests by ONNX Runtime's paged attention, with keys and values of 16 bits in blocks of
   256 tokens. They get four fifths of what the weights leave of the GPU's memory, or `GENAI_KV_CACHE_BYTES`. The device
