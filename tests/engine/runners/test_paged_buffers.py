@@ -193,6 +193,15 @@ def test_logits_stay_readable_after_later_passes(paged: Any, offering: Any, grap
     np.testing.assert_allclose([found.last, later.last], expected[[0, 2]], atol=1e-4)
 
 
+@pytest.mark.parametrize("kind", [np.float16, np.float32])
+def test_single_rows_are_read_as_32_bit_floats(graph: DecoderGraph, kind: Any) -> None:
+    logits = np.random.default_rng(1).normal(size=(1, 5, 1001)).astype(kind)
+    buffers = PagedBuffers(ON_CPU, 5, replace(graph, logits_type=kind), ROWS, LENGTH)
+    found = buffers.read(onnxruntime.OrtValue.ortvalue_from_numpy(logits), range(2, 4))
+    assert found.dtype == np.float32
+    assert np.array_equal(found, logits[0, 2:4])
+
+
 def test_each_row_has_the_share_at_its_own_temperature(offering: Any, graph: DecoderGraph) -> None:
     runner = Driven(on_blocks(offering, graph))
     temperatures = {1: 0.5, 2: 0.0, 3: 2.0}
@@ -333,6 +342,8 @@ def test_failed_device_copy_is_a_runner_failure(graph: DecoderGraph, monkeypatch
     monkeypatch.setattr(onnxruntime.InferenceSession, "run_with_iobinding", refuse)
     with pytest.raises(RunnerFailed, match="no memory"):
         buffers.copy(0, 1, 4)
+    with pytest.raises(RunnerFailed, match="no memory"):
+        buffers.read(onnxruntime.OrtValue.ortvalue_from_numpy(np.zeros((1, 1, 9), np.float32)), range(1))
 
 
 def test_a_device_that_onnx_runtime_lacks_is_named(graph: DecoderGraph) -> None:
