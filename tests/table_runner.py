@@ -38,15 +38,15 @@ class TableRunner(Runner):
             return Scores(logits)
         self.num_offered += len(logits)
         best = np.argsort(-logits, kind="stable")[:, : self._num_best]
-        scale = read.sequence.sampler.scale
-        shares = 1 / np.exp(np.float32(scale) * (logits - logits.max(axis=1, keepdims=True))).sum(axis=1)
+        scales = np.full(len(logits), read.sequence.sampler.scale, np.float32)
+        shares = 1 / np.exp(scales[:, np.newaxis] * (logits - logits.max(axis=1, keepdims=True))).sum(axis=1)
 
         def fetch(places: range) -> Logits:
             self.num_fetched += len(places)
             return logits[places.start : places.stop]
 
         highest = np.take_along_axis(logits, best, axis=1)
-        return Scores(best=Best(highest, best, shares, scale, range(len(tokens)), fetch))
+        return Scores(best=Best(highest, best, shares, scales, range(len(tokens)), fetch))
 
     def accept(self, sequence: int, tokens: Sequence[int]) -> None:
         pass

@@ -28,6 +28,7 @@ def engine_spec(
         draft_memory_bytes=0,
         max_length=max_length,
         scheduler="auto",
+        exact=False,
         kv_cache_bytes=0,
         kv_cache_type="fp32",
         prefill_weights="int4",

@@ -144,7 +144,7 @@ class Settings(ServerSettings, MediaSettings):
     """
 
     speculation: Literal["auto", "off"] = "auto"
-    """`auto` drafts the next tokens of answers in the batch on the CPU where that is faster; `off` disables drafts."""
+    """`auto` drafts the next tokens of answers in the batch where that is faster; `off` disables drafts."""
 
     draft_memory_bytes: int = Field(32 * 1024 * 1024, ge=0)
     """Maximum bytes of earlier answers that each engine keeps for drafts, separated by API key; a token takes 12. The

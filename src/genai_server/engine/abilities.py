@@ -1,6 +1,7 @@
 """What a runner can do, for those who choose what it does."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from genai_server.engine.scheduling.scheduler_output import UNSHARED, KvMemory, KvRoom
@@ -41,6 +42,8 @@ class Abilities:
     uses_host_cores: bool = True
     # Passes of at least this many tokens may have 8-bit weights; None if no pass has.
     int8_from: int | None = None
+    # The seconds of passes at the start, by their number of tokens, where they were timed for that.
+    tried_passes: Mapping[int, float] = field(default_factory=dict)
     # The memory that its sequences share.
     memory: KvMemory = UNSHARED
 

@@ -22,6 +22,8 @@ class EngineSettings(Struct, frozen=True):
     # 0 allows the model's context, or what of it the memory holds.
     max_length: int
     scheduler: str
+    # Whether requests are exact unless they say otherwise.
+    exact: bool
     kv_cache_bytes: int
     kv_cache_type: str
     prefill_weights: str

@@ -196,7 +196,7 @@ def test_logits_stay_readable_after_later_passes(paged: Any, offering: Any, grap
 
 
 def test_logits_of_few_positions_are_computed_at_once(
-    paged: Any, graph: DecoderGraph, monkeypatch: pytest.MonkeyPatch
+    offering: Any, graph: DecoderGraph, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     computed: list[int] = []
     bind = DecoderSession.bind
@@ -206,7 +206,7 @@ def test_logits_of_few_positions_are_computed_at_once(
         return bind(session, layout, wanted)
 
     monkeypatch.setattr(DecoderSession, "bind", noted)
-    runner = Driven(on_blocks(paged, graph))
+    runner = Driven(on_blocks(offering, graph))
     computed.clear()
     reads = []
     for number, scored in enumerate((True, True, False)):
@@ -218,6 +218,15 @@ def test_logits_of_few_positions_are_computed_at_once(
     found = runner.forward(reads)
     assert [len(scores.logits) for scores in found] == [4, 4, 1]
     assert sorted(computed) == [1, 4, 4]
+
+
+@pytest.mark.parametrize("kind", [np.float16, np.float32])
+def test_single_rows_are_read_as_32_bit_floats(graph: DecoderGraph, kind: Any) -> None:
+    logits = np.random.default_rng(1).normal(size=(1, 5, 1001)).astype(kind)
+    buffers = PagedBuffers(ON_CPU, 5, replace(graph, logits_type=kind), ROWS, LENGTH)
+    found = buffers.read(onnxruntime.OrtValue.ortvalue_from_numpy(logits), range(2, 4))
+    assert found.dtype == np.float32
+    assert np.array_equal(found, logits[0, 2:4])
 
 
 def test_each_row_has_the_share_at_its_own_temperature(offering: Any, graph: DecoderGraph) -> None:
@@ -244,6 +253,13 @@ def test_image_token_is_never_among_the_best(name: str) -> None:
         assert scores.best is not None
         assert np.array_equal(scores.best.tokens[0], top_tokens(scores.last, NUM_BEST))
         assert scores.last[graph.vision.image_token] == -np.inf
+
+
+def test_prompt_logprobs_are_computed_in_short_chunks(offering: Any, graph: DecoderGraph) -> None:
+    runner = on_blocks(offering, graph, max_length=1000)
+    for is_wanted, chunk in ((False, 600), (True, 256)):
+        request = GenerationRequest("r", [11] * 700, 4, 1000, prompt_logprobs=is_wanted, top_logprobs=0)
+        assert runner.fit_chunk(EngineSequence(1, (0, 0), request, lambda: 0.0), 600) == chunk
 
 
 GREEDY = Sampling()
@@ -353,6 +369,8 @@ def test_failed_device_copy_is_a_runner_failure(graph: DecoderGraph, monkeypatch
     monkeypatch.setattr(onnxruntime.InferenceSession, "run_with_iobinding", refuse)
     with pytest.raises(RunnerFailed, match="no memory"):
         buffers.copy(0, 1, 4)
+    with pytest.raises(RunnerFailed, match="no memory"):
+        buffers.read(onnxruntime.OrtValue.ortvalue_from_numpy(np.zeros((1, 1, 9), np.float32)), range(1))
 
 
 def test_a_device_that_onnx_runtime_lacks_is_named(graph: DecoderGraph) -> None:

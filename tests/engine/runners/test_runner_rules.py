@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from genai_server.engine.runners.runner_rules import check_reach, check_runner
+from genai_server.engine.runners.runner_rules import check_reach, check_runner, never_batched
 from genai_server.errors import ConfigurationError
 from genai_server.options.check import check_device
 from genai_server.options.table import Reach
@@ -35,6 +35,11 @@ def test_unavailable_runner_or_option_is_refused(tmp_path: Path, device: str, sc
     options = check_device({"session": {"execution_mode": "parallel"}}, device)
     with pytest.raises(ConfigurationError, match=message):
         check_runner(device, tmp_path, scheduler, options)
+
+
+def test_a_device_whose_requests_are_exact_has_no_batch(tmp_path: Path) -> None:
+    assert never_batched("cpu", tmp_path, "auto", exact=True) is None
+    assert "GENAI_EXACT is true" in (never_batched("cuda", tmp_path, "auto", exact=True) or "")
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])

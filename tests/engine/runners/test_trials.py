@@ -8,7 +8,7 @@ import pytest
 from numpy.typing import NDArray
 
 from genai_server.engine.runners.scores import Logits
-from genai_server.engine.runners.trials import MAX_TIMED, Pass, min_int8_tokens
+from genai_server.engine.runners.trials import MAX_TIMED, Pass, try_int8
 from tests.hand_clock import HandClock
 
 VOCABULARY = 50
@@ -27,10 +27,20 @@ def timed_pass(clock: HandClock, seconds: Callable[[int], float], error: float =
     return run
 
 
+def test_times_of_passes_are_those_of_the_weights_in_use() -> None:
+    clock = HandClock()
+    passes = timed_pass(clock, lambda n: 0.02 * n), timed_pass(clock, lambda n: 0.1 + 0.01 * n, 0.01)
+    found = try_int8(*passes, VOCABULARY, LIMIT, clock)
+    assert found.first == 16
+    assert found.seconds == pytest.approx({1: 0.02, 4: 0.08, 8: 0.16, 15: 0.3, 16: 0.26, 64: 0.74})
+    slower = timed_pass(clock, lambda n: 0.03 * n)
+    assert try_int8(passes[0], slower, VOCABULARY, LIMIT, clock).seconds[64] == pytest.approx(1.28)
+
+
 def min_tokens(own: Callable[[int], float], int8: Callable[[int], float], error: float = 0.01) -> int | None:
     clock = HandClock()
     passes = timed_pass(clock, own), timed_pass(clock, int8, error)
-    return min_int8_tokens(*passes, VOCABULARY, LIMIT, clock)
+    return try_int8(*passes, VOCABULARY, LIMIT, clock).first
 
 
 @pytest.mark.parametrize(("fixed", "expected"), [(0.0, 4), (0.05, 8), (0.1, 16), (0.3, 64)])
@@ -70,7 +80,7 @@ def test_passes_are_repeated_until_their_best_times_agree() -> None:
     def pass_of(name: str) -> Pass:
         return timed_pass(clock, lambda n: 0.01 * seconds[name].pop(0) if n == MAX_TIMED else 0.001)
 
-    assert min_int8_tokens(pass_of("own"), pass_of("int8"), VOCABULARY, LIMIT, clock) == MAX_TIMED
+    assert try_int8(pass_of("own"), pass_of("int8"), VOCABULARY, LIMIT, clock).first == MAX_TIMED
     assert seconds == {"own": [], "int8": []}
 
 

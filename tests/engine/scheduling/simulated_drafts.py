@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Sequence as Several
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 
 from genai_server.engine.scheduling.scheduler import Scheduler
@@ -34,15 +34,23 @@ class Machine:
     noise: float = 0.02
     # The share of passes that other programs make six times as long.
     disturbed: float = 0.0
+    # Passes of more tokens have other weights, with which a further one takes `cheap` milliseconds; 0 if none has.
+    few: int = 0
+    cheap: float = 0.0
     seconds: float = 0.0
     # Disturbs the model's passes, and those of the draft model.
     chance: random.Random = field(default_factory=lambda: random.Random(3))
     chance_of_drafts: random.Random = field(default_factory=lambda: random.Random(4))
 
+    def milliseconds(self, num_tokens: int, *, drafts: bool = False) -> float:
+        """What a pass of decoded tokens takes without disturbances."""
+        few = num_tokens if drafts or not self.few else min(self.few, num_tokens)
+        return self.first + max(0, few - 1) * self.further + (num_tokens - few) * self.cheap
+
     def run(self, num_decoded: int, num_prompt: int, *, drafts: bool = False) -> float:
         """Let the time of a pass go by; returns its seconds."""
         chance = self.chance_of_drafts if drafts else self.chance
-        milliseconds = self.first + max(0, num_decoded - 1) * self.further + num_prompt * self.prompt
+        milliseconds = self.milliseconds(num_decoded, drafts=drafts) + num_prompt * self.prompt
         milliseconds *= (self.draft_share if drafts else 1.0) * max(0.5, chance.gauss(1.0, self.noise))
         if chance.random() < self.disturbed:
             milliseconds *= 6
@@ -107,8 +115,12 @@ class Simulation:
     def __init__(self, machine: Machine, acceptance: float | None) -> None:
         self.machine = machine
         self.model = None if acceptance is None else SimulatedModel(machine, acceptance)
+        runner = able_runner()
+        if machine.few:
+            tried = {number: machine.milliseconds(number) for number in (1, 4, 8, 16, 64)}
+            runner.abilities = replace(runner.abilities, tried_passes=tried)
         self._scheduler = Scheduler(
-            able_runner(), max_running=16, max_waiting=16, prefill_chunk=CHUNK, policy=StepPolicy(speculates=True)
+            runner, max_running=16, max_waiting=16, prefill_chunk=CHUNK, policy=StepPolicy(speculates=True)
         )
         if self.model is not None:
             self._scheduler.draft_with(self.model, lambda: self.machine.seconds)

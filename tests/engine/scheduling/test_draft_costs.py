@@ -7,11 +7,15 @@ from genai_server.engine.scheduling.drafts import NO_DRAFT, UnmadeDraft
 from genai_server.engine.scheduling.step_time import MAX_DRAFTED, StepTimeModel
 
 
-def times(first: float, further: float) -> StepTimeModel:
+def measured(seconds: dict[int, float]) -> StepTimeModel:
     found = StepTimeModel()
-    for number in (1, MAX_DRAFTED):
-        found.passed(number, number, first + further * (number - 1))
+    for number, each in seconds.items():
+        found.passed(number, number, each)
     return found
+
+
+def times(first: float, further: float) -> StepTimeModel:
+    return measured({number: first + further * (number - 1) for number in (1, MAX_DRAFTED)})
 
 
 def costs(num_rows: int, further: float = 0.1, draft: float = 0.2) -> DraftCosts:
@@ -43,7 +47,17 @@ def test_drafts_of_all_rows_are_worth_more_than_those_of_one() -> None:
     found = costs(2, further=0.2)
     assert found.fit([draft, draft]).lengths == [1, 1]
     assert found.fit([draft, NO_DRAFT]).lengths == [0, 0]
-    assert costs(2, further=0.2).fit([draft, draft]).worth == 1.0
+    assert found.fit([draft, draft]).worth == pytest.approx(1.0)
+
+
+def test_rows_with_drafts_end_earlier_and_the_others_do_not() -> None:
+    """A step of four rows takes 1.3 s, one of a single row 1 s: three rows that end earlier save 0.1 s each."""
+    draft = UnmadeDraft(1, 0.9, 1)
+    rows = DraftCosts(4, measured({1: 1.0, 4: 1.3, 8: 1.31}), times(0.001, 0.0))
+    assert rows.fit([draft] * 4).worth == pytest.approx(1.0)
+    three = rows.fit([draft] * 3 + [NO_DRAFT])
+    assert three.lengths == [1, 1, 1, 0]
+    assert three.worth == pytest.approx(0.1 / (1.3 / 4))
 
 
 def test_best_drafts_save_nothing_in_a_large_batch() -> None:

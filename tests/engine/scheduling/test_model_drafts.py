@@ -131,7 +131,10 @@ def test_sequences_without_drafts_are_left_out() -> None:
     batch = a_batch(2)
     drafts = drafting(model)
     learn(drafts, batch[1], 3)
-    found = drafts.choose(batch, [NO_DRAFT, NO_DRAFT], [False, True], times(0.01))
+    costly_row = StepTimeModel()
+    for number in (64, 2, 1):
+        costly_row.passed(number, number, min(number, 2))
+    found = drafts.choose(batch, [NO_DRAFT, NO_DRAFT], [False, True], costly_row)
     assert found is not None
     assert [bool(tokens) for tokens in found] == [False, True]
     assert choose(drafting(TimedModel(most=0)), batch) == [[], []]

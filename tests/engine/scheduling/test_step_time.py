@@ -156,6 +156,34 @@ def test_passes_of_large_batches_are_measured() -> None:
     assert times.chunk(1000, decoding=times.seconds(200)) == int(PROMPT_SHARE * 200)
 
 
+# passes at the start
+
+
+def test_passes_of_the_start_tell_what_others_take() -> None:
+    times = StepTimeModel({1: 1.0, 4: 2.0, 7: 3.0, 8: 3.0, 64: 3.5})
+    assert times.curve(64)[-1] == 0.0
+    times.passed(4, 4, 4.0)  # as with a longer past, or another program
+    assert [times.seconds(number) for number in (1, 4, 7, 36)] == pytest.approx([2.0, 4.0, 6.0, 6.5])
+
+
+def test_measured_passes_count_more_than_those_of_the_start() -> None:
+    times = StepTimeModel({1: 1.0, 8: 2.0, 16: 3.0})
+    times.passed(1, 1, 1.0)
+    times.passed(8, 8, 4.0)
+    assert [times.seconds(number) for number in (1, 8, 16)] == pytest.approx([1.0, 4.0, 6.0])
+    for _ in range(300):
+        times.passed(1, 1, 1.0)
+    assert [times.seconds(number) for number in (1, 8, 16)] == pytest.approx([1.0, 2.0, 3.0])
+
+
+def test_no_pass_of_the_start_is_shorter_than_a_smaller_one() -> None:
+    times = StepTimeModel({1: 1.0, 8: 2.0, 16: 2.0})
+    times.passed(1, 1, 2.0)
+    times.passed(4, 4, 6.0)
+    times.passed(16, 16, 6.0)
+    assert times.curve(16) == sorted(times.curve(16))
+
+
 def _beside(times: dict[int, float], num_tokens: int = 1, calls: int = 1) -> list[int]:
     model = StepTimeModel()
     for number, seconds in times.items():

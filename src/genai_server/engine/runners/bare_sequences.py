@@ -25,8 +25,7 @@ def open_bare(
     adapter: LoadedAdapter | None = None,
     **fields: Any,
 ) -> Sequence:
-    """Begin a sequence that can grow to `max_length` tokens, and needs all logits; `fields` are the request's."""
-    fields = {"top_logprobs": 0} | fields
+    """Begin a sequence that can grow to `max_length` tokens; `fields` are the request's."""
     request = GenerationRequest("", prompt, max(0, max_length - len(prompt)), max_length, **fields)
     number = next(_IDS) if id is None else id
     sequence = Sequence(number, (0, 0), request, lambda: 0.0, adapter=adapter, reuses_past=reuses_past)

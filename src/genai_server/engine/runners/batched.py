@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from genai_server.engine.abilities import Abilities
 from genai_server.engine.model.adapter_file import adapter_inputs, check_adapter_file
 from genai_server.engine.model.graph import DecoderGraph
-from genai_server.engine.model.output_head import BEST_LOGITS, BEST_TOKENS, SHARES
+from genai_server.engine.model.output_head import BEST_LOGITS, BEST_TOKENS, SCALES, SHARES
 from genai_server.engine.model.pass_profile import profile_pass
 from genai_server.engine.model.ragged import slot_length
 from genai_server.engine.model.session import open_recurrences
@@ -46,9 +46,8 @@ from genai_server.messages.generation_request import GenerationRequest, ModelInf
 
 log = logging.getLogger(__name__)
 _INTERRUPTED_MESSAGE = "terminate flag"
-# Positions of a prompt whose logits a device computes at once: with their softmax, each takes 20 bytes for each token
-# of the vocabulary.
-_MAX_SCORED = 256
+# Tokens of a chunk all of whose logits are computed on a device. With 150,000 tokens, they take 0.16 GB of its memory.
+_MAX_POSITIONS = 256
 TakeHidden = Callable[[Scheduled, int, NDArray[Any]], None]
 
 
@@ -123,7 +122,7 @@ class BatchedRunner(Runner):
         self._paged = graph.block_tokens > 0
         if not self._paged:
             self._row_group = trials.smallest_row_group(self._try, self._copy_row, model.vocab_size)
-        int8_from = None if int8 is None else self._try_int8(int8.min_gain)
+        trial = trials.Int8Trial() if int8 is None else self._try_int8(int8.min_gain)
         self._take_memory(limits.num_slots, limits.max_length)
         self.slots = KvSlots(
             limits.num_slots,
@@ -152,7 +151,8 @@ class BatchedRunner(Runner):
             # The states of many rows would have to be copied before each pass.
             interrupts=not self._has_states,
             uses_host_cores=on_host,
-            int8_from=int8_from,
+            int8_from=trial.first,
+            tried_passes=trial.seconds,
             memory=limits.memory,
         )
 
@@ -209,9 +209,10 @@ class BatchedRunner(Runner):
     def may_draft(self, sequence: Scheduled) -> bool:
         # All tokens of a pass have the same cosines and sines.
         is_near = self.switches_at is not None and self.switches_at - MAX_DRAFTED < len(sequence.tokens)
-        if self._own.offers_best and needs_all_logits(sequence):
+        if not super().may_draft(sequence) or (is_near and not self.slots.of(sequence.id).is_long):
             return False
-        return super().may_draft(sequence) and (not is_near or self.slots.of(sequence.id).is_long)
+        # All logits of each token of a draft would have to be copied.
+        return not (self._own.offers_best and needs_all_logits(sequence))
 
     def kept(self, most: int) -> KvRoom:
         return self.slots.kept(most)
@@ -230,8 +231,8 @@ class BatchedRunner(Runner):
         return self._int8 is not None
 
     def fit_chunk(self, sequence: Scheduled, most: int) -> int:
-        if self._paged and sequence.wants_positions:
-            most = min(most, _MAX_SCORED)
+        if self._own.offers_best and sequence.wants_positions:
+            most = min(most, _MAX_POSITIONS)
         chunk = super().fit_chunk(sequence, most)
         if not self._has_states or not self.slots.has(sequence.id) or sequence.num_produced:
             return chunk
@@ -319,7 +320,7 @@ class BatchedRunner(Runner):
         num_cached = len(slot.tokens)
         num_logits = read.num_tokens if read.positions else 1 + len(read.draft)
         ranks = None if self._stack is None else self._stack.ranks(read.sequence.id)
-        is_alone = (ranks is not None and read.sequence.request.exact) or (self._paged and read.positions)
+        is_alone = (ranks is not None and read.sequence.request.exact) or (self._own.offers_best and read.positions)
         row = Row(
             slot.index,
             num_cached,
@@ -348,19 +349,10 @@ class BatchedRunner(Runner):
             best, tokens = np.empty(shape, np.float32), np.empty(shape, np.int64)
             shares = np.empty((*shape[:2], 1), np.float32)
             left = self._run(on, layout, {BEST_LOGITS: best, BEST_TOKENS: tokens, SHARES: shares}, options)
-            return [
-                Scores(
-                    best=Best(
-                        best[0, places],
-                        tokens[0, places],
-                        shares[0, places, 0],
-                        row.scale,
-                        range(places.start, places.stop),
-                        partial(self._left, left),
-                    )
-                )
-                for places, row in zip(layout.logits, layout.rows, strict=True)
-            ]
+            scales = layout.inputs[SCALES][:, 0]
+            every = range(layout.num_logits)
+            found = Best(best[0], tokens[0], shares[0, :, 0], scales, every, partial(self._left, left))
+            return [Scores(best=found.at(places)) for places in layout.logits]
         logits = self._without_images(self._logits(on, layout, options))
         return [Scores(logits[places]) for places in layout.logits]
 
@@ -447,17 +439,17 @@ class BatchedRunner(Runner):
             self.states.load(slot, saved)
         return logits.copy().reshape(*ids.shape, -1)
 
-    def _try_int8(self, min_gain: float) -> int | None:
-        """The least tokens of a pass with 8-bit weights; None if they are slower, too coarse, or fail."""
+    def _try_int8(self, min_gain: float) -> trials.Int8Trial:
+        """Time passes with 8-bit weights, which are not used if they are slower, too coarse, or fail."""
         assert self._int8 is not None
         self._take_memory(1, trials.MAX_TIMED)
         try:
             self._read_prompt(self._int8)
             tried = partial(self._try, on=self._int8)
-            return trials.min_int8_tokens(self._try, tried, self.model.vocab_size, min_gain)
+            return trials.try_int8(self._try, tried, self.model.vocab_size, min_gain)
         except RunnerFailed as error:
             log.warning("weights of 8 bits are not used: %s", error.message)
-            return None
+            return trials.Int8Trial()
 
     def _read_prompt(self, on: DecoderSession) -> None:
         """Run a pass that reads more tokens than it gives logits, as most passes do."""

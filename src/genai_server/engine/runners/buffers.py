@@ -4,12 +4,10 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Protocol
 
-from numpy.typing import NDArray
-
 from genai_server.engine.model.graph import DecoderGraph
 from genai_server.engine.runners.cpu_buffers import CpuBuffers
 from genai_server.engine.runners.kv_cache import Buffers
-from genai_server.engine.runners.layout import Row, Span
+from genai_server.engine.runners.layout import Span
 from genai_server.engine.runners.paged_buffers import PagedBuffers, Place
 from genai_server.options.device import DeviceOptions, device_id
 from genai_server.options.providers import PROVIDERS, provider
@@ -23,14 +21,6 @@ class BatchBuffers(Buffers, Protocol):
 
     def bind(self, binding: Any, spans: Sequence[Span]) -> None:
         """Bind the slots of each group of attention as past and as present."""
-        ...
-
-    def inputs(self, rows: Sequence[Row]) -> dict[str, NDArray[Any]]:
-        """What a pass reads besides `spans` to find the keys and values of its rows."""
-        ...
-
-    def give(self, binding: Any, name: str, values: NDArray[Any]) -> None:
-        """Bind an input of a pass."""
         ...
 
     def keep(self, binding: Any, output: str) -> None:

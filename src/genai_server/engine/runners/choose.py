@@ -79,7 +79,7 @@ def load_runners(spec: EngineSpec) -> RunnerPair:
     if spec.draft_model and may_draft and runners.main.abilities.drafts:
         runners.draft_model = _load_draft_model(spec, runners)
     elif spec.draft_model:
-        reason = runners.batching.reason or "its batch takes no drafts, because of its layers or of the device's memory"
+        reason = runners.batching.reason or "draft models run on CPUs only, beside a model that generates text"
         log.warning("draft_model=%s has no effect on device %s: %s", spec.draft_model, spec.device, reason)
     elif share:
         runners.draft_model = _load_head(spec, share, runners)
@@ -93,7 +93,7 @@ def _may_have_drafts(spec: EngineSpec) -> bool:
     settings, model_dir = spec.settings, Path(spec.model_dir)
     if not on_cpu(spec) or task_of(model_dir) is not Task.GENERATE:
         return False
-    return never_batched(spec.device, model_dir, settings.scheduler) is None
+    return never_batched(spec.device, model_dir, settings.scheduler, exact=settings.exact) is None
 
 
 def _load_model(spec: EngineSpec) -> RunnerPair:
@@ -112,7 +112,7 @@ def _load_model(spec: EngineSpec) -> RunnerPair:
     for warning in spec.options.warnings:
         log.warning("%s", warning)
     model_dir = Path(spec.model_dir)
-    check_runner(spec.device, model_dir, settings.scheduler, spec.options)
+    check_runner(spec.device, model_dir, settings.scheduler, spec.options, exact=settings.exact)
     spec = structs.replace(spec, options=with_found_libraries(spec.options, model_dir))
     use_global_pool(spec.options, settings.threads)
     preload_cuda(on_providers(spec.options, spec.device))

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from genai_server.engine.model.graph import DecoderGraph
 from genai_server.engine.model.ragged import NARROW, WIDE, slot_length
-from genai_server.engine.runners.layout import Row, Span
+from genai_server.engine.runners.layout import Span
 
 # Linux would otherwise refuse more than there is memory for, written or not. Python before 3.13 has no name for it.
 _NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
@@ -97,14 +97,6 @@ class CpuBuffers:
                 view = array[first : first + rows]
                 binding.bind_input(group + past, "cpu", 0, array.dtype, view.shape, view.ctypes.data)
                 binding.bind_output(group + present, "cpu", 0, array.dtype, view.shape, view.ctypes.data)
-
-    def inputs(self, rows: Sequence[Row]) -> dict[str, NDArray[Any]]:
-        """Nothing."""
-        return {}
-
-    def give(self, binding: Any, name: str, values: NDArray[Any]) -> None:
-        """Bind an input of a pass, which must live as long as it is bound."""
-        binding.bind_cpu_input(name, values)
 
     def keep(self, binding: Any, output: str) -> None:
         """Leave an output of a pass in CPU memory."""

@@ -2,6 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from genai_server.engine.model.vision import TokenEmbedder
 from genai_server.engine.runners.adapter_stack import AdapterStack
 from genai_server.engine.runners.buffers import BatchBuffers
 from genai_server.engine.runners.layout import Layout, Ranks, Span
+from genai_server.engine.runners.paged_buffers import PagedBuffers
 from genai_server.engine.runners.row_states import RowStates
 
 # Maximum number of kept bindings. Binding two names for each layer in every pass would cost 0.7 ms.
@@ -55,20 +57,22 @@ class DecoderSession:
         adapters = None
         if self._adapters is not None and layout.ranks is not None:
             adapters = layout.ranks, self._adapters.version
-        inputs = layout.inputs | self._buffers.inputs(layout.rows)
         binding = self._binding((layout.spans, layout.state_spans, adapters, layout.num_drafted > 0))
+        inputs, give = layout.inputs, binding.bind_cpu_input
+        if isinstance(self._buffers, PagedBuffers):
+            inputs, give = inputs | self._buffers.inputs(layout.rows), partial(self._buffers.give, binding)
         tokens = layout.ids if self._embedder is None else self._embedder.embed(layout.ids, layout.features)
         positions = self._positions(layout)
         # A binding does not own what is bound to it.
         self._bound = tokens, positions, layout.hidden, inputs
-        self._buffers.give(binding, self._graph.input_ids, tokens)
+        give(self._graph.input_ids, tokens)
         if self._graph.position_ids is not None:
-            self._buffers.give(binding, self._graph.position_ids, positions)
+            give(self._graph.position_ids, positions)
         if layout.hidden is not None:
-            self._buffers.give(binding, self._graph.hidden_input, layout.hidden)
+            give(self._graph.hidden_input, layout.hidden)
         for name, values in inputs.items():
             if name in self._inputs:  # a graph may have one kind of states only
-                self._buffers.give(binding, name, values)
+                give(name, values)
         # Bound again each time: the binding would otherwise still write to the arrays of the last pass.
         for name, array in wanted.items():
             binding.bind_output(name, "cpu", 0, array.dtype, array.shape, array.ctypes.data)

@@ -205,6 +205,7 @@ def lay_out(rows: Sequence[Row], graph: DecoderGraph, *, exact_group: int | None
     features: list[NDArray[Any]] = []
     rope_places: list[int] = []
     wanted: list[int] = []
+    scales: list[float] = []
     # Of all rows, in the order of their flat tokens.
     slots: list[int] = []
     adapted: list[tuple[slice, Ranks | None]] = []
@@ -223,6 +224,7 @@ def lay_out(rows: Sequence[Row], graph: DecoderGraph, *, exact_group: int | None
         rope_places += range(rope, rope + len(row.tokens))
         logits[number] = slice(len(wanted), len(wanted) + row.num_logits)
         wanted += range(len(ids) - row.num_logits, len(ids))
+        scales += [row.scale] * row.num_logits
         tokens[number] = slice(start, len(ids))
         adapted.append((tokens[number], row.ranks))
         slots.append(row.slot)
@@ -243,9 +245,8 @@ def lay_out(rows: Sequence[Row], graph: DecoderGraph, *, exact_group: int | None
             state_spans.append(used)
     wanted += [0] * (-len(wanted) % row_group)
     inputs[WANTED] = np.array(wanted, np.int64)
-    inputs[SCALES] = np.ones((len(wanted), 1), np.float32)
-    for number, places in logits.items():
-        inputs[SCALES][places] = rows[number].scale
+    scales += [1.0] * (len(wanted) - len(scales))
+    inputs[SCALES] = np.array(scales, np.float32)[:, np.newaxis]
     if graph.switches_at is not None:
         inputs[ROPE_PLACES] = np.array([rope_places], np.int64)
     ranks, inputs[RANKS] = _kept_ranks(adapted, len(ids))

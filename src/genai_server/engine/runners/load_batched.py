@@ -44,7 +44,7 @@ def load_batched(spec: EngineSpec, model_dir: Path, model: ModelInfo) -> "Batche
     from genai_server.engine.runners.buffers import buffers_on
 
     settings = spec.settings
-    why = never_batched(spec.device, Path(spec.model_dir), settings.scheduler)
+    why = never_batched(spec.device, Path(spec.model_dir), settings.scheduler, exact=settings.exact)
     if why is not None:
         raise DoesNotFit(why)
     is_speech_model = task_of(model_dir) is Task.TRANSCRIBE

@@ -6,7 +6,7 @@ from pathlib import Path
 from genai_server.engine.model.files import is_paged
 from genai_server.errors import ConfigurationError
 from genai_server.options.device import DeviceOptions, unreachable
-from genai_server.options.providers import PROVIDERS
+from genai_server.options.providers import CPU, PROVIDERS
 from genai_server.options.table import Reach
 from genai_server.pooling_model import task_of
 from genai_server.quoted_values import quoted
@@ -14,7 +14,7 @@ from genai_server.quoted_values import quoted
 LIBRARY = "requests run in onnxruntime-genai's own batch"
 
 
-def check_runner(device: str, model_dir: Path, scheduler: str, options: DeviceOptions) -> None:
+def check_runner(device: str, model_dir: Path, scheduler: str, options: DeviceOptions, *, exact: bool = False) -> None:
     """Check that the device supports the runner in the settings, and that all options reach that runner.
 
     Whether the graph fits a batch is checked later. Raises ConfigurationError.
@@ -27,7 +27,7 @@ def check_runner(device: str, model_dir: Path, scheduler: str, options: DeviceOp
             )
     if task_of(model_dir).pools:
         return  # it has a session of its own, which all options for the batch reach
-    if (why := never_batched(device, model_dir, scheduler)) is None:
+    if (why := never_batched(device, model_dir, scheduler, exact=exact)) is None:
         return
     if scheduler == "batched":
         raise ConfigurationError(f"GENAI_SCHEDULER=batched: {why}")
@@ -42,7 +42,7 @@ def check_reach(device: str, options: DeviceOptions, runner: Reach, why: str) ->
         raise ConfigurationError(f"{found}, which device {device} does not run on: {why}")
 
 
-def never_batched(device: str, model_dir: Path, scheduler: str) -> str | None:
+def never_batched(device: str, model_dir: Path, scheduler: str, *, exact: bool = False) -> str | None:
     """Why these settings rule out a batch on this device; None if they allow one."""
     if scheduler == "generator":
         return "GENAI_SCHEDULER is generator"
@@ -52,6 +52,8 @@ def never_batched(device: str, model_dir: Path, scheduler: str) -> str | None:
     having = [name for name, provider in PROVIDERS.items() if provider.memory]
     if kind not in having:
         return f"a batch runs on {', '.join(having)}, not on {kind}"
+    if kind != CPU and exact:
+        return f"GENAI_EXACT is true, and a batch on {kind} is not exact"
     return None
 
 

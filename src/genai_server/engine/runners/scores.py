@@ -23,25 +23,23 @@ def _no_logits() -> Logits:
 
 @dataclass(frozen=True)
 class Best:
-    """The highest logits of positions whose complete logits are on a device, and their share of all."""
+    """The highest logits of positions whose complete logits are on a device."""
 
     # Logits and tokens [positions, count], highest logit first, then lowest token first.
     logits: Logits
     tokens: NDArray[np.int64]
-    # Shares that the highest have of softmax(scale · logits) [positions], up to SHARE_ERROR.
+    # What softmax(scale · logits) over all tokens gives for the highest one [positions], and the scales [positions].
     shares: Logits
-    scale: float
+    scales: Logits
     # The positions among those of the pass.
     places: range
     # Copies all logits of some of these [positions, vocab_size] from the device. Raises RunnerFailed.
     fetch: Callable[[range], Logits]
 
-    def at(self, position: int) -> "Best":
-        """Those of a single position."""
-        one = slice(position, position + 1)
-        return replace(
-            self, logits=self.logits[one], tokens=self.tokens[one], shares=self.shares[one], places=self.places[one]
-        )
+    def at(self, some: slice) -> "Best":
+        """Those of some of the positions."""
+        places, shares, scales = self.places[some], self.shares[some], self.scales[some]
+        return Best(self.logits[some], self.tokens[some], shares, scales, places, self.fetch)
 
 
 @dataclass(frozen=True)
@@ -78,7 +76,8 @@ class Scores:
 
     def at(self, position: int) -> "Scores":
         """The scores after one of the tokens."""
-        return Scores(self.given[position : position + 1], self.best and self.best.at(position))
+        one = slice(position, position + 1)
+        return Scores(self.given[one], self.best and self.best.at(one))
 
     def copy(self) -> "Scores":
         """The same scores, which no later pass overwrites."""

@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,8 +15,9 @@ log = logging.getLogger(__name__)
 # Prompt length and number of rows of the trial of row groups.
 TOKENS = 8
 ROWS = 8
-# Chunk sizes, in tokens, that 8-bit weights are timed with.
-_TIMED_TOKENS = (4, 8, 16, 64)
+# Chunk sizes, in tokens, that are timed, and the smallest one that may have 8-bit weights.
+_TIMED_TOKENS = (1, 4, 8, 16, 64)
+_MIN_INT8 = 4
 MAX_TIMED = max(_TIMED_TOKENS)
 # Both weights run all sizes in turn until the two best times of each for the longest chunk agree: other programs, and
 # the first run, make a pass slower but never faster. A trial that takes longer ends after two runs.
@@ -64,12 +65,20 @@ def smallest_row_group(run: Pass, copy: Copy, vocab_size: int) -> int:
     return next(group for group in (1, 2, 4, ROWS) if is_whole(group))
 
 
-def min_int8_tokens(
-    own: Pass, int8: Pass, vocab_size: int, min_gain: float, clock: Clock = time.perf_counter
-) -> int | None:
-    """The least tokens of a step that 8-bit weights make faster than the model's own.
+class Int8Trial(NamedTuple):
+    """What a trial of 8-bit weights has found."""
 
-    None if they are not `min_gain` times as fast, or if their logits differ too much. Slot 0 has MAX_TIMED tokens.
+    # The least tokens of a pass that they make faster than the model's own; None if they are not used.
+    first: int | None = None
+    # The seconds of passes with the weights that each has then, by their number of tokens in ascending order.
+    seconds: dict[int, float] = {}
+
+
+def try_int8(own: Pass, int8: Pass, vocab_size: int, min_gain: float, clock: Clock = time.perf_counter) -> Int8Trial:
+    """Time passes with the model's own weights and with those of 8 bits.
+
+    The latter are not used if they are not `min_gain` times as fast, or if their logits differ too much. Slot 0 has
+    MAX_TIMED tokens.
     """
     passes, began = (own, int8), clock()
     # Those of each run [weights, chunks].
@@ -91,10 +100,13 @@ def min_int8_tokens(
     figures = f"{gains[-1]:.2f} times as fast, logits differ by {difference:.3f} of their standard deviation"
     if gains[-1] < min_gain or not difference <= _MAX_DIFFERENCE:
         log.info("weights of 8 bits are not used: %s", figures)
-        return None
-    first = next((n for n, gain in zip(_TIMED_TOKENS, gains, strict=True) if gain > _FASTER), MAX_TIMED)
+        return Int8Trial(None, dict(zip(_TIMED_TOKENS, best[0].tolist(), strict=True)))
+    sizes = zip(_TIMED_TOKENS, gains, strict=True)
+    first = next((n for n, gain in sizes if n >= _MIN_INT8 and gain > _FASTER), MAX_TIMED)
     log.info("weights of 8 bits are used from %d tokens a step on: %s", first, figures)
-    return first
+    last = first - 1  # with the model's own
+    numbers = sorted({*_TIMED_TOKENS, last})
+    return Int8Trial(first, {n: float(np.interp(n, _TIMED_TOKENS, best[int(n >= first)])) for n in numbers})
 
 
 def _agree(seconds: list[NDArray[np.float64]]) -> bool:

@@ -16,7 +16,7 @@ def token_logprob(scores: Scores, token: int, num_top: int, scored: Sequence[int
     """
     logits: Mapping[int, float] | Logits
     best, tokens = scores.best, [] if scores.best is None else scores.best.tokens[-1].tolist()
-    if best is not None and best.scale == 1.0 and num_top <= len(tokens) and {token, *scored} <= set(tokens):
+    if best is not None and best.scales[-1] == 1.0 and num_top <= len(tokens) and {token, *scored} <= set(tokens):
         logits, top = dict(zip(tokens, best.logits[-1].tolist(), strict=True)), tokens[:num_top]
         log_of_sum = logits[tokens[0]] - np.log(best.shares[-1])
     else:

@@ -43,8 +43,9 @@ class Sampler:
 
     @property
     def scale(self) -> float:
-        """What a device multiplies logits with (`Best.scale`)."""
-        return 1.0 if self._is_greedy or 0 < self._sampling.top_k <= NUM_BEST else 1 / self._temperature
+        """What a device multiplies logits with (`Best.scales`)."""
+        needs_no_share = self._is_greedy or 0 < self._sampling.top_k <= NUM_BEST
+        return 1.0 if needs_no_share else float(np.float32(1 / self._temperature))
 
     def needs_all(self, *, is_masked: bool) -> bool:
         """Whether the best logits alone never determine a token, because of what changes the others."""
@@ -149,7 +150,7 @@ class Sampler:
         others: tuple[float | None, ...] = (None,)
         if 0 < top_k <= tokens.size:
             weights, others = weights[:top_k], (0.0,)
-        elif not is_adjusted and not top_k and best.scale == self.scale:
+        elif not is_adjusted and not top_k and best.scales[-1] == self.scale:
             total, known = 1 / float(best.shares[-1]), float(weights.sum())
             others = tuple(max(0.0, total * factor - known) for factor in (1 - SHARE_ERROR, 1 + SHARE_ERROR))
         sums = weights.cumsum(dtype=np.float64)

@@ -21,14 +21,17 @@ class DraftCosts:
         self.plain = self._steps[num_rows]
         # The same for each token.
         self.per_token = self.plain / num_rows
-        # What a token is worth that only one of several rows gets: that row ends earlier, and steps without it are a
-        # little shorter. If all rows get one, there is a step less.
-        saved = self.plain - self._steps[num_rows - 1]
-        self.alone = 1.0 if num_rows == 1 else min(1.0, saved / self.per_token)
+        # What an accepted token counts if 0, 1, … rows have drafts: these end earlier, and later steps are as much
+        # shorter as steps without them. Only if all rows have drafts, there are fewer steps.
+        without = [0.0, *self._steps[1:num_rows]]
+        saved = [(self.plain - without[num_rows - number]) / number for number in range(1, num_rows + 1)]
+        self._worth = [1.0, *(min(1.0, each / self.per_token) for each in saved)]
+        # The same if only one row has a draft.
+        self.alone = self._worth[1]
 
     def fit(self, drafts: Sequence[Draft | UnmadeDraft]) -> Fit:
         """What the step reads of these drafts."""
-        return fit_drafts(drafts, self._steps, self._drafting, alone=self.alone)
+        return fit_drafts(drafts, self._steps, self._drafting, self._worth)
 
     def of_step(self, num_drafted: int) -> float:
         """A step with this number of drafted tokens."""

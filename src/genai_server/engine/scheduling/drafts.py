@@ -105,15 +105,14 @@ def fit_drafts(
     drafts: Sequence[Draft | UnmadeDraft],
     seconds: Sequence[float],
     drafting: Sequence[float] = (),
-    *,
-    alone: float = 1.0,
+    worth: Sequence[float] = (),
 ) -> Fit:
     """How many tokens of each sequence's draft to read in a pass.
 
     `seconds` are those of passes of 0, 1, … tokens; no pass has more. A pass without drafts has one token for each
     sequence. The drafted tokens are taken by their chance to be accepted, as many as maximize the accepted tokens per
-    second. `drafting` are those of passes of the draft model, if any draft is unmade. `alone` is what an accepted token
-    counts if only one of many sequences has a draft; if all have one, it is 1.
+    second. `drafting` are those of passes of the draft model, if any draft is unmade. `worth` is what an accepted token
+    counts if 0, 1, … sequences have drafts; 1 if not given.
     """
     num_rows = len(drafts)
     # A row's chances descend, so the sorted order takes each of its tokens after the one before.
@@ -132,11 +131,11 @@ def fit_drafts(
     for number, (chance, row, place) in enumerate(chances, 1):
         accepted += chance
         num_drafting += place == 1
-        worth = alone + (1 - alone) * (num_drafting / num_rows) ** 2
+        each = worth[num_drafting] if worth else 1.0
         if num_unread := drafts[row].num_unread:
             passes.add(place, num_unread if place == 1 else 1)
-        if (found := (num_rows + worth * accepted) / (seconds[num_rows + number] + passes.seconds)) > gain:
-            best, gain, per_second, best_worth = number, found, found, worth
+        if (found := (num_rows + each * accepted) / (seconds[num_rows + number] + passes.seconds)) > gain:
+            best, gain, per_second, best_worth = number, found, found, each
     lengths = [0] * num_rows
     for _, row, _ in chances[:best]:
         lengths[row] += 1

@@ -5,6 +5,7 @@ A step's time is shared between the decoding sequences and the prompt that is re
 
 import math
 from collections import deque
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -55,9 +56,14 @@ class _Recent:
 
 
 class StepTimeModel:
-    """Medians of the seconds that recent steps took, and the average number of tokens of answers."""
+    """Medians of the seconds that recent steps took, and the average number of tokens of answers.
 
-    def __init__(self) -> None:
+    `tried` are the seconds of passes of some numbers of tokens at the start of the engine. Where kernels change with
+    that number, passes of few tokens do not tell what those of many take.
+    """
+
+    def __init__(self, tried: Mapping[int, float] | None = None) -> None:
+        self._tried = sorted((tried or {}).items())
         self._decoding = 0.0  # seconds of decoding in this round up to now
         self._per_round = _Recent()  # seconds of decoding in a round
         self._prompts = _Recent()  # seconds for a token of a prompt
@@ -84,8 +90,23 @@ class StepTimeModel:
             self._num_passes += 1
             self._passes.setdefault(num_tokens, _Recent()).add(seconds, self._num_passes)
             self._passes = {n: r for n, r in self._passes.items() if self._num_passes - r.last < _MAX_AGE}
-            self._known = _ascending(self._passes, self._num_passes)
+            self._known = self._with_tried(*_ascending(self._passes, self._num_passes))
         self._decoding += decoding
+
+    def _with_tried(self, numbers: list[int], times: list[float]) -> tuple[list[int], list[float]]:
+        """Complete passes, of these numbers of tokens and seconds, by those at the start of other numbers.
+
+        They are taken to be as much slower or faster now as measured passes of about as many tokens.
+        """
+        if not self._tried:
+            return numbers, times
+        tried_numbers, tried_times = zip(*self._tried, strict=True)
+        known = dict(zip(numbers, times, strict=True))
+        ratios = np.array(times) / np.interp(numbers, tried_numbers, tried_times)
+        for number, seconds in self._tried:
+            known.setdefault(number, seconds * float(np.interp(number, numbers, ratios)))
+        found = sorted(known)
+        return found, [float(value) for value in np.maximum.accumulate([known[number] for number in found])]
 
     def seconds(self, num_tokens: int) -> float:
         """Seconds of a pass that only decodes; 0 before any measurement."""
