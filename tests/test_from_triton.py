@@ -64,11 +64,6 @@ def test_each_option_names_existing_tests() -> None:
     assert [f"{path.relative_to(ROOT)}::{function}" for path, function in named if not exists(path, function)] == []
 
 
-def test_the_page_says_once_what_was_not_tried() -> None:
-    """No machine with an accelerator was available; remove this test when one was."""
-    assert TEXT.count("**Not tried:** no accelerator was at hand.") == 1
-
-
 # Quoted, except for a surplus brace in that of TensorRT, which makes it invalid protobuf text.
 TENSORRT = """
 optimization { execution_accelerators {

@@ -20,7 +20,7 @@ from genai_server.engine.ipc.mailbox import Connected
 from genai_server.engine.loop import EngineLoop
 from genai_server.engine.model.files import check_model_directory
 from genai_server.engine.model.weights import prepacked_model
-from genai_server.engine.process import IDLE_CHUNK
+from genai_server.engine.process import IDLE_CHUNK, prefill_chunk
 from genai_server.engine.profiling.folder import ProfileFolder
 from genai_server.engine.profiling.runtime_options import RuntimeOptionState
 from genai_server.engine.runners.base import Runner
@@ -55,7 +55,7 @@ def answer(spec: EngineSpec, runners: RunnerPair, requests: list[GenerationReque
         runners.main,
         max_running=runners.batching.num_slots,
         max_waiting=spec.settings.max_queue,
-        prefill_chunk=spec.settings.prefill_chunk,
+        prefill_chunk=prefill_chunk(spec, runners.main),
         idle_chunk=IDLE_CHUNK,
     )
     profiles = ProfileFolder(Path(spec.settings.profile_dir), spec.device, max_files=1, max_bytes=1)

@@ -137,7 +137,7 @@ def test_drafts_are_those_of_the_heads_graph(
     drafts, reference = noted_drafts(head, monkeypatch), Reference(hybrid.path)
     for key, prompt in enumerate([text(1, 80), text(12, 81), text(50, 82), text(110, 83)]):
         ask(device, key, prompt, cache_prompt=False)
-    device.run(*range(4))
+        device.run(key)  # alone, since passes that take the same time gain nothing for some of several rows
     made = [(tokens, draft) for tokens, draft in drafts if draft]
     assert len(made) > 3
     assert any(len(draft) > 1 for _, draft in made)
