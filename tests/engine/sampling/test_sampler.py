@@ -51,8 +51,8 @@ def _kept(logits: Logits, temperature: float = 1.0, top_k: int = 0, top_p: float
 def test_logits_that_are_not_finite_fail_the_request(value: float, temperature: float) -> None:
     logits = np.zeros(1000, np.float32)
     logits[700] = value
-    shares = np.array([np.nan], np.float32)
-    best = Best(logits[np.newaxis, :64], np.arange(64)[np.newaxis], shares, 1.0, range(1), _none)
+    shares, scales = np.array([[np.nan], [1.0]], np.float32)
+    best = Best(logits[np.newaxis, :64], np.arange(64)[np.newaxis], shares, scales, range(1), _none)
     for scores in (Scores(logits[np.newaxis]), Scores(best=best)):
         with pytest.raises(RunnerFailed, match="not finite"):
             sampler.Sampler(Sampling(temperature, seed=SEED), [0]).sample(scores)
