@@ -50,6 +50,7 @@ class PagedBuffers:
         self._dtype, self._logits_type = np.dtype(graph.cache_type), np.dtype(graph.logits_type)
         self._shape = (graph.block_tokens, graph.num_kv_heads, graph.head_size)
         self._block_bytes = int(np.prod(self._shape)) * self._dtype.itemsize
+        _allocate_as_requested()
         count = min(most_blocks, num_rows * num_blocks(graph, max_length))
         self._pools = [
             onnxruntime.OrtValue.ortvalue_from_shape_and_type(
@@ -155,6 +156,17 @@ class PagedBuffers:
             {} if self._place.device_type == "cpu" else {"device_id": str(self._place.device_id)},
         )
         return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=[provider], enable_fallback=0)
+
+
+def _allocate_as_requested() -> None:
+    """Make ONNX Runtime take no more of a GPU's memory for OrtValues than they need.
+
+    By default it takes twice as much each time, which sessions cannot use. There is no public name for this. Packages
+    without CUDA lack it, and later ones may.
+    """
+    library = onnxruntime.capi.onnxruntime_pybind11_state
+    if (choose := getattr(library, "set_arena_extend_strategy", None)) is not None:
+        choose(library.ArenaExtendStrategy.kSameAsRequested)
 
 
 def _run(session: Any, binding: Any) -> None:
