@@ -19,7 +19,8 @@ from genai_server.engine.model.ragged import (
     WANTED,
     WIDE,
 )
-from genai_server.engine.runners.layout import MAX_FOREIGN_RANKS, Layout, Row, lay_out, split_passes
+from genai_server.engine.runners.layout import MAX_FOREIGN_RANKS, Layout, lay_out, split_passes
+from genai_server.engine.runners.row import Row
 from tests.running_server import DEMO
 
 GRAPH = read_decoder_graph(DEMO)

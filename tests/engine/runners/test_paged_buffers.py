@@ -20,9 +20,10 @@ from genai_server.engine.runners.batched import BatchedRunner
 from genai_server.engine.runners.buffers import buffers_on
 from genai_server.engine.runners.cpu_buffers import CpuBuffers
 from genai_server.engine.runners.decoder_session import DecoderSession
-from genai_server.engine.runners.layout import Layout, Row
+from genai_server.engine.runners.layout import Layout
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.engine.runners.paged_buffers import PagedBuffers, Place
+from genai_server.engine.runners.row import Row
 from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.runners.scores import NUM_BEST, Logits
 from genai_server.engine.sampling.continuation import NextToken, choose_next_token

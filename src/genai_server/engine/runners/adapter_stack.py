@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from genai_server.engine.model.adapter_file import map_adapter_file
 from genai_server.engine.model.low_rank import LowRankPath
-from genai_server.engine.runners.layout import Ranks
+from genai_server.engine.runners.row import Ranks
 from genai_server.errors import AdapterLoadFailed
 
 # Adapters are moved together if a pass over all that rows use would take more than this many times their ranks.

@@ -33,8 +33,9 @@ from genai_server.engine.runners.checkpoints import before_checkpoint, ends_at_c
 from genai_server.engine.runners.cpu_buffers import CpuBuffers
 from genai_server.engine.runners.decoder_session import DecoderSession
 from genai_server.engine.runners.kv_cache import KvSlots
-from genai_server.engine.runners.layout import Layout, Row, lay_out, split_passes
+from genai_server.engine.runners.layout import Layout, lay_out, split_passes
 from genai_server.engine.runners.paged_buffers import PagedBuffers
+from genai_server.engine.runners.row import Row
 from genai_server.engine.runners.row_states import RowStates
 from genai_server.engine.runners.scores import NUM_BEST, Best, Logits, Scores
 from genai_server.engine.sampling.continuation import needs_all_logits

@@ -7,8 +7,8 @@ from typing import Any, Protocol
 from genai_server.engine.model.graph import DecoderGraph
 from genai_server.engine.runners.cpu_buffers import CpuBuffers
 from genai_server.engine.runners.kv_cache import Buffers
-from genai_server.engine.runners.layout import Span
 from genai_server.engine.runners.paged_buffers import PagedBuffers, Place
+from genai_server.engine.runners.row import Span
 from genai_server.options.device import DeviceOptions, device_id
 from genai_server.options.providers import PROVIDERS, provider
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from genai_server.engine.model.graph import DecoderGraph
 from genai_server.engine.model.ragged import NARROW, WIDE, slot_length
-from genai_server.engine.runners.layout import Span
+from genai_server.engine.runners.row import Span
 
 # Linux would otherwise refuse more than there is memory for, written or not. Python before 3.13 has no name for it.
 _NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)

@@ -13,8 +13,9 @@ from genai_server.engine.model.output_head import BEST_LOGITS, BEST_TOKENS, SHAR
 from genai_server.engine.model.vision import TokenEmbedder
 from genai_server.engine.runners.adapter_stack import AdapterStack
 from genai_server.engine.runners.buffers import BatchBuffers
-from genai_server.engine.runners.layout import Layout, Ranks, Span
+from genai_server.engine.runners.layout import Layout
 from genai_server.engine.runners.paged_buffers import PagedBuffers
+from genai_server.engine.runners.row import Ranks, Span
 from genai_server.engine.runners.row_states import RowStates
 
 # Maximum number of kept bindings. Binding two names for each layer in every pass would cost 0.7 ms.

@@ -27,6 +27,7 @@ from genai_server.engine.model.ragged import (
     WANTED,
     WIDE,
 )
+from genai_server.engine.runners.row import Ranks, Row, Span
 
 # With a single place for each row, attention on CPUs takes another kernel. Its results may depend on the other rows.
 _EXACT_WIDTH = 2
@@ -35,39 +36,6 @@ _MAX_PADDING = 3
 # Rows of several adapters share a pass if it multiplies at most this many ranks with tokens that do not keep them.
 # Measured: a further pass takes as long as about 1,400 of these on a model of 0.5 billion weights.
 MAX_FOREIGN_RANKS = 1024
-
-
-# The first slot and the number of slots.
-Span = tuple[int, int]
-# The first rank of an adapter and the number of its ranks.
-Ranks = tuple[int, int]
-
-
-@dataclass(frozen=True)
-class Row:
-    """The tokens that a pass reads behind those of a slot."""
-
-    slot: int
-    num_cached: int
-    tokens: Sequence[int]
-    # The logits after this many of the last tokens are wanted.
-    num_logits: int = 1
-    # Whether it has the cosines and sines for long rows (`DecoderGraph.switches_at`).
-    is_long: bool = False
-    # Of the image tokens among them, [features, hidden_size].
-    features: NDArray[Any] | None = None
-    # Of the tokens, int64 [axes, tokens]; None if they are counted from `num_cached`.
-    positions: NDArray[np.int64] | None = None
-    # The ranks of its adapter; None without one.
-    ranks: Ranks | None = None
-    # Whether it shares no pass with others.
-    is_alone: bool = False
-    # How many of the tokens, at the end, are of a draft.
-    num_drafted: int = 0
-    # What a head for multi-token prediction reads besides the tokens, [tokens, hidden_size].
-    hidden: NDArray[Any] | None = None
-    # What a device multiplies logits with for its softmax.
-    scale: float = 1.0
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from genai_server.engine.runners.batched import BatchedRunner
 from genai_server.engine.runners.draft_model import Copy, DraftModel
-from genai_server.engine.runners.layout import Row
+from genai_server.engine.runners.row import Row
 from genai_server.engine.scheduling.scheduler_output import Read
 from genai_server.engine.sequence import Sequence
 
