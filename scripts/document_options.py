@@ -112,9 +112,9 @@ Tried on an H100 with CUDA 13 ([figures](evidence/benchmarks.md#gpus)).
 
 - `GENAI_DEVICE=cuda` batches requests by ONNX Runtime's paged attention, with keys and values of 16 bits in blocks of
   256 tokens. They get four fifths of what the weights leave of the GPU's memory, or `GENAI_KV_CACHE_BYTES`. The device
-  chooses the 64 best tokens of each position; all logits of one are copied only where these cannot decide.
-- `exact` (but with `GENAI_EXACT=true`), adapters and draft models are for CPUs. Hybrids, models for speech, and ropes
-  with other factors for long texts run on onnxruntime-genai's model, one request at a time.
+  returns the 64 best tokens of each position, and all logits only where these cannot decide.
+- A batch there refuses `exact`, and has no draft model. Hybrids, speech, ropes with other factors for long texts,
+  adapters, and all with `GENAI_EXACT=true` run on onnxruntime-genai's model, one by one.
 - `"ep.cuda.fpa_intb_gemm" = "1"` in `[session]` makes batches of an int4 model 1.5 to 2 times as fast, prompts slower.
 - CUDA graphs (`enable_cuda_graph`) work on onnxruntime-genai's model only, and are captured in the warm-up. In a
   batch they and `trt_cuda_graph_enable` are refused, because its shapes change.
