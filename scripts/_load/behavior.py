@@ -30,13 +30,13 @@ QUESTIONS = (
     "Explain how a sailing boat can move against the wind, step by step.",
     "List ten animals, ten fruits and ten colours.",
 )
-# Of a prompt that is read beside them.
+# Tokens of the prompt that is read next to them.
 _LONG_QUESTION = 700
 _MANY = 48
 _LONG_PROMPT = 6000
-_LEAST_LONG_PROMPT = 500
+_MIN_LONG_PROMPT = 500
 _PAUSE = 0.02
-# Of a refusal.
+# What the server's refusals say.
 _UNSUPPORTED = "is not supported on this device"
 _SECONDS_FOR_AN_OPTION = 5.0
 _SCHEMA = {
@@ -129,7 +129,7 @@ class Behavior:
         return {}
 
     async def disconnect(self) -> Figures:
-        """A client that leaves in the middle of a stream frees its place."""
+        """A client that leaves during a stream frees its place."""
         body = {"messages": user(QUESTIONS[2]), "ignore_eos": True, "temperature": 0, "stream": True}
         async with Exchange(self._port) as exchange:
             headers = JSON | {"x-request-id": "leaver"}
@@ -150,7 +150,7 @@ class Behavior:
     async def terminate(self) -> Figures:
         """`terminate_session` while long prompts are read."""
         length = min(_LONG_PROMPT, self._prompts.max_length - 64)
-        if length < _LEAST_LONG_PROMPT:
+        if length < _MIN_LONG_PROMPT:
             raise Skipped(f"prompts have at most {length} tokens")
         texts = [self._prompts.text(length, "terminate", number) for number in range(4)]
         asking = [asyncio.create_task(self._post("/v1/chat", text, max_tokens=64, ignore_eos=True)) for text in texts]
@@ -196,7 +196,7 @@ class Behavior:
         return figures
 
     async def kill(self) -> Figures:
-        """SIGKILL to the engine in the middle of a stream."""
+        """SIGKILL to the engine during a stream."""
         pid = await asyncio.to_thread(self._server.engine_pid)
         if pid is None:
             raise Broken("no engine is ready")
@@ -285,7 +285,7 @@ class Behavior:
         return read_answer(response.status, bytes(response.body), streamed=is_streamed)
 
     async def _set_option(self, **options: str) -> dict[str, Any]:
-        # A step that has run out of time resets its options here; it must end even if nobody answers.
+        # A step that has run out of time resets its options here; it must end even without an answer.
         async with asyncio.timeout(_SECONDS_FOR_AN_OPTION):
             response = await ask_json(self._port, ADMIN, options)
         if response.status != 200:

@@ -33,7 +33,7 @@ class Greedy:
         return cls(choice["message"]["content"] or "", [entry["token"] for entry in entries], leads)
 
     def first_difference(self, other: Greedy) -> int | None:
-        """The index of the first of these tokens that the other answer does not have; None if there is none."""
+        """The index of the first of these tokens that the other answer does not have; None without such a token."""
         if self.tokens and other.tokens:
             pairs = zip(self.tokens, other.tokens, strict=False)
             same = next((index for index, (one, two) in enumerate(pairs) if one != two), None)

@@ -75,7 +75,7 @@ class ResultBook:
 
 
 async def run_step(configuration: str, name: str, seconds: float, step: Callable[[], Awaitable[Figures]]) -> Result:
-    """Run a step for at most so many seconds. Its figures may have a `message`. It never raises an Exception."""
+    """Run a step for at most `seconds`. Its figures may have a `message`. It never raises an Exception."""
     began = time.monotonic()
     figures: Figures = {}
     status, message = FAILED, ""

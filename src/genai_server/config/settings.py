@@ -129,9 +129,7 @@ class Settings(ServerSettings, MediaSettings):
     """Seconds for checking one grammar, tool or JSON schema; a longer check results in a 400."""
 
     prefill_chunk: int = Field(0, ge=0)
-    """Maximum number of prompt tokens read in one step while other requests are decoded; 0 means 128 on CPUs and 2048
-    on other devices.
-    """
+    """Maximum number of prompt tokens in a step that also decodes; 0 means 128 on CPUs, 2048 on other devices."""
 
     prefill_weights: Literal["auto", "int4", "int8"] = "auto"
     """Weights for CPU steps of many tokens: `int4` (the model's own), `int8` (made from them, where that is faster), or

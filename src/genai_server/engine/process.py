@@ -49,7 +49,7 @@ log = logging.getLogger(__name__)
 # Prompt tokens read in one step while no stream waits for a token.
 IDLE_CHUNK = 256
 # The most in one step that also decodes, on the cores of a CPU and on other devices; and the least that may be set.
-_HOST_CHUNK, _DEVICE_CHUNK, _LEAST_CHUNK = 128, 2048, 2
+_HOST_CHUNK, _DEVICE_CHUNK, _MIN_CHUNK = 128, 2048, 2
 
 
 def main() -> None:
@@ -166,7 +166,7 @@ def _report_context(spec: EngineSpec, model: ModelInfo) -> None:
 def prefill_chunk(spec: EngineSpec, runner: Runner) -> int:
     """The most tokens of prompts in a step that also decodes."""
     given = spec.settings.prefill_chunk
-    return max(_LEAST_CHUNK, given) if given else _HOST_CHUNK if runner.abilities.uses_host_cores else _DEVICE_CHUNK
+    return max(_MIN_CHUNK, given) if given else _HOST_CHUNK if runner.abilities.uses_host_cores else _DEVICE_CHUNK
 
 
 def make_scheduler(spec: EngineSpec, runners: RunnerPair, *, speculates: bool = False) -> Scheduler:

@@ -44,11 +44,11 @@ class Bench:
     """Slots, their buffers, and the actions of a runner on both."""
 
     def __init__(
-        self, num_slots: int = 4, *, row_group: int = 1, memory: KvMemory = UNSHARED, least_copied: int = 1
+        self, num_slots: int = 4, *, row_group: int = 1, memory: KvMemory = UNSHARED, min_copied: int = 1
     ) -> None:
         self.buffers = TokenBuffers(num_slots)
         self.memory = memory
-        self.slots = KvSlots(num_slots, self.buffers, row_group=row_group, memory=memory, least_copied=least_copied)
+        self.slots = KvSlots(num_slots, self.buffers, row_group=row_group, memory=memory, min_copied=min_copied)
 
     def acquire(
         self,
@@ -264,7 +264,7 @@ def test_past_of_another_salt_is_not_used(bench: Bench, first: str | None, secon
 
 
 def test_a_short_past_is_taken_over_but_not_copied() -> None:
-    bench = Bench(least_copied=32)
+    bench = Bench(min_copied=32)
     prompt = list(range(100, 140))
     bench.acquire(1, prompt)
     bench.read(1, prompt)
@@ -278,7 +278,7 @@ def test_a_short_past_is_taken_over_but_not_copied() -> None:
 
 
 def test_a_short_past_stays_in_the_only_slot_that_is_left() -> None:
-    bench = Bench(1, least_copied=32)
+    bench = Bench(1, min_copied=32)
     bench.prefill(1, list(range(40)))
     bench.release(1)
     assert bench.acquire(2, [*range(15), 90, 91, 92]) == 15

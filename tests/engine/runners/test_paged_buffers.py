@@ -36,7 +36,7 @@ from genai_server.messages.generation_request import GenerationRequest, Sampling
 from genai_server.options.check import check_device, on_providers
 from genai_server.options.device import DEFAULT_OPTIONS
 from scripts._models.driven import Driven
-from tests.engine.model_runners import batched_runner
+from tests.engine.model_runners import batched_runner, greedy_logits
 from tests.engine.paged_operator import BLOCK, ON_CPU, on_blocks, open_expanded
 from tests.running_server import DEMO
 
@@ -426,8 +426,16 @@ def test_the_best_on_cuda_are_those_of_all(graph: DecoderGraph) -> None:
 
 
 @on_cuda
-def test_batch_on_cuda_answers_as_on_the_cpu(graph: DecoderGraph, session: Any) -> None:
-    expected, expected_logits = answers(batched_runner(session=session, max_length=128))
-    found, logits = answers(on_cuda_blocks(graph, offers_best=False))
-    assert np.abs(logits - expected_logits).max() < 0.1  # 16 bits
-    assert found == expected
+def test_batch_on_cuda_answers_as_on_the_cpu() -> None:
+    """Of a model in 32 bits: 8-bit activations, as the demo model has on a CPU, round differently anywhere."""
+    model_dir = BUILT / "mistral-3-images"
+    graph = replace(read_decoder_graph(model_dir), cache_type=np.float16, block_tokens=BLOCK_TOKENS)
+    options = on_providers(DEFAULT_OPTIONS, "cuda")
+    make = buffers_on("cuda", options, 9)
+    session = open_session(graph, 1, optimized=False, options=options)
+    on_gpu = batched_runner(model_dir, graph=graph, session=session, max_length=512, make_buffers=make)
+    expected = greedy_logits(batched_runner(model_dir), list(range(10, 310)), 1)
+    found = greedy_logits(on_gpu, list(range(10, 310)), 1)
+    finite = np.isfinite(expected)
+    assert np.array_equal(np.isfinite(found), finite)
+    assert np.abs(found[finite] - expected[finite]).max() < 0.05 * expected[finite].std()

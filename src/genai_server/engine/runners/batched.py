@@ -129,7 +129,7 @@ class BatchedRunner(Runner):
             limits.num_slots,
             self.buffers,
             row_group=self._row_group,
-            least_copied=graph.block_tokens or 1,
+            min_copied=graph.block_tokens or 1,
             memory=limits.memory,
             states=self.states if self._has_states else None,
         )

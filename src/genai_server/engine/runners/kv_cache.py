@@ -48,7 +48,7 @@ class KvSlots:
         buffers: Buffers,
         *,
         row_group: int = 1,
-        least_copied: int = 1,
+        min_copied: int = 1,
         memory: KvMemory = UNSHARED,
         states: RowStates | None = None,
         clock: Clock = time.monotonic,
@@ -57,7 +57,7 @@ class KvSlots:
         # Kernels process tokens in groups of this size. Those left over at a pass's end are not bitwise equal.
         self.row_group = row_group
         # Prefixes of fewer tokens are not copied to another slot: reading these tokens takes less time.
-        self._least_copied = least_copied
+        self._min_copied = min_copied
         self._buffers = buffers
         self._running: dict[int, Slot] = {}
         self._num_uses = 0
@@ -117,7 +117,7 @@ class KvSlots:
             is_little = beyond <= _LITTLE or (taken.tokens and beyond <= length)
             if source.sequence is None and (is_little or not self._pages.can_copy(source, length)):
                 taken = source
-            elif taken is not source and length < self._least_copied:
+            elif taken is not source and length < self._min_copied:
                 source, length = None, 0
         self._cut(taken, length if taken is source else 0)
         taken.num_common = common
@@ -159,7 +159,7 @@ class KvSlots:
         source, length, slot.num_common = self._longest_past(
             prompt, slot.salt, prefilled_only=prefilled_only, is_long=slot.is_long
         )
-        least = len(slot.tokens) + self._least_copied
+        least = len(slot.tokens) + self._min_copied
         if source is None or source is slot or length < least or not self._pages.can_copy(source, length):
             return len(slot.tokens)
         self._copy(source, slot, length)
