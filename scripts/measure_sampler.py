@@ -15,8 +15,8 @@ import numpy as np
 from _models.table import table
 from numpy.typing import NDArray
 
-from genai_server.engine.runners.scores import Scores
 from genai_server.engine.sampling.sampler import Sampler
+from genai_server.engine.scores import Scores
 from genai_server.messages.generation_request import Sampling
 
 PROMPT = list(range(1000, 1500))

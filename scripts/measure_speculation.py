@@ -41,12 +41,12 @@ from genai_server.engine.process import IDLE_CHUNK
 from genai_server.engine.runners.base import Runner
 from genai_server.engine.runners.choose import load_runners
 from genai_server.engine.runners.draft_model import DraftModel
-from genai_server.engine.runners.scores import Scores
 from genai_server.engine.runners.warm_up import warm_up
 from genai_server.engine.sampling.grammar import model_guidance
 from genai_server.engine.scheduling.scheduler_output import Read
 from genai_server.engine.scheduling.step_time import StepTimeModel
 from genai_server.engine.scheduling.text_index import AnswerMemory
+from genai_server.engine.scores import Scores
 from genai_server.engine.sequence import Sequence as Scheduled
 from genai_server.messages.generation_request import GenerationRequest, Sampling
 from genai_server.text.tokenizer import ModelTokenizer

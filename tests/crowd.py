@@ -8,7 +8,7 @@ from functools import cache
 
 from msgspec import structs
 
-from genai_server.engine.runners.scores import Logits
+from genai_server.engine.scores import Logits
 from genai_server.messages.generation_request import GenerationRequest, Sampling
 from genai_server.text.codec import load_text_codec
 from tests.running_server import DEMO

@@ -6,8 +6,8 @@ import numpy as np
 
 from genai_server.engine.abilities import Abilities
 from genai_server.engine.runners.base import Runner
-from genai_server.engine.runners.scores import Best, Logits, Scores
 from genai_server.engine.scheduling.scheduler_output import Read
+from genai_server.engine.scores import Best, Logits, Scores
 from genai_server.engine.sequence import Sequence as Scheduled
 from genai_server.messages.generation_request import ModelInfo
 

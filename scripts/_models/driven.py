@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from genai_server.engine.runners.bare_sequences import open_bare
 from genai_server.engine.runners.base import Runner
-from genai_server.engine.runners.scores import Logits, Scores
 from genai_server.engine.scheduling.scheduler_output import Read
+from genai_server.engine.scores import Logits, Scores
 from genai_server.engine.sequence import Sequence as Scheduled
 from genai_server.messages.generation_request import GenerationRequest
 

@@ -15,7 +15,7 @@ from _models.family import VOCABULARY
 from genai_server.engine.runners.base import Interrupted
 from genai_server.engine.runners.checkpoints import before_checkpoint
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
-from genai_server.engine.runners.scores import Logits
+from genai_server.engine.scores import Logits
 
 from .driven import Driven
 

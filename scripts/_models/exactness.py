@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from genai_server.engine.runners.base import Runner
-from genai_server.engine.runners.scores import Logits
 from genai_server.engine.scheduling.scheduler import Scheduler
+from genai_server.engine.scores import Logits
 from genai_server.engine.sequence import Sequence as Scheduled
 from genai_server.messages.generation_request import GenerationRequest
 

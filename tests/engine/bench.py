@@ -10,12 +10,12 @@ from typing import Any
 
 from genai_server.engine.image_worker import ImageWorker
 from genai_server.engine.runners.runner_pair import RunnerPair
-from genai_server.engine.runners.scores import Scores
 from genai_server.engine.runners.scripted import ScriptedPooledRunner, ScriptedRunner
 from genai_server.engine.sampling.grammar import bytes_guidance
 from genai_server.engine.scheduling.pooling_scheduler import PoolingScheduler
 from genai_server.engine.scheduling.scheduler import Scheduler
 from genai_server.engine.scheduling.scheduler_output import Read
+from genai_server.engine.scores import Scores
 from tests.stepped_loop import API, SteppedLoop
 
 

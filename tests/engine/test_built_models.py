@@ -15,7 +15,7 @@ from genai_server.engine.model.output_head import find_head
 from genai_server.engine.model.ragged import make_ragged
 from genai_server.engine.runners.load_batched import load_batched
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
-from genai_server.engine.runners.scores import Logits
+from genai_server.engine.scores import Logits
 from genai_server.messages.launch import EngineSpec
 from scripts._models.driven import Driven
 from tests.engine.model_runners import greedy_logits

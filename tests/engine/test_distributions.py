@@ -16,7 +16,6 @@ import pytest
 from numpy.typing import NDArray
 
 from genai_server.engine.runners.runner_pair import RunnerPair
-from genai_server.engine.runners.scores import Logits
 from genai_server.engine.runners.scripted import ScriptedRunner
 from genai_server.engine.sampling.continuation import choose_next_token
 from genai_server.engine.sampling.grammar import Guidance, bytes_guidance
@@ -26,6 +25,7 @@ from genai_server.engine.scheduling.scheduler import Scheduler
 from genai_server.engine.scheduling.scheduler_output import Read, StepPolicy
 from genai_server.engine.scheduling.step_time import StepTimeModel
 from genai_server.engine.scheduling.text_index import MAX_MATCH, AnswerMemory, Match, TextIndex
+from genai_server.engine.scores import Logits
 from genai_server.engine.sequence import Sequence
 from genai_server.messages.generation_request import FinishReason, GenerationRequest, ModelInfo, Sampling
 from genai_server.messages.protocol import Failed, Finished, Refused, Submit, ToApi, Tokens

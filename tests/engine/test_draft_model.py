@@ -18,10 +18,10 @@ from genai_server.engine.runners.batched import BatchedRunner, BatchLimits
 from genai_server.engine.runners.draft_model import DraftModel
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.engine.runners.runner_pair import RunnerPair
-from genai_server.engine.runners.scores import Scores
 from genai_server.engine.sampling.grammar import Guidance
 from genai_server.engine.scheduling.drafts import NO_DRAFT, Drafter
 from genai_server.engine.scheduling.scheduler_output import KvMemory, Read
+from genai_server.engine.scores import Scores
 from genai_server.engine.sequence import Sequence as Scheduled
 from genai_server.errors import RunnerFailed
 from genai_server.messages.admin import ResetPrefixCache

@@ -12,9 +12,9 @@ import pytest
 from genai_server.engine.ipc.mailbox import Connected, Disconnected
 from genai_server.engine.profiling.folder import DEFAULT_PREFIX
 from genai_server.engine.runners.base import Interrupted
-from genai_server.engine.runners.scores import Scores
 from genai_server.engine.runners.scripted import ScriptedPooledRunner
 from genai_server.engine.scheduling.scheduler_output import Read, Step
+from genai_server.engine.scores import Scores
 from genai_server.errors import RunnerFailed
 from genai_server.messages.admin import (
     CacheReset,

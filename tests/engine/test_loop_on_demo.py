@@ -15,9 +15,9 @@ from genai_server.engine.model.graph import read_decoder_graph
 from genai_server.engine.runners.batched import BatchedRunner, BatchLimits
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.engine.runners.runner_pair import RunnerPair
-from genai_server.engine.runners.scores import Logits, Scores
 from genai_server.engine.sampling.grammar import Guidance
 from genai_server.engine.scheduling.scheduler_output import Step
+from genai_server.engine.scores import Logits, Scores
 from genai_server.messages.admin import ResetPrefixCache, SetRuntimeOption, StartProfile
 from genai_server.messages.generation_request import FinishReason, GenerationRequest, Sampling
 from genai_server.messages.protocol import PromptLogprobs, Submit

@@ -34,12 +34,12 @@ from genai_server.engine.profiling.runtime_options import TERMINATE, RuntimeOpti
 from genai_server.engine.requests import RequestTable
 from genai_server.engine.runners.base import Interrupted
 from genai_server.engine.runners.runner_pair import RunnerPair
-from genai_server.engine.runners.scores import Scores
 from genai_server.engine.sampling.choice_threads import ChoiceThreads, slow_grammars
 from genai_server.engine.sampling.continuation import NextToken, choose_next_token, prompt_logprobs
 from genai_server.engine.sampling.grammar import Guidance
 from genai_server.engine.scheduling.scheduler import Scheduler
 from genai_server.engine.scheduling.scheduler_output import Read, Step
+from genai_server.engine.scores import Scores
 from genai_server.engine.sequence import Sequence, SequenceState
 from genai_server.errors import RunnerFailed
 from genai_server.heartbeat import Heartbeat

@@ -10,9 +10,9 @@ from genai_server.engine.measuring.tuning import Tuned, decode_rate, prefill_rat
 from genai_server.engine.model.graph import DoesNotFit
 from genai_server.engine.runners.batched import BatchedRunner
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
-from genai_server.engine.runners.scores import Scores
 from genai_server.engine.runners.scripted import ScriptedRunner
 from genai_server.engine.scheduling.scheduler_output import Read
+from genai_server.engine.scores import Scores
 from genai_server.options.device import DeviceOptions
 from tests.running_server import DEMO
 

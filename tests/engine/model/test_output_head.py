@@ -17,8 +17,8 @@ from genai_server.engine.model.output_head import (
     find_head,
     offer_best,
 )
-from genai_server.engine.runners.scores import NUM_BEST, SHARE_ERROR
 from genai_server.engine.sampling.sampler import top_tokens
+from genai_server.engine.scores import NUM_BEST, SHARE_ERROR
 
 HIDDEN, VOCABULARY, POSITIONS = 4, 6, 5
 STATES = np.arange(POSITIONS * HIDDEN, dtype=np.float32).reshape(1, POSITIONS, HIDDEN)

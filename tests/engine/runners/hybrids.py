@@ -7,7 +7,7 @@ from genai_server.config.settings import Settings
 from genai_server.config.sources import engine_settings
 from genai_server.engine.runners.load_batched import load_batched
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
-from genai_server.engine.runners.scores import Logits
+from genai_server.engine.scores import Logits
 from genai_server.messages.launch import EngineSpec
 from scripts._models.driven import Driven
 from tests.running_server import ROOT

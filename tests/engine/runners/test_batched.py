@@ -22,8 +22,8 @@ from genai_server.engine.runners.base import Interrupted
 from genai_server.engine.runners.batched import BatchedRunner, BatchLimits
 from genai_server.engine.runners.cpu_buffers import CpuBuffers
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
-from genai_server.engine.runners.scores import Logits
 from genai_server.engine.scheduling.scheduler import Scheduler
+from genai_server.engine.scores import Logits
 from genai_server.engine.sequence import Sequence as Scheduled
 from genai_server.errors import RunnerFailed
 from genai_server.messages.generation_request import GenerationRequest

@@ -13,7 +13,7 @@ from genai_server.engine.model.int8_matrices import write_int8_model
 from genai_server.engine.model.session import open_session
 from genai_server.engine.runners.batched import BatchedRunner, Int8Session
 from genai_server.engine.runners.decoder_session import DecoderSession
-from genai_server.engine.runners.scores import Logits
+from genai_server.engine.scores import Logits
 from genai_server.errors import RunnerFailed
 from scripts._models.driven import Driven, Tokens
 from scripts._models.requantized import write_requantized

@@ -29,7 +29,7 @@ class Batch:
             self._memory = KvMemory(BLOCK, chance.randint(shared, num_slots * shared + 2), page_bytes=1)
         self._buffers = PagedBuffers(ON_CPU, num_slots + self._memory.num_pages, graph, num_slots, longest)
         self._num_blocks = len(self._buffers._free)
-        self._slots = KvSlots(num_slots, self._buffers, least_copied=chance.choice([1, BLOCK]), memory=self._memory)
+        self._slots = KvSlots(num_slots, self._buffers, min_copied=chance.choice([1, BLOCK]), memory=self._memory)
         self._prompts = [self._some(longest) for _ in range(4)]
         # The tokens of each sequence, read or not.
         self._running: dict[int, list[int]] = {}

@@ -25,11 +25,11 @@ from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.engine.runners.paged_buffers import PagedBuffers, Place
 from genai_server.engine.runners.row import Row
 from genai_server.engine.runners.runner_pair import RunnerPair
-from genai_server.engine.runners.scores import NUM_BEST, Logits
 from genai_server.engine.sampling.continuation import NextToken, choose_next_token
 from genai_server.engine.sampling.sampler import top_tokens
 from genai_server.engine.scheduling.scheduler import Scheduler
 from genai_server.engine.scheduling.scheduler_output import Read
+from genai_server.engine.scores import NUM_BEST, Logits
 from genai_server.engine.sequence import Sequence as EngineSequence
 from genai_server.errors import InvalidField, RunnerFailed
 from genai_server.messages.generation_request import GenerationRequest, Sampling

@@ -16,8 +16,8 @@ from genai_server.engine.model.files import check_model_directory
 from genai_server.engine.runners.base import Interrupted
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.engine.runners.pooled import DISABLED_FUSIONS, PooledRunner, _batches
-from genai_server.engine.runners.scores import Logits
 from genai_server.engine.scheduling.scheduler_output import Read
+from genai_server.engine.scores import Logits
 from genai_server.engine.sequence import Sequence as Scheduled
 from genai_server.errors import InvalidField, ModelDirectoryError
 from genai_server.messages.generation_request import GenerationRequest, PooledText

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from genai_server.engine.runners.pooling import normalized, pool
-from genai_server.engine.runners.scores import Logits
+from genai_server.engine.scores import Logits
 
 STATES: Logits = np.arange(24, dtype=np.float32).reshape(2, 4, 3) - 6
 # The first row has a masked token, the second ends early.

@@ -24,8 +24,8 @@ from genai_server.engine.runners.batched import BatchedRunner, BatchLimits
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.engine.runners.profiled_rows import ProfiledRows
 from genai_server.engine.runners.runner_pair import RunnerPair
-from genai_server.engine.runners.scores import Scores
 from genai_server.engine.scheduling.scheduler_output import Read
+from genai_server.engine.scores import Scores
 from genai_server.engine.sequence import Sequence
 from genai_server.errors import RunnerFailed
 from genai_server.messages.generation_request import GenerationRequest, Sound

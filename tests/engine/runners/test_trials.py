@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from genai_server.engine.runners.scores import Logits
 from genai_server.engine.runners.trials import MAX_TIMED, Pass, try_int8
+from genai_server.engine.scores import Logits
 from tests.hand_clock import HandClock
 
 VOCABULARY = 50

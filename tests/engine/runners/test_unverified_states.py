@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from genai_server.engine.runners.runner_pair import RunnerPair
-from genai_server.engine.runners.scores import Scores
 from genai_server.engine.runners.unverified_states import UnverifiedStates
 from genai_server.engine.sampling.grammar import Guidance
 from genai_server.engine.scheduling.scheduler import Scheduler
 from genai_server.engine.scheduling.scheduler_output import StepPolicy
+from genai_server.engine.scores import Scores
 from genai_server.messages.generation_request import Sampling
 from genai_server.messages.protocol import Cancel
 from scripts._models.driven import Driven, Tokens

@@ -9,10 +9,10 @@ from genai_server.engine.runners.batched import BatchedRunner
 from genai_server.engine.runners.choose import load_runners
 from genai_server.engine.runners.lengths import with_limit
 from genai_server.engine.runners.runner_pair import RunnerPair
-from genai_server.engine.runners.scores import Scores
 from genai_server.engine.runners.scripted import ScriptedRunner
 from genai_server.engine.runners.warm_up import scores_prompts, warm_up
 from genai_server.engine.scheduling.scheduler_output import Read
+from genai_server.engine.scores import Scores
 from genai_server.errors import RunnerFailed
 from scripts._models.driven import Driven
 from tests.engine.runners.test_choose import spec

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from genai_server.engine.runners.scores import Logits, Scores
 from genai_server.engine.sampling.logprobs import token_logprob, token_logprobs
+from genai_server.engine.scores import Logits, Scores
 
 
 def log_softmax(logits: Logits) -> list[float]:

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from genai_server.engine.runners.scores import Best, Logits, Scores
 from genai_server.engine.sampling import sampler
 from genai_server.engine.sampling.sampler import MAX_SORTED, highest, nucleus, top_tokens
+from genai_server.engine.scores import Best, Logits, Scores
 from genai_server.errors import InvalidField, RunnerFailed
 from genai_server.messages.generation_request import Sampling
 

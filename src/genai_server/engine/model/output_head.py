@@ -14,7 +14,7 @@ from typing import Any
 
 import onnx
 
-from genai_server.engine.runners.scores import NUM_BEST
+from genai_server.engine.scores import NUM_BEST
 
 LAST_POSITIONS = "genai_server.last_positions"
 _STATES = "genai_server.read_states"

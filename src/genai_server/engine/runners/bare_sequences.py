@@ -6,8 +6,8 @@ from typing import Any
 
 from genai_server.engine.loaded_adapter import LoadedAdapter
 from genai_server.engine.runners.base import Runner, run_pass
-from genai_server.engine.runners.scores import Scores
 from genai_server.engine.scheduling.scheduler_output import Read
+from genai_server.engine.scores import Scores
 from genai_server.engine.sequence import Sequence
 from genai_server.messages.generation_request import GenerationRequest
 

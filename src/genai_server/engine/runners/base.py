@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from genai_server.engine.abilities import Abilities
 from genai_server.engine.runners.kv_cache import KvSlots
-from genai_server.engine.runners.scores import Scores
 from genai_server.engine.scheduling.scheduler_output import NOTHING_KEPT, KvRoom, Read
+from genai_server.engine.scores import Scores
 from genai_server.engine.sequence import Sequence
 from genai_server.errors import AdapterLoadFailed, InvalidField, RunnerFailed
 from genai_server.messages.generation_request import GenerationRequest, ModelInfo

@@ -37,10 +37,10 @@ from genai_server.engine.runners.layout import Layout, lay_out, split_passes
 from genai_server.engine.runners.paged_buffers import PagedBuffers
 from genai_server.engine.runners.row import Row
 from genai_server.engine.runners.row_states import RowStates
-from genai_server.engine.runners.scores import NUM_BEST, Best, Logits, Scores
 from genai_server.engine.sampling.continuation import needs_all_logits
 from genai_server.engine.scheduling.scheduler_output import UNSHARED, KvMemory, KvRoom, Read, is_background
 from genai_server.engine.scheduling.step_time import MAX_DRAFTED
+from genai_server.engine.scores import NUM_BEST, Best, Logits, Scores
 from genai_server.engine.sequence import Sequence as Scheduled
 from genai_server.errors import InvalidField, RunnerFailed
 from genai_server.messages.generation_request import GenerationRequest, ModelInfo

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from genai_server.engine.runners.bare_sequences import open_bare
 from genai_server.engine.runners.base import run_pass
 from genai_server.engine.runners.batched import BatchedRunner
-from genai_server.engine.runners.scores import Scores
 from genai_server.engine.scheduling.scheduler_output import Read
 from genai_server.engine.scheduling.step_time import MAX_DRAFTED, StepTimeModel
+from genai_server.engine.scores import Scores
 from genai_server.engine.sequence import Sequence
 from genai_server.timing import Clock
 

@@ -22,8 +22,8 @@ from msgspec import structs
 from genai_server.engine.abilities import Abilities
 from genai_server.engine.runners.base import Runner
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
-from genai_server.engine.runners.scores import Scores
 from genai_server.engine.scheduling.scheduler_output import Read
+from genai_server.engine.scores import Scores
 from genai_server.engine.sequence import Sequence as Scheduled
 from genai_server.errors import InvalidField, RunnerFailed
 from genai_server.messages.generation_request import GenerationRequest

@@ -23,8 +23,8 @@ from genai_server.engine.model.session_options import configure_providers, genai
 from genai_server.engine.model.vision import features_graph
 from genai_server.engine.model.vision_files import VisionFiles, read_vision_files
 from genai_server.engine.runners.base import Runner, Terminated
-from genai_server.engine.runners.scores import Logits, Scores
 from genai_server.engine.scheduling.scheduler_output import Read
+from genai_server.engine.scores import Logits, Scores
 from genai_server.engine.sequence import Sequence as Scheduled
 from genai_server.errors import AdapterLoadFailed, ConfigurationError, RunnerFailed
 from genai_server.options.check import on_providers

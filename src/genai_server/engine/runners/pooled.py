@@ -19,8 +19,8 @@ from genai_server.engine.model.output_head import LAST_POSITIONS, read_last
 from genai_server.engine.model.session_options import EXTERNAL_DATA, node_shares, open_with, session_options
 from genai_server.engine.runners.base import Interrupted, Runner
 from genai_server.engine.runners.pooling import normalized, pool
-from genai_server.engine.runners.scores import Logits, Scores
 from genai_server.engine.scheduling.scheduler_output import Read, is_background
+from genai_server.engine.scores import Logits, Scores
 from genai_server.engine.sequence import Sequence as Scheduled
 from genai_server.errors import AdapterLoadFailed, ModelDirectoryError, RunnerFailed
 from genai_server.messages.generation_request import PooledText

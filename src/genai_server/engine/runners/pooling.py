@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from genai_server.engine.runners.scores import Logits
+from genai_server.engine.scores import Logits
 
 _LEAST = 1e-9
 

@@ -11,8 +11,8 @@ from genai_server.engine.abilities import Abilities
 from genai_server.engine.model.pass_profile import check_pass_profiles
 from genai_server.engine.runners.base import Runner, Terminated
 from genai_server.engine.runners.batched import BatchedRunner
-from genai_server.engine.runners.scores import Scores
 from genai_server.engine.scheduling.scheduler_output import Read
+from genai_server.engine.scores import Scores
 from genai_server.engine.sequence import Sequence as Scheduled
 from genai_server.errors import RunnerFailed
 

@@ -14,8 +14,8 @@ from genai_server.engine.encoder_worker import EncoderWorker
 from genai_server.engine.model.adapters import Adapters
 from genai_server.engine.runners.base import Runner, run_pass
 from genai_server.engine.runners.kv_events import KvEventPublisher
-from genai_server.engine.runners.scores import Scores
 from genai_server.engine.scheduling.scheduler_output import Step
+from genai_server.engine.scores import Scores
 from genai_server.engine.sequence import Sequence
 from genai_server.messages.generation_request import Batching, GenerationRequest
 

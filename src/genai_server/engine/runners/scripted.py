@@ -31,8 +31,8 @@ import numpy as np
 
 from genai_server.engine.abilities import Abilities
 from genai_server.engine.runners.base import Runner, Terminated
-from genai_server.engine.runners.scores import Logits, Scores
 from genai_server.engine.scheduling.scheduler_output import Read
+from genai_server.engine.scores import Logits, Scores
 from genai_server.engine.sequence import Sequence as Scheduled
 from genai_server.errors import AdapterLoadFailed, RunnerFailed
 from genai_server.messages.generation_request import ModelInfo, Sampling

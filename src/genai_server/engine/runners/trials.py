@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from genai_server.engine.runners.scores import Logits
+from genai_server.engine.scores import Logits
 from genai_server.timing import Clock
 
 log = logging.getLogger(__name__)

@@ -5,9 +5,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import accumulate
 
 from genai_server.engine.host.cores import usable_cores
-from genai_server.engine.runners.scores import Scores
 from genai_server.engine.sampling.continuation import NextToken, choose_next_token
 from genai_server.engine.sampling.grammar import STEP_SECONDS
+from genai_server.engine.scores import Scores
 from genai_server.engine.sequence import Sequence
 
 # The model's passes on CPUs also need the cores.

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from genai_server.engine.runners.scores import Scores
 from genai_server.engine.sampling.grammar import Guide
 from genai_server.engine.sampling.logprobs import token_logprob, token_logprobs
 from genai_server.engine.sampling.transcript import with_rules
+from genai_server.engine.scores import Scores
 from genai_server.engine.sequence import Sequence
 from genai_server.errors import GrammarFailed, InvalidField
 from genai_server.messages.generation_request import FinishReason, TokenLogprob

@@ -4,8 +4,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from genai_server.engine.runners.scores import Logits, Scores
 from genai_server.engine.sampling.sampler import top_tokens
+from genai_server.engine.scores import Logits, Scores
 from genai_server.messages.generation_request import TokenLogprob
 
 

@@ -5,7 +5,7 @@ from collections import deque
 import numpy as np
 from numpy.typing import NDArray
 
-from genai_server.engine.runners.scores import Logits
+from genai_server.engine.scores import Logits
 from genai_server.messages.generation_request import Sampling
 
 # Minimum absolute value of a bias that means, as OpenAI's API reference says, "a ban or exclusive selection".

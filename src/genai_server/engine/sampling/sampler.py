@@ -11,8 +11,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from genai_server.engine.runners.scores import NUM_BEST, SHARE_ERROR, Best, Logits, Scores
 from genai_server.engine.sampling.penalties import Bias, Penalties
+from genai_server.engine.scores import NUM_BEST, SHARE_ERROR, Best, Logits, Scores
 from genai_server.errors import InvalidField, RunnerFailed
 from genai_server.messages.generation_request import Sampling
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from genai_server.engine.runners.scores import Logits
+from genai_server.engine.scores import Logits
 from genai_server.messages.generation_request import TranscriptRules
 
 
