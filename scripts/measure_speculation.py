@@ -1,7 +1,8 @@
 """Measure what drafts of next tokens (GENAI_SPECULATION, GENAI_DRAFT_MEMORY_BYTES) do to the speed of answers.
 
 Each round has every kind of answer without drafts ("off"), with drafts from its own text ("own text"), and with drafts
-from earlier answers of the same key, too ("memory"), one right after the other. The memory is full of other answers.
+from earlier answers of the same key, too ("memory"), one right after the other, in changing order. The memory is full
+of other answers.
 
 Answers that the model chooses: a greedy one of few different tokens, which soon repeats itself; a greedy one with a
 `prediction` that is right but for every tenth token; one at temperature 1.5, which repeats nothing; and a JSON object
@@ -41,7 +42,7 @@ from genai_server.engine.process import IDLE_CHUNK
 from genai_server.engine.runners.base import Runner
 from genai_server.engine.runners.choose import load_runners
 from genai_server.engine.runners.draft_model import DraftModel
-from genai_server.engine.runners.warm_up import warm_up
+from genai_server.engine.runners.warm_up import time_passes, warm_up
 from genai_server.engine.sampling.grammar import model_guidance
 from genai_server.engine.scheduling.scheduler_output import Read
 from genai_server.engine.scheduling.step_time import StepTimeModel
@@ -162,8 +163,9 @@ def main() -> None:
         warm_up(runners, IDLE_CHUNK)
         clock = time.process_time if arguments.processor_time else time.perf_counter
         if (model := runners.draft_model) is not None:
-            model.clock, model.times = clock, StepTimeModel()
-            model.measure(IDLE_CHUNK)
+            time_passes(model.runner, IDLE_CHUNK, clock=clock)
+            model.clock, model.times = clock, StepTimeModel.tried(model.runner.abilities)
+            model.runner.forget()
         drafts = None if model is None else DictatedDrafts(model, arguments.acceptance)
         dictation, memory = Dictation(runners.main), AnswerMemory(32 * 1024 * 1024)
         runners.main.forward = dictation.forward  # type: ignore[method-assign]
@@ -198,7 +200,7 @@ def rows(
     others = [chance.choices(range(vocab_size), k=OTHER_TOKENS) for _ in range(OTHERS)]
     found: dict[str, list[list[float]]] = {name: [] for name in asked}
     last: dict[str, Answered] = {}
-    for _ in range(arguments.rounds):
+    for number in range(arguments.rounds):
         for name, each in asked.items():
             dictation.texts = each.dictated
             if drafts is not None:
@@ -206,7 +208,10 @@ def rows(
             memory.clear()
             for answer in (*others, *each.earlier):
                 memory.add(KEY, [0], answer)
-            answers = [engine.answer(each.requests) for engine in engines]
+            # Each comes first, second, and last in turn: the machine may become slower.
+            order = sorted(range(len(engines)), key=lambda place: (place + number) % len(engines))
+            answered = {place: engines[place].answer(each.requests) for place in order}
+            answers = [answered[place] for place in range(len(engines))]
             dictation.texts = {}
             last[name] = answers[-1]
             found[name].append(

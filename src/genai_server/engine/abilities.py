@@ -42,8 +42,10 @@ class Abilities:
     uses_host_cores: bool = True
     # Passes of at least this many tokens may have 8-bit weights; None if no pass has.
     int8_from: int | None = None
-    # The seconds of passes at the start, by their number of tokens, where they were timed for that.
+    # The seconds of decoding passes at the start, by their number of tokens, and those for a token of a prompt; 0 if
+    # none was read.
     tried_passes: Mapping[int, float] = field(default_factory=dict)
+    tried_prompt_token: float = 0.0
     # The memory that its sequences share.
     memory: KvMemory = UNSHARED
 

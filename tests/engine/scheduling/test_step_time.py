@@ -161,7 +161,7 @@ def test_passes_of_large_batches_are_measured() -> None:
 
 def test_passes_of_the_start_tell_what_others_take() -> None:
     times = StepTimeModel({1: 1.0, 4: 2.0, 7: 3.0, 8: 3.0, 64: 3.5})
-    assert times.curve(64)[-1] == 0.0
+    assert times.curve(64)[-1] == 3.5
     times.passed(4, 4, 4.0)  # as with a longer past, or another program
     assert [times.seconds(number) for number in (1, 4, 7, 36)] == pytest.approx([2.0, 4.0, 6.0, 6.5])
 

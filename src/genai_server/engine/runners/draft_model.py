@@ -17,9 +17,6 @@ from genai_server.engine.scores import Scores
 from genai_server.engine.sequence import Sequence
 from genai_server.timing import Clock
 
-# Passes of one length that are measured at the start.
-_MEASURED = 5
-
 
 @dataclass
 class Copy:
@@ -58,20 +55,6 @@ class DraftModel:
         self.clock = clock
         self._copies: dict[int, Copy] = {}  # by the id of the sequence
         self._found: dict[int, int] = {}  # by the same, cached tokens of sequences without a copy
-
-    def measure(self, chunk: int) -> None:
-        """Learn how long passes take: of one row and of all rows, and of a chunk of a prompt. None of it is kept."""
-        token, length = 1 % self.runner.model.vocab_size, self.runner.model.max_length
-        for num_rows in {1, self.runner.abilities.max_rows}:
-            rows = [open_bare(self.runner, [token], length) for _ in range(num_rows)]
-            for _ in range(_MEASURED):
-                self.times.passed(num_rows, num_rows, self._seconds([self._next(row) for row in rows]))
-            for row in rows:
-                self.runner.close(row.id)
-        prompt = open_bare(self.runner, [token] * min(chunk, length), length)
-        self.times.passed(0, prompt.num_unread, self._seconds([Read.next(prompt, prompt.num_unread)]))
-        self.runner.close(prompt.id)
-        self.runner.forget()
 
     def room(self, sequence: Sequence) -> int:
         """The most tokens that can be drafted for a sequence.
@@ -138,17 +121,6 @@ class DraftModel:
         """Forget the newest sequences until the memory holds the others, after its size has changed."""
         while self._copies and not self.runner.slots.has_room(newest := next(reversed(self._copies)), 0):
             self.close(newest)
-
-    def _next(self, copy: Sequence) -> Read:
-        """A read of another token."""
-        copy.tokens.append(copy.tokens[-1])
-        return Read.next(copy)
-
-    def _seconds(self, reads: Several[Read]) -> float:
-        """Run a pass; returns how long it took."""
-        started = self.clock()
-        run_pass(self.runner, reads)
-        return self.clock() - started
 
     def _can_open(self, sequence: Sequence) -> bool:
         """Whether there is a slot for another sequence, and memory for its tokens."""

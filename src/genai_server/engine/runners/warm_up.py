@@ -6,12 +6,16 @@ graph. Without the warm-up, the first client would wait for this.
 
 import logging
 import time
+from collections import defaultdict
+from dataclasses import replace
 
 from genai_server.engine.runners.bare_sequences import open_bare, read_all
 from genai_server.engine.runners.base import Runner
 from genai_server.engine.runners.runner_pair import RunnerPair
+from genai_server.engine.scheduling.step_time import StepTimeModel
 from genai_server.engine.sequence import Sequence
 from genai_server.errors import RunnerFailed
+from genai_server.timing import Clock
 
 log = logging.getLogger(__name__)
 _DECODED = 2
@@ -19,19 +23,18 @@ _SHORT = 2
 
 
 def warm_up(runners: RunnerPair, chunk: int) -> None:
-    """Read a chunk of a prompt, and decode one row and all rows, where requests run. Nothing of it is kept.
+    """Read a chunk of a prompt, and decode one row and all rows, where requests run. Only the times are kept.
 
     Next to a batch, a generator reads only a very short prompt. Raises what a runner raises, so that a model which
     cannot run never becomes ready.
     """
     started = time.perf_counter()
-    length = runners.main.model.max_length
     if not runners.has_batch:
-        _run(runners.generator, 1, chunk, length)
+        time_passes(runners.generator, chunk, all_rows=False)
         _try_profiling(runners)
     else:
         try:
-            _run(runners.generator, 1, _SHORT, length)
+            time_passes(runners.generator, _SHORT, all_rows=False)
             _try_profiling(runners)
         except RunnerFailed as error:
             if not runners.main.abilities.chooses:
@@ -40,16 +43,27 @@ def warm_up(runners: RunnerPair, chunk: int) -> None:
             runners.why_no_profile = (  # possible with paged attention
                 f"this model's answers cannot be profiled, because it runs in a batch only: {error.message}"
             )
-        _run(runners.main, 1, chunk, length)
-        if not runners.main.abilities.chooses:  # otherwise the other rows might wait until the first has ended
-            _run(runners.main, runners.main.abilities.max_rows, _SHORT, length)
+        # Where the runner chooses tokens, the other rows might wait until the first has ended.
+        time_passes(runners.main, chunk, all_rows=not runners.main.abilities.chooses)
     if (draft_model := runners.draft_model) is not None:
-        runner = draft_model.runner
-        _run(runner, 1, chunk, runner.model.max_length)
-        _run(runner, runner.abilities.max_rows, _SHORT, runner.model.max_length)
-        draft_model.measure(chunk)
+        time_passes(draft_model.runner, chunk)
+        time_passes(draft_model.runner, chunk)  # the first time takes longer
+        draft_model.times = StepTimeModel.tried(draft_model.runner.abilities)
     runners.forget()
     log.info("warmed up in %.1f s", time.perf_counter() - started)
+
+
+def time_passes(runner: Runner, chunk: int, *, all_rows: bool = True, clock: Clock = time.perf_counter) -> None:
+    """Read a chunk of a prompt, and decode one row and, if wanted, all rows. The runner's abilities tell the times.
+
+    Those of earlier trials stay. The runner may keep the prompts' beginnings.
+    """
+    passes: defaultdict[int, list[float]] = defaultdict(list)
+    prompt_token = _run(runner, 1, chunk, passes, clock)
+    if all_rows:
+        _run(runner, runner.abilities.max_rows, _SHORT, passes, clock)
+    tried = {number: min(seconds) for number, seconds in passes.items()} | {**runner.abilities.tried_passes}
+    runner.abilities = replace(runner.abilities, tried_passes=tried, tried_prompt_token=prompt_token)
 
 
 def scores_prompts(runners: RunnerPair) -> bool:
@@ -85,22 +99,33 @@ def _try_profiling(runners: RunnerPair) -> None:
         runners.generator.close(sequence.id)
 
 
-def _run(runner: Runner, rows: int, num_tokens: int, length: int) -> None:
-    """Read a prompt of `num_tokens` in each row, or what `length` allows, and decode all rows together."""
-    token = 1 % runner.model.vocab_size
-    prompt = [token] * min(num_tokens, length - _DECODED)
+def _run(runner: Runner, rows: int, num_tokens: int, passes: dict[int, list[float]], clock: Clock) -> float:
+    """Read a prompt of `num_tokens` in each row, or what the model allows, and decode all rows together.
+
+    Adds the seconds of these passes by their number of tokens; returns those for a token of the last prompt.
+    """
+    token, per_token = 1 % runner.model.vocab_size, 0.0
+    prompt = [token] * min(num_tokens, runner.model.max_length - _DECODED)
     if len(prompt) < _SHORT:
-        return
+        return per_token
     opened: list[Sequence] = []
     try:
         for _ in range(rows):
             # A Generator has memory for this length at once.
             opened.append(open_bare(runner, prompt, len(prompt) + _DECODED))
-            read_all(runner, opened[-1:])
+            per_token = _seconds(runner, opened[-1:], clock) / len(prompt)
         for _ in range(_DECODED):
             for sequence in opened:
                 sequence.append(token)
-            read_all(runner, opened)
+            passes[rows].append(_seconds(runner, opened, clock))
     finally:
         for sequence in opened:
             runner.close(sequence.id)
+    return per_token
+
+
+def _seconds(runner: Runner, sequences: list[Sequence], clock: Clock) -> float:
+    """Read all unread tokens of some sequences; returns how long that took."""
+    started = clock()
+    read_all(runner, sequences)
+    return clock() - started

@@ -37,6 +37,9 @@ _FEW = MIN_CHUNK
 _MIN_SHARE, _TRIAL_EVERY = 0.05, 8
 # At least one of this number of steps has no drafts, so that their savings are known.
 _PLAIN_EVERY = 32
+# After this number of steps in which nothing was drafted or read, sequences are looked at in one of a number of steps
+# only: with many of them, that takes a hundredth of a step.
+_MANY_IDLE, _LOOK_EVERY = 16, 4
 
 
 class DraftingModel(Protocol):
@@ -89,6 +92,7 @@ class ModelDrafts:
         self._failed: WeakSet[Sequence] = WeakSet()  # sequences that it could not read
         self._promising: WeakSet[Sequence] = WeakSet()  # sequences of whose last draft some tokens were accepted
         self._num_steps = 0
+        self._num_idle = 0  # steps since anything was drafted or read
         # Of the last step: the sequences with drafts, those of trials with the seconds that a token is worth, and the
         # other drafts.
         self._drafted: set[Sequence] = set()
@@ -115,6 +119,9 @@ class ModelDrafts:
         self._drafted, self._on_trial, self._paying = set(), {}, None
         self._num_steps += 1
         num_rows = len(batch)
+        self._num_idle += 1
+        if self._num_idle > _MANY_IDLE and self._num_steps % _LOOK_EVERY:
+            return None
         if not self._budget.allows(num_rows, times.seconds(num_rows)):
             return None
         unread = [self._num_unread(sequence) if may else 0 for sequence, may in zip(batch, may_draft, strict=True)]
@@ -124,6 +131,7 @@ class ModelDrafts:
         offers, fit = self._offers(batch, drafts, unread, costs)
         pays = any(length for length, offer in zip(fit.lengths, offers, strict=True) if isinstance(offer, UnmadeDraft))
         if pays and not times.has_timed(num_rows, _PLAIN_EVERY):
+            self._num_idle = 0
             return [()] * num_rows
         lengths, cost = self._with_trials(batch, offers, fit.lengths, costs)
         wanted = [
@@ -134,6 +142,7 @@ class ModelDrafts:
         chunks = self._chunks(self._behind(batch, offers, unread, fit, times, costs), costs.plain)
         if not wanted and not chunks:
             return None
+        self._num_idle = 0
         self._budget.begin(num_rows, costs.plain)
         made = self._made(wanted, chunks)
         self._drafted = {sequence for sequence, tokens in made.items() if tokens}

@@ -48,7 +48,7 @@ class Places:
         # Limit of the waiting prompts' tokens together; sequences that can run at once do not count.
         self._max_waiting_tokens = max_waiting_tokens or math.inf
         self._memory = policy.memory
-        self._step_times = StepTimeModel(runner.abilities.tried_passes)
+        self._step_times = StepTimeModel.tried(runner.abilities)
 
     @property
     def is_idle(self) -> bool:

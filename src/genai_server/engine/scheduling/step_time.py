@@ -6,8 +6,11 @@ A step's time is shared between the decoding sequences and the prompt that is re
 import math
 from collections import deque
 from collections.abc import Mapping
+from typing import Self
 
 import numpy as np
+
+from genai_server.engine.abilities import Abilities
 
 # A chunk of a prompt may take this many times as long as the step's decoding. A running stream's tokens then take about
 # four times as long. The prompt takes 4/3 of its time alone, plus the overhead of small chunks.
@@ -58,20 +61,28 @@ class _Recent:
 class StepTimeModel:
     """Medians of the seconds that recent steps took, and the average number of tokens of answers.
 
-    `tried` are the seconds of passes of some numbers of tokens at the start of the engine. Where kernels change with
-    that number, passes of few tokens do not tell what those of many take.
+    `passes` are the seconds of decoding passes of some numbers of tokens at the start of the engine, and `prompt_token`
+    those for a token of a prompt. They count until passes are measured. Passes of numbers that were not measured count
+    longer: where kernels change with that number, passes of few tokens do not tell what those of many take.
     """
 
-    def __init__(self, tried: Mapping[int, float] | None = None) -> None:
-        self._tried = sorted((tried or {}).items())
+    def __init__(self, passes: Mapping[int, float] | None = None, prompt_token: float = 0.0) -> None:
+        self._tried = sorted((passes or {}).items())
+        self._tried_prompt_token = prompt_token
         self._decoding = 0.0  # seconds of decoding in this round up to now
         self._per_round = _Recent()  # seconds of decoding in a round
         self._prompts = _Recent()  # seconds for a token of a prompt
         self._passes: dict[int, _Recent] = {}  # seconds of a pass, by its number of tokens
-        self._known: tuple[list[int], list[float]] = [], []  # such numbers, and the seconds in ascending order
+        # Such numbers, and the seconds in ascending order.
+        self._known: tuple[list[int], list[float]] = self._with_tried([], [])
         self._num_passes = 0
         self._answer: float | None = None  # tokens of an answer; None before the first one
         self._num_beside = 0  # passes beside which background sequences might have read
+
+    @classmethod
+    def tried(cls, can: Abilities) -> Self:
+        """What is known of a runner's passes at the start."""
+        return cls(can.tried_passes, can.tried_prompt_token)
 
     def begin_round(self) -> None:
         """Start a new round, and learn how long the last one's decoding took."""
@@ -102,9 +113,9 @@ class StepTimeModel:
             return numbers, times
         tried_numbers, tried_times = zip(*self._tried, strict=True)
         known = dict(zip(numbers, times, strict=True))
-        ratios = np.array(times) / np.interp(numbers, tried_numbers, tried_times)
+        ratios = np.array(times) / np.interp(numbers, tried_numbers, tried_times) if numbers else np.ones(1)
         for number, seconds in self._tried:
-            known.setdefault(number, seconds * float(np.interp(number, numbers, ratios)))
+            known.setdefault(number, seconds * float(np.interp(number, numbers or [1], ratios)))
         found = sorted(known)
         return found, [float(value) for value in np.maximum.accumulate([known[number] for number in found])]
 
@@ -160,12 +171,12 @@ class StepTimeModel:
         """
         decoding = self._decoding if decoding is None else decoding
         seconds = target - decoding if target else PROMPT_SHARE * max(1.0, crowd) * decoding
-        fitting = seconds / self._prompts.median if self._prompts.median else 0.0
-        return min(most, max(MIN_CHUNK, int(fitting)))
+        return min(most, max(MIN_CHUNK, int(self.tokens_read_in(seconds))))
 
     def tokens_read_in(self, seconds: float) -> float:
         """How many tokens of prompts can be read in this time; 0 before any measurement."""
-        return seconds / self._prompts.median if self._prompts.median else 0.0
+        per_token = self.seconds_to_read(1)
+        return seconds / per_token if per_token else 0.0
 
     def answered(self, num_tokens: int) -> None:
         """Learn how many tokens an answer had."""
@@ -173,7 +184,7 @@ class StepTimeModel:
 
     def seconds_to_read(self, num_tokens: int) -> float:
         """Seconds to read `num_tokens` of a prompt; 0 before any measurement."""
-        return num_tokens * self._prompts.median
+        return num_tokens * (self._prompts.median or self._tried_prompt_token)
 
     def seconds_to_decode(self, num_tokens: float) -> float:
         """Seconds for `num_tokens` of an answer while the other answers run; 0 before any measurement."""
