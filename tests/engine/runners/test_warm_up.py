@@ -12,6 +12,7 @@ from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.runners.scripted import ScriptedRunner
 from genai_server.engine.runners.warm_up import scores_prompts, warm_up
 from genai_server.engine.scheduling.scheduler_output import Read
+from genai_server.engine.scheduling.step_time import StepTimeModel
 from genai_server.engine.scores import Scores
 from genai_server.errors import RunnerFailed
 from scripts._models.driven import Driven
@@ -59,6 +60,9 @@ def test_warm_up_decodes_one_row_and_all_rows_and_forgets_them(monkeypatch: pyte
     warm_up(runners, 64)
     assert decoded == [1, 1, 4, 4]
     assert runners.has_batch
+    times = StepTimeModel.tried(runners.main.abilities)
+    assert 0 < times.seconds(1) <= times.seconds(4)
+    assert times.seconds_to_read(1) > 0
     assert runners.main.forget() == 0
     prompt = [1] * 50
     assert Driven(runners.main).open(1, prompt, 128) == 0  # nothing of a client's prompt is cached

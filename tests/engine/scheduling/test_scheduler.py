@@ -330,6 +330,13 @@ def test_step_has_a_multiple_of_its_decoding_or_the_target(
     assert _observed(scheduler, 0.01, 0.001) == chunks
 
 
+def test_times_of_the_start_size_the_first_chunks() -> None:
+    runner = able_runner()
+    runner.abilities = replace(runner.abilities, tried_passes={1: 0.01, 16: 0.03}, tried_prompt_token=0.001)
+    scheduler = admitted(_batched("a", decoding=True), _batched("p", num_prompt=500), runner=runner, prefill_chunk=64)
+    assert _observed(scheduler, 0.01, 0.001) == [24, 24, 24, 24]
+
+
 # choice of the prompt
 
 
