@@ -18,9 +18,11 @@ from genai_server.engine.model.ragged import (
     ROPE_PLACES,
     WANTED,
     WIDE,
+    WINDOW_BOUND,
+    WINDOW_LAST,
 )
 from genai_server.engine.runners.layout import MAX_FOREIGN_RANKS, Layout, lay_out, split_passes
-from genai_server.engine.runners.row import Row
+from genai_server.engine.runners.row import Row, SlotSpan
 from tests.running_server import DEMO
 
 GRAPH = read_decoder_graph(DEMO)
@@ -34,7 +36,7 @@ def padded_ids(layout: Layout, group: str) -> list[list[int]]:
 def test_rows_are_padded_and_flattened_in_their_group() -> None:
     rows = [Row(4, 10, [41, 42]), Row(0, 0, list(range(100, 120)), 20), Row(2, 7, [21])]
     layout = lay_out(rows, GRAPH)
-    assert layout.spans == ((2, 3), (0, 1))
+    assert layout.spans == (SlotSpan(2, 3), SlotSpan(0, 1))
     assert layout.ids.tolist() == [[41, 42, 21, *range(100, 120)]]
     assert layout.positions.tolist() == [[10, 11, 7, *range(20)]]
     assert padded_ids(layout, NARROW) == [[21, 41], [41, 41], [41, 42]]
@@ -45,6 +47,21 @@ def test_rows_are_padded_and_flattened_in_their_group() -> None:
     assert padded_ids(layout, WIDE) == [list(range(100, 120))]
     assert layout.inputs[WANTED].tolist() == [1, 2, *range(3, 23)]
     assert layout.logits == [slice(0, 1), slice(2, 22), slice(1, 2)]
+
+
+@pytest.mark.parametrize(
+    ("lengths", "exact_group", "start"), [((300, 210), None, 128), ((300, 9), None, 0), ((300, 210), 2, 0)]
+)
+def test_windows_begin_where_the_shortest_row_needs_them(
+    lengths: tuple[int, int], exact_group: int | None, start: int
+) -> None:
+    graph = replace(GRAPH, windows=dict.fromkeys(GRAPH.past_names[:2], 60))
+    layout = lay_out([Row(n, length, [1]) for n, length in enumerate(lengths)], graph, exact_group=exact_group)
+    assert layout.spans == (SlotSpan(0, 2, start), SlotSpan(0, 1))
+    assert layout.inputs[NARROW + LAST].tolist() == list(lengths)
+    assert layout.inputs[NARROW + WINDOW_LAST].tolist() == [length - start for length in lengths]
+    assert layout.inputs[NARROW + WINDOW_BOUND] == 301 - start
+    assert layout.inputs[ROPE_PLACES][0, :2].tolist() == list(lengths)
 
 
 @pytest.mark.parametrize("rows", [[Row(0, 5, [1])], [Row(3, 0, [1] * 40)]])

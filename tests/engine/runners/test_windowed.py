@@ -2,7 +2,9 @@
 
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -10,10 +12,13 @@ import pytest
 
 from genai_server.engine.model.graph import read_decoder_graph
 from genai_server.engine.model.session import open_session
+from genai_server.engine.runners.cpu_buffers import CpuBuffers
+from genai_server.engine.runners.layout import WINDOW_STEP
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
+from genai_server.engine.runners.row import SlotSpan
 from genai_server.engine.runners.runner_pair import RunnerPair
 from genai_server.engine.scheduling.scheduler_output import Read, Step
-from genai_server.engine.sequence import Sequence
+from genai_server.engine.sequence import Sequence as Scheduled
 from genai_server.messages.generation_request import GenerationRequest
 from scripts._models.driven import Driven
 from tests.engine.model_runners import batched_runner, greedy
@@ -76,6 +81,45 @@ def test_rows_on_both_sides_of_the_window_match_the_librarys(windowed: Path, gen
     assert answers == {number: greedy(generator, prompt, STEPS) for number, prompt in prompts.items()}
 
 
+def test_rows_far_behind_the_window_match_the_librarys(
+    windowed: Path, generator: OgGeneratorRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    starts: list[int] = []
+    bind = CpuBuffers.bind
+
+    def recorded(self: CpuBuffers, binding: Any, spans: Sequence[SlotSpan]) -> None:
+        starts.extend(span.window_start for span in spans)
+        bind(self, binding, spans)
+
+    monkeypatch.setattr(CpuBuffers, "bind", recorded)
+    runner = Driven(batched_runner(windowed, num_slots=3, max_length=MAX_LENGTH))
+    prompts = {number: text(length, number) for number, length in enumerate((238, 160, 100))}
+    answers: dict[int, list[int]] = {}
+    for number, prompt in prompts.items():
+        runner.open(number, prompt, MAX_LENGTH)
+        for start in range(0, len(prompt), 40):
+            logits = runner.prefill(number, prompt[start : start + 40])
+        answers[number] = [int(logits.argmax())]
+    for _ in range(STEPS - 1):
+        rows = runner.decode(list(prompts), [answers[number][-1] for number in prompts])
+        for number, row in enumerate(rows):
+            answers[number].append(int(row.argmax()))
+    assert set(starts) == {0, WINDOW_STEP, 2 * WINDOW_STEP}
+    assert answers == {number: greedy(generator, prompt, STEPS) for number, prompt in prompts.items()}
+
+
+def test_keys_and_values_of_all_tokens_are_kept(windowed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prompt, kept = text(200), []
+    for step in (WINDOW_STEP, MAX_LENGTH):
+        monkeypatch.setattr("genai_server.engine.runners.layout.WINDOW_STEP", step)
+        runner = batched_runner(windowed, num_slots=1, max_length=MAX_LENGTH)
+        greedy(Driven(runner), prompt, STEPS)
+        assert isinstance(runner.buffers, CpuBuffers)
+        kept.append([array[0, :, : len(prompt) + STEPS - 1] for array in runner.buffers.arrays])
+    for shifted, complete in zip(*kept, strict=True):
+        np.testing.assert_allclose(shifted, complete, atol=1e-4)
+
+
 def test_a_past_longer_than_the_window_is_used_again(windowed: Path, generator: OgGeneratorRunner) -> None:
     runner = Driven(batched_runner(windowed, max_length=MAX_LENGTH))
     longer = text(100)
@@ -93,7 +137,7 @@ def test_sequence_back_from_a_generator_recomputes_its_tokens(
 ) -> None:
     pair = RunnerPair(generator, batched_runner(windowed, max_length=MAX_LENGTH))
     prompt = text(70)
-    sequence = Sequence(1, (0, 1), GenerationRequest("r", prompt, 100, MAX_LENGTH), lambda: 0.0, reuses_past=True)
+    sequence = Scheduled(1, (0, 1), GenerationRequest("r", prompt, 100, MAX_LENGTH), lambda: 0.0, reuses_past=True)
     pair.open(sequence)
     for change, until in ((lambda _: None, 1), (pair.to_generator, returned), (pair.to_batch, STEPS)):
         change(sequence)
@@ -110,14 +154,16 @@ def test_exact_sequence_reuses_no_answer_tokens_of_a_prompt(
 ) -> None:
     pair = RunnerPair(generator, batched_runner(windowed, max_length=MAX_LENGTH))
     prompt = text(40)
-    sequence = Sequence(
+    sequence = Scheduled(
         1, (0, 1), GenerationRequest("r", prompt, 100, MAX_LENGTH, exact=exact), lambda: 0.0, reuses_past=True
     )
     pair.open(sequence)
     while sequence.num_produced < 8:
         sequence.append(int(pair.forward(Step([Read.next(sequence, sequence.num_unread)]))[0].last.argmax()))
     pair.to_generator(sequence)
-    other = Sequence(2, (0, 2), GenerationRequest("o", sequence.tokens, 1, MAX_LENGTH, cache_prompt=False), lambda: 0.0)
+    other = Scheduled(
+        2, (0, 2), GenerationRequest("o", sequence.tokens, 1, MAX_LENGTH, cache_prompt=False), lambda: 0.0
+    )
     pair.open(other)
     pair.forward(Step([Read.next(other, other.num_unread)]))
     pair.to_batch(sequence)

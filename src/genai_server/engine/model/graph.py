@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Container, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,8 @@ from genai_server.engine.model.low_rank import LowRankPath, find_paths
 from genai_server.engine.model.vision_files import VisionFiles, read_vision_files
 
 ATTENTION = "GroupQueryAttention"
+# Its inputs that are past keys and values.
+PAST = slice(3, 5)
 # The part of a configuration that describes a head for multi-token prediction.
 MTP = "mtp"
 _OTHER_ATTENTION = {"Attention", "MultiHeadAttention", "PagedAttention", "SparseAttention"}
@@ -70,6 +72,8 @@ class DecoderGraph:
     vision: VisionFiles | None = None
     # Maximum number of tokens that some layers keep in a Generator; 0 if all keep everything.
     window: int = 0
+    # The layers whose attention reads only the last tokens: how many, by the names of their past keys and values.
+    windows: Mapping[str, int] = field(default_factory=dict, hash=False)
     # Longest row of a batch; None for no limit. A longer row would change the rope of all rows.
     switches_at: int | None = None
     # Whether it returns only the logits of the last token, however many it reads.
@@ -106,6 +110,11 @@ class DecoderGraph:
     def bytes_per_row(self) -> int:
         """The size of what one sequence has of fixed size, however long it is."""
         return sum(state.num_bytes for state in (*self.conv_states, *self.recurrent_states, *self.cross_states))
+
+    @cached_property
+    def widest_window(self) -> int:
+        """The most tokens that attention with a window reads; 0 if no layer has one."""
+        return max(self.windows.values(), default=0)
 
     @property
     def bytes_per_token(self) -> int:
@@ -169,6 +178,9 @@ def read_decoder_graph(model_dir: Path, part: str = "decoder") -> DecoderGraph:
         logits_type=float_type("logits", outputs[names.logits].elem_type),
         vision=vision,
         window=_window(graph),
+        windows={
+            name: window for node in graph.node if (window := local_window(node)) for name in node.input[PAST] if name
+        },
         switches_at=_switch(graph, names.attention_mask),
         gives_last_logits_only=outputs[names.logits].shape.dim[1].dim_value == 1,
         low_rank_paths=find_paths(graph, optional),
@@ -309,6 +321,13 @@ def _cache_shape(decoder: dict[str, Any], shapes: list[Any]) -> tuple[int, int]:
     if any(shape[1].dim_value not in (0, heads) or shape[3].dim_value not in (0, size) for shape in shapes):
         raise DoesNotFit("its layers' caches differ in shape")
     return heads, size
+
+
+def local_window(node: onnx.NodeProto) -> int:
+    """How many of the last tokens an attention reads; 0 if it is another operator, or reads all."""
+    if node.op_type != ATTENTION:
+        return 0
+    return max(0, next((a.i for a in node.attribute if a.name == "local_window_size"), 0))
 
 
 def _window(graph: onnx.GraphProto) -> int:

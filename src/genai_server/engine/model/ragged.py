@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from genai_server.engine.model.cross_attention import CROSS_ATTENTION, split_cross_attention
-from genai_server.engine.model.graph import ATTENTION, DecoderGraph, DoesNotFit
+from genai_server.engine.model.graph import ATTENTION, PAST, DecoderGraph, DoesNotFit, local_window
 from genai_server.engine.model.low_rank import stack_ranks
 from genai_server.engine.model.output_head import find_head
 from genai_server.engine.model.paged_attention import paged_inputs, pool, to_paged
@@ -38,13 +38,15 @@ NARROW, WIDE = "genai_server.narrow.", "genai_server.wide."
 # has the padded place (row, s) of each of the group's flat tokens; LAST int32 [B] is each row's length after the pass,
 # less one; BOUND int32 [] is at least each row's length and S; NEW int32 [B] is the number of each row's tokens.
 PADDED, PLACES, LAST, BOUND, NEW = "padded", "places", "last", "bound", "new"
+# The same as LAST and BOUND for layers with a window, whose buffers may begin at a later token of each row.
+WINDOW_LAST, WINDOW_BOUND = "window_last", "window_bound"
 # Maximum number of tokens of a row in the narrow group.
 NARROW_WIDTH = 16
 _STATES = "genai_server.wanted_states"
 # Ends the names of values in 16 bits.
 _HALF = ".half"
 # Inputs of a GroupQueryAttention.
-_QUERIES, _PAST, _LENGTHS, _ROPE, _POSITIONS = slice(0, 3), slice(3, 5), slice(5, 7), slice(7, 9), 9
+_QUERIES, _LENGTHS, _ROPE, _POSITIONS = slice(0, 3), slice(5, 7), slice(7, 9), 9
 _BIAS, _QUERY_SEQLENS = 10, 16
 _PRESENT = slice(1, 3)
 # Inputs of the type of the queries: these, keys, values, cosines, sines, a sink for each head, and norms.
@@ -68,8 +70,7 @@ def make_ragged(graph: onnx.GraphProto, decoder: DecoderGraph) -> None:
     """
     _choose_positions(graph, decoder)
     stack_ranks(graph, decoder.low_rank_paths)
-    if decoder.switches_at is not None:
-        _join_ropes(graph, decoder)
+    _place_ropes(graph, decoder)
     inputs = {value.name: value for value in graph.input}
     outputs = {value.name: value for value in graph.output}
     kind = helper.np_dtype_to_tensor_dtype(np.dtype(decoder.cache_type))
@@ -95,7 +96,7 @@ def make_ragged(graph: onnx.GraphProto, decoder: DecoderGraph) -> None:
         if is_narrowed:
             nodes += _in_half(node, halved)
         nodes += to_paged(node) if decoder.block_tokens else _split(node)
-        new_inputs += _caches([inputs[name] for name in node.input[_PAST]], decoder, kind)
+        new_inputs += _caches([inputs[name] for name in node.input[PAST]], decoder, kind)
         new_outputs += _caches([outputs[name] for name in node.output[_PRESENT]], decoder, kind)
         if is_narrowed:
             half = node.output[0]
@@ -144,6 +145,16 @@ def _all_states(graph: onnx.GraphProto, last: str) -> str:
     return states
 
 
+def _place_ropes(graph: onnx.GraphProto, decoder: DecoderGraph) -> None:
+    """Give attention the places of cosines and sines where they do not follow from the lengths of its buffers."""
+    if decoder.switches_at is not None:
+        _join_ropes(graph, decoder)
+    elif not decoder.block_tokens:
+        for node in graph.node:
+            if local_window(node):
+                _place_rope(node)
+
+
 def _join_ropes(graph: onnx.GraphProto, decoder: DecoderGraph) -> None:
     """Replace a branch by its constants for both cases, so that a pass may have short and long rows.
 
@@ -162,6 +173,12 @@ def _join_ropes(graph: onnx.GraphProto, decoder: DecoderGraph) -> None:
             graph.initializer.append(numpy_helper.from_array(np.concatenate([short[:switches_at], long]), name))
         graph.node.remove(branch)
     for node in attentions:
+        _place_rope(node)
+
+
+def _place_rope(node: onnx.NodeProto) -> None:
+    """Let an attention look its cosines and sines up at given places. Without any, its inputs are rotated before."""
+    if all(node.input[_ROPE]):
         node.input.extend([""] * (_POSITIONS + 1 - len(node.input)))
         node.input[_POSITIONS] = ROPE_PLACES
 
@@ -191,6 +208,7 @@ def _split(node: onnx.NodeProto) -> list[onnx.NodeProto]:
     if len(node.input) > _BIAS and node.input[_BIAS]:
         raise DoesNotFit("its attention has a bias")
     made, out, parts = [], node.output[0], []
+    lengths = (WINDOW_LAST, WINDOW_BOUND) if local_window(node) else (LAST, BOUND)
     for group in (NARROW, WIDE):
         inputs = [*node.input, *[""] * (_QUERY_SEQLENS + 1 - len(node.input))]
         for position in (*range(_QUERIES.stop), _POSITIONS):
@@ -198,8 +216,8 @@ def _split(node: onnx.NodeProto) -> list[onnx.NodeProto]:
                 padded = f"{group}{out}.{position}"
                 made.append(helper.make_node("GatherND", [inputs[position], group + PADDED], [padded]))
                 inputs[position] = padded
-        inputs[_PAST] = [group + name for name in node.input[_PAST]]
-        inputs[_LENGTHS] = [group + LAST, group + BOUND]
+        inputs[PAST] = [group + name for name in node.input[PAST]]
+        inputs[_LENGTHS] = [group + name for name in lengths]
         inputs[_QUERY_SEQLENS] = group + NEW
         copy = onnx.NodeProto()
         copy.CopyFrom(node)
@@ -233,6 +251,8 @@ def _group_inputs(group: str, decoder: DecoderGraph, inputs: Mapping[str, onnx.V
         _value(group + LAST, TensorProto.INT32, [rows]),
         _value(group + BOUND, TensorProto.INT32, []),
         _value(group + NEW, TensorProto.INT32, [rows]),
+        _value(group + WINDOW_LAST, TensorProto.INT32, [rows]),
+        _value(group + WINDOW_BOUND, TensorProto.INT32, []),
         *(_sound(inputs[state.past], group) for state in decoder.cross_states),
     ]
 

@@ -300,7 +300,8 @@ class BatchedRunner(Runner):
             layout = lay_out(members, self._graph, exact_group=self._row_group if is_exact else None)
             on = self._own if is_exact else self._session_for(layout.num_tokens)
             slots = [row.slot for row in members]
-            if on is self._own and (len(members) == 1 or layout.num_tokens % self._row_group == 0):
+            is_whole = len(members) == 1 or layout.num_tokens % self._row_group == 0
+            if on is self._own and is_whole and not any(span.window_start for span in layout.spans):
                 repeatable.update(row.slot for row in members if row.ranks is None)
             scores = self._scores(layout, on, options)
             if self.take_hidden is not None:

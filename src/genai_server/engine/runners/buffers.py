@@ -8,7 +8,7 @@ from genai_server.engine.model.graph import DecoderGraph
 from genai_server.engine.runners.cpu_buffers import CpuBuffers
 from genai_server.engine.runners.kv_cache import Buffers
 from genai_server.engine.runners.paged_buffers import PagedBuffers, Place
-from genai_server.engine.runners.row import Span
+from genai_server.engine.runners.row import SlotSpan
 from genai_server.options.device import DeviceOptions, device_id
 from genai_server.options.providers import PROVIDERS, provider
 
@@ -19,7 +19,7 @@ _COPIES = {"cuda": "cuda"}
 class BatchBuffers(Buffers, Protocol):
     """What the batched runner needs of the key-value buffers."""
 
-    def bind(self, binding: Any, spans: Sequence[Span]) -> None:
+    def bind(self, binding: Any, spans: Sequence[SlotSpan]) -> None:
         """Bind the slots of each group of attention as past and as present."""
         ...
 

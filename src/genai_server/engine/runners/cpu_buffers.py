@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from genai_server.engine.model.graph import DecoderGraph
 from genai_server.engine.model.ragged import NARROW, WIDE, slot_length
-from genai_server.engine.runners.row import Span
+from genai_server.engine.runners.row import SlotSpan
 
 # Linux would otherwise refuse more than there is memory for, written or not. Python before 3.13 has no name for it.
 _NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
@@ -66,13 +66,19 @@ class CpuBuffers:
             length += -length % page_tokens(graph)  # so that the heads of a row share no page
         shape = (num_rows, graph.num_kv_heads, length, graph.head_size)
         self._names = list(zip(graph.past_names, graph.present_names, strict=True))
-        size = math.prod(shape) * np.dtype(graph.cache_type).itemsize
+        self._windows = graph.windows
+        num_values = math.prod(shape)
+        # Buffers that begin at a later token also end later.
+        spare = length * graph.head_size if graph.windows else 0
+        size = (num_values + spare) * np.dtype(graph.cache_type).itemsize
         self._memories = [_reserve(size) for _ in self._names]
         # Of each layer's keys and values.
         self.arrays: list[NDArray[Any]] = [
-            np.zeros(shape, graph.cache_type)
-            if memory is None
-            else np.frombuffer(memory, graph.cache_type).reshape(shape)
+            (
+                np.zeros(num_values + spare, graph.cache_type)
+                if memory is None
+                else np.frombuffer(memory, graph.cache_type)
+            )[:num_values].reshape(shape)
             for memory in self._memories
         ]
 
@@ -90,13 +96,17 @@ class CpuBuffers:
         for array in self.arrays:
             array[target, :, :length] = array[source, :, :length]
 
-    def bind(self, binding: Any, spans: Sequence[Span]) -> None:
-        """Bind the slots of the narrow and of the wide group as past and as present."""
-        for group, (first, rows) in zip((NARROW, WIDE), spans, strict=True):
+    def bind(self, binding: Any, spans: Sequence[SlotSpan]) -> None:
+        """Bind the slots of the narrow and of the wide group as past and as present.
+
+        A buffer that begins at a later token has the same shape: what was each head's token of this number comes first.
+        """
+        for group, (first, rows, start) in zip((NARROW, WIDE), spans, strict=True):
             for (past, present), array in zip(self._names, self.arrays, strict=True):
                 view = array[first : first + rows]
-                binding.bind_input(group + past, "cpu", 0, array.dtype, view.shape, view.ctypes.data)
-                binding.bind_output(group + present, "cpu", 0, array.dtype, view.shape, view.ctypes.data)
+                address = view.ctypes.data + (start * array.strides[2] if past in self._windows else 0)
+                binding.bind_input(group + past, "cpu", 0, array.dtype, view.shape, address)
+                binding.bind_output(group + present, "cpu", 0, array.dtype, view.shape, address)
 
     def keep(self, binding: Any, output: str) -> None:
         """Leave an output of a pass in CPU memory."""

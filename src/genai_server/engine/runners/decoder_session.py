@@ -15,7 +15,7 @@ from genai_server.engine.runners.adapter_stack import AdapterStack
 from genai_server.engine.runners.buffers import BatchBuffers
 from genai_server.engine.runners.layout import Layout
 from genai_server.engine.runners.paged_buffers import PagedBuffers
-from genai_server.engine.runners.row import Ranks, Span
+from genai_server.engine.runners.row import Ranks, SlotSpan, Span
 from genai_server.engine.runners.row_states import RowStates
 
 # Maximum number of kept bindings. Binding two names for each layer in every pass would cost 0.7 ms.
@@ -23,7 +23,7 @@ _MAX_BINDINGS = 256
 
 # Of attention, of states, and of adapters with the version of their stack; with whether the states are kept, because
 # there are drafts.
-Spans = tuple[tuple[Span, ...], tuple[Span, Span, Span] | None, tuple[Ranks, int] | None, bool]
+Spans = tuple[tuple[SlotSpan, ...], tuple[Span, Span, Span] | None, tuple[Ranks, int] | None, bool]
 
 
 class DecoderSession:

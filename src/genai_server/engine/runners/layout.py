@@ -26,8 +26,10 @@ from genai_server.engine.model.ragged import (
     ROPE_PLACES,
     WANTED,
     WIDE,
+    WINDOW_BOUND,
+    WINDOW_LAST,
 )
-from genai_server.engine.runners.row import Ranks, Row, Span
+from genai_server.engine.runners.row import Ranks, Row, SlotSpan, Span
 
 # With a single place for each row, attention on CPUs takes another kernel. Its results may depend on the other rows.
 _EXACT_WIDTH = 2
@@ -36,6 +38,8 @@ _MAX_PADDING = 3
 # Rows of several adapters share a pass if it multiplies at most this many ranks with tokens that do not keep them.
 # Measured: a further pass takes as long as about 1,400 of these on a model of 0.5 billion weights.
 MAX_FOREIGN_RANKS = 1024
+# The buffers of layers with a window begin at a multiple of this number of tokens: each such place has a binding.
+WINDOW_STEP = 64
 
 
 @dataclass(frozen=True)
@@ -49,9 +53,10 @@ class Layout:
     features: NDArray[Any] | None
     # The other inputs, by name.
     inputs: dict[str, NDArray[Any]]
-    # For the narrow and the wide group, the first slot and the number of slots; none for paged attention.
-    spans: tuple[Span, ...]
-    # The same for the states of both groups, which may have no slot, and for the states of all rows.
+    # Of the narrow and the wide group; none for paged attention.
+    spans: tuple[SlotSpan, ...]
+    # The first slot and the number of slots for the states of both groups, which may have no slot, and for those of all
+    # rows.
     state_spans: tuple[Span, Span, Span] | None
     # The number of logits that the pass computes, and for each row the range of its own.
     num_logits: int
@@ -199,7 +204,7 @@ def lay_out(rows: Sequence[Row], graph: DecoderGraph, *, exact_group: int | None
         ends.append(len(ids))
     missing = [0] * (-len(ids) % row_group)
     ids, positions, rope_places = ids + missing, positions + missing, rope_places + missing
-    spans: list[Span] = []
+    spans: list[SlotSpan] = []
     state_spans: list[Span] = []
     if graph.block_tokens:
         inputs = _paged_inputs(rows, ends)
@@ -207,15 +212,19 @@ def lay_out(rows: Sequence[Row], graph: DecoderGraph, *, exact_group: int | None
         inputs = {}
         for group in (NARROW, WIDE):
             members = {n: row for n, row in enumerate(rows) if is_wide[n] == (group is WIDE)}
-            found, span, used = _group_inputs(group, members, tokens, graph, min_width, missing)
+            found, (first, number), used = _group_inputs(group, members, tokens, graph, min_width, missing)
+            # Sums over other ranges of tokens may be rounded differently.
+            start = _window_start(members.values(), graph) if graph.windows and exact_group is None else 0
             inputs |= found
-            spans.append(span)
+            if graph.windows:
+                inputs |= _window_inputs(group, found, start)
+            spans.append(SlotSpan(first, number, start))
             state_spans.append(used)
     wanted += [0] * (-len(wanted) % row_group)
     inputs[WANTED] = np.array(wanted, np.int64)
     scales += [1.0] * (len(wanted) - len(scales))
     inputs[SCALES] = np.array(scales, np.float32)[:, np.newaxis]
-    if graph.switches_at is not None:
+    if graph.switches_at is not None or graph.windows:
         inputs[ROPE_PLACES] = np.array([rope_places], np.int64)
     ranks, inputs[RANKS] = _kept_ranks(adapted, len(ids))
     first = min(slots)
@@ -280,6 +289,21 @@ def _group_inputs(
         inputs[group + ragged_states.PADDED_STATES] = padded[:num_used]
         inputs[group + ragged_states.HAS_TOKEN] = has_token[:, :, np.newaxis]
     return inputs, (first, num_rows), (first, num_used)
+
+
+def _window_start(rows: Iterable[Row], graph: DecoderGraph) -> int:
+    """The first token of a group's rows that layers with a window have in their buffers.
+
+    All rows have the same, so it is early enough for the shortest one.
+    """
+    shortest = min((row.num_cached for row in rows), default=0)
+    return max(0, shortest - graph.widest_window) // WINDOW_STEP * WINDOW_STEP
+
+
+def _window_inputs(group: str, inputs: Mapping[str, NDArray[Any]], start: int) -> dict[str, NDArray[Any]]:
+    """The lengths of a group's rows, counted from this token on."""
+    last, width = np.maximum(0, inputs[group + LAST] - start), inputs[group + PADDED].shape[1]
+    return {group + WINDOW_LAST: last, group + WINDOW_BOUND: np.array(max(int(last.max()) + 1, width), np.int32)}
 
 
 def _paged_inputs(rows: Sequence[Row], ends: Sequence[int]) -> dict[str, NDArray[Any]]:
