@@ -23,6 +23,7 @@ from genai_server.engine.model.ragged import slot_length
 from genai_server.engine.runners import buffers, choose, cpu_buffers
 from genai_server.engine.runners.batched import BatchedRunner
 from genai_server.engine.runners.cpu_buffers import CpuBuffers, page_tokens
+from genai_server.engine.runners.decoder_session import DecoderSession
 from genai_server.engine.runners.load_batched import int8_graph, load_batched
 from genai_server.engine.runners.og_generator import OgGeneratorRunner
 from genai_server.engine.runners.paged_buffers import Place
@@ -247,10 +248,10 @@ def test_batch_does_not_fit_without_enough_free_memory(monkeypatch: pytest.Monke
 def test_failed_first_pass_falls_back_unless_batching_is_set(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def failing(self: BatchedRunner, *_: Any, **named: Any) -> None:
+    def failing(*_: Any) -> None:
         raise RunnerFailed("onnxruntime: shapes differ")
 
-    monkeypatch.setattr(BatchedRunner, "_run", failing)
+    monkeypatch.setattr(DecoderSession, "run", failing)
     runners = choose.load_runners(spec(128))
     assert not runners.has_batch
     assert "shapes differ" in (runners.batching.reason or "")

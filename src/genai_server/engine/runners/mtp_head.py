@@ -74,7 +74,7 @@ class HeadRunner(BatchedRunner):
         if states is None:
             return row
         first = states.first + row.num_cached
-        axes = max(1, self._graph.position_axes)
+        axes = max(1, self.graph.position_axes)
         positions = np.tile(np.arange(first, first + read.num_tokens), (axes, 1))
         return replace(row, positions=positions, hidden=states.of(first, read.num_tokens))
 
