@@ -24,7 +24,7 @@ from genai_server.engine.scheduling.scheduler_output import Read
 from genai_server.errors import RunnerFailed
 from genai_server.messages.launch import EngineSpec
 from scripts._models.driven import Driven
-from tests.engine.runners.hybrids import LENGTH, PADDING, SLOTS, STEPS, VOCAB, Hybrid, best, finish, text
+from tests.engine.hybrids import LENGTH, PADDING, SLOTS, STEPS, VOCAB, Hybrid, best, finish, text
 from tests.stepped_loop import SteppedLoop
 
 

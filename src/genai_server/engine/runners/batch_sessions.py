@@ -8,15 +8,15 @@ from typing import Any
 
 import numpy as np
 
+from genai_server.engine.kv_cache.buffers import MakeBuffers
+from genai_server.engine.kv_cache.row_states import RowStates
 from genai_server.engine.model.graph import DecoderGraph
 from genai_server.engine.model.session import open_recurrences
 from genai_server.engine.model.vision import TokenEmbedder
 from genai_server.engine.runners import trials
 from genai_server.engine.runners.adapter_stack import AdapterStack
-from genai_server.engine.runners.buffers import MakeBuffers
 from genai_server.engine.runners.decoder_session import DecoderSession
 from genai_server.engine.runners.lengths import BatchLimits
-from genai_server.engine.runners.row_states import RowStates
 from genai_server.engine.scheduling.step_time import MAX_DRAFTED
 from genai_server.errors import RunnerFailed
 

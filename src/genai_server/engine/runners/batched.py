@@ -13,6 +13,12 @@ from typing import Any
 from numpy.typing import NDArray
 
 from genai_server.engine.abilities import Abilities
+from genai_server.engine.kv_cache.buffers import MakeBuffers
+from genai_server.engine.kv_cache.checkpoints import before_checkpoint, ends_at_checkpoint, is_common_end
+from genai_server.engine.kv_cache.cpu_buffers import CpuBuffers
+from genai_server.engine.kv_cache.kv_slots import KvSlots
+from genai_server.engine.kv_cache.layout import lay_out, split_passes
+from genai_server.engine.kv_cache.row import Row
 from genai_server.engine.model.adapter_file import adapter_inputs, check_adapter_file
 from genai_server.engine.model.graph import DecoderGraph
 from genai_server.engine.model.ragged import slot_length
@@ -20,14 +26,8 @@ from genai_server.engine.model.session_options import node_shares
 from genai_server.engine.runners.adapter_stack import AdapterWeights, load_weights
 from genai_server.engine.runners.base import Interrupted, Runner
 from genai_server.engine.runners.batch_sessions import BatchSessions, Int8Session
-from genai_server.engine.runners.buffers import MakeBuffers
-from genai_server.engine.runners.checkpoints import before_checkpoint, ends_at_checkpoint, is_common_end
-from genai_server.engine.runners.cpu_buffers import CpuBuffers
 from genai_server.engine.runners.decoder_session import DecoderSession
-from genai_server.engine.runners.kv_cache import KvSlots
-from genai_server.engine.runners.layout import lay_out, split_passes
 from genai_server.engine.runners.lengths import BatchLimits
-from genai_server.engine.runners.row import Row
 from genai_server.engine.sampling.continuation import needs_all_logits
 from genai_server.engine.scheduling.scheduler_output import KvRoom, Read, is_background
 from genai_server.engine.scheduling.step_time import MAX_DRAFTED

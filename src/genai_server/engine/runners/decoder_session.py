@@ -9,17 +9,17 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
+from genai_server.engine.kv_cache.buffers import BatchBuffers
+from genai_server.engine.kv_cache.layout import Layout, lay_out
+from genai_server.engine.kv_cache.paged_buffers import PagedBuffers
+from genai_server.engine.kv_cache.row import Ranks, Row, Span
+from genai_server.engine.kv_cache.row_states import RowStates
 from genai_server.engine.model.graph import DecoderGraph
 from genai_server.engine.model.output_head import BEST_LOGITS, BEST_TOKENS, SCALES, SHARES
 from genai_server.engine.model.pass_profile import profile_pass
 from genai_server.engine.model.vision import TokenEmbedder
 from genai_server.engine.runners.adapter_stack import AdapterStack
 from genai_server.engine.runners.base import Interrupted
-from genai_server.engine.runners.buffers import BatchBuffers
-from genai_server.engine.runners.layout import Layout, lay_out
-from genai_server.engine.runners.paged_buffers import PagedBuffers
-from genai_server.engine.runners.row import Ranks, Row, Span
-from genai_server.engine.runners.row_states import RowStates
 from genai_server.engine.scores import NUM_BEST, Best, Logits, Scores
 from genai_server.errors import RunnerFailed
 

@@ -166,8 +166,8 @@ def batch_limits(spec: EngineSpec, graph: DecoderGraph, model: ModelInfo) -> tup
 
     Raises DoesNotFit or ConfigurationError if there is too little memory for one.
     """
+    from genai_server.engine.kv_cache.cpu_buffers import can_reserve, page_tokens
     from genai_server.engine.model.ragged import slot_length
-    from genai_server.engine.runners.cpu_buffers import can_reserve, page_tokens
 
     settings, memory = spec.settings, allowed(spec)
     most = settings.max_batch_size

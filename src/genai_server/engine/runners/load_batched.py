@@ -40,9 +40,9 @@ def load_batched(spec: EngineSpec, model_dir: Path, model: ModelInfo) -> "Batche
     Raises DoesNotFit if the settings exclude it or it cannot run the model. Raises ConfigurationError if
     GENAI_KV_CACHE_BYTES is too small for a single request, because Generators would not keep to that limit.
     """
+    from genai_server.engine.kv_cache.buffers import buffers_on
     from genai_server.engine.model.session import open_session
     from genai_server.engine.runners.batched import BatchedRunner
-    from genai_server.engine.runners.buffers import buffers_on
 
     settings = spec.settings
     why = never_batched(spec.device, Path(spec.model_dir), settings.scheduler, exact=settings.exact)
